@@ -1,0 +1,44 @@
+// Validation, done once: from tensor descriptors to the numbers a launch needs, or a status that names the argument.
+#pragma once
+
+#include "core/kernel_abi.h"
+
+namespace scaled_mm {
+
+// First and one-past-last byte that a tensor touches, relative to its data pointer.
+struct GemmExtents {
+  int64_t out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point;
+};
+
+struct GemmInfo {
+  int64_t M, N, K;
+  int32_t out_dtype;
+  bool has_scales, has_bias, has_a_zero_point, has_b_zero_point;
+
+  int64_t a_stride_m, a_stride_k;
+  int64_t b_stride_k, b_stride_n;
+  int64_t out_stride_m, out_stride_n;
+  int64_t a_scale_stride, b_scale_stride, bias_stride, a_zero_point_stride, b_zero_point_stride;
+  int32_t bias_dtype, a_zero_point_dtype, b_zero_point_dtype;
+
+  int64_t a_alignment, b_alignment, out_alignment;  // bytes, of the data pointers
+  GemmExtents bytes;
+
+  bool has_zero_point() const { return has_a_zero_point || has_b_zero_point; }
+  size_t workspace_size() const;  // bytes: the zero-point terms
+};
+
+struct GemmTensors {
+  const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *a_zero_point, *b_zero_point;
+};
+
+// Whether a tensor is the one a descriptor was created with: dtype, shape and strides. Either may be absent.
+scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expected, const scaledMMTensorDesc_t* got);
+
+scaledMMStatus_t make_gemm_info(const GemmTensors& tensors, GemmInfo* info);
+
+// Why a row that asks for these alignments (bytes) cannot take this product; nullptr when it can.
+// Tensor-map rows need K contiguous in a and b, N contiguous in out, and row strides that are multiples of the alignment.
+const char* misfit(const GemmInfo& info, int32_t align_a, int32_t align_b, int32_t align_out);
+
+}  // namespace scaled_mm

@@ -1,0 +1,69 @@
+// The contract between the core and a library of kernels. Plain C data: a library is built by nvcc with its own static
+// CUDA runtime, the core by any C++ compiler, and they may come from different machines.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "scaled_mm/scaled_mm.h"
+
+#define SCALED_MM_KERNEL_ABI_VERSION 1
+
+namespace scaled_mm {
+
+// One product, everything resolved: what a kernel needs to launch and nothing to look up. Strides in elements.
+struct GemmLaunch {
+  int64_t M, N, K;
+  const void* a;
+  const void* b;
+  void* out;
+  int64_t a_stride_m, a_stride_k;
+  int64_t b_stride_k, b_stride_n;
+  int64_t out_stride_m, out_stride_n;
+
+  const float* a_scale;  // [M], stride 0 broadcasts one value; nullptr for an int32 out
+  const float* b_scale;  // [N]
+  const void* bias;      // [N] or nullptr
+  int64_t a_scale_stride, b_scale_stride, bias_stride;
+  int32_t bias_dtype;    // scaledMMDtype_t
+
+  // Zero points in two steps: `prepare` writes the pairs below into the workspace, the epilogue subtracts
+  //   row_terms[m].x * col_terms[n].x + col_terms[n].y * row_terms[m].y   =   za*(colsum - K*zb) + zb*rowsum
+  // from the accumulator, modulo 2^32, which is exact because the true result fits.
+  const void* a_zero_point;
+  const void* b_zero_point;
+  int64_t a_zero_point_stride, b_zero_point_stride;
+  int32_t a_zero_point_dtype, b_zero_point_dtype;
+  int32_t* row_terms;  // [M][2] = {za, rowsum(a)}; nullptr when there is no zero point
+  int32_t* col_terms;  // [N][2] = {colsum(b) - K*zb, zb}
+
+  int32_t device;
+  int32_t multiprocessors;
+  void* stream;  // cudaStream_t
+};
+
+// Writes a message of at most `size` bytes on failure.
+struct Kernel {
+  const char* row;
+  int32_t out_dtype;           // scaledMMDtype_t; -1: serves every one (the zero-point preparation)
+  int32_t shared_memory;       // bytes a block needs
+  // Once per device before the first launch: raises the shared memory limit, checks that the device can run it.
+  scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);
+  scaledMMStatus_t (*launch)(const GemmLaunch& args, char* message, size_t size);
+};
+
+struct KernelLibrary {
+  int32_t abi_version;
+  const char* arch;               // "sm90": the tile table its rows belong to
+  const Kernel* const* kernels;
+  int64_t num_kernels;
+  const scaledMMTable_t* table;   // nullptr in a library of one row built just in time
+};
+
+// Row name of the kernel that fills row_terms and col_terms. No table lists it.
+constexpr char kZeroPointTermsRow[] = "zero_point_terms";
+
+}  // namespace scaled_mm
+
+// The one symbol that a kernel library exports.
+extern "C" SCALED_MM_API const scaled_mm::KernelLibrary* scaled_mm_kernel_library(void);

@@ -1,0 +1,207 @@
+#include "core/registry.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "core/status.h"
+
+namespace scaled_mm {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<Arch>> archs;
+  std::map<std::tuple<std::string, std::string, int32_t>, const Kernel*> kernels;  // arch, row, out dtype
+  std::vector<std::unique_ptr<Table>> tables;  // replaced ones too: descriptors may point into them
+  scaledMMKernelProvider_t provider = nullptr;
+  void* provider_user = nullptr;
+};
+
+// Never destroyed: kernels may still be launched while static objects die.
+Registry& registry() {
+  static Registry* instance = new Registry;
+  return *instance;
+}
+
+const Kernel* find_kernel(const Arch& arch, const char* row, int32_t out_dtype) {
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  auto found = r.kernels.find({arch.name, row, out_dtype});
+  return found == r.kernels.end() ? nullptr : found->second;
+}
+
+// SUCCESS also when there is no provider: the caller looks again and says what is missing.
+scaledMMStatus_t ask_provider(const Arch& arch, const char* row, int32_t out_dtype) {
+  scaledMMKernelProvider_t provider;
+  void* user;
+  {
+    Registry& r = registry();
+    std::lock_guard<std::mutex> lock(r.mutex);
+    provider = r.provider;
+    user = r.provider_user;
+  }
+  return provider ? provider(arch.name.c_str(), row, out_dtype, user) : SCALED_MM_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+const TableRow* Table::find_row(const char* name) const {
+  for (int32_t i = 0; i < num_rows; ++i) {
+    if (rows[i].name == name) return &rows[i];
+  }
+  return nullptr;
+}
+
+int32_t Table::find_bucket(int64_t M, int64_t N, int64_t K) const {
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    if (M <= buckets[i].m_max && N <= buckets[i].n_max && K <= buckets[i].k_max) return int32_t(i);
+  }
+  return -1;  // unreachable: scaledMMRegisterTable refuses a table without an open last bucket
+}
+
+Arch* find_arch(const char* name) {
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  std::unique_ptr<Arch>& arch = r.archs[name];
+  if (!arch) {
+    arch = std::make_unique<Arch>();
+    arch->name = name;
+  }
+  return arch.get();
+}
+
+scaledMMStatus_t require_table(Arch* arch, const Table** table) {
+  *table = arch->table.load(std::memory_order_acquire);
+  if (*table) return SCALED_MM_STATUS_SUCCESS;
+  if (scaledMMStatus_t status = ask_provider(*arch, nullptr, -1)) return status;
+  *table = arch->table.load(std::memory_order_acquire);
+  if (*table) return SCALED_MM_STATUS_SUCCESS;
+  return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
+              "handle: no tile table is registered for %s; load kernels built with `scaled-mm build --arch %s`",
+              arch->name.c_str(), arch->name.c_str());
+}
+
+scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory,
+                                KernelSlot* slot, const Kernel** kernel) {
+  *kernel = slot->kernel.load(std::memory_order_acquire);
+  if (*kernel == nullptr) {
+    *kernel = find_kernel(*arch, row, out_dtype);
+    if (*kernel == nullptr) {
+      if (scaledMMStatus_t status = ask_provider(*arch, row, out_dtype)) return status;
+      *kernel = find_kernel(*arch, row, out_dtype);
+    }
+    if (*kernel == nullptr) {
+      return fail(SCALED_MM_STATUS_KERNEL_NOT_BUILT,
+                  "kernel: row %s of %s for out %s is in no loaded library; build it with `scaled-mm build --arch %s` "
+                  "and load it with scaledMMLoadKernels",
+                  row, arch->name.c_str(), out_dtype < 0 ? "of any dtype" : dtype_name(out_dtype), arch->name.c_str());
+    }
+    slot->kernel.store(*kernel, std::memory_order_release);
+  }
+  const uint64_t bit = uint64_t(1) << device;
+  if (slot->prepared.load(std::memory_order_acquire) & bit) return SCALED_MM_STATUS_SUCCESS;
+  if ((*kernel)->shared_memory > max_shared_memory) {
+    return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
+                "kernel: row %s needs %d bytes of shared memory, device %d lets a block have %d", row,
+                int((*kernel)->shared_memory), int(device), int(max_shared_memory));
+  }
+  char message[512] = "";
+  if (scaledMMStatus_t status = (*kernel)->prepare(device, message, sizeof(message))) {
+    return fail(status, "kernel: row %s cannot run on device %d: %s", row, int(device), message);
+  }
+  slot->prepared.fetch_or(bit, std::memory_order_release);
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+}  // namespace scaled_mm
+
+using namespace scaled_mm;
+
+scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user) {
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  r.provider = provider;
+  r.provider_user = user;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
+  if (table == nullptr || table->arch == nullptr || table->source == nullptr || table->rows == nullptr ||
+      table->buckets == nullptr) {
+    return fail(SCALED_MM_STATUS_NULL_POINTER, "table: expected arch, source, rows and buckets, got a null pointer");
+  }
+  if (table->num_rows < 1 || table->num_buckets < 1 || table->fallback_row < 0 ||
+      table->fallback_row >= table->num_rows) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected rows, buckets and a fallback among the rows, got %lld, %lld and row %d",
+                table->source, static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets),
+                int(table->fallback_row));
+  }
+  auto copy = std::make_unique<Table>();
+  copy->arch = table->arch;
+  copy->source = table->source;
+  copy->tuned = table->tuned != 0;
+  copy->num_rows = int32_t(table->num_rows);
+  copy->fallback_row = table->fallback_row;
+  copy->rows = std::make_unique<TableRow[]>(table->num_rows);
+  for (int32_t i = 0; i < copy->num_rows; ++i) {
+    const scaledMMTableRow_t& row = table->rows[i];
+    if (row.name == nullptr || row.align_a < 1 || row.align_b < 1 || row.align_out < 1) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: row %d: expected a name and alignments of at least 1", table->source, int(i));
+    }
+    copy->rows[i].name = row.name;
+    copy->rows[i].align_a = row.align_a;
+    copy->rows[i].align_b = row.align_b;
+    copy->rows[i].align_out = row.align_out;
+  }
+  const TableRow& fallback = copy->rows[copy->fallback_row];
+  if (fallback.align_a != 1 || fallback.align_b != 1 || fallback.align_out != 1) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the fallback row %s must take any alignment", table->source, fallback.name.c_str());
+  }
+  copy->buckets.assign(table->buckets, table->buckets + table->num_buckets);
+  for (const scaledMMTableBucket_t& bucket : copy->buckets) {
+    if (bucket.row < 0 || bucket.row >= copy->num_rows) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
+    }
+  }
+  const scaledMMTableBucket_t& last = copy->buckets.back();
+  if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the last bucket must be open in M, N and K", table->source);
+  }
+  Arch* arch = find_arch(copy->arch.c_str());
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  arch->table.store(copy.get(), std::memory_order_release);
+  r.tables.push_back(std::move(copy));
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t scaledMMLoadKernels(const char* path) {
+  if (path == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "path: expected a kernel library, got a null pointer");
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library, %s", dlerror());
+  auto entry = reinterpret_cast<decltype(&scaled_mm_kernel_library)>(dlsym(library, "scaled_mm_kernel_library"));
+  const KernelLibrary* content = entry ? entry() : nullptr;
+  if (content == nullptr || content->abi_version != SCALED_MM_KERNEL_ABI_VERSION) {
+    const int version = content ? int(content->abi_version) : 0;
+    dlclose(library);
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library of ABI version %d, got %d from %s",
+                SCALED_MM_KERNEL_ABI_VERSION, version, path);
+  }
+  {
+    Registry& r = registry();
+    std::lock_guard<std::mutex> lock(r.mutex);
+    for (int64_t i = 0; i < content->num_kernels; ++i) {
+      const Kernel* kernel = content->kernels[i];
+      // The first one stays: descriptors may already hold it, and a row has one meaning in a process.
+      r.kernels.emplace(std::make_tuple(std::string(content->arch), std::string(kernel->row), kernel->out_dtype), kernel);
+    }
+  }
+  // The library's own table serves where nobody registered another one.
+  if (content->table && find_arch(content->arch)->table.load(std::memory_order_acquire) == nullptr) {
+    return scaledMMRegisterTable(content->table);
+  }
+  return SCALED_MM_STATUS_SUCCESS;  // stays open for the life of the process: its kernels are registered
+}

@@ -1,0 +1,16 @@
+// Failing with a status and a message. Every function of the core that can fail returns a scaledMMStatus_t.
+#pragma once
+
+#include <string>
+
+#include "scaled_mm/scaled_mm.h"
+
+namespace scaled_mm {
+
+// Stores the message for the calling thread and returns the status.
+[[gnu::format(printf, 2, 3)]] scaledMMStatus_t fail(scaledMMStatus_t status, const char* format, ...);
+
+const char* dtype_name(int32_t dtype);
+int64_t dtype_bytes(int32_t dtype);  // 0 for a value that is no dtype
+
+}  // namespace scaled_mm

@@ -1,0 +1,188 @@
+/* scaled_mm: quantized matrix multiplication with fused scales, bias and zero points.
+ *
+ * The public C interface. It needs neither Python nor torch. The life of a product is
+ *
+ *   create handle -> create descriptor -> get workspace size -> calculate (as often as wanted) -> destroy
+ *
+ * `create` validates everything that does not depend on data and picks the kernel; `calculate` takes pointers
+ * and a stream, allocates nothing, never synchronises, may be captured in a CUDA graph, and returns the status
+ * of the launch. Every function returns a scaledMMStatus_t; scaledMMGetLastErrorMessage() then says, for the
+ * calling thread, which argument was wrong, what was expected and what came.
+ *
+ * What is computed (docs/NUMERICS.md), each float operation rounded to nearest even, none contracted:
+ *
+ *   acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])       exact, 32-bit integer
+ *   out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )              or acc itself, for an int32 out
+ */
+#ifndef SCALED_MM_H_
+#define SCALED_MM_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+#define SCALED_MM_API __attribute__((visibility("default")))
+
+/* Changes whenever a struct or a signature below changes. */
+#define SCALED_MM_ABI_VERSION 1
+
+typedef enum {
+  SCALED_MM_STATUS_SUCCESS = 0,
+  SCALED_MM_STATUS_INTERNAL_ERROR = 1,
+  SCALED_MM_STATUS_NULL_POINTER = 2,
+  SCALED_MM_STATUS_BAD_PARAM = 3,
+  SCALED_MM_STATUS_BAD_TENSOR_DTYPE = 4,
+  SCALED_MM_STATUS_BAD_TENSOR_SHAPE = 5,
+  SCALED_MM_STATUS_BAD_TENSOR_STRIDES = 6,
+  SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT = 7,
+  SCALED_MM_STATUS_BAD_TENSOR_DEVICE = 8,
+  SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE = 9,
+  SCALED_MM_STATUS_DEVICE_NOT_SUPPORTED = 10,       /* no such device, no driver, or a CPU asked to launch */
+  SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED = 11, /* a GPU below compute capability 7.5, or without a tile table */
+  SCALED_MM_STATUS_KERNEL_NOT_FOUND = 12,           /* the name is in no tile table */
+  SCALED_MM_STATUS_KERNEL_NOT_BUILT = 13,           /* the row exists, its binary does not, and nothing could build it */
+  SCALED_MM_STATUS_OVERFLOW = 14,                   /* K beyond what a 32-bit accumulator holds exactly */
+  SCALED_MM_STATUS_CUDA_ERROR = 15,                 /* the driver or the launch failed; the message has its text */
+} scaledMMStatus_t;
+
+typedef enum {
+  SCALED_MM_DEVICE_CPU = 0, /* descriptors validate; calculate answers DEVICE_NOT_SUPPORTED (the CPU backend is in the Python package) */
+  SCALED_MM_DEVICE_CUDA = 1,
+} scaledMMDeviceType_t;
+
+typedef enum {
+  SCALED_MM_DTYPE_INT8 = 0,
+  SCALED_MM_DTYPE_INT32 = 1,
+  SCALED_MM_DTYPE_FLOAT16 = 2,
+  SCALED_MM_DTYPE_BFLOAT16 = 3,
+  SCALED_MM_DTYPE_FLOAT32 = 4,
+} scaledMMDtype_t;
+
+#define SCALED_MM_MAX_DIMS 3
+
+/* A strided tensor without its data. Strides and alignment: elements and bytes respectively. */
+typedef struct {
+  int32_t dtype; /* scaledMMDtype_t */
+  int32_t ndim;  /* 0 .. SCALED_MM_MAX_DIMS */
+  int64_t shape[SCALED_MM_MAX_DIMS];
+  int64_t strides[SCALED_MM_MAX_DIMS];
+  int64_t alignment; /* what every data pointer will be a multiple of, in bytes; a power of two, 16 is enough for every kernel */
+} scaledMMTensorDesc_t;
+
+typedef struct scaledMMHandle* scaledMMHandle_t;
+typedef struct scaledMMGemmDescriptor* scaledMMGemmDescriptor_t;
+
+SCALED_MM_API int32_t scaledMMGetAbiVersion(void);
+SCALED_MM_API const char* scaledMMGetStatusName(scaledMMStatus_t status);
+/* The message of the last call on this thread that failed; "" if none did. Valid until the next failing call. */
+SCALED_MM_API const char* scaledMMGetLastErrorMessage(void);
+/* For kernel providers and bindings: stores the message for the calling thread and returns the status. */
+SCALED_MM_API scaledMMStatus_t scaledMMSetLastError(scaledMMStatus_t status, const char* message);
+
+/* ---- handle: one device ------------------------------------------------------------------------------------ */
+
+/* `arch`: NULL for the device's own tile table, or the name of another one ("sm80") to force it. */
+SCALED_MM_API scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceType_t device_type,
+                                                    int32_t device_id, const char* arch);
+SCALED_MM_API scaledMMStatus_t scaledMMDestroyHandle(scaledMMHandle_t handle);
+
+typedef struct {
+  int32_t device_type;
+  int32_t device_id;
+  int32_t compute_capability; /* 90 for 9.0; 0 on a CPU */
+  int32_t multiprocessors;
+  int32_t max_shared_memory;  /* bytes that one block may opt in to */
+  char arch[16];              /* the tile table in force: "sm90"; "cpu" on a CPU */
+} scaledMMHandleInfo_t;
+
+SCALED_MM_API scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, scaledMMHandleInfo_t* info);
+
+/* ---- kernels and tile tables ------------------------------------------------------------------------------- */
+
+/* Loads a library of kernels made by `scaled-mm build`, and the tile table inside it if it has one. */
+SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
+
+typedef struct {
+  const char* name;          /* of the kernel row */
+  int32_t align_a, align_b;  /* bytes: data pointers and row strides of a, b, out must be multiples; 1: any, and any strides */
+  int32_t align_out;
+  int32_t padding_;
+} scaledMMTableRow_t;
+
+/* Serves M <= m_max, N <= n_max, K <= k_max; the first bucket that fits wins; INT64_MAX is open. */
+typedef struct {
+  int64_t m_max, n_max, k_max;
+  int32_t row;      /* index into rows */
+  int32_t padding_;
+} scaledMMTableBucket_t;
+
+typedef struct {
+  const char* arch;   /* "sm90" */
+  const char* source; /* where it came from, for messages */
+  const scaledMMTableRow_t* rows;
+  int64_t num_rows;
+  const scaledMMTableBucket_t* buckets;
+  int64_t num_buckets;
+  int32_t fallback_row; /* takes what no bucket's row can: unaligned or strided operands, K = 0 */
+  int32_t tuned;        /* 1: measured on one GPU model by the autotuner */
+} scaledMMTable_t;
+
+/* Copies the table; a second one for the same arch replaces the first. */
+SCALED_MM_API scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table);
+
+/* Called when a descriptor needs a kernel that no library holds: build and load it (scaledMMLoadKernels), return SUCCESS;
+ * with row NULL when a handle's architecture has no tile table yet: register one. out_dtype -1: a kernel for every dtype.
+ * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once. NULL takes the provider away. */
+typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, void* user);
+SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user);
+
+/* ---- INT8 GEMM --------------------------------------------------------------------------------------------- */
+
+/* out [M,N] int32 | float16 | bfloat16 | float32; a [M,K] int8; b [K,N] int8, any strides (fast when K is contiguous).
+ * a_scale float32: one value, [M] or [M,1]; b_scale: one value, [N] or [1,N]; both NULL for an int32 out.
+ * bias [N] or [1,N], float32 or out's dtype, or NULL. Zero points int32 or int8, or NULL: a's as a_scale's shape,
+ * b's as b_scale's; values from -128 to 127 keep the K bound exact.
+ * kernel: NULL, or the name of a row of the table to use whatever the buckets say. */
+SCALED_MM_API scaledMMStatus_t scaledMMCreateGemmDescriptor(
+    scaledMMHandle_t handle, scaledMMGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
+    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
+    const scaledMMTensorDesc_t* b_zero_point, const char* kernel);
+
+/* The device of the handle that it was created with. */
+SCALED_MM_API scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t descriptor, int32_t* device_type, int32_t* device_id);
+
+SCALED_MM_API scaledMMStatus_t scaledMMGetGemmWorkspaceSize(scaledMMGemmDescriptor_t descriptor, size_t* bytes);
+
+typedef struct {
+  const char* row;    /* the kernel row; lives as long as the descriptor */
+  const char* reason; /* why: the bucket and the table, "forced", or what kept the faster rows out */
+  int32_t bucket;     /* index of the bucket; -1 when none was used */
+  int32_t tuned;
+} scaledMMKernelChoice_t;
+
+SCALED_MM_API scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t descriptor, scaledMMKernelChoice_t* choice);
+
+/* Compares tensors with the ones the descriptor was created with (dtype, shape, strides; not the alignment): SUCCESS, or
+ * which one differs and how. For bindings that hold tensors; calculate itself sees pointers only. */
+SCALED_MM_API scaledMMStatus_t scaledMMCheckGemmTensors(
+    scaledMMGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+    const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
+    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point);
+
+/* `stream` is a cudaStream_t. Pointers of tensors that the descriptor was created without are NULL. */
+SCALED_MM_API scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t descriptor, void* workspace,
+                                                     size_t workspace_size, void* out, const void* a, const void* b,
+                                                     const void* a_scale, const void* b_scale, const void* bias,
+                                                     const void* a_zero_point, const void* b_zero_point, void* stream);
+
+SCALED_MM_API scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescriptor_t descriptor);
+
+#if defined(__cplusplus)
+} /* extern "C" */
+#endif
+
+#endif /* SCALED_MM_H_ */

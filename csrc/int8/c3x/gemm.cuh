@@ -1,0 +1,105 @@
+// CUTLASS 3.x INT8 GEMM for SM90: TMA loads, wgmma, warp-specialised schedules. One row of sm90.yaml is one instance.
+#pragma once
+
+#include "cutlass/cutlass.h"
+#include "cutlass/epilogue/collective/collective_builder.hpp"
+#include "cutlass/gemm/collective/collective_builder.hpp"
+#include "cutlass/gemm/kernel/gemm_universal.hpp"
+
+#include "int8/epilogue/visitor_sm90.cuh"
+#include "int8/launch.cuh"
+
+namespace scaled_mm::c3x {
+
+// Names of the table's schedules and what they mean to CUTLASS.
+struct WarpSpecialized {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecialized;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
+};
+struct Pingpong {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
+};
+struct Cooperative {
+  using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
+  using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
+};
+
+template <class T> struct CutlassType { using type = T; };
+template <> struct CutlassType<__half> { using type = cutlass::half_t; };
+template <> struct CutlassType<__nv_bfloat16> { using type = cutlass::bfloat16_t; };
+
+// kStages 0: as many as fit beside the epilogue.
+template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB,
+          class Out>
+struct Gemm {
+  using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
+  using Cluster = cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>;
+  using ElementOut = typename CutlassType<Out>::type;
+  // Swapped, the kernel computes out transposed: b's columns are its rows, and it writes them down out's columns.
+  using LayoutOut = cute::conditional_t<kSwapAB, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
+  static constexpr int kAlignOut = 16 / sizeof(Out);
+
+  using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
+      cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void, LayoutOut, kAlignOut, ElementOut, LayoutOut,
+      kAlignOut, typename Schedule::Epilogue, ScaledEpilogueSm90<Tile, ElementOut, kSwapAB>>::CollectiveOp;
+
+  using Stages = cute::conditional_t<
+      kStages == 0,
+      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>,
+      cutlass::gemm::collective::StageCount<kStages>>;
+
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16, int8_t,
+      cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster, Stages, typename Schedule::Mainloop>::CollectiveOp;
+
+  using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
+                                                          cutlass::gemm::PersistentScheduler>;
+
+  static const void* kernel() { return reinterpret_cast<const void*>(&cutlass::device_kernel<GemmKernel>); }
+
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    return prepare_kernel(kernel(), GemmKernel::SharedStorageSize, device, message, size);
+  }
+
+  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    // A dimension of one has no stride of its own, but a tensor map wants a legal one.
+    const int64_t packed_k = (l.K + 15) / 16 * 16;
+    const int64_t packed_n = (l.N + kAlignOut - 1) / kAlignOut * kAlignOut;
+    const int64_t lda = l.M > 1 ? l.a_stride_m : packed_k;
+    const int64_t ldb = l.N > 1 ? l.b_stride_n : packed_k;
+    const int64_t ldd = l.M > 1 ? l.out_stride_m : packed_n;
+
+    const auto* first = static_cast<const int8_t*>(kSwapAB ? l.b : l.a);
+    const auto* second = static_cast<const int8_t*>(kSwapAB ? l.a : l.b);
+    const typename GemmKernel::StrideA first_stride{kSwapAB ? ldb : lda, cute::_1{}, int64_t(0)};
+    const typename GemmKernel::StrideB second_stride{kSwapAB ? lda : ldb, cute::_1{}, int64_t(0)};
+    typename GemmKernel::StrideD out_stride{};
+    cute::get<kSwapAB ? 1 : 0>(out_stride) = ldd;
+
+    typename GemmKernel::Arguments arguments{
+        cutlass::gemm::GemmUniversalMode::kGemm,
+        {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), 1},
+        {first, first_stride, second, second_stride},
+        {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
+    arguments.hw_info.device_id = l.device;
+    arguments.hw_info.sm_count = l.multiprocessors;
+
+    typename GemmKernel::Params params = GemmKernel::to_underlying_arguments(arguments, nullptr);
+    LaunchShape shape;
+    shape.grid = GemmKernel::get_grid_shape(params);
+    shape.block = GemmKernel::get_block_shape();
+    shape.cluster = dim3(kClusterM, kClusterN, 1);
+    shape.shared_memory = GemmKernel::SharedStorageSize;
+    shape.dependent = true;
+    void* pointers[] = {&params};
+    return launch_kernel(kernel(), shape, pointers, l, message, size);
+  }
+
+  static constexpr Kernel entry(const char* row) {
+    return {row, DtypeOf<Out>::value, int32_t(GemmKernel::SharedStorageSize), &prepare, &launch};
+  }
+};
+
+}  // namespace scaled_mm::c3x

@@ -1,0 +1,186 @@
+// The fused epilogue as a node of CUTLASS 3.x's epilogue visitor tree.
+//
+// The two dimensions of the MMA are called first and second here: first is out's M and second its N, or the other way
+// round when the operands are swapped. What varies along the first sits in registers, what varies along the second in
+// shared memory, both read once a tile.
+#pragma once
+
+#include "cutlass/arch/grid_dependency_control.h"
+#include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
+#include "cutlass/numeric_conversion.h"
+
+#include "int8/epilogue/formula.cuh"
+
+namespace scaled_mm {
+
+template <class CtaTile, class ElementOut, bool SwapAB>
+struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<> {
+  static constexpr bool kScaled = !cute::is_same_v<ElementOut, int32_t>;
+  static constexpr int kSecond = cute::size<1>(CtaTile{});
+
+  using Arguments = EpilogueOperands;
+  using Params = EpilogueOperands;
+
+  struct Unused {};
+  struct SharedStorage {
+    alignas(16) float scale[kScaled ? kSecond : 1];
+    alignas(16) float bias[kScaled && !SwapAB ? kSecond : 1];
+    alignas(16) int2 terms[kSecond];
+  };
+
+  template <class ProblemShape>
+  static constexpr Params to_underlying_arguments(ProblemShape const&, Arguments const& args, void*) { return args; }
+  template <class ProblemShape>
+  static bool can_implement(ProblemShape const&, Arguments const&) { return true; }
+  template <class ProblemShape>
+  static size_t get_workspace_size(ProblemShape const&, Arguments const&) { return 0; }
+  template <class ProblemShape>
+  static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*, cudaStream_t,
+                                              cutlass::CudaHostAdapter* = nullptr) {
+    return cutlass::Status::kSuccess;
+  }
+
+  CUTLASS_HOST_DEVICE ScaledEpilogueSm90() {}
+  CUTLASS_HOST_DEVICE ScaledEpilogueSm90(Params const& params, SharedStorage const& storage)
+      : params_(&params), storage_(const_cast<SharedStorage*>(&storage)) {}
+
+  CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
+  CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
+
+  template <class RegScale, class RegBias, class RegTerms, class Coords, class Residue>
+  struct ConsumerStoreCallbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
+    RegScale r_scale;    // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the second dimension; so the three below
+    RegBias r_bias;
+    RegTerms r_terms_x, r_terms_y;
+    Coords coords;       // relative to the thread's first element
+    Residue residue;     // from there to the end of the problem
+    int first, second;   // the thread's first element in the problem
+    int tile_second;     // the tile's first element along the second dimension
+    int second_left;     // elements from there to the end of the problem
+    int thread, threads;
+    Params const& e;
+    SharedStorage& shared;
+
+    CUTLASS_DEVICE ConsumerStoreCallbacks(RegScale s, RegBias b, RegTerms x, RegTerms y, Coords c, Residue r, int first_,
+                                          int second_, int tile_second_, int second_left_, int thread_, int threads_,
+                                          Params const& e_, SharedStorage& shared_)
+        : r_scale(s), r_bias(b), r_terms_x(x), r_terms_y(y), coords(c), residue(r), first(first_), second(second_),
+          tile_second(tile_second_), second_left(second_left_), thread(thread_), threads(threads_), e(e_), shared(shared_) {}
+
+    CUTLASS_DEVICE static int2 load_terms(const int2* terms, int64_t i) { return terms[i]; }
+
+    CUTLASS_DEVICE void begin() {
+      using namespace cute;
+      // Ordinary loads below: they too must not pass the end of the preceding kernel.
+      cutlass::arch::wait_on_dependent_grids();
+
+      const int2* first_terms = SwapAB ? e.col_terms : e.row_terms;
+      const int2* second_terms = SwapAB ? e.row_terms : e.col_terms;
+      for (int i = thread; i < kSecond; i += threads) {
+        const bool inside = i < second_left;
+        const int64_t index = tile_second + i;
+        if constexpr (kScaled) {
+          if constexpr (SwapAB) {
+            shared.scale[i] = inside ? load_a_scale(e, index) : 0.0f;
+          } else {
+            shared.scale[i] = inside ? load_b_scale(e, index) : 0.0f;
+            shared.bias[i] = inside ? load_bias(e, index) : 0.0f;
+          }
+        }
+        if (second_terms) shared.terms[i] = inside ? load_terms(second_terms, index) : make_int2(0, 0);
+      }
+
+      auto scale = filter_zeros(r_scale);
+      auto bias = filter_zeros(r_bias);
+      auto terms_x = filter_zeros(r_terms_x);
+      auto terms_y = filter_zeros(r_terms_y);
+      auto where = filter_zeros(coords, r_scale.stride());
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size(scale); ++i) {
+        const bool inside = get<0>(where(i)) < get<0>(residue);
+        const int64_t index = first + int(get<0>(where(i)));
+        if constexpr (kScaled) {
+          if constexpr (SwapAB) {
+            scale(i) = inside ? load_b_scale(e, index) : 0.0f;
+            bias(i) = inside ? load_bias(e, index) : 0.0f;
+          } else {
+            scale(i) = inside ? load_a_scale(e, index) : 0.0f;
+          }
+        }
+        if (first_terms) {
+          const int2 terms = inside ? load_terms(first_terms, index) : make_int2(0, 0);
+          terms_x(i) = terms.x;
+          terms_y(i) = terms.y;
+        }
+      }
+    }
+
+    CUTLASS_DEVICE bool begin_sync_needed() const { return true; }
+
+    template <typename ElementAccumulator, int FragmentSize>
+    CUTLASS_DEVICE cutlass::Array<ElementOut, FragmentSize> visit(
+        cutlass::Array<ElementAccumulator, FragmentSize> const& acc, int epi_v, int epi_m, int epi_n) {
+      using namespace cute;
+      auto where = coords(_, _, _, epi_m, epi_n);
+      auto scale = r_scale(_, _, _, epi_m, epi_n);
+      auto bias = r_bias(_, _, _, epi_m, epi_n);
+      auto terms_x = r_terms_x(_, _, _, epi_m, epi_n);
+      auto terms_y = r_terms_y(_, _, _, epi_m, epi_n);
+      const int in_tile = second - tile_second;
+
+      cutlass::Array<int32_t, FragmentSize> exact = acc;
+      if (e.row_terms) {
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < FragmentSize; ++i) {
+          const int at = epi_v * FragmentSize + i;
+          const int2 of_first = make_int2(terms_x(at), terms_y(at));
+          const int2 of_second = shared.terms[in_tile + int(get<1>(where(at)))];
+          exact[i] = SwapAB ? subtract_zero_points(acc[i], of_second, of_first)
+                            : subtract_zero_points(acc[i], of_first, of_second);
+        }
+      }
+      if constexpr (!kScaled) {
+        return exact;
+      } else {
+        cutlass::Array<float, FragmentSize> result;
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < FragmentSize; ++i) {
+          const int at = epi_v * FragmentSize + i;
+          const int n = in_tile + int(get<1>(where(at)));
+          result[i] = SwapAB ? scale_and_bias(exact[i], shared.scale[n], scale(at), bias(at))
+                             : scale_and_bias(exact[i], scale(at), shared.scale[n], shared.bias[n]);
+        }
+        return cutlass::NumericArrayConverter<ElementOut, float, FragmentSize>{}(result);
+      }
+    }
+  };
+
+  template <bool ReferenceSrc, class... Args>
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(
+      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args) {
+    using namespace cute;
+    auto [M, N, K, L] = args.problem_shape_mnkl;
+    auto [m, n, k, l] = args.tile_coord_mnkl;
+    // A layout that is constant along the second dimension gives register tensors with one value a row of the tile.
+    auto rows_only = make_tensor(make_gmem_ptr(static_cast<float const*>(nullptr)),
+                                 make_layout(make_shape(M, N, L), make_stride(_1{}, _0{}, _0{})));
+    auto partition = cutlass::epilogue::fusion::sm90_partition_for_epilogue<ReferenceSrc>(
+        rows_only, args.tile_shape_mnk, args.tile_coord_mnkl, args.epi_tile, args.tiled_copy, args.thread_idx);
+    auto r_scale = make_tensor_like<float>(partition);
+    auto r_bias = make_tensor_like<float>(partition);
+    auto r_terms_x = make_tensor_like<int>(partition);
+    auto r_terms_y = make_tensor_like<int>(partition);
+    const int tile_second = int(n) * kSecond;
+    return ConsumerStoreCallbacks<decltype(r_scale), decltype(r_bias), decltype(r_terms_x), decltype(args.tCcD),
+                                  decltype(args.residue_tCcD)>(
+        r_scale, r_bias, r_terms_x, r_terms_y, args.tCcD, args.residue_tCcD, int(M) - int(get<0>(args.residue_tCcD)),
+        int(N) - int(get<1>(args.residue_tCcD)), tile_second, int(N) - tile_second, args.thread_idx,
+        int(size(args.tiled_copy)), *params_, *storage_);
+  }
+
+ private:
+  Params const* params_ = nullptr;
+  SharedStorage* storage_ = nullptr;
+};
+
+}  // namespace scaled_mm

@@ -1,0 +1,108 @@
+// Sums over K that the epilogue needs to take zero points out of an accumulator. Runs before the product, on its stream.
+#pragma once
+
+#include "int8/launch.cuh"
+
+namespace scaled_mm::zero_point_terms {
+
+struct Side {
+  const int8_t* data;  // rows of K: a's are m, b's are n
+  int64_t rows, stride_row, stride_k;
+  const void* zero_point;  // of this side, or nullptr
+  int64_t zero_point_stride;
+  int32_t zero_point_dtype;
+  bool sum_wanted;  // the other side has zero points
+  bool is_b;
+  int2* terms;
+};
+
+struct Problem {
+  Side a, b;
+  int64_t K;
+  int64_t blocks_a;
+};
+
+constexpr int kThreads = 256;
+constexpr int kRowsPerBlock = 32;
+
+__device__ inline int32_t zero_point_at(const Side& s, int64_t row) {
+  if (s.zero_point == nullptr) return 0;
+  const int64_t i = row * s.zero_point_stride;
+  return s.zero_point_dtype == SCALED_MM_DTYPE_INT8 ? static_cast<const int8_t*>(s.zero_point)[i]
+                                                    : static_cast<const int32_t*>(s.zero_point)[i];
+}
+
+__device__ inline void write_terms(const Side& s, int64_t row, uint32_t sum, int64_t K) {
+  const int32_t zero_point = zero_point_at(s, row);
+  // a: {za, rowsum}; b: {colsum - K*zb, zb}. Modulo 2^32, as the epilogue's arithmetic.
+  s.terms[row] = s.is_b ? make_int2(int32_t(sum - uint32_t(K) * uint32_t(zero_point)), zero_point)
+                        : make_int2(zero_point, int32_t(sum));
+}
+
+__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Problem p) {
+  const bool is_b = int64_t(blockIdx.x) >= p.blocks_a;
+  const Side& s = is_b ? p.b : p.a;
+  const int64_t first = (int64_t(blockIdx.x) - (is_b ? p.blocks_a : 0)) * kRowsPerBlock;
+  constexpr int kWarps = kThreads / 32;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  if (!s.sum_wanted || p.K == 0) {
+    if (warp == 0 && first + lane < s.rows) write_terms(s, first + lane, 0, p.K);
+    return;
+  }
+  if (s.stride_k == 1) {  // a warp a row: its lanes read along K
+    for (int64_t row = first + warp; row < s.rows && row < first + kRowsPerBlock; row += kWarps) {
+      const int8_t* data = s.data + row * s.stride_row;
+      int32_t sum = 0;
+      const int64_t vectors = reinterpret_cast<uintptr_t>(data) % 16 == 0 ? p.K / 16 : 0;
+      for (int64_t v = lane; v < vectors; v += 32) {
+        const int4 x = reinterpret_cast<const int4*>(data)[v];
+        sum = __dp4a(x.x, 0x01010101, sum);
+        sum = __dp4a(x.y, 0x01010101, sum);
+        sum = __dp4a(x.z, 0x01010101, sum);
+        sum = __dp4a(x.w, 0x01010101, sum);
+      }
+      for (int64_t k = vectors * 16 + lane; k < p.K; k += 32) sum += data[k];
+      for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_down_sync(0xffffffffu, sum, offset);
+      if (lane == 0) write_terms(s, row, uint32_t(sum), p.K);
+    }
+    return;
+  }
+  // A lane a row: neighbouring lanes read neighbouring rows, the warps share K.
+  __shared__ int32_t partial[kWarps][32];
+  const int64_t row = first + lane;
+  int32_t sum = 0;
+  if (row < s.rows) {
+    const int8_t* data = s.data + row * s.stride_row;
+    for (int64_t k = warp; k < p.K; k += kWarps) sum += data[k * s.stride_k];
+  }
+  partial[warp][lane] = sum;
+  __syncthreads();
+  if (warp == 0 && row < s.rows) {
+    for (int w = 1; w < kWarps; ++w) sum += partial[w][lane];
+    write_terms(s, row, uint32_t(sum), p.K);
+  }
+}
+
+inline scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+  return prepare_kernel(reinterpret_cast<const void*>(&kernel), 0, device, message, size);
+}
+
+inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+  Problem p;
+  p.a = {static_cast<const int8_t*>(l.a), l.M, l.a_stride_m, l.a_stride_k, l.a_zero_point, l.a_zero_point_stride,
+         l.a_zero_point_dtype, l.b_zero_point != nullptr, false, reinterpret_cast<int2*>(l.row_terms)};
+  p.b = {static_cast<const int8_t*>(l.b), l.N, l.b_stride_n, l.b_stride_k, l.b_zero_point, l.b_zero_point_stride,
+         l.b_zero_point_dtype, l.a_zero_point != nullptr, true, reinterpret_cast<int2*>(l.col_terms)};
+  p.K = l.K;
+  p.blocks_a = (l.M + kRowsPerBlock - 1) / kRowsPerBlock;
+  LaunchShape shape;
+  shape.grid = dim3(unsigned(p.blocks_a + (l.N + kRowsPerBlock - 1) / kRowsPerBlock));
+  shape.block = dim3(kThreads);
+  void* pointers[] = {&p};
+  return launch_kernel(reinterpret_cast<const void*>(&kernel), shape, pointers, l, message, size);
+}
+
+constexpr Kernel entry() { return {kZeroPointTermsRow, -1, 0, &prepare, &launch}; }
+
+}  // namespace scaled_mm::zero_point_terms

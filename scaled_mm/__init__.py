@@ -1,0 +1,53 @@
+"""Quantized matrix multiplication for inference: INT8 with fused scales, bias and zero points, the same bits everywhere."""
+
+from scaled_mm.api import scaled_mm
+from scaled_mm.descriptor import Descriptor, Handle, KernelChoice, TensorDesc, create_descriptor
+from scaled_mm.errors import (
+    AccumulatorOverflowError,
+    ArchitectureNotSupportedError,
+    BadParamError,
+    BadTensorAlignmentError,
+    BadTensorDeviceError,
+    BadTensorDtypeError,
+    BadTensorShapeError,
+    BadTensorStridesError,
+    CudaError,
+    DeviceNotSupportedError,
+    InsufficientWorkspaceError,
+    InternalError,
+    KernelNotBuiltError,
+    KernelNotFoundError,
+    NullPointerError,
+    ScaledMMError,
+    Status,
+)
+from scaled_mm.quantize import quantize_int8
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AccumulatorOverflowError",
+    "ArchitectureNotSupportedError",
+    "BadParamError",
+    "BadTensorAlignmentError",
+    "BadTensorDeviceError",
+    "BadTensorDtypeError",
+    "BadTensorShapeError",
+    "BadTensorStridesError",
+    "CudaError",
+    "Descriptor",
+    "DeviceNotSupportedError",
+    "Handle",
+    "InsufficientWorkspaceError",
+    "InternalError",
+    "KernelChoice",
+    "KernelNotBuiltError",
+    "KernelNotFoundError",
+    "NullPointerError",
+    "ScaledMMError",
+    "Status",
+    "TensorDesc",
+    "create_descriptor",
+    "quantize_int8",
+    "scaled_mm",
+]

@@ -1,0 +1,200 @@
+"""ctypes binding of the C interface (`csrc/include/scaled_mm/scaled_mm.h`). Every status becomes a typed error here.
+
+The library is loaded on first use, not at import; loading it touches no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import TYPE_CHECKING
+
+from scaled_mm.errors import InternalError, ScaledMMError, Status, error_for
+
+if TYPE_CHECKING:
+    import torch
+
+    from scaled_mm.tables.schema import TileTable
+
+ABI_VERSION = 1
+_INT64_MAX = 2**63 - 1
+MAX_DIMS = 3
+DEVICE_CPU, DEVICE_CUDA = 0, 1
+DTYPES = ("int8", "int32", "float16", "bfloat16", "float32")  # index: scaledMMDtype_t
+UNKNOWN_DTYPE = -1
+
+
+class TensorDescC(ctypes.Structure):
+    _fields_ = [
+        ("dtype", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * MAX_DIMS),
+        ("strides", ctypes.c_int64 * MAX_DIMS),
+        ("alignment", ctypes.c_int64),
+    ]
+
+
+class HandleInfoC(ctypes.Structure):
+    _fields_ = [
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("compute_capability", ctypes.c_int32),
+        ("multiprocessors", ctypes.c_int32),
+        ("max_shared_memory", ctypes.c_int32),
+        ("arch", ctypes.c_char * 16),
+    ]
+
+
+class _TableRowC(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("align_a", ctypes.c_int32),
+        ("align_b", ctypes.c_int32),
+        ("align_out", ctypes.c_int32),
+        ("padding_", ctypes.c_int32),
+    ]
+
+
+class _TableBucketC(ctypes.Structure):
+    _fields_ = [
+        ("m_max", ctypes.c_int64),
+        ("n_max", ctypes.c_int64),
+        ("k_max", ctypes.c_int64),
+        ("row", ctypes.c_int32),
+        ("padding_", ctypes.c_int32),
+    ]
+
+
+class _TableC(ctypes.Structure):
+    _fields_ = [
+        ("arch", ctypes.c_char_p),
+        ("source", ctypes.c_char_p),
+        ("rows", ctypes.POINTER(_TableRowC)),
+        ("num_rows", ctypes.c_int64),
+        ("buckets", ctypes.POINTER(_TableBucketC)),
+        ("num_buckets", ctypes.c_int64),
+        ("fallback_row", ctypes.c_int32),
+        ("tuned", ctypes.c_int32),
+    ]
+
+
+class KernelChoiceC(ctypes.Structure):
+    _fields_ = [
+        ("row", ctypes.c_char_p),
+        ("reason", ctypes.c_char_p),
+        ("bucket", ctypes.c_int32),
+        ("tuned", ctypes.c_int32),
+    ]
+
+
+_PROVIDER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p)
+_handle, _tensor = ctypes.c_void_p, ctypes.POINTER(TensorDescC)
+_SIGNATURES = {
+    "scaledMMCreateHandle": (ctypes.POINTER(_handle), ctypes.c_int, ctypes.c_int32, ctypes.c_char_p),
+    "scaledMMDestroyHandle": (_handle,),
+    "scaledMMGetHandleInfo": (_handle, ctypes.POINTER(HandleInfoC)),
+    "scaledMMLoadKernels": (ctypes.c_char_p,),
+    "scaledMMRegisterTable": (ctypes.POINTER(_TableC),),
+    "scaledMMSetKernelProvider": (_PROVIDER, ctypes.c_void_p),
+    "scaledMMSetLastError": (ctypes.c_int, ctypes.c_char_p),
+    "scaledMMCreateGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 8, ctypes.c_char_p),
+    "scaledMMGetGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
+    "scaledMMGetGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
+    "scaledMMCheckGemmTensors": (_handle, *(_tensor,) * 8),
+    "scaledMMDestroyGemmDescriptor": (_handle,),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The C core, loaded once, with Python as its kernel provider. Its symbols are global: the torch operators use them."""
+    from scaled_mm.build.library import core_library
+
+    path = core_library()
+    lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    lib.scaledMMGetLastErrorMessage.restype = ctypes.c_char_p
+    lib.scaledMMGetAbiVersion.restype = ctypes.c_int32
+    if (version := lib.scaledMMGetAbiVersion()) != ABI_VERSION:
+        raise InternalError(f"{path}: expected ABI version {ABI_VERSION}, got {version}")
+    if status := lib.scaledMMSetKernelProvider(_provider, None):
+        raise error_for(status, "the core refused the kernel provider")
+    return lib
+
+
+def call(name: str, *arguments) -> None:
+    """Call a function of the C interface; raises the typed error of its status."""
+    lib = library()
+    status = getattr(lib, name)(*arguments)
+    if status != Status.SUCCESS:
+        raise error_for(status, lib.scaledMMGetLastErrorMessage().decode(errors="replace"))
+
+
+# ---- providing tables and kernels ---------------------------------------------------------------------------------------
+
+
+def _provide(arch: str, row: str | None, out_dtype: int) -> None:
+    from scaled_mm.build import codegen
+    from scaled_mm.build import library as build
+    from scaled_mm.tables import load_table
+
+    table = load_table(arch)
+    if row is None:
+        register_table(table)
+        if whole := build.arch_library(table):
+            call("scaledMMLoadKernels", str(whole).encode())
+        return
+    suffix = next((name for name, (_, code) in codegen.OUT_DTYPES.items() if code == out_dtype), None)
+    call("scaledMMLoadKernels", str(build.build_kernel(table, (row, suffix))).encode())
+
+
+@_PROVIDER
+def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None) -> int:
+    # Called by the core. An exception may not cross C: it becomes a status and a message, which `call` raises again.
+    try:
+        _provide(arch.decode(), row.decode() if row else None, out_dtype)
+    except ScaledMMError as error:
+        return library().scaledMMSetLastError(error.status, str(error).encode())
+    except Exception as error:
+        return library().scaledMMSetLastError(Status.INTERNAL_ERROR, f"{type(error).__name__}: {error}".encode())
+    return Status.SUCCESS
+
+
+def register_table(table: TileTable) -> None:
+    """Give the core a tile table; it replaces the architecture's former one."""
+    rows = (_TableRowC * len(table.rows))(*(_TableRowC(row.name.encode(), *row.alignment, 0) for row in table.rows))
+    index = {row.name: i for i, row in enumerate(table.rows)}
+    buckets = (_TableBucketC * len(table.buckets))(
+        *(
+            _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], 0)
+            for b in table.buckets
+        )
+    )
+    call(
+        "scaledMMRegisterTable",
+        ctypes.byref(
+            _TableC(table.arch.encode(), table.source.encode(), rows, len(rows), buckets, len(buckets),
+                    index[table.fallback], table.tuned)  # fmt: skip
+        ),
+    )
+
+
+# ---- tensors ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _dtype_codes() -> dict[torch.dtype, int]:
+    import torch
+
+    return {getattr(torch, name): code for code, name in enumerate(DTYPES)}
+
+
+def tensor_desc(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int) -> TensorDescC:
+    """A C tensor descriptor. More than MAX_DIMS dimensions, or another dtype, pass through for the core to refuse."""
+    kept = min(len(shape), MAX_DIMS)
+    desc = TensorDescC(_dtype_codes().get(dtype, UNKNOWN_DTYPE), len(shape), alignment=alignment)
+    desc.shape[:kept] = shape[:kept]
+    desc.strides[:kept] = strides[:kept]
+    return desc

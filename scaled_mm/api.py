@@ -1,0 +1,51 @@
+"""`scaled_mm`: the product in one call."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm import ops
+from scaled_mm.errors import BadTensorDtypeError
+
+
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None = None,
+    b_scale: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    a_zero_point: torch.Tensor | None = None,
+    b_zero_point: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """INT8 matrix product with scales, bias and zero points fused; the same bits on every kernel, GPU and CPU.
+
+        acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])
+        out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )
+
+    each float32 operation rounded by itself (docs/NUMERICS.md).
+
+    a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides are taken.
+    a_scale: float32, one value, [M] or [M, 1]. b_scale: float32, one value, [N] or [1, N].
+    bias: [N] or [1, N], in out_dtype or float32.
+    out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (no scales, no bias then).
+    a_zero_point, b_zero_point: int32 or int8, shaped as the scales; values from -128 to 127.
+    out: [M, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
+
+    Runs on the current stream of a's device, allocates the output (and 8 * (M + N) bytes with zero points), never
+    synchronises. The first call for a kernel that was not built ahead of time compiles it, with a line on stderr.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what came.
+    """
+    try:
+        if out is None:
+            return ops.scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
+        ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+        return out
+    except (RuntimeError, TypeError) as error:
+        typed = ops.typed_error(error)
+        if typed is error and not isinstance(out_dtype, torch.dtype):
+            typed = BadTensorDtypeError(f"out_dtype: expected a torch.dtype, got {out_dtype!r}")
+        raise typed from None
+

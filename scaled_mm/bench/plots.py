@@ -1,0 +1,122 @@
+"""PNG plots of a benchmark document, by matplotlib; drawn without a display and without global state."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scaled_mm.bench import analysis
+from scaled_mm.bench.analysis import Speedup
+from scaled_mm.bench.peers import OURS
+from scaled_mm.bench.record import BenchDocument, CaseRecord
+from scaled_mm.bench.roofline import tops
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = {
+    OURS: "#c0392b",
+    "vllm": "#2471a3",
+    "sgl": "#1e8449",
+    "intmm": "#8e44ad",
+    "intmm_epilogue": "#8e44ad",
+    "fp8row": "#d68910",
+    "bf16": "#7f8c8d",
+    "fp32": "#34495e",
+}
+
+
+def available() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(document: BenchDocument, headline: tuple[str, list[Speedup]], directory: Path) -> list[Path]:
+    """Writes speedup.png (when there are speed-ups), time.png and tops.png into `directory`; returns their paths.
+
+    headline: what ours is compared with, and the speed-ups.
+    """
+    paths = []
+    against, speedups = headline
+    if speedups:
+        paths.append(_save(speedup_figure(speedups, against, document), directory / "speedup.png"))
+    if analysis.shapes(document):
+        paths.append(_save(curves_figure(document, in_tops=False), directory / "time.png"))
+        paths.append(_save(curves_figure(document, in_tops=True), directory / "tops.png"))
+    return paths
+
+
+def speedup_figure(speedups: list[Speedup], against: str, document: BenchDocument) -> Figure:
+    """Heat map shape x M; the colour scale is logarithmic and symmetric about 1, red where ours is slower."""
+    from matplotlib.figure import Figure
+
+    shapes = list(analysis.mean_by_shape(speedups))
+    ms = list(analysis.mean_by_m(speedups))
+    factors = {(one.case.shape, one.case.M): one.factor for one in speedups}
+    grid = [[math.log2(factors[s, m]) if (s, m) in factors else math.nan for m in ms] for s in shapes]
+    reach = max(0.25, max(abs(math.log2(one.factor)) for one in speedups))
+    figure = Figure(figsize=(2.5 + 0.8 * len(ms), 2.0 + 0.45 * len(shapes)), layout="constrained")
+    axes = figure.add_subplot()
+    axes.imshow(grid, cmap="RdBu", vmin=-reach, vmax=reach, aspect="auto")
+    axes.set_xticks(range(len(ms)), [str(m) for m in ms])
+    axes.set_yticks(range(len(shapes)), shapes)
+    axes.set_xlabel("M")
+    for y, shape in enumerate(shapes):
+        for x, m in enumerate(ms):
+            if (shape, m) in factors:
+                color = "white" if abs(grid[y][x]) > 0.65 * reach else "black"
+                axes.text(x, y, f"{factors[shape, m]:.2f}", ha="center", va="center", fontsize=9, color=color)
+    overall = analysis.geometric_mean(one.factor for one in speedups)
+    axes.set_title(
+        f"{document.environment.gpu}: speed-up, geometric mean {overall:.3f}x\nover {against}", fontsize=10, loc="left"
+    )
+    return figure
+
+
+def curves_figure(document: BenchDocument, in_tops: bool) -> Figure:
+    """One panel a shape: microseconds, or tera-operations per second, against M, and the roof."""
+    from matplotlib.figure import Figure
+
+    shapes = analysis.shapes(document)
+    columns = min(3, len(shapes))
+    rows = math.ceil(len(shapes) / columns)
+    figure = Figure(figsize=(4.6 * columns, 3.3 * rows + 0.6), layout="constrained")
+    for index, (shape, cases) in enumerate(shapes.items()):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        _draw_panel(axes, document, cases, in_tops)
+        axes.set_title(f"{shape}: N={cases[0].N} K={cases[0].K}", fontsize=9)
+        if index == 0:
+            axes.legend(fontsize=7)
+    what = "TOPS" if in_tops else "microseconds per call"
+    figure.suptitle(f"{document.environment.gpu}: {what} against M", fontsize=11)
+    return figure
+
+
+def _draw_panel(axes: Axes, document: BenchDocument, cases: list[CaseRecord], in_tops: bool) -> None:
+    def curve(time_of: Callable[[CaseRecord], float | None], **style: object) -> None:
+        timed = [(case, us) for case in cases if (us := time_of(case)) is not None]
+        if timed:
+            values = [tops(case.M, case.N, case.K, us) if in_tops else us for case, us in timed]
+            axes.plot([case.M for case, _ in timed], values, **style)
+
+    for name in reversed(analysis.names_run(document)):  # ours last: on top
+        style = {"color": COLORS.get(name), "linewidth": 2.0 if name == OURS else 1.2}
+        curve(lambda case, name=name: analysis.us_of(case, name), marker="o", markersize=3, label=name, **style)
+    curve(lambda case: case.roof_us, linestyle="--", linewidth=1.0, color="black", label="roof")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ms = [case.M for case in cases]
+    axes.set_xticks(ms, [str(m) for m in ms], rotation=45)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("M", fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.grid(True, which="major", linewidth=0.3)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    figure.savefig(path, dpi=130, metadata={"Software": None})  # no version stamp: the same numbers give the same file
+    return path

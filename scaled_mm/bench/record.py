@@ -1,0 +1,173 @@
+"""What `bench.json` holds. The models are the schema: `BenchDocument.model_json_schema()` prints it.
+
+Times are microseconds per call, sizes bytes, clocks MHz, power watts. A field that could not be read is null, and where
+that needs a word a neighbouring field has it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+SCHEMA_VERSION = 1
+BENCH_JSON = "bench.json"
+
+
+class _Model(BaseModel):
+    # NaN is a result (an output that was never written): JSON has no word for it but "NaN".
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+
+class Clocks(_Model):
+    """One reading of the GPU's state; `when` says at what point of the run."""
+
+    when: str
+    sm_mhz: float | None = None
+    mem_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+
+
+class Environment(_Model):
+    """Where the numbers come from. `gpu` is the CPU's model when device is "cpu"; `arch` then is "cpu"."""
+
+    device: str
+    gpu: str
+    arch: str
+    cpu: str
+    platform: str
+    python: str
+    torch: str
+    cuda: str | None
+    driver: str | None
+    cutlass: str | None
+    scaled_mm: str | None
+    git_commit: str | None
+    git_dirty: bool | None
+    multiprocessors: int | None
+    memory_bytes: int | None
+    cache_bytes: int
+    sm_max_mhz: float | None
+    power_limit_w: float | None
+    nvidia_smi: str  # "read", or why it was not
+
+
+class Implementation(_Model):
+    """A peer of the run. unavailable: why it could not run, null when it could. rival: counts for the speed-up."""
+
+    name: str
+    label: str
+    int8: bool
+    rival: bool
+    version: str | None
+    library: str | None
+    unavailable: str | None
+
+
+class Result(_Model):
+    """One implementation on one case: either measured (`us`, `samples`, ...) or `failed` with its message.
+
+    error: ||out - reference|| / ||reference||. bit_equal: torch.equal with the reference, for ours also after the timed
+    graph ran; null when the case was not checked. spread: range of the rounds' medians over the median.
+    """
+
+    us: float | None = None
+    samples: list[float] = []
+    calls_per_graph: int | None = None
+    method: str | None = None
+    spread: float | None = None
+    error: float | None = None
+    bit_equal: bool | None = None
+    note: str | None = None
+    kernel: str | None = None
+    reason: str | None = None
+    failed: str | None = None
+
+    @model_validator(mode="after")
+    def _measured_or_failed(self) -> Result:
+        if (self.us is None) == (self.failed is None):
+            raise ValueError("a result has either `us` or `failed`")
+        if self.us is not None and not self.samples:
+            raise ValueError("a measured result has samples")
+        return self
+
+
+class CaseRecord(_Model):
+    """One product. rotation: weight sets; cold: whether they exceed the cache; check: "checked", or why not."""
+
+    shape: str
+    M: int
+    N: int
+    K: int
+    traffic_bytes: int
+    roof_us: float | None
+    rotation: int
+    outputs: int
+    cold: bool
+    check: str
+    results: dict[str, Result]
+
+
+class OverheadRecord(_Model):
+    """Host microseconds per call of a tiny product, or why it failed."""
+
+    name: str
+    us: float | None = None
+    samples: list[float] = []
+    calls: int | None = None
+    failed: str | None = None
+
+
+class Settings(_Model):
+    budget_ms: float
+    rounds: int
+    check: bool
+    check_limit_gmac: float
+    seed: int
+    kernel: str | None
+
+
+class BenchDocument(_Model):
+    schema_version: int = SCHEMA_VERSION
+    created: str
+    command: str
+    settings: Settings
+    environment: Environment
+    clocks: list[Clocks] = []
+    implementations: list[Implementation]
+    cases: list[CaseRecord] = []
+    overhead: list[OverheadRecord] = []
+
+    @model_validator(mode="after")
+    def _known_schema(self) -> BenchDocument:
+        if self.schema_version != SCHEMA_VERSION:
+            raise ValueError(f"schema_version {self.schema_version}: this version of scaled_mm reads {SCHEMA_VERSION}")
+        return self
+
+
+def save(document: BenchDocument, directory: Path) -> Path:
+    """Writes `bench.json`, whole or not at all, and returns its path."""
+    return write_atomically(directory / BENCH_JSON, document.model_dump_json(indent=1) + "\n")
+
+
+def load(directory: Path) -> BenchDocument:
+    """Reads and validates `bench.json`; pydantic.ValidationError names the field that does not fit."""
+    return BenchDocument.model_validate_json((directory / BENCH_JSON).read_text())
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Writes through a temporary name in the same directory, so that a reader or a crash never meets half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as stream:
+            stream.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path

@@ -1,0 +1,87 @@
+"""Which products are timed: linear layers of Llama 3 8B and 70B, and the M of decode and prefill batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: (N, K) of each layer's weight [N, K]. `_tp4`: one of four tensor-parallel ranks.
+LLM_SHAPES: dict[str, tuple[int, int]] = {
+    "8B_qkv": (6144, 4096),
+    "8B_o": (4096, 4096),
+    "8B_gate_up": (28672, 4096),
+    "8B_down": (4096, 14336),
+    "70B_qkv": (10240, 8192),
+    "70B_o": (8192, 8192),
+    "70B_gu_tp4": (14336, 8192),
+    "70B_dn_tp4": (8192, 7168),
+    "70B_gu": (57344, 8192),
+}
+
+#: Tokens in a batch, from one decoded token to a prefill chunk.
+LLM_M: tuple[int, ...] = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+#: What a CPU is asked for when the command line names nothing: the whole grid would take it hours.
+CPU_SHAPES = "8B_o"
+CPU_M: tuple[int, ...] = (1, 16, 64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product: out [M, N] = a [M, K] x b [K, N]. `shape` names the layer, or is "NxK" for a free one."""
+
+    shape: str
+    M: int
+    N: int
+    K: int
+
+    def __str__(self) -> str:
+        return f"{self.shape} M={self.M} N={self.N} K={self.K}"
+
+
+def parse_ms(text: str) -> tuple[int, ...]:
+    """`"1,16,4096"` -> (1, 16, 4096). Raises ValueError for anything that is not a positive integer."""
+    values = []
+    for token in filter(None, (part.strip() for part in text.split(","))):
+        if not token.isdigit() or int(token) == 0:
+            raise ValueError(f"M must be a positive integer, got {token!r}")
+        values.append(int(token))
+    if not values:
+        raise ValueError("expected at least one M, got an empty list")
+    return tuple(dict.fromkeys(values))
+
+
+def parse_cases(text: str, ms: tuple[int, ...]) -> list[Case]:
+    """Cases of a comma list whose entries are `llm` (all layers), a layer's name, or `MxNxK`.
+
+    A named layer is crossed with `ms`; `MxNxK` brings its own M. Repeats are dropped, order is kept, and cases that
+    share (N, K) stay together so that their weights can be shared. Raises ValueError that names the entry.
+    """
+    cases: list[Case] = []
+    for token in filter(None, (part.strip() for part in text.split(","))):
+        if token == "llm":
+            cases += [Case(name, m, n, k) for name, (n, k) in LLM_SHAPES.items() for m in ms]
+        elif token in LLM_SHAPES:
+            n, k = LLM_SHAPES[token]
+            cases += [Case(token, m, n, k) for m in ms]
+        else:
+            cases.append(_free_case(token))
+    if not cases:
+        raise ValueError("expected at least one shape, got an empty list")
+    return [case for group in group_by_weight(list(dict.fromkeys(cases))) for case in group]
+
+
+def group_by_weight(cases: list[Case]) -> list[list[Case]]:
+    """Cases grouped by (shape, N, K), groups and members in order of first appearance."""
+    groups: dict[tuple[str, int, int], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((case.shape, case.N, case.K), []).append(case)
+    return list(groups.values())
+
+
+def _free_case(token: str) -> Case:
+    sizes = token.lower().split("x")
+    if len(sizes) != 3 or not all(size.isdigit() and int(size) > 0 for size in sizes):
+        known = ", ".join(LLM_SHAPES)
+        raise ValueError(f"unknown shape {token!r}: expected llm, MxNxK with positive integers, or one of {known}")
+    m, n, k = map(int, sizes)
+    return Case(f"{n}x{k}", m, n, k)

@@ -1,0 +1,85 @@
+"""Generate the translation units: one per kernel from its table row, and one that lists the kernels of a library.
+
+The text generated here is the only place where a row's fields become C++.
+"""
+
+from __future__ import annotations
+
+from scaled_mm.tables.schema import KernelRow, TileTable
+
+# Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
+OUT_DTYPES = {"bf16": ("__nv_bfloat16", 3), "fp16": ("__half", 2), "fp32": ("float", 4), "int32": ("int32_t", 1)}
+_SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
+_INT64_MAX = "INT64_MAX"
+
+ZERO_POINT_TERMS = "zero_point_terms"
+
+
+def symbol(row: str, out_dtype: str | None) -> str:
+    """The C symbol of a kernel's entry."""
+    return f"scaled_mm_kernel_{row}_{out_dtype}" if out_dtype else f"scaled_mm_kernel_{row}"
+
+
+def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
+    """(header, C++ type) of a row."""
+    tile = f"{row.tile.m}, {row.tile.n}, {row.tile.k}"
+    if row.generation == "generic":
+        return "int8/generic/gemm.cuh", f"scaled_mm::generic::Gemm<{tile}, {cxx_out}>"
+    if row.generation == "c3x":
+        stages = 0 if row.stages == "auto" else row.stages
+        swap = "true" if row.swap_ab else "false"
+        return (
+            "int8/c3x/gemm.cuh",
+            f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "
+            f"scaled_mm::c3x::{_SCHEDULES[row.schedule]}, {stages}, {swap}, {cxx_out}>",
+        )
+    raise AssertionError(f"no template for generation {row.generation}")  # the table's rules let none through
+
+
+def kernel_source(row: KernelRow, out_dtype: str) -> str:
+    """The translation unit of one kernel: a row of the table for one output dtype."""
+    header, config = _config(row, OUT_DTYPES[out_dtype][0])
+    name = symbol(row.name, out_dtype)
+    return (
+        f'// Generated from row {row.name} of the tile table.\n#include "{header}"\n'
+        f"using Row = {config};\n"
+        f'extern "C" const scaled_mm::Kernel {name};\n'
+        f'const scaled_mm::Kernel {name} = Row::entry("{row.name}");\n'
+    )
+
+
+def zero_point_terms_source() -> str:
+    """The translation unit of the kernel that sums over K for the zero points."""
+    name = symbol(ZERO_POINT_TERMS, None)
+    return (
+        '// Generated.\n#include "int8/prepare/zero_point_terms.cuh"\n'
+        f'extern "C" const scaled_mm::Kernel {name};\n'
+        f"const scaled_mm::Kernel {name} = scaled_mm::zero_point_terms::entry();\n"
+    )
+
+
+def library_source(arch: str, symbols: list[str], table: TileTable | None = None) -> str:
+    """The translation unit with the one function that a kernel library exports, and the table if it brings one."""
+    lines = ['// Generated: what this library holds.\n#include "core/kernel_abi.h"\n']
+    lines += [f'extern "C" const scaled_mm::Kernel {name};' for name in symbols]
+    lines.append("namespace {")
+    lines.append("const scaled_mm::Kernel* const kernels[] = {" + ", ".join(f"&{name}" for name in symbols) + "};")
+    if table:
+        index = {row.name: i for i, row in enumerate(table.rows)}
+        rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, 0}}' for row in table.rows]
+        buckets = [
+            "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, 0}}"
+            for bucket in table.buckets
+        ]
+        lines.append("const scaledMMTableRow_t rows[] = {" + ", ".join(rows) + "};")
+        lines.append("const scaledMMTableBucket_t buckets[] = {" + ", ".join(buckets) + "};")
+        lines.append(
+            f'const scaledMMTable_t table = {{"{table.arch}", "{table.arch}.yaml (built in)", rows, {len(rows)}, buckets, '
+            f"{len(buckets)}, {index[table.fallback]}, {int(table.tuned)}}};"
+        )
+    lines.append(
+        f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, '
+        f"{'&table' if table else 'nullptr'}}};"
+    )
+    lines.append("}\nconst scaled_mm::KernelLibrary* scaled_mm_kernel_library(void) { return &library; }\n")
+    return "\n".join(lines)

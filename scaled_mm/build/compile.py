@@ -1,0 +1,100 @@
+"""Compile and link one library with ninja. What to compile is decided in `library`; this runs it and reports."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from scaled_mm.build import cache, toolchain
+from scaled_mm.build.paths import csrc_dir, include_dir
+from scaled_mm.errors import KernelNotBuiltError
+
+_NINJA = """\
+ninja_required_version = 1.5
+rule cxx
+  command = $compiler $flags -MD -MF $out.d -c $in -o $out
+  depfile = $out.d
+rule link
+  command = $compiler $linkflags $in -o $out $libraries
+"""
+
+
+def cxx_flags() -> list[str]:
+    return ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{csrc_dir()}", f"-I{include_dir()}"]
+
+
+# The machine code of an architecture's own GPUs. sm_90a has wgmma; it exists for that architecture alone.
+GENCODE = {
+    "sm75": "arch=compute_75,code=sm_75",
+    "sm80": "arch=compute_80,code=sm_80",
+    "sm89": "arch=compute_89,code=sm_89",
+    "sm90": "arch=compute_90a,code=sm_90a",
+    "sm100": "arch=compute_100,code=sm_100",
+    "sm120": "arch=compute_120,code=sm_120",
+}
+
+
+def nvcc_flags(arch: str, cutlass: Path) -> list[str]:
+    """Flags for one kernel. They are part of its cache key.
+
+    NDEBUG: without it ptxas serialises wgmma. -fmad=false: the numerics allow no contraction (docs/NUMERICS.md); the
+    epilogue spells its roundings out as well. The GDC macro makes CUTLASS wait for the preceding kernel, which
+    programmatic dependent launch relies on.
+    """
+    return [
+        "-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "--expt-relaxed-constexpr", "-DCUTLASS_ENABLE_GDC_FOR_SM90",
+        f"-gencode={GENCODE[arch]}", "-Xcompiler=-fPIC,-fvisibility=hidden",
+        f"-I{csrc_dir()}", f"-I{include_dir()}", f"-I{cutlass}",
+    ]  # fmt: skip
+
+
+@functools.cache
+def sources_digest(*folders: str) -> str:
+    """One digest over the sources below these folders of csrc, read once per process."""
+    root = csrc_dir()
+    files = sorted(path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
+    return cache.digest(*(part for path in files for part in (str(path.relative_to(root)), path.read_bytes())))
+
+
+@contextmanager
+def progress_line(text: str) -> Iterator[None]:
+    """Say on stderr what is being built, and how long it took: a build takes seconds and must not look like a hang."""
+    start = time.monotonic()
+    print(f"scaled_mm: building {text} ...", file=sys.stderr, flush=True)
+    yield
+    print(f"scaled_mm: built {text} in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+
+
+def _escape(path: object) -> str:
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def run_ninja(
+    folder: Path, name: str, compiler: Path | str, sources: Sequence[Path], flags: Sequence[str], linkflags: Sequence[str],
+    libraries: Sequence[str] = (),
+) -> None:  # fmt: skip
+    """Compile `sources` to objects in `folder` and link them to `folder / cache.LIBRARY`.
+
+    Raises KernelNotBuiltError with the end of the compiler's output; the whole output stays in the cache folder.
+    """
+    ninja = toolchain.require("ninja", toolchain.find_ninja())
+    lines = [_NINJA, f"compiler = {compiler}", f"flags = {' '.join(flags)}", f"linkflags = {' '.join(linkflags)}",
+             f"libraries = {' '.join(libraries)}"]  # fmt: skip
+    objects = []
+    for source in sources:
+        objects.append(f"{source.stem}.o")
+        lines.append(f"build {objects[-1]}: cxx {_escape(source)}")
+    lines.append(f"build {cache.LIBRARY}: link {' '.join(objects)}")
+    (folder / "build.ninja").write_text("\n".join(lines) + "\n")
+    done = subprocess.run([str(ninja), "-C", str(folder)], capture_output=True, text=True, env={**os.environ, "NINJA_STATUS": ""})
+    if done.returncode != 0:
+        log = cache.cache_dir() / f"failed-{name}.log"
+        log.write_text(done.stdout + done.stderr)
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
+        raise KernelNotBuiltError(f"{name}: the compiler failed (status {done.returncode}); the whole log is in {log}\n{tail}")

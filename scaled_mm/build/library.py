@@ -1,0 +1,204 @@
+"""What gets built, and under which key: the C core, the torch operators, and kernels, one at a time or a whole architecture."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from scaled_mm.build import cache, codegen, compile, toolchain
+from scaled_mm.build.paths import csrc_dir, lib_dir
+from scaled_mm.tables.schema import TileTable
+
+# A kernel of an architecture: (row name, output dtype of codegen.OUT_DTYPES), or (ZERO_POINT_TERMS, None).
+KernelName = tuple[str, str | None]
+_KERNEL_OBJECT = "kernel.o"
+
+
+# ---- libraries made ahead of time -------------------------------------------------------------------------------------
+
+
+def _prebuilt(name: str, key: str) -> Path | None:
+    """A library that setup.py put into the package, if it was made from the sources that are here now."""
+    library = lib_dir() / f"{name}.so"
+    record = library.with_suffix(".json")
+    if library.is_file() and record.is_file() and json.loads(record.read_text())["key"] == key:
+        return library
+    return None
+
+
+def install_prebuilt(library: Path, name: str, key: str, folder: Path) -> Path:
+    """Put a built library into a package's lib folder, with the key of what it was made from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{name}.so"
+    shutil.copyfile(library, target)
+    target.with_suffix(".json").write_text(json.dumps({"key": key}))
+    return target
+
+
+# ---- the core ---------------------------------------------------------------------------------------------------------
+
+
+def core_key() -> str:
+    """Of the sources alone: a prebuilt core serves on machines with another compiler, or none."""
+    return cache.digest("core", compile.sources_digest("core", "include"))
+
+
+def build_core() -> Path:
+    """The C core, from the cache or compiled now; needs a C++ compiler only."""
+    cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
+    sources = sorted((csrc_dir() / "core").glob("*.cpp"))
+
+    def build(folder: Path) -> None:
+        with compile.progress_line("the C core"):
+            compile.run_ninja(folder, "core", cxx, sources, compile.cxx_flags(), ["-shared"], ["-ldl"])
+
+    return cache.get_or_build("core", "scaled_mm", cache.digest(core_key(), toolchain.cxx_version()), build)
+
+
+def core_library() -> Path:
+    """Path of the C core: the package's, else the cache's."""
+    return _prebuilt("libscaled_mm", core_key()) or build_core()
+
+
+# ---- the torch operators ----------------------------------------------------------------------------------------------
+
+
+def torch_library() -> Path:
+    """Path of the torch operators over the C core: compiled on first use, against the torch that is installed.
+
+    The stable ABI makes one binary good for every torch from 2.10 on, so the key does not hold torch's version.
+    """
+    import torch
+
+    cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
+    sources = sorted((csrc_dir() / "torch").glob("*.cpp"))
+    root = Path(torch.__file__).resolve().parent
+    flags = [*compile.cxx_flags(), "-DTORCH_TARGET_VERSION=0x020a000000000000", f"-isystem{root / 'include'}"]
+
+    def build(folder: Path) -> None:
+        with compile.progress_line("the torch operators"):
+            compile.run_ninja(folder, "torch", cxx, sources, flags, ["-shared"], [f"-L{root / 'lib'}", "-ltorch", "-ltorch_cpu"])
+
+    key = cache.digest("torch", compile.sources_digest("torch", "include"), toolchain.cxx_version())
+    return cache.get_or_build("torch", "scaled_mm", key, build)
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def kernel_names(table: TileTable) -> list[KernelName]:
+    """Every kernel that a table's architecture can ask for."""
+    names: list[KernelName] = [(row.name, out) for row in table.rows for out in codegen.OUT_DTYPES]
+    return [*names, (codegen.ZERO_POINT_TERMS, None)]
+
+
+def _kernel_source(table: TileTable, name: KernelName) -> str:
+    row, out_dtype = name
+    return codegen.zero_point_terms_source() if out_dtype is None else codegen.kernel_source(table.row(row), out_dtype)
+
+
+def _nvcc_and_flags(arch: str) -> tuple[toolchain.Nvcc, list[str]]:
+    nvcc = toolchain.require("nvcc", toolchain.find_nvcc())
+    return nvcc, compile.nvcc_flags(arch, toolchain.require("CUTLASS", toolchain.find_cutlass()))
+
+
+def _link_flags(nvcc: toolchain.Nvcc) -> list[str]:
+    # The wheels keep libcudart_static in lib, where nvcc does not look by itself.
+    beside = nvcc.path.resolve().parent.parent / "lib"
+    return ["-shared", "-cudart=static", *([f"-L{beside}"] if (beside / "libcudart_static.a").is_file() else [])]
+
+
+def _kernel_key(arch: str, source: str) -> str:
+    """Everything that changes the machine code, but not where it lies: paths stay out."""
+    nvcc, flags = _nvcc_and_flags(arch)
+    placeless = " ".join(flag for flag in flags if not flag.startswith("-I"))
+    return cache.digest(source, compile.sources_digest("core", "int8", "include"), nvcc.version,
+                        str(toolchain.cutlass_version()), placeless)  # fmt: skip
+
+
+def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
+    """The library of one kernel, from the cache or compiled now."""
+    row, out_dtype = name
+    arch, source = table.arch, _kernel_source(table, name)
+    nvcc, flags = _nvcc_and_flags(arch)
+    label = "-".join(part for part in (arch, row, out_dtype) if part)
+
+    def build(folder: Path) -> None:
+        (folder / "kernel.cu").write_text(source)
+        (folder / "index.cpp").write_text(codegen.library_source(arch, [codegen.symbol(row, out_dtype)]))
+
+        def compile_and_link() -> None:
+            files = [folder / "kernel.cu", folder / "index.cpp"]
+            compile.run_ninja(folder, label, nvcc.path, files, flags, _link_flags(nvcc))
+
+        if announce:
+            with compile.progress_line(f"kernel {row}{f' ({out_dtype})' if out_dtype else ''} for {arch} with nvcc {nvcc.version}"):
+                compile_and_link()
+        else:
+            compile_and_link()
+
+    return cache.get_or_build("kernel", label, _kernel_key(arch, source), build)
+
+
+def _arch_key(table: TileTable) -> str:
+    """Of the sources and the table: a prebuilt library serves on machines without nvcc."""
+    generated = [_kernel_source(table, name) for name in kernel_names(table)]
+    index = codegen.library_source(table.arch, [], table)
+    return cache.digest(table.arch, index, compile.sources_digest("core", "int8", "include"), *generated)
+
+
+def arch_library(table: TileTable) -> Path | None:
+    """A whole architecture's library if one was built (by `scaled-mm build`, or into the package) from what is here now."""
+    key = _arch_key(table)
+    cached = cache.cache_dir() / f"arch-{table.arch}-{key}" / cache.LIBRARY
+    return _prebuilt(f"kernels_{table.arch}", key) or (cached if cached.is_file() else None)
+
+
+def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None) -> Path:
+    """Build every kernel of a table in parallel and link them, with the table, into one library.
+
+    jobs: kernels at a time; default: one per core. Kernels that are in the cache are not built again, so an interrupted
+    build goes on where it stopped. on_kernel(name, done, total) is called as each one is finished.
+    """
+    nvcc, flags = _nvcc_and_flags(table.arch)
+    names = kernel_names(table)
+    built: dict[KernelName, Path] = {}
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        futures = {pool.submit(build_kernel, table, name, announce=False): name for name in names}
+        try:
+            for future in as_completed(futures):
+                built[futures[future]] = future.result()
+                if on_kernel:
+                    on_kernel(futures[future], len(built), len(names))
+        except BaseException:
+            for future in futures:
+                future.cancel()  # one failure ends the build; what is finished stays in the cache
+            raise
+
+    def build(folder: Path) -> None:
+        objects = []
+        for name in names:
+            objects.append(folder / f"{codegen.symbol(*name)}.o")
+            shutil.copyfile(built[name].parent / _KERNEL_OBJECT, objects[-1])
+        source = folder / "index.cpp"
+        source.write_text(codegen.library_source(table.arch, [codegen.symbol(*name) for name in names], table))
+        link = [*_link_flags(nvcc), *(str(path) for path in objects)]
+        compile.run_ninja(folder, f"arch-{table.arch}", nvcc.path, [source], flags, link)
+        for path in objects:
+            path.unlink()
+
+    return cache.get_or_build("arch", table.arch, _arch_key(table), build)
+
+
+def install_arch(table: TileTable, folder: Path, **options) -> Path:
+    """Build an architecture and put the library into a package's lib folder."""
+    return install_prebuilt(build_arch(table, **options), f"kernels_{table.arch}", _arch_key(table), folder)
+
+
+def install_core(folder: Path) -> Path:
+    """Build the core and put it into a package's lib folder."""
+    return install_prebuilt(build_core(), "libscaled_mm", core_key(), folder)

@@ -1,0 +1,366 @@
+"""`scaled-mm bench`: time our kernels and everybody else's on the same inputs, and write the report."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+    from scaled_mm.bench.peers import Peer
+    from scaled_mm.bench.record import BenchDocument, OverheadRecord
+    from scaled_mm.bench.run import Options, Progress
+    from scaled_mm.bench.shapes import Case
+
+HELP = "time INT8 products against vLLM, SGLang and torch, and write a report"
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    add = parser.add_argument
+    add("--shapes", help="llm, layer names (8B_qkv, ...) or MxNxK, comma-separated; default llm, on a CPU 8B_o")
+    add("--m", help="M values for named shapes, comma-separated; default 1 ... 8192, on a CPU 1,16,64")
+    add("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
+    add("--out", type=Path, metavar="DIR", help="report directory; default reports/<arch>/<gpu>")
+    peers = "all, none, or names: bf16,intmm,fp8row,vllm,sgl; on a CPU bf16,fp32,intmm_epilogue; default all"
+    add("--peers", default="all", metavar="NAMES", help=peers)
+    add("--vllm-lib", metavar="PATH", help="vLLM's _C_stable_libtorch library, when vllm is not installed")
+    add("--sgl-lib", metavar="PATH", help="sgl_kernel's common_ops library, when sgl_kernel is not installed")
+    add("--kernel", metavar="ROW", help="force ours to one row of the tile table")
+    rows = "time rows of the tile table (all, or these names) on each case instead of peers; writes rows.json"
+    add("--rows", nargs="?", const="all", metavar="NAMES", help=rows)
+    add("--overhead", action="store_true", help="also measure host microseconds per call")
+    add("--no-check", action="store_true", help="do not compare with the reference")
+    limit = "check products of up to so many billion multiply-adds; default 8192, on a CPU 4"
+    add("--check-limit", type=float, metavar="GMAC", help=limit)
+    add("--budget-ms", type=float, metavar="MS", help="timed milliseconds per implementation and case; default 60")
+    add("--seed", type=int, help="seed of the random inputs; default a new one, which the report records")
+    add("--render", type=Path, metavar="DIR", help="only render the report of DIR/bench.json again")
+    add("--json", action="store_true", help="print the document on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the command. 0: done; 1: a case of ours failed or has wrong bits; 2: the arguments make no sense."""
+    from rich.console import Console
+
+    from scaled_mm.bench import peers, rows
+    from scaled_mm.errors import ScaledMMError
+
+    # A log file has no width: without one the tables would be squeezed into 80 columns.
+    console = Console(stderr=args.json)
+    if not console.is_terminal:
+        console = Console(stderr=args.json, width=160)
+    if args.render is not None:
+        return _render(args, console)
+    try:
+        device = _device(args.device)
+        cases = _cases(args, device)
+        options = _options(args, device)
+        if args.rows is not None:
+            names = rows.row_names(args.rows, peers.our_handle(device).arch)
+        else:
+            others = peers.select(args.peers, device, peers.every_peer(args.vllm_lib, args.sgl_lib))
+    except (ValueError, ScaledMMError) as error:
+        return _usage(console, str(error))
+    if args.rows is not None:
+        return _run_rows(args, device, cases, names, options, console)
+    return _run_bench(args, device, cases, [peers.Ours(args.kernel), *others], options, console)
+
+
+def _usage(console: Console, message: str) -> int:
+    from rich.markup import escape
+
+    console.print(f"[red]error:[/red] {escape(message)}", highlight=False)
+    return USAGE
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    if name is None:
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"--device {name!r}: {error}") from error
+    if device.type not in ("cuda", "cpu"):
+        raise ValueError(f"--device {name!r}: expected cuda, cuda:<index> or cpu")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"--device {name!r}: torch {torch.__version__} sees no GPU")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    return device
+
+
+def _cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
+    from scaled_mm.bench import shapes
+
+    cpu = device.type == "cpu"
+    ms = shapes.parse_ms(args.m) if args.m else (shapes.CPU_M if cpu else shapes.LLM_M)
+    return shapes.parse_cases(args.shapes or (shapes.CPU_SHAPES if cpu else "llm"), ms)
+
+
+def _options(args: argparse.Namespace, device: torch.device) -> Options:
+    import secrets
+
+    from scaled_mm.bench import timing
+    from scaled_mm.bench.run import CHECK_LIMIT_GMAC, Options
+
+    if args.budget_ms is not None and args.budget_ms <= 0:
+        raise ValueError(f"--budget-ms must be positive, got {args.budget_ms}")
+    return Options(
+        budget_ms=timing.DEFAULT_BUDGET_MS if args.budget_ms is None else args.budget_ms,
+        check=not args.no_check,
+        check_limit_gmac=CHECK_LIMIT_GMAC[device.type] if args.check_limit is None else args.check_limit,
+        seed=secrets.randbelow(2**31) if args.seed is None else args.seed,
+    )
+
+
+def command_line(args: argparse.Namespace, defaults: argparse.Namespace) -> str:
+    """The command that gives `args`: every option that differs from its default."""
+    words = ["scaled-mm", "bench"]
+    for key, value in vars(args).items():
+        if not hasattr(defaults, key) or value == getattr(defaults, key):
+            continue  # the first: options of the program, not of this command
+        words.append("--" + key.replace("_", "-"))
+        if value is not True and not (key == "rows" and value == "all"):
+            words.append(str(value))
+    return shlex.join(words)
+
+
+def _command(args: argparse.Namespace) -> str:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return command_line(args, parser.parse_args([]))
+
+
+def _run_bench(
+    args: argparse.Namespace,
+    device: torch.device,
+    cases: list[Case],
+    chosen: list[Peer],
+    options: Options,
+    console: Console,
+) -> int:
+    from rich.markup import escape
+
+    from scaled_mm.bench import analysis, peers, run
+    from scaled_mm.bench.environment import read_clocks, report_folder
+    from scaled_mm.bench.record import BENCH_JSON, save
+
+    document = _new_document(args, device, chosen, options)
+    out = args.out or report_folder(document.environment)
+    for one in document.implementations:
+        if one.unavailable is not None:
+            console.print(f"[yellow]not run:[/yellow] {one.name}: {escape(one.unavailable)}", highlight=False)
+    here = [peer for peer, one in zip(chosen, document.implementations, strict=True) if one.unavailable is None]
+    with _progress(console, len(cases) * (len(here) + 2)) as step:
+        for records in run.run_grid(cases, here, device, options, step):
+            document.cases += records
+            if (clocks := read_clocks(device, f"after {records[0].shape}")) is not None:
+                document.clocks.append(clocks)
+            save(document, out)  # a run that is cut short leaves what it has
+            _log(console, f"{records[0].shape}: {len(records)} cases")
+        if args.overhead:
+            document.overhead = run.run_overhead(here, device)
+    save(document, out)
+    _finish(document, out, args, console)
+    failed = [name for _, name, _ in analysis.failures(document) if name == peers.OURS]
+    failed += [one.name for one in document.implementations if one.name == peers.OURS and one.unavailable is not None]
+    if failed or analysis.wrong_cases(document):
+        console.print(f"[red]ours failed or has wrong bits:[/red] see {out / BENCH_JSON}", highlight=False)
+        return FAILED
+    return OK
+
+
+def _new_document(
+    args: argparse.Namespace, device: torch.device, chosen: list[Peer], options: Options
+) -> BenchDocument:
+    from datetime import datetime, timezone
+
+    from scaled_mm.bench import run, timing
+    from scaled_mm.bench.environment import read_clocks, read_environment
+    from scaled_mm.bench.record import BenchDocument, Settings
+
+    clocks = read_clocks(device, "before")
+    return BenchDocument(
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        command=_command(args),
+        settings=Settings(
+            budget_ms=options.budget_ms,
+            rounds=timing.ROUNDS,
+            check=options.check,
+            check_limit_gmac=options.check_limit_gmac,
+            seed=options.seed,
+            kernel=args.kernel,
+        ),
+        environment=read_environment(device),
+        clocks=[clocks] if clocks is not None else [],
+        implementations=run.implementations(chosen, device),
+    )
+
+
+def _run_rows(
+    args: argparse.Namespace,
+    device: torch.device,
+    cases: list[Case],
+    names: list[str],
+    options: Options,
+    console: Console,
+) -> int:
+    from scaled_mm.bench import rows
+    from scaled_mm.bench.environment import read_environment, report_folder
+
+    environment = read_environment(device)
+    out = args.out or report_folder(environment)
+    entries: list[dict] = []
+    with _progress(console, len(cases) * (len(names) + 1)) as step:
+        for layer in rows.run_rows(cases, names, device, options, step):
+            entries += layer
+            rows.save_rows(entries, out, environment, _command(args))
+            _log(console, f"{layer[0]['shape']}: {len(layer)} cases")
+    if args.json:
+        _print_json(entries)
+    _print_rows(entries, console)
+    console.print(f"wrote {out / rows.ROWS_JSON} and {rows.ROWS_MD}", highlight=False)
+    return OK if all(entry["rows"] for entry in entries) else FAILED
+
+
+def _render(args: argparse.Namespace, console: Console) -> int:
+    from pydantic import ValidationError
+
+    from scaled_mm.bench import record, report
+
+    try:
+        paths = report.render(args.render)
+    except (OSError, ValidationError) as error:
+        return _usage(console, f"{args.render / record.BENCH_JSON}: {error}")
+    console.print("wrote " + ", ".join(str(path) for path in paths), highlight=False)
+    if args.json:
+        _print_json(record.load(args.render).model_dump(mode="json"))
+    return OK
+
+
+def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, console: Console) -> None:
+    from scaled_mm.bench import plots, report
+    from scaled_mm.bench.analysis import geometric_mean, load_recorded
+
+    paths = report.render(out)
+    if args.json:
+        _print_json(document.model_dump(mode="json"))
+    _print_cases(document, console)
+    if document.overhead:
+        _print_overhead(document.overhead, console)
+    against, speedups = report.headline(document, load_recorded())
+    if speedups:
+        mean = geometric_mean(one.factor for one in speedups)
+        console.print(f"speed-up [bold]{mean:.3f}x[/bold] over {against}, {len(speedups)} cases", highlight=False)
+    if not plots.available():
+        console.print("[yellow]no plots:[/yellow] matplotlib is not installed")
+    console.print(f"wrote {out / 'bench.json'}, " + ", ".join(path.name for path in paths), highlight=False)
+
+
+def _print_json(document: object) -> None:
+    import json
+
+    print(json.dumps(document))
+
+
+def _print_cases(document: BenchDocument, console: Console) -> None:
+    from rich.table import Table
+
+    from scaled_mm.bench import analysis, report
+
+    names = analysis.names_run(document)
+    factors = {id(one.case): one.factor for one in analysis.measured_speedups(document)}
+    table = Table(title=f"{document.environment.gpu}: microseconds per call")
+    for title in ("shape", "M", *names, "speed-up", "of roof", "bits"):
+        table.add_column(title, justify="left" if title == "shape" else "right")
+    for cases in analysis.shapes(document).values():
+        for case in cases:
+            factor, roof = factors.get(id(case)), analysis.of_roof(case)
+            times = [analysis.us_of(case, name) for name in names]
+            table.add_row(
+                case.shape,
+                str(case.M),
+                *("[red]failed[/red]" if us is None else f"{us:.2f}" for us in times),
+                "" if factor is None else f"[{'green' if factor >= 1 else 'red'}]{factor:.2f}x",
+                "" if roof is None else f"{roof:.2f}",
+                report.bits(case).replace("WRONG", "[red]WRONG[/red]"),
+            )
+        table.add_section()
+    console.print(table)
+
+
+def _print_overhead(overhead: Iterable[OverheadRecord], console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title="host microseconds per call")
+    table.add_column("call")
+    table.add_column("µs", justify="right")
+    for one in overhead:
+        table.add_row(one.name, f"[red]{escape(one.failed)}[/red]" if one.us is None else f"{one.us:.2f}")
+    console.print(table)
+
+
+def _print_rows(entries: list[dict], console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from scaled_mm.bench import rows
+
+    table = Table(title="best row by case, and what the dispatched one loses")
+    for title in ("shape", "M", "best row", "µs", "dispatched", "loss", "failed"):
+        table.add_column(title, justify="right" if title in ("M", "µs", "loss", "failed") else "left")
+    for entry in entries:
+        fastest, cost = rows.best(entry), rows.loss(entry)
+        table.add_row(
+            entry["shape"],
+            str(entry["M"]),
+            fastest[0] if fastest else "[red]every row failed[/red]",
+            f"{fastest[1]:.2f}" if fastest else "",
+            entry["dispatched"],
+            "" if cost is None else f"{cost:.1%}",
+            str(len(entry["failed"])) if entry["failed"] else "",
+        )
+    console.print(table)
+    messages = {(name, message) for entry in entries for name, message in entry["failed"].items()}
+    for name, message in sorted(messages):
+        console.print(f"[yellow]failed:[/yellow] {name}: {escape(message)}", highlight=False)
+
+
+def _log(console: Console, text: str) -> None:
+    """A line for a log file; on a terminal the progress bar says it."""
+    if not console.is_terminal:
+        console.print(text, highlight=False)
+
+
+@contextmanager
+def _progress(console: Console, total: int) -> Iterator[Progress]:
+    """A progress bar on `console`; yields the callback that the grid calls before each step."""
+    from rich import progress
+
+    columns = (
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.description}"),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=total)
+
+        def step(case: Case, name: str) -> None:
+            bar.update(task, description=f"{case}: {name}")
+            bar.advance(task)
+
+        yield step

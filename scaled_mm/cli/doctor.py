@@ -1,0 +1,267 @@
+"""`scaled-mm doctor`: what this machine has, what is missing, what that is needed for, and how to get it."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+HELP = "report what is installed and what is missing; exit status 0 if the CPU backend works"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One line of the report. `found`: what there is, None when it is missing; then `needed_for` and `get` say more.
+
+    `required`: nothing works without it, not even on a CPU.
+    """
+
+    name: str
+    found: str | None
+    needed_for: str = ""
+    get: str = ""
+    required: bool = False
+    details: Any = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if the CPU backend works, else 1."""
+    findings = examine()
+    works = all(finding.found is not None for finding in findings if finding.required)
+    if args.json:
+        print(json.dumps({"ok": works, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2))
+    else:
+        _print(findings, works)
+    return 0 if works else 1
+
+
+def examine() -> list[Finding]:
+    """Every finding, in the order of the report."""
+    findings = [Finding("Python", f"{platform.python_version()} ({sys.executable})", required=True)]
+    for look in _LOOKS:
+        try:
+            found = look()
+        except Exception as error:  # noqa: BLE001 - a broken part is a finding; the others are still worth reporting
+            found = _failed(look, error)
+        findings += found if isinstance(found, list) else [found]
+    return findings
+
+
+def _failed(look: Callable[[], Any], error: Exception) -> Finding:
+    name, needed_for, get = _ABOUT[look]
+    reason = f"{type(error).__name__}: {error}"
+    return Finding(name, None, needed_for, f"{get} ({reason})" if get else reason, required=look in _REQUIRED)
+
+
+# ---- torch and the CPU -----------------------------------------------------------------------------------------------
+
+
+def _torch() -> Finding:
+    import torch
+
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA in this build"
+    return Finding("torch", f"{torch.__version__}, {build}", required=True)
+
+
+def _core_library() -> Finding:
+    import scaled_mm as sm
+
+    with sm.Handle("cpu"):
+        return Finding("core library", "loads", required=True)
+
+
+def _cpu_backend() -> Finding:
+    """Computes a product, zero points and bias included, and compares it with the reference."""
+    import torch
+
+    import scaled_mm as sm
+    from scaled_mm import cpu, reference
+
+    generator = torch.Generator().manual_seed(0)
+    a, w = (torch.randint(-128, 128, (rows, 333), dtype=torch.int8, generator=generator) for rows in (17, 65))
+    scale, bias = torch.tensor([0.01]), torch.ones(65, dtype=torch.bfloat16)
+    zero_point = torch.tensor([-128], dtype=torch.int32)
+    arguments = dict(bias=bias, a_zero_point=zero_point, b_zero_point=zero_point)
+    out = sm.scaled_mm(a, w.t(), scale, scale, **arguments)
+    expected = reference.scaled_mm(a, w.t(), scale, scale, **arguments)
+    if not reference.same_bits(out, expected):
+        raise RuntimeError(f"a product differs from the reference: {reference.describe_difference(out, expected)}")
+    kernel = cpu.kernel_name()
+    note = "" if kernel == "cpu_onednn_int8" else ": oneDNN's INT8 product is absent or saturates here, so this is slow"
+    threads = torch.get_num_threads()
+    return Finding("CPU backend", f"works, {kernel} on {threads} thread{'s' * (threads > 1)}{note}", required=True)
+
+
+# ---- GPUs ------------------------------------------------------------------------------------------------------------
+
+_CUDA_TORCH = "install a CUDA build of torch: see https://pytorch.org/get-started/locally/"
+
+
+def _driver() -> Finding:
+    """What nvidia-smi says, which needs no torch."""
+    needed_for, get = "GPU kernels", "install the NVIDIA driver, if this machine has an NVIDIA GPU"
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Finding("NVIDIA driver", None, needed_for, get)
+    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
+    versions = sorted({line.strip() for line in done.stdout.splitlines() if re.fullmatch(r"\s*[\d.]+\s*", line)})
+    if done.returncode != 0 or not versions:
+        message = " ".join((done.stderr or done.stdout).split())
+        return Finding("NVIDIA driver", None, needed_for, f"nvidia-smi exits with {done.returncode}: {message}")
+    return Finding("NVIDIA driver", ", ".join(versions))
+
+
+def _gpus() -> list[Finding]:
+    import torch
+
+    if not torch.cuda.is_available():
+        get = "a GPU of compute capability 7.5 or newer that torch can see" if torch.version.cuda else _CUDA_TORCH
+        return [Finding("GPU", None, "GPU kernels; the CPU backend gives the same bits", get)]
+    findings = []
+    for index in range(torch.cuda.device_count()):
+        name = f"GPU {index}"
+        properties = torch.cuda.get_device_properties(index)
+        about = (
+            f"{properties.name}, compute capability {properties.major}.{properties.minor}, "
+            f"{properties.multi_processor_count} multiprocessors, {properties.total_memory / 2**30:.0f} GiB"
+        )
+        findings += [Finding(name, about), _gpu_table(index)]
+    return findings
+
+
+def _gpu_table(index: int) -> Finding:
+    """The tile table that a handle on this GPU takes."""
+    import scaled_mm as sm
+    from scaled_mm.errors import ScaledMMError
+    from scaled_mm.tables import load_table
+
+    name = f"tile table of GPU {index}"
+    try:
+        with sm.Handle(f"cuda:{index}") as handle:
+            arch = handle.arch
+        table = load_table(arch)
+    except ScaledMMError as error:
+        return Finding(name, None, "choosing kernels on this GPU", f"{error.status.name}: {error}")
+    found = f"{arch}: {len(table.rows)} rows, {len(table.buckets)} buckets, {'tuned' if table.tuned else 'not tuned'}"
+    return Finding(name, f"{found} ({table.source})")
+
+
+def _tables() -> Finding:
+    from scaled_mm.tables import available_tables, configs_dir
+
+    tables = available_tables()
+    archs = ", ".join(arch for arch, _ in tables)
+    return Finding("tile tables", f"{archs} in {configs_dir()}", details=[str(path) for _, path in tables])
+
+
+# ---- what builds kernels ---------------------------------------------------------------------------------------------
+
+_BUILDING = "building GPU kernels"
+
+
+def _nvcc() -> Finding:
+    from scaled_mm.build.toolchain import HOW_TO_GET, find_nvcc
+
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return Finding("nvcc", None, _BUILDING, HOW_TO_GET["nvcc"])
+    return Finding("nvcc", f"{nvcc.version} ({nvcc.path}, from {nvcc.origin})")
+
+
+def _cutlass() -> Finding:
+    from scaled_mm.build.toolchain import HOW_TO_GET, cutlass_version, find_cutlass
+
+    include = find_cutlass()
+    if include is None:
+        return Finding("CUTLASS headers", None, _BUILDING, HOW_TO_GET["CUTLASS"])
+    return Finding("CUTLASS headers", f"{cutlass_version()} ({include})")
+
+
+def _ninja() -> Finding:
+    from scaled_mm.build.toolchain import HOW_TO_GET, find_ninja
+
+    ninja = find_ninja()
+    if ninja is None:
+        return Finding("ninja", None, _BUILDING, HOW_TO_GET["ninja"])
+    version = subprocess.run([str(ninja), "--version"], capture_output=True, text=True, timeout=30, check=True)
+    return Finding("ninja", f"{version.stdout.strip()} ({ninja})")
+
+
+def _cxx() -> Finding:
+    from scaled_mm.build.toolchain import HOW_TO_GET, cxx_version, find_cxx
+
+    cxx = find_cxx()
+    if cxx is None:
+        return Finding("C++ compiler", None, "building the core library and kernels from source", HOW_TO_GET["C++ compiler"])
+    return Finding("C++ compiler", f"{cxx_version()} ({cxx})")
+
+
+def _cache() -> Finding:
+    from scaled_mm.build import cache
+
+    entries = cache.entries()
+    size = sum(entry.size for entry in entries)
+    details = [{"kind": entry.kind, "name": entry.name, "size": entry.size, "path": str(entry.path)} for entry in entries]
+    counts = collections.Counter(entry.kind for entry in entries)
+    content = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    found = f"{cache.cache_dir()}: {f'{content}; {size / 2**20:.1f} MiB' if entries else 'empty'}"
+    return Finding("build cache", found, details=details)
+
+
+# In the order of the report, with what a line says when looking itself fails: name, needed for, how to get it.
+_ABOUT: dict[Callable[[], Any], tuple[str, str, str]] = {
+    _torch: ("torch", "everything", "`pip install torch`"),
+    _core_library: ("core library", "everything", "it is compiled with a C++ compiler when the package is installed or first used"),
+    _cpu_backend: ("CPU backend", "products on a CPU", ""),
+    _driver: ("NVIDIA driver", "GPU kernels", ""),
+    _gpus: ("GPU", "GPU kernels", ""),
+    _tables: ("tile tables", "choosing GPU kernels", ""),
+    _nvcc: ("nvcc", _BUILDING, ""),
+    _cutlass: ("CUTLASS headers", _BUILDING, ""),
+    _ninja: ("ninja", _BUILDING, ""),
+    _cxx: ("C++ compiler", _BUILDING, ""),
+    _cache: ("build cache", "keeping built kernels", ""),
+}
+_LOOKS = tuple(_ABOUT)
+_REQUIRED = frozenset({_torch, _core_library, _cpu_backend})
+
+
+# ---- output ----------------------------------------------------------------------------------------------------------
+
+
+def _print(findings: list[Finding], works: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        if finding.found is not None:
+            table.add_row(Text("ok", style="green"), finding.name, Text(finding.found))
+            continue
+        style = "bold red" if finding.required else "yellow"
+        text = f"not found; needed for {finding.needed_for}. To get it: {finding.get}"
+        table.add_row(Text("--", style=style), finding.name, Text(text))  # Text: brackets in a message are no markup
+    console.print(table)
+    if works:
+        console.print("The CPU backend works.", style="green")
+    else:
+        broken = ", ".join(finding.name for finding in findings if finding.required and finding.found is None)
+        console.print(f"The CPU backend does not work: {broken}", style="bold red", markup=False)

@@ -1,0 +1,260 @@
+"""`scaled-mm table show | check | explain M N K`: read, check and question the tile tables."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from scaled_mm.tables import TileTable
+
+HELP = "show a tile table, check tables, or explain which kernel serves a product"
+
+
+def _size(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected 0 or more")
+    return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(dest="table_command", metavar="show | check | explain", required=True)
+    show = commands.add_parser("show", help="rows with their cost, and buckets")
+    check = commands.add_parser("check", help="every problem of every table, or of the one given; exit status 1 on any")
+    explain = commands.add_parser("explain", help="the row that serves one product, and why")
+    for axis, what in (("M", "rows of a"), ("N", "columns of b"), ("K", "the length of the sums")):
+        explain.add_argument(axis, type=_size, help=what)
+    explain.add_argument(
+        "--sms", type=int, default=132, help="multiprocessors to count waves for (default 132: H100 SXM, H200)"
+    )
+    for command, default in ((show, "sm90"), (check, None), (explain, "sm90")):
+        which = command.add_mutually_exclusive_group()
+        which.add_argument(
+            "--arch",
+            default=default,
+            help=f"architecture of the table ({'default ' + default if default else 'default: all'})",
+        )
+        which.add_argument("--table", metavar="FILE", help="a YAML file instead")
+        command.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0; 1 when a table has a problem or there is none for the architecture."""
+    from scaled_mm.errors import ScaledMMError
+
+    commands = {"show": _show, "check": _check, "explain": _explain}
+    try:
+        return commands[args.table_command](args)
+    except ScaledMMError as error:
+        if args.json:
+            _print_json({"error": {"status": error.status.name, "message": str(error)}})
+        else:
+            print(error, file=sys.stderr)
+        return 1
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def _load(args: argparse.Namespace) -> TileTable:
+    from pathlib import Path
+
+    from scaled_mm.tables import load_table
+
+    return load_table(Path(args.table) if args.table is not None else args.arch)
+
+
+def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
+    from scaled_mm.tables.rules import row_cost
+
+    row = table.row(name)
+    cost = row_cost(row, table.arch)
+    align_a, align_b, align_out = row.alignment
+    return {
+        **row.model_dump(mode="json"),
+        "alignment_bytes": {"a": align_a, "b": align_b, "out": align_out},
+        "estimate": {
+            "stages": cost.stages,
+            "stage_bytes": cost.stage_bytes,
+            "epilogue_bytes": cost.epilogue_bytes,
+            "shared_memory_bytes": cost.shared_memory,
+            "accumulator_registers": cost.accumulators,
+        },
+    }
+
+
+# ---- show --------------------------------------------------------------------------------------------------------
+
+
+def _show(args: argparse.Namespace) -> int:
+    table = _load(args)
+    rows = [_row_dict(table, row.name) for row in table.rows]
+    if args.json:
+        buckets = [bucket.model_dump(mode="json") for bucket in table.buckets]
+        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "fallback": table.fallback}
+        _print_json({**head, "rows": rows, "buckets": buckets})
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    kind = "tuned on one GPU model" if table.tuned else "not tuned"
+    console.print(f"{table.source}: {table.arch}, {kind}, fallback {table.fallback}", highlight=False, soft_wrap=True)
+    console.print(_rows_view(table, rows))
+    console.print(_buckets_view(table))
+    return 0
+
+
+def _rows_view(table: TileTable, rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    from scaled_mm.tables.rules import SHARED_MEMORY
+
+    limit = SHARED_MEMORY[table.arch]
+    caption = f"shared memory: estimate for a 4-byte out, of {limit / 1024:.0f} KB; registers: accumulators per thread"
+    view = Table(title="rows", caption=caption)
+    for header in ("name", "tile", "cluster", "schedule", "scheduler", "swap"):
+        view.add_column(header, no_wrap=header == "name")
+    for header in ("stages", "shared memory", "registers", "buckets"):
+        view.add_column(header, justify="right")
+    for row, entry in zip(table.rows, rows, strict=True):
+        estimate = entry["estimate"]
+        registers = estimate["accumulator_registers"]
+        uses = sum(bucket.kernel == row.name for bucket in table.buckets)
+        stages = (
+            f"{estimate['stages']}"
+            if row.stages != "auto" or row.generation != "c3x"
+            else f"auto ({estimate['stages']})"
+        )
+        view.add_row(
+            row.name,
+            str(row.tile),
+            str(row.cluster),
+            row.schedule or "-",
+            row.scheduler if row.split_k == 1 else f"{row.scheduler}, split {row.split_k}",
+            "yes" if row.swap_ab else "",
+            stages,
+            f"{estimate['shared_memory_bytes'] / 1024:.1f} KB",
+            "-" if registers is None else str(registers),
+            f"{uses or '-'}" if row.name != table.fallback else "fallback",
+        )
+    return view
+
+
+def _buckets_view(table: TileTable) -> Any:
+    from rich.table import Table
+
+    view = Table(title="buckets, the first that fits wins")
+    for header in ("", "M <=", "N <=", "K <="):
+        view.add_column(header, justify="right")
+    view.add_column("kernel", no_wrap=True)
+    previous = None
+    for index, bucket in enumerate(table.buckets):
+        if index and bucket.m != previous:
+            view.add_section()
+        previous = bucket.m
+        bounds = ("open" if bound is None else str(bound) for bound in (bucket.m, bucket.n, bucket.k))
+        view.add_row(str(index), *bounds, bucket.kernel)
+    return view
+
+
+# ---- check -------------------------------------------------------------------------------------------------------
+
+
+def _check(args: argparse.Namespace) -> int:
+    from scaled_mm.tables import check_table
+
+    results = [(path, check_table(path, arch)) for path, arch in _tables_to_check(args)]
+    problems = sum(len(found) for _, found in results)
+    if args.json:
+        tables = [
+            {"table": str(path), "problems": [dataclasses.asdict(problem) for problem in found]}
+            for path, found in results
+        ]
+        _print_json({"ok": problems == 0, "tables": tables})
+        return 1 if problems else 0
+    for path, found in results:
+        for problem in found:
+            print(problem)
+        if not found:
+            print(f"{path}: ok")
+    if problems:
+        print(f"{problems} problem{'s' if problems > 1 else ''}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _tables_to_check(args: argparse.Namespace) -> list[tuple[Path, str | None]]:
+    """(path, the architecture it must be for), the tuned tables included."""
+    from pathlib import Path
+
+    from scaled_mm.errors import ArchitectureNotSupportedError
+    from scaled_mm.tables import available_tables, configs_dir
+
+    if args.table is not None:
+        return [(Path(args.table), None)]
+    tables: list[tuple[Path, str | None]] = [(path, arch) for arch, path in available_tables()]
+    if args.arch is None:
+        return tables + [(path, None) for path in sorted(configs_dir().glob("tuned/*.yaml"))]
+    chosen = [(path, arch) for path, arch in tables if arch == args.arch]
+    if not chosen:
+        known = ", ".join(str(arch) for _, arch in tables)
+        raise ArchitectureNotSupportedError(f"arch: no tile table for {args.arch!r}; there are: {known}")
+    return chosen
+
+
+# ---- explain -----------------------------------------------------------------------------------------------------
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from scaled_mm.errors import BadParamError
+    from scaled_mm.tables.select import contiguous_misfits, output_tiles
+
+    if args.sms < 1:
+        raise BadParamError(f"--sms: expected 1 or more, got {args.sms}")
+    table = _load(args)
+    M, N, K = args.M, args.N, args.K
+    selection = table.select(M, N, K)
+    row = selection.row
+    misfits = contiguous_misfits(row, N, K)
+    tiles = output_tiles(row, M, N)
+    if args.json:
+        _print_json(
+            {
+                "M": M,
+                "N": N,
+                "K": K,
+                "arch": table.arch,
+                "source": table.source,
+                "tuned": table.tuned,
+                "kernel": row.name,
+                "bucket": selection.bucket_index,
+                "reason": selection.reason,
+                "tiles": tiles,
+                "waves": tiles / args.sms,
+                "contiguous_misfits": misfits,
+                "fallback": table.fallback,
+                "row": _row_dict(table, row.name),
+            }
+        )
+        return 0
+    estimate = _row_dict(table, row.name)["estimate"]
+    registers = estimate["accumulator_registers"]
+    print(f"M={M} N={N} K={K}: {row.name}")
+    print(f"  why     {selection.reason}")
+    shape = [f"tile {row.tile}", f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
+    print(
+        f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
+    )
+    print(f"  tiles   {tiles}: {tiles / args.sms:.2f} waves on {args.sms} multiprocessors")
+    stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
+    cost = f"{stages}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory"
+    print(f"  cost    {cost}{'' if registers is None else f', {registers} accumulator registers per thread'}")
+    for misfit in misfits:
+        print(f"  note    {misfit}; such operands take {table.fallback}")
+    return 0

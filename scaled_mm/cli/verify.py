@@ -1,0 +1,275 @@
+"""`scaled-mm verify`: quantizes random matrices, multiplies them on this machine and compares bit for bit with the reference."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from scaled_mm import Handle
+
+HELP = "check on this machine that every result equals the reference, bit for bit"
+
+# M, N, K: decode, one past a tile, a batch of one tile, nothing aligned, a prefill chunk. Some ten seconds on two CPU cores.
+DEFAULT_SHAPES = ((1, 4096, 4096), (17, 4096, 4096), (128, 2048, 4096), (33, 1000, 1031), (512, 3072, 2048))
+OUT_DTYPES = ("bfloat16", "float16", "float32", "int32")
+
+_POISON_INT32 = -1595877173
+_TIMING_BUDGET_MS = 40.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One product, computed by `sm.scaled_mm` and through a descriptor.
+
+    `relative_error`: ||out - ref|| / ||ref|| against the float32 product of the matrices before quantization; an int32 out
+    is scaled first. `median_us`: one call of the descriptor, None without --time. `difference` and `error`: None when fine.
+    """
+
+    m: int
+    n: int
+    k: int
+    out_dtype: str
+    bias: bool
+    asymmetric: bool
+    kernel: str | None = None
+    reason: str | None = None
+    equal: bool = False
+    difference: str | None = None
+    relative_error: float | None = None
+    median_us: float | None = None
+    error: str | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help='"cuda:0", "cpu", ...; default: cuda:0 where torch sees a GPU, else cpu')
+    parser.add_argument(
+        "--shape", metavar="MxNxK", type=_shape, action="append", help="may be given several times; default: a list of five"
+    )
+    parser.add_argument("--asymmetric", action="store_true", help="quantize both matrices with zero points")
+    parser.add_argument("--time", action="store_true", help="also the median time of a call, one weight, caches warm")
+    parser.add_argument("--seed", type=int, default=0, help="of the random matrices (default 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if every result equals the reference; 1 if one differs or could not be computed."""
+    import torch
+
+    from scaled_mm import Handle
+
+    device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    shapes = args.shape or list(DEFAULT_SHAPES)
+    handle = Handle(str(device))
+    total = len(shapes) * len(_combinations())
+    results = []
+    with _progress(total, quiet=args.json) as advance:
+        for m, n, k in shapes:
+            for result in verify_shape(handle, device, m, n, k, args.asymmetric, args.time, args.seed):
+                results.append(result)
+                advance()
+
+    equal = all(result.equal for result in results)
+    head = {"device": str(device), "name": _device_name(device), "torch": torch.__version__, "seed": args.seed}
+    if args.json:
+        print(json.dumps({**head, "equal": equal, "cases": [dataclasses.asdict(r) for r in results]}, indent=2))
+    else:
+        _print(head, results, timed=args.time)
+    return 0 if equal else 1
+
+
+def verify_shape(
+    handle: Handle, device: torch.device, m: int, n: int, k: int, asymmetric: bool, timed: bool, seed: int
+) -> Iterator[Result]:
+    """One Result for each out dtype, with and without bias, of the product [m, k] x [k, n] of the same two matrices."""
+    import torch
+
+    from scaled_mm.errors import ScaledMMError
+
+    generator = torch.Generator().manual_seed(seed)
+    # Activations as transformers have them: a few channels far larger than the others.
+    x = torch.randn(m, k, generator=generator) * torch.randn(k, generator=generator).exp()
+    weight = torch.randn(n, k, generator=generator) / max(k, 1) ** 0.5
+    bias = torch.randn(n, generator=generator).to(device)
+    x, weight = x.to(device), weight.to(device)
+    operands = _quantize(x, weight, asymmetric)
+    exact = x @ weight.t()
+    for name, with_bias in _combinations():
+        case = Result(m, n, k, name, with_bias, asymmetric)
+        out_dtype = getattr(torch, name)
+        inputs = dict(operands, bias=bias.to(out_dtype) if with_bias else None)
+        if out_dtype is torch.int32:
+            inputs["a_scale"] = inputs["b_scale"] = None
+        try:
+            case, out = _compare(handle, case, inputs, out_dtype, timed)
+        except ScaledMMError as error:
+            yield dataclasses.replace(case, error=f"{error.status.name}: {error}")
+            continue
+        if out_dtype is torch.int32:
+            out = out.float() * operands["b_scale"] * operands["a_scale"]
+        yield dataclasses.replace(case, relative_error=_relative_error(out, exact + bias if with_bias else exact))
+
+
+def _combinations() -> list[tuple[str, bool]]:
+    return [(name, bias) for name in OUT_DTYPES for bias in (False, True) if name != "int32" or not bias]
+
+
+def _compare(
+    handle: Handle, case: Result, inputs: dict[str, Any], out_dtype: torch.dtype, timed: bool
+) -> tuple[Result, torch.Tensor]:
+    """The result with its verdict, and what `sm.scaled_mm` wrote. Both outputs are poisoned before they are written."""
+    import torch
+
+    import scaled_mm as sm
+    from scaled_mm import reference
+
+    expected = reference.scaled_mm(**inputs, out_dtype=out_dtype)
+    poison = _POISON_INT32 if out_dtype is torch.int32 else float("nan")
+    called, calculated = torch.full_like(expected, poison), torch.full_like(expected, poison)
+
+    sm.scaled_mm(**inputs, out_dtype=out_dtype, out=called)
+    median_us = None
+    with sm.create_descriptor(handle, out=calculated, **inputs) as descriptor:
+        workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=expected.device)
+
+        def calculate() -> None:
+            descriptor.calculate(calculated, **inputs, workspace=workspace)
+
+        calculate()
+        kernel, reason = descriptor.kernel.row, descriptor.kernel.reason
+        differences = [
+            f"{what}: {reference.describe_difference(out, expected)}"
+            for what, out in (("scaled_mm", called), ("descriptor", calculated))
+            if not reference.same_bits(out, expected)
+        ]
+        if timed:
+            from scaled_mm.bench import timing
+
+            median_us = timing.measure([calculate], expected.device, budget_ms=_TIMING_BUDGET_MS, cold=False).us
+    verdict = dataclasses.replace(
+        case,
+        kernel=kernel,
+        reason=reason,
+        equal=not differences,
+        difference="; ".join(differences) or None,
+        median_us=median_us,
+    )
+    return verdict, called
+
+
+def _quantize(x: torch.Tensor, weight: torch.Tensor, asymmetric: bool) -> dict[str, torch.Tensor | None]:
+    """x [M, K] per token, weight [N, K] per output channel, as keyword arguments of `scaled_mm`."""
+    from scaled_mm import quantize_int8
+
+    if not asymmetric:
+        (a, a_scale), (w, b_scale) = quantize_int8(x, "token"), quantize_int8(weight, "channel")
+        return dict(a=a, b=w.t(), a_scale=a_scale, b_scale=b_scale, a_zero_point=None, b_zero_point=None)
+    a, a_scale, a_zero_point = _quantize_asymmetric(x)
+    w, b_scale, b_zero_point = _quantize_asymmetric(weight)
+    return dict(
+        a=a,
+        b=w.t(),
+        a_scale=a_scale,
+        b_scale=b_scale.t().contiguous(),
+        a_zero_point=a_zero_point,
+        b_zero_point=b_zero_point.t().contiguous(),
+    )
+
+
+def _quantize_asymmetric(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(q int8, scale float32 [rows, 1], zero point int32 [rows, 1]) with x about (q - zero point) * scale, row by row."""
+    import torch
+
+    if x.numel() == 0:
+        rows = (x.shape[0], 1)
+        zero_point = torch.zeros(rows, dtype=torch.int32, device=x.device)
+        return x.to(torch.int8), torch.ones(rows, device=x.device), zero_point
+    low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).tiny)
+    zero_point = (-128 - low / scale).round().clamp(-128, 127)
+    q = ((x / scale).round() + zero_point).clamp(-128, 127)
+    return q.to(torch.int8), scale, zero_point.to(torch.int32)
+
+
+def _relative_error(out: torch.Tensor, exact: torch.Tensor) -> float | None:
+    norm = exact.double().norm().item()
+    return None if norm == 0 else (out.double() - exact.double()).norm().item() / norm
+
+
+# ---- the command line and its output ---------------------------------------------------------------------------------
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    found = re.fullmatch(r"(\d+)[xX](\d+)[xX](\d+)", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected MxNxK, as in 16x4096x14336")
+    m, n, k = (int(size) for size in found.groups())
+    return m, n, k
+
+
+def _device_name(device: torch.device) -> str:
+    import torch
+
+    from scaled_mm.bench.environment import cpu_name
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+@contextlib.contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A bar on stderr while the cases run, gone afterwards; nothing when quiet. Yields the function that moves it on."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+        task = bar.add_task("verify", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _print(head: dict[str, Any], results: list[Result], timed: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table(title=f"{head['name']} ({head['device']}), torch {head['torch']}")
+    for header in ("M x N x K", "out", "bias"):
+        table.add_column(header, no_wrap=True)
+    table.add_column("kernel")
+    table.add_column("equal")
+    table.add_column("error*", justify="right")
+    if timed:
+        table.add_column("us", justify="right")
+    shape = None
+    for result in results:
+        if shape is not None and shape != (result.m, result.n, result.k):
+            table.add_section()
+        shape = (result.m, result.n, result.k)
+        cells = [
+            f"{result.m} x {result.n} x {result.k}",
+            result.out_dtype,
+            "yes" if result.bias else "",
+            result.kernel or "-",
+            "[green]yes[/]" if result.equal else "[bold red]NO[/]",
+            "-" if result.relative_error is None else f"{result.relative_error:.2%}",
+        ]
+        if timed:
+            cells.append("-" if result.median_us is None else f"{result.median_us:,.1f}")
+        table.add_row(*cells)
+    console.print(table)
+    console.print("* of the product before quantization; quantizing causes it, whatever the kernel", style="dim")
+    failed = [result for result in results if not result.equal]
+    for result in failed:
+        label = f"{result.m}x{result.n}x{result.k} {result.out_dtype}{' with bias' if result.bias else ''}"
+        console.print(f"{label}: {result.error or result.difference}", style="red", highlight=False, markup=False)
+    if failed:
+        console.print(f"{len(failed)} of {len(results)} results differ from the reference", style="bold red")
+    else:
+        console.print(f"all {len(results)} results equal the reference bit for bit", style="green")

@@ -1,0 +1,275 @@
+"""The CPU backend: INT8 GEMM by oneDNN (`torch._int_mm`) and the epilogue of docs/NUMERICS.md.
+
+`gemm` gives the bits that every GPU kernel gives: the accumulator is an exact integer and the epilogue rounds once per
+float32 operation, in the documented order. Any shape and any strides run, M = 1 and K = 0 included.
+
+What `torch._int_mm` needs from its caller (torch 2.13, oneDNN 3.12; the same since the CPU version appeared):
+
+* It hands oneDNN's BLAS entry point whatever leading dimension the strides spell and drops the status. A broadcast
+  view, or a `[1, N]` matrix with strides (1, 1), is refused there and the output keeps what the memory held before.
+* With neither stride 1 it takes oneDNN's scalar reference loop, some 4000 times slower.
+* `out=` has to be contiguous.
+* On x86 without VNNI, oneDNN adds pairs of 8-bit products in saturating 16-bit lanes, so large values come out wrong.
+
+Hence `_blas_operand`, which admits exactly the layouts that BLAS can express, and `int_mm_is_exact`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+# One chunk of accumulators, in elements: 32 MiB, so that M = 8192 does not hold an int32 copy of the whole output. Never
+# fewer than _CHUNK_MIN_ROWS rows, because oneDNN packs b again for each call.
+_CHUNK_ELEMENTS = 8 << 20
+_CHUNK_MIN_ROWS = 1024
+
+# The epilogue runs on this many elements per thread at a time: 128 KiB of int32 and 128 KiB of float32 stay in a 1 MiB L2.
+_EPILOGUE_ELEMENTS_PER_THREAD = 32 << 10
+
+# From this many elements of b on, the layout decides the speed of a small-M product more than call overhead does.
+_LARGE_WEIGHT = 4 << 20
+# Rows of b.t() that lie a multiple of this many bytes apart fall into the same cache sets while oneDNN packs them.
+_ALIASING_STRIDE = 2048
+# Up to this many rows the transposed accumulators cost less than what the other packing order saves.
+_SWAP_MAX_ROWS = 64
+# A slab of b that stays in cache while every row of a passes over it, in bytes.
+_MATVEC_SLAB = 4 << 20
+
+# The float64 alternative converts at most this many elements of one operand at a time: 128 MiB.
+_FLOAT64_ELEMENTS = 16 << 20
+
+
+def kernel_name() -> str:
+    """What `desc.kernel` reports on a CPU.
+
+    "cpu_onednn_int8"; or "cpu_float64" where oneDNN's INT8 product is not exact, or oneDNN is absent or switched off
+    (`torch._int_mm` is then a scalar loop, ten times slower than a float64 product).
+    """
+    return "cpu_onednn_int8" if _use_onednn() else "cpu_float64"
+
+
+def int_mm_is_exact() -> bool:
+    """Whether `torch._int_mm` gives the exact product on this CPU, whatever the values.
+
+    Probed once per process, on the first use (and again if oneDNN is switched on or off), with the worst values: -128 and
+    127 in every pairing, which saturate 16-bit pairs in either operand's role, then random ones, through each form of
+    call that `gemm` makes.
+    """
+    return _probe(torch.backends.mkldnn.enabled)
+
+
+def _use_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled and int_mm_is_exact()
+
+
+@functools.lru_cache(maxsize=None)
+def _probe(onednn_enabled: bool) -> bool:
+    generator = torch.Generator().manual_seed(0)
+    k, n = 259, 64  # K is not a multiple of 4, so that the tail of the 4-way dot product is probed too
+    for rows in (1, 2, 16, 48):
+        a = torch.randint(-128, 128, (rows, k), dtype=torch.int8, generator=generator)
+        weight = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator)
+        operands = [(a, weight)]
+        operands += [(torch.full_like(a, x), torch.full_like(weight, y)) for x in (-128, 127) for y in (-128, 127)]
+        for left, right in operands:
+            want = (left.double() @ right.double().t()).to(torch.int32)
+            products = [
+                _product(left, right.t()),
+                _product(left, right.t().contiguous()),
+                _product_swapped(left, right.t()),
+                _product_by_rows(left, right.t()),
+            ]
+            if not all(torch.equal(product, want) for product in products):
+                return False
+    return True
+
+
+@torch.no_grad()
+def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -> None:
+    """Writes out[m,n] = cast((f32(acc[m,n]) * b_scale[n]) * a_scale[m] + bias[n]), or acc itself for an int32 out.
+
+    out: [M, N] float16, bfloat16, float32 or int32, any strides. a: int8 [M, K]. b: int8 [K, N]. a_scale: float32, one
+    value, [M] or [M, 1]; b_scale: float32, one value, [N] or [1, N]; both None for an int32 out. bias: [N] or [1, N],
+    float32 or out's dtype, or None. Zero points: int32 or int8, shaped like the scales, or None.
+
+    The core has validated all of it: K is within the exact bound, and out overlaps no input. Nothing is checked again here.
+    """
+    m, k = a.shape
+    n = b.shape[1]
+    if m == 0 or n == 0:
+        return
+    zero_points = _ZeroPoints(a, b, a_zero_point, b_zero_point)
+    a_scale, b_scale, bias = _column(a_scale), _row(b_scale), _row(bias)
+
+    if out.dtype is torch.int32:
+        accumulate_into = out if out.is_contiguous() else None
+        acc = _accumulate(a, b, accumulate_into)
+        zero_points.subtract_from(acc, 0)
+        if acc.data_ptr() != out.data_ptr():
+            out.copy_(acc)
+        return
+
+    chunk = max(_CHUNK_MIN_ROWS, _CHUNK_ELEMENTS // n)
+    buffer = torch.empty((min(chunk, m), n), dtype=torch.int32) if m > _SWAP_MAX_ROWS else None
+    for start in range(0, m, chunk):
+        stop = min(start + chunk, m)
+        acc = _accumulate(_rows_of(a, start, stop), b, None if buffer is None else _rows_of(buffer, 0, stop - start))
+        _epilogue(_rows_of(out, start, stop), acc, _rows_of(a_scale, start, stop), b_scale, bias, zero_points, start)
+
+
+# ---- the product ------------------------------------------------------------------------------------------------------
+
+
+def _accumulate(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
+    """int32 [M, N] = a @ b, exact, zero points not yet taken into account.
+
+    `into`: a contiguous int32 [M, N] that the result may be written to; the result may also be another tensor.
+    """
+    if a.shape[1] == 0:
+        return torch.zeros((a.shape[0], b.shape[1]), dtype=torch.int32) if into is None else into.zero_()
+    if not _use_onednn():
+        return _product_float64(a, b)
+    m, (k, n) = a.shape[0], b.shape
+    # oneDNN has a matrix-vector kernel for K-contiguous weights that neither packs nor copies; two calls of it are still
+    # faster than one general product (4096 x 4096, 2 cores: 0.23 ms against 1.2 ms).
+    b_is_k_contiguous = b.stride(0) == 1 and b.stride(1) >= k
+    if m <= 2 and b_is_k_contiguous:
+        return _product_by_rows(a, b, into)
+    if m <= _SWAP_MAX_ROWS and b_is_k_contiguous and b.stride(1) % _ALIASING_STRIDE == 0 and n * k >= _LARGE_WEIGHT:
+        return _product_swapped(a, b)
+    return _product(a, b, into)
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+    a, b = _blas_operand(a), _blas_operand(b)
+    return torch._int_mm(a, b) if into is None else torch._int_mm(a, b, out=into)
+
+
+def _product_swapped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b as (b.t() @ a.t()).t(): oneDNN then packs the weight in the other order, and cache sets do not collide.
+
+    M is padded with zero rows to 4, 8 or a multiple of 16: oneDNN's kernels for the remaining columns are slow.
+    """
+    m, k = a.shape
+    padded = next((size for size in (4, 8) if m <= size), -(-m // 16) * 16)
+    rows = a.new_zeros((padded, k))
+    rows[:m].copy_(a)
+    return torch._int_mm(_blas_operand(b.t()), _blas_operand(rows.t()))[:, :m].t()
+
+
+def _product_by_rows(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
+    """a @ b, one matrix-vector product per row of a and slab of b's columns."""
+    m, (k, n) = a.shape[0], b.shape
+    if m == 1:
+        return _product(a, b, into)
+    acc = torch.empty((m, n), dtype=torch.int32) if into is None else into
+    slab = max(64, _MATVEC_SLAB // k)
+    for start in range(0, n, slab):
+        columns = _blas_operand(b[:, start : start + slab])
+        for row in range(m):
+            torch._int_mm(_blas_operand(a[row : row + 1]), columns, out=acc[row : row + 1, start : start + slab])
+    return acc
+
+
+def _product_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b where oneDNN is not exact: |sum| <= K * 2^14 < 2^53, so float64 holds every partial sum exactly."""
+    m, (k, n) = a.shape[0], b.shape
+    acc = torch.empty((m, n), dtype=torch.int32)
+    rows, columns = max(1, _FLOAT64_ELEMENTS // max(k, n)), max(1, _FLOAT64_ELEMENTS // k)
+    for left in range(0, n, columns):
+        right = b[:, left : left + columns].double()
+        for top in range(0, m, rows):
+            acc[top : top + rows, left : left + columns] = a[top : top + rows].double() @ right
+    return acc
+
+
+def _blas_operand(t: torch.Tensor) -> torch.Tensor:
+    """`t`, or a copy of it, with strides that BLAS can express: one of them 1 and the other at least that extent.
+
+    The stride of an extent of 1 carries no meaning but is read as the leading dimension, so it is spelt out.
+    """
+    rows, columns = t.shape
+    row_stride, column_stride = t.stride()
+    if columns == 1 and row_stride >= 1:
+        return t.as_strided(t.shape, (row_stride, 1))
+    if rows == 1 and column_stride >= 1:
+        return t.as_strided(t.shape, (columns, 1) if column_stride == 1 else (1, column_stride))
+    if column_stride == 1 and row_stride >= columns:
+        return t
+    if row_stride == 1 and column_stride >= rows:
+        return t
+    return t.contiguous()
+
+
+# ---- zero points ------------------------------------------------------------------------------------------------------
+
+
+class _ZeroPoints:
+    """acc - za * colsum(b) - zb * rowsum(a) + K * za * zb, as acc - za * (colsum(b) - K * zb) - rowsum(a) * zb.
+
+    Each step is int32 arithmetic modulo 2^32. The true result fits 32 bits (the core bounds K), so the wrapped one is it.
+    The sums are products with a vector of ones: 200 times faster than `Tensor.sum` on int8.
+    """
+
+    def __init__(self, a, b, a_zero_point, b_zero_point):
+        k = a.shape[1]
+        self.a_zero_point = self.b_zero_point = self.row_sum = self.column_term = None
+        if b_zero_point is not None:
+            self.b_zero_point = _row(b_zero_point).to(torch.int32)
+            self.row_sum = _accumulate(a, torch.ones((k, 1), dtype=torch.int8), None)
+        if a_zero_point is not None:
+            self.a_zero_point = _column(a_zero_point).to(torch.int32)
+            self.column_term = _accumulate(torch.ones((1, k), dtype=torch.int8), b, None)
+            if b_zero_point is not None:
+                self.column_term = self.column_term - self.b_zero_point * k
+
+    def subtract_from(self, acc: torch.Tensor, start: int) -> None:
+        """In place; `acc` holds the rows from `start` on."""
+        stop = start + acc.shape[0]
+        if self.a_zero_point is not None:
+            acc.addcmul_(_rows_of(self.a_zero_point, start, stop), self.column_term, value=-1)
+        if self.b_zero_point is not None:
+            acc.addcmul_(_rows_of(self.row_sum, start, stop), self.b_zero_point, value=-1)
+
+
+# ---- the epilogue -----------------------------------------------------------------------------------------------------
+
+
+def _epilogue(out, acc, a_scale, b_scale, bias, zero_points: _ZeroPoints, start: int) -> None:
+    """Block of rows by block of rows, each float32 operation a call of its own, so that nothing can contract them."""
+    m, n = acc.shape
+    rows = max(1, _EPILOGUE_ELEMENTS_PER_THREAD * torch.get_num_threads() // n)
+    # A float32 out is its own temporary.
+    temporary = None if out.dtype is torch.float32 else torch.empty((min(rows, m), n), dtype=torch.float32)
+    for top in range(0, m, rows):
+        bottom = min(top + rows, m)
+        block, target = _rows_of(acc, top, bottom), _rows_of(out, top, bottom)
+        zero_points.subtract_from(block, start + top)
+        value = target if temporary is None else _rows_of(temporary, 0, bottom - top)
+        value.copy_(block)
+        value.mul_(b_scale)
+        value.mul_(_rows_of(a_scale, top, bottom))
+        if bias is not None:
+            value.add_(bias)
+        if temporary is not None:
+            target.copy_(value)
+
+
+def _column(t: torch.Tensor | None) -> torch.Tensor | None:
+    """One value, [M] or [M, 1] as [1, 1] or [M, 1]."""
+    return None if t is None else t.reshape(-1, 1)
+
+
+def _row(t: torch.Tensor | None) -> torch.Tensor | None:
+    """One value, [N] or [1, N] as [1, 1] or [1, N]; floating point ones as float32, which is exact."""
+    if t is None:
+        return None
+    t = t.reshape(1, -1)
+    return t.float() if t.is_floating_point() else t
+
+
+def _rows_of(t: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """t[start:stop], or t itself if that is all of it or t is one row for every row."""
+    return t if t.shape[0] == 1 or (start == 0 and stop == t.shape[0]) else t[start:stop]

@@ -1,0 +1,246 @@
+"""Handle, TensorDesc and Descriptor: create once, calculate often."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from scaled_mm import _core, ops
+from scaled_mm.errors import BadParamError, DeviceNotSupportedError
+
+_OPERANDS = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+
+
+def _free(function: str, pointer: ctypes.c_void_p) -> None:
+    _core.call(function, pointer)
+    pointer.value = None
+
+
+def _destroyer(owner: object, function: str, pointer: ctypes.c_void_p) -> weakref.finalize:
+    """Frees a C object once: when called, or when its owner is collected. Not at exit: the process takes it along."""
+    finalizer = weakref.finalize(owner, _free, function, pointer)
+    finalizer.atexit = False
+    return finalizer
+
+
+class Handle:
+    """One device.
+
+    device: "cuda:0", "cuda" (the current one), "cpu", or a torch.device.
+    arch: force another architecture's tile table, as "sm90"; default: the device's own.
+    Raises DeviceNotSupportedError (no such device or no driver), ArchitectureNotSupportedError (below compute capability 7.5).
+    """
+
+    def __init__(self, device: str | torch.device = "cuda", arch: str | None = None):
+        try:
+            self.device = torch.device(device)
+        except (RuntimeError, TypeError) as error:
+            raise BadParamError(f"device: expected a device such as cuda:0 or cpu, got {device!r}") from error
+        if self.device.type == "cuda":
+            if self.device.index is None:
+                self.device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+            kind = _core.DEVICE_CUDA
+        elif self.device.type == "cpu":
+            kind = _core.DEVICE_CPU
+        else:
+            raise DeviceNotSupportedError(f"device: expected cuda or cpu, got {self.device.type}")
+        self._pointer = ctypes.c_void_p()
+        encoded = arch.encode() if arch is not None else None
+        _core.call("scaledMMCreateHandle", ctypes.byref(self._pointer), kind, self.device.index or 0, encoded)
+        self._destroy = _destroyer(self, "scaledMMDestroyHandle", self._pointer)
+        info = _core.HandleInfoC()
+        _core.call("scaledMMGetHandleInfo", self._pointer, ctypes.byref(info))
+        self.arch: str = info.arch.decode()
+        self.compute_capability: int = info.compute_capability
+        self.multiprocessors: int = info.multiprocessors
+        self.max_shared_memory: int = info.max_shared_memory
+
+    def destroy(self) -> None:
+        """Free the handle. Descriptors made with it stay usable; a second call does nothing."""
+        self._destroy()
+
+    def __repr__(self) -> str:
+        return f"Handle(device={str(self.device)!r}, arch={self.arch!r})"
+
+
+def _alignment_of(address: int) -> int:
+    return min(16, address & -address) if address else 16
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorDesc:
+    """A tensor without its data.
+
+    shape: elements per dimension. strides: in elements; default: contiguous (the last dimension fastest).
+    alignment: bytes that the data pointer will be a multiple of; what torch allocates is at least 16-byte aligned.
+    A b [K, N] that is the transpose of a [N, K] weight has strides (1, K).
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    strides: tuple[int, ...] | None = None
+    alignment: int = 16
+
+    def __post_init__(self):
+        object.__setattr__(self, "shape", _integers("shape", self.shape))
+        if not isinstance(self.dtype, torch.dtype):
+            raise BadParamError(f"dtype: expected a torch.dtype, got {self.dtype!r}")
+        if self.strides is None:
+            strides = [1] * len(self.shape)
+            for i in reversed(range(len(self.shape) - 1)):
+                strides[i] = strides[i + 1] * max(self.shape[i + 1], 1)
+            object.__setattr__(self, "strides", tuple(strides))
+        else:
+            object.__setattr__(self, "strides", _integers("strides", self.strides))
+        if len(self.strides) != len(self.shape):
+            raise BadParamError(f"strides: expected one per dimension of {self.shape}, got {self.strides}")
+        if not isinstance(self.alignment, int):
+            raise BadParamError(f"alignment: expected an integer, got {self.alignment!r}")
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorDesc:
+        """What a tensor is: its shape, dtype, strides, and the alignment of its data pointer (at most 16)."""
+        return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), _alignment_of(tensor.data_ptr()))
+
+    def _c(self) -> _core.TensorDescC:
+        return _core.tensor_desc(self.dtype, self.shape, self.strides, self.alignment)
+
+
+def _integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    try:
+        result = tuple(int(value) for value in values)
+    except (TypeError, ValueError) as error:
+        raise BadParamError(f"{name}: expected a sequence of integers, got {values!r}") from error
+    if any(abs(value) >= 2**63 for value in result):
+        raise BadParamError(f"{name}: expected 64-bit integers, got {values!r}")
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelChoice:
+    """The row that a descriptor runs, and why: the bucket (-1: none was used) and table, or what kept faster rows out.
+
+    tuned: the table was measured on one GPU model.
+    """
+
+    row: str
+    reason: str
+    bucket: int
+    tuned: bool
+
+
+def _strided(name: str, value: torch.Tensor | TensorDesc | None, device: torch.device) -> TensorDesc | None:
+    if value is None or isinstance(value, TensorDesc):
+        return value
+    if not isinstance(value, torch.Tensor):
+        raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got {type(value).__name__}")
+    ops.check_device(name, value, device)
+    return TensorDesc.of(value)
+
+
+class Descriptor:
+    """A plan for one product; made by `create_descriptor`. A context manager: leaving it destroys it."""
+
+    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
+        self._pointer = ctypes.c_void_p()
+        if not isinstance(handle, Handle) or not handle._pointer:
+            raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
+        if kernel is not None and not isinstance(kernel, str):
+            raise BadParamError(f"kernel: expected the name of a row, got {kernel!r}")
+        self.device = handle.device
+        described = {name: _strided(name, tensors[name], self.device) for name in _OPERANDS}
+        c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
+        if self.device.type == "cuda":
+            ops.load_cuda_operators()
+        _core.call(
+            "scaledMMCreateGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs,
+            kernel.encode() if kernel is not None else None,
+        )  # fmt: skip
+        self._destroy = _destroyer(self, "scaledMMDestroyGemmDescriptor", self._pointer)
+        size = ctypes.c_size_t()
+        _core.call("scaledMMGetGemmWorkspaceSize", self._pointer, ctypes.byref(size))
+        self.workspace_size: int = size.value
+        self._address = self._pointer.value
+
+    @property
+    def kernel(self) -> KernelChoice:
+        """The chosen row, and why."""
+        self._alive()
+        if self.device.type == "cpu":
+            from scaled_mm import cpu
+
+            return KernelChoice(cpu.kernel_name(), "the device is a CPU", -1, False)
+        choice = _core.KernelChoiceC()
+        _core.call("scaledMMGetGemmKernel", self._pointer, ctypes.byref(choice))
+        return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
+
+    def _alive(self) -> None:
+        if not self._pointer:
+            raise BadParamError("descriptor: expected a live descriptor, got one that was destroyed")
+
+    def calculate(
+        self, out, a, b, a_scale=None, b_scale=None, bias=None, *, a_zero_point=None, b_zero_point=None, workspace=None, stream=None
+    ) -> None:  # fmt: skip
+        """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
+
+        workspace: at least `workspace_size` bytes on the device (any contiguous dtype), or None when that is 0.
+        stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
+        Allocates nothing and never synchronises; may be captured in a CUDA graph.
+        Raises a ScaledMMError that names the tensor that differs; InsufficientWorkspaceError.
+        """
+        if self._pointer.value is None:
+            self._alive()
+        if self.device.type == "cpu":
+            return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
+        if stream is None:
+            stream = -1
+        elif not isinstance(stream, int):
+            stream = stream.cuda_stream
+        try:
+            ops.calculate(self._address, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream)
+        except (RuntimeError, TypeError) as error:
+            raise ops.typed_error(error) from None
+
+    def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
+        from scaled_mm import cpu
+
+        described = [_strided(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
+        for name, tensor in zip(_OPERANDS, tensors):
+            if isinstance(tensor, TensorDesc):
+                raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
+        _core.call("scaledMMCheckGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
+        ops.check_overlap(tensors)
+        cpu.gemm(*tensors)
+
+    def destroy(self) -> None:
+        """Free the plan; a second call does nothing."""
+        self._destroy()
+
+    def __enter__(self) -> Descriptor:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.destroy()
+
+
+def create_descriptor(
+    handle: Handle, *, out, a, b, a_scale=None, b_scale=None, bias=None, a_zero_point=None, b_zero_point=None, kernel=None
+) -> Descriptor:  # fmt: skip
+    """Validate a product once and pick its kernel.
+
+    Each argument is a TensorDesc or a tensor, as `scaled_mm` takes them; `out` [M, N] decides the output dtype.
+    kernel: the name of a row of the device's tile table to force.
+    Raises a ScaledMMError that names the argument, what was expected and what came.
+    """
+    tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point)
+    for name in ("out", "a", "b"):
+        if tensors[name] is None:
+            raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got None")
+    return Descriptor(handle, tensors, kernel)
+
+
+__all__ = ["Descriptor", "Handle", "KernelChoice", "TensorDesc", "create_descriptor"]

@@ -1,0 +1,191 @@
+"""`torch.ops.scaled_mm`: schemas, fake implementations, and the CPU backend's registration.
+
+CUDA implementations come from csrc/torch, through the stable ABI, and are loaded on first use with CUDA tensors: until
+then the implementation below serves every device and loads them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+
+import torch
+
+from scaled_mm.errors import (
+    BadParamError,
+    BadTensorDeviceError,
+    BadTensorShapeError,
+    DeviceNotSupportedError,
+    InternalError,
+    ScaledMMError,
+    error_for,
+)
+
+_library = torch.library.Library("scaled_mm", "DEF")
+_library.define(
+    "scaled_mm(Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, Tensor? a_zero_point, "
+    "Tensor? b_zero_point, ScalarType out_dtype) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+_library.define(
+    "scaled_mm_out(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, "
+    "Tensor? a_zero_point, Tensor? b_zero_point) -> ()",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+_library.define(
+    "calculate(int descriptor, Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, "
+    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? workspace, int stream) -> ()"
+)
+
+scaled_mm = torch.ops.scaled_mm.scaled_mm.default
+scaled_mm_out = torch.ops.scaled_mm.scaled_mm_out.default
+calculate = torch.ops.scaled_mm.calculate.default
+
+# ---- errors -------------------------------------------------------------------------------------------------------------
+
+_MARK = re.compile(r"\[scaled_mm status (\d+)\] (.*)", re.DOTALL)
+
+
+def typed_error(error: Exception) -> Exception:
+    """The typed error inside an exception that crossed torch's dispatcher; a wrong argument type is a BadParamError."""
+    if isinstance(error, ScaledMMError):
+        return error
+    text = str(error)
+    if match := _MARK.search(text):
+        return error_for(int(match.group(1)), match.group(2).split("\nException raised from")[0])
+    if re.match(r"scaled_mm::\w+\(\) (Expected|expected|is missing|takes|received)", text):
+        return BadParamError(text.splitlines()[0])  # torch's own check of the schema names the argument
+    return error
+
+
+def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """BadTensorDeviceError unless the tensor is a strided one on the device."""
+    if tensor.device != device:
+        raise BadTensorDeviceError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise BadParamError(f"{name}: expected a strided tensor, got layout {tensor.layout}")
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    if tensor.numel() == 0:
+        return tensor.data_ptr(), tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def check_overlap(tensors) -> None:
+    """BadParamError if the first tensor, the output, shares memory with one of the others (None is skipped)."""
+    out_begin, out_end = _bytes_of(tensors[0])
+    for name, tensor in zip(("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"), tensors[1:]):
+        if tensor is not None:
+            begin, end = _bytes_of(tensor)
+            if begin < out_end and out_begin < end:
+                raise BadParamError(f"out: expected memory apart from every input, got an overlap with {name}")
+
+
+# ---- loading the CUDA implementations -----------------------------------------------------------------------------------
+
+_loading = threading.Lock()
+
+
+@functools.cache
+def _load_once() -> None:
+    from scaled_mm import _core
+    from scaled_mm.build.library import torch_library
+
+    if torch.version.cuda is None:
+        raise DeviceNotSupportedError(f"device: expected a torch with CUDA, got torch {torch.__version__}")
+    _core.library()  # the operators link to its symbols
+    torch.ops.load_library(str(torch_library()))
+
+
+def load_cuda_operators() -> None:
+    """Register the CUDA implementations, compiling them first if nobody has (seconds, once per machine)."""
+    with _loading:
+        _load_once()
+
+
+# ---- implementations for every other device, and for CUDA until it is loaded ----------------------------------------------
+
+
+def _device_of(tensors) -> torch.device:
+    devices = {tensor.device for tensor in tensors if tensor is not None}
+    if any(device.type == "cuda" for device in devices):
+        return next(device for device in devices if device.type == "cuda")
+    a = next(tensor for tensor in tensors if tensor is not None)
+    if a.device.type != "cpu":
+        raise DeviceNotSupportedError(f"a: expected a CUDA or CPU tensor, got one on {a.device}")
+    return a.device
+
+
+@functools.cache
+def _cpu_handle():
+    from scaled_mm.descriptor import Handle
+
+    return Handle("cpu")
+
+
+def _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -> None:
+    from scaled_mm.descriptor import create_descriptor
+
+    tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point)
+    with create_descriptor(_cpu_handle(), **tensors) as descriptor:
+        descriptor.calculate(**tensors)
+
+
+def _check_fake(a, b, *others) -> None:
+    for tensor in (b, *others):
+        if tensor is not None and tensor.device != a.device:
+            raise BadTensorDeviceError(f"expected every tensor on {a.device} as a is, got one on {tensor.device}")
+    _check_matrices(a, b)
+    if a.device.type == "cuda":
+        load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
+
+
+def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+    for name, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[K, N]")):
+        if tensor.dim() != 2:
+            raise BadTensorShapeError(f"{name}: expected 2 dimensions {shape}, got {tensor.dim()}: {list(tensor.shape)}")
+
+
+def _scaled_mm_any(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype):
+    if _device_of((a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)).type == "cuda":
+        load_cuda_operators()
+        return scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
+    _check_matrices(a, b)
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+    _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+    return out
+
+
+def _scaled_mm_out_any(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
+    if _device_of((a, out, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)).type == "cuda":
+        load_cuda_operators()
+        return scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+    return _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+
+
+def _calculate_any(descriptor, out, *rest):
+    raise InternalError("calculate: torch.ops.scaled_mm.calculate takes CUDA tensors; use Descriptor.calculate")
+
+
+_library.impl("scaled_mm", _scaled_mm_any, "CompositeExplicitAutograd")
+_library.impl("scaled_mm_out", _scaled_mm_out_any, "CompositeExplicitAutograd")
+_library.impl("calculate", _calculate_any, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("scaled_mm::scaled_mm")
+def _scaled_mm_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype):
+    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+
+
+@torch.library.register_fake("scaled_mm::scaled_mm_out")
+def _scaled_mm_out_fake(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
+    _check_fake(a, b, out, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+
+
+@torch.library.register_fake("scaled_mm::calculate")
+def _calculate_fake(descriptor, out, *rest):
+    return None

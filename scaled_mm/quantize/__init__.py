@@ -1,0 +1,5 @@
+"""Quantizers: what turns floating-point tensors into the integer operands and scales of the products."""
+
+from scaled_mm.quantize.int8 import quantize_int8
+
+__all__ = ["quantize_int8"]

@@ -1,0 +1,61 @@
+"""Symmetric dynamic INT8 quantization: one float32 scale per row or per tensor, taken from the data."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_DIMS = ("token", "channel", "tensor")
+
+
+@torch.no_grad()
+def quantize_int8(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantizes `x` to int8 with scale = max|x| / 127 and q = round half to even(x / scale), clamped to [-127, 127].
+
+    x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` says what shares a scale and how the scale is laid out:
+
+    * "token": an activation [..., K], at least 1-d. One scale per row: scale [..., 1], ready as `a_scale` for a = q.
+    * "channel": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per output channel, that is per
+      row: scale [..., 1, N], ready as `b_scale` for b = q.t(). Checkpoints store its transpose, [N, 1].
+    * "tensor": any shape. One scale: [1].
+
+    Returns (q, scale): q int8, contiguous, of x's shape; scale float32. x is about q * scale, off by at most scale / 2.
+    Nothing waits for the device.
+
+    The scale is never below 2^-126, the smallest normal float32. So no division by zero happens, a row of zeros (and a
+    row without elements) has scale 2^-126 and q = 0, and q * scale is exactly 0 there. A row with a NaN has scale NaN, a
+    row with an infinity and no NaN has scale inf; q is 0 throughout such a row, and every product with it is NaN.
+
+    Both divisions are IEEE divisions and the maximum is exact, so CPU and GPU give the same bits.
+
+    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (`dim`).
+    """
+    if dim not in _DIMS:
+        raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
+    if x.dtype not in _DTYPES:
+        raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
+    least = {"token": 1, "channel": 2, "tensor": 0}[dim]
+    if x.dim() < least:
+        raise BadTensorShapeError(f"x: dim={dim!r} needs at least {least} dimensions, got shape {tuple(x.shape)}")
+
+    scale = _scale(x.reshape(1, -1) if dim == "tensor" else x)
+    # inf / inf and anything / NaN are NaN, which has no defined int8.
+    ratio = x.to(torch.float32) / (scale.view(()) if dim == "tensor" else scale)
+    q = ratio.round_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
+    if dim == "tensor":
+        return q, scale.view(1)
+    return q, scale.transpose(-1, -2).contiguous() if dim == "channel" else scale
+
+
+def _scale(x: torch.Tensor) -> torch.Tensor:
+    """float32 [..., 1]: max|x| / 127 over the last dimension, at least 2^-126."""
+    if x.shape[-1] == 0:
+        largest = torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+    else:
+        largest = x.abs().amax(dim=-1, keepdim=True).to(torch.float32)
+    # A Python divisor would not do: torch's CUDA kernel multiplies by the reciprocal of a number that lies on the host,
+    # which is one rounding more than the CPU's division.
+    divisor = torch.full((), 127.0, dtype=torch.float32, device=x.device)
+    return (largest / divisor).clamp_min_(torch.finfo(torch.float32).tiny)

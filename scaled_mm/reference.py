@@ -1,0 +1,132 @@
+"""The reference that every kernel, GPU and CPU, is compared with bit for bit. Plain, slow, and independent of all of them.
+
+    acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])
+    out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )
+
+docs/NUMERICS.md derives the bounds. The sum is taken by a float64 product of the zero-point-adjusted operands: with
+|a - za| <= 255 and |b - zb| <= 255 every partial sum is an integer of magnitude at most K * 255^2, and below 2^53
+float64 holds every integer, so no addition rounds, in whatever order the library adds (K up to 1.3e11; the operator
+stops at 131071). That never forms the correction terms that kernels use, so it checks them too.
+"""
+
+from __future__ import annotations
+
+import torch
+
+_FLOAT64_EXACT = 1 << 53
+# At most this many float64 elements of one operand, or of the product, exist at a time: 64 MiB each.
+_CHUNK_ELEMENTS = 8 << 20
+
+_BITS = {
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+    torch.float32: torch.int32,
+    torch.float64: torch.int64,
+}
+
+
+@torch.no_grad()
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    a_zero_point: torch.Tensor | None = None,
+    b_zero_point: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The defined result, a contiguous [M, N] tensor of `out_dtype` on `a`'s device.
+
+    a: int8 [M, K]; b: int8 [K, N]; any strides. a_scale: float32, one value, [M] or [M, 1]; b_scale: float32, one value,
+    [N] or [1, N]; both None for `out_dtype=torch.int32`, which returns the accumulators. bias: [N] or [1, N]. Zero points:
+    int8 or int32, a's like a_scale, b's like b_scale.
+
+    Raises OverflowError where the definition gives no 32-bit accumulator, or where float64 could round: the reference
+    never returns a number that it cannot vouch for. (Reading the values for this waits for the device.)
+    """
+    m, n = a.shape[0], b.shape[1]
+    a_scale, a_zero_point = _column(a_scale, m), _column(a_zero_point, m)
+    b_scale, b_zero_point, bias = _row(b_scale, n), _row(b_zero_point, n), _row(bias, n)
+
+    out = torch.empty((m, n), dtype=out_dtype, device=a.device)
+    row_chunk = max(1, _CHUNK_ELEMENTS // max(a.shape[1], 1))
+    column_chunk = max(1, _CHUNK_ELEMENTS // max(a.shape[1], row_chunk, 1))
+    for left in range(0, n, column_chunk):
+        columns = slice(left, left + column_chunk)
+        right = _adjusted(b[:, columns], None if b_zero_point is None else b_zero_point[:, columns])
+        for top in range(0, m, row_chunk):
+            rows = slice(top, top + row_chunk)
+            acc = _integer_product(_adjusted(a[rows], None if a_zero_point is None else a_zero_point[rows]), right)
+            if out_dtype is torch.int32:
+                out[rows, columns] = acc
+                continue
+            value = acc.to(torch.float32)  # rounds to nearest even from 2^24 on
+            value = value * b_scale[:, columns]
+            value = value * a_scale[rows]
+            if bias is not None:
+                value = value + bias[:, columns].to(torch.float32)
+            out[rows, columns] = value.to(out_dtype)
+    return out
+
+
+def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether both hold the same bits, element by element: `torch.equal`, and +0.0 is not -0.0.
+
+    A NaN equals a NaN: which of its bit patterns an operation yields is left to the hardware by IEEE 754, and CPU and GPU
+    differ in it. Shape, dtype and device must agree; strides need not.
+    """
+    if actual.shape != expected.shape or actual.dtype != expected.dtype or actual.device != expected.device:
+        return False
+    return not bool(_differs(actual, expected).any())
+
+
+def describe_difference(actual: torch.Tensor, expected: torch.Tensor) -> str:
+    """One line that says how `actual` departs from `expected`: what is unlike, or how many elements and the first one."""
+    for name in ("shape", "dtype", "device"):
+        if getattr(actual, name) != getattr(expected, name):
+            return f"{name} {getattr(actual, name)}, expected {getattr(expected, name)}"
+    where = _differs(actual, expected).nonzero()
+    if where.shape[0] == 0:
+        return "no difference"
+    first = tuple(where[0].tolist())
+    return (
+        f"{where.shape[0]} of {actual.numel()} elements differ; the first at {list(first)}: "
+        f"{actual[first].item()!r}, expected {expected[first].item()!r}"
+    )
+
+
+def _differs(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    if actual.dtype not in _BITS:
+        return actual != expected
+    bits = _BITS[actual.dtype]
+    unlike = actual.contiguous().view(bits) != expected.contiguous().view(bits)
+    return unlike & ~(actual.isnan() & expected.isnan())
+
+
+def _adjusted(operand: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+    operand = operand.to(torch.float64)
+    return operand if zero_point is None else operand - zero_point.to(torch.float64)
+
+
+def _integer_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """int32 [m, n]: the exact product of integers held in float64."""
+    if left.numel() == 0 or right.numel() == 0:
+        return torch.zeros((left.shape[0], right.shape[1]), dtype=torch.int32, device=left.device)
+    bound = left.shape[1] * int(left.abs().amax()) * int(right.abs().amax())
+    if bound >= _FLOAT64_EXACT:
+        raise OverflowError(f"K * max|a - za| * max|b - zb| = {bound} is not below 2^53: float64 could round the sum")
+    acc = left @ right
+    low, high = (int(limit) for limit in acc.aminmax())
+    if low < -(1 << 31) or high >= 1 << 31:
+        raise OverflowError(f"accumulators from {low} to {high} do not fit 32 bits")
+    return acc.to(torch.int32)
+
+
+def _column(t: torch.Tensor | None, m: int) -> torch.Tensor | None:
+    return None if t is None else t.reshape(-1, 1).expand(m, 1)
+
+
+def _row(t: torch.Tensor | None, n: int) -> torch.Tensor | None:
+    return None if t is None else t.reshape(1, -1).expand(1, n)

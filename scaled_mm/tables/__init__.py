@@ -1,0 +1,24 @@
+"""Tile tables: which kernels an architecture has, and which of them serves which (M, N, K).
+
+`load_table("sm90")` reads and checks `cutlass_configs/sm90.yaml`; `TileTable.select(M, N, K)` chooses a row. Imports
+pydantic and PyYAML, so `import scaled_mm` leaves this package alone.
+"""
+
+from scaled_mm.tables.loader import available_tables, check_table, configs_dir, load_table
+from scaled_mm.tables.schema import Bucket, ClusterShape, KernelRow, Problem, TableError, TileShape, TileTable
+from scaled_mm.tables.select import Selection
+
+__all__ = [
+    "Bucket",
+    "ClusterShape",
+    "KernelRow",
+    "Problem",
+    "Selection",
+    "TableError",
+    "TileShape",
+    "TileTable",
+    "available_tables",
+    "check_table",
+    "configs_dir",
+    "load_table",
+]

@@ -1,0 +1,218 @@
+"""Read a tile table from YAML; refuse it with file, line, field and reason when anything in it is wrong.
+
+Nothing is cached: a table that was edited is a new table the next time it is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError
+
+from scaled_mm.errors import ArchitectureNotSupportedError
+from scaled_mm.tables import rules
+from scaled_mm.tables.document import Document, NodePath, field_name, read_document
+from scaled_mm.tables.schema import Bucket, KernelRow, Problem, TableError, TileTable
+
+_ARCH_NAME = re.compile(r"sm\d+")
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+class _Header(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    arch: StrictStr
+    tuned: StrictBool = False
+    fallback: StrictStr
+
+
+def configs_dir() -> Path:
+    """The folder of the tile tables: `cutlass_configs/` of a checkout, else `configs/` inside the installed package.
+
+    The checkout comes first: a copy that a build left inside the package must not hide an edited table.
+    ArchitectureNotSupportedError when there is neither.
+    """
+    candidates = (_PACKAGE.parent / "cutlass_configs", _PACKAGE / "configs")
+    for folder in candidates:
+        if any(folder.glob("sm*.yaml")):
+            return folder
+    raise ArchitectureNotSupportedError(f"no tile tables: looked for sm*.yaml in {' and '.join(map(str, candidates))}")
+
+
+def available_tables() -> list[tuple[str, Path]]:
+    """(arch, path) of every architecture's table, in the order of the compute capability."""
+    tables = [(path.stem, path) for path in configs_dir().glob("sm*.yaml") if _ARCH_NAME.fullmatch(path.stem)]
+    return sorted(tables, key=lambda table: int(table[0][2:]))
+
+
+def load_table(arch_or_path: str | os.PathLike[str]) -> TileTable:
+    """The table of an architecture ("sm90") or of a YAML file.
+
+    Raises TableError with every problem of the file, ArchitectureNotSupportedError for an architecture without a table.
+    """
+    if isinstance(arch_or_path, str) and _ARCH_NAME.fullmatch(arch_or_path):
+        tables = dict(available_tables())
+        if arch_or_path not in tables:
+            raise ArchitectureNotSupportedError(
+                f"arch: no tile table for {arch_or_path!r}; there are: {', '.join(tables)}"
+            )
+        return _Loader(tables[arch_or_path], expected_arch=arch_or_path).load()
+    return _Loader(Path(arch_or_path)).load()
+
+
+def check_table(path: str | os.PathLike[str], expected_arch: str | None = None) -> list[Problem]:
+    """Every problem of one file, in the order of its lines; empty when the table is good."""
+    try:
+        _Loader(Path(path), expected_arch).load()
+    except TableError as error:
+        return list(error.problems)
+    return []
+
+
+class _Loader:
+    """Collects problems as it goes, so that one look at a file shows them all."""
+
+    def __init__(self, path: Path, expected_arch: str | None = None):
+        self.path = path
+        self.expected_arch = expected_arch
+        self.problems: list[Problem] = []
+
+    def load(self) -> TileTable:
+        self.document: Document = read_document(self.path)
+        data = self.document.value
+        if not isinstance(data, dict):
+            raise TableError(
+                [Problem(str(self.path), self.document.line(()), "", "expected keys: arch, fallback, rows, buckets")]
+            )
+        header = self._validate(_Header, {k: v for k, v in data.items() if k not in ("rows", "buckets")}, ())
+        arch = self._arch(header)
+        row_entries, bucket_entries = self._list(data, "rows"), self._list(data, "buckets")
+        rows, names = self._rows(row_entries or [], arch)
+        if row_entries == []:
+            self._problem(("rows",), "a table needs at least one row")
+        buckets, paths = self._buckets(bucket_entries or [])
+        # With a bucket missing an index would point at the wrong one; why it is missing is reported already.
+        if bucket_entries is not None and len(buckets) == len(paths):
+            for finding in rules.bucket_findings(buckets, names):
+                where = (*paths[finding.where[1]], *finding.where[2:]) if len(finding.where) > 1 else finding.where
+                self._problem(where, finding.reason)
+        if header is not None:
+            for finding in rules.fallback_findings(header.fallback, rows, names):
+                self._problem(finding.where, finding.reason)
+        if self.problems:
+            raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
+        return TileTable(
+            arch=header.arch,
+            source=str(self.path),
+            tuned=header.tuned,
+            rows=tuple(rows),
+            buckets=tuple(buckets),
+            fallback=header.fallback,
+        )
+
+    def _arch(self, header: _Header | None) -> str | None:
+        if header is None:
+            return None
+        if header.arch not in rules.SHARED_MEMORY:
+            self._problem(("arch",), f"unknown architecture {header.arch!r}; known: {', '.join(rules.SHARED_MEMORY)}")
+            return None
+        if self.expected_arch is not None and header.arch != self.expected_arch:
+            self._problem(("arch",), f"{header.arch!r} in the file that is named for {self.expected_arch!r}")
+        return header.arch
+
+    def _rows(self, entries: list[Any], arch: str | None) -> tuple[list[KernelRow], list[str]]:
+        """The rows that validate, and the names of all of them: a bucket that names a bad row is not wrong itself."""
+        rows: list[KernelRow] = []
+        first_line: dict[str, int] = {}
+        for index, entry in enumerate(entries):
+            path: NodePath = ("rows", index)
+            name = entry.get("name") if isinstance(entry, dict) else None
+            if isinstance(name, str):
+                if name in first_line:
+                    self._problem((*path, "name"), f"{name!r} is taken by the row on line {first_line[name]}")
+                first_line.setdefault(name, self.document.line((*path, "name")))
+            row = self._validate(KernelRow, entry, path)
+            if row is not None:
+                rows.append(row)
+                for field, reason in rules.row_findings(row, arch) if arch is not None else ():
+                    self._problem((*path, field), reason)
+        return rows, list(first_line)
+
+    def _buckets(self, entries: list[Any]) -> tuple[list[Bucket], list[NodePath]]:
+        """Flatten `{m, cases: [{n, k, kernel}]}` and `{m, n, k, kernel}` entries into the order they stand in."""
+        flat: list[tuple[NodePath, Any, dict[str, Any]]] = []
+        for index, entry in enumerate(entries):
+            path: NodePath = ("buckets", index)
+            if not isinstance(entry, dict) or "cases" not in entry:
+                flat.append((path, entry, {}))
+                continue
+            for key in entry:
+                if key not in ("m", "cases"):
+                    self._problem((*path, key), "unknown key; next to cases there is only m", of_key=True)
+            cases = entry["cases"]
+            if not isinstance(cases, list) or not cases:
+                self._problem((*path, "cases"), "expected a list of at least one case")
+                continue
+            shared = {"m": entry["m"]} if "m" in entry else {}
+            flat += [((*path, "cases", number), case, shared) for number, case in enumerate(cases)]
+        buckets = []
+        for path, entry, shared in flat:
+            if shared and isinstance(entry, dict):
+                if "m" in entry:
+                    self._problem((*path, "m"), "the group already has an m", of_key=True)
+                entry = {**entry, **shared}
+            for bound in ("m", "n", "k"):
+                if isinstance(entry, dict) and entry.get(bound, 0) is None:
+                    self._problem((*path, bound), "empty: write a positive integer or open")
+            bucket = self._validate(Bucket, entry, path)
+            if bucket is not None:
+                buckets.append(bucket)
+        return buckets, [path for path, _, _ in flat]
+
+    def _list(self, data: Mapping[str, Any], key: str) -> list[Any] | None:
+        """The list under `key`, [] for an empty one; None, with a problem added, when there is no list."""
+        if key not in data:
+            self._problem((key,), "required key is missing")
+            return None
+        if data[key] is not None and not isinstance(data[key], list):
+            self._problem((key,), f"expected a list, got {data[key]!r}")
+            return None
+        return data[key] or []
+
+    def _validate(self, model: type[BaseModel], entry: Any, path: NodePath) -> Any:
+        """A model, or None with its errors added to the problems."""
+        if not isinstance(entry, dict):
+            self._problem(path, f"expected keys ({', '.join(model.model_fields)}), got {entry!r}")
+            return None
+        try:
+            return model.model_validate(entry)
+        except ValidationError as error:
+            for detail in error.errors(include_url=False):
+                self._problem(
+                    (*path, *detail["loc"]), _reason(detail, model), of_key=detail["type"] == "extra_forbidden"
+                )
+            return None
+
+    def _problem(self, path: NodePath, reason: str, of_key: bool = False) -> None:
+        # A case's m stands in its group: show the line of the m that was written.
+        if path[-1:] == ("m",) and path not in self.document.values and path[:-1][-2:-1] == ("cases",):
+            path = (*path[:-3], "m")
+        problem = Problem(str(self.path), self.document.line(path, of_key), field_name(path), reason)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+def _reason(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        return f"unknown key; known keys: {', '.join(model.model_fields)}"
+    if kind.startswith("missing"):  # of a list (tile, cluster) the location is an index
+        return "a value is missing" if isinstance(detail["loc"][-1], int) else "required key is missing"
+    if kind == "too_long":
+        return f"too many values, got {detail['input']!r}"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{message}, got {detail['input']!r}"

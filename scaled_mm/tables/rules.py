@@ -1,0 +1,234 @@
+"""Which rows and tables are legal on an architecture, decided without nvcc.
+
+Every rule answers with the field to look at and a reason in numbers; the loader adds file and line. Sources: the CUDA
+C++ Programming Guide's table of technical specifications (shared memory per block), the static assertions of CUTLASS's
+SM90 kernels (schedules, tile sizes) and the PTX ISA's wgmma shapes for s8.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from scaled_mm.tables.schema import Bucket, KernelRow
+from scaled_mm.tables.select import describe_bucket
+
+KIB = 1024
+# Bytes that one thread block may opt in to.
+SHARED_MEMORY = {
+    "sm75": 64 * KIB,
+    "sm80": 163 * KIB,
+    "sm86": 99 * KIB,
+    "sm87": 163 * KIB,
+    "sm89": 99 * KIB,
+    "sm90": 227 * KIB,
+    "sm100": 227 * KIB,
+    "sm103": 227 * KIB,
+    "sm120": 99 * KIB,
+}
+C3X_ARCHES = ("sm90",)
+
+THREADS_PER_WARPGROUP = 128
+# CUTLASS gives a consumer thread 240 registers; with more accumulators too few are left for addresses and epilogue.
+MAX_ACCUMULATORS = 224
+MAX_CLUSTER = 8
+CLUSTER_SIZES = (1, 2, 4, 8)
+SWIZZLE_ROWS = 8  # the 128-byte shared memory swizzle repeats every 8 rows
+MAX_OUT_BYTES = 4  # a row is built for every out dtype; float32 and int32 need the most
+_STATIC_SHARED_MEMORY = 48 * KIB
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A broken rule: `where` leads to the node, e.g. ("rows", 3, "tile") or ("buckets", 5, "kernel")."""
+
+    where: tuple[str | int, ...]
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class RowCost:
+    """What a row occupies. Bytes; `accumulators` are 32-bit registers per consumer thread (None: not known)."""
+
+    stage_bytes: int
+    epilogue_bytes: int
+    stages: int
+    shared_memory: int
+    accumulators: int | None
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def consumer_warpgroups(row: KernelRow) -> int:
+    """Warpgroups that share one tile's accumulators. Pingpong also has two, but each works on a tile of its own."""
+    return 2 if row.schedule == "cooperative" else 1
+
+
+def epilogue_bytes(row: KernelRow, out_bytes: int = MAX_OUT_BYTES) -> int:
+    """Shared memory that the epilogue keeps: two buffers for the TMA store and four fp32/int32 vectors.
+
+    The store goes in pieces of (64, or 128 for cooperative) x 32 elements, as in CUTLASS's SM90 epilogue builder. The
+    vectors run along the tile's n: scale, bias, zero point and the sums that correct for it.
+    """
+    piece_m = min(64 * consumer_warpgroups(row), row.tile.m)
+    piece_n = next(n for n in (32, 16, 8, 4, 2, 1) if row.tile.n % n == 0)
+    pieces = (row.tile.m // piece_m) * (row.tile.n // piece_n)
+    return _round_up(min(pieces, 2) * piece_m * piece_n * out_bytes + 4 * 4 * row.tile.n, 128)
+
+
+def row_cost(row: KernelRow, arch: str) -> RowCost:
+    """Estimate a row's shared memory and registers on `arch` (a key of SHARED_MEMORY), whether it is legal or not.
+
+    stages = (shared memory - epilogue) / (tile_m * tile_k + tile_n * tile_k + 16 bytes of barriers), as CUTLASS's
+    StageCountAutoCarveout counts them. The generic kernel has one stage and no TMA epilogue.
+    """
+    stage = (row.tile.m + row.tile.n) * row.tile.k
+    if row.generation != "c3x":
+        return RowCost(stage, 0, 1, stage, None)
+    stage = _round_up(stage, 128) + 16
+    epilogue = epilogue_bytes(row)
+    stages = max(0, SHARED_MEMORY[arch] - epilogue) // stage if row.stages == "auto" else row.stages
+    threads = THREADS_PER_WARPGROUP * consumer_warpgroups(row)
+    return RowCost(stage, epilogue, stages, epilogue + stages * stage, -(-row.tile.m * row.tile.n // threads))
+
+
+def _tile_and_schedule(row: KernelRow) -> Iterator[tuple[str, str]]:
+    m, n, k = row.tile
+    if m % 64 or m > 256:
+        yield "tile", f"tile m = {m}; wgmma needs a multiple of 64, TMA one of at most 256"
+    if n % 8 or n > 256:
+        yield "tile", f"tile n = {n}; wgmma needs a multiple of 8, at most 256"
+    if k % 32:
+        yield "tile", f"tile k = {k}; an INT8 wgmma takes 32 along k, so a multiple of 32"
+    if row.schedule is None:
+        yield "schedule", "a c3x row needs a schedule: warp_specialized, pingpong or cooperative"
+    if row.schedule == "cooperative" and m % 128:
+        yield (
+            "schedule",
+            f"cooperative splits the tile between two warpgroups of 64 rows: tile m = {m} is no multiple of 128",
+        )
+    if row.schedule == "pingpong" and m not in (64, 128):
+        yield "schedule", f"pingpong gives a whole tile to one warpgroup: tile m = {m}, expected 64 or 128"
+    if row.scheduler == "stream_k" and row.schedule != "cooperative":
+        yield "scheduler", f"stream_k goes with the cooperative schedule only, this row's is {row.schedule}"
+    if row.split_k > 1 and row.scheduler != "stream_k":
+        yield "split_k", f"split_k = {row.split_k} needs scheduler stream_k, which reduces the parts in int32"
+
+
+def _cluster(row: KernelRow) -> Iterator[tuple[str, str]]:
+    for axis, size in zip("mn", row.cluster, strict=True):
+        if size not in CLUSTER_SIZES:
+            yield "cluster", f"cluster {axis} = {size}, expected one of {', '.join(map(str, CLUSTER_SIZES))}"
+            return
+    if row.cluster.m * row.cluster.n > MAX_CLUSTER:
+        blocks = row.cluster.m * row.cluster.n
+        yield (
+            "cluster",
+            f"{row.cluster} is {blocks} thread blocks; {MAX_CLUSTER} is the most that every GPU can schedule",
+        )
+    # TMA multicast: the blocks along m share the n side of the tile, each fetching its part, and the other way round.
+    for side, size, axis, parts in (("n", row.tile.n, "m", row.cluster.m), ("m", row.tile.m, "n", row.cluster.n)):
+        if size % (parts * SWIZZLE_ROWS) and size % SWIZZLE_ROWS == 0:
+            yield (
+                "cluster",
+                (
+                    f"the {parts} blocks along {axis} share tile {side} = {size}: "
+                    f"each part must be a multiple of {SWIZZLE_ROWS} rows"
+                ),
+            )
+
+
+def _resources(row: KernelRow, arch: str) -> Iterator[tuple[str, str]]:
+    limit, cost = SHARED_MEMORY[arch], row_cost(row, arch)
+    if cost.accumulators > MAX_ACCUMULATORS:
+        shared_by = consumer_warpgroups(row) * THREADS_PER_WARPGROUP
+        yield (
+            "tile",
+            (
+                f"{row.tile.m} x {row.tile.n} accumulators over {shared_by} threads are {cost.accumulators} registers "
+                f"per thread, at most {MAX_ACCUMULATORS} stay out of local memory"
+            ),
+        )
+    if row.stages == "auto" and cost.stages < 2:
+        yield (
+            "tile",
+            (
+                f"one stage of {cost.stage_bytes} bytes beside an epilogue of {cost.epilogue_bytes}: "
+                f"{cost.stages} fit in the {limit} bytes of {arch}, a pipeline needs 2"
+            ),
+        )
+    elif row.stages != "auto" and row.stages < 2:
+        yield "stages", f"stages = {row.stages}, a pipeline needs at least 2"
+    elif cost.shared_memory > limit:
+        yield (
+            "stages",
+            (
+                f"{cost.stages} stages of {cost.stage_bytes} bytes and an epilogue of {cost.epilogue_bytes} are "
+                f"{cost.shared_memory} bytes of shared memory, {arch} has {limit}"
+            ),
+        )
+
+
+def _generic(row: KernelRow, arch: str) -> Iterator[tuple[str, str]]:
+    for axis, size in zip("mnk", row.tile, strict=True):
+        if size % 16 or size > 128:
+            yield "tile", f"tile {axis} = {size}; a generic row needs a multiple of 16, at most 128"
+    shared = row_cost(row, arch).shared_memory
+    if shared > _STATIC_SHARED_MEMORY:
+        yield "tile", f"{shared} bytes of shared memory, a generic row has {_STATIC_SHARED_MEMORY}"
+    defaults = (("cluster", (1, 1)), ("schedule", None), ("scheduler", "persistent"), ("swap_ab", False))
+    for field, default in (*defaults, ("stages", "auto"), ("split_k", 1)):
+        if getattr(row, field) != default:
+            yield field, "a generic row has none: leave it out"
+
+
+def row_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
+    """(field, reason) for every rule of `arch` that the row breaks; `arch` is a key of SHARED_MEMORY."""
+    if row.generation == "c2x":
+        return [("generation", "c2x kernels (CUTLASS 2.x, mma.sync) are not part of this version; use c3x or generic")]
+    if row.generation == "generic":
+        return list(_generic(row, arch))
+    if arch not in C3X_ARCHES:
+        return [("generation", f"c3x rows use wgmma, which {arch} lacks; they run on {', '.join(C3X_ARCHES)}")]
+    return [*_tile_and_schedule(row), *_cluster(row), *_resources(row, arch)]
+
+
+def _contains(outer: Bucket, inner: Bucket) -> bool:
+    pairs = ((outer.m, inner.m), (outer.n, inner.n), (outer.k, inner.k))
+    return all(big is None or (small is not None and small <= big) for big, small in pairs)
+
+
+def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list[Finding]:
+    """Buckets that name no row, that nothing can reach, or that leave sizes unserved."""
+    findings = []
+    for index, bucket in enumerate(buckets):
+        if bucket.kernel not in row_names:
+            findings.append(Finding(("buckets", index, "kernel"), f"no row is named {bucket.kernel!r}"))
+        # Every bucket reaches down to 1 x 1 x 1, so earlier ones hide this one exactly if one of them contains it.
+        for earlier in range(index):
+            if _contains(buckets[earlier], bucket):
+                reason = (
+                    f"unreachable: bucket {earlier} ({describe_bucket(buckets[earlier])}) comes first "
+                    f"and takes all of {describe_bucket(bucket)}"
+                )
+                findings.append(Finding(("buckets", index), reason))
+                break
+    if not buckets:
+        findings.append(Finding(("buckets",), "a table needs at least one bucket"))
+    elif (buckets[-1].m, buckets[-1].n, buckets[-1].k) != (None, None, None):
+        reason = f"the last bucket must be open in m, n and k, this one takes {describe_bucket(buckets[-1])}"
+        findings.append(Finding(("buckets", len(buckets) - 1), reason))
+    return findings
+
+
+def fallback_findings(fallback: str, rows: Sequence[KernelRow], row_names: Sequence[str]) -> list[Finding]:
+    """The fallback must exist and take any alignment. `row_names` also has those of rows that did not validate."""
+    if fallback not in row_names:
+        return [Finding(("fallback",), f"no row is named {fallback!r}")]
+    return [
+        Finding(("fallback",), f"{fallback!r} is a {row.generation} row; the fallback takes any strides: a generic row")
+        for row in rows
+        if row.name == fallback and row.generation != "generic"
+    ]

@@ -1,0 +1,158 @@
+"""What a tile table says: kernel rows, and the buckets of (M, N, K) that they serve.
+
+These are the values; `rules` says which of them can be built, `loader` reads them from YAML, `select` searches them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+from scaled_mm.errors import BadParamError, KernelNotFoundError
+from scaled_mm.tables.select import Selection, select_bucket
+
+_Positive = Annotated[StrictInt, Field(gt=0)]
+_INT64_MAX = 2**63 - 1  # what the C interface has for open
+# A row's name becomes a file name and part of a C symbol.
+RowName = Annotated[StrictStr, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a table. `line` counts from 1; None when the file as a whole is meant."""
+
+    file: str
+    line: int | None
+    field: str
+    reason: str
+
+    def __str__(self) -> str:
+        place = self.file if self.line is None else f"{self.file}:{self.line}"
+        return f"{place}: {self.field}: {self.reason}" if self.field else f"{place}: {self.reason}"
+
+
+class TableError(BadParamError):
+    """A tile table that cannot be used. `problems` has every reason; the message has one per line.
+
+    Each line reads `<file>:<line>: <field>: <reason>`.
+    """
+
+    def __init__(self, problems: list[Problem] | tuple[Problem, ...]):
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+class TileShape(NamedTuple):
+    """Elements of the MMA's tile. Of a swapped row, `m` runs over N and `n` over M."""
+
+    m: _Positive
+    n: _Positive
+    k: _Positive
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+
+class ClusterShape(NamedTuple):
+    """Thread blocks per cluster along the MMA's m and n."""
+
+    m: _Positive
+    n: _Positive
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}"
+
+
+def _stages(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise ValueError("expected auto or a positive integer")
+
+
+def _bound(value: Any) -> Any:
+    if value is None or value == "open":
+        return None
+    if type(value) is int and 1 <= value < _INT64_MAX:
+        return value
+    raise ValueError("expected a positive integer or open")
+
+
+UpperBound = Annotated[int | None, BeforeValidator(_bound)]
+_FROZEN = ConfigDict(frozen=True, extra="forbid")
+
+
+class KernelRow(BaseModel):
+    """One kernel: everything the build needs to generate its translation unit.
+
+    generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); generic takes any strides and alignment on every architecture;
+        c2x (CUTLASS 2.x, mma.sync) has its name kept and is refused by the rules until those kernels exist.
+    schedule: c3x only.
+    swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
+    stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
+    """
+
+    model_config = _FROZEN
+
+    name: RowName
+    generation: Literal["c3x", "c2x", "generic"]
+    tile: TileShape
+    cluster: ClusterShape = ClusterShape(1, 1)
+    schedule: Literal["warp_specialized", "pingpong", "cooperative"] | None = None
+    scheduler: Literal["persistent", "stream_k"] = "persistent"
+    swap_ab: StrictBool = False
+    stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
+    split_k: _Positive = 1
+
+    @property
+    def alignment(self) -> tuple[int, int, int]:
+        """Bytes that pointers and row strides of (a, b, out) must be multiples of: 16 is what TMA asks for."""
+        return (1, 1, 1) if self.generation == "generic" else (16, 16, 16)
+
+
+class Bucket(BaseModel):
+    """Serves every product with M <= m, N <= n and K <= k (None: no bound) with the row named `kernel`."""
+
+    model_config = _FROZEN
+
+    m: UpperBound = None
+    n: UpperBound = None
+    k: UpperBound = None
+    kernel: StrictStr
+
+    def covers(self, M: int, N: int, K: int) -> bool:
+        return all(bound is None or size <= bound for size, bound in ((M, self.m), (N, self.n), (K, self.k)))
+
+
+class TileTable(BaseModel):
+    """The rows of one architecture and the buckets that choose among them; the first bucket that fits wins.
+
+    tuned: measured on one GPU model by the autotuner.
+    fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
+    """
+
+    model_config = _FROZEN
+
+    arch: str
+    source: str
+    tuned: bool
+    rows: tuple[KernelRow, ...]
+    buckets: tuple[Bucket, ...]
+    fallback: str
+
+    def row(self, name: str) -> KernelRow:
+        """The row of that name; KernelNotFoundError lists the names that exist."""
+        for row in self.rows:
+            if row.name == name:
+                return row
+        known = ", ".join(row.name for row in self.rows)
+        raise KernelNotFoundError(f"kernel: {self.source} has no row named {name!r}; its rows: {known}")
+
+    def select(self, M: int, N: int, K: int) -> Selection:
+        """The row for an aligned product of this size, and why.
+
+        M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 has nothing to load, so it takes the fallback row.
+        Whether the operands of one call are aligned is the dispatcher's to check: see `select.contiguous_misfits`.
+        """
+        return select_bucket(self, M, N, K)

@@ -1,0 +1,62 @@
+"""Choose the row of a tile table for one product, and say why."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from scaled_mm.errors import BadParamError, InternalError
+
+if TYPE_CHECKING:
+    from scaled_mm.tables.schema import Bucket, KernelRow, TileTable
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """A chosen row. `bucket_index` counts from 0 in the table's order; -1 when no bucket was used."""
+
+    row: KernelRow
+    bucket_index: int
+    reason: str
+
+
+def describe_bucket(bucket: Bucket) -> str:
+    """`M <= 16, N <= 8448, any K`."""
+    bounds = (("M", bucket.m), ("N", bucket.n), ("K", bucket.k))
+    return ", ".join(f"any {axis}" if bound is None else f"{axis} <= {bound}" for axis, bound in bounds)
+
+
+def select_bucket(table: TileTable, M: int, N: int, K: int) -> Selection:
+    """See `TileTable.select`."""
+    for axis, size in (("M", M), ("N", N), ("K", K)):
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise BadParamError(f"{axis}: expected an integer >= 0, got {size!r}")
+    if K == 0:
+        return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
+    for index, bucket in enumerate(table.buckets):
+        if bucket.covers(M, N, K):
+            reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
+            return Selection(table.row(bucket.kernel), index, reason)
+    # The rules refuse such a table; one built by hand can still get here.
+    raise InternalError(f"{table.source}: no bucket takes M={M}, N={N}, K={K}; the last bucket must be open")
+
+
+def output_tiles(row: KernelRow, M: int, N: int) -> int:
+    """Tiles that cover an M x N output: what has to be spread over the multiprocessors."""
+    over_m, over_n = (row.tile.n, row.tile.m) if row.swap_ab else (row.tile.m, row.tile.n)
+    return -(-M // over_m) * -(-N // over_n)
+
+
+def contiguous_misfits(row: KernelRow, N: int, K: int, out_bytes: int = 2) -> list[str]:
+    """Why unpadded operands of this N and K are too loosely aligned for the row; empty when they fit.
+
+    a [M,K] and b [K,N] int8 with K contiguous have row strides of K bytes, out [M,N] one of N * out_bytes. Operands
+    with padded rows may fit all the same.
+    """
+    align_a, align_b, align_out = row.alignment
+    strides = (("a", K, align_a), ("b", K, align_b), ("out", N * out_bytes, align_out))
+    return [
+        f"{name}: contiguous rows are {stride} bytes apart, {row.name} needs a multiple of {align}"
+        for name, stride, align in strides
+        if stride % align
+    ]

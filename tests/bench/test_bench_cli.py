@@ -1,0 +1,90 @@
+"""`scaled-mm bench` end to end on a CPU."""
+
+import argparse
+import json
+
+import pytest
+from bench_data import case_record, document, measured
+
+from scaled_mm.bench.record import load, save
+from scaled_mm.cli import bench
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    bench.add_arguments(parser)
+    return parser.parse_args(list(words))
+
+
+def test_the_recorded_command_gives_the_same_arguments():
+    import shlex
+
+    words = ["--shapes", "1x64x64", "--no-check", "--rows", "--seed", "3", "--out", "a folder", "--check-limit", "2.0"]
+    args = parse(*words)
+    line = bench.command_line(args, parse())
+    assert line.startswith("scaled-mm bench ")
+    assert parse(*shlex.split(line)[2:]) == args
+
+
+def test_options_of_the_program_are_not_taken_for_the_commands():
+    args = parse("--json")
+    args.command = "bench"
+    assert bench.command_line(args, parse()) == "scaled-mm bench --json"
+
+
+def test_bench_on_a_cpu_writes_a_report_with_equal_bits(tmp_path, capsys):
+    words = [
+        "--device",
+        "cpu",
+        "--shapes",
+        "3x64x96,17x64x96",
+        "--budget-ms",
+        "2",
+        "--overhead",
+        "--seed",
+        "1",
+        "--json",
+    ]
+    assert bench.run(parse(*words, "--out", str(tmp_path))) == bench.OK
+    printed = json.loads(capsys.readouterr().out)
+    document = load(tmp_path)
+    assert printed == document.model_dump(mode="json")
+    assert [(case.M, case.check) for case in document.cases] == [(3, "checked"), (17, "checked")]
+    for case in document.cases:
+        assert set(case.results) == {"ours", "bf16", "fp32", "intmm_epilogue"}
+        assert all(result.failed is None for result in case.results.values())
+        assert case.results["ours"].bit_equal is True
+    assert {"ours: desc.calculate", "ours: scaled_mm", "bf16"} <= {one.name for one in document.overhead}
+    assert "64x96" in (tmp_path / "bench.md").read_text()
+
+
+def test_bench_without_json_prints_a_table(tmp_path, capsys):
+    words = ["--device", "cpu", "--shapes", "2x64x64", "--budget-ms", "1", "--peers", "none", "--out", str(tmp_path)]
+    assert bench.run(parse(*words)) == bench.OK
+    shown = capsys.readouterr().out
+    assert "microseconds per call" in shown and "64x64" in shown and "equal" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--shapes", "nonsense"], "nonsense"),
+        (["--m", "0"], "positive integer"),
+        (["--peers", "vllm"], "unknown peer 'vllm' on cpu"),
+        (["--budget-ms", "0"], "--budget-ms"),
+        (["--device", "toaster"], "toaster"),
+        (["--device", "meta"], "expected cuda"),
+    ],
+)
+def test_arguments_that_make_no_sense_end_with_status_two(words, message, capsys):
+    assert bench.run(parse("--device", "cpu", *words)) == bench.USAGE
+    assert message in capsys.readouterr().out
+
+
+def test_render_draws_an_existing_report_again(tmp_path, capsys):
+    cases = [case_record("8B_o", 1, 4096, 4096, ours=measured(8.0, bit_equal=True), vllm=measured(9.0))]
+    save(document(cases), tmp_path)
+    assert bench.run(parse("--render", str(tmp_path))) == bench.OK
+    assert "1.12x" in (tmp_path / "bench.md").read_text()
+    assert bench.run(parse("--render", str(tmp_path / "missing"))) == bench.USAGE
+    assert "missing" in capsys.readouterr().out

@@ -1,0 +1,206 @@
+"""The report of synthetic documents, its schema, and that rendering depends on bench.json alone."""
+
+import importlib.util
+import json
+
+import pytest
+from bench_data import case_record, document, environment, measured
+from pydantic import ValidationError
+
+from scaled_mm.bench import analysis, report, rows
+from scaled_mm.bench.environment import git_state, parse_smi, query_smi, slug
+from scaled_mm.bench.record import BenchDocument, CaseRecord, Result, load, save, write_atomically
+
+RECORDED = analysis.load_recorded()
+NEEDS_MATPLOTLIB = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
+
+
+def two_cases() -> list[CaseRecord]:
+    good = {"bit_equal": True, "error": 0.0, "kernel": "t64x16x256"}
+    failed = Result(failed="RuntimeError: x|y")
+    return [
+        case_record("8B_o", m, 4096, 4096, ours=measured(8.0, **good), vllm=vllm, sgl=sgl, bf16=measured(14.0))
+        for m, vllm, sgl in ((1, measured(10.0), measured(9.6)), (16, measured(9.0), failed))
+    ]
+
+
+def test_speedup_is_over_the_better_rival_of_the_run():
+    speedups = analysis.measured_speedups(document(two_cases()))
+    assert [(one.rival, round(one.factor, 3)) for one in speedups] == [("sgl", 1.2), ("vllm", 1.125)]
+    assert analysis.mean_by_m(speedups) == {1: pytest.approx(1.2), 16: pytest.approx(1.125)}
+    assert analysis.mean_by_shape(speedups) == {"8B_o": pytest.approx((1.2 * 1.125) ** 0.5)}
+
+
+def test_recorded_times_are_used_only_on_the_gpu_they_come_from():
+    here = analysis.recorded_speedups(document(two_cases()), RECORDED)
+    assert here[0].rival_us == min(RECORDED.us["8B_o", 1][name] for name in ("vllm", "sgl"))
+    assert analysis.recorded_speedups(document(two_cases(), gpu="NVIDIA L4"), RECORDED) == []
+    assert analysis.drift(document(two_cases(), gpu="NVIDIA L4"), RECORDED) == {}
+
+
+def test_drift_compares_what_ran_in_both():
+    drift = analysis.drift(document(two_cases()), RECORDED)
+    assert drift["sgl"] == pytest.approx(9.6 / RECORDED.us["8B_o", 1]["sgl"])
+    assert "ours" not in drift and "intmm" not in drift
+
+
+def test_geometric_mean():
+    assert analysis.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    with pytest.raises(ValueError, match="at least one"):
+        analysis.geometric_mean([])
+
+
+def test_the_report_names_every_number_and_every_failure():
+    text = report.markdown(document(two_cases()), RECORDED, [])
+    assert "`scaled-mm bench --seed 7`" in text
+    assert "NVIDIA H200 (sm90)" in text and "0123abc with changes" in text and "1980 MHz SM" in text
+    assert "the better of vllm and sgl, measured in this run: **1.162x** (geometric mean of 2 of 2 cases)" in text
+    assert "| 1 | 8.00 | 14.00 | 10.00 | 9.60 | 1.20x | 0.44 | equal | `t64x16x256` |" in text
+    assert "| 16 | 8.00 | 14.00 | 9.00 | failed | 1.12x |" in text
+    assert "- `vllm`: label of vllm (1)" in text
+    assert "`sgl` failed on 8B_o M=16: RuntimeError: x|y" in text
+    assert "Bit-equal with the reference: 2 of 2 checked cases." in text
+    assert "| `ours: desc.calculate` | 2.50 |" in text
+    assert "| `vllm` | failed: RuntimeError: no kernel |" in text
+
+
+def test_recorded_times_are_a_comparison_of_their_own_said_plainly():
+    cases = [case.model_copy(update={"results": {"ours": case.results["ours"]}}) for case in two_cases()]
+    text = report.markdown(document(cases, sgl_unavailable="sgl_kernel is not installed"), RECORDED, [])
+    assert "against the recorded microseconds in `scaled_mm/bench/data/h200_int8_peers.json`" in text
+    assert "not in this run" in text
+    assert "`vllm` has no time on 2 of 2 cases" in text
+    assert "## Speed-up measured in this run" not in text
+    assert "- `sgl` (label of sgl): sgl_kernel is not installed" in text
+    elsewhere = report.markdown(document(cases, gpu="NVIDIA L4"), RECORDED, [])
+    assert "are not compared" in elsewhere and "No speed-up: neither vLLM nor SGLang has a time" in elsewhere
+
+
+def test_a_complete_run_needs_no_recorded_times():
+    text = report.markdown(document(two_cases()[:1]), RECORDED, [])
+    assert "recorded" not in text
+
+
+def test_wrong_bits_stand_in_the_summary_and_in_the_table():
+    case = two_cases()[0]
+    case.results["ours"].bit_equal = False
+    text = report.markdown(document([case]), RECORDED, [])
+    assert "0 of 1 checked cases" in text and "**Wrong bits**: 8B_o M=1" in text and "| WRONG |" in text
+
+
+def test_notes_and_unchecked_cases_are_explained():
+    case = two_cases()[0].model_copy(update={"check": "not checked: switched off"})
+    case.results["bf16"] = measured(14.0, note="M padded to 32")
+    text = report.markdown(document([case]), RECORDED, [])
+    assert "14.00 (1)" in text and "1. `bf16`: M padded to 32" in text
+    assert "1 cases not checked: switched off" in text
+
+
+def test_a_document_without_cases_still_renders():
+    text = report.markdown(document([]), RECORDED, [])
+    assert "0 of 0 checked cases" in text
+
+
+@NEEDS_MATPLOTLIB
+def test_rendering_is_a_pure_function_of_bench_json(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        save(document(two_cases()), folder)
+    paths = report.render(first)
+    assert [path.name for path in paths] == ["bench.md", "speedup.png", "time.png", "tops.png"]
+    before = {path.name: path.read_bytes() for path in paths}
+    report.render(first)
+    report.render(second)
+    assert all(path.read_bytes() == before[path.name] for path in paths)
+    assert all((second / name).read_bytes() == content for name, content in before.items())
+    assert all(content.startswith(b"\x89PNG") for name, content in before.items() if name.endswith("png"))
+    assert "![speedup](speedup.png)" in (first / "bench.md").read_text()
+
+
+def test_a_report_without_matplotlib_says_that_it_has_no_plots(tmp_path, monkeypatch):
+    from scaled_mm.bench import plots
+
+    monkeypatch.setattr(plots, "available", lambda: False)
+    save(document(two_cases()), tmp_path)
+    assert [path.name for path in report.render(tmp_path)] == ["bench.md"]
+    assert "matplotlib is not installed" in (tmp_path / "bench.md").read_text()
+
+
+def test_a_document_survives_the_file(tmp_path):
+    cases = two_cases()
+    cases[0].results["vllm"].error = float("nan")
+    save(document(cases), tmp_path)
+    again = load(tmp_path)
+    assert again.cases[0].results["vllm"].error != again.cases[0].results["vllm"].error
+    assert again.cases[1] == cases[1]
+    json.loads((tmp_path / "bench.json").read_text())
+
+
+def test_the_schema_covers_the_document_and_refuses_what_it_does_not_know():
+    schema = BenchDocument.model_json_schema()
+    assert {"schema_version", "command", "environment", "cases"} <= set(schema["properties"])
+    data = document(two_cases()).model_dump(mode="json")
+    BenchDocument.model_validate(data)
+    with pytest.raises(ValidationError, match="surprise"):
+        BenchDocument.model_validate(data | {"surprise": 1})
+    with pytest.raises(ValidationError, match="schema_version 99"):
+        BenchDocument.model_validate(data | {"schema_version": 99})
+
+
+@pytest.mark.parametrize("fields", [{}, {"us": 1.0}, {"us": 1.0, "samples": [1.0], "failed": "x"}])
+def test_a_result_is_either_measured_or_failed(fields):
+    with pytest.raises(ValidationError):
+        Result(**fields)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path = write_atomically(tmp_path / "deep" / "x.json", "1")
+    with pytest.raises(TypeError):
+        write_atomically(path, None)
+    assert path.read_text() == "1"
+    assert [file.name for file in path.parent.iterdir()] == ["x.json"]
+
+
+def test_rows_are_saved_as_the_list_that_tables_are_chosen_by(tmp_path):
+    entry = {
+        "shape": "s",
+        "M": 1,
+        "N": 2,
+        "K": 3,
+        "dispatched": "b",
+        "rows": {"a": 1.0, "b": 1.5},
+        "failed": {"c": "E: no"},
+    }
+    hopeless = entry | {"rows": {}, "dispatched": "c"}
+    path = rows.save_rows([entry, hopeless], tmp_path, environment(), "scaled-mm bench --rows")
+    assert json.loads(path.read_text()) == [entry, hopeless]
+    text = (tmp_path / "rows.md").read_text()
+    assert "| s | 1 | a | 1.00 | b | 1.50 | 50.0% | 1 |" in text
+    assert "every row failed" in text and "- `c`: E: no" in text and "`scaled-mm bench --rows`" in text
+
+
+def test_nvidia_smi_output_is_read_field_by_field():
+    reading = parse_smi("580.1, 1980, 3201, 1980, 120.55, 700.00, [N/A]\n")
+    assert reading.status == "read"
+    assert reading.number("clocks.mem") == 3201 and reading.number("power.draw") == 120.55
+    assert reading.number("temperature.gpu") is None
+    assert parse_smi("No devices were found").status.startswith("nvidia-smi answered 'No devices")
+    assert parse_smi("").values == {}
+
+
+def test_a_cpu_has_no_nvidia_smi_reading():
+    import torch
+
+    assert query_smi(torch.device("cpu")).status == "no GPU"
+
+
+def test_report_folders_have_plain_names():
+    assert slug("NVIDIA H100 80GB HBM3") == "h100-80gb-hbm3"
+    assert slug("AMD EPYC 9654 96-Core") == "amd-epyc-9654-96-core"
+    assert slug("***") == "unknown"
+
+
+def test_a_folder_without_a_repository_has_no_commit(tmp_path):
+    assert git_state(tmp_path) == (None, None)

@@ -1,0 +1,28 @@
+"""Fixtures shared by all tests: the device, and the rule that GPU tests are left out in one visible line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="no CUDA GPU")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:
+    if torch.cuda.is_available():
+        return
+    count = sum(1 for report in terminalreporter.stats.get("skipped", []) if "no CUDA GPU" in str(report.longrepr))
+    if count:
+        terminalreporter.write_line(f"not run: {count} GPU tests, there is no CUDA GPU here (they run by `pytest -m gpu`)")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param

@@ -1,0 +1,159 @@
+"""`scaled-mm verify` and `scaled-mm doctor`, run as a user runs them."""
+
+import argparse
+import json
+
+import pytest
+import torch
+
+import scaled_mm as sm
+from scaled_mm import cpu, reference
+from scaled_mm.cli import doctor, main, verify
+
+SHAPES = ["--shape", "1x64x96", "--shape", "33x40x37"]
+CASES_PER_SHAPE = 7  # three float dtypes with and without bias, and int32
+
+
+def run_json(capsys, *arguments: str) -> tuple[int, dict]:
+    status = main([*arguments, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("mode", [[], ["--asymmetric"]], ids=["symmetric", "asymmetric"])
+def test_verify_finds_every_result_equal(capsys, device, mode):
+    status, report = run_json(capsys, "verify", "--device", device, *SHAPES, *mode)
+    assert status == 0 and report["equal"] is True
+    assert len(report["cases"]) == 2 * CASES_PER_SHAPE
+    for case in report["cases"]:
+        assert case["equal"] and case["error"] is None and case["difference"] is None
+        assert case["kernel"] and case["asymmetric"] == bool(mode)
+        assert 0 < case["relative_error"] < 0.06
+        assert case["median_us"] is None
+    assert {(c["out_dtype"], c["bias"]) for c in report["cases"]} == {
+        *((name, bias) for name in ("bfloat16", "float16", "float32") for bias in (False, True)),
+        ("int32", False),
+    }
+
+
+def test_verify_reports_times_when_asked(capsys, device):
+    status, report = run_json(capsys, "verify", "--device", device, "--shape", "2x16x32", "--time")
+    assert status == 0
+    assert all(case["median_us"] > 0 for case in report["cases"])
+
+
+def test_verify_prints_a_table_for_people(capsys, device):
+    assert main(["verify", "--device", device, *SHAPES]) == 0
+    printed = capsys.readouterr().out
+    assert "33 x 40 x 37" in printed and "bfloat16" in printed
+    assert f"all {2 * CASES_PER_SHAPE} results equal the reference bit for bit" in printed
+
+
+def test_verify_fails_when_one_number_differs(capsys, monkeypatch):
+    gemm = cpu.gemm
+
+    def off_by_one(out, *inputs):
+        gemm(out, *inputs)
+        if out.dtype is torch.float16:
+            out[0, 3] += out[0, 3].abs() + 1
+
+    monkeypatch.setattr(cpu, "gemm", off_by_one)
+    status, report = run_json(capsys, "verify", "--device", "cpu", *SHAPES)
+    assert status == 1 and report["equal"] is False
+    wrong = [case for case in report["cases"] if not case["equal"]]
+    assert {case["out_dtype"] for case in wrong} == {"float16"} and len(wrong) == 4
+    assert "1 of 64 elements differ; the first at [0, 3]" in wrong[0]["difference"]
+    assert main(["verify", "--device", "cpu", *SHAPES]) == 1
+    assert "4 of 14 results differ" in capsys.readouterr().out
+
+
+def test_verify_notices_an_element_that_nobody_wrote(capsys, monkeypatch):
+    monkeypatch.setattr(cpu, "gemm", lambda out, *inputs: None)
+    status, report = run_json(capsys, "verify", "--device", "cpu", "--shape", "2x3x4")
+    assert status == 1
+    assert not any(case["equal"] for case in report["cases"])
+    assert "6 of 6 elements differ" in report["cases"][0]["difference"]
+
+
+def test_verify_reports_a_product_that_is_refused_and_fails(capsys, device):
+    status, report = run_json(capsys, "verify", "--device", device, "--shape", "1x2x131072", "--shape", "1x2x3")
+    assert status == 1
+    refused, fine = report["cases"][:CASES_PER_SHAPE], report["cases"][CASES_PER_SHAPE:]
+    assert all(case["error"].startswith("OVERFLOW: ") for case in refused)
+    assert all(case["equal"] for case in fine)
+
+
+def test_verify_takes_sizes_of_zero(capsys, device):
+    for shape in ("0x4x5", "4x0x5", "4x5x0"):
+        for mode in ([], ["--asymmetric"]):
+            status, report = run_json(capsys, "verify", "--device", device, "--shape", shape, *mode)
+            assert status == 0 and all(case["equal"] for case in report["cases"])
+
+
+@pytest.mark.parametrize("text", ["1x2", "1x2x3x4", "axbxc", "-1x2x3", "", "1,2,3"])
+def test_a_shape_that_is_none_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="expected MxNxK"):
+        verify._shape(text)
+
+
+def test_asymmetric_quantization_covers_each_row_with_its_own_zero_point():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(8, 200, generator=generator) * 5 - torch.arange(8).reshape(8, 1)
+    q, scale, zero_point = verify._quantize_asymmetric(x)
+    assert q.dtype is torch.int8 and zero_point.dtype is torch.int32
+    assert zero_point.unique().numel() > 3
+    assert (((q.float() - zero_point) * scale - x).abs() <= scale * 1.01).all()
+
+
+# ---- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_passes_where_the_cpu_backend_works(capsys):
+    status, report = run_json(capsys, "doctor")
+    assert status == 0 and report["ok"] is True
+    findings = {finding["name"]: finding for finding in report["findings"]}
+    assert cpu.kernel_name() in findings["CPU backend"]["found"]
+    assert torch.__version__ in findings["torch"]["found"]
+    assert {"Python", "core library", "nvcc", "CUTLASS headers", "ninja", "C++ compiler", "build cache"} <= set(findings)
+    for finding in findings.values():
+        assert finding["found"] or (finding["needed_for"] and finding["get"]), finding
+
+
+def test_doctor_prints_what_is_missing_and_how_to_get_it(capsys, monkeypatch):
+    from scaled_mm.build import toolchain
+
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: None)
+    assert main(["doctor"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not found; needed for building GPU kernels" in printed and "scaled_mm[cuda]" in printed
+    assert "The CPU backend works." in printed
+
+
+def test_doctor_fails_when_the_cpu_gives_a_wrong_number(capsys, monkeypatch):
+    monkeypatch.setattr(reference, "scaled_mm", lambda a, b, *args, **kwargs: torch.zeros(a.shape[0], b.shape[1]))
+    status, report = run_json(capsys, "doctor")
+    assert status == 1 and report["ok"] is False
+    backend = next(finding for finding in report["findings"] if finding["name"] == "CPU backend")
+    assert backend["found"] is None and "differs from the reference" in backend["get"]
+
+
+def test_doctor_survives_a_part_that_raises(capsys, monkeypatch):
+    from scaled_mm.build import cache
+
+    def broken():
+        raise PermissionError("cache [not] readable")
+
+    monkeypatch.setattr(cache, "entries", broken)
+    status, report = run_json(capsys, "doctor")
+    assert status == 0
+    finding = next(finding for finding in report["findings"] if finding["name"] == "build cache")
+    assert finding["found"] is None and "PermissionError: cache [not] readable" in finding["get"]
+    assert main(["doctor"]) == 0
+    assert "cache [not] readable" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.gpu
+def test_doctor_names_the_gpu_and_its_tile_table():
+    findings = {finding.name: finding for finding in doctor.examine()}
+    assert torch.cuda.get_device_name(0) in findings["GPU 0"].found
+    with sm.Handle("cuda:0") as handle:
+        assert findings["tile table of GPU 0"].found.startswith(f"{handle.arch}: ")

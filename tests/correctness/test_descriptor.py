@@ -1,0 +1,163 @@
+"""Descriptors: made once from tensors or their descriptions, then calculated as often as wanted."""
+
+import threading
+
+import pytest
+import torch
+
+import scaled_mm as sm
+
+from .cases import BIASES, INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, SMALL_SHAPES, ZERO_POINTS, ZERO_SHAPES, Case, random_case
+
+
+@pytest.fixture
+def handle(device):
+    with sm.Handle(device) as made:
+        yield made
+
+
+def describe(t: torch.Tensor | None) -> sm.TensorDesc | None:
+    return None if t is None else sm.TensorDesc(tuple(t.shape), t.dtype, t.stride(), alignment=alignment(t))
+
+
+def alignment(t: torch.Tensor) -> int:
+    """The largest power of two up to 16 that divides the address."""
+    return next(size for size in (16, 8, 4, 2, 1) if t.data_ptr() % size == 0)
+
+
+def calculate(handle, case: Case, device: str, described: bool = False) -> None:
+    operands = case.make(device)
+    out = operands.poisoned_out()
+    given = {name: describe(t) for name, t in operands.inputs.items()} if described else operands.inputs
+    with sm.create_descriptor(handle, out=describe(out) if described else out, **given) as descriptor:
+        workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=device)
+        descriptor.calculate(out, **operands.inputs, workspace=workspace)
+    operands.check(out)
+
+
+@pytest.mark.parametrize("described", [False, True], ids=["from tensors", "from descriptions"])
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
+def test_every_shape_equals_the_reference(handle, device, out_dtype, described):
+    for shape in SMALL_SHAPES + ZERO_SHAPES:
+        calculate(handle, Case(*shape, out_dtype=out_dtype, bias="out"), device, described)
+
+
+def test_every_layout_equals_the_reference(handle, device):
+    for a_layout in INPUT_LAYOUTS:
+        for b_layout in INPUT_LAYOUTS:
+            for out_layout in LAYOUTS:
+                case = Case(9, 40, 48, a_layout=a_layout, b_layout=b_layout, out_layout=out_layout)
+                calculate(handle, case, device, described=True)
+
+
+@pytest.mark.parametrize("a_zero_point", ZERO_POINTS)
+@pytest.mark.parametrize("b_zero_point", ZERO_POINTS)
+def test_every_mix_of_zero_points_and_bias_equals_the_reference(handle, device, a_zero_point, b_zero_point):
+    for bias in BIASES:
+        case = Case(17, 32, 48, torch.float16, bias=bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point)
+        calculate(handle, case, device, described=True)
+
+
+def test_random_mixes_of_everything_equal_the_reference(handle, device):
+    generator = torch.Generator().manual_seed(30)
+    for index in range(300):
+        calculate(handle, random_case(generator), device, described=index % 2 == 0)
+
+
+def test_one_descriptor_serves_many_tensors(handle, device):
+    shape = dict(m=20, n=48, k=64, bias="out", a_zero_point="vector_int32")
+    first = Case(**shape).make(device)
+    with sm.create_descriptor(handle, out=first.poisoned_out(), **first.inputs) as descriptor:
+        workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=device)
+        for seed in range(5):
+            operands = Case(**shape, seed=seed).make(device)
+            out = operands.poisoned_out()
+            for _ in range(2):
+                descriptor.calculate(out, **operands.inputs, workspace=workspace)
+                operands.check(out)
+
+
+def test_a_descriptor_outlives_its_handle(device):
+    operands = Case(5, 16, 32).make(device)
+    out = operands.poisoned_out()
+    with sm.Handle(device) as handle:
+        descriptor = sm.create_descriptor(handle, out=out, **operands.inputs)
+    descriptor.calculate(out, **operands.inputs)
+    operands.check(out)
+    descriptor.destroy()
+
+
+def test_a_descriptor_says_which_kernel_it_chose_and_why(handle, device):
+    operands = Case(5, 16, 32).make(device)
+    with sm.create_descriptor(handle, out=operands.poisoned_out(), **operands.inputs) as descriptor:
+        assert isinstance(descriptor.kernel.row, str) and descriptor.kernel.row
+        assert isinstance(descriptor.kernel.reason, str) and descriptor.kernel.reason
+        assert descriptor.workspace_size == 0  # without zero points nothing needs memory
+
+
+def test_on_a_cpu_the_kernel_is_named_by_the_backend():
+    from scaled_mm import cpu
+
+    operands = Case(5, 16, 32).make()
+    with sm.Handle("cpu") as handle, sm.create_descriptor(
+        handle, out=operands.poisoned_out(), **operands.inputs
+    ) as descriptor:
+        assert descriptor.kernel.row == cpu.kernel_name()
+
+
+def test_descriptors_may_be_used_from_many_threads_at_once(handle, device):
+    case = Case(33, 64, 96, bias="out", a_zero_point="vector_int8")
+    operands = case.make(device)
+    outs = [operands.poisoned_out() for _ in range(8)]
+    failures = []
+
+    def work(out):
+        try:
+            with sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+                workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=device)
+                for _ in range(10):
+                    descriptor.calculate(out, **operands.inputs, workspace=workspace)
+        except Exception as error:  # an exception in a thread would not fail the test by itself
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(out,)) for out in outs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for out in outs:
+        operands.check(out)
+
+
+@pytest.mark.gpu
+def test_calculate_may_be_captured_in_a_cuda_graph_and_replayed():
+    operands = Case(33, 64, 96, bias="out", a_zero_point="vector_int8").make("cuda:0")
+    out = operands.poisoned_out()
+    with sm.Handle("cuda:0") as handle, sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+        workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device="cuda:0")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            descriptor.calculate(out, **operands.inputs, workspace=workspace)
+        other = Case(33, 64, 96, bias="out", a_zero_point="vector_int8", seed=7).make("cuda:0")
+        for name, t in operands.inputs.items():
+            t.copy_(getattr(other, name))
+        out.fill_(float("nan"))
+        graph.replay()
+    other.check(out)
+
+
+@pytest.mark.gpu
+def test_calculate_runs_on_the_stream_it_is_given_and_does_not_synchronise():
+    operands = Case(33, 64, 96, bias="out").make("cuda:0")
+    out = operands.poisoned_out()
+    stream = torch.cuda.Stream()
+    with sm.Handle("cuda:0") as handle, sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+        descriptor.calculate(out, **operands.inputs, stream=stream)
+        stream.synchronize()
+        operands.check(out)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            descriptor.calculate(out, **operands.inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,154 @@
+"""`scaled-mm table`: the same answers for people and, with --json, for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+
+from scaled_mm.cli import table as command
+from scaled_mm.tables import load_table
+
+
+@pytest.fixture
+def call(capsys):
+    """call(*arguments) -> (exit status, stdout, stderr)"""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+
+    def call(*arguments):
+        status = command.run(parser.parse_args([str(argument) for argument in arguments]))
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def test_show_prints_every_row_and_every_bucket(call, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = call("show")
+    table = load_table("sm90")
+    assert status == 0
+    for row in table.rows:
+        assert row.name in out and str(row.tile) in out
+    for bucket in table.buckets:
+        assert bucket.kernel in out and all(str(bound) in out for bound in (bucket.m, bucket.n) if bound)
+    assert "open" in out and "KB" in out and "registers" in out
+
+
+def test_show_json_has_the_whole_table(call):
+    status, out, _ = call("show", "--arch", "sm90", "--json")
+    shown, table = json.loads(out), load_table("sm90")
+    assert status == 0 and shown["arch"] == "sm90" and shown["fallback"] == table.fallback and shown["tuned"] is False
+    assert [row["name"] for row in shown["rows"]] == [row.name for row in table.rows]
+    assert [(b["m"], b["n"], b["k"], b["kernel"]) for b in shown["buckets"]] == [
+        (b.m, b.n, b.k, b.kernel) for b in table.buckets
+    ]
+    large = next(row for row in shown["rows"] if row["name"] == "c3x_128x128x128_pp")
+    assert large["tile"] == [128, 128, 128] and large["estimate"]["accumulator_registers"] == 128
+    assert large["estimate"]["shared_memory_bytes"] <= 227 * 1024 and large["alignment_bytes"] == {
+        "a": 16,
+        "b": 16,
+        "out": 16,
+    }
+
+
+def test_show_of_a_file_shows_that_file(call, table_file):
+    status, out, _ = call("show", "--table", table_file.path, "--json")
+    assert status == 0 and [row["name"] for row in json.loads(out)["rows"]] == ["small", "large", "any"]
+
+
+def test_check_of_the_tables_of_the_package_finds_nothing(call):
+    status, out, _ = call("check")
+    assert status == 0 and "sm90.yaml: ok" in out
+    status, out, _ = call("check", "--json")
+    answer = json.loads(out)
+    assert status == 0 and answer["ok"] is True and all(table["problems"] == [] for table in answer["tables"])
+
+
+def test_check_prints_each_problem_with_its_line_and_exits_1(call, table_file):
+    table_file.replace("swap_ab: true", "swap_ab: 1").replace("{kernel: large}", "{kernel: huge}")
+    status, out, err = call("check", "--table", table_file.path)
+    assert status == 1 and "2 problems" in err
+    first, second = out.splitlines()
+    assert first.startswith(f"{table_file.path}:{table_file.line_of('swap_ab')}: rows[0].swap_ab: ")
+    assert second.startswith(
+        f"{table_file.path}:{table_file.line_of('huge')}: buckets[2].kernel: no row is named 'huge'"
+    )
+
+
+def test_check_json_lists_file_line_field_and_reason(call, table_file):
+    table_file.replace("{kernel: large}", "{kernel: huge}")
+    status, out, _ = call("check", "--table", table_file.path, "--json")
+    answer = json.loads(out)
+    assert status == 1 and answer["ok"] is False
+    line = table_file.line_of("huge")
+    expected = {
+        "file": str(table_file.path),
+        "line": line,
+        "field": "buckets[2].kernel",
+        "reason": "no row is named 'huge'",
+    }
+    assert answer["tables"] == [{"table": str(table_file.path), "problems": [expected]}]
+
+
+def test_explain_names_the_row_the_bucket_and_the_tiles(call):
+    status, out, _ = call("explain", 17, 4096, 4096)
+    selection = load_table("sm90").select(17, 4096, 4096)
+    assert status == 0
+    assert selection.row.name in out and selection.reason in out
+    assert "64: 0.48 waves on 132 multiprocessors" in out  # 4096 / 64 tiles along N, one along M
+    assert "note" not in out
+
+
+def test_explain_json_has_the_choice_and_its_row(call):
+    status, out, _ = call("explain", 256, 6144, 4096, "--json", "--sms", 64)
+    answer, selection = json.loads(out), load_table("sm90").select(256, 6144, 4096)
+    assert status == 0
+    assert (answer["kernel"], answer["bucket"], answer["reason"]) == (
+        selection.row.name,
+        selection.bucket_index,
+        selection.reason,
+    )
+    assert answer["row"]["name"] == selection.row.name and answer["tiles"] == 128 and answer["waves"] == 2.0
+    assert answer["contiguous_misfits"] == []
+
+
+def test_explain_says_when_unpadded_operands_take_the_fallback(call):
+    status, out, _ = call("explain", 16, 4095, 100)
+    assert status == 0
+    for operand, stride in (("a", 100), ("b", 100), ("out", 8190)):
+        assert f"{operand}: contiguous rows are {stride} bytes apart" in out
+    assert "such operands take generic_64x64x64" in out
+
+
+def test_explain_of_k_zero_takes_the_fallback(call):
+    status, out, _ = call("explain", 16, 4096, 0, "--json")
+    answer = json.loads(out)
+    assert status == 0 and answer["kernel"] == answer["fallback"] and answer["bucket"] == -1
+
+
+@pytest.mark.parametrize(
+    "arguments", [("show", "--arch", "sm10"), ("explain", 1, 1, 1, "--arch", "sm10"), ("check", "--arch", "sm10")]
+)
+def test_an_architecture_without_a_table_exits_1_with_those_that_exist(call, arguments):
+    status, out, err = call(*arguments)
+    assert status == 1 and out == "" and "there are: " in err and "sm90" in err
+    status, out, err = call(*arguments, "--json")
+    error = json.loads(out)["error"]
+    assert status == 1 and err == "" and error["status"] == "ARCHITECTURE_NOT_SUPPORTED" and "sm90" in error["message"]
+
+
+def test_explain_of_a_broken_table_exits_1_with_the_line(call, table_file):
+    table_file.replace("{kernel: large}", "{kernel: huge}")
+    status, out, err = call("explain", 1, 1, 1, "--table", table_file.path)
+    assert status == 1 and out == "" and f"{table_file.path}:{table_file.line_of('huge')}: " in err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("explain", "-1", "1", "1"), ("explain", "1", "1"), ("explain", "x", "1", "1"), ()]
+)
+def test_arguments_that_make_no_sense_are_refused(call, arguments):
+    with pytest.raises(SystemExit) as caught:
+        call(*arguments)
+    assert caught.value.code == 2

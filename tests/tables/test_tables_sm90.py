@@ -1,0 +1,119 @@
+"""The SM90 table against the sweep that it was drawn from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from scaled_mm.tables import available_tables, check_table, load_table
+from scaled_mm.tables.rules import row_cost
+
+SWEEP = Path(__file__).parent / "data" / "h200_stock_sweep.json"
+CASES = json.loads(SWEEP.read_text())["cases"]
+# What the table reaches: 1.023 in the worst case (M=8192 N=8192 K=7168), 1.0017 in the geometric mean.
+WORST = 1.03
+GEOMETRIC_MEAN = 1.005
+SHORT = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return load_table("sm90")
+
+
+def sweep_key(row) -> str:
+    parts = [str(row.tile), str(row.cluster), row.schedule, row.scheduler]
+    return "/".join(parts + ["swap_ab"] * row.swap_ab)
+
+
+def edges(bounds):
+    """Each bound with its neighbours, 1, and a size beyond the last."""
+    finite = sorted({bound for bound in bounds if bound is not None})
+    return sorted(
+        {1, *(size for bound in finite for size in (bound - 1, bound, bound + 1)), 4 * max(finite, default=1)}
+    )
+
+
+def slowdown(table, case) -> float:
+    row = table.select(case["M"], case["N"], case["K"]).row
+    assert sweep_key(row) in case["us"], f"{row.name} is not among the measured kernels of {case}"
+    return case["us"][sweep_key(row)] / case["best_us"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['M']}x{case['N']}x{case['K']}")
+def test_every_measured_product_gets_a_row_within_three_percent_of_the_best(table, case):
+    assert slowdown(table, case) <= WORST
+
+
+def test_the_dispatched_rows_are_within_half_a_percent_of_the_best_in_the_geometric_mean(table):
+    assert len(CASES) == 88
+    mean = math.exp(sum(math.log(slowdown(table, case)) for case in CASES) / len(CASES))
+    assert mean <= GEOMETRIC_MEAN
+
+
+def test_every_architecture_table_has_no_problem_and_is_for_the_architecture_it_is_named_for():
+    tables = available_tables()
+    assert "sm90" in dict(tables)
+    for arch, path in tables:
+        assert check_table(path, arch) == []
+        assert load_table(arch).arch == arch
+
+
+@pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
+def test_m_swept_across_every_bucket_edge_always_finds_the_first_bucket_that_fits(arch):
+    table = load_table(arch)
+    names = {row.name for row in table.rows}
+    for M in edges(bucket.m for bucket in table.buckets):
+        for N in edges(bucket.n for bucket in table.buckets):
+            for K in edges(bucket.k for bucket in table.buckets):
+                selection = table.select(M, N, K)
+                assert selection.row.name in names
+                chosen = table.buckets[selection.bucket_index]
+                assert chosen.kernel == selection.row.name and chosen.covers(M, N, K)
+                assert not any(bucket.covers(M, N, K) for bucket in table.buckets[: selection.bucket_index])
+
+
+@pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
+def test_the_last_bucket_is_open_and_takes_what_no_other_does(arch):
+    table = load_table(arch)
+    last = table.buckets[-1]
+    assert (last.m, last.n, last.k) == (None, None, None)
+    assert table.select(2**40, 2**40, 2**40).bucket_index == len(table.buckets) - 1
+
+
+@pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
+def test_every_row_is_used(arch):
+    table = load_table(arch)
+    used = {bucket.kernel for bucket in table.buckets} | {table.fallback}
+    assert [row.name for row in table.rows if row.name not in used] == []
+
+
+def test_every_row_fits_an_h200_with_room_for_two_stages(table):
+    for row in table.rows:
+        cost = row_cost(row, "sm90")
+        assert cost.shared_memory <= 227 * 1024
+        if row.generation == "c3x":
+            assert cost.stages >= 2 and cost.accumulators <= 224
+
+
+def test_every_row_name_describes_its_row(table):
+    for row in table.rows:
+        if row.generation == "generic":
+            assert row.name == f"generic_{row.tile}"
+            continue
+        cluster = "" if row.cluster == (1, 1) else f"_c{row.cluster.m}{row.cluster.n}"
+        assert row.name == f"c3x_{row.tile}_{SHORT[row.schedule]}{cluster}{'_swap' if row.swap_ab else ''}"
+
+
+def test_the_fallback_takes_any_alignment_and_k_of_zero(table):
+    fallback = table.row(table.fallback)
+    assert fallback.generation == "generic" and fallback.alignment == (1, 1, 1)
+    selection = table.select(7, 11, 0)
+    assert selection.row == fallback and selection.bucket_index == -1 and "K = 0" in selection.reason
+
+
+def test_no_row_of_the_first_table_uses_stream_k(table):
+    assert {row.scheduler for row in table.rows} == {"persistent"}
