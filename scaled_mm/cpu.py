@@ -5,8 +5,8 @@ float32 operation, in the documented order. Any shape and any strides run, M = 1
 
 What `torch._int_mm` needs from its caller (torch 2.13, oneDNN 3.12; the same since the CPU version appeared):
 
-* It hands oneDNN's BLAS entry point whatever leading dimension the strides spell and drops the status. A broadcast
-  view, or a `[1, N]` matrix with strides (1, 1), is refused there and the output keeps what the memory held before.
+* It hands oneDNN's BLAS entry point whatever leading dimension the strides spell, cut to 32 bits, and drops the status.
+  A broadcast view, or a `[1, N]` matrix with strides (1, 1), is refused there and the output keeps what the memory held.
 * With neither stride 1 it takes oneDNN's scalar reference loop, some 4000 times slower.
 * `out=` has to be contiguous.
 * On x86 without VNNI, oneDNN adds pairs of 8-bit products in saturating 16-bit lanes, so large values come out wrong.
@@ -36,6 +36,8 @@ _ALIASING_STRIDE = 2048
 _SWAP_MAX_ROWS = 64
 # A slab of b that stays in cache while every row of a passes over it, in bytes.
 _MATVEC_SLAB = 4 << 20
+
+_INT32_MAX = 2**31 - 1
 
 # The float64 alternative converts at most this many elements of one operand at a time: 128 MiB.
 _FLOAT64_ELEMENTS = 16 << 20
@@ -186,20 +188,21 @@ def _product_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _blas_operand(t: torch.Tensor) -> torch.Tensor:
-    """`t`, or a copy of it, with strides that BLAS can express: one of them 1 and the other at least that extent.
+    """`t`, or a copy of it, with strides that BLAS can express: one of them 1, the other a leading dimension.
 
-    The stride of an extent of 1 carries no meaning but is read as the leading dimension, so it is spelt out.
+    A leading dimension is at least the extent along the 1 and fits 32 bits, to which torch cuts it. The stride of an extent
+    of 1 says nothing but is read all the same, so it is replaced.
     """
     rows, columns = t.shape
     row_stride, column_stride = t.stride()
-    if columns == 1 and row_stride >= 1:
-        return t.as_strided(t.shape, (row_stride, 1))
-    if rows == 1 and column_stride >= 1:
-        return t.as_strided(t.shape, (columns, 1) if column_stride == 1 else (1, column_stride))
-    if column_stride == 1 and row_stride >= columns:
-        return t
-    if row_stride == 1 and column_stride >= rows:
-        return t
+    if column_stride == 1 or columns == 1:
+        leading = row_stride if rows > 1 else columns
+        if columns <= leading <= _INT32_MAX:
+            return t if t.stride() == (leading, 1) else t.as_strided(t.shape, (leading, 1))
+    if row_stride == 1 or rows == 1:
+        leading = column_stride if columns > 1 else rows
+        if rows <= leading <= _INT32_MAX:
+            return t if t.stride() == (1, leading) else t.as_strided(t.shape, (1, leading))
     return t.contiguous()
 
 

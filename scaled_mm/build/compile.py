@@ -55,10 +55,11 @@ def nvcc_flags(arch: str, cutlass: Path) -> list[str]:
 
 
 @functools.cache
-def sources_digest(*folders: str) -> str:
-    """One digest over the sources below these folders of csrc, read once per process."""
+def sources_digest(*places: str) -> str:
+    """One digest over these files of csrc and the sources below these folders, read once per process."""
     root = csrc_dir()
-    files = sorted(path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
+    found = [path for place in places for path in ((root / place).rglob("*") if (root / place).is_dir() else [root / place])]
+    files = sorted(path for path in found if path.is_file())
     return cache.digest(*(part for path in files for part in (str(path.relative_to(root)), path.read_bytes())))
 
 

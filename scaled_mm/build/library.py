@@ -15,6 +15,7 @@ from scaled_mm.tables.schema import TileTable
 
 # A kernel of an architecture: (row name, output dtype of codegen.OUT_DTYPES), or (ZERO_POINT_TERMS, None).
 KernelName = tuple[str, str | None]
+_KERNEL_SOURCES = ("core/kernel_abi.h", "int8", "include")
 _KERNEL_OBJECT = "kernel.o"
 
 
@@ -116,7 +117,7 @@ def _kernel_key(arch: str, source: str) -> str:
     """Everything that changes the machine code, but not where it lies: paths stay out."""
     nvcc, flags = _nvcc_and_flags(arch)
     placeless = " ".join(flag for flag in flags if not flag.startswith("-I"))
-    return cache.digest(source, compile.sources_digest("core", "int8", "include"), nvcc.version,
+    return cache.digest(source, compile.sources_digest(*_KERNEL_SOURCES), nvcc.version,
                         str(toolchain.cutlass_version()), placeless)  # fmt: skip
 
 
@@ -148,7 +149,7 @@ def _arch_key(table: TileTable) -> str:
     """Of the sources and the table: a prebuilt library serves on machines without nvcc."""
     generated = [_kernel_source(table, name) for name in kernel_names(table)]
     index = codegen.library_source(table.arch, [], table)
-    return cache.digest(table.arch, index, compile.sources_digest("core", "int8", "include"), *generated)
+    return cache.digest(table.arch, index, compile.sources_digest(*_KERNEL_SOURCES), *generated)
 
 
 def arch_library(table: TileTable) -> Path | None:

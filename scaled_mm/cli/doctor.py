@@ -78,8 +78,10 @@ def _torch() -> Finding:
 def _core_library() -> Finding:
     import scaled_mm as sm
 
-    with sm.Handle("cpu"):
-        return Finding("core library", "loads", required=True)
+    from scaled_mm.build.library import core_library
+
+    sm.Handle("cpu").destroy()
+    return Finding("core library", str(core_library()), required=True)
 
 
 def _cpu_backend() -> Finding:
@@ -150,8 +152,7 @@ def _gpu_table(index: int) -> Finding:
 
     name = f"tile table of GPU {index}"
     try:
-        with sm.Handle(f"cuda:{index}") as handle:
-            arch = handle.arch
+        arch = sm.Handle(f"cuda:{index}").arch
         table = load_table(arch)
     except ScaledMMError as error:
         return Finding(name, None, "choosing kernels on this GPU", f"{error.status.name}: {error}")

@@ -242,7 +242,7 @@ def _print(head: dict[str, Any], results: list[Result], timed: bool) -> None:
     table = Table(title=f"{head['name']} ({head['device']}), torch {head['torch']}")
     for header in ("M x N x K", "out", "bias"):
         table.add_column(header, no_wrap=True)
-    table.add_column("kernel")
+    table.add_column("kernel", overflow="fold")
     table.add_column("equal")
     table.add_column("error*", justify="right")
     if timed:

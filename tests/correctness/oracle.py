@@ -41,7 +41,7 @@ def violations(descs: dict[str, Desc | None]) -> set[Status]:
     out, a, b = descs["out"], descs["a"], descs["b"]
     for matrix, dtypes in ((out, (*FLOATS, torch.int32)), (a, (torch.int8,)), (b, (torch.int8,))):
         if matrix is None:
-            found.add(Status.NULL_POINTER)
+            found |= {Status.NULL_POINTER, Status.BAD_PARAM}  # the C interface gets a null pointer, Python a None
             continue
         if matrix.dtype not in dtypes:
             found.add(Status.BAD_TENSOR_DTYPE)
@@ -79,8 +79,8 @@ def _tensor(desc: Desc) -> set[Status]:
         found.add(Status.BAD_TENSOR_DTYPE)
     if len(desc.shape) > 3 or any(not 0 <= size <= INT32_MAX for size in desc.shape):
         found.add(Status.BAD_TENSOR_SHAPE)
-    if len(desc.strides) != len(desc.shape):
-        found |= {Status.BAD_TENSOR_STRIDES, Status.BAD_TENSOR_SHAPE}
+    if len(desc.strides) != len(desc.shape) or any(abs(number) > INT64_MAX for number in (*desc.shape, *desc.strides)):
+        found.add(Status.BAD_PARAM)  # there is no such C struct
     if any(not 0 <= stride <= INT64_MAX for stride in desc.strides):
         found.add(Status.BAD_TENSOR_STRIDES)
     if sum((size - 1) * stride for size, stride in zip(desc.shape, desc.strides) if size > 1) > FARTHEST:

@@ -102,14 +102,27 @@ def test_operands_that_blas_cannot_express_are_copied_and_the_others_are_not():
         operand = cpu._blas_operand(t)
         assert torch.equal(operand, t)
         assert (operand.data_ptr() != t.data_ptr()) == (layout in copied), layout
-    for shape, strides in [((1, 9), (1, 1)), ((1, 9), (0, 1)), ((1, 9), (5, 3)), ((9, 1), (1, 1)), ((9, 1), (4, 0))]:
+    for shape, strides in [
+        ((1, 9), (1, 1)),
+        ((1, 9), (0, 1)),
+        ((1, 9), (5, 3)),
+        ((9, 1), (1, 1)),
+        ((9, 1), (4, 0)),
+        ((9, 1), (0, 1)),
+        ((1, 1), (2**31, 2**40)),
+        ((1, 9), (2**31, 1)),
+        ((1, 9), (2**33, 2)),
+        ((9, 1), (3, 2**32)),
+        ((9, 9), (1, 1)),
+    ]:
         t = torch.arange(50, dtype=torch.int8).as_strided(shape, strides)
         operand = cpu._blas_operand(t)
         assert torch.equal(operand, t)
         # What oneDNN's BLAS asks of leading dimensions.
         rows, columns = operand.shape
         row_stride, column_stride = operand.stride()
-        assert row_stride >= max(1, columns) if column_stride == 1 else column_stride >= max(1, rows) and row_stride == 1
+        least, leading = (columns, row_stride) if column_stride == 1 else (rows, column_stride)
+        assert 1 in (row_stride, column_stride) and least <= leading < 2**31
 
 
 # ---- where oneDNN's INT8 product is not exact --------------------------------------------------------------------------

@@ -12,17 +12,13 @@ from .cases import BIASES, INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, SMALL_SHAPES, ZER
 
 @pytest.fixture
 def handle(device):
-    with sm.Handle(device) as made:
-        yield made
+    made = sm.Handle(device)
+    yield made
+    made.destroy()
 
 
 def describe(t: torch.Tensor | None) -> sm.TensorDesc | None:
-    return None if t is None else sm.TensorDesc(tuple(t.shape), t.dtype, t.stride(), alignment=alignment(t))
-
-
-def alignment(t: torch.Tensor) -> int:
-    """The largest power of two up to 16 that divides the address."""
-    return next(size for size in (16, 8, 4, 2, 1) if t.data_ptr() % size == 0)
+    return None if t is None else sm.TensorDesc.of(t)
 
 
 def calculate(handle, case: Case, device: str, described: bool = False) -> None:
@@ -80,8 +76,9 @@ def test_one_descriptor_serves_many_tensors(handle, device):
 def test_a_descriptor_outlives_its_handle(device):
     operands = Case(5, 16, 32).make(device)
     out = operands.poisoned_out()
-    with sm.Handle(device) as handle:
-        descriptor = sm.create_descriptor(handle, out=out, **operands.inputs)
+    handle = sm.Handle(device)
+    descriptor = sm.create_descriptor(handle, out=out, **operands.inputs)
+    handle.destroy()
     descriptor.calculate(out, **operands.inputs)
     operands.check(out)
     descriptor.destroy()
@@ -99,9 +96,7 @@ def test_on_a_cpu_the_kernel_is_named_by_the_backend():
     from scaled_mm import cpu
 
     operands = Case(5, 16, 32).make()
-    with sm.Handle("cpu") as handle, sm.create_descriptor(
-        handle, out=operands.poisoned_out(), **operands.inputs
-    ) as descriptor:
+    with sm.create_descriptor(sm.Handle("cpu"), out=operands.poisoned_out(), **operands.inputs) as descriptor:
         assert descriptor.kernel.row == cpu.kernel_name()
 
 
@@ -134,7 +129,7 @@ def test_descriptors_may_be_used_from_many_threads_at_once(handle, device):
 def test_calculate_may_be_captured_in_a_cuda_graph_and_replayed():
     operands = Case(33, 64, 96, bias="out", a_zero_point="vector_int8").make("cuda:0")
     out = operands.poisoned_out()
-    with sm.Handle("cuda:0") as handle, sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+    with sm.create_descriptor(sm.Handle("cuda:0"), out=out, **operands.inputs) as descriptor:
         workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device="cuda:0")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -152,7 +147,7 @@ def test_calculate_runs_on_the_stream_it_is_given_and_does_not_synchronise():
     operands = Case(33, 64, 96, bias="out").make("cuda:0")
     out = operands.poisoned_out()
     stream = torch.cuda.Stream()
-    with sm.Handle("cuda:0") as handle, sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+    with sm.create_descriptor(sm.Handle("cuda:0"), out=out, **operands.inputs) as descriptor:
         descriptor.calculate(out, **operands.inputs, stream=stream)
         stream.synchronize()
         operands.check(out)
