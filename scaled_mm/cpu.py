@@ -6,7 +6,7 @@ float32 operation, in the documented order. Any shape and any strides run, M = 1
 What `torch._int_mm` needs from its caller (torch 2.13, oneDNN 3.12; the same since the CPU version appeared):
 
 * It hands oneDNN's BLAS entry point whatever leading dimension the strides spell, cut to 32 bits, and drops the status.
-  A broadcast view, or a `[1, N]` matrix with strides (1, 1), is refused there and the output keeps what the memory held.
+  A broadcast view, or a `[1, N]` matrix with strides (1, 1), is refused there, and the output is never written.
 * With neither stride 1 it takes oneDNN's scalar reference loop, some 4000 times slower.
 * `out=` has to be contiguous.
 * On x86 without VNNI, oneDNN adds pairs of 8-bit products in saturating 16-bit lanes, so large values come out wrong.
@@ -20,12 +20,12 @@ import functools
 
 import torch
 
-# One chunk of accumulators, in elements: 32 MiB, so that M = 8192 does not hold an int32 copy of the whole output. Never
-# fewer than _CHUNK_MIN_ROWS rows, because oneDNN packs b again for each call.
+# One chunk of accumulators, in elements: 32 MiB, so that M = 8192 does not hold an int32 copy of the whole output.
+# Never fewer than _CHUNK_MIN_ROWS rows, because oneDNN packs b again for each call.
 _CHUNK_ELEMENTS = 8 << 20
 _CHUNK_MIN_ROWS = 1024
 
-# The epilogue runs on this many elements per thread at a time: 128 KiB of int32 and 128 KiB of float32 stay in a 1 MiB L2.
+# The epilogue takes this many elements per thread at a time: 128 KiB of int32 and as much float32 stay in a 1 MiB L2.
 _EPILOGUE_ELEMENTS_PER_THREAD = 32 << 10
 
 # From this many elements of b on, the layout decides the speed of a small-M product more than call overhead does.
@@ -34,8 +34,6 @@ _LARGE_WEIGHT = 4 << 20
 _ALIASING_STRIDE = 2048
 # Up to this many rows the transposed accumulators cost less than what the other packing order saves.
 _SWAP_MAX_ROWS = 64
-# A slab of b that stays in cache while every row of a passes over it, in bytes.
-_MATVEC_SLAB = 4 << 20
 
 _INT32_MAX = 2**31 - 1
 
@@ -55,9 +53,9 @@ def kernel_name() -> str:
 def int_mm_is_exact() -> bool:
     """Whether `torch._int_mm` gives the exact product on this CPU, whatever the values.
 
-    Probed once per process, on the first use (and again if oneDNN is switched on or off), with the worst values: -128 and
-    127 in every pairing, which saturate 16-bit pairs in either operand's role, then random ones, through each form of
-    call that `gemm` makes.
+    Probed once per process, on the first use (and again if oneDNN is switched on or off), with the worst values: -128
+    and 127 in every pairing, which saturate 16-bit pairs in either operand's role, then random ones, through each form
+    of call that `gemm` makes.
     """
     return _probe(torch.backends.mkldnn.enabled)
 
@@ -66,7 +64,7 @@ def _use_onednn() -> bool:
     return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled and int_mm_is_exact()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _probe(onednn_enabled: bool) -> bool:
     generator = torch.Generator().manual_seed(0)
     k, n = 259, 64  # K is not a multiple of 4, so that the tail of the 4-way dot product is probed too
@@ -96,7 +94,7 @@ def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -> None:
     value, [M] or [M, 1]; b_scale: float32, one value, [N] or [1, N]; both None for an int32 out. bias: [N] or [1, N],
     float32 or out's dtype, or None. Zero points: int32 or int8, shaped like the scales, or None.
 
-    The core has validated all of it: K is within the exact bound, and out overlaps no input. Nothing is checked again here.
+    The core has validated all of it (K is within the exact bound, out overlaps no input); nothing is checked again.
     """
     m, k = a.shape
     n = b.shape[1]
@@ -121,7 +119,7 @@ def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -> None:
         _epilogue(_rows_of(out, start, stop), acc, _rows_of(a_scale, start, stop), b_scale, bias, zero_points, start)
 
 
-# ---- the product ------------------------------------------------------------------------------------------------------
+# ---- the product -----------------------------------------------------------------------------------------------------
 
 
 def _accumulate(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
@@ -134,8 +132,8 @@ def _accumulate(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None) -> 
     if not _use_onednn():
         return _product_float64(a, b)
     m, (k, n) = a.shape[0], b.shape
-    # oneDNN has a matrix-vector kernel for K-contiguous weights that neither packs nor copies; two calls of it are still
-    # faster than one general product (4096 x 4096, 2 cores: 0.23 ms against 1.2 ms).
+    # oneDNN has a matrix-vector kernel for K-contiguous weights that neither packs nor copies; two calls of it are
+    # still faster than one general product (4096 x 4096, 2 cores: 0.21 ms against 1.15 ms).
     b_is_k_contiguous = b.stride(0) == 1 and b.stride(1) >= k
     if m <= 2 and b_is_k_contiguous:
         return _product_by_rows(a, b, into)
@@ -162,16 +160,10 @@ def _product_swapped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _product_by_rows(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-    """a @ b, one matrix-vector product per row of a and slab of b's columns."""
-    m, (k, n) = a.shape[0], b.shape
-    if m == 1:
-        return _product(a, b, into)
-    acc = torch.empty((m, n), dtype=torch.int32) if into is None else into
-    slab = max(64, _MATVEC_SLAB // k)
-    for start in range(0, n, slab):
-        columns = _blas_operand(b[:, start : start + slab])
-        for row in range(m):
-            torch._int_mm(_blas_operand(a[row : row + 1]), columns, out=acc[row : row + 1, start : start + slab])
+    """a @ b, one matrix-vector product per row of a."""
+    acc = torch.empty((a.shape[0], b.shape[1]), dtype=torch.int32) if into is None else into
+    for row in range(a.shape[0]):
+        _product(a[row : row + 1], b, acc[row : row + 1])
     return acc
 
 
@@ -190,8 +182,8 @@ def _product_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _blas_operand(t: torch.Tensor) -> torch.Tensor:
     """`t`, or a copy of it, with strides that BLAS can express: one of them 1, the other a leading dimension.
 
-    A leading dimension is at least the extent along the 1 and fits 32 bits, to which torch cuts it. The stride of an extent
-    of 1 says nothing but is read all the same, so it is replaced.
+    A leading dimension is at least the extent along the 1 and fits 32 bits, to which torch cuts it. The stride of an
+    extent of 1 says nothing but is read all the same, so it is replaced.
     """
     rows, columns = t.shape
     row_stride, column_stride = t.stride()
@@ -206,14 +198,14 @@ def _blas_operand(t: torch.Tensor) -> torch.Tensor:
     return t.contiguous()
 
 
-# ---- zero points ------------------------------------------------------------------------------------------------------
+# ---- zero points -----------------------------------------------------------------------------------------------------
 
 
 class _ZeroPoints:
     """acc - za * colsum(b) - zb * rowsum(a) + K * za * zb, as acc - za * (colsum(b) - K * zb) - rowsum(a) * zb.
 
-    Each step is int32 arithmetic modulo 2^32. The true result fits 32 bits (the core bounds K), so the wrapped one is it.
-    The sums are products with a vector of ones: 200 times faster than `Tensor.sum` on int8.
+    Each step is int32 arithmetic modulo 2^32. The true result fits 32 bits (the core bounds K), so the wrapped one is
+    it. The sums are products with a vector of ones: 200 times faster than `Tensor.sum` on int8.
     """
 
     def __init__(self, a, b, a_zero_point, b_zero_point):
@@ -237,7 +229,7 @@ class _ZeroPoints:
             acc.addcmul_(_rows_of(self.row_sum, start, stop), self.b_zero_point, value=-1)
 
 
-# ---- the epilogue -----------------------------------------------------------------------------------------------------
+# ---- the epilogue ----------------------------------------------------------------------------------------------------
 
 
 def _epilogue(out, acc, a_scale, b_scale, bias, zero_points: _ZeroPoints, start: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import operator
 import weakref
 from collections.abc import Sequence
 
@@ -63,6 +64,12 @@ class Handle:
         """Free the handle. Descriptors made with it stay usable; a second call does nothing."""
         self._destroy()
 
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.destroy()
+
     def __repr__(self) -> str:
         return f"Handle(device={str(self.device)!r}, arch={self.arch!r})"
 
@@ -98,8 +105,7 @@ class TensorDesc:
             object.__setattr__(self, "strides", _integers("strides", self.strides))
         if len(self.strides) != len(self.shape):
             raise BadParamError(f"strides: expected one per dimension of {self.shape}, got {self.strides}")
-        if not isinstance(self.alignment, int):
-            raise BadParamError(f"alignment: expected an integer, got {self.alignment!r}")
+        object.__setattr__(self, "alignment", _integers("alignment", (self.alignment,))[0])
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorDesc:
@@ -112,8 +118,8 @@ class TensorDesc:
 
 def _integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     try:
-        result = tuple(int(value) for value in values)
-    except (TypeError, ValueError) as error:
+        result = tuple(operator.index(value) for value in values)
+    except TypeError as error:
         raise BadParamError(f"{name}: expected a sequence of integers, got {values!r}") from error
     if any(abs(value) >= 2**63 for value in result):
         raise BadParamError(f"{name}: expected 64-bit integers, got {values!r}")

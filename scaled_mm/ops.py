@@ -109,14 +109,27 @@ def load_cuda_operators() -> None:
 # ---- implementations for every other device, and for CUDA until it is loaded ----------------------------------------------
 
 
-def _device_of(tensors) -> torch.device:
-    devices = {tensor.device for tensor in tensors if tensor is not None}
-    if any(device.type == "cuda" for device in devices):
-        return next(device for device in devices if device.type == "cuda")
-    a = next(tensor for tensor in tensors if tensor is not None)
-    if a.device.type != "cpu":
-        raise DeviceNotSupportedError(f"a: expected a CUDA or CPU tensor, got one on {a.device}")
-    return a.device
+_NAMES = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "out", "workspace")
+
+
+def _common_device(*tensors: torch.Tensor | None) -> torch.device:
+    """The device of all tensors, given in the order of _NAMES; BadTensorDeviceError names the one that is elsewhere."""
+    device = tensors[0].device
+    for name, tensor in zip(_NAMES, tensors):
+        if tensor is not None:
+            check_device(name, tensor, device)
+    return device
+
+
+def _runs_on_cuda(*tensors: torch.Tensor | None) -> bool:
+    """Whether to hand over to the CUDA implementation, now loaded; False for the CPU, a typed error for the rest."""
+    device = _common_device(*tensors)
+    if device.type == "cuda":
+        load_cuda_operators()
+        return True
+    if device.type != "cpu":
+        raise DeviceNotSupportedError(f"a: expected a CUDA or CPU tensor, got one on {device}")
+    return False
 
 
 @functools.cache
@@ -134,15 +147,6 @@ def _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -
         descriptor.calculate(**tensors)
 
 
-def _check_fake(a, b, *others) -> None:
-    for tensor in (b, *others):
-        if tensor is not None and tensor.device != a.device:
-            raise BadTensorDeviceError(f"expected every tensor on {a.device} as a is, got one on {tensor.device}")
-    _check_matrices(a, b)
-    if a.device.type == "cuda":
-        load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
-
-
 def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
     for name, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[K, N]")):
         if tensor.dim() != 2:
@@ -150,8 +154,7 @@ def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def _scaled_mm_any(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype):
-    if _device_of((a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)).type == "cuda":
-        load_cuda_operators()
+    if _runs_on_cuda(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
         return scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
     _check_matrices(a, b)
     out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype)
@@ -160,19 +163,28 @@ def _scaled_mm_any(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out
 
 
 def _scaled_mm_out_any(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
-    if _device_of((a, out, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)).type == "cuda":
-        load_cuda_operators()
+    if _runs_on_cuda(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out):
         return scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
     return _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
 
 
-def _calculate_any(descriptor, out, *rest):
+def _calculate_any(descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream):
+    _common_device(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out, workspace)
     raise InternalError("calculate: torch.ops.scaled_mm.calculate takes CUDA tensors; use Descriptor.calculate")
 
 
 _library.impl("scaled_mm", _scaled_mm_any, "CompositeExplicitAutograd")
 _library.impl("scaled_mm_out", _scaled_mm_out_any, "CompositeExplicitAutograd")
 _library.impl("calculate", _calculate_any, "CompositeExplicitAutograd")
+
+
+# ---- fake implementations: shapes without data, for torch.compile -----------------------------------------------------------
+
+
+def _check_fake(a, b, *others) -> None:
+    if _common_device(a, b, *others).type == "cuda":
+        load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
+    _check_matrices(a, b)
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm")
@@ -183,9 +195,9 @@ def _scaled_mm_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, ou
 
 @torch.library.register_fake("scaled_mm::scaled_mm_out")
 def _scaled_mm_out_fake(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
-    _check_fake(a, b, out, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out)
 
 
 @torch.library.register_fake("scaled_mm::calculate")
-def _calculate_fake(descriptor, out, *rest):
-    return None
+def _calculate_fake(descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream):
+    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out, workspace)

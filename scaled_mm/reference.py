@@ -1,4 +1,4 @@
-"""The reference that every kernel, GPU and CPU, is compared with bit for bit. Plain, slow, and independent of all of them.
+"""The reference that every kernel, GPU and CPU, is compared with bit for bit: plain, slow, and independent of them.
 
     acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])
     out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )
@@ -39,9 +39,9 @@ def scaled_mm(
 ) -> torch.Tensor:
     """The defined result, a contiguous [M, N] tensor of `out_dtype` on `a`'s device.
 
-    a: int8 [M, K]; b: int8 [K, N]; any strides. a_scale: float32, one value, [M] or [M, 1]; b_scale: float32, one value,
-    [N] or [1, N]; both None for `out_dtype=torch.int32`, which returns the accumulators. bias: [N] or [1, N]. Zero points:
-    int8 or int32, a's like a_scale, b's like b_scale.
+    a: int8 [M, K]; b: int8 [K, N]; any strides. a_scale: float32, one value, [M] or [M, 1]; b_scale: float32, one
+    value, [N] or [1, N]; both None for `out_dtype=torch.int32`, which returns the accumulators. bias: [N] or [1, N].
+    Zero points: int8 or int32, a's like a_scale, b's like b_scale.
 
     Raises OverflowError where the definition gives no 32-bit accumulator, or where float64 could round: the reference
     never returns a number that it cannot vouch for. (Reading the values for this waits for the device.)
@@ -74,8 +74,8 @@ def scaled_mm(
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether both hold the same bits, element by element: `torch.equal`, and +0.0 is not -0.0.
 
-    A NaN equals a NaN: which of its bit patterns an operation yields is left to the hardware by IEEE 754, and CPU and GPU
-    differ in it. Shape, dtype and device must agree; strides need not.
+    A NaN equals a NaN: which of its bit patterns an operation yields is left to the hardware by IEEE 754, and CPU and
+    GPU differ in it. Shape, dtype and device must agree; strides need not.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype or actual.device != expected.device:
         return False
@@ -83,7 +83,7 @@ def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def describe_difference(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    """One line that says how `actual` departs from `expected`: what is unlike, or how many elements and the first one."""
+    """One line on how `actual` departs from `expected`: shape, dtype, device, or how many elements and the first."""
     for name in ("shape", "dtype", "device"):
         if getattr(actual, name) != getattr(expected, name):
             return f"{name} {getattr(actual, name)}, expected {getattr(expected, name)}"

@@ -17,10 +17,12 @@ std::string list_text(const int64_t* values, int count) {
 
 std::string shape_text(const scaledMMTensorDesc_t& t) { return list_text(t.shape, t.ndim); }
 
-int64_t count(const scaledMMTensorDesc_t& t) {
-  int64_t n = 1;
-  for (int i = 0; i < t.ndim; ++i) n *= t.shape[i];
-  return n;
+// The product of the sizes could overflow, so each is looked at.
+bool is_one_value(const scaledMMTensorDesc_t& t) {
+  for (int i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] != 1) return false;
+  }
+  return true;
 }
 
 // Bytes from the data pointer to the end of the last element.
@@ -93,7 +95,7 @@ scaledMMStatus_t check_vector(const char* name, const char* dim, int64_t length,
     *stride = length == 1 ? 0 : t.strides[along];
     return SCALED_MM_STATUS_SUCCESS;
   }
-  if (one_value && count(t) == 1) {
+  if (one_value && is_one_value(t)) {
     *stride = 0;
     return SCALED_MM_STATUS_SUCCESS;
   }

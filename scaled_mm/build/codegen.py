@@ -10,6 +10,7 @@ from scaled_mm.tables.schema import KernelRow, TileTable
 # Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
 OUT_DTYPES = {"bf16": ("__nv_bfloat16", 3), "fp16": ("__half", 2), "fp32": ("float", 4), "int32": ("int32_t", 1)}
 _SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
+_RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
 _INT64_MAX = "INT64_MAX"
 
 ZERO_POINT_TERMS = "zero_point_terms"
@@ -31,7 +32,8 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
         return (
             "int8/c3x/gemm.cuh",
             f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "
-            f"scaled_mm::c3x::{_SCHEDULES[row.schedule]}, {stages}, {swap}, {cxx_out}>",
+            f"scaled_mm::c3x::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
+            f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {cxx_out}>",
         )
     raise AssertionError(f"no template for generation {row.generation}")  # the table's rules let none through
 

@@ -126,6 +126,19 @@ def _driver() -> Finding:
     return Finding("NVIDIA driver", ", ".join(versions))
 
 
+def _torch_operators() -> Finding:
+    """Loads them, which compiles them the first time."""
+    import torch
+
+    from scaled_mm import ops
+    from scaled_mm.build.library import torch_library
+
+    if torch.version.cuda is None:
+        return Finding("torch operators", None, "products of CUDA tensors", _CUDA_TORCH)
+    ops.load_cuda_operators()
+    return Finding("torch operators", str(torch_library()))
+
+
 def _gpus() -> list[Finding]:
     import torch
 
@@ -206,7 +219,9 @@ def _cxx() -> Finding:
 
     cxx = find_cxx()
     if cxx is None:
-        return Finding("C++ compiler", None, "building the core library and kernels from source", HOW_TO_GET["C++ compiler"])
+        return Finding(
+            "C++ compiler", None, "building the core library and kernels from source", HOW_TO_GET["C++ compiler"]
+        )
     return Finding("C++ compiler", f"{cxx_version()} ({cxx})")
 
 
@@ -215,7 +230,9 @@ def _cache() -> Finding:
 
     entries = cache.entries()
     size = sum(entry.size for entry in entries)
-    details = [{"kind": entry.kind, "name": entry.name, "size": entry.size, "path": str(entry.path)} for entry in entries]
+    details = [
+        {"kind": entry.kind, "name": entry.name, "size": entry.size, "path": str(entry.path)} for entry in entries
+    ]
     counts = collections.Counter(entry.kind for entry in entries)
     content = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     found = f"{cache.cache_dir()}: {f'{content}; {size / 2**20:.1f} MiB' if entries else 'empty'}"
@@ -225,9 +242,14 @@ def _cache() -> Finding:
 # In the order of the report, with what a line says when looking itself fails: name, needed for, how to get it.
 _ABOUT: dict[Callable[[], Any], tuple[str, str, str]] = {
     _torch: ("torch", "everything", "`pip install torch`"),
-    _core_library: ("core library", "everything", "it is compiled with a C++ compiler when the package is installed or first used"),
+    _core_library: (
+        "core library",
+        "everything",
+        "it is compiled with a C++ compiler when the package is installed or first used",
+    ),
     _cpu_backend: ("CPU backend", "products on a CPU", ""),
     _driver: ("NVIDIA driver", "GPU kernels", ""),
+    _torch_operators: ("torch operators", "products of CUDA tensors", ""),
     _gpus: ("GPU", "GPU kernels", ""),
     _tables: ("tile tables", "choosing GPU kernels", ""),
     _nvcc: ("nvcc", _BUILDING, ""),

@@ -1,4 +1,4 @@
-"""`scaled-mm verify`: quantizes random matrices, multiplies them on this machine and compares bit for bit with the reference."""
+"""`scaled-mm verify`: quantizes random matrices, multiplies them here and compares bit for bit with the reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 HELP = "check on this machine that every result equals the reference, bit for bit"
 
-# M, N, K: decode, one past a tile, a batch of one tile, nothing aligned, a prefill chunk. Some ten seconds on two CPU cores.
+# M, N, K: decode, one past a tile, a batch of one tile, nothing aligned, a prefill chunk. Some five seconds on two
+# CPU cores.
 DEFAULT_SHAPES = ((1, 4096, 4096), (17, 4096, 4096), (128, 2048, 4096), (33, 1000, 1031), (512, 3072, 2048))
 OUT_DTYPES = ("bfloat16", "float16", "float32", "int32")
 
@@ -29,8 +30,9 @@ _TIMING_BUDGET_MS = 40.0
 class Result:
     """One product, computed by `sm.scaled_mm` and through a descriptor.
 
-    `relative_error`: ||out - ref|| / ||ref|| against the float32 product of the matrices before quantization; an int32 out
-    is scaled first. `median_us`: one call of the descriptor, None without --time. `difference` and `error`: None when fine.
+    `relative_error`: ||out - ref|| / ||ref|| against the float32 product of the matrices before quantization; an int32
+    out is scaled first. `median_us`: one call of the descriptor, None without --time. `difference` and `error`: None
+    when fine.
     """
 
     m: int
@@ -51,7 +53,11 @@ class Result:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help='"cuda:0", "cpu", ...; default: cuda:0 where torch sees a GPU, else cpu')
     parser.add_argument(
-        "--shape", metavar="MxNxK", type=_shape, action="append", help="may be given several times; default: a list of five"
+        "--shape",
+        metavar="MxNxK",
+        type=_shape,
+        action="append",
+        help="may be given several times; default: a list of five",
     )
     parser.add_argument("--asymmetric", action="store_true", help="quantize both matrices with zero points")
     parser.add_argument("--time", action="store_true", help="also the median time of a call, one weight, caches warm")
@@ -184,7 +190,7 @@ def _quantize(x: torch.Tensor, weight: torch.Tensor, asymmetric: bool) -> dict[s
 
 
 def _quantize_asymmetric(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(q int8, scale float32 [rows, 1], zero point int32 [rows, 1]) with x about (q - zero point) * scale, row by row."""
+    """(q int8, scale float32 [rows, 1], zero point int32 [rows, 1]); x is about (q - zero point) * scale."""
     import torch
 
     if x.numel() == 0:
@@ -224,7 +230,7 @@ def _device_name(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while the cases run, gone afterwards; nothing when quiet. Yields the function that moves it on."""
+    """A bar on stderr while the cases run, nothing when quiet. Yields the function that moves it on."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 

@@ -14,19 +14,19 @@ _DIMS = ("token", "channel", "tensor")
 def quantize_int8(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tensor, torch.Tensor]:
     """Quantizes `x` to int8 with scale = max|x| / 127 and q = round half to even(x / scale), clamped to [-127, 127].
 
-    x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` says what shares a scale and how the scale is laid out:
+    x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` says what shares a scale, and its layout:
 
     * "token": an activation [..., K], at least 1-d. One scale per row: scale [..., 1], ready as `a_scale` for a = q.
-    * "channel": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per output channel, that is per
-      row: scale [..., 1, N], ready as `b_scale` for b = q.t(). Checkpoints store its transpose, [N, 1].
+    * "channel": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per output channel, that is
+      per row: scale [..., 1, N], ready as `b_scale` for b = q.t(). Checkpoints store its transpose, [N, 1].
     * "tensor": any shape. One scale: [1].
 
     Returns (q, scale): q int8, contiguous, of x's shape; scale float32. x is about q * scale, off by at most scale / 2.
     Nothing waits for the device.
 
     The scale is never below 2^-126, the smallest normal float32. So no division by zero happens, a row of zeros (and a
-    row without elements) has scale 2^-126 and q = 0, and q * scale is exactly 0 there. A row with a NaN has scale NaN, a
-    row with an infinity and no NaN has scale inf; q is 0 throughout such a row, and every product with it is NaN.
+    row without elements) has scale 2^-126 and q = 0, and q * scale is exactly 0 there. A row with a NaN has scale NaN,
+    a row with an infinity and no NaN has scale inf; q is 0 throughout such a row, and every product with it is NaN.
 
     Both divisions are IEEE divisions and the maximum is exact, so CPU and GPU give the same bits.
 

@@ -90,6 +90,8 @@ class KernelRow(BaseModel):
         c2x (CUTLASS 2.x, mma.sync) has its name kept and is refused by the rules until those kernels exist.
     schedule: c3x only.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
+    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one.
+    swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
     """
 
@@ -102,6 +104,8 @@ class KernelRow(BaseModel):
     schedule: Literal["warp_specialized", "pingpong", "cooperative"] | None = None
     scheduler: Literal["persistent", "stream_k"] = "persistent"
     swap_ab: StrictBool = False
+    raster: Literal["heuristic", "along_m", "along_n"] = "heuristic"
+    swizzle: Literal[1, 2, 4, 8] = 1
     stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
     split_k: _Positive = 1
 

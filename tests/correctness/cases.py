@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -22,7 +22,7 @@ MAX_K_SYMMETRIC = 131071
 MAX_K_ONE_ZERO_POINT = 65793
 MAX_K_BOTH_ZERO_POINTS = 33025
 
-# M, N, K: decode, both sides of every power of two that a tile could end at, odd sizes, single rows, columns and depths.
+# M, N, K: decode, both sides of every power of two that a tile could end at, odd sizes, sizes of one.
 SMALL_SHAPES = (
     (1, 1, 1),
     (1, 16, 16),
@@ -72,7 +72,7 @@ _POISON_INT32 = -1595877173
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One product. `scale_values="special"` puts NaN, infinities, zeros and subnormals among the scales and the bias."""
+    """One product. `scale_values="special"` puts NaN, infinities, zeros and subnormals into scales and bias."""
 
     m: int
     n: int
@@ -90,7 +90,7 @@ class Case:
     b_zero_point: str | None = None
     seed: int = 0
 
-    def make(self, device: str | torch.device = "cpu") -> "Operands":
+    def make(self, device: str | torch.device = "cpu") -> Operands:
         generator = torch.Generator().manual_seed(self.seed)
         scaled = self.out_dtype is not torch.int32
         host = {
@@ -137,7 +137,7 @@ class Operands:
         assert reference.same_bits(actual, expected), f"{self.case}: {reference.describe_difference(actual, expected)}"
 
 
-# ---- tensors ----------------------------------------------------------------------------------------------------------
+# ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
 def strided(rows: int, columns: int, layout: str, dtype: torch.dtype) -> torch.Tensor:
@@ -166,7 +166,7 @@ def to_device(t: torch.Tensor, device: str | torch.device) -> torch.Tensor:
 
 
 def matrix(rows: int, columns: int, layout: str, values: str, generator: torch.Generator) -> torch.Tensor:
-    """int8 [rows, columns]; `values`: "full" -128..127, "extremes" only those two, "minimum" only -128, "small" -3..3."""
+    """int8 [rows, columns]; `values`: "full" -128..127, "extremes" those two, "minimum" -128, "small" -3..3."""
     if layout == "broadcast_row":
         return matrix(1, columns, "rows", values, generator).expand(rows, columns)
     if layout == "broadcast_column":
@@ -207,7 +207,9 @@ def scale(kind: str, size: int, along: str, values: str, generator: torch.Genera
     return _shaped(kind, _floats(1 if kind.startswith("one") else size, values, generator), along)
 
 
-def bias(kind: str | None, n: int, out_dtype: torch.dtype, values: str, generator: torch.Generator) -> torch.Tensor | None:
+def bias(
+    kind: str | None, n: int, out_dtype: torch.dtype, values: str, generator: torch.Generator
+) -> torch.Tensor | None:
     if kind is None:
         return None
     data = _floats(n, values, generator) * (1.0 if values == "special" else 100.0)
@@ -238,14 +240,16 @@ def _shaped(kind: str, data: torch.Tensor, along: str) -> torch.Tensor:
     raise ValueError(f"kind {kind!r}")
 
 
-def poisoned(m: int, n: int, dtype: torch.dtype, layout: str = "rows", device: str | torch.device = "cpu") -> torch.Tensor:
+def poisoned(
+    m: int, n: int, dtype: torch.dtype, layout: str = "rows", device: str | torch.device = "cpu"
+) -> torch.Tensor:
     """[m, n] full of NaN (an unlikely number for int32), so that an element nobody writes shows."""
     out = strided(m, n, layout, dtype)
     out.fill_(_POISON_INT32 if dtype is torch.int32 else float("nan"))
     return to_device(out, device)
 
 
-# ---- lists of cases ---------------------------------------------------------------------------------------------------
+# ---- lists of cases --------------------------------------------------------------------------------------------------
 
 
 def every_shape(**fields) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""The rules of the C header in Python integers: which products are valid, and what may be said about one that is not."""
+"""The rules of the C header in Python integers: which products are valid, and what may be said about the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Desc:
 
 
 def violations(descs: dict[str, Desc | None]) -> set[Status]:
-    """The status of every rule that the product breaks; a refusal must carry one of them, and no rule broken is no refusal."""
+    """The status of every rule that the product breaks: a refusal must carry one of them; without any, none is due."""
     found: set[Status] = set()
     for name in NAMES:
         if descs[name] is not None:
@@ -60,7 +60,9 @@ def violations(descs: dict[str, Desc | None]) -> set[Status]:
             found.add(Status.BAD_PARAM)
     else:
         for name, shapes in (("a_scale", ((m,), (m, 1))), ("b_scale", ((n,), (1, n)))):
-            found |= _vector(descs[name], shapes, (torch.float32,), one_value=True) if descs[name] else {Status.NULL_POINTER}
+            found |= (
+                _vector(descs[name], shapes, (torch.float32,), one_value=True) if descs[name] else {Status.NULL_POINTER}
+            )
         if descs["bias"] is not None:
             found |= _vector(descs["bias"], ((n,), (1, n)), (out.dtype, torch.float32), one_value=False)
     for name, shapes in (("a_zero_point", ((m,), (m, 1))), ("b_zero_point", ((n,), (1, n)))):

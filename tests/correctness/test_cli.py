@@ -104,7 +104,7 @@ def test_asymmetric_quantization_covers_each_row_with_its_own_zero_point():
     assert (((q.float() - zero_point) * scale - x).abs() <= scale * 1.01).all()
 
 
-# ---- doctor -----------------------------------------------------------------------------------------------------------
+# ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
 def test_doctor_passes_where_the_cpu_backend_works(capsys):
@@ -113,7 +113,9 @@ def test_doctor_passes_where_the_cpu_backend_works(capsys):
     findings = {finding["name"]: finding for finding in report["findings"]}
     assert cpu.kernel_name() in findings["CPU backend"]["found"]
     assert torch.__version__ in findings["torch"]["found"]
-    assert {"Python", "core library", "nvcc", "CUTLASS headers", "ninja", "C++ compiler", "build cache"} <= set(findings)
+    assert {"Python", "core library", "nvcc", "CUTLASS headers", "ninja", "C++ compiler", "build cache"} <= set(
+        findings
+    )
     for finding in findings.values():
         assert finding["found"] or (finding["needed_for"] and finding["get"]), finding
 

@@ -27,7 +27,6 @@ def tiny_blocks(monkeypatch):
     """Every threshold so low that small operands take the paths of large ones."""
     monkeypatch.setattr(cpu, "_LARGE_WEIGHT", 0)
     monkeypatch.setattr(cpu, "_ALIASING_STRIDE", 1)
-    monkeypatch.setattr(cpu, "_MATVEC_SLAB", 512)
     monkeypatch.setattr(cpu, "_EPILOGUE_ELEMENTS_PER_THREAD", 256)
     monkeypatch.setattr(cpu, "_CHUNK_MIN_ROWS", 7)
     monkeypatch.setattr(cpu, "_CHUNK_ELEMENTS", 64)
@@ -125,7 +124,7 @@ def test_operands_that_blas_cannot_express_are_copied_and_the_others_are_not():
         assert 1 in (row_stride, column_stride) and least <= leading < 2**31
 
 
-# ---- where oneDNN's INT8 product is not exact --------------------------------------------------------------------------
+# ---- where oneDNN's INT8 product is not exact ------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -63,7 +63,9 @@ def test_zero_points_other_than_int32_and_int8_are_refused(device, name, dtype):
 
 def test_a_bias_of_another_dtype_than_out_or_float32_is_refused(device):
     refused(device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.float16, device=device))
-    refused(device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.bfloat16, device=device), out_dtype=torch.float16)
+    refused(
+        device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.bfloat16, device=device), out_dtype=torch.float16
+    )
     refused(device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.float64, device=device))
 
 
@@ -225,7 +227,7 @@ def test_every_error_carries_its_own_status():
     assert {cls.status for cls in own} == set(errors.Status) - {errors.Status.SUCCESS}
 
 
-# ---- descriptors ------------------------------------------------------------------------------------------------------
+# ---- descriptors -----------------------------------------------------------------------------------------------------
 
 
 def described(device: str, **replaced) -> dict:
@@ -249,7 +251,11 @@ def described(device: str, **replaced) -> dict:
         ("a_scale", dict(shape=(M,), dtype=torch.float32, alignment=2), errors.BadTensorAlignmentError),
         ("a", dict(shape=(1, 1, M, K)), BadTensorShapeError),
         # Sizes whose product is 1 modulo 2^64 are not one value.
-        ("a_scale", dict(shape=(11806113, 409891, 7623851), dtype=torch.float32, strides=(0, 0, 0)), BadTensorShapeError),
+        (
+            "a_scale",
+            dict(shape=(11806113, 409891, 7623851), dtype=torch.float32, strides=(0, 0, 0)),
+            BadTensorShapeError,
+        ),
     ],
 )
 def test_descriptions_that_no_tensor_can_have_are_refused(device, name, fields, error):
@@ -264,7 +270,9 @@ def test_calculate_refuses_tensors_that_the_descriptor_was_not_made_for(device, 
     inputs["out"] = zeros(M, N, dtype=torch.bfloat16, device=device)
     with sm.create_descriptor(sm.Handle(device), **inputs) as descriptor:
         workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=device)
-        longer = strided(*([1] * (2 - inputs[name].dim())), *(s + 1 for s in inputs[name].shape), "rows", inputs[name].dtype)
+        longer = strided(
+            *([1] * (2 - inputs[name].dim())), *(s + 1 for s in inputs[name].shape), "rows", inputs[name].dtype
+        )
         longer = longer.reshape([s + 1 for s in inputs[name].shape]).to(device)
         for wrong in (longer, inputs[name].to(torch.float64), inputs[name].to("meta")):
             with pytest.raises(ScaledMMError, match=name):

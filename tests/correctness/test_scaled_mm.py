@@ -108,9 +108,7 @@ def test_nan_infinity_and_subnormals_propagate_as_the_formula_says(device, out_d
 def test_zero_points_of_every_shape_and_dtype_are_exact(device, a_zero_point, b_zero_point):
     for out_dtype, values in [(torch.int32, "extremes"), (torch.bfloat16, "full")]:
         for m, n, k in [(1, 32, 48), (19, 40, 33), (64, 64, 64)]:
-            check(
-                Case(m, n, k, out_dtype, values=values, a_zero_point=a_zero_point, b_zero_point=b_zero_point), device
-            )
+            check(Case(m, n, k, out_dtype, values=values, a_zero_point=a_zero_point, b_zero_point=b_zero_point), device)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +174,10 @@ def test_the_default_output_is_bfloat16(device):
 
 def test_a_quantized_linear_layer_is_close_to_the_float_one(device):
     generator = torch.Generator().manual_seed(21)
-    x, weight = torch.randn(40, 512, generator=generator).to(device), torch.randn(64, 512, generator=generator).to(device)
+    x, weight = (
+        torch.randn(40, 512, generator=generator).to(device),
+        torch.randn(64, 512, generator=generator).to(device),
+    )
     q, scale = sm.quantize_int8(x, "token")
     w, w_scale = sm.quantize_int8(weight, "channel")
     out = sm.scaled_mm(q, w.t(), scale, w_scale, out_dtype=torch.float32)

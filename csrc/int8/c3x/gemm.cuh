@@ -29,9 +29,12 @@ template <class T> struct CutlassType { using type = T; };
 template <> struct CutlassType<__half> { using type = cutlass::half_t; };
 template <> struct CutlassType<__nv_bfloat16> { using type = cutlass::bfloat16_t; };
 
-// kStages 0: as many as fit beside the epilogue.
+using Raster = cutlass::gemm::kernel::detail::RasterOrderOptions;
+
+// kStages 0: as many as fit beside the epilogue. kRaster and kSwizzle: the order in which a persistent grid walks the
+// tiles, which decides what of a and b is still in L2 when the next tile wants it.
 template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB,
-          class Out>
+          Raster kRaster, int kSwizzle, class Out>
 struct Gemm {
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>;
@@ -83,6 +86,10 @@ struct Gemm {
         {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), 1},
         {first, first_stride, second, second_stride},
         {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
+    if constexpr (!cute::is_same_v<Schedule, WarpSpecialized>) {
+      arguments.scheduler.raster_order = kRaster;
+      arguments.scheduler.max_swizzle_size = kSwizzle;
+    }
     arguments.hw_info.device_id = l.device;
     arguments.hw_info.sm_count = l.multiprocessors;
 
