@@ -18,6 +18,7 @@ from scaled_mm.errors import (
     BadTensorShapeError,
     DeviceNotSupportedError,
     InternalError,
+    NullPointerError,
     ScaledMMError,
     error_for,
 )
@@ -114,6 +115,9 @@ _NAMES = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"
 
 def _common_device(*tensors: torch.Tensor | None) -> torch.device:
     """The device of all tensors, given in the order of _NAMES; BadTensorDeviceError names the one that is elsewhere."""
+    for name, tensor in zip(_NAMES[:2], tensors):  # torch lets None through where a schema says Tensor
+        if tensor is None:
+            raise NullPointerError(f"{name}: expected a tensor, got None")
     device = tensors[0].device
     for name, tensor in zip(_NAMES, tensors):
         if tensor is not None:

@@ -53,9 +53,17 @@ struct Argument {
   const scaledMMTensorDesc_t* get() const { return present ? &desc : nullptr; }
 };
 
+// torch lets None through where a schema says Tensor.
+void check_defined(const char* name, AtenTensorHandle handle) {
+  bool defined = false;
+  check_torch(aoti_torch_is_defined(handle, &defined), "is_defined");
+  if (!defined) raise(SCALED_MM_STATUS_NULL_POINTER, std::string(name) + ": expected a tensor, got None");
+}
+
 Argument argument(const char* name, const Tensor& tensor, int32_t device) {
   Argument result;
   AtenTensorHandle handle = tensor.get();
+  check_defined(name, handle);
   int32_t device_type = 0, device_index = 0;
   check_torch(aoti_torch_get_device_type(handle, &device_type), "get_device_type");
   check_torch(aoti_torch_get_device_index(handle, &device_index), "get_device_index");
@@ -92,6 +100,7 @@ Argument argument(const char* name, const OptionalTensor& tensor, int32_t device
 
 int32_t device_of(const Tensor& a) {
   int32_t device_type = 0, device = 0;
+  check_defined("a", a.get());
   check_torch(aoti_torch_get_device_type(a.get(), &device_type), "get_device_type");
   check_torch(aoti_torch_get_device_index(a.get(), &device), "get_device_index");
   if (device_type != aoti_torch_device_type_cuda()) {

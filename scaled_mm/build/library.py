@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -159,14 +159,13 @@ def arch_library(table: TileTable) -> Path | None:
     return _prebuilt(f"kernels_{table.arch}", key) or (cached if cached.is_file() else None)
 
 
-def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None) -> Path:
-    """Build every kernel of a table in parallel and link them, with the table, into one library.
+def build_kernels(
+    table: TileTable, names: Sequence[KernelName], jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None
+) -> dict[KernelName, Path]:  # fmt: skip
+    """Build kernels in parallel; those in the cache are not built again, so an interrupted build goes on where it stopped.
 
-    jobs: kernels at a time; default: one per core. Kernels that are in the cache are not built again, so an interrupted
-    build goes on where it stopped. on_kernel(name, done, total) is called as each one is finished.
+    jobs: kernels at a time; default: one per core. on_kernel(name, done, total) is called as each one is finished.
     """
-    nvcc, flags = _nvcc_and_flags(table.arch)
-    names = kernel_names(table)
     built: dict[KernelName, Path] = {}
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         futures = {pool.submit(build_kernel, table, name, announce=False): name for name in names}
@@ -179,6 +178,14 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
             for future in futures:
                 future.cancel()  # one failure ends the build; what is finished stays in the cache
             raise
+    return built
+
+
+def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None) -> Path:
+    """Build every kernel of a table and link them, with the table, into one library. Options: see `build_kernels`."""
+    nvcc, flags = _nvcc_and_flags(table.arch)
+    names = kernel_names(table)
+    built = build_kernels(table, names, jobs, on_kernel)
 
     def build(folder: Path) -> None:
         objects = []

@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-HELP = "compile every kernel of an architecture ahead of time, or one row of it"
+HELP = "compile the kernels of an architecture ahead of time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="sm90", help="the tile table to build (default: sm90)")
-    parser.add_argument("--row", help="build this row only, for every output dtype")
+    parser.add_argument("--row", action="append", help="build this row only (repeatable)")
+    parser.add_argument("--out-dtype", action="append", choices=["bf16", "fp16", "fp32", "int32"], help="build this output dtype only (repeatable)")
     parser.add_argument("--jobs", type=int, help="kernels compiled at a time (default: one per core)")
     parser.add_argument("--out", type=Path, help="also copy the library here, for programs that use the C interface")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -24,28 +25,34 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from scaled_mm.build import codegen, library
+    from scaled_mm.build import library
     from scaled_mm.tables import load_table
 
     table = load_table(args.arch)
+    for row in args.row or ():
+        table.row(row)  # KernelNotFoundError with the names there are
+    names = [
+        (row, out) for row, out in library.kernel_names(table)
+        if (not args.row or row in args.row) and (not args.out_dtype or out in args.out_dtype)
+    ]  # fmt: skip
+    whole = len(names) == len(library.kernel_names(table))
+    if args.out and not whole:
+        print("scaled-mm build: --out copies a whole architecture's library; leave --row and --out-dtype out", file=sys.stderr)
+        return 2
     start = time.monotonic()
-    if args.row:
-        table.row(args.row)
-        built = [library.build_kernel(table, (args.row, out)) for out in codegen.OUT_DTYPES]
-    else:
-        # Progress goes to stderr: stdout is the answer.
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            task = progress.add_task(f"kernels of {table.arch}", total=len(library.kernel_names(table)))
+    # Progress goes to stderr: stdout is the answer.
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(f"kernels of {table.arch}", total=len(names))
 
-            def on_kernel(name: library.KernelName, done: int, total: int) -> None:
-                progress.update(task, completed=done, description=f"{table.arch} {name[0]} {name[1] or ''}".rstrip())
+        def on_kernel(name: library.KernelName, done: int, total: int) -> None:
+            progress.update(task, completed=done, description=f"{table.arch} {name[0]} {name[1] or ''}".rstrip())
 
+        if whole:
             built = [library.build_arch(table, args.jobs, on_kernel)]
+        else:
+            built = list(library.build_kernels(table, names, args.jobs, on_kernel).values())
     if args.out:
-        if args.row:
-            print("scaled-mm build: --out copies a whole architecture's library; leave --row out", file=sys.stderr)
-            return 2
         args.out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(built[0], args.out)
     result = {
