@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm import ops
+from scaled_mm import fast, ops
 from scaled_mm.errors import BadTensorDtypeError
 
 
@@ -38,6 +38,10 @@ def scaled_mm(
     synchronises. The first call for a kernel that was not built ahead of time compiles it, with a line on stderr.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
+    if a_zero_point is None and b_zero_point is None:
+        result = fast.scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out)
+        if result is not NotImplemented:
+            return result
     try:
         if out is None:
             return ops.scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scaled_mm import _core, ops
+from scaled_mm import _core, fast, ops
 from scaled_mm.errors import BadParamError, DeviceNotSupportedError
 
 _OPERANDS = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
@@ -59,6 +59,11 @@ class Handle:
         self.compute_capability: int = info.compute_capability
         self.multiprocessors: int = info.multiprocessors
         self.max_shared_memory: int = info.max_shared_memory
+
+    @property
+    def address(self) -> int:
+        """The scaledMMHandle_t as an integer."""
+        return self._pointer.value
 
     def destroy(self) -> None:
         """Free the handle. Descriptors made with it stay usable; a second call does nothing."""
@@ -171,6 +176,7 @@ class Descriptor:
         _core.call("scaledMMGetGemmWorkspaceSize", self._pointer, ctypes.byref(size))
         self.workspace_size: int = size.value
         self._address = self._pointer.value
+        self._device_index = self.device.index if self.device.type == "cuda" else -1
 
     @property
     def kernel(self) -> KernelChoice:
@@ -200,12 +206,16 @@ class Descriptor:
         """
         if self._pointer.value is None:
             self._alive()
-        if self.device.type == "cpu":
+        if self._device_index < 0:
             return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
+        if stream is not None and not isinstance(stream, int):
+            stream = stream.cuda_stream
+        if fast.calculate(
+            self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
+        ):  # fmt: skip
+            return
         if stream is None:
             stream = -1
-        elif not isinstance(stream, int):
-            stream = stream.cuda_stream
         try:
             ops.calculate(self._address, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream)
         except (RuntimeError, TypeError) as error:

@@ -12,6 +12,7 @@ import threading
 
 import torch
 
+from scaled_mm import fast
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,
@@ -99,6 +100,7 @@ def _load_once() -> None:
         raise DeviceNotSupportedError(f"device: expected a torch with CUDA, got torch {torch.__version__}")
     _core.library()  # the operators link to its symbols
     torch.ops.load_library(str(torch_library()))
+    fast.load()
 
 
 def load_cuda_operators() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sysconfig
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -86,6 +87,25 @@ def torch_library() -> Path:
 
     key = cache.digest("torch", compile.sources_digest("torch", "include"), toolchain.cxx_version())
     return cache.get_or_build("torch", "scaled_mm", key, build)
+
+
+def python_library() -> Path | None:
+    """Path of the short way from Python to the core (csrc/python); None where Python's headers are missing.
+
+    Built against the limited API: one binary for every CPython. Without it calls go through torch's dispatcher.
+    """
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        return None
+    cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
+
+    def build(folder: Path) -> None:
+        with compile.progress_line("the Python fast path"):
+            source = csrc_dir() / "python" / "fast.cpp"
+            compile.run_ninja(folder, "python", cxx, [source], [*compile.cxx_flags(), f"-isystem{headers}"], ["-shared"])
+
+    key = cache.digest("python", compile.sources_digest("python", "include"), toolchain.cxx_version())
+    return cache.get_or_build("python", "scaled_mm", key, build)
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------

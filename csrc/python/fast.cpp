@@ -1,0 +1,222 @@
+// The shortest way from Python to the C interface: no dispatcher, no boxing. Python hands over tensors, torch's DLPack
+// exchange table (a stable C ABI that hangs on torch.Tensor) says what they are, and the core does the rest.
+//
+// Built against Python's limited API: one binary for every CPython from 3.10 on. It does not know torch's headers. Anything
+// it cannot serve (a tensor subclass, another device, an argument of another type) answers NotImplemented, and the caller
+// takes the registered operator, which says what is wrong. Why this exists: docs/decisions/0003-host-overhead.md.
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+
+#include <cstdint>
+#include <string>
+
+#include "scaled_mm/scaled_mm.h"
+
+namespace {
+
+// ---- DLPack 1.x (https://dmlc.github.io/dlpack), as far as it is used here ----------------------------------------------
+
+enum : int32_t { kDLCUDA = 2 };
+enum : uint8_t { kDLInt = 0, kDLFloat = 2, kDLBfloat = 4 };
+
+struct DLDevice {
+  int32_t type, id;
+};
+struct DLDataType {
+  uint8_t code, bits;
+  uint16_t lanes;
+};
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  int32_t ndim;
+  DLDataType dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+};
+struct DLPackExchangeAPI {
+  struct {
+    uint32_t major, minor;
+    void* previous;
+  } header;
+  void* managed_tensor_allocator;
+  void* managed_tensor_from_py_object_no_sync;
+  void* managed_tensor_to_py_object_no_sync;
+  int (*dltensor_from_py_object_no_sync)(void* object, DLTensor* out);
+  int (*current_work_stream)(int32_t device_type, int32_t device_id, void** stream);
+};
+
+const DLPackExchangeAPI* api = nullptr;
+PyTypeObject* tensor_type = nullptr;
+PyTypeObject* parameter_type = nullptr;
+
+constexpr int kOperands = 8;
+constexpr const char* kNames[kOperands] = {"out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"};
+
+struct Operands {
+  scaledMMTensorDesc_t descs[kOperands];
+  const scaledMMTensorDesc_t* present[kOperands];
+  void* data[kOperands];
+};
+
+enum class Answer { kFine, kNotMine, kRefused };
+
+int32_t to_dtype(DLDataType t) {
+  if (t.lanes != 1) return -1;
+  if (t.code == kDLInt && t.bits == 8) return SCALED_MM_DTYPE_INT8;
+  if (t.code == kDLInt && t.bits == 32) return SCALED_MM_DTYPE_INT32;
+  if (t.code == kDLFloat && t.bits == 16) return SCALED_MM_DTYPE_FLOAT16;
+  if (t.code == kDLFloat && t.bits == 32) return SCALED_MM_DTYPE_FLOAT32;
+  if (t.code == kDLBfloat && t.bits == 16) return SCALED_MM_DTYPE_BFLOAT16;
+  return -1;
+}
+
+Answer read_tensor(PyObject* object, DLTensor* t) {
+  // Exactly a tensor or a parameter: a subclass may mean something else by its data.
+  if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type) return Answer::kNotMine;
+  if (api->dltensor_from_py_object_no_sync(object, t) != 0) {
+    PyErr_Clear();  // sparse, meta, batched ...: the operator names it
+    return Answer::kNotMine;
+  }
+  return Answer::kFine;
+}
+
+Answer read_operands(PyObject* const* objects, int32_t device, Operands* o) {
+  for (int i = 0; i < kOperands; ++i) {
+    o->present[i] = nullptr;
+    o->data[i] = nullptr;
+    if (objects[i] == Py_None) continue;
+    DLTensor t;
+    if (Answer answer = read_tensor(objects[i], &t); answer != Answer::kFine) return answer;
+    if (t.device.type != kDLCUDA) return Answer::kNotMine;
+    if (t.device.id != device) {
+      const std::string message = std::string(kNames[i]) + ": expected a tensor on cuda:" + std::to_string(device) +
+                                  ", got one on cuda:" + std::to_string(t.device.id);
+      scaledMMSetLastError(SCALED_MM_STATUS_BAD_TENSOR_DEVICE, message.c_str());
+      return Answer::kRefused;
+    }
+    o->data[i] = static_cast<char*>(t.data) + t.byte_offset;
+    scaledMMTensorDesc_t& desc = o->descs[i];
+    desc.dtype = to_dtype(t.dtype);
+    desc.ndim = t.ndim;
+    for (int d = 0; d < t.ndim && d < SCALED_MM_MAX_DIMS; ++d) {
+      desc.shape[d] = t.shape[d];
+      desc.strides[d] = t.strides[d];
+    }
+    const uint64_t address = reinterpret_cast<uintptr_t>(o->data[i]);
+    const uint64_t lowest_bit = address & (~address + 1);
+    desc.alignment = address == 0 || lowest_bit > 16 ? 16 : int64_t(lowest_bit);
+    o->present[i] = &desc;
+  }
+  return Answer::kFine;
+}
+
+PyObject* status_object(scaledMMStatus_t status) { return PyLong_FromLong(status); }
+
+PyObject* not_mine() { return Py_NewRef(Py_NotImplemented); }
+
+scaledMMStatus_t launch(scaledMMGemmDescriptor_t descriptor, const Operands& o, void* workspace, size_t bytes, void* stream) {
+  return scaledMMCalculateGemm(descriptor, workspace, bytes, o.data[0], o.data[1], o.data[2], o.data[3], o.data[4],
+                               o.data[5], o.data[6], o.data[7], stream);
+}
+
+// calculate(descriptor, device, stream | None, workspace | None, out, a, b, ...) -> status | NotImplemented
+PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4 + kOperands) {
+    PyErr_SetString(PyExc_TypeError, "calculate: expected 12 arguments");
+    return nullptr;
+  }
+  auto descriptor = static_cast<scaledMMGemmDescriptor_t>(PyLong_AsVoidPtr(args[0]));
+  const int32_t device = int32_t(PyLong_AsLong(args[1]));
+  if (PyErr_Occurred()) return nullptr;
+  Operands o;
+  Answer answer = read_operands(args + 4, device, &o);
+  void *stream = nullptr, *memory = nullptr;
+  size_t bytes = 0;
+  if (answer == Answer::kFine && args[3] != Py_None) {
+    DLTensor w;
+    answer = read_tensor(args[3], &w);
+    if (answer == Answer::kFine) {
+      int64_t elements = 1;
+      for (int d = w.ndim - 1; d >= 0; --d) {
+        if (w.shape[d] != 1 && w.strides[d] != elements) return not_mine();  // not contiguous: the operator says so
+        elements *= w.shape[d];
+      }
+      if (w.device.type != kDLCUDA || w.device.id != device) return not_mine();
+      memory = static_cast<char*>(w.data) + w.byte_offset;
+      bytes = size_t(elements) * w.dtype.bits / 8 * w.dtype.lanes;
+    }
+  }
+  if (answer == Answer::kNotMine) return not_mine();
+  if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
+  if (args[2] != Py_None) {
+    stream = PyLong_AsVoidPtr(args[2]);
+    if (PyErr_Occurred()) return nullptr;
+  } else if (api->current_work_stream(kDLCUDA, device, &stream) != 0) {
+    return nullptr;
+  }
+  scaledMMStatus_t status = scaledMMCheckGemmTensors(descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
+                                                     o.present[4], o.present[5], o.present[6], o.present[7]);
+  if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, memory, bytes, stream);
+  return status_object(status);
+}
+
+// run(handle, device, out, a, b, ...) -> status | NotImplemented. Without zero points: they need a workspace.
+PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 + kOperands) {
+    PyErr_SetString(PyExc_TypeError, "run: expected 10 arguments");
+    return nullptr;
+  }
+  auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
+  const int32_t device = int32_t(PyLong_AsLong(args[1]));
+  if (PyErr_Occurred()) return nullptr;
+  if (args[8] != Py_None || args[9] != Py_None) return not_mine();
+  Operands o;
+  const Answer answer = read_operands(args + 2, device, &o);
+  if (answer == Answer::kNotMine) return not_mine();
+  if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
+  void* stream = nullptr;
+  if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
+  scaledMMGemmDescriptor_t descriptor = nullptr;
+  scaledMMStatus_t status =
+      scaledMMCreateGemmDescriptor(handle, &descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
+                                   o.present[4], o.present[5], nullptr, nullptr, nullptr);
+  if (status != SCALED_MM_STATUS_SUCCESS) return status_object(status);
+  status = launch(descriptor, o, nullptr, 0, stream);
+  const scaledMMStatus_t destroyed = scaledMMDestroyGemmDescriptor(descriptor);
+  return status_object(status != SCALED_MM_STATUS_SUCCESS ? status : destroyed);
+}
+
+// bind(torch.Tensor, torch.nn.Parameter) -> whether this torch has an exchange table that is understood here
+PyObject* bind(PyObject*, PyObject* args) {
+  PyObject *tensor = nullptr, *parameter = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &tensor, &PyType_Type, &parameter)) return nullptr;
+  PyObject* capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
+  if (capsule == nullptr) {
+    PyErr_Clear();  // a torch from before the table
+    Py_RETURN_FALSE;
+  }
+  // The table is a static object of torch's; the capsule need not outlive this call.
+  auto* table = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  Py_DECREF(capsule);
+  if (table == nullptr) return nullptr;
+  if (table->header.major != 1 || table->dltensor_from_py_object_no_sync == nullptr) Py_RETURN_FALSE;
+  api = table;
+  tensor_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
+  parameter_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));
+  Py_RETURN_TRUE;
+}
+
+PyMethodDef methods[] = {
+    {"bind", bind, METH_VARARGS, nullptr},
+    {"calculate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&calculate)), METH_FASTCALL, nullptr},
+    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run)), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "scaled_mm_fast", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_scaled_mm_fast(void) { return PyModule_Create(&module); }

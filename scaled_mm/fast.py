@@ -1,0 +1,90 @@
+"""The short way to the core for CUDA tensors: past torch's dispatcher, which costs more host time than the launch itself.
+
+Taken only for plain tensors while nothing intercepts operators (torch.compile, dispatch modes, function modes); everything
+else, and every mistake, goes to the registered operators. docs/decisions/0003-host-overhead.md has the measurements.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+
+import torch
+
+from scaled_mm.errors import error_for
+
+_module = None  # the extension, once CUDA has been used; None: take the operators
+_handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
+
+
+def load() -> None:
+    """Build and load the extension; without Python's headers, or with a torch that has no exchange table, do nothing."""
+    global _module
+    from scaled_mm.build.library import python_library
+
+    path = python_library()
+    if path is None:
+        return
+    loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", str(path))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
+    loader.exec_module(module)
+    if module.bind(torch.Tensor, torch.nn.Parameter):
+        _module = module
+
+
+def active() -> bool:
+    """Whether calls take the short way."""
+    return _module is not None
+
+
+def _raise(status: int) -> None:
+    from scaled_mm import _core
+
+    raise error_for(status, _core.library().scaledMMGetLastErrorMessage().decode(errors="replace"))
+
+
+def calculate(address: int, device: int, stream, workspace, *tensors) -> bool:
+    """Descriptor.calculate; False: take the operator instead."""
+    if _module is None:
+        return False
+    status = _module.calculate(address, device, stream, workspace, *tensors)
+    if status == 0:
+        return True
+    if status is NotImplemented:
+        return False
+    return _raise(status)
+
+
+def _handle_address(device: int) -> int:
+    found = _handles.get(device)
+    if found is None:
+        from scaled_mm.descriptor import Handle
+
+        handle = Handle(f"cuda:{device}")
+        found = _handles.setdefault(device, (handle, handle.address))
+    return found[1]
+
+
+def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
+    """The product without zero points; NotImplemented: take the operator instead."""
+    if (
+        _module is None
+        or torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._is_torch_function_mode_enabled()
+    ):
+        return NotImplemented
+    try:
+        device = a.get_device()
+        if device < 0:
+            return NotImplemented
+        if out is None:
+            out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
+    except (AttributeError, IndexError, TypeError, RuntimeError):
+        return NotImplemented  # the operator says what is wrong
+    status = _module.run(_handle_address(device), device, out, a, b, a_scale, b_scale, bias, None, None)
+    if status == 0:
+        return out
+    if status is NotImplemented:
+        return NotImplemented
+    return _raise(status)
