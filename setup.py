@@ -1,7 +1,6 @@
 """Builds the C core into the package and ships the sources that kernels are compiled from just in time.
 
-SCALED_MM_BUILD_ARCHS="sm90" (comma-separated) also builds those architectures' kernels into the wheel; that needs nvcc and
-the nvidia-cutlass package: `pip install --no-build-isolation .`.
+SCALED_MM_BUILD_ARCHS="sm90" (comma-separated) also builds those architectures' kernels into the wheel; that needs nvcc.
 """
 
 import os
@@ -11,9 +10,11 @@ import types
 from pathlib import Path
 
 from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+ARCHS = [arch.strip() for arch in os.environ.get("SCALED_MM_BUILD_ARCHS", "").split(",") if arch.strip()]
 
 
 def build_room():
@@ -30,17 +31,20 @@ def build_room():
 
 class BuildWithCore(build_py):
     def run(self):
+        package = ROOT / "scaled_mm" if self.editable_mode else Path(self.build_lib) / "scaled_mm"
+        if not self.editable_mode and package.exists():
+            # What an earlier build left: a source that was deleted since would be shipped, and change the keys of kernels.
+            shutil.rmtree(package)
         super().run()
         library = build_room()
-        package = ROOT / "scaled_mm" if self.editable_mode else Path(self.build_lib) / "scaled_mm"
         if not self.editable_mode:  # an editable install reads them where they are
             for name, target in (("csrc", "csrc"), ("cutlass_configs", "configs")):
-                shutil.copytree(ROOT / name, package / target, dirs_exist_ok=True)
+                shutil.copytree(ROOT / name, package / target)
         library.install_core(package / "lib")
-        for arch in filter(None, os.environ.get("SCALED_MM_BUILD_ARCHS", "").split(",")):
+        for arch in ARCHS:
             from scaled_mm.tables import load_table
 
-            library.install_arch(load_table(arch.strip()), package / "lib")
+            library.install_arch(load_table(arch), package / "lib")
 
 
 class BinaryDistribution(Distribution):
@@ -50,15 +54,14 @@ class BinaryDistribution(Distribution):
         return True
 
 
-try:
-    from setuptools.command.bdist_wheel import bdist_wheel
-except ImportError:  # setuptools before 70.1
-    from wheel.bdist_wheel import bdist_wheel
-
-
 class AnyPythonWheel(bdist_wheel):
     def get_tag(self):
         return "py3", "none", super().get_tag()[2]
 
 
-setup(cmdclass={"build_py": BuildWithCore, "bdist_wheel": AnyPythonWheel}, distclass=BinaryDistribution)
+setup(
+    cmdclass={"build_py": BuildWithCore, "bdist_wheel": AnyPythonWheel},
+    distclass=BinaryDistribution,
+    # Reaches pip as a build requirement: kernels include CUTLASS, the core does not.
+    setup_requires=["nvidia-cutlass==4.2.0.0"] if ARCHS else [],
+)

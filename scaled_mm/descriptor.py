@@ -210,10 +210,14 @@ class Descriptor:
             return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
         if stream is not None and not isinstance(stream, int):
             stream = stream.cuda_stream
-        if fast.calculate(
-            self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
-        ):  # fmt: skip
-            return
+        if fast.module is not None:
+            status = fast.module.calculate(
+                self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
+            )  # fmt: skip
+            if status is None:
+                return
+            if status is not NotImplemented:
+                raise fast.failed(status)
         if stream is None:
             stream = -1
         try:

@@ -13,46 +13,30 @@ import torch
 
 from scaled_mm.errors import error_for
 
-_module = None  # the extension, once CUDA has been used; None: take the operators
+module = None  # the extension, once CUDA has been used; None: take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
 
 
 def load() -> None:
     """Build and load the extension; without Python's headers, or with a torch that has no exchange table, do nothing."""
-    global _module
+    global module
     from scaled_mm.build.library import python_library
 
     path = python_library()
     if path is None:
         return
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", str(path))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
-    loader.exec_module(module)
-    if module.bind(torch.Tensor, torch.nn.Parameter):
-        _module = module
+    extension = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
+    loader.exec_module(extension)
+    if extension.bind(torch.Tensor, torch.nn.Parameter):
+        module = extension
 
 
-def active() -> bool:
-    """Whether calls take the short way."""
-    return _module is not None
-
-
-def _raise(status: int) -> None:
+def failed(status: int) -> Exception:
+    """The typed error of a status that the extension answered."""
     from scaled_mm import _core
 
-    raise error_for(status, _core.library().scaledMMGetLastErrorMessage().decode(errors="replace"))
-
-
-def calculate(address: int, device: int, stream, workspace, *tensors) -> bool:
-    """Descriptor.calculate; False: take the operator instead."""
-    if _module is None:
-        return False
-    status = _module.calculate(address, device, stream, workspace, *tensors)
-    if status == 0:
-        return True
-    if status is NotImplemented:
-        return False
-    return _raise(status)
+    return error_for(status, _core.library().scaledMMGetLastErrorMessage().decode(errors="replace"))
 
 
 def _handle_address(device: int) -> int:
@@ -68,7 +52,7 @@ def _handle_address(device: int) -> int:
 def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
     """The product without zero points; NotImplemented: take the operator instead."""
     if (
-        _module is None
+        module is None
         or torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._is_torch_function_mode_enabled()
@@ -79,12 +63,12 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
         if device < 0:
             return NotImplemented
         if out is None:
-            out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
+            out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
     except (AttributeError, IndexError, TypeError, RuntimeError):
         return NotImplemented  # the operator says what is wrong
-    status = _module.run(_handle_address(device), device, out, a, b, a_scale, b_scale, bias, None, None)
-    if status == 0:
+    status = module.run(_handle_address(device), device, out, a, b, a_scale, b_scale, bias, None, None)
+    if status is None:
         return out
     if status is NotImplemented:
         return NotImplemented
-    return _raise(status)
+    raise failed(status)

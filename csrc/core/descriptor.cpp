@@ -1,5 +1,7 @@
 // A descriptor is a plan: validated, dispatched and prepared when it is created; calculate only fills in pointers.
+#include <atomic>
 #include <cstdio>
+#include <memory>
 #include <new>
 #include <string>
 
@@ -24,6 +26,11 @@ struct scaledMMGemmDescriptor {
   const char* misfit = nullptr;  // why the bucket's own row was passed over
   const TableRow* bucket_row = nullptr;
   std::string reason;            // written on demand
+
+  // Kept from the second launch on: a plan that runs once has no use for it. Whoever finds it taken launches without.
+  std::unique_ptr<LaunchCache> cache;
+  std::atomic<bool> cache_taken{false};
+  std::atomic<bool> launched{false};
 
   // The tensors it was created with, in the order of the interface; ndim -1 marks an absent one.
   scaledMMTensorDesc_t tensors[8];
@@ -132,6 +139,29 @@ scaledMMStatus_t check_pointers(const scaledMMGemmDescriptor& d, void* out, cons
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
+
+// The descriptor's launch cache for a scope, or nullptr: on the first launch, and while another thread has it.
+class CacheLease {
+ public:
+  explicit CacheLease(scaledMMGemmDescriptor* d) {
+    if (!d->launched.exchange(true, std::memory_order_relaxed)) return;
+    if (d->cache_taken.exchange(true, std::memory_order_acquire)) return;
+    holder_ = d;
+    if (!d->cache) {
+      d->cache.reset(new (std::nothrow) LaunchCache);
+      if (d->cache) d->cache->filled = false;
+    }
+  }
+  ~CacheLease() {
+    if (holder_) holder_->cache_taken.store(false, std::memory_order_release);
+  }
+  CacheLease(const CacheLease&) = delete;
+  CacheLease& operator=(const CacheLease&) = delete;
+  LaunchCache* get() const { return holder_ ? holder_->cache.get() : nullptr; }
+
+ private:
+  scaledMMGemmDescriptor* holder_ = nullptr;
+};
 
 scaledMMStatus_t run(const Kernel& kernel, const GemmLaunch& launch) {
   char message[512] = "";
@@ -265,6 +295,8 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
     launch.col_terms = launch.row_terms + (info.M + 1) / 2 * 4;
     if (scaledMMStatus_t status = run(*d->zero_point_terms, launch)) return status;
   }
+  const CacheLease lease(d);
+  launch.cache = lease.get();
   return run(*d->kernel, launch);
 }
 

@@ -11,6 +11,15 @@
 
 namespace scaled_mm {
 
+// Memory of a descriptor in which a kernel may keep what it encoded for the pointers of the last launch (tensor maps), so
+// that a launch with the same pointers need not encode again. One launch uses it at a time.
+struct LaunchCache {
+  static constexpr size_t kBytes = 4096, kAlignment = 128;
+  const void* pointers[8];  // a, b, out, a_scale, b_scale, bias, row_terms, col_terms of what `bytes` holds
+  bool filled;
+  alignas(kAlignment) unsigned char bytes[kBytes];
+};
+
 // One product, everything resolved: what a kernel needs to launch and nothing to look up. Strides in elements.
 struct GemmLaunch {
   int64_t M, N, K;
@@ -39,7 +48,8 @@ struct GemmLaunch {
 
   int32_t device;
   int32_t multiprocessors;
-  void* stream;  // cudaStream_t
+  void* stream;        // cudaStream_t
+  LaunchCache* cache;  // or nullptr
 };
 
 // Writes a message of at most `size` bytes on failure.

@@ -112,7 +112,10 @@ Answer read_operands(PyObject* const* objects, int32_t device, Operands* o) {
   return Answer::kFine;
 }
 
-PyObject* status_object(scaledMMStatus_t status) { return PyLong_FromLong(status); }
+// None for success: the caller compares identities.
+PyObject* status_object(scaledMMStatus_t status) {
+  return status == SCALED_MM_STATUS_SUCCESS ? Py_NewRef(Py_None) : PyLong_FromLong(status);
+}
 
 PyObject* not_mine() { return Py_NewRef(Py_NotImplemented); }
 
@@ -121,7 +124,7 @@ scaledMMStatus_t launch(scaledMMGemmDescriptor_t descriptor, const Operands& o, 
                                o.data[5], o.data[6], o.data[7], stream);
 }
 
-// calculate(descriptor, device, stream | None, workspace | None, out, a, b, ...) -> status | NotImplemented
+// calculate(descriptor, device, stream | None, workspace | None, out, a, b, ...) -> None | status | NotImplemented
 PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4 + kOperands) {
     PyErr_SetString(PyExc_TypeError, "calculate: expected 12 arguments");
@@ -162,7 +165,7 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return status_object(status);
 }
 
-// run(handle, device, out, a, b, ...) -> status | NotImplemented. Without zero points: they need a workspace.
+// run(handle, device, out, a, b, ...) -> None | status | NotImplemented. Without zero points: they need a workspace.
 PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 2 + kOperands) {
     PyErr_SetString(PyExc_TypeError, "run: expected 10 arguments");

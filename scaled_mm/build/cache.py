@@ -18,6 +18,7 @@ from pathlib import Path
 
 LIBRARY = "library.so"
 _RECORD = "entry.json"
+_UNFINISHED = ("building-", "damaged-")
 
 
 def cache_dir() -> Path:
@@ -60,14 +61,15 @@ def _read(folder: Path) -> Entry | None:
         if record["sha256"] != _file_digest(library):
             return None
         return Entry(folder, record["kind"], record["name"], library.stat().st_size)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None  # incomplete or damaged: the caller builds again
 
 
 def entries() -> list[Entry]:
     """Every whole entry in the cache, by name."""
     root = cache_dir()
-    found = [_read(folder) for folder in root.iterdir() if (folder / _RECORD).is_file()] if root.is_dir() else []
+    folders = root.iterdir() if root.is_dir() else ()
+    found = [_read(folder) for folder in folders if (folder / _RECORD).is_file() and not folder.name.startswith(_UNFINISHED)]
     return sorted((entry for entry in found if entry), key=lambda entry: (entry.kind, entry.name))
 
 

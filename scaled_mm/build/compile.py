@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -73,7 +74,13 @@ def progress_line(text: str) -> Iterator[None]:
 
 
 def _escape(path: object) -> str:
+    """A path as ninja reads it; it quotes paths for the shell itself."""
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+def _command(*words: object) -> str:
+    """Words of a command as the shell behind ninja reads them: folders may have spaces in their names."""
+    return shlex.join(map(str, words)).replace("$", "$$")
 
 
 def run_ninja(
@@ -85,8 +92,8 @@ def run_ninja(
     Raises KernelNotBuiltError with the end of the compiler's output; the whole output stays in the cache folder.
     """
     ninja = toolchain.require("ninja", toolchain.find_ninja())
-    lines = [_NINJA, f"compiler = {compiler}", f"flags = {' '.join(flags)}", f"linkflags = {' '.join(linkflags)}",
-             f"libraries = {' '.join(libraries)}"]  # fmt: skip
+    lines = [_NINJA, f"compiler = {_command(compiler)}", f"flags = {_command(*flags)}",
+             f"linkflags = {_command(*linkflags)}", f"libraries = {_command(*libraries)}"]  # fmt: skip
     objects = []
     for source in sources:
         objects.append(f"{source.stem}.o")

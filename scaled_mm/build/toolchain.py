@@ -30,48 +30,69 @@ def _wheel_roots() -> list[Path]:
     return [child for root in roots for child in sorted(root.glob("cu*"), reverse=True) if child.is_dir()]
 
 
+OLDEST_NVCC = (12, 0)  # the first that knows sm_90a
+TOOLKIT_NVCC = Path("/usr/local/cuda/bin/nvcc")
+
+
 def _nvcc_candidates() -> list[tuple[str, Path]]:
     found: list[tuple[str, Path]] = []
-    for variable in ("SCALED_MM_NVCC", "NVCC"):
-        if value := os.environ.get(variable):
-            found.append((f"environment variable {variable}", Path(value)))
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if value := os.environ.get(variable):
             found.append((f"environment variable {variable}", Path(value) / "bin" / "nvcc"))
     if on_path := shutil.which("nvcc"):
         found.append(("PATH", Path(on_path)))
-    found.append(("toolkit", Path("/usr/local/cuda/bin/nvcc")))
+    found.append(("toolkit", TOOLKIT_NVCC))
     found += [("nvidia-cuda-nvcc wheel", root / "bin" / "nvcc") for root in _wheel_roots()]
     return found
 
 
+def _ask_nvcc(path: Path, origin: str) -> Nvcc | None:
+    """The compiler at a path; None when it does not run there, or is older than OLDEST_NVCC."""
+    try:
+        answer = subprocess.run([str(path), "--version"], capture_output=True, text=True)
+    except OSError:
+        return None  # no such file, or not a program of this machine
+    version = re.search(r"V(\d+)\.(\d+)\.\d+", answer.stdout)
+    if answer.returncode != 0 or version is None or tuple(map(int, version.groups())) < OLDEST_NVCC:
+        return None
+    return Nvcc(path, version.group(0)[1:], origin)
+
+
+def _wrong_variable(variable: str, expected: str, value: str) -> KernelNotBuiltError:
+    """For an environment variable that names something else: nothing is taken in its place."""
+    return KernelNotBuiltError(f"{variable}: expected {expected}, got {value}")
+
+
 @functools.cache
 def find_nvcc() -> Nvcc | None:
-    """The first nvcc that runs: the environment, PATH, the toolkit, then the `nvidia-cuda-nvcc` wheel."""
-    for origin, path in _nvcc_candidates():
-        if not path.is_file():
-            continue
-        answer = subprocess.run([str(path), "--version"], capture_output=True, text=True)
-        version = re.search(r"V(\d+\.\d+\.\d+)", answer.stdout)
-        if answer.returncode == 0 and version:
-            return Nvcc(path, version.group(1), origin)
-    return None
+    """SCALED_MM_NVCC, else the first that is new enough: CUDA_HOME, CUDA_PATH, PATH, the toolkit, the `nvidia-cuda-nvcc` wheel.
+
+    Raises KernelNotBuiltError if SCALED_MM_NVCC names something else.
+    """
+    if value := os.environ.get("SCALED_MM_NVCC"):
+        nvcc = _ask_nvcc(Path(value), "environment variable SCALED_MM_NVCC")
+        if nvcc is None:
+            raise _wrong_variable("SCALED_MM_NVCC", f"the path of an nvcc of CUDA {'.'.join(map(str, OLDEST_NVCC))} or newer", value)
+        return nvcc
+    found = (_ask_nvcc(path, origin) for origin, path in _nvcc_candidates())
+    return next((nvcc for nvcc in found if nvcc), None)
 
 
 @functools.cache
 def find_cutlass() -> Path | None:
-    """CUTLASS's include folder: SCALED_MM_CUTLASS (a checkout), or the `nvidia-cutlass` wheel."""
-    places = []
+    """CUTLASS's include folder: SCALED_MM_CUTLASS (a checkout), else the `nvidia-cutlass` wheel.
+
+    Raises KernelNotBuiltError if SCALED_MM_CUTLASS names something else.
+    """
     if value := os.environ.get("SCALED_MM_CUTLASS"):
-        places.append(Path(value) / "include")
+        include = Path(value) / "include"
+        if not (include / "cutlass" / "version.h").is_file():
+            raise _wrong_variable("SCALED_MM_CUTLASS", "the folder of a CUTLASS checkout, with include/cutlass/version.h in it", value)
+        return include
     # find_spec does not import the package, which would pull in its generator's dependencies.
     spec = importlib.util.find_spec("cutlass_library")
-    if spec and spec.origin:
-        places.append(Path(spec.origin).parent / "source" / "include")
-    for place in places:
-        if (place / "cutlass" / "version.h").is_file():
-            return place
-    return None
+    include = Path(spec.origin).parent / "source" / "include" if spec and spec.origin else None
+    return include if include and (include / "cutlass" / "version.h").is_file() else None
 
 
 @functools.cache
@@ -99,11 +120,13 @@ def find_ninja() -> Path | None:
 
 @functools.cache
 def find_cxx() -> str | None:
-    """The C++ compiler: CXX, else c++, g++ or clang++ from PATH."""
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and (path := shutil.which(name)):
-            return path
-    return None
+    """The C++ compiler: CXX, else c++, g++ or clang++ from PATH. Raises KernelNotBuiltError if CXX names something else."""
+    if value := os.environ.get("CXX"):
+        path = shutil.which(value)
+        if path is None:
+            raise _wrong_variable("CXX", "a C++ compiler: its path, or its name in PATH, without options", value)
+        return path
+    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
 
 
 @functools.cache
@@ -116,8 +139,8 @@ def cxx_version() -> str:
 
 
 HOW_TO_GET = {
-    "nvcc": 'install the CUDA toolkit (13.0 or newer), or `pip install "scaled_mm[cuda]"`, which brings nvcc from PyPI; '
-    "or set CUDA_HOME",
+    "nvcc": 'install the CUDA toolkit (12.0 or newer), or `pip install ".[cuda]"`, which brings one from PyPI; '
+    "or set CUDA_HOME or SCALED_MM_NVCC",
     "CUTLASS": "`pip install nvidia-cutlass==4.2.0.0`, or set SCALED_MM_CUTLASS to a checkout",
     "ninja": "`pip install ninja`",
     "C++ compiler": "install g++ (Debian: `apt-get install g++`), or set CXX",
@@ -127,5 +150,5 @@ HOW_TO_GET = {
 def require(what: str, found):
     """`found`, or the typed error that says what is missing, what for, and how to get it."""
     if found is None:
-        raise KernelNotBuiltError(f"{what}: needed to build a kernel, not found; {HOW_TO_GET[what]}")
+        raise KernelNotBuiltError(f"{what}: needed for building, not found; {HOW_TO_GET[what]}")
     return found
