@@ -6,6 +6,10 @@ between CUDA events; one sample is one replay divided by its calls, and the resu
 callables are captured back to back on one side stream with nothing between them, so that kernels which overlap with
 their predecessor (programmatic dependent launch) do so here as they would in a model.
 
+Before its samples an implementation runs untimed for SETTLE_MS: a large product draws all the power a GPU may have, and
+the clocks it gets in its first tens of milliseconds are those that the kernel before it left over. Without that, the same
+kernel measured 12-17% faster on an H200 behind a light one than behind a heavy one.
+
 On a CPU: the same rotation and the same plan, with `time.perf_counter` around each pass.
 
 All times are microseconds per call.
@@ -34,6 +38,7 @@ MIN_CALLS, MAX_CALLS = 20, 256  # calls in a graph
 MIN_PASS_US = 1000.0  # a graph this long makes the few microseconds of its launch invisible
 MIN_PASSES, MAX_PASSES = 4, 60
 DEFAULT_BUDGET_MS = 60.0
+SETTLE_MS = 100.0  # of untimed replays before the samples of each round
 ROUNDS = 2
 
 
@@ -143,7 +148,9 @@ class CudaRunner(Runner):
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # the inputs were filled on another stream
             with torch.cuda.stream(self._stream):
-                self.plan = plan(self._warm_up(budget_ms), len(self._calls), budget_ms)
+                call_us = self._warm_up(budget_ms)
+                self.plan = plan(call_us, len(self._calls), budget_ms)
+                self._settle = max(1, math.ceil(SETTLE_MS * 1000 / (self.plan.calls * call_us)))
                 self._graph = self._capture(self.plan.calls)
                 self._graph.replay()
                 self._stream.synchronize()
@@ -186,7 +193,8 @@ class CudaRunner(Runner):
     def sample(self, passes: int) -> list[float]:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             events = [(_timing_event(), _timing_event()) for _ in range(passes)]
-            self._graph.replay()  # the GPU is busy while the host queues the timed replays: no idle gap is timed
+            for _ in range(self._settle):  # and the GPU is busy while the host queues the timed replays
+                self._graph.replay()
             for start, end in events:
                 start.record()
                 self._graph.replay()

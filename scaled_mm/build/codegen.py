@@ -5,6 +5,7 @@ The text generated here is the only place where a row's fields become C++.
 
 from __future__ import annotations
 
+from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.tables.schema import KernelRow, TileTable
 
 # Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
@@ -22,7 +23,9 @@ def symbol(row: str, out_dtype: str | None) -> str:
 
 
 def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
-    """(header, C++ type) of a row."""
+    """(header, C++ type) of a row. KernelNotBuiltError for a legal row whose kernel is not written yet."""
+    if row.scheduler != "persistent" or row.split_k != 1:
+        raise KernelNotBuiltError(f"{row.name}: no kernel has scheduler {row.scheduler} with split_k {row.split_k} yet")
     tile = f"{row.tile.m}, {row.tile.n}, {row.tile.k}"
     if row.generation == "generic":
         return "int8/generic/gemm.cuh", f"scaled_mm::generic::Gemm<{tile}, {cxx_out}>"

@@ -1,0 +1,117 @@
+"""Kernels compiled by a real nvcc, which needs no GPU: one of each template."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaled_mm.build import cache, compile, library, toolchain
+from scaled_mm.cli import main
+from scaled_mm.tables import load_table, rules
+
+TABLE = load_table("sm90")
+pytestmark = pytest.mark.skipif(
+    toolchain.find_nvcc() is None or toolchain.find_cutlass() is None,
+    reason="no nvcc or no CUTLASS here: `scaled-mm doctor` says how to get them",
+)
+
+
+@pytest.fixture
+def compiler_says(monkeypatch) -> list[str]:
+    """What ptxas reports about every kernel that is built: registers, spills."""
+    flags, run, said = compile.nvcc_flags, subprocess.run, []
+
+    def listening(*arguments, **options):
+        done = run(*arguments, **options)
+        said.append(f"{done.stdout or ''}{done.stderr or ''}")
+        return done
+
+    monkeypatch.setattr(compile, "nvcc_flags", lambda arch, cutlass: [*flags(arch, cutlass), "-Xptxas=-v"])
+    monkeypatch.setattr(compile.subprocess, "run", listening)
+    return said
+
+
+def check_no_spill(said: list[str]) -> None:
+    text = "\n".join(said)
+    spills = [int(count) for pair in re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text) for count in pair]
+    registers = [int(count) for count in re.findall(r"Used (\d+) registers", text)]
+    assert registers and spills, text
+    assert max(registers) <= 255 and max(spills) == 0, text
+
+
+def check_loads(path: Path) -> None:
+    """The core takes the library, in a process of its own: what is loaded stays."""
+    program = "import sys; from scaled_mm import _core; _core.call('scaledMMLoadKernels', sys.argv[1].encode())"
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=120)
+
+
+def most_accumulators() -> str:
+    """The c3x row that needs the most registers per thread, where a spill would show first."""
+    rows = [row for row in TABLE.rows if row.generation == "c3x"]
+    return max(rows, key=lambda row: rules.row_cost(row, TABLE.arch).accumulators).name
+
+
+@pytest.mark.parametrize("name", [(TABLE.fallback, "bf16"), ("zero_point_terms", None)], ids=lambda name: name[0])
+def test_a_generic_kernel_and_the_zero_point_terms_compile_without_spills(cache_root, compiler_says, name):
+    path = library.build_kernel(TABLE, name)
+    check_no_spill(compiler_says)
+    check_loads(path)
+    assert [entry.path for entry in cache.entries() if entry.kind == "kernel"] == [path.parent]
+
+
+def test_the_largest_sm90_row_compiles_without_spills(cache_root, compiler_says):
+    path = library.build_kernel(TABLE, (most_accumulators(), "bf16"))
+    check_no_spill(compiler_says)
+    assert "wgmma" not in "\n".join(compiler_says)  # ptxas says so where it has to serialise wgmma
+    check_loads(path)
+
+
+def test_the_build_command_builds_a_row_once_and_names_its_libraries(cache_root, capsys):
+    def build():
+        status = main(["build", "--row", TABLE.fallback, "--out-dtype", "bf16", "--out-dtype", "int32", "--jobs", "2", "--json"])
+        return status, json.loads(capsys.readouterr().out)
+
+    status, first = build()
+    assert status == 0 and first["arch"] == "sm90" and first["row"] == [TABLE.fallback]
+    paths = [Path(built["path"]) for built in first["libraries"]]
+    assert len(paths) == 2 and all(path.stat().st_size == built["bytes"] for path, built in zip(paths, first["libraries"]))
+    assert sorted(entry.path for entry in cache.entries()) == sorted(path.parent for path in paths)
+    written = {path: path.stat().st_mtime_ns for path in paths}
+
+    status, second = build()
+    assert status == 0 and sorted(built["path"] for built in second["libraries"]) == sorted(map(str, paths))
+    assert {path: path.stat().st_mtime_ns for path in paths} == written
+
+
+def test_a_row_that_the_table_does_not_have_exits_2_with_those_that_it_has(cache_root, capsys):
+    assert main(["build", "--row", "c3x_1x1x1"]) == 2
+    message = capsys.readouterr().err
+    assert "KERNEL_NOT_FOUND" in message and "c3x_1x1x1" in message and TABLE.fallback in message
+    assert main(["build", "--arch", "sm10"]) == 2
+    assert "ARCHITECTURE_NOT_SUPPORTED" in capsys.readouterr().err
+
+
+def test_a_whole_architecture_becomes_one_library_with_its_table(cache_root, monkeypatch, tmp_path, capsys):
+    """On a table of one row: 19 rows are the same code and twenty minutes."""
+    small = tmp_path / "small.yaml"
+    small.write_text(
+        f"arch: sm90\nfallback: {TABLE.fallback}\nbuckets: [{{kernel: {TABLE.fallback}}}]\n"
+        f"rows: [{{name: {TABLE.fallback}, generation: generic, tile: [64, 64, 64]}}]\n"
+    )
+    copy = tmp_path / "out" / "libkernels.so"
+    assert main(["build", "--arch", str(small), "--out", str(copy), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    [built] = answer["libraries"]
+    assert copy.read_bytes() == Path(built["path"]).read_bytes()
+    assert library.arch_library(load_table(small)) == Path(built["path"])
+    assert library.arch_library(TABLE) is None  # another table's kernels are not taken for these
+    check_loads(copy)
+    installed = library.install_arch(load_table(small), tmp_path / "lib")
+    assert installed.name == "kernels_sm90.so" and os.path.getsize(installed) == built["bytes"]
+    assert json.loads(installed.with_suffix(".json").read_text()).keys() == {"key"}

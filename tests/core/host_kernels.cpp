@@ -1,0 +1,134 @@
+// Kernels that keep the contract of core/kernel_abi.h with plain loops over host memory, for the fake driver's device: what
+// a real kernel is handed (strides, broadcasts, zero-point terms, stream) shows in the output. A row that asks for aligned
+// operands fails when it gets others. Entries are appended by the tests, one macro a row and dtype.
+#include <cstdio>
+#include <cstring>
+
+#include "core/kernel_abi.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT void* host_kernels_last_stream = nullptr;
+
+namespace {
+
+using scaled_mm::GemmLaunch;
+using scaled_mm::Kernel;
+
+float bf16_to_float(const void* p) {
+  uint16_t half;
+  memcpy(&half, p, 2);
+  const uint32_t bits = uint32_t(half) << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
+
+uint16_t to_bf16(float value) {  // to nearest, ties to even
+  uint32_t bits;
+  memcpy(&bits, &value, 4);
+  if (value != value) return 0x7fff;
+  return uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+int32_t zero_point(const void* data, int64_t index, int32_t dtype) {
+  if (data == nullptr) return 0;
+  return dtype == SCALED_MM_DTYPE_INT8 ? static_cast<const int8_t*>(data)[index] : static_cast<const int32_t*>(data)[index];
+}
+
+int8_t a_at(const GemmLaunch& l, int64_t m, int64_t k) { return static_cast<const int8_t*>(l.a)[m * l.a_stride_m + k * l.a_stride_k]; }
+int8_t b_at(const GemmLaunch& l, int64_t k, int64_t n) { return static_cast<const int8_t*>(l.b)[k * l.b_stride_k + n * l.b_stride_n]; }
+
+scaledMMStatus_t zero_point_terms(const GemmLaunch& l, char*, size_t) {
+  for (int64_t m = 0; m < l.M; ++m) {
+    uint32_t sum = 0;
+    for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(a_at(l, m, k)));
+    l.row_terms[2 * m] = zero_point(l.a_zero_point, m * l.a_zero_point_stride, l.a_zero_point_dtype);
+    l.row_terms[2 * m + 1] = int32_t(sum);
+  }
+  for (int64_t n = 0; n < l.N; ++n) {
+    uint32_t sum = 0;
+    for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(b_at(l, k, n)));
+    const int32_t zb = zero_point(l.b_zero_point, n * l.b_zero_point_stride, l.b_zero_point_dtype);
+    l.col_terms[2 * n] = int32_t(sum - uint32_t(l.K) * uint32_t(zb));
+    l.col_terms[2 * n + 1] = zb;
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+// What a tensor map asks for; nullptr when it would take these operands.
+const char* tensor_map_refuses(const GemmLaunch& l, int64_t out_bytes) {
+  auto off = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; };
+  if (l.K == 0) return "K is 0";
+  if (off(l.a) || off(l.b) || off(l.out)) return "a data pointer is not aligned";
+  if (l.K > 1 && (l.a_stride_k != 1 || l.b_stride_k != 1)) return "K is not contiguous";
+  if (l.N > 1 && l.out_stride_n != 1) return "out is not contiguous along N";
+  if (l.M > 1 && (l.a_stride_m % 16 || l.a_stride_m < l.K || l.out_stride_m * out_bytes % 16)) return "a row stride";
+  if (l.N > 1 && (l.b_stride_n % 16 || l.b_stride_n < l.K)) return "a column stride of b";
+  return nullptr;
+}
+
+template <int kDtype>
+void store(void* out, int64_t index, int32_t acc, float value) {
+  if (kDtype == SCALED_MM_DTYPE_INT32) static_cast<int32_t*>(out)[index] = acc;
+  else if (kDtype == SCALED_MM_DTYPE_FLOAT32) static_cast<float*>(out)[index] = value;
+  else static_cast<uint16_t*>(out)[index] = to_bf16(value);
+}
+
+template <int kDtype, bool kTensorMaps>
+scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+  host_kernels_last_stream = l.stream;
+  const char* why = kTensorMaps ? tensor_map_refuses(l, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4) : nullptr;
+  if (why) {
+    snprintf(message, size, "handed to a row that cannot take it: %s", why);
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+  for (int64_t m = 0; m < l.M; ++m) {
+    for (int64_t n = 0; n < l.N; ++n) {
+      uint32_t acc = 0;
+      for (int64_t k = 0; k < l.K; ++k) acc += uint32_t(int32_t(a_at(l, m, k)) * int32_t(b_at(l, k, n)));
+      if (l.row_terms) {
+        const int32_t *row = l.row_terms + 2 * m, *col = l.col_terms + 2 * n;
+        acc -= uint32_t(row[0]) * uint32_t(col[0]) + uint32_t(col[1]) * uint32_t(row[1]);
+      }
+      float value = 0;
+      if (l.a_scale) {
+        value = float(int32_t(acc));
+        value = value * l.b_scale[n * l.b_scale_stride];
+        value = value * l.a_scale[m * l.a_scale_stride];
+        if (l.bias) {
+          const int64_t i = n * l.bias_stride;
+          const bool wide = l.bias_dtype == SCALED_MM_DTYPE_FLOAT32;
+          value = value + (wide ? static_cast<const float*>(l.bias)[i] : bf16_to_float(static_cast<const uint16_t*>(l.bias) + i));
+        }
+      }
+      store<kDtype>(l.out, m * l.out_stride_m + n * l.out_stride_n, int32_t(acc), value);
+    }
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t prepare(int32_t, char*, size_t) { return SCALED_MM_STATUS_SUCCESS; }
+
+scaledMMStatus_t prepare_fails(int32_t device, char* message, size_t size) {
+  snprintf(message, size, "no code for device %d", int(device));
+  return SCALED_MM_STATUS_CUDA_ERROR;
+}
+
+scaledMMStatus_t launch_fails(const GemmLaunch&, char* message, size_t size) {
+  snprintf(message, size, "the launch was too much");
+  return SCALED_MM_STATUS_CUDA_ERROR;
+}
+
+}  // namespace
+
+#define HOST_KERNEL(symbol, row, dtype, tensor_maps)  \
+  extern "C" const scaled_mm::Kernel symbol;          \
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &launch<dtype, tensor_maps>};
+#define HOST_ZERO_POINT_TERMS(symbol)                 \
+  extern "C" const scaled_mm::Kernel symbol;          \
+  const scaled_mm::Kernel symbol = {"zero_point_terms", -1, 0, &prepare, &zero_point_terms};
+// Kernels that something is wrong with.
+#define BROKEN_KERNEL(symbol, row, shared_memory, prepare_function, launch_function) \
+  extern "C" const scaled_mm::Kernel symbol;                                         \
+  const scaled_mm::Kernel symbol = {row, SCALED_MM_DTYPE_FLOAT32, shared_memory, &prepare_function, &launch_function};

@@ -1,0 +1,217 @@
+/* The public C interface on a machine without a GPU: no Python, no torch, no CUDA.
+ *
+ * A CPU handle validates descriptors and answers calculate with DEVICE_NOT_SUPPORTED. Every wrong argument gets its status
+ * and a message that names it. Exit status 0: all of it held. */
+#include <scaled_mm/scaled_mm.h>
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+static int failures = 0;
+
+/* The status, and a piece of the message that must be in it (NULL: the call succeeds). */
+static void expect(int line, scaledMMStatus_t got, scaledMMStatus_t expected, const char* message) {
+  const char* text = scaledMMGetLastErrorMessage();
+  if (got == expected && (message == NULL || strstr(text, message) != NULL)) return;
+  fprintf(stderr, "line %d: expected %s \"%s\", got %s \"%s\"\n", line, scaledMMGetStatusName(expected), message ? message : "",
+          scaledMMGetStatusName(got), text);
+  ++failures;
+}
+#define EXPECT(call, status, message) expect(__LINE__, call, SCALED_MM_STATUS_##status, message)
+#define EXPECT_SUCCESS(call) EXPECT(call, SUCCESS, NULL)
+
+static void require(int line, int holds, const char* what) {
+  if (holds) return;
+  fprintf(stderr, "line %d: %s\n", line, what);
+  ++failures;
+}
+#define REQUIRE(condition) require(__LINE__, condition, #condition)
+
+static scaledMMTensorDesc_t matrix(scaledMMDtype_t dtype, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
+  scaledMMTensorDesc_t t = {dtype, 2, {rows, columns, 0}, {row_stride, column_stride, 0}, 16};
+  return t;
+}
+
+static scaledMMTensorDesc_t vector(scaledMMDtype_t dtype, int64_t length) {
+  scaledMMTensorDesc_t t = {dtype, 1, {length, 0, 0}, {1, 0, 0}, 16};
+  return t;
+}
+
+enum { M = 5, N = 24, K = 48 };
+
+typedef struct {
+  scaledMMTensorDesc_t out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point;
+} Product;
+
+static Product good(void) {
+  Product p;
+  p.out = matrix(SCALED_MM_DTYPE_BFLOAT16, M, N, N, 1);
+  p.a = matrix(SCALED_MM_DTYPE_INT8, M, K, K, 1);
+  p.b = matrix(SCALED_MM_DTYPE_INT8, K, N, 1, K);
+  p.a_scale = vector(SCALED_MM_DTYPE_FLOAT32, M);
+  p.b_scale = vector(SCALED_MM_DTYPE_FLOAT32, N);
+  p.bias = vector(SCALED_MM_DTYPE_BFLOAT16, N);
+  p.a_zero_point = vector(SCALED_MM_DTYPE_INT32, M);
+  p.b_zero_point = vector(SCALED_MM_DTYPE_INT8, N);
+  return p;
+}
+
+static scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMGemmDescriptor_t* d, const Product* p) {
+  return scaledMMCreateGemmDescriptor(handle, d, &p->out, &p->a, &p->b, &p->a_scale, &p->b_scale, &p->bias, &p->a_zero_point,
+                                      &p->b_zero_point, NULL);
+}
+
+/* One field of a good product changed: the status, and a message that names the argument. */
+#define EXPECT_REFUSED(change, status, message)    \
+  do {                                             \
+    Product p = good();                            \
+    scaledMMGemmDescriptor_t d = NULL;             \
+    change;                                        \
+    EXPECT(create(handle, &d, &p), status, message); \
+    REQUIRE(d == NULL);                            \
+  } while (0)
+
+static void check_refusals(scaledMMHandle_t handle) {
+  EXPECT_REFUSED(p.a.dtype = SCALED_MM_DTYPE_FLOAT16, BAD_TENSOR_DTYPE, "a: expected int8, got float16");
+  EXPECT_REFUSED(p.b.dtype = SCALED_MM_DTYPE_INT32, BAD_TENSOR_DTYPE, "b: expected int8, got int32");
+  EXPECT_REFUSED(p.out.dtype = SCALED_MM_DTYPE_INT8, BAD_TENSOR_DTYPE, "out: expected");
+  EXPECT_REFUSED(p.out.dtype = 77, BAD_TENSOR_DTYPE, "out: expected");
+  EXPECT_REFUSED(p.a_scale.dtype = SCALED_MM_DTYPE_BFLOAT16, BAD_TENSOR_DTYPE, "a_scale: expected float32, got bfloat16");
+  EXPECT_REFUSED(p.bias.dtype = SCALED_MM_DTYPE_FLOAT16, BAD_TENSOR_DTYPE, "bias: expected out's dtype bfloat16 or float32");
+  EXPECT_REFUSED(p.b_zero_point.dtype = SCALED_MM_DTYPE_FLOAT32, BAD_TENSOR_DTYPE, "b_zero_point: expected int32 or int8");
+
+  EXPECT_REFUSED(p.b.shape[0] = K + 1, BAD_TENSOR_SHAPE, "b: expected [K, N] with K = 48");
+  EXPECT_REFUSED(p.out.shape[1] = N - 1, BAD_TENSOR_SHAPE, "out: expected [M, N] = [5, 24], got [5, 23]");
+  EXPECT_REFUSED(p.a.ndim = 3, BAD_TENSOR_SHAPE, "a: expected 2 dimensions");
+  EXPECT_REFUSED(p.a.ndim = 4, BAD_TENSOR_SHAPE, "a: expected at most 3 dimensions, got 4");
+  EXPECT_REFUSED(p.a.ndim = -1, BAD_TENSOR_SHAPE, "a: expected at most 3 dimensions, got -1");
+  EXPECT_REFUSED(p.a.shape[0] = -1, BAD_TENSOR_SHAPE, "a: expected sizes from 0");
+  EXPECT_REFUSED(p.a_scale.shape[0] = M + 1, BAD_TENSOR_SHAPE, "a_scale: expected one value, [5] or [5, 1] (M = 5), got [6]");
+  EXPECT_REFUSED(p.bias.shape[0] = 1, BAD_TENSOR_SHAPE, "bias: expected [24] or [1, 24] (N = 24), got [1]");
+
+  EXPECT_REFUSED(p.out.strides[0] = 1, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap");
+  EXPECT_REFUSED(p.a.strides[0] = -K, BAD_TENSOR_STRIDES, "a: expected strides of 0 or more");
+  EXPECT_REFUSED(p.a.strides[0] = INT64_MAX, BAD_TENSOR_STRIDES, "a: shape [5, 48] with stride");
+  EXPECT_REFUSED(p.a.alignment = 3, BAD_PARAM, "a: expected an alignment that is a power of two, got 3");
+  EXPECT_REFUSED(p.a_scale.alignment = 2, BAD_TENSOR_ALIGNMENT, "a_scale: expected an alignment of at least 4 bytes");
+}
+
+/* The longest K whose accumulator is exact, and one more: without, with one and with both zero points. */
+static void check_overflow(scaledMMHandle_t handle) {
+  static const int64_t longest[4] = {131071, 65793, 65793, 33025};
+  for (int kind = 0; kind < 4; ++kind) {
+    for (int more = 0; more < 2; ++more) {
+      Product p = good();
+      scaledMMGemmDescriptor_t d = NULL;
+      const int64_t k = longest[kind] + more;
+      p.a = matrix(SCALED_MM_DTYPE_INT8, M, k, k, 1);
+      p.b = matrix(SCALED_MM_DTYPE_INT8, k, N, 1, k);
+      scaledMMStatus_t status =
+          scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL,
+                                       kind & 1 ? &p.a_zero_point : NULL, kind & 2 ? &p.b_zero_point : NULL, NULL);
+      if (more) EXPECT(status, OVERFLOW, "a: expected K <= ");
+      else EXPECT_SUCCESS(status);
+      if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
+    }
+  }
+}
+
+static void check_null_pointers(scaledMMHandle_t handle) {
+  Product p = good();
+  scaledMMGemmDescriptor_t d = NULL;
+  scaledMMHandleInfo_t info;
+  size_t bytes;
+  EXPECT(scaledMMCreateHandle(NULL, SCALED_MM_DEVICE_CPU, 0, NULL), NULL_POINTER, "handle: expected a place to write to");
+  EXPECT(scaledMMDestroyHandle(NULL), NULL_POINTER, "handle");
+  EXPECT(scaledMMGetHandleInfo(NULL, &info), NULL_POINTER, "handle");
+  EXPECT(scaledMMGetHandleInfo(handle, NULL), NULL_POINTER, "info");
+  EXPECT(create(NULL, &d, &p), NULL_POINTER, "handle: expected a handle");
+  EXPECT(create(handle, NULL, &p), NULL_POINTER, "descriptor: expected a place to write to");
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, NULL, &p.b, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "a: expected a tensor");
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, NULL, &p.b_scale, NULL, NULL, NULL, NULL), NULL_POINTER,
+         "a_scale: expected float32 scales");
+  EXPECT(scaledMMGetGemmWorkspaceSize(NULL, &bytes), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMGetGemmKernel(NULL, NULL), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMDestroyGemmDescriptor(NULL), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMCalculateGemm(NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMLoadKernels(NULL), NULL_POINTER, "path");
+  EXPECT(scaledMMRegisterTable(NULL), NULL_POINTER, "table");
+}
+
+static void check_calculate(scaledMMHandle_t handle) {
+  static int8_t a[M * K], b[K * N], zero_points_b[N];
+  static uint16_t out[M * N], bias[N];
+  static float a_scale[M], b_scale[N];
+  static int32_t zero_points_a[M];
+  Product p = good(), other;
+  scaledMMGemmDescriptor_t d = NULL;
+  scaledMMKernelChoice_t choice;
+  size_t bytes = 1;
+  int32_t device_type = -1, device_id = -1;
+  EXPECT_SUCCESS(create(handle, &d, &p));
+  EXPECT_SUCCESS(scaledMMGetGemmWorkspaceSize(d, &bytes));
+  REQUIRE(bytes == 0); /* nothing will be launched */
+  EXPECT_SUCCESS(scaledMMGetGemmDevice(d, &device_type, &device_id));
+  REQUIRE(device_type == SCALED_MM_DEVICE_CPU && device_id == 0);
+  EXPECT_SUCCESS(scaledMMGetGemmKernel(d, &choice));
+  REQUIRE(strcmp(choice.row, "cpu") == 0 && choice.bucket == -1);
+  EXPECT_SUCCESS(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point));
+  other = good();
+  other.a.strides[0] = 2 * K;
+  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point),
+         BAD_TENSOR_STRIDES, "a: expected strides [48, 1] as the descriptor was created");
+
+#define CALCULATE(out, a, bias) \
+  scaledMMCalculateGemm(d, NULL, 0, out, a, b, a_scale, b_scale, bias, zero_points_a, zero_points_b, NULL)
+  EXPECT(CALCULATE(NULL, a, bias), NULL_POINTER, "out: expected a data pointer");
+  EXPECT(CALCULATE(out, NULL, bias), NULL_POINTER, "a: expected a data pointer");
+  EXPECT(CALCULATE((char*)out + 1, a, bias), BAD_TENSOR_ALIGNMENT, "out: expected a data pointer aligned");
+  EXPECT(CALCULATE(out, out, bias), BAD_PARAM, "out: expected memory apart from every input, got an overlap with a");
+  EXPECT(CALCULATE(out, a, NULL), NULL_POINTER, "bias: expected a data pointer");
+  EXPECT(CALCULATE(out, a, bias), DEVICE_NOT_SUPPORTED, "the C library launches on CUDA devices");
+#undef CALCULATE
+  EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
+
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, NULL, NULL, "any"), BAD_PARAM,
+         "kernel: expected none on a CPU, got any");
+}
+
+static void check_devices(void) {
+  scaledMMHandle_t handle = NULL;
+  EXPECT(scaledMMCreateHandle(&handle, (scaledMMDeviceType_t)7, 0, NULL), BAD_PARAM, "device_type: expected");
+  EXPECT(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CPU, 0, "sm90"), BAD_PARAM, "arch: expected none on a CPU");
+  EXPECT(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CUDA, 1 << 20, NULL), DEVICE_NOT_SUPPORTED, "device: expected");
+  EXPECT(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CUDA, -1, NULL), DEVICE_NOT_SUPPORTED, "device: expected");
+  REQUIRE(handle == NULL);
+  EXPECT(scaledMMLoadKernels("/nonexistent/kernels.so"), BAD_PARAM, "path: expected a kernel library");
+}
+
+static void check_statuses(void) {
+  REQUIRE(scaledMMGetAbiVersion() == SCALED_MM_ABI_VERSION);
+  REQUIRE(strcmp(scaledMMGetStatusName(SCALED_MM_STATUS_SUCCESS), "SUCCESS") == 0);
+  for (int status = 0; status <= SCALED_MM_STATUS_CUDA_ERROR; ++status) {
+    REQUIRE(strcmp(scaledMMGetStatusName((scaledMMStatus_t)status), "UNKNOWN_STATUS") != 0);
+  }
+  REQUIRE(strcmp(scaledMMGetStatusName((scaledMMStatus_t)999), "UNKNOWN_STATUS") == 0);
+  EXPECT(scaledMMSetLastError(SCALED_MM_STATUS_CUDA_ERROR, "of a provider"), CUDA_ERROR, "of a provider");
+  EXPECT(scaledMMSetLastError(SCALED_MM_STATUS_CUDA_ERROR, NULL), CUDA_ERROR, "");
+}
+
+int main(void) {
+  scaledMMHandle_t handle = NULL;
+  scaledMMHandleInfo_t info;
+  REQUIRE(strcmp(scaledMMGetLastErrorMessage(), "") == 0);
+  EXPECT_SUCCESS(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CPU, 0, NULL));
+  EXPECT_SUCCESS(scaledMMGetHandleInfo(handle, &info));
+  REQUIRE(info.device_type == SCALED_MM_DEVICE_CPU && strcmp(info.arch, "cpu") == 0 && info.compute_capability == 0);
+  check_statuses();
+  check_devices();
+  check_null_pointers(handle);
+  check_refusals(handle);
+  check_overflow(handle);
+  check_calculate(handle);
+  EXPECT_SUCCESS(scaledMMDestroyHandle(handle));
+  if (failures == 0) printf("validate: everything held\n");
+  return failures != 0;
+}
