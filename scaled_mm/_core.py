@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.errors import InternalError, ScaledMMError, Status, error_for
@@ -172,10 +173,15 @@ def register_table(table: TileTable) -> None:
             for b in table.buckets
         )
     )
+    from scaled_mm.tables import configs_dir
+
+    # A shipped table goes by its name, one from elsewhere by its path: `desc.kernel.reason` shows it.
+    path = Path(table.source)
+    source = path.name if path.parent == configs_dir() else str(path)
     call(
         "scaledMMRegisterTable",
         ctypes.byref(
-            _TableC(table.arch.encode(), table.source.encode(), rows, len(rows), buckets, len(buckets),
+            _TableC(table.arch.encode(), source.encode(), rows, len(rows), buckets, len(buckets),
                     index[table.fallback], table.tuned)  # fmt: skip
         ),
     )

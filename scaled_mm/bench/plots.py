@@ -35,6 +35,13 @@ def available() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+def preload() -> None:
+    """Import matplotlib now: after vLLM's library is in the process, its compiled parts fail to load (seen with 3.10)."""
+    if available():
+        importlib.import_module("matplotlib.backends.backend_agg")
+        importlib.import_module("matplotlib.figure")
+
+
 def draw(document: BenchDocument, headline: tuple[str, list[Speedup]], directory: Path) -> list[Path]:
     """Writes speedup.png (when there are speed-ups), time.png and tops.png into `directory`; returns their paths.
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the command. 0: done; 1: a case of ours failed or has wrong bits; 2: the arguments make no sense."""
     from rich.console import Console
 
-    from scaled_mm.bench import peers, rows
+    from scaled_mm.bench import peers, plots, rows
     from scaled_mm.errors import ScaledMMError
 
     # A log file has no width: without one the tables would be squeezed into 80 columns.
@@ -67,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
         if args.rows is not None:
             names = rows.row_names(args.rows, peers.our_handle(device).arch)
         else:
+            plots.preload()
             others = peers.select(args.peers, device, peers.every_peer(args.vllm_lib, args.sgl_lib))
     except (ValueError, ScaledMMError) as error:
         return _usage(console, str(error))

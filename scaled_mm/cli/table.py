@@ -248,6 +248,8 @@ def _explain(args: argparse.Namespace) -> int:
     print(f"M={M} N={N} K={K}: {row.name}")
     print(f"  why     {selection.reason}")
     shape = [f"tile {row.tile}", f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
+    if row.swizzle > 1:
+        shape.append(f"swizzle {row.swizzle}")
     print(
         f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
     )

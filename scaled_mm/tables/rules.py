@@ -111,10 +111,14 @@ def _tile_and_schedule(row: KernelRow) -> Iterator[tuple[str, str]]:
         )
     if row.schedule == "pingpong" and m not in (64, 128):
         yield "schedule", f"pingpong gives a whole tile to one warpgroup: tile m = {m}, expected 64 or 128"
-    if row.scheduler == "stream_k" and row.schedule != "cooperative":
-        yield "scheduler", f"stream_k goes with the cooperative schedule only, this row's is {row.schedule}"
-    if row.split_k > 1 and row.scheduler != "stream_k":
-        yield "split_k", f"split_k = {row.split_k} needs scheduler stream_k, which reduces the parts in int32"
+    if row.scheduler == "stream_k":
+        yield "scheduler", "stream_k kernels are not part of this version; use persistent"
+    if row.split_k > 1:
+        yield "split_k", "split-K kernels are not part of this version; leave it out"
+    if row.schedule == "warp_specialized":
+        for field, value, default in (("raster", row.raster, "heuristic"), ("swizzle", row.swizzle, 1)):
+            if value != default:
+                yield field, f"{value} orders the tiles of a persistent grid; warp_specialized gives each block one tile"
 
 
 def _cluster(row: KernelRow) -> Iterator[tuple[str, str]]:
@@ -172,9 +176,14 @@ def _resources(row: KernelRow, arch: str) -> Iterator[tuple[str, str]]:
 
 
 def _generic(row: KernelRow, arch: str) -> Iterator[tuple[str, str]]:
-    for axis, size in zip("mnk", row.tile, strict=True):
-        if size % 16 or size > 128:
-            yield "tile", f"tile {axis} = {size}; a generic row needs a multiple of 16, at most 128"
+    # 2 x 2 warps of whole m16n8k32 fragments, and 128 threads that move whole 16-byte vectors.
+    m, n, k = row.tile
+    for axis, size, step in (("m", m, 32), ("n", n, 16), ("k", k, 32)):
+        if size % step or size > 128:
+            yield "tile", f"tile {axis} = {size}; a generic row needs a multiple of {step}, at most 128"
+    for axis, size in (("m", m), ("n", n)):
+        if size * k % 2048:
+            yield "tile", f"tile {axis} * k = {size * k}; a generic row's 128 threads need a multiple of 2048 bytes"
     shared = row_cost(row, arch).shared_memory
     if shared > _STATIC_SHARED_MEMORY:
         yield "tile", f"{shared} bytes of shared memory, a generic row has {_STATIC_SHARED_MEMORY}"

@@ -1,4 +1,4 @@
-"""The SM90 table against the sweep that it was drawn from."""
+"""The SM90 table against the measurements that it was drawn from."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ import pytest
 from scaled_mm.tables import available_tables, check_table, load_table
 from scaled_mm.tables.rules import row_cost
 
-SWEEP = Path(__file__).parent / "data" / "h200_stock_sweep.json"
-CASES = json.loads(SWEEP.read_text())["cases"]
-# What the table reaches: 1.023 in the worst case (M=8192 N=8192 K=7168), 1.0017 in the geometric mean.
-WORST = 1.03
-GEOMETRIC_MEAN = 1.005
+DATA = Path(__file__).parent / "data"
+CASES = json.loads((DATA / "h200_rows.json").read_text())["cases"]
+STOCK = {(case["M"], case["N"], case["K"]): case["best_us"] for case in json.loads((DATA / "h200_stock_sweep.json").read_text())["cases"]}
+# What the table reaches: 1.081 in the worst case (M=4096 N=28672 K=4096), 1.0063 in the geometric mean.
+WORST = 1.085
+GEOMETRIC_MEAN = 1.007
 SHORT = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}
 
 
 @pytest.fixture(scope="module")
 def table():
     return load_table("sm90")
-
-
-def sweep_key(row) -> str:
-    parts = [str(row.tile), str(row.cluster), row.schedule, row.scheduler]
-    return "/".join(parts + ["swap_ab"] * row.swap_ab)
 
 
 def edges(bounds):
@@ -37,21 +33,35 @@ def edges(bounds):
     )
 
 
-def slowdown(table, case) -> float:
+def dispatched_us(table, case) -> float:
     row = table.select(case["M"], case["N"], case["K"]).row
-    assert sweep_key(row) in case["us"], f"{row.name} is not among the measured kernels of {case}"
-    return case["us"][sweep_key(row)] / case["best_us"]
+    assert row.name in case["us"], f"{row.name} is not among the measured kernels of M={case['M']} N={case['N']} K={case['K']}"
+    return case["us"][row.name]
+
+
+def geometric_mean(values) -> float:
+    values = list(values)
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['M']}x{case['N']}x{case['K']}")
-def test_every_measured_product_gets_a_row_within_three_percent_of_the_best(table, case):
-    assert slowdown(table, case) <= WORST
+def test_every_measured_product_gets_a_row_close_to_the_best(table, case):
+    assert dispatched_us(table, case) / min(case["us"].values()) <= WORST
 
 
-def test_the_dispatched_rows_are_within_half_a_percent_of_the_best_in_the_geometric_mean(table):
-    assert len(CASES) == 88
-    mean = math.exp(sum(math.log(slowdown(table, case)) for case in CASES) / len(CASES))
-    assert mean <= GEOMETRIC_MEAN
+def test_the_dispatched_rows_are_close_to_the_best_in_the_geometric_mean(table):
+    assert len(CASES) == 99
+    assert geometric_mean(dispatched_us(table, case) / min(case["us"].values()) for case in CASES) <= GEOMETRIC_MEAN
+
+
+def test_decode_rows_are_faster_than_the_best_stock_kernels(table):
+    # Only where power does not set the clock can two runs be compared: M <= 64. Stock kernels launch without overlap.
+    ratios = [
+        STOCK[case["M"], case["N"], case["K"]] / dispatched_us(table, case)
+        for case in CASES
+        if case["M"] <= 64 and (case["M"], case["N"], case["K"]) in STOCK
+    ]
+    assert len(ratios) == 32 and geometric_mean(ratios) >= 1.03
 
 
 def test_every_architecture_table_has_no_problem_and_is_for_the_architecture_it_is_named_for():
@@ -105,7 +115,8 @@ def test_every_row_name_describes_its_row(table):
             assert row.name == f"generic_{row.tile}"
             continue
         cluster = "" if row.cluster == (1, 1) else f"_c{row.cluster.m}{row.cluster.n}"
-        assert row.name == f"c3x_{row.tile}_{SHORT[row.schedule]}{cluster}{'_swap' if row.swap_ab else ''}"
+        swizzle = "" if row.swizzle == 1 else f"_s{row.swizzle}"
+        assert row.name == f"c3x_{row.tile}_{SHORT[row.schedule]}{cluster}{'_swap' if row.swap_ab else ''}{swizzle}"
 
 
 def test_the_fallback_takes_any_alignment_and_k_of_zero(table):

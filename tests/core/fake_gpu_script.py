@@ -1,0 +1,288 @@
+"""What test_core_fake_gpu.py runs in processes of their own, where libcuda.so.1 is the fake driver.
+
+    fake_gpu_script.py FUNCTION ARGUMENTS...     prints one JSON document
+
+Tensors are torch's on the CPU; their pointers go to the C core as if they were a GPU's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import random
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
+
+from scaled_mm import TensorDesc, _core  # noqa: E402
+from scaled_mm.errors import ScaledMMError  # noqa: E402
+from scaled_mm.tables import TileTable, load_table  # noqa: E402
+
+STREAM = 0x5EED0
+
+
+class Core:
+    """The C core with a fake GPU and these kernels; the provider that would build kernels is replaced by `provide`."""
+
+    def __init__(self, *kernel_libraries: str, arch: str | None = None, provide=None):
+        self.lib = _core.library()
+        self.lib.scaledMMCalculateGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 9]
+        self.asked: list[tuple[str, str | None, int]] = []
+        self.provide = provide
+        self._provider = _core._PROVIDER(self._ask)
+        _core.call("scaledMMSetKernelProvider", self._provider, None)
+        for path in kernel_libraries:
+            _core.call("scaledMMLoadKernels", path.encode())
+        self.handle = ctypes.c_void_p()
+        encoded = arch.encode() if arch else None
+        _core.call("scaledMMCreateHandle", ctypes.byref(self.handle), _core.DEVICE_CUDA, 0, encoded)
+
+    def _ask(self, arch, row, out_dtype, _user) -> int:
+        self.asked.append((arch.decode(), row.decode() if row else None, out_dtype))
+        return self.provide(*self.asked[-1]) if self.provide else 0
+
+    def create(self, kernel: str | None = None, **descs: TensorDesc | None) -> ctypes.c_void_p:
+        descriptor = ctypes.c_void_p()
+        order = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+        c_descs = [ctypes.byref(descs[name]._c()) if descs.get(name) is not None else None for name in order]
+        _core.call("scaledMMCreateGemmDescriptor", self.handle, ctypes.byref(descriptor), *c_descs, kernel.encode() if kernel else None)
+        return descriptor
+
+    def choice(self, descriptor) -> _core.KernelChoiceC:
+        choice = _core.KernelChoiceC()
+        _core.call("scaledMMGetGemmKernel", descriptor, ctypes.byref(choice))
+        return choice
+
+    def workspace_size(self, descriptor) -> int:
+        size = ctypes.c_size_t()
+        _core.call("scaledMMGetGemmWorkspaceSize", descriptor, ctypes.byref(size))
+        return size.value
+
+    def calculate(self, descriptor, out, operands: dict, workspace: torch.Tensor | None, size: int | None = None) -> None:
+        inputs = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+        pointers = [None if operands[name] is None else operands[name].data_ptr() for name in inputs]
+        address = workspace.data_ptr() if workspace is not None else None
+        bytes_given = size if size is not None else (workspace.numel() if workspace is not None else 0)
+        _core.call("scaledMMCalculateGemm", descriptor, address, bytes_given, out.data_ptr(), *pointers, STREAM)
+
+    def destroy(self, descriptor) -> None:
+        _core.call("scaledMMDestroyGemmDescriptor", descriptor)
+
+
+def described(operands: Operands, out: torch.Tensor) -> dict[str, TensorDesc | None]:
+    tensors = {**operands.inputs, "out": out}
+    return {name: None if tensor is None else TensorDesc.of(tensor) for name, tensor in tensors.items()}
+
+
+def aligned_bytes(size: int) -> torch.Tensor:
+    return torch.full((size + 64,), 0xA5, dtype=torch.uint8)[: max(size, 1)]
+
+
+def status_of(call) -> tuple[str, str]:
+    try:
+        call()
+    except ScaledMMError as error:
+        return error.status.name, str(error)
+    return "SUCCESS", ""
+
+
+# ---- every layout ---------------------------------------------------------------------------------------------------------
+
+
+def cases(count: int, seed: int):
+    """Random mixes; in two of three with sizes that tensor maps take, in one of these with such layouts too."""
+    generator, pick = torch.Generator().manual_seed(seed), random.Random(seed).choice
+    for index in range(count):
+        case = random_case(generator, max_m=20, max_n=50, max_k=80)
+        if case.out_dtype is torch.float16:  # the host kernels do not know it
+            case = dataclasses.replace(case, out_dtype=torch.bfloat16)
+        if index % 3 > 0:
+            case = dataclasses.replace(case, n=(case.n + 15) // 16 * 16, k=(case.k + 15) // 16 * 16)
+        if index % 3 > 1:
+            case = dataclasses.replace(case, a_layout="padded_rows", b_layout="padded_columns", out_layout="padded_rows")
+        elif index % 3 > 0:  # one operand in any layout, the others in one that fits
+            fits = {"a_layout": "rows", "b_layout": "columns", "out_layout": "rows"}
+            fits.pop(("a_layout", "b_layout", "out_layout")[index // 3 % 3])
+            case = dataclasses.replace(case, a_layout=pick(INPUT_LAYOUTS), b_layout=pick(INPUT_LAYOUTS), out_layout=pick(LAYOUTS))
+            case = dataclasses.replace(case, **fits)
+        yield case
+
+
+def products(kernels: str, count: str, seed: str) -> dict:
+    """Every case through create and calculate, compared with the reference; the choice compared with the table's own."""
+    core, table, rows, fallbacks = Core(kernels), load_table("sm90"), {}, 0
+    stream = ctypes.c_void_p.in_dll(ctypes.CDLL(kernels), "host_kernels_last_stream")
+    for case in cases(int(count), int(seed)):
+        operands = case.make()
+        out = operands.poisoned_out()
+        descriptor = core.create(**described(operands, out))
+        choice = core.choice(descriptor)
+        row, reason = choice.row.decode(), choice.reason.decode()
+        if case.k:
+            selection = table.select(case.m, case.n, case.k)
+            assert choice.bucket == selection.bucket_index, f"{case}: {choice.bucket}, not {selection}"
+            assert row in (selection.row.name, table.fallback), f"{case}: {row}, not {selection}"
+        if row == table.fallback:
+            assert "cannot take this product (" in reason, f"{case}: {reason}"
+            fallbacks += 1
+        size = core.workspace_size(descriptor)
+        has_zero_point = operands.a_zero_point is not None or operands.b_zero_point is not None
+        assert (size > 0) == (has_zero_point and case.m * case.n > 0), f"{case}: a workspace of {size} bytes"
+        stream.value = 0
+        core.calculate(descriptor, out, operands.inputs, aligned_bytes(size) if size else None)
+        operands.check(out)
+        assert case.m * case.n == 0 or stream.value == STREAM, f"{case}: launched on another stream"
+        rows[row] = rows.get(row, 0) + 1
+        core.destroy(descriptor)
+    assert core.asked == [], core.asked
+    return {"rows": rows, "fallbacks": fallbacks}
+
+
+def threads(kernels: str) -> dict:
+    """One descriptor used by many threads at once."""
+    core = Core(kernels)
+    operands = Case(64, 128, 256, out_dtype=torch.float32, bias="float32", a_zero_point="vector_int32").make()
+    outs = [operands.poisoned_out() for _ in range(8)]
+    descriptor = core.create(**described(operands, outs[0]))
+    size = core.workspace_size(descriptor)
+    failed = []
+
+    def work(out: torch.Tensor) -> None:
+        workspace = aligned_bytes(size)
+        for _ in range(20):
+            out.fill_(float("nan"))
+            try:
+                core.calculate(descriptor, out, operands.inputs, workspace)
+                operands.check(out)
+            except (AssertionError, ScaledMMError) as error:
+                failed.append(str(error))
+
+    workers = [threading.Thread(target=work, args=(out,)) for out in outs]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return {"failed": failed}
+
+
+# ---- dispatch -------------------------------------------------------------------------------------------------------------
+
+
+def product_descs(M: int, N: int, K: int, dtype=torch.bfloat16, **options) -> dict[str, TensorDesc]:
+    descs = {"out": TensorDesc((M, N), dtype), "a": TensorDesc((M, K), torch.int8), "b": TensorDesc((K, N), torch.int8, (1, K)),
+             "a_scale": TensorDesc((M, 1), torch.float32), "b_scale": TensorDesc((1, N), torch.float32)}  # fmt: skip
+    return {**descs, **options}
+
+
+def edges(values, step: int) -> list[int]:
+    """Around every bound, in steps that keep operands aligned; and one past all of them."""
+    bounds = sorted({value for value in values if value})
+    return sorted({near for bound in bounds for near in (bound - step, bound, bound + step) if near > 0} | {step, 2 * max(bounds, default=step)})
+
+
+def dispatch(kernels: str) -> dict:
+    """The core and the Python table choose the same bucket on both sides of every edge of every bucket."""
+    core, table = Core(kernels), load_table("sm90")
+    count, used = 0, set()
+    for M in edges((bucket.m for bucket in table.buckets), 1):
+        for N in edges((bucket.n for bucket in table.buckets), 16):
+            for K in edges((bucket.k for bucket in table.buckets), 16):
+                descriptor = core.create(**product_descs(M, N, K))
+                choice, selection = core.choice(descriptor), table.select(M, N, K)
+                assert choice.bucket == selection.bucket_index and choice.row.decode() == selection.row.name, (M, N, K)
+                assert f"bucket {choice.bucket} of" in choice.reason.decode()
+                used.add(choice.bucket)
+                count += 1
+                core.destroy(descriptor)
+    return {"count": count, "unused": sorted(set(range(len(table.buckets))) - used)}
+
+
+def forced(kernels: str) -> dict:
+    core, table = Core(kernels), load_table("sm90")
+    fast = next(row.name for row in table.rows if row.alignment != (1, 1, 1))
+    for row in table.rows:
+        choice = core.choice(core.create(row.name, **product_descs(3, 64, 128)))
+        assert choice.row.decode() == row.name and choice.bucket == -1 and "forced by name" in choice.reason.decode()
+    misfits = {"unaligned K": product_descs(3, 64, 100), "unaligned N": product_descs(3, 63, 128), "K of zero": product_descs(3, 64, 0),
+               "row-major b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8)),
+               "pointer of a": product_descs(3, 64, 128, a=TensorDesc((3, 128), torch.int8, alignment=8)),
+               "pointer of b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8, (1, 128), alignment=8)),
+               "pointer of out": product_descs(3, 64, 128, out=TensorDesc((3, 64), torch.bfloat16, alignment=8))}  # fmt: skip
+    return {
+        "unknown": status_of(lambda: core.create("c3x_1x1x1", **product_descs(3, 64, 128))),
+        **{name: status_of(lambda descs=descs: core.create(fast, **descs)) for name, descs in misfits.items()},
+    }
+
+
+# ---- providers, and what can go wrong -------------------------------------------------------------------------------------
+
+
+def register(table: TileTable, arch: str) -> None:
+    _core.register_table(table.model_copy(update={"arch": arch}))
+
+
+def providers(kernels: str) -> dict:
+    """A provider is asked for what is missing, once it is there no more, and its error is the caller's."""
+    table = load_table("sm90")
+    answers = {}
+
+    core = Core(arch="sm90", provide=lambda arch, row, dtype: core.lib.scaledMMSetLastError(13, f"no {row} for {arch}".encode()))
+    answers["table refused"] = status_of(lambda: core.create(**product_descs(1, 16, 16)))
+    answers["asked for table"] = core.asked[-1]
+
+    core.provide = None
+    answers["no table"] = status_of(lambda: core.create(**product_descs(1, 16, 16)))
+
+    _core.call("scaledMMLoadKernels", kernels.encode())
+    core.asked.clear()
+    core.create(**product_descs(1, 16, 16))
+    answers["asked when all is there"] = list(core.asked)
+    answers["no kernel"] = status_of(lambda: core.create(**product_descs(1, 16, 16, torch.float16)))
+    answers["asked for kernel"] = core.asked[-1]
+    core.provide = lambda arch, row, dtype: core.lib.scaledMMSetLastError(13, f"no {row} for {arch}".encode())
+    answers["kernel refused"] = status_of(lambda: core.create(**product_descs(1, 16, 16, torch.float16)))
+    core.asked.clear()
+    core.create(**product_descs(0, 16, 16, torch.float16))  # nothing to launch, so no kernel is needed
+    answers["asked for an empty product"] = list(core.asked)
+
+    _core.call("scaledMMSetKernelProvider", _core._PROVIDER(0), None)
+    answers["without a provider"] = status_of(lambda: core.create(**product_descs(1, 16, 16, torch.float16)))
+
+    other = Core(arch="sm_other", provide=lambda arch, row, dtype: register(table, arch) or 0)
+    answers["own table"] = status_of(lambda: other.create(**product_descs(1, 16, 16)))[0]
+    answers["asked for the rest"] = other.asked
+    return answers
+
+
+def broken(kernels: str) -> dict:
+    """Kernels that do not fit, do not prepare or do not launch, from a library that was made for it."""
+    core = Core(kernels, arch="sm_broken")
+    operands = Case(2, 16, 16, out_dtype=torch.float32).make()
+    out = operands.poisoned_out()
+    descs = described(operands, out)
+    runs = core.create("launch_fails", **descs)
+    zero_points = Case(2, 16, 16, out_dtype=torch.float32, a_zero_point="vector_int32").make()
+    fine = core.create(None, **described(zero_points, out))
+    size = core.workspace_size(fine)
+    return {
+        "too large": status_of(lambda: core.create("too_large", **descs)),
+        "prepare": status_of(lambda: core.create("prepare_fails", **descs)),
+        "launch": status_of(lambda: core.calculate(runs, out, operands.inputs, None)),
+        "no workspace": status_of(lambda: core.calculate(fine, out, zero_points.inputs, None)),
+        "small workspace": status_of(lambda: core.calculate(fine, out, zero_points.inputs, aligned_bytes(size), size - 1)),
+        "unaligned workspace": status_of(lambda: core.calculate(fine, out, zero_points.inputs, aligned_bytes(size + 8)[8:])),
+        "workspace": status_of(lambda: core.calculate(fine, out, zero_points.inputs, aligned_bytes(size))),
+        "size": size,
+        "not written": bool(out.isnan().all()) is False,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,132 @@
+"""The C core on a machine that pretends to have a GPU: dispatch, launches and errors, without one.
+
+What a launch is handed is computed with by plain loops (host_kernels.cpp) and compared with the reference, so a wrong stride,
+broadcast or zero-point term is a wrong number here as it would be on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scaled_mm.tables import load_table
+
+from fake_gpu import host_library
+
+TABLE = load_table("sm90")
+
+
+@pytest.fixture
+def ask(fake_gpu):
+    """ask(function, ...): the answer of fake_gpu_script.function, from a process of its own."""
+
+    def ask(function: str, *arguments, **variables: str):
+        done = fake_gpu.python(function, *arguments, **variables)
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout)
+
+    return ask
+
+
+def test_every_layout_is_launched_with_what_gives_the_bits_of_the_reference(ask, fake_gpu):
+    answer = ask("products", fake_gpu.kernels, 3000, 1)
+    assert sum(answer["rows"].values()) == 3000
+    assert 500 < answer["fallbacks"] < 2900 and len(answer["rows"]) > 2, answer
+
+
+def test_many_threads_may_use_one_descriptor(ask, fake_gpu):
+    assert ask("threads", fake_gpu.kernels) == {"failed": []}
+
+
+def test_the_core_and_the_table_choose_the_same_row_around_every_edge(ask, fake_gpu):
+    answer = ask("dispatch", fake_gpu.kernels)
+    assert answer["count"] > 500 and answer["unused"] == []
+
+
+def test_a_forced_row_runs_or_says_why_it_cannot(ask, fake_gpu):
+    answer = ask("forced", fake_gpu.kernels)
+    status, message = answer.pop("unknown")
+    assert status == "KERNEL_NOT_FOUND" and message.startswith("kernel: expected a row of sm90 (") and message.endswith("got c3x_1x1x1")
+    reasons = {"unaligned K": "stride of a", "unaligned N": "stride of out", "K of zero": "K is 0",
+               "row-major b": "b is not contiguous along K", **{f"pointer of {name}": f"the data pointer of {name} is not aligned" for name in ("a", "b", "out")}}  # fmt: skip
+    assert answer.keys() == reasons.keys()
+    for name, (status, message) in answer.items():
+        assert status == "BAD_PARAM" and "cannot take this product: " in message and reasons[name] in message, message
+
+
+def test_a_provider_is_asked_for_what_is_missing_and_its_error_is_the_callers(ask, fake_gpu):
+    answer = ask("providers", fake_gpu.kernels)
+    row = TABLE.select(1, 16, 16).row.name
+    assert answer["table refused"] == ["KERNEL_NOT_BUILT", "no None for sm90"]
+    assert answer["asked for table"] == ["sm90", None, -1]
+    status, message = answer["no table"]
+    assert status == "ARCHITECTURE_NOT_SUPPORTED" and "scaled-mm build --arch sm90" in message
+    assert answer["asked when all is there"] == []
+    for name in ("no kernel", "without a provider"):
+        status, message = answer[name]
+        assert status == "KERNEL_NOT_BUILT" and row in message and "float16" in message and "scaled-mm build" in message
+    assert answer["asked for kernel"] == ["sm90", row, 2]
+    assert answer["kernel refused"] == ["KERNEL_NOT_BUILT", f"no {row} for sm90"]
+    assert answer["asked for an empty product"] == []
+    assert answer["own table"] == "KERNEL_NOT_BUILT"
+    assert answer["asked for the rest"] == [["sm_other", None, -1], ["sm_other", row, 3]]
+
+
+BROKEN = """\
+BROKEN_KERNEL(scaled_mm_kernel_too_large_fp32, "too_large", 1 << 20, prepare, launch_fails)
+BROKEN_KERNEL(scaled_mm_kernel_prepare_fails_fp32, "prepare_fails", 0, prepare_fails, launch_fails)
+BROKEN_KERNEL(scaled_mm_kernel_launch_fails_fp32, "launch_fails", 0, prepare, launch_fails)"""
+
+
+def test_kernels_and_workspaces_that_do_not_do_are_errors_with_their_reason(ask, tmp_path):
+    """The rows of the library are in its table too, by another architecture's name."""
+    generic = TABLE.row(TABLE.fallback)
+    rows = [generic, *(generic.model_copy(update={"name": name}) for name in ("too_large", "prepare_fails", "launch_fails"))]
+    bucket = TABLE.buckets[-1].model_copy(update={"kernel": generic.name})
+    table = TABLE.model_copy(update={"arch": "sm_broken", "rows": (generic,), "buckets": (bucket,)})
+    full = table.model_copy(update={"rows": tuple(rows)})
+    answer = ask("broken", host_library(tmp_path / "broken", table, BROKEN, index_table=full))
+    status, message = answer["too large"]
+    assert status == "ARCHITECTURE_NOT_SUPPORTED" and "too_large needs 1048576 bytes of shared memory" in message
+    assert answer["prepare"] == ["CUDA_ERROR", "kernel: row prepare_fails cannot run on device 0: no code for device 0"]
+    assert answer["launch"] == ["CUDA_ERROR", "launch of launch_fails on device 0: the launch was too much"]
+    assert answer["no workspace"] == ["INSUFFICIENT_WORKSPACE", f"workspace: expected at least {answer['size']} bytes, got 0"]
+    assert answer["small workspace"][0] == "INSUFFICIENT_WORKSPACE" and f"got {answer['size'] - 1}" in answer["small workspace"][1]
+    assert answer["unaligned workspace"][0] == "BAD_TENSOR_ALIGNMENT"
+    assert answer["workspace"] == ["SUCCESS", ""] and answer["not written"]
+
+
+@pytest.fixture
+def device(c_program, fake_gpu):
+    """device(index, arch, **variables of the driver): what the C program of that name prints."""
+
+    def device(*arguments, **variables: str) -> str:
+        done = fake_gpu.run([c_program("device"), *arguments], **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return device
+
+
+@pytest.mark.parametrize(
+    "capability, arch",
+    [(75, "sm75"), (80, "sm80"), (86, "sm89"), (87, "sm80"), (89, "sm89"), (90, "sm90"), (100, "sm100"), (103, "sm100"), (120, "sm120")],
+)
+def test_every_gpu_from_turing_on_has_the_name_of_a_table(device, capability, arch):
+    assert device(FAKE_COMPUTE_CAPABILITY=str(capability)) == f"{arch} {capability} 132 232448"
+
+
+def test_another_architectures_table_may_be_named(device):
+    assert device("0", "sm80") == "sm80 90 132 232448"
+
+
+def test_a_device_that_is_too_old_or_not_there_is_a_typed_error(device):
+    too_old = "ARCHITECTURE_NOT_SUPPORTED: device: expected compute capability 7.5 (Turing) or newer, got 7.0 on device 0"
+    assert device(FAKE_COMPUTE_CAPABILITY="70") == too_old
+    assert device("3") == "DEVICE_NOT_SUPPORTED: device: expected one of 1 CUDA devices, got index 3"
+    assert device("0", FAKE_DEVICES="0") == "DEVICE_NOT_SUPPORTED: device: expected one of 0 CUDA devices, got index 0"
+    assert device(FAKE_CUINIT="100") == "DEVICE_NOT_SUPPORTED: device: expected a CUDA GPU, the driver's cuInit answered error 100"
+    assert device("100", FAKE_DEVICES="200") == "DEVICE_NOT_SUPPORTED: device: expected an index below 64, got 100"
+    for name in ("a_name_that_is_far_too_long", ""):
+        assert device("0", name) == f"BAD_PARAM: arch: expected the name of a tile table such as sm90, got {name}".strip()

@@ -1,0 +1,129 @@
+"""Tables and providers through the C interface. The registry is the process's own, so these tables have names of their own."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+
+import scaled_mm as sm
+from scaled_mm import _core, tables
+from scaled_mm.build import library, toolchain
+from scaled_mm.errors import (
+    ArchitectureNotSupportedError,
+    BadParamError,
+    InternalError,
+    KernelNotBuiltError,
+    NullPointerError,
+    ScaledMMError,
+    Status,
+    error_for,
+)
+from scaled_mm.tables import load_table
+
+OPEN = 2**63 - 1
+
+
+def c_table(rows=((b"any", 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test"):
+    c_rows = (_core._TableRowC * len(rows))(*(_core._TableRowC(*row, 0) for row in rows))
+    c_buckets = (_core._TableBucketC * len(buckets))(*(_core._TableBucketC(*bucket, 0) for bucket in buckets))
+    return _core._TableC(arch, source, c_rows, len(rows), c_buckets, len(buckets), fallback, 0)
+
+
+def register(**parts) -> None:
+    _core.call("scaledMMRegisterTable", ctypes.byref(c_table(**parts)))
+
+
+def test_a_table_is_registered_and_replaced():
+    register()
+    register(rows=((b"fast", 16, 16, 16), (b"any", 1, 1, 1)), buckets=((16, OPEN, OPEN, 0), (OPEN, OPEN, OPEN, 1)), fallback=1)
+
+
+@pytest.mark.parametrize(
+    "parts, message",
+    [
+        (dict(buckets=((OPEN, OPEN, OPEN, 1),)), "a bucket names row 1 of 1"),
+        (dict(buckets=((16, OPEN, OPEN, -1), (OPEN, OPEN, OPEN, 0))), "a bucket names row -1 of 1"),
+        (dict(buckets=((16, OPEN, OPEN, 0),)), "the last bucket must be open in M, N and K"),
+        (dict(buckets=((OPEN, 16, OPEN, 0),)), "the last bucket must be open in M, N and K"),
+        (dict(buckets=((OPEN, OPEN, OPEN - 1, 0),)), "the last bucket must be open in M, N and K"),
+        (dict(buckets=()), "expected rows, buckets and a fallback"),
+        (dict(rows=()), "expected rows, buckets and a fallback"),
+        (dict(fallback=1), "expected rows, buckets and a fallback"),
+        (dict(fallback=-1), "expected rows, buckets and a fallback"),
+        (dict(rows=((b"fast", 16, 16, 16),)), "the fallback row fast must take any alignment"),
+        (dict(rows=((b"any", 1, 1, 2),)), "the fallback row any must take any alignment"),
+        (dict(rows=((b"any", 1, 0, 1),)), "row 0: expected a name and alignments of at least 1"),
+        (dict(rows=((None, 1, 1, 1),)), "row 0: expected a name and alignments of at least 1"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_refused_with_the_reason(parts, message):
+    with pytest.raises(BadParamError) as caught:
+        register(**parts)
+    assert str(caught.value).startswith("table a test: ") and message in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["arch", "source", "rows", "buckets"])
+def test_a_table_with_a_null_pointer_is_refused(field):
+    table = c_table()
+    setattr(table, field, None)
+    with pytest.raises(NullPointerError, match="table: expected arch, source, rows and buckets"):
+        _core.call("scaledMMRegisterTable", ctypes.byref(table))
+
+
+def test_every_table_of_the_package_is_taken_by_the_core():
+    table = load_table("sm90")
+    _core.register_table(table.model_copy(update={"arch": "sm_copy"}))
+
+
+def test_what_is_no_kernel_library_is_refused(tmp_path):
+    with pytest.raises(BadParamError, match="path: expected a kernel library, .*nothing.so"):
+        _core.call("scaledMMLoadKernels", str(tmp_path / "nothing.so").encode())
+    (tmp_path / "text.so").write_text("not a library")
+    with pytest.raises(BadParamError, match="path: expected a kernel library, .*text.so"):
+        _core.call("scaledMMLoadKernels", str(tmp_path / "text.so").encode())
+    with pytest.raises(BadParamError, match="expected a kernel library of ABI version 1, got 0"):
+        _core.call("scaledMMLoadKernels", str(library.core_library()).encode())
+
+
+# ---- the provider that builds kernels -----------------------------------------------------------------------------------
+
+
+def provided(arch: str, row: str | None, out_dtype: int = -1) -> ScaledMMError:
+    """What the core sees when it asks the package's own provider, as the error it would become."""
+    status = _core._provider(arch.encode(), row.encode() if row else None, out_dtype, None)
+    assert status != Status.SUCCESS
+    return error_for(status, _core.library().scaledMMGetLastErrorMessage().decode())
+
+
+def test_an_architecture_without_a_table_comes_back_as_a_typed_error():
+    error = provided("sm75", None)
+    assert type(error) is ArchitectureNotSupportedError and "sm75" in str(error) and "sm90" in str(error)
+
+
+def test_a_kernel_that_cannot_be_built_comes_back_as_a_typed_error_with_its_message(monkeypatch):
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: None)
+    error = provided("sm90", load_table("sm90").fallback, 3)
+    assert type(error) is KernelNotBuiltError and "nvcc: needed for building, not found" in str(error)
+
+
+def test_any_other_exception_becomes_an_internal_error_that_names_it(monkeypatch):
+    def broken(arch):
+        raise ZeroDivisionError("in the loader")
+
+    monkeypatch.setattr(tables, "load_table", broken)
+    error = provided("sm90", None)
+    assert type(error) is InternalError and "ZeroDivisionError: in the loader" in str(error)
+
+
+def test_the_table_of_sm90_is_provided():
+    assert _core._provider(b"sm90", None, -1, None) == Status.SUCCESS
+
+
+@pytest.mark.gpu
+def test_a_gpu_with_a_forced_table_that_does_not_exist_is_a_typed_error():
+    product = {"out": torch.int32, "a": torch.int8, "b": torch.int8}
+    descs = {name: sm.TensorDesc((16, 16), dtype) for name, dtype in product.items()}
+    with pytest.raises(ArchitectureNotSupportedError, match="no tile table for 'sm75'"):
+        sm.create_descriptor(sm.Handle("cuda:0", arch="sm75"), **descs)

@@ -1,0 +1,166 @@
+"""The operators as torch sees them: schemas, fake implementations, torch.compile. On the CPU, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import scaled_mm as sm
+from scaled_mm import ops, reference
+from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError, ScaledMMError
+
+OUT_DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int32]
+
+
+def operands(device: str, M: int = 5, N: int = 32, K: int = 48, seed: int = 0, zero_points: bool = False, scaled: bool = True) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    a, weight = (torch.randint(-128, 128, (rows, K), dtype=torch.int8, generator=generator) for rows in (M, N))
+    made = {"a": a, "weight": weight}
+    if scaled:
+        made |= {"a_scale": torch.rand(M, 1, generator=generator), "b_scale": torch.rand(N, generator=generator),
+                 "bias": torch.randn(N, generator=generator)}  # fmt: skip
+    if zero_points:
+        made |= {"a_zero_point": torch.randint(-128, 128, (M,), dtype=torch.int32, generator=generator),
+                 "b_zero_point": torch.randint(-128, 128, (1, N), dtype=torch.int8, generator=generator)}  # fmt: skip
+    made = {name: tensor.to(device) for name, tensor in made.items()}
+    made["b"] = made.pop("weight").t()
+    return made
+
+
+NAMES = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+
+
+def positional(made: dict) -> tuple:
+    return tuple(made.get(name) for name in NAMES)
+
+
+# ---- the operators' registration ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero_points", [False, True], ids=["symmetric", "zero points"])
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
+def test_opcheck_finds_nothing_wrong_with_scaled_mm(device, out_dtype, zero_points):
+    made = operands(device, zero_points=zero_points, scaled=out_dtype is not torch.int32)
+    torch.library.opcheck(ops.scaled_mm, (*positional(made), out_dtype))
+
+
+def test_opcheck_finds_nothing_wrong_with_scaled_mm_into_an_out(device):
+    made = operands(device, zero_points=True)
+    for out in (torch.empty(5, 32, device=device), torch.empty(5, 48, device=device)[:, :32], torch.empty(32, 5, device=device).t()):
+        torch.library.opcheck(ops.scaled_mm_out, (out, *positional(made)))
+
+
+def test_the_fake_output_is_what_the_real_one_is(device):
+    for M, N, K in [(1, 1, 1), (5, 32, 48), (0, 8, 16), (8, 0, 16), (3, 7, 0)]:
+        for out_dtype in OUT_DTYPES:
+            made = operands(device, M, N, K, scaled=out_dtype is not torch.int32)
+            real = sm.scaled_mm(*positional(made)[:5], out_dtype=out_dtype)
+            with FakeTensorMode() as mode:
+                fake = sm.scaled_mm(*(value if value is None else mode.from_tensor(value) for value in positional(made)[:5]), out_dtype=out_dtype)
+            assert (fake.shape, fake.dtype, fake.stride(), fake.device) == (real.shape, real.dtype, real.stride(), real.device)
+
+
+def test_what_torch_can_see_without_data_is_refused_while_tracing(device):
+    made = operands(device)
+    with FakeTensorMode() as mode:
+        a, b = mode.from_tensor(made["a"]), mode.from_tensor(made["b"])
+        with pytest.raises(BadTensorShapeError, match="b: expected 2 dimensions"):
+            sm.scaled_mm(a, b.reshape(-1), out_dtype=torch.int32)
+
+
+# ---- torch.compile --------------------------------------------------------------------------------------------------------
+
+
+def inductor_can_compile() -> bool:
+    return shutil.which("g++") is not None and (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file()
+
+
+BACKENDS = [
+    "eager",
+    "aot_eager",
+    pytest.param("inductor", marks=pytest.mark.skipif(not inductor_can_compile(), reason="inductor needs g++ and Python's headers")),
+]
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled_graphs():
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
+def test_a_compiled_function_is_one_graph_and_has_the_same_bits(device, backend, out_dtype):
+    def layer(a, b, a_scale, b_scale, bias):
+        return torch.relu(sm.scaled_mm(a, b, a_scale, b_scale, bias, out_dtype=out_dtype))
+
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for seed in range(2):
+        made = positional(operands(device, seed=seed, scaled=out_dtype is not torch.int32))[:5]
+        expected = torch.relu(reference.scaled_mm(*made, out_dtype=out_dtype))
+        assert torch.equal(compiled(*made), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_function_writes_to_an_out_that_it_was_given(device, backend):
+    def layer(out, made):
+        sm.scaled_mm(*made[:5], a_zero_point=made[5], b_zero_point=made[6], out=out)
+        return out + 1
+
+    made = positional(operands(device, zero_points=True))
+    out = torch.full((5, 32), float("nan"), device=device)
+    returned = torch.compile(layer, fullgraph=True, backend=backend)(out, made)
+    expected = reference.scaled_mm(*made[:5], a_zero_point=made[5], b_zero_point=made[6], out_dtype=torch.float32)
+    assert torch.equal(out, expected) and torch.equal(returned, expected + 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_function_takes_every_m_without_compiling_again(device, backend):
+    graphs = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    compiled = torch.compile(lambda *made: sm.scaled_mm(*made), fullgraph=True, dynamic=True, backend=graphs)
+    for M in (2, 3, 17, 64):
+        made = positional(operands(device, M))[:5]
+        made = (*made[:4], made[4].bfloat16())
+        assert torch.equal(compiled(*made), reference.scaled_mm(*made))
+    assert graphs.frame_count == 1
+
+
+def test_a_compiled_function_raises_what_the_call_raises(device):
+    compiled = torch.compile(lambda a, b: sm.scaled_mm(a, b, out_dtype=torch.int32), backend="aot_eager")
+    made = operands(device)
+    with pytest.raises((BadTensorDtypeError, RuntimeError), match="a: expected int8, got float32"):
+        compiled(made["a"].float(), made["b"])
+
+
+def test_nothing_is_differentiated(device):
+    made = operands(device)
+    scale = made["a_scale"].requires_grad_()
+    out = sm.scaled_mm(made["a"], made["b"], scale, made["b_scale"])
+    assert not out.requires_grad
+
+
+# ---- what torch passes that is not a plain tensor -----------------------------------------------------------------------------
+
+
+def test_subclasses_and_parameters_of_int8_run_as_tensors_do(device):
+    class Marked(torch.Tensor):
+        pass
+
+    made = operands(device)
+    expected = sm.scaled_mm(*positional(made)[:4])
+    weight = torch.nn.Parameter(made["b"].t(), requires_grad=False)
+    for a, b in ((made["a"], weight.t()), (made["a"].as_subclass(Marked), made["b"])):
+        assert torch.equal(sm.scaled_mm(a, b, made["a_scale"], made["b_scale"]).as_subclass(torch.Tensor), expected)
+
+
+def test_arguments_that_are_no_tensors_are_typed_errors(device):
+    made = operands(device)
+    for name in ("a", "b", "a_scale", "bias"):
+        for wrong in (1.0, "text", [1, 2]):
+            with pytest.raises(ScaledMMError):
+                sm.scaled_mm(**{**made, name: wrong})
