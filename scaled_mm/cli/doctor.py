@@ -77,7 +77,6 @@ def _torch() -> Finding:
 
 def _core_library() -> Finding:
     import scaled_mm as sm
-
     from scaled_mm.build.library import core_library
 
     sm.Handle("cpu").destroy()

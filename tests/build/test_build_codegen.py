@@ -76,7 +76,7 @@ def test_a_field_without_a_kernel_is_refused_and_not_built_as_something_else():
 def test_an_illegal_row_does_not_reach_code_generation(tmp_path):
     for change in (dict(generation="c2x"), dict(tile=[64, 512, 128]), dict(schedule=None), dict(cluster=[16, 1])):
         with pytest.raises(TableError, match=r"edited.yaml:\d+: rows\[0\]"):
-            edited_table(tmp_path, lambda document: document["rows"][0].update(change))
+            edited_table(tmp_path, lambda document, change=change: document["rows"][0].update(change))
     with pytest.raises(AssertionError, match="no template for generation c2x"):  # one that was not read from a table
         source(GENERIC, generation="c2x")
 

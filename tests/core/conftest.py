@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fake_gpu import FakeGpu, compile_c
 
 from scaled_mm.build import library
-
-from fake_gpu import FakeGpu, compile_c
 
 
 @pytest.fixture(scope="session")

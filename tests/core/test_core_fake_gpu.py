@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from fake_gpu import host_library
 
 from scaled_mm.tables import load_table
-
-from fake_gpu import host_library
 
 TABLE = load_table("sm90")
 

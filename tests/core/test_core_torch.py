@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
@@ -121,7 +122,7 @@ def test_a_compiled_function_writes_to_an_out_that_it_was_given(device, backend)
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_compiled_function_takes_every_m_without_compiling_again(device, backend):
-    graphs = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    graphs = CompileCounterWithBackend(backend)
     compiled = torch.compile(lambda *made: sm.scaled_mm(*made), fullgraph=True, dynamic=True, backend=graphs)
     for M in (2, 3, 17, 64):
         made = positional(operands(device, M))[:5]
@@ -135,13 +136,6 @@ def test_a_compiled_function_raises_what_the_call_raises(device):
     made = operands(device)
     with pytest.raises((BadTensorDtypeError, RuntimeError), match="a: expected int8, got float32"):
         compiled(made["a"].float(), made["b"])
-
-
-def test_nothing_is_differentiated(device):
-    made = operands(device)
-    scale = made["a_scale"].requires_grad_()
-    out = sm.scaled_mm(made["a"], made["b"], scale, made["b_scale"])
-    assert not out.requires_grad
 
 
 # ---- what torch passes that is not a plain tensor -----------------------------------------------------------------------------
@@ -164,3 +158,11 @@ def test_arguments_that_are_no_tensors_are_typed_errors(device):
         for wrong in (1.0, "text", [1, 2]):
             with pytest.raises(ScaledMMError):
                 sm.scaled_mm(**{**made, name: wrong})
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_vmap_over_a_gives_what_a_loop_gives(device):
+    batch = [operands(device, seed=seed) for seed in range(3)]
+    a, b = torch.stack([made["a"] for made in batch]), batch[0]["b"]
+    out = torch.func.vmap(lambda a: sm.scaled_mm(a, b, out_dtype=torch.int32))(a)
+    assert torch.equal(out, torch.stack([reference.scaled_mm(one, b, None, None, out_dtype=torch.int32) for one in a]))

@@ -100,7 +100,7 @@ def test_every_row_honours_padded_rows_and_runs_again_in_a_graph(handle, row):
         with torch.cuda.graph(graph):
             for _ in range(3):  # back to back: programmatic dependent launch lets them overlap
                 desc.calculate(out, a, b, **options)
-        for seed in range(2):
+        for _ in range(2):
             a.copy_(torch.randint(-128, 128, (M, K), dtype=torch.int8, device="cuda"))
             out.fill_(float("nan"))
             graph.replay()
