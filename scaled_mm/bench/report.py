@@ -30,7 +30,8 @@ def render(directory: Path) -> list[Path]:
 def headline(document: BenchDocument, recorded: Recorded) -> tuple[str, list[Speedup]]:
     """(what ours is compared with, the speed-ups): rivals of this run, else the recorded ones, else nothing."""
     if measured := analysis.measured_speedups(document):
-        return f"the better of {' and '.join(_rivals_run(document))}, measured in this run", measured
+        rivals = _rivals_run(document)
+        return f"{'the better of ' if len(rivals) > 1 else ''}{' and '.join(rivals)}, measured in this run", measured
     if earlier := analysis.recorded_speedups(document, recorded):
         return f"the recorded microseconds in {RECORDED_FILE}, not measured in this run", earlier
     return "neither vLLM nor SGLang has a time, measured or recorded", []

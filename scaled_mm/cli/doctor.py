@@ -125,17 +125,21 @@ def _driver() -> Finding:
     return Finding("NVIDIA driver", ", ".join(versions))
 
 
-def _torch_operators() -> Finding:
+def _torch_operators() -> list[Finding]:
     """Loads them, which compiles them the first time."""
     import torch
 
-    from scaled_mm import ops
+    from scaled_mm import fast, ops
     from scaled_mm.build.library import torch_library
 
     if torch.version.cuda is None:
-        return Finding("torch operators", None, "products of CUDA tensors", _CUDA_TORCH)
+        return [Finding("torch operators", None, "products of CUDA tensors", _CUDA_TORCH)]
     ops.load_cuda_operators()
-    return Finding("torch operators", str(torch_library()))
+    operators = Finding("torch operators", str(torch_library()))
+    if fast.module is None:
+        get = "install Python's headers (Debian: `apt-get install python3-dev`); if they are there, this torch is too old"
+        return [operators, Finding("short call path", None, "calls that cost the host a few microseconds", get)]
+    return [operators, Finding("short call path", "loaded")]
 
 
 def _gpus() -> list[Finding]:
@@ -270,6 +274,8 @@ def _print(findings: list[Finding], works: bool) -> None:
     from rich.text import Text
 
     console = Console()
+    if not console.is_terminal:  # a file has no width, and paths are for copying
+        console = Console(width=160)
     table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
