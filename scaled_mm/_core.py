@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,12 +126,24 @@ def library() -> ctypes.CDLL:
     return lib
 
 
+_interrupted = threading.local()
+
+
+def failure(status: int) -> BaseException:
+    """What to raise for a status that a call on this thread answered: its typed error, or an interrupt that it stopped for."""
+    interrupt = getattr(_interrupted, "error", None)
+    if interrupt is not None:
+        _interrupted.error = None
+        return interrupt
+    return error_for(status, library().scaledMMGetLastErrorMessage().decode(errors="replace"))
+
+
 def call(name: str, *arguments) -> None:
     """Call a function of the C interface; raises the typed error of its status."""
     lib = library()
     status = getattr(lib, name)(*arguments)
     if status != Status.SUCCESS:
-        raise error_for(status, lib.scaledMMGetLastErrorMessage().decode(errors="replace"))
+        raise failure(status)
 
 
 # ---- providing tables and kernels ---------------------------------------------------------------------------------------
@@ -158,7 +171,9 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
         _provide(arch.decode(), row.decode() if row else None, out_dtype)
     except ScaledMMError as error:
         return library().scaledMMSetLastError(error.status, str(error).encode())
-    except Exception as error:
+    except BaseException as error:  # an interrupt while a kernel compiles too: `failure` raises it again
+        if not isinstance(error, Exception):
+            _interrupted.error = error
         return library().scaledMMSetLastError(Status.INTERNAL_ERROR, f"{type(error).__name__}: {error}".encode())
     return Status.SUCCESS
 

@@ -50,7 +50,7 @@ class Handle:
         else:
             raise DeviceNotSupportedError(f"device: expected cuda or cpu, got {self.device.type}")
         self._pointer = ctypes.c_void_p()
-        encoded = arch.encode() if arch is not None else None
+        encoded = _encode("arch", arch)
         _core.call("scaledMMCreateHandle", ctypes.byref(self._pointer), kind, self.device.index or 0, encoded)
         self._destroy = _destroyer(self, "scaledMMDestroyHandle", self._pointer)
         info = _core.HandleInfoC()
@@ -153,6 +153,28 @@ def _strided(name: str, value: torch.Tensor | TensorDesc | None, device: torch.d
     return TensorDesc.of(value)
 
 
+def _stream_address(stream) -> int:
+    address = getattr(stream, "cuda_stream", stream)
+    if isinstance(address, bool) or not isinstance(address, int) or address < 0:
+        raise BadParamError(f"stream: expected a torch.cuda.Stream, a cudaStream_t as an integer or None, got {stream!r}")
+    return address
+
+
+def _negated(*tensors) -> bool:
+    try:
+        return fast.lazily_negated(*tensors)
+    except AttributeError:
+        return True  # not a tensor: the operator says so
+
+
+def _encode(name: str, value: str | None) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value.isascii() or "\0" in value:
+        raise BadParamError(f"{name}: expected an ASCII name, got {value!r}")
+    return value.encode()
+
+
 class Descriptor:
     """A plan for one product; made by `create_descriptor`. A context manager: leaving it destroys it."""
 
@@ -160,8 +182,7 @@ class Descriptor:
         self._pointer = ctypes.c_void_p()
         if not isinstance(handle, Handle) or not handle._pointer:
             raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
-        if kernel is not None and not isinstance(kernel, str):
-            raise BadParamError(f"kernel: expected the name of a row, got {kernel!r}")
+        forced = _encode("kernel", kernel)
         self.device = handle.device
         described = {name: _strided(name, tensors[name], self.device) for name in _OPERANDS}
         c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
@@ -169,7 +190,7 @@ class Descriptor:
             ops.load_cuda_operators()
         _core.call(
             "scaledMMCreateGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs,
-            kernel.encode() if kernel is not None else None,
+            forced,
         )  # fmt: skip
         self._destroy = _destroyer(self, "scaledMMDestroyGemmDescriptor", self._pointer)
         size = ctypes.c_size_t()
@@ -208,9 +229,9 @@ class Descriptor:
             self._alive()
         if self._device_index < 0:
             return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
-        if stream is not None and not isinstance(stream, int):
-            stream = stream.cuda_stream
-        if fast.module is not None:
+        if stream is not None:
+            stream = _stream_address(stream)
+        if fast.module is not None and not _negated(out, a_scale, b_scale, bias):
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
             )  # fmt: skip

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import sysconfig
+import warnings
 
 import torch
 
-from scaled_mm.errors import error_for
+from scaled_mm.errors import KernelNotBuiltError
 
 module = None  # the extension, once CUDA has been used; None: take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
@@ -22,7 +24,13 @@ def load() -> None:
     global module
     from scaled_mm.build.library import python_library
 
-    path = python_library()
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return  # the limited API that the extension is built against is not there
+    try:
+        path = python_library()
+    except KernelNotBuiltError as error:
+        warnings.warn(f"scaled_mm calls go through torch's dispatcher, several microseconds longer each: {error}", stacklevel=2)
+        return
     if path is None:
         return
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", str(path))
@@ -32,11 +40,19 @@ def load() -> None:
         module = extension
 
 
-def failed(status: int) -> Exception:
-    """The typed error of a status that the extension answered."""
+def failed(status: int) -> BaseException:
+    """What to raise for a status that the extension answered."""
     from scaled_mm import _core
 
-    return error_for(status, _core.library().scaledMMGetLastErrorMessage().decode(errors="replace"))
+    return _core.failure(status)
+
+
+def lazily_negated(*tensors: torch.Tensor | None) -> bool:
+    """Whether a tensor's memory holds the negative of its values (`x.conj().imag`), which DLPack does not tell."""
+    for tensor in tensors:
+        if tensor is not None and tensor.is_neg():
+            return True
+    return False
 
 
 def _handle_address(device: int) -> int:
@@ -64,6 +80,10 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
             return NotImplemented
         if out is None:
             out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
+        if lazily_negated(out, a_scale, b_scale, bias):
+            return NotImplemented
+    except torch.OutOfMemoryError:
+        raise
     except (AttributeError, IndexError, TypeError, RuntimeError):
         return NotImplemented  # the operator says what is wrong
     status = module.run(_handle_address(device), device, out, a, b, a_scale, b_scale, bias, None, None)

@@ -188,9 +188,10 @@ _library.impl("calculate", _calculate_any, "CompositeExplicitAutograd")
 
 
 def _check_fake(a, b, *others) -> None:
-    if _common_device(a, b, *others).type == "cuda":
+    if _common_device(a, b, *others).type == "cuda" and torch.version.cuda is not None:
         load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
     _check_matrices(a, b)
+    torch._check(a.shape[1] == b.shape[0], lambda: f"b: expected [K, N] with K as in a [M, K], got {a.shape} and {b.shape}")
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm")

@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cstdio>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <string>
 
@@ -25,6 +26,7 @@ struct scaledMMGemmDescriptor {
   int32_t bucket = -1;
   const char* misfit = nullptr;  // why the bucket's own row was passed over
   const TableRow* bucket_row = nullptr;
+  std::once_flag reason_once;
   std::string reason;            // written on demand
 
   // Kept from the second launch on: a plan that runs once has no use for it. Whoever finds it taken launches without.
@@ -216,7 +218,7 @@ scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t d, int32_t* devi
 
 scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t d, scaledMMKernelChoice_t* choice) {
   if (d == nullptr || choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, choice: expected both, got a null pointer");
-  if (d->reason.empty()) {
+  std::call_once(d->reason_once, [d] {
     if (d->row == nullptr) {
       d->reason = "the device is a CPU";
     } else if (d->bucket < 0) {
@@ -225,7 +227,7 @@ scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t d, scaledMMKerne
       d->reason = "bucket " + std::to_string(d->bucket) + " of " + d->table->source + (d->table->tuned ? " (tuned)" : "");
       if (d->misfit) d->reason += "; its row " + d->bucket_row->name + " cannot take this product (" + d->misfit + "), so the fallback row runs";
     }
-  }
+  });
   choice->row = d->row ? d->row->name.c_str() : "cpu";
   choice->reason = d->reason.c_str();
   choice->bucket = d->bucket;
@@ -288,6 +290,19 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
     }
     if (reinterpret_cast<uintptr_t>(workspace) % 16) {
       return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT, "workspace: expected a pointer aligned to 16 bytes, got %p", workspace);
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(workspace);
+    const auto overlaps = [&](const void* p, int64_t bytes) {
+      const auto other = reinterpret_cast<uintptr_t>(p);
+      return other < begin + needed && begin < other + uintptr_t(bytes);
+    };
+    if (overlaps(out, info.bytes.out)) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "workspace: expected memory apart from every tensor, got an overlap with out");
+    }
+    for (const Operand& input : inputs) {
+      if (input.wanted && overlaps(input.pointer, input.bytes)) {
+        return fail(SCALED_MM_STATUS_BAD_PARAM, "workspace: expected memory apart from every tensor, got an overlap with %s", input.name);
+      }
     }
     launch.a_zero_point = a_zero_point;
     launch.b_zero_point = b_zero_point;

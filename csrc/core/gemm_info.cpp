@@ -270,7 +270,8 @@ const char* misfit(const GemmInfo& info, int32_t align_a, int32_t align_b, int32
   if (info.M > 1 && info.a_stride_m < info.K) return "the rows of a overlap";
   // A tensor map holds strides below 2^40 bytes; encoding a larger one would fail without a word.
   constexpr int64_t kStrideLimit = int64_t(1) << 40;
-  if (info.a_stride_m >= kStrideLimit || info.b_stride_n >= kStrideLimit || info.out_stride_m * out_bytes >= kStrideLimit) {
+  if ((info.M > 1 && (info.a_stride_m >= kStrideLimit || info.out_stride_m >= kStrideLimit / out_bytes)) ||
+      (info.N > 1 && info.b_stride_n >= kStrideLimit)) {
     return "a row stride is 2^40 bytes or more";
   }
   if (info.a_alignment < align_a) return "the data pointer of a is not aligned";

@@ -65,6 +65,12 @@ def _read(folder: Path) -> Entry | None:
         return None  # incomplete or damaged: the caller builds again
 
 
+def find(kind: str, name: str, key: str) -> Path | None:
+    """The library of a whole entry, or None."""
+    folder = cache_dir() / f"{kind}-{name}-{key}"
+    return folder / LIBRARY if _read(folder) else None
+
+
 def entries() -> list[Entry]:
     """Every whole entry in the cache, by name."""
     root = cache_dir()
@@ -100,7 +106,7 @@ def get_or_build(kind: str, name: str, key: str, build: Callable[[Path], None]) 
             folder.rename(tempfile.mkdtemp(prefix=f"damaged-{folder.name}-", dir=root))
         # Dead builds of this entry: the lock says that nobody is at work on them.
         for leftover in root.glob(f"building-{folder.name}-*"):
-            shutil.rmtree(leftover)
+            shutil.rmtree(leftover, ignore_errors=True)  # a compiler that outlived its parent may still write there
         working = Path(tempfile.mkdtemp(prefix=f"building-{folder.name}-", dir=root))
         try:
             build(working)

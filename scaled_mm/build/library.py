@@ -27,9 +27,12 @@ def _prebuilt(name: str, key: str) -> Path | None:
     """A library that setup.py put into the package, if it was made from the sources that are here now."""
     library = lib_dir() / f"{name}.so"
     record = library.with_suffix(".json")
-    if library.is_file() and record.is_file() and json.loads(record.read_text())["key"] == key:
-        return library
-    return None
+    if not (library.is_file() and record.is_file()):
+        return None
+    try:
+        return library if json.loads(record.read_text())["key"] == key else None
+    except (ValueError, KeyError, TypeError):
+        return None  # not a record of ours: built again
 
 
 def install_prebuilt(library: Path, name: str, key: str, folder: Path) -> Path:
@@ -172,11 +175,18 @@ def _arch_key(table: TileTable) -> str:
     return cache.digest(table.arch, index, compile.sources_digest(*_KERNEL_SOURCES), *generated)
 
 
+def _built_arch_key(table: TileTable) -> str:
+    """Of what was built here: the compiler, its flags and CUTLASS count too."""
+    return _kernel_key(table.arch, _arch_key(table))
+
+
 def arch_library(table: TileTable) -> Path | None:
     """A whole architecture's library if one was built (by `scaled-mm build`, or into the package) from what is here now."""
-    key = _arch_key(table)
-    cached = cache.cache_dir() / f"arch-{table.arch}-{key}" / cache.LIBRARY
-    return _prebuilt(f"kernels_{table.arch}", key) or (cached if cached.is_file() else None)
+    if prebuilt := _prebuilt(f"kernels_{table.arch}", _arch_key(table)):
+        return prebuilt
+    if toolchain.find_nvcc() is None or toolchain.find_cutlass() is None:
+        return None
+    return cache.find("arch", table.arch, _built_arch_key(table))
 
 
 def build_kernels(
@@ -219,7 +229,7 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
         for path in objects:
             path.unlink()
 
-    return cache.get_or_build("arch", table.arch, _arch_key(table), build)
+    return cache.get_or_build("arch", table.arch, _built_arch_key(table), build)
 
 
 def install_arch(table: TileTable, folder: Path, **options) -> Path:

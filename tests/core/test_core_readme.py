@@ -1,0 +1,77 @@
+"""What README.md shows must run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from fake_gpu import c_compiler, compile_c
+
+from scaled_mm.build import toolchain
+from scaled_mm.build.paths import include_dir
+from scaled_mm.cli import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def test_the_two_lines_come_first_and_ci_runs_them():
+    lines = [line.split("  ")[0] for line in blocks("")[0].splitlines()]
+    assert lines == ["pip install . && scaled-mm verify --time", 'pip install ".[test]" && pytest']
+    assert README.index("pip install . ") < 200
+    script = (ROOT / ".ci" / "run").read_text()
+    assert all(f"line '{line}'" in script for line in lines)
+
+
+def test_the_python_examples_run_in_order_and_print_what_is_shown(capsys):
+    names: dict = {}
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["out"].shape == (16, 11008) and names["fp16"].dtype.itemsize == 2
+    [shown] = re.findall(r"# (BAD_TENSOR_SHAPE .*)", README)
+    assert capsys.readouterr().out.splitlines()[-1] == shown
+
+
+def test_the_c_example_compiles_without_a_warning(tmp_path):
+    [block] = blocks("c")
+    source = tmp_path / "example.c"
+    source.write_text(block)
+    compile_c(str(source), tmp_path / "example.o", "-c", "-Wno-missing-field-initializers")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_shown_and_explains_itself(command, capsys):
+    assert f"`scaled-mm {command} " in README or f"`scaled-mm {command}`" in README
+    with pytest.raises(SystemExit) as done:
+        main([command, "--help"])
+    assert done.value.code == 0 and len(capsys.readouterr().out.splitlines()) > 3
+
+
+def test_what_the_text_links_to_exists():
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_every_environment_variable_is_documented():
+    text = (ROOT / "docs" / "BUILDING.md").read_text()
+    sources = [*(ROOT / "scaled_mm").rglob("*.py"), ROOT / "setup.py"]
+    used = {name for source in sources for name in re.findall(r'environ(?:\.get)?[(\[]"(\w+)"', source.read_text())}
+    used |= {name for source in sources for name in re.findall(r'"(SCALED_MM_\w+)"', source.read_text())}
+    for name in sorted(used - {"XDG_CACHE_HOME"}):
+        assert f"`{name}`" in text, name
+
+
+def test_the_header_is_c_and_cxx(tmp_path):
+    for suffix, standard in ((".c", "-std=c99"), (".cpp", "-std=c++17")):
+        source = tmp_path / f"only{suffix}"
+        source.write_text("#include <scaled_mm/scaled_mm.h>\n")
+        compiler = toolchain.find_cxx() if suffix == ".cpp" else c_compiler()
+        command = [compiler, standard, "-Wall", "-Wextra", "-pedantic", "-Werror", "-fsyntax-only", f"-I{include_dir()}", str(source)]
+        subprocess.run(command, check=True, timeout=60)
