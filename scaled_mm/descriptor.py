@@ -160,13 +160,6 @@ def _stream_address(stream) -> int:
     return address
 
 
-def _negated(*tensors) -> bool:
-    try:
-        return fast.lazily_negated(*tensors)
-    except AttributeError:
-        return True  # not a tensor: the operator says so
-
-
 def _encode(name: str, value: str | None) -> bytes | None:
     if value is None:
         return None
@@ -231,7 +224,7 @@ class Descriptor:
             return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
         if stream is not None:
             stream = _stream_address(stream)
-        if fast.module is not None and not _negated(out, a_scale, b_scale, bias):
+        if fast.module is not None:
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
             )  # fmt: skip

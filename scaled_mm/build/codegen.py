@@ -36,7 +36,7 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
             "int8/c3x/gemm.cuh",
             f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "
             f"scaled_mm::c3x::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
-            f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {cxx_out}>",
+            f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {row.prefetch}, {cxx_out}>",
         )
     raise AssertionError(f"no template for generation {row.generation}")  # the table's rules let none through
 

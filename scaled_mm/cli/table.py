@@ -250,6 +250,8 @@ def _explain(args: argparse.Namespace) -> int:
     shape = [f"tile {row.tile}", f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
     if row.swizzle > 1:
         shape.append(f"swizzle {row.swizzle}")
+    if row.prefetch:
+        shape.append(f"prefetch {row.prefetch}")
     print(
         f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
     )

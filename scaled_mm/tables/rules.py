@@ -115,6 +115,8 @@ def _tile_and_schedule(row: KernelRow) -> Iterator[tuple[str, str]]:
         yield "scheduler", "stream_k kernels are not part of this version; use persistent"
     if row.split_k > 1:
         yield "split_k", "split-K kernels are not part of this version; leave it out"
+    if row.prefetch % k:
+        yield "prefetch", f"prefetch = {row.prefetch} bytes of K; whole tiles of {k} are asked for"
     if row.schedule == "warp_specialized":
         for field, value, default in (("raster", row.raster, "heuristic"), ("swizzle", row.swizzle, 1)):
             if value != default:
@@ -188,7 +190,7 @@ def _generic(row: KernelRow, arch: str) -> Iterator[tuple[str, str]]:
     if shared > _STATIC_SHARED_MEMORY:
         yield "tile", f"{shared} bytes of shared memory, a generic row has {_STATIC_SHARED_MEMORY}"
     defaults = (("cluster", (1, 1)), ("schedule", None), ("scheduler", "persistent"), ("swap_ab", False))
-    for field, default in (*defaults, ("stages", "auto"), ("split_k", 1)):
+    for field, default in (*defaults, ("stages", "auto"), ("split_k", 1), ("prefetch", 0)):
         if getattr(row, field) != default:
             yield field, "a generic row has none: leave it out"
 

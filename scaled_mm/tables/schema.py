@@ -92,6 +92,7 @@ class KernelRow(BaseModel):
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
     raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one.
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
+    prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
     """
 
@@ -106,6 +107,7 @@ class KernelRow(BaseModel):
     swap_ab: StrictBool = False
     raster: Literal["heuristic", "along_m", "along_n"] = "heuristic"
     swizzle: Literal[1, 2, 4, 8] = 1
+    prefetch: Annotated[StrictInt, Field(ge=0)] = 0
     stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
     split_k: _Positive = 1
 

@@ -55,7 +55,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
         *((C3X, change) for change in (
             dict(tile=[256, 128, 128]), dict(tile=[128, 64, 128]), dict(tile=[128, 128, 64]), dict(cluster=[2, 1]),
             dict(cluster=[1, 2]), dict(schedule="pingpong"), dict(schedule="warp_specialized"), dict(stages=3),
-            dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(name="other"),
+            dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(prefetch=1024), dict(name="other"),
         )),
         *((GENERIC, change) for change in (
             dict(tile=[32, 64, 64]), dict(tile=[64, 32, 64]), dict(tile=[64, 64, 32]), dict(name="other"),

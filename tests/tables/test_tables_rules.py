@@ -29,6 +29,7 @@ ILLEGAL = {
     "split_k": (dict(split_k=2), "split_k", "not part of this version"),
     "swizzle without a persistent grid": (dict(schedule="warp_specialized", swizzle=2), "swizzle", "persistent grid"),
     "raster without a persistent grid": (dict(schedule="warp_specialized", raster="along_m"), "raster", "persistent grid"),
+    "prefetch of half a tile": (dict(prefetch=192), "prefetch", "whole tiles of 128"),
     "cluster of three": (dict(cluster=[3, 1]), "cluster", "expected one of 1, 2, 4, 8"),
     "cluster of sixteen blocks": (dict(cluster=[4, 4]), "cluster", "16 thread blocks"),
     "multicast parts below the swizzle": (dict(tile=[64, 16, 256], cluster=[4, 1]), "cluster", "multiple of 8 rows"),
@@ -43,6 +44,11 @@ ILLEGAL = {
     "no two stages fit": (dict(tile=[128, 128, 512]), "tile", "a pipeline needs 2"),
     "c2x": (dict(generation="c2x", schedule=None), "generation", "not part of this version"),
     "generic with a schedule": (dict(generation="generic", tile=[64, 64, 64]), "schedule", "leave it out"),
+    "generic with prefetch": (
+        dict(generation="generic", schedule=None, tile=[64, 64, 64], prefetch=64),
+        "prefetch",
+        "leave it out",
+    ),
     "generic with an odd tile": (
         dict(generation="generic", schedule=None, tile=[64, 24, 64]),
         "tile",
@@ -66,6 +72,7 @@ LEGAL = {
     "128x192 pingpong: 192 accumulators": dict(tile=[128, 192, 128]),
     "256x192 cooperative: 192 accumulators": dict(tile=[256, 192, 64], schedule="cooperative"),
     "swizzle and raster with pingpong": dict(swizzle=8, raster="along_n"),
+    "prefetch of two tiles": dict(prefetch=256),
     "the most stages that fit": dict(stages=6),
     "two stages": dict(stages=2),
     "tile n 8": dict(tile=[64, 8, 256], schedule="warp_specialized", swap_ab="true"),

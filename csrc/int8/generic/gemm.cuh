@@ -226,7 +226,10 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
 
 template <int kTileM, int kTileN, int kTileK, class Out>
 struct Gemm {
-  static const void* kernel() { return reinterpret_cast<const void*>(&gemm_kernel<kTileM, kTileN, kTileK, Out>); }
+  static DeviceKernel& kernel() {
+    static DeviceKernel one(&gemm_kernel<kTileM, kTileN, kTileK, Out>);
+    return one;
+  }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     return prepare_kernel(kernel(), 0, device, message, size);
