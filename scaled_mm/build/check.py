@@ -20,7 +20,7 @@ from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.tables.schema import TileTable
 
 _REPORT = re.compile(
-    r"Compiling entry function .* for '(?P<code>sm_\w+)'.*?"
+    r"Compiling entry function [^\n]* for '(?P<code>sm_\w+)'.*?"
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
     re.DOTALL,
 )

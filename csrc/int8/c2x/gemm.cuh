@@ -50,8 +50,9 @@ __device__ inline cutlass::gemm::GemmCoord tile_of_block(int block, int tiles_m,
   return {in_group / width, first_n + in_group % width, 0};
 }
 
+// One block at least: without that the compiler spills accumulators of some tiles to fit more blocks.
 template <class Row>
-__global__ void __launch_bounds__(Row::kThreads) gemm_kernel(const __grid_constant__ Problem<Row> p) {
+__global__ void __launch_bounds__(Row::kThreads, 1) gemm_kernel(const __grid_constant__ Problem<Row> p) {
   using Mma = typename Row::Mma;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Row::SharedStorage*>(shared_bytes);
