@@ -15,6 +15,8 @@ WARP_SIZE = 32
 MAX_WARPS = 8
 # A thread has 255 registers; beside these it holds operand fragments, scales and addresses.
 MAX_ACCUMULATORS = 128
+_FIELDS = ("name", "generation", "tile", "warp", "stages", "swizzle", "split_k")
+_SPLITS = (1, 2, 4, 8)
 _ACCESS_BYTES = 16
 _OUT_BYTES = (2, 4)
 _EXCHANGE_ROWS, _EXCHANGE_PADDING = 8, 8  # rows of a warp and columns of padding of the epilogue's exchange, in int32
@@ -38,12 +40,11 @@ def cost(row: KernelRow) -> RowCost:
 
 def findings(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]:
     """(field, reason) for every rule broken; `limit`: bytes of shared memory that a block may have."""
-    defaults = (("cluster", (1, 1)), ("schedule", None), ("scheduler", "persistent"), ("swap_ab", False), ("raster", "heuristic"))
-    for field, default in defaults:
-        if getattr(row, field) != default:
+    for field, info in KernelRow.model_fields.items():
+        if field not in _FIELDS and getattr(row, field) != info.default:
             yield field, "a c2x row has none: leave it out"
-    if row.split_k > 1:
-        yield "split_k", "split-K kernels are not part of this version; leave it out"
+    if row.split_k not in _SPLITS:
+        yield "split_k", f"split_k = {row.split_k}, expected one of {', '.join(map(str, _SPLITS))}"
     yield from _stages(row, arch)
     shape = list(_shape(row, arch))
     yield from shape

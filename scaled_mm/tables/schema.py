@@ -100,11 +100,12 @@ class KernelRow(BaseModel):
     generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; generic takes any
         strides and alignment on every architecture.
     warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
+        A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
+        their int32 sums in the workspace.
     schedule: c3x only.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
     raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one.
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
-        Of a c2x row: blocks go down M over this many tiles of N.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
     """
 

@@ -96,6 +96,21 @@ def test_kernels_and_workspaces_that_do_not_do_are_errors_with_their_reason(ask,
     assert answer["workspace"] == ["SUCCESS", ""] and answer["not written"]
 
 
+def test_a_kernel_gets_the_workspace_it_asks_for_beside_the_zero_point_terms(ask, tmp_path):
+    generic = TABLE.row(TABLE.fallback)
+    bucket = TABLE.buckets[-1].model_copy(update={"kernel": generic.name})
+    table = TABLE.model_copy(update={"arch": "sm_broken", "rows": (generic,), "buckets": (bucket,)})
+    full = table.model_copy(update={"rows": (generic, generic.model_copy(update={"name": "with_workspace"}))})
+    entry = 'WORKSPACE_KERNEL(scaled_mm_kernel_with_workspace_fp32, "with_workspace")'
+    plain, with_terms = ask("workspaces", host_library(tmp_path / "workspace", table, entry, index_table=full))
+    own = 8 * 3 * 15 + 4
+    assert plain["size"] == own and with_terms["size"] == 160 + own  # 8 * (4 + 15) bytes of terms, up to a multiple of 16
+    for answer in (plain, with_terms):
+        assert answer["right"]
+        assert answer["missing"] == ["INSUFFICIENT_WORKSPACE", f"workspace: expected at least {answer['size']} bytes, got 0"]
+        assert answer["small"] == ["INSUFFICIENT_WORKSPACE", f"workspace: expected at least {answer['size']} bytes, got {answer['size'] - 1}"]
+
+
 @pytest.fixture
 def device(c_program, fake_gpu):
     """device(index, arch, **variables of the driver): what the C program of that name prints."""

@@ -24,7 +24,7 @@ def test_the_published_rows_are_legal():
     assert row_findings(row(tile=[16, 64, 128], warp=[16, 64, 64]), "sm89") == []
     assert row_findings(row(tile=[256, 128, 64], stages=3), "sm89") == []
     assert row_findings(row(tile=[128, 128, 128], stages=2), "sm75") == []  # the whole 64 KB
-    assert row_findings(row(tile=[64, 128, 128], stages=4, swizzle=8), "sm120") == []
+    assert row_findings(row(tile=[64, 128, 128], stages=4, swizzle=8, split_k=4), "sm120") == []
 
 
 ILLEGAL = {
@@ -44,7 +44,7 @@ ILLEGAL = {
     "three stages on Turing": ("sm75", dict(stages=3), "stages", "Turing has no asynchronous copies"),
     "more shared memory than SM86 has": ("sm86", dict(tile=[64, 128, 128]), "stages", "122880 bytes of shared memory, sm86 has 101376"),
     "more shared memory than SM80 has": ("sm80", dict(stages=11), "stages", "180224 bytes of shared memory, sm80 has 166912"),
-    "split-K": ("sm80", dict(split_k=4), "split_k", "not part of this version"),
+    "a split of three": ("sm80", dict(split_k=3), "split_k", "expected one of 1, 2, 4, 8"),
     "a cluster": ("sm80", dict(cluster=[2, 1]), "cluster", "leave it out"),
     "a schedule": ("sm80", dict(schedule="pingpong"), "schedule", "leave it out"),
     "swap_ab": ("sm80", dict(swap_ab=True), "swap_ab", "leave it out"),
@@ -109,8 +109,8 @@ def test_every_row_fits_every_architecture_that_the_table_serves(table):
 @pytest.mark.parametrize("table", C2X, ids=lambda table: table.arch)
 def test_every_row_name_describes_its_row(table):
     for r in table.rows:
-        swizzle = "" if r.swizzle == 1 else f"_z{r.swizzle}"
-        assert r.name == (f"generic_{r.tile}" if r.generation == "generic" else f"c2x_{r.tile}_w{r.warp}_s{r.stages}{swizzle}")
+        options = "".join(f"_{letter}{value}" for letter, value in (("z", r.swizzle), ("k", r.split_k)) if value > 1)
+        assert r.name == (f"generic_{r.tile}" if r.generation == "generic" else f"c2x_{r.tile}_w{r.warp}_s{r.stages}{options}")
 
 
 def test_a_name_means_the_same_row_in_every_table():
@@ -119,8 +119,21 @@ def test_a_name_means_the_same_row_in_every_table():
 
 
 def blocks(table, M: int, N: int) -> int:
-    tile = table.select(M, N, 4096).row.tile
-    return -(-M // tile.m) * -(-N // tile.n)
+    row = table.select(M, N, 4096).row
+    return -(-M // row.tile.m) * -(-N // row.tile.n) * row.split_k
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm89"])
+def test_k_is_split_where_it_is_long_and_the_tiles_leave_most_of_the_gpu_idle(arch):
+    table, splits = load_table(arch), 0
+    for M in (1, 16, 17, 32, 33, 64, 65, 128):
+        for N in WIDTHS:
+            for K in (4096, 8191, 8192, 28672):
+                row = table.select(M, N, K).row
+                few = blocks(table, M, N) < MULTIPROCESSORS[arch] / 2
+                assert (row.split_k > 1) == (M <= 64 and N <= 2048 and K >= 8192) and (row.split_k == 1 or few)
+                splits += row.split_k > 1
+    assert splits == 6 * 2 * 2
 
 
 @pytest.mark.parametrize("table", C2X, ids=lambda table: table.arch)

@@ -37,6 +37,8 @@ struct Problem {
   int8_t *a, *b;
   int M, N, K;  // K: whole 16-byte vectors; the epilogue adds what is left
   int tiles_m, tiles_n;
+  int* arrived;    // split-K: blocks of a tile that are done, zero before the launch
+  int4* partials;  // split-K: their sums
   typename Row::Visitor::Params epilogue;
 };
 
@@ -50,6 +52,40 @@ __device__ inline cutlass::gemm::GemmCoord tile_of_block(int block, int tiles_m,
   return {in_group / width, first_n + in_group % width, 0};
 }
 
+// Adds up what the blocks of a tile have, in the block that comes last: true there, and its accumulators are the tile's sums.
+// Exact in any order, as integers are. `last` is shared memory that nobody uses at the moment.
+template <class Row>
+__device__ inline bool reduce_split(const Problem<Row>& p, int tile, int split, bool& last,
+                                    typename Row::Mma::FragmentC& accumulators) {
+  constexpr int kVectors = Row::Mma::FragmentC::kElements / 4;
+  const int thread = int(threadIdx.x);
+  const auto partial = [&](int of, int i) -> int4& {
+    return p.partials[((int64_t(tile) * Row::kSplit + of) * kVectors + i) * Row::kThreads + thread];
+  };
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kVectors; ++i) {
+    partial(split, i) = make_int4(accumulators[4 * i], accumulators[4 * i + 1], accumulators[4 * i + 2], accumulators[4 * i + 3]);
+  }
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) last = atomicAdd(p.arrived + tile, 1) == Row::kSplit - 1;
+  __syncthreads();
+  if (!last) return false;
+  __threadfence();
+  for (int other = 0; other < Row::kSplit; ++other) {
+    if (other == split) continue;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      const int4 v = __ldcg(&partial(other, i));  // from L2: L1 is not coherent
+      accumulators[4 * i] += v.x;
+      accumulators[4 * i + 1] += v.y;
+      accumulators[4 * i + 2] += v.z;
+      accumulators[4 * i + 3] += v.w;
+    }
+  }
+  return true;
+}
+
 // One block at least: without that the compiler spills accumulators of some tiles to fit more blocks.
 template <class Row>
 __global__ void __launch_bounds__(Row::kThreads, 1) gemm_kernel(const __grid_constant__ Problem<Row> p) {
@@ -60,23 +96,32 @@ __global__ void __launch_bounds__(Row::kThreads, 1) gemm_kernel(const __grid_con
   const auto tile = tile_of_block<Row::kSwizzle>(int(blockIdx.x), p.tiles_m, p.tiles_n);
   const int thread = int(threadIdx.x), lane = thread % 32;
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the same for the whole warp, and the compiler knows it
-  const cutlass::MatrixCoord a_offset{tile.m() * Mma::Shape::kM, 0}, b_offset{0, tile.n() * Mma::Shape::kN};
-  typename Mma::IteratorA iterator_a(p.a_params, p.a, {p.M, p.K}, thread, a_offset);
-  typename Mma::IteratorB iterator_b(p.b_params, p.b, {p.K, p.N}, thread, b_offset);
+  // This block's part of K: whole tiles, the last part what is left.
+  const int split = Row::kSplit > 1 ? int(blockIdx.y) : 0;
+  const int tiles_k = (p.K + Mma::Shape::kK - 1) / Mma::Shape::kK;
+  const int part = (tiles_k + Row::kSplit - 1) / Row::kSplit * Mma::Shape::kK;
+  const int k_begin = min(split * part, p.K), k_end = min(k_begin + part, p.K);
+  const cutlass::MatrixCoord a_offset{tile.m() * Mma::Shape::kM, k_begin}, b_offset{k_begin, tile.n() * Mma::Shape::kN};
+  typename Mma::IteratorA iterator_a(p.a_params, p.a, {p.M, k_end}, thread, a_offset);
+  typename Mma::IteratorB iterator_b(p.b_params, p.b, {k_end, p.N}, thread, b_offset);
 
   typename Mma::FragmentC accumulators;
   accumulators.clear();
-  if (const int iterations = (p.K + Mma::Shape::kK - 1) / Mma::Shape::kK) {
+  if (const int iterations = (k_end - k_begin + Mma::Shape::kK - 1) / Mma::Shape::kK) {
     Mma mma(shared.mainloop, thread, warp, lane);
     mma(iterations, accumulators, iterator_a, iterator_b, accumulators);
+  }
+  if constexpr (Row::kSplit > 1) {
+    if (!reduce_split(p, int(blockIdx.x), split, shared.last_of_tile, accumulators)) return;
   }
   typename Row::Epilogue epilogue(p.epilogue, shared.epilogue, thread, warp, lane);
   epilogue(accumulators, tile, cute::make_shape(p.M, p.N, 1), thread);
 }
 
-template <int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK, int kStages, int kSwizzle_, class Out>
+template <int kTileM, int kTileN, int kTileK, int kWarpM, int kWarpN, int kWarpK, int kStages, int kSwizzle_, int kSplit_,
+          class Out>
 struct Gemm {
-  static constexpr int kSwizzle = kSwizzle_;
+  static constexpr int kSwizzle = kSwizzle_, kSplit = kSplit_;
   static constexpr int kVectorOut = 16 / sizeof(Out);
   static constexpr int kSlices = kTileK / kWarpK;  // warps that share a warp tile, each with a part of the tile's K
   using Arch = typename Generation<kStages == 2>::Arch;
@@ -103,6 +148,7 @@ struct Gemm {
   union SharedStorage {
     typename Mma::SharedStorage mainloop;
     typename Epilogue::SharedStorage epilogue;
+    bool last_of_tile;
   };
   static constexpr int kSharedMemory = sizeof(SharedStorage);
 
@@ -110,6 +156,23 @@ struct Gemm {
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     return prepare_kernel(kernel(), kSharedMemory, device, message, size);
+  }
+
+  static int64_t tiles(int64_t M, int64_t N) { return (M + kTileM - 1) / kTileM * ((N + kTileN - 1) / kTileN); }
+  // A counter for every tile, then its blocks' sums.
+  static int64_t counter_bytes(int64_t M, int64_t N) { return (tiles(M, N) * int64_t(sizeof(int)) + 15) / 16 * 16; }
+  static int64_t workspace_size(int64_t M, int64_t N) {
+    return counter_bytes(M, N) + tiles(M, N) * kSplit * kTileM * kTileN * kSlices * int64_t(sizeof(int));
+  }
+
+  static scaledMMStatus_t clear_counters(const GemmLaunch& l, char* message, size_t size) {
+    CurrentDevice current(l.device);
+    if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
+    if (cudaError_t error = cudaMemsetAsync(l.workspace, 0, size_t(counter_bytes(l.M, l.N)), static_cast<cudaStream_t>(l.stream))) {
+      cudaGetLastError();
+      return cuda_failure(error, "cudaMemsetAsync", message, size);
+    }
+    return SCALED_MM_STATUS_SUCCESS;
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
@@ -127,9 +190,14 @@ struct Gemm {
     const int K = int(l.K), whole = K / 16 * 16;
     Problem<Gemm> p{typename Mma::IteratorA::Params(RowMajor(lda)), typename Mma::IteratorB::Params(ColumnMajor(ldb)),
                     const_cast<int8_t*>(a), const_cast<int8_t*>(b), int(l.M), int(l.N), whole, int(tiles_m), int(tiles_n),
-                    {epilogue_operands(l), {a, b, lda, ldb, whole, K}, static_cast<Out*>(l.out), ldd}};
+                    nullptr, nullptr, {epilogue_operands(l), {a, b, lda, ldb, whole, K}, static_cast<Out*>(l.out), ldd}};
+    if constexpr (kSplit > 1) {
+      if (scaledMMStatus_t status = clear_counters(l, message, size)) return status;
+      p.arrived = static_cast<int*>(l.workspace);
+      p.partials = reinterpret_cast<int4*>(static_cast<char*>(l.workspace) + counter_bytes(l.M, l.N));
+    }
     LaunchShape shape;
-    shape.grid = dim3(unsigned(tiles_m * tiles_n));
+    shape.grid = dim3(unsigned(tiles_m * tiles_n), kSplit);
     shape.block = dim3(kThreads);
     shape.shared_memory = kSharedMemory;
     void* pointers[] = {&p};
@@ -137,7 +205,7 @@ struct Gemm {
   }
 
   static constexpr Kernel entry(const char* row) {
-    return {row, DtypeOf<Out>::value, kSharedMemory, &prepare, &launch};
+    return {row, DtypeOf<Out>::value, kSharedMemory, &prepare, &launch, kSplit > 1 ? &workspace_size : nullptr};
   }
 };
 
