@@ -92,8 +92,9 @@ def run(handle: sm.Handle, row: str, a, b, out_dtype, **options) -> torch.Tensor
     before = around.clone()
     with sm.create_descriptor(handle, out=out, a=a, b=b, kernel=row, **options) as desc:
         assert desc.kernel.row == row
-        workspace = torch.empty(desc.workspace_size, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
-        desc.calculate(out, a, b, workspace=workspace, **options)
+        workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
+        for _ in range(2):  # a split row finds what its first run left in the workspace
+            desc.calculate(out, a, b, workspace=workspace, **options)
     torch.cuda.synchronize()
     result = out.clone()
     out.copy_(before[: a.shape[0], : b.shape[1]])
@@ -176,19 +177,40 @@ def test_a_forced_architecture_dispatches_by_its_own_table(handle_of, arch):
         assert torch.equal(out, reference.scaled_mm(a, b, None, None, out_dtype=torch.int32))
 
 
+@pytest.mark.parametrize("arch", ["sm80", "sm89"])
+def test_a_product_that_splits_k_runs_in_one_call_and_in_a_graph(handle_of, arch):
+    handle = handle_of(arch)
+    a, b = operands(17, 520, 8200, 0)
+    expected = reference.scaled_mm(a, b, None, None, out_dtype=torch.int32)
+    out = torch.empty(17, 520, dtype=torch.int32, device="cuda")
+    with sm.create_descriptor(handle, out=out, a=a, b=b) as desc:
+        assert desc.kernel.row.endswith("_k4") and desc.workspace_size > 0
+        workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda")
+        desc.calculate(out, a, b, workspace=workspace)
+        assert torch.equal(out, expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            desc.calculate(out, a, b, workspace=workspace)
+        for _ in range(20):
+            out.fill_(-1)
+            graph.replay()
+            assert torch.equal(out, expected)
+
+
 def test_the_environment_forces_an_architecture_for_every_way_of_calling(handle_of):
     handle_of("sm80")
     program = (
         "import torch, scaled_mm as sm\n"
         "from scaled_mm import fast, reference\n"
         "assert sm.Handle('cuda:0').arch == 'sm80'\n"
-        "a = torch.randint(-128, 128, (17, 256), dtype=torch.int8, device='cuda')\n"
-        "b = torch.randint(-128, 128, (128, 256), dtype=torch.int8, device='cuda').t()\n"
         "one = torch.ones(1, device='cuda')\n"
-        "expected = reference.scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)\n"
-        "for _ in range(2):\n"
-        "    assert torch.equal(sm.scaled_mm(a, b, one, one), expected)\n"
-        "assert torch.equal(torch.ops.scaled_mm.scaled_mm(a, b, one, one, None, None, None, torch.bfloat16), expected)\n"
+        "for K in (256, 8192):  # the second splits K, so it needs a workspace\n"
+        "    a = torch.randint(-128, 128, (17, K), dtype=torch.int8, device='cuda')\n"
+        "    b = torch.randint(-128, 128, (128, K), dtype=torch.int8, device='cuda').t()\n"
+        "    expected = reference.scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)\n"
+        "    for _ in range(2):\n"
+        "        assert torch.equal(sm.scaled_mm(a, b, one, one), expected)\n"
+        "    assert torch.equal(torch.ops.scaled_mm.scaled_mm(a, b, one, one, None, None, None, torch.bfloat16), expected)\n"
         "assert all(handle.arch == 'sm80' for handle, _ in fast._handles.values())\n"
     )
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "SCALED_MM_ARCH": "sm80"}, capture_output=True, text=True)
