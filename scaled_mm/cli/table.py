@@ -174,8 +174,11 @@ def _buckets_view(table: TileTable) -> Any:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from scaled_mm.build import toolchain
     from scaled_mm.tables import check_table
 
+    if args.compile:
+        toolchain.require("nvcc", toolchain.find_nvcc())
     results = []
     for path, arch in _tables_to_check(args):
         found = check_table(path, arch)
@@ -222,7 +225,8 @@ def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]
         return []
     for kernel in compiled:
         if kernel.spilled:
-            reason = f"{kernel.row} {kernel.out_dtype} spills {kernel.spilled} bytes on {kernel.code}"
+            name = f"{kernel.row} {kernel.out_dtype or ''}".rstrip()
+            reason = f"{name} spills {kernel.spilled} bytes on {kernel.code}"
             problems.append(Problem(str(path), None, "rows", reason))
     return compiled
 

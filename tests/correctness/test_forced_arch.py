@@ -34,13 +34,17 @@ SHAPES = [(1, 256, 512), (7, 128, 16), (17, 4096, 256), (16, 136, 1040), (33, 26
 
 @pytest.fixture(scope="module")
 def handle_of():
-    """handle_of(arch): a handle of that architecture on the GPU at hand; ArchitectureNotSupportedError where it is newer."""
+    """handle_of(arch): a handle of that architecture on the GPU at hand; ArchitectureNotSupportedError where it is newer.
+
+    All of its kernels are built when it is first asked for, as many at a time as there are cores.
+    """
     handles = {}
 
     def handle_of(arch: str) -> sm.Handle:
         if arch not in handles:
             handles[arch] = sm.Handle("cuda:0", arch=arch)
             assert handles[arch].arch == arch
+            library.build_kernels(TABLES[arch], library.kernel_names(TABLES[arch]))
         return handles[arch]
 
     return handle_of
@@ -53,6 +57,8 @@ def handle_for(handle_of):
     own = {row.name for row in TABLES[BORROWER].rows}
     merged = TABLES[BORROWER].model_copy(update={"rows": (*TABLES[BORROWER].rows, *(row for name, row in extra.items() if name not in own))})
 
+    built = {}
+
     def handle_for(arch: str, row: str, out_dtype: torch.dtype) -> sm.Handle:
         try:
             return handle_of(arch)
@@ -60,7 +66,12 @@ def handle_for(handle_of):
             handle = handle_of(BORROWER)
         _core.register_table(merged)
         if row not in own:
-            _core.call("scaledMMLoadKernels", str(library.build_kernel(merged, (row, SUFFIXES[out_dtype]))).encode())
+            if not built:
+                have = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
+                wanted = {row.name for arch, table in TABLES.items() if int(arch.removeprefix("sm")) > have for row in table.rows}
+                names = [(name, suffix) for name in sorted(wanted & extra.keys() - own) for suffix in SUFFIXES.values()]
+                built.update(library.build_kernels(merged, names))
+            _core.call("scaledMMLoadKernels", str(built[row, SUFFIXES[out_dtype]]).encode())
         return handle
 
     yield handle_for
