@@ -74,8 +74,8 @@ def _shape(row: KernelRow, arch: str) -> Iterator[tuple[str, str]]:
     for axis, tile, warp in zip("mnk", row.tile, row.warp):
         if tile % warp:
             yield "warp", f"warp {axis} = {warp} does not divide tile {axis} = {tile}"
-    # mma.m16n8k32, and ldmatrix that fetches two n at a time; on Turing mma.m8n8k16, of which ldmatrix fetches four.
-    steps = (32, 32, 64) if arch in TURING else (16, 16, 32)
+    # mma.m16n8k32, of which ldmatrix fetches two along n and the pipeline wants two along k; on Turing four of mma.m8n8k16.
+    steps = (32, 32, 64) if arch in TURING else (16, 16, 64)
     for axis, warp, step in zip("mnk", row.warp, steps):
         if warp % step:
             yield "warp", f"warp {axis} = {warp}; on {arch} a multiple of {step}"

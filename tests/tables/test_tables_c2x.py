@@ -33,6 +33,7 @@ ILLEGAL = {
     "a warp that does not divide the tile": ("sm80", dict(warp=[48, 64, 64]), "warp", "warp m = 48 does not divide tile m = 128"),
     "a warp below the instruction": ("sm80", dict(tile=[8, 64, 64], warp=[8, 64, 64]), "warp", "on sm80 a multiple of 16"),
     "a warp below Turing's loads": ("sm75", dict(warp=[16, 64, 64], stages=2), "warp", "on sm75 a multiple of 32"),
+    "a warp of one step along k": ("sm80", dict(warp=[64, 64, 32]), "warp", "warp k = 32; on sm80 a multiple of 64"),
     "tile k of 32": ("sm80", dict(tile=[128, 128, 32], warp=[64, 64, 32]), "tile", "expected 64 or 128"),
     "tile k of 256": ("sm80", dict(tile=[64, 64, 256]), "tile", "expected 64 or 128"),
     "16 warps": ("sm80", dict(tile=[256, 256, 64]), "warp", "4 x 4 x 1 = 16 warps, at most 8"),
