@@ -32,8 +32,9 @@ class Handle:
     """One device.
 
     device: "cuda:0", "cuda" (the current one), "cpu", or a torch.device.
-    arch: force another architecture's tile table, as "sm90"; default: the device's own.
-    Raises DeviceNotSupportedError (no such device or no driver), ArchitectureNotSupportedError (below compute capability 7.5).
+    arch: force another architecture's tile table and kernels, as "sm80"; default: SCALED_MM_ARCH, else the device's own.
+    Raises DeviceNotSupportedError (no such device or no driver), ArchitectureNotSupportedError (below compute capability 7.5,
+    or an arch that the device cannot run).
     """
 
     def __init__(self, device: str | torch.device = "cuda", arch: str | None = None):

@@ -206,7 +206,13 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
       scaledMMCreateGemmDescriptor(handle, &descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
                                    o.present[4], o.present[5], nullptr, nullptr, nullptr);
   if (status != SCALED_MM_STATUS_SUCCESS) return status_object(status);
-  status = launch(descriptor, o, nullptr, 0, stream);
+  size_t workspace = 0;
+  status = scaledMMGetGemmWorkspaceSize(descriptor, &workspace);
+  if (status == SCALED_MM_STATUS_SUCCESS && workspace > 0) {  // a split-K row: the operator allocates it
+    scaledMMDestroyGemmDescriptor(descriptor);
+    return not_mine();
+  }
+  if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, nullptr, 0, stream);
   const scaledMMStatus_t destroyed = scaledMMDestroyGemmDescriptor(descriptor);
   return status_object(status != SCALED_MM_STATUS_SUCCESS ? status : destroyed);
 }

@@ -18,6 +18,7 @@ from scaled_mm.tables.schema import KernelRow, TableError
 
 TABLES = [load_table(arch) for arch, _ in available_tables()]
 C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="cooperative")
+C2X = dict(name="r", generation="c2x", tile=[128, 128, 64], warp=[64, 64, 64], stages=5)
 GENERIC = dict(name="r", generation="generic", tile=[64, 64, 64])
 
 
@@ -57,6 +58,10 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
             dict(cluster=[1, 2]), dict(schedule="pingpong"), dict(schedule="warp_specialized"), dict(stages=3),
             dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(prefetch=1024), dict(name="other"),
         )),
+        *((C2X, change) for change in (
+            dict(tile=[64, 128, 64]), dict(tile=[128, 64, 64]), dict(tile=[128, 128, 128]), dict(warp=[32, 64, 64]),
+            dict(warp=[64, 32, 64]), dict(warp=[64, 64, 32]), dict(stages=4), dict(swizzle=4), dict(split_k=2), dict(name="other"),
+        )),
         *((GENERIC, change) for change in (
             dict(tile=[32, 64, 64]), dict(tile=[64, 32, 64]), dict(tile=[64, 64, 32]), dict(name="other"),
         )),
@@ -77,8 +82,8 @@ def test_an_illegal_row_does_not_reach_code_generation(tmp_path):
     for change in (dict(generation="c2x"), dict(tile=[64, 512, 128]), dict(schedule=None), dict(cluster=[16, 1])):
         with pytest.raises(TableError, match=r"edited.yaml:\d+: rows\[0\]"):
             edited_table(tmp_path, lambda document, change=change: document["rows"][0].update(change))
-    with pytest.raises(AssertionError, match="no template for generation c2x"):  # one that was not read from a table
-        source(GENERIC, generation="c2x")
+    with pytest.raises(AssertionError, match="no template for generation c4x"):  # one that was not read from a table
+        codegen.kernel_source(KernelRow.model_validate(GENERIC).model_copy(update={"generation": "c4x"}), "bf16")
 
 
 def test_editing_a_row_changes_its_kernel_and_no_other(tmp_path):
@@ -132,7 +137,7 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (1, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (2, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.OUT_DTYPES[out][1] if out else -1) for row, out in names]
 

@@ -42,7 +42,7 @@ ILLEGAL = {
     "too many stages": (dict(stages=7), "stages", "bytes of shared memory, sm90 has 232448"),
     "a single stage": (dict(stages=1), "stages", "at least 2"),
     "no two stages fit": (dict(tile=[128, 128, 512]), "tile", "a pipeline needs 2"),
-    "c2x": (dict(generation="c2x", schedule=None), "generation", "not part of this version"),
+    "a warp tile in a c3x row": (dict(warp=[64, 64, 64]), "warp", "leave it out"),
     "generic with a schedule": (dict(generation="generic", tile=[64, 64, 64]), "schedule", "leave it out"),
     "generic with prefetch": (
         dict(generation="generic", schedule=None, tile=[64, 64, 64], prefetch=64),
