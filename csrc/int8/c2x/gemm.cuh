@@ -152,7 +152,10 @@ struct Gemm {
   };
   static constexpr int kSharedMemory = sizeof(SharedStorage);
 
-  static const void* kernel() { return reinterpret_cast<const void*>(&gemm_kernel<Gemm>); }
+  static DeviceKernel& kernel() {
+    static DeviceKernel one(&gemm_kernel<Gemm>);
+    return one;
+  }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     return prepare_kernel(kernel(), kSharedMemory, device, message, size);
