@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -71,6 +72,29 @@ def sources_digest(*places: str) -> str:
     found = [path for place in places for path in ((root / place).rglob("*") if (root / place).is_dir() else [root / place])]
     files = sorted(path for path in found if path.is_file())
     return cache.digest(*(part for path in files for part in (str(path.relative_to(root)), path.read_bytes())))
+
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+def includes_digest(text: str) -> str:
+    """One digest over a source and every file of csrc that it includes, directly or not. CUTLASS's files are not in it."""
+    found: dict[str, str] = {}
+    waiting = [text]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop()):
+            if name not in found:
+                found[name] = _own_header(name)
+                waiting.append(found[name])
+    return cache.digest(text, *(part for name in sorted(found) for part in (name, found[name])))
+
+
+@functools.cache
+def _own_header(name: str) -> str:
+    for root in (csrc_dir(), include_dir()):
+        if (root / name).is_file():
+            return (root / name).read_text()
+    return ""
 
 
 @contextmanager

@@ -16,7 +16,6 @@ from scaled_mm.tables.schema import TileTable
 
 # A kernel of an architecture: (row name, output dtype of codegen.OUT_DTYPES), or (ZERO_POINT_TERMS, None).
 KernelName = tuple[str, str | None]
-_KERNEL_SOURCES = ("core/kernel_abi.h", "int8", "include")
 _KERNEL_OBJECT = "kernel.o"
 
 
@@ -142,8 +141,7 @@ def _kernel_key(arch: str, source: str) -> str:
     """Everything that changes the machine code, but not where it lies: paths stay out."""
     nvcc, flags = nvcc_and_flags(arch)
     placeless = " ".join(flag for flag in flags if not flag.startswith("-I"))
-    return cache.digest(source, compile.sources_digest(*_KERNEL_SOURCES), nvcc.version,
-                        str(toolchain.cutlass_version()), placeless)  # fmt: skip
+    return cache.digest(compile.includes_digest(source), nvcc.version, str(toolchain.cutlass_version()), placeless)
 
 
 def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
@@ -174,8 +172,8 @@ def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> P
 def _arch_key(table: TileTable) -> str:
     """Of the sources and the table: a prebuilt library serves on machines without nvcc."""
     generated = [kernel_source(table, name) for name in kernel_names(table)]
-    index = codegen.library_source(table.arch, [], table)
-    return cache.digest(table.arch, index, compile.sources_digest(*_KERNEL_SOURCES), *generated)
+    sources = [codegen.library_source(table.arch, [], table), *generated]
+    return cache.digest(table.arch, *(compile.includes_digest(source) for source in sources))
 
 
 def _built_arch_key(table: TileTable) -> str:

@@ -200,27 +200,25 @@ def test_whatever_changes_a_kernel_changes_its_key(key_of, monkeypatch, tmp_path
     keys.append(key_of())
     monkeypatch.setattr(compile, "nvcc_flags", lambda arch, cutlass: flags("sm80", cutlass))
     keys.append(key_of())
-    digest = compile.sources_digest
-    monkeypatch.setattr(compile, "sources_digest", lambda *places: digest(*places) + "edited")
-    keys.append(key_of())
     assert len(set(keys)) == len(keys)
 
 
-def test_the_sources_of_a_kernel_are_part_of_its_key_and_those_of_torch_are_not(key_of, monkeypatch, tmp_path):
+def test_what_a_kernel_includes_is_part_of_its_key_and_other_sources_are_not(key_of, monkeypatch, tmp_path):
     root = tmp_path / "csrc"
     shutil.copytree(csrc_dir(), root)
     monkeypatch.setattr(compile, "csrc_dir", lambda: root)
 
     def key_after(path: str) -> str:
         (root / path).write_text((root / path).read_text() + "\n// edited\n")
-        compile.sources_digest.cache_clear()
+        compile._own_header.cache_clear()
         return key_of()
 
     keys = [key_of()]
     for path in ("int8/generic/gemm.cuh", "int8/epilogue/formula.cuh", "int8/launch.cuh", "core/kernel_abi.h", "include/scaled_mm/scaled_mm.h"):
         keys.append(key_after(path))
     assert len(set(keys)) == len(keys)
-    assert key_after("torch/ops.cpp") == keys[-1] and key_after("core/registry.cpp") == keys[-1]
+    for path in ("torch/ops.cpp", "core/registry.cpp", "int8/c3x/gemm.cuh", "int8/c2x/gemm.cuh"):
+        assert key_after(path) == keys[-1]
 
 
 def test_where_nvcc_and_the_sources_lie_is_no_part_of_a_key(key_of, monkeypatch):
