@@ -91,7 +91,7 @@ def includes_digest(text: str) -> str:
 
 @functools.cache
 def _own_header(name: str) -> str:
-    for root in (csrc_dir(), include_dir()):
+    for root in (csrc_dir(), csrc_dir() / "include"):
         if (root / name).is_file():
             return (root / name).read_text()
     return ""
