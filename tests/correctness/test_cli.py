@@ -202,7 +202,7 @@ def test_doctor_passes_where_the_cpu_backend_works(capsys):
         findings
     )
     for finding in findings.values():
-        assert finding["found"] or (finding["needed_for"] and finding["get"]), finding
+        assert finding["found"] or (finding["needed_for"] and (finding["get"] or finding["reason"])), finding
 
 
 def test_doctor_prints_what_is_missing_and_how_to_get_it(capsys, monkeypatch):
@@ -220,7 +220,7 @@ def test_doctor_fails_when_the_cpu_gives_a_wrong_number(capsys, monkeypatch):
     status, report = run_json(capsys, "doctor")
     assert status == 1 and report["ok"] is False
     backend = next(finding for finding in report["findings"] if finding["name"] == "CPU backend")
-    assert backend["found"] is None and "differs from the reference" in backend["get"]
+    assert backend["found"] is None and "differs from the reference" in backend["reason"]
 
 
 def test_doctor_survives_a_part_that_raises(capsys, monkeypatch):
@@ -233,9 +233,73 @@ def test_doctor_survives_a_part_that_raises(capsys, monkeypatch):
     status, report = run_json(capsys, "doctor")
     assert status == 0
     finding = next(finding for finding in report["findings"] if finding["name"] == "build cache")
-    assert finding["found"] is None and "PermissionError: cache [not] readable" in finding["get"]
+    assert finding["found"] is None and finding["reason"] == "PermissionError: cache [not] readable"
     assert main(["doctor"]) == 0
     assert "cache [not] readable" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def look_again():
+    """What was found is remembered per process."""
+    from scaled_mm.build import toolchain
+
+    looks = (toolchain.find_nvcc, toolchain.find_cutlass, toolchain.cutlass_version, toolchain.find_cxx, toolchain.cxx_version)
+    for look in looks:
+        look.cache_clear()
+    yield
+    for look in looks:
+        look.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "variable, name", [("SCALED_MM_NVCC", "nvcc"), ("SCALED_MM_CUTLASS", "CUTLASS headers"), ("CXX", "C++ compiler")]
+)
+def test_doctor_keeps_what_is_wrong_apart_from_what_to_do(capsys, monkeypatch, look_again, variable, name):
+    monkeypatch.setenv(variable, "/x")
+    _, report = run_json(capsys, "doctor")
+    finding = next(finding for finding in report["findings"] if finding["name"] == name)
+    assert finding["found"] is None and finding["get"] == f"correct the variable {variable}, or unset it"
+    assert finding["reason"].startswith(f"{variable}: expected ") and finding["reason"].endswith("got /x")
+    main(["doctor"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"cannot be used: {variable}: expected" in printed and f"What to do: correct the variable {variable}" in printed
+
+
+def test_doctor_tries_to_write_to_the_cache(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SCALED_MM_CACHE_DIR", str(tmp_path / "file"))
+    _, report = run_json(capsys, "doctor")
+    finding = next(finding for finding in report["findings"] if finding["name"] == "build cache")
+    assert finding["found"] is None and str(tmp_path / "file") in finding["reason"]
+    assert finding["get"] == "correct the variable SCALED_MM_CACHE_DIR, or unset it"
+
+
+def test_doctor_checks_the_tile_tables(capsys, monkeypatch, tmp_path):
+    from scaled_mm.tables import configs_dir, loader
+
+    text = (configs_dir() / "sm90.yaml").read_text()
+    (tmp_path / "cutlass_configs").mkdir()
+    (tmp_path / "cutlass_configs" / "sm90.yaml").write_text(text.replace("swap_ab: true", "swap_ab: 1", 1))
+    monkeypatch.setattr(loader, "_PACKAGE", tmp_path / "scaled_mm")
+    _, report = run_json(capsys, "doctor")
+    findings = {finding["name"]: finding for finding in report["findings"]}
+    assert "tile tables" not in findings and findings["tile table sm90"]["found"] is None
+    assert "swap_ab" in findings["tile table sm90"]["reason"]
+
+
+def test_doctor_says_which_kernels_the_wheel_has(monkeypatch, tmp_path):
+    from scaled_mm.build import library
+
+    assert doctor._shipped_kernels() == []
+    table = sm.tables.load_table("sm90")
+    (tmp_path / "built.so").write_bytes(b"kernels")
+    monkeypatch.setattr(library, "lib_dir", lambda: tmp_path / "lib")
+    library.install_prebuilt(tmp_path / "built.so", "kernels_sm90", library._arch_key(table), tmp_path / "lib")
+    [finding] = doctor._shipped_kernels()
+    assert finding.name == "kernels in the wheel" and finding.found.startswith(f"sm90, {4 * len(table.rows) + 1} (")
+    library.install_prebuilt(tmp_path / "built.so", "kernels_sm90", "another key", tmp_path / "lib")
+    [finding] = doctor._shipped_kernels()
+    assert finding.found is None and "another tile table or other sources" in finding.reason
 
 
 @pytest.mark.gpu
