@@ -15,7 +15,7 @@ HELP = "compile the kernels of an architecture ahead of time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", default="sm90", help="the tile table to build (default: sm90)")
+    parser.add_argument("--arch", default="sm90", help="the tile table to build, or a YAML file (default: sm90)")
     parser.add_argument("--row", action="append", help="build this row only (repeatable)")
     parser.add_argument("--out-dtype", action="append", choices=["bf16", "fp16", "fp32", "int32"], help="build this output dtype only (repeatable)")
     parser.add_argument("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time (default: one per core)")

@@ -95,14 +95,16 @@ def writable_folder(option: str, folder: Path) -> Path:
 
 
 def table_of(arch: str) -> TileTable:
-    """The table of an --arch option; ArchitectureNotSupportedError for what is no architecture, never a file's name."""
+    """The table of an --arch option: an architecture, or a file that is there. ArchitectureNotSupportedError for the rest."""
     from scaled_mm.errors import ArchitectureNotSupportedError
     from scaled_mm.tables import available_tables, load_table
 
     known = [name for name, _ in available_tables()]
-    if arch not in known:
-        raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {', '.join(known)}")
-    return load_table(arch)
+    if arch in known:
+        return load_table(arch)
+    if Path(arch).is_file():
+        return load_table(Path(arch))
+    raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {', '.join(known)}")
 
 
 def console(stderr: bool = False) -> Console:

@@ -4,11 +4,13 @@ import argparse
 import json
 
 import pytest
+import torch
 from bench_data import case_record, document, measured
 
 from scaled_mm.bench import peers
 from scaled_mm.bench.record import load, save
 from scaled_mm.cli import bench, main
+from scaled_mm.errors import KernelNotFoundError
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -88,6 +90,15 @@ def test_arguments_that_make_no_sense_end_with_status_two(words, message, capsys
     assert message in printed.err and printed.out == "" and len(printed.err.splitlines()) == 1
 
 
+def test_the_row_to_force_on_a_gpu_is_looked_up_before_anything_is_timed(monkeypatch):
+    monkeypatch.setattr(peers, "our_handle", lambda device: argparse.Namespace(arch="sm90"))
+    gpu = torch.device("cuda:0")
+    bench._check_names(parse("--kernel", "generic_64x64x64"), gpu)
+    for name in ("foo", "all", "generic_64x64x64,generic_64x64x64"):
+        with pytest.raises(KernelNotFoundError, match="--kernel: expected one of c3x_.*, got "):
+            bench._check_names(parse("--kernel", name), gpu)
+
+
 @pytest.mark.parametrize(
     ("option", "values"),
     [("--budget-ms", ["0", "-1", "nan", "inf", "x"]), ("--check-limit", ["-1", "nan", "x"]), ("--seed", ["-1", "x", str(2**64)])],
@@ -108,6 +119,7 @@ def test_an_out_that_cannot_be_written_to_is_refused_before_anything_is_timed(tm
         assert f"--out: expected a folder that can be written to, got {out}" in capsys.readouterr().err
 
 
+@pytest.mark.filterwarnings("ignore:No artists with labels")
 def test_a_run_in_which_ours_fails_says_why(tmp_path, capsys, monkeypatch):
     def fail(self, inputs):
         raise RuntimeError("no such thing")
