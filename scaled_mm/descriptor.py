@@ -32,8 +32,9 @@ class Handle:
     """One device.
 
     device: "cuda:0", "cuda" (the current one), "cpu", or a torch.device.
-    arch: force another architecture's tile table, as "sm90"; default: the device's own.
-    Raises DeviceNotSupportedError (no such device or no driver), ArchitectureNotSupportedError (below compute capability 7.5).
+    arch: force another architecture's tile table and kernels, as "sm80"; default: SCALED_MM_ARCH, else the device's own.
+    Raises DeviceNotSupportedError (no such device or no driver), ArchitectureNotSupportedError (below compute capability 7.5,
+    or an arch that the device cannot run).
     """
 
     def __init__(self, device: str | torch.device = "cuda", arch: str | None = None):
@@ -165,13 +166,6 @@ def _named(error: BaseException, tensors: Sequence[torch.Tensor | TensorDesc | N
     return ops.name_dtype(error, **dict(zip(_OPERANDS, tensors)))
 
 
-def _negated(*tensors) -> bool:
-    try:
-        return fast.lazily_negated(*tensors)
-    except AttributeError:
-        return True  # not a tensor: the operator says so
-
-
 def _encode(name: str, value: str | None) -> bytes | None:
     if value is None:
         return None
@@ -238,7 +232,7 @@ class Descriptor:
             stream = _stream_address(stream)
         if self._device_index < 0:
             return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point), workspace)
-        if fast.module is not None and not _negated(out, a_scale, b_scale, bias):
+        if fast.module is not None:
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
             )  # fmt: skip

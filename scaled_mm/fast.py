@@ -47,14 +47,6 @@ def failed(status: int) -> BaseException:
     return _core.failure(status)
 
 
-def lazily_negated(*tensors: torch.Tensor | None) -> bool:
-    """Whether a tensor's memory holds the negative of its values (`x.conj().imag`), which DLPack does not tell."""
-    for tensor in tensors:
-        if tensor is not None and tensor.is_neg():
-            return True
-    return False
-
-
 def _handle_address(device: int) -> int:
     found = _handles.get(device)
     if found is None:
@@ -80,8 +72,6 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
             return NotImplemented
         if out is None:
             out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
-        if lazily_negated(out, a_scale, b_scale, bias):
-            return NotImplemented
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):

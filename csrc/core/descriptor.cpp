@@ -20,6 +20,8 @@ struct scaledMMGemmDescriptor {
   const Kernel* kernel = nullptr;
   const Kernel* zero_point_terms = nullptr;
   int32_t align_a = 1, align_b = 1, align_out = 1;
+  size_t terms_size = 0;      // bytes of the workspace for the zero-point terms, which come first in it
+  size_t workspace_size = 0;  // with what the kernel asks for
 
   const Table* table = nullptr;
   const TableRow* row = nullptr;
@@ -101,9 +103,17 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGemmD
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), d->info.out_dtype, device, shared_memory,
                                           &d->row->slots[d->info.out_dtype], &d->kernel)) return s;
-  if (!d->info.has_zero_point()) return SCALED_MM_STATUS_SUCCESS;
-  return require_kernel(handle->arch, kZeroPointTermsRow, -1, device, shared_memory, &handle->arch->zero_point_terms,
-                        &d->zero_point_terms);
+  if (d->info.has_zero_point()) {
+    if (scaledMMStatus_t s = require_kernel(handle->arch, kZeroPointTermsRow, -1, device, shared_memory,
+                                            &handle->arch->zero_point_terms, &d->zero_point_terms)) return s;
+    d->terms_size = d->info.workspace_size();
+  }
+  d->workspace_size = d->terms_size;
+  if (d->kernel->workspace_size) {
+    d->terms_size = (d->terms_size + 15) / 16 * 16;
+    d->workspace_size = d->terms_size + size_t(d->kernel->workspace_size(d->info.M, d->info.N));
+  }
+  return SCALED_MM_STATUS_SUCCESS;
 }
 
 struct Operand {
@@ -203,7 +213,7 @@ scaledMMStatus_t scaledMMCreateGemmDescriptor(
 
 scaledMMStatus_t scaledMMGetGemmWorkspaceSize(scaledMMGemmDescriptor_t d, size_t* bytes) {
   if (d == nullptr || bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, bytes: expected both, got a null pointer");
-  *bytes = d->zero_point_terms ? d->info.workspace_size() : 0;
+  *bytes = d->workspace_size;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
@@ -282,8 +292,7 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
   launch.b_scale = static_cast<const float*>(b_scale);
   launch.bias = bias;
   launch.stream = stream;
-  if (d->zero_point_terms) {
-    const size_t needed = info.workspace_size();
+  if (const size_t needed = d->workspace_size) {
     if (workspace == nullptr || workspace_size < needed) {
       return fail(SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE, "workspace: expected at least %zu bytes, got %zu", needed,
                   workspace ? workspace_size : size_t(0));
@@ -304,6 +313,9 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
         return fail(SCALED_MM_STATUS_BAD_PARAM, "workspace: expected memory apart from every tensor, got an overlap with %s", input.name);
       }
     }
+    if (d->kernel->workspace_size) launch.workspace = static_cast<char*>(workspace) + d->terms_size;
+  }
+  if (d->zero_point_terms) {
     launch.a_zero_point = a_zero_point;
     launch.b_zero_point = b_zero_point;
     launch.row_terms = static_cast<int32_t*>(workspace);

@@ -3,24 +3,10 @@
 #include <cstdio>
 #include <new>
 
+#include "core/arch.h"
 #include "core/status.h"
 
 using namespace scaled_mm;
-
-namespace {
-
-// The tile table of a compute capability: its own generation's, shared by chips of one instruction set and memory size.
-const char* arch_name(int32_t compute_capability) {
-  if (compute_capability < 75) return nullptr;
-  if (compute_capability < 80) return "sm75";
-  if (compute_capability == 80 || compute_capability == 87) return "sm80";
-  if (compute_capability < 90) return "sm89";
-  if (compute_capability < 100) return "sm90";
-  if (compute_capability < 120) return "sm100";
-  return "sm120";
-}
-
-}  // namespace
 
 scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceType_t device_type, int32_t device_id,
                                       const char* arch) {
@@ -39,19 +25,10 @@ scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceTy
     if (device_id >= kMaxDevices) {
       return fail(SCALED_MM_STATUS_DEVICE_NOT_SUPPORTED, "device: expected an index below %d, got %d", kMaxDevices, int(device_id));
     }
-    const char* own = arch_name(properties.compute_capability);
-    if (own == nullptr) {
-      return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
-                  "device: expected compute capability 7.5 (Turing) or newer, got %d.%d on device %d",
-                  properties.compute_capability / 10, properties.compute_capability % 10, int(device_id));
-    }
+    if (scaledMMStatus_t status = choose_arch(arch, device_id, properties, info.arch, sizeof(info.arch))) return status;
     info.compute_capability = properties.compute_capability;
     info.multiprocessors = properties.multiprocessors;
     info.max_shared_memory = properties.max_shared_memory;
-    const int written = snprintf(info.arch, sizeof(info.arch), "%s", arch ? arch : own);
-    if (written < 1 || written >= int(sizeof(info.arch))) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "arch: expected the name of a tile table such as sm90, got %s", arch);
-    }
   } else {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "device_type: expected SCALED_MM_DEVICE_CPU or SCALED_MM_DEVICE_CUDA, got %d", int(device_type));
   }

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 1
+#define SCALED_MM_KERNEL_ABI_VERSION 2
 
 namespace scaled_mm {
 
@@ -46,6 +46,8 @@ struct GemmLaunch {
   int32_t* row_terms;  // [M][2] = {za, rowsum(a)}; nullptr when there is no zero point
   int32_t* col_terms;  // [N][2] = {colsum(b) - K*zb, zb}
 
+  void* workspace;     // what Kernel::workspace_size asked for, aligned to 16 bytes; nullptr for none. Holds anything
+
   int32_t device;
   int32_t multiprocessors;
   void* stream;        // cudaStream_t
@@ -60,6 +62,8 @@ struct Kernel {
   // Once per device before the first launch: raises the shared memory limit, checks that the device can run it.
   scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);
   scaledMMStatus_t (*launch)(const GemmLaunch& args, char* message, size_t size);
+  // Bytes of device memory that a launch of this size uses; nullptr: none.
+  int64_t (*workspace_size)(int64_t M, int64_t N) = nullptr;
 };
 
 struct KernelLibrary {

@@ -1,8 +1,10 @@
 // Launching with every CUDA status looked at: shared by all kernels.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdio>
 
 #include "core/kernel_abi.h"
@@ -37,17 +39,42 @@ class CurrentDevice {
   cudaError_t error_;
 };
 
+// A kernel and the driver's handle of it on each device, looked up once: a launch through the runtime looks it up every
+// time, which took 1.7 of 4.1 us on the host (docs/decisions/0003).
+class DeviceKernel {
+ public:
+  template <class... Params>
+  explicit DeviceKernel(void (*kernel)(Params...)) : symbol_(reinterpret_cast<const void*>(kernel)) {}
+
+  const void* symbol() const { return symbol_; }
+
+  // Of the current device, whose number is `device`.
+  cudaError_t function(int device, cudaFunction_t* found) {
+    std::atomic<cudaFunction_t>* kept = device >= 0 && device < kDevices ? &functions_[device] : nullptr;
+    *found = kept ? kept->load(std::memory_order_relaxed) : nullptr;
+    if (*found) return cudaSuccess;
+    const cudaError_t error = cudaGetFuncBySymbol(found, symbol_);
+    if (error == cudaSuccess && kept) kept->store(*found, std::memory_order_relaxed);
+    return error;
+  }
+
+ private:
+  static constexpr int kDevices = 64;
+  const void* symbol_;
+  std::atomic<cudaFunction_t> functions_[kDevices] = {};
+};
+
 // Lets a kernel use `shared_memory` bytes on the device; fails if it has no code for it.
-inline scaledMMStatus_t prepare_kernel(const void* kernel, int shared_memory, int device, char* message, size_t size) {
+inline scaledMMStatus_t prepare_kernel(DeviceKernel& kernel, int shared_memory, int device, char* message, size_t size) {
   CurrentDevice current(device);
   if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
-  cudaFuncAttributes attributes;
-  if (cudaError_t error = cudaFuncGetAttributes(&attributes, kernel)) {
+  cudaFunction_t function;
+  if (cudaError_t error = kernel.function(device, &function)) {
     cudaGetLastError();  // not sticky: the next launch must not find it
-    return cuda_failure(error, "cudaFuncGetAttributes", message, size);
+    return cuda_failure(error, "cudaGetFuncBySymbol", message, size);
   }
   if (shared_memory < 48 * 1024) return SCALED_MM_STATUS_SUCCESS;
-  if (cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_memory)) {
+  if (cudaError_t error = cudaFuncSetAttribute(kernel.symbol(), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_memory)) {
     cudaGetLastError();
     return cuda_failure(error, "cudaFuncSetAttribute", message, size);
   }
@@ -61,30 +88,56 @@ struct LaunchShape {
   bool dependent = false;
 };
 
-inline scaledMMStatus_t launch_kernel(const void* kernel, const LaunchShape& shape, void** params, const GemmLaunch& args,
+using DriverLaunch = CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**);
+
+inline cudaError_t driver_launch(DriverLaunch* found) {
+  static std::atomic<DriverLaunch> kept{nullptr};
+  *found = kept.load(std::memory_order_relaxed);
+  if (*found) return cudaSuccess;
+  void* address = nullptr;
+  cudaDriverEntryPointQueryResult result;
+  if (cudaError_t error = cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &address, 12000, cudaEnableDefault, &result)) return error;
+  if (result != cudaDriverEntryPointSuccess) return cudaErrorInsufficientDriver;
+  *found = reinterpret_cast<DriverLaunch>(address);
+  kept.store(*found, std::memory_order_relaxed);
+  return cudaSuccess;
+}
+
+inline scaledMMStatus_t launch_kernel(DeviceKernel& kernel, const LaunchShape& shape, void** params, const GemmLaunch& args,
                                       char* message, size_t size) {
   CurrentDevice current(args.device);
   if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = {};
-  config.gridDim = shape.grid;
-  config.blockDim = shape.block;
-  config.dynamicSmemBytes = size_t(shape.shared_memory);
-  config.stream = static_cast<cudaStream_t>(args.stream);
+  cudaFunction_t function;
+  DriverLaunch launch;
+  cudaError_t error = kernel.function(args.device, &function);
+  if (error == cudaSuccess) error = driver_launch(&launch);
+  if (error != cudaSuccess) {
+    cudaGetLastError();
+    return cuda_failure(error, "looking up the kernel", message, size);
+  }
+  CUlaunchAttribute attributes[2];
+  CUlaunchConfig config = {};
+  config.gridDimX = shape.grid.x;
+  config.gridDimY = shape.grid.y;
+  config.gridDimZ = shape.grid.z;
+  config.blockDimX = shape.block.x;
+  config.blockDimY = shape.block.y;
+  config.blockDimZ = shape.block.z;
+  config.sharedMemBytes = unsigned(shape.shared_memory);
+  config.hStream = static_cast<CUstream>(args.stream);
   config.attrs = attributes;
   if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
-    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+    CUlaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    cluster.value.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
   }
   if (shape.dependent) {
-    cudaLaunchAttribute& dependent = attributes[config.numAttrs++];
-    dependent.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    dependent.val.programmaticStreamSerializationAllowed = 1;
+    CUlaunchAttribute& dependent = attributes[config.numAttrs++];
+    dependent.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    dependent.value.programmaticStreamSerializationAllowed = 1;
   }
-  if (cudaError_t error = cudaLaunchKernelExC(&config, kernel, params)) {
-    cudaGetLastError();
-    return cuda_failure(error, "cudaLaunchKernelExC", message, size);
+  if (const CUresult result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr)) {
+    return cuda_failure(static_cast<cudaError_t>(result), "cuLaunchKernelEx", message, size);  // one numbering for both
   }
   return SCALED_MM_STATUS_SUCCESS;
 }

@@ -50,6 +50,7 @@ struct DLPackExchangeAPI {
 const DLPackExchangeAPI* api = nullptr;
 PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
+PyObject* is_neg = nullptr;  // the name of the method
 
 constexpr int kOperands = 8;
 constexpr const char* kNames[kOperands] = {"out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"};
@@ -82,6 +83,24 @@ Answer read_tensor(PyObject* object, DLTensor* t) {
   return Answer::kFine;
 }
 
+// Whether memory may hold the negative of the values (`x.conj().imag`), which DLPack does not tell and torch does. Such a view
+// steps over the real parts, so a tensor of several elements without gaps is none, and need not be asked.
+Answer check_not_negated(PyObject* object, const DLTensor& t) {
+  if (t.dtype.code != kDLFloat) return Answer::kFine;
+  int64_t elements = 1;
+  bool packed = true;
+  for (int d = t.ndim - 1; d >= 0; --d) {
+    packed &= t.strides[d] == elements;
+    elements *= t.shape[d];
+  }
+  if (packed && elements > 1) return Answer::kFine;
+  PyObject* negated = PyObject_CallMethodObjArgs(object, is_neg, nullptr);
+  if (negated == nullptr) PyErr_Clear();
+  const bool fine = negated == Py_False;
+  Py_XDECREF(negated);
+  return fine ? Answer::kFine : Answer::kNotMine;
+}
+
 Answer read_operands(PyObject* const* objects, int32_t device, Operands* o) {
   for (int i = 0; i < kOperands; ++i) {
     o->present[i] = nullptr;
@@ -96,6 +115,7 @@ Answer read_operands(PyObject* const* objects, int32_t device, Operands* o) {
       scaledMMSetLastError(SCALED_MM_STATUS_BAD_TENSOR_DEVICE, message.c_str());
       return Answer::kRefused;
     }
+    if (Answer answer = check_not_negated(objects[i], t); answer != Answer::kFine) return answer;
     o->data[i] = static_cast<char*>(t.data) + t.byte_offset;
     scaledMMTensorDesc_t& desc = o->descs[i];
     desc.dtype = to_dtype(t.dtype);
@@ -186,7 +206,13 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
       scaledMMCreateGemmDescriptor(handle, &descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
                                    o.present[4], o.present[5], nullptr, nullptr, nullptr);
   if (status != SCALED_MM_STATUS_SUCCESS) return status_object(status);
-  status = launch(descriptor, o, nullptr, 0, stream);
+  size_t workspace = 0;
+  status = scaledMMGetGemmWorkspaceSize(descriptor, &workspace);
+  if (status == SCALED_MM_STATUS_SUCCESS && workspace > 0) {  // a split-K row: the operator allocates it
+    scaledMMDestroyGemmDescriptor(descriptor);
+    return not_mine();
+  }
+  if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, nullptr, 0, stream);
   const scaledMMStatus_t destroyed = scaledMMDestroyGemmDescriptor(descriptor);
   return status_object(status != SCALED_MM_STATUS_SUCCESS ? status : destroyed);
 }
@@ -205,6 +231,8 @@ PyObject* bind(PyObject*, PyObject* args) {
   Py_DECREF(capsule);
   if (table == nullptr) return nullptr;
   if (table->header.major != 1 || table->dltensor_from_py_object_no_sync == nullptr) Py_RETURN_FALSE;
+  is_neg = PyUnicode_InternFromString("is_neg");
+  if (is_neg == nullptr) return nullptr;
   api = table;
   tensor_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
   parameter_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));

@@ -6,6 +6,7 @@ The text generated here is the only place where a row's fields become C++.
 from __future__ import annotations
 
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.tables import rules_c2x
 from scaled_mm.tables.schema import KernelRow, TileTable
 
 # Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
@@ -24,7 +25,7 @@ def symbol(row: str, out_dtype: str | None) -> str:
 
 def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
     """(header, C++ type) of a row. KernelNotBuiltError for a legal row whose kernel is not written yet."""
-    if row.scheduler != "persistent" or row.split_k != 1:
+    if row.scheduler != "persistent" or (row.split_k != 1 and row.generation != "c2x"):
         raise KernelNotBuiltError(f"{row.name}: no kernel has scheduler {row.scheduler} with split_k {row.split_k} yet")
     tile = f"{row.tile.m}, {row.tile.n}, {row.tile.k}"
     if row.generation == "generic":
@@ -36,8 +37,11 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
             "int8/c3x/gemm.cuh",
             f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "
             f"scaled_mm::c3x::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
-            f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {cxx_out}>",
+            f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {row.prefetch}, {cxx_out}>",
         )
+    if row.generation == "c2x":
+        warp = f"{row.warp.m}, {row.warp.n}, {row.warp.k}"
+        return "int8/c2x/gemm.cuh", f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"
     raise AssertionError(f"no template for generation {row.generation}")  # the table's rules let none through
 
 
@@ -45,9 +49,13 @@ def kernel_source(row: KernelRow, out_dtype: str) -> str:
     """The translation unit of one kernel: a row of the table for one output dtype."""
     header, config = _config(row, OUT_DTYPES[out_dtype][0])
     name = symbol(row.name, out_dtype)
+    check = ""
+    if row.generation == "c2x":
+        expected = rules_c2x.cost(row).shared_memory
+        check = f'static_assert(Row::kSharedMemory == {expected}, "the shared memory that the table\'s rules reckon with");\n'
     return (
         f'// Generated from row {row.name} of the tile table.\n#include "{header}"\n'
-        f"using Row = {config};\n"
+        f"using Row = {config};\n{check}"
         f'extern "C" const scaled_mm::Kernel {name};\n'
         f'const scaled_mm::Kernel {name} = Row::entry("{row.name}");\n'
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -31,15 +32,24 @@ def cxx_flags() -> list[str]:
     return ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{csrc_dir()}", f"-I{include_dir()}"]
 
 
-# The machine code of an architecture's own GPUs. sm_90a has wgmma; it exists for that architecture alone.
-GENCODE = {
-    "sm75": "arch=compute_75,code=sm_75",
-    "sm80": "arch=compute_80,code=sm_80",
-    "sm89": "arch=compute_89,code=sm_89",
-    "sm90": "arch=compute_90a,code=sm_90a",
-    "sm100": "arch=compute_100,code=sm_100",
-    "sm120": "arch=compute_120,code=sm_120",
-}
+# Where a table's kernels are compiled for another architecture than its own name says: the oldest that it serves, and the
+# variant of sm_90 that has wgmma.
+_TARGETS = {"sm89": "86", "sm90": "90a"}
+
+
+def target(arch: str) -> str:
+    """The compute capability that a table's kernels are compiled for: "86" for sm89, "90a" for sm90."""
+    return _TARGETS.get(arch, arch.removeprefix("sm"))
+
+
+def gencode(arch: str) -> str:
+    """nvcc's -gencode for the kernels of a table: machine code, and PTX of which the driver makes code for any newer GPU.
+
+    Machine code serves the newer GPUs of its major version too. That of sm_90a serves itself alone and has no PTX.
+    """
+    capability = target(arch)
+    code = f"sm_{capability}" if capability.endswith("a") else f"[sm_{capability},compute_{capability}]"
+    return f"arch=compute_{capability},code={code}"
 
 
 def nvcc_flags(arch: str, cutlass: Path) -> list[str]:
@@ -51,7 +61,7 @@ def nvcc_flags(arch: str, cutlass: Path) -> list[str]:
     """
     return [
         "-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "--expt-relaxed-constexpr", "-DCUTLASS_ENABLE_GDC_FOR_SM90",
-        f"-gencode={GENCODE[arch]}", "-Xcompiler=-fPIC,-fvisibility=hidden",
+        f"-gencode={gencode(arch)}", "-Xcompiler=-fPIC,-fvisibility=hidden",
         f"-I{csrc_dir()}", f"-I{include_dir()}", f"-I{cutlass}",
     ]  # fmt: skip
 
@@ -63,6 +73,29 @@ def sources_digest(*places: str) -> str:
     found = [path for place in places for path in ((root / place).rglob("*") if (root / place).is_dir() else [root / place])]
     files = sorted(path for path in found if path.is_file())
     return cache.digest(*(part for path in files for part in (str(path.relative_to(root)), path.read_bytes())))
+
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+
+
+def includes_digest(text: str) -> str:
+    """One digest over a source and every file of csrc that it includes, directly or not. CUTLASS's files are not in it."""
+    found: dict[str, str] = {}
+    waiting = [text]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop()):
+            if name not in found:
+                found[name] = _own_header(name)
+                waiting.append(found[name])
+    return cache.digest(text, *(part for name in sorted(found) for part in (name, found[name])))
+
+
+@functools.cache
+def _own_header(name: str) -> str:
+    for root in (csrc_dir(), include_dir()):
+        if (root / name).is_file():
+            return (root / name).read_text()
+    return ""
 
 
 # Of ninja: its exit status for an interrupt (before 1.12 it is 2, and its output says so), or killed by the signal.

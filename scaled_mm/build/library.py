@@ -16,7 +16,6 @@ from scaled_mm.tables.schema import TileTable
 
 # A kernel of an architecture: (row name, output dtype of codegen.OUT_DTYPES), or (ZERO_POINT_TERMS, None).
 KernelName = tuple[str, str | None]
-_KERNEL_SOURCES = ("core/kernel_abi.h", "int8", "include")
 _KERNEL_OBJECT = "kernel.o"
 
 
@@ -130,12 +129,14 @@ def kernel_names(table: TileTable) -> list[KernelName]:
     return [*names, (codegen.ZERO_POINT_TERMS, None)]
 
 
-def _kernel_source(table: TileTable, name: KernelName) -> str:
+def kernel_source(table: TileTable, name: KernelName) -> str:
+    """The translation unit of one kernel of a table."""
     row, out_dtype = name
     return codegen.zero_point_terms_source() if out_dtype is None else codegen.kernel_source(table.row(row), out_dtype)
 
 
-def _nvcc_and_flags(arch: str) -> tuple[toolchain.Nvcc, list[str]]:
+def nvcc_and_flags(arch: str) -> tuple[toolchain.Nvcc, list[str]]:
+    """The nvcc, and its flags for the kernels of a table; KernelNotBuiltError says what is missing."""
     nvcc = toolchain.require("nvcc", toolchain.find_nvcc())
     return nvcc, compile.nvcc_flags(arch, toolchain.require("CUTLASS", toolchain.find_cutlass()))
 
@@ -148,20 +149,20 @@ def _link_flags(nvcc: toolchain.Nvcc) -> list[str]:
 
 def _kernel_key(arch: str, source: str) -> str:
     """Everything that changes the machine code, but not where it lies: paths stay out."""
-    nvcc, flags = _nvcc_and_flags(arch)
+    nvcc, flags = nvcc_and_flags(arch)
     placeless = " ".join(flag for flag in flags if not flag.startswith("-I"))
-    return cache.digest(source, compile.sources_digest(*_KERNEL_SOURCES), nvcc.version,
-                        str(toolchain.cutlass_version()), placeless)  # fmt: skip
+    return cache.digest(compile.includes_digest(source), nvcc.version, str(toolchain.cutlass_version()), placeless)
 
 
 def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
     """The library of one kernel, from the cache or compiled now."""
     row, out_dtype = name
-    arch, source = table.arch, _kernel_source(table, name)
-    nvcc, flags = _nvcc_and_flags(arch)
+    arch, source = table.arch, kernel_source(table, name)
+    nvcc, flags = nvcc_and_flags(arch)
     label = "-".join(part for part in (arch, row, out_dtype) if part)
 
     def build(folder: Path) -> None:
+        toolchain.require_architecture(nvcc, f"compute_{compile.target(arch)}")
         (folder / "kernel.cu").write_text(source)
         (folder / "index.cpp").write_text(codegen.library_source(arch, [codegen.symbol(row, out_dtype)]))
 
@@ -180,9 +181,9 @@ def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> P
 
 def _arch_key(table: TileTable) -> str:
     """Of the sources and the table: a prebuilt library serves on machines without nvcc."""
-    generated = [_kernel_source(table, name) for name in kernel_names(table)]
-    index = codegen.library_source(table.arch, [], table)
-    return cache.digest(table.arch, index, compile.sources_digest(*_KERNEL_SOURCES), *generated)
+    generated = [kernel_source(table, name) for name in kernel_names(table)]
+    sources = [codegen.library_source(table.arch, [], table), *generated]
+    return cache.digest(table.arch, *(compile.includes_digest(source) for source in sources))
 
 
 def _built_arch_key(table: TileTable) -> str:
@@ -223,7 +224,7 @@ def build_kernels(
 
 def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None) -> Path:
     """Build every kernel of a table and link them, with the table, into one library. Options: see `build_kernels`."""
-    nvcc, flags = _nvcc_and_flags(table.arch)
+    nvcc, flags = nvcc_and_flags(table.arch)
     names = kernel_names(table)
     built = build_kernels(table, names, jobs, on_kernel)
 

@@ -79,6 +79,34 @@ def find_nvcc() -> Nvcc | None:
 
 
 @functools.cache
+def _known(nvcc: Nvcc, option: str, name: str) -> frozenset[str]:
+    try:
+        answer = subprocess.run([str(nvcc.path), option], capture_output=True, text=True)
+    except OSError:
+        return frozenset()
+    return frozenset(word for word in answer.stdout.split() if re.fullmatch(name, word))
+
+
+def known_machine_codes(nvcc: Nvcc) -> frozenset[str]:
+    """sm_75 and so on: what an nvcc can make machine code for."""
+    return _known(nvcc, "--list-gpu-code", r"sm_\d+")
+
+
+def require_architecture(nvcc: Nvcc, virtual: str) -> None:
+    """KernelNotBuiltError if the nvcc does not compile for a virtual architecture such as compute_100 (compute_90a: as compute_90).
+
+    An nvcc that lists nothing is left to say so itself.
+    """
+    known = _known(nvcc, "--list-gpu-arch", r"compute_\d+")
+    if known and virtual.rstrip("a") not in known:
+        names = ", ".join(sorted(known, key=lambda name: int(name.removeprefix("compute_"))))
+        raise KernelNotBuiltError(
+            f"nvcc: expected one that compiles for {virtual}, got {nvcc.version} ({nvcc.path}), which knows {names}; "
+            "install a newer CUDA toolkit, or set SCALED_MM_NVCC"
+        )
+
+
+@functools.cache
 def find_cutlass() -> Path | None:
     """CUTLASS's include folder: SCALED_MM_CUTLASS (a checkout), else the `nvidia-cutlass` wheel.
 

@@ -172,14 +172,14 @@ def _run_bench(
             console.print(f"[yellow]not run:[/yellow] {one.name}: {escape(one.unavailable)}", highlight=False)
     here = [peer for peer, one in zip(chosen, document.implementations, strict=True) if one.unavailable is None]
     with _progress(console, len(cases) * (len(here) + 2)) as step:
+        if args.overhead:  # first: what the process has done before shows in it
+            document.overhead = run.run_overhead(here, device)
         for records in run.run_grid(cases, here, device, options, step):
             document.cases += records
             if (clocks := read_clocks(device, f"after {records[0].shape}")) is not None:
                 document.clocks.append(clocks)
             save(document, out)  # a run that is cut short leaves what it has
             _log(console, f"{records[0].shape}: {len(records)} cases")
-        if args.overhead:
-            document.overhead = run.run_overhead(here, device)
     save(document, out)
     _finish(document, out, args, console)
     failed = [f"{case.shape} M={case.M}: {reason}" for case, name, reason in analysis.failures(document) if name == peers.OURS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -99,12 +100,10 @@ def table_of(arch: str) -> TileTable:
     from scaled_mm.errors import ArchitectureNotSupportedError
     from scaled_mm.tables import available_tables, load_table
 
-    known = [name for name, _ in available_tables()]
-    if arch in known:
+    if re.fullmatch(r"sm\d+", arch) or Path(arch).is_file():
         return load_table(arch)
-    if Path(arch).is_file():
-        return load_table(Path(arch))
-    raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {', '.join(known)}")
+    known = ", ".join(name for name, _ in available_tables())
+    raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {known}")
 
 
 def console(stderr: bool = False) -> Console:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from scaled_mm.tables import KernelRow, TileTable
+    from scaled_mm.build.check import Compiled
+    from scaled_mm.tables import KernelRow, Problem, TileTable
 
 HELP = "show a tile table, check tables, or explain which kernel serves a product"
 
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         explain.add_argument(axis, type=common.integer(0, LARGEST_SIZE), help=what)
     explain.add_argument(
         "--sms", type=common.integer(1), default=132, metavar="N", help="multiprocessors to count waves for (default 132: H100 SXM, H200)"
+    )
+    check.add_argument(
+        "--compile",
+        action="store_true",
+        help="also compile every row for every GPU its table serves (needs nvcc, no GPU): a row that spills is a problem",
     )
     for command, default in ((show, "sm90"), (check, None), (explain, "sm90")):
         which = command.add_mutually_exclusive_group()
@@ -173,18 +179,29 @@ def _buckets_view(table: TileTable) -> Any:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from scaled_mm.build import toolchain
     from scaled_mm.tables import check_table
 
-    results = [(path, check_table(path, arch)) for path, arch in _tables_to_check(args)]
-    problems = sum(len(found) for _, found in results)
+    if args.compile:
+        toolchain.require("nvcc", toolchain.find_nvcc())
+    results = []
+    for path, arch in _tables_to_check(args):
+        found = check_table(path, arch)
+        compiled = _compile(path, found, args.json) if args.compile and not found else []
+        results.append((path, found, compiled))
+    problems = sum(len(found) for _, found, _ in results)
     if args.json:
         tables = [
-            {"table": str(path), "problems": [dataclasses.asdict(problem) for problem in found]}
-            for path, found in results
+            {
+                "table": str(path),
+                "problems": [dataclasses.asdict(problem) for problem in found],
+                **({"compiled": [dataclasses.asdict(kernel) for kernel in compiled]} if args.compile else {}),
+            }
+            for path, found, compiled in results
         ]
         _print_json({"ok": problems == 0, "tables": tables})
         return 1 if problems else 0
-    for path, found in results:
+    for path, found, _ in results:
         for problem in found:
             print(problem)
         if not found:
@@ -192,6 +209,31 @@ def _check(args: argparse.Namespace) -> int:
     if problems:
         print(f"{problems} problem{'s' if problems > 1 else ''}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]:
+    """Compile a table's rows, say how each came out, and add a problem for what spills or does not compile."""
+    from scaled_mm.build import check
+    from scaled_mm.errors import KernelNotBuiltError
+    from scaled_mm.tables import Problem, load_table
+
+    def say(kernels: list[Compiled]) -> None:
+        for kernel in kernels if not quiet else ():
+            name = f"{kernel.row} {kernel.out_dtype or ''}".rstrip()
+            print(f"{table.arch} {name} {kernel.code}: {kernel.registers} registers, {kernel.spilled} bytes spilled", flush=True)
+
+    table = load_table(path)
+    try:
+        compiled = check.compile_kernels(table, check.kernels_to_check(table), on_kernel=say)
+    except KernelNotBuiltError as error:
+        problems.append(Problem(str(path), None, "rows", str(error)))
+        return []
+    for kernel in compiled:
+        if kernel.spilled:
+            name = f"{kernel.row} {kernel.out_dtype or ''}".rstrip()
+            reason = f"{name} spills {kernel.spilled} bytes on {kernel.code}"
+            problems.append(Problem(str(path), None, "rows", reason))
+    return compiled
 
 
 def _tables_to_check(args: argparse.Namespace) -> list[tuple[Path, str | None]]:
@@ -251,9 +293,12 @@ def _explain(args: argparse.Namespace) -> int:
     registers = estimate["accumulator_registers"]
     print(f"M={M} N={N} K={K}: {row.name}")
     print(f"  why     {selection.reason}")
-    shape = [f"tile {row.tile}", f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
+    shape = [f"tile {row.tile}", f"warp {row.warp}"] if row.warp else [f"tile {row.tile}"]
+    shape += [f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
     if row.swizzle > 1:
         shape.append(f"swizzle {row.swizzle}")
+    if row.prefetch:
+        shape.append(f"prefetch {row.prefetch}")
     print(
         f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
     )

@@ -26,6 +26,7 @@ class _Header(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     arch: StrictStr
+    serves: list[StrictStr] | None = None
     tuned: StrictBool = False
     fallback: StrictStr
 
@@ -49,18 +50,29 @@ def available_tables() -> list[tuple[str, Path]]:
     return sorted(tables, key=lambda table: int(table[0][2:]))
 
 
+def table_of(arch: str) -> str:
+    """The table that serves an architecture: "sm89" for "sm86". The name itself when no table lists it."""
+    for table, path in available_tables():
+        header = read_document(path).value
+        listed = header.get("serves") if isinstance(header, dict) else None
+        if isinstance(listed, list) and arch in listed:
+            return table
+    return arch
+
+
 def load_table(arch_or_path: str | os.PathLike[str]) -> TileTable:
-    """The table of an architecture ("sm90") or of a YAML file.
+    """The table that serves an architecture ("sm90"; "sm86" has sm89's), or of a YAML file.
 
     Raises TableError with every problem of the file, ArchitectureNotSupportedError for an architecture without a table.
     """
     if isinstance(arch_or_path, str) and _ARCH_NAME.fullmatch(arch_or_path):
         tables = dict(available_tables())
-        if arch_or_path not in tables:
+        name = arch_or_path if arch_or_path in tables else table_of(arch_or_path)
+        if name not in tables:
             raise ArchitectureNotSupportedError(
                 f"arch: no tile table for {arch_or_path!r}; there are: {', '.join(tables)}"
             )
-        return _Loader(tables[arch_or_path], expected_arch=arch_or_path).load()
+        return _Loader(tables[name], expected_arch=name).load()
     return _Loader(Path(arch_or_path)).load()
 
 
@@ -107,6 +119,7 @@ class _Loader:
             raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
         return TileTable(
             arch=header.arch,
+            serves=tuple(header.serves or [header.arch]),
             source=str(self.path),
             tuned=header.tuned,
             rows=tuple(rows),
@@ -122,6 +135,8 @@ class _Loader:
             return None
         if self.expected_arch is not None and header.arch != self.expected_arch:
             self._problem(("arch",), f"{header.arch!r} in the file that is named for {self.expected_arch!r}")
+        for index, reason in rules.serves_findings(header.arch, header.serves):
+            self._problem(("serves",) if index is None else ("serves", index), reason)
         return header.arch
 
     def _rows(self, entries: list[Any], arch: str | None) -> tuple[list[KernelRow], list[str]]:

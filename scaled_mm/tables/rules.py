@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from scaled_mm.tables.schema import Bucket, KernelRow
+from scaled_mm.tables import rules_c2x
+from scaled_mm.tables.schema import Bucket, KernelRow, RowCost
 from scaled_mm.tables.select import describe_bucket
 
 KIB = 1024
@@ -20,11 +21,14 @@ SHARED_MEMORY = {
     "sm80": 163 * KIB,
     "sm86": 99 * KIB,
     "sm87": 163 * KIB,
+    "sm88": 99 * KIB,
     "sm89": 99 * KIB,
     "sm90": 227 * KIB,
     "sm100": 227 * KIB,
     "sm103": 227 * KIB,
+    "sm110": 227 * KIB,
     "sm120": 99 * KIB,
+    "sm121": 99 * KIB,
 }
 C3X_ARCHES = ("sm90",)
 
@@ -44,17 +48,6 @@ class Finding:
 
     where: tuple[str | int, ...]
     reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class RowCost:
-    """What a row occupies. Bytes; `accumulators` are 32-bit registers per consumer thread (None: not known)."""
-
-    stage_bytes: int
-    epilogue_bytes: int
-    stages: int
-    shared_memory: int
-    accumulators: int | None
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -84,8 +77,10 @@ def row_cost(row: KernelRow, arch: str) -> RowCost:
     stages = (shared memory - epilogue) / (tile_m * tile_k + tile_n * tile_k + 16 bytes of barriers), as CUTLASS's
     StageCountAutoCarveout counts them. The generic kernel has one stage and no TMA epilogue.
     """
+    if row.generation == "c2x":
+        return rules_c2x.cost(row)
     stage = (row.tile.m + row.tile.n) * row.tile.k
-    if row.generation != "c3x":
+    if row.generation == "generic":
         return RowCost(stage, 0, 1, stage, None)
     stage = _round_up(stage, 128) + 16
     epilogue = epilogue_bytes(row)
@@ -115,6 +110,8 @@ def _tile_and_schedule(row: KernelRow) -> Iterator[tuple[str, str]]:
         yield "scheduler", "stream_k kernels are not part of this version; use persistent"
     if row.split_k > 1:
         yield "split_k", "split-K kernels are not part of this version; leave it out"
+    if row.prefetch % k:
+        yield "prefetch", f"prefetch = {row.prefetch} bytes of K; whole tiles of {k} are asked for"
     if row.schedule == "warp_specialized":
         for field, value, default in (("raster", row.raster, "heuristic"), ("swizzle", row.swizzle, 1)):
             if value != default:
@@ -188,15 +185,34 @@ def _generic(row: KernelRow, arch: str) -> Iterator[tuple[str, str]]:
     if shared > _STATIC_SHARED_MEMORY:
         yield "tile", f"{shared} bytes of shared memory, a generic row has {_STATIC_SHARED_MEMORY}"
     defaults = (("cluster", (1, 1)), ("schedule", None), ("scheduler", "persistent"), ("swap_ab", False))
-    for field, default in (*defaults, ("stages", "auto"), ("split_k", 1)):
+    for field, default in (*defaults, ("stages", "auto"), ("split_k", 1), ("prefetch", 0)):
         if getattr(row, field) != default:
             yield field, "a generic row has none: leave it out"
+
+
+def serves_findings(arch: str, serves: Sequence[str] | None) -> Iterator[tuple[int | None, str]]:
+    """(index in `serves`, or None for all of it, and the reason) for what keeps a table from serving an architecture."""
+    if serves is None:
+        return
+    if arch not in serves:
+        yield None, f"expected {arch} among the architectures served, got {', '.join(serves) or 'none'}"
+    for index, served in enumerate(serves):
+        if served not in SHARED_MEMORY:
+            yield index, f"unknown architecture {served!r}; known: {', '.join(SHARED_MEMORY)}"
+        elif served in serves[:index]:
+            yield index, f"{served} stands twice"
+        elif SHARED_MEMORY[served] < SHARED_MEMORY[arch]:
+            yield index, f"{served} has {SHARED_MEMORY[served]} bytes of shared memory, the rows may use {arch}'s {SHARED_MEMORY[arch]}"
+        elif arch in C3X_ARCHES and served != arch:
+            yield index, f"wgmma kernels run on {arch} alone, not on {served}"
 
 
 def row_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
     """(field, reason) for every rule of `arch` that the row breaks; `arch` is a key of SHARED_MEMORY."""
     if row.generation == "c2x":
-        return [("generation", "c2x kernels (CUTLASS 2.x, mma.sync) are not part of this version; use c3x or generic")]
+        return list(rules_c2x.findings(row, arch, SHARED_MEMORY[arch]))
+    if row.warp is not None:
+        return [("warp", f"a {row.generation} row has none: leave it out")]
     if row.generation == "generic":
         return list(_generic(row, arch))
     if arch not in C3X_ARCHES:

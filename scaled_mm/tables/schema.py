@@ -65,6 +65,17 @@ class ClusterShape(NamedTuple):
         return f"{self.m}x{self.n}"
 
 
+@dataclasses.dataclass(frozen=True)
+class RowCost:
+    """What a row occupies. Bytes; `accumulators` are 32-bit registers per consumer thread (None: not known)."""
+
+    stage_bytes: int
+    epilogue_bytes: int
+    stages: int
+    shared_memory: int
+    accumulators: int | None
+
+
 def _stages(value: Any) -> Any:
     if value == "auto" or (type(value) is int and value >= 1):
         return value
@@ -86,12 +97,16 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 class KernelRow(BaseModel):
     """One kernel: everything the build needs to generate its translation unit.
 
-    generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); generic takes any strides and alignment on every architecture;
-        c2x (CUTLASS 2.x, mma.sync) has its name kept and is refused by the rules until those kernels exist.
+    generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; generic takes any
+        strides and alignment on every architecture.
+    warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
+        A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
+        their int32 sums in the workspace.
     schedule: c3x only.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
     raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one.
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
+    prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
     """
 
@@ -100,12 +115,14 @@ class KernelRow(BaseModel):
     name: RowName
     generation: Literal["c3x", "c2x", "generic"]
     tile: TileShape
+    warp: TileShape | None = None
     cluster: ClusterShape = ClusterShape(1, 1)
     schedule: Literal["warp_specialized", "pingpong", "cooperative"] | None = None
     scheduler: Literal["persistent", "stream_k"] = "persistent"
     swap_ab: StrictBool = False
     raster: Literal["heuristic", "along_m", "along_n"] = "heuristic"
     swizzle: Literal[1, 2, 4, 8] = 1
+    prefetch: Annotated[StrictInt, Field(ge=0)] = 0
     stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
     split_k: _Positive = 1
 
@@ -132,6 +149,7 @@ class Bucket(BaseModel):
 class TileTable(BaseModel):
     """The rows of one architecture and the buckets that choose among them; the first bucket that fits wins.
 
+    serves: architectures whose GPUs use this table; their oldest is what its kernels are compiled for.
     tuned: measured on one GPU model by the autotuner.
     fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
     """
@@ -139,6 +157,7 @@ class TileTable(BaseModel):
     model_config = _FROZEN
 
     arch: str
+    serves: tuple[str, ...] = ()
     source: str
     tuned: bool
     rows: tuple[KernelRow, ...]

@@ -10,7 +10,7 @@ import pytest
 from scaled_mm.build import compile, toolchain
 
 _LOOKS = (toolchain.find_nvcc, toolchain.find_cutlass, toolchain.cutlass_version, toolchain.find_ninja, toolchain.find_cxx,
-          toolchain.cxx_version, compile.sources_digest)  # fmt: skip
+          toolchain.cxx_version, compile.sources_digest, compile._own_header)  # fmt: skip
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from scaled_mm.tables.schema import KernelRow, TableError
 
 TABLES = [load_table(arch) for arch, _ in available_tables()]
 C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="cooperative")
+C2X = dict(name="r", generation="c2x", tile=[128, 128, 64], warp=[64, 64, 64], stages=5)
 GENERIC = dict(name="r", generation="generic", tile=[64, 64, 64])
 
 
@@ -55,7 +56,11 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
         *((C3X, change) for change in (
             dict(tile=[256, 128, 128]), dict(tile=[128, 64, 128]), dict(tile=[128, 128, 64]), dict(cluster=[2, 1]),
             dict(cluster=[1, 2]), dict(schedule="pingpong"), dict(schedule="warp_specialized"), dict(stages=3),
-            dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(name="other"),
+            dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(prefetch=1024), dict(name="other"),
+        )),
+        *((C2X, change) for change in (
+            dict(tile=[64, 128, 64]), dict(tile=[128, 64, 64]), dict(tile=[128, 128, 128]), dict(warp=[32, 64, 64]),
+            dict(warp=[64, 32, 64]), dict(warp=[64, 64, 32]), dict(stages=4), dict(swizzle=4), dict(split_k=2), dict(name="other"),
         )),
         *((GENERIC, change) for change in (
             dict(tile=[32, 64, 64]), dict(tile=[64, 32, 64]), dict(tile=[64, 64, 32]), dict(name="other"),
@@ -77,8 +82,8 @@ def test_an_illegal_row_does_not_reach_code_generation(tmp_path):
     for change in (dict(generation="c2x"), dict(tile=[64, 512, 128]), dict(schedule=None), dict(cluster=[16, 1])):
         with pytest.raises(TableError, match=r"edited.yaml:\d+: rows\[0\]"):
             edited_table(tmp_path, lambda document, change=change: document["rows"][0].update(change))
-    with pytest.raises(AssertionError, match="no template for generation c2x"):  # one that was not read from a table
-        source(GENERIC, generation="c2x")
+    with pytest.raises(AssertionError, match="no template for generation c4x"):  # one that was not read from a table
+        codegen.kernel_source(KernelRow.model_validate(GENERIC).model_copy(update={"generation": "c4x"}), "bf16")
 
 
 def test_editing_a_row_changes_its_kernel_and_no_other(tmp_path):
@@ -132,7 +137,7 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (1, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (2, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.OUT_DTYPES[out][1] if out else -1) for row, out in names]
 
@@ -195,27 +200,25 @@ def test_whatever_changes_a_kernel_changes_its_key(key_of, monkeypatch, tmp_path
     keys.append(key_of())
     monkeypatch.setattr(compile, "nvcc_flags", lambda arch, cutlass: flags("sm80", cutlass))
     keys.append(key_of())
-    digest = compile.sources_digest
-    monkeypatch.setattr(compile, "sources_digest", lambda *places: digest(*places) + "edited")
-    keys.append(key_of())
     assert len(set(keys)) == len(keys)
 
 
-def test_the_sources_of_a_kernel_are_part_of_its_key_and_those_of_torch_are_not(key_of, monkeypatch, tmp_path):
+def test_what_a_kernel_includes_is_part_of_its_key_and_other_sources_are_not(key_of, monkeypatch, tmp_path):
     root = tmp_path / "csrc"
     shutil.copytree(csrc_dir(), root)
     monkeypatch.setattr(compile, "csrc_dir", lambda: root)
 
     def key_after(path: str) -> str:
         (root / path).write_text((root / path).read_text() + "\n// edited\n")
-        compile.sources_digest.cache_clear()
+        compile._own_header.cache_clear()
         return key_of()
 
     keys = [key_of()]
     for path in ("int8/generic/gemm.cuh", "int8/epilogue/formula.cuh", "int8/launch.cuh", "core/kernel_abi.h", "include/scaled_mm/scaled_mm.h"):
         keys.append(key_after(path))
     assert len(set(keys)) == len(keys)
-    assert key_after("torch/ops.cpp") == keys[-1] and key_after("core/registry.cpp") == keys[-1]
+    for path in ("torch/ops.cpp", "core/registry.cpp", "int8/c3x/gemm.cuh", "int8/c2x/gemm.cuh"):
+        assert key_after(path) == keys[-1]
 
 
 def test_where_nvcc_and_the_sources_lie_is_no_part_of_a_key(key_of, monkeypatch):

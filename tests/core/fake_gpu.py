@@ -66,6 +66,7 @@ class FakeGpu:
         self.kernels = host_library(folder / "kernels", self.table)
         place = os.pathsep.join(filter(None, (str(driver), os.environ.get("LD_LIBRARY_PATH"))))
         self.environment = {**os.environ, "LD_LIBRARY_PATH": place, "CUDA_VISIBLE_DEVICES": ""}
+        self.environment.pop("SCALED_MM_ARCH", None)
 
     def run(self, command: list, **variables: str) -> subprocess.CompletedProcess:
         environment = {**self.environment, **variables}

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
 
-from scaled_mm import TensorDesc, _core  # noqa: E402
+from scaled_mm import TensorDesc, _core, reference  # noqa: E402
 from scaled_mm.errors import ScaledMMError  # noqa: E402
 from scaled_mm.tables import TileTable, load_table  # noqa: E402
 
@@ -282,6 +282,22 @@ def broken(kernels: str) -> dict:
         "size": size,
         "not written": bool(out.isnan().all()) is False,
     }
+
+
+def workspaces(kernels: str) -> list[dict]:
+    """A kernel that asks for a workspace, without and with zero points, whose terms lie before it."""
+    core = Core(kernels, arch="sm_broken")
+    answers = []
+    for zero_point in (None, "vector_int32"):
+        operands = Case(3, 15, 16, out_dtype=torch.float32, a_zero_point=zero_point, b_zero_point=zero_point).make()
+        out = operands.poisoned_out()
+        plan = core.create("with_workspace", **described(operands, out))
+        size = core.workspace_size(plan)
+        small = status_of(lambda: core.calculate(plan, out, operands.inputs, aligned_bytes(size), size - 1))  # noqa: B023
+        missing = status_of(lambda: core.calculate(plan, out, operands.inputs, None))  # noqa: B023
+        core.calculate(plan, out, operands.inputs, aligned_bytes(size))
+        answers.append({"size": size, "small": small, "missing": missing, "right": reference.same_bits(out, operands.expected())})
+    return answers
 
 
 if __name__ == "__main__":

@@ -125,6 +125,18 @@ scaledMMStatus_t launch_fails(const GemmLaunch&, char* message, size_t size) {
   return SCALED_MM_STATUS_CUDA_ERROR;
 }
 
+int64_t workspace_size(int64_t M, int64_t N) { return 8 * M * N + 4; }
+
+// Spoils all of the workspace that it asked for, then multiplies: what else lies in the workspace must not be in it.
+scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_t size) {
+  if (l.workspace == nullptr || reinterpret_cast<uintptr_t>(l.workspace) % 16 != 0) {
+    snprintf(message, size, "no workspace, or one that is not aligned");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+  memset(l.workspace, 0xff, size_t(workspace_size(l.M, l.N)));
+  return launch<SCALED_MM_DTYPE_FLOAT32, false>(l, message, size);
+}
+
 }  // namespace
 
 #define HOST_KERNEL(symbol, row, dtype, tensor_maps)  \
@@ -137,3 +149,6 @@ scaledMMStatus_t launch_fails(const GemmLaunch&, char* message, size_t size) {
 #define BROKEN_KERNEL(symbol, row, shared_memory, prepare_function, launch_function) \
   extern "C" const scaled_mm::Kernel symbol;                                         \
   const scaled_mm::Kernel symbol = {row, SCALED_MM_DTYPE_FLOAT32, shared_memory, &prepare_function, &launch_function};
+#define WORKSPACE_KERNEL(symbol, row)        \
+  extern "C" const scaled_mm::Kernel symbol; \
+  const scaled_mm::Kernel symbol = {row, SCALED_MM_DTYPE_FLOAT32, 0, &prepare, &launch_with_workspace, &workspace_size};

@@ -11,7 +11,7 @@ import json
 import pytest
 from fake_gpu import host_library
 
-from scaled_mm.tables import load_table
+from scaled_mm.tables import available_tables, load_table
 
 TABLE = load_table("sm90")
 
@@ -96,6 +96,21 @@ def test_kernels_and_workspaces_that_do_not_do_are_errors_with_their_reason(ask,
     assert answer["workspace"] == ["SUCCESS", ""] and answer["not written"]
 
 
+def test_a_kernel_gets_the_workspace_it_asks_for_beside_the_zero_point_terms(ask, tmp_path):
+    generic = TABLE.row(TABLE.fallback)
+    bucket = TABLE.buckets[-1].model_copy(update={"kernel": generic.name})
+    table = TABLE.model_copy(update={"arch": "sm_broken", "rows": (generic,), "buckets": (bucket,)})
+    full = table.model_copy(update={"rows": (generic, generic.model_copy(update={"name": "with_workspace"}))})
+    entry = 'WORKSPACE_KERNEL(scaled_mm_kernel_with_workspace_fp32, "with_workspace")'
+    plain, with_terms = ask("workspaces", host_library(tmp_path / "workspace", table, entry, index_table=full))
+    own = 8 * 3 * 15 + 4
+    assert plain["size"] == own and with_terms["size"] == 160 + own  # 8 * (4 + 15) bytes of terms, up to a multiple of 16
+    for answer in (plain, with_terms):
+        assert answer["right"]
+        assert answer["missing"] == ["INSUFFICIENT_WORKSPACE", f"workspace: expected at least {answer['size']} bytes, got 0"]
+        assert answer["small"] == ["INSUFFICIENT_WORKSPACE", f"workspace: expected at least {answer['size']} bytes, got {answer['size'] - 1}"]
+
+
 @pytest.fixture
 def device(c_program, fake_gpu):
     """device(index, arch, **variables of the driver): what the C program of that name prints, of an error too."""
@@ -108,16 +123,53 @@ def device(c_program, fake_gpu):
     return device
 
 
-@pytest.mark.parametrize(
-    "capability, arch",
-    [(75, "sm75"), (80, "sm80"), (86, "sm89"), (87, "sm80"), (89, "sm89"), (90, "sm90"), (100, "sm100"), (103, "sm100"), (120, "sm120")],
-)
-def test_every_gpu_from_turing_on_has_the_name_of_a_table(device, capability, arch):
+SERVED = [(int(served.removeprefix("sm")), arch) for arch, _ in available_tables() for served in load_table(arch).serves]
+
+
+@pytest.mark.parametrize("capability, arch", SERVED)
+def test_a_gpu_has_the_table_that_says_it_serves_it(device, capability, arch):
     assert device(FAKE_COMPUTE_CAPABILITY=str(capability)) == f"{arch} {capability} 132 232448"
 
 
-def test_another_architectures_table_may_be_named(device):
-    assert device("0", "sm80") == "sm80 90 132 232448"
+@pytest.mark.parametrize("capability, arch", [(76, "sm75"), (81, "sm80"), (91, "sm89"), (101, "sm100"), (122, "sm120"), (130, "sm120"), (200, "sm120")])
+def test_a_gpu_that_no_table_knows_has_that_of_the_newest_whose_code_it_runs(device, capability, arch):
+    assert device(FAKE_COMPUTE_CAPABILITY=str(capability)) == f"{arch} {capability} 132 232448"
+
+
+@pytest.mark.parametrize("name, arch", [("sm75", "sm75"), ("sm80", "sm80"), ("sm86", "sm89"), ("sm87", "sm80"), ("sm89", "sm89"), ("sm90", "sm90")])
+def test_an_older_architecture_may_be_forced_by_argument_and_by_environment(device, name, arch):
+    assert device("0", name) == f"{arch} 90 132 232448"
+    assert device(SCALED_MM_ARCH=name) == f"{arch} 90 132 232448"
+    assert device("0", "sm75", SCALED_MM_ARCH=name) == "sm75 90 132 232448"  # the argument comes first
+
+
+def test_an_empty_variable_forces_nothing(device):
+    assert device(SCALED_MM_ARCH="") == "sm90 90 132 232448"
+
+
+@pytest.mark.parametrize(
+    "capability, name, needs",
+    [(90, "sm100", "10.0 or newer"), (90, "sm121", "12.0 or newer"), (80, "sm89", "8.6 or newer"), (75, "sm80", "8.0 or newer"),
+     (100, "sm90", "9.0 and no other"), (89, "sm90", "9.0 and no other")],
+)  # fmt: skip
+def test_an_architecture_whose_code_the_device_cannot_run_is_refused(device, capability, name, needs):
+    have = f"{capability // 10}.{capability % 10}"
+    for origin, answer in (
+        ("arch", device("0", name, FAKE_COMPUTE_CAPABILITY=str(capability))),
+        ("SCALED_MM_ARCH", device(FAKE_COMPUTE_CAPABILITY=str(capability), SCALED_MM_ARCH=name)),
+    ):
+        assert answer == (
+            f"ARCHITECTURE_NOT_SUPPORTED: {origin}: expected an architecture whose kernels device 0 of compute capability {have} "
+            f"can run, got {name}, which needs {needs}"
+        )
+
+
+def test_an_architecture_before_turing_cannot_be_forced(device):
+    assert device("0", "sm70") == "ARCHITECTURE_NOT_SUPPORTED: arch: expected sm75 or newer, got sm70"
+
+
+def test_a_table_of_any_other_name_may_be_named(device):
+    assert device("0", "sm_other") == "sm_other 90 132 232448"
 
 
 def test_a_device_that_is_too_old_or_not_there_is_a_typed_error(device):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
+from scaled_mm.build import check, toolchain
 from scaled_mm.cli import table as command
+from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.tables import load_table
+from scaled_mm.tables.select import output_tiles
 
 
 @pytest.fixture
@@ -105,6 +110,56 @@ def test_check_json_lists_file_line_field_and_reason(call, table_file):
     assert answer["tables"] == [{"table": str(table_file.path), "problems": [expected]}]
 
 
+def compiled(table, names, on_kernel, spilled=0):
+    """What `check.compile_kernels` answers: every kernel for one GPU, the last one with a spill."""
+    kernels = [check.Compiled(*name, "sm_90a", 168, spilled if name == names[-1] else 0, 1.0) for name in names]
+    on_kernel(kernels)
+    return kernels
+
+
+@pytest.fixture
+def nvcc(monkeypatch):
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(Path("nvcc"), "13.0.88", "test"))
+
+
+def test_check_compile_prints_the_registers_of_every_kernel(call, table_file, monkeypatch, nvcc):
+    monkeypatch.setattr(check, "compile_kernels", compiled)
+    status, out, _ = call("check", "--table", table_file.path, "--compile")
+    assert status == 0
+    for row in ("small", "large", "any"):
+        assert f"sm90 {row} bf16 sm_90a: 168 registers, 0 bytes spilled\n" in out
+    assert out.splitlines()[-1] == f"{table_file.path}: ok"
+    status, out, _ = call("check", "--table", table_file.path, "--compile", "--json")
+    answer = json.loads(out)
+    assert status == 0 and answer["ok"] is True
+    assert {kernel["row"] for kernel in answer["tables"][0]["compiled"]} == {"small", "large", "any", "zero_point_terms"}
+
+
+def test_a_row_that_spills_or_does_not_compile_is_a_problem_of_its_table(call, table_file, monkeypatch, nvcc):
+    monkeypatch.setattr(check, "compile_kernels", functools.partial(compiled, spilled=244))
+    status, out, err = call("check", "--table", table_file.path, "--compile")
+    assert status == 1 and "1 problem" in err
+    assert out.splitlines()[-1] == f"{table_file.path}: rows: zero_point_terms spills 244 bytes on sm_90a"
+
+    def refuse(table, names, on_kernel):
+        raise KernelNotBuiltError("small: the compiler failed (status 1)")
+
+    monkeypatch.setattr(check, "compile_kernels", refuse)
+    status, out, _ = call("check", "--table", table_file.path, "--compile")
+    assert status == 1 and "rows: small: the compiler failed (status 1)" in out
+
+
+def test_check_compile_without_nvcc_says_how_to_get_one(call, table_file, monkeypatch):
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: None)
+    status, out, err = call("check", "--table", table_file.path, "--compile")
+    assert status == 2 and out == "" and "nvcc: needed for building, not found" in err
+
+
+def test_explain_of_a_c2x_row_names_its_warp_tile(call):
+    status, out, _ = call("explain", 17, 4096, 4096, "--arch", "sm86")
+    assert status == 0 and "c2x, tile 32x64x128, warp 32x64x64" in out
+
+
 def test_explain_names_the_row_the_bucket_and_the_tiles(call):
     status, out, _ = call("explain", 17, 4096, 4096)
     selection = load_table("sm90").select(17, 4096, 4096)
@@ -123,7 +178,9 @@ def test_explain_json_has_the_choice_and_its_row(call):
         selection.bucket_index,
         selection.reason,
     )
-    assert answer["row"]["name"] == selection.row.name and answer["tiles"] == 96 and answer["waves"] == 2.0
+    tiles = output_tiles(selection.row, 256, 6144)
+    assert tiles > 1 and answer["tiles"] == tiles and answer["waves"] == tiles / 48
+    assert answer["row"]["name"] == selection.row.name
     assert answer["contiguous_misfits"] == []
 
 

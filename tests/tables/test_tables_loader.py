@@ -104,9 +104,9 @@ BROKEN = {
     ),
     "unknown key of a block row": (
         "    split_k: 1",
-        "    split_k: 1\n    warp: 4",
-        "rows[0].warp",
-        "warp: 4",
+        "    split_k: 1\n    warps: 4",
+        "rows[0].warps",
+        "warps: 4",
         "unknown key",
     ),
     "unknown key of a bucket": ("{kernel: large}", "{kernel: large, o: 1}", "buckets[2].o", "o: 1", "unknown key"),

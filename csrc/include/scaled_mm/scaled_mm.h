@@ -84,7 +84,8 @@ SCALED_MM_API scaledMMStatus_t scaledMMSetLastError(scaledMMStatus_t status, con
 
 /* ---- handle: one device ------------------------------------------------------------------------------------ */
 
-/* `arch`: NULL for the device's own tile table, or the name of another one ("sm80") to force it. */
+/* `arch`: NULL for the device's own tile table, or that which the environment's SCALED_MM_ARCH names; or the name of another
+ * one to force it: "sm80" runs the kernels of compute capability 8.0 on any newer GPU, compiled by the driver from their PTX. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceType_t device_type,
                                                     int32_t device_id, const char* arch);
 SCALED_MM_API scaledMMStatus_t scaledMMDestroyHandle(scaledMMHandle_t handle);

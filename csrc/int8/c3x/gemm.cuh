@@ -10,6 +10,7 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 
+#include "int8/c3x/prefetch.cuh"
 #include "int8/epilogue/visitor_sm90.cuh"
 #include "int8/launch.cuh"
 
@@ -36,9 +37,9 @@ template <> struct CutlassType<__nv_bfloat16> { using type = cutlass::bfloat16_t
 using Raster = cutlass::gemm::kernel::detail::RasterOrderOptions;
 
 // kStages 0: as many as fit beside the epilogue. kRaster and kSwizzle: the order in which a persistent grid walks the
-// tiles, which decides what of a and b is still in L2 when the next tile wants it.
+// tiles, which decides what of a and b is still in L2 when the next tile wants it. kPrefetch: see PrefetchingKernel, 0 none.
 template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB,
-          Raster kRaster, int kSwizzle, class Out>
+          Raster kRaster, int kSwizzle, int kPrefetch, class Out>
 struct Gemm {
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>;
@@ -61,10 +62,16 @@ struct Gemm {
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16, int8_t,
       cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster, Stages, typename Schedule::Mainloop>::CollectiveOp;
 
-  using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
+  static constexpr bool kPersistent = !cute::is_same_v<Schedule, WarpSpecialized>;
+  using BaseKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
                                                           cutlass::gemm::PersistentScheduler>;
+  using GemmKernel = cute::conditional_t<kPrefetch == 0, BaseKernel,
+                                         PrefetchingKernel<BaseKernel, kPersistent, kSwapAB, kPrefetch>>;
 
-  static const void* kernel() { return reinterpret_cast<const void*>(&cutlass::device_kernel<GemmKernel>); }
+  static DeviceKernel& kernel() {
+    static DeviceKernel one(&cutlass::device_kernel<GemmKernel>);
+    return one;
+  }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     return prepare_kernel(kernel(), GemmKernel::SharedStorageSize, device, message, size);
@@ -95,7 +102,7 @@ struct Gemm {
         {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), 1},
         {first, first_stride, second, second_stride},
         {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
-    if constexpr (!cute::is_same_v<Schedule, WarpSpecialized>) {
+    if constexpr (kPersistent) {
       arguments.scheduler.raster_order = kRaster;
       arguments.scheduler.max_swizzle_size = kSwizzle;
     }

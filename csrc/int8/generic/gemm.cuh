@@ -4,6 +4,7 @@
 
 #include "int8/epilogue/formula.cuh"
 #include "int8/launch.cuh"
+#include "int8/mma.cuh"
 
 namespace scaled_mm::generic {
 
@@ -39,13 +40,6 @@ __device__ inline uint32_t load_unaligned(const int8_t* row, int64_t k, int64_t 
   if (k < int64_t(shift) || k - shift + 8 > K) return load_bytes(row, k, K, 1);
   const auto* words = reinterpret_cast<const uint32_t*>(p - shift);
   return __funnelshift_r(words[0], words[1], 8 * shift);
-}
-
-__device__ inline void mma_s8(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // A tile of kRows x kTileK bytes on its way from memory to shared memory, kThreads threads of a block taking part.
@@ -191,7 +185,7 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
 #pragma unroll
       for (int i = 0; i < kMmaM; ++i) {
 #pragma unroll
-        for (int j = 0; j < kMmaN; ++j) mma_s8(acc[i][j], a[i], b[j]);
+        for (int j = 0; j < kMmaN; ++j) mma_m16n8k32(acc[i][j], a[i], b[j]);
       }
     }
     __syncthreads();
@@ -226,7 +220,10 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
 
 template <int kTileM, int kTileN, int kTileK, class Out>
 struct Gemm {
-  static const void* kernel() { return reinterpret_cast<const void*>(&gemm_kernel<kTileM, kTileN, kTileK, Out>); }
+  static DeviceKernel& kernel() {
+    static DeviceKernel one(&gemm_kernel<kTileM, kTileN, kTileK, Out>);
+    return one;
+  }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     return prepare_kernel(kernel(), 0, device, message, size);

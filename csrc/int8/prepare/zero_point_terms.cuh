@@ -84,8 +84,13 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Probl
   }
 }
 
+inline DeviceKernel& device_kernel() {
+  static DeviceKernel one(&kernel);
+  return one;
+}
+
 inline scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
-  return prepare_kernel(reinterpret_cast<const void*>(&kernel), 0, device, message, size);
+  return prepare_kernel(device_kernel(), 0, device, message, size);
 }
 
 inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
@@ -100,7 +105,7 @@ inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) 
   shape.grid = dim3(unsigned(p.blocks_a + (l.N + kRowsPerBlock - 1) / kRowsPerBlock));
   shape.block = dim3(kThreads);
   void* pointers[] = {&p};
-  return launch_kernel(reinterpret_cast<const void*>(&kernel), shape, pointers, l, message, size);
+  return launch_kernel(device_kernel(), shape, pointers, l, message, size);
 }
 
 constexpr Kernel entry() { return {kZeroPointTermsRow, -1, 0, &prepare, &launch}; }

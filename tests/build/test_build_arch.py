@@ -1,0 +1,90 @@
+"""What a table's kernels are compiled for, and an nvcc that does not know it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scaled_mm.build import check, compile, library, toolchain
+from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.tables import available_tables, load_table
+
+TABLES = [load_table(arch) for arch, _ in available_tables()]
+
+
+def capability(arch: str) -> int:
+    return int(arch.removeprefix("sm"))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.arch)
+def test_kernels_are_compiled_for_the_oldest_gpu_that_the_table_serves(table):
+    oldest = min(map(capability, table.serves))
+    assert int(compile.target(table.arch).removesuffix("a")) == oldest
+    flags = [flag for flag in compile.nvcc_flags(table.arch, Path("cutlass")) if flag.startswith("-gencode")]
+    if table.arch == "sm90":
+        assert flags == ["-gencode=arch=compute_90a,code=sm_90a"]
+    else:  # PTX beside the machine code: a newer GPU runs it, and so can any that is told to by SCALED_MM_ARCH
+        assert flags == [f"-gencode=arch=compute_{oldest},code=[sm_{oldest},compute_{oldest}]"]
+
+
+def test_a_table_of_another_name_is_compiled_for_what_its_name_says():
+    assert compile.gencode("sm86") == "arch=compute_86,code=[sm_86,compute_86]"
+
+
+def nvcc(tmp_path: Path, lists: str) -> toolchain.Nvcc:
+    """A compiler that lists architectures and can do nothing else."""
+    path = tmp_path / "nvcc"
+    path.write_text(f"#!/bin/sh\ncase $1 in --list-gpu-*) printf '{lists}';; *) exit 3;; esac\n")
+    path.chmod(0o755)
+    return toolchain.Nvcc(path, "12.4.131", "test")
+
+
+def test_an_nvcc_that_does_not_know_the_architecture_is_refused_before_it_runs(tmp_path, cache_root, monkeypatch):
+    old = nvcc(tmp_path, "compute_75\\ncompute_80\\ncompute_90\\n")
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: old)
+    monkeypatch.setattr(toolchain, "find_cutlass", lambda: tmp_path)
+    monkeypatch.setattr(toolchain, "cutlass_version", lambda: "4.2.0")
+    table = load_table("sm103")
+    expected = r"nvcc: expected one that compiles for compute_100, got 12.4.131 \(.*\), which knows compute_75, compute_80, compute_90; "
+    for build in (library.build_kernel, check.compile_kernel):
+        with pytest.raises(KernelNotBuiltError, match=expected):
+            build(table, (table.fallback, "bf16"))
+    toolchain.require_architecture(old, "compute_80")
+    toolchain.require_architecture(old, "compute_90a")  # the list names no variants
+
+
+def test_an_nvcc_that_lists_nothing_is_left_to_speak_for_itself(tmp_path):
+    toolchain.require_architecture(nvcc(tmp_path, ""), "compute_100")
+    toolchain.require_architecture(toolchain.Nvcc(tmp_path / "none", "13.0.88", "test"), "compute_100")
+
+
+def test_a_table_is_checked_for_every_gpu_it_serves_that_the_nvcc_knows(tmp_path):
+    knows = nvcc(tmp_path, "sm_80\\nsm_86\\nsm_89\\nsm_90\\nsm_100\\n")
+    assert check.codes(load_table("sm89"), knows) == ["sm_86", "sm_89"]
+    assert check.codes(load_table("sm100"), knows) == ["sm_100"]
+    assert check.codes(load_table("sm90"), knows) == ["sm_90a"]
+
+
+def test_the_compilers_report_is_read_for_each_gpu(tmp_path, monkeypatch):
+    report = "".join(
+        f"ptxas info    : Compiling entry function '_Z6kernel' for '{code}'\n"
+        f"ptxas info    : Function properties for _Z6kernel\n    64 bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
+        f"ptxas info    : Used {registers} registers, used 1 barriers, 584 bytes cmem[0]\n"
+        for code, registers, stores, loads in (("sm_86", 128, 172, 72), ("sm_89", 160, 0, 0))
+    )
+    path = tmp_path / "nvcc"
+    path.write_text(f"#!/bin/sh\ncat <<'END'\n{report}END\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(path, "13.0.88", "test"))
+    monkeypatch.setattr(toolchain, "find_cutlass", lambda: tmp_path)
+    table = load_table("sm89")
+    compiled = check.compile_kernel(table, (table.fallback, "bf16"))
+    assert [(kernel.code, kernel.registers, kernel.spilled) for kernel in compiled] == [("sm_86", 128, 244), ("sm_89", 160, 0)]
+
+
+def test_every_row_is_among_the_kernels_that_are_checked():
+    for table in TABLES:
+        names = check.kernels_to_check(table)
+        assert {row for row, out in names if out == "bf16"} == {row.name for row in table.rows}
+        assert {out for row, out in names if row == names[-2][0]} == {"bf16", "fp16", "fp32", "int32"}

@@ -1,0 +1,228 @@
+"""Every row of every table that the GPU at hand can run, forced by architecture and by name: the bits of the reference.
+
+Kernels of older architectures run here through their PTX, which the driver compiles. Rows of newer ones, which no driver could
+run here, are compiled for compute capability 8.0 instead: the sources are the same. That shows that the rows compute what they
+should; how fast they are on the GPUs they are made for it does not show.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import scaled_mm as sm
+from scaled_mm import _core, reference
+from scaled_mm.build import library
+from scaled_mm.errors import ArchitectureNotSupportedError
+from scaled_mm.tables import available_tables, load_table
+
+pytestmark = pytest.mark.gpu
+
+TABLES = {arch: load_table(arch) for arch, _ in available_tables()}
+ROWS = [(arch, row.name) for arch, table in TABLES.items() if arch != "sm90" for row in table.rows]
+SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "int32"}
+OUT_DTYPES = list(SUFFIXES)
+BORROWER = "sm80"  # whose name the rows of architectures newer than the GPU go by
+# M around the tiles' edges; N and K that end inside a tile, K inside a 16-byte vector too (with padded rows); several tiles each way.
+SHAPES = [(1, 256, 512), (7, 128, 16), (17, 4096, 256), (16, 136, 1040), (33, 264, 4096), (65, 392, 144), (130, 520, 2000),
+          (257, 1000, 784), (333, 1096, 100), (64, 72, 15), (1024, 1024, 1024), (3, 20, 8), (129, 4100, 333)]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def handle_of():
+    """handle_of(arch): a handle of that architecture on the GPU at hand; ArchitectureNotSupportedError where it is newer.
+
+    All of its kernels are built when it is first asked for, as many at a time as there are cores.
+    """
+    handles = {}
+
+    def handle_of(arch: str) -> sm.Handle:
+        if arch not in handles:
+            handles[arch] = sm.Handle("cuda:0", arch=arch)
+            assert handles[arch].arch == arch
+            library.build_kernels(TABLES[arch], library.kernel_names(TABLES[arch]))
+        return handles[arch]
+
+    return handle_of
+
+
+@pytest.fixture(scope="module")
+def handle_for(handle_of):
+    """handle_for(arch, row, out_dtype): a handle that has this kernel, compiled for the architecture or for sm80."""
+    extra = {row.name: row for table in TABLES.values() for row in table.rows if row.generation == "c2x"}
+    own = {row.name for row in TABLES[BORROWER].rows}
+    merged = TABLES[BORROWER].model_copy(update={"rows": (*TABLES[BORROWER].rows, *(row for name, row in extra.items() if name not in own))})
+
+    built = {}
+
+    def handle_for(arch: str, row: str, out_dtype: torch.dtype) -> sm.Handle:
+        try:
+            return handle_of(arch)
+        except ArchitectureNotSupportedError:
+            handle = handle_of(BORROWER)
+        _core.register_table(merged)
+        if row not in own:
+            if not built:
+                have = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
+                wanted = {row.name for arch, table in TABLES.items() if int(arch.removeprefix("sm")) > have for row in table.rows}
+                names = [(name, suffix) for name in sorted(wanted & extra.keys() - own) for suffix in SUFFIXES.values()]
+                built.update(library.build_kernels(merged, names))
+            _core.call("scaledMMLoadKernels", str(built[row, SUFFIXES[out_dtype]]).encode())
+        return handle
+
+    yield handle_for
+    _core.register_table(TABLES[BORROWER])
+
+
+def padded(rows: int, columns: int, multiple: int) -> torch.Tensor:
+    """An uninitialised int8 [rows, columns] whose rows start on `multiple` bytes; what lies between them is not zero."""
+    whole = torch.full((rows, -(-columns // multiple) * multiple), 113, dtype=torch.int8, device="cuda")
+    return whole[:, :columns]
+
+
+def operands(M: int, N: int, K: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    a, weight = padded(M, K, 16), padded(N, K, 16)
+    for matrix in (a, weight):
+        matrix.copy_(torch.randint(-128, 128, matrix.shape, dtype=torch.int8, device="cuda", generator=generator))
+    return a, weight.t()
+
+
+def poisoned(M: int, N: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """An output with rows of a multiple of 16 bytes, and the memory around it: what is not written, or written beside it, shows."""
+    around = torch.full((M + 1, (N + 15) // 16 * 16 + 16), -77777 if dtype == torch.int32 else float("nan"), dtype=dtype, device="cuda")
+    return around[:M, :N], around
+
+
+def run(handle: sm.Handle, row: str, a, b, out_dtype, **options) -> torch.Tensor:
+    out, around = poisoned(a.shape[0], b.shape[1], out_dtype)
+    before = around.clone()
+    with sm.create_descriptor(handle, out=out, a=a, b=b, kernel=row, **options) as desc:
+        assert desc.kernel.row == row
+        workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
+        for _ in range(2):  # a split row finds what its first run left in the workspace
+            desc.calculate(out, a, b, workspace=workspace, **options)
+    torch.cuda.synchronize()
+    result = out.clone()
+    out.copy_(before[: a.shape[0], : b.shape[1]])
+    assert torch.equal(around.nan_to_num(-3.0), before.nan_to_num(-3.0)), f"{row} wrote beside its output"
+    return result
+
+
+def scalings(M: int, N: int, out_dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
+    if out_dtype == torch.int32:
+        return [{}]
+    vector = {"a_scale": torch.rand(M, 1, device="cuda") + 0.01, "b_scale": torch.randn(N, device="cuda")}
+    scalar = {"a_scale": torch.rand(1, device="cuda") + 0.01, "b_scale": torch.rand((), device="cuda") - 0.5}
+    mixed = {"a_scale": scalar["a_scale"], "b_scale": vector["b_scale"]}
+    bias = torch.randn(N, device="cuda")
+    return [vector, {**vector, "bias": bias.to(out_dtype)}, {**scalar, "bias": bias}, scalar, mixed]
+
+
+def zero_points(M: int, N: int) -> list[dict[str, torch.Tensor]]:
+    za = torch.randint(-128, 128, (M, 1), dtype=torch.int32, device="cuda")
+    zb = torch.randint(-128, 128, (N,), dtype=torch.int8, device="cuda")
+    one = torch.tensor([-128], dtype=torch.int8, device="cuda")
+    return [{"a_zero_point": za}, {"b_zero_point": zb}, {"a_zero_point": one, "b_zero_point": zb}, {"a_zero_point": za, "b_zero_point": zb}]
+
+
+def check(handle, row, M, N, K, out_dtype, options, a, b) -> None:
+    expected = reference.scaled_mm(a, b, out_dtype=out_dtype, **options)
+    out = run(handle, row, a, b, out_dtype, **options)
+    assert reference.same_bits(out, expected), (
+        f"{handle.arch} {row} {out_dtype} M={M} N={N} K={K} {sorted(options)}: {reference.describe_difference(out, expected)}"
+    )
+
+
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
+@pytest.mark.parametrize("arch, row", ROWS, ids=lambda value: str(value))
+def test_every_row_of_every_architecture_has_the_bits_of_the_reference(handle_for, arch, row, out_dtype):
+    handle = handle_for(arch, row, out_dtype)
+    for seed, (M, N, K) in enumerate(SHAPES):
+        torch.manual_seed(seed)
+        a, b = operands(M, N, K, seed)
+        for options in scalings(M, N, out_dtype):
+            check(handle, row, M, N, K, out_dtype, options, a, b)
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize("arch, row", ROWS, ids=lambda value: str(value))
+def test_every_row_of_every_architecture_subtracts_zero_points_exactly(handle_for, arch, row, out_dtype):
+    handle = handle_for(arch, row, out_dtype)
+    for seed, (M, N, K) in enumerate([(1, 64, 64), (17, 136, 1040), (130, 520, 333), (257, 264, 4096)]):
+        torch.manual_seed(seed)
+        a, b = operands(M, N, K, seed)
+        for zeros in zero_points(M, N):
+            check(handle, row, M, N, K, out_dtype, {**scalings(M, N, out_dtype)[0], **zeros}, a, b)
+
+
+@pytest.mark.parametrize("arch, row", ROWS, ids=lambda value: str(value))
+def test_sums_close_to_the_end_of_int32_are_exact_and_do_not_saturate(handle_for, arch, row):
+    handle, K = handle_for(arch, row, torch.int32), 131071
+    a, b = torch.empty(33, K + 1, dtype=torch.int8, device="cuda")[:, :K], torch.empty(72, K + 1, dtype=torch.int8, device="cuda")[:, :K].t()
+    a.fill_(-128)
+    b.fill_(-128)
+    assert (run(handle, row, a, b, torch.int32) == 128 * 128 * K).all()
+    K = 2**15
+    a, b = torch.full((33, K), 127, dtype=torch.int8, device="cuda"), torch.full((72, K), 127, dtype=torch.int8, device="cuda").t()
+    zeros = {"a_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda"), "b_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda")}
+    assert (run(handle, row, a, b, torch.int32, **zeros) == 255 * 255 * K).all()
+
+
+@pytest.mark.parametrize("arch", [arch for arch in TABLES if arch != "sm90"])
+def test_a_forced_architecture_dispatches_by_its_own_table(handle_of, arch):
+    try:
+        handle, table = handle_of(arch), TABLES[arch]
+    except ArchitectureNotSupportedError as error:
+        pytest.skip(str(error))
+    for M in sorted({size for bucket in table.buckets if bucket.m for size in (bucket.m, bucket.m + 1)}):
+        a, b = operands(M, 256, 128, M)
+        out = torch.empty(M, 256, dtype=torch.int32, device="cuda")
+        with sm.create_descriptor(handle, out=out, a=a, b=b) as desc:
+            assert desc.kernel.row == table.select(M, 256, 128).row.name and f"{arch}.yaml" in desc.kernel.reason
+            desc.calculate(out, a, b)
+        assert torch.equal(out, reference.scaled_mm(a, b, None, None, out_dtype=torch.int32))
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm89"])
+def test_a_product_that_splits_k_runs_in_one_call_and_in_a_graph(handle_of, arch):
+    handle = handle_of(arch)
+    a, b = operands(17, 520, 8200, 0)
+    expected = reference.scaled_mm(a, b, None, None, out_dtype=torch.int32)
+    out = torch.empty(17, 520, dtype=torch.int32, device="cuda")
+    with sm.create_descriptor(handle, out=out, a=a, b=b) as desc:
+        assert desc.kernel.row.endswith("_k4") and desc.workspace_size > 0
+        workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda")
+        desc.calculate(out, a, b, workspace=workspace)
+        assert torch.equal(out, expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            desc.calculate(out, a, b, workspace=workspace)
+        for _ in range(20):
+            out.fill_(-1)
+            graph.replay()
+            assert torch.equal(out, expected)
+
+
+def test_the_environment_forces_an_architecture_for_every_way_of_calling(handle_of):
+    handle_of("sm80")
+    program = (
+        "import torch, scaled_mm as sm\n"
+        "from scaled_mm import fast, reference\n"
+        "assert sm.Handle('cuda:0').arch == 'sm80'\n"
+        "one = torch.ones(1, device='cuda')\n"
+        "for K in (256, 8192):  # the second splits K, so it needs a workspace\n"
+        "    a = torch.randint(-128, 128, (17, K), dtype=torch.int8, device='cuda')\n"
+        "    b = torch.randint(-128, 128, (128, K), dtype=torch.int8, device='cuda').t()\n"
+        "    expected = reference.scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)\n"
+        "    for _ in range(2):\n"
+        "        assert torch.equal(sm.scaled_mm(a, b, one, one), expected)\n"
+        "    assert torch.equal(torch.ops.scaled_mm.scaled_mm(a, b, one, one, None, None, None, torch.bfloat16), expected)\n"
+        "assert all(handle.arch == 'sm80' for handle, _ in fast._handles.values())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "SCALED_MM_ARCH": "sm80"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
