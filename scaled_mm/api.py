@@ -7,6 +7,8 @@ import torch
 from scaled_mm import fast, ops
 from scaled_mm.errors import BadTensorDtypeError
 
+_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32)
+
 
 def scaled_mm(
     a: torch.Tensor,
@@ -34,22 +36,25 @@ def scaled_mm(
     a_zero_point, b_zero_point: int32 or int8, shaped as the scales; values from -128 to 127.
     out: [M, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
 
+    The output never requires a gradient, whatever the inputs do: nothing is differentiated.
+
     Runs on the current stream of a's device, allocates the output (and 8 * (M + N) bytes with zero points), never
     synchronises. The first call for a kernel that was not built ahead of time compiles it, with a line on stderr.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
-    if a_zero_point is None and b_zero_point is None:
-        result = fast.scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out)
-        if result is not NotImplemented:
-            return result
+    if out is None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in _OUT_DTYPES):
+        raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, _OUT_DTYPES))}, got {out_dtype!r}")
     try:
+        if a_zero_point is None and b_zero_point is None:
+            result = fast.scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out)
+            if result is not NotImplemented:
+                return result
         if out is None:
             return ops.scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
         ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
         return out
     except (RuntimeError, TypeError) as error:
-        typed = ops.typed_error(error)
-        if typed is error and not isinstance(out_dtype, torch.dtype):
-            typed = BadTensorDtypeError(f"out_dtype: expected a torch.dtype, got {out_dtype!r}")
-        raise typed from None
-
+        raise ops.name_dtype(
+            ops.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias,
+            a_zero_point=a_zero_point, b_zero_point=b_zero_point,
+        ) from None  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from scaled_mm import _core, fast, ops
-from scaled_mm.errors import BadParamError, DeviceNotSupportedError
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorStridesError, DeviceNotSupportedError
 
 _OPERANDS = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
 
@@ -77,7 +77,8 @@ class Handle:
         self.destroy()
 
     def __repr__(self) -> str:
-        return f"Handle(device={str(self.device)!r}, arch={self.arch!r})"
+        state = "" if self._pointer else ", destroyed"
+        return f"Handle(device={str(self.device)!r}, arch={self.arch!r}{state})"
 
 
 def _alignment_of(address: int) -> int:
@@ -161,6 +162,10 @@ def _stream_address(stream) -> int:
     return address
 
 
+def _named(error: BaseException, tensors: Sequence[torch.Tensor | TensorDesc | None]) -> BaseException:
+    return ops.name_dtype(error, **dict(zip(_OPERANDS, tensors)))
+
+
 def _encode(name: str, value: str | None) -> bytes | None:
     if value is None:
         return None
@@ -182,14 +187,16 @@ class Descriptor:
         c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
         if self.device.type == "cuda":
             ops.load_cuda_operators()
-        _core.call(
-            "scaledMMCreateGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs,
-            forced,
-        )  # fmt: skip
+        try:
+            _core.call("scaledMMCreateGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, forced)
+        except BadTensorDtypeError as error:
+            raise _named(error, tuple(tensors[name] for name in _OPERANDS)) from None
         self._destroy = _destroyer(self, "scaledMMDestroyGemmDescriptor", self._pointer)
         size = ctypes.c_size_t()
         _core.call("scaledMMGetGemmWorkspaceSize", self._pointer, ctypes.byref(size))
         self.workspace_size: int = size.value
+        out, a = described["out"], described["a"]
+        self._product = f"{out.shape[0]}x{out.shape[1]}x{a.shape[1]}, {str(out.dtype).removeprefix('torch.')}"
         self._address = self._pointer.value
         self._device_index = self.device.index if self.device.type == "cuda" else -1
 
@@ -221,10 +228,10 @@ class Descriptor:
         """
         if self._pointer.value is None:
             self._alive()
-        if self._device_index < 0:
-            return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
         if stream is not None:
             stream = _stream_address(stream)
+        if self._device_index < 0:
+            return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point), workspace)
         if fast.module is not None:
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
@@ -232,22 +239,33 @@ class Descriptor:
             if status is None:
                 return
             if status is not NotImplemented:
-                raise fast.failed(status)
+                error = fast.failed(status)
+                raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
         if stream is None:
             stream = -1
         try:
             ops.calculate(self._address, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream)
         except (RuntimeError, TypeError) as error:
-            raise ops.typed_error(error) from None
+            error = ops.typed_error(error)
+            raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)) from None
 
-    def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
+    def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
         from scaled_mm import cpu
 
+        if workspace is not None:  # not used, but wrong here is wrong on a GPU
+            if not isinstance(workspace, torch.Tensor):
+                raise BadParamError(f"workspace: expected a tensor or None, got {type(workspace).__name__}")
+            ops.check_device("workspace", workspace, self.device)
+            if not workspace.is_contiguous():
+                raise BadTensorStridesError("workspace: expected a contiguous tensor")
         described = [_strided(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
         for name, tensor in zip(_OPERANDS, tensors):
             if isinstance(tensor, TensorDesc):
                 raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
-        _core.call("scaledMMCheckGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
+        try:
+            _core.call("scaledMMCheckGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
+        except BadTensorDtypeError as error:
+            raise _named(error, tensors) from None
         ops.check_overlap(tensors)
         cpu.gemm(*tensors)
 
@@ -260,6 +278,10 @@ class Descriptor:
 
     def __exit__(self, *_) -> None:
         self.destroy()
+
+    def __repr__(self) -> str:
+        state = f"kernel={self.kernel.row!r}" if self._pointer else "destroyed"
+        return f"Descriptor({self._product}, device={str(self.device)!r}, {state})"
 
 
 def create_descriptor(

@@ -16,6 +16,7 @@ from scaled_mm import fast
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,
+    BadTensorDtypeError,
     BadTensorShapeError,
     DeviceNotSupportedError,
     InternalError,
@@ -61,6 +62,22 @@ def typed_error(error: Exception) -> Exception:
     return error
 
 
+# What the C core calls a dtype that its interface has no number for.
+_UNKNOWN_DTYPE = "an unknown dtype"
+
+
+def name_dtype(error: BaseException, **arguments) -> BaseException:
+    """The error, with torch's name of a dtype that the core does not know.
+
+    arguments: tensors or TensorDescs by the name that the message begins with; None for an absent one.
+    """
+    text = str(error)
+    if not isinstance(error, BadTensorDtypeError) or _UNKNOWN_DTYPE not in text:
+        return error
+    dtype = getattr(arguments.get(text.partition(":")[0]), "dtype", None)
+    return error if dtype is None else BadTensorDtypeError(text.replace(_UNKNOWN_DTYPE, str(dtype).removeprefix("torch.")))
+
+
 def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """BadTensorDeviceError unless the tensor is a strided one on the device."""
     if tensor.device != device:
@@ -85,6 +102,12 @@ def check_overlap(tensors) -> None:
             if begin < out_end and out_begin < end:
                 raise BadParamError(f"out: expected memory apart from every input, got an overlap with {name}")
 
+
+# ---- autograd ---------------------------------------------------------------------------------------------------------
+
+# Nothing here is differentiated. Without these lines torch would mark an output as if it were, and only warn at backward.
+for _name in ("scaled_mm", "scaled_mm_out", "calculate"):
+    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
 
 # ---- loading the CUDA implementations -----------------------------------------------------------------------------------
 

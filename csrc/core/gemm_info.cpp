@@ -1,7 +1,9 @@
 #include "core/gemm_info.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <initializer_list>
 #include <string>
 
 #include "core/status.h"
@@ -35,10 +37,21 @@ int64_t extent(const scaledMMTensorDesc_t& t) {
   return (last + 1) * dtype_bytes(t.dtype);
 }
 
-scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
-  if (dtype_bytes(t.dtype) == 0) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected int8, int32, float16, bfloat16 or float32, got another dtype", name);
+using Dtypes = std::initializer_list<int32_t>;
+
+scaledMMStatus_t check_dtype(const char* name, Dtypes expected, const scaledMMTensorDesc_t& t) {
+  if (std::find(expected.begin(), expected.end(), t.dtype) != expected.end()) return SCALED_MM_STATUS_SUCCESS;
+  std::string text;
+  size_t left = expected.size();
+  for (int32_t dtype : expected) {
+    text += std::string(text.empty() ? "" : left == 1 ? " or " : ", ") + dtype_name(dtype);
+    --left;
   }
+  return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected %s, got %s", name, text.c_str(), dtype_name(t.dtype));
+}
+
+// Of a tensor whose dtype was checked before.
+scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   if (t.ndim < 0 || t.ndim > SCALED_MM_MAX_DIMS) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected at most %d dimensions, got %d", name,
                 SCALED_MM_MAX_DIMS, int(t.ndim));
@@ -72,8 +85,9 @@ scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t check_matrix(const char* name, const char* shape, const scaledMMTensorDesc_t* t) {
+scaledMMStatus_t check_matrix(const char* name, const char* shape, Dtypes dtypes, const scaledMMTensorDesc_t* t) {
   if (t == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a tensor %s, got none", name, shape);
+  if (scaledMMStatus_t status = check_dtype(name, dtypes, *t)) return status;
   if (scaledMMStatus_t status = check_tensor(name, *t)) return status;
   if (t->ndim != 2) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 2 dimensions %s, got %d: %s", name, shape, int(t->ndim),
@@ -112,17 +126,13 @@ scaledMMStatus_t check_scale(const char* name, const char* dim, int64_t length, 
     return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected float32 scales (only an int32 out goes without), got none",
                 name);
   }
-  if (t->dtype != SCALED_MM_DTYPE_FLOAT32) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected float32, got %s", name, dtype_name(t->dtype));
-  }
+  if (scaledMMStatus_t status = check_dtype(name, {SCALED_MM_DTYPE_FLOAT32}, *t)) return status;
   return check_vector(name, dim, length, is_column, true, *t, stride);
 }
 
 scaledMMStatus_t check_zero_point(const char* name, const char* dim, int64_t length, bool is_column,
                                   const scaledMMTensorDesc_t& t, int64_t* stride, int32_t* dtype) {
-  if (t.dtype != SCALED_MM_DTYPE_INT32 && t.dtype != SCALED_MM_DTYPE_INT8) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected int32 or int8, got %s", name, dtype_name(t.dtype));
-  }
+  if (scaledMMStatus_t status = check_dtype(name, {SCALED_MM_DTYPE_INT32, SCALED_MM_DTYPE_INT8}, t)) return status;
   *dtype = t.dtype;
   return check_vector(name, dim, length, is_column, true, t, stride);
 }
@@ -162,20 +172,12 @@ size_t GemmInfo::workspace_size() const {
 }
 
 scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info) {
-  if (scaledMMStatus_t s = check_matrix("out", "[M, N]", t.out)) return s;
-  if (scaledMMStatus_t s = check_matrix("a", "[M, K]", t.a)) return s;
-  if (scaledMMStatus_t s = check_matrix("b", "[K, N]", t.b)) return s;
+  constexpr int32_t kInt8 = SCALED_MM_DTYPE_INT8;
+  if (scaledMMStatus_t s = check_matrix("out", "[M, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
+                                        SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, t.out)) return s;
+  if (scaledMMStatus_t s = check_matrix("a", "[M, K]", {kInt8}, t.a)) return s;
+  if (scaledMMStatus_t s = check_matrix("b", "[K, N]", {kInt8}, t.b)) return s;
   *info = GemmInfo{};
-
-  if (t.a->dtype != SCALED_MM_DTYPE_INT8) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "a: expected int8, got %s", dtype_name(t.a->dtype));
-  }
-  if (t.b->dtype != SCALED_MM_DTYPE_INT8) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "b: expected int8, got %s", dtype_name(t.b->dtype));
-  }
-  if (t.out->dtype == SCALED_MM_DTYPE_INT8) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "out: expected float16, bfloat16, float32 or int32, got int8");
-  }
 
   info->M = t.a->shape[0];
   info->K = t.a->shape[1];

@@ -26,7 +26,7 @@ const char* dtype_name(int32_t dtype) {
     case SCALED_MM_DTYPE_FLOAT16: return "float16";
     case SCALED_MM_DTYPE_BFLOAT16: return "bfloat16";
     case SCALED_MM_DTYPE_FLOAT32: return "float32";
-    default: return "unknown dtype";
+    default: return "an unknown dtype";  // scaled_mm/ops.py puts torch's name in its place
   }
 }
 

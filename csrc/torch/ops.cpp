@@ -44,6 +44,12 @@ int32_t to_dtype(int32_t torch_dtype) {
   }
 }
 
+// What torch calls the dtypes that come by mistake most often.
+const char* dtype_text(int32_t torch_dtype) {
+  constexpr const char* kNames[] = {"uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"};
+  return torch_dtype >= 0 && torch_dtype < 8 ? kNames[torch_dtype] : "another dtype";
+}
+
 // An argument as the C interface sees it.
 struct Argument {
   scaledMMTensorDesc_t desc;
@@ -183,7 +189,8 @@ Tensor scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_sc
   const int32_t device = device_of(a);
   Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, device);
   if (to_dtype(int32_t(out_dtype)) < 0 || out_dtype == torch::headeronly::ScalarType::Char) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "out_dtype: expected float16, bfloat16, float32 or int32, got another dtype");
+    raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE,
+          std::string("out_dtype: expected float16, bfloat16, float32 or int32, got ") + dtype_text(int32_t(out_dtype)));
   }
   // Enough to size the output; everything else is the core's to check.
   if (o.a.desc.ndim != 2 || o.b.desc.ndim != 2) {

@@ -13,8 +13,11 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from scaled_mm.errors import KernelNotBuiltError
 
 LIBRARY = "library.so"
 _RECORD = "entry.json"
@@ -26,6 +29,26 @@ def cache_dir() -> Path:
     if value := os.environ.get("SCALED_MM_CACHE_DIR"):
         return Path(value)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scaled_mm"
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """KernelNotBuiltError in the place of an OSError: the cache cannot be used, and which variable moves it."""
+    try:
+        yield
+    except OSError as error:
+        raise KernelNotBuiltError(
+            f"SCALED_MM_CACHE_DIR: expected a folder that can be written to, got {cache_dir()}"
+            f"{'' if os.environ.get('SCALED_MM_CACHE_DIR') else ' (the default, as the variable is not set)'}: {error.strerror or error}"
+        ) from error
+
+
+def check_writable() -> None:
+    """Makes the cache and a file in it, which goes again; KernelNotBuiltError if that fails."""
+    with _writing():
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_dir()):
+            pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +113,8 @@ def clear() -> int:
 def get_or_build(kind: str, name: str, key: str, build: Callable[[Path], None]) -> Path:
     """The library of an entry, built by `build(folder)` (which writes `folder / LIBRARY`) if it is not there.
 
-    Raises what `build` raises; nothing is left behind then but the log that the error names.
+    Raises what `build` raises; nothing is left behind then but the log that the error names. KernelNotBuiltError for a
+    cache that cannot be written to.
     """
     import filelock
 
@@ -98,16 +122,20 @@ def get_or_build(kind: str, name: str, key: str, build: Callable[[Path], None]) 
     folder = root / f"{kind}-{name}-{key}"
     if _read(folder):
         return folder / LIBRARY
-    root.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(root / f"{folder.name}.lock"):
+    lock = filelock.FileLock(root / f"{folder.name}.lock")
+    with _writing():
+        root.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    try:
         if _read(folder):  # another process built it while this one waited
             return folder / LIBRARY
-        if folder.exists():
-            folder.rename(tempfile.mkdtemp(prefix=f"damaged-{folder.name}-", dir=root))
-        # Dead builds of this entry: the lock says that nobody is at work on them.
-        for leftover in root.glob(f"building-{folder.name}-*"):
-            shutil.rmtree(leftover, ignore_errors=True)  # a compiler that outlived its parent may still write there
-        working = Path(tempfile.mkdtemp(prefix=f"building-{folder.name}-", dir=root))
+        with _writing():
+            if folder.exists():
+                folder.rename(tempfile.mkdtemp(prefix=f"damaged-{folder.name}-", dir=root))
+            # Dead builds of this entry: the lock says that nobody is at work on them.
+            for leftover in root.glob(f"building-{folder.name}-*"):
+                shutil.rmtree(leftover, ignore_errors=True)  # a compiler that outlived its parent may still write there
+            working = Path(tempfile.mkdtemp(prefix=f"building-{folder.name}-", dir=root))
         try:
             build(working)
             record = {"kind": kind, "name": name, "key": key, "sha256": _file_digest(working / LIBRARY)}
@@ -115,4 +143,6 @@ def get_or_build(kind: str, name: str, key: str, build: Callable[[Path], None]) 
             os.replace(working, folder)
         finally:
             shutil.rmtree(working, ignore_errors=True)
+    finally:
+        lock.release()
     return folder / LIBRARY

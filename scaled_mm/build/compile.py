@@ -6,6 +6,7 @@ import functools
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -97,6 +98,10 @@ def _own_header(name: str) -> str:
     return ""
 
 
+# Of ninja: its exit status for an interrupt (before 1.12 it is 2, and its output says so), or killed by the signal.
+_INTERRUPTED = (130, -signal.SIGINT)
+
+
 @contextmanager
 def progress_line(text: str) -> Iterator[None]:
     """Say on stderr what is being built, and how long it took: a build takes seconds and must not look like a hang."""
@@ -123,6 +128,7 @@ def run_ninja(
     """Compile `sources` to objects in `folder` and link them to `folder / cache.LIBRARY`.
 
     Raises KernelNotBuiltError with the end of the compiler's output; the whole output stays in the cache folder.
+    KeyboardInterrupt if the interrupt reached ninja or the compiler first: nothing failed then.
     """
     ninja = toolchain.require("ninja", toolchain.find_ninja())
     lines = [_NINJA, f"compiler = {_command(compiler)}", f"flags = {_command(*flags)}",
@@ -134,6 +140,8 @@ def run_ninja(
     lines.append(f"build {cache.LIBRARY}: link {' '.join(objects)}")
     (folder / "build.ninja").write_text("\n".join(lines) + "\n")
     done = subprocess.run([str(ninja), "-C", str(folder)], capture_output=True, text=True, env={**os.environ, "NINJA_STATUS": ""})
+    if done.returncode in _INTERRUPTED or "interrupted by user" in done.stdout:
+        raise KeyboardInterrupt
     if done.returncode != 0:
         log = cache.cache_dir() / f"failed-{name}.log"
         log.write_text(done.stdout + done.stderr)

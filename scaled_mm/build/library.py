@@ -34,6 +34,16 @@ def _prebuilt(name: str, key: str) -> Path | None:
         return None  # not a record of ours: built again
 
 
+def shipped_kernels() -> list[tuple[str, Path]]:
+    """(architecture, library) of every kernel library that setup.py put into the package, usable or not."""
+    return [(path.stem.removeprefix("kernels_"), path) for path in sorted(lib_dir().glob("kernels_*.so"))]
+
+
+def serves(table: TileTable) -> bool:
+    """Whether the package's kernel library is the one of this table and the sources that are here now."""
+    return _prebuilt(f"kernels_{table.arch}", _arch_key(table)) is not None
+
+
 def install_prebuilt(library: Path, name: str, key: str, folder: Path) -> Path:
     """Put a built library into a package's lib folder, with the key of what it was made from."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 
 COMMANDS = ("verify", "doctor", "table", "build", "bench")
+OK, NO, NOT_DONE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Exit status: 0 fine, 1 the answer is no (a check failed), 2 the command could not be carried out."""
+    from scaled_mm import __version__
+    from scaled_mm.errors import ScaledMMError
+
     parser = argparse.ArgumentParser(prog="scaled-mm", description="Quantized matrix multiplication: check, build, inspect, measure.")
+    parser.add_argument("--version", action="version", version=f"scaled-mm {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
         module = importlib.import_module(f"scaled_mm.cli.{name}")
         subparser = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        # A command with commands of its own sets the parser of the one that was called.
+        subparser.set_defaults(run=module.run, parser=subparser)
         module.add_arguments(subparser)
-        subparser.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
-
-    from scaled_mm.errors import ScaledMMError
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of this command
 
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()  # a reader that has gone is noticed here, not while the interpreter ends
+        return status
     except ScaledMMError as error:
         print(f"scaled-mm {args.command}: {error.status.name}: {error}", file=sys.stderr)
-        return 2
+        return NOT_DONE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
     except KeyboardInterrupt:
         print(f"scaled-mm {args.command}: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from scaled_mm.cli import common
 
 if TYPE_CHECKING:
     import torch
@@ -40,74 +43,80 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overhead", action="store_true", help="also measure host microseconds per call")
     add("--no-check", action="store_true", help="do not compare with the reference")
     limit = "check products of up to so many billion multiply-adds; default 8192, on a CPU 4"
-    add("--check-limit", type=float, metavar="GMAC", help=limit)
-    add("--budget-ms", type=float, metavar="MS", help="timed milliseconds per implementation and case; default 60")
-    add("--seed", type=int, help="seed of the random inputs; default a new one, which the report records")
+    add("--check-limit", type=common.number("a number of 0 or more", lambda value: value >= 0), metavar="GMAC", help=limit)
+    positive = common.number("a number above 0", lambda value: value > 0)
+    add("--budget-ms", type=positive, metavar="MS", help="timed milliseconds per implementation and case; default 60")
+    add("--seed", type=common.seed, help="seed of the random inputs; default a new one, which the report records")
     add("--render", type=Path, metavar="DIR", help="only render the report of DIR/bench.json again")
     add("--json", action="store_true", help="print the document on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command. 0: done; 1: a case of ours failed or has wrong bits; 2: the arguments make no sense."""
-    from rich.console import Console
-
     from scaled_mm.bench import peers, plots, rows
     from scaled_mm.errors import ScaledMMError
 
-    # A log file has no width: without one the tables would be squeezed into 80 columns.
-    console = Console(stderr=args.json)
-    if not console.is_terminal:
-        console = Console(stderr=args.json, width=160)
+    console = common.console(stderr=args.json)
     if args.render is not None:
         return _render(args, console)
     try:
-        device = _device(args.device)
+        device = common.device_of(args.device)
         cases = _cases(args, device)
         options = _options(args, device)
+        _check_names(args, device)
+        if args.out is not None:
+            common.writable_folder("--out", args.out)
         if args.rows is not None:
             names = rows.row_names(args.rows, peers.our_handle(device).arch)
         else:
             plots.preload()
             others = peers.select(args.peers, device, peers.every_peer(args.vllm_lib, args.sgl_lib))
     except (ValueError, ScaledMMError) as error:
-        return _usage(console, str(error))
+        return _usage(str(error))
     if args.rows is not None:
         return _run_rows(args, device, cases, names, options, console)
     return _run_bench(args, device, cases, [peers.Ours(args.kernel), *others], options, console)
 
 
-def _usage(console: Console, message: str) -> int:
-    from rich.markup import escape
-
-    console.print(f"[red]error:[/red] {escape(message)}", highlight=False)
+def _usage(message: str) -> int:
+    print(f"scaled-mm bench: {message}", file=sys.stderr)
     return USAGE
 
 
-def _device(name: str | None) -> torch.device:
-    import torch
+def _check_names(args: argparse.Namespace, device: torch.device) -> None:
+    """BadParamError or KernelNotFoundError for a row or a library that is not there: known before anything is timed."""
+    from scaled_mm.bench import peers, rows
+    from scaled_mm.errors import BadParamError, KernelNotFoundError
 
-    if name is None:
-        name = "cuda:0" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"--device {name!r}: {error}") from error
-    if device.type not in ("cuda", "cpu"):
-        raise ValueError(f"--device {name!r}: expected cuda, cuda:<index> or cpu")
-    if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError(f"--device {name!r}: torch {torch.__version__} sees no GPU")
-        device = torch.device("cuda", device.index or 0)
-        torch.cuda.set_device(device)
-    return device
+    for option, value in (("--rows", args.rows), ("--kernel", args.kernel)):
+        if value is not None and device.type == "cpu":
+            raise BadParamError(f"{option}: rows of a tile table are kernels for a GPU, the device is a CPU")
+    if args.kernel is not None:
+        known = rows.row_names("all", peers.our_handle(device).arch)
+        if args.kernel not in known:
+            raise KernelNotFoundError(f"--kernel: expected one of {', '.join(known)}, got {args.kernel!r}")
+    for option, value in (("--vllm-lib", args.vllm_lib), ("--sgl-lib", args.sgl_lib)):
+        if value is not None and not Path(value).is_file():
+            raise BadParamError(f"{option}: expected the path of a library, got {value}")
 
 
 def _cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
     from scaled_mm.bench import shapes
 
     cpu = device.type == "cpu"
-    ms = shapes.parse_ms(args.m) if args.m else (shapes.CPU_M if cpu else shapes.LLM_M)
-    return shapes.parse_cases(args.shapes or (shapes.CPU_SHAPES if cpu else "llm"), ms)
+    with _naming("--m"):
+        ms = (shapes.CPU_M if cpu else shapes.LLM_M) if args.m is None else shapes.parse_ms(args.m)
+    with _naming("--shapes"):
+        return shapes.parse_cases((shapes.CPU_SHAPES if cpu else "llm") if args.shapes is None else args.shapes, ms)
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """Puts the option's name before the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
 
 
 def _options(args: argparse.Namespace, device: torch.device) -> Options:
@@ -116,8 +125,6 @@ def _options(args: argparse.Namespace, device: torch.device) -> Options:
     from scaled_mm.bench import timing
     from scaled_mm.bench.run import CHECK_LIMIT_GMAC, Options
 
-    if args.budget_ms is not None and args.budget_ms <= 0:
-        raise ValueError(f"--budget-ms must be positive, got {args.budget_ms}")
     return Options(
         budget_ms=timing.DEFAULT_BUDGET_MS if args.budget_ms is None else args.budget_ms,
         check=not args.no_check,
@@ -159,7 +166,7 @@ def _run_bench(
     from scaled_mm.bench.record import BENCH_JSON, save
 
     document = _new_document(args, device, chosen, options)
-    out = args.out or report_folder(document.environment)
+    out = args.out or common.writable_folder("--out", report_folder(document.environment))
     for one in document.implementations:
         if one.unavailable is not None:
             console.print(f"[yellow]not run:[/yellow] {one.name}: {escape(one.unavailable)}", highlight=False)
@@ -175,10 +182,11 @@ def _run_bench(
             _log(console, f"{records[0].shape}: {len(records)} cases")
     save(document, out)
     _finish(document, out, args, console)
-    failed = [name for _, name, _ in analysis.failures(document) if name == peers.OURS]
-    failed += [one.name for one in document.implementations if one.name == peers.OURS and one.unavailable is not None]
+    failed = [f"{case.shape} M={case.M}: {reason}" for case, name, reason in analysis.failures(document) if name == peers.OURS]
+    failed += [one.unavailable for one in document.implementations if one.name == peers.OURS and one.unavailable is not None]
     if failed or analysis.wrong_cases(document):
-        console.print(f"[red]ours failed or has wrong bits:[/red] see {out / BENCH_JSON}", highlight=False)
+        why = escape(failed[0]) if failed else "wrong bits"
+        console.print(f"[red]ours failed or has wrong bits:[/red] {why}; see {out / BENCH_JSON}", highlight=False)
         return FAILED
     return OK
 
@@ -222,7 +230,7 @@ def _run_rows(
     from scaled_mm.bench.environment import read_environment, report_folder
 
     environment = read_environment(device)
-    out = args.out or report_folder(environment)
+    out = args.out or common.writable_folder("--out", report_folder(environment))
     entries: list[dict] = []
     with _progress(console, len(cases) * (len(names) + 1)) as step:
         for layer in rows.run_rows(cases, names, device, options, step):
@@ -244,7 +252,7 @@ def _render(args: argparse.Namespace, console: Console) -> int:
     try:
         paths = report.render(args.render)
     except (OSError, ValidationError) as error:
-        return _usage(console, f"{args.render / record.BENCH_JSON}: {error}")
+        return _usage(f"{args.render / record.BENCH_JSON}: {error}")
     console.print("wrote " + ", ".join(str(path) for path in paths), highlight=False)
     if args.json:
         _print_json(record.load(args.render).model_dump(mode="json"))

@@ -9,14 +9,16 @@ import sys
 import time
 from pathlib import Path
 
+from scaled_mm.cli import common
+
 HELP = "compile the kernels of an architecture ahead of time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", default="sm90", help="the tile table to build (default: sm90)")
+    parser.add_argument("--arch", default="sm90", help="the tile table to build, or a YAML file (default: sm90)")
     parser.add_argument("--row", action="append", help="build this row only (repeatable)")
     parser.add_argument("--out-dtype", action="append", choices=["bf16", "fp16", "fp32", "int32"], help="build this output dtype only (repeatable)")
-    parser.add_argument("--jobs", type=int, help="kernels compiled at a time (default: one per core)")
+    parser.add_argument("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time (default: one per core)")
     parser.add_argument("--out", type=Path, help="also copy the library here, for programs that use the C interface")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -26,9 +28,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from scaled_mm.build import library
-    from scaled_mm.tables import load_table
+    from scaled_mm.errors import BadParamError
 
-    table = load_table(args.arch)
+    table = common.table_of(args.arch)
     for row in args.row or ():
         table.row(row)  # KernelNotFoundError with the names there are
     names = [
@@ -39,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
     if args.out and not whole:
         print("scaled-mm build: --out copies a whole architecture's library; leave --row and --out-dtype out", file=sys.stderr)
         return 2
+    if args.out:
+        if args.out.is_dir():
+            raise BadParamError(f"--out: expected the name of a file, got the folder {args.out}")
+        common.writable_folder("--out", args.out.parent)
     start = time.monotonic()
     # Progress goes to stderr: stdout is the answer.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -53,7 +59,6 @@ def run(args: argparse.Namespace) -> int:
         else:
             built = list(library.build_kernels(table, names, args.jobs, on_kernel).values())
     if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(built[0], args.out)
     result = {
         "arch": table.arch,

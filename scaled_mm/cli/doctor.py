@@ -6,6 +6,7 @@ import argparse
 import collections
 import dataclasses
 import json
+import os
 import platform
 import re
 import shutil
@@ -14,12 +15,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from scaled_mm.cli import common
+
 HELP = "report what is installed and what is missing; exit status 0 if the CPU backend works"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the report. `found`: what there is, None when it is missing; then `needed_for` and `get` say more.
+    """One line of the report. `found`: what there is, None when it is missing or cannot be used; then `needed_for`,
+    `reason` (what is wrong with what there is) and `get` (what to do about it) say more.
 
     `required`: nothing works without it, not even on a CPU.
     """
@@ -28,6 +32,7 @@ class Finding:
     found: str | None
     needed_for: str = ""
     get: str = ""
+    reason: str = ""
     required: bool = False
     details: Any = None
 
@@ -60,9 +65,14 @@ def examine() -> list[Finding]:
 
 
 def _failed(look: Callable[[], Any], error: Exception) -> Finding:
+    from scaled_mm.errors import ScaledMMError
+
     name, needed_for, get = _ABOUT[look]
-    reason = f"{type(error).__name__}: {error}"
-    return Finding(name, None, needed_for, f"{get} ({reason})" if get else reason, required=look in _REQUIRED)
+    reason = str(error) if isinstance(error, ScaledMMError) else f"{type(error).__name__}: {error}"
+    variable = reason.partition(":")[0]
+    if variable in os.environ:
+        get = f"correct the variable {variable}, or unset it"
+    return Finding(name, None, needed_for, get, reason, required=look in _REQUIRED)
 
 
 # ---- torch and the CPU -----------------------------------------------------------------------------------------------
@@ -121,7 +131,7 @@ def _driver() -> Finding:
     versions = sorted({line.strip() for line in done.stdout.splitlines() if re.fullmatch(r"\s*[\d.]+\s*", line)})
     if done.returncode != 0 or not versions:
         message = " ".join((done.stderr or done.stdout).split())
-        return Finding("NVIDIA driver", None, needed_for, f"nvidia-smi exits with {done.returncode}: {message}")
+        return Finding("NVIDIA driver", None, needed_for, reason=f"nvidia-smi exits with {done.returncode}: {message}")
     return Finding("NVIDIA driver", ", ".join(versions))
 
 
@@ -171,17 +181,47 @@ def _gpu_table(index: int) -> Finding:
         arch = sm.Handle(f"cuda:{index}").arch
         table = load_table(arch)
     except ScaledMMError as error:
-        return Finding(name, None, "choosing kernels on this GPU", f"{error.status.name}: {error}")
+        return Finding(name, None, "choosing kernels on this GPU", reason=f"{error.status.name}: {error}")
     found = f"{arch}: {len(table.rows)} rows, {len(table.buckets)} buckets, {'tuned' if table.tuned else 'not tuned'}"
     return Finding(name, f"{found} ({table.source})")
 
 
-def _tables() -> Finding:
-    from scaled_mm.tables import available_tables, configs_dir
+def _tables() -> list[Finding]:
+    """The tables that pass their check in one line, and a line for each that does not."""
+    from scaled_mm.tables import available_tables, check_table, configs_dir
 
     tables = available_tables()
-    archs = ", ".join(arch for arch, _ in tables)
-    return Finding("tile tables", f"{archs} in {configs_dir()}", details=[str(path) for _, path in tables])
+    problems = {arch: check_table(path, arch) for arch, path in tables}
+    good = [arch for arch in problems if not problems[arch]]
+    findings = []
+    if good:
+        details = [str(path) for arch, path in tables if arch in good]
+        findings.append(Finding("tile tables", f"{', '.join(good)} in {configs_dir()}", details=details))
+    for arch, found in problems.items():
+        if found:
+            more = f" (and {len(found) - 1} more: `scaled-mm table check`)" if len(found) > 1 else ""
+            get = "correct the file, or install the package again"
+            reason = f"{found[0]}{more}"
+            findings.append(Finding(f"tile table {arch}", None, f"choosing kernels of {arch}", get, reason, details=[str(p) for p in found]))
+    return findings
+
+
+def _shipped_kernels() -> list[Finding]:
+    """Kernels that were built into the package; nothing to say without any."""
+    from scaled_mm.build import library
+    from scaled_mm.tables import load_table
+
+    serving, findings = [], []
+    for arch, path in library.shipped_kernels():
+        table = load_table(arch)
+        if library.serves(table):
+            serving.append(f"{arch}, {len(library.kernel_names(table))}")
+        else:
+            reason = f"{path} was made from another tile table or other sources: kernels are compiled just in time"
+            findings.append(Finding(f"kernels in the wheel for {arch}", None, "running without nvcc", "build the wheel again", reason))
+    if serving:
+        findings.insert(0, Finding("kernels in the wheel", f"{'; '.join(serving)} ({library.lib_dir()})"))
+    return findings
 
 
 # ---- what builds kernels ---------------------------------------------------------------------------------------------
@@ -231,6 +271,7 @@ def _cxx() -> Finding:
 def _cache() -> Finding:
     from scaled_mm.build import cache
 
+    cache.check_writable()
     entries = cache.entries()
     size = sum(entry.size for entry in entries)
     details = [
@@ -254,12 +295,13 @@ _ABOUT: dict[Callable[[], Any], tuple[str, str, str]] = {
     _driver: ("NVIDIA driver", "GPU kernels", ""),
     _torch_operators: ("torch operators", "products of CUDA tensors", ""),
     _gpus: ("GPU", "GPU kernels", ""),
-    _tables: ("tile tables", "choosing GPU kernels", ""),
+    _tables: ("tile tables", "choosing GPU kernels", "install the package again"),
+    _shipped_kernels: ("kernels in the wheel", "running without nvcc", ""),
     _nvcc: ("nvcc", _BUILDING, ""),
     _cutlass: ("CUTLASS headers", _BUILDING, ""),
     _ninja: ("ninja", _BUILDING, ""),
     _cxx: ("C++ compiler", _BUILDING, ""),
-    _cache: ("build cache", "keeping built kernels", ""),
+    _cache: ("build cache", "keeping built kernels", "set SCALED_MM_CACHE_DIR to a folder that can be written to"),
 }
 _LOOKS = tuple(_ABOUT)
 _REQUIRED = frozenset({_torch, _core_library, _cpu_backend})
@@ -268,14 +310,18 @@ _REQUIRED = frozenset({_torch, _core_library, _cpu_backend})
 # ---- output ----------------------------------------------------------------------------------------------------------
 
 
+def _missing(finding: Finding) -> str:
+    if not finding.reason:
+        return f"not found; needed for {finding.needed_for}. To get it: {finding.get}"
+    remedy = f". What to do: {finding.get}" if finding.get else ""
+    return f"cannot be used: {finding.reason}; needed for {finding.needed_for}{remedy}"
+
+
 def _print(findings: list[Finding], works: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:  # a file has no width, and paths are for copying
-        console = Console(width=160)
+    console = common.console()
     table = Table(show_header=False, box=None, padding=(0, 1))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -285,8 +331,7 @@ def _print(findings: list[Finding], works: bool) -> None:
             table.add_row(Text("ok", style="green"), finding.name, Text(finding.found))
             continue
         style = "bold red" if finding.required else "yellow"
-        text = f"not found; needed for {finding.needed_for}. To get it: {finding.get}"
-        table.add_row(Text("--", style=style), finding.name, Text(text))  # Text: brackets in a message are no markup
+        table.add_row(Text("--", style=style), finding.name, Text(_missing(finding)))  # Text: brackets in it are no markup
     console.print(table)
     if works:
         console.print("The CPU backend works.", style="green")

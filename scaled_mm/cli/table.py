@@ -8,20 +8,22 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from scaled_mm.cli import common
+
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rich.console import Console
+
     from scaled_mm.build.check import Compiled
-    from scaled_mm.tables import Problem, TileTable
+    from scaled_mm.tables import KernelRow, Problem, TileTable
 
 HELP = "show a tile table, check tables, or explain which kernel serves a product"
 
 
-def _size(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text}: expected 0 or more")
-    return value
+# What a 32-bit accumulator holds exactly (docs/NUMERICS.md): without zero points, with one, with two.
+K_BOUNDS = (131071, 65793, 33025)
+LARGEST_SIZE = 2**31 - 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = commands.add_parser("check", help="every problem of every table, or of the one given; exit status 1 on any")
     explain = commands.add_parser("explain", help="the row that serves one product, and why")
     for axis, what in (("M", "rows of a"), ("N", "columns of b"), ("K", "the length of the sums")):
-        explain.add_argument(axis, type=_size, help=what)
+        explain.add_argument(axis, type=common.integer(0, LARGEST_SIZE), help=what)
     explain.add_argument(
-        "--sms", type=int, default=132, help="multiprocessors to count waves for (default 132: H100 SXM, H200)"
+        "--sms", type=common.integer(1), default=132, metavar="N", help="multiprocessors to count waves for (default 132: H100 SXM, H200)"
     )
     check.add_argument(
         "--compile",
@@ -48,10 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
         which.add_argument("--table", metavar="FILE", help="a YAML file instead")
         command.add_argument("--json", action="store_true", help="print one JSON document")
+        command.set_defaults(parser=command)
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 when a table has a problem or there is none for the architecture."""
+    """0; 1 when a table that was checked has a problem, or no kernel takes the product; 2 without a table to look at."""
     from scaled_mm.errors import ScaledMMError
 
     commands = {"show": _show, "check": _check, "explain": _explain}
@@ -62,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             _print_json({"error": {"status": error.status.name, "message": str(error)}})
         else:
             print(error, file=sys.stderr)
-        return 1
+        return 2
 
 
 def _print_json(value: Any) -> None:
@@ -74,7 +77,7 @@ def _load(args: argparse.Namespace) -> TileTable:
 
     from scaled_mm.tables import load_table
 
-    return load_table(Path(args.table) if args.table is not None else args.arch)
+    return load_table(Path(args.table)) if args.table is not None else common.table_of(args.arch)
 
 
 def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
@@ -107,56 +110,58 @@ def _show(args: argparse.Namespace) -> int:
         head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "fallback": table.fallback}
         _print_json({**head, "rows": rows, "buckets": buckets})
         return 0
-    from rich.console import Console
-
-    console = Console()
+    console = common.console()
     kind = "tuned on one GPU model" if table.tuned else "not tuned"
     console.print(f"{table.source}: {table.arch}, {kind}, fallback {table.fallback}", highlight=False, soft_wrap=True)
-    console.print(_rows_view(table, rows))
+    console.print(_rows_view(table, rows, console))
     console.print(_buckets_view(table))
     return 0
 
 
-def _rows_view(table: TileTable, rows: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
+# The first to go where the terminal is too narrow for all of them: most rows have the same, or their name tells.
+_LEFT_OUT_FIRST = ("scheduler", "registers", "swap", "buckets", "shared memory")
 
+
+def _rows_view(table: TileTable, rows: list[dict[str, Any]], console: Console) -> Any:
     from scaled_mm.tables.rules import SHARED_MEMORY
 
     limit = SHARED_MEMORY[table.arch]
     caption = f"shared memory: estimate for a 4-byte out, of {limit / 1024:.0f} KB; registers: accumulators per thread"
-    view = Table(title="rows", caption=caption)
-    for header in ("name", "tile", "cluster", "schedule", "scheduler", "swap"):
-        view.add_column(header, no_wrap=header == "name")
-    for header in ("stages", "shared memory", "registers", "buckets"):
-        view.add_column(header, justify="right")
-    for row, entry in zip(table.rows, rows, strict=True):
-        estimate = entry["estimate"]
-        registers = estimate["accumulator_registers"]
-        uses = sum(bucket.kernel == row.name for bucket in table.buckets)
-        stages = (
-            f"{estimate['stages']}"
-            if row.stages != "auto" or row.generation != "c3x"
-            else f"auto ({estimate['stages']})"
-        )
-        view.add_row(
-            row.name,
-            str(row.tile),
-            str(row.cluster),
-            row.schedule or "-",
-            row.scheduler if row.split_k == 1 else f"{row.scheduler}, split {row.split_k}",
-            "yes" if row.swap_ab else "",
-            stages,
-            f"{estimate['shared_memory_bytes'] / 1024:.1f} KB",
-            "-" if registers is None else str(registers),
-            f"{uses or '-'}" if row.name != table.fallback else "fallback",
-        )
+    cells = [_row_cells(table, row, entry["estimate"]) for row, entry in zip(table.rows, rows, strict=True)]
+    for left_out in (_LEFT_OUT_FIRST[:count] for count in range(len(_LEFT_OUT_FIRST) + 1)):
+        note = f"; not shown in {console.width} columns: {', '.join(left_out)}" if left_out else ""
+        view = common.narrow_table("rows", caption=caption + note)
+        shown = [header for header in cells[0] if header not in left_out]
+        for header in shown:
+            right = header in ("stages", "shared memory", "registers", "buckets")
+            view.add_column(header, no_wrap=True, justify="right" if right else "left")
+        for row in cells:
+            view.add_row(*(row[header] for header in shown))
+        if console.measure(view, options=console.options.update(width=10 * common.WIDE)).maximum <= console.width:
+            break
     return view
 
 
-def _buckets_view(table: TileTable) -> Any:
-    from rich.table import Table
+def _row_cells(table: TileTable, row: KernelRow, estimate: dict[str, Any]) -> dict[str, str]:
+    registers = estimate["accumulator_registers"]
+    uses = sum(bucket.kernel == row.name for bucket in table.buckets)
+    auto = row.stages == "auto" and row.generation == "c3x"
+    return {
+        "name": row.name,
+        "tile": str(row.tile),
+        "cluster": str(row.cluster),
+        "schedule": row.schedule or "-",
+        "scheduler": row.scheduler if row.split_k == 1 else f"{row.scheduler}, split {row.split_k}",
+        "swap": "yes" if row.swap_ab else "",
+        "stages": f"auto ({estimate['stages']})" if auto else str(estimate["stages"]),
+        "shared memory": f"{estimate['shared_memory_bytes'] / 1024:.1f} KB",
+        "registers": "-" if registers is None else str(registers),
+        "buckets": "fallback" if row.name == table.fallback else str(uses or "-"),
+    }
 
-    view = Table(title="buckets, the first that fits wins")
+
+def _buckets_view(table: TileTable) -> Any:
+    view = common.narrow_table("buckets, the first that fits wins")
     for header in ("", "M <=", "N <=", "K <="):
         view.add_column(header, justify="right")
     view.add_column("kernel", no_wrap=True)
@@ -254,13 +259,12 @@ def _tables_to_check(args: argparse.Namespace) -> list[tuple[Path, str | None]]:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from scaled_mm.errors import BadParamError
     from scaled_mm.tables.select import contiguous_misfits, output_tiles
 
-    if args.sms < 1:
-        raise BadParamError(f"--sms: expected 1 or more, got {args.sms}")
     table = _load(args)
     M, N, K = args.M, args.N, args.K
+    if K > K_BOUNDS[0]:
+        return _refused(args, table)
     selection = table.select(M, N, K)
     row = selection.row
     misfits = contiguous_misfits(row, N, K)
@@ -304,4 +308,19 @@ def _explain(args: argparse.Namespace) -> int:
     print(f"  cost    {cost}{'' if registers is None else f', {registers} accumulator registers per thread'}")
     for misfit in misfits:
         print(f"  note    {misfit}; such operands take {table.fallback}")
+    for bound, points in ((K_BOUNDS[1], "a zero point"), (K_BOUNDS[2], "two zero points")):
+        if K > bound:
+            print(f"  note    with {points} it is refused: K <= {bound} then")
+            break
     return 0
+
+
+def _refused(args: argparse.Namespace, table: TileTable) -> int:
+    reason = f"K <= {K_BOUNDS[0]}, beyond which a 32-bit accumulator is not exact"
+    if args.json:
+        head = {"M": args.M, "N": args.N, "K": args.K, "arch": table.arch, "source": table.source}
+        _print_json({**head, "kernel": None, "reason": f"refused: expected {reason}"})
+    else:
+        print(f"M={args.M} N={args.N} K={args.K}: refused")
+        print(f"  why     expected {reason}")
+    return 1

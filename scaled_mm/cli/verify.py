@@ -10,8 +10,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from scaled_mm.cli import common
+
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
     from scaled_mm import Handle
 
@@ -24,6 +27,7 @@ OUT_DTYPES = ("bfloat16", "float16", "float32", "int32")
 
 _POISON_INT32 = -1595877173
 _TIMING_BUDGET_MS = 40.0
+_LARGEST_SIZE = 2**31 - 1  # the C interface takes no larger one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +35,8 @@ class Result:
     """One product, computed by `sm.scaled_mm` and through a descriptor.
 
     `relative_error`: ||out - ref|| / ||ref|| against the float32 product of the matrices before quantization; an int32
-    out is scaled first. `median_us`: one call of the descriptor, None without --time. `difference` and `error`: None
-    when fine.
+    out is scaled first. `median_us`: one call of the descriptor, None without --time. `difference`: None when equal.
+    `error`: why there is no product, None when there is one.
     """
 
     m: int
@@ -61,31 +65,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--asymmetric", action="store_true", help="quantize both matrices with zero points")
     parser.add_argument("--time", action="store_true", help="also the median time of a call, one weight, caches warm")
-    parser.add_argument("--seed", type=int, default=0, help="of the random matrices (default 0)")
+    parser.add_argument("--seed", type=common.seed, default=0, help="of the random matrices (default 0)")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 if every result equals the reference; 1 if one differs or could not be computed."""
+    """0 if every result equals the reference; 1 if one differs or is refused."""
     import torch
 
     from scaled_mm import Handle
 
-    device = torch.device(args.device or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+    device = common.device_of(args.device)
     shapes = args.shape or list(DEFAULT_SHAPES)
     handle = Handle(str(device))
     total = len(shapes) * len(_combinations())
     results = []
     with _progress(total, quiet=args.json) as advance:
         for m, n, k in shapes:
-            for result in verify_shape(handle, device, m, n, k, args.asymmetric, args.time, args.seed):
-                results.append(result)
-                advance()
+            with _in_memory(m, n, k):
+                for result in verify_shape(handle, device, m, n, k, args.asymmetric, args.time, args.seed):
+                    results.append(result)
+                    advance()
 
     equal = all(result.equal for result in results)
     head = {"device": str(device), "name": _device_name(device), "torch": torch.__version__, "seed": args.seed}
     if args.json:
-        print(json.dumps({**head, "equal": equal, "cases": [dataclasses.asdict(r) for r in results]}, indent=2))
+        refused = sum(result.error is not None for result in results)
+        print(json.dumps({**head, "equal": equal, "refused": refused, "cases": [dataclasses.asdict(r) for r in results]}, indent=2))
     else:
         _print(head, results, timed=args.time)
     return 0 if equal else 1
@@ -121,6 +127,25 @@ def verify_shape(
         if out_dtype is torch.int32:
             out = out.float() * operands["b_scale"] * operands["a_scale"]
         yield dataclasses.replace(case, relative_error=_relative_error(out, exact + bias if with_bias else exact))
+
+
+@contextlib.contextmanager
+def _in_memory(m: int, n: int, k: int) -> Iterator[None]:
+    """BadParamError in the place of what an allocator raises: the matrices of --shape do not fit."""
+    import torch
+
+    from scaled_mm.errors import BadParamError, ScaledMMError
+
+    try:
+        yield
+    except ScaledMMError:
+        raise
+    except (RuntimeError, MemoryError) as error:
+        known = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
+        text = str(error)
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(one in text for one in known):
+            raise
+        raise BadParamError(f"--shape: expected matrices that fit into memory, got {m}x{n}x{k}") from error
 
 
 def _combinations() -> list[tuple[str, bool]]:
@@ -217,6 +242,8 @@ def _shape(text: str) -> tuple[int, int, int]:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r}: expected MxNxK, as in 16x4096x14336")
     m, n, k = (int(size) for size in found.groups())
+    if max(m, n, k) > _LARGEST_SIZE:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected sizes up to {_LARGEST_SIZE}")
     return m, n, k
 
 
@@ -230,40 +257,34 @@ def _device_name(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def _progress(total: int, quiet: bool) -> Iterator[Callable[[], None]]:
-    """A bar on stderr while the cases run, nothing when quiet. Yields the function that moves it on."""
+    """A bar on a terminal's stderr while the cases run, nothing when quiet. Yields the function that moves it on."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("verify", total=total)
         yield lambda: bar.advance(task)
 
 
 def _print(head: dict[str, Any], results: list[Result], timed: bool) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    table = Table(title=f"{head['name']} ({head['device']}), torch {head['torch']}")
-    for header in ("M x N x K", "out", "bias"):
-        table.add_column(header, no_wrap=True)
-    table.add_column("kernel", overflow="fold")
-    table.add_column("equal")
-    table.add_column("error*", justify="right")
-    if timed:
-        table.add_column("us", justify="right")
+    console = common.console()
+    table = common.narrow_table(f"{head['name']} ({head['device']}), torch {head['torch']}")
+    for header in ("MxNxK", "out", "bias", "kernel", "equal", "error*", *(["us"] if timed else [])):
+        table.add_column(header, no_wrap=True, justify="right" if header in ("error*", "us") else "left")
     shape = None
     for result in results:
         if shape is not None and shape != (result.m, result.n, result.k):
             table.add_section()
         shape = (result.m, result.n, result.k)
+        equal = "-" if result.error else "[green]yes[/]" if result.equal else "[bold red]NO[/]"
         cells = [
-            f"{result.m} x {result.n} x {result.k}",
+            f"{result.m}x{result.n}x{result.k}",
             result.out_dtype,
             "yes" if result.bias else "",
-            result.kernel or "-",
-            "[green]yes[/]" if result.equal else "[bold red]NO[/]",
+            "[yellow]refused[/]" if result.error else result.kernel or "-",
+            equal,
             "-" if result.relative_error is None else f"{result.relative_error:.2%}",
         ]
         if timed:
@@ -271,11 +292,21 @@ def _print(head: dict[str, Any], results: list[Result], timed: bool) -> None:
         table.add_row(*cells)
     console.print(table)
     console.print("* of the product before quantization; quantizing causes it, whatever the kernel", style="dim")
-    failed = [result for result in results if not result.equal]
-    for result in failed:
-        label = f"{result.m}x{result.n}x{result.k} {result.out_dtype}{' with bias' if result.bias else ''}"
-        console.print(f"{label}: {result.error or result.difference}", style="red", highlight=False, markup=False)
-    if failed:
-        console.print(f"{len(failed)} of {len(results)} results differ from the reference", style="bold red")
-    else:
-        console.print(f"all {len(results)} results equal the reference bit for bit", style="green")
+    _print_verdict(results, console)
+
+
+def _print_verdict(results: list[Result], console: Console) -> None:
+    refused = [result for result in results if result.error]
+    wrong = [result for result in results if not result.equal and not result.error]
+    for reason in dict.fromkeys(f"{r.m}x{r.n}x{r.k}: {r.error}" for r in refused):
+        console.print(reason, style="yellow", highlight=False, markup=False)
+    for r in wrong:
+        label = f"{r.m}x{r.n}x{r.k} {r.out_dtype}{' with bias' if r.bias else ''}"
+        console.print(f"{label}: {r.difference}", style="red", highlight=False, markup=False)
+    if refused:
+        console.print(f"{len(refused)} of {len(results)} products were refused", style="bold yellow")
+    if wrong:
+        console.print(f"{len(wrong)} of {len(results)} results differ from the reference", style="bold red")
+    elif len(refused) < len(results):
+        equal = len(results) - len(refused)
+        console.print(f"{'the other' if refused else 'all'} {equal} results equal the reference bit for bit", style="green")

@@ -30,10 +30,12 @@ def quantize_int8(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tensor, to
 
     Both divisions are IEEE divisions and the maximum is exact, so CPU and GPU give the same bits.
 
-    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (`dim`).
+    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (`dim`, or an x that is no tensor).
     """
     if dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
+    if not isinstance(x, torch.Tensor):
+        raise BadParamError(f"x: expected a tensor, got {'None' if x is None else type(x).__name__}")
     if x.dtype not in _DTYPES:
         raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
     least = {"token": 1, "channel": 2, "tensor": 0}[dim]

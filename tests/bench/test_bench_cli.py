@@ -4,10 +4,13 @@ import argparse
 import json
 
 import pytest
+import torch
 from bench_data import case_record, document, measured
 
+from scaled_mm.bench import peers
 from scaled_mm.bench.record import load, save
-from scaled_mm.cli import bench
+from scaled_mm.cli import bench, main
+from scaled_mm.errors import KernelNotFoundError
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -69,16 +72,62 @@ def test_bench_without_json_prints_a_table(tmp_path, capsys):
     ("words", "message"),
     [
         (["--shapes", "nonsense"], "nonsense"),
-        (["--m", "0"], "positive integer"),
+        (["--shapes", ""], "--shapes: "),
+        (["--m", "0"], "--m: M must be a positive integer"),
+        (["--m", "a"], "--m: M must be a positive integer, got 'a'"),
         (["--peers", "vllm"], "unknown peer 'vllm' on cpu"),
-        (["--budget-ms", "0"], "--budget-ms"),
-        (["--device", "toaster"], "toaster"),
+        (["--device", "toaster"], "--device: expected cuda, cuda:<index> or cpu, got 'toaster'"),
         (["--device", "meta"], "expected cuda"),
+        (["--rows"], "--rows: rows of a tile table are kernels for a GPU"),
+        (["--kernel", "foo"], "--kernel: rows of a tile table are kernels for a GPU"),
+        (["--vllm-lib", "/nope"], "--vllm-lib: expected the path of a library, got /nope"),
+        (["--sgl-lib", "/nope"], "--sgl-lib: expected the path of a library, got /nope"),
     ],
 )
 def test_arguments_that_make_no_sense_end_with_status_two(words, message, capsys):
     assert bench.run(parse("--device", "cpu", *words)) == bench.USAGE
-    assert message in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.out == "" and len(printed.err.splitlines()) == 1
+
+
+def test_the_row_to_force_on_a_gpu_is_looked_up_before_anything_is_timed(monkeypatch):
+    monkeypatch.setattr(peers, "our_handle", lambda device: argparse.Namespace(arch="sm90"))
+    gpu = torch.device("cuda:0")
+    bench._check_names(parse("--kernel", "generic_64x64x64"), gpu)
+    for name in ("foo", "all", "generic_64x64x64,generic_64x64x64"):
+        with pytest.raises(KernelNotFoundError, match="--kernel: expected one of c3x_.*, got "):
+            bench._check_names(parse("--kernel", name), gpu)
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [("--budget-ms", ["0", "-1", "nan", "inf", "x"]), ("--check-limit", ["-1", "nan", "x"]), ("--seed", ["-1", "x", str(2**64)])],
+)
+def test_numbers_out_of_range_are_refused_with_the_option_and_what_came(option, values, capsys):
+    for value in values:
+        with pytest.raises(SystemExit) as caught:
+            main(["bench", f"{option}={value}"])
+        assert caught.value.code == bench.USAGE
+        assert f"argument {option}: expected a" in (printed := capsys.readouterr().err) and repr(value) in printed
+
+
+def test_an_out_that_cannot_be_written_to_is_refused_before_anything_is_timed(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(peers.Ours, "prepare", lambda self, inputs: pytest.fail("timed"))
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main(["bench", "--device", "cpu", "--shapes", "1x64x64", "--out", str(out)]) == bench.USAGE
+        assert f"--out: expected a folder that can be written to, got {out}" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:No artists with labels")
+def test_a_run_in_which_ours_fails_says_why(tmp_path, capsys, monkeypatch):
+    def fail(self, inputs):
+        raise RuntimeError("no such thing")
+
+    monkeypatch.setattr(peers.Ours, "prepare", fail)
+    words = ["--device", "cpu", "--shapes", "1x64x64", "--peers", "none", "--out", str(tmp_path)]
+    assert bench.run(parse(*words)) == bench.FAILED
+    assert "64x64 M=1: RuntimeError: no such thing" in capsys.readouterr().out
 
 
 def test_render_draws_an_existing_report_again(tmp_path, capsys):
@@ -87,4 +136,4 @@ def test_render_draws_an_existing_report_again(tmp_path, capsys):
     assert bench.run(parse("--render", str(tmp_path))) == bench.OK
     assert "1.12x" in (tmp_path / "bench.md").read_text()
     assert bench.run(parse("--render", str(tmp_path / "missing"))) == bench.USAGE
-    assert "missing" in capsys.readouterr().out
+    assert "missing" in capsys.readouterr().err

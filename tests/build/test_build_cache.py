@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from scaled_mm.build import cache
+from scaled_mm.errors import KernelNotBuiltError
 
 CONTENT = b"a library" * 1000
 
@@ -202,6 +203,21 @@ def test_a_damaged_entry_is_set_aside_and_built_again(cache_root, damage):
     assert [entry.path for entry in cache.entries()] == [path.parent]
     cache.get_or_build("kernel", "row", "key", build)
     assert build.count == 1
+
+
+def test_a_cache_that_cannot_be_written_to_is_an_error_that_names_the_variable(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "below"):
+        monkeypatch.setenv("SCALED_MM_CACHE_DIR", str(root))
+        for use in (cache.check_writable, lambda: cache.get_or_build("kernel", "row", "key", fake_build)):
+            with pytest.raises(KernelNotBuiltError, match=f"SCALED_MM_CACHE_DIR: expected a folder that can be written to, got {root}: "):
+                use()
+        assert cache.entries() == [] and cache.find("kernel", "row", "key") is None
+
+
+def test_a_cache_that_can_be_written_to_is_left_as_it_was(cache_root):
+    cache.check_writable()
+    assert list(cache_root.iterdir()) == []
 
 
 def test_clear_removes_everything_and_says_how_much(cache_root):

@@ -159,6 +159,18 @@ def test_a_compile_error_names_the_log_and_shows_its_end(cache_root, tmp_path):
     assert "broken.cpp" in log.read_text() and "this does not compile" in log.read_text()
 
 
+@pytest.mark.parametrize("target", ["$$", "$PPID"], ids=["the compiler", "ninja"])
+def test_an_interrupt_that_reaches_the_compiler_or_ninja_first_is_no_failed_build(cache_root, tmp_path, target):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\nkill -INT {target}\nsleep 1\n")
+    compiler.chmod(0o755)
+    (tmp_path / "source.cpp").write_text("")
+    cache_root.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        compile.run_ninja(tmp_path, "my-kernel", compiler, [tmp_path / "source.cpp"], [], [])
+    assert list(cache_root.iterdir()) == []
+
+
 def test_a_kernel_that_does_not_compile_leaves_a_log_and_no_entry(cache_root, monkeypatch, tmp_path):
     compiler = tmp_path / "nvcc"
     compiler.write_text("#!/bin/sh\necho 'error: no instruction for this' >&2\nexit 3\n")

@@ -1,4 +1,4 @@
-/* device [INDEX [ARCH]]: a handle on a CUDA device, and what it says about it; or the status and its message. */
+/* device [INDEX [ARCH]]: a handle on a CUDA device, and what it says about it. Exit status 1: none, and on stderr why. */
 #include <scaled_mm/scaled_mm.h>
 
 #include <stdio.h>
@@ -10,8 +10,8 @@ int main(int argc, char** argv) {
   scaledMMStatus_t status = scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CUDA, argc > 1 ? atoi(argv[1]) : 0, argc > 2 ? argv[2] : NULL);
   if (status == SCALED_MM_STATUS_SUCCESS) status = scaledMMGetHandleInfo(handle, &info);
   if (status != SCALED_MM_STATUS_SUCCESS) {
-    printf("%s: %s\n", scaledMMGetStatusName(status), scaledMMGetLastErrorMessage());
-    return 0;
+    fprintf(stderr, "%s: %s\n", scaledMMGetStatusName(status), scaledMMGetLastErrorMessage());
+    return 1;
   }
   printf("%s %d %d %d\n", info.arch, info.compute_capability, info.multiprocessors, info.max_shared_memory);
   return scaledMMDestroyHandle(handle) != SCALED_MM_STATUS_SUCCESS;

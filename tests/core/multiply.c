@@ -3,7 +3,7 @@
  *   multiply <arch> <row> <alignment> <fallback row> <M> <N> <K> <kernel library> ...
  *
  * Loads libraries that `scaled-mm build` made, registers a table of the two rows, and compares every output with plain loops
- * that follow docs/NUMERICS.md. Exit status 0: the same bits. 77: there is no GPU. */
+ * that follow docs/NUMERICS.md. Exit status 0: the same bits. 77: there is no GPU. 2: too few arguments. */
 #include <scaled_mm/scaled_mm.h>
 
 #include <dlfcn.h>
@@ -173,7 +173,10 @@ static void run(scaledMMHandle_t handle, const char* row, int64_t M, int64_t N, 
 int main(int argc, char** argv) {
   scaledMMHandle_t handle = NULL;
   void* stream = NULL;
-  if (argc < 9) return 2;
+  if (argc < 9) {
+    fprintf(stderr, "usage: %s <arch> <row> <alignment> <fallback row> <M> <N> <K> <kernel library> ...\n", argv[0]);
+    return 2;
+  }
   if (!open_driver()) return 77;
   {
     const char *arch = argv[1], *row = argv[2], *fallback = argv[4];

@@ -47,6 +47,11 @@ def test_without_a_driver_the_c_program_says_so(c_program, fake_gpu):
     assert done.returncode == 77
 
 
+def test_without_arguments_the_c_program_says_what_it_takes(c_program):
+    done = subprocess.run([c_program("multiply")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith("usage: ") and "<kernel library> ..." in done.stderr
+
+
 @pytest.mark.gpu
 def test_a_c_program_multiplies_on_the_gpu_and_gets_the_same_bits(c_program):
     import scaled_mm as sm

@@ -160,6 +160,32 @@ def test_arguments_that_are_no_tensors_are_typed_errors(device):
                 sm.scaled_mm(**{**made, name: wrong})
 
 
+# ---- autograd -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zero_points", [False, True], ids=["symmetric", "zero points"])
+def test_no_output_claims_a_gradient(device, zero_points):
+    made = operands(device, zero_points=zero_points)
+    expected = sm.scaled_mm(**made)
+    for name in ("a_scale", "b_scale", "bias"):
+        made[name].requires_grad_()
+    plain = sm.scaled_mm(**made)
+    compiled = torch.compile(lambda made: sm.scaled_mm(**made), fullgraph=True, backend="aot_eager")(made)
+    out = torch.empty_like(expected)
+    sm.scaled_mm(**made, out=out)
+    direct = ops.scaled_mm(*positional(made), torch.bfloat16)
+    for result in (plain, compiled, out, direct):
+        assert not result.requires_grad and torch.equal(result, expected)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        plain.sum().backward()
+
+
+def test_opcheck_finds_nothing_wrong_with_inputs_that_require_a_gradient(device):
+    made = operands(device)
+    made["a_scale"].requires_grad_()
+    torch.library.opcheck(ops.scaled_mm, (*positional(made), torch.bfloat16))
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_vmap_over_a_gives_what_a_loop_gives(device):
     batch = [operands(device, seed=seed) for seed in range(3)]

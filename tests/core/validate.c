@@ -75,8 +75,9 @@ static scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMGemmDescriptor_t
 static void check_refusals(scaledMMHandle_t handle) {
   EXPECT_REFUSED(p.a.dtype = SCALED_MM_DTYPE_FLOAT16, BAD_TENSOR_DTYPE, "a: expected int8, got float16");
   EXPECT_REFUSED(p.b.dtype = SCALED_MM_DTYPE_INT32, BAD_TENSOR_DTYPE, "b: expected int8, got int32");
-  EXPECT_REFUSED(p.out.dtype = SCALED_MM_DTYPE_INT8, BAD_TENSOR_DTYPE, "out: expected");
-  EXPECT_REFUSED(p.out.dtype = 77, BAD_TENSOR_DTYPE, "out: expected");
+  EXPECT_REFUSED(p.out.dtype = SCALED_MM_DTYPE_INT8, BAD_TENSOR_DTYPE, "out: expected float16, bfloat16, float32 or int32, got int8");
+  EXPECT_REFUSED(p.out.dtype = 77, BAD_TENSOR_DTYPE, "out: expected float16, bfloat16, float32 or int32, got an unknown dtype");
+  EXPECT_REFUSED(p.a.dtype = -1, BAD_TENSOR_DTYPE, "a: expected int8, got an unknown dtype");
   EXPECT_REFUSED(p.a_scale.dtype = SCALED_MM_DTYPE_BFLOAT16, BAD_TENSOR_DTYPE, "a_scale: expected float32, got bfloat16");
   EXPECT_REFUSED(p.bias.dtype = SCALED_MM_DTYPE_FLOAT16, BAD_TENSOR_DTYPE, "bias: expected out's dtype bfloat16 or float32");
   EXPECT_REFUSED(p.b_zero_point.dtype = SCALED_MM_DTYPE_FLOAT32, BAD_TENSOR_DTYPE, "b_zero_point: expected int32 or int8");

@@ -2,6 +2,9 @@
 
 import argparse
 import json
+import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -44,7 +47,7 @@ def test_verify_reports_times_when_asked(capsys, device):
 def test_verify_prints_a_table_for_people(capsys, device):
     assert main(["verify", "--device", device, *SHAPES]) == 0
     printed = capsys.readouterr().out
-    assert "33 x 40 x 37" in printed and "bfloat16" in printed
+    assert "33x40x37" in printed and "bfloat16" in printed
     assert f"all {2 * CASES_PER_SHAPE} results equal the reference bit for bit" in printed
 
 
@@ -78,8 +81,16 @@ def test_verify_reports_a_product_that_is_refused_and_fails(capsys, device):
     status, report = run_json(capsys, "verify", "--device", device, "--shape", "1x2x131072", "--shape", "1x2x3")
     assert status == 1
     refused, fine = report["cases"][:CASES_PER_SHAPE], report["cases"][CASES_PER_SHAPE:]
-    assert all(case["error"].startswith("OVERFLOW: ") for case in refused)
+    assert all(case["error"].startswith("OVERFLOW: ") for case in refused) and report["refused"] == CASES_PER_SHAPE
     assert all(case["equal"] for case in fine)
+
+
+def test_verify_says_once_what_is_refused_and_does_not_call_it_different(capsys):
+    assert main(["verify", "--device", "cpu", "--shape", "1x2x131072", "--shape", "1x2x3"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("1x2x131072: OVERFLOW: a: expected K <= 131071") == 1 and "differ" not in printed
+    assert f"{CASES_PER_SHAPE} of {2 * CASES_PER_SHAPE} products were refused" in printed
+    assert f"the other {CASES_PER_SHAPE} results equal the reference bit for bit" in printed
 
 
 def test_verify_takes_sizes_of_zero(capsys, device):
@@ -104,6 +115,80 @@ def test_asymmetric_quantization_covers_each_row_with_its_own_zero_point():
     assert (((q.float() - zero_point) * scale - x).abs() <= scale * 1.01).all()
 
 
+def test_verify_splits_no_kernel_name_in_80_columns(capsys, monkeypatch):
+    name = "c3x_128x256x128_co_c21_swap_s8"
+    result = verify.Result(8192, 28672, 8192, "bfloat16", True, False, kernel=name, equal=True, relative_error=0.01, median_us=12345.6)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    verify._print({"name": "a GPU", "device": "cuda:0", "torch": "2"}, [result], timed=True)
+    assert name in capsys.readouterr().out
+
+
+def test_verify_names_the_shape_that_does_not_fit_into_memory(capsys, monkeypatch):
+    real = torch.randn
+
+    def randn(*sizes, **options):
+        # In place of an allocation that a large machine would carry out.
+        if sizes == (7, 9):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 40000000000 bytes")
+        return real(*sizes, **options)
+
+    monkeypatch.setattr(torch, "randn", randn)
+    assert main(["verify", "--device", "cpu", "--shape", "7x1x9"]) == 2
+    assert "--shape: expected matrices that fit into memory, got 7x1x9" in capsys.readouterr().err
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["verify", "--seed", "99999999999999999999999"], "argument --seed: expected an integer from 0 to "),
+        (["verify", "--shape", f"1x{2**31}x1"], "argument --shape: "),
+        (["build", "--jobs", "-4"], "argument --jobs: expected an integer of 1 or more, got '-4'"),
+        (["build", "--jobs", "0"], "argument --jobs: expected an integer of 1 or more, got '0'"),
+        (["verify", "--frob"], "usage: scaled-mm verify"),
+        (["table", "show", "--frob"], "usage: scaled-mm table show"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused_with_the_usage_of_their_command(capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["verify", "--device", "foo"], "--device: expected cuda, cuda:<index> or cpu, got 'foo'"),
+        (["verify", "--device", "meta"], "--device: expected cuda"),
+        (["verify", "--device", "cuda:-1"], "--device: expected cuda"),
+        (["verify", "--device", "cuda:9999"], "--device: "),
+        (["build", "--arch", "sm90x"], "--arch: no tile table for 'sm90x'; there are: "),
+        (["build", "--out", "/dev/null/below/kernels.so"], "--out: expected a folder that can be written to"),
+        (["build", "--out", "/"], "--out: expected the name of a file, got the folder /"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_one_line_and_status_two(capsys, arguments, message):
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and len(printed.err.splitlines()) == 1 and printed.out == ""
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0 and capsys.readouterr().out == f"scaled-mm {sm.__version__}\n"
+
+
+def test_the_package_runs_as_a_module_and_a_reader_that_leaves_early_is_no_error():
+    command = f"{shlex.quote(sys.executable)} -m scaled_mm"
+    script = "".join(f"{command} {arguments} | true; echo ${{PIPESTATUS[0]}}; " for arguments in ("table show --json", "table show"))
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stderr == "" and done.stdout.split() == ["141", "141"]
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
@@ -117,7 +202,7 @@ def test_doctor_passes_where_the_cpu_backend_works(capsys):
         findings
     )
     for finding in findings.values():
-        assert finding["found"] or (finding["needed_for"] and finding["get"]), finding
+        assert finding["found"] or (finding["needed_for"] and (finding["get"] or finding["reason"])), finding
 
 
 def test_doctor_prints_what_is_missing_and_how_to_get_it(capsys, monkeypatch):
@@ -135,7 +220,7 @@ def test_doctor_fails_when_the_cpu_gives_a_wrong_number(capsys, monkeypatch):
     status, report = run_json(capsys, "doctor")
     assert status == 1 and report["ok"] is False
     backend = next(finding for finding in report["findings"] if finding["name"] == "CPU backend")
-    assert backend["found"] is None and "differs from the reference" in backend["get"]
+    assert backend["found"] is None and "differs from the reference" in backend["reason"]
 
 
 def test_doctor_survives_a_part_that_raises(capsys, monkeypatch):
@@ -148,9 +233,73 @@ def test_doctor_survives_a_part_that_raises(capsys, monkeypatch):
     status, report = run_json(capsys, "doctor")
     assert status == 0
     finding = next(finding for finding in report["findings"] if finding["name"] == "build cache")
-    assert finding["found"] is None and "PermissionError: cache [not] readable" in finding["get"]
+    assert finding["found"] is None and finding["reason"] == "PermissionError: cache [not] readable"
     assert main(["doctor"]) == 0
     assert "cache [not] readable" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.fixture
+def look_again():
+    """What was found is remembered per process."""
+    from scaled_mm.build import toolchain
+
+    looks = (toolchain.find_nvcc, toolchain.find_cutlass, toolchain.cutlass_version, toolchain.find_cxx, toolchain.cxx_version)
+    for look in looks:
+        look.cache_clear()
+    yield
+    for look in looks:
+        look.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "variable, name", [("SCALED_MM_NVCC", "nvcc"), ("SCALED_MM_CUTLASS", "CUTLASS headers"), ("CXX", "C++ compiler")]
+)
+def test_doctor_keeps_what_is_wrong_apart_from_what_to_do(capsys, monkeypatch, look_again, variable, name):
+    monkeypatch.setenv(variable, "/x")
+    _, report = run_json(capsys, "doctor")
+    finding = next(finding for finding in report["findings"] if finding["name"] == name)
+    assert finding["found"] is None and finding["get"] == f"correct the variable {variable}, or unset it"
+    assert finding["reason"].startswith(f"{variable}: expected ") and finding["reason"].endswith("got /x")
+    main(["doctor"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"cannot be used: {variable}: expected" in printed and f"What to do: correct the variable {variable}" in printed
+
+
+def test_doctor_tries_to_write_to_the_cache(capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SCALED_MM_CACHE_DIR", str(tmp_path / "file"))
+    _, report = run_json(capsys, "doctor")
+    finding = next(finding for finding in report["findings"] if finding["name"] == "build cache")
+    assert finding["found"] is None and str(tmp_path / "file") in finding["reason"]
+    assert finding["get"] == "correct the variable SCALED_MM_CACHE_DIR, or unset it"
+
+
+def test_doctor_checks_the_tile_tables(capsys, monkeypatch, tmp_path):
+    from scaled_mm.tables import configs_dir, loader
+
+    text = (configs_dir() / "sm90.yaml").read_text()
+    (tmp_path / "cutlass_configs").mkdir()
+    (tmp_path / "cutlass_configs" / "sm90.yaml").write_text(text.replace("swap_ab: true", "swap_ab: 1", 1))
+    monkeypatch.setattr(loader, "_PACKAGE", tmp_path / "scaled_mm")
+    _, report = run_json(capsys, "doctor")
+    findings = {finding["name"]: finding for finding in report["findings"]}
+    assert "tile tables" not in findings and findings["tile table sm90"]["found"] is None
+    assert "swap_ab" in findings["tile table sm90"]["reason"]
+
+
+def test_doctor_says_which_kernels_the_wheel_has(monkeypatch, tmp_path):
+    from scaled_mm.build import library
+
+    assert doctor._shipped_kernels() == []
+    table = sm.tables.load_table("sm90")
+    (tmp_path / "built.so").write_bytes(b"kernels")
+    monkeypatch.setattr(library, "lib_dir", lambda: tmp_path / "lib")
+    library.install_prebuilt(tmp_path / "built.so", "kernels_sm90", library._arch_key(table), tmp_path / "lib")
+    [finding] = doctor._shipped_kernels()
+    assert finding.name == "kernels in the wheel" and finding.found.startswith(f"sm90, {4 * len(table.rows) + 1} (")
+    library.install_prebuilt(tmp_path / "built.so", "kernels_sm90", "another key", tmp_path / "lib")
+    [finding] = doctor._shipped_kernels()
+    assert finding.found is None and "another tile table or other sources" in finding.reason
 
 
 @pytest.mark.gpu

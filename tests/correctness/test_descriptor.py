@@ -100,6 +100,31 @@ def test_on_a_cpu_the_kernel_is_named_by_the_backend():
         assert descriptor.kernel.row == cpu.kernel_name()
 
 
+def test_handles_and_descriptors_say_what_they_are(device):
+    operands = Case(5, 6, 7).make(device)
+    handle = sm.Handle(device)
+    descriptor = sm.create_descriptor(handle, out=operands.poisoned_out(), **operands.inputs)
+    assert repr(descriptor) == f"Descriptor(5x6x7, bfloat16, device={device!r}, kernel={descriptor.kernel.row!r})"
+    assert repr(handle) == f"Handle(device={device!r}, arch={handle.arch!r})"
+    descriptor.destroy()
+    handle.destroy()
+    assert repr(descriptor) == f"Descriptor(5x6x7, bfloat16, device={device!r}, destroyed)"
+    assert repr(handle) == f"Handle(device={device!r}, arch={handle.arch!r}, destroyed)"
+
+
+@pytest.mark.parametrize(
+    "name, values", [("stream", ["x", -2, 1.5, True]), ("workspace", [[1], "x", torch.empty(8, device="meta"), torch.empty(4, 4).t()])]
+)
+def test_a_stream_or_workspace_that_is_none_is_refused_on_every_device(handle, device, name, values):
+    operands = Case(5, 6, 7).make(device)
+    out = operands.poisoned_out()
+    with sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+        for value in values:
+            with pytest.raises(sm.ScaledMMError, match=name):
+                descriptor.calculate(out, **operands.inputs, **{name: value})
+        assert out.isnan().all()
+
+
 def test_descriptors_may_be_used_from_many_threads_at_once(handle, device):
     case = Case(33, 64, 96, bias="out", a_zero_point="vector_int8")
     operands = case.make(device)

@@ -138,6 +138,12 @@ def test_a_gradient_does_not_follow_the_quantized_values():
     assert not q.requires_grad and not scale.requires_grad
 
 
+def test_what_is_no_tensor_is_refused_by_name():
+    for thing, name in (([1.0], "list"), (None, "None"), (1.0, "float")):
+        with pytest.raises(BadParamError, match=f"x: expected a tensor, got {name}"):
+            quantize_int8(thing)
+
+
 def test_wrong_arguments_are_refused_with_what_was_expected():
     with pytest.raises(BadParamError, match="'token', 'channel', 'tensor', got 'row'"):
         quantize_int8(torch.ones(2, 2), "row")

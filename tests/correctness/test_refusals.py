@@ -61,6 +61,36 @@ def test_zero_points_other_than_int32_and_int8_are_refused(device, name, dtype):
     refused(device, BadTensorDtypeError, rf"{name}: expected int32 or int8", **{name: inputs[name].to(dtype)})
 
 
+WRONG_DTYPES = {
+    "a": "expected int8",
+    "b": "expected int8",
+    "a_scale": "expected float32",
+    "b_scale": "expected float32",
+    "bias": "expected out's dtype bfloat16 or float32",
+    "a_zero_point": "expected int32 or int8",
+    "b_zero_point": "expected int32 or int8",
+    "out": "expected float16, bfloat16, float32 or int32",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_a_dtype_that_the_core_has_no_number_for_is_named_as_torch_does(device, dtype):
+    inputs = {**tensors(device), "out": zeros(M, N, dtype=torch.bfloat16, device=device)}
+    name_of = str(dtype).removeprefix("torch.")
+    for name, expected in WRONG_DTYPES.items():
+        wrong = {**inputs, name: inputs[name].to(dtype)}
+        message = f"^{name}: {expected}, got {name_of}$"
+        refused(device, BadTensorDtypeError, message, **wrong)
+        with pytest.raises(BadTensorDtypeError, match=message):
+            sm.create_descriptor(sm.Handle(device), **wrong)
+        with sm.create_descriptor(sm.Handle(device), **inputs) as descriptor:
+            workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=device)
+            with pytest.raises(BadTensorDtypeError, match=f"^{name}: expected .* as the descriptor was created, got {name_of}$"):
+                descriptor.calculate(**wrong, workspace=workspace)
+    without = dict(a_zero_point=None, b_zero_point=None)  # on a GPU another way leads there
+    refused(device, BadTensorDtypeError, f"^a: expected int8, got {name_of}$", a=inputs["a"].to(dtype), **without)
+
+
 def test_a_bias_of_another_dtype_than_out_or_float32_is_refused(device):
     refused(device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.float16, device=device))
     refused(
@@ -71,7 +101,13 @@ def test_a_bias_of_another_dtype_than_out_or_float32_is_refused(device):
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float64, torch.int64, torch.uint8], ids=str)
 def test_other_output_dtypes_are_refused(device, dtype):
-    refused(device, BadTensorDtypeError, "out", out_dtype=dtype, bias=None)
+    refused(device, BadTensorDtypeError, "^out_dtype: expected torch.bfloat16, .*, got torch.", out_dtype=dtype, bias=None)
+
+
+@pytest.mark.parametrize("thing", ["bfloat16", None, 5, [torch.bfloat16]], ids=repr)
+def test_an_out_dtype_that_is_none_is_refused_by_name(device, thing):
+    match = r"out_dtype: expected torch.bfloat16, torch.float16, torch.float32, torch.int32, got "
+    refused(device, BadTensorDtypeError, match, out_dtype=thing, bias=None)
 
 
 def test_an_out_of_an_unsupported_dtype_is_refused(device):

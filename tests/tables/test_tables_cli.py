@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from scaled_mm.build import check, toolchain
 from scaled_mm.cli import table as command
@@ -39,6 +40,18 @@ def test_show_prints_every_row_and_every_bucket(call, monkeypatch):
     for bucket in table.buckets:
         assert bucket.kernel in out and all(str(bound) in out for bound in (bucket.m, bucket.n) if bound)
     assert "open" in out and "KB" in out and "registers" in out
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["80 columns", "a pipe"])
+def test_show_cuts_no_word_short(call, monkeypatch, terminal):
+    monkeypatch.setenv("COLUMNS", "80")
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    status, out, _ = call("show")
+    assert status == 0 and "\N{HORIZONTAL ELLIPSIS}" not in out
+    table = load_table("sm90")
+    assert all(row.name in out and str(row.tile) in out and (row.schedule or "") in out for row in table.rows)
+    assert ("not shown in 80 columns: scheduler" in " ".join(out.split())) is terminal
 
 
 def test_show_json_has_the_whole_table(call):
@@ -139,7 +152,7 @@ def test_a_row_that_spills_or_does_not_compile_is_a_problem_of_its_table(call, t
 def test_check_compile_without_nvcc_says_how_to_get_one(call, table_file, monkeypatch):
     monkeypatch.setattr(toolchain, "find_nvcc", lambda: None)
     status, out, err = call("check", "--table", table_file.path, "--compile")
-    assert status == 1 and out == "" and "nvcc: needed for building, not found" in err
+    assert status == 2 and out == "" and "nvcc: needed for building, not found" in err
 
 
 def test_explain_of_a_c2x_row_names_its_warp_tile(call):
@@ -186,26 +199,64 @@ def test_explain_of_k_zero_takes_the_fallback(call):
 
 
 @pytest.mark.parametrize(
-    "arguments", [("show", "--arch", "sm10"), ("explain", 1, 1, 1, "--arch", "sm10"), ("check", "--arch", "sm10")]
+    "arguments",
+    [
+        ("show", "--arch", "sm10"),
+        ("show", "--arch", "sm90x"),
+        ("explain", 1, 1, 1, "--arch", "sm10"),
+        ("check", "--arch", "sm10"),
+    ],
 )
-def test_an_architecture_without_a_table_exits_1_with_those_that_exist(call, arguments):
+def test_an_architecture_without_a_table_exits_2_with_those_that_exist(call, arguments):
     status, out, err = call(*arguments)
-    assert status == 1 and out == "" and "there are: " in err and "sm90" in err
+    assert status == 2 and out == "" and "there are: " in err and "sm90" in err
     status, out, err = call(*arguments, "--json")
     error = json.loads(out)["error"]
-    assert status == 1 and err == "" and error["status"] == "ARCHITECTURE_NOT_SUPPORTED" and "sm90" in error["message"]
+    assert status == 2 and err == "" and error["status"] == "ARCHITECTURE_NOT_SUPPORTED" and "sm90" in error["message"]
 
 
-def test_explain_of_a_broken_table_exits_1_with_the_line(call, table_file):
+def test_explain_of_a_broken_table_exits_2_with_the_line(call, table_file):
     table_file.replace("{kernel: large}", "{kernel: huge}")
     status, out, err = call("explain", 1, 1, 1, "--table", table_file.path)
-    assert status == 1 and out == "" and f"{table_file.path}:{table_file.line_of('huge')}: " in err
+    assert status == 2 and out == "" and f"{table_file.path}:{table_file.line_of('huge')}: " in err
 
 
 @pytest.mark.parametrize(
-    "arguments", [("explain", "-1", "1", "1"), ("explain", "1", "1"), ("explain", "x", "1", "1"), ()]
+    "arguments, message",
+    [
+        (("explain", "-1", "1", "1"), "argument M: expected an integer from 0 to 2147483647, got '-1'"),
+        (("explain", "16", "abc", "4"), "argument N: expected an integer from 0 to 2147483647, got 'abc'"),
+        (("explain", "1", "1", str(2**31)), "argument K: expected"),
+        (("explain", "1", "1"), "K"),
+        (("explain", "1", "1", "1", "--sms", "0"), "argument --sms: expected an integer of 1 or more, got '0'"),
+        ((), "show | check | explain"),
+    ],
 )
-def test_arguments_that_make_no_sense_are_refused(call, arguments):
+def test_arguments_that_make_no_sense_are_refused(call, capsys, arguments, message):
     with pytest.raises(SystemExit) as caught:
         call(*arguments)
-    assert caught.value.code == 2
+    assert caught.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_explain_names_no_kernel_for_a_product_that_is_refused(call):
+    status, out, _ = call("explain", 16, 4096, 131072)
+    assert status == 1 and "refused" in out and "K <= 131071" in out and "c3x" not in out
+    status, out, _ = call("explain", 16, 4096, 200000, "--json")
+    answer = json.loads(out)
+    assert status == 1 and answer["kernel"] is None and "K <= 131071" in answer["reason"]
+    status, out, _ = call("explain", 16, 4096, 131071)
+    assert status == 0 and "with a zero point it is refused: K <= 65793" in out
+    status, out, _ = call("explain", 16, 4096, 33026)
+    assert status == 0 and "with two zero points it is refused: K <= 33025" in out
+
+
+def test_the_bounds_on_k_are_those_that_the_operator_has():
+    import scaled_mm as sm
+
+    zero_point, scale = torch.zeros(1, dtype=torch.int8), torch.ones(1)
+    for count, bound in enumerate(command.K_BOUNDS):
+        points = dict(zip(("a_zero_point", "b_zero_point"), [zero_point] * count))
+        one = torch.zeros(1, 1, dtype=torch.int8)
+        sm.scaled_mm(one.expand(1, bound), one.expand(bound, 1), scale, scale, **points)
+        with pytest.raises(sm.AccumulatorOverflowError):
+            sm.scaled_mm(one.expand(1, bound + 1), one.expand(bound + 1, 1), scale, scale, **points)

@@ -1,0 +1,126 @@
+"""What the commands share: arguments with a type of their own, the device, and where a report is printed."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from scaled_mm.tables import TileTable
+
+SEED_LIMIT = 2**64  # torch's generators take 64 bits
+WIDE = 160
+
+
+def integer(least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argparse type: an integer from `least` to `most`."""
+    expected = f"an integer of {least} or more" if most is None else f"an integer from {least} to {most}"
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        return value
+
+    return parse
+
+
+def number(expected: str, accept: Callable[[float], bool]) -> Callable[[str], float]:
+    """An argparse type: a finite number that `accept` takes; `expected` says which those are."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or not accept(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+        return value
+
+    return parse
+
+
+seed = integer(0, SEED_LIMIT - 1)
+
+
+def device_of(name: str | None) -> torch.device:
+    """The device of a --device option, with its index; None is the first GPU, or the CPU when there is none.
+
+    Raises BadParamError for what is no device of this machine.
+    """
+    import torch
+
+    from scaled_mm.errors import BadParamError
+
+    if name is None:
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cuda", "cpu"):
+        raise BadParamError(f"--device: expected cuda, cuda:<index> or cpu, got {name!r}")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise BadParamError(f"--device: {name!r} was asked for, but torch {torch.__version__} sees no GPU")
+    index, count = device.index or 0, torch.cuda.device_count()
+    if index >= count:
+        raise BadParamError(f"--device: expected an index below {count}, got {name!r}")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
+
+
+def writable_folder(option: str, folder: Path) -> Path:
+    """The folder, made if it is not there, before anything that takes long; BadParamError if no file can be put there."""
+    from scaled_mm.errors import BadParamError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        raise BadParamError(f"{option}: expected a folder that can be written to, got {folder} ({error.strerror})") from error
+
+
+def table_of(arch: str) -> TileTable:
+    """The table of an --arch option: an architecture, or a file that is there. ArchitectureNotSupportedError for the rest."""
+    from scaled_mm.errors import ArchitectureNotSupportedError
+    from scaled_mm.tables import available_tables, load_table
+
+    if re.fullmatch(r"sm\d+", arch) or Path(arch).is_file():
+        return load_table(arch)
+    known = ", ".join(name for name, _ in available_tables())
+    raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {known}")
+
+
+def console(stderr: bool = False) -> Console:
+    """Where a report goes. A file or a pipe has no width: without one tables would be squeezed into 80 columns."""
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # `main` ends the command; rich would exit with 1, which is an answer
+
+    made = _Console(stderr=stderr)
+    return made if made.is_terminal else _Console(stderr=stderr, width=WIDE)
+
+
+def narrow_table(title: str, **options) -> Table:
+    """A table without lines between its columns: for those whose words must stay whole in 80 columns."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, **options)
