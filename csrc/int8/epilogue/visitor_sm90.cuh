@@ -47,10 +47,9 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
   CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
   CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
 
-  template <class RegFirst, class RegTerms, class SharedSecond, class RegSecond, class Coords, class Residue>
+  template <class RegFirst, class SharedSecond, class RegSecond, class Coords, class Residue>
   struct ConsumerStoreCallbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
     RegFirst r_scale, r_bias;         // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the second dimension
-    RegTerms r_terms_x, r_terms_y;    // likewise
     SharedSecond s_scale, s_bias;     // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the first dimension
     RegSecond c_scale, c_bias;        // (CPY,CPY_M,CPY_N) of the subtiles at hand
     Coords coords;       // relative to the thread's first element
@@ -62,22 +61,19 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     Params const& e;
     SharedStorage& shared;
 
-    CUTLASS_DEVICE ConsumerStoreCallbacks(RegFirst rs, RegFirst rb, RegTerms x, RegTerms y, SharedSecond ss, SharedSecond sb,
-                                          RegSecond cs, RegSecond cb, Coords c, Residue r, int first_, int second_,
+    CUTLASS_DEVICE ConsumerStoreCallbacks(RegFirst rs, RegFirst rb, SharedSecond ss, SharedSecond sb, RegSecond cs,
+                                          RegSecond cb, Coords c, Residue r, int first_, int second_,
                                           int tile_second_, int second_left_, int thread_, int threads_, Params const& e_,
                                           SharedStorage& shared_)
-        : r_scale(rs), r_bias(rb), r_terms_x(x), r_terms_y(y), s_scale(ss), s_bias(sb), c_scale(cs), c_bias(cb), coords(c),
+        : r_scale(rs), r_bias(rb), s_scale(ss), s_bias(sb), c_scale(cs), c_bias(cb), coords(c),
           residue(r), first(first_), second(second_), tile_second(tile_second_), second_left(second_left_),
           thread(thread_), threads(threads_), e(e_), shared(shared_) {}
-
-    CUTLASS_DEVICE static int2 load_terms(const int2* terms, int64_t i) { return terms[i]; }
 
     CUTLASS_DEVICE void begin() {
       using namespace cute;
       // Ordinary loads below: they too must not pass the end of the preceding kernel.
       cutlass::arch::wait_on_dependent_grids();
 
-      const int2* first_terms = SwapAB ? e.col_terms : e.row_terms;
       const int2* second_terms = SwapAB ? e.row_terms : e.col_terms;
       for (int i = thread; i < kSecond; i += threads) {
         const bool inside = i < second_left;
@@ -90,13 +86,11 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
             shared.bias[i] = inside ? load_bias(e, index) : 0.0f;
           }
         }
-        if (second_terms) shared.terms[i] = inside ? load_terms(second_terms, index) : make_int2(0, 0);
+        if (second_terms) shared.terms[i] = inside ? second_terms[index] : make_int2(0, 0);
       }
 
       auto scale = filter_zeros(r_scale);
       auto bias = filter_zeros(r_bias);
-      auto terms_x = filter_zeros(r_terms_x);
-      auto terms_y = filter_zeros(r_terms_y);
       auto where = filter_zeros(coords, r_scale.stride());
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < size(scale); ++i) {
@@ -109,11 +103,6 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
           } else {
             scale(i) = inside ? load_a_scale(e, index) : 0.0f;
           }
-        }
-        if (first_terms) {
-          const int2 terms = inside ? load_terms(first_terms, index) : make_int2(0, 0);
-          terms_x(i) = terms.x;
-          terms_y(i) = terms.y;
         }
       }
     }
@@ -137,16 +126,16 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
       auto where = coords(_, _, _, epi_m, epi_n);
       auto scale = r_scale(_, _, _, epi_m, epi_n);
       auto bias = r_bias(_, _, _, epi_m, epi_n);
-      auto terms_x = r_terms_x(_, _, _, epi_m, epi_n);
-      auto terms_y = r_terms_y(_, _, _, epi_m, epi_n);
       const int in_tile = second - tile_second;
+      const int2* first_terms = SwapAB ? e.col_terms : e.row_terms;
 
       cutlass::Array<int32_t, FragmentSize> exact = acc;
-      if (e.row_terms) {
+      if (first_terms) {  // read again for every fragment: kept in registers, they make the widest tile spill
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < FragmentSize; ++i) {
           const int at = epi_v * FragmentSize + i;
-          const int2 of_first = make_int2(terms_x(at), terms_y(at));
+          const int from_first = int(get<0>(where(at)));
+          const int2 of_first = from_first < get<0>(residue) ? first_terms[int64_t(first) + from_first] : make_int2(0, 0);
           const int2 of_second = shared.terms[in_tile + int(get<1>(where(at)))];
           exact[i] = SwapAB ? subtract_zero_points(acc[i], of_second, of_first)
                             : subtract_zero_points(acc[i], of_first, of_second);
@@ -179,7 +168,6 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     auto partition = cutlass::epilogue::fusion::sm90_partition_for_epilogue<ReferenceSrc>(
         rows_only, args.tile_shape_mnk, args.tile_coord_mnkl, args.epi_tile, args.tiled_copy, args.thread_idx);
     auto r_first = make_tensor_like<float>(partition);
-    auto r_terms = make_tensor_like<int>(partition);
     // And one that is constant along the first dimension: a row of the tile in shared memory.
     auto shared_row = [&](float* row) {
       auto tile = make_tensor(make_smem_ptr(row), make_shape(size<0>(CtaTile{}), size<1>(CtaTile{})), make_stride(_0{}, _1{}));
@@ -190,9 +178,9 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     auto s_bias = shared_row(storage_->bias);
     auto c_second = make_tensor_like<float>(take<0, 3>(s_scale));
     const int tile_second = int(n) * kSecond;
-    return ConsumerStoreCallbacks<decltype(r_first), decltype(r_terms), decltype(s_scale), decltype(c_second),
-                                  decltype(args.tCcD), decltype(args.residue_tCcD)>(
-        r_first, r_first, r_terms, r_terms, s_scale, s_bias, c_second, c_second, args.tCcD, args.residue_tCcD,
+    return ConsumerStoreCallbacks<decltype(r_first), decltype(s_scale), decltype(c_second), decltype(args.tCcD),
+                                  decltype(args.residue_tCcD)>(
+        r_first, r_first, s_scale, s_bias, c_second, c_second, args.tCcD, args.residue_tCcD,
         int(M) - int(get<0>(args.residue_tCcD)), int(N) - int(get<1>(args.residue_tCcD)), tile_second,
         int(N) - tile_second, args.thread_idx, int(size(args.tiled_copy)), *params_, *storage_);
   }
