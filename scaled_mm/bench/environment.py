@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import subprocess
@@ -109,9 +110,12 @@ def read_environment(device: torch.device) -> Environment:
 
 
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """(commit, whether tracked files differ from it) of the checkout at `folder`; (None, None) where there is none."""
+    """(commit, whether tracked files differ from it) of the checkout at `folder`.
+
+    Where there is none, a copy of the sources or an installed package: (SCALED_MM_COMMIT or None, None).
+    """
     if not (folder / ".git").exists():
-        return None, None
+        return os.environ.get("SCALED_MM_COMMIT"), None
     try:
         commit = _git(folder, "rev-parse", "HEAD").strip()
         return commit, bool(_git(folder, "status", "--porcelain", "--untracked-files=no").strip())
