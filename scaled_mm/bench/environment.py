@@ -112,10 +112,12 @@ def read_environment(device: torch.device) -> Environment:
 def git_state(folder: Path) -> tuple[str | None, bool | None]:
     """(commit, whether tracked files differ from it) of the checkout at `folder`.
 
-    Where there is none, a copy of the sources or an installed package: (SCALED_MM_COMMIT or None, None).
+    SCALED_MM_COMMIT comes before it, for copies of the sources whose repository is missing or stale.
     """
+    if commit := os.environ.get("SCALED_MM_COMMIT"):
+        return commit, None
     if not (folder / ".git").exists():
-        return os.environ.get("SCALED_MM_COMMIT"), None
+        return None, None
     try:
         commit = _git(folder, "rev-parse", "HEAD").strip()
         return commit, bool(_git(folder, "status", "--porcelain", "--untracked-files=no").strip())

@@ -95,7 +95,7 @@ def plan(call_us: float, sets: int, budget_ms: float = DEFAULT_BUDGET_MS) -> Pla
     call_us = max(call_us, 0.1)
     budget_us = budget_ms * 1000
     if call_us * sets > budget_us:
-        return Plan(calls=max(1, int(budget_us / 2 / call_us)), passes=ROUNDS)
+        return Plan(calls=max(1, int(budget_us / ROUNDS / call_us)), passes=ROUNDS)
     wanted = min(max(MIN_CALLS, math.ceil(MIN_PASS_US / call_us)), MAX_CALLS)
     rotations = math.ceil(wanted / sets)
     affordable = max(1, int(budget_us / MIN_PASSES / (call_us * sets)))

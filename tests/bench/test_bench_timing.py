@@ -92,7 +92,17 @@ def test_rounds_alternate_between_implementations():
     order.clear()
     timing.interleave(runners, rounds=2)
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
-    assert turns == ["a", "b", "a", "b"]
+    assert turns == ["a", "b", "a"]  # the second round goes backwards
+
+
+def test_every_round_has_all_in_an_order_of_its_own_and_nobody_always_runs_behind_the_same():
+    names = ["ours", "bf16", "intmm", "fp8row", "vllm"]
+    orders = timing.turns(names, timing.ROUNDS)
+    assert [sorted(order) for order in orders] == [sorted(names)] * timing.ROUNDS
+    assert len({tuple(order) for order in orders}) == timing.ROUNDS
+    before = {name: {order[order.index(name) - 1] for order in orders if order.index(name)} for name in names}
+    assert all(len(others) >= 2 for others in before.values())
+    assert timing.turns(["one"], 3) == [["one"]] * 3 and timing.turns([], 2) == [[], []]
 
 
 def test_a_runner_that_fails_does_not_take_the_others_along():
