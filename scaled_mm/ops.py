@@ -57,6 +57,8 @@ def typed_error(error: Exception) -> Exception:
     text = str(error)
     if match := _MARK.search(text):
         return error_for(int(match.group(1)), match.group(2).split("\nException raised from")[0])
+    if "CUDA out of memory" in text and not isinstance(error, torch.OutOfMemoryError):
+        return torch.OutOfMemoryError(text)  # what it was before it crossed the stable ABI
     if re.match(r"scaled_mm::\w+\(\) (Expected|expected|is missing|takes|received)", text):
         return BadParamError(text.splitlines()[0])  # torch's own check of the schema names the argument
     return error

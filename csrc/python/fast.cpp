@@ -144,6 +144,32 @@ scaledMMStatus_t launch(scaledMMGemmDescriptor_t descriptor, const Operands& o, 
                                o.data[5], o.data[6], o.data[7], stream);
 }
 
+// Other Python threads run meanwhile: a launch waits when the queue is full, and a kernel may have to be compiled first.
+class WithoutInterpreter {
+ public:
+  WithoutInterpreter() : state_(PyEval_SaveThread()) {}
+  ~WithoutInterpreter() { PyEval_RestoreThread(state_); }
+  WithoutInterpreter(const WithoutInterpreter&) = delete;
+  WithoutInterpreter& operator=(const WithoutInterpreter&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stream, bool* needs_workspace) {
+  scaledMMGemmDescriptor_t descriptor = nullptr;
+  scaledMMStatus_t status =
+      scaledMMCreateGemmDescriptor(handle, &descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
+                                   o.present[4], o.present[5], nullptr, nullptr, nullptr);
+  if (status != SCALED_MM_STATUS_SUCCESS) return status;
+  size_t workspace = 0;
+  status = scaledMMGetGemmWorkspaceSize(descriptor, &workspace);
+  *needs_workspace = status == SCALED_MM_STATUS_SUCCESS && workspace > 0;
+  if (status == SCALED_MM_STATUS_SUCCESS && !*needs_workspace) status = launch(descriptor, o, nullptr, 0, stream);
+  const scaledMMStatus_t destroyed = scaledMMDestroyGemmDescriptor(descriptor);
+  return status != SCALED_MM_STATUS_SUCCESS ? status : destroyed;
+}
+
 // calculate(descriptor, device, stream | None, workspace | None, out, a, b, ...) -> None | status | NotImplemented
 PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4 + kOperands) {
@@ -179,9 +205,13 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   } else if (api->current_work_stream(kDLCUDA, device, &stream) != 0) {
     return nullptr;
   }
-  scaledMMStatus_t status = scaledMMCheckGemmTensors(descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
-                                                     o.present[4], o.present[5], o.present[6], o.present[7]);
-  if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, memory, bytes, stream);
+  scaledMMStatus_t status;
+  {
+    const WithoutInterpreter others_may_run;
+    status = scaledMMCheckGemmTensors(descriptor, o.present[0], o.present[1], o.present[2], o.present[3], o.present[4], o.present[5],
+                                      o.present[6], o.present[7]);
+    if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, memory, bytes, stream);
+  }
   return status_object(status);
 }
 
@@ -201,20 +231,13 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
   void* stream = nullptr;
   if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
-  scaledMMGemmDescriptor_t descriptor = nullptr;
-  scaledMMStatus_t status =
-      scaledMMCreateGemmDescriptor(handle, &descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
-                                   o.present[4], o.present[5], nullptr, nullptr, nullptr);
-  if (status != SCALED_MM_STATUS_SUCCESS) return status_object(status);
-  size_t workspace = 0;
-  status = scaledMMGetGemmWorkspaceSize(descriptor, &workspace);
-  if (status == SCALED_MM_STATUS_SUCCESS && workspace > 0) {  // a split-K row: the operator allocates it
-    scaledMMDestroyGemmDescriptor(descriptor);
-    return not_mine();
+  bool needs_workspace = false;
+  scaledMMStatus_t status;
+  {
+    const WithoutInterpreter others_may_run;
+    status = run_once(handle, o, stream, &needs_workspace);
   }
-  if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, nullptr, 0, stream);
-  const scaledMMStatus_t destroyed = scaledMMDestroyGemmDescriptor(descriptor);
-  return status_object(status != SCALED_MM_STATUS_SUCCESS ? status : destroyed);
+  return needs_workspace ? not_mine() : status_object(status);  // a split-K row: the operator allocates it
 }
 
 // bind(torch.Tensor, torch.nn.Parameter) -> whether this torch has an exchange table that is understood here

@@ -1,0 +1,73 @@
+"""One run of every row of a tile table, for tools that watch the kernels: `python every_row.py [ARCH]`.
+
+Small products that end inside a tile on every side, all output dtypes, scales, bias, zero points. Inputs are made on the CPU and
+results are compared there, so that hardly a kernel but ours runs on the GPU. Prints the number of products; exits 1 if one differs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import scaled_mm as sm
+from scaled_mm import reference
+from scaled_mm.build import library
+from scaled_mm.tables import load_table
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32)
+
+
+def operands(M: int, N: int, K: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(M + N + K)
+    return {
+        "a": torch.randint(-128, 128, (M, K), dtype=torch.int8, generator=generator),
+        "b": torch.randint(-128, 128, (N, K), dtype=torch.int8, generator=generator).t(),
+        "a_scale": torch.rand(M, 1, generator=generator) + 0.01,
+        "b_scale": torch.rand(N, generator=generator) + 0.01,
+        "bias": torch.randn(N, generator=generator),
+        "a_zero_point": torch.randint(-128, 128, (M,), dtype=torch.int32, generator=generator),
+        "b_zero_point": torch.randint(-128, 128, (N,), dtype=torch.int8, generator=generator),
+    }
+
+
+def options_of(out_dtype: torch.dtype) -> list[tuple[str, ...]]:
+    if out_dtype == torch.int32:
+        return [(), ("a_zero_point", "b_zero_point")]
+    scales = ("a_scale", "b_scale")
+    return [scales, (*scales, "bias"), (*scales, "bias", "a_zero_point", "b_zero_point")]
+
+
+def run(handle: sm.Handle, row: str, out_dtype: torch.dtype, product: dict[str, torch.Tensor], names: tuple[str, ...]) -> bool:
+    device = {name: product[name].t().cuda().t() if name == "b" else product[name].cuda() for name in ("a", "b", *names)}
+    out = torch.zeros(product["a"].shape[0], product["b"].shape[1], dtype=out_dtype).cuda()
+    with sm.create_descriptor(handle, out=out, kernel=row, **device) as descriptor:
+        workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8).cuda() if descriptor.workspace_size else None
+        descriptor.calculate(out, **device, workspace=workspace)
+    torch.cuda.synchronize()
+    given = {"a_scale": None, "b_scale": None, **{name: product[name] for name in names}}
+    expected = reference.scaled_mm(product["a"], product["b"], out_dtype=out_dtype, **given)
+    return reference.same_bits(out.cpu(), expected)
+
+
+def main(arch: str | None) -> int:
+    handle = sm.Handle("cuda:0", arch=arch)
+    table = load_table(handle.arch)
+    library.build_kernels(table, library.kernel_names(table))
+    products = wrong = 0
+    for row in table.rows:
+        M = (row.tile.n if row.swap_ab else row.tile.m) + 3
+        N = (row.tile.m if row.swap_ab else row.tile.n) * row.cluster.m * row.cluster.n + 24
+        product = operands(M, N, 2 * row.tile.k + 48)
+        for out_dtype in DTYPES:
+            for names in options_of(out_dtype):
+                products += 1
+                if not run(handle, row.name, out_dtype, product, names):
+                    wrong += 1
+                    print(f"{row.name} {out_dtype} {names}: differs from the reference", file=sys.stderr)
+    print(f"{products} products of {len(table.rows)} rows of {handle.arch}, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else None))

@@ -1,0 +1,33 @@
+"""compute-sanitizer over one run of every row: no access out of bounds, no race in shared memory, nothing read before it was written."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaled_mm.build import toolchain
+
+pytestmark = pytest.mark.gpu
+EVERY_ROW = Path(__file__).parent / "every_row.py"
+
+
+def find_sanitizer() -> str | None:
+    nvcc = toolchain.find_nvcc()
+    beside = nvcc and nvcc.path.resolve().parent / "compute-sanitizer"
+    return str(beside) if beside and beside.is_file() else shutil.which("compute-sanitizer")
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck"])
+@pytest.mark.parametrize("arch", [None, "sm75", "sm80", "sm89"], ids=lambda arch: arch or "native")
+def test_every_row_is_clean_under_compute_sanitizer(tool, arch):
+    sanitizer = find_sanitizer()
+    if sanitizer is None:
+        pytest.skip("needs compute-sanitizer of the CUDA toolkit")
+    command = [sanitizer, "--tool", tool, "--error-exitcode", "86", "--print-limit", "20"]
+    done = subprocess.run([*command, sys.executable, str(EVERY_ROW), *([arch] if arch else [])], capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-2000:]}"
+    assert "0 wrong" in done.stdout and "ERROR SUMMARY: 0 errors" in done.stdout
