@@ -44,6 +44,8 @@ def scaled_mm(
     """
     if out is None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in _OUT_DTYPES):
         raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, _OUT_DTYPES))}, got {out_dtype!r}")
+    if out is not None:
+        ops.check_out_needs_no_gradient(out)
     try:
         if a_zero_point is None and b_zero_point is None:
             result = fast.scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out)
@@ -52,6 +54,8 @@ def scaled_mm(
         if out is None:
             return ops.scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
         ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+        if not torch.compiler.is_compiling():
+            torch._C._increment_version((out,))  # the operator is not known to autograd
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(

@@ -230,13 +230,15 @@ class Descriptor:
             self._alive()
         if stream is not None:
             stream = _stream_address(stream)
+        ops.check_out_needs_no_gradient(out)
         if self._device_index < 0:
             return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point), workspace)
-        if fast.module is not None:
+        if fast.module is not None and not fast.intercepted():
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
             )  # fmt: skip
             if status is None:
+                torch._C._increment_version((out,))
                 return
             if status is not NotImplemented:
                 error = fast.failed(status)
@@ -248,6 +250,7 @@ class Descriptor:
         except (RuntimeError, TypeError) as error:
             error = ops.typed_error(error)
             raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)) from None
+        torch._C._increment_version((out,))
 
     def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
         from scaled_mm import cpu

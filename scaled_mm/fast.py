@@ -16,7 +16,8 @@ import torch
 from scaled_mm.errors import KernelNotBuiltError
 
 # What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
-_empty_strided_cuda = getattr(getattr(torch._C, "_dynamo", None) and torch._C._dynamo.guards, "_empty_strided_cuda", None)
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty_strided_cuda = getattr(_guards, "_empty_strided_cuda", None)
 module = None  # the extension, once CUDA has been used; None: take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
 
@@ -49,6 +50,15 @@ def failed(status: int) -> BaseException:
     return _core.failure(status)
 
 
+def intercepted() -> bool:
+    """Whether something wants to see every operator: a dispatch mode, a function mode, torch.jit.trace."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._is_torch_function_mode_enabled()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
 def _handle_address(device: int) -> int:
     found = _handles.get(device)
     if found is None:
@@ -67,18 +77,14 @@ def _empty(M: int, N: int, dtype: torch.dtype, device: int) -> torch.Tensor:
 
 def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
     """The product without zero points; NotImplemented: take the operator instead."""
-    if (
-        module is None
-        or torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._is_torch_function_mode_enabled()
-    ):
+    if module is None or torch.compiler.is_compiling() or intercepted():
         return NotImplemented
     try:
         device = a.get_device()
         if device < 0:
             return NotImplemented
-        if out is None:
+        given = out is not None
+        if not given:
             out = _empty(a.shape[0], b.shape[1], out_dtype, device)
     except torch.OutOfMemoryError:
         raise
@@ -86,6 +92,8 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
         return NotImplemented  # the operator says what is wrong
     status = module.run(_handle_address(device), device, out, a, b, a_scale, b_scale, bias, None, None)
     if status is None:
+        if given:
+            torch._C._increment_version((out,))  # autograd is told that a tensor it may have kept has changed
         return out
     if status is NotImplemented:
         return NotImplemented

@@ -80,6 +80,12 @@ def name_dtype(error: BaseException, **arguments) -> BaseException:
     return error if dtype is None else BadTensorDtypeError(text.replace(_UNKNOWN_DTYPE, str(dtype).removeprefix("torch.")))
 
 
+def check_out_needs_no_gradient(out: torch.Tensor) -> None:
+    """BadParamError for an output that autograd watches: writing to it would go unseen, and nothing here is differentiated."""
+    if getattr(out, "requires_grad", False):
+        raise BadParamError("out: expected a tensor that requires no gradient, got one that does")
+
+
 def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """BadTensorDeviceError unless the tensor is a strided one on the device."""
     if tensor.device != device:

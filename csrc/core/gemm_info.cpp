@@ -267,6 +267,8 @@ const char* misfit(const GemmInfo& info, int32_t align_a, int32_t align_b, int32
   // A dimension of one element has no stride to obey.
   const int64_t out_bytes = dtype_bytes(info.out_dtype);
   if (info.K == 0) return "K is 0";
+  constexpr int64_t kRoomForTiles = 2048;  // coordinates of tiles and clusters are 32-bit, their far corners too
+  if (info.M > INT32_MAX - kRoomForTiles || info.N > INT32_MAX - kRoomForTiles) return "M or N is within a tile of 2^31";
   if (info.K > 1 && info.a_stride_k != 1) return "a is not contiguous along K";
   if (info.M > 1 && info.a_stride_m % align_a != 0) return "the row stride of a is not a multiple of the row's alignment";
   if (info.M > 1 && info.a_stride_m < info.K) return "the rows of a overlap";

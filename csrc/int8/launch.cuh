@@ -81,6 +81,15 @@ inline scaledMMStatus_t prepare_kernel(DeviceKernel& kernel, int shared_memory, 
   return SCALED_MM_STATUS_SUCCESS;
 }
 
+#ifdef __CUDACC__
+// Ends when the preceding kernel of the stream has, its results visible. The compiler moves no load to before it.
+__device__ inline void wait_for_preceding_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+#endif
+
 struct LaunchShape {
   dim3 grid, block, cluster = dim3(1, 1, 1);
   int shared_memory = 0;
@@ -96,7 +105,11 @@ inline cudaError_t driver_launch(DriverLaunch* found) {
   if (*found) return cudaSuccess;
   void* address = nullptr;
   cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
   if (cudaError_t error = cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &address, 12000, cudaEnableDefault, &result)) return error;
+#else
+  if (cudaError_t error = cudaGetDriverEntryPoint("cuLaunchKernelEx", &address, cudaEnableDefault, &result)) return error;
+#endif
   if (result != cudaDriverEntryPointSuccess) return cudaErrorInsufficientDriver;
   *found = reinterpret_cast<DriverLaunch>(address);
   kept.store(*found, std::memory_order_relaxed);
@@ -136,7 +149,12 @@ inline scaledMMStatus_t launch_kernel(DeviceKernel& kernel, const LaunchShape& s
     dependent.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     dependent.value.programmaticStreamSerializationAllowed = 1;
   }
-  if (const CUresult result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr)) {
+  CUresult result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr);
+  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // a thread that has done nothing with CUDA yet: the runtime gives it its context
+    if (cudaError_t error = cudaSetDevice(args.device)) return cuda_failure(error, "cudaSetDevice", message, size);
+    result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr);
+  }
+  if (result != CUDA_SUCCESS) {
     return cuda_failure(static_cast<cudaError_t>(result), "cuLaunchKernelEx", message, size);  // one numbering for both
   }
   return SCALED_MM_STATUS_SUCCESS;

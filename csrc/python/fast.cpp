@@ -83,17 +83,9 @@ Answer read_tensor(PyObject* object, DLTensor* t) {
   return Answer::kFine;
 }
 
-// Whether memory may hold the negative of the values (`x.conj().imag`), which DLPack does not tell and torch does. Such a view
-// steps over the real parts, so a tensor of several elements without gaps is none, and need not be asked.
+// Whether memory holds the negative of the values (views like `x.conj().imag`), which DLPack does not tell and torch does.
 Answer check_not_negated(PyObject* object, const DLTensor& t) {
   if (t.dtype.code != kDLFloat) return Answer::kFine;
-  int64_t elements = 1;
-  bool packed = true;
-  for (int d = t.ndim - 1; d >= 0; --d) {
-    packed &= t.strides[d] == elements;
-    elements *= t.shape[d];
-  }
-  if (packed && elements > 1) return Answer::kFine;
   PyObject* negated = PyObject_CallMethodObjArgs(object, is_neg, nullptr);
   if (negated == nullptr) PyErr_Clear();
   const bool fine = negated == Py_False;

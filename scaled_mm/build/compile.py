@@ -16,7 +16,7 @@ from pathlib import Path
 
 from scaled_mm.build import cache, toolchain
 from scaled_mm.build.paths import csrc_dir, include_dir
-from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.errors import InternalError, KernelNotBuiltError
 
 _NINJA = """\
 ninja_required_version = 1.5
@@ -75,7 +75,8 @@ def sources_digest(*places: str) -> str:
     return cache.digest(*(part for path in files for part in (str(path.relative_to(root)), path.read_bytes())))
 
 
-_INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
+_OWN = ("core/", "int8/", "scaled_mm/")  # what our sources include from csrc
 
 
 def includes_digest(text: str) -> str:
@@ -95,7 +96,9 @@ def _own_header(name: str) -> str:
     for root in (csrc_dir(), csrc_dir() / "include"):
         if (root / name).is_file():
             return (root / name).read_text()
-    return ""
+    if name.startswith(_OWN):
+        raise InternalError(f"{name}: expected this header in {csrc_dir()}")
+    return ""  # CUTLASS's, CUDA's or the compiler's: their versions are part of the key
 
 
 # Of ninja: its exit status for an interrupt (before 1.12 it is 2, and its output says so), or killed by the signal.
@@ -139,7 +142,9 @@ def run_ninja(
         lines.append(f"build {objects[-1]}: cxx {_escape(source)}")
     lines.append(f"build {cache.LIBRARY}: link {' '.join(objects)}")
     (folder / "build.ninja").write_text("\n".join(lines) + "\n")
-    done = subprocess.run([str(ninja), "-C", str(folder)], capture_output=True, text=True, env={**os.environ, "NINJA_STATUS": ""})
+    # Flags that come from the environment would change the machine code, and its bits, behind the key's back.
+    environment = {name: value for name, value in os.environ.items() if name not in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")}
+    done = subprocess.run([str(ninja), "-C", str(folder)], capture_output=True, text=True, env={**environment, "NINJA_STATUS": ""})
     if done.returncode in _INTERRUPTED or "interrupted by user" in done.stdout:
         raise KeyboardInterrupt
     if done.returncode != 0:

@@ -1,6 +1,7 @@
 // CUTLASS 3.x INT8 GEMM for SM90: TMA loads, wgmma, warp-specialised schedules. One row of sm90.yaml is one instance.
 #pragma once
 
+#include <climits>
 #include <cstring>
 #include <new>
 #include <type_traits>
@@ -48,9 +49,13 @@ struct Gemm {
   using LayoutOut = cute::conditional_t<kSwapAB, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
   static constexpr int kAlignOut = 16 / sizeof(Out);
 
+  // Beside the accumulators of the widest tiles too few registers are left for 16 four-byte results at a time.
+  static constexpr bool kNarrowStore = sizeof(Out) == 4 && kTileM == 256 && kTileN >= 192;
+  using StoreTile = cute::conditional_t<kNarrowStore, cute::Shape<cute::_128, cute::_16>,
+                                        cutlass::epilogue::collective::EpilogueTileAuto>;
+
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void, LayoutOut, kAlignOut, ElementOut, LayoutOut,
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, StoreTile, int32_t, float, void, LayoutOut, kAlignOut, ElementOut, LayoutOut,
       kAlignOut, typename Schedule::Epilogue, ScaledEpilogueSm90<Tile, ElementOut, kSwapAB>>::CollectiveOp;
 
   using Stages = cute::conditional_t<
@@ -122,7 +127,19 @@ struct Gemm {
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }
 
+  // Coordinates are 32-bit, those of the last tile's far corner too, and a grid is at most 65535 blocks high.
+  static bool too_large(const GemmLaunch& l) {
+    constexpr int64_t kMost = INT_MAX - 2 * int64_t(kTileM * kClusterM + kTileN * kClusterN);
+    const int64_t second_tiles = ((kSwapAB ? l.M : l.N) + kTileN - 1) / kTileN;
+    return l.M > kMost || l.N > kMost || (!kPersistent && second_tiles > 65535);
+  }
+
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    if (too_large(l)) {
+      snprintf(message, size, "out: expected fewer rows or columns for this kernel, got M = %lld, N = %lld",
+               static_cast<long long>(l.M), static_cast<long long>(l.N));
+      return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
+    }
     if (l.cache == nullptr) {
       Params params = encode(l);
       return launch_encoded(params, l, message, size);

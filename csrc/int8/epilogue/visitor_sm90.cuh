@@ -6,11 +6,11 @@
 // load from shared memory per element showed as 5-15% of the run time of tiles with a scale and a bias on this side.
 #pragma once
 
-#include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
 #include "cutlass/numeric_conversion.h"
 
 #include "int8/epilogue/formula.cuh"
+#include "int8/launch.cuh"
 
 namespace scaled_mm {
 
@@ -72,7 +72,7 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     CUTLASS_DEVICE void begin() {
       using namespace cute;
       // Ordinary loads below: they too must not pass the end of the preceding kernel.
-      cutlass::arch::wait_on_dependent_grids();
+      wait_for_preceding_kernel();
 
       const int2* second_terms = SwapAB ? e.row_terms : e.col_terms;
       for (int i = thread; i < kSecond; i += threads) {
