@@ -38,8 +38,8 @@ def scaled_mm(
 
     The output never requires a gradient, whatever the inputs do: nothing is differentiated.
 
-    Runs on the current stream of a's device, allocates the output (and 8 * (M + N) bytes with zero points), never
-    synchronises. The first call for a kernel that was not built ahead of time compiles it, with a line on stderr.
+    Runs on the current stream of a's device, allocates the output (with zero points also 8 * (M + N)
+    bytes, and partial sums where a row splits K), never synchronises. The first call for a kernel that was not built ahead of time compiles it, with a line on stderr.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
     if out is None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in _OUT_DTYPES):

@@ -221,7 +221,8 @@ class Descriptor:
     ) -> None:  # fmt: skip
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
-        workspace: at least `workspace_size` bytes on the device (any contiguous dtype), or None when that is 0.
+        workspace: at least `workspace_size` bytes on the device (any contiguous dtype, at a multiple of 16 bytes), or None when that is 0.
+            Two calls in flight at once, on two streams or from two threads, each need their own.
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
         Allocates nothing and never synchronises; may be captured in a CUDA graph.
         Raises a ScaledMMError that names the tensor that differs; InsufficientWorkspaceError.

@@ -26,6 +26,11 @@ K_BOUNDS = (131071, 65793, 33025)
 LARGEST_SIZE = 2**31 - 1
 
 
+# Multiprocessors of a common GPU that each table serves.
+_MULTIPROCESSORS = {"sm75": ("T4", 40), "sm80": ("A100", 108), "sm89": ("L40S", 142), "sm90": ("H200", 132), "sm100": ("B200", 148), "sm120": ("RTX 5090", 170)}
+_GPUS = ", ".join(f"{count} for {arch}, {gpu}" for arch, (gpu, count) in _MULTIPROCESSORS.items())
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="table_command", metavar="show | check | explain", required=True)
     show = commands.add_parser("show", help="rows with their cost, and buckets")
@@ -34,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for axis, what in (("M", "rows of a"), ("N", "columns of b"), ("K", "the length of the sums")):
         explain.add_argument(axis, type=common.integer(0, LARGEST_SIZE), help=what)
     explain.add_argument(
-        "--sms", type=common.integer(1), default=132, metavar="N", help="multiprocessors to count waves for (default 132: H100 SXM, H200)"
+        "--sms", type=common.integer(1), metavar="N", help=f"multiprocessors to count waves for (default: {_GPUS})"
     )
     check.add_argument(
         "--compile",
@@ -242,13 +247,14 @@ def _tables_to_check(args: argparse.Namespace) -> list[tuple[Path, str | None]]:
 
     from scaled_mm.errors import ArchitectureNotSupportedError
     from scaled_mm.tables import available_tables, configs_dir
+    from scaled_mm.tables.loader import table_of
 
     if args.table is not None:
         return [(Path(args.table), None)]
     tables: list[tuple[Path, str | None]] = [(path, arch) for arch, path in available_tables()]
     if args.arch is None:
         return tables + [(path, None) for path in sorted(configs_dir().glob("tuned/*.yaml"))]
-    chosen = [(path, arch) for path, arch in tables if arch == args.arch]
+    chosen = [(path, arch) for path, arch in tables if arch == table_of(args.arch)]
     if not chosen:
         known = ", ".join(str(arch) for _, arch in tables)
         raise ArchitectureNotSupportedError(f"arch: no tile table for {args.arch!r}; there are: {known}")
@@ -269,6 +275,8 @@ def _explain(args: argparse.Namespace) -> int:
     row = selection.row
     misfits = contiguous_misfits(row, N, K)
     tiles = output_tiles(row, M, N)
+    blocks = tiles * row.split_k
+    sms = args.sms or _MULTIPROCESSORS.get(table.arch, _MULTIPROCESSORS["sm90"])[1]
     if args.json:
         _print_json(
             {
@@ -282,7 +290,7 @@ def _explain(args: argparse.Namespace) -> int:
                 "bucket": selection.bucket_index,
                 "reason": selection.reason,
                 "tiles": tiles,
-                "waves": tiles / args.sms,
+                "waves": blocks / sms,
                 "contiguous_misfits": misfits,
                 "fallback": table.fallback,
                 "row": _row_dict(table, row.name),
@@ -302,7 +310,8 @@ def _explain(args: argparse.Namespace) -> int:
     print(
         f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
     )
-    print(f"  tiles   {tiles}: {tiles / args.sms:.2f} waves on {args.sms} multiprocessors")
+    split = f" x {row.split_k} parts of K" if row.split_k > 1 else ""
+    print(f"  tiles   {tiles}{split}: {blocks / sms:.2f} waves on {sms} multiprocessors")
     stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
     cost = f"{stages}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory"
     print(f"  cost    {cost}{'' if registers is None else f', {registers} accumulator registers per thread'}")
