@@ -221,6 +221,26 @@ def test_threads_with_streams_of_their_own_share_one_descriptor():
     assert failed == []
 
 
+def test_a_launch_may_be_the_first_thing_that_a_thread_does_with_cuda():
+    product = Product(SHAPES[0])
+    out, failed = torch.full_like(product.out, float("nan")), []
+    with product.descriptor() as descriptor:
+        descriptor.calculate(product.out, **product.inputs)  # what can be looked up once has been
+
+        def work() -> None:
+            try:
+                descriptor.calculate(out, **product.inputs)
+            except Exception as error:
+                failed.append(repr(error))
+
+        torch.cuda.synchronize()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    torch.cuda.synchronize()
+    assert failed == [] and torch.equal(out, product.expected())
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_a_call_runs_on_the_device_of_its_operands_whichever_is_current():
     product = Product(SHAPES[0], zero_points=True, device="cuda:1")
