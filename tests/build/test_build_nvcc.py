@@ -65,8 +65,9 @@ def test_a_generic_kernel_and_the_zero_point_terms_compile_without_spills(cache_
     assert [entry.path for entry in cache.entries() if entry.kind == "kernel"] == [path.parent]
 
 
-def test_the_largest_sm90_row_compiles_without_spills(cache_root, compiler_says):
-    path = library.build_kernel(TABLE, (most_accumulators(), "bf16"))
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+def test_the_largest_sm90_row_compiles_without_spills(cache_root, compiler_says, out_dtype):
+    path = library.build_kernel(TABLE, (most_accumulators(), out_dtype))
     check_no_spill(compiler_says)
     assert "wgmma" not in "\n".join(compiler_says)  # ptxas says so where it has to serialise wgmma
     check_loads(path)
