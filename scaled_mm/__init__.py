@@ -22,6 +22,7 @@ from scaled_mm.errors import (
     Status,
 )
 from scaled_mm.quantize import quantize_int8
+from scaled_mm.weight import PreparedWeight, prepare_weight
 
 __version__ = "0.1.0"
 
@@ -44,10 +45,12 @@ __all__ = [
     "KernelNotBuiltError",
     "KernelNotFoundError",
     "NullPointerError",
+    "PreparedWeight",
     "ScaledMMError",
     "Status",
     "TensorDesc",
     "create_descriptor",
+    "prepare_weight",
     "quantize_int8",
     "scaled_mm",
 ]

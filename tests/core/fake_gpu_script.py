@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
 
-from scaled_mm import TensorDesc, _core, reference  # noqa: E402
+from scaled_mm import TensorDesc, _core, ops, reference  # noqa: E402
 from scaled_mm.errors import ScaledMMError  # noqa: E402
 from scaled_mm.tables import TileTable, load_table  # noqa: E402
 
@@ -33,7 +33,7 @@ class Core:
 
     def __init__(self, *kernel_libraries: str, arch: str | None = None, provide=None):
         self.lib = _core.library()
-        self.lib.scaledMMCalculateGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 9]
+        self.lib.scaledMMCalculateGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 11]
         self.asked: list[tuple[str, str | None, int]] = []
         self.provide = provide
         self._provider = _core._PROVIDER(self._ask)
@@ -50,7 +50,7 @@ class Core:
 
     def create(self, kernel: str | None = None, **descs: TensorDesc | None) -> ctypes.c_void_p:
         descriptor = ctypes.c_void_p()
-        order = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+        order = ("out", *ops.INPUTS)
         c_descs = [ctypes.byref(descs[name]._c()) if descs.get(name) is not None else None for name in order]
         _core.call("scaledMMCreateGemmDescriptor", self.handle, ctypes.byref(descriptor), *c_descs, kernel.encode() if kernel else None)
         return descriptor
@@ -66,8 +66,7 @@ class Core:
         return size.value
 
     def calculate(self, descriptor, out, operands: dict, workspace: torch.Tensor | None, size: int | None = None) -> None:
-        inputs = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
-        pointers = [None if operands[name] is None else operands[name].data_ptr() for name in inputs]
+        pointers = [None if operands.get(name) is None else operands[name].data_ptr() for name in ops.INPUTS]
         address = workspace.data_ptr() if workspace is not None else None
         bytes_given = size if size is not None else (workspace.numel() if workspace is not None else 0)
         _core.call("scaledMMCalculateGemm", descriptor, address, bytes_given, out.data_ptr(), *pointers, STREAM)

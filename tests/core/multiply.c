@@ -135,7 +135,7 @@ static void run(scaledMMHandle_t handle, const char* row, int64_t M, int64_t N, 
   memset(out, 0xff, (size_t)(M * N) * 4); /* NaN: an element that is not written shows */
 
   CHECK(scaledMMCreateGemmDescriptor(handle, &d, &out_desc, &a_desc, &b_desc, &a_scale_desc, &b_scale_desc, &bias_desc,
-                                     zero_points ? &za_desc : NULL, zero_points ? &zb_desc : NULL, row));
+                                     zero_points ? &za_desc : NULL, zero_points ? &zb_desc : NULL, NULL, NULL, row));
   CHECK(scaledMMGetGemmKernel(d, &choice));
   CHECK(scaledMMGetGemmWorkspaceSize(d, &bytes));
   {
@@ -146,14 +146,14 @@ static void run(scaledMMHandle_t handle, const char* row, int64_t M, int64_t N, 
     cuda(cuCtxSynchronize(), "cuCtxSynchronize");
     if (bytes) {
       scaledMMStatus_t status = scaledMMCalculateGemm(d, workspace, bytes - 1, device_out, device_a, device_b, device_a_scale,
-                                                      device_b_scale, device_bias, device_za, device_zb, stream);
+                                                      device_b_scale, device_bias, device_za, device_zb, NULL, NULL, stream);
       if (status != SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE) {
         fprintf(stderr, "a workspace that is too small: got %s\n", scaledMMGetStatusName(status));
         exit(1);
       }
     }
     CHECK(scaledMMCalculateGemm(d, workspace, bytes, device_out, device_a, device_b, device_a_scale, device_b_scale, device_bias,
-                                device_za, device_zb, stream));
+                                device_za, device_zb, NULL, NULL, stream));
     cuda(cuStreamSynchronize(stream), "cuStreamSynchronize");
     cuda(cuMemcpyDtoH(out, (DevicePointer)(size_t)device_out, (size_t)(M * N) * 4), "cuMemcpyDtoH");
   }

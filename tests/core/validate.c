@@ -59,7 +59,7 @@ static Product good(void) {
 
 static scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMGemmDescriptor_t* d, const Product* p) {
   return scaledMMCreateGemmDescriptor(handle, d, &p->out, &p->a, &p->b, &p->a_scale, &p->b_scale, &p->bias, &p->a_zero_point,
-                                      &p->b_zero_point, NULL);
+                                      &p->b_zero_point, NULL, NULL, NULL);
 }
 
 /* One field of a good product changed: the status, and a message that names the argument. */
@@ -84,7 +84,7 @@ static void check_refusals(scaledMMHandle_t handle) {
 
   EXPECT_REFUSED(p.b.shape[0] = K + 1, BAD_TENSOR_SHAPE, "b: expected [K, N] with K = 48");
   EXPECT_REFUSED(p.out.shape[1] = N - 1, BAD_TENSOR_SHAPE, "out: expected [M, N] = [5, 24], got [5, 23]");
-  EXPECT_REFUSED(p.a.ndim = 3, BAD_TENSOR_SHAPE, "a: expected 2 dimensions");
+  EXPECT_REFUSED(p.a.ndim = 1, BAD_TENSOR_SHAPE, "a: expected 2 dimensions [M, K] or 3 [B, M, K], got 1: [5]");
   EXPECT_REFUSED(p.a.ndim = 4, BAD_TENSOR_SHAPE, "a: expected at most 3 dimensions, got 4");
   EXPECT_REFUSED(p.a.ndim = -1, BAD_TENSOR_SHAPE, "a: expected at most 3 dimensions, got -1");
   EXPECT_REFUSED(p.a.shape[0] = -1, BAD_TENSOR_SHAPE, "a: expected sizes from 0");
@@ -110,7 +110,7 @@ static void check_overflow(scaledMMHandle_t handle) {
       p.b = matrix(SCALED_MM_DTYPE_INT8, k, N, 1, k);
       scaledMMStatus_t status =
           scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL,
-                                       kind & 1 ? &p.a_zero_point : NULL, kind & 2 ? &p.b_zero_point : NULL, NULL);
+                                       kind & 1 ? &p.a_zero_point : NULL, kind & 2 ? &p.b_zero_point : NULL, NULL, NULL, NULL);
       if (more) EXPECT(status, OVERFLOW, "a: expected K <= ");
       else EXPECT_SUCCESS(status);
       if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
@@ -129,13 +129,13 @@ static void check_null_pointers(scaledMMHandle_t handle) {
   EXPECT(scaledMMGetHandleInfo(handle, NULL), NULL_POINTER, "info");
   EXPECT(create(NULL, &d, &p), NULL_POINTER, "handle: expected a handle");
   EXPECT(create(handle, NULL, &p), NULL_POINTER, "descriptor: expected a place to write to");
-  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, NULL, &p.b, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "a: expected a tensor");
-  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, NULL, &p.b_scale, NULL, NULL, NULL, NULL), NULL_POINTER,
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, NULL, &p.b, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "a: expected a tensor");
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, NULL, &p.b_scale, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER,
          "a_scale: expected float32 scales");
   EXPECT(scaledMMGetGemmWorkspaceSize(NULL, &bytes), NULL_POINTER, "descriptor");
   EXPECT(scaledMMGetGemmKernel(NULL, NULL), NULL_POINTER, "descriptor");
   EXPECT(scaledMMDestroyGemmDescriptor(NULL), NULL_POINTER, "descriptor");
-  EXPECT(scaledMMCalculateGemm(NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMCalculateGemm(NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "descriptor");
   EXPECT(scaledMMLoadKernels(NULL), NULL_POINTER, "path");
   EXPECT(scaledMMRegisterTable(NULL), NULL_POINTER, "table");
 }
@@ -157,14 +157,14 @@ static void check_calculate(scaledMMHandle_t handle) {
   REQUIRE(device_type == SCALED_MM_DEVICE_CPU && device_id == 0);
   EXPECT_SUCCESS(scaledMMGetGemmKernel(d, &choice));
   REQUIRE(strcmp(choice.row, "cpu") == 0 && choice.bucket == -1);
-  EXPECT_SUCCESS(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point));
+  EXPECT_SUCCESS(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL));
   other = good();
   other.a.strides[0] = 2 * K;
-  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point),
+  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL),
          BAD_TENSOR_STRIDES, "a: expected strides [48, 1] as the descriptor was created");
 
 #define CALCULATE(out, a, bias) \
-  scaledMMCalculateGemm(d, NULL, 0, out, a, b, a_scale, b_scale, bias, zero_points_a, zero_points_b, NULL)
+  scaledMMCalculateGemm(d, NULL, 0, out, a, b, a_scale, b_scale, bias, zero_points_a, zero_points_b, NULL, NULL, NULL)
   EXPECT(CALCULATE(NULL, a, bias), NULL_POINTER, "out: expected a data pointer");
   EXPECT(CALCULATE(out, NULL, bias), NULL_POINTER, "a: expected a data pointer");
   EXPECT(CALCULATE((char*)out + 1, a, bias), BAD_TENSOR_ALIGNMENT, "out: expected a data pointer aligned");
@@ -174,7 +174,7 @@ static void check_calculate(scaledMMHandle_t handle) {
 #undef CALCULATE
   EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
 
-  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, NULL, NULL, "any"), BAD_PARAM,
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, NULL, NULL, NULL, NULL, "any"), BAD_PARAM,
          "kernel: expected none on a CPU, got any");
 }
 
