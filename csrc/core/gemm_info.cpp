@@ -169,10 +169,11 @@ scaledMMStatus_t check_integers(const char* name, const VectorRule& rule, Dtypes
   return check_vector(name, rule, t, stride, batch_stride);
 }
 
-// Every dimension must step over all that the ones with smaller strides reach.
+// Every dimension must step over all that the ones with smaller strides reach, if there are elements at all.
 scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& t) {
   int order[SCALED_MM_MAX_DIMS], count = 0;
   for (int i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] == 0) return SCALED_MM_STATUS_SUCCESS;
     if (t.shape[i] > 1) order[count++] = i;
   }
   std::sort(order, order + count, [&t](int i, int j) { return t.strides[i] < t.strides[j]; });

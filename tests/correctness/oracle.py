@@ -115,6 +115,8 @@ def _vector(desc: Desc, shapes, dtypes, one_value: bool) -> set[Status]:
 
 def _overlaps(out: Desc) -> bool:
     """Whether two elements may share memory: some dimension does not step over all that the finer ones reach."""
+    if 0 in out.shape:
+        return False
     reach = 0
     for stride, size in sorted((stride, size) for size, stride in zip(out.shape, out.strides) if size > 1):
         if stride <= reach:
