@@ -21,7 +21,7 @@ from scaled_mm.errors import (
     ScaledMMError,
     Status,
 )
-from scaled_mm.quantize import quantize_int8
+from scaled_mm.quantize import AsymmetricInt8, quantize_int8
 from scaled_mm.weight import PreparedWeight, prepare_weight
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AccumulatorOverflowError",
     "ArchitectureNotSupportedError",
+    "AsymmetricInt8",
     "BadParamError",
     "BadTensorAlignmentError",
     "BadTensorDeviceError",

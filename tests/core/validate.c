@@ -98,6 +98,69 @@ static void check_refusals(scaledMMHandle_t handle) {
   EXPECT_REFUSED(p.a_scale.alignment = 2, BAD_TENSOR_ALIGNMENT, "a_scale: expected an alignment of at least 4 bytes");
 }
 
+static scaledMMTensorDesc_t batched(scaledMMTensorDesc_t t, int64_t batch, int64_t stride) {
+  const scaledMMTensorDesc_t b = {t.dtype, 3, {batch, t.shape[0], t.shape[1]}, {stride, t.strides[0], t.strides[1]}, t.alignment};
+  return b;
+}
+
+enum { B = 3 };
+
+static Product good_batch(void) {
+  Product p = good();
+  p.out = batched(p.out, B, M * N);
+  p.a = batched(p.a, B, M * K);
+  p.b = batched(p.b, B, N * K);
+  p.a_scale = batched(matrix(SCALED_MM_DTYPE_FLOAT32, M, 1, 1, 1), B, M);
+  p.a_zero_point = batched(matrix(SCALED_MM_DTYPE_INT32, 1, 1, 1, 1), B, 1);
+  p.b_zero_point = batched(matrix(SCALED_MM_DTYPE_INT8, 1, N, N, 1), 1, N);
+  return p;
+}
+
+#define EXPECT_BATCH(change, status, message)      \
+  do {                                             \
+    Product p = good_batch();                      \
+    scaledMMGemmDescriptor_t d = NULL;             \
+    change;                                        \
+    EXPECT(create(handle, &d, &p), status, message); \
+    if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d)); \
+  } while (0)
+
+static void check_batches(scaledMMHandle_t handle) {
+  EXPECT_BATCH(, SUCCESS, NULL);
+  EXPECT_BATCH(p.a.strides[0] = 0; p.b.strides[0] = 1, SUCCESS, NULL); /* inputs may overlap */
+  EXPECT_BATCH(p.b = good().b, SUCCESS, NULL);
+  EXPECT_BATCH(p.a.shape[0] = 1, SUCCESS, NULL);
+  EXPECT_BATCH(p.out.strides[0] = N; p.out.strides[1] = B * N, SUCCESS, NULL); /* rows of all products in turn */
+  EXPECT_BATCH(p.b.shape[0] = 2, BAD_TENSOR_SHAPE, "b: expected [B, K, N] with B = 3 as in a [B, M, K], or 1, got [2, 48, 24]");
+  EXPECT_BATCH(p.out = good().out, BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [3, 5, 24], got [5, 24]");
+  EXPECT_BATCH(p.out.shape[0] = 4, BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [3, 5, 24], got [4, 5, 24]");
+  EXPECT_BATCH(p.out.strides[0] = 0, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap, got [0, 24, 1]");
+  EXPECT_BATCH(p.out.strides[0] = M * N - 1, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap");
+  EXPECT_BATCH(p.a_scale.shape[0] = 2, BAD_TENSOR_SHAPE,
+               "a_scale: expected one value, [5], [5, 1] or [3, 5, 1] with 1 in any place (B = 3, M = 5), got [2, 5, 1]");
+  EXPECT_BATCH(p.bias = batched(matrix(SCALED_MM_DTYPE_FLOAT32, 1, 1, 1, 1), B, 1), BAD_TENSOR_SHAPE,
+               "bias: expected [24], [1, 24] or [3, 1, 24] with 1 for B (B = 3, N = 24), got [3, 1, 1]");
+  EXPECT_REFUSED(p.a_scale = batched(matrix(SCALED_MM_DTYPE_FLOAT32, M, 1, 1, 1), 1, M), BAD_TENSOR_SHAPE, "a_scale: expected one value, [5] or [5, 1]");
+}
+
+static void check_sums(scaledMMHandle_t handle) {
+  Product p = good();
+  scaledMMTensorDesc_t rows = vector(SCALED_MM_DTYPE_INT32, M), columns = vector(SCALED_MM_DTYPE_INT32, N);
+  scaledMMGemmDescriptor_t d = NULL;
+#define CREATE(a_row_sums, b_column_sums)                                                                          \
+  scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, \
+                               a_row_sums, b_column_sums, NULL)
+  EXPECT_SUCCESS(CREATE(&rows, &columns));
+  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, NULL, &columns),
+         BAD_PARAM, "a_row_sums: expected a tensor as the descriptor was created, got none");
+  EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
+  EXPECT(CREATE(&columns, &columns), BAD_TENSOR_SHAPE, "a_row_sums: expected [5] or [5, 1] (M = 5), got [24]");
+  EXPECT(CREATE(NULL, &rows), BAD_TENSOR_SHAPE, "b_column_sums: expected [24] or [1, 24] (N = 24), got [5]");
+  rows.dtype = SCALED_MM_DTYPE_INT8;
+  EXPECT(CREATE(&rows, NULL), BAD_TENSOR_DTYPE, "a_row_sums: expected int32, got int8");
+#undef CREATE
+}
+
 /* The longest K whose accumulator is exact, and one more: without, with one and with both zero points. */
 static void check_overflow(scaledMMHandle_t handle) {
   static const int64_t longest[4] = {131071, 65793, 65793, 33025};
@@ -210,6 +273,8 @@ int main(void) {
   check_devices();
   check_null_pointers(handle);
   check_refusals(handle);
+  check_batches(handle);
+  check_sums(handle);
   check_overflow(handle);
   check_calculate(handle);
   EXPECT_SUCCESS(scaledMMDestroyHandle(handle));
