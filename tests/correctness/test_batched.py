@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 import scaled_mm as sm
 from scaled_mm import reference
-from scaled_mm.errors import AccumulatorOverflowError, BadParamError, BadTensorShapeError, BadTensorStridesError, ScaledMMError
+from scaled_mm.errors import (
+    AccumulatorOverflowError,
+    BadParamError,
+    BadTensorShapeError,
+    BadTensorStridesError,
+    ScaledMMError,
+)
 
 from . import cases
 from .batched import BATCHES, BIASES, OUT_BATCHES, SHARED, VECTORS, ZERO_POINTS, BatchCase

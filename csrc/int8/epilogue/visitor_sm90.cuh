@@ -138,7 +138,7 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
         for (int i = 0; i < FragmentSize; ++i) {
           const int at = epi_v * FragmentSize + i;
           const int from_first = int(get<0>(where(at)));
-          const int2 of_first = from_first < get<0>(residue) ? first_terms[int64_t(first_term) + from_first] : make_int2(0, 0);
+          const int2 of_first = from_first < get<0>(residue) ? first_terms[first_term + from_first] : make_int2(0, 0);
           const int2 of_second = shared.terms[in_tile + int(get<1>(where(at)))];
           exact[i] = SwapAB ? subtract_zero_points(acc[i], of_second, of_first)
                             : subtract_zero_points(acc[i], of_first, of_second);
