@@ -171,12 +171,14 @@ scaledMMStatus_t check_integers(const char* name, const VectorRule& rule, Dtypes
 
 // Every dimension must step over all that the ones with smaller strides reach, if there are elements at all.
 scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& t) {
-  int order[SCALED_MM_MAX_DIMS], count = 0;
+  int order[SCALED_MM_MAX_DIMS], count = 0;  // by stride: three at most, so inserted
   for (int i = 0; i < t.ndim; ++i) {
     if (t.shape[i] == 0) return SCALED_MM_STATUS_SUCCESS;
-    if (t.shape[i] > 1) order[count++] = i;
+    if (t.shape[i] == 1) continue;
+    int at = count++;
+    for (; at > 0 && t.strides[order[at - 1]] > t.strides[i]; --at) order[at] = order[at - 1];
+    order[at] = i;
   }
-  std::sort(order, order + count, [&t](int i, int j) { return t.strides[i] < t.strides[j]; });
   int64_t reach = 0;
   for (int i = 0; i < count; ++i) {
     if (t.strides[order[i]] <= reach) {
