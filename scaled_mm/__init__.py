@@ -21,13 +21,15 @@ from scaled_mm.errors import (
     ScaledMMError,
     Status,
 )
-from scaled_mm.quantize import quantize_int8
+from scaled_mm.quantize import AsymmetricInt8, quantize_int8
+from scaled_mm.weight import PreparedWeight, prepare_weight
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccumulatorOverflowError",
     "ArchitectureNotSupportedError",
+    "AsymmetricInt8",
     "BadParamError",
     "BadTensorAlignmentError",
     "BadTensorDeviceError",
@@ -44,10 +46,12 @@ __all__ = [
     "KernelNotBuiltError",
     "KernelNotFoundError",
     "NullPointerError",
+    "PreparedWeight",
     "ScaledMMError",
     "Status",
     "TensorDesc",
     "create_descriptor",
+    "prepare_weight",
     "quantize_int8",
     "scaled_mm",
 ]

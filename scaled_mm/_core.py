@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
@@ -99,10 +99,10 @@ _SIGNATURES = {
     "scaledMMRegisterTable": (ctypes.POINTER(_TableC),),
     "scaledMMSetKernelProvider": (_PROVIDER, ctypes.c_void_p),
     "scaledMMSetLastError": (ctypes.c_int, ctypes.c_char_p),
-    "scaledMMCreateGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 8, ctypes.c_char_p),
+    "scaledMMCreateGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 10, ctypes.c_char_p),
     "scaledMMGetGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
     "scaledMMGetGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
-    "scaledMMCheckGemmTensors": (_handle, *(_tensor,) * 8),
+    "scaledMMCheckGemmTensors": (_handle, *(_tensor,) * 10),
     "scaledMMDestroyGemmDescriptor": (_handle,),
 }
 

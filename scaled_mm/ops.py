@@ -28,22 +28,26 @@ from scaled_mm.errors import (
 _library = torch.library.Library("scaled_mm", "DEF")
 _library.define(
     "scaled_mm(Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, Tensor? a_zero_point, "
-    "Tensor? b_zero_point, ScalarType out_dtype) -> Tensor",
+    "Tensor? b_zero_point, ScalarType out_dtype, Tensor? a_row_sums=None, Tensor? b_column_sums=None) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.define(
     "scaled_mm_out(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, "
-    "Tensor? a_zero_point, Tensor? b_zero_point) -> ()",
+    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? a_row_sums=None, Tensor? b_column_sums=None) -> ()",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.define(
     "calculate(int descriptor, Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, "
-    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? workspace, int stream) -> ()"
+    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? workspace, int stream, Tensor? a_row_sums=None, "
+    "Tensor? b_column_sums=None) -> ()"
 )
 
 scaled_mm = torch.ops.scaled_mm.scaled_mm.default
 scaled_mm_out = torch.ops.scaled_mm.scaled_mm_out.default
 calculate = torch.ops.scaled_mm.calculate.default
+
+# The tensors of a product besides its output, in the order of the C interface.
+INPUTS = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums")
 
 # ---- errors -------------------------------------------------------------------------------------------------------------
 
@@ -104,7 +108,7 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
 def check_overlap(tensors) -> None:
     """BadParamError if the first tensor, the output, shares memory with one of the others (None is skipped)."""
     out_begin, out_end = _bytes_of(tensors[0])
-    for name, tensor in zip(("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"), tensors[1:]):
+    for name, tensor in zip(INPUTS, tensors[1:]):
         if tensor is not None:
             begin, end = _bytes_of(tensor)
             if begin < out_end and out_begin < end:
@@ -143,7 +147,7 @@ def load_cuda_operators() -> None:
 # ---- implementations for every other device, and for CUDA until it is loaded ----------------------------------------------
 
 
-_NAMES = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "out", "workspace")
+_NAMES = (*INPUTS, "out", "workspace")
 
 
 def _common_device(*tensors: torch.Tensor | None) -> torch.device:
@@ -176,37 +180,51 @@ def _cpu_handle():
     return Handle("cpu")
 
 
-def _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -> None:
+def _run_on_cpu(out, *inputs: torch.Tensor | None) -> None:
     from scaled_mm.descriptor import create_descriptor
 
-    tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point)
+    tensors = dict(zip(INPUTS, inputs), out=out)
     with create_descriptor(_cpu_handle(), **tensors) as descriptor:
         descriptor.calculate(**tensors)
 
 
-def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
-    for name, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[K, N]")):
-        if tensor.dim() != 2:
-            raise BadTensorShapeError(f"{name}: expected 2 dimensions {shape}, got {tensor.dim()}: {list(tensor.shape)}")
+def product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """Of the output: (M, N), or (B, M, N) if a or b has a batch; BadTensorShapeError for operands of other dimensions."""
+    for name, tensor, shape in (("a", a, "M, K"), ("b", b, "K, N")):
+        if tensor.dim() not in (2, 3):
+            got = f"{tensor.dim()}: {list(tensor.shape)}"
+            raise BadTensorShapeError(f"{name}: expected 2 dimensions [{shape}] or 3 [B, {shape}], got {got}")
+    matrix = (a.shape[-2], b.shape[-1])
+    if a.dim() == b.dim() == 2:
+        return matrix
+    shares_a = a.dim() == 2 or (b.dim() == 3 and a.shape[0] == 1)
+    return ((b if shares_a else a).shape[0], *matrix)
 
 
-def _scaled_mm_any(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype):
-    if _runs_on_cuda(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
-        return scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
-    _check_matrices(a, b)
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype)
-    _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+def _scaled_mm_any(
+    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    if _runs_on_cuda(*inputs):
+        return scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums)
+    out = torch.empty(product_shape(a, b), dtype=out_dtype)
+    _run_on_cpu(out, *inputs)
     return out
 
 
-def _scaled_mm_out_any(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
-    if _runs_on_cuda(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out):
-        return scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
-    return _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+def _scaled_mm_out_any(
+    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    if _runs_on_cuda(*inputs, out):
+        return scaled_mm_out(out, *inputs)
+    return _run_on_cpu(out, *inputs)
 
 
-def _calculate_any(descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream):
-    _common_device(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out, workspace)
+def _calculate_any(
+    descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    _common_device(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out, workspace)
     raise InternalError("calculate: torch.ops.scaled_mm.calculate takes CUDA tensors; use Descriptor.calculate")
 
 
@@ -218,24 +236,34 @@ _library.impl("calculate", _calculate_any, "CompositeExplicitAutograd")
 # ---- fake implementations: shapes without data, for torch.compile -----------------------------------------------------------
 
 
-def _check_fake(a, b, *others) -> None:
+def _check_fake(a, b, *others) -> tuple[int, ...]:
     if _common_device(a, b, *others).type == "cuda" and torch.version.cuda is not None:
         load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
-    _check_matrices(a, b)
-    torch._check(a.shape[1] == b.shape[0], lambda: f"b: expected [K, N] with K as in a [M, K], got {a.shape} and {b.shape}")
+    shape = product_shape(a, b)
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"b: expected [K, N] with K as in a [M, K], got {a.shape} and {b.shape}")
+    if b.dim() == 3:
+        fits = b.shape[0] == 1 or b.shape[0] == shape[0]
+        torch._check(fits, lambda: f"b: expected [B, K, N] with B as in a [B, M, K], or 1, got {a.shape} and {b.shape}")
+    return shape
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm")
-def _scaled_mm_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype):
-    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+def _scaled_mm_fake(
+    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    shape = _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    return a.new_empty(shape, dtype=out_dtype)
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm_out")
-def _scaled_mm_out_fake(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
-    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out)
+def _scaled_mm_out_fake(
+    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out)
 
 
 @torch.library.register_fake("scaled_mm::calculate")
-def _calculate_fake(descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream):
-    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out, workspace)
+def _calculate_fake(
+    descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out, workspace)

@@ -37,15 +37,19 @@ def scaled_mm(
     a_zero_point: torch.Tensor | None = None,
     b_zero_point: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The defined result, a contiguous [M, N] tensor of `out_dtype` on `a`'s device.
+    """The defined result, a contiguous [M, N] or [B, M, N] tensor of `out_dtype` on `a`'s device.
 
     a: int8 [M, K]; b: int8 [K, N]; any strides. a_scale: float32, one value, [M] or [M, 1]; b_scale: float32, one
     value, [N] or [1, N]; both None for `out_dtype=torch.int32`, which returns the accumulators. bias: [N] or [1, N].
-    Zero points: int8 or int32, a's like a_scale, b's like b_scale.
+    Zero points: int8 or int32, a's like a_scale, b's like b_scale. A batch is a loop over products: an argument with three
+    dimensions has its first for the batch, where 1 serves every product; one with fewer serves every product.
 
     Raises OverflowError where the definition gives no 32-bit accumulator, or where float64 could round: the reference
     never returns a number that it cannot vouch for. (Reading the values for this waits for the device.)
     """
+    if a.dim() == 3 or b.dim() == 3:
+        inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+        return _batch(inputs, out_dtype)
     m, n = a.shape[0], b.shape[1]
     a_scale, a_zero_point = _column(a_scale, m), _column(a_zero_point, m)
     b_scale, b_zero_point, bias = _row(b_scale, n), _row(b_zero_point, n), _row(bias, n)
@@ -68,6 +72,23 @@ def scaled_mm(
             if bias is not None:
                 value = value + bias[:, columns].to(torch.float32)
             out[rows, columns] = value.to(out_dtype)
+    return out
+
+
+def _batch(inputs: tuple[torch.Tensor | None, ...], out_dtype: torch.dtype) -> torch.Tensor:
+    a, b = inputs[:2]
+    sizes = {t.shape[0] for t in (a, b) if t.dim() == 3} - {1}
+    if len(sizes) > 1:
+        raise ValueError(f"batches of {sizes} products do not go together")
+    batch = sizes.pop() if sizes else 1
+    out = torch.empty((batch, a.shape[-2], b.shape[-1]), dtype=out_dtype, device=a.device)
+    for i in range(batch):
+        a_i, b_i, a_scale, b_scale, bias, a_zero_point, b_zero_point = (
+            t if t is None or t.dim() < 3 else t.expand(batch, *t.shape[1:])[i] for t in inputs
+        )
+        out[i] = scaled_mm(
+            a_i, b_i, a_scale, b_scale, bias, out_dtype=out_dtype, a_zero_point=a_zero_point, b_zero_point=b_zero_point
+        )  # fmt: skip
     return out
 
 

@@ -7,29 +7,44 @@ namespace scaled_mm {
 
 // First and one-past-last byte that a tensor touches, relative to its data pointer.
 struct GemmExtents {
-  int64_t out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point;
+  int64_t out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums;
 };
 
+// The tensors of a product, in the order of the interface.
+constexpr int kGemmTensors = 10;
+constexpr const char* kGemmTensorNames[kGemmTensors] = {"out",  "a",            "b",            "a_scale",    "b_scale",
+                                                        "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums"};
+
+// Sizes as a launch has them: a batch that shares b is one product of all its rows where the strides allow that.
 struct GemmInfo {
-  int64_t M, N, K;
+  int64_t M, N, K, batch;  // batch: 1 for a plain product, whose batch strides are 0
   int32_t out_dtype;
-  bool has_scales, has_bias, has_a_zero_point, has_b_zero_point;
+  bool has_scales, has_bias, has_a_zero_point, has_b_zero_point, has_a_row_sums, has_b_column_sums;
 
   int64_t a_stride_m, a_stride_k;
   int64_t b_stride_k, b_stride_n;
   int64_t out_stride_m, out_stride_n;
   int64_t a_scale_stride, b_scale_stride, bias_stride, a_zero_point_stride, b_zero_point_stride;
+  int64_t a_row_sums_stride, b_column_sums_stride;
+  BatchStrides batch_strides;
   int32_t bias_dtype, a_zero_point_dtype, b_zero_point_dtype;
 
   int64_t a_alignment, b_alignment, out_alignment;  // bytes, of the data pointers
   GemmExtents bytes;
 
+  bool empty() const { return M == 0 || N == 0 || batch == 0; }
   bool has_zero_point() const { return has_a_zero_point || has_b_zero_point; }
+  // How many products' zero-point terms there are: 1 where all of the batch share them.
+  int64_t row_term_batches() const { return batch_strides.a || batch_strides.a_zero_point || batch_strides.a_row_sums ? batch : 1; }
+  int64_t column_term_batches() const {
+    return batch_strides.b || batch_strides.b_zero_point || batch_strides.b_column_sums ? batch : 1;
+  }
+  int64_t column_terms_offset() const { return (row_term_batches() * M + 1) / 2 * 4; }  // int32s; they start on 16 bytes
   size_t workspace_size() const;  // bytes: the zero-point terms
 };
 
 struct GemmTensors {
-  const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *a_zero_point, *b_zero_point;
+  const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *a_zero_point, *b_zero_point, *a_row_sums, *b_column_sums;
 };
 
 // Whether a tensor is the one a descriptor was created with: dtype, shape and strides. Either may be absent.
@@ -38,7 +53,8 @@ scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expect
 scaledMMStatus_t make_gemm_info(const GemmTensors& tensors, GemmInfo* info);
 
 // Why a row that asks for these alignments (bytes) cannot take this product; nullptr when it can.
-// Tensor-map rows need K contiguous in a and b, N contiguous in out, and row strides that are multiples of the alignment.
+// Tensor-map rows need K contiguous in a and b, N contiguous in out, and row and batch strides that are multiples of the
+// alignment.
 const char* misfit(const GemmInfo& info, int32_t align_a, int32_t align_b, int32_t align_out);
 
 }  // namespace scaled_mm

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 2
+#define SCALED_MM_KERNEL_ABI_VERSION 3
 
 namespace scaled_mm {
 
@@ -20,9 +20,16 @@ struct LaunchCache {
   alignas(kAlignment) unsigned char bytes[kBytes];
 };
 
-// One product, everything resolved: what a kernel needs to launch and nothing to look up. Strides in elements.
+// From one product of a batch to the next, in elements; 0: the same for all of them.
+struct BatchStrides {
+  int64_t a, b, out, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums;
+};
+
+// A batch of `batch` products of one shape, everything resolved: what a kernel needs to launch and nothing to look up.
+// One launch computes all of them. Strides in elements; `batch` is 1 for a plain product, and batch_strides are 0 then.
 struct GemmLaunch {
-  int64_t M, N, K;
+  int64_t M, N, K, batch;
+  BatchStrides batch_strides;
   const void* a;
   const void* b;
   void* out;
@@ -43,8 +50,12 @@ struct GemmLaunch {
   const void* b_zero_point;
   int64_t a_zero_point_stride, b_zero_point_stride;
   int32_t a_zero_point_dtype, b_zero_point_dtype;
+  const int32_t* a_row_sums;     // sums over K that the caller knows already, so that `prepare` need not read the
+  const int32_t* b_column_sums;  // operand; or nullptr
+  int64_t a_row_sums_stride, b_column_sums_stride;
   int32_t* row_terms;  // [M][2] = {za, rowsum(a)}; nullptr when there is no zero point
   int32_t* col_terms;  // [N][2] = {colsum(b) - K*zb, zb}
+  int32_t row_terms_batch_stride, col_terms_batch_stride;  // in pairs: M and N, or 0 where all products share them
 
   void* workspace;     // what Kernel::workspace_size asked for, aligned to 16 bytes; nullptr for none. Holds anything
 
@@ -63,7 +74,7 @@ struct Kernel {
   scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);
   scaledMMStatus_t (*launch)(const GemmLaunch& args, char* message, size_t size);
   // Bytes of device memory that a launch of this size uses; nullptr: none.
-  int64_t (*workspace_size)(int64_t M, int64_t N) = nullptr;
+  int64_t (*workspace_size)(int64_t M, int64_t N, int64_t batch) = nullptr;
 };
 
 struct KernelLibrary {

@@ -52,8 +52,12 @@ PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
 PyObject* is_neg = nullptr;  // the name of the method
 
-constexpr int kOperands = 8;
-constexpr const char* kNames[kOperands] = {"out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"};
+constexpr int kOperands = 10;
+constexpr const char* kNames[kOperands] = {"out",  "a",            "b",            "a_scale",    "b_scale",
+                                           "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums"};
+constexpr int kRunOperands = 6;  // those that a product without zero points has
+
+
 
 struct Operands {
   scaledMMTensorDesc_t descs[kOperands];
@@ -93,11 +97,12 @@ Answer check_not_negated(PyObject* object, const DLTensor& t) {
   return fine ? Answer::kFine : Answer::kNotMine;
 }
 
-Answer read_operands(PyObject* const* objects, int32_t device, Operands* o) {
+// The first `count` operands; the others are absent.
+Answer read_operands(PyObject* const* objects, int count, int32_t device, Operands* o) {
   for (int i = 0; i < kOperands; ++i) {
     o->present[i] = nullptr;
     o->data[i] = nullptr;
-    if (objects[i] == Py_None) continue;
+    if (i >= count || objects[i] == Py_None) continue;
     DLTensor t;
     if (Answer answer = read_tensor(objects[i], &t); answer != Answer::kFine) return answer;
     if (t.device.type != kDLCUDA) return Answer::kNotMine;
@@ -133,7 +138,7 @@ PyObject* not_mine() { return Py_NewRef(Py_NotImplemented); }
 
 scaledMMStatus_t launch(scaledMMGemmDescriptor_t descriptor, const Operands& o, void* workspace, size_t bytes, void* stream) {
   return scaledMMCalculateGemm(descriptor, workspace, bytes, o.data[0], o.data[1], o.data[2], o.data[3], o.data[4],
-                               o.data[5], o.data[6], o.data[7], stream);
+                               o.data[5], o.data[6], o.data[7], o.data[8], o.data[9], stream);
 }
 
 // Other Python threads run meanwhile: a launch waits when the queue is full, and a kernel may have to be compiled first.
@@ -152,7 +157,7 @@ scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stre
   scaledMMGemmDescriptor_t descriptor = nullptr;
   scaledMMStatus_t status =
       scaledMMCreateGemmDescriptor(handle, &descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
-                                   o.present[4], o.present[5], nullptr, nullptr, nullptr);
+                                   o.present[4], o.present[5], nullptr, nullptr, nullptr, nullptr, nullptr);
   if (status != SCALED_MM_STATUS_SUCCESS) return status;
   size_t workspace = 0;
   status = scaledMMGetGemmWorkspaceSize(descriptor, &workspace);
@@ -165,14 +170,14 @@ scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stre
 // calculate(descriptor, device, stream | None, workspace | None, out, a, b, ...) -> None | status | NotImplemented
 PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4 + kOperands) {
-    PyErr_SetString(PyExc_TypeError, "calculate: expected 12 arguments");
+    PyErr_SetString(PyExc_TypeError, "calculate: expected 14 arguments");
     return nullptr;
   }
   auto descriptor = static_cast<scaledMMGemmDescriptor_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t device = int32_t(PyLong_AsLong(args[1]));
   if (PyErr_Occurred()) return nullptr;
   Operands o;
-  Answer answer = read_operands(args + 4, device, &o);
+  Answer answer = read_operands(args + 4, kOperands, device, &o);
   void *stream = nullptr, *memory = nullptr;
   size_t bytes = 0;
   if (answer == Answer::kFine && args[3] != Py_None) {
@@ -201,24 +206,24 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   {
     const WithoutInterpreter others_may_run;
     status = scaledMMCheckGemmTensors(descriptor, o.present[0], o.present[1], o.present[2], o.present[3], o.present[4], o.present[5],
-                                      o.present[6], o.present[7]);
+                                      o.present[6], o.present[7], o.present[8], o.present[9]);
     if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, memory, bytes, stream);
   }
   return status_object(status);
 }
 
-// run(handle, device, out, a, b, ...) -> None | status | NotImplemented. Without zero points: they need a workspace.
+// run(handle, device, out, a, b, a_scale, b_scale, bias) -> None | status | NotImplemented. Zero points need a workspace, which
+// the operator allocates.
 PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 + kOperands) {
-    PyErr_SetString(PyExc_TypeError, "run: expected 10 arguments");
+  if (count != 2 + kRunOperands) {
+    PyErr_SetString(PyExc_TypeError, "run: expected 8 arguments");
     return nullptr;
   }
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t device = int32_t(PyLong_AsLong(args[1]));
   if (PyErr_Occurred()) return nullptr;
-  if (args[8] != Py_None || args[9] != Py_None) return not_mine();
   Operands o;
-  const Answer answer = read_operands(args + 2, device, &o);
+  const Answer answer = read_operands(args + 2, kRunOperands, device, &o);
   if (answer == Answer::kNotMine) return not_mine();
   if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
   void* stream = nullptr;

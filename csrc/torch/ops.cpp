@@ -145,19 +145,21 @@ void* current_stream(int32_t device) {
 }
 
 struct Operands {
-  Argument out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point;
+  Argument out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums;
 };
 
 void calculate(scaledMMGemmDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
   check(scaledMMCalculateGemm(descriptor, workspace, workspace_size, o.out.data, o.a.data, o.b.data, o.a_scale.data,
-                              o.b_scale.data, o.bias.data, o.a_zero_point.data, o.b_zero_point.data, stream));
+                              o.b_scale.data, o.bias.data, o.a_zero_point.data, o.b_zero_point.data,
+                              o.a_row_sums.data, o.b_column_sums.data, stream));
 }
 
 // Plan, run, forget: the descriptor's validation and dispatch without its reuse.
 void run_once(const Operands& o, int32_t device) {
   scaledMMGemmDescriptor_t descriptor = nullptr;
   check(scaledMMCreateGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(),
-                                     o.b_scale.get(), o.bias.get(), o.a_zero_point.get(), o.b_zero_point.get(), nullptr));
+                                     o.b_scale.get(), o.bias.get(), o.a_zero_point.get(), o.b_zero_point.get(),
+                                     o.a_row_sums.get(), o.b_column_sums.get(), nullptr));
   struct Owner {
     scaledMMGemmDescriptor_t descriptor;
     ~Owner() { scaledMMDestroyGemmDescriptor(descriptor); }
@@ -173,7 +175,7 @@ void run_once(const Operands& o, int32_t device) {
 
 Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale, const OptionalTensor& b_scale,
                 const OptionalTensor& bias, const OptionalTensor& a_zero_point, const OptionalTensor& b_zero_point,
-                int32_t device) {
+                const OptionalTensor& a_row_sums, const OptionalTensor& b_column_sums, int32_t device) {
   return {{},
           argument("a", a, device),
           argument("b", b, device),
@@ -181,34 +183,46 @@ Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale,
           argument("b_scale", b_scale, device),
           argument("bias", bias, device),
           argument("a_zero_point", a_zero_point, device),
-          argument("b_zero_point", b_zero_point, device)};
+          argument("b_zero_point", b_zero_point, device),
+          argument("a_row_sums", a_row_sums, device),
+          argument("b_column_sums", b_column_sums, device)};
+}
+
+// Products in an operand; a matrix is one.
+int64_t batch_of(const char* name, const char* shape, const scaledMMTensorDesc_t& desc) {
+  if (desc.ndim != 2 && desc.ndim != 3) {
+    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE,
+          std::string(name) + ": expected 2 dimensions " + shape + ", got " + std::to_string(desc.ndim));
+  }
+  return desc.ndim == 3 ? desc.shape[0] : 1;
 }
 
 Tensor scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias,
-                 OptionalTensor a_zero_point, OptionalTensor b_zero_point, torch::headeronly::ScalarType out_dtype) {
+                 OptionalTensor a_zero_point, OptionalTensor b_zero_point, torch::headeronly::ScalarType out_dtype,
+                 OptionalTensor a_row_sums, OptionalTensor b_column_sums) {
   const int32_t device = device_of(a);
-  Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, device);
+  Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
   if (to_dtype(int32_t(out_dtype)) < 0 || out_dtype == torch::headeronly::ScalarType::Char) {
     raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE,
           std::string("out_dtype: expected float16, bfloat16, float32 or int32, got ") + dtype_text(int32_t(out_dtype)));
   }
   // Enough to size the output; everything else is the core's to check.
-  if (o.a.desc.ndim != 2 || o.b.desc.ndim != 2) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "a, b: expected 2 dimensions each, [M, K] and [K, N], got " +
-                                                 std::to_string(o.a.desc.ndim) + " and " + std::to_string(o.b.desc.ndim));
-  }
-  const int64_t sizes[2] = {o.a.desc.shape[0], o.b.desc.shape[1]};
-  const int64_t strides[2] = {sizes[1] > 0 ? sizes[1] : 1, 1};
-  Tensor out = empty(2, sizes, strides, int32_t(out_dtype), device);
+  const int64_t batch_a = batch_of("a", "[M, K] or 3 [B, M, K]", o.a.desc), batch_b = batch_of("b", "[K, N] or 3 [B, K, N]", o.b.desc);
+  const int64_t rows = o.a.desc.shape[o.a.desc.ndim - 2], columns = o.b.desc.shape[o.b.desc.ndim - 1];
+  const int ndim = o.a.desc.ndim > o.b.desc.ndim ? o.a.desc.ndim : o.b.desc.ndim;
+  const int64_t sizes[3] = {batch_a == 1 ? batch_b : batch_a, rows, columns};
+  const int64_t row_stride = columns > 0 ? columns : 1, strides[3] = {(rows > 0 ? rows : 1) * row_stride, row_stride, 1};
+  Tensor out = empty(ndim, sizes + 3 - ndim, strides + 3 - ndim, int32_t(out_dtype), device);
   o.out = argument("out", out, device);
   run_once(o, device);
   return out;
 }
 
 void scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias,
-                   OptionalTensor a_zero_point, OptionalTensor b_zero_point) {
+                   OptionalTensor a_zero_point, OptionalTensor b_zero_point, OptionalTensor a_row_sums,
+                   OptionalTensor b_column_sums) {
   const int32_t device = device_of(a);
-  Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, device);
+  Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
   o.out = argument("out", out, device);
   run_once(o, device);
 }
@@ -216,14 +230,14 @@ void scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, Optio
 // `descriptor` is the address of a live scaledMMGemmDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
 void calculate_op(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale,
                   OptionalTensor bias, OptionalTensor a_zero_point, OptionalTensor b_zero_point, OptionalTensor workspace,
-                  int64_t stream) {
+                  int64_t stream, OptionalTensor a_row_sums, OptionalTensor b_column_sums) {
   auto* plan = reinterpret_cast<scaledMMGemmDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
   check(scaledMMGetGemmDevice(plan, &device_type, &device));
-  Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, device);
+  Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
   o.out = argument("out", out, device);
   check(scaledMMCheckGemmTensors(plan, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get(),
-                                 o.a_zero_point.get(), o.b_zero_point.get()));
+                                 o.a_zero_point.get(), o.b_zero_point.get(), o.a_row_sums.get(), o.b_column_sums.get()));
   void* on = stream == -1 ? current_stream(device) : reinterpret_cast<void*>(stream);
   size_t bytes = 0;
   void* memory = nullptr;

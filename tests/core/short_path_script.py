@@ -31,7 +31,7 @@ def calculate(core: Core, module, b_scale: torch.Tensor) -> str:
     out, a_scale = torch.full((M, N), float("nan")), torch.ones(M)
     tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
     plan = core.create(**{name: TensorDesc.of(tensor) for name, tensor in tensors.items()})
-    status = module.calculate(plan.value, 0, STREAM, None, out, a, b, a_scale, b_scale, None, None, None)
+    status = module.calculate(plan.value, 0, STREAM, None, out, a, b, a_scale, b_scale, None, None, None, None, None)
     if status is NotImplemented:
         return "left"
     expected = reference.scaled_mm(a, b, a_scale, b_scale.clone(), out_dtype=torch.float32)

@@ -34,6 +34,7 @@ def test_the_python_examples_run_in_order_and_print_what_is_shown(capsys):
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), names)
     assert names["out"].shape == (16, 11008) and names["fp16"].dtype.itemsize == 2
+    assert names["both"].shape == (16, 11008) and names["each"].shape == names["same"].shape == (8, 16, 128)
     [shown] = re.findall(r"# (BAD_TENSOR_SHAPE .*)", README)
     assert capsys.readouterr().out.splitlines()[-1] == shown
 

@@ -120,11 +120,13 @@ def test_an_out_of_an_unsupported_dtype_is_refused(device):
     [
         ("a", (M, K + 1)),
         ("a", (K,)),
-        ("a", (1, M, K)),
+        ("a", (1, 1, M, K)),
+        ("a", (2, M, K + 1)),
         ("b", (K + 1, N)),
         ("b", (N, K)),
         ("b", (K,)),
-        ("b", (1, K, N)),
+        ("b", (1, 1, K, N)),
+        ("b", (2, N, K)),
     ],
 )
 def test_operands_whose_shapes_do_not_meet_are_refused(device, name, shape):

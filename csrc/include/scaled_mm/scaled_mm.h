@@ -27,7 +27,7 @@ extern "C" {
 #define SCALED_MM_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 1
+#define SCALED_MM_ABI_VERSION 2
 
 typedef enum {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -146,12 +146,20 @@ SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_
  * a_scale float32: one value, [M] or [M,1]; b_scale: one value, [N] or [1,N]; both NULL for an int32 out.
  * bias [N] or [1,N], float32 or out's dtype, or NULL. Zero points int32 or int8, or NULL: a's as a_scale's shape,
  * b's as b_scale's; values from -128 to 127 keep the K bound exact.
+ * a_row_sums [M] or [M,1], b_column_sums [N] or [1,N], int32, or NULL: the sums over K of a and b, which are then believed. a's are
+ * read only where b has zero points and b's only where a has; without them the operand is read once more for its sums.
+ *
+ * A batch: a [B,M,K], b [B,K,N], out [B,M,N], in one launch. An a or b of two dimensions, or with a batch of 1, serves every
+ * product; batch strides are free (0 too, except out's, whose elements may not overlap). What goes with a may then also be
+ * [B,M,1], what goes with b [B,1,N]; B may be 1 there, and so may M and N of scales and zero points. Vectors of one or two
+ * dimensions are those of every product.
  * kernel: NULL, or the name of a row of the table to use whatever the buckets say. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateGemmDescriptor(
     scaledMMHandle_t handle, scaledMMGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
     const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
     const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
-    const scaledMMTensorDesc_t* b_zero_point, const char* kernel);
+    const scaledMMTensorDesc_t* b_zero_point, const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums,
+    const char* kernel);
 
 /* The device of the handle that it was created with. */
 SCALED_MM_API scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t descriptor, int32_t* device_type, int32_t* device_id);
@@ -172,13 +180,15 @@ SCALED_MM_API scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t de
 SCALED_MM_API scaledMMStatus_t scaledMMCheckGemmTensors(
     scaledMMGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
     const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point);
+    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point,
+    const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums);
 
 /* `stream` is a cudaStream_t. Pointers of tensors that the descriptor was created without are NULL. */
 SCALED_MM_API scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t descriptor, void* workspace,
                                                      size_t workspace_size, void* out, const void* a, const void* b,
                                                      const void* a_scale, const void* b_scale, const void* bias,
-                                                     const void* a_zero_point, const void* b_zero_point, void* stream);
+                                                     const void* a_zero_point, const void* b_zero_point,
+                                                     const void* a_row_sums, const void* b_column_sums, void* stream);
 
 SCALED_MM_API scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescriptor_t descriptor);
 

@@ -97,14 +97,17 @@ struct Gemm {
 
     const auto* first = static_cast<const int8_t*>(kSwapAB ? l.b : l.a);
     const auto* second = static_cast<const int8_t*>(kSwapAB ? l.a : l.b);
-    const typename GemmKernel::StrideA first_stride{kSwapAB ? ldb : lda, cute::_1{}, int64_t(0)};
-    const typename GemmKernel::StrideB second_stride{kSwapAB ? lda : ldb, cute::_1{}, int64_t(0)};
+    // The batch is the tensor maps' third dimension: an operand that all products share has stride 0 there.
+    const BatchStrides& batch = l.batch_strides;
+    const typename GemmKernel::StrideA first_stride{kSwapAB ? ldb : lda, cute::_1{}, kSwapAB ? batch.b : batch.a};
+    const typename GemmKernel::StrideB second_stride{kSwapAB ? lda : ldb, cute::_1{}, kSwapAB ? batch.a : batch.b};
     typename GemmKernel::StrideD out_stride{};
     cute::get<kSwapAB ? 1 : 0>(out_stride) = ldd;
+    cute::get<2>(out_stride) = batch.out;
 
     typename GemmKernel::Arguments arguments{
         cutlass::gemm::GemmUniversalMode::kGemm,
-        {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), 1},
+        {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), int(l.batch)},
         {first, first_stride, second, second_stride},
         {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
     if constexpr (kPersistent) {

@@ -55,7 +55,9 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     Coords coords;       // relative to the thread's first element
     Residue residue;     // from there to the end of the problem
     int first, second;   // the thread's first element in the problem
+    int first_term;      // among the batch's terms along the first dimension; one register, where a pointer makes the widest tile spill
     int tile_second;     // the tile's first element along the second dimension
+    int batch;
     int second_left;     // elements from there to the end of the problem
     int thread, threads;
     Params const& e;
@@ -63,27 +65,28 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
 
     CUTLASS_DEVICE ConsumerStoreCallbacks(RegFirst rs, RegFirst rb, SharedSecond ss, SharedSecond sb, RegSecond cs,
                                           RegSecond cb, Coords c, Residue r, int first_, int second_,
-                                          int tile_second_, int second_left_, int thread_, int threads_, Params const& e_,
+                                          int tile_second_, int batch_, int second_left_, int thread_, int threads_, Params const& e_,
                                           SharedStorage& shared_)
         : r_scale(rs), r_bias(rb), s_scale(ss), s_bias(sb), c_scale(cs), c_bias(cb), coords(c),
-          residue(r), first(first_), second(second_), tile_second(tile_second_), second_left(second_left_),
-          thread(thread_), threads(threads_), e(e_), shared(shared_) {}
+          residue(r), first(first_), second(second_),
+          first_term(batch_ * (SwapAB ? e_.col_terms_batch : e_.row_terms_batch) + first_), tile_second(tile_second_),
+          batch(batch_), second_left(second_left_), thread(thread_), threads(threads_), e(e_), shared(shared_) {}
 
     CUTLASS_DEVICE void begin() {
       using namespace cute;
       // Ordinary loads below: they too must not pass the end of the preceding kernel.
       wait_for_preceding_kernel();
 
-      const int2* second_terms = SwapAB ? e.row_terms : e.col_terms;
+      const int2* second_terms = !e.row_terms ? nullptr : SwapAB ? row_terms_of(e, batch) : col_terms_of(e, batch);
       for (int i = thread; i < kSecond; i += threads) {
         const bool inside = i < second_left;
         const int64_t index = tile_second + i;
         if constexpr (kScaled) {
           if constexpr (SwapAB) {
-            shared.scale[i] = inside ? load_a_scale(e, index) : 0.0f;
+            shared.scale[i] = inside ? load_a_scale(e, batch, index) : 0.0f;
           } else {
-            shared.scale[i] = inside ? load_b_scale(e, index) : 0.0f;
-            shared.bias[i] = inside ? load_bias(e, index) : 0.0f;
+            shared.scale[i] = inside ? load_b_scale(e, batch, index) : 0.0f;
+            shared.bias[i] = inside ? load_bias(e, batch, index) : 0.0f;
           }
         }
         if (second_terms) shared.terms[i] = inside ? second_terms[index] : make_int2(0, 0);
@@ -98,10 +101,10 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
         const int64_t index = first + int(get<0>(where(i)));
         if constexpr (kScaled) {
           if constexpr (SwapAB) {
-            scale(i) = inside ? load_b_scale(e, index) : 0.0f;
-            bias(i) = inside ? load_bias(e, index) : 0.0f;
+            scale(i) = inside ? load_b_scale(e, batch, index) : 0.0f;
+            bias(i) = inside ? load_bias(e, batch, index) : 0.0f;
           } else {
-            scale(i) = inside ? load_a_scale(e, index) : 0.0f;
+            scale(i) = inside ? load_a_scale(e, batch, index) : 0.0f;
           }
         }
       }
@@ -127,15 +130,15 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
       auto scale = r_scale(_, _, _, epi_m, epi_n);
       auto bias = r_bias(_, _, _, epi_m, epi_n);
       const int in_tile = second - tile_second;
-      const int2* first_terms = SwapAB ? e.col_terms : e.row_terms;
 
       cutlass::Array<int32_t, FragmentSize> exact = acc;
-      if (first_terms) {  // read again for every fragment: kept in registers, they make the widest tile spill
+      if (e.row_terms) {  // read again for every fragment: kept in registers, they make the widest tile spill
+        const int2* first_terms = SwapAB ? e.col_terms : e.row_terms;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < FragmentSize; ++i) {
           const int at = epi_v * FragmentSize + i;
           const int from_first = int(get<0>(where(at)));
-          const int2 of_first = from_first < get<0>(residue) ? first_terms[int64_t(first) + from_first] : make_int2(0, 0);
+          const int2 of_first = from_first < get<0>(residue) ? first_terms[first_term + from_first] : make_int2(0, 0);
           const int2 of_second = shared.terms[in_tile + int(get<1>(where(at)))];
           exact[i] = SwapAB ? subtract_zero_points(acc[i], of_second, of_first)
                             : subtract_zero_points(acc[i], of_first, of_second);
@@ -181,7 +184,7 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     return ConsumerStoreCallbacks<decltype(r_first), decltype(s_scale), decltype(c_second), decltype(args.tCcD),
                                   decltype(args.residue_tCcD)>(
         r_first, r_first, s_scale, s_bias, c_second, c_second, args.tCcD, args.residue_tCcD,
-        int(M) - int(get<0>(args.residue_tCcD)), int(N) - int(get<1>(args.residue_tCcD)), tile_second,
+        int(M) - int(get<0>(args.residue_tCcD)), int(N) - int(get<1>(args.residue_tCcD)), tile_second, int(l),
         int(N) - tile_second, args.thread_idx, int(size(args.tiled_copy)), *params_, *storage_);
   }
 
