@@ -38,8 +38,9 @@ def scaled_mm(
 
     The output never requires a gradient, whatever the inputs do: nothing is differentiated.
 
-    Runs on the current stream of a's device, allocates the output (with zero points also 8 * (M + N)
-    bytes, and partial sums where a row splits K), never synchronises. The first call for a kernel that was not built ahead of time compiles it, with a line on stderr.
+    Runs on the current stream of a's device, allocates the output (with zero points also 8 * (M + N) bytes, and partial
+    sums where a row splits K), never synchronises. The first call for a kernel that was not built ahead of time compiles
+    it, with a line on stderr.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
     if out is None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in _OUT_DTYPES):
@@ -55,7 +56,7 @@ def scaled_mm(
             return ops.scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
         ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
         if not torch.compiler.is_compiling():
-            torch._C._increment_version((out,))  # the operator is not known to autograd
+            torch.autograd.graph.increment_version(out)  # the operator is not known to autograd
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(

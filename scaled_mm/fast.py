@@ -93,7 +93,7 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
     status = module.run(_handle_address(device), device, out, a, b, a_scale, b_scale, bias, None, None)
     if status is None:
         if given:
-            torch._C._increment_version((out,))  # autograd is told that a tensor it may have kept has changed
+            torch.autograd.graph.increment_version(out)  # autograd is told that a tensor it may have kept has changed
         return out
     if status is NotImplemented:
         return NotImplemented

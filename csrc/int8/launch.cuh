@@ -81,15 +81,6 @@ inline scaledMMStatus_t prepare_kernel(DeviceKernel& kernel, int shared_memory, 
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-#ifdef __CUDACC__
-// Ends when the preceding kernel of the stream has, its results visible. The compiler moves no load to before it.
-__device__ inline void wait_for_preceding_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-#endif
-
 struct LaunchShape {
   dim3 grid, block, cluster = dim3(1, 1, 1);
   int shared_memory = 0;
@@ -151,7 +142,10 @@ inline scaledMMStatus_t launch_kernel(DeviceKernel& kernel, const LaunchShape& s
   }
   CUresult result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr);
   if (result == CUDA_ERROR_INVALID_CONTEXT) {  // a thread that has done nothing with CUDA yet: the runtime gives it its context
-    if (cudaError_t error = cudaSetDevice(args.device)) return cuda_failure(error, "cudaSetDevice", message, size);
+    if (cudaError_t error = cudaSetDevice(args.device)) {
+      cudaGetLastError();
+      return cuda_failure(error, "cudaSetDevice", message, size);
+    }
     result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr);
   }
   if (result != CUDA_SUCCESS) {
