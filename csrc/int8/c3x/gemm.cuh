@@ -135,14 +135,15 @@ struct Gemm {
         return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
       }
     }
-    if (l.cache == nullptr) {
-      Params params = encode(l);
-      return launch_encoded(params, l, message, size);
-    }
-    auto& params = *reinterpret_cast<Params*>(l.cache->bytes);
     const void* pointers[8] = {l.a, l.b, l.out, l.a_scale, l.b_scale, l.bias, l.row_terms, l.col_terms};
-    if (!l.cache->filled || memcmp(pointers, l.cache->pointers, sizeof(pointers)) != 0) {
-      new (&params) Params(encode(l));
+    if (l.cache && l.cache->filled && memcmp(pointers, l.cache->pointers, sizeof(pointers)) == 0) {
+      return launch_encoded(*reinterpret_cast<Params*>(l.cache->bytes), l, message, size);
+    }
+    CurrentDevice current(l.device);  // the driver encodes tensor maps
+    if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
+    Params params = encode(l);
+    if (l.cache) {
+      new (l.cache->bytes) Params(params);
       memcpy(l.cache->pointers, pointers, sizeof(pointers));
       l.cache->filled = true;
     }
