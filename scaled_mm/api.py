@@ -74,7 +74,7 @@ def scaled_mm(
             )  # fmt: skip
         ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
         if not torch.compiler.is_compiling():
-            torch._C._increment_version((out,))  # the operator is not known to autograd
+            torch.autograd.graph.increment_version(out)  # the operator is not known to autograd
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(

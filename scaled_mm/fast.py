@@ -95,7 +95,7 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
     status = module.run(_handle_address(device), device, written, a, b, a_scale, b_scale, bias)
     if status is None:
         if out is not None:
-            torch._C._increment_version((out,))  # autograd is told that a tensor it may have kept has changed
+            torch.autograd.graph.increment_version(out)  # autograd is told that a tensor it may have kept has changed
         return written
     if status is NotImplemented:
         return NotImplemented

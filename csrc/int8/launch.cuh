@@ -16,7 +16,38 @@ inline scaledMMStatus_t cuda_failure(cudaError_t error, const char* call, char* 
   return SCALED_MM_STATUS_CUDA_ERROR;
 }
 
-// Makes a device current for a scope; nothing happens when it already is.
+// A function of the driver library, looked up once: kernels link the runtime alone.
+template <class Function>
+struct DriverFunction {
+  const char* name;
+  std::atomic<Function> kept{nullptr};
+
+  explicit constexpr DriverFunction(const char* name) : name(name) {}
+
+  cudaError_t find(Function* found) {
+    *found = kept.load(std::memory_order_relaxed);
+    if (*found) return cudaSuccess;
+    void* address = nullptr;
+    cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+    if (cudaError_t error = cudaGetDriverEntryPointByVersion(name, &address, 12000, cudaEnableDefault, &result)) return error;
+#else
+    if (cudaError_t error = cudaGetDriverEntryPoint(name, &address, cudaEnableDefault, &result)) return error;
+#endif
+    if (result != cudaDriverEntryPointSuccess) return cudaErrorInsufficientDriver;
+    *found = reinterpret_cast<Function>(address);
+    kept.store(*found, std::memory_order_relaxed);
+    return cudaSuccess;
+  }
+};
+
+using LaunchFunction = CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**);
+using ContextFunction = CUresult (*)(CUcontext*);
+inline DriverFunction<LaunchFunction> driver_launch("cuLaunchKernelEx");
+inline DriverFunction<ContextFunction> driver_context("cuCtxGetCurrent");
+
+// Makes a device current for a scope; nothing happens when it already is. A thread that has done nothing with CUDA yet gets its
+// context here: the driver's calls (launches, tensor maps) need one, and only the runtime's make one.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device) {
@@ -24,7 +55,13 @@ class CurrentDevice {
     if (error_ == cudaSuccess && previous_ != device) {
       error_ = cudaSetDevice(device);
       restore_ = error_ == cudaSuccess;
+      return;
     }
+    ContextFunction current = nullptr;
+    if (error_ == cudaSuccess) error_ = driver_context.find(&current);
+    CUcontext context = nullptr;
+    if (error_ == cudaSuccess) error_ = static_cast<cudaError_t>(current(&context));  // one numbering for both
+    if (error_ == cudaSuccess && context == nullptr) error_ = cudaSetDevice(device);
   }
   ~CurrentDevice() {
     if (restore_) cudaSetDevice(previous_);
@@ -81,15 +118,6 @@ inline scaledMMStatus_t prepare_kernel(DeviceKernel& kernel, int shared_memory, 
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-#ifdef __CUDACC__
-// Ends when the preceding kernel of the stream has, its results visible. The compiler moves no load to before it.
-__device__ inline void wait_for_preceding_kernel() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-#endif
-
 struct LaunchShape {
   dim3 grid, block, cluster = dim3(1, 1, 1);
   int shared_memory = 0;
@@ -97,33 +125,14 @@ struct LaunchShape {
   bool dependent = false;
 };
 
-using DriverLaunch = CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**);
-
-inline cudaError_t driver_launch(DriverLaunch* found) {
-  static std::atomic<DriverLaunch> kept{nullptr};
-  *found = kept.load(std::memory_order_relaxed);
-  if (*found) return cudaSuccess;
-  void* address = nullptr;
-  cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-  if (cudaError_t error = cudaGetDriverEntryPointByVersion("cuLaunchKernelEx", &address, 12000, cudaEnableDefault, &result)) return error;
-#else
-  if (cudaError_t error = cudaGetDriverEntryPoint("cuLaunchKernelEx", &address, cudaEnableDefault, &result)) return error;
-#endif
-  if (result != cudaDriverEntryPointSuccess) return cudaErrorInsufficientDriver;
-  *found = reinterpret_cast<DriverLaunch>(address);
-  kept.store(*found, std::memory_order_relaxed);
-  return cudaSuccess;
-}
-
 inline scaledMMStatus_t launch_kernel(DeviceKernel& kernel, const LaunchShape& shape, void** params, const GemmLaunch& args,
                                       char* message, size_t size) {
   CurrentDevice current(args.device);
   if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
   cudaFunction_t function;
-  DriverLaunch launch;
+  LaunchFunction launch = nullptr;
   cudaError_t error = kernel.function(args.device, &function);
-  if (error == cudaSuccess) error = driver_launch(&launch);
+  if (error == cudaSuccess) error = driver_launch.find(&launch);
   if (error != cudaSuccess) {
     cudaGetLastError();
     return cuda_failure(error, "looking up the kernel", message, size);
@@ -149,13 +158,9 @@ inline scaledMMStatus_t launch_kernel(DeviceKernel& kernel, const LaunchShape& s
     dependent.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     dependent.value.programmaticStreamSerializationAllowed = 1;
   }
-  CUresult result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr);
-  if (result == CUDA_ERROR_INVALID_CONTEXT) {  // a thread that has done nothing with CUDA yet: the runtime gives it its context
-    if (cudaError_t error = cudaSetDevice(args.device)) return cuda_failure(error, "cudaSetDevice", message, size);
-    result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr);
-  }
+  const CUresult result = launch(&config, reinterpret_cast<CUfunction>(function), params, nullptr);
   if (result != CUDA_SUCCESS) {
-    return cuda_failure(static_cast<cudaError_t>(result), "cuLaunchKernelEx", message, size);  // one numbering for both
+    return cuda_failure(static_cast<cudaError_t>(result), "cuLaunchKernelEx", message, size);
   }
   return SCALED_MM_STATUS_SUCCESS;
 }

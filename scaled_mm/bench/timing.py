@@ -6,9 +6,10 @@ between CUDA events; one sample is one replay divided by its calls, and the resu
 callables are captured back to back on one side stream with nothing between them, so that kernels which overlap with
 their predecessor (programmatic dependent launch) do so here as they would in a model.
 
-Before its samples an implementation runs untimed for SETTLE_MS: a large product draws all the power a GPU may have, and
-the clocks it gets in its first tens of milliseconds are those that the kernel before it left over. Without that, the same
-kernel measured 12-17% faster on an H200 behind a light one than behind a heavy one.
+Before its samples the GPU rests for REST_MS, and the implementation then runs untimed for SETTLE_MS: a large product draws
+all the power a GPU may have, and the clocks it gets in its first tens of milliseconds are those that the kernel before it
+left over. Without either, the same kernel measured 12-17% faster on an H200 behind a light one than behind a heavy one;
+without the rest 1-4%.
 
 On a CPU: the same rotation and the same plan, with `time.perf_counter` around each pass.
 
@@ -38,6 +39,7 @@ MIN_CALLS, MAX_CALLS = 20, 256  # calls in a graph
 MIN_PASS_US = 1000.0  # a graph this long makes the few microseconds of its launch invisible
 MIN_PASSES, MAX_PASSES = 4, 60
 DEFAULT_BUDGET_MS = 60.0
+REST_MS = 50.0  # of an idle GPU before each round of an implementation: who ran before is forgotten
 SETTLE_MS = 100.0  # of untimed replays before the samples of each round
 ROUNDS = 4
 
@@ -193,6 +195,8 @@ class CudaRunner(Runner):
     def sample(self, passes: int) -> list[float]:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             events = [(_timing_event(), _timing_event()) for _ in range(passes)]
+            self._stream.synchronize()
+            time.sleep(REST_MS / 1000)
             for _ in range(self._settle):  # and the GPU is busy while the host queues the timed replays
                 self._graph.replay()
             for start, end in events:
@@ -271,8 +275,8 @@ def turns(names: Sequence[str], rounds: int) -> list[list[str]]:
 def interleave(runners: Mapping[str, Runner], rounds: int = ROUNDS) -> dict[str, Timing | Exception]:
     """Samples every runner in turn, `rounds` times over, so that a drift of the clocks meets all of them alike.
 
-    Each round has an order of its own (`turns`): on a GPU at its power limit a runner is 1-2% faster or slower, now and
-    then 10%, by who ran before it, 100 ms of settling notwithstanding.
+    Each round has an order of its own (`turns`), and a rest stands between two runners (REST_MS): on a GPU at its power
+    limit a runner is 1-4% faster or slower by who ran before it, 100 ms of settling notwithstanding.
 
     A runner that raises is left out of later rounds and its exception stands in its Timing's place.
     """

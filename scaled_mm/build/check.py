@@ -51,23 +51,27 @@ def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]
     nvcc, flags = library.nvcc_and_flags(table.arch)
     capability = compile.target(table.arch)
     toolchain.require_architecture(nvcc, f"compute_{capability}")
-    gencode = f"-gencode=arch=compute_{capability},code=[{','.join(codes(table, nvcc))}]"
+    wanted = codes(table, nvcc)
+    gencode = f"-gencode=arch=compute_{capability},code=[{','.join(wanted)}]"
     flags = [flag for flag in flags if not flag.startswith("-gencode")]
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="scaled-mm-check-") as folder:
         source = Path(folder) / "kernel.cu"
         source.write_text(library.kernel_source(table, name))
         command = [str(nvcc.path), *flags, gencode, "-Xptxas=-v", "-fatbin", str(source), "-o", f"{folder}/kernel.fatbin"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env=toolchain.environment())
     seconds = time.monotonic() - start
     output = done.stdout + done.stderr
     if done.returncode != 0:
         tail = "\n".join(output.strip().splitlines()[-12:])
         raise KernelNotBuiltError(f"{name[0]}: the compiler failed (status {done.returncode})\n{tail}")
-    return [
+    compiled = [
         Compiled(*name, found["code"], int(found["registers"]), int(found["stores"]) + int(found["loads"]), seconds)
         for found in _REPORT.finditer(output)
     ]
+    if unreported := set(wanted) - {kernel.code for kernel in compiled}:  # a report that cannot be read is no clean one
+        raise KernelNotBuiltError(f"{name[0]}: expected ptxas to report on {', '.join(sorted(unreported))}, got\n{output[-2000:]}")
+    return compiled
 
 
 def compile_kernels(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import re
 import shlex
 import signal
@@ -142,9 +141,8 @@ def run_ninja(
         lines.append(f"build {objects[-1]}: cxx {_escape(source)}")
     lines.append(f"build {cache.LIBRARY}: link {' '.join(objects)}")
     (folder / "build.ninja").write_text("\n".join(lines) + "\n")
-    # Flags that come from the environment would change the machine code, and its bits, behind the key's back.
-    environment = {name: value for name, value in os.environ.items() if name not in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")}
-    done = subprocess.run([str(ninja), "-C", str(folder)], capture_output=True, text=True, env={**environment, "NINJA_STATUS": ""})
+    environment = {**toolchain.environment(), "NINJA_STATUS": ""}
+    done = subprocess.run([str(ninja), "-C", str(folder)], capture_output=True, text=True, env=environment)
     if done.returncode in _INTERRUPTED or "interrupted by user" in done.stdout:
         raise KeyboardInterrupt
     if done.returncode != 0:

@@ -78,6 +78,11 @@ def find_nvcc() -> Nvcc | None:
     return next((nvcc for nvcc in found if nvcc), None)
 
 
+def environment() -> dict[str, str]:
+    """Of a compiler: without the flags that nvcc would add from it, which would change the machine code behind the keys' back."""
+    return {name: value for name, value in os.environ.items() if name not in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")}
+
+
 @functools.cache
 def _known(nvcc: Nvcc, option: str, name: str) -> frozenset[str]:
     try:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SEED_LIMIT = 2**64  # torch's generators take 64 bits
 WIDE = 160
+LARGEST_SIZE = 2**31 - 1  # of M, N and K: the C interface takes no larger one
 
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:

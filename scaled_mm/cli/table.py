@@ -23,7 +23,6 @@ HELP = "show a tile table, check tables, or explain which kernel serves a produc
 
 # What a 32-bit accumulator holds exactly (docs/NUMERICS.md): without zero points, with one, with two.
 K_BOUNDS = (131071, 65793, 33025)
-LARGEST_SIZE = 2**31 - 1
 
 
 # Multiprocessors of a common GPU that each table serves.
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = commands.add_parser("check", help="every problem of every table, or of the one given; exit status 1 on any")
     explain = commands.add_parser("explain", help="the row that serves one product, and why")
     for axis, what in (("M", "rows of a"), ("N", "columns of b"), ("K", "the length of the sums")):
-        explain.add_argument(axis, type=common.integer(0, LARGEST_SIZE), help=what)
+        explain.add_argument(axis, type=common.integer(0, common.LARGEST_SIZE), help=what)
     explain.add_argument(
         "--sms", type=common.integer(1), metavar="N", help=f"multiprocessors to count waves for (default: {_GPUS})"
     )

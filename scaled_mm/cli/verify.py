@@ -27,7 +27,6 @@ OUT_DTYPES = ("bfloat16", "float16", "float32", "int32")
 
 _POISON_INT32 = -1595877173
 _TIMING_BUDGET_MS = 40.0
-_LARGEST_SIZE = 2**31 - 1  # the C interface takes no larger one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,8 +238,8 @@ def _shape(text: str) -> tuple[int, int, int]:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r}: expected MxNxK, as in 16x4096x14336")
     m, n, k = (int(size) for size in found.groups())
-    if max(m, n, k) > _LARGEST_SIZE:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected sizes up to {_LARGEST_SIZE}")
+    if max(m, n, k) > common.LARGEST_SIZE:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected sizes up to {common.LARGEST_SIZE}")
     return m, n, k
 
 

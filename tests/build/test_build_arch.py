@@ -83,6 +83,23 @@ def test_the_compilers_report_is_read_for_each_gpu(tmp_path, monkeypatch):
     assert [(kernel.code, kernel.registers, kernel.spilled) for kernel in compiled] == [("sm_86", 128, 244), ("sm_89", 160, 0)]
 
 
+def test_a_report_that_cannot_be_read_is_no_clean_one(tmp_path, monkeypatch):
+    path = tmp_path / "nvcc"
+    path.write_text("#!/bin/sh\necho 'ptxas info    : Used 128 registers'\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(path, "13.0.88", "test"))
+    monkeypatch.setattr(toolchain, "find_cutlass", lambda: tmp_path)
+    table = load_table("sm80")
+    with pytest.raises(KernelNotBuiltError, match="expected ptxas to report on sm_80, got"):
+        check.compile_kernel(table, (table.fallback, "bf16"))
+
+
+def test_the_environment_adds_no_flags_to_a_compiler(monkeypatch):
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "-use_fast_math")
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-ftz=true")
+    assert not {"NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"} & toolchain.environment().keys() and "PATH" in toolchain.environment()
+
+
 def test_every_row_is_among_the_kernels_that_are_checked():
     for table in TABLES:
         names = check.kernels_to_check(table)

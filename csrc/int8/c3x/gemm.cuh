@@ -1,7 +1,6 @@
 // CUTLASS 3.x INT8 GEMM for SM90: TMA loads, wgmma, warp-specialised schedules. One row of sm90.yaml is one instance.
 #pragma once
 
-#include <climits>
 #include <cstring>
 #include <new>
 #include <type_traits>
@@ -130,27 +129,24 @@ struct Gemm {
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }
 
-  // Coordinates are 32-bit, those of the last tile's far corner too, and a grid is at most 65535 blocks high.
-  static bool too_large(const GemmLaunch& l) {
-    constexpr int64_t kMost = INT_MAX - 2 * int64_t(kTileM * kClusterM + kTileN * kClusterN);
-    const int64_t second_tiles = ((kSwapAB ? l.M : l.N) + kTileN - 1) / kTileN;
-    return l.M > kMost || l.N > kMost || (!kPersistent && second_tiles > 65535);
-  }
-
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    if (too_large(l)) {
-      snprintf(message, size, "out: expected fewer rows or columns for this kernel, got M = %lld, N = %lld",
-               static_cast<long long>(l.M), static_cast<long long>(l.N));
-      return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
+    if constexpr (!kPersistent) {
+      constexpr int64_t kMost = int64_t(65535) * kTileN;  // one block a tile, and a grid is no higher
+      if ((kSwapAB ? l.M : l.N) > kMost) {
+        snprintf(message, size, "out: expected at most %lld %s for this kernel, got M = %lld, N = %lld", static_cast<long long>(kMost),
+                 kSwapAB ? "rows" : "columns", static_cast<long long>(l.M), static_cast<long long>(l.N));
+        return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
+      }
     }
-    if (l.cache == nullptr) {
-      Params params = encode(l);
-      return launch_encoded(params, l, message, size);
-    }
-    auto& params = *reinterpret_cast<Params*>(l.cache->bytes);
     const void* pointers[8] = {l.a, l.b, l.out, l.a_scale, l.b_scale, l.bias, l.row_terms, l.col_terms};
-    if (!l.cache->filled || memcmp(pointers, l.cache->pointers, sizeof(pointers)) != 0) {
-      new (&params) Params(encode(l));
+    if (l.cache && l.cache->filled && memcmp(pointers, l.cache->pointers, sizeof(pointers)) == 0) {
+      return launch_encoded(*reinterpret_cast<Params*>(l.cache->bytes), l, message, size);
+    }
+    CurrentDevice current(l.device);  // the driver encodes tensor maps
+    if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
+    Params params = encode(l);
+    if (l.cache) {
+      new (l.cache->bytes) Params(params);
       memcpy(l.cache->pointers, pointers, sizeof(pointers));
       l.cache->filled = true;
     }

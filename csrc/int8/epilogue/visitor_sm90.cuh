@@ -10,9 +10,12 @@
 #include "cutlass/numeric_conversion.h"
 
 #include "int8/epilogue/formula.cuh"
-#include "int8/launch.cuh"
 
 namespace scaled_mm {
+
+// Ends when the preceding kernel of the stream has, its results visible. CUTLASS's own says nothing of memory, so the compiler
+// might move loads to before it.
+__device__ inline void wait_for_preceding_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 template <class CtaTile, class ElementOut, bool SwapAB>
 struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<> {
