@@ -21,6 +21,7 @@ from scaled_mm.errors import (
     ScaledMMError,
     Status,
 )
+from scaled_mm.grouped import GroupedDescriptor, create_grouped_descriptor, grouped_scaled_mm
 from scaled_mm.quantize import quantize_int8
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "CudaError",
     "Descriptor",
     "DeviceNotSupportedError",
+    "GroupedDescriptor",
     "Handle",
     "InsufficientWorkspaceError",
     "InternalError",
@@ -48,6 +50,8 @@ __all__ = [
     "Status",
     "TensorDesc",
     "create_descriptor",
+    "create_grouped_descriptor",
+    "grouped_scaled_mm",
     "quantize_int8",
     "scaled_mm",
 ]

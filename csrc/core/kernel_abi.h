@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 2
+#define SCALED_MM_KERNEL_ABI_VERSION 3
 
 namespace scaled_mm {
 
@@ -18,6 +18,14 @@ struct LaunchCache {
   const void* pointers[8];  // a, b, out, a_scale, b_scale, bias, row_terms, col_terms of what `bytes` holds
   bool filled;
   alignas(kAlignment) unsigned char bytes[kBytes];
+};
+
+// What a grouped product has beside the operands of GemmLaunch: there M is the number of tokens, and b, b_scale and bias are
+// those of expert 0. Strides in elements.
+struct Groups {
+  int64_t experts;
+  const int32_t* offsets;  // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
+  int64_t b_stride, b_scale_stride, bias_stride;  // from one expert to the next
 };
 
 // One product, everything resolved: what a kernel needs to launch and nothing to look up. Strides in elements.
@@ -52,6 +60,7 @@ struct GemmLaunch {
   int32_t multiprocessors;
   void* stream;        // cudaStream_t
   LaunchCache* cache;  // or nullptr
+  const Groups* groups;  // nullptr unless the row is one of a grouped table
 };
 
 // Writes a message of at most `size` bytes on failure.
@@ -64,6 +73,8 @@ struct Kernel {
   scaledMMStatus_t (*launch)(const GemmLaunch& args, char* message, size_t size);
   // Bytes of device memory that a launch of this size uses; nullptr: none.
   int64_t (*workspace_size)(int64_t M, int64_t N) = nullptr;
+  // The same of a row of a grouped table.
+  int64_t (*grouped_workspace_size)(int64_t experts, int32_t multiprocessors) = nullptr;
 };
 
 struct KernelLibrary {
@@ -72,6 +83,7 @@ struct KernelLibrary {
   const Kernel* const* kernels;
   int64_t num_kernels;
   const scaledMMTable_t* table;   // nullptr in a library of one row built just in time
+  const scaledMMTable_t* grouped_table;
 };
 
 // Row name of the kernel that fills row_terms and col_terms. No table lists it.
