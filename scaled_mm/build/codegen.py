@@ -35,6 +35,15 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
     if row.generation == "c3x":
         stages = 0 if row.stages == "auto" else row.stages
         swap = "true" if row.swap_ab else "false"
+        if row.grouped:
+            # Consecutive tiles share the weights: along the tokens, which are the MMA's n when the operands are swapped.
+            raster = {"heuristic": "along_n" if row.swap_ab else "along_m"}.get(row.raster, row.raster)
+            return (
+                "int8/grouped/c3x.cuh",
+                f"scaled_mm::grouped::C3x<{tile}, {row.cluster.m}, {row.cluster.n}, "
+                f"scaled_mm::grouped::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
+                f"scaled_mm::c3x::Raster::{_RASTERS[raster]}, {row.swizzle}, {cxx_out}>",
+            )
         return (
             "int8/c3x/gemm.cuh",
             f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "

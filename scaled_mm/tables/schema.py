@@ -104,7 +104,8 @@ class KernelRow(BaseModel):
         their int32 sums in the workspace.
     schedule: c3x only.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
-    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one.
+    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one,
+        or of a grouped row the one along the tokens.
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
     prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
