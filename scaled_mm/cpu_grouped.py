@@ -14,11 +14,11 @@ def grouped_gemm(out, a, b, a_scale, b_scale, bias, expert_offsets) -> None:
     Operands as `grouped_scaled_mm` documents them; the core has validated all but the values of expert_offsets, which are
     clamped here. bias: [E, N] or None.
     """
-    tokens, experts = a.shape[0], b.shape[0]
+    tokens = a.shape[0]
     if a_scale is not None and a_scale.numel() != 1:
         a_scale = a_scale.reshape(tokens)
     if b_scale is not None and b_scale.numel() != 1:
-        b_scale = b_scale.reshape(experts, -1)
+        b_scale = b_scale.flatten(1) if b_scale.dim() > 1 else b_scale.unsqueeze(1)
     begin = 0
     for expert, offset in enumerate(expert_offsets.tolist()):
         end = max(begin, min(offset, tokens))

@@ -1,21 +1,10 @@
-// Which rows belong to which expert, found out on the device from expert_offsets; what is there is not trusted.
-//
-//   end[e] = max(end[e-1], min(offsets[e], tokens)), begin[e] = end[e-1], end[-1] = 0
-//
-// A persistent block asks for tiles in growing order. Each of its warps keeps a window of experts, some to a lane, and how many
-// tiles came before: a window costs one load of its offsets and two scans over the warp, so thousands of experts cost a block
-// a few microseconds in all, and nobody writes a list of tiles to memory first.
+// A launch's operands as its experts see them.
 #pragma once
 
 #include "int8/epilogue/formula.cuh"
+#include "int8/grouped/walk.cuh"
 
 namespace scaled_mm::grouped {
-
-struct Experts {
-  const int32_t* offsets;
-  int count;
-  int tokens;
-};
 
 inline Experts experts_of(const GemmLaunch& l) { return {l.groups->offsets, int(l.groups->experts), int(l.M)}; }
 
@@ -44,122 +33,6 @@ __device__ inline EpilogueOperands operands_of_expert(const EpilogueOperands& al
   }
   return own;
 }
-
-constexpr unsigned kWholeWarp = 0xffffffffu;
-
-__device__ inline int inclusive_sum(int value, int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(kWholeWarp, value, step);
-    if (lane >= step) value += other;
-  }
-  return value;
-}
-
-__device__ inline int inclusive_max(int value, int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(kWholeWarp, value, step);
-    if (lane >= step) value = max(value, other);
-  }
-  return value;
-}
-
-// A window of consecutive experts, kPerLane of them to a lane: their rows, clamped.
-template <int kPerLane>
-struct ExpertWindow {
-  static constexpr int kSize = 32 * kPerLane;
-  int before;         // row where the lane's first expert begins
-  int end[kPerLane];  // row past each one's last
-
-  // rows_before: where the window begins. All lanes of a warp take part.
-  __device__ void load(const Experts& experts, int first, int rows_before, int lane) {
-    int highest = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int expert = first + lane * kPerLane + i;
-      end[i] = expert < experts.count ? experts.offsets[expert] : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      highest = max(highest, min(end[i], experts.tokens));
-      end[i] = highest;
-    }
-    const int up_to_here = inclusive_max(highest, lane);
-    before = __shfl_up_sync(kWholeWarp, up_to_here, 1);
-    before = max(rows_before, lane == 0 ? 0 : before);
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) end[i] = max(end[i], before);
-  }
-};
-
-// The tiles of all experts in a row, expert by expert.
-template <int kTileM>
-class TileWalk {
- public:
-  int expert, begin, rows;  // of the tile that was found: its expert, that one's first row and number of rows
-  int in_expert;            // number of the tile among its expert's
-
-  __device__ TileWalk(const Experts& experts, int tiles_n) : experts_(experts), tiles_n_(tiles_n), lane_(int(threadIdx.x) % 32) {
-    load();
-  }
-
-  // Goes to a tile, no earlier than the one before; false when there are fewer. All lanes of a warp take part.
-  __device__ bool find(int tile) {
-    while (tile - tiles_before_ >= window_tiles_) {
-      if (first_ + Window::kSize >= experts_.count) return false;
-      tiles_before_ += window_tiles_;
-      rows_before_ = rows_end();
-      first_ += Window::kSize;
-      load();
-    }
-    const int wanted = tile - tiles_before_;
-    const int owner = __ffs(int(__ballot_sync(kWholeWarp, wanted < lane_end_))) - 1;
-    int own_expert = 0, own_begin = window_.before, own_end = own_begin, own_tile = wanted - (lane_end_ - lane_tiles_);
-    bool found = false;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) {
-      const int from = i == 0 ? window_.before : window_.end[i - 1];
-      const int tiles = tiles_of(window_.end[i] - from);
-      if (!found) {
-        own_expert = i;
-        own_begin = from;
-        own_end = window_.end[i];
-        found = own_tile < tiles;
-        if (!found) own_tile -= tiles;
-      }
-    }
-    expert = first_ + owner * kPerLane + __shfl_sync(kWholeWarp, own_expert, owner);
-    begin = __shfl_sync(kWholeWarp, own_begin, owner);
-    rows = __shfl_sync(kWholeWarp, own_end, owner) - begin;
-    in_expert = __shfl_sync(kWholeWarp, own_tile, owner);
-    return true;
-  }
-
-  // After find() answered false: the row past the last expert's last.
-  __device__ int rows_end() const { return __shfl_sync(kWholeWarp, window_.end[kPerLane - 1], 31); }
-
- private:
-  static constexpr int kPerLane = 4;
-  using Window = ExpertWindow<kPerLane>;
-
-  __device__ int tiles_of(int of_rows) const { return (of_rows + kTileM - 1) / kTileM * tiles_n_; }
-
-  __device__ void load() {
-    window_.load(experts_, first_, rows_before_, lane_);
-    lane_tiles_ = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) lane_tiles_ += tiles_of(window_.end[i] - (i == 0 ? window_.before : window_.end[i - 1]));
-    lane_end_ = inclusive_sum(lane_tiles_, lane_);
-    window_tiles_ = __shfl_sync(kWholeWarp, lane_end_, 31);
-  }
-
-  const Experts& experts_;
-  int tiles_n_, lane_;
-  int first_ = 0, rows_before_ = 0, tiles_before_ = 0;  // of the window: its first expert, what lies before it
-  Window window_;
-  int lane_tiles_, lane_end_, window_tiles_;
-};
 
 // Zeroes the rows of out from `first` on: nobody's.
 template <class Out>
