@@ -2,9 +2,9 @@
 //
 //   end[e] = max(end[e-1], min(offsets[e], tokens)), begin[e] = end[e-1], end[-1] = 0
 //
-// A persistent block asks for tiles in growing order. Each of its warps keeps a window of experts, some to a lane, and how many
-// tiles came before: a window costs one load of its offsets and two scans over the warp, so thousands of experts cost a block
-// a few microseconds in all, and nobody writes a list of tiles to memory first.
+// A persistent block asks for tiles in growing order. Each of its warps looks at a window of experts, some to a lane, and knows how
+// many tiles came before: a window costs one load of its offsets and two scans over the warp, so thousands of experts cost a
+// block a few microseconds in all, and nobody writes a list of tiles to memory first.
 #pragma once
 
 #include <cstdint>
@@ -65,38 +65,50 @@ struct ExpertWindow {
   }
 };
 
-// The tiles of all experts in a row, expert by expert.
+// The tiles of all experts in a row, expert by expert. Between two calls only where the window begins is kept: a main loop wants
+// the registers, and the window's offsets are in L1 by then.
 template <int kTileM>
 class TileWalk {
  public:
   int expert, begin, rows;  // of the tile that was found: its expert, that one's first row and number of rows
   int in_expert;            // number of the tile among its expert's
 
-  __device__ TileWalk(const Experts& experts, int tiles_n) : experts_(experts), tiles_n_(tiles_n), lane_(int(threadIdx.x) % 32) {
-    load();
-  }
+  __device__ TileWalk(const Experts& experts, int tiles_n) : experts_(experts), tiles_n_(tiles_n) {}
 
   // Goes to a tile, no earlier than the one before; false when there are fewer. All lanes of a warp take part.
   __device__ bool find(int tile) {
-    while (tile - tiles_before_ >= window_tiles_) {
-      if (first_ + Window::kSize >= experts_.count) return false;
-      tiles_before_ += window_tiles_;
-      rows_before_ = rows_end();
+    const int lane = int(threadIdx.x) % 32;
+    Window window;
+    int lane_tiles, lane_end;
+    while (true) {
+      window.load(experts_, first_, rows_before_, lane);
+      lane_tiles = 0;
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i) lane_tiles += tiles_of(window.end[i] - (i == 0 ? window.before : window.end[i - 1]));
+      lane_end = inclusive_sum(lane_tiles, lane);
+      const int window_tiles = __shfl_sync(kWholeWarp, lane_end, 31);
+      if (tile - tiles_before_ < window_tiles) break;
+      const int window_rows_end = __shfl_sync(kWholeWarp, window.end[kPerLane - 1], 31);
+      if (first_ + Window::kSize >= experts_.count) {
+        begin = window_rows_end;
+        return false;
+      }
+      tiles_before_ += window_tiles;
+      rows_before_ = window_rows_end;
       first_ += Window::kSize;
-      load();
     }
     const int wanted = tile - tiles_before_;
-    const int owner = __ffs(int(__ballot_sync(kWholeWarp, wanted < lane_end_))) - 1;
-    int own_expert = 0, own_begin = window_.before, own_end = own_begin, own_tile = wanted - (lane_end_ - lane_tiles_);
+    const int owner = __ffs(int(__ballot_sync(kWholeWarp, wanted < lane_end))) - 1;
+    int own_expert = 0, own_begin = window.before, own_end = own_begin, own_tile = wanted - (lane_end - lane_tiles);
     bool found = false;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const int from = i == 0 ? window_.before : window_.end[i - 1];
-      const int tiles = tiles_of(window_.end[i] - from);
+      const int from = i == 0 ? window.before : window.end[i - 1];
+      const int tiles = tiles_of(window.end[i] - from);
       if (!found) {
         own_expert = i;
         own_begin = from;
-        own_end = window_.end[i];
+        own_end = window.end[i];
         found = own_tile < tiles;
         if (!found) own_tile -= tiles;
       }
@@ -109,7 +121,7 @@ class TileWalk {
   }
 
   // After find() answered false: the row past the last expert's last.
-  __device__ int rows_end() const { return __shfl_sync(kWholeWarp, window_.end[kPerLane - 1], 31); }
+  __device__ int rows_end() const { return begin; }
 
  private:
   static constexpr int kPerLane = 4;
@@ -117,20 +129,9 @@ class TileWalk {
 
   __device__ int tiles_of(int of_rows) const { return (of_rows + kTileM - 1) / kTileM * tiles_n_; }
 
-  __device__ void load() {
-    window_.load(experts_, first_, rows_before_, lane_);
-    lane_tiles_ = 0;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) lane_tiles_ += tiles_of(window_.end[i] - (i == 0 ? window_.before : window_.end[i - 1]));
-    lane_end_ = inclusive_sum(lane_tiles_, lane_);
-    window_tiles_ = __shfl_sync(kWholeWarp, lane_end_, 31);
-  }
-
   const Experts& experts_;
-  int tiles_n_, lane_;
+  int tiles_n_;
   int first_ = 0, rows_before_ = 0, tiles_before_ = 0;  // of the window: its first expert, what lies before it
-  Window window_;
-  int lane_tiles_, lane_end_, window_tiles_;
 };
 
 }  // namespace scaled_mm::grouped
