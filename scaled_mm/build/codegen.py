@@ -85,7 +85,7 @@ def zero_point_terms_source() -> str:
     )
 
 
-def _table_lines(table: TileTable, name: str, kind: str) -> list[str]:
+def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     """A table as C++ constants, the last of them a scaledMMTable_t called `name`."""
     index = {row.name: i for i, row in enumerate(table.rows)}
     rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, 0}}' for row in table.rows]
@@ -107,11 +107,11 @@ def library_source(arch: str, symbols: list[str], table: TileTable | None = None
     lines += [f'extern "C" const scaled_mm::Kernel {name};' for name in symbols]
     lines.append("namespace {")
     lines.append("const scaled_mm::Kernel* const kernels[] = {" + ", ".join(f"&{name}" for name in symbols) + "};")
-    tables = {"table": (table, "SCALED_MM_TABLE_GEMM"), "grouped_table": (table and table.grouped, "SCALED_MM_TABLE_GROUPED_GEMM")}
-    for name, (content, kind) in tables.items():
+    tables = {"table": table, "grouped_table": table and table.grouped}  # in the order of scaledMMTableKind_t
+    for kind, (name, content) in enumerate(tables.items()):
         if content:
             lines += _table_lines(content, name, kind)
-    pointers = ", ".join(f"&{name}" if content else "nullptr" for name, (content, _) in tables.items())
+    pointers = ", ".join(f"&{name}" if content else "nullptr" for name, content in tables.items())
     lines.append(
         f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, {pointers}}};'
     )
