@@ -43,6 +43,12 @@ Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale,
           argument("expert_offsets", expert_offsets, device)};
 }
 
+void check_dims(const char* name, int32_t ndim, const char* shape, const Argument& given) {
+  if (given.desc.ndim == ndim) return;
+  raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, std::string(name) + ": expected " + std::to_string(ndim) + " dimensions " + shape +
+                                               ", got " + std::to_string(given.desc.ndim));
+}
+
 Tensor grouped_scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, Tensor expert_offsets,
                          OptionalTensor bias, torch::headeronly::ScalarType out_dtype) {
   const int32_t device = device_of(a);
@@ -52,10 +58,8 @@ Tensor grouped_scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTen
           std::string("out_dtype: expected float16, bfloat16, float32 or int32, got ") + dtype_text(int32_t(out_dtype)));
   }
   // Enough to size the output; everything else is the core's to check.
-  if (o.a.desc.ndim != 2 || o.b.desc.ndim != 3) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "a, b: expected 2 and 3 dimensions, [tokens, K] and [E, K, N], got " +
-                                                 std::to_string(o.a.desc.ndim) + " and " + std::to_string(o.b.desc.ndim));
-  }
+  check_dims("a", 2, "[tokens, K]", o.a);
+  check_dims("b", 3, "[E, K, N]", o.b);
   const int64_t sizes[2] = {o.a.desc.shape[0], o.b.desc.shape[2]};
   const int64_t strides[2] = {sizes[1] > 0 ? sizes[1] : 1, 1};
   Tensor out = empty(2, sizes, strides, int32_t(out_dtype), device);
