@@ -21,6 +21,7 @@ from scaled_mm.errors import (
     ScaledMMError,
     Status,
 )
+from scaled_mm.grouped import GroupedDescriptor, create_grouped_descriptor, grouped_scaled_mm
 from scaled_mm.quantize import AsymmetricInt8, quantize_int8
 from scaled_mm.weight import PreparedWeight, prepare_weight
 
@@ -39,6 +40,7 @@ __all__ = [
     "CudaError",
     "Descriptor",
     "DeviceNotSupportedError",
+    "GroupedDescriptor",
     "Handle",
     "InsufficientWorkspaceError",
     "InternalError",
@@ -51,6 +53,8 @@ __all__ = [
     "Status",
     "TensorDesc",
     "create_descriptor",
+    "create_grouped_descriptor",
+    "grouped_scaled_mm",
     "prepare_weight",
     "quantize_int8",
     "scaled_mm",

@@ -77,6 +77,8 @@ class _TableC(ctypes.Structure):
         ("num_buckets", ctypes.c_int64),
         ("fallback_row", ctypes.c_int32),
         ("tuned", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("padding_", ctypes.c_int32),
     ]
 
 
@@ -104,6 +106,11 @@ _SIGNATURES = {
     "scaledMMGetGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
     "scaledMMCheckGemmTensors": (_handle, *(_tensor,) * 10),
     "scaledMMDestroyGemmDescriptor": (_handle,),
+    "scaledMMCreateGroupedGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 7, ctypes.c_char_p),
+    "scaledMMGetGroupedGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
+    "scaledMMGetGroupedGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
+    "scaledMMCheckGroupedGemmTensors": (_handle, *(_tensor,) * 7),
+    "scaledMMDestroyGroupedGemmDescriptor": (_handle,),
 }
 
 
@@ -178,8 +185,17 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
     return Status.SUCCESS
 
 
+TABLE_GEMM, TABLE_GROUPED_GEMM = 0, 1
+
+
 def register_table(table: TileTable) -> None:
-    """Give the core a tile table; it replaces the architecture's former one."""
+    """Give the core a tile table, with its grouped section; it replaces the architecture's former one."""
+    _register(table, TABLE_GEMM)
+    if table.grouped:
+        _register(table.grouped, TABLE_GROUPED_GEMM)
+
+
+def _register(table: TileTable, kind: int) -> None:
     rows = (_TableRowC * len(table.rows))(*(_TableRowC(row.name.encode(), *row.alignment, 0) for row in table.rows))
     index = {row.name: i for i, row in enumerate(table.rows)}
     buckets = (_TableBucketC * len(table.buckets))(
@@ -197,7 +213,7 @@ def register_table(table: TileTable) -> None:
         "scaledMMRegisterTable",
         ctypes.byref(
             _TableC(table.arch.encode(), source.encode(), rows, len(rows), buckets, len(buckets),
-                    index[table.fallback], table.tuned)  # fmt: skip
+                    index[table.fallback], table.tuned, kind, 0)  # fmt: skip
         ),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
+from collections.abc import Sequence
 
 import torch
 
@@ -105,10 +106,10 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def check_overlap(tensors) -> None:
+def check_overlap(tensors, names: Sequence[str] = INPUTS) -> None:
     """BadParamError if the first tensor, the output, shares memory with one of the others (None is skipped)."""
     out_begin, out_end = _bytes_of(tensors[0])
-    for name, tensor in zip(INPUTS, tensors[1:]):
+    for name, tensor in zip(names, tensors[1:]):
         if tensor is not None:
             begin, end = _bytes_of(tensor)
             if begin < out_end and out_begin < end:
@@ -150,21 +151,21 @@ def load_cuda_operators() -> None:
 _NAMES = (*INPUTS, "out", "workspace")
 
 
-def _common_device(*tensors: torch.Tensor | None) -> torch.device:
-    """The device of all tensors, given in the order of _NAMES; BadTensorDeviceError names the one that is elsewhere."""
-    for name, tensor in zip(_NAMES[:2], tensors):  # torch lets None through where a schema says Tensor
+def _common_device(*tensors: torch.Tensor | None, names: Sequence[str] = _NAMES, required: int = 2) -> torch.device:
+    """The device of all tensors, given in the order of `names`; BadTensorDeviceError names the one that is elsewhere."""
+    for name, tensor in zip(names[:required], tensors):  # torch lets None through where a schema says Tensor
         if tensor is None:
             raise NullPointerError(f"{name}: expected a tensor, got None")
     device = tensors[0].device
-    for name, tensor in zip(_NAMES, tensors):
+    for name, tensor in zip(names, tensors):
         if tensor is not None:
             check_device(name, tensor, device)
     return device
 
 
-def _runs_on_cuda(*tensors: torch.Tensor | None) -> bool:
+def _runs_on_cuda(*tensors: torch.Tensor | None, names: Sequence[str] = _NAMES, required: int = 2) -> bool:
     """Whether to hand over to the CUDA implementation, now loaded; False for the CPU, a typed error for the rest."""
-    device = _common_device(*tensors)
+    device = _common_device(*tensors, names=names, required=required)
     if device.type == "cuda":
         load_cuda_operators()
         return True

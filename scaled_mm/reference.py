@@ -92,6 +92,43 @@ def _batch(inputs: tuple[torch.Tensor | None, ...], out_dtype: torch.dtype) -> t
     return out
 
 
+@torch.no_grad()
+def grouped_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    expert_offsets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The defined result of a grouped product, a contiguous [tokens, N] tensor: `scaled_mm` of each token with its expert.
+
+    A token's expert is looked up for it alone: the first whose clamped end, the running maximum of the offsets, lies past it.
+    Operands as `scaled_mm.grouped_scaled_mm` takes them.
+    """
+    tokens, (experts, _, n) = a.shape[0], b.shape
+    out = torch.zeros((tokens, n), dtype=out_dtype, device=a.device)
+    if experts == 0:
+        return out
+    ends = expert_offsets.long().clamp(0, tokens).cummax(0).values
+    expert_of = torch.searchsorted(ends, torch.arange(tokens, device=a.device), right=True)
+    a_scale = _column(a_scale, tokens)
+    if b_scale is not None:
+        b_scale = b_scale.expand(1) if b_scale.dim() == 0 else b_scale
+        b_scale = b_scale.reshape(1, 1).expand(experts, n) if b_scale.numel() == 1 else b_scale.reshape(experts, -1).expand(experts, n)
+    for expert in expert_of.unique().tolist():
+        if expert == experts:
+            continue
+        rows = (expert_of == expert).nonzero().flatten()
+        out[rows] = scaled_mm(
+            a[rows], b[expert], None if a_scale is None else a_scale[rows], None if b_scale is None else b_scale[expert],
+            None if bias is None else bias[expert], out_dtype=out_dtype,
+        )  # fmt: skip
+    return out
+
+
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether both hold the same bits, element by element: `torch.equal`, and +0.0 is not -0.0.
 

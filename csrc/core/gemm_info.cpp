@@ -367,6 +367,21 @@ scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
+scaledMMStatus_t check_operand(const char* name, const char* shape, Dtypes dtypes, int32_t ndim, const scaledMMTensorDesc_t* t) {
+  if (t == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a tensor %s, got none", name, shape);
+  if (scaledMMStatus_t status = check_dtype(name, dtypes, *t)) return status;
+  if (scaledMMStatus_t status = check_tensor(name, *t)) return status;
+  if (ndim >= 0 && t->ndim != ndim) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %d dimension%s %s, got %d: %s", name, int(ndim), ndim == 1 ? "" : "s",
+                shape, int(t->ndim), shape_text(*t).c_str());
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+int64_t tensor_extent(const scaledMMTensorDesc_t& t) { return extent(t); }
+
+std::string tensor_shape(const scaledMMTensorDesc_t& t) { return shape_text(t); }
+
 namespace {
 
 // A tensor map holds strides below 2^40 bytes; encoding a larger one would fail without a word.

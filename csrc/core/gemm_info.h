@@ -1,6 +1,9 @@
 // Validation, done once: from tensor descriptors to the numbers a launch needs, or a status that names the argument.
 #pragma once
 
+#include <initializer_list>
+#include <string>
+
 #include "core/kernel_abi.h"
 
 namespace scaled_mm {
@@ -49,6 +52,12 @@ struct GemmTensors {
 
 // Whether a tensor is the one a descriptor was created with: dtype, shape and strides. Either may be absent.
 scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expected, const scaledMMTensorDesc_t* got);
+
+// One tensor by itself: dtype, sizes, strides, alignment, and the number of dimensions unless that is -1.
+scaledMMStatus_t check_operand(const char* name, const char* shape, std::initializer_list<int32_t> dtypes, int32_t ndim,
+                               const scaledMMTensorDesc_t* t);
+int64_t tensor_extent(const scaledMMTensorDesc_t& t);  // bytes from the data pointer to the end of the last element
+std::string tensor_shape(const scaledMMTensorDesc_t& t);
 
 scaledMMStatus_t make_gemm_info(const GemmTensors& tensors, GemmInfo* info);
 

@@ -20,6 +20,14 @@ struct LaunchCache {
   alignas(kAlignment) unsigned char bytes[kBytes];
 };
 
+// What a grouped product has beside the operands of GemmLaunch: there M is the number of tokens, and b, b_scale and bias are
+// those of expert 0. Strides in elements.
+struct Groups {
+  int64_t experts;
+  const int32_t* offsets;  // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
+  int64_t b_stride, b_scale_stride, bias_stride;  // from one expert to the next
+};
+
 // From one product of a batch to the next, in elements; 0: the same for all of them.
 struct BatchStrides {
   int64_t a, b, out, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums;
@@ -63,6 +71,7 @@ struct GemmLaunch {
   int32_t multiprocessors;
   void* stream;        // cudaStream_t
   LaunchCache* cache;  // or nullptr
+  const Groups* groups;  // nullptr unless the row is one of a grouped table
 };
 
 // Writes a message of at most `size` bytes on failure.
@@ -75,6 +84,8 @@ struct Kernel {
   scaledMMStatus_t (*launch)(const GemmLaunch& args, char* message, size_t size);
   // Bytes of device memory that a launch of this size uses; nullptr: none.
   int64_t (*workspace_size)(int64_t M, int64_t N, int64_t batch) = nullptr;
+  // The same of a row of a grouped table.
+  int64_t (*grouped_workspace_size)(int64_t experts, int32_t multiprocessors) = nullptr;
 };
 
 struct KernelLibrary {
@@ -83,6 +94,7 @@ struct KernelLibrary {
   const Kernel* const* kernels;
   int64_t num_kernels;
   const scaledMMTable_t* table;   // nullptr in a library of one row built just in time
+  const scaledMMTable_t* grouped_table;
 };
 
 // Row name of the kernel that fills row_terms and col_terms. No table lists it.

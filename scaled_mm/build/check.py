@@ -98,6 +98,8 @@ def kernels_to_check(table: TileTable) -> list[library.KernelName]:
     from scaled_mm.build.codegen import OUT_DTYPES, ZERO_POINT_TERMS
     from scaled_mm.tables.rules import row_cost
 
-    largest = max(table.rows, key=lambda row: row_cost(row, table.arch).accumulators or 0)
-    others = [(largest.name, out) for out in OUT_DTYPES if out != "bf16"]
-    return [*((row.name, "bf16") for row in table.rows), *others, (ZERO_POINT_TERMS, None)]
+    others = []
+    for section in filter(None, (table, table.grouped)):
+        largest = max(section.rows, key=lambda row: row_cost(row, table.arch).accumulators or 0)
+        others += [(largest.name, out) for out in OUT_DTYPES if out != "bf16"]
+    return [*((row.name, "bf16") for row in table.all_rows), *others, (ZERO_POINT_TERMS, None)]

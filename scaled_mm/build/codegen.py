@@ -29,10 +29,21 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
         raise KernelNotBuiltError(f"{row.name}: no kernel has scheduler {row.scheduler} with split_k {row.split_k} yet")
     tile = f"{row.tile.m}, {row.tile.n}, {row.tile.k}"
     if row.generation == "generic":
+        if row.grouped:
+            return "int8/grouped/generic.cuh", f"scaled_mm::grouped::Generic<{tile}, {cxx_out}>"
         return "int8/generic/gemm.cuh", f"scaled_mm::generic::Gemm<{tile}, {cxx_out}>"
     if row.generation == "c3x":
         stages = 0 if row.stages == "auto" else row.stages
         swap = "true" if row.swap_ab else "false"
+        if row.grouped:
+            # Consecutive tiles share the weights: along the tokens, which are the MMA's n when the operands are swapped.
+            raster = {"heuristic": "along_n" if row.swap_ab else "along_m"}.get(row.raster, row.raster)
+            return (
+                "int8/grouped/c3x.cuh",
+                f"scaled_mm::grouped::C3x<{tile}, {row.cluster.m}, {row.cluster.n}, "
+                f"scaled_mm::grouped::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
+                f"scaled_mm::c3x::Raster::{_RASTERS[raster]}, {row.swizzle}, {cxx_out}>",
+            )
         return (
             "int8/c3x/gemm.cuh",
             f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "
@@ -41,7 +52,10 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
         )
     if row.generation == "c2x":
         warp = f"{row.warp.m}, {row.warp.n}, {row.warp.k}"
-        return "int8/c2x/gemm.cuh", f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"
+        gemm = f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"
+        if row.grouped:
+            return "int8/grouped/c2x.cuh", f"scaled_mm::grouped::C2x<{gemm}, {cxx_out}>"
+        return "int8/c2x/gemm.cuh", gemm
     raise AssertionError(f"no template for generation {row.generation}")  # the table's rules let none through
 
 
@@ -71,28 +85,35 @@ def zero_point_terms_source() -> str:
     )
 
 
+def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
+    """A table as C++ constants, the last of them a scaledMMTable_t called `name`."""
+    index = {row.name: i for i, row in enumerate(table.rows)}
+    rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, 0}}' for row in table.rows]
+    buckets = [
+        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, 0}}"
+        for bucket in table.buckets
+    ]
+    return [
+        f"const scaledMMTableRow_t {name}_rows[] = {{" + ", ".join(rows) + "};",
+        f"const scaledMMTableBucket_t {name}_buckets[] = {{" + ", ".join(buckets) + "};",
+        f'const scaledMMTable_t {name} = {{"{table.arch}", "{table.arch}.yaml (built in)", {name}_rows, {len(rows)}, {name}_buckets, '
+        f"{len(buckets)}, {index[table.fallback]}, {int(table.tuned)}, {kind}, 0}};",
+    ]
+
+
 def library_source(arch: str, symbols: list[str], table: TileTable | None = None) -> str:
-    """The translation unit with the one function that a kernel library exports, and the table if it brings one."""
+    """The translation unit with the one function that a kernel library exports, and the tables if it brings them."""
     lines = ['// Generated: what this library holds.\n#include "core/kernel_abi.h"\n']
     lines += [f'extern "C" const scaled_mm::Kernel {name};' for name in symbols]
     lines.append("namespace {")
     lines.append("const scaled_mm::Kernel* const kernels[] = {" + ", ".join(f"&{name}" for name in symbols) + "};")
-    if table:
-        index = {row.name: i for i, row in enumerate(table.rows)}
-        rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, 0}}' for row in table.rows]
-        buckets = [
-            "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, 0}}"
-            for bucket in table.buckets
-        ]
-        lines.append("const scaledMMTableRow_t rows[] = {" + ", ".join(rows) + "};")
-        lines.append("const scaledMMTableBucket_t buckets[] = {" + ", ".join(buckets) + "};")
-        lines.append(
-            f'const scaledMMTable_t table = {{"{table.arch}", "{table.arch}.yaml (built in)", rows, {len(rows)}, buckets, '
-            f"{len(buckets)}, {index[table.fallback]}, {int(table.tuned)}}};"
-        )
+    tables = {"table": table, "grouped_table": table and table.grouped}  # in the order of scaledMMTableKind_t
+    for kind, (name, content) in enumerate(tables.items()):
+        if content:
+            lines += _table_lines(content, name, kind)
+    pointers = ", ".join(f"&{name}" if content else "nullptr" for name, content in tables.items())
     lines.append(
-        f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, '
-        f"{'&table' if table else 'nullptr'}}};"
+        f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, {pointers}}};'
     )
     lines.append("}\nconst scaled_mm::KernelLibrary* scaled_mm_kernel_library(void) { return &library; }\n")
     return "\n".join(lines)

@@ -108,17 +108,24 @@ def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
 
 def _show(args: argparse.Namespace) -> int:
     table = _load(args)
-    rows = [_row_dict(table, row.name) for row in table.rows]
+    sections = [section for section in (table, table.grouped) if section]
+    rows = [[_row_dict(table, row.name) for row in section.rows] for section in sections]
     if args.json:
-        buckets = [bucket.model_dump(mode="json") for bucket in table.buckets]
-        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "fallback": table.fallback}
-        _print_json({**head, "rows": rows, "buckets": buckets})
+        contents = [
+            {"fallback": section.fallback, "rows": dicts, "buckets": [bucket.model_dump(mode="json") for bucket in section.buckets]}
+            for section, dicts in zip(sections, rows)
+        ]
+        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned}
+        _print_json({**head, **contents[0], "grouped": contents[1] if table.grouped else None})
         return 0
     console = common.console()
     kind = "tuned on one GPU model" if table.tuned else "not tuned"
     console.print(f"{table.source}: {table.arch}, {kind}, fallback {table.fallback}", highlight=False, soft_wrap=True)
-    console.print(_rows_view(table, rows, console))
-    console.print(_buckets_view(table))
+    for section, dicts in zip(sections, rows):
+        if section is table.grouped:
+            console.print(f"grouped products (M: rows per expert), fallback {section.fallback}", highlight=False, soft_wrap=True)
+        console.print(_rows_view(section, dicts, console))
+        console.print(_buckets_view(section))
     return 0
 
 

@@ -207,8 +207,21 @@ def serves_findings(arch: str, serves: Sequence[str] | None) -> Iterator[tuple[i
             yield index, f"wgmma kernels run on {arch} alone, not on {served}"
 
 
+def _grouped(row: KernelRow) -> Iterator[tuple[str, str]]:
+    if row.split_k > 1:
+        yield "split_k", "a grouped row has none: leave it out"
+    if row.prefetch:
+        yield "prefetch", "a grouped row has none: its first tile is known on the device only"
+    if row.schedule == "warp_specialized":
+        yield "schedule", "warp_specialized gives each block one tile; the tiles of a grouped product are counted on the device"
+
+
 def row_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
     """(field, reason) for every rule of `arch` that the row breaks; `arch` is a key of SHARED_MEMORY."""
+    return [*(_grouped(row) if row.grouped else ()), *_generation_findings(row, arch)]
+
+
+def _generation_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
     if row.generation == "c2x":
         return list(rules_c2x.findings(row, arch, SHARED_MEMORY[arch]))
     if row.warp is not None:

@@ -104,10 +104,12 @@ class KernelRow(BaseModel):
         their int32 sums in the workspace.
     schedule: c3x only.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
-    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one.
+    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one,
+        or of a grouped row the one along the tokens.
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
     prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
+    grouped: set for the rows of a table's section `grouped`, and for no others.
     """
 
     model_config = _FROZEN
@@ -125,6 +127,7 @@ class KernelRow(BaseModel):
     prefetch: Annotated[StrictInt, Field(ge=0)] = 0
     stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
     split_k: _Positive = 1
+    grouped: StrictBool = False
 
     @property
     def alignment(self) -> tuple[int, int, int]:
@@ -152,6 +155,7 @@ class TileTable(BaseModel):
     serves: architectures whose GPUs use this table; their oldest is what its kernels are compiled for.
     tuned: measured on one GPU model by the autotuner.
     fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
+    grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
     """
 
     model_config = _FROZEN
@@ -163,13 +167,19 @@ class TileTable(BaseModel):
     rows: tuple[KernelRow, ...]
     buckets: tuple[Bucket, ...]
     fallback: str
+    grouped: TileTable | None = None
+
+    @property
+    def all_rows(self) -> tuple[KernelRow, ...]:
+        """The rows of both sections: every kernel of the architecture has one name."""
+        return (*self.rows, *(self.grouped.rows if self.grouped else ()))
 
     def row(self, name: str) -> KernelRow:
         """The row of that name; KernelNotFoundError lists the names that exist."""
-        for row in self.rows:
+        for row in self.all_rows:
             if row.name == name:
                 return row
-        known = ", ".join(row.name for row in self.rows)
+        known = ", ".join(row.name for row in self.all_rows)
         raise KernelNotFoundError(f"kernel: {self.source} has no row named {name!r}; its rows: {known}")
 
     def select(self, M: int, N: int, K: int) -> Selection:

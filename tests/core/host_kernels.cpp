@@ -139,6 +139,40 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
+// Expert by expert, with the offsets clamped as the interface says; rows past the last are cleared. The workspace is spoilt.
+template <int kDtype, bool kTensorMaps>
+scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size) {
+  const scaled_mm::Groups* groups = l.groups;
+  if (groups == nullptr || (kTensorMaps && (l.workspace == nullptr || groups->b_stride % 16))) {
+    snprintf(message, size, "no groups, no workspace, or a stride of b that a tensor map cannot take");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+  if (kTensorMaps) memset(l.workspace, 0xff, size_t(64 * groups->experts + l.multiprocessors));
+  constexpr int64_t kOutBytes = kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4;
+  const auto out_at = [&](int64_t m) { return static_cast<char*>(l.out) + m * l.out_stride_m * kOutBytes; };
+  int64_t begin = 0;
+  for (int64_t e = 0; e < groups->experts; ++e) {
+    const int64_t offset = groups->offsets[e], end = offset > l.M ? l.M : offset;
+    if (end <= begin) continue;
+    GemmLaunch one = l;
+    one.M = end - begin;
+    one.a = static_cast<const int8_t*>(l.a) + begin * l.a_stride_m;
+    one.b = static_cast<const int8_t*>(l.b) + e * groups->b_stride;
+    one.out = out_at(begin);
+    if (l.a_scale) one.a_scale += begin * l.a_scale_stride;
+    if (l.b_scale) one.b_scale += e * groups->b_scale_stride;
+    if (l.bias) one.bias = static_cast<const char*>(l.bias) + e * groups->bias_stride * (l.bias_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2);
+    if (scaledMMStatus_t status = launch<kDtype, kTensorMaps>(one, message, size)) return status;
+    begin = end;
+  }
+  for (; begin < l.M; ++begin) {
+    for (int64_t n = 0; n < l.N; ++n) memset(out_at(begin) + n * l.out_stride_n * kOutBytes, 0, kOutBytes);
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+int64_t grouped_workspace_size(int64_t experts, int32_t multiprocessors) { return 64 * experts + multiprocessors; }
+
 scaledMMStatus_t prepare(int32_t, char*, size_t) { return SCALED_MM_STATUS_SUCCESS; }
 
 scaledMMStatus_t prepare_fails(int32_t device, char* message, size_t size) {
@@ -168,6 +202,10 @@ scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_
 #define HOST_KERNEL(symbol, row, dtype, tensor_maps)  \
   extern "C" const scaled_mm::Kernel symbol;          \
   const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &launch<dtype, tensor_maps>};
+#define HOST_GROUPED_KERNEL(symbol, row, dtype, tensor_maps)                                             \
+  extern "C" const scaled_mm::Kernel symbol;                                                             \
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &grouped_launch<dtype, tensor_maps>, nullptr, \
+                                    tensor_maps ? &grouped_workspace_size : nullptr};
 #define HOST_ZERO_POINT_TERMS(symbol)                 \
   extern "C" const scaled_mm::Kernel symbol;          \
   const scaled_mm::Kernel symbol = {"zero_point_terms", -1, 0, &prepare, &zero_point_terms};

@@ -113,6 +113,11 @@ typedef struct {
   int32_t padding_;
 } scaledMMTableRow_t;
 
+typedef enum {
+  SCALED_MM_TABLE_GEMM = 0,
+  SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds the rows per expert, ceil(tokens / experts) */
+} scaledMMTableKind_t;
+
 /* Serves M <= m_max, N <= n_max, K <= k_max; the first bucket that fits wins; INT64_MAX is open. */
 typedef struct {
   int64_t m_max, n_max, k_max;
@@ -129,13 +134,15 @@ typedef struct {
   int64_t num_buckets;
   int32_t fallback_row; /* takes what no bucket's row can: unaligned or strided operands, K = 0 */
   int32_t tuned;        /* 1: measured on one GPU model by the autotuner */
+  int32_t kind;         /* scaledMMTableKind_t: an architecture has one table of each */
+  int32_t padding_;
 } scaledMMTable_t;
 
-/* Copies the table; a second one for the same arch replaces the first. */
+/* Copies the table; a second one of its kind for the same arch replaces the first. */
 SCALED_MM_API scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table);
 
 /* Called when a descriptor needs a kernel that no library holds: build and load it (scaledMMLoadKernels), return SUCCESS;
- * with row NULL when a handle's architecture has no tile table yet: register one. out_dtype -1: a kernel for every dtype.
+ * with row NULL when a handle's architecture has no tile table yet: register those it has. out_dtype -1: a kernel for every dtype.
  * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once. NULL takes the provider away. */
 typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, void* user);
 SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user);
@@ -191,6 +198,45 @@ SCALED_MM_API scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t de
                                                      const void* a_row_sums, const void* b_column_sums, void* stream);
 
 SCALED_MM_API scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescriptor_t descriptor);
+
+/* ---- grouped INT8 GEMM: a mixture of experts ---------------------------------------------------------------- */
+
+/* Rows of a that lie together go to one expert e, whose weight is b[e]:
+ *
+ *   out[t,n] = cast( (f32(sum_k a[t,k] * b[e,k,n]) * b_scale[e,n]) * a_scale[t] + bias[e,n] )    begin[e] <= t < end[e]
+ *   out[t,n] = 0                                                                      t past the last expert's rows
+ *
+ * with end[e] = max(end[e-1], min(expert_offsets[e], tokens)), begin[e] = end[e-1], end[-1] = 0: offsets that decrease, are
+ * negative or exceed the tokens give empty or shortened experts, never an access outside of a tensor.
+ *
+ * out [tokens,N] int32 | float16 | bfloat16 | float32; a [tokens,K] int8; b [E,K,N] int8, any strides (fast when K is
+ * contiguous). a_scale float32: one value, [tokens] or [tokens,1]; b_scale: one value, [E], [E,1,1], [E,N] or [E,1,N]; both
+ * NULL for an int32 out. bias [E,N], float32 or out's dtype, or NULL. expert_offsets: int32 [E], contiguous, in device
+ * memory; read by the kernel, so its contents may change between launches and between replays of a graph.
+ * kernel: NULL, or the name of a grouped row of the table. */
+typedef struct scaledMMGroupedGemmDescriptor* scaledMMGroupedGemmDescriptor_t;
+
+SCALED_MM_API scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(
+    scaledMMHandle_t handle, scaledMMGroupedGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
+    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets,
+    const char* kernel);
+
+/* These are to a grouped descriptor what their namesakes above are to the other one. */
+SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmDevice(scaledMMGroupedGemmDescriptor_t descriptor, int32_t* device_type,
+                                                            int32_t* device_id);
+SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmWorkspaceSize(scaledMMGroupedGemmDescriptor_t descriptor, size_t* bytes);
+SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmKernel(scaledMMGroupedGemmDescriptor_t descriptor,
+                                                            scaledMMKernelChoice_t* choice);
+SCALED_MM_API scaledMMStatus_t scaledMMCheckGroupedGemmTensors(
+    scaledMMGroupedGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+    const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
+    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets);
+SCALED_MM_API scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMGroupedGemmDescriptor_t descriptor, void* workspace,
+                                                            size_t workspace_size, void* out, const void* a, const void* b,
+                                                            const void* a_scale, const void* b_scale, const void* bias,
+                                                            const void* expert_offsets, void* stream);
+SCALED_MM_API scaledMMStatus_t scaledMMDestroyGroupedGemmDescriptor(scaledMMGroupedGemmDescriptor_t descriptor);
 
 #if defined(__cplusplus)
 } /* extern "C" */

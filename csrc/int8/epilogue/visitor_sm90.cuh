@@ -50,7 +50,8 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
   CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
   CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
 
-  template <class RegFirst, class SharedSecond, class RegSecond, class Coords, class Residue>
+  // Operands: EpilogueOperands, or a reference to some that outlive the tile.
+  template <class Operands, class RegFirst, class SharedSecond, class RegSecond, class Coords, class Residue>
   struct ConsumerStoreCallbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
     RegFirst r_scale, r_bias;         // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the second dimension
     SharedSecond s_scale, s_bias;     // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the first dimension
@@ -63,12 +64,12 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     int batch;
     int second_left;     // elements from there to the end of the problem
     int thread, threads;
-    Params const& e;
+    Operands e;
     SharedStorage& shared;
 
     CUTLASS_DEVICE ConsumerStoreCallbacks(RegFirst rs, RegFirst rb, SharedSecond ss, SharedSecond sb, RegSecond cs,
                                           RegSecond cb, Coords c, Residue r, int first_, int second_,
-                                          int tile_second_, int batch_, int second_left_, int thread_, int threads_, Params const& e_,
+                                          int tile_second_, int batch_, int second_left_, int thread_, int threads_, Operands e_,
                                           SharedStorage& shared_)
         : r_scale(rs), r_bias(rb), s_scale(ss), s_bias(sb), c_scale(cs), c_bias(cb), coords(c),
           residue(r), first(first_), second(second_),
@@ -165,6 +166,12 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
   template <bool ReferenceSrc, class... Args>
   CUTLASS_DEVICE auto get_consumer_store_callbacks(
       cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args) {
+    return make_callbacks<ReferenceSrc, Params const&>(args, *params_, int(cute::get<3>(args.tile_coord_mnkl)));
+  }
+
+ protected:
+  template <bool ReferenceSrc, class Operands, class... Args>
+  CUTLASS_DEVICE auto make_callbacks(cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args, Operands e, int batch) {
     using namespace cute;
     auto [M, N, K, L] = args.problem_shape_mnkl;
     auto [m, n, k, l] = args.tile_coord_mnkl;
@@ -184,11 +191,11 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     auto s_bias = shared_row(storage_->bias);
     auto c_second = make_tensor_like<float>(take<0, 3>(s_scale));
     const int tile_second = int(n) * kSecond;
-    return ConsumerStoreCallbacks<decltype(r_first), decltype(s_scale), decltype(c_second), decltype(args.tCcD),
+    return ConsumerStoreCallbacks<Operands, decltype(r_first), decltype(s_scale), decltype(c_second), decltype(args.tCcD),
                                   decltype(args.residue_tCcD)>(
         r_first, r_first, s_scale, s_bias, c_second, c_second, args.tCcD, args.residue_tCcD,
-        int(M) - int(get<0>(args.residue_tCcD)), int(N) - int(get<1>(args.residue_tCcD)), tile_second, int(l),
-        int(N) - tile_second, args.thread_idx, int(size(args.tiled_copy)), *params_, *storage_);
+        int(M) - int(get<0>(args.residue_tCcD)), int(N) - int(get<1>(args.residue_tCcD)), tile_second, batch,
+        int(N) - tile_second, args.thread_idx, int(size(args.tiled_copy)), e, *storage_);
   }
 
  private:

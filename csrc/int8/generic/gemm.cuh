@@ -132,9 +132,11 @@ struct Problem {
   int tiles_n, tiles;  // in a row of tiles, in a product
 };
 
+constexpr int kThreads = 128;
+
+// One tile of a product's out, from row tile_m and column tile_n on, by all threads of a block.
 template <int kTileM, int kTileN, int kTileK, class Out>
-__global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Problem p) {
-  constexpr int kThreads = 128;
+__device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64_t tile_m, int64_t tile_n) {
   constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2;  // 2 x 2 warps
   constexpr int kMmaM = kWarpM / 16, kMmaN = kWarpN / 8;
   static_assert(kWarpM % 16 == 0 && kWarpN % 8 == 0 && kTileK % 32 == 0, "whole m16n8k32 fragments");
@@ -144,9 +146,6 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
   __shared__ alignas(16) uint32_t shared_a[kTileM * kPitch];
   __shared__ alignas(16) uint32_t shared_b[kTileN * kPitch];
 
-  const int batch = int(blockIdx.x) / p.tiles, tile = int(blockIdx.x) % p.tiles;
-  const int64_t tile_m = int64_t(tile / p.tiles_n) * kTileM;
-  const int64_t tile_n = int64_t(tile % p.tiles_n) * kTileN;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = lane / 4, quad = lane % 4;  // the fragment layouts of mma.m16n8k32
   const int warp_m = warp / 2 * kWarpM, warp_n = warp % 2 * kWarpN;
@@ -221,6 +220,28 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
 }
 
 template <int kTileM, int kTileN, int kTileK, class Out>
+__global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ Problem p) {
+  const int batch = int(blockIdx.x) / p.tiles, tile = int(blockIdx.x) % p.tiles;
+  multiply_tile<kTileM, kTileN, kTileK, Out>(p, batch, int64_t(tile / p.tiles_n) * kTileM, int64_t(tile % p.tiles_n) * kTileN);
+}
+
+// All of it but the tiles of a product, which depend on more than a kernel's columns.
+inline Problem problem_of(const GemmLaunch& l, int64_t tile_n) {
+  Problem p{};
+  p.a = {static_cast<const int8_t*>(l.a), l.M, l.K, l.a_stride_m, l.a_stride_k, l.batch_strides.a};
+  p.b = {static_cast<const int8_t*>(l.b), l.N, l.K, l.b_stride_n, l.b_stride_k, l.batch_strides.b};
+  p.access_a = access_of(p.a);
+  p.access_b = access_of(p.b);
+  p.out = l.out;
+  p.out_stride_m = l.out_stride_m;
+  p.out_stride_n = l.out_stride_n;
+  p.out_stride_batch = l.batch_strides.out;
+  p.epilogue = epilogue_operands(l);
+  p.tiles_n = int((l.N + tile_n - 1) / tile_n);
+  return p;
+}
+
+template <int kTileM, int kTileN, int kTileK, class Out>
 struct Gemm {
   static DeviceKernel& kernel() {
     static DeviceKernel one(&gemm_kernel<kTileM, kTileN, kTileK, Out>);
@@ -232,27 +253,17 @@ struct Gemm {
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    Problem p;
-    p.a = {static_cast<const int8_t*>(l.a), l.M, l.K, l.a_stride_m, l.a_stride_k, l.batch_strides.a};
-    p.b = {static_cast<const int8_t*>(l.b), l.N, l.K, l.b_stride_n, l.b_stride_k, l.batch_strides.b};
-    p.access_a = access_of(p.a);
-    p.access_b = access_of(p.b);
-    p.out = l.out;
-    p.out_stride_m = l.out_stride_m;
-    p.out_stride_n = l.out_stride_n;
-    p.out_stride_batch = l.batch_strides.out;
-    p.epilogue = epilogue_operands(l);
-    const int64_t tiles_n = (l.N + kTileN - 1) / kTileN, tiles = tiles_n * ((l.M + kTileM - 1) / kTileM);
+    Problem p = problem_of(l, kTileN);
+    const int64_t tiles = int64_t(p.tiles_n) * ((l.M + kTileM - 1) / kTileM);
     if (tiles > INT32_MAX / l.batch) {
       snprintf(message, size, "out: expected at most %d tiles of %dx%d, got M = %lld, N = %lld, a batch of %lld", INT32_MAX, kTileM,
                kTileN, static_cast<long long>(l.M), static_cast<long long>(l.N), static_cast<long long>(l.batch));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
-    p.tiles_n = int(tiles_n);
     p.tiles = int(tiles);
     LaunchShape shape;
     shape.grid = dim3(unsigned(tiles * l.batch));
-    shape.block = dim3(128);
+    shape.block = dim3(kThreads);
     void* pointers[] = {&p};
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }
