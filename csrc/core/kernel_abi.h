@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 3
+#define SCALED_MM_KERNEL_ABI_VERSION 4
 
 namespace scaled_mm {
 
@@ -72,6 +72,10 @@ struct GemmLaunch {
   void* stream;        // cudaStream_t
   LaunchCache* cache;  // or nullptr
   const Groups* groups;  // nullptr unless the row is one of a grouped table
+
+  // Of a row of a block-scaled table: a_scale and b_scale from one block of K to the next; a_scale_stride is from row to row as
+  // ever, b_scale_stride from one block of N to the next. 0 otherwise.
+  int64_t a_scale_stride_k, b_scale_stride_k;
 };
 
 // Writes a message of at most `size` bytes on failure.
@@ -95,6 +99,7 @@ struct KernelLibrary {
   int64_t num_kernels;
   const scaledMMTable_t* table;   // nullptr in a library of one row built just in time
   const scaledMMTable_t* grouped_table;
+  const scaledMMTable_t* block_scaled_table;
 };
 
 // Row name of the kernel that fills row_terms and col_terms. No table lists it.
