@@ -111,6 +111,11 @@ _SIGNATURES = {
     "scaledMMGetGroupedGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
     "scaledMMCheckGroupedGemmTensors": (_handle, *(_tensor,) * 7),
     "scaledMMDestroyGroupedGemmDescriptor": (_handle,),
+    "scaledMMCreateBlockScaledGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 6, ctypes.c_char_p),
+    "scaledMMGetBlockScaledGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
+    "scaledMMGetBlockScaledGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
+    "scaledMMCheckBlockScaledGemmTensors": (_handle, *(_tensor,) * 6),
+    "scaledMMDestroyBlockScaledGemmDescriptor": (_handle,),
 }
 
 
@@ -185,14 +190,16 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
     return Status.SUCCESS
 
 
-TABLE_GEMM, TABLE_GROUPED_GEMM = 0, 1
+TABLE_GEMM, TABLE_GROUPED_GEMM, TABLE_BLOCK_SCALED_GEMM = 0, 1, 2
 
 
 def register_table(table: TileTable) -> None:
-    """Give the core a tile table, with its grouped section; it replaces the architecture's former one."""
+    """Give the core a tile table, with its sections; it replaces the architecture's former one."""
     _register(table, TABLE_GEMM)
     if table.grouped:
         _register(table.grouped, TABLE_GROUPED_GEMM)
+    if table.block_scaled:
+        _register(table.block_scaled, TABLE_BLOCK_SCALED_GEMM)
 
 
 def _register(table: TileTable, kind: int) -> None:

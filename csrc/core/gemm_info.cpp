@@ -246,7 +246,7 @@ size_t GemmInfo::workspace_size() const {
   return has_zero_point() ? size_t(4) * column_terms_offset() + size_t(8) * column_term_batches() * N : 0;
 }
 
-scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info) {
+scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info, bool one_sum) {
   constexpr int32_t kInt8 = SCALED_MM_DTYPE_INT8;
   Matrix out, a, b;
   if (scaledMMStatus_t s = check_matrix("out", "M, N", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
@@ -339,7 +339,7 @@ scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info) {
   // |a - za| <= 255 with a zero point in -128..127 and 128 without one; the sum of K products must stay below 2^31.
   const int64_t largest = (info->has_a_zero_point ? 255 : 128) * (info->has_b_zero_point ? 255 : 128);
   const int64_t bound = (int64_t(1) << 31) - 1;
-  if (info->K > bound / largest) {
+  if (one_sum && info->K > bound / largest) {
     return fail(SCALED_MM_STATUS_OVERFLOW,
                 "a: expected K <= %lld, beyond which a 32-bit accumulator is not exact %s, got K = %lld",
                 static_cast<long long>(bound / largest),

@@ -59,7 +59,8 @@ scaledMMStatus_t check_operand(const char* name, const char* shape, std::initial
 int64_t tensor_extent(const scaledMMTensorDesc_t& t);  // bytes from the data pointer to the end of the last element
 std::string tensor_shape(const scaledMMTensorDesc_t& t);
 
-scaledMMStatus_t make_gemm_info(const GemmTensors& tensors, GemmInfo* info);
+// one_sum: all of K is added up in one 32-bit integer, which bounds K.
+scaledMMStatus_t make_gemm_info(const GemmTensors& tensors, GemmInfo* info, bool one_sum = true);
 
 // Why a row that asks for these alignments (bytes) cannot take this product; nullptr when it can.
 // Tensor-map rows need K contiguous in a and b, N contiguous in out, and row and batch strides that are multiples of the

@@ -20,6 +20,9 @@ struct Registry {
   void* provider_user = nullptr;
 };
 
+// By scaledMMTableKind_t, for messages.
+constexpr const char* kTableNames[] = {"", " of grouped products", " of block-scaled products"};
+
 // Never destroyed: kernels may still be launched while static objects die.
 Registry& registry() {
   static Registry* instance = new Registry;
@@ -82,7 +85,7 @@ scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKin
   if (*table) return SCALED_MM_STATUS_SUCCESS;
   return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
               "handle: no tile table%s is registered for %s; load kernels built with `scaled-mm build --arch %s`",
-              kind == SCALED_MM_TABLE_GROUPED_GEMM ? " of grouped products" : "", arch->name.c_str(), arch->name.c_str());
+              kTableNames[kind], arch->name.c_str(), arch->name.c_str());
 }
 
 scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory,
@@ -140,7 +143,7 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
                 table->source, static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets),
                 int(table->fallback_row));
   }
-  if (table->kind != SCALED_MM_TABLE_GEMM && table->kind != SCALED_MM_TABLE_GROUPED_GEMM) {
+  if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_BLOCK_SCALED_GEMM) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
   }
   auto copy = std::make_unique<Table>();
@@ -204,7 +207,7 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) {
     }
   }
   // The library's own tables serve where nobody registered others.
-  for (const scaledMMTable_t* table : {content->table, content->grouped_table}) {
+  for (const scaledMMTable_t* table : {content->table, content->grouped_table, content->block_scaled_table}) {
     if (table && find_arch(content->arch)->tables[table->kind].load(std::memory_order_acquire) == nullptr) {
       if (scaledMMStatus_t status = scaledMMRegisterTable(table)) return status;
     }

@@ -41,7 +41,7 @@ struct Table {
 
 struct Arch {
   std::string name;
-  std::atomic<const Table*> tables[2]{};  // by scaledMMTableKind_t
+  std::atomic<const Table*> tables[3]{};  // by scaledMMTableKind_t
   KernelSlot zero_point_terms;
 };
 

@@ -125,7 +125,7 @@ def python_library() -> Path | None:
 
 def kernel_names(table: TileTable) -> list[KernelName]:
     """Every kernel that a table's architecture can ask for."""
-    names: list[KernelName] = [(row.name, out) for row in table.all_rows for out in codegen.OUT_DTYPES]
+    names: list[KernelName] = [(row.name, out) for row in table.all_rows for out in codegen.out_dtypes(row)]
     return [*names, (codegen.ZERO_POINT_TERMS, None)]
 
 

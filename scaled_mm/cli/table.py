@@ -108,7 +108,7 @@ def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
 
 def _show(args: argparse.Namespace) -> int:
     table = _load(args)
-    sections = [section for section in (table, table.grouped) if section]
+    sections = table.sections
     rows = [[_row_dict(table, row.name) for row in section.rows] for section in sections]
     if args.json:
         contents = [
@@ -116,7 +116,8 @@ def _show(args: argparse.Namespace) -> int:
             for section, dicts in zip(sections, rows)
         ]
         head = {"arch": table.arch, "source": table.source, "tuned": table.tuned}
-        _print_json({**head, **contents[0], "grouped": contents[1] if table.grouped else None})
+        of = {id(section): content for section, content in zip(sections, contents)}
+        _print_json({**head, **contents[0], "grouped": of.get(id(table.grouped)), "block_scaled": of.get(id(table.block_scaled))})
         return 0
     console = common.console()
     kind = "tuned on one GPU model" if table.tuned else "not tuned"
@@ -124,6 +125,8 @@ def _show(args: argparse.Namespace) -> int:
     for section, dicts in zip(sections, rows):
         if section is table.grouped:
             console.print(f"grouped products (M: rows per expert), fallback {section.fallback}", highlight=False, soft_wrap=True)
+        if section is table.block_scaled:
+            console.print(f"block-scaled products, fallback {section.fallback}", highlight=False, soft_wrap=True)
         console.print(_rows_view(section, dicts, console))
         console.print(_buckets_view(section))
     return 0

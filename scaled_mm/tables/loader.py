@@ -31,10 +31,14 @@ class _Header(BaseModel):
     fallback: StrictStr
 
 
-class _GroupedHeader(BaseModel):
+class _SectionHeader(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     fallback: StrictStr
+
+
+# Sections besides the table itself, by key; each marks its rows with a field of that name.
+_SECTIONS = ("grouped", "block_scaled")
 
 
 def configs_dir() -> Path:
@@ -98,7 +102,7 @@ class _Loader:
         self.path = path
         self.expected_arch = expected_arch
         self.problems: list[Problem] = []
-        self.first_line: dict[str, int] = {}  # of each row's name, in both sections
+        self.first_line: dict[str, int] = {}  # of each row's name, in all sections
 
     def load(self) -> TileTable:
         self.document: Document = read_document(self.path)
@@ -107,17 +111,17 @@ class _Loader:
             raise TableError(
                 [Problem(str(self.path), self.document.line(()), "", "expected keys: arch, fallback, rows, buckets")]
             )
-        header = self._validate(_Header, {k: v for k, v in data.items() if k not in ("rows", "buckets", "grouped")}, ())
+        header = self._validate(_Header, {k: v for k, v in data.items() if k not in ("rows", "buckets", *_SECTIONS)}, ())
         arch = self._arch(header)
         section = self._section(data, header, arch, ())
-        grouped = self._grouped(data["grouped"], arch) if "grouped" in data else None
+        others = {key: self._other(key, data[key], arch) for key in _SECTIONS if key in data}
         if self.problems:
             raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
         common = dict(arch=header.arch, serves=tuple(header.serves or [header.arch]), source=str(self.path), tuned=header.tuned)
-        return TileTable(**common, **section, grouped=grouped and TileTable(**common, **grouped))
+        return TileTable(**common, **section, **{key: TileTable(**common, **other) for key, other in others.items()})
 
     def _section(self, data: Mapping[str, Any], header: Any, arch: str | None, at: NodePath) -> dict[str, Any]:
-        """Rows, buckets and fallback of the table itself (`at` is empty) or of its grouped section."""
+        """Rows, buckets and fallback of the table itself (`at` is empty) or of one of its sections."""
         row_entries, bucket_entries = self._list(data, "rows", at), self._list(data, "buckets", at)
         rows, names = self._rows(row_entries or [], arch, at)
         if row_entries == []:
@@ -133,12 +137,12 @@ class _Loader:
                 self._problem((*at, *finding.where), finding.reason)
         return dict(rows=tuple(rows), buckets=tuple(buckets), fallback=header.fallback if header is not None else "")
 
-    def _grouped(self, data: Any, arch: str | None) -> dict[str, Any] | None:
-        path: NodePath = ("grouped",)
+    def _other(self, key: str, data: Any, arch: str | None) -> dict[str, Any] | None:
+        path: NodePath = (key,)
         if not isinstance(data, dict):
             self._problem(path, f"expected keys (fallback, rows, buckets), got {data!r}")
             return None
-        header = self._validate(_GroupedHeader, {k: v for k, v in data.items() if k not in ("rows", "buckets")}, path)
+        header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in ("rows", "buckets")}, path)
         return self._section(data, header, arch, path)
 
     def _arch(self, header: _Header | None) -> str | None:
@@ -165,10 +169,11 @@ class _Loader:
                     self._problem((*path, "name"), f"{name!r} is taken by the row on line {self.first_line[name]}")
                 self.first_line.setdefault(name, self.document.line((*path, "name")))
                 names[name] = None
-            if isinstance(entry, dict) and "grouped" in entry:
-                self._problem((*path, "grouped"), "the section says which rows are grouped: leave it out", of_key=True)
-            elif at and isinstance(entry, dict):
-                entry = {**entry, "grouped": True}
+            marks = [key for key in _SECTIONS if isinstance(entry, dict) and key in entry]
+            for key in marks:
+                self._problem((*path, key), f"the section says which rows are {key.replace('_', '-')}: leave it out", of_key=True)
+            if at and isinstance(entry, dict) and at[0] not in marks:
+                entry = {**entry, at[0]: True}
             row = self._validate(KernelRow, entry, path)
             if row is not None:
                 rows.append(row)

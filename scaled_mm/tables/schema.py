@@ -109,7 +109,7 @@ class KernelRow(BaseModel):
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
     prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
-    grouped: set for the rows of a table's section `grouped`, and for no others.
+    grouped, block_scaled: set for the rows of a table's section of that name, and for no others.
     """
 
     model_config = _FROZEN
@@ -128,6 +128,7 @@ class KernelRow(BaseModel):
     stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
     split_k: _Positive = 1
     grouped: StrictBool = False
+    block_scaled: StrictBool = False
 
     @property
     def alignment(self) -> tuple[int, int, int]:
@@ -156,6 +157,7 @@ class TileTable(BaseModel):
     tuned: measured on one GPU model by the autotuner.
     fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
     grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
+    block_scaled: rows and buckets of block-scaled products.
     """
 
     model_config = _FROZEN
@@ -168,11 +170,17 @@ class TileTable(BaseModel):
     buckets: tuple[Bucket, ...]
     fallback: str
     grouped: TileTable | None = None
+    block_scaled: TileTable | None = None
+
+    @property
+    def sections(self) -> tuple[TileTable, ...]:
+        """The table itself and the sections that it has."""
+        return (self, *(section for section in (self.grouped, self.block_scaled) if section))
 
     @property
     def all_rows(self) -> tuple[KernelRow, ...]:
-        """The rows of both sections: every kernel of the architecture has one name."""
-        return (*self.rows, *(self.grouped.rows if self.grouped else ()))
+        """The rows of all sections: every kernel of the architecture has one name."""
+        return tuple(row for section in self.sections for row in section.rows)
 
     def row(self, name: str) -> KernelRow:
         """The row of that name; KernelNotFoundError lists the names that exist."""

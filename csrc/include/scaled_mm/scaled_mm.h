@@ -116,6 +116,7 @@ typedef struct {
 typedef enum {
   SCALED_MM_TABLE_GEMM = 0,
   SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds the rows per expert, ceil(tokens / experts) */
+  SCALED_MM_TABLE_BLOCK_SCALED_GEMM = 2,
 } scaledMMTableKind_t;
 
 /* Serves M <= m_max, N <= n_max, K <= k_max; the first bucket that fits wins; INT64_MAX is open. */
@@ -237,6 +238,41 @@ SCALED_MM_API scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMGroupedGemmD
                                                             const void* a_scale, const void* b_scale, const void* bias,
                                                             const void* expert_offsets, void* stream);
 SCALED_MM_API scaledMMStatus_t scaledMMDestroyGroupedGemmDescriptor(scaledMMGroupedGemmDescriptor_t descriptor);
+
+/* ---- block-scaled INT8 GEMM -------------------------------------------------------------------------------- */
+
+/* Scales of a for one row and 128 k, of b for 128 k and 128 columns. Every float operation rounds by itself, blocks of K in order:
+ *
+ *   sum = 0
+ *   for kb = 0, 1, ...:   sum = sum + f32(sum_{k of block kb} a[m,k] * b[k,n]) * (a_scale[m,kb] * b_scale[kb,n/128])
+ *   out[m,n] = cast( sum + bias[n] )
+ *
+ * out [M,N] float16 | bfloat16 | float32; a [M,K] int8; b [K,N] int8, any strides (fast when K is contiguous). K and N need not be
+ * multiples of 128: the last blocks are then smaller. a_scale float32 [M,ceil(K/128)], b_scale float32 [ceil(K/128),ceil(N/128)],
+ * any strides. bias [N] or [1,N], float32 or out's dtype, or NULL. K is not bounded: a block's sum is exact.
+ * kernel: NULL, or the name of a block-scaled row of the table. */
+typedef struct scaledMMBlockScaledGemmDescriptor* scaledMMBlockScaledGemmDescriptor_t;
+
+SCALED_MM_API scaledMMStatus_t scaledMMCreateBlockScaledGemmDescriptor(
+    scaledMMHandle_t handle, scaledMMBlockScaledGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
+    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const char* kernel);
+
+/* These are to a block-scaled descriptor what their namesakes above are to the plain one. No kernel asks for a workspace yet. */
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmDevice(scaledMMBlockScaledGemmDescriptor_t descriptor,
+                                                                int32_t* device_type, int32_t* device_id);
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmWorkspaceSize(scaledMMBlockScaledGemmDescriptor_t descriptor, size_t* bytes);
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmKernel(scaledMMBlockScaledGemmDescriptor_t descriptor,
+                                                                scaledMMKernelChoice_t* choice);
+SCALED_MM_API scaledMMStatus_t scaledMMCheckBlockScaledGemmTensors(
+    scaledMMBlockScaledGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+    const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
+    const scaledMMTensorDesc_t* bias);
+SCALED_MM_API scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMBlockScaledGemmDescriptor_t descriptor, void* workspace,
+                                                                size_t workspace_size, void* out, const void* a, const void* b,
+                                                                const void* a_scale, const void* b_scale, const void* bias,
+                                                                void* stream);
+SCALED_MM_API scaledMMStatus_t scaledMMDestroyBlockScaledGemmDescriptor(scaledMMBlockScaledGemmDescriptor_t descriptor);
 
 #if defined(__cplusplus)
 } /* extern "C" */
