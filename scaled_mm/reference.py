@@ -129,6 +129,37 @@ def grouped_scaled_mm(
     return out
 
 
+@torch.no_grad()
+def block_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The defined result of a block-scaled product, a contiguous [M, N] tensor of `out_dtype` on `a`'s device.
+
+        sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//128])
+        out[m,n] = cast( sum[m,n] + bias[n] )
+
+    Operands as `scaled_mm.block_scaled_mm` takes them. A block has 128 k, the last one what is left.
+    """
+    m, n = a.shape[0], b.shape[1]
+    block_of = torch.arange(n, device=a.device) // 128
+    total = torch.zeros((m, n), dtype=torch.float32, device=a.device)
+    for block in range(-(-a.shape[1] // 128)):
+        k = slice(128 * block, 128 * block + 128)
+        value = _integer_product(a[:, k].to(torch.float64), b[k].to(torch.float64)).to(torch.float32)
+        scale = a_scale[:, block].reshape(m, 1) * b_scale[block][block_of].reshape(1, n)
+        value = value * scale
+        total = total + value
+    if bias is not None:
+        total = total + bias.reshape(1, n).to(torch.float32)
+    return total.to(out_dtype)
+
+
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether both hold the same bits, element by element: `torch.equal`, and +0.0 is not -0.0.
 

@@ -72,12 +72,17 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
     if not symmetric:
         return _asymmetric(x, dim)
     scale = _scale(x.reshape(1, -1) if dim == "tensor" else x)
-    # inf / inf and anything / NaN are NaN, which has no defined int8.
-    ratio = x.to(torch.float32) / (scale.view(()) if dim == "tensor" else scale)
-    q = ratio.round_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
+    q = quantized(x, scale.view(()) if dim == "tensor" else scale)
     if dim == "tensor":
         return q, scale.view(1)
     return q, scale.transpose(-1, -2).contiguous() if dim == "channel" else scale
+
+
+def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """int8, contiguous: clamp(round half to even(x / scale), -127, 127)."""
+    ratio = x.to(torch.float32) / scale
+    # inf / inf and anything / NaN are NaN, which has no defined int8.
+    return ratio.round_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
 
 
 def _asymmetric(x: torch.Tensor, dim: str) -> AsymmetricInt8:
@@ -112,8 +117,14 @@ def _scale(x: torch.Tensor) -> torch.Tensor:
     if x.shape[-1] == 0:
         largest = torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     else:
-        largest = x.abs().amax(dim=-1, keepdim=True).to(torch.float32)
+        largest = x.abs().amax(dim=-1, keepdim=True)
+    return scale_of(largest)
+
+
+def scale_of(largest: torch.Tensor) -> torch.Tensor:
+    """float32: largest / 127, at least 2^-126."""
+    largest = largest.to(torch.float32)
     # A Python divisor would not do: torch's CUDA kernel multiplies by the reciprocal of a number that lies on the host,
     # which is one rounding more than the CPU's division.
-    divisor = torch.full((), 127.0, dtype=torch.float32, device=x.device)
+    divisor = torch.full((), 127.0, dtype=torch.float32, device=largest.device)
     return (largest / divisor).clamp_min_(torch.finfo(torch.float32).tiny)

@@ -17,18 +17,24 @@ struct GenericProblem {
   int tiles_n;
 };
 
-template <int kTileM, int kTileN, class Out>
-__global__ void __launch_bounds__(128) generic_kernel(const __grid_constant__ GenericProblem p) {
-  constexpr int kThreads = 128, kWarpM = kTileM / 2, kWarpN = kTileN / 2;  // 2 x 2 warps
-  static_assert(kBlock % kTileN == 0 && kTileM <= kThreads, "one scale of b for a block of K, one row's scale for a thread");
-  using LoaderA = generic::TileLoader<kTileM, kBlock, kThreads>;
-  using LoaderB = generic::TileLoader<kTileN, kBlock, kThreads>;
-  static_assert(LoaderA::kPitch * 4 == Padded::kPitch && LoaderB::kPitch * 4 == Padded::kPitch, "rows lie as they are read");
-  __shared__ alignas(16) uint32_t shared_a[kTileM * LoaderA::kPitch];
-  __shared__ alignas(16) uint32_t shared_b[kTileN * LoaderB::kPitch];
-  __shared__ float shared_scales[2 * kTileM];
+constexpr int kGenericThreads = 128;
 
-  const int64_t tile_m = int64_t(int(blockIdx.x) / p.tiles_n) * kTileM, tile_n = int64_t(int(blockIdx.x) % p.tiles_n) * kTileN;
+template <int kTileM, int kTileN>
+constexpr int kGenericBytes = (kTileM + kTileN) * Padded::kPitch + 2 * kTileM * int(sizeof(float));
+
+// shared: kGenericBytes on 16.
+template <int kTileM, int kTileN, class Out>
+__device__ inline void compute_generic_tile(const GenericProblem& p, int block, unsigned char* shared) {
+  constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2;  // 2 x 2 warps
+  static_assert(kBlock % kTileN == 0 && kTileM <= kGenericThreads, "one scale of b for a block of K, one row's scale for a thread");
+  using LoaderA = generic::TileLoader<kTileM, kBlock, kGenericThreads>;
+  using LoaderB = generic::TileLoader<kTileN, kBlock, kGenericThreads>;
+  static_assert(LoaderA::kPitch * 4 == Padded::kPitch && LoaderB::kPitch * 4 == Padded::kPitch, "rows lie as they are read");
+  auto* const shared_a = reinterpret_cast<uint32_t*>(shared);
+  uint32_t* const shared_b = shared_a + kTileM * LoaderA::kPitch;
+  auto* const shared_scales = reinterpret_cast<float*>(shared_b + kTileN * LoaderB::kPitch);
+
+  const int64_t tile_m = int64_t(block / p.tiles_n) * kTileM, tile_n = int64_t(block % p.tiles_n) * kTileN;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_m = warp / 2 * kWarpM, warp_n = warp % 2 * kWarpN;
 
@@ -64,6 +70,13 @@ __global__ void __launch_bounds__(128) generic_kernel(const __grid_constant__ Ge
   });
 }
 
+// One block at least: without that the compiler spills for some architectures, to fit more blocks.
+template <int kTileM, int kTileN, class Out>
+__global__ void __launch_bounds__(kGenericThreads, 1) generic_kernel(const __grid_constant__ GenericProblem p) {
+  __shared__ alignas(16) unsigned char shared[kGenericBytes<kTileM, kTileN>];
+  compute_generic_tile<kTileM, kTileN, Out>(p, int(blockIdx.x), shared);
+}
+
 template <int kTileM, int kTileN, class Out>
 struct Generic {
   static DeviceKernel& kernel() {
@@ -89,13 +102,13 @@ struct Generic {
     p.tiles_n = int((l.N + kTileN - 1) / kTileN);
     LaunchShape shape;
     shape.grid = dim3(unsigned(tiles));
-    shape.block = dim3(128);
+    shape.block = dim3(kGenericThreads);
     void* pointers[] = {&p};
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }
 
   static constexpr Kernel entry(const char* row) {
-    return {row, DtypeOf<Out>::value, int32_t((kTileM + kTileN) * Padded::kPitch + 2 * kTileM * int(sizeof(float))), &prepare, &launch};
+    return {row, DtypeOf<Out>::value, kGenericBytes<kTileM, kTileN>, &prepare, &launch};
   }
 };
 
