@@ -22,6 +22,8 @@ C2X = dict(name="r", generation="c2x", tile=[128, 128, 64], warp=[64, 64, 64], s
 GENERIC = dict(name="r", generation="generic", tile=[64, 64, 64])
 GROUPED_C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="cooperative", grouped=True)
 GROUPED_C2X = {**C2X, "grouped": True}
+BLOCK_SCALED = dict(name="r", generation="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
+BLOCK_SCALED_GENERIC = dict(name="r", generation="generic", tile=[64, 64, 128], block_scaled=True)
 
 
 def source(fields: dict, out_dtype: str = "bf16", **changed) -> str:
@@ -41,7 +43,7 @@ def edited_table(tmp_path: Path, edit) -> TileTable:
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.arch)
 def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
     names = library.kernel_names(table)
-    assert len(names) == len(table.all_rows) * len(codegen.OUT_DTYPES) + 1
+    assert len(names) == sum(len(codegen.out_dtypes(row)) for row in table.all_rows) + 1
     symbols = [codegen.symbol(*name) for name in names]
     assert len(set(symbols)) == len(symbols) and all(name.isidentifier() for name in symbols)
     sources = [codegen.kernel_source(table.row(row), out) for row, out in names[:-1]] + [codegen.zero_point_terms_source()]
@@ -73,6 +75,13 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
         )),
         *((GROUPED_C2X, change) for change in (
             dict(tile=[64, 128, 64]), dict(warp=[32, 64, 64]), dict(stages=4), dict(swizzle=4), dict(grouped=False), dict(name="other"),
+        )),
+        *((BLOCK_SCALED, change) for change in (
+            dict(tile=[64, 128, 128]), dict(tile=[128, 64, 128]), dict(warp=[32, 32, 128]), dict(warp=[64, 16, 128]), dict(stages=4), dict(swizzle=4),
+            dict(block_scaled=False), dict(name="other"),
+        )),
+        *((BLOCK_SCALED_GENERIC, change) for change in (
+            dict(tile=[32, 64, 128]), dict(tile=[64, 32, 128]), dict(block_scaled=False), dict(name="other"),
         )),
     ],
     ids=str,
@@ -120,7 +129,8 @@ class Kernel(ctypes.Structure):
 
 class KernelLibrary(ctypes.Structure):
     _fields_ = [("abi_version", ctypes.c_int32), ("arch", ctypes.c_char_p), ("kernels", ctypes.POINTER(ctypes.POINTER(Kernel))),
-                ("num_kernels", ctypes.c_int64), ("table", ctypes.POINTER(_core._TableC)), ("grouped_table", ctypes.POINTER(_core._TableC))]  # fmt: skip
+                ("num_kernels", ctypes.c_int64), ("table", ctypes.POINTER(_core._TableC)), ("grouped_table", ctypes.POINTER(_core._TableC)),
+                ("block_scaled_table", ctypes.POINTER(_core._TableC))]  # fmt: skip
 
 
 def compile_index(folder: Path, table: TileTable, names: list[library.KernelName], with_table: bool) -> ctypes.CDLL:
@@ -146,12 +156,13 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (3, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (4, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.OUT_DTYPES[out][1] if out else -1) for row, out in names]
 
     check_table(index.table.contents, table, _core.TABLE_GEMM)
     check_table(index.grouped_table.contents, table.grouped, _core.TABLE_GROUPED_GEMM)
+    check_table(index.block_scaled_table.contents, table.block_scaled, _core.TABLE_BLOCK_SCALED_GEMM)
 
 
 def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:
@@ -173,6 +184,12 @@ def test_the_index_of_one_kernel_brings_no_table(tmp_path):
     table = TABLES[0]
     index = content(compile_index(tmp_path, table, [(table.fallback, "fp16")], with_table=False))
     assert index.num_kernels == 1 and index.kernels[0].contents.row.decode() == table.fallback and not index.table and not index.grouped_table
+    assert not index.block_scaled_table
+
+
+def test_a_block_scaled_row_has_no_int32_output():
+    with pytest.raises(KernelNotBuiltError, match="^r: expected an out dtype of bf16, fp16, fp32, got int32"):
+        source(BLOCK_SCALED, "int32")
 
 
 # ---- the key of a kernel ----------------------------------------------------------------------------------------------

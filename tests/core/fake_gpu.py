@@ -44,9 +44,11 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
     symbols = [codegen.symbol(codegen.ZERO_POINT_TERMS, None)]
     for row in table.all_rows:
         for suffix, dtype in HOST_DTYPES.items():
+            if suffix not in codegen.out_dtypes(row):
+                continue
             symbols.append(codegen.symbol(row.name, suffix))
             maps = "true" if row.alignment != (1, 1, 1) else "false"
-            kind = "HOST_GROUPED_KERNEL" if row.grouped else "HOST_KERNEL"
+            kind = "HOST_GROUPED_KERNEL" if row.grouped else "HOST_BLOCK_SCALED_KERNEL" if row.block_scaled else "HOST_KERNEL"
             entries.append(f'{kind}({symbols[-1]}, "{row.name}", {dtype}, {maps})')
     (folder / "entries.cpp").write_text("\n".join([*entries, broken]))
     symbols += [line.split("(")[1].split(",")[0] for line in broken.splitlines()]

@@ -171,6 +171,37 @@ scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size)
   return SCALED_MM_STATUS_SUCCESS;
 }
 
+// Block by block of K, as docs/NUMERICS.md says.
+template <int kDtype, bool kTensorMaps>
+scaledMMStatus_t block_scaled_launch(const GemmLaunch& l, char* message, size_t size) {
+  host_kernels_last_stream = l.stream;
+  const char* why = kTensorMaps ? tensor_map_refuses(l, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4) : nullptr;
+  if (why || l.batch != 1 || l.workspace) {
+    snprintf(message, size, "handed what a block-scaled row cannot take: %s", why ? why : "a batch or a workspace");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+  for (int64_t m = 0; m < l.M; ++m) {
+    for (int64_t n = 0; n < l.N; ++n) {
+      float sum = 0;
+      for (int64_t block = 0; block * 128 < l.K; ++block) {
+        int32_t acc = 0;
+        for (int64_t k = block * 128; k < l.K && k < block * 128 + 128; ++k) acc += int32_t(a_at(l, 0, m, k)) * int32_t(b_at(l, 0, k, n));
+        const float scale = l.a_scale[m * l.a_scale_stride + block * l.a_scale_stride_k] *
+                            l.b_scale[block * l.b_scale_stride_k + n / 128 * l.b_scale_stride];
+        const float value = float(acc) * scale;
+        sum = sum + value;
+      }
+      if (l.bias) {
+        const int64_t at = n * l.bias_stride;
+        const bool wide = l.bias_dtype == SCALED_MM_DTYPE_FLOAT32;
+        sum = sum + (wide ? static_cast<const float*>(l.bias)[at] : bf16_to_float(static_cast<const uint16_t*>(l.bias) + at));
+      }
+      store<kDtype>(l.out, m * l.out_stride_m + n * l.out_stride_n, 0, sum);
+    }
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
 int64_t grouped_workspace_size(int64_t experts, int32_t multiprocessors) { return 64 * experts + multiprocessors; }
 
 scaledMMStatus_t prepare(int32_t, char*, size_t) { return SCALED_MM_STATUS_SUCCESS; }
@@ -206,6 +237,9 @@ scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_
   extern "C" const scaled_mm::Kernel symbol;                                                             \
   const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &grouped_launch<dtype, tensor_maps>, nullptr, \
                                     tensor_maps ? &grouped_workspace_size : nullptr};
+#define HOST_BLOCK_SCALED_KERNEL(symbol, row, dtype, tensor_maps) \
+  extern "C" const scaled_mm::Kernel symbol;                      \
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &block_scaled_launch<dtype, tensor_maps>};
 #define HOST_ZERO_POINT_TERMS(symbol)                 \
   extern "C" const scaled_mm::Kernel symbol;          \
   const scaled_mm::Kernel symbol = {"zero_point_terms", -1, 0, &prepare, &zero_point_terms};

@@ -108,6 +108,9 @@ inline void run_block(int count, unsigned block, bool copies_are_eager, std::fun
     }
     if (finished != before && finished != count) fail("some warps ended where others wait");
   }
+  for (size_t i = shared_size; i < sizeof(shared_memory); ++i) {
+    if (shared_memory[i] != 0x5a) fail("wrote past the end of shared memory");
+  }
 }
 
 }  // namespace gpu
