@@ -50,6 +50,22 @@ def run(handle: sm.Handle, row: str, out_dtype: torch.dtype, product: dict[str, 
     return reference.same_bits(out.cpu(), expected)
 
 
+def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
+    M, N, K = row.tile.m + 3, row.tile.n + 24, 3 * row.tile.k + 48
+    generator = torch.Generator().manual_seed(M + N + K)
+    product = {
+        **{name: operands(M, N, K)[name] for name in ("a", "b", "bias")},
+        "a_scale": torch.rand(M, -(-K // 128), generator=generator),
+        "b_scale": torch.rand(-(-K // 128), -(-N // 128), generator=generator),
+    }
+    device = {name: tensor.t().cuda().t() if name == "b" else tensor.cuda() for name, tensor in product.items()}
+    out = torch.zeros(M, N, dtype=out_dtype).cuda()
+    with sm.create_block_scaled_descriptor(handle, out=out, kernel=row.name, **device) as descriptor:
+        descriptor.calculate(out, **device)
+    torch.cuda.synchronize()
+    return reference.same_bits(out.cpu(), reference.block_scaled_mm(**product, out_dtype=out_dtype))
+
+
 def main(arch: str | None) -> int:
     handle = sm.Handle("cuda:0", arch=arch)
     table = load_table(handle.arch)
@@ -65,7 +81,13 @@ def main(arch: str | None) -> int:
                 if not run(handle, row.name, out_dtype, product, names):
                     wrong += 1
                     print(f"{row.name} {out_dtype} {names}: differs from the reference", file=sys.stderr)
-    print(f"{products} products of {len(table.rows)} rows of {handle.arch}, {wrong} wrong")
+    for row in table.block_scaled.rows:
+        for out_dtype in DTYPES[:3]:
+            products += 1
+            if not run_block_scaled(handle, row, out_dtype):
+                wrong += 1
+                print(f"{row.name} {out_dtype}: differs from the reference", file=sys.stderr)
+    print(f"{products} products of {len(table.rows) + len(table.block_scaled.rows)} rows of {handle.arch}, {wrong} wrong")
     return 1 if wrong else 0
 
 

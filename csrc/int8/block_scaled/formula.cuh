@@ -10,7 +10,7 @@ namespace scaled_mm::block_scaled {
 constexpr int kBlock = 128;
 
 // Accumulators start at the bits of 1.5 * 2^23. A block's sum is an integer of at most 128 * 128 * 128 = 2^21, so adding it to the
-// bits adds it to the number: to convert is to subtract, exactly, where a conversion instruction has a quarter of the rate.
+// bits adds it to the number: to convert is to subtract, exactly, at the full rate, of which a conversion instruction has a part.
 constexpr int32_t kStart = 0x4b400000;
 constexpr float kStartValue = 12582912.0f;
 
