@@ -239,7 +239,7 @@ class Descriptor:
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
             )  # fmt: skip
             if status is None:
-                torch.autograd.graph.increment_version(out)
+                fast.increment_version(out)
                 return
             if status is not NotImplemented:
                 error = fast.failed(status)
@@ -251,7 +251,7 @@ class Descriptor:
         except (RuntimeError, TypeError) as error:
             error = ops.typed_error(error)
             raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)) from None
-        torch.autograd.graph.increment_version(out)
+        fast.increment_version(out)
 
     def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
         from scaled_mm import cpu
