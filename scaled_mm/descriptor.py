@@ -242,7 +242,7 @@ class Descriptor:
                 a_row_sums, b_column_sums,
             )  # fmt: skip
             if status is None:
-                torch.autograd.graph.increment_version(out)
+                fast.increment_version(out)
                 return
             if status is not NotImplemented:
                 error = fast.failed(status)
@@ -262,7 +262,7 @@ class Descriptor:
             ops.calculate(self._address, *tensors[:8], workspace, stream, a_row_sums, b_column_sums)
         except (RuntimeError, TypeError) as error:
             raise _named(ops.typed_error(error), tensors) from None
-        torch.autograd.graph.increment_version(out)
+        fast.increment_version(out)
 
     def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
         from scaled_mm import cpu

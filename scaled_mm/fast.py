@@ -18,6 +18,11 @@ from scaled_mm.errors import KernelNotBuiltError, Status
 # What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_strided_cuda = getattr(_guards, "_empty_strided_cuda", None)
+# Looked up once: a name in torch._C costs as much as what it names.
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_mode = torch._C._is_torch_function_mode_enabled
+_tracing_state = torch._C._get_tracing_state
+increment_version = torch.autograd.graph.increment_version
 module = None  # the extension, once CUDA has been used; None: take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
 
@@ -52,11 +57,7 @@ def failed(status: int) -> BaseException:
 
 def intercepted() -> bool:
     """Whether something wants to see every operator: a dispatch mode, a function mode, torch.jit.trace."""
-    return bool(
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._is_torch_function_mode_enabled()
-        or torch._C._get_tracing_state() is not None
-    )
+    return _dispatch_modes() != 0 or _function_mode() or _tracing_state() is not None
 
 
 def _handle_address(device: int) -> int:
@@ -95,7 +96,7 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
     status = module.run(_handle_address(device), device, written, a, b, a_scale, b_scale, bias)
     if status is None:
         if out is not None:
-            torch.autograd.graph.increment_version(out)  # autograd is told that a tensor it may have kept has changed
+            increment_version(out)  # autograd is told that a tensor it may have kept has changed
         return written
     if status is NotImplemented:
         return NotImplemented

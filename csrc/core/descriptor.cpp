@@ -55,7 +55,8 @@ scaledMMStatus_t choose_row(const char* forced, scaledMMGemmDescriptor* d) {
     }
     return SCALED_MM_STATUS_SUCCESS;
   }
-  d->bucket = d->table->find_bucket(info.M, info.N, info.K);
+  // A batch has as many tiles as one product of all its columns, and how many fill the GPU is what the edges of N are about.
+  d->bucket = d->table->find_bucket(info.M, info.N * info.batch, info.K);
   d->bucket_row = &d->table->rows[d->table->buckets[d->bucket].row];
   d->misfit = misfit(info, d->bucket_row->align_a, d->bucket_row->align_b, d->bucket_row->align_out);
   d->row = d->misfit ? &d->table->rows[d->table->fallback_row] : d->bucket_row;

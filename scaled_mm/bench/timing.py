@@ -42,6 +42,7 @@ DEFAULT_BUDGET_MS = 60.0
 REST_MS = 50.0  # of an idle GPU before each round of an implementation: who ran before is forgotten
 SETTLE_MS = 100.0  # of untimed replays before the samples of each round
 ROUNDS = 4
+HOST_WARM_UP_MS = 100.0  # of untimed calls before host time is sampled
 
 
 @dataclass(frozen=True)
@@ -320,23 +321,28 @@ def measure(
     return timing
 
 
-def host_overhead(call: Call, device: torch.device, calls: int = 200, batches: int = 15) -> Overhead:
+def host_overhead(call: Call, device: torch.device, calls: int = 200, batches: int = 31) -> Overhead:
     """Host microseconds that one `call` costs, launches included, the GPU's work not.
 
     The device is idle when a batch starts and a batch is far shorter than the driver's launch queue, so the host never
     waits for the GPU inside the timed loop; use a product small enough that neither side is held up by the other. On a
     CPU there is no queue and the figure is the whole call.
     """
-    samples = []
-    for batch in range(batches + 1):
+
+    def batch() -> float:
         synchronize(device)
         begin = time.perf_counter()
         for _ in range(calls):
             call()
         elapsed = time.perf_counter() - begin
         synchronize(device)
-        if batch:  # the first warms up
-            samples.append(elapsed * 1e6 / calls)
+        return elapsed * 1e6 / calls
+
+    awake = time.perf_counter() + HOST_WARM_UP_MS / 1000
+    batch()
+    while time.perf_counter() < awake:  # a core that slept takes milliseconds to its clock
+        batch()
+    samples = [batch() for _ in range(batches)]
     return Overhead(us=statistics.median(samples), samples=samples, calls=calls)
 
 

@@ -140,7 +140,8 @@ def test_spread_is_the_range_of_the_rounds_medians():
     assert result.spread == pytest.approx(0.2 / 1.1)
 
 
-def test_host_overhead_is_the_median_over_batches_without_the_warm_up():
+def test_host_overhead_is_the_median_over_batches_without_the_warm_up(monkeypatch):
+    monkeypatch.setattr(timing, "HOST_WARM_UP_MS", 0.0)
     count = [0]
 
     def call():
@@ -151,6 +152,13 @@ def test_host_overhead_is_the_median_over_batches_without_the_warm_up():
     assert len(result.samples) == 3
     assert result.us == statistics.median(result.samples)
     assert 0 < result.us < 1000
+
+
+def test_host_overhead_warms_up_for_a_while_first(monkeypatch):
+    monkeypatch.setattr(timing, "HOST_WARM_UP_MS", 20.0)
+    calls = []
+    timing.host_overhead(lambda: calls.append(time.perf_counter()), CPU, calls=10, batches=3)
+    assert calls[-30] - calls[0] >= 0.015
 
 
 def test_the_cpu_cache_is_read_in_either_unit(tmp_path):

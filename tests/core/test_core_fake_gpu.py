@@ -41,12 +41,12 @@ def test_every_batch_is_launched_once_with_what_gives_the_bits_of_the_reference(
 
 def test_a_batch_is_dispatched_as_one_product_of_a_shared_weight_or_as_what_it_is(ask, fake_gpu):
     answer = ask("batch_choices", fake_gpu.kernels)
-    bucket_of = {M: f"bucket {TABLE.select(M, 64, 128).bucket_index} of" for M in (1, 100, 300)}
-    assert bucket_of[100] != bucket_of[300]
-    for name, M in {"own weights": 100, "a shared weight": 300, "a shared weight, rows apart": 100, "a shared weight, biases apart": 100,
-                    "zero points": 100, "zero points of a shared b": 100, "65535": 1}.items():  # fmt: skip
-        row, reason, _ = answer[name]
-        assert row == TABLE.select(M, 64, 128).row.name and reason.startswith(bucket_of[M]) and "cannot" not in reason, name
+    one, three = {"a shared weight": (300, 64)}, (100, 3 * 64)  # B * M rows, or B * N columns
+    apart = ["own weights", "a shared weight, rows apart", "a shared weight, biases apart", "zero points", "zero points of a shared b"]
+    for name, (M, N) in {**one, **dict.fromkeys(apart, three), "65535": (1, 65535 * 64)}.items():
+        selection, (row, reason, _) = TABLE.select(M, N, 128), answer[name]
+        assert row == selection.row.name and reason.startswith(f"bucket {selection.bucket_index} of") and "cannot" not in reason, name
+    assert answer["own weights"][0] != answer["a shared weight"][0] and answer["65535"][0] != TABLE.select(1, 64, 128).row.name
     assert answer["own weights"][2] == 0
     assert answer["zero points"][2] == 8 * 3 * (100 + 64)
     assert answer["zero points of a shared b"][2] == 8 * (3 * 100 + 64)  # the column sums are there once

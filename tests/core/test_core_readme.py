@@ -60,6 +60,16 @@ def test_what_the_text_links_to_exists():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+def test_the_table_of_features_has_no_hole_and_its_tests_exist():
+    table = re.search(r"^\| feature \|.*?\n\n", README, re.DOTALL | re.MULTILINE).group()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+    assert len(rows) > 6 and len({len(row) for row in rows}) == 1 and all(all(row) for row in rows)
+    there = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py")), re.MULTILINE))
+    for row in rows[2:]:
+        named = set(re.findall(r"`(test_\w+)`", row[-1]))
+        assert named and named <= there, (row[0], named - there)
+
+
 def test_every_environment_variable_is_documented():
     text = (ROOT / "docs" / "BUILDING.md").read_text()
     sources = [*(ROOT / "scaled_mm").rglob("*.py"), ROOT / "setup.py"]

@@ -1,4 +1,7 @@
-"""Every kernel row of the GPU's generations with batches, forced by name: one launch, the bits of a loop over products."""
+"""Every kernel row of every table with batches, forced by architecture and by name: one launch, the bits of a loop over products.
+
+Rows of older architectures run through their PTX, those of newer ones are compiled for sm80, as in test_forced_arch.py.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from scaled_mm.errors import ArchitectureNotSupportedError
 from scaled_mm.tables import load_table
 
 from .batched import BatchCase, BatchOperands
+from .forced import TABLES
 
 pytestmark = pytest.mark.gpu
 
-# sm80 has every way of the 2.x family on it (split K, 16-byte tails); sm75 the one that loads through registers.
-ROWS = [(arch, row.name) for arch in ("sm90", "sm80", "sm75") for row in load_table(arch).rows]
+ROWS = [(arch, row.name) for arch, table in TABLES.items() for row in table.rows]
 BF16, INT32 = torch.bfloat16, torch.int32
 POINTS = {"a_zero_point": "each", "b_zero_point": "each"}
 # What a row of a tensor map takes: K, N and every stride a multiple of 16 bytes. Nothing of it folds into one product.
@@ -48,7 +51,7 @@ def made(name: str) -> tuple[BatchOperands, torch.Tensor]:
 
 
 @functools.cache
-def handle_of(arch: str) -> sm.Handle:
+def own_handle(arch: str) -> sm.Handle:
     try:
         return sm.Handle("cuda:0", arch=arch)
     except ArchitectureNotSupportedError as error:
@@ -70,9 +73,9 @@ def check(handle: sm.Handle, row: str | None, operands: BatchOperands, expected:
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_row_gives_each_product_of_a_batch_its_bits(arch, row):
-    handle = handle_of(arch)
+def test_every_row_gives_each_product_of_a_batch_its_bits(handle_for, arch, row):
     for name in ALIGNED:
+        handle = handle_for(arch, row, ALIGNED[name].out_dtype)
         assert check(handle, row, *made(name)) == row
 
 
@@ -81,7 +84,7 @@ def test_every_row_gives_each_product_of_a_batch_its_bits(arch, row):
 def test_the_other_output_dtypes_have_batches_too(arch, out_dtype):
     for a_batch, b_batch in [("each", "padded"), ("each", "expanded")]:
         operands = BatchCase(3, 70, 144, 272, out_dtype, a_batch=a_batch, b_batch=b_batch, bias="each", **POINTS).make("cuda:0")
-        check(handle_of(arch), None, operands, operands.expected())
+        check(own_handle(arch), None, operands, operands.expected())
 
 
 @pytest.mark.parametrize("m, n, k", [(1, 144, 272), (70, 144, 272), (17, 33, 37), (5, 1, 1), (70, 144, 0)])
@@ -101,7 +104,7 @@ def test_a_batch_of_one_is_the_plain_product(m, n, k):
     ],
 )
 def test_a_batch_that_a_tensor_map_cannot_take_runs_on_the_generic_row_and_says_why(why, case):
-    operands, handle = case.make("cuda:0"), handle_of("sm90")
+    operands, handle = case.make("cuda:0"), own_handle("sm90")
     out, memory = operands.poisoned_out()
     with sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
         assert descriptor.kernel.row == load_table("sm90").fallback and why in descriptor.kernel.reason
@@ -120,7 +123,7 @@ def test_a_batch_is_captured_in_a_graph_and_replayed_with_new_contents():
     inputs["b"] = operands.inputs["b"].mT.contiguous().mT
     out = torch.empty(3, 130, 272, dtype=BF16, device="cuda")
     fresh = BatchOperands(operands.case, inputs, operands.device)
-    with sm.create_descriptor(handle_of("sm90"), out=out, **inputs) as descriptor:
+    with sm.create_descriptor(own_handle("sm90"), out=out, **inputs) as descriptor:
         workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device="cuda")
         descriptor.calculate(out, **inputs, workspace=workspace)
         graph = torch.cuda.CUDAGraph()
