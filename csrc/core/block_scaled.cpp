@@ -195,10 +195,9 @@ scaledMMStatus_t scaledMMGetBlockScaledGemmKernel(scaledMMBlockScaledGemmDescrip
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t scaledMMCheckBlockScaledGemmTensors(scaledMMBlockScaledGemmDescriptor_t d, const scaledMMTensorDesc_t* out,
-                                                 const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
-                                                 const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-                                                 const scaledMMTensorDesc_t* bias) {
+scaledMMStatus_t scaledMMCheckBlockScaledGemmTensors(
+    scaledMMBlockScaledGemmDescriptor_t d, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
+    const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias) {
   if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
   const scaledMMTensorDesc_t* tensors[kTensors] = {out, a, b, a_scale, b_scale, bias};
   for (int i = 0; i < kTensors; ++i) {
@@ -208,9 +207,9 @@ scaledMMStatus_t scaledMMCheckBlockScaledGemmTensors(scaledMMBlockScaledGemmDesc
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMBlockScaledGemmDescriptor_t d, void* /*workspace*/, size_t /*workspace_size*/, void* out,
-                                              const void* a, const void* b, const void* a_scale, const void* b_scale,
-                                              const void* bias, void* stream) {
+scaledMMStatus_t scaledMMCalculateBlockScaledGemm(
+    scaledMMBlockScaledGemmDescriptor_t d, void* /*workspace*/, size_t /*workspace_size*/, void* out, const void* a, const void* b,
+    const void* a_scale, const void* b_scale, const void* bias, void* stream) {
   if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
   const GemmInfo& info = d->info.gemm;
   const Operand inputs[kTensors - 1] = {
