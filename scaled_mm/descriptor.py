@@ -231,19 +231,18 @@ class Descriptor:
             self._alive()
         if stream is not None:
             stream = _stream_address(stream)
-        ops.check_out_needs_no_gradient(out)
-        if self._device_index < 0:
-            return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point), workspace)
-        if fast.module is not None and not fast.intercepted():
+        if self._device_index >= 0 and fast.module is not None and not fast.intercepted():
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
             )  # fmt: skip
             if status is None:
-                fast.increment_version(out)
                 return
             if status is not NotImplemented:
                 error = fast.failed(status)
                 raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
+        ops.check_out_needs_no_gradient(out)
+        if self._device_index < 0:
+            return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point), workspace)
         if stream is None:
             stream = -1
         try:
