@@ -18,10 +18,9 @@ from scaled_mm.errors import KernelNotBuiltError
 # What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_strided_cuda = getattr(_guards, "_empty_strided_cuda", None)
-# Looked up once: a name in torch._C costs as much as what it names.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_mode = torch._C._is_torch_function_mode_enabled
-_tracing = torch._C._is_tracing
+# Looked up once: a name in torch._C costs as much as what it names. A torch that lacks one of them goes by its dispatcher.
+_watchers = [getattr(torch._C, name, None) for name in ("_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_tracing")]
+_dispatch_modes, _function_mode, _tracing = _watchers
 increment_version = torch.autograd.graph.increment_version
 module = None  # the extension, once CUDA has been used; None: take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
@@ -32,8 +31,8 @@ def load() -> None:
     global module
     from scaled_mm.build.library import python_library
 
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return  # the limited API that the extension is built against is not there
+    if None in _watchers or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return  # nothing would say when to keep away, or the limited API that the extension is built against is not there
     try:
         path = python_library()
     except KernelNotBuiltError as error:
