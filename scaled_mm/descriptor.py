@@ -235,14 +235,12 @@ class Descriptor:
             self._alive()
         if stream is not None:
             stream = _stream_address(stream)
-        ops.check_out_needs_no_gradient(out)
         if self._device_index >= 0 and fast.module is not None and not fast.intercepted():
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point,
                 a_row_sums, b_column_sums,
             )  # fmt: skip
             if status is None:
-                fast.increment_version(out)
                 return
             if status is not NotImplemented:
                 error = fast.failed(status)
@@ -253,6 +251,7 @@ class Descriptor:
                 out, a, b, a_scale, b_scale, bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point, a_row_sums=a_row_sums,
                 b_column_sums=b_column_sums, workspace=workspace, stream=stream,
             )  # fmt: skip
+        ops.check_out_needs_no_gradient(out)
         tensors = (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
         if self._device_index < 0:
             return self._calculate_cpu(tensors, workspace)

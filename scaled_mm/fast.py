@@ -18,10 +18,9 @@ from scaled_mm.errors import KernelNotBuiltError, Status
 # What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_strided_cuda = getattr(_guards, "_empty_strided_cuda", None)
-# Looked up once: a name in torch._C costs as much as what it names.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_mode = torch._C._is_torch_function_mode_enabled
-_tracing_state = torch._C._get_tracing_state
+# Looked up once: a name in torch._C costs as much as what it names. A torch that lacks one of them goes by its dispatcher.
+_watchers = [getattr(torch._C, name, None) for name in ("_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_tracing")]
+_dispatch_modes, _function_mode, _tracing = _watchers
 increment_version = torch.autograd.graph.increment_version
 module = None  # the extension, once CUDA has been used; None: take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
@@ -32,8 +31,8 @@ def load() -> None:
     global module
     from scaled_mm.build.library import python_library
 
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return  # the limited API that the extension is built against is not there
+    if None in _watchers or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return  # nothing would say when to keep away, or the limited API that the extension is built against is not there
     try:
         path = python_library()
     except KernelNotBuiltError as error:
@@ -44,7 +43,7 @@ def load() -> None:
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", str(path))
     extension = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
     loader.exec_module(extension)
-    if extension.bind(torch.Tensor, torch.nn.Parameter):
+    if extension.bind(torch.Tensor, torch.nn.Parameter, getattr(torch._C, "_increment_version", increment_version)):
         module = extension
 
 
@@ -57,7 +56,7 @@ def failed(status: int) -> BaseException:
 
 def intercepted() -> bool:
     """Whether something wants to see every operator: a dispatch mode, a function mode, torch.jit.trace."""
-    return _dispatch_modes() != 0 or _function_mode() or _tracing_state() is not None
+    return _dispatch_modes() != 0 or _function_mode() or _tracing()
 
 
 def _handle_address(device: int) -> int:

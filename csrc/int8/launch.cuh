@@ -42,29 +42,31 @@ struct DriverFunction {
 };
 
 using LaunchFunction = CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**);
-using ContextFunction = CUresult (*)(CUcontext*);
+using GetContextFunction = CUresult (*)(CUcontext*);
+using SetContextFunction = CUresult (*)(CUcontext);
 inline DriverFunction<LaunchFunction> driver_launch("cuLaunchKernelEx");
-inline DriverFunction<ContextFunction> driver_context("cuCtxGetCurrent");
+inline DriverFunction<GetContextFunction> driver_get_context("cuCtxGetCurrent");
+inline DriverFunction<SetContextFunction> driver_set_context("cuCtxSetCurrent");
 
 // Makes a device current for a scope; nothing happens when it already is. A thread that has done nothing with CUDA yet gets its
-// context here: the driver's calls (launches, tensor maps) need one, and only the runtime's make one.
+// context here: the driver's calls (launches, tensor maps) need one, and only the runtime's make one. Afterwards the thread has the
+// context that it came with, be it the device's own or another; one that came with none has its device back, with a context.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int device) {
-    error_ = cudaGetDevice(&previous_);
-    if (error_ == cudaSuccess && previous_ != device) {
-      error_ = cudaSetDevice(device);
-      restore_ = error_ == cudaSuccess;
-      return;
-    }
-    ContextFunction current = nullptr;
-    if (error_ == cudaSuccess) error_ = driver_context.find(&current);
-    CUcontext context = nullptr;
-    if (error_ == cudaSuccess) error_ = static_cast<cudaError_t>(current(&context));  // one numbering for both
-    if (error_ == cudaSuccess && context == nullptr) error_ = cudaSetDevice(device);
+    GetContextFunction get_context = nullptr;
+    if ((error_ = cudaGetDevice(&previous_)) != cudaSuccess || (error_ = driver_get_context.find(&get_context)) != cudaSuccess) return;
+    error_ = static_cast<cudaError_t>(get_context(&context_));  // one numbering for both
+    if (error_ != cudaSuccess || (previous_ == device && context_ != nullptr)) return;
+    error_ = cudaSetDevice(device);
+    restore_ = error_ == cudaSuccess && previous_ != device;
   }
   ~CurrentDevice() {
-    if (restore_) cudaSetDevice(previous_);
+    SetContextFunction set_context = nullptr;
+    if (!restore_) return;
+    if (context_ == nullptr || driver_set_context.find(&set_context) != cudaSuccess || set_context(context_) != CUDA_SUCCESS) {
+      cudaSetDevice(previous_);
+    }
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
@@ -72,6 +74,7 @@ class CurrentDevice {
 
  private:
   int previous_ = 0;
+  CUcontext context_ = nullptr;
   bool restore_ = false;
   cudaError_t error_;
 };

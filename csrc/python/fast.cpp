@@ -50,14 +50,14 @@ struct DLPackExchangeAPI {
 const DLPackExchangeAPI* api = nullptr;
 PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
-PyObject* is_neg = nullptr;  // the name of the method
+PyObject* is_neg = nullptr;             // the name of the method
+PyObject* requires_grad = nullptr;      // the name of the attribute
+PyObject* increment_version = nullptr;  // torch's function: autograd is told that a tensor it may have kept has changed
 
 constexpr int kOperands = 10;
 constexpr const char* kNames[kOperands] = {"out",  "a",            "b",            "a_scale",    "b_scale",
                                            "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums"};
 constexpr int kRunOperands = 6;  // those that a product without zero points has
-
-
 
 struct Operands {
   scaledMMTensorDesc_t descs[kOperands];
@@ -167,6 +167,27 @@ scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stre
   return status != SCALED_MM_STATUS_SUCCESS ? status : destroyed;
 }
 
+// Whether autograd watches an output: writing to it would go unseen.
+Answer check_unwatched(PyObject* out) {
+  PyObject* watched = PyObject_GetAttr(out, requires_grad);
+  if (watched == nullptr) PyErr_Clear();
+  const bool fine = watched == Py_False;
+  Py_XDECREF(watched);
+  return fine ? Answer::kFine : Answer::kNotMine;
+}
+
+// None when the launch succeeded and autograd knows that `out` has changed.
+PyObject* written(PyObject* out, scaledMMStatus_t status) {
+  if (status != SCALED_MM_STATUS_SUCCESS) return status_object(status);
+  PyObject* tensors = PyTuple_Pack(1, out);
+  if (tensors == nullptr) return nullptr;
+  PyObject* result = PyObject_CallFunctionObjArgs(increment_version, tensors, nullptr);
+  Py_DECREF(tensors);
+  if (result == nullptr) return nullptr;
+  Py_DECREF(result);
+  return Py_NewRef(Py_None);
+}
+
 // calculate(descriptor, device, stream | None, workspace | None, out, a, b, ...) -> None | status | NotImplemented
 PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4 + kOperands) {
@@ -177,7 +198,8 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const int32_t device = int32_t(PyLong_AsLong(args[1]));
   if (PyErr_Occurred()) return nullptr;
   Operands o;
-  Answer answer = read_operands(args + 4, kOperands, device, &o);
+  Answer answer = check_unwatched(args[4]);
+  if (answer == Answer::kFine) answer = read_operands(args + 4, kOperands, device, &o);
   void *stream = nullptr, *memory = nullptr;
   size_t bytes = 0;
   if (answer == Answer::kFine && args[3] != Py_None) {
@@ -209,7 +231,7 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
                                       o.present[6], o.present[7], o.present[8], o.present[9]);
     if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, memory, bytes, stream);
   }
-  return status_object(status);
+  return written(args[4], status);
 }
 
 // run(handle, device, out, a, b, a_scale, b_scale, bias) -> None | status | NotImplemented. Zero points need a workspace, which
@@ -237,10 +259,10 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return needs_workspace ? not_mine() : status_object(status);  // a split-K row: the operator allocates it
 }
 
-// bind(torch.Tensor, torch.nn.Parameter) -> whether this torch has an exchange table that is understood here
+// bind(torch.Tensor, torch.nn.Parameter, increment_version) -> whether this torch has an exchange table that is understood here
 PyObject* bind(PyObject*, PyObject* args) {
-  PyObject *tensor = nullptr, *parameter = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!", &PyType_Type, &tensor, &PyType_Type, &parameter)) return nullptr;
+  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment)) return nullptr;
   PyObject* capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
     PyErr_Clear();  // a torch from before the table
@@ -252,7 +274,9 @@ PyObject* bind(PyObject*, PyObject* args) {
   if (table == nullptr) return nullptr;
   if (table->header.major != 1 || table->dltensor_from_py_object_no_sync == nullptr) Py_RETURN_FALSE;
   is_neg = PyUnicode_InternFromString("is_neg");
-  if (is_neg == nullptr) return nullptr;
+  requires_grad = PyUnicode_InternFromString("requires_grad");
+  if (is_neg == nullptr || requires_grad == nullptr) return nullptr;
+  increment_version = Py_NewRef(increment);
   api = table;
   tensor_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
   parameter_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));

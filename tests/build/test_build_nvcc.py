@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scaled_mm.build import cache, compile, library, toolchain
+from scaled_mm.build.paths import csrc_dir
 from scaled_mm.cli import main
 from scaled_mm.tables import load_table, rules
 
@@ -116,3 +117,12 @@ def test_a_whole_architecture_becomes_one_library_with_its_table(cache_root, mon
     installed = library.install_arch(load_table(small), tmp_path / "lib")
     assert installed.name == "kernels_sm90.so" and os.path.getsize(installed) == built["bytes"]
     assert json.loads(installed.with_suffix(".json").read_text()).keys() == {"key"}
+
+
+def test_the_swizzle_counts_the_tiles_that_cutlass_schedules_and_adds_next_to_none(tmp_path):
+    program = tmp_path / "swizzle"
+    includes = [f"-I{path}" for path in (csrc_dir(), toolchain.find_cutlass())]
+    command = [toolchain.find_nvcc().path, "-std=c++17", *includes, Path(__file__).with_name("swizzle.cu"), "-o", program]
+    subprocess.run(command, check=True, env=toolchain.environment())
+    done = subprocess.run([program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "8 1 8\n"), done.stdout

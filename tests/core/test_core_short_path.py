@@ -47,5 +47,9 @@ def test_autograd_is_told_that_an_output_has_changed(answer):
     assert answer["calls"] == 1 and answer["version moved"]
 
 
+def test_an_output_that_wants_a_gradient_is_left_to_the_operator(answer):
+    assert answer["an output that wants a gradient"] == "left"
+
+
 def test_tracing_sees_the_operator_and_not_the_short_path(answer):
     assert answer["traced"] and answer["calls while tracing"] == 0

@@ -11,6 +11,7 @@
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 
 #include "int8/c3x/prefetch.cuh"
+#include "int8/c3x/swizzle.h"
 #include "int8/epilogue/visitor_sm90.cuh"
 #include "int8/launch.cuh"
 
@@ -111,7 +112,8 @@ struct Gemm {
         {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
     if constexpr (kPersistent) {
       arguments.scheduler.raster_order = kRaster;
-      arguments.scheduler.max_swizzle_size = kSwizzle;
+      const TileGrid grid{((kSwapAB ? l.N : l.M) + kTileM - 1) / kTileM, ((kSwapAB ? l.M : l.N) + kTileN - 1) / kTileN, kClusterM, kClusterN};
+      arguments.scheduler.max_swizzle_size = swizzle_of(grid, kSwizzle);
     }
     arguments.hw_info.device_id = l.device;
     arguments.hw_info.sm_count = l.multiprocessors;
