@@ -79,7 +79,7 @@ scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
   }
   GemmInfo& gemm = info->gemm;
   if (scaledMMStatus_t s = make_gemm_info({t.out, t.a, &b, t.a_scale, t.b_scale ? &b_scale : nullptr,
-                                           t.bias ? &bias : nullptr, nullptr, nullptr}, &gemm)) return s;
+                                           t.bias ? &bias : nullptr, nullptr, nullptr, nullptr, nullptr}, &gemm)) return s;
   gemm.b_scale_stride = b_scale_stride_n;
   gemm.bytes.b = tensor_extent(*t.b);
   if (t.b_scale) gemm.bytes.b_scale = tensor_extent(*t.b_scale);
