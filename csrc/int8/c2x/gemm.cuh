@@ -200,7 +200,7 @@ struct Gemm {
     Problem<Gemm> p{typename Mma::IteratorA::Params(RowMajor(lda)), typename Mma::IteratorB::Params(ColumnMajor(ldb)),
                     const_cast<int8_t*>(a), const_cast<int8_t*>(b), l.batch_strides.a, l.batch_strides.b,
                     int(l.M), int(l.N), whole, int(tiles_m), int(tiles_n), nullptr, nullptr,
-                    {epilogue_operands(l), {a, b, lda, ldb, l.batch_strides.a, l.batch_strides.b, whole, K},
+                    {epilogue_operands(l), {a, b, lda, ldb, whole, K, l.batch_strides.a, l.batch_strides.b},
                      static_cast<Out*>(l.out), ldd, l.batch_strides.out}};
     if constexpr (kSplit > 1) {
       if (scaledMMStatus_t status = clear_counters(l, message, size)) return status;

@@ -12,6 +12,7 @@
 
 #include "int8/c3x/prefetch.cuh"
 #include "int8/c3x/swizzle.h"
+#include "int8/c3x/tensor_map.cuh"
 #include "int8/epilogue/visitor_sm90.cuh"
 #include "int8/launch.cuh"
 
@@ -147,6 +148,7 @@ struct Gemm {
     CurrentDevice current(l.device);  // the driver encodes tensor maps
     if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
     Params params = encode(l);
+    if (scaledMMStatus_t status = check_encoded(params, message, size)) return status;
     if (l.cache) {
       new (l.cache->bytes) Params(params);
       memcpy(l.cache->pointers, pointers, sizeof(pointers));

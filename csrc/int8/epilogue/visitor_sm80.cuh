@@ -13,8 +13,9 @@ namespace scaled_mm {
 // Rows of K bytes, as the epilogue sees them: only past `begin`, for what the main loop's 16-byte loads left over.
 struct KTail {
   const int8_t *a, *b;
-  int64_t a_stride, b_stride, a_batch, b_batch;
+  int64_t a_stride, b_stride;
   int begin, end;
+  int64_t a_batch = 0, b_batch = 0;  // from one product of a batch to the next
 };
 
 // Four bytes of a row from k on, zero past its end. Rows start on 16 bytes and k is a multiple of 4.
@@ -65,7 +66,7 @@ struct ScaledEpilogueSm80 {
     EpilogueOperands operands;
     KTail tail;
     Out* out;
-    int64_t out_stride, out_batch;
+    int64_t out_stride, out_batch = 0;
   };
   using Arguments = Params;
   struct SharedStorage {};

@@ -178,6 +178,8 @@ struct C3x {
                static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
+    CurrentDevice current(l.device);  // the driver encodes tensor maps
+    if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
     Layout layout(l.workspace);
     void* const maps = layout.template take<char>(maps_bytes(l.multiprocessors));
     const Problems<C3x> problems = problems_in(layout, l.groups->experts);
@@ -201,6 +203,7 @@ struct C3x {
     arguments.hw_info.device_id = l.device;
     arguments.hw_info.sm_count = l.multiprocessors;
     typename GemmKernel::Params params = GemmKernel::to_underlying_arguments(arguments, maps);
+    if (scaledMMStatus_t status = c3x::check_encoded(params, message, size)) return status;
     LaunchShape shape;
     shape.grid = GemmKernel::get_grid_shape(params);
     shape.block = GemmKernel::get_block_shape();
