@@ -13,7 +13,7 @@ import warnings
 
 import torch
 
-from scaled_mm.errors import KernelNotBuiltError, Status
+from scaled_mm.errors import KernelNotBuiltError
 
 # What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -69,14 +69,16 @@ def _handle_address(device: int) -> int:
     return found[1]
 
 
-def _empty_batch(shape: tuple[int, ...], dtype: torch.dtype, device: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device=f"cuda:{device}")
+def _output(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, device: int) -> torch.Tensor:
+    a_shape, b_shape = a.shape, b.shape
+    if len(a_shape) == 2 == len(b_shape):
+        M, N = a_shape[0], b_shape[1]
+        if _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
+            return _empty_strided_cuda((M, N), (max(N, 1), 1), dtype)
+        return torch.empty(M, N, dtype=dtype, device=f"cuda:{device}")
+    from scaled_mm.ops import product_shape
 
-
-def _empty(M: int, N: int, dtype: torch.dtype, device: int) -> torch.Tensor:
-    if _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
-        return _empty_strided_cuda((M, N), (max(N, 1), 1), dtype)
-    return torch.empty(M, N, dtype=dtype, device=f"cuda:{device}")
+    return torch.empty(product_shape(a, b), dtype=dtype, device=f"cuda:{device}")
 
 
 def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
@@ -87,7 +89,7 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
         device = a.get_device()
         if device < 0:
             return NotImplemented
-        written = _empty(a.shape[0], b.shape[1], out_dtype, device) if out is None else out
+        written = _output(a, b, out_dtype, device) if out is None else out
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):
@@ -99,10 +101,4 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
         return written
     if status is NotImplemented:
         return NotImplemented
-    if out is None and status == Status.BAD_TENSOR_SHAPE and 3 in (a.dim(), b.dim()):
-        # A batch. Asked here, where a matrix does not come by: its calls are counted in nanoseconds.
-        from scaled_mm.ops import product_shape
-
-        written = _empty_batch(product_shape(a, b), out_dtype, device)
-        return scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, written)
     raise failed(status)

@@ -43,7 +43,7 @@ def grouped_scaled_mm(
     a_scale: float32, one value, [tokens] or [tokens, 1].
     b_scale: float32, one value, [E], [E, 1, 1], [E, N] or [E, 1, N].
     expert_offsets: int32 [E] on a's device: one past each expert's last row, as `torch._grouped_mm` takes its `offs`. The
-        kernel reads them, so nothing waits for the GPU, and in a CUDA graph they may change between replays. Offsets that
+        kernel reads them, so nothing waits for the GPU, and in a CUDA graph they may change between replays, though not while one runs. Offsets that
         decrease, are negative or exceed the tokens are clamped as above: experts come out empty or shorter.
     bias: [E, N], in out_dtype or float32.
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale are None then).
@@ -57,7 +57,10 @@ def grouped_scaled_mm(
     try:
         if out is None:
             return grouped_ops.grouped_scaled_mm(a, b, a_scale, b_scale, expert_offsets, bias, out_dtype)
+        ops.check_out_needs_no_gradient(out)
         grouped_ops.grouped_scaled_mm_out(out, a, b, a_scale, b_scale, expert_offsets, bias)
+        if not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version(out)  # the operator is not known to autograd
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(
@@ -114,6 +117,7 @@ class GroupedDescriptor:
         """
         self._alive()
         address = -1 if stream is None else _stream_address(stream)
+        ops.check_out_needs_no_gradient(out)
         if self.device.type == "cpu":
             return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, expert_offsets), workspace)
         try:
@@ -123,6 +127,7 @@ class GroupedDescriptor:
         except (RuntimeError, TypeError) as error:
             tensors = dict(zip(_OPERANDS, (out, a, b, a_scale, b_scale, bias, expert_offsets)))
             raise ops.name_dtype(ops.typed_error(error), **tensors) from None
+        torch.autograd.graph.increment_version(out)
 
     def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
         from scaled_mm import cpu_grouped

@@ -148,6 +148,8 @@ def strided(rows: int, columns: int, layout: str, dtype: torch.dtype) -> torch.T
         return torch.empty((rows, columns), dtype=dtype)
     if layout == "padded_rows":
         return torch.empty((rows, columns + 16), dtype=dtype)[:, :columns]
+    if layout == "aligned_rows":  # each starts on 16 elements
+        return torch.empty((rows, (columns + 15) // 16 * 16), dtype=dtype)[:, :columns]
     if layout == "offset_rows":
         return torch.empty((rows, columns + 5), dtype=dtype)[:, 1 : 1 + columns]
     if layout == "every_second":

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.gpu
 ROWS = [(arch, row.name) for arch, table in TABLES.items() for row in table.rows]
 BF16, INT32 = torch.bfloat16, torch.int32
 POINTS = {"a_zero_point": "each", "b_zero_point": "each"}
-# What a row of a tensor map takes: K, N and every stride a multiple of 16 bytes. Nothing of it folds into one product.
+TAILS = {"a_layout": "aligned_rows", "b_layout": "aligned_columns", "out_layout": "aligned_rows"}
+# What a row of a tensor map takes: every stride a multiple of 16 bytes. Hardly any of it folds into one product.
 ALIGNED = {
     "a batch of one": BatchCase(1, 70, 144, 272, bias="each", **POINTS),
     "a batch of three": BatchCase(3, 130, 272, 528, bias="each", bias_dtype="float32"),
@@ -38,6 +39,8 @@ ALIGNED = {
     "an expanded a": BatchCase(3, 70, 144, 272, a_batch="expanded", a_scale="each"),
     "a shared b": BatchCase(17, 70, 144, 272, b_batch="one", a_scale="vector", b_scale="each", bias="vector", a_zero_point="vector"),
     "an expanded b": BatchCase(3, 70, 144, 272, b_batch="expanded", bias="each", a_zero_point="one", b_zero_point="vector"),
+    "tails of K and N": BatchCase(3, 70, 141, 269, bias="each", **TAILS, **POINTS),
+    "a K within a vector": BatchCase(3, 33, 141, 15, bias="vector", **TAILS),
     "one row each": BatchCase(17, 1, 144, 272, bias="vector", b_zero_point="each_one"),
     "a tall product of a shared b": BatchCase(17, 9, 144, 272, b_batch="matrix", b_scale="vector", bias="vector", a_zero_point="each"),
 }  # fmt: skip

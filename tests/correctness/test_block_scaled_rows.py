@@ -72,6 +72,8 @@ def handle_for():
     merged = borrower.model_copy(update={"block_scaled": section})
 
     def build(table, arch: str) -> None:
+        if library.arch_library(table) is not None:
+            return  # it has them
         names = [(row.name, suffix) for row in TABLES[arch].block_scaled.rows for suffix in SUFFIXES.values()]
         for path in library.build_kernels(table, names).values():
             _core.call("scaledMMLoadKernels", str(path).encode())

@@ -181,6 +181,22 @@ def test_an_output_in_the_memory_of_an_input_is_refused(device):
             sm.grouped_scaled_mm(**{**case.inputs, name: inside}, out=out)
 
 
+def test_an_output_that_wants_a_gradient_is_refused_and_any_other_counts_the_change(device):
+    case = grouped(20, 3, 16, 8, device=device)
+    out = torch.zeros(20, 8, dtype=torch.bfloat16, device=device)
+    before = out._version
+    sm.grouped_scaled_mm(**case.inputs, out=out)
+    with sm.create_grouped_descriptor(sm.Handle(device), out=out, **case.inputs) as desc:
+        workspace = torch.empty(desc.workspace_size, dtype=torch.uint8, device=device) if desc.workspace_size else None
+        desc.calculate(out, **case.inputs, workspace=workspace)
+        assert out._version >= before + 2
+        out.requires_grad_()
+        with pytest.raises(BadParamError, match="^out: expected a tensor that requires no gradient"):
+            desc.calculate(out, **case.inputs, workspace=workspace)
+    with pytest.raises(BadParamError, match="^out: expected a tensor that requires no gradient"):
+        sm.grouped_scaled_mm(**case.inputs, out=out)
+
+
 @pytest.mark.gpu
 def test_tensors_on_two_devices_are_refused():
     case = grouped(5, 2, 16, 8, device="cuda:0")

@@ -42,7 +42,7 @@ ALIGNED = [
     ((129, 5, 15, 13), dict(pad=1, padding=3, offsets="wild", bias="out")),
     ((777, 3, 333, 20), dict(pad=3, padding=12, offsets="one", b_scale="one")),
     ((2048, 2000, 64, 24), dict(bias="float32")),
-    ((40, 300, 4096, 392), dict(offsets="short", a_scale="matrix", b_scale="expert3")),
+    ((40, 300, 512, 392), dict(offsets="short", a_scale="matrix", b_scale="expert3")),
 ]  # fmt: skip
 ANY = [
     ((129, 5, 31, 13), dict(bias="out")),
@@ -75,6 +75,8 @@ def handle_for():
     )
 
     def build(table, rows, suffixes) -> None:
+        if library.arch_library(table) is not None:
+            return  # it has them
         names = [(row, suffix) for row in rows for suffix in suffixes]
         for path in library.build_kernels(table, names).values():
             _core.call("scaledMMLoadKernels", str(path).encode())
@@ -103,9 +105,12 @@ def run(handle: sm.Handle, row: str, case: Grouped, padding: int) -> torch.Tenso
     with sm.create_grouped_descriptor(handle, out=out, **case.inputs, kernel=row) as desc:
         assert desc.kernel.row == row
         workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
+        results = []
         for _ in range(2):  # the second finds what the first left in the workspace
             out.fill_(-77777 if out.dtype == torch.int32 else float("nan"))
             desc.calculate(out, **case.inputs, workspace=workspace)
+            results.append(out.clone())
+    assert reference.same_bits(*results), f"{row}: the second launch differs: {reference.describe_difference(*results)}"
     n = out.shape[1]
     assert torch.equal(around[:, n:].nan_to_num(-3.0), before[:, n:].nan_to_num(-3.0)), f"{row} wrote beside its output"
     return out
@@ -136,6 +141,7 @@ def test_every_grouped_row_follows_offsets_that_change_between_replays_of_a_grap
     generator = torch.Generator().manual_seed(0)
     with sm.create_grouped_descriptor(handle, out=out, **case.inputs, kernel=row) as desc:
         workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
+        desc.calculate(out, **case.inputs, workspace=workspace)  # loads what is loaded lazily
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(3):  # back to back: the workspace is written while the product before may still run
