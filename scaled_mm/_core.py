@@ -53,7 +53,7 @@ class _TableRowC(ctypes.Structure):
         ("align_a", ctypes.c_int32),
         ("align_b", ctypes.c_int32),
         ("align_out", ctypes.c_int32),
-        ("padding_", ctypes.c_int32),
+        ("store_bytes", ctypes.c_int32),
     ]
 
 
@@ -203,7 +203,7 @@ def register_table(table: TileTable) -> None:
 
 
 def _register(table: TileTable, kind: int) -> None:
-    rows = (_TableRowC * len(table.rows))(*(_TableRowC(row.name.encode(), *row.alignment, 0) for row in table.rows))
+    rows = (_TableRowC * len(table.rows))(*(_TableRowC(row.name.encode(), *row.alignment, row.store_bytes) for row in table.rows))
     index = {row.name: i for i, row in enumerate(table.rows)}
     buckets = (_TableBucketC * len(table.buckets))(
         *(

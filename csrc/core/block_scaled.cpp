@@ -20,7 +20,7 @@ struct scaledMMBlockScaledGemmDescriptor {
   GemmLaunch launch;  // everything but the pointers
 
   const Kernel* kernel = nullptr;
-  int32_t align_a = 1, align_b = 1, align_out = 1;
+  RowNeeds needs;
 
   const Table* table = nullptr;
   const TableRow* row = nullptr;
@@ -43,14 +43,14 @@ scaledMMStatus_t choose_row(const char* forced, scaledMMBlockScaledGemmDescripto
       return fail(SCALED_MM_STATUS_KERNEL_NOT_FOUND, "kernel: expected a block-scaled row of %s (%s), got %s", d->table->arch.c_str(),
                   d->table->source.c_str(), forced);
     }
-    if (const char* why = misfit(info, d->row->align_a, d->row->align_b, d->row->align_out)) {
+    if (const char* why = misfit(info, d->row->needs)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
     }
     return SCALED_MM_STATUS_SUCCESS;
   }
   d->bucket = d->table->find_bucket(info.M, info.N, info.K);
   d->bucket_row = &d->table->rows[d->table->buckets[d->bucket].row];
-  d->misfit = misfit(info, d->bucket_row->align_a, d->bucket_row->align_b, d->bucket_row->align_out);
+  d->misfit = misfit(info, d->bucket_row->needs);
   d->row = d->misfit ? &d->table->rows[d->table->fallback_row] : d->bucket_row;
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -88,9 +88,7 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMBlock
   }
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table, SCALED_MM_TABLE_BLOCK_SCALED_GEMM)) return s;
   if (scaledMMStatus_t s = choose_row(forced, d)) return s;
-  d->align_a = d->row->align_a;
-  d->align_b = d->row->align_b;
-  d->align_out = d->row->align_out;
+  d->needs = d->row->needs;
   const GemmInfo& info = d->info.gemm;
   if (info.M == 0 || info.N == 0) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), info.out_dtype, handle->info.device_id,
@@ -110,9 +108,9 @@ scaledMMStatus_t check_pointers(const scaledMMBlockScaledGemmDescriptor& d, void
   const GemmInfo& info = d.info.gemm;
   if (out == nullptr && info.bytes.out > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "out: expected a data pointer, got null");
   const auto address = reinterpret_cast<uintptr_t>(out);
-  if (address % d.align_out || address % dtype_bytes(info.out_dtype)) {
+  if (address % d.needs.align_out || address % dtype_bytes(info.out_dtype)) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
-                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.align_out), out);
+                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.needs.align_out), out);
   }
   for (const Operand& input : inputs) {
     if (!input.wanted) {
@@ -213,8 +211,8 @@ scaledMMStatus_t scaledMMCalculateBlockScaledGemm(
   if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
   const GemmInfo& info = d->info.gemm;
   const Operand inputs[kTensors - 1] = {
-      {"a", a, info.bytes.a, true, d->align_a},
-      {"b", b, info.bytes.b, true, d->align_b},
+      {"a", a, info.bytes.a, true, d->needs.align_a},
+      {"b", b, info.bytes.b, true, d->needs.align_b},
       {"a_scale", a_scale, info.bytes.a_scale, true, 4},
       {"b_scale", b_scale, info.bytes.b_scale, true, 4},
       {"bias", bias, info.bytes.bias, info.has_bias, info.has_bias ? dtype_bytes(info.bias_dtype) : 1},

@@ -19,7 +19,7 @@ struct scaledMMGemmDescriptor {
 
   const Kernel* kernel = nullptr;
   const Kernel* zero_point_terms = nullptr;
-  int32_t align_a = 1, align_b = 1, align_out = 1;
+  RowNeeds needs;
   size_t terms_size = 0;      // bytes of the workspace for the zero-point terms, which come first in it
   size_t workspace_size = 0;  // with what the kernel asks for
 
@@ -50,7 +50,7 @@ scaledMMStatus_t choose_row(const char* forced, scaledMMGemmDescriptor* d) {
       return fail(SCALED_MM_STATUS_KERNEL_NOT_FOUND, "kernel: expected a row of %s (%s), got %s", d->table->arch.c_str(),
                   d->table->source.c_str(), forced);
     }
-    if (const char* why = misfit(info, d->row->align_a, d->row->align_b, d->row->align_out)) {
+    if (const char* why = misfit(info, d->row->needs)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
     }
     return SCALED_MM_STATUS_SUCCESS;
@@ -58,7 +58,7 @@ scaledMMStatus_t choose_row(const char* forced, scaledMMGemmDescriptor* d) {
   // A batch has as many tiles as one product of all its columns, and how many fill the GPU is what the edges of N are about.
   d->bucket = d->table->find_bucket(info.M, info.N * info.batch, info.K);
   d->bucket_row = &d->table->rows[d->table->buckets[d->bucket].row];
-  d->misfit = misfit(info, d->bucket_row->align_a, d->bucket_row->align_b, d->bucket_row->align_out);
+  d->misfit = misfit(info, d->bucket_row->needs);
   d->row = d->misfit ? &d->table->rows[d->table->fallback_row] : d->bucket_row;
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -103,9 +103,7 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGemmD
   }
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table)) return s;
   if (scaledMMStatus_t s = choose_row(forced, d)) return s;
-  d->align_a = d->row->align_a;
-  d->align_b = d->row->align_b;
-  d->align_out = d->row->align_out;
+  d->needs = d->row->needs;
   if (d->info.empty()) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), d->info.out_dtype, device, shared_memory,
@@ -134,9 +132,9 @@ struct Operand {
 scaledMMStatus_t check_pointers(const scaledMMGemmDescriptor& d, void* out, const Operand (&inputs)[kGemmTensors - 1]) {
   const auto out_begin = reinterpret_cast<uintptr_t>(out);
   if (out == nullptr && d.info.bytes.out > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "out: expected a data pointer, got null");
-  if (out_begin % d.align_out || out_begin % dtype_bytes(d.info.out_dtype)) {
+  if (out_begin % d.needs.align_out || out_begin % dtype_bytes(d.info.out_dtype)) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
-                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.align_out), out);
+                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.needs.align_out), out);
   }
   for (const Operand& input : inputs) {
     if (!input.wanted) {
@@ -276,8 +274,8 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
   if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
   const GemmInfo& info = d->info;
   const Operand inputs[kGemmTensors - 1] = {
-      {"a", a, info.bytes.a, true, d->align_a},
-      {"b", b, info.bytes.b, true, d->align_b},
+      {"a", a, info.bytes.a, true, d->needs.align_a},
+      {"b", b, info.bytes.b, true, d->needs.align_b},
       {"a_scale", a_scale, info.bytes.a_scale, info.has_scales, 4},
       {"b_scale", b_scale, info.bytes.b_scale, info.has_scales, 4},
       {"bias", bias, info.bytes.bias, info.has_bias, info.has_bias ? dtype_bytes(info.bias_dtype) : 1},

@@ -389,46 +389,47 @@ constexpr int64_t kStrideLimit = int64_t(1) << 40;
 // Blocks of a launch along the grid's third dimension, which some rows give to the batch.
 constexpr int64_t kBatchLimit = 65535;
 
-const char* batch_misfit(const GemmInfo& info, int32_t align_a, int32_t align_b, int32_t align_out) {
+const char* batch_misfit(const GemmInfo& info, const RowNeeds& needs) {
   const BatchStrides& s = info.batch_strides;
   const int64_t out_bytes = dtype_bytes(info.out_dtype);
   if (info.batch > kBatchLimit) return "the batch has more than 65535 products";
   // Kernels count the rows and columns of a batch in 32 bits where they look for their zero-point terms.
   if (info.has_zero_point() && info.batch * std::max(info.M, info.N) > INT_MAX) return "the batch has 2^31 rows or columns or more";
-  if (s.a % align_a != 0) return "the batch stride of a is not a multiple of the row's alignment";
-  if (s.b % align_b != 0) return "the batch stride of b is not a multiple of the row's alignment";
-  if (s.out * out_bytes % align_out != 0) return "the batch stride of out is not a multiple of the row's alignment";
+  if (s.a % needs.align_a != 0) return "the batch stride of a is not a multiple of the row's alignment";
+  if (s.b % needs.align_b != 0) return "the batch stride of b is not a multiple of the row's alignment";
+  if (s.out * out_bytes % needs.align_out != 0) return "the batch stride of out is not a multiple of the row's alignment";
   if (s.a >= kStrideLimit || s.b >= kStrideLimit || s.out >= kStrideLimit / out_bytes) return "a batch stride is 2^40 bytes or more";
   return nullptr;
 }
 
 }  // namespace
 
-const char* misfit(const GemmInfo& info, int32_t align_a, int32_t align_b, int32_t align_out) {
-  if (align_a <= 1 && align_b <= 1 && align_out <= 1) return nullptr;
+const char* misfit(const GemmInfo& info, const RowNeeds& needs) {
+  if (!needs.any()) return nullptr;
   // A dimension of one element has no stride to obey.
   const int64_t out_bytes = dtype_bytes(info.out_dtype);
   if (info.K == 0) return "K is 0";
   constexpr int64_t kRoomForTiles = 2048;  // coordinates of tiles and clusters are 32-bit, their far corners too
   if (info.M > INT32_MAX - kRoomForTiles || info.N > INT32_MAX - kRoomForTiles) return "M or N is within a tile of 2^31";
   if (info.K > 1 && info.a_stride_k != 1) return "a is not contiguous along K";
-  if (info.M > 1 && info.a_stride_m % align_a != 0) return "the row stride of a is not a multiple of the row's alignment";
+  if (info.M > 1 && info.a_stride_m % needs.align_a != 0) return "the row stride of a is not a multiple of the row's alignment";
   if (info.M > 1 && info.a_stride_m < info.K) return "the rows of a overlap";
   if ((info.M > 1 && (info.a_stride_m >= kStrideLimit || info.out_stride_m >= kStrideLimit / out_bytes)) ||
       (info.N > 1 && info.b_stride_n >= kStrideLimit)) {
     return "a row stride is 2^40 bytes or more";
   }
-  if (info.a_alignment < align_a) return "the data pointer of a is not aligned";
+  if (info.a_alignment < needs.align_a) return "the data pointer of a is not aligned";
   if (info.K > 1 && info.b_stride_k != 1) return "b is not contiguous along K";
-  if (info.N > 1 && info.b_stride_n % align_b != 0) return "the column stride of b is not a multiple of the row's alignment";
+  if (info.N > 1 && info.b_stride_n % needs.align_b != 0) return "the column stride of b is not a multiple of the row's alignment";
   if (info.N > 1 && info.b_stride_n < info.K) return "the columns of b overlap";
-  if (info.b_alignment < align_b) return "the data pointer of b is not aligned";
+  if (info.b_alignment < needs.align_b) return "the data pointer of b is not aligned";
   if (info.N > 1 && info.out_stride_n != 1) return "out is not contiguous along N";
-  if (info.M > 1 && info.out_stride_m * out_bytes % align_out != 0) {
+  if (info.M > 1 && info.out_stride_m * out_bytes % needs.align_out != 0) {
     return "the row stride of out is not a multiple of the row's alignment";
   }
-  if (info.out_alignment < align_out) return "the data pointer of out is not aligned";
-  return info.batch > 1 ? batch_misfit(info, align_a, align_b, align_out) : nullptr;
+  if (info.N * out_bytes % needs.store_bytes != 0) return "the row's kernel stores whole vectors, and the rows of out end within one";
+  if (info.out_alignment < needs.align_out) return "the data pointer of out is not aligned";
+  return info.batch > 1 ? batch_misfit(info, needs) : nullptr;
 }
 
 }  // namespace scaled_mm

@@ -62,9 +62,16 @@ std::string tensor_shape(const scaledMMTensorDesc_t& t);
 // one_sum: all of K is added up in one 32-bit integer, which bounds K.
 scaledMMStatus_t make_gemm_info(const GemmTensors& tensors, GemmInfo* info, bool one_sum = true);
 
-// Why a row that asks for these alignments (bytes) cannot take this product; nullptr when it can.
-// Tensor-map rows need K contiguous in a and b, N contiguous in out, and row and batch strides that are multiples of the
-// alignment.
-const char* misfit(const GemmInfo& info, int32_t align_a, int32_t align_b, int32_t align_out);
+// What a kernel row asks of the memory it works on, in bytes; see scaledMMTableRow_t.
+struct RowNeeds {
+  int32_t align_a = 1, align_b = 1, align_out = 1, store_bytes = 1;
+
+  bool any() const { return align_a > 1 || align_b > 1 || align_out > 1 || store_bytes > 1; }
+};
+
+// Why a row with these needs cannot take this product; nullptr when it can.
+// A row that needs anything needs K contiguous in a and b, N contiguous in out, and row and batch strides that are multiples
+// of its alignments.
+const char* misfit(const GemmInfo& info, const RowNeeds& needs);
 
 }  // namespace scaled_mm

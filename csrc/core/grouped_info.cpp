@@ -88,9 +88,9 @@ scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-const char* misfit(const GroupedInfo& info, int32_t align_a, int32_t align_b, int32_t align_out) {
-  if (const char* why = misfit(info.gemm, align_a, align_b, align_out)) return why;
-  if (info.b_stride % align_b != 0) return "the stride of b from expert to expert is not a multiple of the row's alignment";
+const char* misfit(const GroupedInfo& info, const RowNeeds& needs) {
+  if (const char* why = misfit(info.gemm, needs)) return why;
+  if (info.b_stride % needs.align_b != 0) return "the stride of b from expert to expert is not a multiple of the row's alignment";
   return nullptr;
 }
 

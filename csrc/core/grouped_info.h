@@ -22,6 +22,6 @@ struct GroupedInfo {
 scaledMMStatus_t make_grouped_info(const GroupedTensors& tensors, GroupedInfo* info);
 
 // As misfit() of a GemmInfo.
-const char* misfit(const GroupedInfo& info, int32_t align_a, int32_t align_b, int32_t align_out);
+const char* misfit(const GroupedInfo& info, const RowNeeds& needs);
 
 }  // namespace scaled_mm

@@ -155,16 +155,15 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
   copy->rows = std::make_unique<TableRow[]>(table->num_rows);
   for (int32_t i = 0; i < copy->num_rows; ++i) {
     const scaledMMTableRow_t& row = table->rows[i];
-    if (row.name == nullptr || row.align_a < 1 || row.align_b < 1 || row.align_out < 1) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: row %d: expected a name and alignments of at least 1", table->source, int(i));
+    if (row.name == nullptr || row.align_a < 1 || row.align_b < 1 || row.align_out < 1 || row.store_bytes < 1) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: row %d: expected a name, and alignments and store_bytes of at least 1",
+                  table->source, int(i));
     }
     copy->rows[i].name = row.name;
-    copy->rows[i].align_a = row.align_a;
-    copy->rows[i].align_b = row.align_b;
-    copy->rows[i].align_out = row.align_out;
+    copy->rows[i].needs = {row.align_a, row.align_b, row.align_out, row.store_bytes};
   }
   const TableRow& fallback = copy->rows[copy->fallback_row];
-  if (fallback.align_a != 1 || fallback.align_b != 1 || fallback.align_out != 1) {
+  if (fallback.needs.any()) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the fallback row %s must take any alignment", table->source, fallback.name.c_str());
   }
   copy->buckets.assign(table->buckets, table->buckets + table->num_buckets);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/gemm_info.h"
 #include "core/kernel_abi.h"
 
 namespace scaled_mm {
@@ -21,7 +22,7 @@ struct KernelSlot {
 
 struct TableRow {
   std::string name;
-  int32_t align_a, align_b, align_out;
+  RowNeeds needs;
   mutable KernelSlot slots[kDtypes];
 };
 

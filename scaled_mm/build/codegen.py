@@ -106,7 +106,7 @@ def zero_point_terms_source() -> str:
 def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     """A table as C++ constants, the last of them a scaledMMTable_t called `name`."""
     index = {row.name: i for i, row in enumerate(table.rows)}
-    rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, 0}}' for row in table.rows]
+    rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}}}' for row in table.rows]
     buckets = [
         "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, 0}}"
         for bucket in table.buckets

@@ -93,6 +93,7 @@ def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
     return {
         **row.model_dump(mode="json"),
         "alignment_bytes": {"a": align_a, "b": align_b, "out": align_out},
+        "store_bytes": row.store_bytes,
         "estimate": {
             "stages": cost.stages,
             "stage_bytes": cost.stage_bytes,

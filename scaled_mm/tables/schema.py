@@ -135,6 +135,11 @@ class KernelRow(BaseModel):
         """Bytes that pointers and row strides of (a, b, out) must be multiples of: 16 is what TMA asks for."""
         return (1, 1, 1) if self.generation == "generic" else (16, 16, 16)
 
+    @property
+    def store_bytes(self) -> int:
+        """The kernel writes a row of out in whole pieces of these bytes, so that N must fill them: a TMA store does not cut its 16."""
+        return 16 if self.generation == "c3x" else 1
+
 
 class Bucket(BaseModel):
     """Serves every product with M <= m, N <= n and K <= k (None: no bound) with the row named `kernel`."""

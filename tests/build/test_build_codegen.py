@@ -170,8 +170,8 @@ def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:
     assert (inside.arch.decode(), inside.num_rows, inside.num_buckets) == (table.arch, len(table.rows), len(table.buckets))
     assert table.arch in inside.source.decode() and bool(inside.tuned) == table.tuned
     rows = inside.rows[: len(table.rows)]
-    assert [(row.name.decode(), row.align_a, row.align_b, row.align_out) for row in rows] == [
-        (row.name, *row.alignment) for row in table.rows
+    assert [(row.name.decode(), row.align_a, row.align_b, row.align_out, row.store_bytes) for row in rows] == [
+        (row.name, *row.alignment, row.store_bytes) for row in table.rows
     ]
     assert rows[inside.fallback_row].name.decode() == table.fallback
     open_bound = 2**63 - 1

@@ -299,7 +299,8 @@ def forced(kernels: str) -> dict:
     for row in table.rows:
         choice = core.choice(core.create(row.name, **product_descs(3, 64, 128)))
         assert choice.row.decode() == row.name and choice.bucket == -1 and "forced by name" in choice.reason.decode()
-    misfits = {"unaligned K": product_descs(3, 64, 100), "unaligned N": product_descs(3, 63, 128), "K of zero": product_descs(3, 64, 0),
+    misfits = {"unaligned K": product_descs(3, 64, 100), "unaligned N": product_descs(3, 63, 128), "end of a row": product_descs(3, 63, 128, out=TensorDesc((3, 63), torch.bfloat16, (64, 1))),
+               "end of one row": product_descs(1, 63, 128), "K of zero": product_descs(3, 64, 0),
                "row-major b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8)),
                "pointer of a": product_descs(3, 64, 128, a=TensorDesc((3, 128), torch.int8, alignment=8)),
                "pointer of b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8, (1, 128), alignment=8)),

@@ -80,6 +80,7 @@ def test_a_forced_row_runs_or_says_why_it_cannot(ask, fake_gpu):
     status, message = answer.pop("unknown")
     assert status == "KERNEL_NOT_FOUND" and message.startswith("kernel: expected a row of sm90 (") and message.endswith("got c3x_1x1x1")
     reasons = {"unaligned K": "stride of a", "unaligned N": "stride of out", "K of zero": "K is 0",
+               "end of a row": "whole vectors", "end of one row": "whole vectors",
                "row-major b": "b is not contiguous along K", **{f"pointer of {name}": f"the data pointer of {name} is not aligned" for name in ("a", "b", "out")}}  # fmt: skip
     assert answer.keys() == reasons.keys()
     for name, (status, message) in answer.items():

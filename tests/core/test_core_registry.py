@@ -25,8 +25,8 @@ from scaled_mm.tables import load_table
 OPEN = 2**63 - 1
 
 
-def c_table(rows=((b"any", 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test"):
-    c_rows = (_core._TableRowC * len(rows))(*(_core._TableRowC(*row, 0) for row in rows))
+def c_table(rows=((b"any", 1, 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test"):
+    c_rows = (_core._TableRowC * len(rows))(*(_core._TableRowC(*row) for row in rows))
     c_buckets = (_core._TableBucketC * len(buckets))(*(_core._TableBucketC(*bucket, 0) for bucket in buckets))
     return _core._TableC(arch, source, c_rows, len(rows), c_buckets, len(buckets), fallback, 0)
 
@@ -37,7 +37,7 @@ def register(**parts) -> None:
 
 def test_a_table_is_registered_and_replaced():
     register()
-    register(rows=((b"fast", 16, 16, 16), (b"any", 1, 1, 1)), buckets=((16, OPEN, OPEN, 0), (OPEN, OPEN, OPEN, 1)), fallback=1)
+    register(rows=((b"fast", 16, 16, 16, 16), (b"any", 1, 1, 1, 1)), buckets=((16, OPEN, OPEN, 0), (OPEN, OPEN, OPEN, 1)), fallback=1)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,12 @@ def test_a_table_is_registered_and_replaced():
         (dict(rows=()), "expected rows, buckets and a fallback"),
         (dict(fallback=1), "expected rows, buckets and a fallback"),
         (dict(fallback=-1), "expected rows, buckets and a fallback"),
-        (dict(rows=((b"fast", 16, 16, 16),)), "the fallback row fast must take any alignment"),
-        (dict(rows=((b"any", 1, 1, 2),)), "the fallback row any must take any alignment"),
-        (dict(rows=((b"any", 1, 0, 1),)), "row 0: expected a name and alignments of at least 1"),
-        (dict(rows=((None, 1, 1, 1),)), "row 0: expected a name and alignments of at least 1"),
+        (dict(rows=((b"fast", 16, 16, 16, 16),)), "the fallback row fast must take any alignment"),
+        (dict(rows=((b"any", 1, 1, 2, 1),)), "the fallback row any must take any alignment"),
+        (dict(rows=((b"any", 1, 1, 1, 16),)), "the fallback row any must take any alignment"),
+        (dict(rows=((b"any", 1, 1, 1, 0),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
+        (dict(rows=((b"any", 1, 0, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
+        (dict(rows=((None, 1, 1, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_the_reason(parts, message):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm.errors import ArchitectureNotSupportedError
+from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
 from scaled_mm.tables import load_table
 
 from .batched import BatchCase, BatchOperands
@@ -41,6 +41,8 @@ ALIGNED = {
     "an expanded b": BatchCase(3, 70, 144, 272, b_batch="expanded", bias="each", a_zero_point="one", b_zero_point="vector"),
     "tails of K and N": BatchCase(3, 70, 141, 269, bias="each", **TAILS, **POINTS),
     "a K within a vector": BatchCase(3, 33, 141, 15, bias="vector", **TAILS),
+    "a tail of K alone": BatchCase(3, 70, 136, 269, bias="each", **TAILS, **POINTS),
+    "a K of fifteen": BatchCase(3, 33, 136, 15, bias="vector", **TAILS),
     "one row each": BatchCase(17, 1, 144, 272, bias="vector", b_zero_point="each_one"),
     "a tall product of a shared b": BatchCase(17, 9, 144, 272, b_batch="matrix", b_scale="vector", bias="vector", a_zero_point="each"),
 }  # fmt: skip
@@ -78,8 +80,13 @@ def check(handle: sm.Handle, row: str | None, operands: BatchOperands, expected:
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
 def test_every_row_gives_each_product_of_a_batch_its_bits(handle_for, arch, row):
     for name in ALIGNED:
-        handle = handle_for(arch, row, ALIGNED[name].out_dtype)
-        assert check(handle, row, *made(name)) == row
+        case = ALIGNED[name]
+        handle = handle_for(arch, row, case.out_dtype)
+        if case.n * case.out_dtype.itemsize % TABLES[arch].row(row).store_bytes:
+            with pytest.raises(BadParamError, match="whole vectors"):
+                check(handle, row, *made(name))
+        else:
+            assert check(handle, row, *made(name)) == row
 
 
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.float32], ids=str)

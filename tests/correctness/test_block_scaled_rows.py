@@ -182,7 +182,10 @@ def test_one_call_is_captured_in_a_graph_and_neither_waits_nor_runs_on_another_s
     operands.check(out)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
+        t["a"].neg_()  # torch loads its kernel, and a stream may get what it needs
+        sm.block_scaled_mm(**t)
+        stream.synchronize()
+        torch.cuda._sleep(200_000_000)  # 0.1 s
         t["a"].neg_()
         late = sm.block_scaled_mm(**t)
         assert not stream.query(), "the call waited for the GPU"

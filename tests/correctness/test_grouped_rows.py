@@ -41,6 +41,7 @@ ALIGNED = [
     ((1000, 9, 100, 72), dict(pad=12, offsets="short", b_scale="matrix3")),
     ((129, 5, 15, 13), dict(pad=1, padding=3, offsets="wild", bias="out")),
     ((777, 3, 333, 20), dict(pad=3, padding=12, offsets="one", b_scale="one")),
+    ((777, 3, 333, 40), dict(pad=3, padding=8, offsets="wild", b_scale="one")),
     ((2048, 2000, 64, 24), dict(bias="float32")),
     ((40, 300, 512, 392), dict(offsets="short", a_scale="matrix", b_scale="expert3")),
 ]  # fmt: skip
@@ -118,6 +119,10 @@ def run(handle: sm.Handle, row: str, case: Grouped, padding: int) -> torch.Tenso
 
 def check(handle: sm.Handle, row: str, aligned: bool, index: int, out_dtype: torch.dtype) -> None:
     case, expected, padding = made(aligned, index, out_dtype)
+    if expected.shape[1] * out_dtype.itemsize % TABLES[handle.arch].row(row).store_bytes:
+        with pytest.raises(BadParamError, match="whole vectors"):
+            run(handle, row, case, padding)
+        return
     out = run(handle, row, case, padding)
     what = (ALIGNED if aligned else ANY)[index]
     assert reference.same_bits(out, expected), f"{handle.arch} {row} {out_dtype} {what}: {reference.describe_difference(out, expected)}"

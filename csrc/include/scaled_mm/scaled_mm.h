@@ -110,7 +110,7 @@ typedef struct {
   const char* name;          /* of the kernel row */
   int32_t align_a, align_b;  /* bytes: data pointers and row strides of a, b, out must be multiples; 1: any, and any strides */
   int32_t align_out;
-  int32_t padding_;
+  int32_t store_bytes; /* the kernel writes a row of out in whole pieces of these, which N has to fill; 1: any N */
 } scaledMMTableRow_t;
 
 typedef enum {
