@@ -235,7 +235,7 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
             shutil.copyfile(built[name].parent / _KERNEL_OBJECT, objects[-1])
         source = folder / "index.cpp"
         source.write_text(codegen.library_source(table.arch, [codegen.symbol(*name) for name in names], table))
-        link = [*_link_flags(nvcc), *(str(path) for path in objects)]
+        link = [*_link_flags(nvcc), "-Xlinker=--strip-all", *(str(path) for path in objects)]  # two megabytes of symbols that nobody asks for
         compile.run_ninja(folder, f"arch-{table.arch}", nvcc.path, [source], flags, link)
         for path in objects:
             path.unlink()
