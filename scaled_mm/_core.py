@@ -141,13 +141,16 @@ def library() -> ctypes.CDLL:
 _interrupted = threading.local()
 
 
-def failure(status: int) -> BaseException:
-    """What to raise for a status that a call on this thread answered: its typed error, or an interrupt that it stopped for."""
+def failure(status: int, message: str | None = None) -> BaseException:
+    """What to raise for a status that a call on this thread answered: its typed error, or an interrupt that it stopped for.
+
+    message: of the error; default: the core's last one.
+    """
     interrupt = getattr(_interrupted, "error", None)
     if interrupt is not None:
         _interrupted.error = None
         return interrupt
-    return error_for(status, library().scaledMMGetLastErrorMessage().decode(errors="replace"))
+    return error_for(status, library().scaledMMGetLastErrorMessage().decode(errors="replace") if message is None else message)
 
 
 def call(name: str, *arguments) -> None:

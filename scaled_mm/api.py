@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm import fast, ops
+from scaled_mm import checks, fast, ops
 from scaled_mm.errors import BadTensorDtypeError
 from scaled_mm.weight import PreparedWeight
 
@@ -56,7 +56,7 @@ def scaled_mm(
     if out is None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in _OUT_DTYPES):
         raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, _OUT_DTYPES))}, got {out_dtype!r}")
     if out is not None:
-        ops.check_out_needs_no_gradient(out)
+        checks.check_out(out)
     try:
         if a_zero_point is None and b_zero_point is None and a_row_sums is None and b_column_sums is None:
             result = fast.scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out)
@@ -74,7 +74,7 @@ def scaled_mm(
             )  # fmt: skip
         ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
         if not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version(out)  # the operator is not known to autograd
+            checks.mark_written(out)
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(

@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from scaled_mm import _core, block_scaled_ops, ops
+from scaled_mm import _core, block_scaled_ops, checks, ops
 from scaled_mm.descriptor import Handle, KernelChoice, TensorDesc, _destroyer, _encode, _stream_address, _strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
 
@@ -43,13 +43,13 @@ def block_scaled_mm(
     if out is None:
         block_scaled_ops.check_out_dtype(out_dtype)
     else:
-        ops.check_out_needs_no_gradient(out)
+        checks.check_out(out)
     try:
         if out is None:
             return block_scaled_ops.block_scaled_mm(a, b, a_scale, b_scale, bias, out_dtype)
         block_scaled_ops.block_scaled_mm_out(out, a, b, a_scale, b_scale, bias)
         if not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version(out)  # the operator is not known to autograd
+            checks.mark_written(out)
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(ops.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias) from None
@@ -99,7 +99,7 @@ class BlockScaledDescriptor:
         Needs no workspace, allocates nothing and never synchronises; may be captured in a CUDA graph.
         """
         self._alive()
-        ops.check_out_needs_no_gradient(out)
+        checks.check_out(out)
         address = -1 if stream is None else _stream_address(stream)
         tensors = (out, a, b, a_scale, b_scale, bias)
         if self.device.type == "cpu":
@@ -108,7 +108,7 @@ class BlockScaledDescriptor:
             block_scaled_ops.block_scaled_calculate(self._pointer.value, *tensors, address)
         except (RuntimeError, TypeError) as error:
             raise ops.name_dtype(ops.typed_error(error), **dict(zip(_OPERANDS, tensors))) from None
-        torch.autograd.graph.increment_version(out)
+        checks.mark_written(out)
 
     def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
         from scaled_mm import cpu_block_scaled

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scaled_mm import _core, fast, ops
+from scaled_mm import _core, checks, fast, ops
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorStridesError, DeviceNotSupportedError
 from scaled_mm.weight import PreparedWeight
 
@@ -48,6 +48,7 @@ class Handle:
                 self.device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
             kind = _core.DEVICE_CUDA
         elif self.device.type == "cpu":
+            self.device = torch.device("cpu")  # there is one, whatever its index
             kind = _core.DEVICE_CPU
         else:
             raise DeviceNotSupportedError(f"device: expected cuda or cpu, got {self.device.type}")
@@ -158,7 +159,7 @@ def _strided(name: str, value: torch.Tensor | TensorDesc | None, device: torch.d
 
 def _stream_address(stream) -> int:
     address = getattr(stream, "cuda_stream", stream)
-    if isinstance(address, bool) or not isinstance(address, int) or address < 0:
+    if isinstance(address, bool) or not isinstance(address, int) or not 0 <= address < 2**63:
         raise BadParamError(f"stream: expected a torch.cuda.Stream, a cudaStream_t as an integer or None, got {stream!r}")
     return address
 
@@ -251,7 +252,7 @@ class Descriptor:
                 out, a, b, a_scale, b_scale, bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point, a_row_sums=a_row_sums,
                 b_column_sums=b_column_sums, workspace=workspace, stream=stream,
             )  # fmt: skip
-        ops.check_out_needs_no_gradient(out)
+        checks.check_out(out)
         tensors = (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
         if self._device_index < 0:
             return self._calculate_cpu(tensors, workspace)
@@ -261,7 +262,7 @@ class Descriptor:
             ops.calculate(self._address, *tensors[:8], workspace, stream, a_row_sums, b_column_sums)
         except (RuntimeError, TypeError) as error:
             raise _named(ops.typed_error(error), tensors) from None
-        fast.increment_version(out)
+        checks.mark_written(out)
 
     def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
         from scaled_mm import cpu

@@ -13,6 +13,7 @@ import warnings
 
 import torch
 
+from scaled_mm.checks import mark_written
 from scaled_mm.errors import KernelNotBuiltError
 
 # What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
@@ -43,7 +44,8 @@ def load() -> None:
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", str(path))
     extension = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
     loader.exec_module(extension)
-    if extension.bind(torch.Tensor, torch.nn.Parameter, getattr(torch._C, "_increment_version", increment_version)):
+    increment = getattr(torch._C, "_increment_version", increment_version)
+    if extension.bind(torch.Tensor, torch.nn.Parameter, increment, torch.is_inference_mode_enabled):
         module = extension
 
 
@@ -97,7 +99,7 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
     status = module.run(_handle_address(device), device, written, a, b, a_scale, b_scale, bias)
     if status is None:
         if out is not None:
-            increment_version(out)  # autograd is told that a tensor it may have kept has changed
+            mark_written(out)
         return written
     if status is NotImplemented:
         return NotImplemented

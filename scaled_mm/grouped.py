@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from scaled_mm import _core, grouped_ops, ops
+from scaled_mm import _core, checks, grouped_ops, ops
 from scaled_mm.descriptor import (
     Handle,
     KernelChoice,
@@ -57,10 +57,10 @@ def grouped_scaled_mm(
     try:
         if out is None:
             return grouped_ops.grouped_scaled_mm(a, b, a_scale, b_scale, expert_offsets, bias, out_dtype)
-        ops.check_out_needs_no_gradient(out)
+        checks.check_out(out)
         grouped_ops.grouped_scaled_mm_out(out, a, b, a_scale, b_scale, expert_offsets, bias)
         if not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version(out)  # the operator is not known to autograd
+            checks.mark_written(out)
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(
@@ -117,7 +117,7 @@ class GroupedDescriptor:
         """
         self._alive()
         address = -1 if stream is None else _stream_address(stream)
-        ops.check_out_needs_no_gradient(out)
+        checks.check_out(out)
         if self.device.type == "cpu":
             return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, expert_offsets), workspace)
         try:
@@ -127,7 +127,7 @@ class GroupedDescriptor:
         except (RuntimeError, TypeError) as error:
             tensors = dict(zip(_OPERANDS, (out, a, b, a_scale, b_scale, bias, expert_offsets)))
             raise ops.name_dtype(ops.typed_error(error), **tensors) from None
-        torch.autograd.graph.increment_version(out)
+        checks.mark_written(out)
 
     def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
         from scaled_mm import cpu_grouped

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from scaled_mm import fast
+from scaled_mm import _core, checks, fast
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,
@@ -23,7 +23,6 @@ from scaled_mm.errors import (
     InternalError,
     NullPointerError,
     ScaledMMError,
-    error_for,
 )
 
 _library = torch.library.Library("scaled_mm", "DEF")
@@ -55,13 +54,13 @@ INPUTS = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"
 _MARK = re.compile(r"\[scaled_mm status (\d+)\] (.*)", re.DOTALL)
 
 
-def typed_error(error: Exception) -> Exception:
+def typed_error(error: Exception) -> BaseException:
     """The typed error inside an exception that crossed torch's dispatcher; a wrong argument type is a BadParamError."""
     if isinstance(error, ScaledMMError):
         return error
     text = str(error)
     if match := _MARK.search(text):
-        return error_for(int(match.group(1)), match.group(2).split("\nException raised from")[0])
+        return _core.failure(int(match.group(1)), match.group(2).split("\nException raised from")[0])
     if "CUDA out of memory" in text and not isinstance(error, torch.OutOfMemoryError):
         return torch.OutOfMemoryError(text)  # what it was before it crossed the stable ABI
     if re.match(r"scaled_mm::\w+\(\) (Expected|expected|is missing|takes|received)", text):
@@ -79,24 +78,21 @@ def name_dtype(error: BaseException, **arguments) -> BaseException:
     arguments: tensors or TensorDescs by the name that the message begins with; None for an absent one.
     """
     text = str(error)
+    if isinstance(error, NotImplementedError):  # torch has no such operator for a layout that nothing here takes
+        for name, tensor in arguments.items():
+            if isinstance(tensor, torch.Tensor) and not checks.is_strided(tensor):
+                return checks.not_strided(name, tensor)
     if not isinstance(error, BadTensorDtypeError) or _UNKNOWN_DTYPE not in text:
         return error
     dtype = getattr(arguments.get(text.partition(":")[0]), "dtype", None)
     return error if dtype is None else BadTensorDtypeError(text.replace(_UNKNOWN_DTYPE, str(dtype).removeprefix("torch.")))
 
 
-def check_out_needs_no_gradient(out: torch.Tensor) -> None:
-    """BadParamError for an output that autograd watches: writing to it would go unseen, and nothing here is differentiated."""
-    if getattr(out, "requires_grad", False):
-        raise BadParamError("out: expected a tensor that requires no gradient, got one that does")
-
-
 def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """BadTensorDeviceError unless the tensor is a strided one on the device."""
     if tensor.device != device:
         raise BadTensorDeviceError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
-    if tensor.layout != torch.strided:
-        raise BadParamError(f"{name}: expected a strided tensor, got layout {tensor.layout}")
+    checks.check_strided(name, tensor)
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
 
 
@@ -41,8 +42,8 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) ->
     Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorDeviceError, naming the argument.
     """
     for name, tensor in (("b", b), ("b_zero_point", b_zero_point)):
-        if not isinstance(tensor, torch.Tensor) and not (tensor is None and name == "b_zero_point"):
-            raise BadParamError(f"{name}: expected a tensor, got {'None' if tensor is None else type(tensor).__name__}")
+        if tensor is not None or name == "b":
+            check_strided(name, tensor)
     if b.dtype is not torch.int8:
         raise BadTensorDtypeError(f"b: expected int8, got {str(b.dtype).removeprefix('torch.')}")
     if b.dim() not in (2, 3):

@@ -182,7 +182,7 @@ scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& 
   int64_t reach = 0;
   for (int i = 0; i < count; ++i) {
     if (t.strides[order[i]] <= reach) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected strides under which no two elements overlap, got %s for shape %s",
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got %s for shape %s",
                   name, list_text(t.strides, t.ndim).c_str(), shape_text(t).c_str());
     }
     reach += (t.shape[order[i]] - 1) * t.strides[order[i]];

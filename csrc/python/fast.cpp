@@ -52,6 +52,8 @@ PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
 PyObject* is_neg = nullptr;             // the name of the method
 PyObject* requires_grad = nullptr;      // the name of the attribute
+PyObject* is_inference = nullptr;       // the name of the method
+PyObject* is_inference_mode_enabled = nullptr;  // torch's function
 PyObject* increment_version = nullptr;  // torch's function: autograd is told that a tensor it may have kept has changed
 
 constexpr int kOperands = 10;
@@ -167,12 +169,23 @@ scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stre
   return status != SCALED_MM_STATUS_SUCCESS ? status : destroyed;
 }
 
-// Whether autograd watches an output: writing to it would go unseen.
+// Whether autograd watches an output, so that writing to it would go unseen, or it is one of inference mode seen from outside.
 Answer check_unwatched(PyObject* out) {
   PyObject* watched = PyObject_GetAttr(out, requires_grad);
   if (watched == nullptr) PyErr_Clear();
-  const bool fine = watched == Py_False;
+  const bool unwatched = watched == Py_False;
   Py_XDECREF(watched);
+  if (!unwatched) return Answer::kNotMine;
+  PyObject* of_inference = PyObject_CallMethodObjArgs(out, is_inference, nullptr);
+  if (of_inference == nullptr) PyErr_Clear();
+  bool fine = of_inference == Py_False;
+  Py_XDECREF(of_inference);
+  if (of_inference == Py_True) {
+    PyObject* inside = PyObject_CallNoArgs(is_inference_mode_enabled);
+    if (inside == nullptr) PyErr_Clear();
+    fine = inside == Py_True;
+    Py_XDECREF(inside);
+  }
   return fine ? Answer::kFine : Answer::kNotMine;
 }
 
@@ -259,10 +272,10 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return needs_workspace ? not_mine() : status_object(status);  // a split-K row: the operator allocates it
 }
 
-// bind(torch.Tensor, torch.nn.Parameter, increment_version) -> whether this torch has an exchange table that is understood here
+// bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled) -> whether this torch has an exchange table that is understood here
 PyObject* bind(PyObject*, PyObject* args) {
-  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment)) return nullptr;
+  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr, *mode = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!OO", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment, &mode)) return nullptr;
   PyObject* capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
     PyErr_Clear();  // a torch from before the table
@@ -275,8 +288,10 @@ PyObject* bind(PyObject*, PyObject* args) {
   if (table->header.major != 1 || table->dltensor_from_py_object_no_sync == nullptr) Py_RETURN_FALSE;
   is_neg = PyUnicode_InternFromString("is_neg");
   requires_grad = PyUnicode_InternFromString("requires_grad");
-  if (is_neg == nullptr || requires_grad == nullptr) return nullptr;
+  is_inference = PyUnicode_InternFromString("is_inference");
+  if (is_neg == nullptr || requires_grad == nullptr || is_inference == nullptr) return nullptr;
   increment_version = Py_NewRef(increment);
+  is_inference_mode_enabled = Py_NewRef(mode);
   api = table;
   tensor_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
   parameter_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));

@@ -226,6 +226,8 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
     """Build every kernel of a table and link them, with the table, into one library. Options: see `build_kernels`."""
     nvcc, flags = nvcc_and_flags(table.arch)
     names = kernel_names(table)
+    if whole := cache.find("arch", table.arch, _built_arch_key(table)):
+        return whole  # its kernels need not be here
     built = build_kernels(table, names, jobs, on_kernel)
 
     def build(folder: Path) -> None:

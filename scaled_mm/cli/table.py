@@ -283,7 +283,7 @@ def _explain(args: argparse.Namespace) -> int:
         return _refused(args, table)
     selection = table.select(M, N, K)
     row = selection.row
-    misfits = contiguous_misfits(row, N, K)
+    misfits = contiguous_misfits(row, M, N, K)
     tiles = output_tiles(row, M, N)
     blocks = tiles * row.split_k
     sms = args.sms or _MULTIPROCESSORS.get(table.arch, _MULTIPROCESSORS["sm90"])[1]

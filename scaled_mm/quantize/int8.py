@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -37,8 +38,8 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
       per row: scale [..., 1, N], ready as `b_scale` for b = q.t(). Checkpoints store its transpose, [N, 1].
     * "tensor": any shape. One scale: [1].
 
-    Returns (q, scale): q int8, contiguous, of x's shape; scale float32. x is about q * scale, off by at most scale / 2.
-    Nothing waits for the device.
+    Returns (q, scale): q int8, contiguous, of x's shape; scale float32. x is about q * scale, off by at most scale / 2 and what rounding
+    x / scale adds, 2^-17 of the scale at most.     Nothing waits for the device.
 
     The scale is never below 2^-126, the smallest normal float32. So no division by zero happens, a row of zeros (and a
     row without elements) has scale 2^-126 and q = 0, and q * scale is exactly 0 there. A row with a NaN has scale NaN,
@@ -59,8 +60,7 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
     """
     if dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
-    if not isinstance(x, torch.Tensor):
-        raise BadParamError(f"x: expected a tensor, got {'None' if x is None else type(x).__name__}")
+    check_strided("x", x)
     if x.dtype not in _DTYPES:
         raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
     least = {"token": 1, "channel": 2, "tensor": 0}[dim]

@@ -43,6 +43,9 @@ class TableError(BadParamError):
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self):
+        return type(self), (self.problems,)
+
 
 class TileShape(NamedTuple):
     """Elements of the MMA's tile. Of a swapped row, `m` runs over N and `n` over M."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import _core, tables
+from scaled_mm import _core, ops, tables
 from scaled_mm.build import library, toolchain
 from scaled_mm.errors import (
     ArchitectureNotSupportedError,
@@ -129,3 +129,15 @@ def test_a_gpu_cannot_be_forced_to_the_kernels_of_a_newer_one():
         pytest.skip("no table is for newer GPUs than this one")
     with pytest.raises(ArchitectureNotSupportedError, match="arch: .*got sm120, which needs 12.0 or newer"):
         sm.Handle("cuda:0", arch="sm120")
+
+
+def test_an_interrupt_while_a_kernel_is_built_is_raised_where_it_happened_also_through_an_operator(monkeypatch):
+    def interrupted(arch):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "load_table", interrupted)
+    status = _core._provider(b"sm90", None, -1, None)
+    crossed = RuntimeError(f"[scaled_mm status {status}] KeyboardInterrupt: ")  # what an operator makes of it
+    assert type(ops.typed_error(crossed)) is KeyboardInterrupt
+    later = RuntimeError(f"[scaled_mm status {int(Status.BAD_PARAM)}] a: expected something else")
+    assert type(ops.typed_error(later)) is BadParamError

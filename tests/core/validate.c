@@ -134,7 +134,7 @@ static void check_batches(scaledMMHandle_t handle) {
   EXPECT_BATCH(p.b.shape[0] = 2, BAD_TENSOR_SHAPE, "b: expected [B, K, N] with B = 3 as in a [B, M, K], or 1, got [2, 48, 24]");
   EXPECT_BATCH(p.out = good().out, BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [3, 5, 24], got [5, 24]");
   EXPECT_BATCH(p.out.shape[0] = 4, BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [3, 5, 24], got [4, 5, 24]");
-  EXPECT_BATCH(p.out.strides[0] = 0, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap, got [0, 24, 1]");
+  EXPECT_BATCH(p.out.strides[0] = 0, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got [0, 24, 1]");
   EXPECT_BATCH(p.out.strides[0] = M * N - 1, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap");
   EXPECT_BATCH(p.a_scale.shape[0] = 2, BAD_TENSOR_SHAPE,
                "a_scale: expected one value, [5], [5, 1] or [3, 5, 1] with 1 in any place (B = 3, M = 5), got [2, 5, 1]");

@@ -76,3 +76,12 @@ def test_what_cannot_be_quantized_is_refused(device):
         sm.quantize_int8_block(x.to(torch.int8))
     with pytest.raises(BadTensorShapeError, match="^x: dim='weight' needs at least 2 dimensions"):
         sm.quantize_int8_block(x[0], "weight")
+
+
+@pytest.mark.parametrize("k", [300, 256, 100])
+@pytest.mark.parametrize("dim", ["token", "weight"])
+def test_torch_compile_with_inductor_quantizes_to_the_same_bits(device, dim, k):
+    x = torch.randn(200, k, generator=torch.Generator().manual_seed(k)).to(device)
+    compiled = torch.compile(lambda x: sm.quantize_int8_block(x, dim), fullgraph=True)
+    for eager, made in zip(sm.quantize_int8_block(x, dim), compiled(x)):
+        assert torch.equal(eager, made)
