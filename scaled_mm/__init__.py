@@ -1,6 +1,7 @@
 """Quantized matrix multiplication for inference: INT8 with fused scales, bias and zero points, the same bits everywhere."""
 
 from scaled_mm.api import scaled_mm
+from scaled_mm.block_scaled import BlockScaledDescriptor, block_scaled_mm, create_block_scaled_descriptor
 from scaled_mm.descriptor import Descriptor, Handle, KernelChoice, TensorDesc, create_descriptor
 from scaled_mm.errors import (
     AccumulatorOverflowError,
@@ -21,22 +22,27 @@ from scaled_mm.errors import (
     ScaledMMError,
     Status,
 )
-from scaled_mm.quantize import quantize_int8
+from scaled_mm.grouped import GroupedDescriptor, create_grouped_descriptor, grouped_scaled_mm
+from scaled_mm.quantize import AsymmetricInt8, quantize_int8, quantize_int8_block
+from scaled_mm.weight import PreparedWeight, prepare_weight
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccumulatorOverflowError",
     "ArchitectureNotSupportedError",
+    "AsymmetricInt8",
     "BadParamError",
     "BadTensorAlignmentError",
     "BadTensorDeviceError",
     "BadTensorDtypeError",
     "BadTensorShapeError",
     "BadTensorStridesError",
+    "BlockScaledDescriptor",
     "CudaError",
     "Descriptor",
     "DeviceNotSupportedError",
+    "GroupedDescriptor",
     "Handle",
     "InsufficientWorkspaceError",
     "InternalError",
@@ -44,10 +50,17 @@ __all__ = [
     "KernelNotBuiltError",
     "KernelNotFoundError",
     "NullPointerError",
+    "PreparedWeight",
     "ScaledMMError",
     "Status",
     "TensorDesc",
+    "block_scaled_mm",
+    "create_block_scaled_descriptor",
     "create_descriptor",
+    "create_grouped_descriptor",
+    "grouped_scaled_mm",
+    "prepare_weight",
     "quantize_int8",
+    "quantize_int8_block",
     "scaled_mm",
 ]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
@@ -53,7 +53,7 @@ class _TableRowC(ctypes.Structure):
         ("align_a", ctypes.c_int32),
         ("align_b", ctypes.c_int32),
         ("align_out", ctypes.c_int32),
-        ("padding_", ctypes.c_int32),
+        ("store_bytes", ctypes.c_int32),
     ]
 
 
@@ -77,6 +77,8 @@ class _TableC(ctypes.Structure):
         ("num_buckets", ctypes.c_int64),
         ("fallback_row", ctypes.c_int32),
         ("tuned", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("padding_", ctypes.c_int32),
     ]
 
 
@@ -99,11 +101,21 @@ _SIGNATURES = {
     "scaledMMRegisterTable": (ctypes.POINTER(_TableC),),
     "scaledMMSetKernelProvider": (_PROVIDER, ctypes.c_void_p),
     "scaledMMSetLastError": (ctypes.c_int, ctypes.c_char_p),
-    "scaledMMCreateGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 8, ctypes.c_char_p),
+    "scaledMMCreateGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 10, ctypes.c_char_p),
     "scaledMMGetGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
     "scaledMMGetGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
-    "scaledMMCheckGemmTensors": (_handle, *(_tensor,) * 8),
+    "scaledMMCheckGemmTensors": (_handle, *(_tensor,) * 10),
     "scaledMMDestroyGemmDescriptor": (_handle,),
+    "scaledMMCreateGroupedGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 7, ctypes.c_char_p),
+    "scaledMMGetGroupedGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
+    "scaledMMGetGroupedGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
+    "scaledMMCheckGroupedGemmTensors": (_handle, *(_tensor,) * 7),
+    "scaledMMDestroyGroupedGemmDescriptor": (_handle,),
+    "scaledMMCreateBlockScaledGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 6, ctypes.c_char_p),
+    "scaledMMGetBlockScaledGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
+    "scaledMMGetBlockScaledGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
+    "scaledMMCheckBlockScaledGemmTensors": (_handle, *(_tensor,) * 6),
+    "scaledMMDestroyBlockScaledGemmDescriptor": (_handle,),
 }
 
 
@@ -129,13 +141,16 @@ def library() -> ctypes.CDLL:
 _interrupted = threading.local()
 
 
-def failure(status: int) -> BaseException:
-    """What to raise for a status that a call on this thread answered: its typed error, or an interrupt that it stopped for."""
+def failure(status: int, message: str | None = None) -> BaseException:
+    """What to raise for a status that a call on this thread answered: its typed error, or an interrupt that it stopped for.
+
+    message: of the error; default: the core's last one.
+    """
     interrupt = getattr(_interrupted, "error", None)
     if interrupt is not None:
         _interrupted.error = None
         return interrupt
-    return error_for(status, library().scaledMMGetLastErrorMessage().decode(errors="replace"))
+    return error_for(status, library().scaledMMGetLastErrorMessage().decode(errors="replace") if message is None else message)
 
 
 def call(name: str, *arguments) -> None:
@@ -178,9 +193,20 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
     return Status.SUCCESS
 
 
+TABLE_GEMM, TABLE_GROUPED_GEMM, TABLE_BLOCK_SCALED_GEMM = 0, 1, 2
+
+
 def register_table(table: TileTable) -> None:
-    """Give the core a tile table; it replaces the architecture's former one."""
-    rows = (_TableRowC * len(table.rows))(*(_TableRowC(row.name.encode(), *row.alignment, 0) for row in table.rows))
+    """Give the core a tile table, with its sections; it replaces the architecture's former one."""
+    _register(table, TABLE_GEMM)
+    if table.grouped:
+        _register(table.grouped, TABLE_GROUPED_GEMM)
+    if table.block_scaled:
+        _register(table.block_scaled, TABLE_BLOCK_SCALED_GEMM)
+
+
+def _register(table: TileTable, kind: int) -> None:
+    rows = (_TableRowC * len(table.rows))(*(_TableRowC(row.name.encode(), *row.alignment, row.store_bytes) for row in table.rows))
     index = {row.name: i for i, row in enumerate(table.rows)}
     buckets = (_TableBucketC * len(table.buckets))(
         *(
@@ -197,7 +223,7 @@ def register_table(table: TileTable) -> None:
         "scaledMMRegisterTable",
         ctypes.byref(
             _TableC(table.arch.encode(), source.encode(), rows, len(rows), buckets, len(buckets),
-                    index[table.fallback], table.tuned)  # fmt: skip
+                    index[table.fallback], table.tuned, kind, 0)  # fmt: skip
         ),
     )
 

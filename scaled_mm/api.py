@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm import fast, ops
+from scaled_mm import checks, fast, ops
 from scaled_mm.errors import BadTensorDtypeError
+from scaled_mm.weight import PreparedWeight
 
 _OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32)
 
 
 def scaled_mm(
     a: torch.Tensor,
-    b: torch.Tensor,
+    b: torch.Tensor | PreparedWeight,
     a_scale: torch.Tensor | None = None,
     b_scale: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -20,6 +21,8 @@ def scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     a_zero_point: torch.Tensor | None = None,
     b_zero_point: torch.Tensor | None = None,
+    a_row_sums: torch.Tensor | None = None,
+    b_column_sums: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """INT8 matrix product with scales, bias and zero points fused; the same bits on every kernel, GPU and CPU.
@@ -34,32 +37,47 @@ def scaled_mm(
     bias: [N] or [1, N], in out_dtype or float32.
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (no scales, no bias then).
     a_zero_point, b_zero_point: int32 or int8, shaped as the scales; values from -128 to 127.
+    a_row_sums: int32 [M] or [M, 1], the sums of a over K, as `quantize_int8(..., symmetric=False)` returns them. They are believed,
+    and read only where b has zero points, for which a is otherwise read once more. b_column_sums: [N] or [1, N], the same for b
+    where a has zero points; `prepare_weight` computes them once, and b may be what it returns (with its own zero points).
     out: [M, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
+
+    A batch: a [B, M, K], b [B, K, N], out [B, M, N], one launch. An a or b of two dimensions, or with a batch of 1, serves every
+    product; batch strides may be anything, also 0. What goes with a may then be [B, M, 1], what goes with b [B, 1, N], with 1 for
+    B where all products share it, and for M and N of scales and zero points; vectors of one or two dimensions are shared.
 
     The output never requires a gradient, whatever the inputs do: nothing is differentiated.
 
-    Runs on the current stream of a's device, allocates the output (with zero points also 8 * (M + N) bytes, and partial
-    sums where a row splits K), never synchronises. The first call for a kernel that was not built ahead of time compiles
-    it, with a line on stderr.
+    Runs on the current stream of a's device, allocates the output (with zero points also 8 * B * (M + N) bytes, and partial
+    sums where a row splits K), never synchronises. The first call for a kernel that was not built ahead of time compiles it,
+    with a line on stderr.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
     if out is None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in _OUT_DTYPES):
         raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, _OUT_DTYPES))}, got {out_dtype!r}")
     if out is not None:
-        ops.check_out_needs_no_gradient(out)
+        checks.check_out(out)
     try:
-        if a_zero_point is None and b_zero_point is None:
+        if a_zero_point is None and b_zero_point is None and a_row_sums is None and b_column_sums is None:
             result = fast.scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out)
             if result is not NotImplemented:
                 return result
+        if isinstance(b, PreparedWeight):
+            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=a_zero_point is not None)
+            return scaled_mm(
+                a, b, a_scale, b_scale, bias, out_dtype=out_dtype, a_zero_point=a_zero_point, b_zero_point=b_zero_point,
+                a_row_sums=a_row_sums, b_column_sums=b_column_sums, out=out,
+            )  # fmt: skip
         if out is None:
-            return ops.scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
-        ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+            return ops.scaled_mm(
+                a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums
+            )  # fmt: skip
+        ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
         if not torch.compiler.is_compiling():
-            torch.autograd.graph.increment_version(out)  # the operator is not known to autograd
+            checks.mark_written(out)
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(
             ops.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias,
-            a_zero_point=a_zero_point, b_zero_point=b_zero_point,
+            a_zero_point=a_zero_point, b_zero_point=b_zero_point, a_row_sums=a_row_sums, b_column_sums=b_column_sums,
         ) from None  # fmt: skip

@@ -87,20 +87,24 @@ def _probe(onednn_enabled: bool) -> bool:
 
 
 @torch.no_grad()
-def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -> None:
+def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None) -> None:
     """Writes out[m,n] = cast((f32(acc[m,n]) * b_scale[n]) * a_scale[m] + bias[n]), or acc itself for an int32 out.
 
     out: [M, N] float16, bfloat16, float32 or int32, any strides. a: int8 [M, K]. b: int8 [K, N]. a_scale: float32, one
     value, [M] or [M, 1]; b_scale: float32, one value, [N] or [1, N]; both None for an int32 out. bias: [N] or [1, N],
-    float32 or out's dtype, or None. Zero points: int32 or int8, shaped like the scales, or None.
+    float32 or out's dtype, or None. Zero points: int32 or int8, shaped like the scales, or None. a_row_sums: int32 [M]
+    or [M, 1], b_column_sums: int32 [N] or [1, N], or None.
+    Or a batch: out [B, M, N], and any of the others with a first dimension of B or 1.
 
     The core has validated all of it (K is within the exact bound, out overlaps no input); nothing is checked again.
     """
+    if out.dim() == 3:
+        return _batch(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     m, k = a.shape
     n = b.shape[1]
     if m == 0 or n == 0:
         return
-    zero_points = _ZeroPoints(a, b, a_zero_point, b_zero_point)
+    zero_points = _ZeroPoints(a, b, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     a_scale, b_scale, bias = _column(a_scale), _row(b_scale), _row(bias)
 
     if out.dtype is torch.int32:
@@ -117,6 +121,48 @@ def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -> None:
         stop = min(start + chunk, m)
         acc = _accumulate(_rows_of(a, start, stop), b, None if buffer is None else _rows_of(buffer, 0, stop - start))
         _epilogue(_rows_of(out, start, stop), acc, _rows_of(a_scale, start, stop), b_scale, bias, zero_points, start)
+
+
+# ---- batches ---------------------------------------------------------------------------------------------------------
+
+
+def _batch(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums) -> None:
+    of_rows, of_columns = (a_scale, a_zero_point, a_row_sums), (b_scale, bias, b_zero_point, b_column_sums)
+    if out.shape[0] > 1 and all(map(_is_shared, (b, *of_columns))) and (rows := _as_rows(out)) is not None:
+        # One product of all rows: oneDNN packs b once then.
+        batch, m = out.shape[:2]
+        a = a.expand(batch, m, a.shape[-1]).reshape(batch * m, -1 if a.numel() else a.shape[-1])
+        a_scale, a_zero_point, a_row_sums = (_every_row(t, batch, m) for t in of_rows)
+        b, b_scale, bias, b_zero_point, b_column_sums = (_product_of(t, 0) for t in (b, *of_columns))
+        return gemm(rows, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    for i in range(out.shape[0]):
+        gemm(out[i], *(_product_of(t, i) for t in inputs))
+
+
+def _is_shared(t: torch.Tensor | None) -> bool:
+    return t is None or t.dim() < 3 or t.shape[0] == 1
+
+
+def _product_of(t: torch.Tensor | None, i: int) -> torch.Tensor | None:
+    """What a batch's product i has of an operand; one that all products share may have fewer dimensions, or a first of 1."""
+    return t if t is None or t.dim() < 3 else t[i if t.shape[0] > 1 else 0]
+
+
+def _as_rows(out: torch.Tensor) -> torch.Tensor | None:
+    """out [B, M, N] as [B * M, N], if its strides allow that."""
+    batch, m, n = out.shape
+    try:
+        return out.view(batch * m, n)
+    except RuntimeError:
+        return None
+
+
+def _every_row(t: torch.Tensor | None, batch: int, m: int) -> torch.Tensor | None:
+    """[B * M, 1] of one value, or of [M], [M, 1], [B, M, 1] with any 1 in the place of B or M."""
+    if t is None or t.numel() == 1:
+        return t
+    return (t if t.dim() == 3 else t.reshape(1, -1, 1)).expand(batch, m, 1).reshape(-1, 1)
 
 
 # ---- the product -----------------------------------------------------------------------------------------------------
@@ -208,15 +254,17 @@ class _ZeroPoints:
     it. The sums are products with a vector of ones: 200 times faster than `Tensor.sum` on int8.
     """
 
-    def __init__(self, a, b, a_zero_point, b_zero_point):
+    def __init__(self, a, b, a_zero_point, b_zero_point, a_row_sums, b_column_sums):
         k = a.shape[1]
         self.a_zero_point = self.b_zero_point = self.row_sum = self.column_term = None
         if b_zero_point is not None:
             self.b_zero_point = _row(b_zero_point).to(torch.int32)
-            self.row_sum = _accumulate(a, torch.ones((k, 1), dtype=torch.int8), None)
+            known = None if a_row_sums is None or k == 0 else _column(a_row_sums)
+            self.row_sum = _accumulate(a, torch.ones((k, 1), dtype=torch.int8), None) if known is None else known
         if a_zero_point is not None:
             self.a_zero_point = _column(a_zero_point).to(torch.int32)
-            self.column_term = _accumulate(torch.ones((1, k), dtype=torch.int8), b, None)
+            known = None if b_column_sums is None or k == 0 else _row(b_column_sums)
+            self.column_term = _accumulate(torch.ones((1, k), dtype=torch.int8), b, None) if known is None else known
             if b_zero_point is not None:
                 self.column_term = self.column_term - self.b_zero_point * k
 

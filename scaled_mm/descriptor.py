@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 import torch
 
-from scaled_mm import _core, fast, ops
+from scaled_mm import _core, checks, fast, ops
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorStridesError, DeviceNotSupportedError
+from scaled_mm.weight import PreparedWeight
 
-_OPERANDS = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+_OPERANDS = ("out", *ops.INPUTS)
 
 
 def _free(function: str, pointer: ctypes.c_void_p) -> None:
@@ -47,6 +48,7 @@ class Handle:
                 self.device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
             kind = _core.DEVICE_CUDA
         elif self.device.type == "cpu":
+            self.device = torch.device("cpu")  # there is one, whatever its index
             kind = _core.DEVICE_CPU
         else:
             raise DeviceNotSupportedError(f"device: expected cuda or cpu, got {self.device.type}")
@@ -157,7 +159,7 @@ def _strided(name: str, value: torch.Tensor | TensorDesc | None, device: torch.d
 
 def _stream_address(stream) -> int:
     address = getattr(stream, "cuda_stream", stream)
-    if isinstance(address, bool) or not isinstance(address, int) or address < 0:
+    if isinstance(address, bool) or not isinstance(address, int) or not 0 <= address < 2**63:
         raise BadParamError(f"stream: expected a torch.cuda.Stream, a cudaStream_t as an integer or None, got {stream!r}")
     return address
 
@@ -196,7 +198,8 @@ class Descriptor:
         _core.call("scaledMMGetGemmWorkspaceSize", self._pointer, ctypes.byref(size))
         self.workspace_size: int = size.value
         out, a = described["out"], described["a"]
-        self._product = f"{out.shape[0]}x{out.shape[1]}x{a.shape[1]}, {str(out.dtype).removeprefix('torch.')}"
+        sizes = "x".join(map(str, (*out.shape, a.shape[-1])))  # MxNxK, or BxMxNxK
+        self._product = f"{sizes}, {str(out.dtype).removeprefix('torch.')}"
         self._address = self._pointer.value
         self._device_index = self.device.index if self.device.type == "cuda" else -1
 
@@ -217,10 +220,12 @@ class Descriptor:
             raise BadParamError("descriptor: expected a live descriptor, got one that was destroyed")
 
     def calculate(
-        self, out, a, b, a_scale=None, b_scale=None, bias=None, *, a_zero_point=None, b_zero_point=None, workspace=None, stream=None
+        self, out, a, b, a_scale=None, b_scale=None, bias=None, *, a_zero_point=None, b_zero_point=None, a_row_sums=None,
+        b_column_sums=None, workspace=None, stream=None,
     ) -> None:  # fmt: skip
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
+        b: a tensor, or the PreparedWeight of one.
         workspace: at least `workspace_size` bytes on the device (any contiguous dtype, at a multiple of 16 bytes), or None when that is 0.
             Two calls in flight at once, on two streams or from two threads, each need their own.
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
@@ -233,24 +238,31 @@ class Descriptor:
             stream = _stream_address(stream)
         if self._device_index >= 0 and fast.module is not None and not fast.intercepted():
             status = fast.module.calculate(
-                self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point
+                self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point,
+                a_row_sums, b_column_sums,
             )  # fmt: skip
             if status is None:
                 return
             if status is not NotImplemented:
                 error = fast.failed(status)
-                raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point))
-        ops.check_out_needs_no_gradient(out)
+                raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums))
+        if isinstance(b, PreparedWeight):
+            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums)
+            return self.calculate(
+                out, a, b, a_scale, b_scale, bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point, a_row_sums=a_row_sums,
+                b_column_sums=b_column_sums, workspace=workspace, stream=stream,
+            )  # fmt: skip
+        checks.check_out(out)
+        tensors = (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
         if self._device_index < 0:
-            return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point), workspace)
+            return self._calculate_cpu(tensors, workspace)
         if stream is None:
             stream = -1
         try:
-            ops.calculate(self._address, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream)
+            ops.calculate(self._address, *tensors[:8], workspace, stream, a_row_sums, b_column_sums)
         except (RuntimeError, TypeError) as error:
-            error = ops.typed_error(error)
-            raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)) from None
-        fast.increment_version(out)
+            raise _named(ops.typed_error(error), tensors) from None
+        checks.mark_written(out)
 
     def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
         from scaled_mm import cpu
@@ -288,15 +300,20 @@ class Descriptor:
 
 
 def create_descriptor(
-    handle: Handle, *, out, a, b, a_scale=None, b_scale=None, bias=None, a_zero_point=None, b_zero_point=None, kernel=None
+    handle: Handle, *, out, a, b, a_scale=None, b_scale=None, bias=None, a_zero_point=None, b_zero_point=None, a_row_sums=None,
+    b_column_sums=None, kernel=None,
 ) -> Descriptor:  # fmt: skip
-    """Validate a product once and pick its kernel.
+    """Validate a product, or a batch of products, once and pick its kernel.
 
-    Each argument is a TensorDesc or a tensor, as `scaled_mm` takes them; `out` [M, N] decides the output dtype.
+    Each argument is a TensorDesc or a tensor, as `scaled_mm` takes them; `out` [M, N] or [B, M, N] decides the output dtype.
+    b may be a PreparedWeight, which brings b_zero_point and b_column_sums; `calculate` takes it too.
     kernel: the name of a row of the device's tile table to force.
     Raises a ScaledMMError that names the argument, what was expected and what came.
     """
-    tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point)
+    if isinstance(b, PreparedWeight):
+        b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums)
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    tensors = dict(zip(_OPERANDS, (out, *inputs)))
     for name in ("out", "a", "b"):
         if tensors[name] is None:
             raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got None")

@@ -13,6 +13,7 @@ import warnings
 
 import torch
 
+from scaled_mm.checks import mark_written
 from scaled_mm.errors import KernelNotBuiltError
 
 # What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
@@ -43,7 +44,8 @@ def load() -> None:
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", str(path))
     extension = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
     loader.exec_module(extension)
-    if extension.bind(torch.Tensor, torch.nn.Parameter, getattr(torch._C, "_increment_version", increment_version)):
+    increment = getattr(torch._C, "_increment_version", increment_version)
+    if extension.bind(torch.Tensor, torch.nn.Parameter, increment, torch.is_inference_mode_enabled):
         module = extension
 
 
@@ -69,10 +71,16 @@ def _handle_address(device: int) -> int:
     return found[1]
 
 
-def _empty(M: int, N: int, dtype: torch.dtype, device: int) -> torch.Tensor:
-    if _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
-        return _empty_strided_cuda((M, N), (max(N, 1), 1), dtype)
-    return torch.empty(M, N, dtype=dtype, device=f"cuda:{device}")
+def _output(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, device: int) -> torch.Tensor:
+    a_shape, b_shape = a.shape, b.shape
+    if len(a_shape) == 2 == len(b_shape):
+        M, N = a_shape[0], b_shape[1]
+        if _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
+            return _empty_strided_cuda((M, N), (max(N, 1), 1), dtype)
+        return torch.empty(M, N, dtype=dtype, device=f"cuda:{device}")
+    from scaled_mm.ops import product_shape
+
+    return torch.empty(product_shape(a, b), dtype=dtype, device=f"cuda:{device}")
 
 
 def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
@@ -83,18 +91,16 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
         device = a.get_device()
         if device < 0:
             return NotImplemented
-        given = out is not None
-        if not given:
-            out = _empty(a.shape[0], b.shape[1], out_dtype, device)
+        written = _output(a, b, out_dtype, device) if out is None else out
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):
         return NotImplemented  # the operator says what is wrong
-    status = module.run(_handle_address(device), device, out, a, b, a_scale, b_scale, bias, None, None)
+    status = module.run(_handle_address(device), device, written, a, b, a_scale, b_scale, bias)
     if status is None:
-        if given:
-            increment_version(out)  # autograd is told that a tensor it may have kept has changed
-        return out
+        if out is not None:
+            mark_written(out)
+        return written
     if status is NotImplemented:
         return NotImplemented
     raise failed(status)

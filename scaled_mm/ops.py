@@ -9,10 +9,11 @@ from __future__ import annotations
 import functools
 import re
 import threading
+from collections.abc import Sequence
 
 import torch
 
-from scaled_mm import fast
+from scaled_mm import _core, checks, fast
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,
@@ -22,41 +23,44 @@ from scaled_mm.errors import (
     InternalError,
     NullPointerError,
     ScaledMMError,
-    error_for,
 )
 
 _library = torch.library.Library("scaled_mm", "DEF")
 _library.define(
     "scaled_mm(Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, Tensor? a_zero_point, "
-    "Tensor? b_zero_point, ScalarType out_dtype) -> Tensor",
+    "Tensor? b_zero_point, ScalarType out_dtype, Tensor? a_row_sums=None, Tensor? b_column_sums=None) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.define(
     "scaled_mm_out(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, "
-    "Tensor? a_zero_point, Tensor? b_zero_point) -> ()",
+    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? a_row_sums=None, Tensor? b_column_sums=None) -> ()",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.define(
     "calculate(int descriptor, Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, "
-    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? workspace, int stream) -> ()"
+    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? workspace, int stream, Tensor? a_row_sums=None, "
+    "Tensor? b_column_sums=None) -> ()"
 )
 
 scaled_mm = torch.ops.scaled_mm.scaled_mm.default
 scaled_mm_out = torch.ops.scaled_mm.scaled_mm_out.default
 calculate = torch.ops.scaled_mm.calculate.default
 
+# The tensors of a product besides its output, in the order of the C interface.
+INPUTS = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums")
+
 # ---- errors -------------------------------------------------------------------------------------------------------------
 
 _MARK = re.compile(r"\[scaled_mm status (\d+)\] (.*)", re.DOTALL)
 
 
-def typed_error(error: Exception) -> Exception:
+def typed_error(error: Exception) -> BaseException:
     """The typed error inside an exception that crossed torch's dispatcher; a wrong argument type is a BadParamError."""
     if isinstance(error, ScaledMMError):
         return error
     text = str(error)
     if match := _MARK.search(text):
-        return error_for(int(match.group(1)), match.group(2).split("\nException raised from")[0])
+        return _core.failure(int(match.group(1)), match.group(2).split("\nException raised from")[0])
     if "CUDA out of memory" in text and not isinstance(error, torch.OutOfMemoryError):
         return torch.OutOfMemoryError(text)  # what it was before it crossed the stable ABI
     if re.match(r"scaled_mm::\w+\(\) (Expected|expected|is missing|takes|received)", text):
@@ -74,24 +78,21 @@ def name_dtype(error: BaseException, **arguments) -> BaseException:
     arguments: tensors or TensorDescs by the name that the message begins with; None for an absent one.
     """
     text = str(error)
+    if isinstance(error, NotImplementedError):  # torch has no such operator for a layout that nothing here takes
+        for name, tensor in arguments.items():
+            if isinstance(tensor, torch.Tensor) and not checks.is_strided(tensor):
+                return checks.not_strided(name, tensor)
     if not isinstance(error, BadTensorDtypeError) or _UNKNOWN_DTYPE not in text:
         return error
     dtype = getattr(arguments.get(text.partition(":")[0]), "dtype", None)
     return error if dtype is None else BadTensorDtypeError(text.replace(_UNKNOWN_DTYPE, str(dtype).removeprefix("torch.")))
 
 
-def check_out_needs_no_gradient(out: torch.Tensor) -> None:
-    """BadParamError for an output that autograd watches: writing to it would go unseen, and nothing here is differentiated."""
-    if getattr(out, "requires_grad", False):
-        raise BadParamError("out: expected a tensor that requires no gradient, got one that does")
-
-
 def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
     """BadTensorDeviceError unless the tensor is a strided one on the device."""
     if tensor.device != device:
         raise BadTensorDeviceError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
-    if tensor.layout != torch.strided:
-        raise BadParamError(f"{name}: expected a strided tensor, got layout {tensor.layout}")
+    checks.check_strided(name, tensor)
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
@@ -101,10 +102,10 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def check_overlap(tensors) -> None:
+def check_overlap(tensors, names: Sequence[str] = INPUTS) -> None:
     """BadParamError if the first tensor, the output, shares memory with one of the others (None is skipped)."""
     out_begin, out_end = _bytes_of(tensors[0])
-    for name, tensor in zip(("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"), tensors[1:]):
+    for name, tensor in zip(names, tensors[1:]):
         if tensor is not None:
             begin, end = _bytes_of(tensor)
             if begin < out_end and out_begin < end:
@@ -143,24 +144,24 @@ def load_cuda_operators() -> None:
 # ---- implementations for every other device, and for CUDA until it is loaded ----------------------------------------------
 
 
-_NAMES = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "out", "workspace")
+_NAMES = (*INPUTS, "out", "workspace")
 
 
-def _common_device(*tensors: torch.Tensor | None) -> torch.device:
-    """The device of all tensors, given in the order of _NAMES; BadTensorDeviceError names the one that is elsewhere."""
-    for name, tensor in zip(_NAMES[:2], tensors):  # torch lets None through where a schema says Tensor
+def _common_device(*tensors: torch.Tensor | None, names: Sequence[str] = _NAMES, required: int = 2) -> torch.device:
+    """The device of all tensors, given in the order of `names`; BadTensorDeviceError names the one that is elsewhere."""
+    for name, tensor in zip(names[:required], tensors):  # torch lets None through where a schema says Tensor
         if tensor is None:
             raise NullPointerError(f"{name}: expected a tensor, got None")
     device = tensors[0].device
-    for name, tensor in zip(_NAMES, tensors):
+    for name, tensor in zip(names, tensors):
         if tensor is not None:
             check_device(name, tensor, device)
     return device
 
 
-def _runs_on_cuda(*tensors: torch.Tensor | None) -> bool:
+def _runs_on_cuda(*tensors: torch.Tensor | None, names: Sequence[str] = _NAMES, required: int = 2) -> bool:
     """Whether to hand over to the CUDA implementation, now loaded; False for the CPU, a typed error for the rest."""
-    device = _common_device(*tensors)
+    device = _common_device(*tensors, names=names, required=required)
     if device.type == "cuda":
         load_cuda_operators()
         return True
@@ -176,37 +177,51 @@ def _cpu_handle():
     return Handle("cpu")
 
 
-def _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point) -> None:
+def _run_on_cpu(out, *inputs: torch.Tensor | None) -> None:
     from scaled_mm.descriptor import create_descriptor
 
-    tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point)
+    tensors = dict(zip(INPUTS, inputs), out=out)
     with create_descriptor(_cpu_handle(), **tensors) as descriptor:
         descriptor.calculate(**tensors)
 
 
-def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
-    for name, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[K, N]")):
-        if tensor.dim() != 2:
-            raise BadTensorShapeError(f"{name}: expected 2 dimensions {shape}, got {tensor.dim()}: {list(tensor.shape)}")
+def product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
+    """Of the output: (M, N), or (B, M, N) if a or b has a batch; BadTensorShapeError for operands of other dimensions."""
+    for name, tensor, shape in (("a", a, "M, K"), ("b", b, "K, N")):
+        if tensor.dim() not in (2, 3):
+            got = f"{tensor.dim()}: {list(tensor.shape)}"
+            raise BadTensorShapeError(f"{name}: expected 2 dimensions [{shape}] or 3 [B, {shape}], got {got}")
+    matrix = (a.shape[-2], b.shape[-1])
+    if a.dim() == b.dim() == 2:
+        return matrix
+    shares_a = a.dim() == 2 or (b.dim() == 3 and a.shape[0] == 1)
+    return ((b if shares_a else a).shape[0], *matrix)
 
 
-def _scaled_mm_any(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype):
-    if _runs_on_cuda(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
-        return scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype)
-    _check_matrices(a, b)
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype)
-    _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+def _scaled_mm_any(
+    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    if _runs_on_cuda(*inputs):
+        return scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums)
+    out = torch.empty(product_shape(a, b), dtype=out_dtype)
+    _run_on_cpu(out, *inputs)
     return out
 
 
-def _scaled_mm_out_any(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
-    if _runs_on_cuda(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out):
-        return scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
-    return _run_on_cpu(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+def _scaled_mm_out_any(
+    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    if _runs_on_cuda(*inputs, out):
+        return scaled_mm_out(out, *inputs)
+    return _run_on_cpu(out, *inputs)
 
 
-def _calculate_any(descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream):
-    _common_device(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out, workspace)
+def _calculate_any(
+    descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    _common_device(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out, workspace)
     raise InternalError("calculate: torch.ops.scaled_mm.calculate takes CUDA tensors; use Descriptor.calculate")
 
 
@@ -218,24 +233,34 @@ _library.impl("calculate", _calculate_any, "CompositeExplicitAutograd")
 # ---- fake implementations: shapes without data, for torch.compile -----------------------------------------------------------
 
 
-def _check_fake(a, b, *others) -> None:
+def _check_fake(a, b, *others) -> tuple[int, ...]:
     if _common_device(a, b, *others).type == "cuda" and torch.version.cuda is not None:
         load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
-    _check_matrices(a, b)
-    torch._check(a.shape[1] == b.shape[0], lambda: f"b: expected [K, N] with K as in a [M, K], got {a.shape} and {b.shape}")
+    shape = product_shape(a, b)
+    torch._check(a.shape[-1] == b.shape[-2], lambda: f"b: expected [K, N] with K as in a [M, K], got {a.shape} and {b.shape}")
+    if b.dim() == 3:
+        fits = b.shape[0] == 1 or b.shape[0] == shape[0]
+        torch._check(fits, lambda: f"b: expected [B, K, N] with B as in a [B, M, K], or 1, got {a.shape} and {b.shape}")
+    return shape
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm")
-def _scaled_mm_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype):
-    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+def _scaled_mm_fake(
+    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    shape = _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    return a.new_empty(shape, dtype=out_dtype)
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm_out")
-def _scaled_mm_out_fake(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point):
-    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out)
+def _scaled_mm_out_fake(
+    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out)
 
 
 @torch.library.register_fake("scaled_mm::calculate")
-def _calculate_fake(descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream):
-    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out, workspace)
+def _calculate_fake(
+    descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream, a_row_sums=None, b_column_sums=None
+):  # fmt: skip
+    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out, workspace)

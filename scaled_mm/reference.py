@@ -37,15 +37,19 @@ def scaled_mm(
     a_zero_point: torch.Tensor | None = None,
     b_zero_point: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The defined result, a contiguous [M, N] tensor of `out_dtype` on `a`'s device.
+    """The defined result, a contiguous [M, N] or [B, M, N] tensor of `out_dtype` on `a`'s device.
 
     a: int8 [M, K]; b: int8 [K, N]; any strides. a_scale: float32, one value, [M] or [M, 1]; b_scale: float32, one
     value, [N] or [1, N]; both None for `out_dtype=torch.int32`, which returns the accumulators. bias: [N] or [1, N].
-    Zero points: int8 or int32, a's like a_scale, b's like b_scale.
+    Zero points: int8 or int32, a's like a_scale, b's like b_scale. A batch is a loop over products: an argument with three
+    dimensions has its first for the batch, where 1 serves every product; one with fewer serves every product.
 
     Raises OverflowError where the definition gives no 32-bit accumulator, or where float64 could round: the reference
     never returns a number that it cannot vouch for. (Reading the values for this waits for the device.)
     """
+    if a.dim() == 3 or b.dim() == 3:
+        inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
+        return _batch(inputs, out_dtype)
     m, n = a.shape[0], b.shape[1]
     a_scale, a_zero_point = _column(a_scale, m), _column(a_zero_point, m)
     b_scale, b_zero_point, bias = _row(b_scale, n), _row(b_zero_point, n), _row(bias, n)
@@ -69,6 +73,91 @@ def scaled_mm(
                 value = value + bias[:, columns].to(torch.float32)
             out[rows, columns] = value.to(out_dtype)
     return out
+
+
+def _batch(inputs: tuple[torch.Tensor | None, ...], out_dtype: torch.dtype) -> torch.Tensor:
+    a, b = inputs[:2]
+    sizes = {t.shape[0] for t in (a, b) if t.dim() == 3} - {1}
+    if len(sizes) > 1:
+        raise ValueError(f"batches of {sizes} products do not go together")
+    batch = sizes.pop() if sizes else 1
+    out = torch.empty((batch, a.shape[-2], b.shape[-1]), dtype=out_dtype, device=a.device)
+    for i in range(batch):
+        a_i, b_i, a_scale, b_scale, bias, a_zero_point, b_zero_point = (
+            t if t is None or t.dim() < 3 else t.expand(batch, *t.shape[1:])[i] for t in inputs
+        )
+        out[i] = scaled_mm(
+            a_i, b_i, a_scale, b_scale, bias, out_dtype=out_dtype, a_zero_point=a_zero_point, b_zero_point=b_zero_point
+        )  # fmt: skip
+    return out
+
+
+@torch.no_grad()
+def grouped_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    expert_offsets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The defined result of a grouped product, a contiguous [tokens, N] tensor: `scaled_mm` of each token with its expert.
+
+    A token's expert is looked up for it alone: the first whose clamped end, the running maximum of the offsets, lies past it.
+    Operands as `scaled_mm.grouped_scaled_mm` takes them.
+    """
+    tokens, (experts, _, n) = a.shape[0], b.shape
+    out = torch.zeros((tokens, n), dtype=out_dtype, device=a.device)
+    if experts == 0:
+        return out
+    ends = expert_offsets.long().clamp(0, tokens).cummax(0).values
+    expert_of = torch.searchsorted(ends, torch.arange(tokens, device=a.device), right=True)
+    a_scale = _column(a_scale, tokens)
+    if b_scale is not None:
+        b_scale = b_scale.expand(1) if b_scale.dim() == 0 else b_scale
+        b_scale = b_scale.reshape(1, 1).expand(experts, n) if b_scale.numel() == 1 else b_scale.reshape(experts, -1).expand(experts, n)
+    for expert in expert_of.unique().tolist():
+        if expert == experts:
+            continue
+        rows = (expert_of == expert).nonzero().flatten()
+        out[rows] = scaled_mm(
+            a[rows], b[expert], None if a_scale is None else a_scale[rows], None if b_scale is None else b_scale[expert],
+            None if bias is None else bias[expert], out_dtype=out_dtype,
+        )  # fmt: skip
+    return out
+
+
+@torch.no_grad()
+def block_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The defined result of a block-scaled product, a contiguous [M, N] tensor of `out_dtype` on `a`'s device.
+
+        sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//128])
+        out[m,n] = cast( sum[m,n] + bias[n] )
+
+    Operands as `scaled_mm.block_scaled_mm` takes them. A block has 128 k, the last one what is left.
+    """
+    m, n = a.shape[0], b.shape[1]
+    block_of = torch.arange(n, device=a.device) // 128
+    total = torch.zeros((m, n), dtype=torch.float32, device=a.device)
+    for block in range(-(-a.shape[1] // 128)):
+        k = slice(128 * block, 128 * block + 128)
+        value = _integer_product(a[:, k].to(torch.float64), b[k].to(torch.float64)).to(torch.float32)
+        scale = a_scale[:, block].reshape(m, 1) * b_scale[block][block_of].reshape(1, n)
+        value = value * scale
+        total = total + value
+    if bias is not None:
+        total = total + bias.reshape(1, n).to(torch.float32)
+    return total.to(out_dtype)
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -19,7 +19,7 @@ struct scaledMMGemmDescriptor {
 
   const Kernel* kernel = nullptr;
   const Kernel* zero_point_terms = nullptr;
-  int32_t align_a = 1, align_b = 1, align_out = 1;
+  RowNeeds needs;
   size_t terms_size = 0;      // bytes of the workspace for the zero-point terms, which come first in it
   size_t workspace_size = 0;  // with what the kernel asks for
 
@@ -37,7 +37,7 @@ struct scaledMMGemmDescriptor {
   std::atomic<bool> launched{false};
 
   // The tensors it was created with, in the order of the interface; ndim -1 marks an absent one.
-  scaledMMTensorDesc_t tensors[8];
+  scaledMMTensorDesc_t tensors[kGemmTensors];
 };
 
 namespace {
@@ -50,14 +50,15 @@ scaledMMStatus_t choose_row(const char* forced, scaledMMGemmDescriptor* d) {
       return fail(SCALED_MM_STATUS_KERNEL_NOT_FOUND, "kernel: expected a row of %s (%s), got %s", d->table->arch.c_str(),
                   d->table->source.c_str(), forced);
     }
-    if (const char* why = misfit(info, d->row->align_a, d->row->align_b, d->row->align_out)) {
+    if (const char* why = misfit(info, d->row->needs)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
     }
     return SCALED_MM_STATUS_SUCCESS;
   }
-  d->bucket = d->table->find_bucket(info.M, info.N, info.K);
+  // A batch has as many tiles as one product of all its columns, and how many fill the GPU is what the edges of N are about.
+  d->bucket = d->table->find_bucket(info.M, info.N * info.batch, info.K);
   d->bucket_row = &d->table->rows[d->table->buckets[d->bucket].row];
-  d->misfit = misfit(info, d->bucket_row->align_a, d->bucket_row->align_b, d->bucket_row->align_out);
+  d->misfit = misfit(info, d->bucket_row->needs);
   d->row = d->misfit ? &d->table->rows[d->table->fallback_row] : d->bucket_row;
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -69,6 +70,8 @@ void fill_launch(scaledMMGemmDescriptor* d) {
   l.M = info.M;
   l.N = info.N;
   l.K = info.K;
+  l.batch = info.batch;
+  l.batch_strides = info.batch_strides;
   l.a_stride_m = info.a_stride_m;
   l.a_stride_k = info.a_stride_k;
   l.b_stride_k = info.b_stride_k;
@@ -83,6 +86,10 @@ void fill_launch(scaledMMGemmDescriptor* d) {
   l.b_zero_point_stride = info.b_zero_point_stride;
   l.a_zero_point_dtype = info.a_zero_point_dtype;
   l.b_zero_point_dtype = info.b_zero_point_dtype;
+  l.a_row_sums_stride = info.a_row_sums_stride;
+  l.b_column_sums_stride = info.b_column_sums_stride;
+  l.row_terms_batch_stride = info.row_term_batches() > 1 ? int32_t(info.M) : 0;
+  l.col_terms_batch_stride = info.column_term_batches() > 1 ? int32_t(info.N) : 0;
   l.device = d->device.device_id;
   l.multiprocessors = d->device.multiprocessors;
 }
@@ -96,10 +103,8 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGemmD
   }
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table)) return s;
   if (scaledMMStatus_t s = choose_row(forced, d)) return s;
-  d->align_a = d->row->align_a;
-  d->align_b = d->row->align_b;
-  d->align_out = d->row->align_out;
-  if (d->info.M == 0 || d->info.N == 0) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
+  d->needs = d->row->needs;
+  if (d->info.empty()) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), d->info.out_dtype, device, shared_memory,
                                           &d->row->slots[d->info.out_dtype], &d->kernel)) return s;
@@ -111,7 +116,7 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGemmD
   d->workspace_size = d->terms_size;
   if (d->kernel->workspace_size) {
     d->terms_size = (d->terms_size + 15) / 16 * 16;
-    d->workspace_size = d->terms_size + size_t(d->kernel->workspace_size(d->info.M, d->info.N));
+    d->workspace_size = d->terms_size + size_t(d->kernel->workspace_size(d->info.M, d->info.N, d->info.batch));
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -124,12 +129,12 @@ struct Operand {
   int64_t alignment;
 };
 
-scaledMMStatus_t check_pointers(const scaledMMGemmDescriptor& d, void* out, const Operand (&inputs)[7]) {
+scaledMMStatus_t check_pointers(const scaledMMGemmDescriptor& d, void* out, const Operand (&inputs)[kGemmTensors - 1]) {
   const auto out_begin = reinterpret_cast<uintptr_t>(out);
   if (out == nullptr && d.info.bytes.out > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "out: expected a data pointer, got null");
-  if (out_begin % d.align_out || out_begin % dtype_bytes(d.info.out_dtype)) {
+  if (out_begin % d.needs.align_out || out_begin % dtype_bytes(d.info.out_dtype)) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
-                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.align_out), out);
+                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.needs.align_out), out);
   }
   for (const Operand& input : inputs) {
     if (!input.wanted) {
@@ -189,19 +194,20 @@ scaledMMStatus_t scaledMMCreateGemmDescriptor(
     scaledMMHandle_t handle, scaledMMGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
     const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
     const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
-    const scaledMMTensorDesc_t* b_zero_point, const char* kernel) {
+    const scaledMMTensorDesc_t* b_zero_point, const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums,
+    const char* kernel) {
   if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
   *descriptor = nullptr;
   if (handle == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle: expected a handle, got a null pointer");
   auto* made = new (std::nothrow) scaledMMGemmDescriptor;
   if (made == nullptr) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "descriptor: out of host memory");
-  const scaledMMTensorDesc_t* tensors[8] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point};
-  for (int i = 0; i < 8; ++i) {
+  const scaledMMTensorDesc_t* tensors[] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
+  for (int i = 0; i < kGemmTensors; ++i) {
     if (tensors[i]) made->tensors[i] = *tensors[i];
     else made->tensors[i].ndim = -1;
   }
   scaledMMStatus_t status =
-      make_gemm_info({out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point}, &made->info);
+      make_gemm_info({out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums}, &made->info);
   if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made);
   if (status != SCALED_MM_STATUS_SUCCESS) {
     delete made;
@@ -249,13 +255,14 @@ scaledMMStatus_t scaledMMCheckGemmTensors(scaledMMGemmDescriptor_t d, const scal
                                           const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
                                           const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
                                           const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
-                                          const scaledMMTensorDesc_t* b_zero_point) {
+                                          const scaledMMTensorDesc_t* b_zero_point,
+                                          const scaledMMTensorDesc_t* a_row_sums,
+                                          const scaledMMTensorDesc_t* b_column_sums) {
   if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
-  static constexpr const char* kNames[8] = {"out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"};
-  const scaledMMTensorDesc_t* tensors[8] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point};
-  for (int i = 0; i < 8; ++i) {
+  const scaledMMTensorDesc_t* tensors[] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
+  for (int i = 0; i < kGemmTensors; ++i) {
     const scaledMMTensorDesc_t* expected = d->tensors[i].ndim < 0 ? nullptr : &d->tensors[i];
-    if (scaledMMStatus_t status = check_same(kNames[i], expected, tensors[i])) return status;
+    if (scaledMMStatus_t status = check_same(kGemmTensorNames[i], expected, tensors[i])) return status;
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -263,12 +270,12 @@ scaledMMStatus_t scaledMMCheckGemmTensors(scaledMMGemmDescriptor_t d, const scal
 scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspace, size_t workspace_size, void* out,
                                        const void* a, const void* b, const void* a_scale, const void* b_scale,
                                        const void* bias, const void* a_zero_point, const void* b_zero_point,
-                                       void* stream) {
+                                       const void* a_row_sums, const void* b_column_sums, void* stream) {
   if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
   const GemmInfo& info = d->info;
-  const Operand inputs[7] = {
-      {"a", a, info.bytes.a, true, d->align_a},
-      {"b", b, info.bytes.b, true, d->align_b},
+  const Operand inputs[kGemmTensors - 1] = {
+      {"a", a, info.bytes.a, true, d->needs.align_a},
+      {"b", b, info.bytes.b, true, d->needs.align_b},
       {"a_scale", a_scale, info.bytes.a_scale, info.has_scales, 4},
       {"b_scale", b_scale, info.bytes.b_scale, info.has_scales, 4},
       {"bias", bias, info.bytes.bias, info.has_bias, info.has_bias ? dtype_bytes(info.bias_dtype) : 1},
@@ -276,13 +283,15 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
        info.has_a_zero_point ? dtype_bytes(info.a_zero_point_dtype) : 1},
       {"b_zero_point", b_zero_point, info.bytes.b_zero_point, info.has_b_zero_point,
        info.has_b_zero_point ? dtype_bytes(info.b_zero_point_dtype) : 1},
+      {"a_row_sums", a_row_sums, info.bytes.a_row_sums, info.has_a_row_sums, 4},
+      {"b_column_sums", b_column_sums, info.bytes.b_column_sums, info.has_b_column_sums, 4},
   };
   if (scaledMMStatus_t status = check_pointers(*d, out, inputs)) return status;
   if (d->device.device_type == SCALED_MM_DEVICE_CPU) {
     return fail(SCALED_MM_STATUS_DEVICE_NOT_SUPPORTED,
                 "handle: the C library launches on CUDA devices; on a CPU use the backend of the scaled_mm Python package");
   }
-  if (info.M == 0 || info.N == 0) return SCALED_MM_STATUS_SUCCESS;
+  if (info.empty()) return SCALED_MM_STATUS_SUCCESS;
 
   GemmLaunch launch = d->launch;
   launch.a = a;
@@ -318,8 +327,10 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
   if (d->zero_point_terms) {
     launch.a_zero_point = a_zero_point;
     launch.b_zero_point = b_zero_point;
+    launch.a_row_sums = static_cast<const int32_t*>(a_row_sums);
+    launch.b_column_sums = static_cast<const int32_t*>(b_column_sums);
     launch.row_terms = static_cast<int32_t*>(workspace);
-    launch.col_terms = launch.row_terms + (info.M + 1) / 2 * 4;
+    launch.col_terms = launch.row_terms + info.column_terms_offset();
     if (scaledMMStatus_t status = run(*d->zero_point_terms, launch)) return status;
   }
   const CacheLease lease(d);

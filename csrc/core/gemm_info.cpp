@@ -85,56 +85,132 @@ scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t check_matrix(const char* name, const char* shape, Dtypes dtypes, const scaledMMTensorDesc_t* t) {
-  if (t == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a tensor %s, got none", name, shape);
+// A matrix, or a batch of them, as [batch, rows, columns].
+struct Matrix {
+  int64_t batch, rows, columns;
+  int64_t stride_batch, stride_row, stride_column;
+};
+
+scaledMMStatus_t check_matrix(const char* name, const char* shape, Dtypes dtypes, const scaledMMTensorDesc_t* t, Matrix* m) {
+  if (t == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a tensor [%s], got none", name, shape);
   if (scaledMMStatus_t status = check_dtype(name, dtypes, *t)) return status;
   if (scaledMMStatus_t status = check_tensor(name, *t)) return status;
-  if (t->ndim != 2) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 2 dimensions %s, got %d: %s", name, shape, int(t->ndim),
-                shape_text(*t).c_str());
+  if (t->ndim != 2 && t->ndim != 3) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 2 dimensions [%s] or 3 [B, %s], got %d: %s", name, shape, shape,
+                int(t->ndim), shape_text(*t).c_str());
   }
+  const int row = t->ndim - 2;
+  const bool batched = row == 1 && t->shape[0] != 1;
+  *m = {row == 1 ? t->shape[0] : 1, t->shape[row], t->shape[row + 1], batched ? t->strides[0] : 0, t->strides[row], t->strides[row + 1]};
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-// A vector along M or N: one value, [length], or [length, 1] / [1, length]. The stride is 0 for one value.
-scaledMMStatus_t check_vector(const char* name, const char* dim, int64_t length, bool is_column, bool one_value,
-                              const scaledMMTensorDesc_t& t, int64_t* stride) {
+// A vector along M (is_column) or N, of a plain product (batch -1) or one for each of a batch.
+struct VectorRule {
+  const char* dim;
+  int64_t length;
+  bool is_column, one_value;  // one_value: a single value for the whole vector will do
+  int64_t batch;
+};
+
+scaledMMStatus_t fail_vector(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t& t) {
+  const long long n = rule.length, batch = rule.batch;
+  const char* one = rule.one_value ? "one value, " : "";
+  char two_dimensional[64], three_dimensional[96];
+  snprintf(two_dimensional, sizeof(two_dimensional), rule.is_column ? "[%lld, 1]" : "[1, %lld]", n);
+  if (rule.batch < 0) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s[%lld] or %s (%s = %lld), got %s", name, one, n, two_dimensional,
+                rule.dim, n, shape_text(t).c_str());
+  }
+  snprintf(three_dimensional, sizeof(three_dimensional), rule.is_column ? "[%lld, %lld, 1]" : "[%lld, 1, %lld]", batch, n);
+  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s[%lld], %s or %s%s (B = %lld, %s = %lld), got %s", name, one, n,
+              two_dimensional, three_dimensional, rule.one_value ? " with 1 in any place" : " with 1 for B", batch, rule.dim, n,
+              shape_text(t).c_str());
+}
+
+// One value, [length], [length, 1] / [1, length], in a batch also [B, length, 1] / [B, 1, length], where B and, if one value
+// will do, the length may be 1. The stride is 0 for one value, the batch stride where the batch shares the vector.
+scaledMMStatus_t check_vector(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t& t, int64_t* stride,
+                              int64_t* batch_stride) {
   if (scaledMMStatus_t status = check_tensor(name, t)) return status;
-  if (t.ndim == 1 && t.shape[0] == length) {
-    *stride = length == 1 ? 0 : t.strides[0];
+  *batch_stride = 0;
+  if (t.ndim == 1 && t.shape[0] == rule.length) {
+    *stride = rule.length == 1 ? 0 : t.strides[0];
     return SCALED_MM_STATUS_SUCCESS;
   }
-  const int along = is_column ? 0 : 1;
-  if (t.ndim == 2 && t.shape[along] == length && t.shape[1 - along] == 1) {
-    *stride = length == 1 ? 0 : t.strides[along];
-    return SCALED_MM_STATUS_SUCCESS;
-  }
-  if (one_value && is_one_value(t)) {
+  if (rule.one_value && is_one_value(t)) {
     *stride = 0;
     return SCALED_MM_STATUS_SUCCESS;
   }
-  const long long n = length;
-  char two_dimensional[64];
-  snprintf(two_dimensional, sizeof(two_dimensional), is_column ? "[%lld, 1]" : "[1, %lld]", n);
-  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s[%lld] or %s (%s = %lld), got %s", name,
-              one_value ? "one value, " : "", n, two_dimensional, dim, n, shape_text(t).c_str());
+  if (t.ndim < 2 || (t.ndim == 3 && rule.batch < 0)) return fail_vector(name, rule, t);
+  const int along = t.ndim - (rule.is_column ? 2 : 1), across = t.ndim - (rule.is_column ? 1 : 2);
+  const bool one_for_all = t.ndim == 3 && rule.one_value && t.shape[along] == 1;
+  const bool fits_batch = t.ndim == 2 || t.shape[0] == rule.batch || t.shape[0] == 1;
+  if (t.shape[across] != 1 || !fits_batch || (t.shape[along] != rule.length && !one_for_all)) return fail_vector(name, rule, t);
+  *stride = t.shape[along] == 1 ? 0 : t.strides[along];
+  if (t.ndim == 3 && t.shape[0] != 1) *batch_stride = t.strides[0];
+  return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t check_scale(const char* name, const char* dim, int64_t length, bool is_column,
-                             const scaledMMTensorDesc_t* t, int64_t* stride) {
+scaledMMStatus_t check_scale(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t* t, int64_t* stride,
+                             int64_t* batch_stride) {
   if (t == nullptr) {
     return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected float32 scales (only an int32 out goes without), got none",
                 name);
   }
   if (scaledMMStatus_t status = check_dtype(name, {SCALED_MM_DTYPE_FLOAT32}, *t)) return status;
-  return check_vector(name, dim, length, is_column, true, *t, stride);
+  return check_vector(name, rule, *t, stride, batch_stride);
 }
 
-scaledMMStatus_t check_zero_point(const char* name, const char* dim, int64_t length, bool is_column,
-                                  const scaledMMTensorDesc_t& t, int64_t* stride, int32_t* dtype) {
-  if (scaledMMStatus_t status = check_dtype(name, {SCALED_MM_DTYPE_INT32, SCALED_MM_DTYPE_INT8}, t)) return status;
-  *dtype = t.dtype;
-  return check_vector(name, dim, length, is_column, true, t, stride);
+// Sums, whose rule has no one_value, and zero points.
+scaledMMStatus_t check_integers(const char* name, const VectorRule& rule, Dtypes dtypes, const scaledMMTensorDesc_t& t,
+                                int64_t* stride, int64_t* batch_stride) {
+  if (scaledMMStatus_t status = check_dtype(name, dtypes, t)) return status;
+  return check_vector(name, rule, t, stride, batch_stride);
+}
+
+// Every dimension must step over all that the ones with smaller strides reach, if there are elements at all.
+scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& t) {
+  int order[SCALED_MM_MAX_DIMS], count = 0;  // by stride: three at most, so inserted
+  for (int i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] == 0) return SCALED_MM_STATUS_SUCCESS;
+    if (t.shape[i] == 1) continue;
+    int at = count++;
+    for (; at > 0 && t.strides[order[at - 1]] > t.strides[i]; --at) order[at] = order[at - 1];
+    order[at] = i;
+  }
+  int64_t reach = 0;
+  for (int i = 0; i < count; ++i) {
+    if (t.strides[order[i]] <= reach) {
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got %s for shape %s",
+                  name, list_text(t.strides, t.ndim).c_str(), shape_text(t).c_str());
+    }
+    reach += (t.shape[order[i]] - 1) * t.strides[order[i]];
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+// Whether the rows of a whole batch lie evenly, as those of one matrix of batch * M rows; then the stride between them.
+bool rows_fold(int64_t M, int64_t batch_stride, int64_t* stride) {
+  if (M == 1) *stride = batch_stride;
+  return M == 1 || batch_stride == M * *stride;
+}
+
+// A batch that shares b and all that goes with its columns is one product of batch * M rows: fewer, fuller tiles, and b and
+// its sums are read once. Nothing changes where the rows do not lie evenly.
+void fold_batch(GemmInfo* info) {
+  const BatchStrides& s = info->batch_strides;
+  if (s.b || s.b_scale || s.bias || s.b_zero_point || s.b_column_sums || !s.a || info->batch * info->M > INT_MAX) return;
+  GemmInfo folded = *info;
+  const bool even = rows_fold(info->M, s.a, &folded.a_stride_m) && rows_fold(info->M, s.out, &folded.out_stride_m) &&
+                    rows_fold(info->M, s.a_scale, &folded.a_scale_stride) &&
+                    rows_fold(info->M, s.a_zero_point, &folded.a_zero_point_stride) &&
+                    rows_fold(info->M, s.a_row_sums, &folded.a_row_sums_stride);
+  if (!even) return;
+  folded.M = info->batch * info->M;
+  folded.batch = 1;
+  folded.batch_strides = {};
+  *info = folded;
 }
 
 }  // namespace
@@ -167,46 +243,56 @@ scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expect
 }
 
 size_t GemmInfo::workspace_size() const {
-  // Two int32 a row and a column; the column terms start on 16 bytes.
-  return has_zero_point() ? size_t(8) * ((M + 1) / 2 * 2 + N) : 0;
+  return has_zero_point() ? size_t(4) * column_terms_offset() + size_t(8) * column_term_batches() * N : 0;
 }
 
-scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info) {
+scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info, bool one_sum) {
   constexpr int32_t kInt8 = SCALED_MM_DTYPE_INT8;
-  if (scaledMMStatus_t s = check_matrix("out", "[M, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
-                                        SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, t.out)) return s;
-  if (scaledMMStatus_t s = check_matrix("a", "[M, K]", {kInt8}, t.a)) return s;
-  if (scaledMMStatus_t s = check_matrix("b", "[K, N]", {kInt8}, t.b)) return s;
+  Matrix out, a, b;
+  if (scaledMMStatus_t s = check_matrix("out", "M, N", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
+                                        SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, t.out, &out)) return s;
+  if (scaledMMStatus_t s = check_matrix("a", "M, K", {kInt8}, t.a, &a)) return s;
+  if (scaledMMStatus_t s = check_matrix("b", "K, N", {kInt8}, t.b, &b)) return s;
   *info = GemmInfo{};
 
-  info->M = t.a->shape[0];
-  info->K = t.a->shape[1];
-  info->N = t.b->shape[1];
+  const bool batched = t.a->ndim == 3 || t.b->ndim == 3;
+  info->M = a.rows;
+  info->K = a.columns;
+  info->N = b.columns;
+  info->batch = a.batch == 1 ? b.batch : a.batch;
   info->out_dtype = t.out->dtype;
-  const long long M = info->M, N = info->N, K = info->K;
-  if (t.b->shape[0] != info->K) {
+  const long long M = info->M, N = info->N, K = info->K, B = info->batch;
+  if (b.rows != info->K) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b: expected [K, N] with K = %lld as in a [M, K], got %s", K,
                 shape_text(*t.b).c_str());
   }
-  if (t.out->shape[0] != info->M || t.out->shape[1] != info->N) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [M, N] = [%lld, %lld], got %s", M, N,
+  if (b.batch != info->batch && b.batch != 1) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b: expected [B, K, N] with B = %lld as in a [B, M, K], or 1, got %s", B,
+                shape_text(*t.b).c_str());
+  }
+  if (t.out->ndim != (batched ? 3 : 2) || out.batch != info->batch || out.rows != info->M || out.columns != info->N) {
+    if (!batched) {
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [M, N] = [%lld, %lld], got %s", M, N,
+                  shape_text(*t.out).c_str());
+    }
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [%lld, %lld, %lld], got %s", B, M, N,
                 shape_text(*t.out).c_str());
   }
 
-  info->a_stride_m = t.a->strides[0];
-  info->a_stride_k = t.a->strides[1];
-  info->b_stride_k = t.b->strides[0];
-  info->b_stride_n = t.b->strides[1];
-  info->out_stride_m = t.out->strides[0];
-  info->out_stride_n = t.out->strides[1];
-  const bool rows_apart = M <= 1 || info->out_stride_m >= (N - 1) * info->out_stride_n + 1;
-  const bool columns_apart = N <= 1 || info->out_stride_n >= (M - 1) * info->out_stride_m + 1;
-  const bool steps = (M <= 1 || info->out_stride_m > 0) && (N <= 1 || info->out_stride_n > 0);
-  if (!(steps && (rows_apart || columns_apart))) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES,
-                "out: expected strides under which no two elements overlap, got [%lld, %lld] for shape [%lld, %lld]",
-                static_cast<long long>(info->out_stride_m), static_cast<long long>(info->out_stride_n), M, N);
-  }
+  info->a_stride_m = a.stride_row;
+  info->a_stride_k = a.stride_column;
+  info->b_stride_k = b.stride_row;
+  info->b_stride_n = b.stride_column;
+  info->out_stride_m = out.stride_row;
+  info->out_stride_n = out.stride_column;
+  BatchStrides& strides = info->batch_strides;
+  strides.a = a.stride_batch;
+  strides.b = b.stride_batch;
+  strides.out = out.stride_batch;
+  if (scaledMMStatus_t s = check_no_overlap("out", *t.out)) return s;
+  const VectorRule rows{"M", M, true, true, batched ? B : -1}, columns{"N", N, false, true, batched ? B : -1};
+  VectorRule every_row = rows, every_column = columns;
+  every_row.one_value = every_column.one_value = false;
 
   if (info->out_dtype == SCALED_MM_DTYPE_INT32) {
     const char* extra = t.a_scale ? "a_scale" : t.b_scale ? "b_scale" : t.bias ? "bias" : nullptr;
@@ -215,8 +301,8 @@ scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info) {
     }
   } else {
     info->has_scales = true;
-    if (scaledMMStatus_t s = check_scale("a_scale", "M", M, true, t.a_scale, &info->a_scale_stride)) return s;
-    if (scaledMMStatus_t s = check_scale("b_scale", "N", N, false, t.b_scale, &info->b_scale_stride)) return s;
+    if (scaledMMStatus_t s = check_scale("a_scale", rows, t.a_scale, &info->a_scale_stride, &strides.a_scale)) return s;
+    if (scaledMMStatus_t s = check_scale("b_scale", columns, t.b_scale, &info->b_scale_stride, &strides.b_scale)) return s;
     if (t.bias) {
       if (t.bias->dtype != info->out_dtype && t.bias->dtype != SCALED_MM_DTYPE_FLOAT32) {
         return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "bias: expected out's dtype %s or float32, got %s",
@@ -224,24 +310,36 @@ scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info) {
       }
       info->has_bias = true;
       info->bias_dtype = t.bias->dtype;
-      if (scaledMMStatus_t s = check_vector("bias", "N", N, false, false, *t.bias, &info->bias_stride)) return s;
+      if (scaledMMStatus_t s = check_vector("bias", every_column, *t.bias, &info->bias_stride, &strides.bias)) return s;
     }
   }
   if (t.a_zero_point) {
     info->has_a_zero_point = true;
-    if (scaledMMStatus_t s = check_zero_point("a_zero_point", "M", M, true, *t.a_zero_point, &info->a_zero_point_stride,
-                                              &info->a_zero_point_dtype)) return s;
+    info->a_zero_point_dtype = t.a_zero_point->dtype;
+    if (scaledMMStatus_t s = check_integers("a_zero_point", rows, {SCALED_MM_DTYPE_INT32, kInt8}, *t.a_zero_point,
+                                            &info->a_zero_point_stride, &strides.a_zero_point)) return s;
   }
   if (t.b_zero_point) {
     info->has_b_zero_point = true;
-    if (scaledMMStatus_t s = check_zero_point("b_zero_point", "N", N, false, *t.b_zero_point, &info->b_zero_point_stride,
-                                              &info->b_zero_point_dtype)) return s;
+    info->b_zero_point_dtype = t.b_zero_point->dtype;
+    if (scaledMMStatus_t s = check_integers("b_zero_point", columns, {SCALED_MM_DTYPE_INT32, kInt8}, *t.b_zero_point,
+                                            &info->b_zero_point_stride, &strides.b_zero_point)) return s;
+  }
+  if (t.a_row_sums) {
+    info->has_a_row_sums = true;
+    if (scaledMMStatus_t s = check_integers("a_row_sums", every_row, {SCALED_MM_DTYPE_INT32}, *t.a_row_sums,
+                                            &info->a_row_sums_stride, &strides.a_row_sums)) return s;
+  }
+  if (t.b_column_sums) {
+    info->has_b_column_sums = true;
+    if (scaledMMStatus_t s = check_integers("b_column_sums", every_column, {SCALED_MM_DTYPE_INT32}, *t.b_column_sums,
+                                            &info->b_column_sums_stride, &strides.b_column_sums)) return s;
   }
 
   // |a - za| <= 255 with a zero point in -128..127 and 128 without one; the sum of K products must stay below 2^31.
   const int64_t largest = (info->has_a_zero_point ? 255 : 128) * (info->has_b_zero_point ? 255 : 128);
   const int64_t bound = (int64_t(1) << 31) - 1;
-  if (info->K > bound / largest) {
+  if (one_sum && info->K > bound / largest) {
     return fail(SCALED_MM_STATUS_OVERFLOW,
                 "a: expected K <= %lld, beyond which a 32-bit accumulator is not exact %s, got K = %lld",
                 static_cast<long long>(bound / largest),
@@ -259,36 +357,79 @@ scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info) {
   if (t.bias) info->bytes.bias = extent(*t.bias);
   if (t.a_zero_point) info->bytes.a_zero_point = extent(*t.a_zero_point);
   if (t.b_zero_point) info->bytes.b_zero_point = extent(*t.b_zero_point);
+  if (t.a_row_sums) info->bytes.a_row_sums = extent(*t.a_row_sums);
+  if (t.b_column_sums) info->bytes.b_column_sums = extent(*t.b_column_sums);
+  if (info->batch <= 1) {
+    strides = {};  // an empty batch has none either
+  } else if (!info->empty()) {
+    fold_batch(info);
+  }
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-const char* misfit(const GemmInfo& info, int32_t align_a, int32_t align_b, int32_t align_out) {
-  if (align_a <= 1 && align_b <= 1 && align_out <= 1) return nullptr;
+scaledMMStatus_t check_operand(const char* name, const char* shape, Dtypes dtypes, int32_t ndim, const scaledMMTensorDesc_t* t) {
+  if (t == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a tensor %s, got none", name, shape);
+  if (scaledMMStatus_t status = check_dtype(name, dtypes, *t)) return status;
+  if (scaledMMStatus_t status = check_tensor(name, *t)) return status;
+  if (ndim >= 0 && t->ndim != ndim) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %d dimension%s %s, got %d: %s", name, int(ndim), ndim == 1 ? "" : "s",
+                shape, int(t->ndim), shape_text(*t).c_str());
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+int64_t tensor_extent(const scaledMMTensorDesc_t& t) { return extent(t); }
+
+std::string tensor_shape(const scaledMMTensorDesc_t& t) { return shape_text(t); }
+
+namespace {
+
+// A tensor map holds strides below 2^40 bytes; encoding a larger one would fail without a word.
+constexpr int64_t kStrideLimit = int64_t(1) << 40;
+// Blocks of a launch along the grid's third dimension, which some rows give to the batch.
+constexpr int64_t kBatchLimit = 65535;
+
+const char* batch_misfit(const GemmInfo& info, const RowNeeds& needs) {
+  const BatchStrides& s = info.batch_strides;
+  const int64_t out_bytes = dtype_bytes(info.out_dtype);
+  if (info.batch > kBatchLimit) return "the batch has more than 65535 products";
+  // Kernels count the rows and columns of a batch in 32 bits where they look for their zero-point terms.
+  if (info.has_zero_point() && info.batch * std::max(info.M, info.N) > INT_MAX) return "the batch has 2^31 rows or columns or more";
+  if (s.a % needs.align_a != 0) return "the batch stride of a is not a multiple of the row's alignment";
+  if (s.b % needs.align_b != 0) return "the batch stride of b is not a multiple of the row's alignment";
+  if (s.out * out_bytes % needs.align_out != 0) return "the batch stride of out is not a multiple of the row's alignment";
+  if (s.a >= kStrideLimit || s.b >= kStrideLimit || s.out >= kStrideLimit / out_bytes) return "a batch stride is 2^40 bytes or more";
+  return nullptr;
+}
+
+}  // namespace
+
+const char* misfit(const GemmInfo& info, const RowNeeds& needs) {
+  if (!needs.any()) return nullptr;
   // A dimension of one element has no stride to obey.
   const int64_t out_bytes = dtype_bytes(info.out_dtype);
   if (info.K == 0) return "K is 0";
   constexpr int64_t kRoomForTiles = 2048;  // coordinates of tiles and clusters are 32-bit, their far corners too
   if (info.M > INT32_MAX - kRoomForTiles || info.N > INT32_MAX - kRoomForTiles) return "M or N is within a tile of 2^31";
   if (info.K > 1 && info.a_stride_k != 1) return "a is not contiguous along K";
-  if (info.M > 1 && info.a_stride_m % align_a != 0) return "the row stride of a is not a multiple of the row's alignment";
+  if (info.M > 1 && info.a_stride_m % needs.align_a != 0) return "the row stride of a is not a multiple of the row's alignment";
   if (info.M > 1 && info.a_stride_m < info.K) return "the rows of a overlap";
-  // A tensor map holds strides below 2^40 bytes; encoding a larger one would fail without a word.
-  constexpr int64_t kStrideLimit = int64_t(1) << 40;
   if ((info.M > 1 && (info.a_stride_m >= kStrideLimit || info.out_stride_m >= kStrideLimit / out_bytes)) ||
       (info.N > 1 && info.b_stride_n >= kStrideLimit)) {
     return "a row stride is 2^40 bytes or more";
   }
-  if (info.a_alignment < align_a) return "the data pointer of a is not aligned";
+  if (info.a_alignment < needs.align_a) return "the data pointer of a is not aligned";
   if (info.K > 1 && info.b_stride_k != 1) return "b is not contiguous along K";
-  if (info.N > 1 && info.b_stride_n % align_b != 0) return "the column stride of b is not a multiple of the row's alignment";
+  if (info.N > 1 && info.b_stride_n % needs.align_b != 0) return "the column stride of b is not a multiple of the row's alignment";
   if (info.N > 1 && info.b_stride_n < info.K) return "the columns of b overlap";
-  if (info.b_alignment < align_b) return "the data pointer of b is not aligned";
+  if (info.b_alignment < needs.align_b) return "the data pointer of b is not aligned";
   if (info.N > 1 && info.out_stride_n != 1) return "out is not contiguous along N";
-  if (info.M > 1 && info.out_stride_m * out_bytes % align_out != 0) {
+  if (info.M > 1 && info.out_stride_m * out_bytes % needs.align_out != 0) {
     return "the row stride of out is not a multiple of the row's alignment";
   }
-  if (info.out_alignment < align_out) return "the data pointer of out is not aligned";
-  return nullptr;
+  if (info.N * out_bytes % needs.store_bytes != 0) return "the row's kernel stores whole vectors, and the rows of out end within one";
+  if (info.out_alignment < needs.align_out) return "the data pointer of out is not aligned";
+  return info.batch > 1 ? batch_misfit(info, needs) : nullptr;
 }
 
 }  // namespace scaled_mm

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 2
+#define SCALED_MM_KERNEL_ABI_VERSION 4
 
 namespace scaled_mm {
 
@@ -20,9 +20,24 @@ struct LaunchCache {
   alignas(kAlignment) unsigned char bytes[kBytes];
 };
 
-// One product, everything resolved: what a kernel needs to launch and nothing to look up. Strides in elements.
+// What a grouped product has beside the operands of GemmLaunch: there M is the number of tokens, and b, b_scale and bias are
+// those of expert 0. Strides in elements.
+struct Groups {
+  int64_t experts;
+  const int32_t* offsets;  // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
+  int64_t b_stride, b_scale_stride, bias_stride;  // from one expert to the next
+};
+
+// From one product of a batch to the next, in elements; 0: the same for all of them.
+struct BatchStrides {
+  int64_t a, b, out, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums;
+};
+
+// A batch of `batch` products of one shape, everything resolved: what a kernel needs to launch and nothing to look up.
+// One launch computes all of them. Strides in elements; `batch` is 1 for a plain product, and batch_strides are 0 then.
 struct GemmLaunch {
-  int64_t M, N, K;
+  int64_t M, N, K, batch;
+  BatchStrides batch_strides;
   const void* a;
   const void* b;
   void* out;
@@ -43,8 +58,12 @@ struct GemmLaunch {
   const void* b_zero_point;
   int64_t a_zero_point_stride, b_zero_point_stride;
   int32_t a_zero_point_dtype, b_zero_point_dtype;
+  const int32_t* a_row_sums;     // sums over K that the caller knows already, so that `prepare` need not read the
+  const int32_t* b_column_sums;  // operand; or nullptr
+  int64_t a_row_sums_stride, b_column_sums_stride;
   int32_t* row_terms;  // [M][2] = {za, rowsum(a)}; nullptr when there is no zero point
   int32_t* col_terms;  // [N][2] = {colsum(b) - K*zb, zb}
+  int32_t row_terms_batch_stride, col_terms_batch_stride;  // in pairs: M and N, or 0 where all products share them
 
   void* workspace;     // what Kernel::workspace_size asked for, aligned to 16 bytes; nullptr for none. Holds anything
 
@@ -52,6 +71,11 @@ struct GemmLaunch {
   int32_t multiprocessors;
   void* stream;        // cudaStream_t
   LaunchCache* cache;  // or nullptr
+  const Groups* groups;  // nullptr unless the row is one of a grouped table
+
+  // Of a row of a block-scaled table: a_scale and b_scale from one block of K to the next; a_scale_stride is from row to row as
+  // ever, b_scale_stride from one block of N to the next. 0 otherwise.
+  int64_t a_scale_stride_k, b_scale_stride_k;
 };
 
 // Writes a message of at most `size` bytes on failure.
@@ -63,7 +87,9 @@ struct Kernel {
   scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);
   scaledMMStatus_t (*launch)(const GemmLaunch& args, char* message, size_t size);
   // Bytes of device memory that a launch of this size uses; nullptr: none.
-  int64_t (*workspace_size)(int64_t M, int64_t N) = nullptr;
+  int64_t (*workspace_size)(int64_t M, int64_t N, int64_t batch) = nullptr;
+  // The same of a row of a grouped table.
+  int64_t (*grouped_workspace_size)(int64_t experts, int32_t multiprocessors) = nullptr;
 };
 
 struct KernelLibrary {
@@ -72,6 +98,8 @@ struct KernelLibrary {
   const Kernel* const* kernels;
   int64_t num_kernels;
   const scaledMMTable_t* table;   // nullptr in a library of one row built just in time
+  const scaledMMTable_t* grouped_table;
+  const scaledMMTable_t* block_scaled_table;
 };
 
 // Row name of the kernel that fills row_terms and col_terms. No table lists it.

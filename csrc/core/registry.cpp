@@ -20,6 +20,9 @@ struct Registry {
   void* provider_user = nullptr;
 };
 
+// By scaledMMTableKind_t, for messages.
+constexpr const char* kTableNames[] = {"", " of grouped products", " of block-scaled products"};
+
 // Never destroyed: kernels may still be launched while static objects die.
 Registry& registry() {
   static Registry* instance = new Registry;
@@ -73,15 +76,16 @@ Arch* find_arch(const char* name) {
   return arch.get();
 }
 
-scaledMMStatus_t require_table(Arch* arch, const Table** table) {
-  *table = arch->table.load(std::memory_order_acquire);
+scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKind_t kind) {
+  const auto& slot = arch->tables[kind];
+  *table = slot.load(std::memory_order_acquire);
   if (*table) return SCALED_MM_STATUS_SUCCESS;
   if (scaledMMStatus_t status = ask_provider(*arch, nullptr, -1)) return status;
-  *table = arch->table.load(std::memory_order_acquire);
+  *table = slot.load(std::memory_order_acquire);
   if (*table) return SCALED_MM_STATUS_SUCCESS;
   return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
-              "handle: no tile table is registered for %s; load kernels built with `scaled-mm build --arch %s`",
-              arch->name.c_str(), arch->name.c_str());
+              "handle: no tile table%s is registered for %s; load kernels built with `scaled-mm build --arch %s`",
+              kTableNames[kind], arch->name.c_str(), arch->name.c_str());
 }
 
 scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory,
@@ -139,6 +143,9 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
                 table->source, static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets),
                 int(table->fallback_row));
   }
+  if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_BLOCK_SCALED_GEMM) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
+  }
   auto copy = std::make_unique<Table>();
   copy->arch = table->arch;
   copy->source = table->source;
@@ -148,16 +155,15 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
   copy->rows = std::make_unique<TableRow[]>(table->num_rows);
   for (int32_t i = 0; i < copy->num_rows; ++i) {
     const scaledMMTableRow_t& row = table->rows[i];
-    if (row.name == nullptr || row.align_a < 1 || row.align_b < 1 || row.align_out < 1) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: row %d: expected a name and alignments of at least 1", table->source, int(i));
+    if (row.name == nullptr || row.align_a < 1 || row.align_b < 1 || row.align_out < 1 || row.store_bytes < 1) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: row %d: expected a name, and alignments and store_bytes of at least 1",
+                  table->source, int(i));
     }
     copy->rows[i].name = row.name;
-    copy->rows[i].align_a = row.align_a;
-    copy->rows[i].align_b = row.align_b;
-    copy->rows[i].align_out = row.align_out;
+    copy->rows[i].needs = {row.align_a, row.align_b, row.align_out, row.store_bytes};
   }
   const TableRow& fallback = copy->rows[copy->fallback_row];
-  if (fallback.align_a != 1 || fallback.align_b != 1 || fallback.align_out != 1) {
+  if (fallback.needs.any()) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the fallback row %s must take any alignment", table->source, fallback.name.c_str());
   }
   copy->buckets.assign(table->buckets, table->buckets + table->num_buckets);
@@ -173,7 +179,7 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
   Arch* arch = find_arch(copy->arch.c_str());
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
-  arch->table.store(copy.get(), std::memory_order_release);
+  arch->tables[table->kind].store(copy.get(), std::memory_order_release);
   r.tables.push_back(std::move(copy));
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -199,9 +205,11 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) {
       r.kernels.emplace(std::make_tuple(std::string(content->arch), std::string(kernel->row), kernel->out_dtype), kernel);
     }
   }
-  // The library's own table serves where nobody registered another one.
-  if (content->table && find_arch(content->arch)->table.load(std::memory_order_acquire) == nullptr) {
-    return scaledMMRegisterTable(content->table);
+  // The library's own tables serve where nobody registered others.
+  for (const scaledMMTable_t* table : {content->table, content->grouped_table, content->block_scaled_table}) {
+    if (table && find_arch(content->arch)->tables[table->kind].load(std::memory_order_acquire) == nullptr) {
+      if (scaledMMStatus_t status = scaledMMRegisterTable(table)) return status;
+    }
   }
   return SCALED_MM_STATUS_SUCCESS;  // stays open for the life of the process: its kernels are registered
 }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/gemm_info.h"
 #include "core/kernel_abi.h"
 
 namespace scaled_mm {
@@ -21,7 +22,7 @@ struct KernelSlot {
 
 struct TableRow {
   std::string name;
-  int32_t align_a, align_b, align_out;
+  RowNeeds needs;
   mutable KernelSlot slots[kDtypes];
 };
 
@@ -41,14 +42,14 @@ struct Table {
 
 struct Arch {
   std::string name;
-  std::atomic<const Table*> table{nullptr};
+  std::atomic<const Table*> tables[3]{};  // by scaledMMTableKind_t
   KernelSlot zero_point_terms;
 };
 
 Arch* find_arch(const char* name);  // made on first use, never freed
 
 // The table of an architecture, asking the provider for it (row NULL) if none is registered.
-scaledMMStatus_t require_table(Arch* arch, const Table** table);
+scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKind_t kind = SCALED_MM_TABLE_GEMM);
 
 // The kernel for a slot, prepared on the device; asks the provider when no library holds it.
 scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory,

@@ -52,10 +52,14 @@ PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
 PyObject* is_neg = nullptr;             // the name of the method
 PyObject* requires_grad = nullptr;      // the name of the attribute
+PyObject* is_inference = nullptr;       // the name of the method
+PyObject* is_inference_mode_enabled = nullptr;  // torch's function
 PyObject* increment_version = nullptr;  // torch's function: autograd is told that a tensor it may have kept has changed
 
-constexpr int kOperands = 8;
-constexpr const char* kNames[kOperands] = {"out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point"};
+constexpr int kOperands = 10;
+constexpr const char* kNames[kOperands] = {"out",  "a",            "b",            "a_scale",    "b_scale",
+                                           "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums"};
+constexpr int kRunOperands = 6;  // those that a product without zero points has
 
 struct Operands {
   scaledMMTensorDesc_t descs[kOperands];
@@ -95,11 +99,12 @@ Answer check_not_negated(PyObject* object, const DLTensor& t) {
   return fine ? Answer::kFine : Answer::kNotMine;
 }
 
-Answer read_operands(PyObject* const* objects, int32_t device, Operands* o) {
+// The first `count` operands; the others are absent.
+Answer read_operands(PyObject* const* objects, int count, int32_t device, Operands* o) {
   for (int i = 0; i < kOperands; ++i) {
     o->present[i] = nullptr;
     o->data[i] = nullptr;
-    if (objects[i] == Py_None) continue;
+    if (i >= count || objects[i] == Py_None) continue;
     DLTensor t;
     if (Answer answer = read_tensor(objects[i], &t); answer != Answer::kFine) return answer;
     if (t.device.type != kDLCUDA) return Answer::kNotMine;
@@ -135,7 +140,7 @@ PyObject* not_mine() { return Py_NewRef(Py_NotImplemented); }
 
 scaledMMStatus_t launch(scaledMMGemmDescriptor_t descriptor, const Operands& o, void* workspace, size_t bytes, void* stream) {
   return scaledMMCalculateGemm(descriptor, workspace, bytes, o.data[0], o.data[1], o.data[2], o.data[3], o.data[4],
-                               o.data[5], o.data[6], o.data[7], stream);
+                               o.data[5], o.data[6], o.data[7], o.data[8], o.data[9], stream);
 }
 
 // Other Python threads run meanwhile: a launch waits when the queue is full, and a kernel may have to be compiled first.
@@ -154,7 +159,7 @@ scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stre
   scaledMMGemmDescriptor_t descriptor = nullptr;
   scaledMMStatus_t status =
       scaledMMCreateGemmDescriptor(handle, &descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
-                                   o.present[4], o.present[5], nullptr, nullptr, nullptr);
+                                   o.present[4], o.present[5], nullptr, nullptr, nullptr, nullptr, nullptr);
   if (status != SCALED_MM_STATUS_SUCCESS) return status;
   size_t workspace = 0;
   status = scaledMMGetGemmWorkspaceSize(descriptor, &workspace);
@@ -164,12 +169,23 @@ scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stre
   return status != SCALED_MM_STATUS_SUCCESS ? status : destroyed;
 }
 
-// Whether autograd watches an output: writing to it would go unseen.
+// Whether autograd watches an output, so that writing to it would go unseen, or it is one of inference mode seen from outside.
 Answer check_unwatched(PyObject* out) {
   PyObject* watched = PyObject_GetAttr(out, requires_grad);
   if (watched == nullptr) PyErr_Clear();
-  const bool fine = watched == Py_False;
+  const bool unwatched = watched == Py_False;
   Py_XDECREF(watched);
+  if (!unwatched) return Answer::kNotMine;
+  PyObject* of_inference = PyObject_CallMethodObjArgs(out, is_inference, nullptr);
+  if (of_inference == nullptr) PyErr_Clear();
+  bool fine = of_inference == Py_False;
+  Py_XDECREF(of_inference);
+  if (of_inference == Py_True) {
+    PyObject* inside = PyObject_CallNoArgs(is_inference_mode_enabled);
+    if (inside == nullptr) PyErr_Clear();
+    fine = inside == Py_True;
+    Py_XDECREF(inside);
+  }
   return fine ? Answer::kFine : Answer::kNotMine;
 }
 
@@ -188,7 +204,7 @@ PyObject* written(PyObject* out, scaledMMStatus_t status) {
 // calculate(descriptor, device, stream | None, workspace | None, out, a, b, ...) -> None | status | NotImplemented
 PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 4 + kOperands) {
-    PyErr_SetString(PyExc_TypeError, "calculate: expected 12 arguments");
+    PyErr_SetString(PyExc_TypeError, "calculate: expected 14 arguments");
     return nullptr;
   }
   auto descriptor = static_cast<scaledMMGemmDescriptor_t>(PyLong_AsVoidPtr(args[0]));
@@ -196,7 +212,7 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (PyErr_Occurred()) return nullptr;
   Operands o;
   Answer answer = check_unwatched(args[4]);
-  if (answer == Answer::kFine) answer = read_operands(args + 4, device, &o);
+  if (answer == Answer::kFine) answer = read_operands(args + 4, kOperands, device, &o);
   void *stream = nullptr, *memory = nullptr;
   size_t bytes = 0;
   if (answer == Answer::kFine && args[3] != Py_None) {
@@ -225,24 +241,24 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   {
     const WithoutInterpreter others_may_run;
     status = scaledMMCheckGemmTensors(descriptor, o.present[0], o.present[1], o.present[2], o.present[3], o.present[4], o.present[5],
-                                      o.present[6], o.present[7]);
+                                      o.present[6], o.present[7], o.present[8], o.present[9]);
     if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, memory, bytes, stream);
   }
   return written(args[4], status);
 }
 
-// run(handle, device, out, a, b, ...) -> None | status | NotImplemented. Without zero points: they need a workspace.
+// run(handle, device, out, a, b, a_scale, b_scale, bias) -> None | status | NotImplemented. Zero points need a workspace, which
+// the operator allocates.
 PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 + kOperands) {
-    PyErr_SetString(PyExc_TypeError, "run: expected 10 arguments");
+  if (count != 2 + kRunOperands) {
+    PyErr_SetString(PyExc_TypeError, "run: expected 8 arguments");
     return nullptr;
   }
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t device = int32_t(PyLong_AsLong(args[1]));
   if (PyErr_Occurred()) return nullptr;
-  if (args[8] != Py_None || args[9] != Py_None) return not_mine();
   Operands o;
-  const Answer answer = read_operands(args + 2, device, &o);
+  const Answer answer = read_operands(args + 2, kRunOperands, device, &o);
   if (answer == Answer::kNotMine) return not_mine();
   if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
   void* stream = nullptr;
@@ -256,10 +272,10 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return needs_workspace ? not_mine() : status_object(status);  // a split-K row: the operator allocates it
 }
 
-// bind(torch.Tensor, torch.nn.Parameter, increment_version) -> whether this torch has an exchange table that is understood here
+// bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled) -> whether this torch has an exchange table that is understood here
 PyObject* bind(PyObject*, PyObject* args) {
-  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!O", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment)) return nullptr;
+  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr, *mode = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!OO", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment, &mode)) return nullptr;
   PyObject* capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
     PyErr_Clear();  // a torch from before the table
@@ -272,8 +288,10 @@ PyObject* bind(PyObject*, PyObject* args) {
   if (table->header.major != 1 || table->dltensor_from_py_object_no_sync == nullptr) Py_RETURN_FALSE;
   is_neg = PyUnicode_InternFromString("is_neg");
   requires_grad = PyUnicode_InternFromString("requires_grad");
-  if (is_neg == nullptr || requires_grad == nullptr) return nullptr;
+  is_inference = PyUnicode_InternFromString("is_inference");
+  if (is_neg == nullptr || requires_grad == nullptr || is_inference == nullptr) return nullptr;
   increment_version = Py_NewRef(increment);
+  is_inference_mode_enabled = Py_NewRef(mode);
   api = table;
   tensor_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
   parameter_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));

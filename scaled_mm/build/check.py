@@ -95,9 +95,11 @@ def compile_kernels(
 
 def kernels_to_check(table: TileTable) -> list[library.KernelName]:
     """Every row for bfloat16, and the other dtypes, which differ in the epilogue alone, for the row with the most accumulators."""
-    from scaled_mm.build.codegen import OUT_DTYPES, ZERO_POINT_TERMS
+    from scaled_mm.build.codegen import ZERO_POINT_TERMS, out_dtypes
     from scaled_mm.tables.rules import row_cost
 
-    largest = max(table.rows, key=lambda row: row_cost(row, table.arch).accumulators or 0)
-    others = [(largest.name, out) for out in OUT_DTYPES if out != "bf16"]
-    return [*((row.name, "bf16") for row in table.rows), *others, (ZERO_POINT_TERMS, None)]
+    others = []
+    for section in table.sections:
+        largest = max(section.rows, key=lambda row: row_cost(row, table.arch).accumulators or 0)
+        others += [(largest.name, out) for out in out_dtypes(largest) if out != "bf16"]
+    return [*((row.name, "bf16") for row in table.all_rows), *others, (ZERO_POINT_TERMS, None)]

@@ -6,16 +6,22 @@ The text generated here is the only place where a row's fields become C++.
 from __future__ import annotations
 
 from scaled_mm.errors import KernelNotBuiltError
-from scaled_mm.tables import rules_c2x
+from scaled_mm.tables import rules_block_scaled, rules_c2x
 from scaled_mm.tables.schema import KernelRow, TileTable
 
 # Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
 OUT_DTYPES = {"bf16": ("__nv_bfloat16", 3), "fp16": ("__half", 2), "fp32": ("float", 4), "int32": ("int32_t", 1)}
+_OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}
 _SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
 _RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
 _INT64_MAX = "INT64_MAX"
 
 ZERO_POINT_TERMS = "zero_point_terms"
+
+
+def out_dtypes(row: KernelRow) -> tuple[str, ...]:
+    """The suffixes of OUT_DTYPES that a row is built for: a block-scaled sum is a float32, so no int32."""
+    return tuple(name for name in OUT_DTYPES if name != "int32" or not row.block_scaled)
 
 
 def symbol(row: str, out_dtype: str | None) -> str:
@@ -27,12 +33,25 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
     """(header, C++ type) of a row. KernelNotBuiltError for a legal row whose kernel is not written yet."""
     if row.scheduler != "persistent" or (row.split_k != 1 and row.generation != "c2x"):
         raise KernelNotBuiltError(f"{row.name}: no kernel has scheduler {row.scheduler} with split_k {row.split_k} yet")
+    if row.block_scaled:
+        return _block_scaled_config(row, cxx_out)
     tile = f"{row.tile.m}, {row.tile.n}, {row.tile.k}"
     if row.generation == "generic":
+        if row.grouped:
+            return "int8/grouped/generic.cuh", f"scaled_mm::grouped::Generic<{tile}, {cxx_out}>"
         return "int8/generic/gemm.cuh", f"scaled_mm::generic::Gemm<{tile}, {cxx_out}>"
     if row.generation == "c3x":
         stages = 0 if row.stages == "auto" else row.stages
         swap = "true" if row.swap_ab else "false"
+        if row.grouped:
+            # Consecutive tiles share the weights: along the tokens, which are the MMA's n when the operands are swapped.
+            raster = {"heuristic": "along_n" if row.swap_ab else "along_m"}.get(row.raster, row.raster)
+            return (
+                "int8/grouped/c3x.cuh",
+                f"scaled_mm::grouped::C3x<{tile}, {row.cluster.m}, {row.cluster.n}, "
+                f"scaled_mm::grouped::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
+                f"scaled_mm::c3x::Raster::{_RASTERS[raster]}, {row.swizzle}, {cxx_out}>",
+            )
         return (
             "int8/c3x/gemm.cuh",
             f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "
@@ -41,17 +60,30 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
         )
     if row.generation == "c2x":
         warp = f"{row.warp.m}, {row.warp.n}, {row.warp.k}"
-        return "int8/c2x/gemm.cuh", f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"
+        gemm = f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"
+        if row.grouped:
+            return "int8/grouped/c2x.cuh", f"scaled_mm::grouped::C2x<{gemm}, {cxx_out}>"
+        return "int8/c2x/gemm.cuh", gemm
     raise AssertionError(f"no template for generation {row.generation}")  # the table's rules let none through
+
+
+def _block_scaled_config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
+    if row.generation == "generic":
+        return "int8/block_scaled/generic.cuh", f"scaled_mm::block_scaled::Generic<{row.tile.m}, {row.tile.n}, {cxx_out}>"
+    sizes = f"{row.tile.m}, {row.tile.n}, {row.warp.m}, {row.warp.n}, {row.stages}, {row.swizzle}"
+    return "int8/block_scaled/c2x.cuh", f"scaled_mm::block_scaled::C2x<{sizes}, {cxx_out}>"
 
 
 def kernel_source(row: KernelRow, out_dtype: str) -> str:
     """The translation unit of one kernel: a row of the table for one output dtype."""
+    if out_dtype not in out_dtypes(row):
+        raise KernelNotBuiltError(f"{row.name}: expected an out dtype of {', '.join(out_dtypes(row))}, got {out_dtype}")
     header, config = _config(row, OUT_DTYPES[out_dtype][0])
     name = symbol(row.name, out_dtype)
     check = ""
     if row.generation == "c2x":
-        expected = rules_c2x.cost(row).shared_memory
+        out_bytes = _OUT_BYTES[out_dtype]
+        expected = (rules_block_scaled.cost(row, out_bytes) if row.block_scaled else rules_c2x.cost(row)).shared_memory
         check = f'static_assert(Row::kSharedMemory == {expected}, "the shared memory that the table\'s rules reckon with");\n'
     return (
         f'// Generated from row {row.name} of the tile table.\n#include "{header}"\n'
@@ -71,28 +103,37 @@ def zero_point_terms_source() -> str:
     )
 
 
+def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
+    """A table as C++ constants, the last of them a scaledMMTable_t called `name`."""
+    index = {row.name: i for i, row in enumerate(table.rows)}
+    rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}}}' for row in table.rows]
+    buckets = [
+        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, 0}}"
+        for bucket in table.buckets
+    ]
+    return [
+        f"const scaledMMTableRow_t {name}_rows[] = {{" + ", ".join(rows) + "};",
+        f"const scaledMMTableBucket_t {name}_buckets[] = {{" + ", ".join(buckets) + "};",
+        f'const scaledMMTable_t {name} = {{"{table.arch}", "{table.arch}.yaml (built in)", {name}_rows, {len(rows)}, {name}_buckets, '
+        f"{len(buckets)}, {index[table.fallback]}, {int(table.tuned)}, {kind}, 0}};",
+    ]
+
+
 def library_source(arch: str, symbols: list[str], table: TileTable | None = None) -> str:
-    """The translation unit with the one function that a kernel library exports, and the table if it brings one."""
+    """The translation unit with the one function that a kernel library exports, and the tables if it brings them."""
     lines = ['// Generated: what this library holds.\n#include "core/kernel_abi.h"\n']
     lines += [f'extern "C" const scaled_mm::Kernel {name};' for name in symbols]
     lines.append("namespace {")
     lines.append("const scaled_mm::Kernel* const kernels[] = {" + ", ".join(f"&{name}" for name in symbols) + "};")
-    if table:
-        index = {row.name: i for i, row in enumerate(table.rows)}
-        rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, 0}}' for row in table.rows]
-        buckets = [
-            "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, 0}}"
-            for bucket in table.buckets
-        ]
-        lines.append("const scaledMMTableRow_t rows[] = {" + ", ".join(rows) + "};")
-        lines.append("const scaledMMTableBucket_t buckets[] = {" + ", ".join(buckets) + "};")
-        lines.append(
-            f'const scaledMMTable_t table = {{"{table.arch}", "{table.arch}.yaml (built in)", rows, {len(rows)}, buckets, '
-            f"{len(buckets)}, {index[table.fallback]}, {int(table.tuned)}}};"
-        )
+    names = ("table", "grouped_table", "block_scaled_table")
+    contents = (table, table.grouped, table.block_scaled) if table else (None, None, None)
+    tables = dict(zip(names, contents))  # in the order of scaledMMTableKind_t
+    for kind, (name, content) in enumerate(tables.items()):
+        if content:
+            lines += _table_lines(content, name, kind)
+    pointers = ", ".join(f"&{name}" if content else "nullptr" for name, content in tables.items())
     lines.append(
-        f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, '
-        f"{'&table' if table else 'nullptr'}}};"
+        f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, {pointers}}};'
     )
     lines.append("}\nconst scaled_mm::KernelLibrary* scaled_mm_kernel_library(void) { return &library; }\n")
     return "\n".join(lines)

@@ -125,7 +125,7 @@ def python_library() -> Path | None:
 
 def kernel_names(table: TileTable) -> list[KernelName]:
     """Every kernel that a table's architecture can ask for."""
-    names: list[KernelName] = [(row.name, out) for row in table.rows for out in codegen.OUT_DTYPES]
+    names: list[KernelName] = [(row.name, out) for row in table.all_rows for out in codegen.out_dtypes(row)]
     return [*names, (codegen.ZERO_POINT_TERMS, None)]
 
 
@@ -226,6 +226,8 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
     """Build every kernel of a table and link them, with the table, into one library. Options: see `build_kernels`."""
     nvcc, flags = nvcc_and_flags(table.arch)
     names = kernel_names(table)
+    if whole := cache.find("arch", table.arch, _built_arch_key(table)):
+        return whole  # its kernels need not be here
     built = build_kernels(table, names, jobs, on_kernel)
 
     def build(folder: Path) -> None:
@@ -235,7 +237,7 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
             shutil.copyfile(built[name].parent / _KERNEL_OBJECT, objects[-1])
         source = folder / "index.cpp"
         source.write_text(codegen.library_source(table.arch, [codegen.symbol(*name) for name in names], table))
-        link = [*_link_flags(nvcc), *(str(path) for path in objects)]
+        link = [*_link_flags(nvcc), "-Xlinker=--strip-all", *(str(path) for path in objects)]  # two megabytes of symbols that nobody asks for
         compile.run_ninja(folder, f"arch-{table.arch}", nvcc.path, [source], flags, link)
         for path in objects:
             path.unlink()

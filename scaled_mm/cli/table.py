@@ -93,6 +93,7 @@ def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
     return {
         **row.model_dump(mode="json"),
         "alignment_bytes": {"a": align_a, "b": align_b, "out": align_out},
+        "store_bytes": row.store_bytes,
         "estimate": {
             "stages": cost.stages,
             "stage_bytes": cost.stage_bytes,
@@ -108,17 +109,27 @@ def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
 
 def _show(args: argparse.Namespace) -> int:
     table = _load(args)
-    rows = [_row_dict(table, row.name) for row in table.rows]
+    sections = table.sections
+    rows = [[_row_dict(table, row.name) for row in section.rows] for section in sections]
     if args.json:
-        buckets = [bucket.model_dump(mode="json") for bucket in table.buckets]
-        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "fallback": table.fallback}
-        _print_json({**head, "rows": rows, "buckets": buckets})
+        contents = [
+            {"fallback": section.fallback, "rows": dicts, "buckets": [bucket.model_dump(mode="json") for bucket in section.buckets]}
+            for section, dicts in zip(sections, rows)
+        ]
+        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned}
+        of = {id(section): content for section, content in zip(sections, contents)}
+        _print_json({**head, **contents[0], "grouped": of.get(id(table.grouped)), "block_scaled": of.get(id(table.block_scaled))})
         return 0
     console = common.console()
     kind = "tuned on one GPU model" if table.tuned else "not tuned"
     console.print(f"{table.source}: {table.arch}, {kind}, fallback {table.fallback}", highlight=False, soft_wrap=True)
-    console.print(_rows_view(table, rows, console))
-    console.print(_buckets_view(table))
+    for section, dicts in zip(sections, rows):
+        if section is table.grouped:
+            console.print(f"grouped products (M: rows per expert), fallback {section.fallback}", highlight=False, soft_wrap=True)
+        if section is table.block_scaled:
+            console.print(f"block-scaled products, fallback {section.fallback}", highlight=False, soft_wrap=True)
+        console.print(_rows_view(section, dicts, console))
+        console.print(_buckets_view(section))
     return 0
 
 
@@ -272,7 +283,7 @@ def _explain(args: argparse.Namespace) -> int:
         return _refused(args, table)
     selection = table.select(M, N, K)
     row = selection.row
-    misfits = contiguous_misfits(row, N, K)
+    misfits = contiguous_misfits(row, M, N, K)
     tiles = output_tiles(row, M, N)
     blocks = tiles * row.split_k
     sms = args.sms or _MULTIPROCESSORS.get(table.arch, _MULTIPROCESSORS["sm90"])[1]

@@ -154,17 +154,28 @@ def _combinations() -> list[tuple[str, bool]]:
 def _compare(
     handle: Handle, case: Result, inputs: dict[str, Any], out_dtype: torch.dtype, timed: bool
 ) -> tuple[Result, torch.Tensor]:
-    """The result with its verdict, and what `sm.scaled_mm` wrote. Both outputs are poisoned before they are written."""
+    """The result with its verdict, and what `sm.scaled_mm` wrote. Every output is poisoned before it is written.
+
+    With zero points a prepared weight too; it and the descriptor get the sums that the quantizer and the weight know.
+    """
     import torch
 
     import scaled_mm as sm
     from scaled_mm import reference
 
-    expected = reference.scaled_mm(**inputs, out_dtype=out_dtype)
+    quantized = {name: t for name, t in inputs.items() if not name.endswith("_sums")}
+    expected = reference.scaled_mm(**quantized, out_dtype=out_dtype)
     poison = _POISON_INT32 if out_dtype is torch.int32 else float("nan")
     called, calculated = torch.full_like(expected, poison), torch.full_like(expected, poison)
 
-    sm.scaled_mm(**inputs, out_dtype=out_dtype, out=called)
+    sm.scaled_mm(**quantized, out_dtype=out_dtype, out=called)  # finds the sums by itself
+    outputs = [("scaled_mm", called), ("descriptor", calculated)]
+    if case.asymmetric:
+        weight = sm.prepare_weight(inputs["b"], inputs["b_zero_point"])
+        known = {name: inputs[name] for name in ("a", "a_scale", "b_scale", "bias", "a_zero_point", "a_row_sums")}
+        prepared = torch.full_like(expected, poison)
+        sm.scaled_mm(**known, b=weight, out_dtype=out_dtype, out=prepared)
+        outputs.append(("prepared weight", prepared))
     median_us = None
     with sm.create_descriptor(handle, out=calculated, **inputs) as descriptor:
         workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=expected.device)
@@ -176,7 +187,7 @@ def _compare(
         kernel, reason = descriptor.kernel.row, descriptor.kernel.reason
         differences = [
             f"{what}: {reference.describe_difference(out, expected)}"
-            for what, out in (("scaled_mm", called), ("descriptor", calculated))
+            for what, out in outputs
             if not reference.same_bits(out, expected)
         ]
         if timed:
@@ -201,31 +212,17 @@ def _quantize(x: torch.Tensor, weight: torch.Tensor, asymmetric: bool) -> dict[s
     if not asymmetric:
         (a, a_scale), (w, b_scale) = quantize_int8(x, "token"), quantize_int8(weight, "channel")
         return dict(a=a, b=w.t(), a_scale=a_scale, b_scale=b_scale, a_zero_point=None, b_zero_point=None)
-    a, a_scale, a_zero_point = _quantize_asymmetric(x)
-    w, b_scale, b_zero_point = _quantize_asymmetric(weight)
+    activation, channels = quantize_int8(x, "token", symmetric=False), quantize_int8(weight, "channel", symmetric=False)
     return dict(
-        a=a,
-        b=w.t(),
-        a_scale=a_scale,
-        b_scale=b_scale.t().contiguous(),
-        a_zero_point=a_zero_point,
-        b_zero_point=b_zero_point.t().contiguous(),
+        a=activation.q,
+        b=channels.q.t(),
+        a_scale=activation.scale,
+        b_scale=channels.scale,
+        a_zero_point=activation.zero_point,
+        b_zero_point=channels.zero_point,
+        a_row_sums=activation.row_sums,
+        b_column_sums=channels.row_sums,
     )
-
-
-def _quantize_asymmetric(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(q int8, scale float32 [rows, 1], zero point int32 [rows, 1]); x is about (q - zero point) * scale."""
-    import torch
-
-    if x.numel() == 0:
-        rows = (x.shape[0], 1)
-        zero_point = torch.zeros(rows, dtype=torch.int32, device=x.device)
-        return x.to(torch.int8), torch.ones(rows, device=x.device), zero_point
-    low, high = x.amin(1, keepdim=True).clamp(max=0), x.amax(1, keepdim=True).clamp(min=0)
-    scale = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).tiny)
-    zero_point = (-128 - low / scale).round().clamp(-128, 127)
-    q = ((x / scale).round() + zero_point).clamp(-128, 127)
-    return q.to(torch.int8), scale, zero_point.to(torch.int32)
 
 
 def _relative_error(out: torch.Tensor, exact: torch.Tensor) -> float | None:

@@ -1,5 +1,6 @@
 """Quantizers: what turns floating-point tensors into the integer operands and scales of the products."""
 
-from scaled_mm.quantize.int8 import quantize_int8
+from scaled_mm.quantize.int8 import AsymmetricInt8, quantize_int8
+from scaled_mm.quantize.int8_block import quantize_int8_block
 
-__all__ = ["quantize_int8"]
+__all__ = ["AsymmetricInt8", "quantize_int8", "quantize_int8_block"]

@@ -1,17 +1,34 @@
-"""Symmetric dynamic INT8 quantization: one float32 scale per row or per tensor, taken from the data."""
+"""Dynamic INT8 quantization, symmetric or with zero points: one float32 scale per row or per tensor, taken from the data."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
+from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _DIMS = ("token", "channel", "tensor")
 
 
+class AsymmetricInt8(NamedTuple):
+    """What `quantize_int8(..., symmetric=False)` returns. x is about (q - zero_point) * scale, and 0 is exactly 0.
+
+    q: int8, contiguous, of x's shape. scale: float32. zero_point: int32 of scale's shape, from -128 to 127.
+    row_sums: int32, the sums of q over its last dimension, to be given as `a_row_sums` for a = q, or, of dim="channel", as
+    `b_column_sums` for b = q.t(): [..., 1], or [..., 1, N] for "channel"; of dim="tensor" [..., 1] too, or [1] of a 0-d x.
+    """
+
+    q: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor
+    row_sums: torch.Tensor
+
+
 @torch.no_grad()
-def quantize_int8(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -> tuple[torch.Tensor, torch.Tensor] | AsymmetricInt8:
     """Quantizes `x` to int8 with scale = max|x| / 127 and q = round half to even(x / scale), clamped to [-127, 127].
 
     x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` says what shares a scale, and its layout:
@@ -21,12 +38,21 @@ def quantize_int8(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tensor, to
       per row: scale [..., 1, N], ready as `b_scale` for b = q.t(). Checkpoints store its transpose, [N, 1].
     * "tensor": any shape. One scale: [1].
 
-    Returns (q, scale): q int8, contiguous, of x's shape; scale float32. x is about q * scale, off by at most scale / 2.
-    Nothing waits for the device.
+    Returns (q, scale): q int8, contiguous, of x's shape; scale float32. x is about q * scale, off by at most scale / 2 and what rounding
+    x / scale adds, 2^-17 of the scale at most.     Nothing waits for the device.
 
     The scale is never below 2^-126, the smallest normal float32. So no division by zero happens, a row of zeros (and a
     row without elements) has scale 2^-126 and q = 0, and q * scale is exactly 0 there. A row with a NaN has scale NaN,
     a row with an infinity and no NaN has scale inf; q is 0 throughout such a row, and every product with it is NaN.
+
+    symmetric=False returns an AsymmetricInt8 (q, scale, zero_point, row_sums) instead, which spends all 256 values on the range
+    of x and 0: with low = min(min x, 0) and high = max(max x, 0), each operation rounded by itself,
+
+        scale      = max(high / 255 - low / 255, 2^-126)
+        zero_point = clamp(round half to even(-128 - low / scale), -128, 127)
+        q          = clamp(round half to even(x / scale) + zero_point, -128, 127)
+
+    A row of zeros has zero_point -128 and q = -128 then; one with a NaN or an infinity has zero_point 0 and q = 0.
 
     Both divisions are IEEE divisions and the maximum is exact, so CPU and GPU give the same bits.
 
@@ -34,21 +60,56 @@ def quantize_int8(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tensor, to
     """
     if dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
-    if not isinstance(x, torch.Tensor):
-        raise BadParamError(f"x: expected a tensor, got {'None' if x is None else type(x).__name__}")
+    check_strided("x", x)
     if x.dtype not in _DTYPES:
         raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
     least = {"token": 1, "channel": 2, "tensor": 0}[dim]
     if x.dim() < least:
         raise BadTensorShapeError(f"x: dim={dim!r} needs at least {least} dimensions, got shape {tuple(x.shape)}")
 
+    if not isinstance(symmetric, bool):
+        raise BadParamError(f"symmetric: expected True or False, got {symmetric!r}")
+    if not symmetric:
+        return _asymmetric(x, dim)
     scale = _scale(x.reshape(1, -1) if dim == "tensor" else x)
-    # inf / inf and anything / NaN are NaN, which has no defined int8.
-    ratio = x.to(torch.float32) / (scale.view(()) if dim == "tensor" else scale)
-    q = ratio.round_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
+    q = quantized(x, scale.view(()) if dim == "tensor" else scale)
     if dim == "tensor":
         return q, scale.view(1)
     return q, scale.transpose(-1, -2).contiguous() if dim == "channel" else scale
+
+
+def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """int8, contiguous: clamp(round half to even(x / scale), -127, 127)."""
+    ratio = x.to(torch.float32) / scale
+    # inf / inf and anything / NaN are NaN, which has no defined int8.
+    return ratio.round_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
+
+
+def _asymmetric(x: torch.Tensor, dim: str) -> AsymmetricInt8:
+    rows = x.reshape(1, -1) if dim == "tensor" else x
+    low, high = _range(rows)
+    divisor = torch.full((), 255.0, dtype=torch.float32, device=x.device)  # on the device: see _scale
+    scale = (high / divisor - low / divisor).clamp_min_(torch.finfo(torch.float32).tiny)
+    spoilt = scale.isfinite().logical_not_()  # by a NaN or an infinity
+    zero_point = (-128 - low / scale).round_().clamp_(-128, 127).masked_fill_(spoilt, 0)
+    q = (rows.to(torch.float32) / scale).round_().add_(zero_point).clamp_(-128, 127).masked_fill_(spoilt, 0)
+    q = q.to(torch.int8, memory_format=torch.contiguous_format).reshape(x.shape)
+    sums = q.to(torch.int32).view(1) if q.dim() == 0 else q.sum(dim=-1, keepdim=True, dtype=torch.int32)
+    zero_point = zero_point.to(torch.int32)
+    if dim == "tensor":
+        return AsymmetricInt8(q, scale.view(1), zero_point.view(1), sums)
+    if dim == "channel":
+        scale, zero_point, sums = (t.transpose(-1, -2).contiguous() for t in (scale, zero_point, sums))
+    return AsymmetricInt8(q, scale, zero_point, sums)
+
+
+def _range(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [..., 1] each: the smallest and the largest value of the last dimension, and 0."""
+    if x.shape[-1] == 0:
+        zeros = torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
+        return zeros, zeros
+    low, high = torch.aminmax(x, dim=-1, keepdim=True)
+    return low.to(torch.float32).clamp_max_(0), high.to(torch.float32).clamp_min_(0)
 
 
 def _scale(x: torch.Tensor) -> torch.Tensor:
@@ -56,8 +117,14 @@ def _scale(x: torch.Tensor) -> torch.Tensor:
     if x.shape[-1] == 0:
         largest = torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
     else:
-        largest = x.abs().amax(dim=-1, keepdim=True).to(torch.float32)
+        largest = x.abs().amax(dim=-1, keepdim=True)
+    return scale_of(largest)
+
+
+def scale_of(largest: torch.Tensor) -> torch.Tensor:
+    """float32: largest / 127, at least 2^-126."""
+    largest = largest.to(torch.float32)
     # A Python divisor would not do: torch's CUDA kernel multiplies by the reciprocal of a number that lies on the host,
     # which is one rounding more than the CPU's division.
-    divisor = torch.full((), 127.0, dtype=torch.float32, device=x.device)
+    divisor = torch.full((), 127.0, dtype=torch.float32, device=largest.device)
     return (largest / divisor).clamp_min_(torch.finfo(torch.float32).tiny)

@@ -31,6 +31,16 @@ class _Header(BaseModel):
     fallback: StrictStr
 
 
+class _SectionHeader(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    fallback: StrictStr
+
+
+# Sections besides the table itself, by key; each marks its rows with a field of that name.
+_SECTIONS = ("grouped", "block_scaled")
+
+
 def configs_dir() -> Path:
     """The folder of the tile tables: `cutlass_configs/` of a checkout, else `configs/` inside the installed package.
 
@@ -92,6 +102,7 @@ class _Loader:
         self.path = path
         self.expected_arch = expected_arch
         self.problems: list[Problem] = []
+        self.first_line: dict[str, int] = {}  # of each row's name, in all sections
 
     def load(self) -> TileTable:
         self.document: Document = read_document(self.path)
@@ -100,32 +111,39 @@ class _Loader:
             raise TableError(
                 [Problem(str(self.path), self.document.line(()), "", "expected keys: arch, fallback, rows, buckets")]
             )
-        header = self._validate(_Header, {k: v for k, v in data.items() if k not in ("rows", "buckets")}, ())
+        header = self._validate(_Header, {k: v for k, v in data.items() if k not in ("rows", "buckets", *_SECTIONS)}, ())
         arch = self._arch(header)
-        row_entries, bucket_entries = self._list(data, "rows"), self._list(data, "buckets")
-        rows, names = self._rows(row_entries or [], arch)
+        section = self._section(data, header, arch, ())
+        others = {key: self._other(key, data[key], arch) for key in _SECTIONS if key in data}
+        if self.problems:
+            raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
+        common = dict(arch=header.arch, serves=tuple(header.serves or [header.arch]), source=str(self.path), tuned=header.tuned)
+        return TileTable(**common, **section, **{key: TileTable(**common, **other) for key, other in others.items()})
+
+    def _section(self, data: Mapping[str, Any], header: Any, arch: str | None, at: NodePath) -> dict[str, Any]:
+        """Rows, buckets and fallback of the table itself (`at` is empty) or of one of its sections."""
+        row_entries, bucket_entries = self._list(data, "rows", at), self._list(data, "buckets", at)
+        rows, names = self._rows(row_entries or [], arch, at)
         if row_entries == []:
-            self._problem(("rows",), "a table needs at least one row")
-        buckets, paths = self._buckets(bucket_entries or [])
+            self._problem((*at, "rows"), "a table needs at least one row")
+        buckets, paths = self._buckets(bucket_entries or [], at)
         # With a bucket missing an index would point at the wrong one; why it is missing is reported already.
         if bucket_entries is not None and len(buckets) == len(paths):
             for finding in rules.bucket_findings(buckets, names):
-                where = (*paths[finding.where[1]], *finding.where[2:]) if len(finding.where) > 1 else finding.where
+                where = (*paths[finding.where[1]], *finding.where[2:]) if len(finding.where) > 1 else (*at, *finding.where)
                 self._problem(where, finding.reason)
         if header is not None:
             for finding in rules.fallback_findings(header.fallback, rows, names):
-                self._problem(finding.where, finding.reason)
-        if self.problems:
-            raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
-        return TileTable(
-            arch=header.arch,
-            serves=tuple(header.serves or [header.arch]),
-            source=str(self.path),
-            tuned=header.tuned,
-            rows=tuple(rows),
-            buckets=tuple(buckets),
-            fallback=header.fallback,
-        )
+                self._problem((*at, *finding.where), finding.reason)
+        return dict(rows=tuple(rows), buckets=tuple(buckets), fallback=header.fallback if header is not None else "")
+
+    def _other(self, key: str, data: Any, arch: str | None) -> dict[str, Any] | None:
+        path: NodePath = (key,)
+        if not isinstance(data, dict):
+            self._problem(path, f"expected keys (fallback, rows, buckets), got {data!r}")
+            return None
+        header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in ("rows", "buckets")}, path)
+        return self._section(data, header, arch, path)
 
     def _arch(self, header: _Header | None) -> str | None:
         if header is None:
@@ -139,29 +157,35 @@ class _Loader:
             self._problem(("serves",) if index is None else ("serves", index), reason)
         return header.arch
 
-    def _rows(self, entries: list[Any], arch: str | None) -> tuple[list[KernelRow], list[str]]:
+    def _rows(self, entries: list[Any], arch: str | None, at: NodePath) -> tuple[list[KernelRow], list[str]]:
         """The rows that validate, and the names of all of them: a bucket that names a bad row is not wrong itself."""
         rows: list[KernelRow] = []
-        first_line: dict[str, int] = {}
+        names: dict[str, None] = {}
         for index, entry in enumerate(entries):
-            path: NodePath = ("rows", index)
+            path: NodePath = (*at, "rows", index)
             name = entry.get("name") if isinstance(entry, dict) else None
             if isinstance(name, str):
-                if name in first_line:
-                    self._problem((*path, "name"), f"{name!r} is taken by the row on line {first_line[name]}")
-                first_line.setdefault(name, self.document.line((*path, "name")))
+                if name in self.first_line:
+                    self._problem((*path, "name"), f"{name!r} is taken by the row on line {self.first_line[name]}")
+                self.first_line.setdefault(name, self.document.line((*path, "name")))
+                names[name] = None
+            marks = [key for key in _SECTIONS if isinstance(entry, dict) and key in entry]
+            for key in marks:
+                self._problem((*path, key), f"the section says which rows are {key.replace('_', '-')}: leave it out", of_key=True)
+            if at and isinstance(entry, dict) and at[0] not in marks:
+                entry = {**entry, at[0]: True}
             row = self._validate(KernelRow, entry, path)
             if row is not None:
                 rows.append(row)
                 for field, reason in rules.row_findings(row, arch) if arch is not None else ():
                     self._problem((*path, field), reason)
-        return rows, list(first_line)
+        return rows, list(names)
 
-    def _buckets(self, entries: list[Any]) -> tuple[list[Bucket], list[NodePath]]:
+    def _buckets(self, entries: list[Any], at: NodePath) -> tuple[list[Bucket], list[NodePath]]:
         """Flatten `{m, cases: [{n, k, kernel}]}` and `{m, n, k, kernel}` entries into the order they stand in."""
         flat: list[tuple[NodePath, Any, dict[str, Any]]] = []
         for index, entry in enumerate(entries):
-            path: NodePath = ("buckets", index)
+            path: NodePath = (*at, "buckets", index)
             if not isinstance(entry, dict) or "cases" not in entry:
                 flat.append((path, entry, {}))
                 continue
@@ -188,13 +212,13 @@ class _Loader:
                 buckets.append(bucket)
         return buckets, [path for path, _, _ in flat]
 
-    def _list(self, data: Mapping[str, Any], key: str) -> list[Any] | None:
+    def _list(self, data: Mapping[str, Any], key: str, at: NodePath) -> list[Any] | None:
         """The list under `key`, [] for an empty one; None, with a problem added, when there is no list."""
         if key not in data:
-            self._problem((key,), "required key is missing")
+            self._problem((*at, key), "required key is missing")
             return None
         if data[key] is not None and not isinstance(data[key], list):
-            self._problem((key,), f"expected a list, got {data[key]!r}")
+            self._problem((*at, key), f"expected a list, got {data[key]!r}")
             return None
         return data[key] or []
 

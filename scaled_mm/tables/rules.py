@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from scaled_mm.tables import rules_c2x
+from scaled_mm.tables import rules_block_scaled, rules_c2x
 from scaled_mm.tables.schema import Bucket, KernelRow, RowCost
 from scaled_mm.tables.select import describe_bucket
 
@@ -77,6 +77,8 @@ def row_cost(row: KernelRow, arch: str) -> RowCost:
     stages = (shared memory - epilogue) / (tile_m * tile_k + tile_n * tile_k + 16 bytes of barriers), as CUTLASS's
     StageCountAutoCarveout counts them. The generic kernel has one stage and no TMA epilogue.
     """
+    if row.block_scaled:
+        return rules_block_scaled.cost(row)
     if row.generation == "c2x":
         return rules_c2x.cost(row)
     stage = (row.tile.m + row.tile.n) * row.tile.k
@@ -207,8 +209,23 @@ def serves_findings(arch: str, serves: Sequence[str] | None) -> Iterator[tuple[i
             yield index, f"wgmma kernels run on {arch} alone, not on {served}"
 
 
+def _grouped(row: KernelRow) -> Iterator[tuple[str, str]]:
+    if row.split_k > 1:
+        yield "split_k", "a grouped row has none: leave it out"
+    if row.prefetch:
+        yield "prefetch", "a grouped row has none: its first tile is known on the device only"
+    if row.schedule == "warp_specialized":
+        yield "schedule", "warp_specialized gives each block one tile; the tiles of a grouped product are counted on the device"
+
+
 def row_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
     """(field, reason) for every rule of `arch` that the row breaks; `arch` is a key of SHARED_MEMORY."""
+    if row.block_scaled:
+        return list(rules_block_scaled.findings(row, arch, SHARED_MEMORY[arch]))
+    return [*(_grouped(row) if row.grouped else ()), *_generation_findings(row, arch)]
+
+
+def _generation_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
     if row.generation == "c2x":
         return list(rules_c2x.findings(row, arch, SHARED_MEMORY[arch]))
     if row.warp is not None:

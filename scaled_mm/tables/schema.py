@@ -43,6 +43,9 @@ class TableError(BadParamError):
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
+    def __reduce__(self):
+        return type(self), (self.problems,)
+
 
 class TileShape(NamedTuple):
     """Elements of the MMA's tile. Of a swapped row, `m` runs over N and `n` over M."""
@@ -104,10 +107,12 @@ class KernelRow(BaseModel):
         their int32 sums in the workspace.
     schedule: c3x only.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
-    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one.
+    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one,
+        or of a grouped row the one along the tokens.
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
     prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
+    grouped, block_scaled: set for the rows of a table's section of that name, and for no others.
     """
 
     model_config = _FROZEN
@@ -125,11 +130,18 @@ class KernelRow(BaseModel):
     prefetch: Annotated[StrictInt, Field(ge=0)] = 0
     stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
     split_k: _Positive = 1
+    grouped: StrictBool = False
+    block_scaled: StrictBool = False
 
     @property
     def alignment(self) -> tuple[int, int, int]:
         """Bytes that pointers and row strides of (a, b, out) must be multiples of: 16 is what TMA asks for."""
         return (1, 1, 1) if self.generation == "generic" else (16, 16, 16)
+
+    @property
+    def store_bytes(self) -> int:
+        """The kernel writes a row of out in whole pieces of these bytes, so that N must fill them: a TMA store does not cut its 16."""
+        return 16 if self.generation == "c3x" else 1
 
 
 class Bucket(BaseModel):
@@ -152,6 +164,8 @@ class TileTable(BaseModel):
     serves: architectures whose GPUs use this table; their oldest is what its kernels are compiled for.
     tuned: measured on one GPU model by the autotuner.
     fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
+    grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
+    block_scaled: rows and buckets of block-scaled products.
     """
 
     model_config = _FROZEN
@@ -163,13 +177,25 @@ class TileTable(BaseModel):
     rows: tuple[KernelRow, ...]
     buckets: tuple[Bucket, ...]
     fallback: str
+    grouped: TileTable | None = None
+    block_scaled: TileTable | None = None
+
+    @property
+    def sections(self) -> tuple[TileTable, ...]:
+        """The table itself and the sections that it has."""
+        return (self, *(section for section in (self.grouped, self.block_scaled) if section))
+
+    @property
+    def all_rows(self) -> tuple[KernelRow, ...]:
+        """The rows of all sections: every kernel of the architecture has one name."""
+        return tuple(row for section in self.sections for row in section.rows)
 
     def row(self, name: str) -> KernelRow:
         """The row of that name; KernelNotFoundError lists the names that exist."""
-        for row in self.rows:
+        for row in self.all_rows:
             if row.name == name:
                 return row
-        known = ", ".join(row.name for row in self.rows)
+        known = ", ".join(row.name for row in self.all_rows)
         raise KernelNotFoundError(f"kernel: {self.source} has no row named {name!r}; its rows: {known}")
 
     def select(self, M: int, N: int, K: int) -> Selection:

@@ -47,16 +47,21 @@ def output_tiles(row: KernelRow, M: int, N: int) -> int:
     return -(-M // over_m) * -(-N // over_n)
 
 
-def contiguous_misfits(row: KernelRow, N: int, K: int, out_bytes: int = 2) -> list[str]:
-    """Why unpadded operands of this N and K are too loosely aligned for the row; empty when they fit.
+def contiguous_misfits(row: KernelRow, M: int, N: int, K: int, out_bytes: int = 2) -> list[str]:
+    """Why unpadded operands of these sizes are too loosely aligned for the row; empty when they fit.
 
     a [M,K] and b [K,N] int8 with K contiguous have row strides of K bytes, out [M,N] one of N * out_bytes. Operands
     with padded rows may fit all the same.
     """
     align_a, align_b, align_out = row.alignment
-    strides = (("a", K, align_a), ("b", K, align_b), ("out", N * out_bytes, align_out))
-    return [
+    row_bytes = N * out_bytes
+    # One row, or one column of b, has no stride to obey.
+    strides = (("a", M, K, align_a), ("b", N, K, align_b), ("out", M, row_bytes, align_out))
+    misfits = [
         f"{name}: contiguous rows are {stride} bytes apart, {row.name} needs a multiple of {align}"
-        for name, stride, align in strides
-        if stride % align
+        for name, count, stride, align in strides
+        if count > 1 and stride % align
     ]
+    if row_bytes % row.store_bytes and not any(misfit.startswith("out") for misfit in misfits):
+        misfits.append(f"out: a row has {row_bytes} bytes, {row.name} writes whole pieces of {row.store_bytes}")
+    return misfits

@@ -20,6 +20,10 @@ TABLES = [load_table(arch) for arch, _ in available_tables()]
 C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="cooperative")
 C2X = dict(name="r", generation="c2x", tile=[128, 128, 64], warp=[64, 64, 64], stages=5)
 GENERIC = dict(name="r", generation="generic", tile=[64, 64, 64])
+GROUPED_C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="cooperative", grouped=True)
+GROUPED_C2X = {**C2X, "grouped": True}
+BLOCK_SCALED = dict(name="r", generation="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
+BLOCK_SCALED_GENERIC = dict(name="r", generation="generic", tile=[64, 64, 128], block_scaled=True)
 
 
 def source(fields: dict, out_dtype: str = "bf16", **changed) -> str:
@@ -39,7 +43,7 @@ def edited_table(tmp_path: Path, edit) -> TileTable:
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.arch)
 def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
     names = library.kernel_names(table)
-    assert len(names) == len(table.rows) * len(codegen.OUT_DTYPES) + 1
+    assert len(names) == sum(len(codegen.out_dtypes(row)) for row in table.all_rows) + 1
     symbols = [codegen.symbol(*name) for name in names]
     assert len(set(symbols)) == len(symbols) and all(name.isidentifier() for name in symbols)
     sources = [codegen.kernel_source(table.row(row), out) for row, out in names[:-1]] + [codegen.zero_point_terms_source()]
@@ -63,7 +67,21 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
             dict(warp=[64, 32, 64]), dict(warp=[64, 64, 32]), dict(stages=4), dict(swizzle=4), dict(split_k=2), dict(name="other"),
         )),
         *((GENERIC, change) for change in (
-            dict(tile=[32, 64, 64]), dict(tile=[64, 32, 64]), dict(tile=[64, 64, 32]), dict(name="other"),
+            dict(tile=[32, 64, 64]), dict(tile=[64, 32, 64]), dict(tile=[64, 64, 32]), dict(name="other"), dict(grouped=True),
+        )),
+        *((GROUPED_C3X, change) for change in (
+            dict(tile=[256, 128, 128]), dict(cluster=[2, 1]), dict(schedule="pingpong"), dict(stages=3), dict(swap_ab=True),
+            dict(raster="along_n"), dict(swizzle=4), dict(grouped=False), dict(name="other"),
+        )),
+        *((GROUPED_C2X, change) for change in (
+            dict(tile=[64, 128, 64]), dict(warp=[32, 64, 64]), dict(stages=4), dict(swizzle=4), dict(grouped=False), dict(name="other"),
+        )),
+        *((BLOCK_SCALED, change) for change in (
+            dict(tile=[64, 128, 128]), dict(tile=[128, 64, 128]), dict(warp=[32, 32, 128]), dict(warp=[64, 16, 128]), dict(stages=4), dict(swizzle=4),
+            dict(block_scaled=False), dict(name="other"),
+        )),
+        *((BLOCK_SCALED_GENERIC, change) for change in (
+            dict(tile=[32, 64, 128]), dict(tile=[64, 32, 128]), dict(block_scaled=False), dict(name="other"),
         )),
     ],
     ids=str,
@@ -111,7 +129,8 @@ class Kernel(ctypes.Structure):
 
 class KernelLibrary(ctypes.Structure):
     _fields_ = [("abi_version", ctypes.c_int32), ("arch", ctypes.c_char_p), ("kernels", ctypes.POINTER(ctypes.POINTER(Kernel))),
-                ("num_kernels", ctypes.c_int64), ("table", ctypes.POINTER(_core._TableC))]  # fmt: skip
+                ("num_kernels", ctypes.c_int64), ("table", ctypes.POINTER(_core._TableC)), ("grouped_table", ctypes.POINTER(_core._TableC)),
+                ("block_scaled_table", ctypes.POINTER(_core._TableC))]  # fmt: skip
 
 
 def compile_index(folder: Path, table: TileTable, names: list[library.KernelName], with_table: bool) -> ctypes.CDLL:
@@ -137,16 +156,22 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (2, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (4, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.OUT_DTYPES[out][1] if out else -1) for row, out in names]
 
-    inside = index.table.contents
+    check_table(index.table.contents, table, _core.TABLE_GEMM)
+    check_table(index.grouped_table.contents, table.grouped, _core.TABLE_GROUPED_GEMM)
+    check_table(index.block_scaled_table.contents, table.block_scaled, _core.TABLE_BLOCK_SCALED_GEMM)
+
+
+def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:
+    assert inside.kind == kind
     assert (inside.arch.decode(), inside.num_rows, inside.num_buckets) == (table.arch, len(table.rows), len(table.buckets))
     assert table.arch in inside.source.decode() and bool(inside.tuned) == table.tuned
     rows = inside.rows[: len(table.rows)]
-    assert [(row.name.decode(), row.align_a, row.align_b, row.align_out) for row in rows] == [
-        (row.name, *row.alignment) for row in table.rows
+    assert [(row.name.decode(), row.align_a, row.align_b, row.align_out, row.store_bytes) for row in rows] == [
+        (row.name, *row.alignment, row.store_bytes) for row in table.rows
     ]
     assert rows[inside.fallback_row].name.decode() == table.fallback
     open_bound = 2**63 - 1
@@ -158,7 +183,13 @@ def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path,
 def test_the_index_of_one_kernel_brings_no_table(tmp_path):
     table = TABLES[0]
     index = content(compile_index(tmp_path, table, [(table.fallback, "fp16")], with_table=False))
-    assert index.num_kernels == 1 and index.kernels[0].contents.row.decode() == table.fallback and not index.table
+    assert index.num_kernels == 1 and index.kernels[0].contents.row.decode() == table.fallback and not index.table and not index.grouped_table
+    assert not index.block_scaled_table
+
+
+def test_a_block_scaled_row_has_no_int32_output():
+    with pytest.raises(KernelNotBuiltError, match="^r: expected an out dtype of bf16, fp16, fp32, got int32"):
+        source(BLOCK_SCALED, "int32")
 
 
 # ---- the key of a kernel ----------------------------------------------------------------------------------------------

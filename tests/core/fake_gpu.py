@@ -42,11 +42,14 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
     folder.mkdir()
     entries = ['#include "host_kernels.cpp"', f"HOST_ZERO_POINT_TERMS({codegen.symbol(codegen.ZERO_POINT_TERMS, None)})"]
     symbols = [codegen.symbol(codegen.ZERO_POINT_TERMS, None)]
-    for row in table.rows:
+    for row in table.all_rows:
         for suffix, dtype in HOST_DTYPES.items():
+            if suffix not in codegen.out_dtypes(row):
+                continue
             symbols.append(codegen.symbol(row.name, suffix))
             maps = "true" if row.alignment != (1, 1, 1) else "false"
-            entries.append(f'HOST_KERNEL({symbols[-1]}, "{row.name}", {dtype}, {maps})')
+            kind = "HOST_GROUPED_KERNEL" if row.grouped else "HOST_BLOCK_SCALED_KERNEL" if row.block_scaled else "HOST_KERNEL"
+            entries.append(f'{kind}({symbols[-1]}, "{row.name}", {dtype}, {maps})')
     (folder / "entries.cpp").write_text("\n".join([*entries, broken]))
     symbols += [line.split("(")[1].split(",")[0] for line in broken.splitlines()]
     (folder / "index.cpp").write_text(codegen.library_source(table.arch, symbols, index_table or table))
@@ -72,6 +75,6 @@ class FakeGpu:
         environment = {**self.environment, **variables}
         return subprocess.run([str(word) for word in command], env=environment, capture_output=True, text=True, timeout=300)
 
-    def python(self, function: str, *arguments, **variables: str) -> subprocess.CompletedProcess:
-        """fake_gpu_script.<function>(*arguments) in a process of its own."""
-        return self.run([sys.executable, HERE / "fake_gpu_script.py", function, *arguments], **variables)
+    def python(self, function: str, *arguments, script: str = "fake_gpu_script.py", **variables: str) -> subprocess.CompletedProcess:
+        """<function>(*arguments) of a script of this folder in a process of its own."""
+        return self.run([sys.executable, HERE / script, function, *arguments], **variables)

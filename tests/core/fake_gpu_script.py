@@ -19,9 +19,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from correctness.batched import BATCHES, BIASES, OUT_BATCHES, VECTORS, ZERO_POINTS, BatchCase  # noqa: E402
 from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
 
-from scaled_mm import TensorDesc, _core, reference  # noqa: E402
+from scaled_mm import TensorDesc, _core, ops, reference  # noqa: E402
 from scaled_mm.errors import ScaledMMError  # noqa: E402
 from scaled_mm.tables import TileTable, load_table  # noqa: E402
 
@@ -33,7 +34,7 @@ class Core:
 
     def __init__(self, *kernel_libraries: str, arch: str | None = None, provide=None):
         self.lib = _core.library()
-        self.lib.scaledMMCalculateGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 9]
+        self.lib.scaledMMCalculateGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 11]
         self.asked: list[tuple[str, str | None, int]] = []
         self.provide = provide
         self._provider = _core._PROVIDER(self._ask)
@@ -50,7 +51,7 @@ class Core:
 
     def create(self, kernel: str | None = None, **descs: TensorDesc | None) -> ctypes.c_void_p:
         descriptor = ctypes.c_void_p()
-        order = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+        order = ("out", *ops.INPUTS)
         c_descs = [ctypes.byref(descs[name]._c()) if descs.get(name) is not None else None for name in order]
         _core.call("scaledMMCreateGemmDescriptor", self.handle, ctypes.byref(descriptor), *c_descs, kernel.encode() if kernel else None)
         return descriptor
@@ -66,8 +67,7 @@ class Core:
         return size.value
 
     def calculate(self, descriptor, out, operands: dict, workspace: torch.Tensor | None, size: int | None = None) -> None:
-        inputs = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
-        pointers = [None if operands[name] is None else operands[name].data_ptr() for name in inputs]
+        pointers = [None if operands.get(name) is None else operands[name].data_ptr() for name in ops.INPUTS]
         address = workspace.data_ptr() if workspace is not None else None
         bytes_given = size if size is not None else (workspace.numel() if workspace is not None else 0)
         _core.call("scaledMMCalculateGemm", descriptor, address, bytes_given, out.data_ptr(), *pointers, STREAM)
@@ -145,6 +145,95 @@ def products(kernels: str, count: str, seed: str) -> dict:
     return {"rows": rows, "fallbacks": fallbacks}
 
 
+def batch_cases(count: int, seed: int):
+    """Random batches; in two of three with sizes that tensor maps take, in one of these with such layouts too."""
+    pick = random.Random(seed).choice
+    for index in range(count):
+        layouts = dict(a_layout=pick(LAYOUTS), b_layout=pick(LAYOUTS), out_layout=pick(LAYOUTS))
+        m, n, k = pick(range(12)), pick(range(40)), pick(range(70))
+        if index % 3:
+            n, k = (n + 15) // 16 * 16, (k + 15) // 16 * 16
+        if index % 3 > 1:
+            layouts = dict(a_layout=pick(("rows", "padded_rows")), b_layout="columns", out_layout="rows")
+        yield BatchCase(
+            pick((0, 1, 2, 3, 5)), m, n, k, pick((torch.bfloat16, torch.float32, torch.int32)), a_batch=pick(BATCHES), b_batch=pick(BATCHES),
+            out_batch=pick(OUT_BATCHES), a_scale=pick(VECTORS), b_scale=pick(VECTORS), bias=pick(BIASES), bias_dtype=pick(("out", "float32")),
+            a_zero_point=pick(ZERO_POINTS), b_zero_point=pick(ZERO_POINTS), zero_point_dtype=pick((torch.int32, torch.int8)),
+            sums=pick((False, True)), seed=index, **layouts,
+        )  # fmt: skip
+
+
+def batches(kernels: str, count: str, seed: str) -> dict:
+    """Every batch through create and calculate, compared with the reference, and nothing written beside the output."""
+    core, table, fast, several = Core(kernels), load_table("sm90"), 0, 0
+    for case in batch_cases(int(count), int(seed)):
+        operands = case.make()
+        out, memory = operands.poisoned_out()
+        tensors = {**operands.inputs, "out": out}
+        descriptor = core.create(**{name: None if t is None else TensorDesc.of(t) for name, t in tensors.items()})
+        ran_fast = core.choice(descriptor).row.decode() != table.fallback
+        size = core.workspace_size(descriptor)
+        core.calculate(descriptor, out, operands.inputs, aligned_bytes(size) if size else None)
+        operands.check(out)
+        operands.check_poison_around(out, memory)
+        fast += ran_fast and out.numel() > 0
+        several += ran_fast and out.numel() > 0 and out.dim() == 3 and out.shape[0] > 1
+        core.destroy(descriptor)
+    assert core.asked == [], core.asked
+    return {"fast": fast, "several": several}
+
+
+def batch_choices(kernels: str) -> dict:
+    """How a batch is dispatched: (row, reason, bytes of workspace) by what is special about it."""
+    core = Core(kernels)
+
+    def choose(B, M, N, K, **options):
+        descs = {"out": TensorDesc((B, M, N), torch.bfloat16), "a": TensorDesc((B, M, K), torch.int8),
+                 "b": TensorDesc((B, K, N), torch.int8, (K * N, 1, K)), "a_scale": TensorDesc((B, M, 1), torch.float32),
+                 "b_scale": TensorDesc((1,), torch.float32), **options}  # fmt: skip
+        descriptor = core.create(**descs)
+        choice = core.choice(descriptor)
+        return [choice.row.decode(), choice.reason.decode(), core.workspace_size(descriptor)]
+
+    shared = {"b": TensorDesc((128, 64), torch.int8, (1, 128))}
+    point_a, point_b = TensorDesc((1,), torch.int8), TensorDesc((3, 1, 64), torch.int8)
+    return {
+        "own weights": choose(3, 100, 64, 128),
+        "a shared weight": choose(3, 100, 64, 128, **shared),
+        "a shared weight, rows apart": choose(3, 100, 64, 128, **shared, a=TensorDesc((3, 100, 128), torch.int8, (16384, 128, 1))),
+        "a shared weight, biases apart": choose(3, 100, 64, 128, **shared, bias=TensorDesc((3, 1, 64), torch.float32)),
+        "zero points": choose(3, 100, 64, 128, a_zero_point=point_a, b_zero_point=point_b),
+        "zero points of a shared b": choose(3, 100, 64, 128, **shared, a_zero_point=TensorDesc((3, 1, 1), torch.int8)),
+        "batch stride of a": choose(3, 100, 64, 128, a=TensorDesc((3, 100, 128), torch.int8, (12801, 128, 1))),
+        "batch stride of b": choose(3, 100, 64, 128, b=TensorDesc((3, 128, 64), torch.int8, (8193, 1, 128))),
+        "batch stride of out": choose(3, 100, 64, 128, out=TensorDesc((3, 100, 64), torch.bfloat16, (6401, 64, 1))),
+        "far apart": choose(3, 100, 64, 128, a=TensorDesc((3, 100, 128), torch.int8, (1 << 40, 128, 1))),
+        "65535": choose(65535, 1, 64, 128),
+        "65536": choose(65536, 1, 64, 128),
+        "forced": status_of(lambda: core.create("c3x_256x192x128_co", out=TensorDesc((65536, 1, 64), torch.int32),
+                                                a=TensorDesc((65536, 1, 128), torch.int8), b=TensorDesc((65536, 128, 64), torch.int8, (8192, 1, 128)))),
+    }  # fmt: skip
+
+
+def sums(kernels: str) -> dict:
+    """Sums that are given are used instead of reading the operand: wrong ones show, and only where they are needed."""
+    core, answers = Core(kernels), {}
+    for points in ("a", "b", "ab"):
+        case = BatchCase(3, 5, 32, 48, torch.float32, sums=True, a_zero_point="each" if "a" in points else None,
+                         b_zero_point="each" if "b" in points else None)  # fmt: skip
+        operands = case.make()
+        out, _ = operands.poisoned_out()
+        expected = operands.expected()
+        for wrong in (None, "a_row_sums", "b_column_sums"):
+            inputs = {**operands.inputs}
+            if wrong:
+                inputs[wrong] = inputs[wrong] + 1
+            descriptor = core.create(**{name: None if t is None else TensorDesc.of(t) for name, t in {**inputs, "out": out}.items()})
+            core.calculate(descriptor, out, inputs, aligned_bytes(core.workspace_size(descriptor)))
+            answers[f"{points} {wrong}"] = reference.same_bits(out, expected)
+    return answers
+
+
 def threads(kernels: str) -> dict:
     """One descriptor used by many threads at once."""
     core = Core(kernels)
@@ -210,7 +299,8 @@ def forced(kernels: str) -> dict:
     for row in table.rows:
         choice = core.choice(core.create(row.name, **product_descs(3, 64, 128)))
         assert choice.row.decode() == row.name and choice.bucket == -1 and "forced by name" in choice.reason.decode()
-    misfits = {"unaligned K": product_descs(3, 64, 100), "unaligned N": product_descs(3, 63, 128), "K of zero": product_descs(3, 64, 0),
+    misfits = {"unaligned K": product_descs(3, 64, 100), "unaligned N": product_descs(3, 63, 128), "end of a row": product_descs(3, 63, 128, out=TensorDesc((3, 63), torch.bfloat16, (64, 1))),
+               "end of one row": product_descs(1, 63, 128), "K of zero": product_descs(3, 64, 0),
                "row-major b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8)),
                "pointer of a": product_descs(3, 64, 128, a=TensorDesc((3, 128), torch.int8, alignment=8)),
                "pointer of b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8, (1, 128), alignment=8)),

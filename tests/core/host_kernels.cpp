@@ -12,6 +12,7 @@ EXPORT void* host_kernels_last_stream = nullptr;
 
 namespace {
 
+using scaled_mm::BatchStrides;
 using scaled_mm::GemmLaunch;
 using scaled_mm::Kernel;
 
@@ -36,22 +37,36 @@ int32_t zero_point(const void* data, int64_t index, int32_t dtype) {
   return dtype == SCALED_MM_DTYPE_INT8 ? static_cast<const int8_t*>(data)[index] : static_cast<const int32_t*>(data)[index];
 }
 
-int8_t a_at(const GemmLaunch& l, int64_t m, int64_t k) { return static_cast<const int8_t*>(l.a)[m * l.a_stride_m + k * l.a_stride_k]; }
-int8_t b_at(const GemmLaunch& l, int64_t k, int64_t n) { return static_cast<const int8_t*>(l.b)[k * l.b_stride_k + n * l.b_stride_n]; }
+int8_t a_at(const GemmLaunch& l, int64_t i, int64_t m, int64_t k) {
+  return static_cast<const int8_t*>(l.a)[i * l.batch_strides.a + m * l.a_stride_m + k * l.a_stride_k];
+}
+int8_t b_at(const GemmLaunch& l, int64_t i, int64_t k, int64_t n) {
+  return static_cast<const int8_t*>(l.b)[i * l.batch_strides.b + k * l.b_stride_k + n * l.b_stride_n];
+}
 
+// Terms that the whole batch shares are written for its first product only. Sums that are given are used, right or wrong.
 scaledMMStatus_t zero_point_terms(const GemmLaunch& l, char*, size_t) {
-  for (int64_t m = 0; m < l.M; ++m) {
-    uint32_t sum = 0;
-    for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(a_at(l, m, k)));
-    l.row_terms[2 * m] = zero_point(l.a_zero_point, m * l.a_zero_point_stride, l.a_zero_point_dtype);
-    l.row_terms[2 * m + 1] = int32_t(sum);
+  const BatchStrides& s = l.batch_strides;
+  for (int64_t i = 0; i < (l.row_terms_batch_stride ? l.batch : 1); ++i) {
+    for (int64_t m = 0; m < l.M; ++m) {
+      uint32_t sum = 0;
+      if (l.a_row_sums) sum = uint32_t(l.a_row_sums[i * s.a_row_sums + m * l.a_row_sums_stride]);
+      else for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(a_at(l, i, m, k)));
+      int32_t* terms = l.row_terms + 2 * (i * l.row_terms_batch_stride + m);
+      terms[0] = zero_point(l.a_zero_point, i * s.a_zero_point + m * l.a_zero_point_stride, l.a_zero_point_dtype);
+      terms[1] = int32_t(sum);
+    }
   }
-  for (int64_t n = 0; n < l.N; ++n) {
-    uint32_t sum = 0;
-    for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(b_at(l, k, n)));
-    const int32_t zb = zero_point(l.b_zero_point, n * l.b_zero_point_stride, l.b_zero_point_dtype);
-    l.col_terms[2 * n] = int32_t(sum - uint32_t(l.K) * uint32_t(zb));
-    l.col_terms[2 * n + 1] = zb;
+  for (int64_t i = 0; i < (l.col_terms_batch_stride ? l.batch : 1); ++i) {
+    for (int64_t n = 0; n < l.N; ++n) {
+      uint32_t sum = 0;
+      if (l.b_column_sums) sum = uint32_t(l.b_column_sums[i * s.b_column_sums + n * l.b_column_sums_stride]);
+      else for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(b_at(l, i, k, n)));
+      const int32_t zb = zero_point(l.b_zero_point, i * s.b_zero_point + n * l.b_zero_point_stride, l.b_zero_point_dtype);
+      int32_t* terms = l.col_terms + 2 * (i * l.col_terms_batch_stride + n);
+      terms[0] = int32_t(sum - uint32_t(l.K) * uint32_t(zb));
+      terms[1] = zb;
+    }
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -65,6 +80,9 @@ const char* tensor_map_refuses(const GemmLaunch& l, int64_t out_bytes) {
   if (l.N > 1 && l.out_stride_n != 1) return "out is not contiguous along N";
   if (l.M > 1 && (l.a_stride_m % 16 || l.a_stride_m < l.K || l.out_stride_m * out_bytes % 16)) return "a row stride";
   if (l.N > 1 && (l.b_stride_n % 16 || l.b_stride_n < l.K)) return "a column stride of b";
+  const BatchStrides& s = l.batch_strides;
+  if (s.a % 16 || s.b % 16 || s.out * out_bytes % 16) return "a batch stride";
+  if (l.batch > 65535) return "the batch";
   return nullptr;
 }
 
@@ -73,6 +91,31 @@ void store(void* out, int64_t index, int32_t acc, float value) {
   if (kDtype == SCALED_MM_DTYPE_INT32) static_cast<int32_t*>(out)[index] = acc;
   else if (kDtype == SCALED_MM_DTYPE_FLOAT32) static_cast<float*>(out)[index] = value;
   else static_cast<uint16_t*>(out)[index] = to_bf16(value);
+}
+
+// Element [m, n] of product i.
+template <int kDtype>
+void compute(const GemmLaunch& l, int64_t i, int64_t m, int64_t n) {
+  const BatchStrides& s = l.batch_strides;
+  uint32_t acc = 0;
+  for (int64_t k = 0; k < l.K; ++k) acc += uint32_t(int32_t(a_at(l, i, m, k)) * int32_t(b_at(l, i, k, n)));
+  if (l.row_terms) {
+    const int32_t* row = l.row_terms + 2 * (i * l.row_terms_batch_stride + m);
+    const int32_t* col = l.col_terms + 2 * (i * l.col_terms_batch_stride + n);
+    acc -= uint32_t(row[0]) * uint32_t(col[0]) + uint32_t(col[1]) * uint32_t(row[1]);
+  }
+  float value = 0;
+  if (l.a_scale) {
+    value = float(int32_t(acc));
+    value = value * l.b_scale[i * s.b_scale + n * l.b_scale_stride];
+    value = value * l.a_scale[i * s.a_scale + m * l.a_scale_stride];
+    if (l.bias) {
+      const int64_t at = i * s.bias + n * l.bias_stride;
+      const bool wide = l.bias_dtype == SCALED_MM_DTYPE_FLOAT32;
+      value = value + (wide ? static_cast<const float*>(l.bias)[at] : bf16_to_float(static_cast<const uint16_t*>(l.bias) + at));
+    }
+  }
+  store<kDtype>(l.out, i * s.out + m * l.out_stride_m + n * l.out_stride_n, int32_t(acc), value);
 }
 
 template <int kDtype, bool kTensorMaps>
@@ -84,26 +127,9 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
   if (l.cache) memcpy(l.cache->bytes, &l.out, sizeof(l.out));
-  for (int64_t m = 0; m < l.M; ++m) {
-    for (int64_t n = 0; n < l.N; ++n) {
-      uint32_t acc = 0;
-      for (int64_t k = 0; k < l.K; ++k) acc += uint32_t(int32_t(a_at(l, m, k)) * int32_t(b_at(l, k, n)));
-      if (l.row_terms) {
-        const int32_t *row = l.row_terms + 2 * m, *col = l.col_terms + 2 * n;
-        acc -= uint32_t(row[0]) * uint32_t(col[0]) + uint32_t(col[1]) * uint32_t(row[1]);
-      }
-      float value = 0;
-      if (l.a_scale) {
-        value = float(int32_t(acc));
-        value = value * l.b_scale[n * l.b_scale_stride];
-        value = value * l.a_scale[m * l.a_scale_stride];
-        if (l.bias) {
-          const int64_t i = n * l.bias_stride;
-          const bool wide = l.bias_dtype == SCALED_MM_DTYPE_FLOAT32;
-          value = value + (wide ? static_cast<const float*>(l.bias)[i] : bf16_to_float(static_cast<const uint16_t*>(l.bias) + i));
-        }
-      }
-      store<kDtype>(l.out, m * l.out_stride_m + n * l.out_stride_n, int32_t(acc), value);
+  for (int64_t i = 0; i < l.batch; ++i) {
+    for (int64_t m = 0; m < l.M; ++m) {
+      for (int64_t n = 0; n < l.N; ++n) compute<kDtype>(l, i, m, n);
     }
   }
   if (l.cache && memcmp(l.cache->bytes, &l.out, sizeof(l.out))) {
@@ -112,6 +138,71 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
+
+// Expert by expert, with the offsets clamped as the interface says; rows past the last are cleared. The workspace is spoilt.
+template <int kDtype, bool kTensorMaps>
+scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size) {
+  const scaled_mm::Groups* groups = l.groups;
+  if (groups == nullptr || (kTensorMaps && (l.workspace == nullptr || groups->b_stride % 16))) {
+    snprintf(message, size, "no groups, no workspace, or a stride of b that a tensor map cannot take");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+  if (kTensorMaps) memset(l.workspace, 0xff, size_t(64 * groups->experts + l.multiprocessors));
+  constexpr int64_t kOutBytes = kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4;
+  const auto out_at = [&](int64_t m) { return static_cast<char*>(l.out) + m * l.out_stride_m * kOutBytes; };
+  int64_t begin = 0;
+  for (int64_t e = 0; e < groups->experts; ++e) {
+    const int64_t offset = groups->offsets[e], end = offset > l.M ? l.M : offset;
+    if (end <= begin) continue;
+    GemmLaunch one = l;
+    one.M = end - begin;
+    one.a = static_cast<const int8_t*>(l.a) + begin * l.a_stride_m;
+    one.b = static_cast<const int8_t*>(l.b) + e * groups->b_stride;
+    one.out = out_at(begin);
+    if (l.a_scale) one.a_scale += begin * l.a_scale_stride;
+    if (l.b_scale) one.b_scale += e * groups->b_scale_stride;
+    if (l.bias) one.bias = static_cast<const char*>(l.bias) + e * groups->bias_stride * (l.bias_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2);
+    if (scaledMMStatus_t status = launch<kDtype, kTensorMaps>(one, message, size)) return status;
+    begin = end;
+  }
+  for (; begin < l.M; ++begin) {
+    for (int64_t n = 0; n < l.N; ++n) memset(out_at(begin) + n * l.out_stride_n * kOutBytes, 0, kOutBytes);
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+// Block by block of K, as docs/NUMERICS.md says.
+template <int kDtype, bool kTensorMaps>
+scaledMMStatus_t block_scaled_launch(const GemmLaunch& l, char* message, size_t size) {
+  host_kernels_last_stream = l.stream;
+  const char* why = kTensorMaps ? tensor_map_refuses(l, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4) : nullptr;
+  if (why || l.batch != 1 || l.workspace) {
+    snprintf(message, size, "handed what a block-scaled row cannot take: %s", why ? why : "a batch or a workspace");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+  for (int64_t m = 0; m < l.M; ++m) {
+    for (int64_t n = 0; n < l.N; ++n) {
+      float sum = 0;
+      for (int64_t block = 0; block * 128 < l.K; ++block) {
+        int32_t acc = 0;
+        for (int64_t k = block * 128; k < l.K && k < block * 128 + 128; ++k) acc += int32_t(a_at(l, 0, m, k)) * int32_t(b_at(l, 0, k, n));
+        const float scale = l.a_scale[m * l.a_scale_stride + block * l.a_scale_stride_k] *
+                            l.b_scale[block * l.b_scale_stride_k + n / 128 * l.b_scale_stride];
+        const float value = float(acc) * scale;
+        sum = sum + value;
+      }
+      if (l.bias) {
+        const int64_t at = n * l.bias_stride;
+        const bool wide = l.bias_dtype == SCALED_MM_DTYPE_FLOAT32;
+        sum = sum + (wide ? static_cast<const float*>(l.bias)[at] : bf16_to_float(static_cast<const uint16_t*>(l.bias) + at));
+      }
+      store<kDtype>(l.out, m * l.out_stride_m + n * l.out_stride_n, 0, sum);
+    }
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+int64_t grouped_workspace_size(int64_t experts, int32_t multiprocessors) { return 64 * experts + multiprocessors; }
 
 scaledMMStatus_t prepare(int32_t, char*, size_t) { return SCALED_MM_STATUS_SUCCESS; }
 
@@ -125,7 +216,7 @@ scaledMMStatus_t launch_fails(const GemmLaunch&, char* message, size_t size) {
   return SCALED_MM_STATUS_CUDA_ERROR;
 }
 
-int64_t workspace_size(int64_t M, int64_t N) { return 8 * M * N + 4; }
+int64_t workspace_size(int64_t M, int64_t N, int64_t batch) { return 8 * M * N * batch + 4; }
 
 // Spoils all of the workspace that it asked for, then multiplies: what else lies in the workspace must not be in it.
 scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_t size) {
@@ -133,7 +224,7 @@ scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_
     snprintf(message, size, "no workspace, or one that is not aligned");
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
-  memset(l.workspace, 0xff, size_t(workspace_size(l.M, l.N)));
+  memset(l.workspace, 0xff, size_t(workspace_size(l.M, l.N, l.batch)));
   return launch<SCALED_MM_DTYPE_FLOAT32, false>(l, message, size);
 }
 
@@ -142,6 +233,13 @@ scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_
 #define HOST_KERNEL(symbol, row, dtype, tensor_maps)  \
   extern "C" const scaled_mm::Kernel symbol;          \
   const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &launch<dtype, tensor_maps>};
+#define HOST_GROUPED_KERNEL(symbol, row, dtype, tensor_maps)                                             \
+  extern "C" const scaled_mm::Kernel symbol;                                                             \
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &grouped_launch<dtype, tensor_maps>, nullptr, \
+                                    tensor_maps ? &grouped_workspace_size : nullptr};
+#define HOST_BLOCK_SCALED_KERNEL(symbol, row, dtype, tensor_maps) \
+  extern "C" const scaled_mm::Kernel symbol;                      \
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &block_scaled_launch<dtype, tensor_maps>};
 #define HOST_ZERO_POINT_TERMS(symbol)                 \
   extern "C" const scaled_mm::Kernel symbol;          \
   const scaled_mm::Kernel symbol = {"zero_point_terms", -1, 0, &prepare, &zero_point_terms};

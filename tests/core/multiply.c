@@ -95,6 +95,12 @@ static scaledMMTensorDesc_t matrix(scaledMMDtype_t dtype, int64_t rows, int64_t 
   return t;
 }
 
+/* B tensors of up to two dimensions, one after the other; B = 0: the tensor as it is. */
+static scaledMMTensorDesc_t batched(int64_t B, scaledMMTensorDesc_t t, int64_t stride) {
+  const scaledMMTensorDesc_t b = {t.dtype, 3, {B, t.shape[0], t.shape[1]}, {stride, t.strides[0], t.strides[1]}, t.alignment};
+  return B > 0 ? b : t;
+}
+
 static scaledMMTensorDesc_t vector(scaledMMDtype_t dtype, int64_t length) {
   scaledMMTensorDesc_t t = {dtype, 1, {length, 0, 0}, {1, 0, 0}, 16};
   return t;
@@ -111,60 +117,68 @@ static float expected(const int8_t* a, const int8_t* b, int64_t K, float a_scale
   return value + bias;
 }
 
-static void run(scaledMMHandle_t handle, const char* row, int64_t M, int64_t N, int64_t K, int zero_points, void* stream) {
-  int8_t* a = allocate(M * K, 1);
-  int8_t* b = allocate(N * K, 1); /* [N][K]: b [K, N] with K contiguous */
-  float *a_scale = allocate(M, 4), *b_scale = allocate(N, 4), *bias = allocate(N, 4), *out = allocate(M * N, 4);
-  int32_t* za = allocate(M, 4);
+/* B: products in the batch, each with a weight, row scales, bias and row zero points of its own; 0: a plain product. */
+static void run(scaledMMHandle_t handle, const char* row, int64_t B, int64_t M, int64_t N, int64_t K, int zero_points, void* stream) {
+  const int64_t products = B > 0 ? B : 1, rows = products * M;
+  int8_t* a = allocate(rows * K, 1);
+  int8_t* b = allocate(products * N * K, 1); /* [N][K]: b [K, N] with K contiguous */
+  float *a_scale = allocate(rows, 4), *b_scale = allocate(N, 4), *bias = allocate(products * N, 4), *out = allocate(rows * N, 4);
+  int32_t* za = allocate(rows, 4);
   int8_t* zb = allocate(N, 1);
-  const scaledMMTensorDesc_t out_desc = matrix(SCALED_MM_DTYPE_FLOAT32, M, N, N, 1);
-  const scaledMMTensorDesc_t a_desc = matrix(SCALED_MM_DTYPE_INT8, M, K, K, 1), b_desc = matrix(SCALED_MM_DTYPE_INT8, K, N, 1, K);
-  const scaledMMTensorDesc_t a_scale_desc = vector(SCALED_MM_DTYPE_FLOAT32, M), b_scale_desc = vector(SCALED_MM_DTYPE_FLOAT32, N);
-  const scaledMMTensorDesc_t bias_desc = vector(SCALED_MM_DTYPE_FLOAT32, N);
-  const scaledMMTensorDesc_t za_desc = vector(SCALED_MM_DTYPE_INT32, M), zb_desc = vector(SCALED_MM_DTYPE_INT8, N);
+  const scaledMMTensorDesc_t out_desc = batched(B, matrix(SCALED_MM_DTYPE_FLOAT32, M, N, N, 1), M * N);
+  const scaledMMTensorDesc_t a_desc = batched(B, matrix(SCALED_MM_DTYPE_INT8, M, K, K, 1), M * K);
+  const scaledMMTensorDesc_t b_desc = batched(B, matrix(SCALED_MM_DTYPE_INT8, K, N, 1, K), N * K);
+  const scaledMMTensorDesc_t a_scale_desc = batched(B, matrix(SCALED_MM_DTYPE_FLOAT32, M, 1, 1, 1), M);
+  const scaledMMTensorDesc_t b_scale_desc = vector(SCALED_MM_DTYPE_FLOAT32, N);
+  const scaledMMTensorDesc_t bias_desc = batched(B, matrix(SCALED_MM_DTYPE_FLOAT32, 1, N, N, 1), N);
+  const scaledMMTensorDesc_t za_desc = batched(B, matrix(SCALED_MM_DTYPE_INT32, M, 1, 1, 1), M);
+  const scaledMMTensorDesc_t zb_desc = vector(SCALED_MM_DTYPE_INT8, N);
   scaledMMGemmDescriptor_t d = NULL;
   scaledMMKernelChoice_t choice;
   size_t bytes = 0;
   int64_t different = 0;
 
-  for (int64_t i = 0; i < M * K; ++i) a[i] = (int8_t)next_random();
-  for (int64_t i = 0; i < N * K; ++i) b[i] = (int8_t)next_random();
-  for (int64_t m = 0; m < M; ++m) a_scale[m] = (float)(next_random() % 1000 + 1) * 1e-5f, za[m] = (int8_t)next_random();
+  for (int64_t i = 0; i < rows * K; ++i) a[i] = (int8_t)next_random();
+  for (int64_t i = 0; i < products * N * K; ++i) b[i] = (int8_t)next_random();
+  for (int64_t m = 0; m < rows; ++m) a_scale[m] = (float)(next_random() % 1000 + 1) * 1e-5f, za[m] = (int8_t)next_random();
   for (int64_t n = 0; n < N; ++n) b_scale[n] = ((float)(next_random() % 2000) - 999.5f) * 1e-5f, zb[n] = (int8_t)next_random();
-  for (int64_t n = 0; n < N; ++n) bias[n] = (float)(next_random() % 4000) - 2000.0f;
-  memset(out, 0xff, (size_t)(M * N) * 4); /* NaN: an element that is not written shows */
+  for (int64_t n = 0; n < products * N; ++n) bias[n] = (float)(next_random() % 4000) - 2000.0f;
+  memset(out, 0xff, (size_t)(rows * N) * 4); /* NaN: an element that is not written shows */
 
   CHECK(scaledMMCreateGemmDescriptor(handle, &d, &out_desc, &a_desc, &b_desc, &a_scale_desc, &b_scale_desc, &bias_desc,
-                                     zero_points ? &za_desc : NULL, zero_points ? &zb_desc : NULL, row));
+                                     zero_points ? &za_desc : NULL, zero_points ? &zb_desc : NULL, NULL, NULL, row));
   CHECK(scaledMMGetGemmKernel(d, &choice));
   CHECK(scaledMMGetGemmWorkspaceSize(d, &bytes));
   {
-    void *device_out = on_device(out, (size_t)(M * N) * 4), *device_a = on_device(a, (size_t)(M * K)), *device_b = on_device(b, (size_t)(N * K));
-    void *device_a_scale = on_device(a_scale, (size_t)M * 4), *device_b_scale = on_device(b_scale, (size_t)N * 4);
-    void *device_bias = on_device(bias, (size_t)N * 4), *workspace = bytes ? on_device(NULL, bytes) : NULL;
-    void *device_za = zero_points ? on_device(za, (size_t)M * 4) : NULL, *device_zb = zero_points ? on_device(zb, (size_t)N) : NULL;
+    void *device_out = on_device(out, (size_t)(rows * N) * 4), *device_a = on_device(a, (size_t)(rows * K));
+    void *device_b = on_device(b, (size_t)(products * N * K));
+    void *device_a_scale = on_device(a_scale, (size_t)rows * 4), *device_b_scale = on_device(b_scale, (size_t)N * 4);
+    void *device_bias = on_device(bias, (size_t)(products * N) * 4), *workspace = bytes ? on_device(NULL, bytes) : NULL;
+    void *device_za = zero_points ? on_device(za, (size_t)rows * 4) : NULL, *device_zb = zero_points ? on_device(zb, (size_t)N) : NULL;
     cuda(cuCtxSynchronize(), "cuCtxSynchronize");
     if (bytes) {
       scaledMMStatus_t status = scaledMMCalculateGemm(d, workspace, bytes - 1, device_out, device_a, device_b, device_a_scale,
-                                                      device_b_scale, device_bias, device_za, device_zb, stream);
+                                                      device_b_scale, device_bias, device_za, device_zb, NULL, NULL, stream);
       if (status != SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE) {
         fprintf(stderr, "a workspace that is too small: got %s\n", scaledMMGetStatusName(status));
         exit(1);
       }
     }
     CHECK(scaledMMCalculateGemm(d, workspace, bytes, device_out, device_a, device_b, device_a_scale, device_b_scale, device_bias,
-                                device_za, device_zb, stream));
+                                device_za, device_zb, NULL, NULL, stream));
     cuda(cuStreamSynchronize(stream), "cuStreamSynchronize");
-    cuda(cuMemcpyDtoH(out, (DevicePointer)(size_t)device_out, (size_t)(M * N) * 4), "cuMemcpyDtoH");
+    cuda(cuMemcpyDtoH(out, (DevicePointer)(size_t)device_out, (size_t)(rows * N) * 4), "cuMemcpyDtoH");
   }
-  for (int64_t m = 0; m < M; ++m) {
+  for (int64_t m = 0; m < rows; ++m) {
+    const int64_t first = m / M * N; /* of the product's weight and bias */
     for (int64_t n = 0; n < N; ++n) {
-      const float want = expected(a + m * K, b + n * K, K, a_scale[m], b_scale[n], bias[n], zero_points ? za[m] : 0, zero_points ? zb[n] : 0);
+      const float want = expected(a + m * K, b + (first + n) * K, K, a_scale[m], b_scale[n], bias[first + n], zero_points ? za[m] : 0,
+                                  zero_points ? zb[n] : 0);
       if (memcmp(&want, &out[m * N + n], 4) == 0) continue;
       if (different++ == 0) fprintf(stderr, "[%ld, %ld]: expected %.9g, got %.9g\n", (long)m, (long)n, (double)want, (double)out[m * N + n]);
     }
   }
-  printf("%s (%s): %ld of %ld elements differ\n", choice.row, choice.reason, (long)different, (long)(M * N));
+  printf("%s (%s): %ld of %ld elements differ\n", choice.row, choice.reason, (long)different, (long)(rows * N));
   CHECK(scaledMMDestroyGemmDescriptor(d));
   if (different) exit(1);
   free(a), free(b), free(a_scale), free(b_scale), free(bias), free(out), free(za), free(zb);
@@ -182,17 +196,19 @@ int main(int argc, char** argv) {
     const char *arch = argv[1], *row = argv[2], *fallback = argv[4];
     const int32_t alignment = atoi(argv[3]);
     const int64_t M = atoll(argv[5]), N = atoll(argv[6]), K = atoll(argv[7]);
-    const scaledMMTableRow_t rows[2] = {{row, alignment, alignment, alignment, 0}, {fallback, 1, 1, 1, 0}};
+    const scaledMMTableRow_t rows[2] = {{row, alignment, alignment, alignment, alignment}, {fallback, 1, 1, 1, 1}};
     const scaledMMTableBucket_t bucket = {INT64_MAX, INT64_MAX, INT64_MAX, 0, 0};
-    const scaledMMTable_t table = {arch, "multiply.c", rows, 2, &bucket, 1, 1, 0};
+    const scaledMMTable_t table = {arch, "multiply.c", rows, 2, &bucket, 1, 1, 0, SCALED_MM_TABLE_GEMM, 0};
     for (int i = 8; i < argc; ++i) CHECK(scaledMMLoadKernels(argv[i]));
     CHECK(scaledMMRegisterTable(&table));
     CHECK(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CUDA, 0, arch));
     cuda(cuStreamCreate(&stream, 1 /* does not wait for the default stream */), "cuStreamCreate");
     for (int zero_points = 0; zero_points < 2; ++zero_points) {
-      run(handle, NULL, M, N, K, zero_points, stream);                                  /* the bucket's row */
-      run(handle, NULL, M + 1, N + 3, K + 5, zero_points, stream);                      /* unaligned: the fallback */
-      run(handle, fallback, M, N, K, zero_points, stream);                              /* forced */
+      for (int64_t B = 0; B < 4; B += 3) {
+        run(handle, NULL, B, M, N, K, zero_points, stream);                             /* the bucket's row */
+        run(handle, NULL, B, M + 1, N + 3, K + 5, zero_points, stream);                 /* unaligned: the fallback */
+        run(handle, fallback, B, M, N, K, zero_points, stream);                         /* forced */
+      }
     }
     CHECK(scaledMMDestroyHandle(handle));
   }

@@ -21,23 +21,26 @@ def load(path: str):
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
     loader.exec_module(module)
-    assert module.bind(torch.Tensor, torch.nn.Parameter, fast.increment_version)
+    assert module.bind(torch.Tensor, torch.nn.Parameter, fast.increment_version, torch.is_inference_mode_enabled)
     return module
 
 
-def calculate(core: Core, module, b_scale: torch.Tensor, watched: bool = False) -> str:
+def calculate(core: Core, module, b_scale: torch.Tensor, watched: bool = False, made_in_inference_mode: bool = False) -> str:
     """What a product with this scale comes to: right, wrong, or left to the operator. watched: autograd asks for out's gradient."""
     a, b = torch.randint(-9, 9, (M, K), dtype=torch.int8), torch.randint(-9, 9, (N, K), dtype=torch.int8).t()
-    out, a_scale = torch.full((M, N), float("nan")), torch.ones(M)
+    a_scale = torch.ones(M)
+    with torch.inference_mode(made_in_inference_mode):
+        out = torch.full((M, N), float("nan"))
     tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale)
     plan = core.create(**{name: TensorDesc.of(tensor) for name, tensor in tensors.items()})
-    out.requires_grad_(watched)
-    before = out._version
-    status = module.calculate(plan.value, 0, STREAM, None, out, a, b, a_scale, b_scale, None, None, None)
+    if watched:
+        out.requires_grad_()
+    before = None if out.is_inference() else out._version
+    status = module.calculate(plan.value, 0, STREAM, None, out, a, b, a_scale, b_scale, None, None, None, None, None)
     if status is NotImplemented:
         return "left"
     expected = reference.scaled_mm(a, b, a_scale, b_scale.clone(), out_dtype=torch.float32)
-    assert out._version == before + 1
+    assert before is None or out._version == before + 1
     return "right" if status is None and torch.equal(out, expected) else "wrong"
 
 
@@ -63,10 +66,13 @@ def main(kernels: str, extension: str) -> dict:
     answer = {
         "plain": calculate(core, module, torch.rand(N)),
         "an output that wants a gradient": calculate(core, module, torch.rand(N), watched=True),
+        "an output of inference mode, outside": calculate(core, module, torch.rand(N), made_in_inference_mode=True),
         "negated with gaps": calculate(core, module, complex_scale.conj().imag),
         "negated and packed": calculate(core, module, complex_scale.conj().imag.as_strided((N,), (1,))),
         "negated by name": calculate(core, module, torch._neg_view(torch.rand(N))),
     }
+    with torch.inference_mode():
+        answer["an output of inference mode, inside"] = calculate(core, module, torch.rand(N), made_in_inference_mode=True)
     a, b, one = torch.zeros(M, K, dtype=torch.int8), torch.zeros(N, K, dtype=torch.int8).t(), torch.ones(1)
     pretend_to_be_cuda()
     out = torch.ones(M, N)

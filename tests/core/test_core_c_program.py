@@ -31,8 +31,8 @@ def multiply(program, row, kernels) -> list:
 def check_every_run(done: subprocess.CompletedProcess, row: str) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert len(lines) == 6 and all(": 0 of " in line for line in lines), done.stdout
-    assert [line.split(" ")[0] for line in lines] == [row, TABLE.fallback, TABLE.fallback] * 2
+    assert len(lines) == 12 and all(": 0 of " in line for line in lines), done.stdout
+    assert [line.split(" ")[0] for line in lines] == [row, TABLE.fallback, TABLE.fallback] * 4
     assert "so the fallback row runs" in lines[1] and "forced by name" in lines[2]
 
 

@@ -34,6 +34,38 @@ def test_every_layout_is_launched_with_what_gives_the_bits_of_the_reference(ask,
     assert 500 < answer["fallbacks"] < 2900 and len(answer["rows"]) > 2, answer
 
 
+def test_every_batch_is_launched_once_with_what_gives_the_bits_of_the_reference(ask, fake_gpu):
+    answer = ask("batches", fake_gpu.kernels, 2500, 1)
+    assert answer["fast"] > 200 and answer["several"] > 100, answer
+
+
+def test_a_batch_is_dispatched_as_one_product_of_a_shared_weight_or_as_what_it_is(ask, fake_gpu):
+    answer = ask("batch_choices", fake_gpu.kernels)
+    one, three = {"a shared weight": (300, 64)}, (100, 3 * 64)  # B * M rows, or B * N columns
+    apart = ["own weights", "a shared weight, rows apart", "a shared weight, biases apart", "zero points", "zero points of a shared b"]
+    for name, (M, N) in {**one, **dict.fromkeys(apart, three), "65535": (1, 65535 * 64)}.items():
+        selection, (row, reason, _) = TABLE.select(M, N, 128), answer[name]
+        assert row == selection.row.name and reason.startswith(f"bucket {selection.bucket_index} of") and "cannot" not in reason, name
+    assert answer["own weights"][0] != answer["a shared weight"][0] and answer["65535"][0] != TABLE.select(1, 64, 128).row.name
+    assert answer["own weights"][2] == 0
+    assert answer["zero points"][2] == 8 * 3 * (100 + 64)
+    assert answer["zero points of a shared b"][2] == 8 * (3 * 100 + 64)  # the column sums are there once
+    for name, why in {"batch stride of a": "the batch stride of a is not a multiple", "batch stride of b": "the batch stride of b is not a multiple",
+                      "batch stride of out": "the batch stride of out is not a multiple", "far apart": "a batch stride is 2^40 bytes or more",
+                      "65536": "the batch has more than 65535 products"}.items():  # fmt: skip
+        row, reason, _ = answer[name]
+        assert row == TABLE.fallback and why in reason, name
+    status, message = answer["forced"]
+    assert status == "BAD_PARAM" and message.endswith("cannot take this product: the batch has more than 65535 products")
+
+
+def test_sums_that_are_given_take_the_place_of_reading_the_operand(ask, fake_gpu):
+    assert ask("sums", fake_gpu.kernels) == {
+        "a None": True, "a a_row_sums": True, "a b_column_sums": False, "b None": True, "b a_row_sums": False, "b b_column_sums": True,
+        "ab None": True, "ab a_row_sums": False, "ab b_column_sums": False,
+    }  # fmt: skip
+
+
 def test_many_threads_may_use_one_descriptor(ask, fake_gpu):
     assert ask("threads", fake_gpu.kernels) == {"failed": []}
 
@@ -48,6 +80,7 @@ def test_a_forced_row_runs_or_says_why_it_cannot(ask, fake_gpu):
     status, message = answer.pop("unknown")
     assert status == "KERNEL_NOT_FOUND" and message.startswith("kernel: expected a row of sm90 (") and message.endswith("got c3x_1x1x1")
     reasons = {"unaligned K": "stride of a", "unaligned N": "stride of out", "K of zero": "K is 0",
+               "end of a row": "whole vectors", "end of one row": "whole vectors",
                "row-major b": "b is not contiguous along K", **{f"pointer of {name}": f"the data pointer of {name} is not aligned" for name in ("a", "b", "out")}}  # fmt: skip
     assert answer.keys() == reasons.keys()
     for name, (status, message) in answer.items():

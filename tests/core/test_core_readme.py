@@ -34,6 +34,7 @@ def test_the_python_examples_run_in_order_and_print_what_is_shown(capsys):
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), names)
     assert names["out"].shape == (16, 11008) and names["fp16"].dtype.itemsize == 2
+    assert names["both"].shape == (16, 11008) and names["each"].shape == names["same"].shape == (8, 16, 128)
     [shown] = re.findall(r"# (BAD_TENSOR_SHAPE .*)", README)
     assert capsys.readouterr().out.splitlines()[-1] == shown
 
@@ -57,6 +58,16 @@ def test_what_the_text_links_to_exists():
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_table_of_features_has_no_hole_and_its_tests_exist():
+    table = re.search(r"^\| feature \|.*?\n\n", README, re.DOTALL | re.MULTILINE).group()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()]
+    assert len(rows) > 6 and len({len(row) for row in rows}) == 1 and all(all(row) for row in rows)
+    there = set(re.findall(r"^def (test_\w+)", "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py")), re.MULTILINE))
+    for row in rows[2:]:
+        named = set(re.findall(r"`(test_\w+)`", row[-1]))
+        assert named and named <= there, (row[0], named - there)
 
 
 def test_every_environment_variable_is_documented():

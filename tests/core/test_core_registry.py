@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import _core, tables
+from scaled_mm import _core, ops, tables
 from scaled_mm.build import library, toolchain
 from scaled_mm.errors import (
     ArchitectureNotSupportedError,
@@ -25,8 +25,8 @@ from scaled_mm.tables import load_table
 OPEN = 2**63 - 1
 
 
-def c_table(rows=((b"any", 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test"):
-    c_rows = (_core._TableRowC * len(rows))(*(_core._TableRowC(*row, 0) for row in rows))
+def c_table(rows=((b"any", 1, 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test"):
+    c_rows = (_core._TableRowC * len(rows))(*(_core._TableRowC(*row) for row in rows))
     c_buckets = (_core._TableBucketC * len(buckets))(*(_core._TableBucketC(*bucket, 0) for bucket in buckets))
     return _core._TableC(arch, source, c_rows, len(rows), c_buckets, len(buckets), fallback, 0)
 
@@ -37,7 +37,7 @@ def register(**parts) -> None:
 
 def test_a_table_is_registered_and_replaced():
     register()
-    register(rows=((b"fast", 16, 16, 16), (b"any", 1, 1, 1)), buckets=((16, OPEN, OPEN, 0), (OPEN, OPEN, OPEN, 1)), fallback=1)
+    register(rows=((b"fast", 16, 16, 16, 16), (b"any", 1, 1, 1, 1)), buckets=((16, OPEN, OPEN, 0), (OPEN, OPEN, OPEN, 1)), fallback=1)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,12 @@ def test_a_table_is_registered_and_replaced():
         (dict(rows=()), "expected rows, buckets and a fallback"),
         (dict(fallback=1), "expected rows, buckets and a fallback"),
         (dict(fallback=-1), "expected rows, buckets and a fallback"),
-        (dict(rows=((b"fast", 16, 16, 16),)), "the fallback row fast must take any alignment"),
-        (dict(rows=((b"any", 1, 1, 2),)), "the fallback row any must take any alignment"),
-        (dict(rows=((b"any", 1, 0, 1),)), "row 0: expected a name and alignments of at least 1"),
-        (dict(rows=((None, 1, 1, 1),)), "row 0: expected a name and alignments of at least 1"),
+        (dict(rows=((b"fast", 16, 16, 16, 16),)), "the fallback row fast must take any alignment"),
+        (dict(rows=((b"any", 1, 1, 2, 1),)), "the fallback row any must take any alignment"),
+        (dict(rows=((b"any", 1, 1, 1, 16),)), "the fallback row any must take any alignment"),
+        (dict(rows=((b"any", 1, 1, 1, 0),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
+        (dict(rows=((b"any", 1, 0, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
+        (dict(rows=((None, 1, 1, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_the_reason(parts, message):
@@ -83,7 +85,7 @@ def test_what_is_no_kernel_library_is_refused(tmp_path):
     (tmp_path / "text.so").write_text("not a library")
     with pytest.raises(BadParamError, match="path: expected a kernel library, .*text.so"):
         _core.call("scaledMMLoadKernels", str(tmp_path / "text.so").encode())
-    with pytest.raises(BadParamError, match="expected a kernel library of ABI version 2, got 0"):
+    with pytest.raises(BadParamError, match="expected a kernel library of ABI version 4, got 0"):
         _core.call("scaledMMLoadKernels", str(library.core_library()).encode())
 
 
@@ -127,3 +129,15 @@ def test_a_gpu_cannot_be_forced_to_the_kernels_of_a_newer_one():
         pytest.skip("no table is for newer GPUs than this one")
     with pytest.raises(ArchitectureNotSupportedError, match="arch: .*got sm120, which needs 12.0 or newer"):
         sm.Handle("cuda:0", arch="sm120")
+
+
+def test_an_interrupt_while_a_kernel_is_built_is_raised_where_it_happened_also_through_an_operator(monkeypatch):
+    def interrupted(arch):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables, "load_table", interrupted)
+    status = _core._provider(b"sm90", None, -1, None)
+    crossed = RuntimeError(f"[scaled_mm status {status}] KeyboardInterrupt: ")  # what an operator makes of it
+    assert type(ops.typed_error(crossed)) is KeyboardInterrupt
+    later = RuntimeError(f"[scaled_mm status {int(Status.BAD_PARAM)}] a: expected something else")
+    assert type(ops.typed_error(later)) is BadParamError

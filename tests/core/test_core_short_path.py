@@ -51,5 +51,9 @@ def test_an_output_that_wants_a_gradient_is_left_to_the_operator(answer):
     assert answer["an output that wants a gradient"] == "left"
 
 
+def test_an_output_of_inference_mode_is_written_inside_and_left_to_the_operator_outside(answer):
+    assert answer["an output of inference mode, inside"] == "right" and answer["an output of inference mode, outside"] == "left"
+
+
 def test_tracing_sees_the_operator_and_not_the_short_path(answer):
     assert answer["traced"] and answer["calls while tracing"] == 0

@@ -74,6 +74,48 @@ def test_what_torch_can_see_without_data_is_refused_while_tracing(device):
             sm.scaled_mm(a, b.reshape(-1), out_dtype=torch.int32)
 
 
+def batched_operands(device: str, B: int = 3, M: int = 5, shared_weight: bool = False, seed: int = 0) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    a, weight = (torch.randint(-128, 128, (B, rows, 48), dtype=torch.int8, generator=generator) for rows in (M, 32))
+    made = {"a": a, "weight": weight[0] if shared_weight else weight, "a_scale": torch.rand(B, M, 1, generator=generator),
+            "b_scale": torch.rand(1 if shared_weight else B, 1, 32, generator=generator), "bias": torch.randn(32, generator=generator),
+            "a_zero_point": torch.randint(-128, 128, (B, M, 1), dtype=torch.int32, generator=generator),
+            "b_zero_point": torch.randint(-128, 128, (1, 32), dtype=torch.int8, generator=generator)}  # fmt: skip
+    made = {name: tensor.to(device) for name, tensor in made.items()}
+    made["b"] = made.pop("weight").mT
+    return made
+
+
+@pytest.mark.parametrize("shared_weight", [False, True], ids=["own weights", "a shared weight"])
+def test_opcheck_finds_nothing_wrong_with_batches_and_sums(device, shared_weight):
+    made = batched_operands(device, shared_weight=shared_weight)
+    sums = (made["a"].sum(-1, keepdim=True, dtype=torch.int32), made["b"].sum(-2, keepdim=True, dtype=torch.int32))
+    torch.library.opcheck(ops.scaled_mm, (*positional(made), torch.bfloat16))
+    torch.library.opcheck(ops.scaled_mm, (*positional(made), torch.float32, *sums))
+    for out in (torch.empty(3, 5, 32, device=device), torch.empty(5, 3, 32, device=device).transpose(0, 1)):
+        torch.library.opcheck(ops.scaled_mm_out, (out, *positional(made), *sums))
+
+
+def test_the_fake_output_of_a_batch_is_what_the_real_one_is(device):
+    pairs = [((3, 5, 16), (3, 16, 8)), ((3, 5, 16), (1, 16, 8)), ((1, 5, 16), (3, 16, 8)), ((3, 5, 16), (16, 8)), ((5, 16), (3, 16, 8)),
+             ((1, 5, 16), (16, 8)), ((0, 5, 16), (1, 16, 8)), ((3, 0, 16), (3, 16, 8)), ((3, 5, 16), (3, 16, 0)), ((3, 5, 0), (3, 0, 8))]  # fmt: skip
+    for shape_a, shape_b in pairs:
+        a, b = (torch.zeros(shape, dtype=torch.int8, device=device) for shape in (shape_a, shape_b))
+        real = sm.scaled_mm(a, b, out_dtype=torch.int32)
+        with FakeTensorMode() as mode:
+            fake = sm.scaled_mm(mode.from_tensor(a), mode.from_tensor(b), out_dtype=torch.int32)
+        assert (fake.shape, fake.dtype, fake.stride(), fake.device) == (real.shape, real.dtype, real.stride(), real.device)
+
+
+def test_batches_that_do_not_meet_are_refused_while_tracing(device):
+    with FakeTensorMode() as mode:
+        a, b = (mode.from_tensor(torch.zeros(shape, dtype=torch.int8, device=device)) for shape in ((3, 5, 16), (2, 16, 8)))
+        with pytest.raises(RuntimeError, match=r"b: expected \[B, K, N\] with B as in a \[B, M, K\], or 1"):
+            sm.scaled_mm(a, b, out_dtype=torch.int32)
+        with pytest.raises(BadTensorShapeError, match="a: expected 2 dimensions"):
+            sm.scaled_mm(a.unsqueeze(0), b, out_dtype=torch.int32)
+
+
 # ---- torch.compile --------------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +170,22 @@ def test_a_compiled_function_takes_every_m_without_compiling_again(device, backe
         made = positional(operands(device, M))[:5]
         made = (*made[:4], made[4].bfloat16())
         assert torch.equal(compiled(*made), reference.scaled_mm(*made))
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shared_weight", [False, True], ids=["own weights", "a shared weight"])
+def test_a_compiled_function_takes_every_batch_without_compiling_again(device, backend, shared_weight):
+    graphs = CompileCounterWithBackend(backend)
+
+    def layer(*made):
+        return sm.scaled_mm(*made[:5], a_zero_point=made[5], b_zero_point=made[6], out_dtype=torch.float32) + 1
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=graphs)
+    for B, M in [(2, 5), (3, 17), (8, 2)]:
+        made = positional(batched_operands(device, B, M, shared_weight))
+        expected = reference.scaled_mm(*made[:5], a_zero_point=made[5], b_zero_point=made[6], out_dtype=torch.float32) + 1
+        assert torch.equal(compiled(*made), expected)
     assert graphs.frame_count == 1
 
 

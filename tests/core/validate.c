@@ -59,7 +59,7 @@ static Product good(void) {
 
 static scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMGemmDescriptor_t* d, const Product* p) {
   return scaledMMCreateGemmDescriptor(handle, d, &p->out, &p->a, &p->b, &p->a_scale, &p->b_scale, &p->bias, &p->a_zero_point,
-                                      &p->b_zero_point, NULL);
+                                      &p->b_zero_point, NULL, NULL, NULL);
 }
 
 /* One field of a good product changed: the status, and a message that names the argument. */
@@ -84,7 +84,7 @@ static void check_refusals(scaledMMHandle_t handle) {
 
   EXPECT_REFUSED(p.b.shape[0] = K + 1, BAD_TENSOR_SHAPE, "b: expected [K, N] with K = 48");
   EXPECT_REFUSED(p.out.shape[1] = N - 1, BAD_TENSOR_SHAPE, "out: expected [M, N] = [5, 24], got [5, 23]");
-  EXPECT_REFUSED(p.a.ndim = 3, BAD_TENSOR_SHAPE, "a: expected 2 dimensions");
+  EXPECT_REFUSED(p.a.ndim = 1, BAD_TENSOR_SHAPE, "a: expected 2 dimensions [M, K] or 3 [B, M, K], got 1: [5]");
   EXPECT_REFUSED(p.a.ndim = 4, BAD_TENSOR_SHAPE, "a: expected at most 3 dimensions, got 4");
   EXPECT_REFUSED(p.a.ndim = -1, BAD_TENSOR_SHAPE, "a: expected at most 3 dimensions, got -1");
   EXPECT_REFUSED(p.a.shape[0] = -1, BAD_TENSOR_SHAPE, "a: expected sizes from 0");
@@ -96,6 +96,69 @@ static void check_refusals(scaledMMHandle_t handle) {
   EXPECT_REFUSED(p.a.strides[0] = INT64_MAX, BAD_TENSOR_STRIDES, "a: shape [5, 48] with stride");
   EXPECT_REFUSED(p.a.alignment = 3, BAD_PARAM, "a: expected an alignment that is a power of two, got 3");
   EXPECT_REFUSED(p.a_scale.alignment = 2, BAD_TENSOR_ALIGNMENT, "a_scale: expected an alignment of at least 4 bytes");
+}
+
+static scaledMMTensorDesc_t batched(scaledMMTensorDesc_t t, int64_t batch, int64_t stride) {
+  const scaledMMTensorDesc_t b = {t.dtype, 3, {batch, t.shape[0], t.shape[1]}, {stride, t.strides[0], t.strides[1]}, t.alignment};
+  return b;
+}
+
+enum { B = 3 };
+
+static Product good_batch(void) {
+  Product p = good();
+  p.out = batched(p.out, B, M * N);
+  p.a = batched(p.a, B, M * K);
+  p.b = batched(p.b, B, N * K);
+  p.a_scale = batched(matrix(SCALED_MM_DTYPE_FLOAT32, M, 1, 1, 1), B, M);
+  p.a_zero_point = batched(matrix(SCALED_MM_DTYPE_INT32, 1, 1, 1, 1), B, 1);
+  p.b_zero_point = batched(matrix(SCALED_MM_DTYPE_INT8, 1, N, N, 1), 1, N);
+  return p;
+}
+
+#define EXPECT_BATCH(change, status, message)      \
+  do {                                             \
+    Product p = good_batch();                      \
+    scaledMMGemmDescriptor_t d = NULL;             \
+    change;                                        \
+    EXPECT(create(handle, &d, &p), status, message); \
+    if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d)); \
+  } while (0)
+
+static void check_batches(scaledMMHandle_t handle) {
+  EXPECT_BATCH(, SUCCESS, NULL);
+  EXPECT_BATCH(p.a.strides[0] = 0; p.b.strides[0] = 1, SUCCESS, NULL); /* inputs may overlap */
+  EXPECT_BATCH(p.b = good().b, SUCCESS, NULL);
+  EXPECT_BATCH(p.a.shape[0] = 1, SUCCESS, NULL);
+  EXPECT_BATCH(p.out.strides[0] = N; p.out.strides[1] = B * N, SUCCESS, NULL); /* rows of all products in turn */
+  EXPECT_BATCH(p.b.shape[0] = 2, BAD_TENSOR_SHAPE, "b: expected [B, K, N] with B = 3 as in a [B, M, K], or 1, got [2, 48, 24]");
+  EXPECT_BATCH(p.out = good().out, BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [3, 5, 24], got [5, 24]");
+  EXPECT_BATCH(p.out.shape[0] = 4, BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [3, 5, 24], got [4, 5, 24]");
+  EXPECT_BATCH(p.out.strides[0] = 0, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got [0, 24, 1]");
+  EXPECT_BATCH(p.out.strides[0] = M * N - 1, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap");
+  EXPECT_BATCH(p.a_scale.shape[0] = 2, BAD_TENSOR_SHAPE,
+               "a_scale: expected one value, [5], [5, 1] or [3, 5, 1] with 1 in any place (B = 3, M = 5), got [2, 5, 1]");
+  EXPECT_BATCH(p.bias = batched(matrix(SCALED_MM_DTYPE_FLOAT32, 1, 1, 1, 1), B, 1), BAD_TENSOR_SHAPE,
+               "bias: expected [24], [1, 24] or [3, 1, 24] with 1 for B (B = 3, N = 24), got [3, 1, 1]");
+  EXPECT_REFUSED(p.a_scale = batched(matrix(SCALED_MM_DTYPE_FLOAT32, M, 1, 1, 1), 1, M), BAD_TENSOR_SHAPE, "a_scale: expected one value, [5] or [5, 1]");
+}
+
+static void check_sums(scaledMMHandle_t handle) {
+  Product p = good();
+  scaledMMTensorDesc_t rows = vector(SCALED_MM_DTYPE_INT32, M), columns = vector(SCALED_MM_DTYPE_INT32, N);
+  scaledMMGemmDescriptor_t d = NULL;
+#define CREATE(a_row_sums, b_column_sums)                                                                          \
+  scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, \
+                               a_row_sums, b_column_sums, NULL)
+  EXPECT_SUCCESS(CREATE(&rows, &columns));
+  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, NULL, &columns),
+         BAD_PARAM, "a_row_sums: expected a tensor as the descriptor was created, got none");
+  EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
+  EXPECT(CREATE(&columns, &columns), BAD_TENSOR_SHAPE, "a_row_sums: expected [5] or [5, 1] (M = 5), got [24]");
+  EXPECT(CREATE(NULL, &rows), BAD_TENSOR_SHAPE, "b_column_sums: expected [24] or [1, 24] (N = 24), got [5]");
+  rows.dtype = SCALED_MM_DTYPE_INT8;
+  EXPECT(CREATE(&rows, NULL), BAD_TENSOR_DTYPE, "a_row_sums: expected int32, got int8");
+#undef CREATE
 }
 
 /* The longest K whose accumulator is exact, and one more: without, with one and with both zero points. */
@@ -110,7 +173,7 @@ static void check_overflow(scaledMMHandle_t handle) {
       p.b = matrix(SCALED_MM_DTYPE_INT8, k, N, 1, k);
       scaledMMStatus_t status =
           scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL,
-                                       kind & 1 ? &p.a_zero_point : NULL, kind & 2 ? &p.b_zero_point : NULL, NULL);
+                                       kind & 1 ? &p.a_zero_point : NULL, kind & 2 ? &p.b_zero_point : NULL, NULL, NULL, NULL);
       if (more) EXPECT(status, OVERFLOW, "a: expected K <= ");
       else EXPECT_SUCCESS(status);
       if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
@@ -129,13 +192,13 @@ static void check_null_pointers(scaledMMHandle_t handle) {
   EXPECT(scaledMMGetHandleInfo(handle, NULL), NULL_POINTER, "info");
   EXPECT(create(NULL, &d, &p), NULL_POINTER, "handle: expected a handle");
   EXPECT(create(handle, NULL, &p), NULL_POINTER, "descriptor: expected a place to write to");
-  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, NULL, &p.b, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "a: expected a tensor");
-  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, NULL, &p.b_scale, NULL, NULL, NULL, NULL), NULL_POINTER,
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, NULL, &p.b, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "a: expected a tensor");
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, NULL, &p.b_scale, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER,
          "a_scale: expected float32 scales");
   EXPECT(scaledMMGetGemmWorkspaceSize(NULL, &bytes), NULL_POINTER, "descriptor");
   EXPECT(scaledMMGetGemmKernel(NULL, NULL), NULL_POINTER, "descriptor");
   EXPECT(scaledMMDestroyGemmDescriptor(NULL), NULL_POINTER, "descriptor");
-  EXPECT(scaledMMCalculateGemm(NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMCalculateGemm(NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "descriptor");
   EXPECT(scaledMMLoadKernels(NULL), NULL_POINTER, "path");
   EXPECT(scaledMMRegisterTable(NULL), NULL_POINTER, "table");
 }
@@ -157,14 +220,14 @@ static void check_calculate(scaledMMHandle_t handle) {
   REQUIRE(device_type == SCALED_MM_DEVICE_CPU && device_id == 0);
   EXPECT_SUCCESS(scaledMMGetGemmKernel(d, &choice));
   REQUIRE(strcmp(choice.row, "cpu") == 0 && choice.bucket == -1);
-  EXPECT_SUCCESS(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point));
+  EXPECT_SUCCESS(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL));
   other = good();
   other.a.strides[0] = 2 * K;
-  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point),
+  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL),
          BAD_TENSOR_STRIDES, "a: expected strides [48, 1] as the descriptor was created");
 
 #define CALCULATE(out, a, bias) \
-  scaledMMCalculateGemm(d, NULL, 0, out, a, b, a_scale, b_scale, bias, zero_points_a, zero_points_b, NULL)
+  scaledMMCalculateGemm(d, NULL, 0, out, a, b, a_scale, b_scale, bias, zero_points_a, zero_points_b, NULL, NULL, NULL)
   EXPECT(CALCULATE(NULL, a, bias), NULL_POINTER, "out: expected a data pointer");
   EXPECT(CALCULATE(out, NULL, bias), NULL_POINTER, "a: expected a data pointer");
   EXPECT(CALCULATE((char*)out + 1, a, bias), BAD_TENSOR_ALIGNMENT, "out: expected a data pointer aligned");
@@ -174,7 +237,7 @@ static void check_calculate(scaledMMHandle_t handle) {
 #undef CALCULATE
   EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
 
-  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, NULL, NULL, "any"), BAD_PARAM,
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, NULL, NULL, NULL, NULL, "any"), BAD_PARAM,
          "kernel: expected none on a CPU, got any");
 }
 
@@ -210,6 +273,8 @@ int main(void) {
   check_devices();
   check_null_pointers(handle);
   check_refusals(handle);
+  check_batches(handle);
+  check_sums(handle);
   check_overflow(handle);
   check_calculate(handle);
   EXPECT_SUCCESS(scaledMMDestroyHandle(handle));

@@ -135,6 +135,8 @@ class Operands:
         """Fails, naming the case and the first difference, unless `actual` holds the reference's bits."""
         expected = self.expected()
         assert reference.same_bits(actual, expected), f"{self.case}: {reference.describe_difference(actual, expected)}"
+        left = beside(actual)
+        assert reference.same_bits(left, torch.full_like(left, _poison(left.dtype))), f"{self.case}: something was written beside the output"
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
@@ -148,6 +150,8 @@ def strided(rows: int, columns: int, layout: str, dtype: torch.dtype) -> torch.T
         return torch.empty((rows, columns), dtype=dtype)
     if layout == "padded_rows":
         return torch.empty((rows, columns + 16), dtype=dtype)[:, :columns]
+    if layout == "aligned_rows":  # each starts on 16 elements
+        return torch.empty((rows, (columns + 15) // 16 * 16), dtype=dtype)[:, :columns]
     if layout == "offset_rows":
         return torch.empty((rows, columns + 5), dtype=dtype)[:, 1 : 1 + columns]
     if layout == "every_second":
@@ -243,10 +247,22 @@ def _shaped(kind: str, data: torch.Tensor, along: str) -> torch.Tensor:
 def poisoned(
     m: int, n: int, dtype: torch.dtype, layout: str = "rows", device: str | torch.device = "cpu"
 ) -> torch.Tensor:
-    """[m, n] full of NaN (an unlikely number for int32), so that an element nobody writes shows."""
-    out = strided(m, n, layout, dtype)
-    out.fill_(_POISON_INT32 if dtype is torch.int32 else float("nan"))
-    return to_device(out, device)
+    """[m, n] full of NaN (an unlikely number for int32), so that an element nobody writes shows; so is the memory between and behind."""
+    view = strided(m, n, layout, dtype)
+    memory = torch.full((view.untyped_storage().nbytes() // view.element_size() + 16,), _poison(dtype), dtype=dtype)
+    return to_device(memory.as_strided(view.shape, view.stride(), view.storage_offset()), device)
+
+
+def _poison(dtype: torch.dtype) -> float:
+    return _POISON_INT32 if dtype is torch.int32 else float("nan")
+
+
+def beside(t: torch.Tensor) -> torch.Tensor:
+    """The elements of a view's memory that it does not show."""
+    memory = t.as_strided((t.untyped_storage().nbytes() // t.element_size(),), (1,), 0)
+    hidden = torch.ones(memory.shape, dtype=torch.bool, device=t.device)
+    hidden.as_strided(t.shape, t.stride(), t.storage_offset()).fill_(False)
+    return memory[hidden]
 
 
 # ---- lists of cases --------------------------------------------------------------------------------------------------

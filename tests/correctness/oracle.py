@@ -8,7 +8,7 @@ import torch
 
 from scaled_mm.errors import Status
 
-NAMES = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+NAMES = ("out", "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums")
 ITEM_BYTES = {torch.int8: 1, torch.int32: 4, torch.float16: 2, torch.bfloat16: 2, torch.float32: 4}
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -45,29 +45,38 @@ def violations(descs: dict[str, Desc | None]) -> set[Status]:
             continue
         if matrix.dtype not in dtypes:
             found.add(Status.BAD_TENSOR_DTYPE)
-        if len(matrix.shape) != 2:
+        if len(matrix.shape) not in (2, 3):
             found.add(Status.BAD_TENSOR_SHAPE)
-    if not all(matrix is not None and len(matrix.shape) == 2 for matrix in (out, a, b)):
+    if not all(matrix is not None and len(matrix.shape) in (2, 3) for matrix in (out, a, b)):
         return found
-    (m, k), n = a.shape, b.shape[1]
-    if b.shape[0] != k or out.shape != (m, n):
+    (m, k), n = a.shape[-2:], b.shape[-1]
+    batches = {matrix.shape[0] for matrix in (a, b) if len(matrix.shape) == 3}
+    batch = max(batches - {1}, default=1) if batches else None  # None: a plain product
+    if b.shape[-2] != k or out.shape != ((m, n) if batch is None else (batch, m, n)) or len(batches - {1}) > 1:
         found.add(Status.BAD_TENSOR_SHAPE)
-    if len(out.strides) == 2 and _overlaps(out):
+    if len(out.strides) == len(out.shape) and _overlaps(out):
         found.add(Status.BAD_TENSOR_STRIDES)
+    one = {1} if batch is None else {1, batch}
+    of_rows = ((m,), (m, 1), *((i, m, 1) for i in one if batch is not None))
+    of_columns = ((n,), (1, n), *((i, 1, n) for i in one if batch is not None))
+    one_each = tuple((i, 1, 1) for i in one if batch is not None)
 
     if out.dtype is torch.int32:
         if any(descs[name] is not None for name in ("a_scale", "b_scale", "bias")):
             found.add(Status.BAD_PARAM)
     else:
-        for name, shapes in (("a_scale", ((m,), (m, 1))), ("b_scale", ((n,), (1, n)))):
+        for name, shapes in (("a_scale", of_rows), ("b_scale", of_columns)):
             found |= (
-                _vector(descs[name], shapes, (torch.float32,), one_value=True) if descs[name] else {Status.NULL_POINTER}
+                _vector(descs[name], (*shapes, *one_each), (torch.float32,), one_value=True) if descs[name] else {Status.NULL_POINTER}
             )
         if descs["bias"] is not None:
-            found |= _vector(descs["bias"], ((n,), (1, n)), (out.dtype, torch.float32), one_value=False)
-    for name, shapes in (("a_zero_point", ((m,), (m, 1))), ("b_zero_point", ((n,), (1, n)))):
+            found |= _vector(descs["bias"], of_columns, (out.dtype, torch.float32), one_value=False)
+    for name, shapes in (("a_zero_point", of_rows), ("b_zero_point", of_columns)):
         if descs[name] is not None:
-            found |= _vector(descs[name], shapes, (torch.int32, torch.int8), one_value=True)
+            found |= _vector(descs[name], (*shapes, *one_each), (torch.int32, torch.int8), one_value=True)
+    for name, shapes in (("a_row_sums", of_rows), ("b_column_sums", of_columns)):
+        if descs[name] is not None:
+            found |= _vector(descs[name], shapes, (torch.int32,), one_value=False)
 
     largest = (255 if descs["a_zero_point"] else 128) * (255 if descs["b_zero_point"] else 128)
     if k * largest >= 2**31:
@@ -105,10 +114,12 @@ def _vector(desc: Desc, shapes, dtypes, one_value: bool) -> set[Status]:
 
 
 def _overlaps(out: Desc) -> bool:
-    """Whether two elements of a matrix may share memory: neither dimension steps over the whole other one."""
-    (m, n), (row, column) = out.shape, out.strides
-    if m <= 1 and n <= 1:
+    """Whether two elements may share memory: some dimension does not step over all that the finer ones reach."""
+    if 0 in out.shape:
         return False
-    if m <= 1 or n <= 1:
-        return (row if m > 1 else column) < 1
-    return not (min(row, column) > 0 and (row > (n - 1) * column or column > (m - 1) * row))
+    reach = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(out.shape, out.strides) if size > 1):
+        if stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False

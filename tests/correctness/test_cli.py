@@ -1,6 +1,7 @@
 """`scaled-mm verify` and `scaled-mm doctor`, run as a user runs them."""
 
 import argparse
+import dataclasses
 import json
 import shlex
 import subprocess
@@ -106,13 +107,18 @@ def test_a_shape_that_is_none_is_refused(text):
         verify._shape(text)
 
 
-def test_asymmetric_quantization_covers_each_row_with_its_own_zero_point():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(8, 200, generator=generator) * 5 - torch.arange(8).reshape(8, 1)
-    q, scale, zero_point = verify._quantize_asymmetric(x)
-    assert q.dtype is torch.int8 and zero_point.dtype is torch.int32
-    assert zero_point.unique().numel() > 3
-    assert (((q.float() - zero_point) * scale - x).abs() <= scale * 1.01).all()
+def test_asymmetric_verify_multiplies_by_a_prepared_weight_too(capsys, monkeypatch):
+    real = sm.prepare_weight
+
+    def wrong_sums(b, b_zero_point):
+        prepared = real(b, b_zero_point)
+        return dataclasses.replace(prepared, column_sums=prepared.column_sums + 1)
+
+    monkeypatch.setattr(sm, "prepare_weight", wrong_sums)
+    status, report = run_json(capsys, "verify", "--device", "cpu", "--shape", "3x16x32", "--asymmetric")
+    assert status == 1 and all(case["difference"].startswith("prepared weight: ") for case in report["cases"])
+    status, report = run_json(capsys, "verify", "--device", "cpu", "--shape", "3x16x32")
+    assert status == 0
 
 
 def test_verify_splits_no_kernel_name_in_80_columns(capsys, monkeypatch):
@@ -296,7 +302,7 @@ def test_doctor_says_which_kernels_the_wheel_has(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "lib_dir", lambda: tmp_path / "lib")
     library.install_prebuilt(tmp_path / "built.so", "kernels_sm90", library._arch_key(table), tmp_path / "lib")
     [finding] = doctor._shipped_kernels()
-    assert finding.name == "kernels in the wheel" and finding.found.startswith(f"sm90, {4 * len(table.rows) + 1} (")
+    assert finding.name == "kernels in the wheel" and finding.found.startswith(f"sm90, {len(library.kernel_names(table))} (")
     library.install_prebuilt(tmp_path / "built.so", "kernels_sm90", "another key", tmp_path / "lib")
     [finding] = doctor._shipped_kernels()
     assert finding.found is None and "another tile table or other sources" in finding.reason

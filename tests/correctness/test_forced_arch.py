@@ -15,67 +15,18 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import _core, reference
-from scaled_mm.build import library
+from scaled_mm import reference
 from scaled_mm.errors import ArchitectureNotSupportedError
-from scaled_mm.tables import available_tables, load_table
+
+from .forced import SUFFIXES, TABLES
 
 pytestmark = pytest.mark.gpu
 
-TABLES = {arch: load_table(arch) for arch, _ in available_tables()}
 ROWS = [(arch, row.name) for arch, table in TABLES.items() if arch != "sm90" for row in table.rows]
-SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "int32"}
 OUT_DTYPES = list(SUFFIXES)
-BORROWER = "sm80"  # whose name the rows of architectures newer than the GPU go by
 # M around the tiles' edges; N and K that end inside a tile, K inside a 16-byte vector too (with padded rows); several tiles each way.
 SHAPES = [(1, 256, 512), (7, 128, 16), (17, 4096, 256), (16, 136, 1040), (33, 264, 4096), (65, 392, 144), (130, 520, 2000),
           (257, 1000, 784), (333, 1096, 100), (64, 72, 15), (1024, 1024, 1024), (3, 20, 8), (129, 4100, 333)]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def handle_of():
-    """handle_of(arch): a handle of that architecture on the GPU at hand; ArchitectureNotSupportedError where it is newer.
-
-    All of its kernels are built when it is first asked for, as many at a time as there are cores.
-    """
-    handles = {}
-
-    def handle_of(arch: str) -> sm.Handle:
-        if arch not in handles:
-            handles[arch] = sm.Handle("cuda:0", arch=arch)
-            assert handles[arch].arch == arch
-            library.build_kernels(TABLES[arch], library.kernel_names(TABLES[arch]))
-        return handles[arch]
-
-    return handle_of
-
-
-@pytest.fixture(scope="module")
-def handle_for(handle_of):
-    """handle_for(arch, row, out_dtype): a handle that has this kernel, compiled for the architecture or for sm80."""
-    extra = {row.name: row for table in TABLES.values() for row in table.rows if row.generation == "c2x"}
-    own = {row.name for row in TABLES[BORROWER].rows}
-    merged = TABLES[BORROWER].model_copy(update={"rows": (*TABLES[BORROWER].rows, *(row for name, row in extra.items() if name not in own))})
-
-    built = {}
-
-    def handle_for(arch: str, row: str, out_dtype: torch.dtype) -> sm.Handle:
-        try:
-            return handle_of(arch)
-        except ArchitectureNotSupportedError:
-            handle = handle_of(BORROWER)
-        _core.register_table(merged)
-        if row not in own:
-            if not built:
-                have = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
-                wanted = {row.name for arch, table in TABLES.items() if int(arch.removeprefix("sm")) > have for row in table.rows}
-                names = [(name, suffix) for name in sorted(wanted & extra.keys() - own) for suffix in SUFFIXES.values()]
-                built.update(library.build_kernels(merged, names))
-            _core.call("scaledMMLoadKernels", str(built[row, SUFFIXES[out_dtype]]).encode())
-        return handle
-
-    yield handle_for
-    _core.register_table(TABLES[BORROWER])
 
 
 def padded(rows: int, columns: int, multiple: int) -> torch.Tensor:
@@ -171,6 +122,33 @@ def test_sums_close_to_the_end_of_int32_are_exact_and_do_not_saturate(handle_for
     a, b = torch.full((33, K), 127, dtype=torch.int8, device="cuda"), torch.full((72, K), 127, dtype=torch.int8, device="cuda").t()
     zeros = {"a_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda"), "b_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda")}
     assert (run(handle, row, a, b, torch.int32, **zeros) == 255 * 255 * K).all()
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.int32], ids=str)
+@pytest.mark.parametrize("arch", TABLES)
+def test_every_architecture_takes_any_stride_and_alignment_on_its_fallback(handle_for, arch, out_dtype):
+    handle, row = handle_for(arch, TABLES[arch].fallback, out_dtype), TABLES[arch].fallback
+    for seed, (M, N, K) in enumerate([(1, 7, 5), (33, 65, 100), (70, 130, 333)]):
+        torch.manual_seed(seed)
+        dense = torch.randint(-128, 128, (2 * M + 1, 2 * K + 1), dtype=torch.int8, device="cuda")
+        weight = torch.randint(-128, 128, (2 * N + 1, 2 * K + 1), dtype=torch.int8, device="cuda")
+        whole = torch.empty(2 * N + 1, 2 * M + 1, dtype=out_dtype, device="cuda")
+        for name, a, b, out in [
+            ("rows of b", dense[:M, :K], weight[:N, :K].t().contiguous(), whole.t()[:M, :N]),
+            ("odd columns and addresses", dense[1 : M + 1, 1 : K + 1], weight[1 : N + 1, 1 : K + 1].t(), whole[:N, :M].t()),
+            ("every other element", dense[: 2 * M : 2, : 2 * K : 2], weight[: 2 * N : 2, : 2 * K : 2].t(), whole[: 2 * N : 2, : 2 * M : 2].t()),
+            ("columns of a", dense[:M, :K].t().contiguous().t(), weight[:N, :K].t(), whole.flatten()[: M * N].view(M, N)),
+        ]:  # fmt: skip
+            whole.fill_(-77777 if out_dtype == torch.int32 else float("nan"))
+            options = {**scalings(M, N, out_dtype)[0], **zero_points(M, N)[3]}
+            with sm.create_descriptor(handle, out=out, a=a, b=b, kernel=row, **options) as desc:
+                workspace = torch.empty(desc.workspace_size, dtype=torch.uint8, device="cuda")
+                desc.calculate(out, a, b, workspace=workspace, **options)
+            expected = reference.scaled_mm(a, b, out_dtype=out_dtype, **{"a_scale": None, "b_scale": None, **options})
+            assert reference.same_bits(out, expected), f"{arch} {name} {M}x{N}x{K}: {reference.describe_difference(out, expected)}"
+            out.zero_()
+            untouched = whole == -77777 if out_dtype == torch.int32 else whole.isnan()
+            assert int(untouched.sum()) == whole.numel() - M * N, f"{arch} {name}: wrote beside its output"
 
 
 @pytest.mark.parametrize("arch", [arch for arch in TABLES if arch != "sm90"])

@@ -85,8 +85,11 @@ def contiguous(shape) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _vector(draw, size: int, column: bool, dtypes, one_value: bool = True) -> Desc:
+def _vector(draw, size: int, column: bool, dtypes, one_value: bool = True, batch: int | None = None) -> Desc:
     shapes = [(size,), (size, 1) if column else (1, size)] + ([(), (1,), (1, 1), (1, 1, 1)] if one_value else [])
+    if batch is not None:
+        for first in (batch, 1):
+            shapes += [(first, size, 1) if column else (first, 1, size)] + ([(first, 1, 1)] if one_value else [])
     shape = draw(st.sampled_from(shapes))
     return Desc(shape, draw(st.sampled_from(dtypes)), contiguous(shape))
 
@@ -113,9 +116,11 @@ def products(draw) -> dict[str, Desc | None]:
         else None,
         "a_zero_point": _vector(draw, m, True, [torch.int32, torch.int8]) if draw(st.booleans()) else None,
         "b_zero_point": _vector(draw, n, False, [torch.int32, torch.int8]) if draw(st.booleans()) else None,
+        "a_row_sums": None,
+        "b_column_sums": None,
     }
     for _ in range(draw(st.integers(0, 3))):
-        name = draw(st.sampled_from(NAMES))
+        name = draw(st.sampled_from(NAMES[:8]))
         descs[name] = draw(_changed(descs[name]))
     return descs
 
@@ -149,9 +154,57 @@ def _changed(draw, desc: Desc | None) -> Desc | None:
     return dataclasses.replace(desc, strides=(*strides[:at], draw(ODD_STRIDES), *strides[at + 1 :]))
 
 
+def shared_batch(draw, desc: Desc, batch: int) -> Desc:
+    """A matrix as the operand of a batch: one for each product, one with any batch stride, or one for all."""
+    each = desc.elements() if desc.elements() > 0 else 1
+    stride = draw(st.sampled_from([each, each + 5, 16 * each, 0, 1]))
+    shapes = [(batch, stride), (batch, stride), (1, stride), None]
+    first = draw(st.sampled_from(shapes))
+    return desc if first is None else dataclasses.replace(desc, shape=(first[0], *desc.shape), strides=(first[1], *desc.strides))
+
+
+@st.composite
+def batched_products(draw) -> dict[str, Desc | None]:
+    """A valid batch, then up to three changes to it."""
+    batch, m, n, k = draw(st.sampled_from([0, 1, 2, 3, 7])), draw(SIZES), draw(SIZES), draw(SIZES)
+    dtype = draw(st.sampled_from([*FLOATS, torch.int32]))
+    scaled = dtype is not torch.int32
+    a = shared_batch(draw, Desc((m, k), torch.int8, draw(st.sampled_from([(max(k, 1), 1), (1, max(m, 1)), (k + 7, 1)]))), batch)
+    b = shared_batch(draw, Desc((k, n), torch.int8, draw(st.sampled_from([(1, max(k, 1)), (max(n, 1), 1), (2, 2 * k + 1)]))), batch)
+    batches = {desc.shape[0] for desc in (a, b) if len(desc.shape) == 3}
+    batch = max(batches - {1}, default=1) if batches else None
+    shape = (m, n) if batch is None else (batch, m, n)
+    out_strides = [contiguous(shape), contiguous((*shape[:-1], n + 3))]
+    if batch is not None:  # products side by side in rows as long as all of them
+        out_strides.append((max(n, 1), max(batch * n, 1), 1))
+
+    def of_rows(dtypes, one_value=True):
+        return _vector(draw, m, True, dtypes, one_value, batch)
+
+    def of_columns(dtypes, one_value=True):
+        return _vector(draw, n, False, dtypes, one_value, batch)
+
+    descs = {
+        "out": Desc(shape, dtype, draw(st.sampled_from(out_strides))),
+        "a": a,
+        "b": b,
+        "a_scale": of_rows([torch.float32]) if scaled else None,
+        "b_scale": of_columns([torch.float32]) if scaled else None,
+        "bias": of_columns([dtype, torch.float32], one_value=False) if scaled and draw(st.booleans()) else None,
+        "a_zero_point": of_rows([torch.int32, torch.int8]) if draw(st.booleans()) else None,
+        "b_zero_point": of_columns([torch.int32, torch.int8]) if draw(st.booleans()) else None,
+        "a_row_sums": None,  # their values would have to be right: test_zero_points.py
+        "b_column_sums": None,
+    }
+    for _ in range(draw(st.integers(0, 3))):
+        name = draw(st.sampled_from(list(descs)[:8]))
+        descs[name] = draw(_changed(descs[name]))
+    return descs
+
+
 def computable(descs: dict[str, Desc | None]) -> bool:
     """Whether a valid product is small enough to be made real and computed."""
-    (m, k), n = descs["a"].shape, descs["b"].shape[1]
+    (m, k), n = descs["a"].shape[-2:], descs["b"].shape[-1]
     small = all(desc is None or (desc.elements() < 1 << 20 and desc.alignment <= 16) for desc in descs.values())
     return small and m * n <= 1 << 13 and (m + n) * k <= 1 << 18
 
@@ -177,8 +230,12 @@ def tensors_of(descs: dict[str, Desc | None], device: str) -> tuple[torch.Tensor
     return out, made
 
 
+def without_sums(inputs: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    return {name: t for name, t in inputs.items() if name not in ("a_row_sums", "b_column_sums")}
+
+
 @settings(max_examples=4000, **SETTINGS)
-@given(descs=products())
+@given(descs=st.one_of(products(), batched_products()))
 def test_a_descriptor_is_made_exactly_for_valid_products_and_computes_them(device, descs):
     broken = violations(descs)
     try:
@@ -198,7 +255,7 @@ def test_a_descriptor_is_made_exactly_for_valid_products_and_computes_them(devic
         out, inputs = tensors_of(descs, device)
         workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=device)
         descriptor.calculate(out, **inputs, workspace=workspace)
-    expected = reference.scaled_mm(**inputs, out_dtype=out.dtype)
+    expected = reference.scaled_mm(**without_sums(inputs), out_dtype=out.dtype)
     assert reference.same_bits(out, expected), reference.describe_difference(out, expected)
 
 
@@ -211,7 +268,7 @@ def can_exist(desc: Desc | None) -> bool:
 
 
 @settings(max_examples=3000, **SETTINGS)
-@given(descs=products())
+@given(descs=st.one_of(products(), batched_products()))
 def test_a_call_is_refused_with_a_reason_or_equals_the_reference(device, descs):
     # Tensors know their own alignment, and a call makes its own out when it gets none.
     descs = {name: d and dataclasses.replace(d, alignment=16) for name, d in descs.items()}
@@ -229,7 +286,7 @@ def test_a_call_is_refused_with_a_reason_or_equals_the_reference(device, descs):
         return
     assert not broken, f"accepted a product that breaks {broken}"
     assert returned is out
-    expected = reference.scaled_mm(**inputs, out_dtype=out.dtype)
+    expected = reference.scaled_mm(**without_sums(inputs), out_dtype=out.dtype)
     assert reference.same_bits(out, expected), reference.describe_difference(out, expected)
 
 
@@ -339,6 +396,8 @@ def test_the_oracle_knows_a_valid_product_and_each_way_to_break_it():
         "bias": None,
         "a_zero_point": None,
         "b_zero_point": None,
+        "a_row_sums": None,
+        "b_column_sums": None,
     }
     assert violations(valid) == set()
     for name, desc, status in [

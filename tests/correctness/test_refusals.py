@@ -120,11 +120,13 @@ def test_an_out_of_an_unsupported_dtype_is_refused(device):
     [
         ("a", (M, K + 1)),
         ("a", (K,)),
-        ("a", (1, M, K)),
+        ("a", (1, 1, M, K)),
+        ("a", (2, M, K + 1)),
         ("b", (K + 1, N)),
         ("b", (N, K)),
         ("b", (K,)),
-        ("b", (1, K, N)),
+        ("b", (1, 1, K, N)),
+        ("b", (2, N, K)),
     ],
 )
 def test_operands_whose_shapes_do_not_meet_are_refused(device, name, shape):
@@ -179,7 +181,7 @@ def test_an_out_right_beside_its_inputs_is_taken(device):
     a = shared[: M * K].view(M, K).copy_(operands.a)
     out = shared[M * K :].view(torch.bfloat16).view(M, N)
     sm.scaled_mm(**{**operands.inputs, "a": a}, out=out)
-    operands.check(out)
+    operands.check(out.clone())  # the memory beside it is a's
 
 
 def test_raw_accumulators_take_neither_scales_nor_bias(device):
@@ -364,3 +366,54 @@ def test_cases_with_the_same_seed_hold_the_same_numbers():
     first, second = case.make(), dataclasses.replace(case).make()
     for name, t in first.inputs.items():
         assert t is second.inputs[name] is None or torch.equal(t, second.inputs[name])
+
+
+def test_an_out_that_torch_would_not_write_to_is_refused_and_left_alone(device):
+    with torch.inference_mode():
+        inside = zeros(M, N, dtype=torch.bfloat16, device=device)
+        sm.scaled_mm(**tensors(device), out=inside)  # here it may be written
+        inside.zero_()
+    refused(device, BadParamError, "^out: expected a tensor made outside of inference mode", out=inside)
+    negated = torch.zeros(M, N, dtype=torch.complex64, device=device).conj().imag
+    refused(device, BadParamError, "^out: expected a tensor that is not lazily negated", out=negated)
+    assert not inside.any() and not negated.any()
+    inputs = tensors(device)
+    with sm.create_descriptor(sm.Handle(device), out=inside, **inputs) as descriptor:
+        with pytest.raises(BadParamError, match="^out: expected a tensor made outside of inference mode"):
+            descriptor.calculate(inside, **inputs)
+        assert not inside.any()
+        with torch.inference_mode():
+            descriptor.calculate(inside, **inputs)
+        assert inside.any()
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors_are_refused_by_name(device, name, layout):
+    nested = torch.nested.nested_tensor([zeros(4, 4), zeros(4, 4)], layout=layout, device=device)
+    refused(device, BadParamError, f"^{name}: expected a strided tensor, got a nested tensor", **{name: nested})
+
+
+def test_sparse_tensors_are_refused_by_name():
+    for call, name in ((sm.quantize_int8, "x"), (sm.quantize_int8_block, "x"), (lambda t: sm.prepare_weight(t.to(torch.int8)), "b")):
+        with pytest.raises(BadParamError, match=f"^{name}: expected a strided tensor, got layout torch.sparse_coo"):
+            call(torch.eye(3).to_sparse())
+
+
+@pytest.mark.parametrize("stream", [-1, True, 2**63, 2**80, "0"])
+def test_a_stream_that_is_none_is_refused(stream):
+    inputs = tensors("cpu")
+    out = zeros(M, N, dtype=torch.bfloat16)
+    with sm.create_descriptor(sm.Handle("cpu"), out=out, **inputs) as descriptor:
+        with pytest.raises(BadParamError, match="^stream: expected"):
+            descriptor.calculate(out, **inputs, stream=stream)
+
+
+def test_a_cpu_with_an_index_is_the_cpu():
+    inputs = tensors("cpu")
+    out = zeros(M, N, dtype=torch.bfloat16)
+    handle = sm.Handle("cpu:0")
+    assert handle.device == torch.device("cpu")
+    with sm.create_descriptor(handle, out=out, **inputs) as descriptor:
+        descriptor.calculate(out, **inputs)
+    assert torch.equal(out, sm.scaled_mm(**inputs))

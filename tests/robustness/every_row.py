@@ -7,6 +7,7 @@ results are compared there, so that hardly a kernel but ours runs on the GPU. Pr
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -50,22 +51,91 @@ def run(handle: sm.Handle, row: str, out_dtype: torch.dtype, product: dict[str, 
     return reference.same_bits(out.cpu(), expected)
 
 
+def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
+    M, N, K = row.tile.m + 3, row.tile.n + 24, 3 * row.tile.k + 48
+    generator = torch.Generator().manual_seed(M + N + K)
+    product = {
+        **{name: operands(M, N, K)[name] for name in ("a", "b", "bias")},
+        "a_scale": torch.rand(M, -(-K // 128), generator=generator),
+        "b_scale": torch.rand(-(-K // 128), -(-N // 128), generator=generator),
+    }
+    device = {name: tensor.t().cuda().t() if name == "b" else tensor.cuda() for name, tensor in product.items()}
+    out = torch.zeros(M, N, dtype=out_dtype).cuda()
+    with sm.create_block_scaled_descriptor(handle, out=out, kernel=row.name, **device) as descriptor:
+        descriptor.calculate(out, **device)
+    torch.cuda.synchronize()
+    return reference.same_bits(out.cpu(), reference.block_scaled_mm(**product, out_dtype=out_dtype))
+
+
+def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
+    """Three experts, the second without tokens, and two tokens that are nobody's."""
+    wide, high = (row.tile.m, row.tile.n) if row.swap_ab else (row.tile.n, row.tile.m)
+    N, K, tokens = wide * row.cluster.m * row.cluster.n + 24, 2 * row.tile.k + 48, high + 8
+    generator = torch.Generator().manual_seed(tokens + N + K)
+    product = {
+        "a": torch.randint(-128, 128, (tokens, K), dtype=torch.int8, generator=generator),
+        "b": torch.randint(-128, 128, (3, N, K), dtype=torch.int8, generator=generator).transpose(1, 2),
+        "expert_offsets": torch.tensor([high + 3, high + 3, tokens - 2], dtype=torch.int32),
+        "a_scale": None, "b_scale": None, "bias": None,
+    }  # fmt: skip
+    if out_dtype != torch.int32:
+        product |= {"a_scale": torch.rand(tokens, 1, generator=generator), "b_scale": torch.rand(3, N, generator=generator), "bias": torch.randn(3, N, generator=generator)}
+    device = {name: t if t is None else t.mT.cuda().mT if name == "b" else t.cuda() for name, t in product.items()}
+    out = torch.zeros(tokens, N, dtype=out_dtype).cuda()
+    with sm.create_grouped_descriptor(handle, out=out, kernel=row.name, **device) as descriptor:
+        workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8).cuda() if descriptor.workspace_size else None
+        descriptor.calculate(out, **device, workspace=workspace)
+    torch.cuda.synchronize()
+    return reference.same_bits(out.cpu(), reference.grouped_scaled_mm(**product, out_dtype=out_dtype))
+
+
+def run_batched(handle: sm.Handle, row: str, M: int, N: int, K: int) -> bool:
+    """Two products with zero points and biases of their own."""
+    each = [operands(M + i, N, K) for i in range(2)]
+    product = {name: torch.stack([one[name][:M] if name in ("a", "a_scale", "a_zero_point") else one[name] for one in each]) for name in each[0]}
+    product["b"] = torch.stack([one["b"].t() for one in each]).mT
+    for name in ("b_scale", "bias", "b_zero_point"):
+        product[name] = product[name].unsqueeze(1)
+    product["a_zero_point"] = product["a_zero_point"].unsqueeze(2)
+    device = {name: t.mT.cuda().mT if name == "b" else t.cuda() for name, t in product.items()}
+    out = torch.zeros(2, M, N, dtype=torch.bfloat16).cuda()
+    with sm.create_descriptor(handle, out=out, kernel=row, **device) as descriptor:
+        workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8).cuda()
+        descriptor.calculate(out, **device, workspace=workspace)
+    torch.cuda.synchronize()
+    return reference.same_bits(out.cpu(), reference.scaled_mm(**product, out_dtype=torch.bfloat16))
+
+
+def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
+    """(what was run, whether it came out right)."""
+    for row in table.rows:
+        M = (row.tile.n if row.swap_ab else row.tile.m) + 3
+        N, K = (row.tile.m if row.swap_ab else row.tile.n) * row.cluster.m * row.cluster.n + 24, 2 * row.tile.k + 48
+        product = operands(M, N, K)
+        for out_dtype in DTYPES:
+            for names in options_of(out_dtype):
+                yield f"{row.name} {out_dtype} {names}", run(handle, row.name, out_dtype, product, names)
+        yield f"{row.name} batched", run_batched(handle, row.name, M, N, K)
+    for row in table.grouped.rows:
+        for out_dtype in DTYPES:
+            yield f"{row.name} {out_dtype}", run_grouped(handle, row, out_dtype)
+    for row in table.block_scaled.rows:
+        for out_dtype in DTYPES[:3]:
+            yield f"{row.name} {out_dtype}", run_block_scaled(handle, row, out_dtype)
+
+
 def main(arch: str | None) -> int:
     handle = sm.Handle("cuda:0", arch=arch)
     table = load_table(handle.arch)
-    library.build_kernels(table, library.kernel_names(table))
+    if library.arch_library(table) is None:
+        library.build_kernels(table, library.kernel_names(table))
     products = wrong = 0
-    for row in table.rows:
-        M = (row.tile.n if row.swap_ab else row.tile.m) + 3
-        N = (row.tile.m if row.swap_ab else row.tile.n) * row.cluster.m * row.cluster.n + 24
-        product = operands(M, N, 2 * row.tile.k + 48)
-        for out_dtype in DTYPES:
-            for names in options_of(out_dtype):
-                products += 1
-                if not run(handle, row.name, out_dtype, product, names):
-                    wrong += 1
-                    print(f"{row.name} {out_dtype} {names}: differs from the reference", file=sys.stderr)
-    print(f"{products} products of {len(table.rows)} rows of {handle.arch}, {wrong} wrong")
+    for what, right in checks(handle, table):
+        products += 1
+        if not right:
+            wrong += 1
+            print(f"{what}: differs from the reference", file=sys.stderr)
+    print(f"{products} products of {len(table.all_rows)} rows of {handle.arch}, {wrong} wrong")
     return 1 if wrong else 0
 
 

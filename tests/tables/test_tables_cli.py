@@ -260,3 +260,11 @@ def test_the_bounds_on_k_are_those_that_the_operator_has():
         sm.scaled_mm(one.expand(1, bound), one.expand(bound, 1), scale, scale, **points)
         with pytest.raises(sm.AccumulatorOverflowError):
             sm.scaled_mm(one.expand(1, bound + 1), one.expand(bound + 1, 1), scale, scale, **points)
+
+
+@pytest.mark.parametrize("arch, sizes, fits", [("sm80", (1, 4100, 4096), True), ("sm80", (2, 4100, 4096), False), ("sm90", (1, 4100, 4096), False), ("sm90", (1, 4104, 4096), True)])  # fmt: skip
+def test_explain_knows_that_one_row_has_no_stride_and_what_a_store_writes(call, arch, sizes, fits):
+    status, out, _ = call("explain", *sizes, "--arch", arch, "--json")
+    misfits = json.loads(out)["contiguous_misfits"]
+    assert status == 0 and (misfits == []) is fits
+    assert fits or sizes[0] > 1 or "writes whole pieces of 16" in misfits[0]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import pytest
 
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError, KernelNotFoundError, ScaledMMError, Status
 from scaled_mm.tables import Bucket, TableError, TileTable, check_table, load_table
+from scaled_mm.tables.schema import Problem
 
 LARGE = "{name: large, generation: c3x, tile: [128, 128, 128], schedule: pingpong}"
 ANY = "{name: any, generation: generic, tile: [64, 64, 64]}"
@@ -354,3 +356,9 @@ def test_a_table_in_a_file_named_for_another_architecture_is_refused(table_file)
     problems = check_table(table_file.path, expected_arch="sm80")
     assert [(problem.line, problem.field) for problem in problems] == [(1, "arch")]
     assert "named for 'sm80'" in problems[0].reason
+
+
+def test_a_table_error_survives_pickling():
+    error = TableError([Problem("f.yaml", 3, "rows", "bad")])
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is TableError and copy.problems == error.problems and str(copy) == str(error) == "f.yaml:3: rows: bad"

@@ -27,7 +27,7 @@ extern "C" {
 #define SCALED_MM_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 1
+#define SCALED_MM_ABI_VERSION 2
 
 typedef enum {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -110,8 +110,14 @@ typedef struct {
   const char* name;          /* of the kernel row */
   int32_t align_a, align_b;  /* bytes: data pointers and row strides of a, b, out must be multiples; 1: any, and any strides */
   int32_t align_out;
-  int32_t padding_;
+  int32_t store_bytes; /* the kernel writes a row of out in whole pieces of these, which N has to fill; 1: any N */
 } scaledMMTableRow_t;
+
+typedef enum {
+  SCALED_MM_TABLE_GEMM = 0,
+  SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds the rows per expert, ceil(tokens / experts) */
+  SCALED_MM_TABLE_BLOCK_SCALED_GEMM = 2,
+} scaledMMTableKind_t;
 
 /* Serves M <= m_max, N <= n_max, K <= k_max; the first bucket that fits wins; INT64_MAX is open. */
 typedef struct {
@@ -129,13 +135,15 @@ typedef struct {
   int64_t num_buckets;
   int32_t fallback_row; /* takes what no bucket's row can: unaligned or strided operands, K = 0 */
   int32_t tuned;        /* 1: measured on one GPU model by the autotuner */
+  int32_t kind;         /* scaledMMTableKind_t: an architecture has one table of each */
+  int32_t padding_;
 } scaledMMTable_t;
 
-/* Copies the table; a second one for the same arch replaces the first. */
+/* Copies the table; a second one of its kind for the same arch replaces the first. */
 SCALED_MM_API scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table);
 
 /* Called when a descriptor needs a kernel that no library holds: build and load it (scaledMMLoadKernels), return SUCCESS;
- * with row NULL when a handle's architecture has no tile table yet: register one. out_dtype -1: a kernel for every dtype.
+ * with row NULL when a handle's architecture has no tile table yet: register those it has. out_dtype -1: a kernel for every dtype.
  * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once. NULL takes the provider away. */
 typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, void* user);
 SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user);
@@ -146,12 +154,20 @@ SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_
  * a_scale float32: one value, [M] or [M,1]; b_scale: one value, [N] or [1,N]; both NULL for an int32 out.
  * bias [N] or [1,N], float32 or out's dtype, or NULL. Zero points int32 or int8, or NULL: a's as a_scale's shape,
  * b's as b_scale's; values from -128 to 127 keep the K bound exact.
+ * a_row_sums [M] or [M,1], b_column_sums [N] or [1,N], int32, or NULL: the sums over K of a and b, which are then believed. a's are
+ * read only where b has zero points and b's only where a has; without them the operand is read once more for its sums.
+ *
+ * A batch: a [B,M,K], b [B,K,N], out [B,M,N], in one launch. An a or b of two dimensions, or with a batch of 1, serves every
+ * product; batch strides are free (0 too, except out's, whose elements may not overlap). What goes with a may then also be
+ * [B,M,1], what goes with b [B,1,N]; B may be 1 there, and so may M and N of scales and zero points. Vectors of one or two
+ * dimensions are those of every product.
  * kernel: NULL, or the name of a row of the table to use whatever the buckets say. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateGemmDescriptor(
     scaledMMHandle_t handle, scaledMMGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
     const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
     const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
-    const scaledMMTensorDesc_t* b_zero_point, const char* kernel);
+    const scaledMMTensorDesc_t* b_zero_point, const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums,
+    const char* kernel);
 
 /* The device of the handle that it was created with. */
 SCALED_MM_API scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t descriptor, int32_t* device_type, int32_t* device_id);
@@ -172,15 +188,91 @@ SCALED_MM_API scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t de
 SCALED_MM_API scaledMMStatus_t scaledMMCheckGemmTensors(
     scaledMMGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
     const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point);
+    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point,
+    const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums);
 
 /* `stream` is a cudaStream_t. Pointers of tensors that the descriptor was created without are NULL. */
 SCALED_MM_API scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t descriptor, void* workspace,
                                                      size_t workspace_size, void* out, const void* a, const void* b,
                                                      const void* a_scale, const void* b_scale, const void* bias,
-                                                     const void* a_zero_point, const void* b_zero_point, void* stream);
+                                                     const void* a_zero_point, const void* b_zero_point,
+                                                     const void* a_row_sums, const void* b_column_sums, void* stream);
 
 SCALED_MM_API scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescriptor_t descriptor);
+
+/* ---- grouped INT8 GEMM: a mixture of experts ---------------------------------------------------------------- */
+
+/* Rows of a that lie together go to one expert e, whose weight is b[e]:
+ *
+ *   out[t,n] = cast( (f32(sum_k a[t,k] * b[e,k,n]) * b_scale[e,n]) * a_scale[t] + bias[e,n] )    begin[e] <= t < end[e]
+ *   out[t,n] = 0                                                                      t past the last expert's rows
+ *
+ * with end[e] = max(end[e-1], min(expert_offsets[e], tokens)), begin[e] = end[e-1], end[-1] = 0: offsets that decrease, are
+ * negative or exceed the tokens give empty or shortened experts, never an access outside of a tensor.
+ *
+ * out [tokens,N] int32 | float16 | bfloat16 | float32; a [tokens,K] int8; b [E,K,N] int8, any strides (fast when K is
+ * contiguous). a_scale float32: one value, [tokens] or [tokens,1]; b_scale: one value, [E], [E,1,1], [E,N] or [E,1,N]; both
+ * NULL for an int32 out. bias [E,N], float32 or out's dtype, or NULL. expert_offsets: int32 [E], contiguous, in device
+ * memory; read by the kernel, so its contents may change between launches and between replays of a graph.
+ * kernel: NULL, or the name of a grouped row of the table. */
+typedef struct scaledMMGroupedGemmDescriptor* scaledMMGroupedGemmDescriptor_t;
+
+SCALED_MM_API scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(
+    scaledMMHandle_t handle, scaledMMGroupedGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
+    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets,
+    const char* kernel);
+
+/* These are to a grouped descriptor what their namesakes above are to the other one. */
+SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmDevice(scaledMMGroupedGemmDescriptor_t descriptor, int32_t* device_type,
+                                                            int32_t* device_id);
+SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmWorkspaceSize(scaledMMGroupedGemmDescriptor_t descriptor, size_t* bytes);
+SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmKernel(scaledMMGroupedGemmDescriptor_t descriptor,
+                                                            scaledMMKernelChoice_t* choice);
+SCALED_MM_API scaledMMStatus_t scaledMMCheckGroupedGemmTensors(
+    scaledMMGroupedGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+    const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
+    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets);
+SCALED_MM_API scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMGroupedGemmDescriptor_t descriptor, void* workspace,
+                                                            size_t workspace_size, void* out, const void* a, const void* b,
+                                                            const void* a_scale, const void* b_scale, const void* bias,
+                                                            const void* expert_offsets, void* stream);
+SCALED_MM_API scaledMMStatus_t scaledMMDestroyGroupedGemmDescriptor(scaledMMGroupedGemmDescriptor_t descriptor);
+
+/* ---- block-scaled INT8 GEMM -------------------------------------------------------------------------------- */
+
+/* Scales of a for one row and 128 k, of b for 128 k and 128 columns. Every float operation rounds by itself, blocks of K in order:
+ *
+ *   sum = 0
+ *   for kb = 0, 1, ...:   sum = sum + f32(sum_{k of block kb} a[m,k] * b[k,n]) * (a_scale[m,kb] * b_scale[kb,n/128])
+ *   out[m,n] = cast( sum + bias[n] )
+ *
+ * out [M,N] float16 | bfloat16 | float32; a [M,K] int8; b [K,N] int8, any strides (fast when K is contiguous). K and N need not be
+ * multiples of 128: the last blocks are then smaller. a_scale float32 [M,ceil(K/128)], b_scale float32 [ceil(K/128),ceil(N/128)],
+ * any strides. bias [N] or [1,N], float32 or out's dtype, or NULL. K is not bounded: a block's sum is exact.
+ * kernel: NULL, or the name of a block-scaled row of the table. */
+typedef struct scaledMMBlockScaledGemmDescriptor* scaledMMBlockScaledGemmDescriptor_t;
+
+SCALED_MM_API scaledMMStatus_t scaledMMCreateBlockScaledGemmDescriptor(
+    scaledMMHandle_t handle, scaledMMBlockScaledGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
+    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const char* kernel);
+
+/* These are to a block-scaled descriptor what their namesakes above are to the plain one. No kernel asks for a workspace yet. */
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmDevice(scaledMMBlockScaledGemmDescriptor_t descriptor,
+                                                                int32_t* device_type, int32_t* device_id);
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmWorkspaceSize(scaledMMBlockScaledGemmDescriptor_t descriptor, size_t* bytes);
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmKernel(scaledMMBlockScaledGemmDescriptor_t descriptor,
+                                                                scaledMMKernelChoice_t* choice);
+SCALED_MM_API scaledMMStatus_t scaledMMCheckBlockScaledGemmTensors(
+    scaledMMBlockScaledGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+    const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
+    const scaledMMTensorDesc_t* bias);
+SCALED_MM_API scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMBlockScaledGemmDescriptor_t descriptor, void* workspace,
+                                                                size_t workspace_size, void* out, const void* a, const void* b,
+                                                                const void* a_scale, const void* b_scale, const void* bias,
+                                                                void* stream);
+SCALED_MM_API scaledMMStatus_t scaledMMDestroyBlockScaledGemmDescriptor(scaledMMBlockScaledGemmDescriptor_t descriptor);
 
 #if defined(__cplusplus)
 } /* extern "C" */

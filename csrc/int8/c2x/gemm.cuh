@@ -35,6 +35,7 @@ struct Problem {
   typename Row::Mma::IteratorA::Params a_params;
   typename Row::Mma::IteratorB::Params b_params;
   int8_t *a, *b;
+  int64_t a_batch, b_batch;  // from one product of a batch to the next
   int M, N, K;  // K: whole 16-byte vectors; the epilogue adds what is left
   int tiles_m, tiles_n;
   int* arrived;    // split-K: blocks of a tile that are done, zero before the launch
@@ -54,13 +55,14 @@ __device__ inline cutlass::gemm::GemmCoord tile_of_block(int block, int tiles_m,
 
 // Adds up what the blocks of a tile have, in the block that comes last: true there, and its accumulators are the tile's sums.
 // Exact in any order, as integers are. `last` is shared memory that nobody uses at the moment.
+// tile: of all tiles of the batch.
 template <class Row>
-__device__ inline bool reduce_split(const Problem<Row>& p, int tile, int split, bool& last,
+__device__ inline bool reduce_split(const Problem<Row>& p, int64_t tile, int split, bool& last,
                                     typename Row::Mma::FragmentC& accumulators) {
   constexpr int kVectors = Row::Mma::FragmentC::kElements / 4;
   const int thread = int(threadIdx.x);
   const auto partial = [&](int of, int i) -> int4& {
-    return p.partials[((int64_t(tile) * Row::kSplit + of) * kVectors + i) * Row::kThreads + thread];
+    return p.partials[((tile * Row::kSplit + of) * kVectors + i) * Row::kThreads + thread];
   };
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < kVectors; ++i) {
@@ -98,12 +100,13 @@ __global__ void __launch_bounds__(Row::kThreads, 1) gemm_kernel(const __grid_con
   const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);  // the same for the whole warp, and the compiler knows it
   // This block's part of K: whole tiles, the last part what is left.
   const int split = Row::kSplit > 1 ? int(blockIdx.y) : 0;
+  const int batch = int(blockIdx.z);
   const int tiles_k = (p.K + Mma::Shape::kK - 1) / Mma::Shape::kK;
   const int part = (tiles_k + Row::kSplit - 1) / Row::kSplit * Mma::Shape::kK;
   const int k_begin = min(split * part, p.K), k_end = min(k_begin + part, p.K);
   const cutlass::MatrixCoord a_offset{tile.m() * Mma::Shape::kM, k_begin}, b_offset{k_begin, tile.n() * Mma::Shape::kN};
-  typename Mma::IteratorA iterator_a(p.a_params, p.a, {p.M, k_end}, thread, a_offset);
-  typename Mma::IteratorB iterator_b(p.b_params, p.b, {k_end, p.N}, thread, b_offset);
+  typename Mma::IteratorA iterator_a(p.a_params, p.a + batch * p.a_batch, {p.M, k_end}, thread, a_offset);
+  typename Mma::IteratorB iterator_b(p.b_params, p.b + batch * p.b_batch, {k_end, p.N}, thread, b_offset);
 
   typename Mma::FragmentC accumulators;
   accumulators.clear();
@@ -112,7 +115,8 @@ __global__ void __launch_bounds__(Row::kThreads, 1) gemm_kernel(const __grid_con
     mma(iterations, accumulators, iterator_a, iterator_b, accumulators);
   }
   if constexpr (Row::kSplit > 1) {
-    if (!reduce_split(p, int(blockIdx.x), split, shared.last_of_tile, accumulators)) return;
+    const int64_t tile_of_all = int64_t(batch) * gridDim.x + blockIdx.x;
+    if (!reduce_split(p, tile_of_all, split, shared.last_of_tile, accumulators)) return;
   }
   typename Row::Epilogue epilogue(p.epilogue, shared.epilogue, thread, warp, lane);
   epilogue(accumulators, tile, cute::make_shape(p.M, p.N, 1), thread);
@@ -163,15 +167,17 @@ struct Gemm {
 
   static int64_t tiles(int64_t M, int64_t N) { return (M + kTileM - 1) / kTileM * ((N + kTileN - 1) / kTileN); }
   // A counter for every tile, then its blocks' sums.
-  static int64_t counter_bytes(int64_t M, int64_t N) { return (tiles(M, N) * int64_t(sizeof(int)) + 15) / 16 * 16; }
-  static int64_t workspace_size(int64_t M, int64_t N) {
-    return counter_bytes(M, N) + tiles(M, N) * kSplit * kTileM * kTileN * kSlices * int64_t(sizeof(int));
+  static int64_t counter_bytes(int64_t M, int64_t N, int64_t batch) {
+    return (tiles(M, N) * batch * int64_t(sizeof(int)) + 15) / 16 * 16;
+  }
+  static int64_t workspace_size(int64_t M, int64_t N, int64_t batch) {
+    return counter_bytes(M, N, batch) + tiles(M, N) * batch * kSplit * kTileM * kTileN * kSlices * int64_t(sizeof(int));
   }
 
   static scaledMMStatus_t clear_counters(const GemmLaunch& l, char* message, size_t size) {
     CurrentDevice current(l.device);
     if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
-    if (cudaError_t error = cudaMemsetAsync(l.workspace, 0, size_t(counter_bytes(l.M, l.N)), static_cast<cudaStream_t>(l.stream))) {
+    if (cudaError_t error = cudaMemsetAsync(l.workspace, 0, size_t(counter_bytes(l.M, l.N, l.batch)), static_cast<cudaStream_t>(l.stream))) {
       cudaGetLastError();
       return cuda_failure(error, "cudaMemsetAsync", message, size);
     }
@@ -192,15 +198,17 @@ struct Gemm {
     const auto *a = static_cast<const int8_t*>(l.a), *b = static_cast<const int8_t*>(l.b);
     const int K = int(l.K), whole = K / 16 * 16;
     Problem<Gemm> p{typename Mma::IteratorA::Params(RowMajor(lda)), typename Mma::IteratorB::Params(ColumnMajor(ldb)),
-                    const_cast<int8_t*>(a), const_cast<int8_t*>(b), int(l.M), int(l.N), whole, int(tiles_m), int(tiles_n),
-                    nullptr, nullptr, {epilogue_operands(l), {a, b, lda, ldb, whole, K}, static_cast<Out*>(l.out), ldd}};
+                    const_cast<int8_t*>(a), const_cast<int8_t*>(b), l.batch_strides.a, l.batch_strides.b,
+                    int(l.M), int(l.N), whole, int(tiles_m), int(tiles_n), nullptr, nullptr,
+                    {epilogue_operands(l), {a, b, lda, ldb, whole, K, l.batch_strides.a, l.batch_strides.b},
+                     static_cast<Out*>(l.out), ldd, l.batch_strides.out}};
     if constexpr (kSplit > 1) {
       if (scaledMMStatus_t status = clear_counters(l, message, size)) return status;
       p.arrived = static_cast<int*>(l.workspace);
-      p.partials = reinterpret_cast<int4*>(static_cast<char*>(l.workspace) + counter_bytes(l.M, l.N));
+      p.partials = reinterpret_cast<int4*>(static_cast<char*>(l.workspace) + counter_bytes(l.M, l.N, l.batch));
     }
     LaunchShape shape;
-    shape.grid = dim3(unsigned(tiles_m * tiles_n), kSplit);
+    shape.grid = dim3(unsigned(tiles_m * tiles_n), kSplit, unsigned(l.batch));  // the core keeps the batch within the grid's limit
     shape.block = dim3(kThreads);
     shape.shared_memory = kSharedMemory;
     void* pointers[] = {&p};

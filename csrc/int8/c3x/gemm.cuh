@@ -12,6 +12,7 @@
 
 #include "int8/c3x/prefetch.cuh"
 #include "int8/c3x/swizzle.h"
+#include "int8/c3x/tensor_map.cuh"
 #include "int8/epilogue/visitor_sm90.cuh"
 #include "int8/launch.cuh"
 
@@ -97,14 +98,17 @@ struct Gemm {
 
     const auto* first = static_cast<const int8_t*>(kSwapAB ? l.b : l.a);
     const auto* second = static_cast<const int8_t*>(kSwapAB ? l.a : l.b);
-    const typename GemmKernel::StrideA first_stride{kSwapAB ? ldb : lda, cute::_1{}, int64_t(0)};
-    const typename GemmKernel::StrideB second_stride{kSwapAB ? lda : ldb, cute::_1{}, int64_t(0)};
+    // The batch is the tensor maps' third dimension: an operand that all products share has stride 0 there.
+    const BatchStrides& batch = l.batch_strides;
+    const typename GemmKernel::StrideA first_stride{kSwapAB ? ldb : lda, cute::_1{}, kSwapAB ? batch.b : batch.a};
+    const typename GemmKernel::StrideB second_stride{kSwapAB ? lda : ldb, cute::_1{}, kSwapAB ? batch.a : batch.b};
     typename GemmKernel::StrideD out_stride{};
     cute::get<kSwapAB ? 1 : 0>(out_stride) = ldd;
+    cute::get<2>(out_stride) = batch.out;
 
     typename GemmKernel::Arguments arguments{
         cutlass::gemm::GemmUniversalMode::kGemm,
-        {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), 1},
+        {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), int(l.batch)},
         {first, first_stride, second, second_stride},
         {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
     if constexpr (kPersistent) {
@@ -144,6 +148,7 @@ struct Gemm {
     CurrentDevice current(l.device);  // the driver encodes tensor maps
     if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
     Params params = encode(l);
+    if (scaledMMStatus_t status = check_encoded(params, message, size)) return status;
     if (l.cache) {
       new (l.cache->bytes) Params(params);
       memcpy(l.cache->pointers, pointers, sizeof(pointers));

@@ -15,6 +15,7 @@ struct KTail {
   const int8_t *a, *b;
   int64_t a_stride, b_stride;
   int begin, end;
+  int64_t a_batch = 0, b_batch = 0;  // from one product of a batch to the next
 };
 
 // Four bytes of a row from k on, zero past its end. Rows start on 16 bytes and k is a multiple of 4.
@@ -26,11 +27,10 @@ __device__ inline int load_tail(const int8_t* row, int k, int end) {
 }
 
 // sum of a[m, k] * b[k, n] over the tail.
-__device__ inline int32_t multiply_tail(const KTail& t, int64_t m, int64_t n) {
+__device__ inline int32_t multiply_tail(const KTail& t, int batch, int64_t m, int64_t n) {
+  const int8_t *a = t.a + batch * t.a_batch + m * t.a_stride, *b = t.b + batch * t.b_batch + n * t.b_stride;
   int32_t sum = 0;
-  for (int k = t.begin; k < t.end; k += 4) {
-    sum = __dp4a(load_tail(t.a + m * t.a_stride, k, t.end), load_tail(t.b + n * t.b_stride, k, t.end), sum);
-  }
+  for (int k = t.begin; k < t.end; k += 4) sum = __dp4a(load_tail(a, k, t.end), load_tail(b, k, t.end), sum);
   return sum;
 }
 
@@ -66,7 +66,7 @@ struct ScaledEpilogueSm80 {
     EpilogueOperands operands;
     KTail tail;
     Out* out;
-    int64_t out_stride;
+    int64_t out_stride, out_batch = 0;
   };
   using Arguments = Params;
   struct SharedStorage {};
@@ -77,11 +77,12 @@ struct ScaledEpilogueSm80 {
   struct Callbacks : cutlass::epilogue::threadblock::detail::EmptyCallbacks {
     Params const& p;
     Coords coords;  // (VECTOR, COLUMN, ROW, STEP) -> (m, n) in out
-    int M, N;
+    int M, N, batch;
     float b_scale[kColumns][kVector], bias[kColumns][kVector];
     float a_scale[kRows];
 
-    CUTLASS_DEVICE Callbacks(Params const& params, Coords const& where, int m, int n) : p(params), coords(where), M(m), N(n) {}
+    CUTLASS_DEVICE Callbacks(Params const& params, Coords const& where, int m, int n) 
+        : p(params), coords(where), M(m), N(n), batch(int(blockIdx.z)) {}
 
     CUTLASS_DEVICE void begin_epilogue() {
       if constexpr (kScaled) {
@@ -91,8 +92,8 @@ struct ScaledEpilogueSm80 {
           CUTLASS_PRAGMA_UNROLL
           for (int i = 0; i < kVector; ++i) {
             const bool inside = n + i < N;
-            b_scale[column][i] = inside ? load_b_scale(p.operands, n + i) : 0.0f;
-            bias[column][i] = inside ? load_bias(p.operands, n + i) : 0.0f;
+            b_scale[column][i] = inside ? load_b_scale(p.operands, batch, n + i) : 0.0f;
+            bias[column][i] = inside ? load_bias(p.operands, batch, n + i) : 0.0f;
           }
         }
       }
@@ -103,7 +104,7 @@ struct ScaledEpilogueSm80 {
         CUTLASS_PRAGMA_UNROLL
         for (int row = 0; row < kRows; ++row) {
           const int m = cute::get<0>(coords(0, 0, row, step));
-          a_scale[row] = m < M ? load_a_scale(p.operands, m) : 0.0f;
+          a_scale[row] = m < M ? load_a_scale(p.operands, batch, m) : 0.0f;
         }
       }
     }
@@ -120,14 +121,15 @@ struct ScaledEpilogueSm80 {
       if (p.tail.begin < p.tail.end) {
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kVector; ++i) {
-          if (i < inside) exact[i] += multiply_tail(p.tail, m, n + i);
+          if (i < inside) exact[i] += multiply_tail(p.tail, batch, m, n + i);
         }
       }
       if (p.operands.row_terms) {
-        const int2 row_terms = p.operands.row_terms[m];
+        const int2 row_terms = row_terms_of(p.operands, batch)[m];
+        const int2* col_terms = col_terms_of(p.operands, batch);
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < kVector; ++i) {
-          if (i < inside) exact[i] = subtract_zero_points(exact[i], row_terms, p.operands.col_terms[n + i]);
+          if (i < inside) exact[i] = subtract_zero_points(exact[i], row_terms, col_terms[n + i]);
         }
       }
       float scaled[kVector];
@@ -137,7 +139,7 @@ struct ScaledEpilogueSm80 {
       }
       alignas(16) Out vector[kVector];
       convert(vector, scaled, exact);
-      Out* out = p.out + m * p.out_stride + n;
+      Out* out = p.out + batch * p.out_batch + m * p.out_stride + n;
       if (inside == kVector) {
         *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(vector);
       } else {

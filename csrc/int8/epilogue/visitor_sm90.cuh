@@ -50,7 +50,8 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
   CUTLASS_DEVICE bool is_producer_load_needed() const { return false; }
   CUTLASS_DEVICE bool is_C_load_needed() const { return false; }
 
-  template <class RegFirst, class SharedSecond, class RegSecond, class Coords, class Residue>
+  // Operands: EpilogueOperands, or a reference to some that outlive the tile.
+  template <class Operands, class RegFirst, class SharedSecond, class RegSecond, class Coords, class Residue>
   struct ConsumerStoreCallbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
     RegFirst r_scale, r_bias;         // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the second dimension
     SharedSecond s_scale, s_bias;     // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the first dimension
@@ -58,35 +59,38 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     Coords coords;       // relative to the thread's first element
     Residue residue;     // from there to the end of the problem
     int first, second;   // the thread's first element in the problem
+    int first_term;      // among the batch's terms along the first dimension; one register, where a pointer makes the widest tile spill
     int tile_second;     // the tile's first element along the second dimension
+    int batch;
     int second_left;     // elements from there to the end of the problem
     int thread, threads;
-    Params const& e;
+    Operands e;
     SharedStorage& shared;
 
     CUTLASS_DEVICE ConsumerStoreCallbacks(RegFirst rs, RegFirst rb, SharedSecond ss, SharedSecond sb, RegSecond cs,
                                           RegSecond cb, Coords c, Residue r, int first_, int second_,
-                                          int tile_second_, int second_left_, int thread_, int threads_, Params const& e_,
+                                          int tile_second_, int batch_, int second_left_, int thread_, int threads_, Operands e_,
                                           SharedStorage& shared_)
         : r_scale(rs), r_bias(rb), s_scale(ss), s_bias(sb), c_scale(cs), c_bias(cb), coords(c),
-          residue(r), first(first_), second(second_), tile_second(tile_second_), second_left(second_left_),
-          thread(thread_), threads(threads_), e(e_), shared(shared_) {}
+          residue(r), first(first_), second(second_),
+          first_term(batch_ * (SwapAB ? e_.col_terms_batch : e_.row_terms_batch) + first_), tile_second(tile_second_),
+          batch(batch_), second_left(second_left_), thread(thread_), threads(threads_), e(e_), shared(shared_) {}
 
     CUTLASS_DEVICE void begin() {
       using namespace cute;
       // Ordinary loads below: they too must not pass the end of the preceding kernel.
       wait_for_preceding_kernel();
 
-      const int2* second_terms = SwapAB ? e.row_terms : e.col_terms;
+      const int2* second_terms = !e.row_terms ? nullptr : SwapAB ? row_terms_of(e, batch) : col_terms_of(e, batch);
       for (int i = thread; i < kSecond; i += threads) {
         const bool inside = i < second_left;
         const int64_t index = tile_second + i;
         if constexpr (kScaled) {
           if constexpr (SwapAB) {
-            shared.scale[i] = inside ? load_a_scale(e, index) : 0.0f;
+            shared.scale[i] = inside ? load_a_scale(e, batch, index) : 0.0f;
           } else {
-            shared.scale[i] = inside ? load_b_scale(e, index) : 0.0f;
-            shared.bias[i] = inside ? load_bias(e, index) : 0.0f;
+            shared.scale[i] = inside ? load_b_scale(e, batch, index) : 0.0f;
+            shared.bias[i] = inside ? load_bias(e, batch, index) : 0.0f;
           }
         }
         if (second_terms) shared.terms[i] = inside ? second_terms[index] : make_int2(0, 0);
@@ -101,10 +105,10 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
         const int64_t index = first + int(get<0>(where(i)));
         if constexpr (kScaled) {
           if constexpr (SwapAB) {
-            scale(i) = inside ? load_b_scale(e, index) : 0.0f;
-            bias(i) = inside ? load_bias(e, index) : 0.0f;
+            scale(i) = inside ? load_b_scale(e, batch, index) : 0.0f;
+            bias(i) = inside ? load_bias(e, batch, index) : 0.0f;
           } else {
-            scale(i) = inside ? load_a_scale(e, index) : 0.0f;
+            scale(i) = inside ? load_a_scale(e, batch, index) : 0.0f;
           }
         }
       }
@@ -130,15 +134,15 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
       auto scale = r_scale(_, _, _, epi_m, epi_n);
       auto bias = r_bias(_, _, _, epi_m, epi_n);
       const int in_tile = second - tile_second;
-      const int2* first_terms = SwapAB ? e.col_terms : e.row_terms;
 
       cutlass::Array<int32_t, FragmentSize> exact = acc;
-      if (first_terms) {  // read again for every fragment: kept in registers, they make the widest tile spill
+      if (e.row_terms) {  // read again for every fragment: kept in registers, they make the widest tile spill
+        const int2* first_terms = SwapAB ? e.col_terms : e.row_terms;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < FragmentSize; ++i) {
           const int at = epi_v * FragmentSize + i;
           const int from_first = int(get<0>(where(at)));
-          const int2 of_first = from_first < get<0>(residue) ? first_terms[int64_t(first) + from_first] : make_int2(0, 0);
+          const int2 of_first = from_first < get<0>(residue) ? first_terms[first_term + from_first] : make_int2(0, 0);
           const int2 of_second = shared.terms[in_tile + int(get<1>(where(at)))];
           exact[i] = SwapAB ? subtract_zero_points(acc[i], of_second, of_first)
                             : subtract_zero_points(acc[i], of_first, of_second);
@@ -162,6 +166,12 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
   template <bool ReferenceSrc, class... Args>
   CUTLASS_DEVICE auto get_consumer_store_callbacks(
       cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args) {
+    return make_callbacks<ReferenceSrc, Params const&>(args, *params_, int(cute::get<3>(args.tile_coord_mnkl)));
+  }
+
+ protected:
+  template <bool ReferenceSrc, class Operands, class... Args>
+  CUTLASS_DEVICE auto make_callbacks(cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args, Operands e, int batch) {
     using namespace cute;
     auto [M, N, K, L] = args.problem_shape_mnkl;
     auto [m, n, k, l] = args.tile_coord_mnkl;
@@ -181,11 +191,11 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     auto s_bias = shared_row(storage_->bias);
     auto c_second = make_tensor_like<float>(take<0, 3>(s_scale));
     const int tile_second = int(n) * kSecond;
-    return ConsumerStoreCallbacks<decltype(r_first), decltype(s_scale), decltype(c_second), decltype(args.tCcD),
+    return ConsumerStoreCallbacks<Operands, decltype(r_first), decltype(s_scale), decltype(c_second), decltype(args.tCcD),
                                   decltype(args.residue_tCcD)>(
         r_first, r_first, s_scale, s_bias, c_second, c_second, args.tCcD, args.residue_tCcD,
-        int(M) - int(get<0>(args.residue_tCcD)), int(N) - int(get<1>(args.residue_tCcD)), tile_second,
-        int(N) - tile_second, args.thread_idx, int(size(args.tiled_copy)), *params_, *storage_);
+        int(M) - int(get<0>(args.residue_tCcD)), int(N) - int(get<1>(args.residue_tCcD)), tile_second, batch,
+        int(N) - tile_second, args.thread_idx, int(size(args.tiled_copy)), e, *storage_);
   }
 
  private:

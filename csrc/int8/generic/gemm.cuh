@@ -11,14 +11,15 @@ namespace scaled_mm::generic {
 // An operand as rows of K: a's rows are m, b's are n.
 struct Operand {
   const int8_t* data;
-  int64_t rows, K, stride_row, stride_k;
+  int64_t rows, K, stride_row, stride_k, stride_batch;
 };
 
 enum class Access { kAligned, kContiguous, kStrided };  // along K: 16-byte loads, bytes in a row, bytes apart
 
 inline Access access_of(const Operand& o) {
   if (o.K > 1 && o.stride_k != 1) return Access::kStrided;
-  const bool aligned = reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && (o.rows <= 1 || o.stride_row % 16 == 0);
+  const bool aligned = reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && (o.rows <= 1 || o.stride_row % 16 == 0) &&
+                       o.stride_batch % 16 == 0;
   return aligned ? Access::kAligned : Access::kContiguous;
 }
 
@@ -52,7 +53,7 @@ struct TileLoader {
 
   uint32_t words[kWords];
 
-  __device__ void load(const Operand& o, Access access, int64_t first_row, int64_t first_k) {
+  __device__ void load(const Operand& o, int batch, Access access, int64_t first_row, int64_t first_k) {
     if (access == Access::kAligned) {
 #pragma unroll
       for (int i = 0; i < kWords; i += 4) {
@@ -61,7 +62,7 @@ struct TileLoader {
         const int64_t k = first_k + vector % (kWordsPerRow / 4) * 16;
         uint4 v = make_uint4(0, 0, 0, 0);
         if (row < o.rows) {
-          const int8_t* data = o.data + row * o.stride_row;
+          const int8_t* data = o.data + batch * o.stride_batch + row * o.stride_row;
           if (k + 16 <= o.K) {
             v = *reinterpret_cast<const uint4*>(data + k);
           } else if (k < o.K) {
@@ -79,7 +80,7 @@ struct TileLoader {
         const int64_t row = first_row + r, k = first_k + w * 4;
         words[i] = 0;
         if (row < o.rows && k < o.K) {
-          const int8_t* data = o.data + row * o.stride_row;
+          const int8_t* data = o.data + batch * o.stride_batch + row * o.stride_row;
           words[i] = access == Access::kContiguous ? load_unaligned(data, k, o.K) : load_bytes(data, k, o.K, o.stride_k);
         }
       }
@@ -126,14 +127,16 @@ struct Problem {
   Operand a, b;
   Access access_a, access_b;
   void* out;
-  int64_t out_stride_m, out_stride_n;
+  int64_t out_stride_m, out_stride_n, out_stride_batch;
   EpilogueOperands epilogue;
-  int64_t tiles_n;
+  int tiles_n, tiles;  // in a row of tiles, in a product
 };
 
+constexpr int kThreads = 128;
+
+// One tile of a product's out, from row tile_m and column tile_n on, by all threads of a block.
 template <int kTileM, int kTileN, int kTileK, class Out>
-__global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Problem p) {
-  constexpr int kThreads = 128;
+__device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64_t tile_m, int64_t tile_n) {
   constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2;  // 2 x 2 warps
   constexpr int kMmaM = kWarpM / 16, kMmaN = kWarpN / 8;
   static_assert(kWarpM % 16 == 0 && kWarpN % 8 == 0 && kTileK % 32 == 0, "whole m16n8k32 fragments");
@@ -143,8 +146,6 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
   __shared__ alignas(16) uint32_t shared_a[kTileM * kPitch];
   __shared__ alignas(16) uint32_t shared_b[kTileN * kPitch];
 
-  const int64_t tile_m = int64_t(blockIdx.x) / p.tiles_n * kTileM;
-  const int64_t tile_n = int64_t(blockIdx.x) % p.tiles_n * kTileN;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = lane / 4, quad = lane % 4;  // the fragment layouts of mma.m16n8k32
   const int warp_m = warp / 2 * kWarpM, warp_n = warp % 2 * kWarpN;
@@ -154,16 +155,16 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
   LoaderB loader_b;
   const int64_t K = p.a.K;
   if (K > 0) {
-    loader_a.load(p.a, p.access_a, tile_m, 0);
-    loader_b.load(p.b, p.access_b, tile_n, 0);
+    loader_a.load(p.a, batch, p.access_a, tile_m, 0);
+    loader_b.load(p.b, batch, p.access_b, tile_n, 0);
   }
   for (int64_t k = 0; k < K; k += kTileK) {
     loader_a.store(shared_a, p.access_a);
     loader_b.store(shared_b, p.access_b);
     __syncthreads();
     if (k + kTileK < K) {  // the next tile travels while this one is multiplied
-      loader_a.load(p.a, p.access_a, tile_m, k + kTileK);
-      loader_b.load(p.b, p.access_b, tile_n, k + kTileK);
+      loader_a.load(p.a, batch, p.access_a, tile_m, k + kTileK);
+      loader_b.load(p.b, batch, p.access_b, tile_n, k + kTileK);
     }
 #pragma unroll
     for (int step = 0; step < kTileK / 32; ++step) {
@@ -193,15 +194,16 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
 
   const EpilogueOperands& e = p.epilogue;
   constexpr bool kScaled = DtypeOf<Out>::value != SCALED_MM_DTYPE_INT32;
+  Out* const out = static_cast<Out*>(p.out) + batch * p.out_stride_batch;
 #pragma unroll
   for (int j = 0; j < kMmaN; ++j) {
 #pragma unroll
     for (int column = 0; column < 2; ++column) {
       const int64_t n = tile_n + warp_n + j * 8 + quad * 2 + column;
       if (n >= p.b.rows) continue;
-      const float b_scale = kScaled ? load_b_scale(e, n) : 0.0f;
-      const float bias = kScaled ? load_bias(e, n) : 0.0f;
-      const int2 col_terms = e.row_terms ? e.col_terms[n] : make_int2(0, 0);
+      const float b_scale = kScaled ? load_b_scale(e, batch, n) : 0.0f;
+      const float bias = kScaled ? load_bias(e, batch, n) : 0.0f;
+      const int2 col_terms = e.row_terms ? col_terms_of(e, batch)[n] : make_int2(0, 0);
 #pragma unroll
       for (int i = 0; i < kMmaM; ++i) {
 #pragma unroll
@@ -209,13 +211,34 @@ __global__ void __launch_bounds__(128) gemm_kernel(const __grid_constant__ Probl
           const int64_t m = tile_m + warp_m + i * 16 + group + half * 8;
           if (m >= p.a.rows) continue;
           int32_t exact = acc[i][j][half * 2 + column];
-          if (e.row_terms) exact = subtract_zero_points(exact, e.row_terms[m], col_terms);
-          store_out(static_cast<Out*>(p.out) + m * p.out_stride_m + n * p.out_stride_n, exact,
-                    kScaled ? load_a_scale(e, m) : 0.0f, b_scale, bias);
+          if (e.row_terms) exact = subtract_zero_points(exact, row_terms_of(e, batch)[m], col_terms);
+          store_out(out + m * p.out_stride_m + n * p.out_stride_n, exact, kScaled ? load_a_scale(e, batch, m) : 0.0f, b_scale, bias);
         }
       }
     }
   }
+}
+
+template <int kTileM, int kTileN, int kTileK, class Out>
+__global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ Problem p) {
+  const int batch = int(blockIdx.x) / p.tiles, tile = int(blockIdx.x) % p.tiles;
+  multiply_tile<kTileM, kTileN, kTileK, Out>(p, batch, int64_t(tile / p.tiles_n) * kTileM, int64_t(tile % p.tiles_n) * kTileN);
+}
+
+// All of it but the tiles of a product, which depend on more than a kernel's columns.
+inline Problem problem_of(const GemmLaunch& l, int64_t tile_n) {
+  Problem p{};
+  p.a = {static_cast<const int8_t*>(l.a), l.M, l.K, l.a_stride_m, l.a_stride_k, l.batch_strides.a};
+  p.b = {static_cast<const int8_t*>(l.b), l.N, l.K, l.b_stride_n, l.b_stride_k, l.batch_strides.b};
+  p.access_a = access_of(p.a);
+  p.access_b = access_of(p.b);
+  p.out = l.out;
+  p.out_stride_m = l.out_stride_m;
+  p.out_stride_n = l.out_stride_n;
+  p.out_stride_batch = l.batch_strides.out;
+  p.epilogue = epilogue_operands(l);
+  p.tiles_n = int((l.N + tile_n - 1) / tile_n);
+  return p;
 }
 
 template <int kTileM, int kTileN, int kTileK, class Out>
@@ -230,25 +253,17 @@ struct Gemm {
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    Problem p;
-    p.a = {static_cast<const int8_t*>(l.a), l.M, l.K, l.a_stride_m, l.a_stride_k};
-    p.b = {static_cast<const int8_t*>(l.b), l.N, l.K, l.b_stride_n, l.b_stride_k};
-    p.access_a = access_of(p.a);
-    p.access_b = access_of(p.b);
-    p.out = l.out;
-    p.out_stride_m = l.out_stride_m;
-    p.out_stride_n = l.out_stride_n;
-    p.epilogue = epilogue_operands(l);
-    p.tiles_n = (l.N + kTileN - 1) / kTileN;
-    const int64_t blocks = p.tiles_n * ((l.M + kTileM - 1) / kTileM);
-    if (blocks > INT32_MAX) {
-      snprintf(message, size, "out: expected at most %d tiles of %dx%d, got M = %lld, N = %lld", INT32_MAX, kTileM, kTileN,
-               static_cast<long long>(l.M), static_cast<long long>(l.N));
+    Problem p = problem_of(l, kTileN);
+    const int64_t tiles = int64_t(p.tiles_n) * ((l.M + kTileM - 1) / kTileM);
+    if (tiles > INT32_MAX / l.batch) {
+      snprintf(message, size, "out: expected at most %d tiles of %dx%d, got M = %lld, N = %lld, a batch of %lld", INT32_MAX, kTileM,
+               kTileN, static_cast<long long>(l.M), static_cast<long long>(l.N), static_cast<long long>(l.batch));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
+    p.tiles = int(tiles);
     LaunchShape shape;
-    shape.grid = dim3(unsigned(blocks));
-    shape.block = dim3(128);
+    shape.grid = dim3(unsigned(tiles * l.batch));
+    shape.block = dim3(kThreads);
     void* pointers[] = {&p};
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }

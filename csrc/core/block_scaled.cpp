@@ -1,0 +1,246 @@
+// The descriptor of a block-scaled product: planned once, as descriptor.cpp plans the plain one.
+#include <mutex>
+#include <new>
+#include <string>
+
+#include "core/block_scaled_info.h"
+#include "core/handle.h"
+#include "core/status.h"
+
+using namespace scaled_mm;
+
+namespace {
+constexpr int kTensors = 6;
+constexpr const char* kNames[kTensors] = {"out", "a", "b", "a_scale", "b_scale", "bias"};
+}  // namespace
+
+struct scaledMMBlockScaledGemmDescriptor {
+  scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
+  BlockScaledInfo info;
+  GemmLaunch launch;  // everything but the pointers
+
+  const Kernel* kernel = nullptr;
+  RowNeeds needs;
+
+  const Table* table = nullptr;
+  const TableRow* row = nullptr;
+  const TableRow* bucket_row = nullptr;
+  int32_t bucket = -1;
+  const char* misfit = nullptr;  // why the bucket's own row was passed over
+  std::once_flag reason_once;
+  std::string reason;  // written on demand
+
+  scaledMMTensorDesc_t tensors[kTensors];  // it was created with; ndim -1 marks an absent one
+};
+
+namespace {
+
+scaledMMStatus_t choose_row(const char* forced, scaledMMBlockScaledGemmDescriptor* d) {
+  const GemmInfo& info = d->info.gemm;
+  if (forced != nullptr) {
+    d->row = d->table->find_row(forced);
+    if (d->row == nullptr) {
+      return fail(SCALED_MM_STATUS_KERNEL_NOT_FOUND, "kernel: expected a block-scaled row of %s (%s), got %s", d->table->arch.c_str(),
+                  d->table->source.c_str(), forced);
+    }
+    if (const char* why = misfit(info, d->row->needs)) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
+    }
+    return SCALED_MM_STATUS_SUCCESS;
+  }
+  d->bucket = d->table->find_bucket(info.M, info.N, info.K);
+  d->bucket_row = &d->table->rows[d->table->buckets[d->bucket].row];
+  d->misfit = misfit(info, d->bucket_row->needs);
+  d->row = d->misfit ? &d->table->rows[d->table->fallback_row] : d->bucket_row;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+void fill_launch(scaledMMBlockScaledGemmDescriptor* d) {
+  const GemmInfo& info = d->info.gemm;
+  GemmLaunch& l = d->launch;
+  l = GemmLaunch{};
+  l.batch = 1;
+  l.M = info.M;
+  l.N = info.N;
+  l.K = info.K;
+  l.a_stride_m = info.a_stride_m;
+  l.a_stride_k = info.a_stride_k;
+  l.b_stride_k = info.b_stride_k;
+  l.b_stride_n = info.b_stride_n;
+  l.out_stride_m = info.out_stride_m;
+  l.out_stride_n = info.out_stride_n;
+  l.a_scale_stride = info.a_scale_stride;
+  l.b_scale_stride = info.b_scale_stride;
+  l.a_scale_stride_k = d->info.a_scale_stride_k;
+  l.b_scale_stride_k = d->info.b_scale_stride_k;
+  l.bias_stride = info.bias_stride;
+  l.bias_dtype = info.bias_dtype;
+  l.device = d->device.device_id;
+  l.multiprocessors = d->device.multiprocessors;
+}
+
+scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMBlockScaledGemmDescriptor* d) {
+  d->device = handle->info;
+  fill_launch(d);
+  if (handle->info.device_type == SCALED_MM_DEVICE_CPU) {
+    if (forced != nullptr) return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: expected none on a CPU, got %s", forced);
+    return SCALED_MM_STATUS_SUCCESS;
+  }
+  if (scaledMMStatus_t s = require_table(handle->arch, &d->table, SCALED_MM_TABLE_BLOCK_SCALED_GEMM)) return s;
+  if (scaledMMStatus_t s = choose_row(forced, d)) return s;
+  d->needs = d->row->needs;
+  const GemmInfo& info = d->info.gemm;
+  if (info.M == 0 || info.N == 0) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
+  if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), info.out_dtype, handle->info.device_id,
+                                          handle->info.max_shared_memory, &d->row->slots[info.out_dtype], &d->kernel)) return s;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+struct Operand {
+  const char* name;
+  const void* pointer;
+  int64_t bytes;
+  bool wanted;
+  int64_t alignment;
+};
+
+scaledMMStatus_t check_pointers(const scaledMMBlockScaledGemmDescriptor& d, void* out, const Operand (&inputs)[kTensors - 1]) {
+  const GemmInfo& info = d.info.gemm;
+  if (out == nullptr && info.bytes.out > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "out: expected a data pointer, got null");
+  const auto address = reinterpret_cast<uintptr_t>(out);
+  if (address % d.needs.align_out || address % dtype_bytes(info.out_dtype)) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
+                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.needs.align_out), out);
+  }
+  for (const Operand& input : inputs) {
+    if (!input.wanted) {
+      if (input.pointer) return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected null, as the descriptor was created without it, got a pointer", input.name);
+      continue;
+    }
+    if (input.pointer == nullptr && input.bytes > 0) {
+      return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a data pointer, got null", input.name);
+    }
+    const auto begin = reinterpret_cast<uintptr_t>(input.pointer);
+    if (begin % input.alignment) {
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
+                  "%s: expected a data pointer aligned to %lld bytes as the descriptor says, got %p", input.name,
+                  static_cast<long long>(input.alignment), input.pointer);
+    }
+    if (begin < address + uintptr_t(info.bytes.out) && address < begin + uintptr_t(input.bytes)) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "out: expected memory apart from every input, got an overlap with %s", input.name);
+    }
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+scaledMMStatus_t scaledMMCreateBlockScaledGemmDescriptor(
+    scaledMMHandle_t handle, scaledMMBlockScaledGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
+    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const char* kernel) {
+  if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
+  *descriptor = nullptr;
+  if (handle == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle: expected a handle, got a null pointer");
+  auto* made = new (std::nothrow) scaledMMBlockScaledGemmDescriptor;
+  if (made == nullptr) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "descriptor: out of host memory");
+  const scaledMMTensorDesc_t* tensors[kTensors] = {out, a, b, a_scale, b_scale, bias};
+  for (int i = 0; i < kTensors; ++i) {
+    if (tensors[i]) made->tensors[i] = *tensors[i];
+    else made->tensors[i].ndim = -1;
+  }
+  scaledMMStatus_t status = make_block_scaled_info({out, a, b, a_scale, b_scale, bias}, &made->info);
+  if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made);
+  if (status != SCALED_MM_STATUS_SUCCESS) {
+    delete made;
+    return status;
+  }
+  *descriptor = made;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t scaledMMGetBlockScaledGemmWorkspaceSize(scaledMMBlockScaledGemmDescriptor_t d, size_t* bytes) {
+  if (d == nullptr || bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, bytes: expected both, got a null pointer");
+  *bytes = 0;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t scaledMMGetBlockScaledGemmDevice(scaledMMBlockScaledGemmDescriptor_t d, int32_t* device_type, int32_t* device_id) {
+  if (d == nullptr || device_type == nullptr || device_id == nullptr) {
+    return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, device_type, device_id: expected all, got a null pointer");
+  }
+  *device_type = d->device.device_type;
+  *device_id = d->device.device_id;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t scaledMMGetBlockScaledGemmKernel(scaledMMBlockScaledGemmDescriptor_t d, scaledMMKernelChoice_t* choice) {
+  if (d == nullptr || choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, choice: expected both, got a null pointer");
+  std::call_once(d->reason_once, [d] {
+    if (d->row == nullptr) {
+      d->reason = "the device is a CPU";
+    } else if (d->bucket < 0) {
+      d->reason = "forced by name, from " + d->table->source;
+    } else {
+      d->reason = "block-scaled bucket " + std::to_string(d->bucket) + " of " + d->table->source + (d->table->tuned ? " (tuned)" : "");
+      if (d->misfit) d->reason += "; its row " + d->bucket_row->name + " cannot take this product (" + d->misfit + "), so the fallback row runs";
+    }
+  });
+  choice->row = d->row ? d->row->name.c_str() : "cpu";
+  choice->reason = d->reason.c_str();
+  choice->bucket = d->bucket;
+  choice->tuned = d->table && d->table->tuned;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t scaledMMCheckBlockScaledGemmTensors(
+    scaledMMBlockScaledGemmDescriptor_t d, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
+    const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias) {
+  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+  const scaledMMTensorDesc_t* tensors[kTensors] = {out, a, b, a_scale, b_scale, bias};
+  for (int i = 0; i < kTensors; ++i) {
+    const scaledMMTensorDesc_t* expected = d->tensors[i].ndim < 0 ? nullptr : &d->tensors[i];
+    if (scaledMMStatus_t status = check_same(kNames[i], expected, tensors[i])) return status;
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t scaledMMCalculateBlockScaledGemm(
+    scaledMMBlockScaledGemmDescriptor_t d, void* /*workspace*/, size_t /*workspace_size*/, void* out, const void* a, const void* b,
+    const void* a_scale, const void* b_scale, const void* bias, void* stream) {
+  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+  const GemmInfo& info = d->info.gemm;
+  const Operand inputs[kTensors - 1] = {
+      {"a", a, info.bytes.a, true, d->needs.align_a},
+      {"b", b, info.bytes.b, true, d->needs.align_b},
+      {"a_scale", a_scale, info.bytes.a_scale, true, 4},
+      {"b_scale", b_scale, info.bytes.b_scale, true, 4},
+      {"bias", bias, info.bytes.bias, info.has_bias, info.has_bias ? dtype_bytes(info.bias_dtype) : 1},
+  };
+  if (scaledMMStatus_t status = check_pointers(*d, out, inputs)) return status;
+  if (d->device.device_type == SCALED_MM_DEVICE_CPU) {
+    return fail(SCALED_MM_STATUS_DEVICE_NOT_SUPPORTED,
+                "handle: the C library launches on CUDA devices; on a CPU use the backend of the scaled_mm Python package");
+  }
+  if (info.M == 0 || info.N == 0) return SCALED_MM_STATUS_SUCCESS;
+
+  GemmLaunch launch = d->launch;
+  launch.a = a;
+  launch.b = b;
+  launch.out = out;
+  launch.a_scale = static_cast<const float*>(a_scale);
+  launch.b_scale = static_cast<const float*>(b_scale);
+  launch.bias = bias;
+  launch.stream = stream;
+  char message[512] = "";
+  if (scaledMMStatus_t status = d->kernel->launch(launch, message, sizeof(message))) {
+    return fail(status, "launch of %s on device %d: %s", d->kernel->row, int(launch.device), message);
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t scaledMMDestroyBlockScaledGemmDescriptor(scaledMMBlockScaledGemmDescriptor_t d) {
+  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+  delete d;
+  return SCALED_MM_STATUS_SUCCESS;
+}

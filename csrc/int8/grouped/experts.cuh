@@ -1,0 +1,45 @@
+// A launch's operands as its experts see them.
+#pragma once
+
+#include "int8/epilogue/formula.cuh"
+#include "int8/grouped/walk.cuh"
+
+namespace scaled_mm::grouped {
+
+inline Experts experts_of(const GemmLaunch& l) { return {l.groups->offsets, int(l.groups->experts), int(l.M)}; }
+
+// Tiles that the experts can have at most, whatever the offsets: one that is not full for each expert with rows.
+inline int64_t most_tiles_m(const GemmLaunch& l, int64_t tile_m) {
+  return l.M / tile_m + (l.groups->experts < l.M ? l.groups->experts : l.M);
+}
+
+// From one expert to the next, in elements.
+struct ExpertStrides {
+  int64_t b, b_scale, bias;
+};
+
+inline ExpertStrides expert_strides(const GemmLaunch& l) {
+  return {l.groups->b_stride, l.groups->b_scale_stride, l.groups->bias_stride};
+}
+
+// The epilogue's operands with m and n counted from an expert's first row and column.
+__device__ inline EpilogueOperands operands_of_expert(const EpilogueOperands& all, const ExpertStrides& strides, int expert, int begin) {
+  EpilogueOperands own = all;
+  if (all.a_scale) own.a_scale += begin * all.a_scale_stride;
+  if (all.b_scale) own.b_scale += expert * strides.b_scale;
+  if (all.bias) {
+    const int64_t bytes = all.bias_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2;
+    own.bias = static_cast<const char*>(all.bias) + expert * strides.bias * bytes;
+  }
+  return own;
+}
+
+// Zeroes the rows of out from `first` on: nobody's.
+template <class Out>
+__device__ inline void clear_rows(Out* out, int64_t stride_m, int64_t stride_n, int first, int rows, int columns) {
+  for (int64_t m = int64_t(first) + blockIdx.x; m < rows; m += gridDim.x) {
+    for (int n = int(threadIdx.x); n < columns; n += int(blockDim.x)) out[m * stride_m + n * stride_n] = Out(0.0f);
+  }
+}
+
+}  // namespace scaled_mm::grouped

@@ -1,0 +1,156 @@
+"""`block_scaled_mm`: products whose scales belong to blocks of 128 k, in one call, and a descriptor for them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from scaled_mm import _core, block_scaled_ops, checks, ops
+from scaled_mm.descriptor import Handle, KernelChoice, TensorDesc, _destroyer, _encode, _stream_address, _strided
+from scaled_mm.errors import BadParamError, BadTensorDtypeError
+
+_OPERANDS = ("out", *block_scaled_ops.INPUTS)
+
+
+def block_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """INT8 product with a scale for each 128 k of a row of a, and for each 128 x 128 block of b; the same bits on every kernel, GPU and CPU.
+
+        sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//128])
+        out[m,n] = cast( sum[m,n] + bias[n] )
+
+    each float32 operation rounded by itself (docs/NUMERICS.md). K and N need not be multiples of 128: the last blocks are smaller then.
+
+    a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides are taken.
+    a_scale: float32 [M, ceil(K/128)]. b_scale: float32 [ceil(K/128), ceil(N/128)]: the transpose of a checkpoint's
+        `weight_scale_inv`. Any strides. `quantize_int8_block` makes both.
+    bias: [N] or [1, N], in out_dtype or float32.
+    out_dtype: float16, bfloat16 or float32.
+    out: [M, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
+
+    Runs on the current stream of a's device, allocates the output and nothing else, never synchronises. K is not bounded. The output
+    never requires a gradient. Raises a ScaledMMError subclass that names the argument, what was expected and what came.
+    """
+    if out is None:
+        block_scaled_ops.check_out_dtype(out_dtype)
+    else:
+        checks.check_out(out)
+    try:
+        if out is None:
+            return block_scaled_ops.block_scaled_mm(a, b, a_scale, b_scale, bias, out_dtype)
+        block_scaled_ops.block_scaled_mm_out(out, a, b, a_scale, b_scale, bias)
+        if not torch.compiler.is_compiling():
+            checks.mark_written(out)
+        return out
+    except (RuntimeError, TypeError) as error:
+        raise ops.name_dtype(ops.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias) from None
+
+
+class BlockScaledDescriptor:
+    """A plan for a block-scaled product; made by `create_block_scaled_descriptor`. A context manager: leaving it destroys it."""
+
+    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
+        self._pointer = ctypes.c_void_p()
+        if not isinstance(handle, Handle) or not handle._pointer:
+            raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
+        forced = _encode("kernel", kernel)
+        self.device = handle.device
+        described = {name: _strided(name, tensors[name], self.device) for name in _OPERANDS}
+        if self.device.type == "cuda":
+            ops.load_cuda_operators()
+        c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
+        try:
+            _core.call("scaledMMCreateBlockScaledGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, forced)
+        except BadTensorDtypeError as error:
+            raise ops.name_dtype(error, **tensors) from None
+        self._destroy = _destroyer(self, "scaledMMDestroyBlockScaledGemmDescriptor", self._pointer)
+        out, a = described["out"], described["a"]
+        self._product = f"{'x'.join(map(str, (*out.shape, a.shape[-1])))}, {str(out.dtype).removeprefix('torch.')}"
+
+    @property
+    def kernel(self) -> KernelChoice:
+        """The chosen row of the block-scaled section, and why."""
+        self._alive()
+        if self.device.type == "cpu":
+            from scaled_mm import cpu
+
+            return KernelChoice(cpu.kernel_name(), "the device is a CPU", -1, False)
+        choice = _core.KernelChoiceC()
+        _core.call("scaledMMGetBlockScaledGemmKernel", self._pointer, ctypes.byref(choice))
+        return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
+
+    def _alive(self) -> None:
+        if not self._pointer:
+            raise BadParamError("descriptor: expected a live descriptor, got one that was destroyed")
+
+    def calculate(self, out, a, b, a_scale, b_scale, bias=None, *, stream=None) -> None:
+        """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
+
+        stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
+        Needs no workspace, allocates nothing and never synchronises; may be captured in a CUDA graph.
+        """
+        self._alive()
+        checks.check_out(out)
+        address = -1 if stream is None else _stream_address(stream)
+        tensors = (out, a, b, a_scale, b_scale, bias)
+        if self.device.type == "cpu":
+            return self._calculate_cpu(tensors)
+        try:
+            block_scaled_ops.block_scaled_calculate(self._pointer.value, *tensors, address)
+        except (RuntimeError, TypeError) as error:
+            raise ops.name_dtype(ops.typed_error(error), **dict(zip(_OPERANDS, tensors))) from None
+        checks.mark_written(out)
+
+    def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
+        from scaled_mm import cpu_block_scaled
+
+        described = [_strided(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
+        for name, tensor in zip(_OPERANDS, tensors):
+            if isinstance(tensor, TensorDesc):
+                raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
+        try:
+            _core.call("scaledMMCheckBlockScaledGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
+        except BadTensorDtypeError as error:
+            raise ops.name_dtype(error, **dict(zip(_OPERANDS, tensors))) from None
+        ops.check_overlap(tensors, _OPERANDS[1:])
+        cpu_block_scaled.gemm(*tensors)
+
+    def destroy(self) -> None:
+        """Free the plan; a second call does nothing."""
+        self._destroy()
+
+    def __enter__(self) -> BlockScaledDescriptor:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        state = f"kernel={self.kernel.row!r}" if self._pointer else "destroyed"
+        return f"BlockScaledDescriptor({self._product}, device={str(self.device)!r}, {state})"
+
+
+def create_block_scaled_descriptor(handle: Handle, *, out, a, b, a_scale, b_scale, bias=None, kernel=None) -> BlockScaledDescriptor:
+    """Validate a block-scaled product once and pick its kernel.
+
+    Each argument is a TensorDesc or a tensor, as `block_scaled_mm` takes them; `out` [M, N] decides the output dtype.
+    kernel: the name of a row of the block-scaled section of the device's tile table to force.
+    Raises a ScaledMMError that names the argument, what was expected and what came.
+    """
+    tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias)
+    for name in _OPERANDS[:-1]:
+        if tensors[name] is None:
+            raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got None")
+    return BlockScaledDescriptor(handle, tensors, kernel)
+
+
+__all__ = ["BlockScaledDescriptor", "block_scaled_mm", "create_block_scaled_descriptor"]

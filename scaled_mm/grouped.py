@@ -1,0 +1,183 @@
+"""`grouped_scaled_mm`: the products of a mixture of experts in one call, and a descriptor for them."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from scaled_mm import _core, checks, grouped_ops, ops
+from scaled_mm.descriptor import (
+    Handle,
+    KernelChoice,
+    TensorDesc,
+    _destroyer,
+    _encode,
+    _stream_address,
+    _strided,
+)
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorStridesError
+
+_OPERANDS = ("out", "a", "b", "a_scale", "b_scale", "bias", "expert_offsets")
+_OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32)
+
+
+def grouped_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    b_scale: torch.Tensor | None,
+    expert_offsets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """INT8 products of tokens sorted by expert with each expert's weight; the bits of `scaled_mm` expert by expert.
+
+        end[e]   = max(end[e-1], min(expert_offsets[e], tokens)),  end[-1] = 0
+        out[t]   = scaled_mm(a[t], b[e], a_scale[t], b_scale[e], bias[e])       for end[e-1] <= t < end[e]
+        out[t]   = 0                                                             for t >= end[E-1]
+
+    a: int8 [tokens, K]. b: int8 [E, K, N]; fastest as `weight.transpose(1, 2)` of a contiguous [E, N, K] weight. Any strides.
+    a_scale: float32, one value, [tokens] or [tokens, 1].
+    b_scale: float32, one value, [E], [E, 1, 1], [E, N] or [E, 1, N].
+    expert_offsets: int32 [E] on a's device: one past each expert's last row, as `torch._grouped_mm` takes its `offs`. The
+        kernel reads them, so nothing waits for the GPU, and in a CUDA graph they may change between replays, though not while one runs. Offsets that
+        decrease, are negative or exceed the tokens are clamped as above: experts come out empty or shorter.
+    bias: [E, N], in out_dtype or float32.
+    out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale are None then).
+    out: [tokens, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
+
+    Runs on the current stream of a's device. Raises a ScaledMMError subclass that names the argument, what was expected and
+    what came; K is bounded as in `scaled_mm`. The output never requires a gradient.
+    """
+    if out is None and (not isinstance(out_dtype, torch.dtype) or out_dtype not in _OUT_DTYPES):
+        raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, _OUT_DTYPES))}, got {out_dtype!r}")
+    try:
+        if out is None:
+            return grouped_ops.grouped_scaled_mm(a, b, a_scale, b_scale, expert_offsets, bias, out_dtype)
+        checks.check_out(out)
+        grouped_ops.grouped_scaled_mm_out(out, a, b, a_scale, b_scale, expert_offsets, bias)
+        if not torch.compiler.is_compiling():
+            checks.mark_written(out)
+        return out
+    except (RuntimeError, TypeError) as error:
+        raise ops.name_dtype(
+            ops.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias, expert_offsets=expert_offsets
+        ) from None  # fmt: skip
+
+
+class GroupedDescriptor:
+    """A plan for grouped products; made by `create_grouped_descriptor`. A context manager: leaving it destroys it."""
+
+    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
+        self._pointer = ctypes.c_void_p()
+        if not isinstance(handle, Handle) or not handle._pointer:
+            raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
+        forced = _encode("kernel", kernel)
+        self.device = handle.device
+        described = {name: _strided(name, tensors[name], self.device) for name in _OPERANDS}
+        if self.device.type == "cuda":
+            ops.load_cuda_operators()
+        c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
+        try:
+            _core.call("scaledMMCreateGroupedGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, forced)
+        except BadTensorDtypeError as error:
+            raise ops.name_dtype(error, **tensors) from None
+        self._destroy = _destroyer(self, "scaledMMDestroyGroupedGemmDescriptor", self._pointer)
+        size = ctypes.c_size_t()
+        _core.call("scaledMMGetGroupedGemmWorkspaceSize", self._pointer, ctypes.byref(size))
+        self.workspace_size: int = size.value
+        out, b = described["out"], described["b"]
+        self._product = f"{out.shape[0]} tokens, {'x'.join(map(str, b.shape))}, {str(out.dtype).removeprefix('torch.')}"
+
+    @property
+    def kernel(self) -> KernelChoice:
+        """The chosen row of the grouped section, and why."""
+        self._alive()
+        if self.device.type == "cpu":
+            from scaled_mm import cpu
+
+            return KernelChoice(cpu.kernel_name(), "the device is a CPU", -1, False)
+        choice = _core.KernelChoiceC()
+        _core.call("scaledMMGetGroupedGemmKernel", self._pointer, ctypes.byref(choice))
+        return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
+
+    def _alive(self) -> None:
+        if not self._pointer:
+            raise BadParamError("descriptor: expected a live descriptor, got one that was destroyed")
+
+    def calculate(self, out, a, b, a_scale=None, b_scale=None, expert_offsets=None, bias=None, *, workspace=None, stream=None) -> None:
+        """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
+
+        workspace: at least `workspace_size` bytes on the device (any contiguous dtype), or None when that is 0.
+        stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
+        Allocates nothing and never synchronises; may be captured in a CUDA graph.
+        """
+        self._alive()
+        address = -1 if stream is None else _stream_address(stream)
+        checks.check_out(out)
+        if self.device.type == "cpu":
+            return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, expert_offsets), workspace)
+        try:
+            grouped_ops.grouped_calculate(
+                self._pointer.value, out, a, b, a_scale, b_scale, expert_offsets, bias, workspace, address
+            )  # fmt: skip
+        except (RuntimeError, TypeError) as error:
+            tensors = dict(zip(_OPERANDS, (out, a, b, a_scale, b_scale, bias, expert_offsets)))
+            raise ops.name_dtype(ops.typed_error(error), **tensors) from None
+        checks.mark_written(out)
+
+    def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
+        from scaled_mm import cpu_grouped
+
+        if workspace is not None:  # not used, but wrong here is wrong on a GPU
+            if not isinstance(workspace, torch.Tensor):
+                raise BadParamError(f"workspace: expected a tensor or None, got {type(workspace).__name__}")
+            ops.check_device("workspace", workspace, self.device)
+            if not workspace.is_contiguous():
+                raise BadTensorStridesError("workspace: expected a contiguous tensor")
+        described = [_strided(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
+        for name, tensor in zip(_OPERANDS, tensors):
+            if isinstance(tensor, TensorDesc):
+                raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
+        try:
+            _core.call("scaledMMCheckGroupedGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
+        except BadTensorDtypeError as error:
+            raise ops.name_dtype(error, **dict(zip(_OPERANDS, tensors))) from None
+        ops.check_overlap(tensors, _OPERANDS[1:])
+        cpu_grouped.grouped_gemm(*tensors)
+
+    def destroy(self) -> None:
+        """Free the plan; a second call does nothing."""
+        self._destroy()
+
+    def __enter__(self) -> GroupedDescriptor:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        state = f"kernel={self.kernel.row!r}" if self._pointer else "destroyed"
+        return f"GroupedDescriptor({self._product}, device={str(self.device)!r}, {state})"
+
+
+def create_grouped_descriptor(
+    handle: Handle, *, out, a, b, expert_offsets, a_scale=None, b_scale=None, bias=None, kernel=None
+) -> GroupedDescriptor:  # fmt: skip
+    """Validate a grouped product once and pick its kernel.
+
+    Each argument is a TensorDesc or a tensor, as `grouped_scaled_mm` takes them; `out` [tokens, N] decides the output dtype.
+    kernel: the name of a row of the grouped section of the device's tile table to force.
+    Raises a ScaledMMError that names the argument, what was expected and what came.
+    """
+    tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias, expert_offsets=expert_offsets)
+    for name in ("out", "a", "b", "expert_offsets"):
+        if tensors[name] is None:
+            raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got None")
+    return GroupedDescriptor(handle, tensors, kernel)
+
+
+__all__ = ["GroupedDescriptor", "create_grouped_descriptor", "grouped_scaled_mm"]

@@ -1,0 +1,69 @@
+"""Weights prepared once: b with its zero points and its column sums, so that no product reads b again for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from scaled_mm.checks import check_strided
+from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PreparedWeight:
+    """What `prepare_weight` returns, to be given as `b` to `scaled_mm`, `create_descriptor` and `calculate`.
+
+    b: int8 [K, N] or [B, K, N]. zero_point: int32 or int8, or None. column_sums: int32 [1, N] or [B, 1, N], the sums of b over K.
+    The sums are those of the moment of preparation: after writing to b, prepare it again.
+    """
+
+    b: torch.Tensor
+    zero_point: torch.Tensor | None
+    column_sums: torch.Tensor
+
+    def operands(
+        self, b_zero_point: torch.Tensor | None = None, b_column_sums: torch.Tensor | None = None, *, needs_sums: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """(b, b_zero_point, b_column_sums) of a call; BadParamError if the call was given one of the last two besides."""
+        for name, given in (("b_zero_point", b_zero_point), ("b_column_sums", b_column_sums)):
+            if given is not None:
+                raise BadParamError(f"{name}: expected none with a prepared weight, which holds its own, got a {type(given).__name__}")
+        return self.b, self.zero_point, self.column_sums if needs_sums else None
+
+
+@torch.no_grad()
+def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) -> PreparedWeight:
+    """Computes b's column sums, which zero points of a need, once for all products with it.
+
+    b: int8 [K, N] or [B, K, N], any strides, any device; kept, not copied.
+    b_zero_point: int32 or int8: one value, [N], [1, N], or [B, 1, N] with b's B or 1; or None for a symmetric weight.
+    Exact: a sum of K int8 values fits int32 for every K that a product takes. Nothing waits for the device.
+    Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorDeviceError, naming the argument.
+    """
+    for name, tensor in (("b", b), ("b_zero_point", b_zero_point)):
+        if tensor is not None or name == "b":
+            check_strided(name, tensor)
+    if b.dtype is not torch.int8:
+        raise BadTensorDtypeError(f"b: expected int8, got {str(b.dtype).removeprefix('torch.')}")
+    if b.dim() not in (2, 3):
+        raise BadTensorShapeError(f"b: expected 2 dimensions [K, N] or 3 [B, K, N], got {b.dim()}: {list(b.shape)}")
+    if b_zero_point is not None:
+        _check_zero_point(b, b_zero_point)
+    return PreparedWeight(b, b_zero_point, b.sum(dim=-2, keepdim=True, dtype=torch.int32))
+
+
+def _check_zero_point(b: torch.Tensor, zero_point: torch.Tensor) -> None:
+    if zero_point.device != b.device:
+        raise BadTensorDeviceError(f"b_zero_point: expected a tensor on {b.device}, got one on {zero_point.device}")
+    if zero_point.dtype not in (torch.int32, torch.int8):
+        raise BadTensorDtypeError(f"b_zero_point: expected int32 or int8, got {str(zero_point.dtype).removeprefix('torch.')}")
+    n, shape = b.shape[-1], tuple(zero_point.shape)
+    expected = [(n,), (1, n)]
+    if b.dim() == 3:
+        expected += [(batch, 1, columns) for batch in (b.shape[0], 1) for columns in (n, 1)]
+    elif len(shape) == 3:  # of a batch whose a is the one that has several
+        expected += [(shape[0], 1, n), (shape[0], 1, 1)]
+    if shape not in expected and any(size != 1 for size in shape):
+        wanted = f"one value, [{n}], [1, {n}] or [B, 1, {n}]"
+        raise BadTensorShapeError(f"b_zero_point: expected {wanted} for a b {list(b.shape)}, got {list(shape)}")

@@ -1,0 +1,99 @@
+"""What test_core_block_scaled.py runs in a process of its own, where libcuda.so.1 is the fake driver.
+
+    fake_gpu_block_scaled.py FUNCTION ARGUMENTS...     prints one JSON document
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import sys
+
+import torch
+from fake_gpu_script import STREAM, Core, status_of  # lets the next line find the tests
+
+from correctness.block_scaled_cases import BIASES, SCALE_LAYOUTS, SCALE_VALUES, BlockCase  # isort: skip
+from correctness.cases import LAYOUTS  # isort: skip
+
+from scaled_mm import TensorDesc, _core, reference
+from scaled_mm.tables import load_table
+
+_ORDER = ("out", "a", "b", "a_scale", "b_scale", "bias")
+
+
+class BlockScaledCore(Core):
+    """The C core's block-scaled functions, on a fake GPU."""
+
+    def __init__(self, *kernel_libraries: str):
+        super().__init__(*kernel_libraries)
+        self.lib.scaledMMCalculateBlockScaledGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 7]
+
+    def plan(self, out, inputs, kernel: str | None = None) -> ctypes.c_void_p:
+        tensors, descriptor = {**inputs, "out": out}, ctypes.c_void_p()
+        descs = [None if tensors[name] is None else ctypes.byref(TensorDesc.of(tensors[name])._c()) for name in _ORDER]
+        encoded = kernel.encode() if kernel else None
+        _core.call("scaledMMCreateBlockScaledGemmDescriptor", self.handle, ctypes.byref(descriptor), *descs, encoded)
+        return descriptor
+
+    def choice_of(self, descriptor) -> _core.KernelChoiceC:
+        choice = _core.KernelChoiceC()
+        _core.call("scaledMMGetBlockScaledGemmKernel", descriptor, ctypes.byref(choice))
+        return choice
+
+    def launch(self, descriptor, out, inputs) -> None:
+        pointers = [None if inputs[name] is None else inputs[name].data_ptr() for name in _ORDER[1:]]
+        _core.call("scaledMMCalculateBlockScaledGemm", descriptor, None, 0, out.data_ptr(), *pointers, STREAM)
+
+
+def products(kernels: str, count: str) -> dict:
+    """Random products through create and calculate, compared with the reference; the choice with the table's own."""
+    core, table, pick, rows = BlockScaledCore(kernels), load_table("sm90").block_scaled, random.Random(1).choice, {}
+    for seed in range(int(count)):
+        m, n, k = pick([0, 1, 5, 16, 17, 40]), pick([1, 4, 16, 130]), pick([0, 1, 16, 128, 130, 272])
+        usual = pick([True, False])
+        case = BlockCase(
+            m, n, k, pick([torch.bfloat16, torch.float32]), pad=16 if usual else 0, a_layout=pick(LAYOUTS), b_layout=pick(LAYOUTS),
+            out_layout=pick(LAYOUTS), scale_values=pick(SCALE_VALUES), scale_layout=pick(SCALE_LAYOUTS), bias=pick(BIASES), seed=seed,
+        )  # fmt: skip
+        operands = case.make()
+        out = operands.poisoned()
+        descriptor = core.plan(out, operands.inputs)
+        choice = core.choice_of(descriptor)
+        row, selection = choice.row.decode(), table.select(m, n, k)
+        assert k == 0 or choice.bucket == selection.bucket_index, f"{case}: {choice.bucket}, not {selection}"
+        assert row in (selection.row.name, table.fallback), f"{case}: {row}, not {selection}"
+        assert not (usual and k > 0) or row == selection.row.name, f"{case}: {row}, {choice.reason}"
+        core.launch(descriptor, out, operands.inputs)
+        operands.check(out, row)
+        rows[row] = rows.get(row, 0) + 1
+        _core.call("scaledMMDestroyBlockScaledGemmDescriptor", descriptor)
+    assert core.asked == [], core.asked
+    return {"rows": rows}
+
+
+def refusals(kernels: str) -> dict:
+    """Status and message of what calculate and a forced row refuse."""
+    core = BlockScaledCore(kernels)
+    operands = BlockCase(40, 16, 256, bias="float32").make()
+    out, inputs = operands.poisoned(), operands.inputs
+    descriptor = core.plan(out, inputs)
+    unaligned = BlockCase(40, 16, 31).make()
+    first = load_table("sm90").block_scaled.rows[0].name
+    answer = {}
+    for name, call in {
+        "no a_scale": lambda: core.launch(descriptor, out, {**inputs, "a_scale": None}),
+        "no bias": lambda: core.launch(descriptor, out, {**inputs, "bias": None}),
+        "odd pointer": lambda: core.launch(descriptor, out, {**inputs, "a": inputs["a"].view(-1)[1:]}),
+        "overlap": lambda: core.launch(descriptor, inputs["a_scale"], inputs),
+        "unknown row": lambda: core.plan(out, inputs, "generic_64x64x64"),
+        "unaligned K": lambda: core.plan(unaligned.poisoned(), unaligned.inputs, first),
+        "fine": lambda: core.launch(descriptor, out, inputs),
+    }.items():
+        answer[name] = status_of(call)
+    answer["right"] = reference.same_bits(out, operands.expected())
+    return answer
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

@@ -1,0 +1,110 @@
+"""What test_core_grouped.py runs in processes of their own, where libcuda.so.1 is the fake driver.
+
+    fake_gpu_grouped.py FUNCTION ARGUMENTS...     prints one JSON document
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import sys
+
+import torch
+from fake_gpu_script import STREAM, Core, aligned_bytes, status_of  # lets the next line find the tests
+
+from correctness.grouped_cases import grouped  # isort: skip
+
+from scaled_mm import TensorDesc, _core, reference
+from scaled_mm.tables import load_table
+
+_ORDER = ("out", "a", "b", "a_scale", "b_scale", "bias", "expert_offsets")
+
+
+class GroupedCore(Core):
+    """The C core's grouped functions, on a fake GPU."""
+
+    def __init__(self, *kernel_libraries: str):
+        super().__init__(*kernel_libraries)
+        self.lib.scaledMMCalculateGroupedGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 8]
+
+    def plan(self, out, inputs, kernel: str | None = None) -> ctypes.c_void_p:
+        tensors, descriptor = {**inputs, "out": out}, ctypes.c_void_p()
+        descs = [None if tensors[name] is None else ctypes.byref(TensorDesc.of(tensors[name])._c()) for name in _ORDER]
+        encoded = kernel.encode() if kernel else None
+        _core.call("scaledMMCreateGroupedGemmDescriptor", self.handle, ctypes.byref(descriptor), *descs, encoded)
+        return descriptor
+
+    def choice_of(self, descriptor) -> _core.KernelChoiceC:
+        choice = _core.KernelChoiceC()
+        _core.call("scaledMMGetGroupedGemmKernel", descriptor, ctypes.byref(choice))
+        return choice
+
+    def size_of(self, descriptor) -> int:
+        size = ctypes.c_size_t()
+        _core.call("scaledMMGetGroupedGemmWorkspaceSize", descriptor, ctypes.byref(size))
+        return size.value
+
+    def launch(self, descriptor, out, inputs, workspace, size: int) -> None:
+        pointers = [None if inputs[name] is None else inputs[name].data_ptr() for name in _ORDER[1:]]
+        address = None if workspace is None else workspace.data_ptr()
+        _core.call("scaledMMCalculateGroupedGemm", descriptor, address, size, out.data_ptr(), *pointers, STREAM)
+
+
+def grouped_products(kernels: str, count: str) -> dict:
+    """Random grouped products through create and calculate, compared with the reference; the choice with the table's own."""
+    core, table, pick, rows = GroupedCore(kernels), load_table("sm90").grouped, random.Random(1).choice, {}
+    stream = ctypes.c_void_p.in_dll(ctypes.CDLL(kernels), "host_kernels_last_stream")
+    for seed in range(int(count)):
+        tokens, E, K, N = pick([0, 1, 5, 40, 150]), pick([1, 2, 7, 60]), pick([1, 16, 32, 33]), pick([4, 8, 16, 19])
+        case = grouped(
+            tokens, E, K, N, seed=seed, out_dtype=pick([torch.bfloat16, torch.float32, torch.int32]), bias=pick([None, "out", "float32"]),
+            offsets=pick(["random", "one", "short", "wild"]), a_scale=pick(["one", "vector", "matrix"]), pad=pick([0, 0, -K % 16]),
+            b_scale=pick(["one", "expert", "expert3", "matrix", "matrix3", "strided"]), b_layout=pick(["columns", "columns", "rows"]),
+        )  # fmt: skip
+        out = case.poisoned(pick([0, -N % 16]))
+        descriptor = core.plan(out, case.inputs)
+        choice = core.choice_of(descriptor)
+        row, selection = choice.row.decode(), table.select(-(-tokens // E), N, K)
+        assert choice.bucket == selection.bucket_index, f"{case}: {choice.bucket}, not {selection}"
+        assert row in (selection.row.name, table.fallback), f"{case}: {row}, not {selection}"
+        size = core.size_of(descriptor)
+        stream.value = 0
+        core.launch(descriptor, out, case.inputs, aligned_bytes(size) if size else None, size)
+        expected = reference.grouped_scaled_mm(**case.inputs, out_dtype=case.out_dtype)
+        assert reference.same_bits(out, expected), f"{case}: {reference.describe_difference(out, expected)}"
+        begins = case.expert_offsets.max().item() > 0 and tokens > 0
+        assert not begins or stream.value == STREAM, f"{case}: launched on another stream"
+        rows[row] = rows.get(row, 0) + 1
+        _core.call("scaledMMDestroyGroupedGemmDescriptor", descriptor)
+    assert core.asked == [], core.asked
+    return {"rows": rows}
+
+
+def grouped_refusals(kernels: str) -> dict:
+    """Status and message of what calculate and a forced row refuse."""
+    core = GroupedCore(kernels)
+    case = grouped(40, 4, 32, 16, bias="float32")
+    out = case.poisoned()
+    descriptor = core.plan(out, case.inputs)
+    size = core.size_of(descriptor)
+    workspace = aligned_bytes(size)
+    unaligned = grouped(40, 4, 31, 16)
+    answer = {"size": size}
+    for name, call in {
+        "no workspace": lambda: core.launch(descriptor, out, case.inputs, None, 0),
+        "small workspace": lambda: core.launch(descriptor, out, case.inputs, workspace, size - 1),
+        "workspace in a": lambda: core.launch(descriptor, out, case.inputs, case.a.view(torch.uint8), size),
+        "no offsets": lambda: core.launch(descriptor, out, {**case.inputs, "expert_offsets": None}, workspace, size),
+        "no bias": lambda: core.launch(descriptor, out, {**case.inputs, "bias": None}, workspace, size),
+        "odd pointer": lambda: core.launch(descriptor, out, {**case.inputs, "a": case.a.view(-1)[1:]}, workspace, size),
+        "unknown row": lambda: core.plan(out, case.inputs, "generic_64x64x64"),
+        "unaligned K": lambda: core.plan(unaligned.poisoned(), unaligned.inputs, load_table("sm90").grouped.rows[0].name),
+        "fine": lambda: core.launch(descriptor, out, case.inputs, workspace, size),
+    }.items():
+        answer[name] = status_of(call)
+    return answer
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]](*sys.argv[2:])))

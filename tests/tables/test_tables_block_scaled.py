@@ -1,0 +1,81 @@
+"""The section `block_scaled` of a tile table: the same rules, its own rows and buckets, and rules of its own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+
+from scaled_mm.tables import KernelRow, available_tables, check_table, load_table
+from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
+
+PATHS = dict(available_tables())
+ROW = dict(name="r", generation="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
+
+
+def reasons(tmp_path, arch: str, edit) -> list[tuple[str, str]]:
+    document = copy.deepcopy(yaml.safe_load(PATHS[arch].read_text()))
+    edit(document)
+    path = tmp_path / f"{arch}.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return [(problem.field, problem.reason) for problem in check_table(path)]
+
+
+@pytest.mark.parametrize("arch", PATHS)
+def test_m_chooses_the_row(arch):
+    section = load_table(arch).block_scaled
+    for bucket in section.buckets:
+        assert section.select(bucket.m or 10**6, bucket.n or 10**6, 4096).row.name == bucket.kernel
+    assert section.select(16, 4096, 0).row.name == section.fallback
+    for served in load_table(arch).serves:
+        for row in section.rows:
+            assert row_cost(row, arch).shared_memory <= SHARED_MEMORY[served]
+
+
+@pytest.mark.parametrize("changed, field, reason", [
+    (dict(generation="c3x", schedule="pingpong"), "generation", "expected c2x or generic"),
+    (dict(tile=[128, 128, 64], warp=[64, 32, 64]), "tile", "tile k = 64, expected 128"),
+    (dict(tile=[128, 256, 128]), "tile", "tile n = 256, expected 16, 32, 64 or 128"),
+    (dict(tile=[128, 96, 128]), "tile", "tile n = 96"),
+    (dict(warp=None), "warp", "needs a warp tile"),
+    (dict(warp=[64, 8, 128]), "warp", "warp n = 8, expected a multiple of 16"),
+    (dict(warp=[48, 32, 128]), "warp", "warp m = 48 does not divide tile m = 128"),
+    (dict(warp=[64, 32, 64]), "warp", "warp k = 64, expected 128"),
+    (dict(warp=[32, 16, 128]), "warp", "32 warps, expected an even number of at most 8"),
+    (dict(warp=[64, 128, 128]), "warp", "64 threads fetch one row's scale each, and the tile has 128"),
+    (dict(warp=[64, 64, 128]), "warp", "256 registers per thread, at most 128"),
+    (dict(tile=[16, 128, 128], warp=[16, 16, 128]), "tile", "tile m = 16 rows of 128 bytes; 256 threads load 4096 bytes at a time"),
+    (dict(stages=2), "stages", "with asynchronous copies at least 3"),
+    (dict(stages="auto"), "stages", "says how many"),
+    (dict(stages=6), "stages", "sm80 has 166912"),
+    (dict(split_k=2), "split_k", "a block-scaled c2x row has none"),
+    (dict(grouped=True), "grouped", "a block-scaled c2x row has none"),
+    (dict(generation="generic"), "warp", "a block-scaled generic row has none"),
+    (dict(generation="generic", warp=None, stages="auto"), "tile", "2 x 2 warps, and 32 or 64 each way"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_row_is_said_with_its_field(changed, field, reason):
+    assert row_findings(KernelRow.model_validate(ROW), "sm80") == []
+    found = row_findings(KernelRow.model_validate({**ROW, **changed}), "sm80")
+    assert any(name == field and reason in text for name, text in found), found
+
+
+def test_turing_takes_two_stages():
+    row = KernelRow.model_validate({**ROW, "tile": [128, 64, 128], "warp": [32, 32, 128]})
+    assert any("Turing has no asynchronous copies" in reason for _, reason in row_findings(row, "sm75"))
+    assert row_findings(row.model_copy(update={"stages": 2}), "sm75") == []
+
+
+def test_the_section_is_checked_like_the_table(tmp_path):
+    for edit, expected in [
+        (lambda s: s["rows"][0].update(stages=2), ("block_scaled.rows[0].stages", "at least 3")),
+        (lambda s: s["rows"][0].update(block_scaled=True), ("block_scaled.rows[0].block_scaled", "the section says which rows are block-scaled: leave it out")),
+        (lambda s: s["rows"][0].update(name="generic_64x64x64"), ("block_scaled.rows[0].name", "is taken by the row on line")),
+        (lambda s: s["buckets"].pop(), ("block_scaled.buckets[3]", "the last bucket must be open")),
+        (lambda s: s.update(fallback=s["rows"][0]["name"]), ("block_scaled.fallback", "the fallback takes any strides")),
+        (lambda s: s.pop("fallback"), ("block_scaled.fallback", "required key is missing")),
+    ]:
+        found = reasons(tmp_path, "sm80", lambda document, edit=edit: edit(document["block_scaled"]))
+        assert any(field == expected[0] and expected[1] in reason for field, reason in found), found
+    found = reasons(tmp_path, "sm80", lambda document: document["rows"][0].update(block_scaled=True))
+    assert ("rows[0].block_scaled", "the section says which rows are block-scaled: leave it out") in found
