@@ -138,7 +138,7 @@ def kernel_source(table: TileTable, name: KernelName) -> str:
 def nvcc_and_flags(arch: str) -> tuple[toolchain.Nvcc, list[str]]:
     """The nvcc, and its flags for the kernels of a table; KernelNotBuiltError says what is missing."""
     nvcc = toolchain.require("nvcc", toolchain.find_nvcc())
-    return nvcc, compile.nvcc_flags(arch, toolchain.require("CUTLASS", toolchain.find_cutlass()))
+    return nvcc, compile.nvcc_flags(arch, toolchain.require("CUTLASS", toolchain.find_cutlass()), nvcc.version)
 
 
 def _link_flags(nvcc: toolchain.Nvcc) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 
 from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.quantize.ops import operator
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _DIMS = ("token", "channel", "tensor")
@@ -69,8 +70,12 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
 
     if not isinstance(symmetric, bool):
         raise BadParamError(f"symmetric: expected True or False, got {symmetric!r}")
-    if not symmetric:
-        return _asymmetric(x, dim)
+    if torch.compiler.is_compiling():
+        return _symmetric_operator(x, dim) if symmetric else AsymmetricInt8(*_asymmetric_operator(x, dim))
+    return _symmetric(x, dim) if symmetric else AsymmetricInt8(*_asymmetric(x, dim))
+
+
+def _symmetric(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor]:
     scale = _scale(x.reshape(1, -1) if dim == "tensor" else x)
     q = quantized(x, scale.view(()) if dim == "tensor" else scale)
     if dim == "tensor":
@@ -85,7 +90,7 @@ def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return ratio.round_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
 
 
-def _asymmetric(x: torch.Tensor, dim: str) -> AsymmetricInt8:
+def _asymmetric(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     rows = x.reshape(1, -1) if dim == "tensor" else x
     low, high = _range(rows)
     divisor = torch.full((), 255.0, dtype=torch.float32, device=x.device)  # on the device: see _scale
@@ -97,10 +102,10 @@ def _asymmetric(x: torch.Tensor, dim: str) -> AsymmetricInt8:
     sums = q.to(torch.int32).view(1) if q.dim() == 0 else q.sum(dim=-1, keepdim=True, dtype=torch.int32)
     zero_point = zero_point.to(torch.int32)
     if dim == "tensor":
-        return AsymmetricInt8(q, scale.view(1), zero_point.view(1), sums)
+        return q, scale.view(1), zero_point.view(1), sums
     if dim == "channel":
         scale, zero_point, sums = (t.transpose(-1, -2).contiguous() for t in (scale, zero_point, sums))
-    return AsymmetricInt8(q, scale, zero_point, sums)
+    return q, scale, zero_point, sums
 
 
 def _range(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -128,3 +133,7 @@ def scale_of(largest: torch.Tensor) -> torch.Tensor:
     # which is one rounding more than the CPU's division.
     divisor = torch.full((), 127.0, dtype=torch.float32, device=largest.device)
     return (largest / divisor).clamp_min_(torch.finfo(torch.float32).tiny)
+
+
+_symmetric_operator = operator("quantize_int8", 2, _symmetric)
+_asymmetric_operator = operator("quantize_int8_asymmetric", 4, _asymmetric)

@@ -21,7 +21,7 @@ def capability(arch: str) -> int:
 def test_kernels_are_compiled_for_the_oldest_gpu_that_the_table_serves(table):
     oldest = min(map(capability, table.serves))
     assert int(compile.target(table.arch).removesuffix("a")) == oldest
-    flags = [flag for flag in compile.nvcc_flags(table.arch, Path("cutlass")) if flag.startswith("-gencode")]
+    flags = [flag for flag in compile.nvcc_flags(table.arch, Path("cutlass"), "13.0.88") if flag.startswith("-gencode")]
     if table.arch == "sm90":
         assert flags == ["-gencode=arch=compute_90a,code=sm_90a"]
     else:  # PTX beside the machine code: a newer GPU runs it, and so can any that is told to by SCALED_MM_ARCH
@@ -107,3 +107,8 @@ def test_every_row_is_among_the_kernels_that_are_checked():
         for section in table.sections:
             whole = {row.name for row in section.rows if {out for name, out in names if name == row.name} == set(codegen.out_dtypes(row))}
             assert len(whole) == 1, section.rows
+
+
+@pytest.mark.parametrize("version, compressed", [("12.0.140", False), ("12.9.86", False), ("13.0.88", True), ("13.4.12", True)])
+def test_kernels_are_compressed_where_every_driver_reads_it(version, compressed):
+    assert ("--compress-mode=size" in compile.nvcc_flags("sm90", Path("cutlass"), version)) is compressed

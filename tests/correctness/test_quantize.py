@@ -178,3 +178,22 @@ def test_quantizing_on_the_gpu_does_not_synchronise():
             quantize_int8(x, dim)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
+@pytest.mark.parametrize("dim", ["token", "channel", "tensor"])
+def test_torch_compile_with_inductor_quantizes_to_the_same_bits(device, dim, symmetric):
+    torch.compiler.reset()  # the cases share one lambda, which may be compiled a few times only
+    compiled = torch.compile(lambda x: quantize_int8(x * 1, dim, symmetric), fullgraph=True)
+    for rows, columns in ((200, 300), (7, 1), (64, 128)):
+        x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(columns)).to(device)
+        eager, made = quantize_int8(x, dim, symmetric), compiled(x)
+        assert type(made) is type(eager)
+        for one, other in zip(eager, made):
+            assert torch.equal(one, other) and one.stride() == other.stride()
+
+
+def test_opcheck_finds_nothing_wrong(device):
+    for name in ("quantize_int8", "quantize_int8_asymmetric", "quantize_int8_block"):
+        for x in (torch.randn(5, 300, device=device), torch.randn(2, 3, 40, device=device)):
+            torch.library.opcheck(getattr(torch.ops.scaled_mm, name).default, (x, "token"))

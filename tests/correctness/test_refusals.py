@@ -382,8 +382,9 @@ def test_an_out_that_torch_would_not_write_to_is_refused_and_left_alone(device):
         with pytest.raises(BadParamError, match="^out: expected a tensor made outside of inference mode"):
             descriptor.calculate(inside, **inputs)
         assert not inside.any()
+        workspace = zeros(descriptor.workspace_size, device=device)
         with torch.inference_mode():
-            descriptor.calculate(inside, **inputs)
+            descriptor.calculate(inside, **inputs, workspace=workspace)
         assert inside.any()
 
 

@@ -1,0 +1,22 @@
+"""`torch.ops.scaled_mm.quantize_*`: what torch.compile sees of a quantizer.
+
+A compiler that took the quantizer apart would divide as it likes (on a GPU torch's own rounds a quotient otherwise than IEEE does,
+torch 2.11), and a bit of a scale is a bit of every product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+_library = torch.library.Library("scaled_mm", "FRAGMENT")
+
+
+def operator(name: str, outputs: int, function: Callable) -> torch._ops.OpOverload:
+    """Registers `function(x, dim)`, which returns that many new tensors and is made of torch's operators alone."""
+    _library.define(f"{name}(Tensor x, str dim) -> ({', '.join(['Tensor'] * outputs)})", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # nothing is differentiated
+    torch.library.register_fake(f"scaled_mm::{name}", function, lib=_library)
+    return getattr(torch.ops.scaled_mm, name).default
