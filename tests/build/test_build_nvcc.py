@@ -33,7 +33,7 @@ def compiler_says(monkeypatch) -> list[str]:
         said.append(f"{done.stdout or ''}{done.stderr or ''}")
         return done
 
-    monkeypatch.setattr(compile, "nvcc_flags", lambda arch, cutlass: [*flags(arch, cutlass), "-Xptxas=-v"])
+    monkeypatch.setattr(compile, "nvcc_flags", lambda *arguments: [*flags(*arguments), "-Xptxas=-v"])
     monkeypatch.setattr(compile.subprocess, "run", listening)
     return said
 
