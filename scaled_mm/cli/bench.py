@@ -179,7 +179,7 @@ def _run_bench(
             if (clocks := read_clocks(device, f"after {records[0].shape}")) is not None:
                 document.clocks.append(clocks)
             save(document, out)  # a run that is cut short leaves what it has
-            _log(console, f"{records[0].shape}: {len(records)} cases")
+            _log(console, f"{records[0].shape}: {len(records)} case{'s' * (len(records) > 1)}")
     save(document, out)
     _finish(document, out, args, console)
     failed = [f"{case.shape} M={case.M}: {reason}" for case, name, reason in analysis.failures(document) if name == peers.OURS]
@@ -236,7 +236,7 @@ def _run_rows(
         for layer in rows.run_rows(cases, names, device, options, step):
             entries += layer
             rows.save_rows(entries, out, environment, _command(args))
-            _log(console, f"{layer[0]['shape']}: {len(layer)} cases")
+            _log(console, f"{layer[0]['shape']}: {len(layer)} case{'s' * (len(layer) > 1)}")
     if args.json:
         _print_json(entries)
     _print_rows(entries, console)
@@ -274,7 +274,7 @@ def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, consol
         mean = geometric_mean(one.factor for one in speedups)
         console.print(f"speed-up [bold]{mean:.3f}x[/bold] over {against}, {len(speedups)} cases", highlight=False)
     if not plots.available():
-        console.print("[yellow]no plots:[/yellow] matplotlib is not installed")
+        console.print("[yellow]no plots:[/yellow] matplotlib is not installed; pip install \".\\[bench]\"")
     console.print(f"wrote {out / 'bench.json'}, " + ", ".join(path.name for path in paths), highlight=False)
 
 
