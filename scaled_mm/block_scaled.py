@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
-from scaled_mm import _core, block_scaled_ops, checks, ops
-from scaled_mm.descriptor import Handle, KernelChoice, TensorDesc, _destroyer, _encode, _stream_address, _strided
-from scaled_mm.errors import BadParamError, BadTensorDtypeError
+from scaled_mm import block_scaled_ops, checks, ops
+from scaled_mm.descriptor import Handle, Plan, _stream_address
+from scaled_mm.errors import BadParamError
 
 _OPERANDS = ("out", *block_scaled_ops.INPUTS)
 
@@ -55,42 +53,11 @@ def block_scaled_mm(
         raise ops.name_dtype(ops.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias) from None
 
 
-class BlockScaledDescriptor:
+class BlockScaledDescriptor(Plan):
     """A plan for a block-scaled product; made by `create_block_scaled_descriptor`. A context manager: leaving it destroys it."""
 
-    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
-        self._pointer = ctypes.c_void_p()
-        if not isinstance(handle, Handle) or not handle._pointer:
-            raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
-        forced = _encode("kernel", kernel)
-        self.device = handle.device
-        described = {name: _strided(name, tensors[name], self.device) for name in _OPERANDS}
-        if self.device.type == "cuda":
-            ops.load_cuda_operators()
-        c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
-        try:
-            _core.call("scaledMMCreateBlockScaledGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, forced)
-        except BadTensorDtypeError as error:
-            raise ops.name_dtype(error, **tensors) from None
-        self._destroy = _destroyer(self, "scaledMMDestroyBlockScaledGemmDescriptor", self._pointer)
-        out, a = described["out"], described["a"]
-        self._product = f"{'x'.join(map(str, (*out.shape, a.shape[-1])))}, {str(out.dtype).removeprefix('torch.')}"
-
-    @property
-    def kernel(self) -> KernelChoice:
-        """The chosen row of the block-scaled section, and why."""
-        self._alive()
-        if self.device.type == "cpu":
-            from scaled_mm import cpu
-
-            return KernelChoice(cpu.kernel_name(), "the device is a CPU", -1, False)
-        choice = _core.KernelChoiceC()
-        _core.call("scaledMMGetBlockScaledGemmKernel", self._pointer, ctypes.byref(choice))
-        return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
-
-    def _alive(self) -> None:
-        if not self._pointer:
-            raise BadParamError("descriptor: expected a live descriptor, got one that was destroyed")
+    _KIND = "BlockScaledGemm"
+    _OPERANDS = _OPERANDS
 
     def calculate(self, out, a, b, a_scale, b_scale, bias=None, *, stream=None) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
@@ -103,40 +70,15 @@ class BlockScaledDescriptor:
         address = -1 if stream is None else _stream_address(stream)
         tensors = (out, a, b, a_scale, b_scale, bias)
         if self.device.type == "cpu":
-            return self._calculate_cpu(tensors)
+            from scaled_mm import cpu_block_scaled
+
+            self._check_on_cpu(tensors)
+            return cpu_block_scaled.gemm(*tensors)
         try:
             block_scaled_ops.block_scaled_calculate(self._pointer.value, *tensors, address)
         except (RuntimeError, TypeError) as error:
-            raise ops.name_dtype(ops.typed_error(error), **dict(zip(_OPERANDS, tensors))) from None
+            raise self._named(ops.typed_error(error), tensors) from None
         checks.mark_written(out)
-
-    def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...]) -> None:
-        from scaled_mm import cpu_block_scaled
-
-        described = [_strided(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
-        for name, tensor in zip(_OPERANDS, tensors):
-            if isinstance(tensor, TensorDesc):
-                raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
-        try:
-            _core.call("scaledMMCheckBlockScaledGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
-        except BadTensorDtypeError as error:
-            raise ops.name_dtype(error, **dict(zip(_OPERANDS, tensors))) from None
-        ops.check_overlap(tensors, _OPERANDS[1:])
-        cpu_block_scaled.gemm(*tensors)
-
-    def destroy(self) -> None:
-        """Free the plan; a second call does nothing."""
-        self._destroy()
-
-    def __enter__(self) -> BlockScaledDescriptor:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.destroy()
-
-    def __repr__(self) -> str:
-        state = f"kernel={self.kernel.row!r}" if self._pointer else "destroyed"
-        return f"BlockScaledDescriptor({self._product}, device={str(self.device)!r}, {state})"
 
 
 def create_block_scaled_descriptor(handle: Handle, *, out, a, b, a_scale, b_scale, bias=None, kernel=None) -> BlockScaledDescriptor:

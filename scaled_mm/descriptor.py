@@ -164,10 +164,6 @@ def _stream_address(stream) -> int:
     return address
 
 
-def _named(error: BaseException, tensors: Sequence[torch.Tensor | TensorDesc | None]) -> BaseException:
-    return ops.name_dtype(error, **dict(zip(_OPERANDS, tensors)))
-
-
 def _encode(name: str, value: str | None) -> bytes | None:
     if value is None:
         return None
@@ -176,8 +172,11 @@ def _encode(name: str, value: str | None) -> bytes | None:
     return value.encode()
 
 
-class Descriptor:
-    """A plan for one product; made by `create_descriptor`. A context manager: leaving it destroys it."""
+class Plan:
+    """What the plans for every kind of product have in common: made over the C interface, asked for their row, destroyed."""
+
+    _KIND = "Gemm"  # in the names of the C functions
+    _OPERANDS: Sequence[str] = _OPERANDS  # in the order of the C interface
 
     def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
         self._pointer = ctypes.c_void_p()
@@ -185,23 +184,23 @@ class Descriptor:
             raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
         forced = _encode("kernel", kernel)
         self.device = handle.device
-        described = {name: _strided(name, tensors[name], self.device) for name in _OPERANDS}
+        described = {name: _strided(name, tensors[name], self.device) for name in self._OPERANDS}
         c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
         if self.device.type == "cuda":
             ops.load_cuda_operators()
         try:
-            _core.call("scaledMMCreateGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, forced)
+            _core.call(f"scaledMMCreate{self._KIND}Descriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, forced)
         except BadTensorDtypeError as error:
-            raise _named(error, tuple(tensors[name] for name in _OPERANDS)) from None
-        self._destroy = _destroyer(self, "scaledMMDestroyGemmDescriptor", self._pointer)
+            raise ops.name_dtype(error, **tensors) from None
+        self._destroy = _destroyer(self, f"scaledMMDestroy{self._KIND}Descriptor", self._pointer)
         size = ctypes.c_size_t()
-        _core.call("scaledMMGetGemmWorkspaceSize", self._pointer, ctypes.byref(size))
+        _core.call(f"scaledMMGet{self._KIND}WorkspaceSize", self._pointer, ctypes.byref(size))
         self.workspace_size: int = size.value
-        out, a = described["out"], described["a"]
-        sizes = "x".join(map(str, (*out.shape, a.shape[-1])))  # MxNxK, or BxMxNxK
-        self._product = f"{sizes}, {str(out.dtype).removeprefix('torch.')}"
-        self._address = self._pointer.value
-        self._device_index = self.device.index if self.device.type == "cuda" else -1
+        self._product = f"{self._sizes(described)}, {str(described['out'].dtype).removeprefix('torch.')}"
+
+    def _sizes(self, described: dict[str, TensorDesc | None]) -> str:
+        """MxNxK, or BxMxNxK."""
+        return "x".join(map(str, (*described["out"].shape, described["a"].shape[-1])))
 
     @property
     def kernel(self) -> KernelChoice:
@@ -212,12 +211,56 @@ class Descriptor:
 
             return KernelChoice(cpu.kernel_name(), "the device is a CPU", -1, False)
         choice = _core.KernelChoiceC()
-        _core.call("scaledMMGetGemmKernel", self._pointer, ctypes.byref(choice))
+        _core.call(f"scaledMMGet{self._KIND}Kernel", self._pointer, ctypes.byref(choice))
         return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
 
     def _alive(self) -> None:
         if not self._pointer:
             raise BadParamError("descriptor: expected a live descriptor, got one that was destroyed")
+
+    def _check_on_cpu(self, tensors: Sequence[torch.Tensor | None], workspace: torch.Tensor | None = None) -> None:
+        """What the CUDA operators check before a launch: the tensors the plan was made for, apart from each other."""
+        if workspace is not None:  # not used, but wrong here is wrong on a GPU
+            if not isinstance(workspace, torch.Tensor):
+                raise BadParamError(f"workspace: expected a tensor or None, got {type(workspace).__name__}")
+            ops.check_device("workspace", workspace, self.device)
+            if not workspace.is_contiguous():
+                raise BadTensorStridesError("workspace: expected a contiguous tensor")
+        described = [_strided(name, tensor, self.device) for name, tensor in zip(self._OPERANDS, tensors)]
+        for name, tensor in zip(self._OPERANDS, tensors):
+            if isinstance(tensor, TensorDesc):
+                raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
+        try:
+            _core.call(f"scaledMMCheck{self._KIND}Tensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
+        except BadTensorDtypeError as error:
+            raise self._named(error, tensors) from None
+        ops.check_overlap(tensors, self._OPERANDS[1:])
+
+    def _named(self, error: BaseException, tensors: Sequence[torch.Tensor | None]) -> BaseException:
+        return ops.name_dtype(error, **dict(zip(self._OPERANDS, tensors)))
+
+    def destroy(self) -> None:
+        """Free the plan; a second call does nothing."""
+        self._destroy()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        state = f"kernel={self.kernel.row!r}" if self._pointer else "destroyed"
+        return f"{type(self).__name__}({self._product}, device={str(self.device)!r}, {state})"
+
+
+class Descriptor(Plan):
+    """A plan for one product; made by `create_descriptor`. A context manager: leaving it destroys it."""
+
+    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
+        super().__init__(handle, tensors, kernel)
+        self._address = self._pointer.value
+        self._device_index = self.device.index if self.device.type == "cuda" else -1
 
     def calculate(
         self, out, a, b, a_scale=None, b_scale=None, bias=None, *, a_zero_point=None, b_zero_point=None, a_row_sums=None,
@@ -245,7 +288,7 @@ class Descriptor:
                 return
             if status is not NotImplemented:
                 error = fast.failed(status)
-                raise _named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums))
+                raise self._named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums))
         if isinstance(b, PreparedWeight):
             b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums)
             return self.calculate(
@@ -255,48 +298,17 @@ class Descriptor:
         checks.check_out(out)
         tensors = (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
         if self._device_index < 0:
-            return self._calculate_cpu(tensors, workspace)
+            from scaled_mm import cpu
+
+            self._check_on_cpu(tensors, workspace)
+            return cpu.gemm(*tensors)
         if stream is None:
             stream = -1
         try:
             ops.calculate(self._address, *tensors[:8], workspace, stream, a_row_sums, b_column_sums)
         except (RuntimeError, TypeError) as error:
-            raise _named(ops.typed_error(error), tensors) from None
+            raise self._named(ops.typed_error(error), tensors) from None
         checks.mark_written(out)
-
-    def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
-        from scaled_mm import cpu
-
-        if workspace is not None:  # not used, but wrong here is wrong on a GPU
-            if not isinstance(workspace, torch.Tensor):
-                raise BadParamError(f"workspace: expected a tensor or None, got {type(workspace).__name__}")
-            ops.check_device("workspace", workspace, self.device)
-            if not workspace.is_contiguous():
-                raise BadTensorStridesError("workspace: expected a contiguous tensor")
-        described = [_strided(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
-        for name, tensor in zip(_OPERANDS, tensors):
-            if isinstance(tensor, TensorDesc):
-                raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
-        try:
-            _core.call("scaledMMCheckGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
-        except BadTensorDtypeError as error:
-            raise _named(error, tensors) from None
-        ops.check_overlap(tensors)
-        cpu.gemm(*tensors)
-
-    def destroy(self) -> None:
-        """Free the plan; a second call does nothing."""
-        self._destroy()
-
-    def __enter__(self) -> Descriptor:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.destroy()
-
-    def __repr__(self) -> str:
-        state = f"kernel={self.kernel.row!r}" if self._pointer else "destroyed"
-        return f"Descriptor({self._product}, device={str(self.device)!r}, {state})"
 
 
 def create_descriptor(

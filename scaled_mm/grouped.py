@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
-from scaled_mm import _core, checks, grouped_ops, ops
-from scaled_mm.descriptor import (
-    Handle,
-    KernelChoice,
-    TensorDesc,
-    _destroyer,
-    _encode,
-    _stream_address,
-    _strided,
-)
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorStridesError
+from scaled_mm import checks, grouped_ops, ops
+from scaled_mm.descriptor import Handle, Plan, TensorDesc, _stream_address
+from scaled_mm.errors import BadParamError, BadTensorDtypeError
 
 _OPERANDS = ("out", "a", "b", "a_scale", "b_scale", "bias", "expert_offsets")
 _OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32)
@@ -68,45 +58,14 @@ def grouped_scaled_mm(
         ) from None  # fmt: skip
 
 
-class GroupedDescriptor:
+class GroupedDescriptor(Plan):
     """A plan for grouped products; made by `create_grouped_descriptor`. A context manager: leaving it destroys it."""
 
-    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
-        self._pointer = ctypes.c_void_p()
-        if not isinstance(handle, Handle) or not handle._pointer:
-            raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
-        forced = _encode("kernel", kernel)
-        self.device = handle.device
-        described = {name: _strided(name, tensors[name], self.device) for name in _OPERANDS}
-        if self.device.type == "cuda":
-            ops.load_cuda_operators()
-        c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
-        try:
-            _core.call("scaledMMCreateGroupedGemmDescriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, forced)
-        except BadTensorDtypeError as error:
-            raise ops.name_dtype(error, **tensors) from None
-        self._destroy = _destroyer(self, "scaledMMDestroyGroupedGemmDescriptor", self._pointer)
-        size = ctypes.c_size_t()
-        _core.call("scaledMMGetGroupedGemmWorkspaceSize", self._pointer, ctypes.byref(size))
-        self.workspace_size: int = size.value
-        out, b = described["out"], described["b"]
-        self._product = f"{out.shape[0]} tokens, {'x'.join(map(str, b.shape))}, {str(out.dtype).removeprefix('torch.')}"
+    _KIND = "GroupedGemm"
+    _OPERANDS = _OPERANDS
 
-    @property
-    def kernel(self) -> KernelChoice:
-        """The chosen row of the grouped section, and why."""
-        self._alive()
-        if self.device.type == "cpu":
-            from scaled_mm import cpu
-
-            return KernelChoice(cpu.kernel_name(), "the device is a CPU", -1, False)
-        choice = _core.KernelChoiceC()
-        _core.call("scaledMMGetGroupedGemmKernel", self._pointer, ctypes.byref(choice))
-        return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
-
-    def _alive(self) -> None:
-        if not self._pointer:
-            raise BadParamError("descriptor: expected a live descriptor, got one that was destroyed")
+    def _sizes(self, described: dict[str, TensorDesc | None]) -> str:
+        return f"{described['out'].shape[0]} tokens, {'x'.join(map(str, described['b'].shape))}"
 
     def calculate(self, out, a, b, a_scale=None, b_scale=None, expert_offsets=None, bias=None, *, workspace=None, stream=None) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
@@ -118,50 +77,19 @@ class GroupedDescriptor:
         self._alive()
         address = -1 if stream is None else _stream_address(stream)
         checks.check_out(out)
+        tensors = (out, a, b, a_scale, b_scale, bias, expert_offsets)
         if self.device.type == "cpu":
-            return self._calculate_cpu((out, a, b, a_scale, b_scale, bias, expert_offsets), workspace)
+            from scaled_mm import cpu_grouped
+
+            self._check_on_cpu(tensors, workspace)
+            return cpu_grouped.grouped_gemm(*tensors)
         try:
             grouped_ops.grouped_calculate(
                 self._pointer.value, out, a, b, a_scale, b_scale, expert_offsets, bias, workspace, address
             )  # fmt: skip
         except (RuntimeError, TypeError) as error:
-            tensors = dict(zip(_OPERANDS, (out, a, b, a_scale, b_scale, bias, expert_offsets)))
-            raise ops.name_dtype(ops.typed_error(error), **tensors) from None
+            raise self._named(ops.typed_error(error), tensors) from None
         checks.mark_written(out)
-
-    def _calculate_cpu(self, tensors: tuple[torch.Tensor | None, ...], workspace: torch.Tensor | None) -> None:
-        from scaled_mm import cpu_grouped
-
-        if workspace is not None:  # not used, but wrong here is wrong on a GPU
-            if not isinstance(workspace, torch.Tensor):
-                raise BadParamError(f"workspace: expected a tensor or None, got {type(workspace).__name__}")
-            ops.check_device("workspace", workspace, self.device)
-            if not workspace.is_contiguous():
-                raise BadTensorStridesError("workspace: expected a contiguous tensor")
-        described = [_strided(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
-        for name, tensor in zip(_OPERANDS, tensors):
-            if isinstance(tensor, TensorDesc):
-                raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
-        try:
-            _core.call("scaledMMCheckGroupedGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
-        except BadTensorDtypeError as error:
-            raise ops.name_dtype(error, **dict(zip(_OPERANDS, tensors))) from None
-        ops.check_overlap(tensors, _OPERANDS[1:])
-        cpu_grouped.grouped_gemm(*tensors)
-
-    def destroy(self) -> None:
-        """Free the plan; a second call does nothing."""
-        self._destroy()
-
-    def __enter__(self) -> GroupedDescriptor:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.destroy()
-
-    def __repr__(self) -> str:
-        state = f"kernel={self.kernel.row!r}" if self._pointer else "destroyed"
-        return f"GroupedDescriptor({self._product}, device={str(self.device)!r}, {state})"
 
 
 def create_grouped_descriptor(

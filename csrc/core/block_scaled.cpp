@@ -1,10 +1,9 @@
 // The descriptor of a block-scaled product: planned once, as descriptor.cpp plans the plain one.
-#include <mutex>
 #include <new>
-#include <string>
 
 #include "core/block_scaled_info.h"
 #include "core/handle.h"
+#include "core/row_choice.h"
 #include "core/status.h"
 
 using namespace scaled_mm;
@@ -14,46 +13,19 @@ constexpr int kTensors = 6;
 constexpr const char* kNames[kTensors] = {"out", "a", "b", "a_scale", "b_scale", "bias"};
 }  // namespace
 
-struct scaledMMBlockScaledGemmDescriptor {
+struct scaledMMBlockScaledGemmDescriptor : RowChoice {
   scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
   BlockScaledInfo info;
   GemmLaunch launch;  // everything but the pointers
 
   const Kernel* kernel = nullptr;
-  RowNeeds needs;
-
-  const Table* table = nullptr;
-  const TableRow* row = nullptr;
-  const TableRow* bucket_row = nullptr;
-  int32_t bucket = -1;
-  const char* misfit = nullptr;  // why the bucket's own row was passed over
-  std::once_flag reason_once;
-  std::string reason;  // written on demand
 
   scaledMMTensorDesc_t tensors[kTensors];  // it was created with; ndim -1 marks an absent one
 };
 
 namespace {
 
-scaledMMStatus_t choose_row(const char* forced, scaledMMBlockScaledGemmDescriptor* d) {
-  const GemmInfo& info = d->info.gemm;
-  if (forced != nullptr) {
-    d->row = d->table->find_row(forced);
-    if (d->row == nullptr) {
-      return fail(SCALED_MM_STATUS_KERNEL_NOT_FOUND, "kernel: expected a block-scaled row of %s (%s), got %s", d->table->arch.c_str(),
-                  d->table->source.c_str(), forced);
-    }
-    if (const char* why = misfit(info, d->row->needs)) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
-    }
-    return SCALED_MM_STATUS_SUCCESS;
-  }
-  d->bucket = d->table->find_bucket(info.M, info.N, info.K);
-  d->bucket_row = &d->table->rows[d->table->buckets[d->bucket].row];
-  d->misfit = misfit(info, d->bucket_row->needs);
-  d->row = d->misfit ? &d->table->rows[d->table->fallback_row] : d->bucket_row;
-  return SCALED_MM_STATUS_SUCCESS;
-}
+constexpr const char* kKind = "block-scaled ";  // in messages
 
 void fill_launch(scaledMMBlockScaledGemmDescriptor* d) {
   const GemmInfo& info = d->info.gemm;
@@ -87,8 +59,8 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMBlock
     return SCALED_MM_STATUS_SUCCESS;
   }
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table, SCALED_MM_TABLE_BLOCK_SCALED_GEMM)) return s;
-  if (scaledMMStatus_t s = choose_row(forced, d)) return s;
-  d->needs = d->row->needs;
+  const auto misfit_of = [d](const RowNeeds& needs) { return misfit(d->info.gemm, needs); };
+  if (scaledMMStatus_t s = d->choose(forced, kKind, d->info.gemm.M, d->info.gemm.N, d->info.gemm.K, misfit_of)) return s;
   const GemmInfo& info = d->info.gemm;
   if (info.M == 0 || info.N == 0) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), info.out_dtype, handle->info.device_id,
@@ -176,20 +148,7 @@ scaledMMStatus_t scaledMMGetBlockScaledGemmDevice(scaledMMBlockScaledGemmDescrip
 
 scaledMMStatus_t scaledMMGetBlockScaledGemmKernel(scaledMMBlockScaledGemmDescriptor_t d, scaledMMKernelChoice_t* choice) {
   if (d == nullptr || choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, choice: expected both, got a null pointer");
-  std::call_once(d->reason_once, [d] {
-    if (d->row == nullptr) {
-      d->reason = "the device is a CPU";
-    } else if (d->bucket < 0) {
-      d->reason = "forced by name, from " + d->table->source;
-    } else {
-      d->reason = "block-scaled bucket " + std::to_string(d->bucket) + " of " + d->table->source + (d->table->tuned ? " (tuned)" : "");
-      if (d->misfit) d->reason += "; its row " + d->bucket_row->name + " cannot take this product (" + d->misfit + "), so the fallback row runs";
-    }
-  });
-  choice->row = d->row ? d->row->name.c_str() : "cpu";
-  choice->reason = d->reason.c_str();
-  choice->bucket = d->bucket;
-  choice->tuned = d->table && d->table->tuned;
+  d->describe(kKind, choice);
   return SCALED_MM_STATUS_SUCCESS;
 }
 

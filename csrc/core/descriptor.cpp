@@ -2,34 +2,24 @@
 #include <atomic>
 #include <cstdio>
 #include <memory>
-#include <mutex>
 #include <new>
-#include <string>
 
 #include "core/gemm_info.h"
 #include "core/handle.h"
+#include "core/row_choice.h"
 #include "core/status.h"
 
 using namespace scaled_mm;
 
-struct scaledMMGemmDescriptor {
+struct scaledMMGemmDescriptor : RowChoice {
   scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
   GemmInfo info;
   GemmLaunch launch;  // everything but the pointers
 
   const Kernel* kernel = nullptr;
   const Kernel* zero_point_terms = nullptr;
-  RowNeeds needs;
   size_t terms_size = 0;      // bytes of the workspace for the zero-point terms, which come first in it
   size_t workspace_size = 0;  // with what the kernel asks for
-
-  const Table* table = nullptr;
-  const TableRow* row = nullptr;
-  int32_t bucket = -1;
-  const char* misfit = nullptr;  // why the bucket's own row was passed over
-  const TableRow* bucket_row = nullptr;
-  std::once_flag reason_once;
-  std::string reason;            // written on demand
 
   // Kept from the second launch on: a plan that runs once has no use for it. Whoever finds it taken launches without.
   std::unique_ptr<LaunchCache> cache;
@@ -42,26 +32,7 @@ struct scaledMMGemmDescriptor {
 
 namespace {
 
-scaledMMStatus_t choose_row(const char* forced, scaledMMGemmDescriptor* d) {
-  const GemmInfo& info = d->info;
-  if (forced != nullptr) {
-    d->row = d->table->find_row(forced);
-    if (d->row == nullptr) {
-      return fail(SCALED_MM_STATUS_KERNEL_NOT_FOUND, "kernel: expected a row of %s (%s), got %s", d->table->arch.c_str(),
-                  d->table->source.c_str(), forced);
-    }
-    if (const char* why = misfit(info, d->row->needs)) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
-    }
-    return SCALED_MM_STATUS_SUCCESS;
-  }
-  // A batch has as many tiles as one product of all its columns, and how many fill the GPU is what the edges of N are about.
-  d->bucket = d->table->find_bucket(info.M, info.N * info.batch, info.K);
-  d->bucket_row = &d->table->rows[d->table->buckets[d->bucket].row];
-  d->misfit = misfit(info, d->bucket_row->needs);
-  d->row = d->misfit ? &d->table->rows[d->table->fallback_row] : d->bucket_row;
-  return SCALED_MM_STATUS_SUCCESS;
-}
+constexpr const char* kKind = "";  // in messages
 
 void fill_launch(scaledMMGemmDescriptor* d) {
   const GemmInfo& info = d->info;
@@ -102,8 +73,9 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGemmD
     return SCALED_MM_STATUS_SUCCESS;
   }
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table)) return s;
-  if (scaledMMStatus_t s = choose_row(forced, d)) return s;
-  d->needs = d->row->needs;
+  // A batch has as many tiles as one product of all its columns, and how many fill the GPU is what the edges of N are about.
+  const auto misfit_of = [d](const RowNeeds& needs) { return misfit(d->info, needs); };
+  if (scaledMMStatus_t s = d->choose(forced, kKind, d->info.M, d->info.N * d->info.batch, d->info.K, misfit_of)) return s;
   if (d->info.empty()) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), d->info.out_dtype, device, shared_memory,
@@ -234,20 +206,7 @@ scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t d, int32_t* devi
 
 scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t d, scaledMMKernelChoice_t* choice) {
   if (d == nullptr || choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, choice: expected both, got a null pointer");
-  std::call_once(d->reason_once, [d] {
-    if (d->row == nullptr) {
-      d->reason = "the device is a CPU";
-    } else if (d->bucket < 0) {
-      d->reason = "forced by name, from " + d->table->source;
-    } else {
-      d->reason = "bucket " + std::to_string(d->bucket) + " of " + d->table->source + (d->table->tuned ? " (tuned)" : "");
-      if (d->misfit) d->reason += "; its row " + d->bucket_row->name + " cannot take this product (" + d->misfit + "), so the fallback row runs";
-    }
-  });
-  choice->row = d->row ? d->row->name.c_str() : "cpu";
-  choice->reason = d->reason.c_str();
-  choice->bucket = d->bucket;
-  choice->tuned = d->table && d->table->tuned;
+  d->describe(kKind, choice);
   return SCALED_MM_STATUS_SUCCESS;
 }
 

@@ -1,10 +1,9 @@
 // The descriptor of a grouped product: planned once, as descriptor.cpp plans the plain one.
-#include <mutex>
 #include <new>
-#include <string>
 
 #include "core/grouped_info.h"
 #include "core/handle.h"
+#include "core/row_choice.h"
 #include "core/status.h"
 
 using namespace scaled_mm;
@@ -14,47 +13,20 @@ constexpr int kTensors = 7;
 constexpr const char* kNames[kTensors] = {"out", "a", "b", "a_scale", "b_scale", "bias", "expert_offsets"};
 }  // namespace
 
-struct scaledMMGroupedGemmDescriptor {
+struct scaledMMGroupedGemmDescriptor : RowChoice {
   scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
   GroupedInfo info;
   GemmLaunch launch;  // everything but the pointers
 
   const Kernel* kernel = nullptr;
-  RowNeeds needs;
   size_t workspace_size = 0;
-
-  const Table* table = nullptr;
-  const TableRow* row = nullptr;
-  const TableRow* bucket_row = nullptr;
-  int32_t bucket = -1;
-  const char* misfit = nullptr;  // why the bucket's own row was passed over
-  std::once_flag reason_once;
-  std::string reason;  // written on demand
 
   scaledMMTensorDesc_t tensors[kTensors];  // it was created with; ndim -1 marks an absent one
 };
 
 namespace {
 
-scaledMMStatus_t choose_row(const char* forced, scaledMMGroupedGemmDescriptor* d) {
-  const GroupedInfo& info = d->info;
-  if (forced != nullptr) {
-    d->row = d->table->find_row(forced);
-    if (d->row == nullptr) {
-      return fail(SCALED_MM_STATUS_KERNEL_NOT_FOUND, "kernel: expected a grouped row of %s (%s), got %s", d->table->arch.c_str(),
-                  d->table->source.c_str(), forced);
-    }
-    if (const char* why = misfit(info, d->row->needs)) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
-    }
-    return SCALED_MM_STATUS_SUCCESS;
-  }
-  d->bucket = d->table->find_bucket(info.rows_per_expert(), info.gemm.N, info.gemm.K);
-  d->bucket_row = &d->table->rows[d->table->buckets[d->bucket].row];
-  d->misfit = misfit(info, d->bucket_row->needs);
-  d->row = d->misfit ? &d->table->rows[d->table->fallback_row] : d->bucket_row;
-  return SCALED_MM_STATUS_SUCCESS;
-}
+constexpr const char* kKind = "grouped ";  // in messages
 
 void fill_launch(scaledMMGroupedGemmDescriptor* d) {
   const GemmInfo& info = d->info.gemm;
@@ -86,8 +58,8 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGroup
     return SCALED_MM_STATUS_SUCCESS;
   }
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table, SCALED_MM_TABLE_GROUPED_GEMM)) return s;
-  if (scaledMMStatus_t s = choose_row(forced, d)) return s;
-  d->needs = d->row->needs;
+  const auto misfit_of = [d](const RowNeeds& needs) { return misfit(d->info, needs); };
+  if (scaledMMStatus_t s = d->choose(forced, kKind, d->info.rows_per_expert(), d->info.gemm.N, d->info.gemm.K, misfit_of)) return s;
   const GemmInfo& info = d->info.gemm;
   if (info.M == 0 || info.N == 0) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), info.out_dtype, handle->info.device_id,
@@ -204,20 +176,7 @@ scaledMMStatus_t scaledMMGetGroupedGemmDevice(scaledMMGroupedGemmDescriptor_t d,
 
 scaledMMStatus_t scaledMMGetGroupedGemmKernel(scaledMMGroupedGemmDescriptor_t d, scaledMMKernelChoice_t* choice) {
   if (d == nullptr || choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, choice: expected both, got a null pointer");
-  std::call_once(d->reason_once, [d] {
-    if (d->row == nullptr) {
-      d->reason = "the device is a CPU";
-    } else if (d->bucket < 0) {
-      d->reason = "forced by name, from " + d->table->source;
-    } else {
-      d->reason = "grouped bucket " + std::to_string(d->bucket) + " of " + d->table->source + (d->table->tuned ? " (tuned)" : "");
-      if (d->misfit) d->reason += "; its row " + d->bucket_row->name + " cannot take this product (" + d->misfit + "), so the fallback row runs";
-    }
-  });
-  choice->row = d->row ? d->row->name.c_str() : "cpu";
-  choice->reason = d->reason.c_str();
-  choice->bucket = d->bucket;
-  choice->tuned = d->table && d->table->tuned;
+  d->describe(kKind, choice);
   return SCALED_MM_STATUS_SUCCESS;
 }
 

@@ -1,0 +1,66 @@
+// The kernel row of a plan, and why: what descriptors of every kind of product have in common.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "core/registry.h"
+#include "core/status.h"
+
+namespace scaled_mm {
+
+struct RowChoice {
+  const Table* table = nullptr;  // nullptr: the device is a CPU
+  const TableRow* row = nullptr;
+  const TableRow* bucket_row = nullptr;
+  int32_t bucket = -1;           // -1: the row was forced by name
+  const char* misfit = nullptr;  // why the bucket's own row was passed over
+  RowNeeds needs;                // of the row
+
+  // The row named `forced`, or that of the bucket of (M, N, K), or the fallback. kind: in messages, "" or "grouped ".
+  // misfit_of(needs): why a row with these needs cannot take the product, nullptr when it can.
+  template <class MisfitOf>
+  scaledMMStatus_t choose(const char* forced, const char* kind, int64_t M, int64_t N, int64_t K, const MisfitOf& misfit_of) {
+    if (forced != nullptr) {
+      row = table->find_row(forced);
+      if (row == nullptr) {
+        return fail(SCALED_MM_STATUS_KERNEL_NOT_FOUND, "kernel: expected a %srow of %s (%s), got %s", kind, table->arch.c_str(),
+                    table->source.c_str(), forced);
+      }
+      if (const char* why = misfit_of(row->needs)) {
+        return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
+      }
+    } else {
+      bucket = table->find_bucket(M, N, K);
+      bucket_row = &table->rows[table->buckets[bucket].row];
+      misfit = misfit_of(bucket_row->needs);
+      row = misfit ? &table->rows[table->fallback_row] : bucket_row;
+    }
+    needs = row->needs;
+    return SCALED_MM_STATUS_SUCCESS;
+  }
+
+  // Its strings live as long as the plan. kind: as above.
+  void describe(const char* kind, scaledMMKernelChoice_t* choice) {
+    std::call_once(reason_once_, [&] {
+      if (row == nullptr) {
+        reason_ = "the device is a CPU";
+      } else if (bucket < 0) {
+        reason_ = "forced by name, from " + table->source;
+      } else {
+        reason_ = kind + ("bucket " + std::to_string(bucket)) + " of " + table->source + (table->tuned ? " (tuned)" : "");
+        if (misfit) reason_ += "; its row " + bucket_row->name + " cannot take this product (" + misfit + "), so the fallback row runs";
+      }
+    });
+    choice->row = row ? row->name.c_str() : "cpu";
+    choice->reason = reason_.c_str();
+    choice->bucket = bucket;
+    choice->tuned = table && table->tuned;
+  }
+
+ private:
+  std::once_flag reason_once_;
+  std::string reason_;  // written on demand
+};
+
+}  // namespace scaled_mm
