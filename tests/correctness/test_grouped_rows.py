@@ -161,6 +161,21 @@ def test_every_grouped_row_follows_offsets_that_change_between_replays_of_a_grap
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
+def test_every_grouped_row_is_one_launch(handle_for, arch, row):
+    case = grouped(500, 20, 128, 136, device="cuda:0")
+    out = case.poisoned()
+    with sm.create_grouped_descriptor(handle_for(arch, row), out=out, **case.inputs, kernel=row) as desc:
+        workspace = torch.empty(desc.workspace_size, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
+        desc.calculate(out, **case.inputs, workspace=workspace)  # loads what is loaded lazily
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            desc.calculate(out, **case.inputs, workspace=workspace)
+            torch.cuda.synchronize()
+    kernels = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(kernels) == 1, kernels
+
+
+@pytest.mark.parametrize("arch, row", ROWS, ids=str)
 def test_every_grouped_row_sums_without_saturating(handle_for, arch, row):
     K = 131056  # the largest multiple of 16 below the bound
     a, weight = torch.full((3, K), -128, dtype=torch.int8, device="cuda"), torch.full((2, 16, K), -128, dtype=torch.int8, device="cuda")

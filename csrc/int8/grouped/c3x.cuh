@@ -1,6 +1,6 @@
 // The grouped variant of c3x/ for SM90: CUTLASS 3.x's pointer-array kernel, whose producer and epilogue warps edit their tensor
-// maps when a tile belongs to another expert than the one before. Two launches: one that turns expert_offsets into the sizes,
-// pointers and strides that CUTLASS reads from memory, and the product.
+// maps when a tile belongs to another expert than the one before. One launch: what CUTLASS reads from memory (sizes, pointers and
+// strides of every expert) is worked out by the blocks themselves before they begin.
 #pragma once
 
 #include "cutlass/gemm/group_array_problem_shape.hpp"
@@ -21,7 +21,7 @@ struct Cooperative {
   using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative;
 };
 
-// What the preparation writes, one entry for each expert.
+// What CUTLASS reads, one entry for each expert.
 template <class Gemm>
 struct Problems {
   typename Gemm::Shape* shapes;
@@ -34,6 +34,7 @@ struct Problems {
   int32_t* begin;
 };
 
+// What these entries are worked out from.
 template <class Gemm>
 struct Preparation {
   Experts experts;
@@ -42,41 +43,48 @@ struct Preparation {
   typename Gemm::ElementOut* out;
   int64_t lda, ldb, ldd, b_stride;
   Problems<Gemm> problems;
+
+  __device__ void write(int expert, int begin, int end) const {
+    const int8_t* own_a = a + begin * lda;
+    const int8_t* own_b = b + expert * b_stride;
+    problems.shapes[expert] = {Gemm::kSwapAB ? N : end - begin, Gemm::kSwapAB ? end - begin : N, K};
+    problems.first[expert] = Gemm::kSwapAB ? own_b : own_a;
+    problems.second[expert] = Gemm::kSwapAB ? own_a : own_b;
+    problems.out[expert] = out + begin * ldd;
+    problems.stride_first[expert] = {Gemm::kSwapAB ? ldb : lda, cute::_1{}, cute::_0{}};
+    problems.stride_second[expert] = {Gemm::kSwapAB ? lda : ldb, cute::_1{}, cute::_0{}};
+    cute::get<Gemm::kSwapAB ? 1 : 0>(problems.stride_out[expert]) = ldd;
+    problems.begin[expert] = begin;
+  }
 };
 
-// Every block walks the windows of experts, writes its share of them, and clears its share of the rows that are nobody's.
+// Every block writes the entries of all experts, for no block can wait for another. All write the same values to the same places, so
+// what a block finds there is what it wrote, whoever was last.
 template <class Gemm>
-__global__ void __launch_bounds__(128) prepare_kernel(const __grid_constant__ Preparation<Gemm> p) {
+__global__ void __launch_bounds__(Gemm::GemmKernel::MaxThreadsPerBlock, 1)
+    grouped_kernel(const __grid_constant__ Preparation<Gemm> p, const __grid_constant__ typename Gemm::GemmKernel::Params params) {
   constexpr int kPerLane = 8;
   using Window = ExpertWindow<kPerLane>;
-  const int lane = int(threadIdx.x) % 32;
-  int rows_before = 0, number = 0;
-  for (int first = 0; first < p.experts.count; first += Window::kSize, ++number) {
+  static_assert(Gemm::GemmKernel::MaxThreadsPerBlock / 32 >= kPerLane, "warp i writes the i-th expert of every lane");
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) / 32;
+  int rows_before = 0;
+  for (int first = 0; first < p.experts.count; first += Window::kSize) {
     Window window;
     window.load(p.experts, first, rows_before, lane);
-    rows_before = __shfl_sync(kWholeWarp, window.end[kPerLane - 1], 31);
-    if (number % int(gridDim.x) != int(blockIdx.x) || threadIdx.x >= 32) continue;
     int begin = window.before;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {
-      const int expert = first + lane * kPerLane + i, rows = window.end[i] - begin;
-      if (expert < p.experts.count) {
-        const int8_t* a = p.a + begin * p.lda;
-        const int8_t* b = p.b + expert * p.b_stride;
-        const Problems<Gemm>& to = p.problems;
-        to.shapes[expert] = {Gemm::kSwapAB ? p.N : rows, Gemm::kSwapAB ? rows : p.N, p.K};
-        to.first[expert] = Gemm::kSwapAB ? b : a;
-        to.second[expert] = Gemm::kSwapAB ? a : b;
-        to.out[expert] = p.out + begin * p.ldd;
-        to.stride_first[expert] = {Gemm::kSwapAB ? p.ldb : p.lda, cute::_1{}, cute::_0{}};
-        to.stride_second[expert] = {Gemm::kSwapAB ? p.lda : p.ldb, cute::_1{}, cute::_0{}};
-        cute::get<Gemm::kSwapAB ? 1 : 0>(to.stride_out[expert]) = p.ldd;
-        to.begin[expert] = begin;
-      }
+      const int expert = first + lane * kPerLane + i;
+      if (i == warp && expert < p.experts.count) p.write(expert, begin, window.end[i]);
       begin = window.end[i];
     }
+    rows_before = __shfl_sync(kWholeWarp, begin, 31);
   }
   clear_rows(p.out, p.ldd, 1, rows_before, p.experts.tokens, p.N);
+  if (p.experts.count == 0) return;
+  __syncthreads();
+  extern __shared__ char shared_memory[];
+  typename Gemm::GemmKernel{}(params, shared_memory);
 }
 
 template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB_,
@@ -112,16 +120,11 @@ struct C3x {
   using StrideOut = typename GemmKernel::InternalStrideD;
 
   static DeviceKernel& kernel() {
-    static DeviceKernel one(&cutlass::device_kernel<GemmKernel>);
-    return one;
-  }
-  static DeviceKernel& preparation() {
-    static DeviceKernel one(&prepare_kernel<C3x>);
+    static DeviceKernel one(&grouped_kernel<C3x>);
     return one;
   }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
-    if (scaledMMStatus_t status = scaled_mm::prepare_kernel(preparation(), 0, device, message, size)) return status;
     return scaled_mm::prepare_kernel(kernel(), GemmKernel::SharedStorageSize, device, message, size);
   }
 
@@ -164,14 +167,6 @@ struct C3x {
     return int64_t(layout.end() + kAlignment);  // the workspace itself is aligned to 16 bytes
   }
 
-  static scaledMMStatus_t launch_preparation(const Preparation<C3x>& p, const GemmLaunch& l, char* message, size_t size) {
-    LaunchShape shape;
-    shape.grid = dim3(unsigned(l.multiprocessors));
-    shape.block = dim3(128);
-    void* pointers[] = {const_cast<Preparation<C3x>*>(&p)};
-    return launch_kernel(preparation(), shape, pointers, l, message, size);
-  }
-
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     if (l.M > INT_MAX - kTileM - kTileN || l.N > INT_MAX - kTileM - kTileN) {
       snprintf(message, size, "out: expected at most %d rows and columns and a tile, got %lld tokens, N = %lld", INT_MAX,
@@ -185,12 +180,9 @@ struct C3x {
     const Problems<C3x> problems = problems_in(layout, l.groups->experts);
     // A dimension of one has no stride of its own, but a tensor map wants a legal one.
     const int64_t packed_k = (l.K + 15) / 16 * 16, packed_n = (l.N + kAlignOut - 1) / kAlignOut * kAlignOut;
-    const Preparation<C3x> p{experts_of(l), int(l.N), int(l.K), static_cast<const int8_t*>(l.a), static_cast<const int8_t*>(l.b),
-                             static_cast<ElementOut*>(l.out), l.M > 1 ? l.a_stride_m : packed_k, l.N > 1 ? l.b_stride_n : packed_k,
-                             l.M > 1 ? l.out_stride_m : packed_n, l.groups->b_stride, problems};
-    if (scaledMMStatus_t status = launch_preparation(p, l, message, size)) return status;
-    if (l.groups->experts == 0) return SCALED_MM_STATUS_SUCCESS;  // all rows are cleared
-
+    Preparation<C3x> p{experts_of(l), int(l.N), int(l.K), static_cast<const int8_t*>(l.a), static_cast<const int8_t*>(l.b),
+                       static_cast<ElementOut*>(l.out), l.M > 1 ? l.a_stride_m : packed_k, l.N > 1 ? l.b_stride_n : packed_k,
+                       l.M > 1 ? l.out_stride_m : packed_n, l.groups->b_stride, problems};
     Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
     arguments.problem_shape = {int32_t(l.groups->experts), problems.shapes, nullptr};
@@ -209,7 +201,7 @@ struct C3x {
     shape.block = GemmKernel::get_block_shape();
     shape.cluster = dim3(kClusterM, kClusterN, 1);
     shape.shared_memory = GemmKernel::SharedStorageSize;
-    void* pointers[] = {&params};
+    void* pointers[] = {&p, &params};
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }
 

@@ -34,10 +34,10 @@ __device__ inline EpilogueOperands operands_of_expert(const EpilogueOperands& al
   return own;
 }
 
-// Zeroes the rows of out from `first` on: nobody's.
+// Zeroes the rows of out from `first` on: nobody's. Each block of a grid of two dimensions its share.
 template <class Out>
 __device__ inline void clear_rows(Out* out, int64_t stride_m, int64_t stride_n, int first, int rows, int columns) {
-  for (int64_t m = int64_t(first) + blockIdx.x; m < rows; m += gridDim.x) {
+  for (int64_t m = int64_t(first) + blockIdx.x + gridDim.x * blockIdx.y; m < rows; m += gridDim.x * gridDim.y) {
     for (int n = int(threadIdx.x); n < columns; n += int(blockDim.x)) out[m * stride_m + n * stride_n] = Out(0.0f);
   }
 }

@@ -14,7 +14,7 @@ struct EpilogueSm90 : ScaledEpilogueSm90<CtaTile, ElementOut, SwapAB> {
   struct Params {
     EpilogueOperands operands;  // of expert 0, as if all tokens were its
     ExpertStrides strides;
-    const int32_t* begin;       // of each expert's rows; written by the preparation
+    const int32_t* begin;       // of each expert's rows; written by the blocks before they begin
   };
   using Arguments = Params;
 
