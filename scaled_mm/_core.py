@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
 DTYPES = ("int8", "int32", "float16", "bfloat16", "float32")  # index: scaledMMDtype_t
 UNKNOWN_DTYPE = -1
+TENSOR_CONSTANT = 1
 
 
 class TensorDescC(ctypes.Structure):
@@ -33,6 +34,7 @@ class TensorDescC(ctypes.Structure):
         ("shape", ctypes.c_int64 * MAX_DIMS),
         ("strides", ctypes.c_int64 * MAX_DIMS),
         ("alignment", ctypes.c_int64),
+        ("flags", ctypes.c_int64),
     ]
 
 
@@ -238,10 +240,12 @@ def _dtype_codes() -> dict[torch.dtype, int]:
     return {getattr(torch, name): code for code, name in enumerate(DTYPES)}
 
 
-def tensor_desc(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int) -> TensorDescC:
+def tensor_desc(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int, constant: bool
+) -> TensorDescC:  # fmt: skip
     """A C tensor descriptor. More than MAX_DIMS dimensions, or another dtype, pass through for the core to refuse."""
     kept = min(len(shape), MAX_DIMS)
-    desc = TensorDescC(_dtype_codes().get(dtype, UNKNOWN_DTYPE), len(shape), alignment=alignment)
+    desc = TensorDescC(_dtype_codes().get(dtype, UNKNOWN_DTYPE), len(shape), alignment=alignment, flags=TENSOR_CONSTANT if constant else 0)
     desc.shape[:kept] = shape[:kept]
     desc.strides[:kept] = strides[:kept]
     return desc

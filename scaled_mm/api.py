@@ -57,22 +57,19 @@ def scaled_mm(
         raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, _OUT_DTYPES))}, got {out_dtype!r}")
     if out is not None:
         checks.check_out(out)
+    constant_b = isinstance(b, PreparedWeight) and b.constant
+    if isinstance(b, PreparedWeight):
+        b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=a_zero_point is not None)
     try:
         if a_zero_point is None and b_zero_point is None and a_row_sums is None and b_column_sums is None:
-            result = fast.scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out)
+            result = fast.scaled_mm(a, b, constant_b, a_scale, b_scale, bias, out_dtype, out)
             if result is not NotImplemented:
                 return result
-        if isinstance(b, PreparedWeight):
-            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=a_zero_point is not None)
-            return scaled_mm(
-                a, b, a_scale, b_scale, bias, out_dtype=out_dtype, a_zero_point=a_zero_point, b_zero_point=b_zero_point,
-                a_row_sums=a_row_sums, b_column_sums=b_column_sums, out=out,
-            )  # fmt: skip
         if out is None:
             return ops.scaled_mm(
-                a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums
+                a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums, constant_b
             )  # fmt: skip
-        ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+        ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, constant_b)
         if not torch.compiler.is_compiling():
             checks.mark_written(out)
         return out

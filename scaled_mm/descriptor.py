@@ -94,12 +94,14 @@ class TensorDesc:
     shape: elements per dimension. strides: in elements; default: contiguous (the last dimension fastest).
     alignment: bytes that the data pointer will be a multiple of; what torch allocates is at least 16-byte aligned.
     A b [K, N] that is the transpose of a [N, K] weight has strides (1, K).
+    constant: of b alone: `calculate` will get a PreparedWeight, whose memory nothing in flight writes.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     strides: tuple[int, ...] | None = None
     alignment: int = 16
+    constant: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "shape", _integers("shape", self.shape))
@@ -122,7 +124,7 @@ class TensorDesc:
         return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), _alignment_of(tensor.data_ptr()))
 
     def _c(self) -> _core.TensorDescC:
-        return _core.tensor_desc(self.dtype, self.shape, self.strides, self.alignment)
+        return _core.tensor_desc(self.dtype, self.shape, self.strides, self.alignment, self.constant)
 
 
 def _integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
@@ -178,13 +180,17 @@ class Plan:
     _KIND = "Gemm"  # in the names of the C functions
     _OPERANDS: Sequence[str] = _OPERANDS  # in the order of the C interface
 
-    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
+    def __init__(
+        self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False
+    ):  # fmt: skip
         self._pointer = ctypes.c_void_p()
         if not isinstance(handle, Handle) or not handle._pointer:
             raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
         forced = _encode("kernel", kernel)
         self.device = handle.device
         described = {name: _strided(name, tensors[name], self.device) for name in self._OPERANDS}
+        if constant_b:
+            described["b"] = dataclasses.replace(described["b"], constant=True)
         c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
         if self.device.type == "cuda":
             ops.load_cuda_operators()
@@ -257,10 +263,13 @@ class Plan:
 class Descriptor(Plan):
     """A plan for one product; made by `create_descriptor`. A context manager: leaving it destroys it."""
 
-    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None):
-        super().__init__(handle, tensors, kernel)
+    def __init__(
+        self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False
+    ):  # fmt: skip
+        super().__init__(handle, tensors, kernel, constant_b)
         self._address = self._pointer.value
         self._device_index = self.device.index if self.device.type == "cuda" else -1
+        self._constant_b = constant_b or (isinstance(tensors["b"], TensorDesc) and tensors["b"].constant)
 
     def calculate(
         self, out, a, b, a_scale=None, b_scale=None, bias=None, *, a_zero_point=None, b_zero_point=None, a_row_sums=None,
@@ -268,7 +277,7 @@ class Descriptor(Plan):
     ) -> None:  # fmt: skip
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
-        b: a tensor, or the PreparedWeight of one.
+        b: a tensor, or the PreparedWeight of one; only the latter if the descriptor was created with a PreparedWeight.
         workspace: at least `workspace_size` bytes on the device (any contiguous dtype, at a multiple of 16 bytes), or None when that is 0.
             Two calls in flight at once, on two streams or from two threads, each need their own.
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
@@ -279,6 +288,10 @@ class Descriptor(Plan):
             self._alive()
         if stream is not None:
             stream = _stream_address(stream)
+        if isinstance(b, PreparedWeight):
+            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums)
+        elif self._constant_b:
+            raise BadParamError(f"b: expected a PreparedWeight, as the descriptor was created with one, got a {type(b).__name__}")
         if self._device_index >= 0 and fast.module is not None and not fast.intercepted():
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point,
@@ -289,12 +302,6 @@ class Descriptor(Plan):
             if status is not NotImplemented:
                 error = fast.failed(status)
                 raise self._named(error, (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums))
-        if isinstance(b, PreparedWeight):
-            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums)
-            return self.calculate(
-                out, a, b, a_scale, b_scale, bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point, a_row_sums=a_row_sums,
-                b_column_sums=b_column_sums, workspace=workspace, stream=stream,
-            )  # fmt: skip
         checks.check_out(out)
         tensors = (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
         if self._device_index < 0:
@@ -318,10 +325,11 @@ def create_descriptor(
     """Validate a product, or a batch of products, once and pick its kernel.
 
     Each argument is a TensorDesc or a tensor, as `scaled_mm` takes them; `out` [M, N] or [B, M, N] decides the output dtype.
-    b may be a PreparedWeight, which brings b_zero_point and b_column_sums; `calculate` takes it too.
+    b may be a PreparedWeight, which brings b_zero_point and b_column_sums; `calculate` then wants one too.
     kernel: the name of a row of the device's tile table to force.
     Raises a ScaledMMError that names the argument, what was expected and what came.
     """
+    constant_b = isinstance(b, PreparedWeight) and b.constant
     if isinstance(b, PreparedWeight):
         b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums)
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
@@ -329,7 +337,7 @@ def create_descriptor(
     for name in ("out", "a", "b"):
         if tensors[name] is None:
             raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got None")
-    return Descriptor(handle, tensors, kernel)
+    return Descriptor(handle, tensors, kernel, constant_b)
 
 
 __all__ = ["Descriptor", "Handle", "KernelChoice", "TensorDesc", "create_descriptor"]

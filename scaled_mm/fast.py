@@ -83,7 +83,7 @@ def _output(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, device: int) -
     return torch.empty(product_shape(a, b), dtype=dtype, device=f"cuda:{device}")
 
 
-def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
+def scaled_mm(a, b, constant_b, a_scale, b_scale, bias, out_dtype, out):
     """The product without zero points; NotImplemented: take the operator instead."""
     if module is None or torch.compiler.is_compiling() or intercepted():
         return NotImplemented
@@ -96,7 +96,7 @@ def scaled_mm(a, b, a_scale, b_scale, bias, out_dtype, out):
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):
         return NotImplemented  # the operator says what is wrong
-    status = module.run(_handle_address(device), device, written, a, b, a_scale, b_scale, bias)
+    status = module.run(_handle_address(device), device, constant_b, written, a, b, a_scale, b_scale, bias)
     if status is None:
         if out is not None:
             mark_written(out)

@@ -28,12 +28,12 @@ from scaled_mm.errors import (
 _library = torch.library.Library("scaled_mm", "DEF")
 _library.define(
     "scaled_mm(Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, Tensor? a_zero_point, "
-    "Tensor? b_zero_point, ScalarType out_dtype, Tensor? a_row_sums=None, Tensor? b_column_sums=None) -> Tensor",
+    "Tensor? b_zero_point, ScalarType out_dtype, Tensor? a_row_sums=None, Tensor? b_column_sums=None, bool constant_b=False) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.define(
     "scaled_mm_out(Tensor(a!) out, Tensor a, Tensor b, Tensor? a_scale, Tensor? b_scale, Tensor? bias, "
-    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? a_row_sums=None, Tensor? b_column_sums=None) -> ()",
+    "Tensor? a_zero_point, Tensor? b_zero_point, Tensor? a_row_sums=None, Tensor? b_column_sums=None, bool constant_b=False) -> ()",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.define(
@@ -199,22 +199,24 @@ def product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
 
 
 def _scaled_mm_any(
-    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None
+    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None, constant_b=False
 ):  # fmt: skip
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     if _runs_on_cuda(*inputs):
-        return scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums)
+        return scaled_mm(
+            a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums, constant_b
+        )  # fmt: skip
     out = torch.empty(product_shape(a, b), dtype=out_dtype)
     _run_on_cpu(out, *inputs)
     return out
 
 
 def _scaled_mm_out_any(
-    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None
+    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None, constant_b=False
 ):  # fmt: skip
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     if _runs_on_cuda(*inputs, out):
-        return scaled_mm_out(out, *inputs)
+        return scaled_mm_out(out, *inputs, constant_b)
     return _run_on_cpu(out, *inputs)
 
 
@@ -246,7 +248,7 @@ def _check_fake(a, b, *others) -> tuple[int, ...]:
 
 @torch.library.register_fake("scaled_mm::scaled_mm")
 def _scaled_mm_fake(
-    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None
+    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None, constant_b=False
 ):  # fmt: skip
     shape = _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     return a.new_empty(shape, dtype=out_dtype)
@@ -254,7 +256,7 @@ def _scaled_mm_fake(
 
 @torch.library.register_fake("scaled_mm::scaled_mm_out")
 def _scaled_mm_out_fake(
-    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None
+    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None, constant_b=False
 ):  # fmt: skip
     _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out)
 

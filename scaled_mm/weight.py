@@ -1,10 +1,11 @@
-"""Weights prepared once: b with its zero points and its column sums, so that no product reads b again for them."""
+"""Weights prepared once: b with its zero points and its column sums, and the promise that b stays as it is."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
@@ -15,12 +16,15 @@ class PreparedWeight:
     """What `prepare_weight` returns, to be given as `b` to `scaled_mm`, `create_descriptor` and `calculate`.
 
     b: int8 [K, N] or [B, K, N]. zero_point: int32 or int8, or None. column_sums: int32 [1, N] or [B, 1, N], the sums of b over K.
-    The sums are those of the moment of preparation: after writing to b, prepare it again.
+    constant: products may read b before the preceding kernel of their stream has ended (docs/decisions/0011).
+    Sums and promise are those of the moment of preparation: before writing to b wait for the products with it, and prepare it again
+    afterwards.
     """
 
     b: torch.Tensor
     zero_point: torch.Tensor | None
     column_sums: torch.Tensor
+    constant: bool = False
 
     def operands(
         self, b_zero_point: torch.Tensor | None = None, b_column_sums: torch.Tensor | None = None, *, needs_sums: bool = True
@@ -34,11 +38,13 @@ class PreparedWeight:
 
 @torch.no_grad()
 def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) -> PreparedWeight:
-    """Computes b's column sums, which zero points of a need, once for all products with it.
+    """Computes b's column sums, which zero points of a need, once for all products with it, and lets them read b early.
 
     b: int8 [K, N] or [B, K, N], any strides, any device; kept, not copied.
     b_zero_point: int32 or int8: one value, [N], [1, N], or [B, 1, N] with b's B or 1; or None for a symmetric weight.
-    Exact: a sum of K int8 values fits int32 for every K that a product takes. Nothing waits for the device.
+    Exact: a sum of K int8 values fits int32 for every K that a product takes.
+    Waits until b's device has done the current stream's work: b is then written, and products with it need not wait for a
+    preceding kernel to load it. Not while a CUDA graph is captured or a function is compiled: their products wait as ever.
     Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorDeviceError, naming the argument.
     """
     for name, tensor in (("b", b), ("b_zero_point", b_zero_point)):
@@ -50,7 +56,11 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) ->
         raise BadTensorShapeError(f"b: expected 2 dimensions [K, N] or 3 [B, K, N], got {b.dim()}: {list(b.shape)}")
     if b_zero_point is not None:
         _check_zero_point(b, b_zero_point)
-    return PreparedWeight(b, b_zero_point, b.sum(dim=-2, keepdim=True, dtype=torch.int32))
+    sums = b.sum(dim=-2, keepdim=True, dtype=torch.int32)
+    constant = b.is_cuda and not torch.compiler.is_compiling() and not isinstance(b, FakeTensor) and not torch.cuda.is_current_stream_capturing()
+    if constant:
+        torch.cuda.current_stream(b.device).synchronize()
+    return PreparedWeight(b, b_zero_point, sums, constant)
 
 
 def _check_zero_point(b: torch.Tensor, zero_point: torch.Tensor) -> None:

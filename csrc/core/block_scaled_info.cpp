@@ -29,7 +29,7 @@ scaledMMStatus_t make_block_scaled_info(const BlockScaledTensors& t, BlockScaled
   if (scaledMMStatus_t s = check_operand("b", "[K, N]", {SCALED_MM_DTYPE_INT8}, 2, t.b)) return s;
   *info = BlockScaledInfo{};
   // One value for each scale: the rest is what a plain product would be refused for. K is a sum of floats here, and not bounded.
-  const scaledMMTensorDesc_t one = {SCALED_MM_DTYPE_FLOAT32, 0, {}, {}, 4};
+  const scaledMMTensorDesc_t one = {SCALED_MM_DTYPE_FLOAT32, 0, {}, {}, 4, 0};
   GemmInfo& gemm = info->gemm;
   if (scaledMMStatus_t s = make_gemm_info({t.out, t.a, t.b, &one, &one, t.bias, nullptr, nullptr, nullptr, nullptr}, &gemm, false)) return s;
 

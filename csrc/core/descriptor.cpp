@@ -49,6 +49,7 @@ void fill_launch(scaledMMGemmDescriptor* d) {
   l.b_stride_n = info.b_stride_n;
   l.out_stride_m = info.out_stride_m;
   l.out_stride_n = info.out_stride_n;
+  l.constant_b = info.constant_b;
   l.a_scale_stride = info.a_scale_stride;
   l.b_scale_stride = info.b_scale_stride;
   l.bias_stride = info.bias_stride;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdio>
+#include <cstring>
 #include <initializer_list>
 #include <string>
 
@@ -55,6 +56,11 @@ scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   if (t.ndim < 0 || t.ndim > SCALED_MM_MAX_DIMS) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected at most %d dimensions, got %d", name,
                 SCALED_MM_MAX_DIMS, int(t.ndim));
+  }
+  const int64_t allowed = strcmp(name, "b") == 0 ? SCALED_MM_TENSOR_CONSTANT : 0;
+  if ((t.flags & ~allowed) != 0) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected flags %s, got %lld", name, allowed ? "0 or SCALED_MM_TENSOR_CONSTANT" : "0",
+                static_cast<long long>(t.flags));
   }
   int64_t last = 0;
   for (int i = 0; i < t.ndim; ++i) {
@@ -349,6 +355,7 @@ scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info, bool one_s
   info->a_alignment = t.a->alignment;
   info->b_alignment = t.b->alignment;
   info->out_alignment = t.out->alignment;
+  info->constant_b = (t.b->flags & SCALED_MM_TENSOR_CONSTANT) != 0;
   info->bytes.out = extent(*t.out);
   info->bytes.a = extent(*t.a);
   info->bytes.b = extent(*t.b);

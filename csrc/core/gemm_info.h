@@ -33,6 +33,7 @@ struct GemmInfo {
   int32_t bias_dtype, a_zero_point_dtype, b_zero_point_dtype;
 
   int64_t a_alignment, b_alignment, out_alignment;  // bytes, of the data pointers
+  bool constant_b;
   GemmExtents bytes;
 
   bool empty() const { return M == 0 || N == 0 || batch == 0; }

@@ -7,7 +7,7 @@ namespace {
 
 // A tensor without its first dimension.
 scaledMMTensorDesc_t of_one_expert(const scaledMMTensorDesc_t& t) {
-  scaledMMTensorDesc_t one = {t.dtype, t.ndim - 1, {}, {}, t.alignment};
+  scaledMMTensorDesc_t one = {t.dtype, t.ndim - 1, {}, {}, t.alignment, t.flags};
   for (int i = 1; i < t.ndim; ++i) {
     one.shape[i - 1] = t.shape[i];
     one.strides[i - 1] = t.strides[i];
@@ -66,7 +66,7 @@ scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
   const bool scaled = t.out != nullptr && t.out->dtype != SCALED_MM_DTYPE_INT32;
   if (t.b_scale && scaled) {
     if (scaledMMStatus_t s = check_b_scale(*t.b_scale, E, N, &info->b_scale_stride, &b_scale_stride_n)) return s;
-    b_scale = {t.b_scale->dtype, 0, {}, {}, t.b_scale->alignment};
+    b_scale = {t.b_scale->dtype, 0, {}, {}, t.b_scale->alignment, 0};
   }
   if (t.bias && scaled) {
     if (scaledMMStatus_t s = check_operand("bias", "[E, N]", {t.out->dtype, SCALED_MM_DTYPE_FLOAT32}, 2, t.bias)) return s;

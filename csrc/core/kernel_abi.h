@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 4
+#define SCALED_MM_KERNEL_ABI_VERSION 5
 
 namespace scaled_mm {
 
@@ -44,6 +44,7 @@ struct GemmLaunch {
   int64_t a_stride_m, a_stride_k;
   int64_t b_stride_k, b_stride_n;
   int64_t out_stride_m, out_stride_n;
+  bool constant_b;  // SCALED_MM_TENSOR_CONSTANT: may be read before the preceding kernel of the stream has ended
 
   const float* a_scale;  // [M], stride 0 broadcasts one value; nullptr for an int32 out
   const float* b_scale;  // [N]

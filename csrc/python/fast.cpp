@@ -60,6 +60,7 @@ constexpr int kOperands = 10;
 constexpr const char* kNames[kOperands] = {"out",  "a",            "b",            "a_scale",    "b_scale",
                                            "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums"};
 constexpr int kRunOperands = 6;  // those that a product without zero points has
+constexpr int kB = 2;
 
 struct Operands {
   scaledMMTensorDesc_t descs[kOperands];
@@ -117,6 +118,7 @@ Answer read_operands(PyObject* const* objects, int count, int32_t device, Operan
     if (Answer answer = check_not_negated(objects[i], t); answer != Answer::kFine) return answer;
     o->data[i] = static_cast<char*>(t.data) + t.byte_offset;
     scaledMMTensorDesc_t& desc = o->descs[i];
+    desc.flags = 0;
     desc.dtype = to_dtype(t.dtype);
     desc.ndim = t.ndim;
     for (int d = 0; d < t.ndim && d < SCALED_MM_MAX_DIMS; ++d) {
@@ -247,22 +249,23 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return written(args[4], status);
 }
 
-// run(handle, device, out, a, b, a_scale, b_scale, bias) -> None | status | NotImplemented. Zero points need a workspace, which
+// run(handle, device, constant_b, out, a, b, a_scale, b_scale, bias) -> None | status | NotImplemented. Zero points need a workspace, which
 // the operator allocates.
 PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 2 + kRunOperands) {
-    PyErr_SetString(PyExc_TypeError, "run: expected 8 arguments");
+  if (count != 3 + kRunOperands) {
+    PyErr_SetString(PyExc_TypeError, "run: expected 9 arguments");
     return nullptr;
   }
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t device = int32_t(PyLong_AsLong(args[1]));
   if (PyErr_Occurred()) return nullptr;
   Operands o;
-  const Answer answer = read_operands(args + 2, kRunOperands, device, &o);
+  const Answer answer = read_operands(args + 3, kRunOperands, device, &o);
   if (answer == Answer::kNotMine) return not_mine();
   if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
   void* stream = nullptr;
   if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
+  if (args[2] == Py_True) o.descs[kB].flags = SCALED_MM_TENSOR_CONSTANT;
   bool needs_workspace = false;
   scaledMMStatus_t status;
   {

@@ -61,9 +61,10 @@ int64_t batch_of(const char* name, const char* shape, const scaledMMTensorDesc_t
 
 Tensor scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias,
                  OptionalTensor a_zero_point, OptionalTensor b_zero_point, torch::headeronly::ScalarType out_dtype,
-                 OptionalTensor a_row_sums, OptionalTensor b_column_sums) {
+                 OptionalTensor a_row_sums, OptionalTensor b_column_sums, bool constant_b) {
   const int32_t device = device_of(a);
   Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
+  if (constant_b) o.b.desc.flags = SCALED_MM_TENSOR_CONSTANT;
   if (to_dtype(int32_t(out_dtype)) < 0 || out_dtype == torch::headeronly::ScalarType::Char) {
     raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE,
           std::string("out_dtype: expected float16, bfloat16, float32 or int32, got ") + dtype_text(int32_t(out_dtype)));
@@ -82,9 +83,10 @@ Tensor scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_sc
 
 void scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias,
                    OptionalTensor a_zero_point, OptionalTensor b_zero_point, OptionalTensor a_row_sums,
-                   OptionalTensor b_column_sums) {
+                   OptionalTensor b_column_sums, bool constant_b) {
   const int32_t device = device_of(a);
   Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
+  if (constant_b) o.b.desc.flags = SCALED_MM_TENSOR_CONSTANT;
   o.out = argument("out", out, device);
   run_once(o, device);
 }

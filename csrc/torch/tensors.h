@@ -89,6 +89,7 @@ inline Argument argument(const char* name, const Tensor& tensor, int32_t device)
   check_torch(aoti_torch_get_dtype(handle, &dtype), "get_dtype");
   check_torch(aoti_torch_get_data_ptr(handle, &result.data), "get_data_ptr");
   result.present = true;
+  result.desc.flags = 0;
   result.desc.dtype = to_dtype(dtype);
   result.desc.ndim = int32_t(ndim);
   for (int i = 0; i < ndim && i < SCALED_MM_MAX_DIMS; ++i) {

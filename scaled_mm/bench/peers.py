@@ -25,6 +25,7 @@ VLLM_LIB_VARIABLE = "SCALED_MM_VLLM_LIB"
 SGL_LIB_VARIABLE = "SCALED_MM_SGL_LIB"
 
 OURS = "ours"
+OURS_WITH_TENSORS = "ours_tensor"
 #: Other libraries' INT8 kernels with the same fused epilogue: the speed-up is over the better of these.
 RIVALS = ("vllm", "sgl")
 
@@ -81,13 +82,13 @@ def our_handle(device: torch.device):
 
 
 class Ours(Peer):
-    """scaled_mm through a prepared descriptor: one descriptor and one workspace a case, created before timing.
+    """scaled_mm through a descriptor: one descriptor and one workspace a case, created before timing, and prepared weights.
 
     kernel: None for the tile table's choice, or the name of a row to force; then `name` is that row's.
     """
 
-    label = "scaled_mm (this project)"
-    devices = ("cuda", "cpu")
+    label = "scaled_mm (this project), weights of sm.prepare_weight"
+    devices: tuple[str, ...] = ("cuda", "cpu")
     int8 = True
 
     def __init__(self, kernel: str | None = None, name: str = OURS):
@@ -104,6 +105,12 @@ class Ours(Peer):
             return f"{type(error).__name__}: {error}"
         return None
 
+    def weight(self, b: torch.Tensor):
+        """What a call gets as b."""
+        from scaled_mm import prepare_weight
+
+        return prepare_weight(b)
+
     def prepare(self, inputs: Inputs) -> list[TensorCall]:
         from scaled_mm import create_descriptor
 
@@ -113,7 +120,7 @@ class Ours(Peer):
             our_handle(inputs.device),
             out=inputs.out(0),
             a=a,
-            b=inputs.b(0),
+            b=self.weight(inputs.b(0)),
             a_scale=a_scale,
             b_scale=inputs.b_scale(0),
             kernel=self._kernel,
@@ -123,7 +130,7 @@ class Ours(Peer):
             workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=inputs.device)
 
         def make(i: int) -> TensorCall:
-            out, b, b_scale = inputs.out(i), inputs.b(i), inputs.b_scale(i)
+            out, b, b_scale = inputs.out(i), self.weight(inputs.b(i)), inputs.b_scale(i)
 
             def call() -> torch.Tensor:
                 descriptor.calculate(out, a, b, a_scale, b_scale, workspace=workspace)
@@ -136,7 +143,7 @@ class Ours(Peer):
     def overhead_calls(self, inputs: Inputs) -> dict[str, TensorCall]:
         from scaled_mm import scaled_mm
 
-        out, a, b = inputs.out(0), inputs.a, inputs.b(0)
+        out, a, b = inputs.out(0), inputs.a, self.weight(inputs.b(0))
         a_scale, b_scale = inputs.a_scale, inputs.b_scale(0)
         return {
             f"{self.name}: desc.calculate": self.prepare(inputs)[0],
@@ -155,6 +162,19 @@ class Ours(Peer):
 
     def version(self) -> str | None:
         return _version("scaled_mm")  # None in a checkout that is not installed: the environment has the commit
+
+
+class OursWithTensors(Ours):
+    """The same with ordinary tensors as weights: a kernel waits for the preceding one before it reads them."""
+
+    label = "scaled_mm (this project), weights as ordinary tensors"
+    devices = ("cuda",)
+
+    def __init__(self):
+        super().__init__(None, OURS_WITH_TENSORS)
+
+    def weight(self, b: torch.Tensor):
+        return b
 
 
 class Bf16(Peer):
@@ -351,8 +371,9 @@ class Sgl(_LibraryPeer):
 
 
 def every_peer(vllm_lib: str | None = None, sgl_lib: str | None = None) -> list[Peer]:
-    """All peers but ours; a library path falls back to its environment variable."""
+    """All peers but ours, which has one column besides; a library path falls back to its environment variable."""
     return [
+        OursWithTensors(),
         Bf16(),
         Fp32(),
         IntMM(),

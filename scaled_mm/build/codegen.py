@@ -43,6 +43,7 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
     if row.generation == "c3x":
         stages = 0 if row.stages == "auto" else row.stages
         swap = "true" if row.swap_ab else "false"
+        early = "true" if row.early_weights else "false"
         if row.grouped:
             # Consecutive tiles share the weights: along the tokens, which are the MMA's n when the operands are swapped.
             raster = {"heuristic": "along_n" if row.swap_ab else "along_m"}.get(row.raster, row.raster)
@@ -56,7 +57,7 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
             "int8/c3x/gemm.cuh",
             f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "
             f"scaled_mm::c3x::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
-            f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {row.prefetch}, {cxx_out}>",
+            f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {row.prefetch}, {early}, {cxx_out}>",
         )
     if row.generation == "c2x":
         warp = f"{row.warp.m}, {row.warp.n}, {row.warp.k}"

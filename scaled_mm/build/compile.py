@@ -61,7 +61,7 @@ def nvcc_flags(arch: str, cutlass: Path, nvcc_version: str) -> list[str]:
     """
     compressed = ["--compress-mode=size"] if int(nvcc_version.partition(".")[0]) >= 13 else []
     return [
-        "-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "--expt-relaxed-constexpr", "-DCUTLASS_ENABLE_GDC_FOR_SM90",
+        "-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "--expt-relaxed-constexpr",
         f"-gencode={gencode(arch)}", *compressed, "-Xcompiler=-fPIC,-fvisibility=hidden",
         f"-I{csrc_dir()}", f"-I{include_dir()}", f"-I{cutlass}",
     ]  # fmt: skip

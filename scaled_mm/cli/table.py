@@ -317,6 +317,8 @@ def _explain(args: argparse.Namespace) -> int:
         shape.append(f"swizzle {row.swizzle}")
     if row.prefetch:
         shape.append(f"prefetch {row.prefetch}")
+    if row.early_weights:
+        shape.append("early weights")
     print(
         f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
     )

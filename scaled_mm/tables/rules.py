@@ -187,7 +187,7 @@ def _generic(row: KernelRow, arch: str) -> Iterator[tuple[str, str]]:
     if shared > _STATIC_SHARED_MEMORY:
         yield "tile", f"{shared} bytes of shared memory, a generic row has {_STATIC_SHARED_MEMORY}"
     defaults = (("cluster", (1, 1)), ("schedule", None), ("scheduler", "persistent"), ("swap_ab", False))
-    for field, default in (*defaults, ("stages", "auto"), ("split_k", 1), ("prefetch", 0)):
+    for field, default in (*defaults, ("stages", "auto"), ("split_k", 1), ("prefetch", 0), ("early_weights", False)):
         if getattr(row, field) != default:
             yield field, "a generic row has none: leave it out"
 
@@ -214,6 +214,8 @@ def _grouped(row: KernelRow) -> Iterator[tuple[str, str]]:
         yield "split_k", "a grouped row has none: leave it out"
     if row.prefetch:
         yield "prefetch", "a grouped row has none: its first tile is known on the device only"
+    if row.early_weights:
+        yield "early_weights", "a grouped row has none: its first tile is known on the device only"
     if row.schedule == "warp_specialized":
         yield "schedule", "warp_specialized gives each block one tile; the tiles of a grouped product are counted on the device"
 

@@ -111,6 +111,7 @@ class KernelRow(BaseModel):
         or of a grouped row the one along the tokens.
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
     prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
+    early_weights: where the weights are constant (a PreparedWeight), fill the stages of a block's first tile with them instead.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
     grouped, block_scaled: set for the rows of a table's section of that name, and for no others.
     """
@@ -128,6 +129,7 @@ class KernelRow(BaseModel):
     raster: Literal["heuristic", "along_m", "along_n"] = "heuristic"
     swizzle: Literal[1, 2, 4, 8] = 1
     prefetch: Annotated[StrictInt, Field(ge=0)] = 0
+    early_weights: StrictBool = False
     stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
     split_k: _Positive = 1
     grouped: StrictBool = False

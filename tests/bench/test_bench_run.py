@@ -173,7 +173,7 @@ def test_peers_are_chosen_by_name_and_device():
     every = every_peer()
     assert [peer.name for peer in select("all", CPU, every)] == ["bf16", "fp32", "intmm_epilogue"]
     cuda = [peer.name for peer in select("all", torch.device("cuda"), every)]
-    assert cuda == ["bf16", "intmm", "fp8row", "vllm", "sgl"]
+    assert cuda == ["ours_tensor", "bf16", "intmm", "fp8row", "vllm", "sgl"]
     assert select("none", CPU, every) == []
     assert [peer.name for peer in select("sgl, vllm", torch.device("cuda"), every)] == ["vllm", "sgl"]
     with pytest.raises(ValueError, match="vllm.*cpu"):

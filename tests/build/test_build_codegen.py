@@ -156,7 +156,7 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (4, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (5, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.OUT_DTYPES[out][1] if out else -1) for row, out in names]
 

@@ -234,6 +234,22 @@ def sums(kernels: str) -> dict:
     return answers
 
 
+def constant_weights(kernels: str) -> dict:
+    """Whether a launch was told that b is constant, of a descriptor whose b was and of one whose b was not."""
+    core, told = Core(kernels), ctypes.c_bool.in_dll(ctypes.CDLL(kernels), "host_kernels_last_constant_b")
+    operands = Case(4, 32, 64, out_dtype=torch.float32).make()
+    out = operands.poisoned_out()
+    answers = {}
+    for constant in (True, False):
+        descs = described(operands, out)
+        descs["b"] = dataclasses.replace(descs["b"], constant=constant)
+        descriptor = core.create(**descs)
+        core.calculate(descriptor, out, operands.inputs, None)
+        operands.check(out)
+        answers[str(constant)] = told.value
+    return answers
+
+
 def threads(kernels: str) -> dict:
     """One descriptor used by many threads at once."""
     core = Core(kernels)

@@ -9,6 +9,7 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void* host_kernels_last_stream = nullptr;
+EXPORT bool host_kernels_last_constant_b = false;
 
 namespace {
 
@@ -121,6 +122,7 @@ void compute(const GemmLaunch& l, int64_t i, int64_t m, int64_t n) {
 template <int kDtype, bool kTensorMaps>
 scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   host_kernels_last_stream = l.stream;
+  host_kernels_last_constant_b = l.constant_b;
   const char* why = kTensorMaps ? tensor_map_refuses(l, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4) : nullptr;
   if (why) {
     snprintf(message, size, "handed to a row that cannot take it: %s", why);
@@ -175,6 +177,7 @@ scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size)
 template <int kDtype, bool kTensorMaps>
 scaledMMStatus_t block_scaled_launch(const GemmLaunch& l, char* message, size_t size) {
   host_kernels_last_stream = l.stream;
+  host_kernels_last_constant_b = l.constant_b;
   const char* why = kTensorMaps ? tensor_map_refuses(l, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4) : nullptr;
   if (why || l.batch != 1 || l.workspace) {
     snprintf(message, size, "handed what a block-scaled row cannot take: %s", why ? why : "a batch or a workspace");

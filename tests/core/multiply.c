@@ -91,18 +91,18 @@ static void* allocate(size_t count, size_t size) {
 }
 
 static scaledMMTensorDesc_t matrix(scaledMMDtype_t dtype, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
-  scaledMMTensorDesc_t t = {dtype, 2, {rows, columns, 0}, {row_stride, column_stride, 0}, 16};
+  scaledMMTensorDesc_t t = {dtype, 2, {rows, columns, 0}, {row_stride, column_stride, 0}, 16, 0};
   return t;
 }
 
 /* B tensors of up to two dimensions, one after the other; B = 0: the tensor as it is. */
 static scaledMMTensorDesc_t batched(int64_t B, scaledMMTensorDesc_t t, int64_t stride) {
-  const scaledMMTensorDesc_t b = {t.dtype, 3, {B, t.shape[0], t.shape[1]}, {stride, t.strides[0], t.strides[1]}, t.alignment};
+  const scaledMMTensorDesc_t b = {t.dtype, 3, {B, t.shape[0], t.shape[1]}, {stride, t.strides[0], t.strides[1]}, t.alignment, 0};
   return B > 0 ? b : t;
 }
 
 static scaledMMTensorDesc_t vector(scaledMMDtype_t dtype, int64_t length) {
-  scaledMMTensorDesc_t t = {dtype, 1, {length, 0, 0}, {1, 0, 0}, 16};
+  scaledMMTensorDesc_t t = {dtype, 1, {length, 0, 0}, {1, 0, 0}, 16, 0};
   return t;
 }
 

@@ -39,6 +39,10 @@ def test_every_batch_is_launched_once_with_what_gives_the_bits_of_the_reference(
     assert answer["fast"] > 200 and answer["several"] > 100, answer
 
 
+def test_a_kernel_may_read_b_early_only_where_the_caller_says_that_it_is_constant(ask, fake_gpu):
+    assert ask("constant_weights", fake_gpu.kernels) == {"True": True, "False": False}
+
+
 def test_a_batch_is_dispatched_as_one_product_of_a_shared_weight_or_as_what_it_is(ask, fake_gpu):
     answer = ask("batch_choices", fake_gpu.kernels)
     one, three = {"a shared weight": (300, 64)}, (100, 3 * 64)  # B * M rows, or B * N columns

@@ -29,12 +29,12 @@ static void require(int line, int holds, const char* what) {
 #define REQUIRE(condition) require(__LINE__, condition, #condition)
 
 static scaledMMTensorDesc_t matrix(scaledMMDtype_t dtype, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
-  scaledMMTensorDesc_t t = {dtype, 2, {rows, columns, 0}, {row_stride, column_stride, 0}, 16};
+  scaledMMTensorDesc_t t = {dtype, 2, {rows, columns, 0}, {row_stride, column_stride, 0}, 16, 0};
   return t;
 }
 
 static scaledMMTensorDesc_t vector(scaledMMDtype_t dtype, int64_t length) {
-  scaledMMTensorDesc_t t = {dtype, 1, {length, 0, 0}, {1, 0, 0}, 16};
+  scaledMMTensorDesc_t t = {dtype, 1, {length, 0, 0}, {1, 0, 0}, 16, 0};
   return t;
 }
 
@@ -95,11 +95,13 @@ static void check_refusals(scaledMMHandle_t handle) {
   EXPECT_REFUSED(p.a.strides[0] = -K, BAD_TENSOR_STRIDES, "a: expected strides of 0 or more");
   EXPECT_REFUSED(p.a.strides[0] = INT64_MAX, BAD_TENSOR_STRIDES, "a: shape [5, 48] with stride");
   EXPECT_REFUSED(p.a.alignment = 3, BAD_PARAM, "a: expected an alignment that is a power of two, got 3");
+  EXPECT_REFUSED(p.a.flags = SCALED_MM_TENSOR_CONSTANT, BAD_PARAM, "a: expected flags 0, got 1");
+  EXPECT_REFUSED(p.b.flags = 3, BAD_PARAM, "b: expected flags 0 or SCALED_MM_TENSOR_CONSTANT, got 3");
   EXPECT_REFUSED(p.a_scale.alignment = 2, BAD_TENSOR_ALIGNMENT, "a_scale: expected an alignment of at least 4 bytes");
 }
 
 static scaledMMTensorDesc_t batched(scaledMMTensorDesc_t t, int64_t batch, int64_t stride) {
-  const scaledMMTensorDesc_t b = {t.dtype, 3, {batch, t.shape[0], t.shape[1]}, {stride, t.strides[0], t.strides[1]}, t.alignment};
+  const scaledMMTensorDesc_t b = {t.dtype, 3, {batch, t.shape[0], t.shape[1]}, {stride, t.strides[0], t.strides[1]}, t.alignment, 0};
   return b;
 }
 

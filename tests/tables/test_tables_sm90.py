@@ -14,9 +14,9 @@ from scaled_mm.tables.rules import row_cost
 DATA = Path(__file__).parent / "data"
 CASES = json.loads((DATA / "h200_rows.json").read_text())["cases"]
 STOCK = {(case["M"], case["N"], case["K"]): case["best_us"] for case in json.loads((DATA / "h200_stock_sweep.json").read_text())["cases"]}
-# What the table reaches: 1.034 in the worst case (M=2048 N=8192 K=7168), 1.0032 in the geometric mean.
+# What the table reaches: 1.034 in the worst case (M=2048 N=8192 K=7168), 1.0030 in the geometric mean.
 WORST = 1.035
-GEOMETRIC_MEAN = 1.0035
+GEOMETRIC_MEAN = 1.0031
 SHORT = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}
 
 
@@ -118,7 +118,8 @@ def test_every_row_name_describes_its_row(table):
         swizzle = "" if row.swizzle == 1 else f"_s{row.swizzle}"
         prefetch = "" if row.prefetch == 0 else f"_p{row.prefetch}"
         swap = "_swap" if row.swap_ab else ""
-        assert row.name == f"c3x_{row.tile}_{SHORT[row.schedule]}{cluster}{swap}{swizzle}{prefetch}"
+        stages = "" if row.stages == "auto" else f"_x{row.stages}"
+        assert row.name == f"c3x_{row.tile}_{SHORT[row.schedule]}{cluster}{swap}{swizzle}{prefetch}{stages}"
 
 
 def test_the_fallback_takes_any_alignment_and_k_of_zero(table):

@@ -27,7 +27,7 @@ extern "C" {
 #define SCALED_MM_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 2
+#define SCALED_MM_ABI_VERSION 3
 
 typedef enum {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -63,6 +63,10 @@ typedef enum {
 
 #define SCALED_MM_MAX_DIMS 3
 
+/* Of a weight b: nothing that is in flight writes it, and nothing will while a product with it is in flight. Kernels may then read
+ * it before the stream's preceding kernel has ended (programmatic dependent launch). Looked at when a descriptor is created. */
+#define SCALED_MM_TENSOR_CONSTANT 1
+
 /* A strided tensor without its data. Strides and alignment: elements and bytes respectively. */
 typedef struct {
   int32_t dtype; /* scaledMMDtype_t */
@@ -70,6 +74,7 @@ typedef struct {
   int64_t shape[SCALED_MM_MAX_DIMS];
   int64_t strides[SCALED_MM_MAX_DIMS];
   int64_t alignment; /* what every data pointer will be a multiple of, in bytes; a power of two, 16 is enough for every kernel */
+  int64_t flags;     /* SCALED_MM_TENSOR_CONSTANT (b alone), or 0 */
 } scaledMMTensorDesc_t;
 
 typedef struct scaledMMHandle* scaledMMHandle_t;

@@ -10,6 +10,7 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 
+#include "int8/c3x/early_weights.cuh"
 #include "int8/c3x/prefetch.cuh"
 #include "int8/c3x/swizzle.h"
 #include "int8/c3x/tensor_map.cuh"
@@ -40,8 +41,9 @@ using Raster = cutlass::gemm::kernel::detail::RasterOrderOptions;
 
 // kStages 0: as many as fit beside the epilogue. kRaster and kSwizzle: the order in which a persistent grid walks the
 // tiles, which decides what of a and b is still in L2 when the next tile wants it. kPrefetch: see PrefetchingKernel, 0 none.
+// kEarlyWeights: see EarlyWeights.
 template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB,
-          Raster kRaster, int kSwizzle, int kPrefetch, class Out>
+          Raster kRaster, int kSwizzle, int kPrefetch, bool kEarlyWeights, class Out>
 struct Gemm {
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>;
@@ -64,15 +66,15 @@ struct Gemm {
       cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>,
       cutlass::gemm::collective::StageCount<kStages>>;
 
-  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
+  using BaseMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16, int8_t,
       cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster, Stages, typename Schedule::Mainloop>::CollectiveOp;
+  using Mainloop = EarlyWeights<BaseMainloop, kSwapAB ? 0 : 1>;  // also the one that waits for the preceding kernel
 
   static constexpr bool kPersistent = !cute::is_same_v<Schedule, WarpSpecialized>;
   using BaseKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
                                                           cutlass::gemm::PersistentScheduler>;
-  using GemmKernel = cute::conditional_t<kPrefetch == 0, BaseKernel,
-                                         PrefetchingKernel<BaseKernel, kPersistent, kSwapAB, kPrefetch>>;
+  using GemmKernel = PrefetchingKernel<BaseKernel, kPersistent, kSwapAB, kPrefetch>;
 
   static DeviceKernel& kernel() {
     static DeviceKernel one(&cutlass::device_kernel<GemmKernel>);
@@ -109,7 +111,7 @@ struct Gemm {
     typename GemmKernel::Arguments arguments{
         cutlass::gemm::GemmUniversalMode::kGemm,
         {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), int(l.batch)},
-        {first, first_stride, second, second_stride},
+        {{first, first_stride, second, second_stride}, kEarlyWeights && l.constant_b},
         {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
     if constexpr (kPersistent) {
       arguments.scheduler.raster_order = kRaster;

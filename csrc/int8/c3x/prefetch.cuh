@@ -4,8 +4,9 @@
 // other kernel writes later replaces what was fetched. Reading them into shared memory that early would not be safe.
 #pragma once
 
-#include "cutlass/arch/grid_dependency_control.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
+
+#include "int8/c3x/grid_dependency.cuh"
 
 namespace scaled_mm::c3x {
 
@@ -15,10 +16,11 @@ struct PrefetchingKernel : Base {
   using Params = typename Base::Params;
 
   CUTLASS_DEVICE void operator()(Params const& params, char* shared) {
-    // The next kernel may start as soon as this one leaves room for it; it waits for this one's results by itself.
-    cutlass::arch::launch_dependent_grids();
+    let_next_kernel_start();
     constexpr unsigned kIdleWarp = 1;  // of the producer's warpgroup, in all three schedules
-    if (threadIdx.x == kIdleWarp * cutlass::NumThreadsPerWarp) prefetch(params);
+    if constexpr (kBytes > 0) {
+      if (threadIdx.x == kIdleWarp * cutlass::NumThreadsPerWarp && !params.mainloop.early_weights) prefetch(params);
+    }
     Base::operator()(params, shared);
   }
 

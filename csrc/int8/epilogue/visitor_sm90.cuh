@@ -9,13 +9,10 @@
 #include "cutlass/epilogue/fusion/sm90_visitor_tma_warpspecialized.hpp"
 #include "cutlass/numeric_conversion.h"
 
+#include "int8/c3x/grid_dependency.cuh"
 #include "int8/epilogue/formula.cuh"
 
 namespace scaled_mm {
-
-// Ends when the preceding kernel of the stream has, its results visible. CUTLASS's own says nothing of memory, so the compiler
-// might move loads to before it.
-__device__ inline void wait_for_preceding_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 template <class CtaTile, class ElementOut, bool SwapAB>
 struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<> {
