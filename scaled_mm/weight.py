@@ -57,10 +57,18 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) ->
     if b_zero_point is not None:
         _check_zero_point(b, b_zero_point)
     sums = b.sum(dim=-2, keepdim=True, dtype=torch.int32)
-    constant = b.is_cuda and not torch.compiler.is_compiling() and not isinstance(b, FakeTensor) and not torch.cuda.is_current_stream_capturing()
-    if constant:
-        torch.cuda.current_stream(b.device).synchronize()
-    return PreparedWeight(b, b_zero_point, sums, constant)
+    return PreparedWeight(b, b_zero_point, sums, constant=_is_written(b))
+
+
+def _is_written(b: torch.Tensor) -> bool:
+    """Waits until a CUDA tensor's device has done the current stream's work; False where that cannot be: in a capture, without data."""
+    if torch.compiler.is_compiling() or not b.is_cuda or isinstance(b, FakeTensor):
+        return False
+    with torch.cuda.device(b.device):
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        torch.cuda.current_stream().synchronize()
+    return True
 
 
 def _check_zero_point(b: torch.Tensor, zero_point: torch.Tensor) -> None:

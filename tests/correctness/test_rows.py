@@ -33,13 +33,24 @@ def operands(M: int, N: int, K: int, seed: int) -> tuple[torch.Tensor, torch.Ten
     return a, weight.t()
 
 
-def run(handle, row, a, b, out_dtype, **options):
+def calculate(handle, row, a, out_dtype, **inputs):
     """The product by one row into an output that is poisoned: an element that is not written cannot pass."""
-    out = torch.full((a.shape[0], b.shape[1]), -77777 if out_dtype == torch.int32 else float("nan"), dtype=out_dtype, device="cuda")
-    with sm.create_descriptor(handle, out=out, a=a, b=b, kernel=row, **options) as desc:
+    N = (inputs["b"].b if isinstance(inputs["b"], sm.PreparedWeight) else inputs["b"]).shape[1]
+    out = torch.full((a.shape[0], N), -77777 if out_dtype == torch.int32 else float("nan"), dtype=out_dtype, device="cuda")
+    with sm.create_descriptor(handle, out=out, a=a, kernel=row, **inputs) as desc:
         assert desc.kernel.row == row
         workspace = torch.empty(desc.workspace_size, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
-        desc.calculate(out, a, b, workspace=workspace, **options)
+        desc.calculate(out, a, workspace=workspace, **inputs)
+    return out
+
+
+def run(handle, row, a, b, out_dtype, **options):
+    """The product by one row, whose bits may not depend on whether the weight is a tensor or prepared."""
+    out = calculate(handle, row, a, out_dtype, b=b, **options)
+    weight = sm.prepare_weight(b, options.pop("b_zero_point", None))
+    assert weight.constant
+    early = calculate(handle, row, a, out_dtype, b=weight, **options)
+    assert torch.equal(early, out), f"{row} {out_dtype} {tuple(a.shape)} {tuple(b.shape)}: with a prepared weight the bits differ"
     return out
 
 
@@ -89,17 +100,46 @@ def test_every_row_sums_the_most_negative_products_without_saturating(handle, ro
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_honours_padded_rows_and_runs_again_in_a_graph(handle, row):
+def test_every_row_waits_for_what_the_preceding_kernel_writes_though_constant_weights_come_early(handle, row):
+    M, N, K, rounds = 40, 2048, 2048, 12
+    x = torch.randint(-128, 128, (rounds, M, K), dtype=torch.int8, device="cuda")
+    scale, bias = torch.rand(rounds, M, 1, device="cuda"), torch.randn(rounds, N, device="cuda")
+    weight = sm.prepare_weight(torch.randint(-128, 128, (N, K), dtype=torch.int8, device="cuda").t())
+    b_scale = torch.rand(N, device="cuda")
+    inputs = {"a": x[0].clone(), "b": weight, "a_scale": scale[0].clone(), "b_scale": b_scale, "bias": bias[0].clone()}
+    out = torch.full((rounds, 2, M, N), float("nan"), dtype=torch.bfloat16, device="cuda")
+    with sm.create_descriptor(handle, out=out[0, 0], kernel=row, **inputs) as desc:
+        desc.calculate(out[0, 0], **inputs)  # loads what is loaded lazily
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(rounds):
+                inputs["a"].copy_(x[i])
+                inputs["a_scale"].copy_(scale[i])
+                inputs["bias"].copy_(bias[i])
+                for j in range(2):  # the second follows a kernel of ours, which lets it start early
+                    desc.calculate(out[i, j], **inputs)
+        for _ in range(5):
+            out.fill_(float("nan"))
+            graph.replay()
+        for i in range(rounds):
+            expected = reference.scaled_mm(x[i], weight.b, scale[i], b_scale, bias[i])
+            assert torch.equal(out[i, 0], expected) and torch.equal(out[i, 1], expected), f"{row}, round {i}"
+
+
+@pytest.mark.parametrize("weights", ["tensor", "prepared"])
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_honours_padded_rows_and_runs_again_in_a_graph(handle, row, weights):
     M, N, K = 100, 264, 1008
     a = torch.randint(-128, 128, (M, K + 48), dtype=torch.int8, device="cuda")[:, 16 : 16 + K]
     b = torch.randint(-128, 128, (N, K + 16), dtype=torch.int8, device="cuda")[:, :K].t()
     out = torch.full((M, N + 24), float("nan"), dtype=torch.bfloat16, device="cuda")[:, 8 : 8 + N]
     options = scales(M, N, "vector")
-    with sm.create_descriptor(handle, out=out, a=a, b=b, kernel=row, **options) as desc:
+    weight = sm.prepare_weight(b) if weights == "prepared" else b
+    with sm.create_descriptor(handle, out=out, a=a, b=weight, kernel=row, **options) as desc:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(3):  # back to back: programmatic dependent launch lets them overlap
-                desc.calculate(out, a, b, **options)
+                desc.calculate(out, a, weight, **options)
         for _ in range(2):
             a.copy_(torch.randint(-128, 128, (M, K), dtype=torch.int8, device="cuda"))
             out.fill_(float("nan"))

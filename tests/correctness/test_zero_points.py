@@ -231,6 +231,33 @@ def test_a_prepared_batch_has_sums_for_each_product(device):
     assert torch.equal(out, reference.scaled_mm(a, b, None, None, out_dtype=torch.int32, a_zero_point=za, b_zero_point=zb))
 
 
+def test_a_descriptor_of_a_prepared_weight_takes_no_other(device):
+    operands = Case(5, 16, 32).make(device)
+    prepared, out = sm.PreparedWeight(operands.b, None, operands.b.sum(0, keepdim=True, dtype=torch.int32), constant=True), operands.poisoned_out()
+    inputs = {**operands.inputs, "b": prepared}
+    constant = sm.TensorDesc(tuple(operands.b.shape), torch.int8, tuple(operands.b.stride()), constant=True)
+    for b in (prepared, constant):
+        sums = {} if b is prepared else {"b_column_sums": sm.TensorDesc((1, 16), torch.int32)}
+        with sm.create_descriptor(sm.Handle(device), out=out, **{**inputs, "b": b}, **sums) as descriptor:
+            with pytest.raises(BadParamError, match="^b: expected a PreparedWeight, as the descriptor was created with one, got a Tensor"):
+                descriptor.calculate(out, **operands.inputs)
+            descriptor.calculate(out, **inputs)
+        operands.check(out)
+    with pytest.raises(BadParamError, match="^a: expected flags 0, got 1"):
+        sm.create_descriptor(sm.Handle(device), out=out, **{**operands.inputs, "a": sm.TensorDesc((5, 32), torch.int8, constant=True)})
+
+
+def test_a_weight_is_constant_from_its_preparation_on_but_not_while_a_graph_is_captured(device):
+    weight = torch.randint(-128, 128, (16, 32), dtype=torch.int8, device=device)
+    assert sm.prepare_weight(weight.t()).constant == (torch.device(device).type == "cuda")
+    if torch.device(device).type == "cuda":
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            assert not sm.prepare_weight(weight.t()).constant
+        torch.cuda._sleep(50_000_000)
+        sm.prepare_weight(weight.t())
+        assert torch.cuda.current_stream().query(), "what the stream had to do before is done"
+
+
 def test_a_prepared_weight_may_be_compiled_into_a_graph(device):
     operands = Case(5, 16, 32, a_zero_point="vector_int32", b_zero_point="vector_int32").make(device)
     prepared = sm.prepare_weight(operands.b, operands.b_zero_point)

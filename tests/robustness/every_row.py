@@ -39,8 +39,10 @@ def options_of(out_dtype: torch.dtype) -> list[tuple[str, ...]]:
     return [scales, (*scales, "bias"), (*scales, "bias", "a_zero_point", "b_zero_point")]
 
 
-def run(handle: sm.Handle, row: str, out_dtype: torch.dtype, product: dict[str, torch.Tensor], names: tuple[str, ...]) -> bool:
+def run(handle: sm.Handle, row: str, out_dtype: torch.dtype, product: dict[str, torch.Tensor], names: tuple[str, ...], prepared: bool = False) -> bool:
     device = {name: product[name].t().cuda().t() if name == "b" else product[name].cuda() for name in ("a", "b", *names)}
+    if prepared:
+        device["b"] = sm.prepare_weight(device["b"], device.pop("b_zero_point", None))
     out = torch.zeros(product["a"].shape[0], product["b"].shape[1], dtype=out_dtype).cuda()
     with sm.create_descriptor(handle, out=out, kernel=row, **device) as descriptor:
         workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8).cuda() if descriptor.workspace_size else None
@@ -115,6 +117,8 @@ def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
         for out_dtype in DTYPES:
             for names in options_of(out_dtype):
                 yield f"{row.name} {out_dtype} {names}", run(handle, row.name, out_dtype, product, names)
+            if row.early_weights:
+                yield f"{row.name} {out_dtype} prepared", run(handle, row.name, out_dtype, product, options_of(out_dtype)[-1], prepared=True)
         yield f"{row.name} batched", run_batched(handle, row.name, M, N, K)
     for row in table.grouped.rows:
         for out_dtype in DTYPES:

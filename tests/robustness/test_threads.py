@@ -29,6 +29,7 @@ class Product:
         self.inputs = {}
         if out_dtype != torch.int32:
             self.inputs = {"a_scale": torch.rand(M, 1, device="cuda"), "b_scale": torch.rand(N, device="cuda"), "bias": torch.randn(N, device="cuda")}
+        self.weight = sm.prepare_weight(self.b)
         if zero_points:
             self.inputs["a_zero_point"] = torch.randint(-128, 128, (M,), dtype=torch.int32, device="cuda")
         self.expected = reference.scaled_mm(self.a, self.b, out_dtype=out_dtype, **{"a_scale": None, "b_scale": None, **self.inputs})
@@ -59,12 +60,14 @@ def test_ten_threads_on_ten_streams_each_get_the_reference_bits_from_a_thousand_
         try:
             for call in range(CALLS):
                 index, stream = choose.randrange(len(products)), choose.choice(streams)
-                product, way = products[index], choose.randrange(3)
+                product, way = products[index], choose.randrange(4)
                 with torch.cuda.stream(stream):
                     out = product.poisoned()
                     if way == 0:
                         sm.scaled_mm(product.a, product.b, out=out, **product.inputs)
                     elif way == 1:
+                        sm.scaled_mm(product.a, product.weight, out=out, **product.inputs)
+                    elif way == 2:
                         out = sm.scaled_mm(product.a, product.b, out_dtype=product.out_dtype, **product.inputs)
                     else:
                         size = shared[index].workspace_size
