@@ -6,7 +6,7 @@ The text generated here is the only place where a row's fields become C++.
 from __future__ import annotations
 
 from scaled_mm.errors import KernelNotBuiltError
-from scaled_mm.tables import rules_block_scaled, rules_c2x
+from scaled_mm.tables import rules_block_scaled, rules_c2x, rules_decode
 from scaled_mm.tables.schema import KernelRow, TileTable
 
 # Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
@@ -31,7 +31,7 @@ def symbol(row: str, out_dtype: str | None) -> str:
 
 def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
     """(header, C++ type) of a row. KernelNotBuiltError for a legal row whose kernel is not written yet."""
-    if row.scheduler != "persistent" or (row.split_k != 1 and row.generation != "c2x"):
+    if row.scheduler != "persistent" or (row.split_k != 1 and row.generation not in ("c2x", "decode")):
         raise KernelNotBuiltError(f"{row.name}: no kernel has scheduler {row.scheduler} with split_k {row.split_k} yet")
     if row.block_scaled:
         return _block_scaled_config(row, cxx_out)
@@ -59,6 +59,8 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
             f"scaled_mm::c3x::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
             f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {row.prefetch}, {early}, {cxx_out}>",
         )
+    if row.generation == "decode":
+        return "int8/decode/gemm.cuh", f"scaled_mm::decode::Gemm<{row.tile.n}, {row.split_k}, {row.stages}, {cxx_out}>"
     if row.generation == "c2x":
         warp = f"{row.warp.m}, {row.warp.n}, {row.warp.k}"
         gemm = f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"
@@ -75,16 +77,23 @@ def _block_scaled_config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
     return "int8/block_scaled/c2x.cuh", f"scaled_mm::block_scaled::C2x<{sizes}, {cxx_out}>"
 
 
+def _shared_memory(row: KernelRow, out_bytes: int) -> int | None:
+    """What the rules say exactly; None: an estimate from above, or a kernel that needs no asking."""
+    if row.generation == "decode":
+        return rules_decode.cost(row, out_bytes).shared_memory
+    if row.generation != "c2x":
+        return None
+    return (rules_block_scaled.cost(row, out_bytes) if row.block_scaled else rules_c2x.cost(row)).shared_memory
+
+
 def kernel_source(row: KernelRow, out_dtype: str) -> str:
     """The translation unit of one kernel: a row of the table for one output dtype."""
     if out_dtype not in out_dtypes(row):
         raise KernelNotBuiltError(f"{row.name}: expected an out dtype of {', '.join(out_dtypes(row))}, got {out_dtype}")
     header, config = _config(row, OUT_DTYPES[out_dtype][0])
     name = symbol(row.name, out_dtype)
-    check = ""
-    if row.generation == "c2x":
-        out_bytes = _OUT_BYTES[out_dtype]
-        expected = (rules_block_scaled.cost(row, out_bytes) if row.block_scaled else rules_c2x.cost(row)).shared_memory
+    expected, check = _shared_memory(row, _OUT_BYTES[out_dtype]), ""
+    if expected is not None:
         check = f'static_assert(Row::kSharedMemory == {expected}, "the shared memory that the table\'s rules reckon with");\n'
     return (
         f'// Generated from row {row.name} of the tile table.\n#include "{header}"\n'

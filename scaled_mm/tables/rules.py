@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from scaled_mm.tables import rules_block_scaled, rules_c2x
+from scaled_mm.tables import rules_block_scaled, rules_c2x, rules_decode
 from scaled_mm.tables.schema import Bucket, KernelRow, RowCost
 from scaled_mm.tables.select import describe_bucket
 
@@ -81,6 +81,8 @@ def row_cost(row: KernelRow, arch: str) -> RowCost:
         return rules_block_scaled.cost(row)
     if row.generation == "c2x":
         return rules_c2x.cost(row)
+    if row.generation == "decode":
+        return rules_decode.cost(row)
     stage = (row.tile.m + row.tile.n) * row.tile.k
     if row.generation == "generic":
         return RowCost(stage, 0, 1, stage, None)
@@ -235,7 +237,9 @@ def _generation_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
     if row.generation == "generic":
         return list(_generic(row, arch))
     if arch not in C3X_ARCHES:
-        return [("generation", f"c3x rows use wgmma, which {arch} lacks; they run on {', '.join(C3X_ARCHES)}")]
+        return [("generation", f"{row.generation} rows use wgmma, which {arch} lacks; they run on {', '.join(C3X_ARCHES)}")]
+    if row.generation == "decode":
+        return list(rules_decode.findings(row, SHARED_MEMORY[arch]))
     return [*_tile_and_schedule(row), *_cluster(row), *_resources(row, arch)]
 
 

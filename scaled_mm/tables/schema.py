@@ -100,8 +100,9 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 class KernelRow(BaseModel):
     """One kernel: everything the build needs to generate its translation unit.
 
-    generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; generic takes any
-        strides and alignment on every architecture.
+    generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; decode is a kernel for
+        few rows of a on SM90, whose split_k blocks of a cluster share a tile's K; generic takes any strides and alignment on
+        every architecture.
     warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
         A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
         their int32 sums in the workspace.
@@ -119,7 +120,7 @@ class KernelRow(BaseModel):
     model_config = _FROZEN
 
     name: RowName
-    generation: Literal["c3x", "c2x", "generic"]
+    generation: Literal["c3x", "c2x", "decode", "generic"]
     tile: TileShape
     warp: TileShape | None = None
     cluster: ClusterShape = ClusterShape(1, 1)
@@ -138,7 +139,7 @@ class KernelRow(BaseModel):
     @property
     def alignment(self) -> tuple[int, int, int]:
         """Bytes that pointers and row strides of (a, b, out) must be multiples of: 16 is what TMA asks for."""
-        return (1, 1, 1) if self.generation == "generic" else (16, 16, 16)
+        return {"generic": (1, 1, 1), "decode": (16, 16, 1)}.get(self.generation, (16, 16, 16))
 
     @property
     def store_bytes(self) -> int:

@@ -20,6 +20,7 @@ TABLES = [load_table(arch) for arch, _ in available_tables()]
 C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="cooperative")
 C2X = dict(name="r", generation="c2x", tile=[128, 128, 64], warp=[64, 64, 64], stages=5)
 GENERIC = dict(name="r", generation="generic", tile=[64, 64, 64])
+DECODE = dict(name="r", generation="decode", tile=[64, 16, 128], swap_ab=True, split_k=4, stages=8)
 GROUPED_C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="cooperative", grouped=True)
 GROUPED_C2X = {**C2X, "grouped": True}
 BLOCK_SCALED = dict(name="r", generation="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
@@ -60,8 +61,10 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
         *((C3X, change) for change in (
             dict(tile=[256, 128, 128]), dict(tile=[128, 64, 128]), dict(tile=[128, 128, 64]), dict(cluster=[2, 1]),
             dict(cluster=[1, 2]), dict(schedule="pingpong"), dict(schedule="warp_specialized"), dict(stages=3),
-            dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(prefetch=1024), dict(name="other"),
+            dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(prefetch=1024), dict(early_weights=True),
+            dict(name="other"),
         )),
+        *((DECODE, change) for change in (dict(tile=[64, 32, 128]), dict(split_k=2), dict(stages=6), dict(name="other"))),
         *((C2X, change) for change in (
             dict(tile=[64, 128, 64]), dict(tile=[128, 64, 64]), dict(tile=[128, 128, 128]), dict(warp=[32, 64, 64]),
             dict(warp=[64, 32, 64]), dict(warp=[64, 64, 32]), dict(stages=4), dict(swizzle=4), dict(split_k=2), dict(name="other"),

@@ -14,7 +14,7 @@ import pytest
 from scaled_mm.build import cache, compile, library, toolchain
 from scaled_mm.build.paths import csrc_dir
 from scaled_mm.cli import main
-from scaled_mm.tables import load_table, rules
+from scaled_mm.tables import KernelRow, load_table, rules
 
 TABLE = load_table("sm90")
 pytestmark = pytest.mark.skipif(
@@ -64,6 +64,16 @@ def test_a_generic_kernel_and_the_zero_point_terms_compile_without_spills(cache_
     check_no_spill(compiler_says)
     check_loads(path)
     assert [entry.path for entry in cache.entries() if entry.kind == "kernel"] == [path.parent]
+
+
+@pytest.mark.parametrize("row", [dict(tile=[64, 16, 128], split_k=4, stages=8), dict(tile=[64, 64, 128], split_k=1, stages=6)], ids=str)
+def test_a_decode_row_compiles_without_spills_within_its_shared_memory(cache_root, compiler_says, row):
+    row = KernelRow.model_validate({"name": "decode", "generation": "decode", "swap_ab": True, **row})
+    table = TABLE.model_copy(update={"rows": (*TABLE.rows, row)})
+    path = library.build_kernel(table, ("decode", "fp32"))
+    check_no_spill(compiler_says)
+    assert "wgmma" not in "\n".join(compiler_says)  # ptxas says so where it has to serialise wgmma
+    check_loads(path)
 
 
 @pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])

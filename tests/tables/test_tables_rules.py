@@ -88,6 +88,33 @@ def test_a_row_on_the_legal_side_of_a_rule_loads(table_file, changes):
     assert row.name == "large" and row_findings(row, "sm90") == []
 
 
+DECODE = dict(generation="decode", tile=[64, 16, 128], schedule=None, swap_ab="true", split_k=4, stages=8)
+ILLEGAL_DECODE = {
+    "a schedule": (dict(schedule="pingpong"), "schedule", "leave it out"),
+    "a cluster of its own": (dict(cluster=[2, 1]), "cluster", "leave it out"),
+    "a prefetch": (dict(prefetch=128), "prefetch", "leave it out"),
+    "not swapped": (dict(swap_ab=None), "swap_ab", "swap_ab: true"),
+    "a wider tile": (dict(tile=[128, 16, 128]), "tile", "m = 64 and k = 128"),
+    "a longer step": (dict(tile=[64, 16, 256]), "tile", "m = 64 and k = 128"),
+    "rows that are no multiple of 8": (dict(tile=[64, 20, 128]), "tile", "multiple of 8, at most 64"),
+    "too many rows": (dict(tile=[64, 72, 128]), "tile", "multiple of 8, at most 64"),
+    "a split in three": (dict(split_k=3), "split_k", "expected one of 1, 2, 4, 8"),
+    "automatic stages": (dict(stages=None), "stages", "expected a number of at least 2"),
+    "one stage": (dict(stages=1), "stages", "expected a number of at least 2"),
+    "too many stages": (dict(stages=22), "stages", "bytes of shared memory, there are 232448"),
+}
+
+
+@pytest.mark.parametrize("changes, field, reason", ILLEGAL_DECODE.values(), ids=ILLEGAL_DECODE)
+def test_an_illegal_decode_row_is_refused_and_its_legal_neighbour_is_not(table_file, changes, field, reason):
+    table_file.replace(LARGE, large(**DECODE))
+    assert load_table(table_file.path).row("large").generation == "decode"
+    table_file.replace(large(**DECODE), large(**{**DECODE, **changes}))
+    with pytest.raises(TableError) as caught:
+        load_table(table_file.path)
+    assert [p.field for p in caught.value.problems if reason in p.reason] == [f"rows[1].{field}"]
+
+
 def test_c3x_rows_are_refused_on_architectures_without_wgmma(table_file):
     table_file.replace("arch: sm90", "arch: sm80")
     with pytest.raises(TableError) as caught:

@@ -114,6 +114,9 @@ def test_every_row_name_describes_its_row(table):
         if row.generation == "generic":
             assert row.name == f"generic_{row.tile}"
             continue
+        if row.generation == "decode":
+            assert row.name == f"decode_{row.tile}_k{row.split_k}_x{row.stages}"
+            continue
         cluster = "" if row.cluster == (1, 1) else f"_c{row.cluster.m}{row.cluster.n}"
         swizzle = "" if row.swizzle == 1 else f"_s{row.swizzle}"
         prefetch = "" if row.prefetch == 0 else f"_p{row.prefetch}"

@@ -1,8 +1,6 @@
 // CUTLASS 3.x INT8 GEMM for SM90: TMA loads, wgmma, warp-specialised schedules. One row of sm90.yaml is one instance.
 #pragma once
 
-#include <cstring>
-#include <new>
 #include <type_traits>
 
 #include "cutlass/cutlass.h"
@@ -143,20 +141,7 @@ struct Gemm {
         return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
       }
     }
-    const void* pointers[8] = {l.a, l.b, l.out, l.a_scale, l.b_scale, l.bias, l.row_terms, l.col_terms};
-    if (l.cache && l.cache->filled && memcmp(pointers, l.cache->pointers, sizeof(pointers)) == 0) {
-      return launch_encoded(*reinterpret_cast<Params*>(l.cache->bytes), l, message, size);
-    }
-    CurrentDevice current(l.device);  // the driver encodes tensor maps
-    if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
-    Params params = encode(l);
-    if (scaledMMStatus_t status = check_encoded(params, message, size)) return status;
-    if (l.cache) {
-      new (l.cache->bytes) Params(params);
-      memcpy(l.cache->pointers, pointers, sizeof(pointers));
-      l.cache->filled = true;
-    }
-    return launch_encoded(params, l, message, size);
+    return launch_with_maps<Params>(l, message, size, &encode, &check_encoded<Params>, &launch_encoded);
   }
 
   static constexpr Kernel entry(const char* row) {

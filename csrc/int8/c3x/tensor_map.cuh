@@ -4,9 +4,10 @@
 
 #include <cstdio>
 #include <cstring>
+#include <new>
 
 #include "cute/arch/copy_sm90_desc.hpp"
-#include "core/kernel_abi.h"
+#include "int8/launch.cuh"
 
 namespace scaled_mm::c3x {
 
@@ -29,3 +30,28 @@ scaledMMStatus_t check_encoded(const Params& params, char* message, size_t size)
 }
 
 }  // namespace scaled_mm::c3x
+
+namespace scaled_mm {
+
+// Launches a kernel whose parameters hold tensor maps: encodes them, unless the descriptor's cache has them for the same pointers.
+template <class Params>
+scaledMMStatus_t launch_with_maps(const GemmLaunch& l, char* message, size_t size, Params (*encode)(const GemmLaunch&),
+                                  scaledMMStatus_t (*check)(const Params&, char*, size_t),
+                                  scaledMMStatus_t (*launch)(Params&, const GemmLaunch&, char*, size_t)) {
+  const void* pointers[8] = {l.a, l.b, l.out, l.a_scale, l.b_scale, l.bias, l.row_terms, l.col_terms};
+  if (l.cache && l.cache->filled && memcmp(pointers, l.cache->pointers, sizeof(pointers)) == 0) {
+    return launch(*reinterpret_cast<Params*>(l.cache->bytes), l, message, size);
+  }
+  CurrentDevice current(l.device);  // the driver encodes tensor maps
+  if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
+  Params params = encode(l);
+  if (scaledMMStatus_t status = check(params, message, size)) return status;
+  if (l.cache) {
+    new (l.cache->bytes) Params(params);
+    memcpy(l.cache->pointers, pointers, sizeof(pointers));
+    l.cache->filled = true;
+  }
+  return launch(params, l, message, size);
+}
+
+}  // namespace scaled_mm

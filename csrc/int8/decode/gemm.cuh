@@ -1,0 +1,318 @@
+// A kernel for few rows of a, bound by how fast the weights come. out^T = b^T a^T: 64 columns of b fill the wide side of the MMA.
+//
+// A cluster of kSplit blocks shares 64 columns, each block a part of K, so that a small weight keeps all multiprocessors busy. A
+// block fills its stages with weights before the preceding kernel has ended where they are constant (docs/decisions/0011): what all
+// blocks hold is then read while that kernel finishes. int32 sums are added in the first block's shared memory, exactly, in any order.
+#pragma once
+
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <type_traits>
+
+#include "cute/tensor.hpp"
+#include "cute/arch/mma_sm90.hpp"
+#include "cute/atom/copy_traits_sm90_tma.hpp"
+#include "cute/atom/mma_traits_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+
+#include "int8/c3x/grid_dependency.cuh"
+#include "int8/c3x/tensor_map.cuh"
+#include "int8/decode/pipeline.cuh"
+#include "int8/epilogue/formula.cuh"
+#include "int8/launch.cuh"
+
+namespace scaled_mm::decode {
+
+using namespace cute;
+
+constexpr int kColumns = 64;  // of b, a block's
+constexpr int kStepK = 128;   // of a stage: the width of the swizzle
+constexpr int kConsumers = 128, kThreads = kConsumers + 32;
+
+using SwizzledRows = GMMA::Layout_K_SW128_Atom<int8_t>;
+template <int kRows>
+using Step = decltype(tile_to_shape(SwizzledRows{}, Shape<Int<kRows>, Int<kStepK>>{}));
+template <int kRows, int kStages>
+using Steps = decltype(tile_to_shape(SwizzledRows{}, Shape<Int<kRows>, Int<kStepK>, Int<kStages>>{}));
+
+// [rows, K, batch] in device memory, K contiguous.
+inline auto operand(const void* data, int64_t rows, int64_t K, int64_t batch, int64_t row_stride, int64_t batch_stride) {
+  return make_tensor(make_gmem_ptr(static_cast<const int8_t*>(data)), make_shape(int(rows), int(K), int(batch)),
+                     make_stride(row_stride, Int<1>{}, batch_stride));
+}
+template <int kRows>
+auto map_of(decltype(operand(nullptr, 0, 0, 0, 0, 0)) const& tensor) {
+  return make_tma_copy(SM90_TMA_LOAD{}, tensor, Step<kRows>{}, Shape<Int<kRows>, Int<kStepK>>{}, Int<1>{});
+}
+template <int kRows>
+using Map = decltype(map_of<kRows>(operand(nullptr, 0, 0, 0, 0, 0)));
+
+template <int kRows>
+struct Params {
+  Map<kColumns> weights;
+  Map<kRows> activations;
+  int M, N, K, batch;
+  bool early_weights;
+  void* out;
+  int64_t out_stride_m, out_stride_n, out_batch;
+  EpilogueOperands epilogue;
+};
+
+template <int kRows, int kStages, class Out>
+struct alignas(1024) Shared {
+  int8_t weights[kStages][kColumns * kStepK];
+  int8_t activations[kStages][kRows * kStepK];
+  int32_t sums[kColumns * kRows];  // of the cluster's other blocks, in the order of the threads' accumulators
+  Out out[kRows][kColumns];
+  float b_scale[kColumns], bias[kColumns], a_scale[kRows];
+  int2 col_terms[kColumns], row_terms[kRows];
+  FullBarrier full[kStages];
+  EmptyBarrier empty[kStages];
+  FullBarrier summed;
+};
+
+// Loads tiles of weights and activations, one thread for a block.
+template <int kRows, int kStages, class Out>
+class Loader {
+ public:
+  __device__ Loader(const Params<kRows>& p, Shared<kRows, kStages, Out>& shared, int column_tile, int row_tile, int batch)
+      : p_(p), shared_(shared), column_tile_(column_tile), row_tile_(row_tile), batch_(batch) {}
+
+  // A stage's barrier is told to wait for both operands.
+  __device__ void weights(int step, int stage) {
+    shared_.full[stage].arrive_and_expect_tx((kColumns + kRows) * kStepK);
+    load<kColumns>(p_.weights, p_.N, column_tile_, step, &shared_.weights[stage][0], stage);
+  }
+  __device__ void activations(int step, int stage) {
+    load<kRows>(p_.activations, p_.M, row_tile_, step, &shared_.activations[stage][0], stage);
+  }
+
+ private:
+  template <int kTile>
+  __device__ void load(const Map<kTile>& map, int rows, int tile, int step, int8_t* to, int stage) {
+    const auto slice = map.get_slice(Int<0>{});
+    const auto all = map.get_tma_tensor(make_shape(rows, p_.K, p_.batch));
+    const auto from = slice.partition_S(local_tile(all(_, _, batch_), Shape<Int<kTile>, Int<kStepK>>{}, make_coord(tile, step)));
+    copy(map.with(reinterpret_cast<uint64_t&>(shared_.full[stage])), from, slice.partition_D(make_tensor(make_smem_ptr(to), Step<kTile>{})));
+  }
+
+  const Params<kRows>& p_;
+  Shared<kRows, kStages, Out>& shared_;
+  const int column_tile_, row_tile_, batch_;
+};
+
+// The block's part of the sums.
+template <int kRows, int kStages, class Mma, class S, class Accumulators>
+__device__ void multiply(const Mma& mma, S& shared, int steps, Accumulators& sums) {
+  Mma tiled = mma;
+  const auto thread = tiled.get_thread_slice(int(threadIdx.x));
+  const auto weights = thread.make_fragment_A(
+      thread.partition_A(make_tensor(make_smem_ptr(&shared.weights[0][0]), Steps<kColumns, kStages>{})));
+  const auto activations = thread.make_fragment_B(
+      thread.partition_B(make_tensor(make_smem_ptr(&shared.activations[0][0]), Steps<kRows, kStages>{})));
+  tiled.accumulate_ = GMMA::ScaleOut::Zero;
+  Ring<kStages> ring, done;
+  for (int step = 0; step < steps; ++step, ring.advance()) {
+    shared.full[ring.stage].wait(ring.phase);
+    warpgroup_fence_operand(sums);
+    warpgroup_arrive();
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < size<2>(weights); ++k) {
+      cute::gemm(tiled, weights(_, _, k, ring.stage), activations(_, _, k, ring.stage), sums);
+      tiled.accumulate_ = GMMA::ScaleOut::One;
+    }
+    warpgroup_commit_batch();
+    if (step > 0) {  // one step is in flight; the one before it has ended, and its stage is free
+      warpgroup_wait<1>();
+      shared.empty[done.stage].arrive();
+      done.advance();
+    }
+  }
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(sums);
+}
+
+// What the epilogue needs of this block's rows and columns, in shared memory.
+template <int kRows, class Out, class S>
+__device__ void load_operands(const EpilogueOperands& e, S& shared, int first_column, int first_row, int columns, int rows, int batch) {
+  for (int i = int(threadIdx.x); i < kColumns; i += kConsumers) {
+    const bool inside = i < columns;
+    const int64_t n = int64_t(first_column) + i;
+    if constexpr (!is_same_v<Out, int32_t>) {
+      shared.b_scale[i] = inside ? load_b_scale(e, batch, n) : 0.0f;
+      shared.bias[i] = inside ? load_bias(e, batch, n) : 0.0f;
+    }
+    if (e.row_terms) shared.col_terms[i] = inside ? col_terms_of(e, batch)[n] : make_int2(0, 0);
+  }
+  for (int i = int(threadIdx.x); i < kRows; i += kConsumers) {
+    const bool inside = i < rows;
+    const int64_t m = int64_t(first_row) + i;
+    if constexpr (!is_same_v<Out, int32_t>) shared.a_scale[i] = inside ? load_a_scale(e, batch, m) : 0.0f;
+    if (e.row_terms) shared.row_terms[i] = inside ? row_terms_of(e, batch)[m] : make_int2(0, 0);
+  }
+}
+
+__device__ inline void sync_consumers() { cutlass::arch::NamedBarrier::sync(kConsumers, 0); }
+
+template <int kRows, int kSplit, int kStages, class Mma, class Out>
+__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Params<kRows> p) {
+  let_next_kernel_start();
+  extern __shared__ __align__(1024) char memory[];
+  using S = Shared<kRows, kStages, Out>;
+  S& shared = *reinterpret_cast<S*>(memory);
+  const int rank = int(blockIdx.x) % kSplit, column_tile = int(blockIdx.x) / kSplit, row_tile = int(blockIdx.y), batch = int(blockIdx.z);
+  const int all_steps = (p.K + kStepK - 1) / kStepK;
+  const int begin = int(int64_t(all_steps) * rank / kSplit), end = int(int64_t(all_steps) * (rank + 1) / kSplit);
+
+  // One thread makes the barriers and loads: it need not wait for the others to see the barriers before it asks for weights.
+  Loader<kRows, kStages, Out> loader(p, shared, column_tile, row_tile, batch);
+  const bool loads = threadIdx.x == kConsumers;
+  const int first = min(end - begin, kStages);
+  if (loads) {
+    for (int i = 0; i < kStages; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(kConsumers);
+    }
+    shared.summed.init(1);
+    if (kSplit > 1 && rank == 0) shared.summed.arrive_and_expect_tx((kSplit - 1) * sizeof(shared.sums));
+    cutlass::arch::fence_barrier_init();
+    if (p.early_weights) {
+      for (int i = 0; i < first; ++i) loader.weights(begin + i, i);
+    }
+  }
+  __syncwarp();
+  if constexpr (kSplit > 1) {
+    if (rank == 0) {
+      for (int i = int(threadIdx.x); i < kColumns * kRows; i += kThreads) shared.sums[i] = 0;
+    }
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
+
+  if (threadIdx.x >= kConsumers) {
+    if (!loads) return;
+    wait_for_preceding_kernel();
+    for (int i = 0; i < first; ++i) {
+      if (!p.early_weights) loader.weights(begin + i, i);
+      loader.activations(begin + i, i);
+    }
+    Ring<kStages> ring;
+    for (int step = begin + kStages; step < end; ++step, ring.advance()) {
+      shared.empty[ring.stage].wait(ring.phase);
+      loader.weights(step, ring.stage);
+      loader.activations(step, ring.stage);
+    }
+    return;
+  }
+
+  const int first_column = column_tile * kColumns, first_row = row_tile * kRows;
+  const int columns = min(kColumns, p.N - first_column), rows = min(kRows, p.M - first_row);
+  wait_for_preceding_kernel();
+  if (rank == 0) load_operands<kRows, Out>(p.epilogue, shared, first_column, first_row, columns, rows, batch);
+
+  const Mma mma{};
+  auto sums = partition_fragment_C(mma, Shape<Int<kColumns>, Int<kRows>>{});
+  if (begin < end) {
+    multiply<kRows, kStages>(mma, shared, end - begin, sums);
+  } else {
+    clear(sums);
+  }
+
+  if constexpr (kSplit > 1) {
+    if (rank != 0) {
+      const uint32_t barrier = cast_smem_ptr_to_uint(&shared.summed);
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < size(sums); ++i) {
+        add_remote(cast_smem_ptr_to_uint(&shared.sums[i * kConsumers + int(threadIdx.x)]), barrier, 0, sums(i));
+      }
+      return;
+    }
+    shared.summed.wait(0);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < size(sums); ++i) {
+      sums(i) = int32_t(uint32_t(sums(i)) + uint32_t(shared.sums[i * kConsumers + int(threadIdx.x)]));
+    }
+  }
+
+  sync_consumers();  // the operands are there
+  const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kRows>>{}));
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < size(sums); ++i) {
+    const int n = int(get<0>(where(i))), m = int(get<1>(where(i)));
+    const int32_t exact = p.epilogue.row_terms ? subtract_zero_points(sums(i), shared.row_terms[m], shared.col_terms[n]) : sums(i);
+    if constexpr (is_same_v<Out, int32_t>) {
+      shared.out[m][n] = exact;
+    } else {
+      shared.out[m][n] = Out(scale_and_bias(exact, shared.a_scale[m], shared.b_scale[n], shared.bias[n]));
+    }
+  }
+  sync_consumers();
+  Out* const out = static_cast<Out*>(p.out) + batch * p.out_batch + int64_t(first_row) * p.out_stride_m + first_column * p.out_stride_n;
+  for (int i = int(threadIdx.x); i < rows * kColumns; i += kConsumers) {
+    const int m = i / kColumns, n = i % kColumns;
+    if (n < columns) out[m * p.out_stride_m + n * p.out_stride_n] = shared.out[m][n];
+  }
+}
+
+// kRows: of a, a block's. kSplit: blocks of a cluster, which share K. One row of sm90.yaml is one instance.
+template <int kRows, int kSplit, int kStages, class Out>
+struct Gemm {
+  static_assert(kRows % 8 == 0 && kRows <= 256 && kSplit >= 1 && kSplit <= 8 && kStages >= 2, "the rules of the table");
+  using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<int8_t, int8_t, int32_t, Shape<Int<kColumns>, Int<kRows>, Int<kStepK>>>()));
+  using P = Params<kRows>;
+  static constexpr int kSharedMemory = int(sizeof(Shared<kRows, kStages, Out>));
+  static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
+  static_assert(sizeof(P) <= LaunchCache::kBytes && alignof(P) <= LaunchCache::kAlignment, "the parameters fit a launch cache");
+
+  static DeviceKernel& device_kernel() {
+    static DeviceKernel one(&kernel<kRows, kSplit, kStages, Mma, Out>);
+    return one;
+  }
+
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    return prepare_kernel(device_kernel(), kSharedMemory, device, message, size);
+  }
+
+  static P encode(const GemmLaunch& l) {
+    // A dimension of one has no stride of its own, but a tensor map wants a legal one.
+    const int64_t packed_k = (l.K + 15) / 16 * 16, lda = l.M > 1 ? l.a_stride_m : packed_k, ldb = l.N > 1 ? l.b_stride_n : packed_k;
+    return {map_of<kColumns>(operand(l.b, l.N, l.K, l.batch, ldb, l.batch_strides.b)),
+            map_of<kRows>(operand(l.a, l.M, l.K, l.batch, lda, l.batch_strides.a)),
+            int(l.M), int(l.N), int(l.K), int(l.batch), l.constant_b, l.out, l.out_stride_m, l.out_stride_n, l.batch_strides.out,
+            epilogue_operands(l)};
+  }
+
+  static scaledMMStatus_t launch_encoded(P& params, const GemmLaunch& l, char* message, size_t size) {
+    LaunchShape shape;
+    shape.grid = dim3(unsigned((l.N + kColumns - 1) / kColumns * kSplit), unsigned((l.M + kRows - 1) / kRows), unsigned(l.batch));
+    shape.block = dim3(kThreads);
+    shape.cluster = dim3(kSplit, 1, 1);
+    shape.shared_memory = kSharedMemory;
+    shape.dependent = true;
+    void* pointers[] = {&params};
+    return launch_kernel(device_kernel(), shape, pointers, l, message, size);
+  }
+
+  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    constexpr int64_t kMost = int64_t(65535) * kRows;  // a grid is no higher
+    if (l.M > kMost || l.N > INT_MAX / kSplit - kColumns) {
+      snprintf(message, size, "out: expected at most %lld rows and %d columns for this kernel, got M = %lld, N = %lld",
+               static_cast<long long>(kMost), INT_MAX / kSplit - kColumns, static_cast<long long>(l.M), static_cast<long long>(l.N));
+      return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
+    }
+    return launch_with_maps<P>(l, message, size, &encode, &check_maps, &launch_encoded);
+  }
+
+  static scaledMMStatus_t check_maps(const P& params, char* message, size_t size) {
+    if (c3x::is_encoded(params.weights) && c3x::is_encoded(params.activations)) return SCALED_MM_STATUS_SUCCESS;
+    snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of %s", c3x::is_encoded(params.weights) ? "a" : "b");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+
+  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t(kSharedMemory), &prepare, &launch}; }
+};
+
+}  // namespace scaled_mm::decode

@@ -1,0 +1,47 @@
+"""The rules of decode rows (csrc/int8/decode): what their kernel takes, and what it occupies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scaled_mm.tables.schema import KernelRow, RowCost
+
+COLUMNS = 64  # of b, the wide side of the MMA
+STEP_K = 128  # the width of the shared memory swizzle
+MAX_ROWS = 64  # more of a are no decode: their tiles would fill the shared memory that the weights want
+SPLITS = (1, 2, 4, 8)  # blocks of a cluster; 8 is the most that every GPU can schedule
+_FIELDS = ("name", "generation", "tile", "swap_ab", "split_k", "stages")
+_CONSUMERS = 128  # threads
+MAX_OUT_BYTES = 4
+
+
+def cost(row: KernelRow, out_bytes: int = MAX_OUT_BYTES) -> RowCost:
+    """Bytes of shared memory, as `Shared` in csrc/int8/decode/gemm.cuh has them, and accumulators per thread.
+
+    A stage has a tile of both operands and two barriers; beside the stages there are sums, an output tile, scales, bias, zero-point
+    terms and a barrier, all of it rounded up to 1024.
+    """
+    rows = row.tile.n
+    stage = (COLUMNS + rows) * STEP_K + 16
+    stages = 0 if row.stages == "auto" else row.stages
+    epilogue = COLUMNS * rows * (4 + out_bytes) + (2 * COLUMNS + rows) * 4 + (COLUMNS + rows) * 8 + 8
+    return RowCost(stage, epilogue, stages, -(-(stages * stage + epilogue) // 1024) * 1024, COLUMNS * rows // _CONSUMERS)
+
+
+def findings(row: KernelRow, limit: int) -> Iterator[tuple[str, str]]:
+    """(field, reason) for every rule broken; `limit`: bytes of shared memory that a block may have."""
+    for field, info in KernelRow.model_fields.items():
+        if field not in _FIELDS and getattr(row, field) != info.default:
+            yield field, "a decode row has none: leave it out"
+    if not row.swap_ab:
+        yield "swap_ab", "a decode row computes out^T: swap_ab: true"
+    if (row.tile.m, row.tile.k) != (COLUMNS, STEP_K):
+        yield "tile", f"tile {row.tile}; a decode row has m = {COLUMNS} and k = {STEP_K}"
+    if row.tile.n % 8 or row.tile.n > MAX_ROWS:
+        yield "tile", f"tile n = {row.tile.n}, expected a multiple of 8, at most {MAX_ROWS}"
+    if row.split_k not in SPLITS:
+        yield "split_k", f"split_k = {row.split_k}, expected one of {', '.join(map(str, SPLITS))}: blocks of a cluster"
+    if row.stages == "auto" or row.stages < 2:
+        yield "stages", f"stages = {row.stages}, expected a number of at least 2: how many decides how many blocks share a multiprocessor"
+    elif cost(row).shared_memory > limit:
+        yield "stages", f"{row.stages} stages are {cost(row).shared_memory} bytes of shared memory, there are {limit}"
