@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import operator
 import weakref
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorStride
 from scaled_mm.weight import PreparedWeight
 
 _OPERANDS = ("out", *ops.INPUTS)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _free(function: str, pointer: ctypes.c_void_p) -> None:
@@ -118,10 +120,21 @@ class TensorDesc:
             raise BadParamError(f"strides: expected one per dimension of {self.shape}, got {self.strides}")
         object.__setattr__(self, "alignment", _integers("alignment", (self.alignment,))[0])
 
+    @functools.cached_property
+    def bytes(self) -> int:
+        """From the data pointer to the end of the last element; 0 for a tensor without elements."""
+        if 0 in self.shape:
+            return 0
+        return (sum((size - 1) * stride for size, stride in zip(self.shape, self.strides)) + 1) * self.dtype.itemsize
+
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorDesc:
         """What a tensor is: its shape, dtype, strides, and the alignment of its data pointer (at most 16)."""
-        return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), _alignment_of(tensor.data_ptr()))
+        desc = object.__new__(cls)  # what a tensor says of itself needs none of the checks above
+        desc.__dict__.update(
+            shape=tuple(tensor.shape), dtype=tensor.dtype, strides=tensor.stride(), alignment=_alignment_of(tensor.data_ptr()), constant=False
+        )
+        return desc
 
     def _c(self) -> _core.TensorDescC:
         return _core.tensor_desc(self.dtype, self.shape, self.strides, self.alignment, self.constant)
@@ -150,7 +163,7 @@ class KernelChoice:
     tuned: bool
 
 
-def _strided(name: str, value: torch.Tensor | TensorDesc | None, device: torch.device) -> TensorDesc | None:
+def strided_desc(name: str, value: torch.Tensor | TensorDesc | None, device: torch.device) -> TensorDesc | None:
     if value is None or isinstance(value, TensorDesc):
         return value
     if not isinstance(value, torch.Tensor):
@@ -188,10 +201,11 @@ class Plan:
             raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
         forced = _encode("kernel", kernel)
         self.device = handle.device
-        described = {name: _strided(name, tensors[name], self.device) for name in self._OPERANDS}
+        described = {name: strided_desc(name, tensors[name], self.device) for name in self._OPERANDS}
         if constant_b:
             described["b"] = dataclasses.replace(described["b"], constant=True)
-        c_descs = [desc and ctypes.byref(desc._c()) for desc in described.values()]
+        self._planned = tuple(described.values())
+        c_descs = [desc and ctypes.byref(desc._c()) for desc in self._planned]
         if self.device.type == "cuda":
             ops.load_cuda_operators()
         try:
@@ -232,7 +246,9 @@ class Plan:
             ops.check_device("workspace", workspace, self.device)
             if not workspace.is_contiguous():
                 raise BadTensorStridesError("workspace: expected a contiguous tensor")
-        described = [_strided(name, tensor, self.device) for name, tensor in zip(self._OPERANDS, tensors)]
+        if self._are_planned(tensors):
+            return
+        described = [strided_desc(name, tensor, self.device) for name, tensor in zip(self._OPERANDS, tensors)]
         for name, tensor in zip(self._OPERANDS, tensors):
             if isinstance(tensor, TensorDesc):
                 raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
@@ -241,6 +257,25 @@ class Plan:
         except BadTensorDtypeError as error:
             raise self._named(error, tensors) from None
         ops.check_overlap(tensors, self._OPERANDS[1:])
+
+    def _are_planned(self, tensors: Sequence[torch.Tensor | None]) -> bool:
+        """Whether CPU tensors are to the letter what was planned and `out` lies apart: a fifth of the time that it takes to say what is not."""
+        out_begin = out_end = None
+        for planned, tensor in zip(self._planned, tensors):
+            if planned is None or tensor is None:
+                if planned is not tensor:
+                    return False
+                continue
+            if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_cpu:
+                return False
+            if tensor.dtype is not planned.dtype or tensor.shape != planned.shape or tensor.stride() != planned.strides:
+                return False
+            begin = tensor.data_ptr()
+            if out_begin is None:
+                out_begin, out_end = begin, begin + planned.bytes
+            elif begin < out_end and out_begin < begin + planned.bytes:
+                return False
+        return True
 
     def _named(self, error: BaseException, tensors: Sequence[torch.Tensor | None]) -> BaseException:
         return ops.name_dtype(error, **dict(zip(self._OPERANDS, tensors)))

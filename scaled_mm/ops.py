@@ -178,11 +178,24 @@ def _cpu_handle():
 
 
 def _run_on_cpu(out, *inputs: torch.Tensor | None) -> None:
+    from scaled_mm.descriptor import strided_desc
+
+    tensors = (out, *inputs)
+    device = _cpu_handle().device
+    described = (strided_desc(name, tensor, device) for name, tensor in zip(("out", *INPUTS), tensors))
+    try:
+        plan = _cpu_plan(*described)
+    except BadTensorDtypeError as error:
+        raise name_dtype(error, **dict(zip(("out", *INPUTS), tensors))) from None
+    plan.calculate(*tensors[:6], **dict(zip(INPUTS[5:], inputs[5:])))
+
+
+@functools.lru_cache(maxsize=256)
+def _cpu_plan(*described):
+    """Kept: on a CPU planning takes longer than a small product."""
     from scaled_mm.descriptor import create_descriptor
 
-    tensors = dict(zip(INPUTS, inputs), out=out)
-    with create_descriptor(_cpu_handle(), **tensors) as descriptor:
-        descriptor.calculate(**tensors)
+    return create_descriptor(_cpu_handle(), **dict(zip(("out", *INPUTS), described)))
 
 
 def product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
