@@ -60,7 +60,7 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
             f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {row.prefetch}, {early}, {cxx_out}>",
         )
     if row.generation == "decode":
-        return "int8/decode/gemm.cuh", f"scaled_mm::decode::Gemm<{row.tile.n}, {row.split_k}, {row.stages}, {cxx_out}>"
+        return "int8/decode/gemm.cuh", f"scaled_mm::decode::Gemm<{row.tile.m}, {row.tile.n}, {row.split_k}, {row.stages}, {cxx_out}>"
     if row.generation == "c2x":
         warp = f"{row.warp.m}, {row.warp.n}, {row.warp.k}"
         gemm = f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"

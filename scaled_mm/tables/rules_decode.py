@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from scaled_mm.tables.schema import KernelRow, RowCost
 
-COLUMNS = 64  # of b, the wide side of the MMA
+COLUMNS = (64, 128)  # of b, the wide side of the MMA: 64 to a warpgroup
 STEP_K = 128  # the width of the shared memory swizzle
 MAX_ROWS = 64  # more of a are no decode: their tiles would fill the shared memory that the weights want
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster; 8 is the most that every GPU can schedule
 _FIELDS = ("name", "generation", "tile", "swap_ab", "split_k", "stages")
-_CONSUMERS = 128  # threads
+_WARPGROUP = 128  # threads
 MAX_OUT_BYTES = 4
 
 
@@ -21,11 +21,11 @@ def cost(row: KernelRow, out_bytes: int = MAX_OUT_BYTES) -> RowCost:
     A stage has a tile of both operands and two barriers; beside the stages there are sums, an output tile, scales, bias, zero-point
     terms and a barrier, all of it rounded up to 1024.
     """
-    rows = row.tile.n
-    stage = (COLUMNS + rows) * STEP_K + 16
+    columns, rows = row.tile.m, row.tile.n
+    stage = (columns + rows) * STEP_K + 16
     stages = 0 if row.stages == "auto" else row.stages
-    epilogue = COLUMNS * rows * (4 + out_bytes) + (2 * COLUMNS + rows) * 4 + (COLUMNS + rows) * 8 + 8
-    return RowCost(stage, epilogue, stages, -(-(stages * stage + epilogue) // 1024) * 1024, COLUMNS * rows // _CONSUMERS)
+    epilogue = columns * rows * (4 + out_bytes) + (2 * columns + rows) * 4 + (columns + rows) * 8 + 8
+    return RowCost(stage, epilogue, stages, -(-(stages * stage + epilogue) // 1024) * 1024, 64 * rows // _WARPGROUP)
 
 
 def findings(row: KernelRow, limit: int) -> Iterator[tuple[str, str]]:
@@ -35,8 +35,8 @@ def findings(row: KernelRow, limit: int) -> Iterator[tuple[str, str]]:
             yield field, "a decode row has none: leave it out"
     if not row.swap_ab:
         yield "swap_ab", "a decode row computes out^T: swap_ab: true"
-    if (row.tile.m, row.tile.k) != (COLUMNS, STEP_K):
-        yield "tile", f"tile {row.tile}; a decode row has m = {COLUMNS} and k = {STEP_K}"
+    if row.tile.m not in COLUMNS or row.tile.k != STEP_K:
+        yield "tile", f"tile {row.tile}; a decode row has m = 64 or 128 and k = {STEP_K}"
     if row.tile.n % 8 or row.tile.n > MAX_ROWS:
         yield "tile", f"tile n = {row.tile.n}, expected a multiple of 8, at most {MAX_ROWS}"
     if row.split_k not in SPLITS:

@@ -64,7 +64,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
             dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(prefetch=1024), dict(early_weights=True),
             dict(name="other"),
         )),
-        *((DECODE, change) for change in (dict(tile=[64, 32, 128]), dict(split_k=2), dict(stages=6), dict(name="other"))),
+        *((DECODE, change) for change in (dict(tile=[64, 32, 128]), dict(tile=[128, 16, 128]), dict(split_k=2), dict(stages=6), dict(name="other"))),
         *((C2X, change) for change in (
             dict(tile=[64, 128, 64]), dict(tile=[128, 64, 64]), dict(tile=[128, 128, 128]), dict(warp=[32, 64, 64]),
             dict(warp=[64, 32, 64]), dict(warp=[64, 64, 32]), dict(stages=4), dict(swizzle=4), dict(split_k=2), dict(name="other"),

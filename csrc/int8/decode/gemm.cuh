@@ -1,6 +1,7 @@
-// A kernel for few rows of a, bound by how fast the weights come. out^T = b^T a^T: 64 columns of b fill the wide side of the MMA.
+// A kernel for few rows of a, bound by how fast the weights come. out^T = b^T a^T: columns of b fill the wide side of the MMA, 64 to a
+// warpgroup.
 //
-// A cluster of kSplit blocks shares 64 columns, each block a part of K, so that a small weight keeps all multiprocessors busy. A
+// A cluster of kSplit blocks shares a tile of columns, each block a part of K, so that a small weight keeps all multiprocessors busy. A
 // block fills its stages with weights before the preceding kernel has ended where they are constant (docs/decisions/0011): what all
 // blocks hold is then read while that kernel finishes. int32 sums are added in the first block's shared memory, exactly, in any order.
 #pragma once
@@ -27,9 +28,8 @@ namespace scaled_mm::decode {
 
 using namespace cute;
 
-constexpr int kColumns = 64;  // of b, a block's
-constexpr int kStepK = 128;   // of a stage: the width of the swizzle
-constexpr int kConsumers = 128, kThreads = kConsumers + 32;
+constexpr int kStepK = 128;  // of a stage: the width of the swizzle
+constexpr int consumers(int columns) { return columns * 2; }  // threads: a warpgroup for 64 columns
 
 using SwizzledRows = GMMA::Layout_K_SW128_Atom<int8_t>;
 template <int kRows>
@@ -49,7 +49,7 @@ auto map_of(decltype(operand(nullptr, 0, 0, 0, 0, 0)) const& tensor) {
 template <int kRows>
 using Map = decltype(map_of<kRows>(operand(nullptr, 0, 0, 0, 0, 0)));
 
-template <int kRows>
+template <int kColumns, int kRows>
 struct Params {
   Map<kColumns> weights;
   Map<kRows> activations;
@@ -60,7 +60,7 @@ struct Params {
   EpilogueOperands epilogue;
 };
 
-template <int kRows, int kStages, class Out>
+template <int kColumns, int kRows, int kStages, class Out>
 struct alignas(1024) Shared {
   int8_t weights[kStages][kColumns * kStepK];
   int8_t activations[kStages][kRows * kStepK];
@@ -74,10 +74,10 @@ struct alignas(1024) Shared {
 };
 
 // Loads tiles of weights and activations, one thread for a block.
-template <int kRows, int kStages, class Out>
+template <int kColumns, int kRows, int kStages, class Out>
 class Loader {
  public:
-  __device__ Loader(const Params<kRows>& p, Shared<kRows, kStages, Out>& shared, int column_tile, int row_tile, int batch)
+  __device__ Loader(const Params<kColumns, kRows>& p, Shared<kColumns, kRows, kStages, Out>& shared, int column_tile, int row_tile, int batch)
       : p_(p), shared_(shared), column_tile_(column_tile), row_tile_(row_tile), batch_(batch) {}
 
   // A stage's barrier is told to wait for both operands.
@@ -98,13 +98,13 @@ class Loader {
     copy(map.with(reinterpret_cast<uint64_t&>(shared_.full[stage])), from, slice.partition_D(make_tensor(make_smem_ptr(to), Step<kTile>{})));
   }
 
-  const Params<kRows>& p_;
-  Shared<kRows, kStages, Out>& shared_;
+  const Params<kColumns, kRows>& p_;
+  Shared<kColumns, kRows, kStages, Out>& shared_;
   const int column_tile_, row_tile_, batch_;
 };
 
 // The block's part of the sums.
-template <int kRows, int kStages, class Mma, class S, class Accumulators>
+template <int kColumns, int kRows, int kStages, class Mma, class S, class Accumulators>
 __device__ void multiply(const Mma& mma, S& shared, int steps, Accumulators& sums) {
   Mma tiled = mma;
   const auto thread = tiled.get_thread_slice(int(threadIdx.x));
@@ -135,9 +135,9 @@ __device__ void multiply(const Mma& mma, S& shared, int steps, Accumulators& sum
 }
 
 // What the epilogue needs of this block's rows and columns, in shared memory.
-template <int kRows, class Out, class S>
+template <int kColumns, int kRows, class Out, class S>
 __device__ void load_operands(const EpilogueOperands& e, S& shared, int first_column, int first_row, int columns, int rows, int batch) {
-  for (int i = int(threadIdx.x); i < kColumns; i += kConsumers) {
+  for (int i = int(threadIdx.x); i < kColumns; i += consumers(kColumns)) {
     const bool inside = i < columns;
     const int64_t n = int64_t(first_column) + i;
     if constexpr (!is_same_v<Out, int32_t>) {
@@ -146,7 +146,7 @@ __device__ void load_operands(const EpilogueOperands& e, S& shared, int first_co
     }
     if (e.row_terms) shared.col_terms[i] = inside ? col_terms_of(e, batch)[n] : make_int2(0, 0);
   }
-  for (int i = int(threadIdx.x); i < kRows; i += kConsumers) {
+  for (int i = int(threadIdx.x); i < kRows; i += consumers(kColumns)) {
     const bool inside = i < rows;
     const int64_t m = int64_t(first_row) + i;
     if constexpr (!is_same_v<Out, int32_t>) shared.a_scale[i] = inside ? load_a_scale(e, batch, m) : 0.0f;
@@ -154,20 +154,20 @@ __device__ void load_operands(const EpilogueOperands& e, S& shared, int first_co
   }
 }
 
-__device__ inline void sync_consumers() { cutlass::arch::NamedBarrier::sync(kConsumers, 0); }
-
-template <int kRows, int kSplit, int kStages, class Mma, class Out>
-__global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Params<kRows> p) {
+template <int kColumns, int kRows, int kSplit, int kStages, class Mma, class Out>
+__global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_constant__ Params<kColumns, kRows> p) {
   let_next_kernel_start();
+  constexpr int kConsumers = consumers(kColumns), kThreads = kConsumers + 32;
+  const auto sync_consumers = [] { cutlass::arch::NamedBarrier::sync(kConsumers, 0); };
   extern __shared__ __align__(1024) char memory[];
-  using S = Shared<kRows, kStages, Out>;
+  using S = Shared<kColumns, kRows, kStages, Out>;
   S& shared = *reinterpret_cast<S*>(memory);
   const int rank = int(blockIdx.x) % kSplit, column_tile = int(blockIdx.x) / kSplit, row_tile = int(blockIdx.y), batch = int(blockIdx.z);
   const int all_steps = (p.K + kStepK - 1) / kStepK;
   const int begin = int(int64_t(all_steps) * rank / kSplit), end = int(int64_t(all_steps) * (rank + 1) / kSplit);
 
   // One thread makes the barriers and loads: it need not wait for the others to see the barriers before it asks for weights.
-  Loader<kRows, kStages, Out> loader(p, shared, column_tile, row_tile, batch);
+  Loader<kColumns, kRows, kStages, Out> loader(p, shared, column_tile, row_tile, batch);
   const bool loads = threadIdx.x == kConsumers;
   const int first = min(end - begin, kStages);
   if (loads) {
@@ -211,12 +211,12 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Param
   const int first_column = column_tile * kColumns, first_row = row_tile * kRows;
   const int columns = min(kColumns, p.N - first_column), rows = min(kRows, p.M - first_row);
   wait_for_preceding_kernel();
-  if (rank == 0) load_operands<kRows, Out>(p.epilogue, shared, first_column, first_row, columns, rows, batch);
+  if (rank == 0) load_operands<kColumns, kRows, Out>(p.epilogue, shared, first_column, first_row, columns, rows, batch);
 
   const Mma mma{};
   auto sums = partition_fragment_C(mma, Shape<Int<kColumns>, Int<kRows>>{});
   if (begin < end) {
-    multiply<kRows, kStages>(mma, shared, end - begin, sums);
+    multiply<kColumns, kRows, kStages>(mma, shared, end - begin, sums);
   } else {
     clear(sums);
   }
@@ -257,18 +257,19 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Param
   }
 }
 
-// kRows: of a, a block's. kSplit: blocks of a cluster, which share K. One row of sm90.yaml is one instance.
-template <int kRows, int kSplit, int kStages, class Out>
+// kColumns: of b, a block's, kRows: of a. kSplit: blocks of a cluster, which share K. One row of sm90.yaml is one instance.
+template <int kColumns, int kRows, int kSplit, int kStages, class Out>
 struct Gemm {
-  static_assert(kRows % 8 == 0 && kRows <= 256 && kSplit >= 1 && kSplit <= 8 && kStages >= 2, "the rules of the table");
-  using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<int8_t, int8_t, int32_t, Shape<Int<kColumns>, Int<kRows>, Int<kStepK>>>()));
-  using P = Params<kRows>;
-  static constexpr int kSharedMemory = int(sizeof(Shared<kRows, kStages, Out>));
+  static_assert((kColumns == 64 || kColumns == 128) && kRows % 8 == 0 && kRows <= 256 && kSplit >= 1 && kSplit <= 8 && kStages >= 2, "the rules of the table");
+  using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<int8_t, int8_t, int32_t, Shape<_64, Int<kRows>, Int<kStepK>>>(),
+                                      Layout<Shape<Int<kColumns / 64>, _1, _1>>{}));
+  using P = Params<kColumns, kRows>;
+  static constexpr int kSharedMemory = int(sizeof(Shared<kColumns, kRows, kStages, Out>));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
   static_assert(sizeof(P) <= LaunchCache::kBytes && alignof(P) <= LaunchCache::kAlignment, "the parameters fit a launch cache");
 
   static DeviceKernel& device_kernel() {
-    static DeviceKernel one(&kernel<kRows, kSplit, kStages, Mma, Out>);
+    static DeviceKernel one(&kernel<kColumns, kRows, kSplit, kStages, Mma, Out>);
     return one;
   }
 
@@ -288,7 +289,7 @@ struct Gemm {
   static scaledMMStatus_t launch_encoded(P& params, const GemmLaunch& l, char* message, size_t size) {
     LaunchShape shape;
     shape.grid = dim3(unsigned((l.N + kColumns - 1) / kColumns * kSplit), unsigned((l.M + kRows - 1) / kRows), unsigned(l.batch));
-    shape.block = dim3(kThreads);
+    shape.block = dim3(consumers(kColumns) + 32);
     shape.cluster = dim3(kSplit, 1, 1);
     shape.shared_memory = kSharedMemory;
     shape.dependent = true;
