@@ -323,10 +323,11 @@ class Descriptor(Plan):
             self._alive()
         if stream is not None:
             stream = _stream_address(stream)
+        if self._constant_b and not (isinstance(b, PreparedWeight) and b.constant):
+            got = f"a {type(b).__name__}{' that is not constant' if isinstance(b, PreparedWeight) else ''}"
+            raise BadParamError(f"b: expected a constant PreparedWeight, as the descriptor was created with one, got {got}")
         if isinstance(b, PreparedWeight):
-            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums)
-        elif self._constant_b:
-            raise BadParamError(f"b: expected a PreparedWeight, as the descriptor was created with one, got a {type(b).__name__}")
+            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=self._planned[-1] is not None)
         if self._device_index >= 0 and fast.module is not None and not fast.intercepted():
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point,

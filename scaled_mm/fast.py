@@ -22,6 +22,7 @@ _empty_strided_cuda = getattr(_guards, "_empty_strided_cuda", None)
 # Looked up once: a name in torch._C costs as much as what it names. A torch that lacks one of them goes by its dispatcher.
 _watchers = [getattr(torch._C, name, None) for name in ("_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_tracing")]
 _dispatch_modes, _function_mode, _tracing = _watchers
+_BLIND = None in _watchers
 increment_version = torch.autograd.graph.increment_version
 module = None  # the extension, once CUDA has been used; None: take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
@@ -32,7 +33,7 @@ def load() -> None:
     global module
     from scaled_mm.build.library import python_library
 
-    if None in _watchers or sysconfig.get_config_var("Py_GIL_DISABLED"):
+    if _BLIND or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return  # nothing would say when to keep away, or the limited API that the extension is built against is not there
     try:
         path = python_library()
@@ -57,8 +58,8 @@ def failed(status: int) -> BaseException:
 
 
 def intercepted() -> bool:
-    """Whether something wants to see every operator: a dispatch mode, a function mode, torch.jit.trace."""
-    return _dispatch_modes() != 0 or _function_mode() or _tracing()
+    """Whether something wants to see every operator (a dispatch mode, a function mode, torch.jit.trace), or nothing here could tell."""
+    return _BLIND or _dispatch_modes() != 0 or _function_mode() or _tracing()
 
 
 def _handle_address(device: int) -> int:

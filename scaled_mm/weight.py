@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from scaled_mm import fast
 from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
 
@@ -16,7 +17,8 @@ class PreparedWeight:
     """What `prepare_weight` returns, to be given as `b` to `scaled_mm`, `create_descriptor` and `calculate`.
 
     b: int8 [K, N] or [B, K, N]. zero_point: int32 or int8, or None. column_sums: int32 [1, N] or [B, 1, N], the sums of b over K.
-    constant: products may read b before the preceding kernel of their stream has ended (docs/decisions/0011).
+    constant: products may read b before the preceding kernel of their stream has ended (docs/decisions/0011). Only `prepare_weight` says
+        so, of the memory that it was given: a copy, a replaced or an unpickled one has to be prepared again.
     Sums and promise are those of the moment of preparation: before writing to b wait for the products with it, and prepare it again
     afterwards.
     """
@@ -24,7 +26,10 @@ class PreparedWeight:
     b: torch.Tensor
     zero_point: torch.Tensor | None
     column_sums: torch.Tensor
-    constant: bool = False
+    constant: bool = dataclasses.field(default=False, init=False)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "constant": False}
 
     def operands(
         self, b_zero_point: torch.Tensor | None = None, b_column_sums: torch.Tensor | None = None, *, needs_sums: bool = True
@@ -44,7 +49,8 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) ->
     b_zero_point: int32 or int8: one value, [N], [1, N], or [B, 1, N] with b's B or 1; or None for a symmetric weight.
     Exact: a sum of K int8 values fits int32 for every K that a product takes.
     Waits until b's device has done the current stream's work: b is then written, and products with it need not wait for a
-    preceding kernel to load it. Not while a CUDA graph is captured or a function is compiled: their products wait as ever.
+    preceding kernel to load it. Not while a CUDA graph is captured, a function is compiled or operators are traced, nor for a b that
+    is not aligned to 16 bytes: their products wait as ever.
     Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorDeviceError, naming the argument.
     """
     for name, tensor in (("b", b), ("b_zero_point", b_zero_point)):
@@ -57,12 +63,18 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) ->
     if b_zero_point is not None:
         _check_zero_point(b, b_zero_point)
     sums = b.sum(dim=-2, keepdim=True, dtype=torch.int32)
-    return PreparedWeight(b, b_zero_point, sums, constant=_is_written(b))
+    weight = PreparedWeight(b, b_zero_point, sums)
+    object.__setattr__(weight, "constant", _is_written(b))
+    return weight
 
 
 def _is_written(b: torch.Tensor) -> bool:
-    """Waits until a CUDA tensor's device has done the current stream's work; False where that cannot be: in a capture, without data."""
-    if torch.compiler.is_compiling() or not b.is_cuda or isinstance(b, FakeTensor):
+    """Waits until a CUDA tensor's device has done the current stream's work.
+
+    False where that says nothing of later runs: in a capture, while operators are traced, without data; and for a tensor that is
+    not aligned to 16 bytes, which a compiled graph may copy right before the product.
+    """
+    if torch.compiler.is_compiling() or not b.is_cuda or isinstance(b, FakeTensor) or fast.intercepted() or b.data_ptr() % 16:
         return False
     with torch.cuda.device(b.device):
         if torch.cuda.is_current_stream_capturing():

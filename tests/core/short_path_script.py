@@ -47,10 +47,11 @@ def calculate(core: Core, module, b_scale: torch.Tensor, watched: bool = False, 
 class Extension:
     """Stands in for the extension where there is no stream: writes sevens past torch's dispatcher."""
 
-    calls = 0
+    calls, constant_b = 0, []
 
     def run(self, handle, device, constant_b, out, *operands):
         Extension.calls += 1
+        Extension.constant_b.append(constant_b)
         torch.from_numpy(out.detach().numpy()).fill_(7.0)
 
 
@@ -79,6 +80,11 @@ def main(kernels: str, extension: str) -> dict:
     before = out._version
     sm.scaled_mm(a, b, one, one, out=out)
     answer["calls"], answer["version moved"] = Extension.calls, out._version > before
+    prepared = [sm.prepare_weight(b) for _ in range(2)]
+    object.__setattr__(prepared[1], "constant", True)  # what it is on a GPU
+    for weight in prepared:
+        sm.scaled_mm(a, weight, one, one, out=out)
+    answer["constant b: a tensor, a weight that is not, one that is"] = Extension.constant_b
     warnings.simplefilter("ignore")
 
     def traced(a, b, one):
@@ -88,7 +94,7 @@ def main(kernels: str, extension: str) -> dict:
 
     graph = str(torch.jit.trace(traced, (a, b, one), check_trace=False).graph)
     answer["traced"] = "scaled_mm::scaled_mm_out" in graph
-    answer["calls while tracing"] = Extension.calls - answer["calls"]
+    answer["calls while tracing"] = Extension.calls - answer["calls"] - len(prepared)
     return answer
 
 

@@ -55,5 +55,9 @@ def test_an_output_of_inference_mode_is_written_inside_and_left_to_the_operator_
     assert answer["an output of inference mode, inside"] == "right" and answer["an output of inference mode, outside"] == "left"
 
 
+def test_a_weight_may_be_read_early_only_if_it_is_a_constant_one(answer):
+    assert answer["constant b: a tensor, a weight that is not, one that is"] == [False, False, True]
+
+
 def test_tracing_sees_the_operator_and_not_the_short_path(answer):
     assert answer["traced"] and answer["calls while tracing"] == 0

@@ -101,29 +101,52 @@ def test_every_row_sums_the_most_negative_products_without_saturating(handle, ro
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_waits_for_what_the_preceding_kernel_writes_though_constant_weights_come_early(handle, row):
-    M, N, K, rounds = 40, 2048, 2048, 12
+    # Each product reads what the one before it writes: only our own kernels let the next one start early. The int32 sums of the first
+    # are the second's a, byte by byte; the second's first row and column are the third's bias and scale; the sums of the first are
+    # also the fourth's b, which is an ordinary tensor, and the fifth writes over the first's sums, which the fourth still reads.
+    M, N, K, rounds = 64, 512, 4096, 6
     x = torch.randint(-128, 128, (rounds, M, K), dtype=torch.int8, device="cuda")
-    scale, bias = torch.rand(rounds, M, 1, device="cuda"), torch.randn(rounds, N, device="cuda")
     weight = sm.prepare_weight(torch.randint(-128, 128, (N, K), dtype=torch.int8, device="cuda").t())
-    b_scale = torch.rand(N, device="cuda")
-    inputs = {"a": x[0].clone(), "b": weight, "a_scale": scale[0].clone(), "b_scale": b_scale, "bias": bias[0].clone()}
-    out = torch.full((rounds, 2, M, N), float("nan"), dtype=torch.bfloat16, device="cuda")
-    with sm.create_descriptor(handle, out=out[0, 0], kernel=row, **inputs) as desc:
-        desc.calculate(out[0, 0], **inputs)  # loads what is loaded lazily
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(rounds):
-                inputs["a"].copy_(x[i])
-                inputs["a_scale"].copy_(scale[i])
-                inputs["bias"].copy_(bias[i])
-                for j in range(2):  # the second follows a kernel of ours, which lets it start early
-                    desc.calculate(out[i, j], **inputs)
-        for _ in range(5):
-            out.fill_(float("nan"))
-            graph.replay()
-        for i in range(rounds):
-            expected = reference.scaled_mm(x[i], weight.b, scale[i], b_scale, bias[i])
-            assert torch.equal(out[i, 0], expected) and torch.equal(out[i, 1], expected), f"{row}, round {i}"
+    wide = sm.prepare_weight(torch.randint(-128, 128, (1024, 4 * N), dtype=torch.int8, device="cuda").t())
+    half = torch.full((1,), 2.0**-20, device="cuda")
+    ones = torch.ones(1024, device="cuda")
+    a = x[0].clone()
+    sums = torch.empty(M, N, dtype=torch.int32, device="cuda")
+    scaled = torch.empty(M, 1024, device="cuda")
+    third, fourth = torch.empty(M, 1024, dtype=torch.bfloat16, device="cuda"), torch.empty(M, M, device="cuda")
+    as_a, as_b = sums.view(torch.int8), sums.view(torch.int8).t()  # [M, 4N]: 4N is the K of what follows
+    then = dict(a=as_a, b=wide, a_scale=scaled[:, :1], b_scale=ones, bias=scaled[0])
+    products = [
+        (sums, dict(a=a, b=weight)),
+        (scaled, dict(a=as_a, b=wide, a_scale=half, b_scale=half)),
+        (third, then),
+        (fourth, dict(a=as_a, b=as_b, a_scale=half, b_scale=half)),
+        (sums, dict(a=a, b=weight)),
+    ]
+
+    def expected(x):
+        first = reference.scaled_mm(x, weight.b, None, None, out_dtype=torch.int32)
+        bytes_of = first.view(torch.int8)
+        second = reference.scaled_mm(bytes_of, wide.b, half, half, out_dtype=torch.float32)
+        return (first, second, reference.scaled_mm(bytes_of, wide.b, second[:, :1], ones, second[0]),
+                reference.scaled_mm(bytes_of, bytes_of.t(), half, half, out_dtype=torch.float32), first)  # fmt: skip
+
+    plans = [sm.create_descriptor(handle, out=out, kernel=row, **inputs) for out, inputs in products]
+    for plan, (out, inputs) in zip(plans, products):
+        plan.calculate(out, **inputs)  # loads what is loaded lazily
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for plan, (out, inputs) in zip(plans, products):
+            plan.calculate(out, **inputs)
+    for i in range(rounds):
+        a.copy_(x[i])
+        for out in (sums, scaled, third, fourth):
+            out.fill_(-1)
+        graph.replay()
+        for number, ((out, _), right) in enumerate(zip(products, expected(x[i]))):
+            assert reference.same_bits(out, right), f"{row}, round {i}, product {number}: {reference.describe_difference(out, right)}"
+    for plan in plans:
+        plan.destroy()
 
 
 @pytest.mark.parametrize("weights", ["tensor", "prepared"])

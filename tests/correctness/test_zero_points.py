@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
+import pickle
 import struct
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
 from scaled_mm import reference
@@ -233,14 +237,18 @@ def test_a_prepared_batch_has_sums_for_each_product(device):
 
 def test_a_descriptor_of_a_prepared_weight_takes_no_other(device):
     operands = Case(5, 16, 32).make(device)
-    prepared, out = sm.PreparedWeight(operands.b, None, operands.b.sum(0, keepdim=True, dtype=torch.int32), constant=True), operands.poisoned_out()
+    prepared, out = sm.prepare_weight(operands.b), operands.poisoned_out()
+    object.__setattr__(prepared, "constant", True)  # also where there is no stream
     inputs = {**operands.inputs, "b": prepared}
     constant = sm.TensorDesc(tuple(operands.b.shape), torch.int8, tuple(operands.b.stride()), constant=True)
+    message = "^b: expected a constant PreparedWeight, as the descriptor was created with one, got a "
     for b in (prepared, constant):
-        sums = {} if b is prepared else {"b_column_sums": sm.TensorDesc((1, 16), torch.int32)}
-        with sm.create_descriptor(sm.Handle(device), out=out, **{**inputs, "b": b}, **sums) as descriptor:
-            with pytest.raises(BadParamError, match="^b: expected a PreparedWeight, as the descriptor was created with one, got a Tensor"):
+        with sm.create_descriptor(sm.Handle(device), out=out, **{**inputs, "b": b}) as descriptor:
+            with pytest.raises(BadParamError, match=message + "Tensor$"):
                 descriptor.calculate(out, **operands.inputs)
+            for copied in (copy.deepcopy(prepared), dataclasses.replace(prepared, b=operands.b), pickle.loads(pickle.dumps(prepared))):
+                with pytest.raises(BadParamError, match=message + "PreparedWeight that is not constant$"):
+                    descriptor.calculate(out, **{**inputs, "b": copied})
             descriptor.calculate(out, **inputs)
         operands.check(out)
     with pytest.raises(BadParamError, match="^a: expected flags 0, got 1"):
@@ -253,6 +261,9 @@ def test_a_weight_is_constant_from_its_preparation_on_but_not_while_a_graph_is_c
     if torch.device(device).type == "cuda":
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             assert not sm.prepare_weight(weight.t()).constant
+        assert not sm.prepare_weight(weight.reshape(-1)[1:497].reshape(16, 31).t()).constant
+        with FakeTensorMode(), torch.device("cuda"):
+            assert not sm.prepare_weight(torch.empty(16, 32, dtype=torch.int8).t()).constant
         torch.cuda._sleep(50_000_000)
         sm.prepare_weight(weight.t())
         assert torch.cuda.current_stream().query(), "what the stream had to do before is done"

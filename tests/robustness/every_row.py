@@ -91,7 +91,7 @@ def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
     return reference.same_bits(out.cpu(), reference.grouped_scaled_mm(**product, out_dtype=out_dtype))
 
 
-def run_batched(handle: sm.Handle, row: str, M: int, N: int, K: int) -> bool:
+def run_batched(handle: sm.Handle, row: str, M: int, N: int, K: int, prepared: bool = False) -> bool:
     """Two products with zero points and biases of their own."""
     each = [operands(M + i, N, K) for i in range(2)]
     product = {name: torch.stack([one[name][:M] if name in ("a", "a_scale", "a_zero_point") else one[name] for one in each]) for name in each[0]}
@@ -100,6 +100,8 @@ def run_batched(handle: sm.Handle, row: str, M: int, N: int, K: int) -> bool:
         product[name] = product[name].unsqueeze(1)
     product["a_zero_point"] = product["a_zero_point"].unsqueeze(2)
     device = {name: t.mT.cuda().mT if name == "b" else t.cuda() for name, t in product.items()}
+    if prepared:
+        device["b"] = sm.prepare_weight(device["b"], device.pop("b_zero_point"))
     out = torch.zeros(2, M, N, dtype=torch.bfloat16).cuda()
     with sm.create_descriptor(handle, out=out, kernel=row, **device) as descriptor:
         workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8).cuda()
@@ -117,9 +119,10 @@ def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
         for out_dtype in DTYPES:
             for names in options_of(out_dtype):
                 yield f"{row.name} {out_dtype} {names}", run(handle, row.name, out_dtype, product, names)
-            if row.early_weights:
+            if row.early_weights or row.generation == "decode":
                 yield f"{row.name} {out_dtype} prepared", run(handle, row.name, out_dtype, product, options_of(out_dtype)[-1], prepared=True)
         yield f"{row.name} batched", run_batched(handle, row.name, M, N, K)
+        yield f"{row.name} batched, prepared", run_batched(handle, row.name, M, N, K, prepared=True)
     for row in table.grouped.rows:
         for out_dtype in DTYPES:
             yield f"{row.name} {out_dtype}", run_grouped(handle, row, out_dtype)

@@ -178,6 +178,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
     shared.summed.init(1);
     if (kSplit > 1 && rank == 0) shared.summed.arrive_and_expect_tx((kSplit - 1) * sizeof(shared.sums));
     cutlass::arch::fence_barrier_init();
+    cutlass::arch::fence_view_async_shared();  // the barriers, for the loads that this thread starts
     if (p.early_weights) {
       for (int i = 0; i < first; ++i) loader.weights(begin + i, i);
     }
@@ -230,7 +231,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
       }
       return;
     }
-    shared.summed.wait(0);
+    wait_for_cluster(cast_smem_ptr_to_uint(&shared.summed));
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < size(sums); ++i) {
       sums(i) = int32_t(uint32_t(sums(i)) + uint32_t(shared.sums[i * kConsumers + int(threadIdx.x)]));

@@ -17,6 +17,19 @@ __device__ inline void add_remote(uint32_t word, uint32_t barrier, uint32_t rank
                : "memory");
 }
 
+// Ends when a barrier's first phase has, with all that other blocks of the cluster added before it.
+__device__ inline void wait_for_cluster(uint32_t barrier) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+      "@!done bra again;\n"
+      "}"
+      ::"r"(barrier)
+      : "memory");
+}
+
 // Where a ring of stages stands: which one is next, and the phase of its barriers.
 template <int kStages>
 struct Ring {
