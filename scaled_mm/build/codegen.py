@@ -80,7 +80,7 @@ def _block_scaled_config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
 def _shared_memory(row: KernelRow, out_bytes: int) -> int | None:
     """What the rules say exactly; None: an estimate from above, or a kernel that needs no asking."""
     if row.generation == "decode":
-        return rules_decode.cost(row, out_bytes).shared_memory
+        return rules_decode.cost(row).shared_memory
     if row.generation != "c2x":
         return None
     return (rules_block_scaled.cost(row, out_bytes) if row.block_scaled else rules_c2x.cost(row)).shared_memory

@@ -8,23 +8,31 @@ from scaled_mm.tables.schema import KernelRow, RowCost
 
 COLUMNS = (64, 128)  # of b, the wide side of the MMA: 64 to a warpgroup
 STEP_K = 128  # the width of the shared memory swizzle
-MAX_ROWS = 64  # more of a are no decode: their tiles would fill the shared memory that the weights want
+MAX_ROWS = 256  # of a, the narrow side of the MMA
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster; 8 is the most that every GPU can schedule
 _FIELDS = ("name", "generation", "tile", "swap_ab", "split_k", "stages")
 _WARPGROUP = 128  # threads
-MAX_OUT_BYTES = 4
 
 
-def cost(row: KernelRow, out_bytes: int = MAX_OUT_BYTES) -> RowCost:
+def owners(row: KernelRow) -> int:
+    """Blocks of a cluster that own rows of a tile: as many as divide it into whole fragments of 8 rows."""
+    split = row.split_k
+    while split > 1 and row.tile.n // 8 % split:
+        split //= 2
+    return split
+
+
+def cost(row: KernelRow) -> RowCost:
     """Bytes of shared memory, as `Shared` in csrc/int8/decode/gemm.cuh has them, and accumulators per thread.
 
-    A stage has a tile of both operands and two barriers; beside the stages there are sums, an output tile, scales, bias, zero-point
-    terms and a barrier, all of it rounded up to 1024.
+    A stage has a tile of both operands and two barriers. Beside the stages there are, for the rows that a block owns, sums or an output
+    tile, scales, bias and zero-point terms, and a barrier; all of it is rounded up to 1024.
     """
     columns, rows = row.tile.m, row.tile.n
     stage = (columns + rows) * STEP_K + 16
     stages = 0 if row.stages == "auto" else row.stages
-    epilogue = columns * rows * (4 + out_bytes) + (2 * columns + rows) * 4 + (columns + rows) * 8 + 8
+    owned = rows // owners(row)
+    epilogue = columns * owned * 4 + (2 * columns + owned) * 4 + (columns + owned) * 8 + 8
     return RowCost(stage, epilogue, stages, -(-(stages * stage + epilogue) // 1024) * 1024, 64 * rows // _WARPGROUP)
 
 
@@ -37,8 +45,8 @@ def findings(row: KernelRow, limit: int) -> Iterator[tuple[str, str]]:
         yield "swap_ab", "a decode row computes out^T: swap_ab: true"
     if row.tile.m not in COLUMNS or row.tile.k != STEP_K:
         yield "tile", f"tile {row.tile}; a decode row has m = 64 or 128 and k = {STEP_K}"
-    if row.tile.n % 8 or row.tile.n > MAX_ROWS:
-        yield "tile", f"tile n = {row.tile.n}, expected a multiple of 8, at most {MAX_ROWS}"
+    if row.tile.n % (8 if row.tile.n <= 32 else 16) or row.tile.n > MAX_ROWS:
+        yield "tile", f"tile n = {row.tile.n}, expected a multiple of 8, from 32 on of 16, at most {MAX_ROWS}: wgmma's shapes for int8"
     if row.split_k not in SPLITS:
         yield "split_k", f"split_k = {row.split_k}, expected one of {', '.join(map(str, SPLITS))}: blocks of a cluster"
     if row.stages == "auto" or row.stages < 2:

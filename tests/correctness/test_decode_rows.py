@@ -23,6 +23,7 @@ ROWS = {
     )
     for columns, rows, split, stages in (
         (64, 8, 1, 12), (64, 16, 4, 8), (64, 16, 4, 2), (64, 24, 2, 3), (64, 32, 2, 6), (64, 64, 8, 4), (128, 16, 2, 6), (128, 64, 1, 5),
+        (128, 128, 4, 4), (64, 96, 8, 5), (64, 256, 2, 3),
     )
 }  # fmt: skip
 # Fewer steps of K than blocks, K and N that end inside a tile, N that ends inside 16 bytes, several tiles of rows, several waves.

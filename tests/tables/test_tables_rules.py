@@ -96,12 +96,13 @@ ILLEGAL_DECODE = {
     "not swapped": (dict(swap_ab=None), "swap_ab", "swap_ab: true"),
     "a wider tile": (dict(tile=[256, 16, 128]), "tile", "m = 64 or 128 and k = 128"),
     "a longer step": (dict(tile=[64, 16, 256]), "tile", "m = 64 or 128 and k = 128"),
-    "rows that are no multiple of 8": (dict(tile=[64, 20, 128]), "tile", "multiple of 8, at most 64"),
-    "too many rows": (dict(tile=[64, 72, 128]), "tile", "multiple of 8, at most 64"),
+    "rows that are no multiple of 8": (dict(tile=[64, 20, 128]), "tile", "multiple of 8, from 32 on of 16"),
+    "40 rows": (dict(tile=[64, 40, 128]), "tile", "multiple of 8, from 32 on of 16"),
+    "too many rows": (dict(tile=[64, 272, 128], stages=2), "tile", "at most 256"),
     "a split in three": (dict(split_k=3), "split_k", "expected one of 1, 2, 4, 8"),
     "automatic stages": (dict(stages=None), "stages", "expected a number of at least 2"),
     "one stage": (dict(stages=1), "stages", "expected a number of at least 2"),
-    "too many stages": (dict(stages=22), "stages", "bytes of shared memory, there are 232448"),
+    "too many stages": (dict(stages=23), "stages", "bytes of shared memory, there are 232448"),
 }
 
 

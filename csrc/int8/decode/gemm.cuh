@@ -3,7 +3,8 @@
 //
 // A cluster of kSplit blocks shares a tile of columns, each block a part of K, so that a small weight keeps all multiprocessors busy. A
 // block fills its stages with weights before the preceding kernel has ended where they are constant (docs/decisions/0011): what all
-// blocks hold is then read while that kernel finishes. int32 sums are added in the first block's shared memory, exactly, in any order.
+// blocks hold is then read while that kernel finishes. int32 sums are added in shared memory, exactly, in any order: the first blocks of
+// a cluster own a slice of the tile's rows each, to which the others add.
 #pragma once
 
 #include <climits>
@@ -60,24 +61,30 @@ struct Params {
   EpilogueOperands epilogue;
 };
 
-template <int kColumns, int kRows, int kStages, class Out>
+// Blocks of a cluster that own rows: as many as divide the tile into whole fragments of 8 rows.
+constexpr int owners(int rows, int split) { return split > 1 && rows / 8 % split != 0 ? owners(rows, split / 2) : split; }
+
+template <int kColumns, int kRows, int kStages, int kOwners, class Out>
 struct alignas(1024) Shared {
+  static constexpr int kSlice = kRows / kOwners;  // rows that the block owns
   int8_t weights[kStages][kColumns * kStepK];
   int8_t activations[kStages][kRows * kStepK];
-  int32_t sums[kColumns * kRows];  // of the cluster's other blocks, in the order of the threads' accumulators
-  Out out[kRows][kColumns];
-  float b_scale[kColumns], bias[kColumns], a_scale[kRows];
-  int2 col_terms[kColumns], row_terms[kRows];
+  union {
+    int32_t sums[kColumns * kSlice];  // of the cluster's other blocks, in the order of the threads' accumulators
+    Out out[kSlice][kColumns];        // when they have been read
+  };
+  float b_scale[kColumns], bias[kColumns], a_scale[kSlice];
+  int2 col_terms[kColumns], row_terms[kSlice];
   FullBarrier full[kStages];
   EmptyBarrier empty[kStages];
   FullBarrier summed;
 };
 
 // Loads tiles of weights and activations, one thread for a block.
-template <int kColumns, int kRows, int kStages, class Out>
+template <int kColumns, int kRows, class S>
 class Loader {
  public:
-  __device__ Loader(const Params<kColumns, kRows>& p, Shared<kColumns, kRows, kStages, Out>& shared, int column_tile, int row_tile, int batch)
+  __device__ Loader(const Params<kColumns, kRows>& p, S& shared, int column_tile, int row_tile, int batch)
       : p_(p), shared_(shared), column_tile_(column_tile), row_tile_(row_tile), batch_(batch) {}
 
   // A stage's barrier is told to wait for both operands.
@@ -99,7 +106,7 @@ class Loader {
   }
 
   const Params<kColumns, kRows>& p_;
-  Shared<kColumns, kRows, kStages, Out>& shared_;
+  S& shared_;
   const int column_tile_, row_tile_, batch_;
 };
 
@@ -135,7 +142,7 @@ __device__ void multiply(const Mma& mma, S& shared, int steps, Accumulators& sum
 }
 
 // What the epilogue needs of this block's rows and columns, in shared memory.
-template <int kColumns, int kRows, class Out, class S>
+template <int kColumns, class Out, class S>
 __device__ void load_operands(const EpilogueOperands& e, S& shared, int first_column, int first_row, int columns, int rows, int batch) {
   for (int i = int(threadIdx.x); i < kColumns; i += consumers(kColumns)) {
     const bool inside = i < columns;
@@ -146,7 +153,7 @@ __device__ void load_operands(const EpilogueOperands& e, S& shared, int first_co
     }
     if (e.row_terms) shared.col_terms[i] = inside ? col_terms_of(e, batch)[n] : make_int2(0, 0);
   }
-  for (int i = int(threadIdx.x); i < kRows; i += consumers(kColumns)) {
+  for (int i = int(threadIdx.x); i < S::kSlice; i += consumers(kColumns)) {
     const bool inside = i < rows;
     const int64_t m = int64_t(first_row) + i;
     if constexpr (!is_same_v<Out, int32_t>) shared.a_scale[i] = inside ? load_a_scale(e, batch, m) : 0.0f;
@@ -160,14 +167,15 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   constexpr int kConsumers = consumers(kColumns), kThreads = kConsumers + 32;
   const auto sync_consumers = [] { cutlass::arch::NamedBarrier::sync(kConsumers, 0); };
   extern __shared__ __align__(1024) char memory[];
-  using S = Shared<kColumns, kRows, kStages, Out>;
+  constexpr int kOwners = owners(kRows, kSplit), kSlice = kRows / kOwners;
+  using S = Shared<kColumns, kRows, kStages, kOwners, Out>;
   S& shared = *reinterpret_cast<S*>(memory);
   const int rank = int(blockIdx.x) % kSplit, column_tile = int(blockIdx.x) / kSplit, row_tile = int(blockIdx.y), batch = int(blockIdx.z);
   const int all_steps = (p.K + kStepK - 1) / kStepK;
   const int begin = int(int64_t(all_steps) * rank / kSplit), end = int(int64_t(all_steps) * (rank + 1) / kSplit);
 
   // One thread makes the barriers and loads: it need not wait for the others to see the barriers before it asks for weights.
-  Loader<kColumns, kRows, kStages, Out> loader(p, shared, column_tile, row_tile, batch);
+  Loader<kColumns, kRows, S> loader(p, shared, column_tile, row_tile, batch);
   const bool loads = threadIdx.x == kConsumers;
   const int first = min(end - begin, kStages);
   if (loads) {
@@ -176,7 +184,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
       shared.empty[i].init(kConsumers);
     }
     shared.summed.init(1);
-    if (kSplit > 1 && rank == 0) shared.summed.arrive_and_expect_tx((kSplit - 1) * sizeof(shared.sums));
+    if (kSplit > 1 && rank < kOwners) shared.summed.arrive_and_expect_tx((kSplit - 1) * sizeof(shared.sums));
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();  // the barriers, for the loads that this thread starts
     if (p.early_weights) {
@@ -185,8 +193,8 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   }
   __syncwarp();
   if constexpr (kSplit > 1) {
-    if (rank == 0) {
-      for (int i = int(threadIdx.x); i < kColumns * kRows; i += kThreads) shared.sums[i] = 0;
+    if (rank < kOwners) {
+      for (int i = int(threadIdx.x); i < kColumns * kSlice; i += kThreads) shared.sums[i] = 0;
     }
     cluster_sync();
   } else {
@@ -209,41 +217,48 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
     return;
   }
 
-  const int first_column = column_tile * kColumns, first_row = row_tile * kRows;
-  const int columns = min(kColumns, p.N - first_column), rows = min(kRows, p.M - first_row);
+  const bool owns = rank < kOwners;
+  const int first_column = column_tile * kColumns, first_row = row_tile * kRows + rank * kSlice;
+  const int columns = min(kColumns, p.N - first_column), rows = max(0, min(kSlice, p.M - first_row));
   wait_for_preceding_kernel();
-  if (rank == 0) load_operands<kColumns, kRows, Out>(p.epilogue, shared, first_column, first_row, columns, rows, batch);
+  if (owns) load_operands<kColumns, Out>(p.epilogue, shared, first_column, first_row, columns, rows, batch);
 
   const Mma mma{};
-  auto sums = partition_fragment_C(mma, Shape<Int<kColumns>, Int<kRows>>{});
+  auto all = partition_fragment_C(mma, Shape<Int<kColumns>, Int<kRows>>{});
   if (begin < end) {
-    multiply<kColumns, kRows, kStages>(mma, shared, end - begin, sums);
+    multiply<kColumns, kRows, kStages>(mma, shared, end - begin, all);
   } else {
-    clear(sums);
+    clear(all);
   }
 
-  if constexpr (kSplit > 1) {
-    if (rank != 0) {
-      const uint32_t barrier = cast_smem_ptr_to_uint(&shared.summed);
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < size(sums); ++i) {
-        add_remote(cast_smem_ptr_to_uint(&shared.sums[i * kConsumers + int(threadIdx.x)]), barrier, 0, sums(i));
+  // A thread's accumulators go down the rows by fragments of 8, so a slice is a run of them.
+  constexpr int kOwn = int(size(all)) / kOwners;
+  int32_t sums[kOwn];
+  CUTLASS_PRAGMA_UNROLL
+  for (int owner = 0; owner < kOwners; ++owner) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      if (owner == rank) {
+        sums[i] = all(owner * kOwn + i);
+      } else {
+        add_remote(cast_smem_ptr_to_uint(&shared.sums[i * kConsumers + int(threadIdx.x)]), cast_smem_ptr_to_uint(&shared.summed), owner,
+                   all(owner * kOwn + i));
       }
-      return;
     }
+  }
+  if (!owns) return;
+  if constexpr (kSplit > 1) {
     wait_for_cluster(cast_smem_ptr_to_uint(&shared.summed));
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < size(sums); ++i) {
-      sums(i) = int32_t(uint32_t(sums(i)) + uint32_t(shared.sums[i * kConsumers + int(threadIdx.x)]));
-    }
+    for (int i = 0; i < kOwn; ++i) sums[i] = int32_t(uint32_t(sums[i]) + uint32_t(shared.sums[i * kConsumers + int(threadIdx.x)]));
   }
 
-  sync_consumers();  // the operands are there
-  const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kRows>>{}));
+  sync_consumers();  // the operands are there, and the sums of all threads have been read
+  const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kSlice>>{}));
   CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < size(sums); ++i) {
+  for (int i = 0; i < kOwn; ++i) {
     const int n = int(get<0>(where(i))), m = int(get<1>(where(i)));
-    const int32_t exact = p.epilogue.row_terms ? subtract_zero_points(sums(i), shared.row_terms[m], shared.col_terms[n]) : sums(i);
+    const int32_t exact = p.epilogue.row_terms ? subtract_zero_points(sums[i], shared.row_terms[m], shared.col_terms[n]) : sums[i];
     if constexpr (is_same_v<Out, int32_t>) {
       shared.out[m][n] = exact;
     } else {
@@ -265,7 +280,7 @@ struct Gemm {
   using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<int8_t, int8_t, int32_t, Shape<_64, Int<kRows>, Int<kStepK>>>(),
                                       Layout<Shape<Int<kColumns / 64>, _1, _1>>{}));
   using P = Params<kColumns, kRows>;
-  static constexpr int kSharedMemory = int(sizeof(Shared<kColumns, kRows, kStages, Out>));
+  static constexpr int kSharedMemory = int(sizeof(Shared<kColumns, kRows, kStages, owners(kRows, kSplit), Out>));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
   static_assert(sizeof(P) <= LaunchCache::kBytes && alignof(P) <= LaunchCache::kAlignment, "the parameters fit a launch cache");
 
