@@ -129,10 +129,20 @@ def test_a_whole_architecture_becomes_one_library_with_its_table(cache_root, mon
     assert json.loads(installed.with_suffix(".json").read_text()).keys() == {"key"}
 
 
-def test_the_swizzle_counts_the_tiles_that_cutlass_schedules_and_adds_next_to_none(tmp_path):
-    program = tmp_path / "swizzle"
-    includes = [f"-I{path}" for path in (csrc_dir(), toolchain.find_cutlass())]
-    command = [toolchain.find_nvcc().path, "-std=c++17", *includes, Path(__file__).with_name("swizzle.cu"), "-o", program]
+def run_on_the_host(source: str, tmp_path) -> str:
+    """What a program of this folder prints that is compiled by nvcc and needs no GPU."""
+    includes = [f"-I{path}" for path in (csrc_dir(), csrc_dir() / "include", toolchain.find_cutlass())]
+    flags = ["-std=c++17", "--expt-relaxed-constexpr", "-gencode=arch=compute_90a,code=sm_90a"]
+    command = [toolchain.find_nvcc().path, *flags, *includes, Path(__file__).with_name(source), "-o", tmp_path / "program"]
     subprocess.run(command, check=True, env=toolchain.environment())
-    done = subprocess.run([program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "8 1 8\n"), done.stdout
+    done = subprocess.run([tmp_path / "program"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_swizzle_counts_the_tiles_that_cutlass_schedules_and_adds_next_to_none(tmp_path):
+    assert run_on_the_host("swizzle.cu", tmp_path) == "8 1 8\n"
+
+
+def test_the_blocks_of_a_decode_cluster_own_slices_that_make_up_the_tile(tmp_path):
+    assert run_on_the_host("decode_slices.cu", tmp_path) == "0 0 0 0 0 0 0\n"

@@ -254,7 +254,8 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   }
 
   sync_consumers();  // the operands are there, and the sums of all threads have been read
-  const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kSlice>>{}));
+  // Where the accumulators of the first slice are in the tile, which is where those of any are in theirs.
+  const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kRows>>{}));
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < kOwn; ++i) {
     const int n = int(get<0>(where(i))), m = int(get<1>(where(i)));
