@@ -88,8 +88,8 @@ def _c3x_rows() -> Iterator[KernelRow]:
             continue
         if stages != "auto" and (stages * (m + n) * k > 113 * 1024 or schedule != "warp_specialized"):
             continue  # a persistent block has its multiprocessor to itself, and two blocks have half of the shared memory each
-        if prefetch and n > 128 and swap_ab:
-            continue
+        if prefetch and schedule == "pingpong":
+            continue  # it has several tiles a block: the first one's loads are a small part
         early = early_weights(m, n, swap_ab, prefetch)
         yield _row(generation="c3x", tile=[m, n, k], schedule=schedule, cluster=list(cluster), swap_ab=swap_ab, swizzle=swizzle,
                    prefetch=prefetch, stages=stages, early_weights=early)  # fmt: skip

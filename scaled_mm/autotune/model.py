@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from scaled_mm.bench.roofline import PEAKS, traffic_bytes
 from scaled_mm.errors import BadParamError
@@ -70,29 +70,36 @@ def facts(gpu: str, arch: str, multiprocessors: int) -> GpuFacts:
     return GpuFacts(arch, multiprocessors, typical.operations * scale, typical.bandwidth * scale)
 
 
+def typical(arch: str) -> GpuFacts:
+    """Facts of a common GPU of an architecture's table, for where there is none to ask."""
+    return _TYPICAL[arch]
+
+
 @dataclasses.dataclass(frozen=True)
 class Constants:
     """What was fitted. Times in microseconds, rates as fractions of the GPU's peak."""
 
-    start_us: float = 4.0
-    latency_us: float = 1.0
-    dram: float = 0.85  # of the bandwidth
-    tensor: float = 0.9  # of the operations
-    power: float = 2.0  # relative cost of a byte fetched per 1/tile edge
-    l2: float = 1.6  # L2's bandwidth, of the memory's
-    epilogue_us: float = 1.0
-    store: float = 1.0  # of the bandwidth, for what a block writes
-    prefetch_us: float = 0.3
-    cluster_us: float = 0.1
-    swap_us: float = 0.05
-    wave_us: float = 0.5
-    ws_us: float = 0.5
-    split_us: float = 2.0
-    reread: float = 0.5  # of what each wave's blocks need, how much comes from memory again
-    padding: float = 0.3  # what loads of rows that do not exist cost, of the memory's time
+    start_us: float = 1.22
+    latency_us: float = 0.973
+    dram: float = 0.789  # of the memory's bandwidth
+    tensor: float = 0.904  # of the peak operations
+    power: float = 8.58  # slowdown of operations by 1 / tile m + 1 / tile n
+    l2: float = 2.53  # L2's bandwidth, of the memory's
+    epilogue_us: float = 1.81
+    store: float = 0.609  # of the memory's bandwidth, for what a block writes
+    wave_us: float = 0.695  # between one block and the next
+    ws_us: float = 0.4  # of a grid that is not persistent and has more than one wave
+    cluster_us: float = 0.483  # for each further block in a cluster
+    swap_us: float = 0.00132
+    reread: float = 0.257  # of what each wave's blocks need, how much comes from memory again
+    padding: float = 0.2  # not fitted: what loads of rows that do not exist cost, of the memory's time (decision 0007: up to 30%)
+    pressure: float = 0.15  # not fitted: slowdown where accumulators leave a thread few registers
+    prefetch_us: float = 0.3  # not fitted: the measured rows have it where it helps
+    split_us: float = 2.0  # not fitted: no measured row splits K
 
 
-FITTED = Constants()
+_MANY_ACCUMULATORS = 192
+FITTED = Constants()  # see docs/tuning.md
 
 
 def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITTED) -> float:
@@ -120,6 +127,8 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
         # Cycles of one wgmma of 64 x n x 32: n / 2 of the tensor cores, 16 + n / 4 to read its operands from shared memory.
         rate *= (tile.n / 2) / max(tile.n / 2, 16 + tile.n / 4)
     multiply = 2 * tile.m * tile.n * tile.k / rate * (1 + c.power * per_operation)
+    if (cost.accumulators or 0) > _MANY_ACCUMULATORS:
+        multiply *= 1 + c.pressure
     fetched = (tile.m / row.cluster.n + tile.n / row.cluster.m) * tile.k
     load = fetched / (gpu.bandwidth * c.l2 / gpu.multiprocessors / 1e6)
     epilogue = c.epilogue_us + 2 * tile.m * tile.n / (gpu.bandwidth * c.store / gpu.multiprocessors / 1e6)
@@ -150,22 +159,26 @@ def _wave_bytes(row: KernelRow, tiles: tuple[int, int], slots: int, K: int) -> f
     return (along * edge[1 - across] + wide * edge[across]) * K
 
 
-def shortlist(rows: Sequence[KernelRow], product: Product, gpu: GpuFacts, count: int) -> list[KernelRow]:
-    """The `count` rows with the smallest predicted times, the best first, at most two of a tile, schedule and side.
+def shortlist(rows: Sequence[KernelRow], known: Collection[str], product: Product, gpu: GpuFacts, count: int) -> list[KernelRow]:
+    """The `count` rows that are worth measuring, by predicted time: half of them from `known`, the names of rows that have proven good.
 
-    Rows that differ in cluster, swizzle or prefetch alone are nearly equal to the model: without the limit they would be all of it.
+    Rows that differ in cluster, swizzle, stages or schedule alone are nearly equal to the model. At most two of one tile and side
+    are taken, so that they are not all of the list.
     """
-    ranked = sorted(rows, key=lambda row: (predict(row, product, gpu), row.cluster, row.swizzle, row.name))
+
+    def rank(row: KernelRow) -> tuple:
+        stages = -row.stages if isinstance(row.stages, int) else -math.inf  # of rows that are equal, those that hide more latency
+        return predict(row, product, gpu), row.cluster, row.swizzle, stages, row.name
+
+    ranked = sorted(rows, key=rank)
+    found = [row for row in ranked if row.name in known][: count // 2]
     taken: dict[tuple, int] = {}
-    found = []
     for row in ranked:
-        kind = (row.tile, row.warp, row.schedule, row.swap_ab, row.split_k)
+        kind = (row.tile.m, row.tile.n, row.swap_ab, row.split_k)
         taken[kind] = taken.get(kind, 0) + 1
-        if taken[kind] <= 2:
+        if len(found) < count and taken[kind] <= 2 and row not in found:
             found.append(row)
-        if len(found) == count:
-            break
-    return found
+    return sorted(found, key=ranked.index)
 
 
 @dataclasses.dataclass(frozen=True)

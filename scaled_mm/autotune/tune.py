@@ -14,8 +14,11 @@ from scaled_mm.autotune import choose, model
 from scaled_mm.autotune.candidates import candidates
 from scaled_mm.autotune.choose import Choice, Product
 from scaled_mm.autotune.model import GpuFacts
+from scaled_mm.autotune.record import ProductRecord
 from scaled_mm.autotune.state import Cell, Journal, cell_key
+from scaled_mm.bench.roofline import roof_us
 from scaled_mm.bench.run import describe
+from scaled_mm.bench.shapes import Case
 from scaled_mm.errors import BadParamError, InternalError, KernelNotBuiltError
 from scaled_mm.tables import KernelRow, TileTable
 from scaled_mm.tables.select import contiguous_misfits
@@ -134,7 +137,7 @@ def make_plan(base: TileTable, products: Collection[Product], gpu: GpuFacts, top
         if not fitting or own.name not in rows:
             why = "; ".join(contiguous_misfits(own, *product)) or "the table's row is the fallback"
             raise BadParamError(f"--shapes: expected sizes that tuned rows take, got {'x'.join(map(str, product))} ({why})")
-        ranked = model.shortlist(fitting, product, gpu, top)
+        ranked = model.shortlist(fitting, {row.name for row in base.rows}, product, gpu, top)
         wanted[product] = list(dict.fromkeys([own.name, *(row.name for row in ranked)]))
     used = {name for names in wanted.values() for name in names}
     return Plan(len(legal), {name: row for name, row in rows.items() if name in used}, wanted)
@@ -278,3 +281,17 @@ def tune(
 def chosen_us(outcome: Outcome) -> Mapping[Product, float]:
     """Microseconds of the chosen rows, of the products whose choice was measured."""
     return {choice.product: choice.us for choice in outcome.choices if choice.us is not None}
+
+
+def product_record(
+    case: Case | None, base: TileTable, choices: Mapping[Product, Choice], times: choose.Times, gpu: str, product: Product | None = None
+) -> ProductRecord:  # fmt: skip
+    """The record of a case that was asked for, or of another `product`. gpu: the driver's name, for the roof."""
+    M, N, K = product or (case.M, case.N, case.K)
+    own = base.select(M, N, K).row.name
+    choice = choices.get((M, N, K))
+    return ProductRecord(
+        shape=case.shape if case else f"{N}x{K}", M=M, N=N, K=K,
+        row=choice.row if choice else None, how=choice.how if choice else "none", us=choice.us if choice else None,
+        base_row=own, base_us=times.get((M, N, K), {}).get(own), roof_us=roof_us(M, N, K, gpu),
+    )  # fmt: skip

@@ -45,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also compile every row for every GPU its table serves (needs nvcc, no GPU): a row that spills is a problem",
     )
+    check.add_argument(
+        "--cliffs",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="also look for cliffs: a product that takes over 1.05 times the next larger M, by times that were measured "
+        "(autotune.json, bench.json or rows.json; default: those below reports/); a cliff is a problem",
+    )
     for command, default in ((show, "sm90"), (check, None), (explain, "sm90")):
         which = command.add_mutually_exclusive_group()
         which.add_argument(
@@ -195,15 +203,21 @@ def _buckets_view(table: TileTable) -> Any:
 
 def _check(args: argparse.Namespace) -> int:
     from scaled_mm.build import toolchain
+    from scaled_mm.errors import BadParamError
     from scaled_mm.tables import check_table
 
     if args.compile:
         toolchain.require("nvcc", toolchain.find_nvcc())
     results = []
+    timed = 0
     for path, arch in _tables_to_check(args):
         found = check_table(path, arch)
+        if args.cliffs is not None and not found:
+            timed += _look_for_cliffs(args, path, found)
         compiled = _compile(path, found, args.json) if args.compile and not found else []
         results.append((path, found, compiled))
+    if args.cliffs and not timed:
+        raise BadParamError(f"--cliffs: expected times of rows that the table chooses, {args.cliffs} has none of them")
     problems = sum(len(found) for _, found, _ in results)
     if args.json:
         tables = [
@@ -224,6 +238,27 @@ def _check(args: argparse.Namespace) -> int:
     if problems:
         print(f"{problems} problem{'s' if problems > 1 else ''}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _look_for_cliffs(args: argparse.Namespace, path: Path, problems: list[Problem]) -> int:
+    """Adds a problem for every cliff of a table; the number of products whose row was timed."""
+    from pathlib import Path
+
+    from scaled_mm.autotune.cells import cliffs_of, reports_of
+    from scaled_mm.tables import Problem, load_table
+
+    table = load_table(path)
+    files = [Path(args.cliffs)] if args.cliffs else reports_of(table, Path("reports"))
+    if not files and not args.json:
+        print(f"{path}: no measured times below reports/{table.arch}: cliffs not looked for")
+    timed = 0
+    for file in files:
+        found, measured, products = cliffs_of(table, file)
+        timed += measured
+        problems += [Problem(str(path), None, "buckets", f"a cliff at {cliff} ({file})") for cliff in found]
+        if measured and not args.json:
+            print(f"{path}: {len(found)} cliffs among the {measured} of {products} products of {file} whose row was timed")
+    return timed
 
 
 def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]:
