@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
+from scaled_mm.errors import BadParamError
 from scaled_mm.tables import Bucket
 
 Product = tuple[int, int, int]  # M, N, K
@@ -92,6 +93,8 @@ def choose(times: Times, products: Collection[Product], predicted: Callable[[Seq
     the product takes that row: it computes what it would for the next M.
     """
     kept = few_rows(times)
+    if not kept and not rows:
+        raise BadParamError("rows: expected at least one where nothing was measured, got none")
     found: list[Choice] = []
     for (N, K), ms in ladders(products).items():
         above: Choice | None = None
