@@ -124,15 +124,15 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     from scaled_mm.autotune.report import render
     from scaled_mm.autotune.state import Journal
     from scaled_mm.autotune.write import tuned_table
-    from scaled_mm.bench.environment import read_environment, report_folder, slug
+    from scaled_mm.bench.environment import read_environment, report_folder
     from scaled_mm.build import library
-    from scaled_mm.tables import configs_dir
+    from scaled_mm.tables.tuned import tuned_path
 
     console = common.console()
     base, gpu = _own_table(device)
     environment = read_environment(device)
     out = common.writable_folder("--out", args.out or report_folder(environment))
-    default = configs_dir() / "tuned" / f"{slug(environment.gpu)}.yaml" if args.arch is None else out / f"{base.arch}.yaml"
+    default = tuned_path(environment.gpu) if args.arch is None else out / f"{base.arch}.yaml"
     path = args.table or default
     common.writable_folder("--table", path.parent)
     library.nvcc_and_flags(base.arch)  # KernelNotBuiltError says what is missing, before anything takes long

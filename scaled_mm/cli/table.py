@@ -88,8 +88,12 @@ def _load(args: argparse.Namespace) -> TileTable:
     from pathlib import Path
 
     from scaled_mm.tables import load_table
+    from scaled_mm.tables.tuned import gpus_served, load_tuned
 
-    return load_table(Path(args.table)) if args.table is not None else common.table_of(args.arch)
+    if args.table is not None:
+        return load_table(Path(args.table))
+    table = common.table_of(args.arch)
+    return load_tuned(table.arch, gpus_served(table.arch)) or table  # of this machine's GPU, if it has one of that architecture
 
 
 def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
@@ -124,12 +128,12 @@ def _show(args: argparse.Namespace) -> int:
             {"fallback": section.fallback, "rows": dicts, "buckets": [bucket.model_dump(mode="json") for bucket in section.buckets]}
             for section, dicts in zip(sections, rows)
         ]
-        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned}
+        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "gpu": table.gpu}
         of = {id(section): content for section, content in zip(sections, contents)}
         _print_json({**head, **contents[0], "grouped": of.get(id(table.grouped)), "block_scaled": of.get(id(table.block_scaled))})
         return 0
     console = common.console()
-    kind = "tuned on one GPU model" if table.tuned else "not tuned"
+    kind = f"tuned on {table.gpu}" if table.tuned else "not tuned"
     console.print(f"{table.source}: {table.arch}, {kind}, fallback {table.fallback}", highlight=False, soft_wrap=True)
     for section, dicts in zip(sections, rows):
         if section is table.grouped:
@@ -331,6 +335,7 @@ def _explain(args: argparse.Namespace) -> int:
                 "arch": table.arch,
                 "source": table.source,
                 "tuned": table.tuned,
+                "gpu": table.gpu,
                 "kernel": row.name,
                 "bucket": selection.bucket_index,
                 "reason": selection.reason,
@@ -346,6 +351,7 @@ def _explain(args: argparse.Namespace) -> int:
     registers = estimate["accumulator_registers"]
     print(f"M={M} N={N} K={K}: {row.name}")
     print(f"  why     {selection.reason}")
+    print(f"  table   {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}")
     shape = [f"tile {row.tile}", f"warp {row.warp}"] if row.warp else [f"tile {row.tile}"]
     shape += [f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
     if row.swizzle > 1:
