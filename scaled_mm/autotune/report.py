@@ -75,7 +75,7 @@ def summary_lines(document: AutotuneDocument) -> list[str]:
         + ", ".join(f"{outcomes[name]} {name}" for name in ("timed", "wrong", "failed", "crashed", "hung"))
         + f". The process that times was started {document.worker_starts} times.",
         f"{len(document.products)} products: " + ", ".join(f"{how[name]} {name}" for name in ("measured", "inherited", "predicted", "none")) + ".",
-        f"{len(document.cliffs)} cliffs; {len(document.left_out)} cells left out, as the budget of {document.budget_minutes:g} minutes was spent.",
+        f"{len(document.cliffs)} cliffs; {len(document.left_out)} cells left out by a budget of {document.budget_minutes:g} minutes.",
     ]
     factors = [one.factor for one in plots.speedups(document)]
     if factors:
