@@ -11,7 +11,7 @@
                         tensor cores, and what is fetched per operation costs power, which sets the clock (decision 0004)
               load      bytes of the tile's two sides, shared within a cluster, over a multiprocessor's share of L2
 
-The constants were fitted once to the H200's rows (tests/tables/data/h200_rows.json); docs/tuning.md says how well it does there.
+The constants were fitted once to the H200's rows (tests/autotune/fit_model.py); docs/tuning.md says how well it does there.
 For other GPUs the facts change and the constants stay: a guess, which is why the autotuner measures.
 """
 
@@ -197,7 +197,7 @@ class Accuracy:
     chance: float
 
 
-def accuracy(times: Mapping[Product, Mapping[str, float]], rows: Mapping[str, KernelRow], gpu: GpuFacts) -> Accuracy | None:
+def accuracy(times: Mapping[Product, Mapping[str, float]], rows: Mapping[str, KernelRow], gpu: GpuFacts, c: Constants = FITTED) -> Accuracy | None:
     """How well the model predicts measured winners; of products with two rows or more, None where there are none.
 
     times: microseconds by product and row; rows: by name.
@@ -207,7 +207,7 @@ def accuracy(times: Mapping[Product, Mapping[str, float]], rows: Mapping[str, Ke
         if len(us) < 2:
             continue
         best = min(us.values())
-        ranked = sorted(us, key=lambda name: (predict(rows[name], product, gpu), name))
+        ranked = sorted(us, key=lambda name: (predict(rows[name], product, gpu, c), name))
         losses.append(us[ranked[0]] / best - 1)
         everyone += [time / best - 1 for time in us.values()]
         top1 += us[ranked[0]] == best

@@ -64,7 +64,8 @@ def rows_figure(document: AutotuneDocument) -> Figure:
                 axes.text(ms.index(product.M), y, label, ha="center", va="center", fontsize=7)
     axes.set_xticks(range(len(ms)), [str(m) for m in ms])
     axes.set_yticks(range(len(by_shape)), [f"{shape}: N={products[0].N}" for shape, products in by_shape.items()])
-    axes.invert_yaxis()
+    axes.set_xlim(-0.5, len(ms) - 0.5)
+    axes.set_ylim(len(by_shape) - 0.5, -0.5)
     axes.set_xlabel("M")
     handles = [axes.barh(0, 0, color=colors(index % 20), label=name) for index, name in enumerate(names)]
     axes.legend(handles=handles, fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.15), ncols=max(1, len(ms) // 3))
