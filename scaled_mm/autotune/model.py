@@ -79,19 +79,19 @@ def typical(arch: str) -> GpuFacts:
 class Constants:
     """What was fitted. Times in microseconds, rates as fractions of the GPU's peak."""
 
-    start_us: float = 1.22
-    latency_us: float = 0.973
-    dram: float = 0.789  # of the memory's bandwidth
-    tensor: float = 0.904  # of the peak operations
-    power: float = 8.58  # slowdown of operations by 1 / tile m + 1 / tile n
-    l2: float = 2.53  # L2's bandwidth, of the memory's
-    epilogue_us: float = 1.81
-    store: float = 0.609  # of the memory's bandwidth, for what a block writes
-    wave_us: float = 0.695  # between one block and the next
-    ws_us: float = 0.4  # of a grid that is not persistent and has more than one wave
-    cluster_us: float = 0.483  # for each further block in a cluster
-    swap_us: float = 0.00132
-    reread: float = 0.257  # of what each wave's blocks need, how much comes from memory again
+    start_us: float = 2.04
+    latency_us: float = 0.917
+    dram: float = 0.837  # of the memory's bandwidth
+    tensor: float = 0.895  # of the peak operations
+    power: float = 9.23  # slowdown of operations by 1 / tile m + 1 / tile n
+    l2: float = 2.7  # L2's bandwidth, of the memory's
+    epilogue_us: float = 1.72
+    store: float = 0.744  # of the memory's bandwidth, for what a block writes
+    wave_us: float = 0.257  # between one block and the next
+    ws_us: float = 2.42  # of a grid that is not persistent and has more than one wave
+    cluster_us: float = 0.488  # for each further block in a cluster
+    swap_us: float = 0.00012
+    reread: float = 0.138  # of what each wave's blocks need, how much comes from memory again
     padding: float = 0.2  # not fitted: what loads of rows that do not exist cost, of the memory's time (decision 0007: up to 30%)
     pressure: float = 0.15  # not fitted: slowdown where accumulators leave a thread few registers
     prefetch_us: float = 0.3  # not fitted: the measured rows have it where it helps

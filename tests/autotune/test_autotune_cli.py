@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import torch
 from autotune_data import H200, Clock, Kernels, Measurer
 
 from scaled_mm.autotune import measure, record, tune
+from scaled_mm.autotune.model import facts
 from scaled_mm.autotune.report import REPORT_HTML, REPORT_MD
 from scaled_mm.bench import environment as bench_environment
 from scaled_mm.bench.record import Environment
@@ -35,10 +37,9 @@ class FakeMeasurer(Measurer):
     """The stand-in of the process, made from the setup that the real one gets."""
 
     outcomes: dict[str, str] = {}
-    slow: tuple[str, tuple[int, int, int]] | None = None
 
     def __init__(self, setup):
-        table = record_table(setup)
+        table = given_table(setup)
         super().__init__({row.name: row for row in table.rows}, Clock(), outcomes=self.outcomes)
         self.starts = 1
 
@@ -48,7 +49,7 @@ class FakeMeasurer(Measurer):
     def __exit__(self, *_): ...
 
 
-def record_table(setup):
+def given_table(setup):
     from scaled_mm.tables import TileTable
 
     assert set(setup) == {"table", "device", "budget_ms", "seed"}
@@ -120,6 +121,25 @@ def test_a_run_in_which_nothing_is_timed_writes_no_table_and_ends_with_status_on
     assert not (tmp_path / "tuned" / "h200.yaml").exists() and record.load(tmp_path).table is None
     assert "RuntimeError: refused" in (tmp_path / REPORT_MD).read_text()
     monkeypatch.setattr(FakeMeasurer, "measure", plain)
+
+
+def test_another_architectures_table_goes_to_the_report_and_no_call_uses_it(machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALED_MM_ARCH", "")  # set by the command, for itself and the process that times
+    monkeypatch.setattr(autotune, "_own_table", lambda device: (load_table(os.environ["SCALED_MM_ARCH"]), facts("NVIDIA H200", "sm80", 132)))
+    assert main(["autotune", "--shapes", "16x4096x4096", "--arch", "sm87", "--top", "2", "--out", str(tmp_path)]) == 0
+    assert os.environ["SCALED_MM_ARCH"] == "sm80"
+    assert load_table(tmp_path / "sm80.yaml").arch == "sm80" and record.load(tmp_path).table == str(tmp_path / "sm80.yaml")
+
+
+@pytest.mark.gpu
+def test_a_real_run_on_this_gpu_writes_a_table_that_beats_or_keeps_the_present_row(tmp_path):
+    words = ["--shapes", "16x4096x4096,64x4096x4096", "--top", "2", "--budget", "8", "--budget-ms", "10", "--seed", "1"]
+    assert main(["autotune", *words, "--out", str(tmp_path), "--table", str(tmp_path / "gpu.yaml")]) == 0
+    document = record.load(tmp_path)
+    assert check_table(tmp_path / "gpu.yaml") == [] and document.ended is None and document.unbuilt == {}
+    assert [cell.message for cell in document.cells if cell.outcome != "timed"] == []
+    for product in document.products:
+        assert product.how == "measured" and product.us <= 1.01 * product.base_us and product.us > (product.roof_us or 0)
 
 
 def test_shapes_may_come_from_a_file(machine, tmp_path):

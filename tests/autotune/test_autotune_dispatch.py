@@ -9,7 +9,7 @@ import torch
 
 from scaled_mm import _core
 from scaled_mm.autotune.write import tuned_table, write_table
-from scaled_mm.build import dispatch, library, toolchain
+from scaled_mm.build import codegen, dispatch, library, toolchain
 from scaled_mm.cli import main
 from scaled_mm.tables import Bucket, TableError, load_table, loader, tuned
 
@@ -95,6 +95,12 @@ def test_the_core_is_given_the_tuned_table_and_its_name(configs, machine, monkey
     assert (registered[0].source, registered[0].tuned) == (b"tuned/h200.yaml", 1)
     assert registered[1].tuned == registered[2].tuned == 0  # grouped and block-scaled products were not measured
     assert seen[-1] == ("scaledMMLoadKernels", (f"library of {configs}/tuned/h200.yaml".encode(),))
+
+
+def test_a_library_built_from_a_tuned_table_names_it_and_calls_only_its_products_tuned(configs):
+    text = codegen.library_source("sm90", [], load_table(configs / "tuned" / "h200.yaml"))
+    assert text.count('"tuned/h200.yaml (built in)"') == 1 and text.count('"sm90.yaml (built in)"') == 2
+    assert library._arch_key(load_table(configs / "tuned" / "h200.yaml")) != library._arch_key(load_table("sm90"))
 
 
 def test_table_explain_says_which_table_serves_this_machine(configs, machine, capsys):
