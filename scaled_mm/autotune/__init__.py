@@ -2,7 +2,8 @@
 
 Rooms: `candidates` (which rows are legal), `model` (a predicted time), `state` (the journal of what was measured),
 `worker` and `measure` (one process that times, and its parent, which outlives it), `choose` (from times to buckets, and the
-cliff rule), `write` (the table as YAML), `tune` (the whole run), `record`, `report` and `plots` (what it leaves behind).
+cliff rule), `cells` (measured times out of any report), `write` (the table as YAML), `tune` (the whole run), `record`, `report`,
+`blocks` and `plots` (what it leaves behind).
 
 Nothing here is imported by `import scaled_mm`. docs/tuning.md is the guide.
 """
