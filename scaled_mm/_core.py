@@ -167,14 +167,13 @@ def call(name: str, *arguments) -> None:
 
 
 def _provide(arch: str, row: str | None, out_dtype: int) -> None:
-    from scaled_mm.build import codegen
+    from scaled_mm.build import codegen, dispatch
     from scaled_mm.build import library as build
-    from scaled_mm.tables import load_table
 
-    table = load_table(arch)
+    table = dispatch.callable_table(arch)
     if row is None:
         register_table(table)
-        if whole := build.arch_library(table):
+        if whole := build.arch_library(dispatch.machine_table(arch) if table.tuned else table):
             call("scaledMMLoadKernels", str(whole).encode())
         return
     suffix = next((name for name, (_, code) in codegen.OUT_DTYPES.items() if code == out_dtype), None)
@@ -220,11 +219,11 @@ def _register(table: TileTable, kind: int) -> None:
 
     # A shipped table goes by its name, one from elsewhere by its path: `desc.kernel.reason` shows it.
     path = Path(table.source)
-    source = path.name if path.parent == configs_dir() else str(path)
+    source = path.relative_to(configs_dir()) if path.is_relative_to(configs_dir()) else path
     call(
         "scaledMMRegisterTable",
         ctypes.byref(
-            _TableC(table.arch.encode(), source.encode(), rows, len(rows), buckets, len(buckets),
+            _TableC(table.arch.encode(), source.as_posix().encode(), rows, len(rows), buckets, len(buckets),
                     index[table.fallback], table.tuned, kind, 0)  # fmt: skip
         ),
     )

@@ -14,6 +14,7 @@ import torch
 
 from scaled_mm.bench.record import Clocks, Environment
 from scaled_mm.bench.timing import last_level_cache_bytes
+from scaled_mm.tables.tuned import slug
 
 SMI_FIELDS = (
     "driver_version",
@@ -132,12 +133,6 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
         if found:
             return found.group(1).strip()
     return platform.processor() or platform.machine()
-
-
-def slug(name: str) -> str:
-    """A GPU's name as a folder: "NVIDIA H100 80GB HBM3" -> "h100-80gb-hbm3"."""
-    text = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return re.sub(r"^nvidia-", "", text) or "unknown"
 
 
 def report_folder(environment: Environment) -> Path:

@@ -50,10 +50,10 @@ def draw(document: BenchDocument, headline: tuple[str, list[Speedup]], directory
     paths = []
     against, speedups = headline
     if speedups:
-        paths.append(_save(speedup_figure(speedups, against, document), directory / "speedup.png"))
+        paths.append(save(speedup_figure(speedups, against, document), directory / "speedup.png"))
     if analysis.shapes(document):
-        paths.append(_save(curves_figure(document, in_tops=False), directory / "time.png"))
-        paths.append(_save(curves_figure(document, in_tops=True), directory / "tops.png"))
+        paths.append(save(curves_figure(document, in_tops=False), directory / "time.png"))
+        paths.append(save(curves_figure(document, in_tops=True), directory / "tops.png"))
     return paths
 
 
@@ -124,6 +124,7 @@ def _draw_panel(axes: Axes, document: BenchDocument, cases: list[CaseRecord], in
     axes.grid(True, which="major", linewidth=0.3)
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure as PNG and returns its path."""
     figure.savefig(path, dpi=130, metadata={"Software": None})  # no version stamp: the same numbers give the same file
     return path

@@ -27,11 +27,11 @@ MakePeer = Callable[[str | None, str], Peer]
 
 
 def row_names(text: str, arch: str) -> list[str]:
-    """`all` or a comma list -> names of rows of the architecture's table. Raises KernelNotFoundError for others."""
+    """`all` or a comma list -> names of rows of the table that serves the architecture here. Raises KernelNotFoundError for others."""
+    from scaled_mm.build.dispatch import callable_table
     from scaled_mm.errors import KernelNotFoundError
-    from scaled_mm.tables import load_table
 
-    table = load_table(arch)
+    table = callable_table(arch)
     known = [row.name for row in table.rows]
     if text == "all":
         return known

@@ -183,6 +183,24 @@ def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference / torch.linalg.vector_norm(expected.float(), dtype=torch.float64))
 
 
+def time_one(peer: Peer, inputs: Inputs, expected: torch.Tensor | None, options: Options) -> Result:
+    """One implementation on one case, alone: compared with the reference, timed, and compared again with what the timed graph left."""
+    runners: dict[str, timing.Runner] = {}
+    try:
+        try:
+            calls = peer.prepare(inputs)
+            facts = peer.details(inputs) | compare_once(peer, calls[0], inputs, expected)
+            runners[peer.name] = timing.open_runner(calls, inputs.device, options.budget_ms, inputs.weights.cold)
+        except Exception as error:  # noqa: BLE001 - recorded: a failure is a result
+            return Result(failed=describe(error))
+        result = as_result(timing.interleave(runners)[peer.name], facts)
+        if result.failed is not None or expected is None:
+            return result
+        return _checked_after_timing(result, runners[peer.name], inputs, expected)
+    finally:
+        close(runners, [peer])
+
+
 def _checked_after_timing(result: Result, runner: timing.Runner, inputs: Inputs, expected: torch.Tensor) -> Result:
     inputs.poison()
     try:

@@ -17,6 +17,13 @@ LLM_SHAPES: dict[str, tuple[int, int]] = {
     "70B_gu": (57344, 8192),
 }
 
+#: Names for several layers at once.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "llm": tuple(LLM_SHAPES),
+    "llama-8b": tuple(name for name in LLM_SHAPES if name.startswith("8B_")),
+    "llama-70b": tuple(name for name in LLM_SHAPES if name.startswith("70B_")),
+}
+
 #: Tokens in a batch, from one decoded token to a prefill chunk.
 LLM_M: tuple[int, ...] = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
@@ -51,15 +58,15 @@ def parse_ms(text: str) -> tuple[int, ...]:
 
 
 def parse_cases(text: str, ms: tuple[int, ...]) -> list[Case]:
-    """Cases of a comma list whose entries are `llm` (all layers), a layer's name, or `MxNxK`.
+    """Cases of a comma list whose entries are a group (`llm`: all layers, llama-8b, llama-70b), a layer's name, or `MxNxK`.
 
     A named layer is crossed with `ms`; `MxNxK` brings its own M. Repeats are dropped, order is kept, and cases that
     share (N, K) stay together so that their weights can be shared. Raises ValueError that names the entry.
     """
     cases: list[Case] = []
     for token in filter(None, (part.strip() for part in text.split(","))):
-        if token == "llm":
-            cases += [Case(name, m, n, k) for name, (n, k) in LLM_SHAPES.items() for m in ms]
+        if token in GROUPS:
+            cases += [Case(name, m, *LLM_SHAPES[name]) for name in GROUPS[token] for m in ms]
         elif token in LLM_SHAPES:
             n, k = LLM_SHAPES[token]
             cases += [Case(token, m, n, k) for m in ms]
@@ -81,7 +88,7 @@ def group_by_weight(cases: list[Case]) -> list[list[Case]]:
 def _free_case(token: str) -> Case:
     sizes = token.lower().split("x")
     if len(sizes) != 3 or not all(size.isdigit() and int(size) > 0 for size in sizes):
-        known = ", ".join(LLM_SHAPES)
-        raise ValueError(f"unknown shape {token!r}: expected llm, MxNxK with positive integers, or one of {known}")
+        known = ", ".join([*GROUPS, *LLM_SHAPES])
+        raise ValueError(f"unknown shape {token!r}: expected MxNxK with positive integers, or one of {known}")
     m, n, k = map(int, sizes)
     return Case(f"{n}x{k}", m, n, k)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.tables import rules_block_scaled, rules_c2x, rules_decode
 from scaled_mm.tables.schema import KernelRow, TileTable
+from scaled_mm.tables.tuned import slug
 
 # Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
 OUT_DTYPES = {"bf16": ("__nv_bfloat16", 3), "fp16": ("__half", 2), "fp32": ("float", 4), "int32": ("int32_t", 1)}
@@ -116,6 +117,7 @@ def zero_point_terms_source() -> str:
 def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     """A table as C++ constants, the last of them a scaledMMTable_t called `name`."""
     index = {row.name: i for i, row in enumerate(table.rows)}
+    source = f"tuned/{slug(table.gpu)}.yaml" if table.gpu else f"{table.arch}.yaml"
     rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}}}' for row in table.rows]
     buckets = [
         "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, 0}}"
@@ -124,7 +126,7 @@ def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     return [
         f"const scaledMMTableRow_t {name}_rows[] = {{" + ", ".join(rows) + "};",
         f"const scaledMMTableBucket_t {name}_buckets[] = {{" + ", ".join(buckets) + "};",
-        f'const scaledMMTable_t {name} = {{"{table.arch}", "{table.arch}.yaml (built in)", {name}_rows, {len(rows)}, {name}_buckets, '
+        f'const scaledMMTable_t {name} = {{"{table.arch}", "{source} (built in)", {name}_rows, {len(rows)}, {name}_buckets, '
         f"{len(buckets)}, {index[table.fallback]}, {int(table.tuned)}, {kind}, 0}};",
     ]
 

@@ -154,6 +154,11 @@ def _kernel_key(arch: str, source: str) -> str:
     return cache.digest(compile.includes_digest(source), nvcc.version, str(toolchain.cutlass_version()), placeless)
 
 
+def kernel_key(table: TileTable, name: KernelName) -> str:
+    """The key of one kernel in the cache: it changes with whatever changes the machine code."""
+    return _kernel_key(table.arch, kernel_source(table, name))
+
+
 def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
     """The library of one kernel, from the cache or compiled now."""
     row, out_dtype = name

@@ -173,16 +173,16 @@ def _gpus() -> list[Finding]:
 def _gpu_table(index: int) -> Finding:
     """The tile table that a handle on this GPU takes."""
     import scaled_mm as sm
+    from scaled_mm.build.dispatch import machine_table
     from scaled_mm.errors import ScaledMMError
-    from scaled_mm.tables import load_table
 
     name = f"tile table of GPU {index}"
     try:
         arch = sm.Handle(f"cuda:{index}").arch
-        table = load_table(arch)
+        table = machine_table(arch)
     except ScaledMMError as error:
         return Finding(name, None, "choosing kernels on this GPU", reason=f"{error.status.name}: {error}")
-    found = f"{arch}: {len(table.rows)} rows, {len(table.buckets)} buckets, {'tuned' if table.tuned else 'not tuned'}"
+    found = f"{arch}: {len(table.rows)} rows, {len(table.buckets)} buckets, {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}"
     return Finding(name, f"{found} ({table.source})")
 
 

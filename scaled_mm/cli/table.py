@@ -45,6 +45,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also compile every row for every GPU its table serves (needs nvcc, no GPU): a row that spills is a problem",
     )
+    check.add_argument(
+        "--cliffs",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="also look for cliffs: a product that takes over 1.05 times the next larger M, by times that were measured "
+        "(autotune.json, bench.json or rows.json; default: those below reports/); a cliff is a problem",
+    )
     for command, default in ((show, "sm90"), (check, None), (explain, "sm90")):
         which = command.add_mutually_exclusive_group()
         which.add_argument(
@@ -80,8 +88,12 @@ def _load(args: argparse.Namespace) -> TileTable:
     from pathlib import Path
 
     from scaled_mm.tables import load_table
+    from scaled_mm.tables.tuned import gpus_served, load_tuned
 
-    return load_table(Path(args.table)) if args.table is not None else common.table_of(args.arch)
+    if args.table is not None:
+        return load_table(Path(args.table))
+    table = common.table_of(args.arch)
+    return load_tuned(table.arch, gpus_served(table.arch)) or table  # of this machine's GPU, if it has one of that architecture
 
 
 def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
@@ -116,12 +128,12 @@ def _show(args: argparse.Namespace) -> int:
             {"fallback": section.fallback, "rows": dicts, "buckets": [bucket.model_dump(mode="json") for bucket in section.buckets]}
             for section, dicts in zip(sections, rows)
         ]
-        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned}
+        head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "gpu": table.gpu}
         of = {id(section): content for section, content in zip(sections, contents)}
         _print_json({**head, **contents[0], "grouped": of.get(id(table.grouped)), "block_scaled": of.get(id(table.block_scaled))})
         return 0
     console = common.console()
-    kind = "tuned on one GPU model" if table.tuned else "not tuned"
+    kind = f"tuned on {table.gpu}" if table.tuned else "not tuned"
     console.print(f"{table.source}: {table.arch}, {kind}, fallback {table.fallback}", highlight=False, soft_wrap=True)
     for section, dicts in zip(sections, rows):
         if section is table.grouped:
@@ -195,15 +207,21 @@ def _buckets_view(table: TileTable) -> Any:
 
 def _check(args: argparse.Namespace) -> int:
     from scaled_mm.build import toolchain
+    from scaled_mm.errors import BadParamError
     from scaled_mm.tables import check_table
 
     if args.compile:
         toolchain.require("nvcc", toolchain.find_nvcc())
     results = []
+    timed = 0
     for path, arch in _tables_to_check(args):
         found = check_table(path, arch)
+        if args.cliffs is not None and not found:
+            timed += _look_for_cliffs(args, path, found)
         compiled = _compile(path, found, args.json) if args.compile and not found else []
         results.append((path, found, compiled))
+    if args.cliffs and not timed:
+        raise BadParamError(f"--cliffs: expected times of rows that the table chooses, {args.cliffs} has none of them")
     problems = sum(len(found) for _, found, _ in results)
     if args.json:
         tables = [
@@ -224,6 +242,27 @@ def _check(args: argparse.Namespace) -> int:
     if problems:
         print(f"{problems} problem{'s' if problems > 1 else ''}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _look_for_cliffs(args: argparse.Namespace, path: Path, problems: list[Problem]) -> int:
+    """Adds a problem for every cliff of a table; the number of products whose row was timed."""
+    from pathlib import Path
+
+    from scaled_mm.autotune.cells import cliffs_of, reports_of
+    from scaled_mm.tables import Problem, load_table
+
+    table = load_table(path)
+    files = [Path(args.cliffs)] if args.cliffs else reports_of(table, Path("reports"))
+    if not files and not args.json:
+        print(f"{path}: no measured times below reports/{table.arch}: cliffs not looked for")
+    timed = 0
+    for file in files:
+        found, measured, products = cliffs_of(table, file)
+        timed += measured
+        problems += [Problem(str(path), None, "buckets", f"a cliff at {cliff} ({file})") for cliff in found]
+        if measured and not args.json:
+            print(f"{path}: {len(found)} cliffs among the {measured} of {products} products of {file} whose row was timed")
+    return timed
 
 
 def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]:
@@ -296,6 +335,7 @@ def _explain(args: argparse.Namespace) -> int:
                 "arch": table.arch,
                 "source": table.source,
                 "tuned": table.tuned,
+                "gpu": table.gpu,
                 "kernel": row.name,
                 "bucket": selection.bucket_index,
                 "reason": selection.reason,
@@ -311,6 +351,7 @@ def _explain(args: argparse.Namespace) -> int:
     registers = estimate["accumulator_registers"]
     print(f"M={M} N={N} K={K}: {row.name}")
     print(f"  why     {selection.reason}")
+    print(f"  table   {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}")
     shape = [f"tile {row.tile}", f"warp {row.warp}"] if row.warp else [f"tile {row.tile}"]
     shape += [f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
     if row.swizzle > 1:

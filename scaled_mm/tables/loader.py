@@ -28,6 +28,7 @@ class _Header(BaseModel):
     arch: StrictStr
     serves: list[StrictStr] | None = None
     tuned: StrictBool = False
+    gpu: StrictStr | None = None
     fallback: StrictStr
 
 
@@ -117,8 +118,9 @@ class _Loader:
         others = {key: self._other(key, data[key], arch) for key in _SECTIONS if key in data}
         if self.problems:
             raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
-        common = dict(arch=header.arch, serves=tuple(header.serves or [header.arch]), source=str(self.path), tuned=header.tuned)
-        return TileTable(**common, **section, **{key: TileTable(**common, **other) for key, other in others.items()})
+        common = dict(arch=header.arch, serves=tuple(header.serves or [header.arch]), source=str(self.path), tuned=header.tuned, gpu=header.gpu)
+        rest = common | dict(tuned=False, gpu=None)  # what the autotuner measures is the table itself
+        return TileTable(**common, **section, **{key: TileTable(**rest, **other) for key, other in others.items()})
 
     def _section(self, data: Mapping[str, Any], header: Any, arch: str | None, at: NodePath) -> dict[str, Any]:
         """Rows, buckets and fallback of the table itself (`at` is empty) or of one of its sections."""
@@ -148,6 +150,9 @@ class _Loader:
     def _arch(self, header: _Header | None) -> str | None:
         if header is None:
             return None
+        if header.tuned != (header.gpu is not None):
+            what = "a tuned table says which GPU it was measured on: add gpu" if header.tuned else "a table with a gpu is a tuned one: add tuned: true"
+            self._problem(("tuned" if header.tuned else "gpu",), what)
         if header.arch not in rules.SHARED_MEMORY:
             self._problem(("arch",), f"unknown architecture {header.arch!r}; known: {', '.join(rules.SHARED_MEMORY)}")
             return None

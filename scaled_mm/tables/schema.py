@@ -165,7 +165,7 @@ class TileTable(BaseModel):
     """The rows of one architecture and the buckets that choose among them; the first bucket that fits wins.
 
     serves: architectures whose GPUs use this table; their oldest is what its kernels are compiled for.
-    tuned: measured on one GPU model by the autotuner.
+    tuned: measured on one GPU model by the autotuner. gpu: that model, by the driver's name for it.
     fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
     grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
     block_scaled: rows and buckets of block-scaled products.
@@ -177,6 +177,7 @@ class TileTable(BaseModel):
     serves: tuple[str, ...] = ()
     source: str
     tuned: bool
+    gpu: str | None = None
     rows: tuple[KernelRow, ...]
     buckets: tuple[Bucket, ...]
     fallback: str

@@ -21,6 +21,11 @@ def test_named_shapes_cross_with_m_and_free_shapes_bring_their_own():
     ]
 
 
+def test_a_group_names_the_layers_of_a_model():
+    both = parse_cases("llama-8b,llama-70b", (1,))
+    assert both == parse_cases("llm", (1,)) and {case.shape for case in parse_cases("llama-70b", (1,))} < {case.shape for case in both}
+
+
 def test_repeated_cases_are_timed_once_and_cases_of_one_weight_stay_together():
     cases = parse_cases("8B_o,1x48x64,8B_o,2X48X64,1x48x64", (1,))
     assert cases == [Case("8B_o", 1, 4096, 4096), Case("48x64", 1, 48, 64), Case("48x64", 2, 48, 64)]

@@ -1,0 +1,103 @@
+"""A report as blocks, written as Markdown and as one HTML file from the same content."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+_CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; color: #222; }
+table { border-collapse: collapse; margin: 1em 0; font-size: 13px; }
+th, td { border-bottom: 1px solid #ddd; padding: 2px 10px; text-align: left; }
+td.r, th.r { text-align: right; font-variant-numeric: tabular-nums; }
+pre { background: #f4f4f4; padding: 8px; overflow-x: auto; }
+img { max-width: 100%; }
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Heading:
+    level: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Items:
+    items: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """align: one of l and r a column."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    align: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    path: Path
+    alt: str
+
+
+Block = Heading | Text | Command | Items | Table | Image
+
+
+def markdown(blocks: Sequence[Block]) -> str:
+    """As Markdown; images are linked by their file names, to stand beside it."""
+    return "\n\n".join(map(_markdown, blocks)) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    if isinstance(block, Heading):
+        return f"{'#' * block.level} {block.text}"
+    if isinstance(block, Text):
+        return block.text
+    if isinstance(block, Command):
+        return f"`{block.text}`"
+    if isinstance(block, Items):
+        return "\n".join(f"- {item}" for item in block.items)
+    if isinstance(block, Image):
+        return f"![{block.alt}]({block.path.name})"
+    rule = ["---:" if side == "r" else "---" for side in block.align]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [block.header, rule, *block.rows])
+
+
+def page(blocks: Sequence[Block], title: str) -> str:
+    """As one HTML file that needs nothing else: styles and images are inside."""
+    head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_CSS}</style></head>'
+    return "\n".join([head, "<body>", *map(_html, blocks), "</body></html>"]) + "\n"
+
+
+def _html(block: Block) -> str:
+    if isinstance(block, Heading):
+        return f"<h{block.level}>{html.escape(block.text)}</h{block.level}>"
+    if isinstance(block, Text):
+        return f"<p>{html.escape(block.text)}</p>"
+    if isinstance(block, Command):
+        return f"<pre>{html.escape(block.text)}</pre>"
+    if isinstance(block, Items):
+        return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in block.items) + "</ul>"
+    if isinstance(block, Image):
+        data = base64.b64encode(block.path.read_bytes()).decode()
+        return f'<p><img alt="{html.escape(block.alt)}" src="data:image/png;base64,{data}"></p>'
+    rows = [_row("th", block.header, block.align), *(_row("td", row, block.align) for row in block.rows)]
+    return "<table>" + "\n".join(rows) + "</table>"
+
+
+def _row(tag: str, cells: Sequence[str], align: str) -> str:
+    return "<tr>" + "".join(f"<{tag} class={side}>{html.escape(cell)}</{tag}>" for cell, side in zip(cells, align)) + "</tr>"

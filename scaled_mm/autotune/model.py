@@ -1,0 +1,217 @@
+"""A predicted time for a row on a product: which candidates are worth measuring, and what to take where nothing was measured.
+
+    time = start + max(memory, waves * block)                                                        microseconds
+    start   what a launch costs, less what prefetch or early weights hide of the first loads
+    memory  the compulsory bytes (`roofline.traffic_bytes`) over the bandwidth that the bytes in flight sustain:
+            min(bandwidth, multiprocessors in use * stages in flight / latency)                       Little's law
+            or what the blocks of all waves fetch, where tiles lie so that a wave needs much of both operands
+    waves   ceil(blocks / (multiprocessors * blocks per multiprocessor)), whole clusters, whole splits of K
+    block   max(multiply, load) * steps of K + epilogue: each block computes a whole tile, so M and N are padded to it
+              multiply  the tile's operations over a multiprocessor's rate; narrow tiles wait for shared memory instead of the
+                        tensor cores, and what is fetched per operation costs power, which sets the clock (decision 0004)
+              load      bytes of the tile's two sides, shared within a cluster, over a multiprocessor's share of L2
+
+The constants were fitted once to the H200's rows (tests/autotune/fit_model.py); docs/tuning.md says how well it does there.
+For other GPUs the facts change and the constants stay: a guess, which is why the autotuner measures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+
+from scaled_mm.bench.roofline import PEAKS, traffic_bytes
+from scaled_mm.errors import BadParamError
+from scaled_mm.tables import KernelRow
+from scaled_mm.tables.rules import KIB, SHARED_MEMORY, row_cost
+from scaled_mm.tables.rules_c2x import warps
+
+Product = tuple[int, int, int]  # M, N, K
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuFacts:
+    """What the model knows of a GPU. Operations per second (dense INT8), bytes per second, bytes of shared memory per multiprocessor."""
+
+    arch: str
+    multiprocessors: int
+    operations: float
+    bandwidth: float
+
+    @property
+    def shared_memory(self) -> int:
+        return SHARED_MEMORY[self.arch] + KIB  # a block's limit leaves 1 KiB to the system
+
+
+# A GPU of each table, for GPUs that `roofline.PEAKS` does not know: their rates follow by the number of multiprocessors.
+_TYPICAL = {
+    "sm75": GpuFacts("sm75", 40, *PEAKS["Tesla T4"]),
+    "sm80": GpuFacts("sm80", 108, *PEAKS["NVIDIA A100-SXM4-80GB"]),
+    "sm89": GpuFacts("sm89", 142, *PEAKS["NVIDIA L40S"]),
+    "sm90": GpuFacts("sm90", 132, *PEAKS["NVIDIA H100 80GB HBM3"]),
+    "sm100": GpuFacts("sm100", 148, 4500e12, 8.0e12),
+    "sm120": GpuFacts("sm120", 170, 838e12, 1.79e12),
+}
+
+
+def facts(gpu: str, arch: str, multiprocessors: int) -> GpuFacts:
+    """Facts of a GPU by the driver's name for it; for an unknown one those of a common GPU of its table, scaled.
+
+    arch: that of the table which serves the GPU. BadParamError for one without a table.
+    """
+    if arch not in _TYPICAL:
+        raise BadParamError(f"arch: expected one of {', '.join(_TYPICAL)}, got {arch!r}")
+    if gpu in PEAKS:
+        return GpuFacts(arch, multiprocessors, *PEAKS[gpu])
+    typical = _TYPICAL[arch]
+    scale = multiprocessors / typical.multiprocessors
+    return GpuFacts(arch, multiprocessors, typical.operations * scale, typical.bandwidth * scale)
+
+
+def typical(arch: str) -> GpuFacts:
+    """Facts of a common GPU of an architecture's table, for where there is none to ask."""
+    return _TYPICAL[arch]
+
+
+@dataclasses.dataclass(frozen=True)
+class Constants:
+    """What was fitted. Times in microseconds, rates as fractions of the GPU's peak."""
+
+    start_us: float = 2.04
+    latency_us: float = 0.917
+    dram: float = 0.837  # of the memory's bandwidth
+    tensor: float = 0.895  # of the peak operations
+    power: float = 9.23  # slowdown of operations by 1 / tile m + 1 / tile n
+    l2: float = 2.7  # L2's bandwidth, of the memory's
+    epilogue_us: float = 1.72
+    store: float = 0.744  # of the memory's bandwidth, for what a block writes
+    wave_us: float = 0.257  # between one block and the next
+    ws_us: float = 2.42  # of a grid that is not persistent and has more than one wave
+    cluster_us: float = 0.488  # for each further block in a cluster
+    swap_us: float = 0.00012
+    reread: float = 0.138  # of what each wave's blocks need, how much comes from memory again
+    padding: float = 0.2  # not fitted: what loads of rows that do not exist cost, of the memory's time (decision 0007: up to 30%)
+    pressure: float = 0.15  # not fitted: slowdown where accumulators leave a thread few registers
+    prefetch_us: float = 0.3  # not fitted: the measured rows have it where it helps
+    split_us: float = 2.0  # not fitted: no measured row splits K
+
+
+_MANY_ACCUMULATORS = 192
+FITTED = Constants()  # see docs/tuning.md
+
+
+def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITTED) -> float:
+    """Microseconds of out [M,N] = a [M,K] x b [K,N] with 16-bit out. Positive, finite."""
+    M, N, K = product
+    tile, cost = row.tile, row_cost(row, gpu.arch)
+    over_m, over_n = (N, M) if row.swap_ab else (M, N)  # of the MMA
+    tiles_m = math.ceil(math.ceil(over_m / tile.m) / row.cluster.m) * row.cluster.m
+    tiles_n = math.ceil(math.ceil(over_n / tile.n) / row.cluster.n) * row.cluster.n
+    blocks = tiles_m * tiles_n * row.split_k
+    resident = max(1, gpu.shared_memory // (cost.shared_memory + KIB))
+    if row.generation == "c2x":
+        m, n, k = warps(row)
+        resident = min(resident, max(1, 2048 // 32 // (m * n * k)), max(1, 512 // ((cost.accumulators + 64) * m * n * k // 4)))
+    elif row.schedule != "warp_specialized":
+        resident = 1
+    slots = gpu.multiprocessors * resident
+    waves = math.ceil(blocks / slots)
+    together = min(resident, math.ceil(blocks / gpu.multiprocessors))  # blocks that share a multiprocessor
+
+    steps = math.ceil(K / row.split_k / tile.k)
+    per_operation = 1 / tile.m + 1 / tile.n
+    rate = gpu.operations / gpu.multiprocessors * c.tensor / 1e6  # operations per microsecond
+    if row.generation == "c3x":
+        # Cycles of one wgmma of 64 x n x 32: n / 2 of the tensor cores, 16 + n / 4 to read its operands from shared memory.
+        rate *= (tile.n / 2) / max(tile.n / 2, 16 + tile.n / 4)
+    multiply = 2 * tile.m * tile.n * tile.k / rate * (1 + c.power * per_operation)
+    if (cost.accumulators or 0) > _MANY_ACCUMULATORS:
+        multiply *= 1 + c.pressure
+    fetched = (tile.m / row.cluster.n + tile.n / row.cluster.m) * tile.k
+    load = fetched / (gpu.bandwidth * c.l2 / gpu.multiprocessors / 1e6)
+    epilogue = c.epilogue_us + 2 * tile.m * tile.n / (gpu.bandwidth * c.store / gpu.multiprocessors / 1e6)
+    if row.schedule == "pingpong" and waves > 1:
+        epilogue /= 2  # behind the other warpgroup's main loop, but for the last
+    block = together * max(multiply, load) * steps + epilogue + c.wave_us
+
+    in_use = min(blocks, slots) / resident if blocks < slots else gpu.multiprocessors
+    useful = min(tile.m, over_m) + min(tile.n, over_n)  # rows beyond M or N are filled with zeros, and bring nothing
+    in_flight = in_use * together * cost.stages * tile.k * useful
+    sustained = min(gpu.bandwidth * c.dram, in_flight / c.latency_us * 1e6)
+    memory = max(traffic_bytes(M, N, K), c.reread * waves * _wave_bytes(row, (tiles_m, tiles_n), slots, K)) / sustained * 1e6
+    memory *= 1 + c.padding * (1 - useful / (tile.m + tile.n))
+
+    start = c.start_us + c.split_us * (row.split_k > 1) - c.prefetch_us * (row.prefetch > 0)
+    start += c.ws_us * (row.schedule == "warp_specialized" and blocks > slots)
+    start += c.cluster_us * (row.cluster.m * row.cluster.n - 1) + c.swap_us * row.swap_ab
+    return start + max(memory, waves * block)
+
+
+def _wave_bytes(row: KernelRow, tiles: tuple[int, int], slots: int, K: int) -> float:
+    """Bytes of both operands that the blocks of one wave need: the grid walks the shorter dimension, `swizzle` tiles side by side."""
+    across = 1 if tiles[1] > tiles[0] else 0  # the longer dimension
+    along_count, across_count = tiles[1 - across], tiles[across]
+    along = min(along_count, math.ceil(slots / row.swizzle))
+    wide = min(across_count, row.swizzle * math.ceil(slots / row.swizzle / along_count))
+    edge = (row.tile.m, row.tile.n)
+    return (along * edge[1 - across] + wide * edge[across]) * K
+
+
+def shortlist(rows: Sequence[KernelRow], known: Collection[str], product: Product, gpu: GpuFacts, count: int) -> list[KernelRow]:
+    """The `count` rows that are worth measuring, by predicted time: half of them from `known`, the names of rows that have proven good.
+
+    Rows that differ in cluster, swizzle, stages or schedule alone are nearly equal to the model. At most two of one tile and side
+    are taken, so that they are not all of the list.
+    """
+
+    def rank(row: KernelRow) -> tuple:
+        stages = -row.stages if isinstance(row.stages, int) else -math.inf  # of rows that are equal, those that hide more latency
+        return predict(row, product, gpu), row.cluster, row.swizzle, stages, row.name
+
+    ranked = sorted(rows, key=rank)
+    found = [row for row in ranked if row.name in known][: count // 2]
+    taken: dict[tuple, int] = {}
+    for row in ranked:
+        kind = (row.tile.m, row.tile.n, row.swap_ab, row.split_k)
+        taken[kind] = taken.get(kind, 0) + 1
+        if len(found) < count and taken[kind] <= 2 and row not in found:
+            found.append(row)
+    return sorted(found, key=ranked.index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """The model's first choice among the measured rows of each product. Losses: its time over the best one's, minus one.
+
+    top1, top3: products whose best row is the model's first, or among its first three. chance: the median loss of all rows.
+    """
+
+    products: int
+    top1: int
+    top3: int
+    median_loss: float
+    mean_loss: float
+    worst_loss: float
+    chance: float
+
+
+def accuracy(times: Mapping[Product, Mapping[str, float]], rows: Mapping[str, KernelRow], gpu: GpuFacts, c: Constants = FITTED) -> Accuracy | None:
+    """How well the model predicts measured winners; of products with two rows or more, None where there are none.
+
+    times: microseconds by product and row; rows: by name.
+    """
+    losses, everyone, top1, top3 = [], [], 0, 0
+    for product, us in times.items():
+        if len(us) < 2:
+            continue
+        best = min(us.values())
+        ranked = sorted(us, key=lambda name: (predict(rows[name], product, gpu, c), name))
+        losses.append(us[ranked[0]] / best - 1)
+        everyone += [time / best - 1 for time in us.values()]
+        top1 += us[ranked[0]] == best
+        top3 += any(us[name] == best for name in ranked[:3])
+    if not losses:
+        return None
+    return Accuracy(len(losses), top1, top3, statistics.median(losses), statistics.mean(losses), max(losses), statistics.median(everyone))

@@ -1,0 +1,118 @@
+"""The isolated process: times rows one at a time on request, `python -m scaled_mm.autotune.worker`.
+
+JSON, one object a line. First `{"table": ..., "device": ..., "budget_ms": ..., "seed": ...}`, answered by `{"ready": ...}`; then
+requests `{"row", "library", "M", "N", "K"}`, each answered by `{"outcome", "us", "samples", "spread", "message", "ending"}`. What a
+library prints goes to stderr. ending: after an error that the GPU keeps (an illegal access) the process ends; its parent starts another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, Protocol
+
+
+class Bench(Protocol):
+    """What answers the requests: the GPU's, or a test's."""
+
+    def start(self, setup: dict[str, Any]) -> str: ...
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]: ...
+
+    def usable(self) -> bool: ...
+
+
+class GpuBench:
+    """Times a row with the machinery of `scaled_mm.bench`, and compares it with the reference before and after."""
+
+    def start(self, setup: dict[str, Any]) -> str:
+        import torch
+
+        from scaled_mm import _core
+        from scaled_mm.bench import timing
+        from scaled_mm.bench.run import Options
+        from scaled_mm.tables import TileTable
+
+        self.device = torch.device(setup["device"])
+        torch.cuda.set_device(self.device)
+        self.options = Options(budget_ms=setup["budget_ms"], seed=setup["seed"])
+        _core.register_table(TileTable.model_validate(setup["table"]))
+        self.generator = torch.Generator(self.device).manual_seed(setup["seed"])
+        self.weights = self.inputs = self.expected = None
+        self.loaded: set[str] = set()
+        timing.wake(self.device)
+        return torch.cuda.get_device_name(self.device)
+
+    def measure(self, request: dict[str, Any]) -> dict[str, Any]:
+        from scaled_mm import _core
+        from scaled_mm.bench.peers import OURS, Ours
+        from scaled_mm.bench.run import describe, time_one
+
+        try:
+            if request["library"] not in self.loaded:
+                _core.call("scaledMMLoadKernels", request["library"].encode())
+                self.loaded.add(request["library"])
+            self._prepare(request["M"], request["N"], request["K"])
+            result = time_one(Ours(request["row"], name=OURS), self.inputs, self.expected, self.options)
+        except Exception as error:  # noqa: BLE001 - answered: the parent records it
+            return {"outcome": "failed", "message": describe(error)}
+        if result.failed is not None:
+            return {"outcome": "failed", "message": result.failed}
+        if result.bit_equal is not True:
+            return {"outcome": "wrong", "message": result.note or f"relative error {result.error:.3g} against the reference"}
+        return {"outcome": "timed", "us": result.us, "samples": result.samples, "spread": result.spread}
+
+    def _prepare(self, M: int, N: int, K: int) -> None:
+        """Weights of one (N, K), inputs and reference of one product, kept until another is asked for."""
+        import torch
+
+        from scaled_mm.bench.inputs import Inputs, WeightSets
+        from scaled_mm.bench.run import reference_product
+        from scaled_mm.bench.shapes import Case
+        from scaled_mm.errors import InternalError
+
+        if self.weights is None or (self.weights.N, self.weights.K) != (N, K):
+            self.weights = self.inputs = self.expected = None
+            torch.cuda.empty_cache()
+            self.weights = WeightSets(N, K, self.device, self.generator)
+        if self.inputs is None or self.inputs.case.M != M:
+            self.inputs = self.expected = None
+            inputs = Inputs(Case(f"{N}x{K}", M, N, K), self.weights, self.generator)
+            self.expected, check = reference_product(inputs, self.options)
+            if self.expected is None:
+                raise InternalError(f"M={M} N={N} K={K}: {check}; a row that is not checked may not win")
+            self.inputs = inputs
+
+    def usable(self) -> bool:
+        import torch
+
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return False  # the answer to the request has said what happened
+        return True
+
+
+def serve(bench: Bench) -> int:
+    """Answers requests until stdin ends. Exit status 0; 3 when the GPU is not usable any more."""
+    # Answers go to what was stdout; anything else that prints, C libraries included, goes to stderr.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+    def answer(value: dict[str, Any]) -> None:
+        print(json.dumps(value), file=answers, flush=True)
+
+    answer({"ready": bench.start(json.loads(sys.stdin.readline()))})
+    for line in sys.stdin:
+        result = bench.measure(json.loads(line))
+        ending = result["outcome"] == "failed" and not bench.usable()
+        answer({**result, "ending": ending})
+        if ending:
+            return 3
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(serve(GpuBench()))

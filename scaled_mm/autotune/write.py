@@ -1,0 +1,81 @@
+"""A tile table as YAML, in the form of those in `cutlass_configs`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scaled_mm.bench.record import write_atomically
+from scaled_mm.tables import Bucket, KernelRow, TileTable, load_table
+
+_MARKS = ("grouped", "block_scaled")  # the section says it
+
+
+def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelRow], buckets: Sequence[Bucket]) -> TileTable:
+    """The table of one GPU model: `buckets`, their rows, and the base's fallback and sections. rows: at least those that buckets name."""
+    used = {bucket.kernel for bucket in buckets}
+    kept = [row for row in rows if row.name in used]
+    kept += [row for row in base.rows if row.name == base.fallback and row.name not in used]
+    return base.model_copy(update=dict(tuned=True, gpu=gpu, rows=tuple(kept), buckets=tuple(buckets)))
+
+
+def write_table(table: TileTable, path: Path, comment: Sequence[str]) -> TileTable:
+    """Writes a table with lines of comment above it, whole or not at all, and returns it as it is read back.
+
+    TableError, with nothing at `path` touched, if the text would not load.
+    """
+    text = table_text(table, comment)
+    trial = path.with_name(f".{path.name}.new")
+    write_atomically(trial, text)
+    try:
+        load_table(trial)
+    finally:
+        trial.unlink()
+    write_atomically(path, text)
+    return load_table(path)
+
+
+def table_text(table: TileTable, comment: Sequence[str] = ()) -> str:
+    """The table as YAML text."""
+    head: dict[str, Any] = {"arch": table.arch}
+    if table.serves and table.serves != (table.arch,):
+        head["serves"] = list(table.serves)
+    head |= {"tuned": table.tuned}
+    if table.gpu is not None:
+        head["gpu"] = table.gpu
+    lines = [f"# {line}".rstrip() for line in comment] + ([""] if comment else [])
+    lines += [f"{key}: {_flow(value)}" for key, value in head.items()]
+    lines += _section(table, "")
+    for mark in _MARKS:
+        if (section := getattr(table, mark)) is not None:
+            lines += ["", f"{mark}:", *_section(section, "  ")]
+    return "\n".join(lines) + "\n"
+
+
+def _section(table: TileTable, indent: str) -> list[str]:
+    gap = [""] if not indent else []
+    lines = [f"fallback: {table.fallback}", *gap, "rows:"]
+    lines += [f"  - {_flow(row.model_dump(mode='json', exclude_defaults=True, exclude=set(_MARKS)))}" for row in table.rows]
+    lines += [*gap, "buckets:"]
+    edges: dict[int | None, list[Bucket]] = {}
+    for bucket in table.buckets:
+        edges.setdefault(bucket.m, []).append(bucket)
+    together = [bucket for cases in edges.values() for bucket in cases] == list(table.buckets)
+    for m, cases in edges.items() if together else [(bucket.m, [bucket]) for bucket in table.buckets]:
+        if m is None or len(cases) == 1:
+            lines += [f"  - {_flow(_bounds(case))}" for case in cases]
+        else:
+            lines += [f"  - m: {m}", "    cases:", *(f"      - {_flow(_bounds(case, without=('m',)))}" for case in cases)]
+    return [indent + line if line else line for line in lines]
+
+
+def _bounds(bucket: Bucket, without: Sequence[str] = ()) -> dict[str, Any]:
+    return bucket.model_dump(exclude_defaults=True, exclude=set(without))
+
+
+def _flow(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).strip()
+    return text.removesuffix("\n...").strip()

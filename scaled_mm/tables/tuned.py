@@ -1,0 +1,55 @@
+"""Tables that the autotuner wrote for one GPU model: `cutlass_configs/tuned/<gpu>.yaml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from scaled_mm.tables.loader import configs_dir, load_table, table_of
+from scaled_mm.tables.schema import Problem, TableError, TileTable
+
+
+def slug(gpu: str) -> str:
+    """A GPU's name as a file or folder: "NVIDIA H100 80GB HBM3" -> "h100-80gb-hbm3"."""
+    text = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    return re.sub(r"^nvidia-", "", text) or "unknown"
+
+
+def tuned_path(gpu: str) -> Path:
+    """Where the table of a GPU model is, if there is one. gpu: the driver's name for it."""
+    return configs_dir() / "tuned" / f"{slug(gpu)}.yaml"
+
+
+def load_tuned(arch: str, gpus: Collection[str]) -> TileTable | None:
+    """The tuned table for an architecture's table ("sm90") on a machine with these models of GPU that it serves; None without one.
+
+    Several models share one table in a process, so they have none that is tuned. TableError for a file that is for another GPU or table.
+    """
+    if len(set(gpus)) != 1:
+        return None
+    [gpu] = set(gpus)
+    path = tuned_path(gpu)
+    if not path.is_file():
+        return None
+    table = load_table(path)
+    for field, expected, got in (("gpu", gpu, table.gpu), ("arch", arch, table.arch)):
+        if got != expected:
+            raise TableError([Problem(str(path), None, field, f"expected {expected!r} in the table tuned for {gpu}, got {got!r}")])
+    return table
+
+
+def with_rows_of(table: TileTable, base: TileTable) -> TileTable:
+    """A tuned table with the other rows of its architecture's added, which no bucket chooses: a call may ask for one by name."""
+    names = {row.name for row in table.rows}
+    return table.model_copy(update={"rows": (*table.rows, *(row for row in base.rows if row.name not in names))})
+
+
+def gpus_served(arch: str) -> set[str]:
+    """The models of this machine's GPUs that an architecture's table serves; empty without CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return set()
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {one.name for one in properties if table_of(f"sm{one.major}{one.minor}") == arch}

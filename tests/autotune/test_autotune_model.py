@@ -1,0 +1,73 @@
+"""The model of a row's time against the times that were measured on an H200."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from autotune_data import H200
+
+from scaled_mm.autotune.candidates import candidates
+from scaled_mm.autotune.model import accuracy, facts, predict, shortlist, typical
+from scaled_mm.errors import BadParamError
+from scaled_mm.tables import available_tables, load_table
+
+DATA = Path(__file__).parents[1] / "tables" / "data" / "h200_rows.json"
+TIMES = {(case["M"], case["N"], case["K"]): case["us"] for case in json.loads(DATA.read_text())["cases"]}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return {row.name: row for row in candidates(load_table("sm90"))}
+
+
+def test_the_model_predicts_the_winners_of_the_h200_as_well_as_the_docs_say(rows):
+    found = accuracy(TIMES, rows, H200)
+    assert found.products == 99
+    assert (found.top1, found.top3) == (48, 74)
+    assert found.median_loss == pytest.approx(0.0021, abs=5e-5)
+    assert found.mean_loss == pytest.approx(0.0199, abs=5e-5)
+    assert found.chance == pytest.approx(0.0553, abs=5e-5)
+
+
+def test_the_accuracy_of_a_model_does_not_depend_on_the_order_of_the_rows(rows):
+    backwards = {product: dict(reversed(us.items())) for product, us in TIMES.items()}
+    assert accuracy(backwards, rows, H200) == accuracy(TIMES, rows, H200)
+
+
+def test_products_with_one_row_say_nothing_about_the_model(rows):
+    assert accuracy({(1, 4096, 4096): {"c3x_64x16x256_pp_swap": 6.0}}, rows, H200) is None
+
+
+def test_predicted_times_are_within_a_factor_of_three_of_the_measured_ones(rows):
+    ratios = [predict(rows[name], product, H200) / us for product, times in TIMES.items() for name, us in times.items()]
+    assert all(1 / 3 < ratio < 3 for ratio in ratios)
+    assert math.sqrt(sum(math.log(ratio) ** 2 for ratio in ratios) / len(ratios)) < 0.16
+
+
+def test_twelve_candidates_of_ten_thousand_nearly_always_have_one_close_to_the_best(rows):
+    known = {row.name for row in load_table("sm90").rows}
+    near = 0
+    for product, us in TIMES.items():
+        names = {row.name for row in shortlist(list(rows.values()), known, product, H200, 12)}
+        assert len(names) == 12
+        near += any(us.get(name, math.inf) <= 1.02 * min(us.values()) for name in names)
+    assert near >= 95
+
+
+@pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
+def test_every_row_of_every_table_has_a_positive_time_that_grows_with_the_product(arch):
+    gpu = typical(arch)
+    for row in load_table(arch).rows:
+        if row.generation != "generic":
+            small, large = predict(row, (1, 1024, 1024), gpu), predict(row, (4096, 8192, 8192), gpu)
+            assert 0 < small < large < 1e6
+
+
+def test_an_unknown_gpu_has_the_rates_of_a_common_one_of_its_table_by_its_multiprocessors():
+    common, half = typical("sm89"), facts("NVIDIA GPU of tomorrow", "sm89", 71)
+    assert half.operations == pytest.approx(common.operations / 2) and half.bandwidth == pytest.approx(common.bandwidth / 2)
+    with pytest.raises(BadParamError, match="arch: expected one of sm75, .*, got 'sm70'"):
+        facts("NVIDIA GPU of yesterday", "sm70", 80)

@@ -1,0 +1,69 @@
+"""What the isolated process does with a request, on a CPU with a stand-in for our kernels."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from scaled_mm import _core
+from scaled_mm.autotune.worker import GpuBench
+from scaled_mm.bench import peers
+from scaled_mm.bench.run import Options
+
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+from bench_data import StandIn  # noqa: E402
+
+REQUEST = {"row": "a row", "library": "a.so", "M": 5, "N": 64, "K": 32}
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    made = GpuBench()
+    made.device, made.options = torch.device("cpu"), Options(budget_ms=1)
+    made.generator = torch.Generator(made.device).manual_seed(1)
+    made.weights = made.inputs = made.expected = None
+    made.loaded = set()
+    loaded = []
+    monkeypatch.setattr(_core, "call", lambda name, *arguments: loaded.append((name, arguments)))
+    monkeypatch.setattr(peers, "Ours", lambda row, name: StandIn(name))
+    made.calls = loaded
+    return made
+
+
+def test_a_row_with_the_bits_of_the_reference_is_timed(bench):
+    answer = bench.measure(REQUEST)
+    assert answer["outcome"] == "timed" and answer["us"] > 0 and len(answer["samples"]) > 1
+    bench.measure(REQUEST)
+    assert bench.calls == [("scaledMMLoadKernels", (b"a.so",))]  # once
+
+
+@pytest.mark.parametrize("after", [0, 8])
+def test_a_row_with_wrong_bits_is_wrong_whether_at_once_or_in_the_timed_calls(bench, monkeypatch, after):
+    monkeypatch.setattr(peers, "Ours", lambda row, name: StandIn(name, fault="bits", fault_after=after))
+    answer = bench.measure(REQUEST)
+    assert answer["outcome"] == "wrong" and answer["message"] and "us" not in answer
+
+
+def test_a_row_that_raises_failed_and_says_why(bench, monkeypatch):
+    monkeypatch.setattr(peers, "Ours", lambda row, name: StandIn(name, fault="raise"))
+    assert bench.measure(REQUEST) == {"outcome": "failed", "message": "RuntimeError: the launch failed"}
+
+
+def test_a_product_that_cannot_be_checked_is_not_timed(bench):
+    bench.options = Options(budget_ms=1, check_limit_gmac=0)
+    answer = bench.measure(REQUEST)
+    assert answer["outcome"] == "failed" and "a row that is not checked may not win" in answer["message"]
+
+
+def test_inputs_and_reference_are_made_once_a_product_and_weights_once_a_layer(bench):
+    bench.measure(REQUEST)
+    inputs, weights = bench.inputs, bench.weights
+    bench.measure({**REQUEST, "row": "another", "library": "b.so"})
+    assert bench.inputs is inputs
+    bench.measure({**REQUEST, "M": 6})
+    assert bench.inputs is not inputs and bench.inputs.case.M == 6 and bench.weights is weights
+    bench.measure({**REQUEST, "N": 128})
+    assert bench.weights is not weights and bench.expected.shape == (5, 128)
