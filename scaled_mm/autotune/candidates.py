@@ -24,6 +24,12 @@ _C3X_STAGES = ("auto", 3, 4, 5, 6, 8, 10)  # fewer than fit: two blocks share a 
 _C3X_SWIZZLES = (1, 2, 4, 8)
 _C3X_PREFETCH = (0, 1024)
 
+# decode (csrc/int8/decode): stages for one block a multiprocessor, and for up to four.
+_DECODE_TILE_M = (64, 128)
+_DECODE_TILE_N = (8, 16, 32, 48, 64, 96, 128)
+_DECODE_SPLITS = (1, 2, 4, 8)
+_DECODE_STAGES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
+
 # c2x (mma.sync).
 _C2X_TILE_MN = (16, 32, 64, 128, 256)
 _C2X_TILE_K = (64, 128)
@@ -42,7 +48,8 @@ def candidates(table: TileTable) -> list[KernelRow]:
     own = {row.name: row for row in table.rows if row.generation != "generic"}
     served = table.serves or (table.arch,)
     found = dict(own)
-    for row in _c3x_rows() if table.arch in C3X_ARCHES else _c2x_rows(table.arch):
+    rows = itertools.chain(_decode_rows(), _c3x_rows()) if table.arch in C3X_ARCHES else _c2x_rows(table.arch)
+    for row in rows:
         if row.name not in found and not any(row_findings(row, arch) for arch in served):
             found[row.name] = row
     return list(found.values())
@@ -58,6 +65,8 @@ def row_name(row: KernelRow) -> str:
     if row.generation == "c2x":
         options = "".join(f"_{letter}{value}" for letter, value in (("z", row.swizzle), ("k", row.split_k)) if value > 1)
         return f"c2x_{row.tile}_w{row.warp}_s{row.stages}{options}"
+    if row.generation == "decode":
+        return f"decode_{row.tile}_k{row.split_k}_x{row.stages}"
     cluster = "" if row.cluster == (1, 1) else f"_c{row.cluster.m}{row.cluster.n}"
     swizzle = "" if row.swizzle == 1 else f"_s{row.swizzle}"
     prefetch = "" if row.prefetch == 0 else f"_p{row.prefetch}"
@@ -93,6 +102,11 @@ def _c3x_rows() -> Iterator[KernelRow]:
         early = early_weights(m, n, swap_ab, prefetch)
         yield _row(generation="c3x", tile=[m, n, k], schedule=schedule, cluster=list(cluster), swap_ab=swap_ab, swizzle=swizzle,
                    prefetch=prefetch, stages=stages, early_weights=early)  # fmt: skip
+
+
+def _decode_rows() -> Iterator[KernelRow]:
+    for m, n, split_k, stages in itertools.product(_DECODE_TILE_M, _DECODE_TILE_N, _DECODE_SPLITS, _DECODE_STAGES):
+        yield _row(generation="decode", tile=[m, n, 128], swap_ab=True, split_k=split_k, stages=stages)
 
 
 def _c2x_rows(arch: str) -> Iterator[KernelRow]:

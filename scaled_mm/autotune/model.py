@@ -95,7 +95,7 @@ class Constants:
     padding: float = 0.2  # not fitted: what loads of rows that do not exist cost, of the memory's time (decision 0007: up to 30%)
     pressure: float = 0.15  # not fitted: slowdown where accumulators leave a thread few registers
     prefetch_us: float = 0.3  # not fitted: the measured rows have it where it helps
-    split_us: float = 2.0  # not fitted: no measured row splits K
+    split_us: float = 2.0  # not fitted: no measured row splits K. Of c2x rows: those of a decode row meet in shared memory
 
 
 _MANY_ACCUMULATORS = 192
@@ -114,7 +114,7 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     if row.generation == "c2x":
         m, n, k = warps(row)
         resident = min(resident, max(1, 2048 // 32 // (m * n * k)), max(1, 512 // ((cost.accumulators + 64) * m * n * k // 4)))
-    elif row.schedule != "warp_specialized":
+    elif row.schedule not in ("warp_specialized", None):  # a persistent grid
         resident = 1
     slots = gpu.multiprocessors * resident
     waves = math.ceil(blocks / slots)
@@ -123,7 +123,7 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     steps = math.ceil(K / row.split_k / tile.k)
     per_operation = 1 / tile.m + 1 / tile.n
     rate = gpu.operations / gpu.multiprocessors * c.tensor / 1e6  # operations per microsecond
-    if row.generation == "c3x":
+    if row.generation in ("c3x", "decode"):
         # Cycles of one wgmma of 64 x n x 32: n / 2 of the tensor cores, 16 + n / 4 to read its operands from shared memory.
         rate *= (tile.n / 2) / max(tile.n / 2, 16 + tile.n / 4)
     multiply = 2 * tile.m * tile.n * tile.k / rate * (1 + c.power * per_operation)
@@ -143,7 +143,7 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     memory = max(traffic_bytes(M, N, K), c.reread * waves * _wave_bytes(row, (tiles_m, tiles_n), slots, K)) / sustained * 1e6
     memory *= 1 + c.padding * (1 - useful / (tile.m + tile.n))
 
-    start = c.start_us + c.split_us * (row.split_k > 1) - c.prefetch_us * (row.prefetch > 0)
+    start = c.start_us + c.split_us * (row.split_k > 1 and row.generation == "c2x") - c.prefetch_us * (row.prefetch > 0)
     start += c.ws_us * (row.schedule == "warp_specialized" and blocks > slots)
     start += c.cluster_us * (row.cluster.m * row.cluster.n - 1) + c.swap_us * row.swap_ab
     return start + max(memory, waves * block)
