@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from scaled_mm.autotune.model import Accuracy
 from scaled_mm.autotune.state import Cell
 from scaled_mm.bench.record import Clocks, Environment, write_atomically
 
@@ -49,18 +50,6 @@ class LeftOut(_Model):
     K: int
 
 
-class AccuracyRecord(_Model):
-    """See `model.Accuracy`."""
-
-    products: int
-    top1: int
-    top3: int
-    median_loss: float
-    mean_loss: float
-    worst_loss: float
-    chance: float
-
-
 class AutotuneDocument(_Model):
     """One run. legal: candidates that the rules let through; resumed: cells of earlier runs; table: the file written, if any."""
 
@@ -85,7 +74,7 @@ class AutotuneDocument(_Model):
     unbuilt: dict[str, str]
     left_out: list[LeftOut]
     cliffs: list[str]
-    accuracy: AccuracyRecord | None
+    accuracy: Accuracy | None
 
     @model_validator(mode="after")
     def _known_schema(self) -> AutotuneDocument:

@@ -8,7 +8,8 @@ from pathlib import Path
 from scaled_mm.autotune import plots
 from scaled_mm.autotune.blocks import Block, Command, Heading, Image, Items, Table, Text, markdown, page
 from scaled_mm.autotune.choose import CLIFF
-from scaled_mm.autotune.record import AccuracyRecord, AutotuneDocument, ProductRecord, load
+from scaled_mm.autotune.model import Accuracy
+from scaled_mm.autotune.record import AutotuneDocument, ProductRecord, load
 from scaled_mm.bench.analysis import geometric_mean
 from scaled_mm.bench.plots import available
 from scaled_mm.bench.record import write_atomically
@@ -137,7 +138,7 @@ def _model(document: AutotuneDocument) -> list[Block]:
     return [*found, Text(accuracy_text(document.accuracy))]
 
 
-def accuracy_text(accuracy: AccuracyRecord) -> str:
+def accuracy_text(accuracy: Accuracy) -> str:
     """How well the model predicted the winners, in a sentence or three."""
     of = accuracy.products
     return (

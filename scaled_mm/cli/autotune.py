@@ -190,7 +190,7 @@ def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: i
         unbuilt=outcome.unbuilt,
         left_out=[record.LeftOut(row=name, M=M, N=N, K=K) for (M, N, K), name in outcome.left_out],
         cliffs=[str(cliff) for cliff in choose.cliffs(tune.chosen_us(outcome))],
-        accuracy=None if measured_accuracy is None else record.AccuracyRecord(**vars(measured_accuracy)),
+        accuracy=measured_accuracy,
     )  # fmt: skip
 
 
