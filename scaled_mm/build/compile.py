@@ -55,8 +55,8 @@ def nvcc_flags(arch: str, cutlass: Path, nvcc_version: str) -> list[str]:
     """Flags for one kernel and an nvcc such as "13.0.88". They are part of its cache key.
 
     NDEBUG: without it ptxas serialises wgmma. -fmad=false: the numerics allow no contraction (docs/NUMERICS.md); the
-    epilogue spells its roundings out as well. The GDC macro makes CUTLASS wait for the preceding kernel, which
-    programmatic dependent launch relies on. Compression makes a library a quarter to a half as large; every driver that
+    epilogue spells its roundings out as well. Without CUTLASS's GDC macro: our kernels wait for the preceding one themselves
+    (csrc/int8/c3x/early_weights.cuh). Compression makes a library a quarter to a half as large; every driver that
     runs CUDA 13 reads it, older ones may not, so older compilers leave it.
     """
     compressed = ["--compress-mode=size"] if int(nvcc_version.partition(".")[0]) >= 13 else []
