@@ -146,6 +146,8 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     )
     setup = {"table": trial.model_dump(mode="json"), "device": str(device), "budget_ms": args.budget_ms, "seed": seed}
     journal = Journal(out / record.JOURNAL)
+    if journal.skipped:
+        console.print(f"{journal.path}: {journal.skipped} lines cannot be read and are measured again", highlight=False)
     with _progress(console) as progress, Measurer(setup) as measurer:
         kernels = tune.BuiltKernels(trial)
         outcome = tune.tune(base, list(plan.wanted), gpu, settings, journal, kernels, measurer, progress, plan=plan)

@@ -89,6 +89,12 @@ def test_one_command_writes_a_table_that_loads_a_report_and_every_sample(machine
     assert "over the table before, geometric mean of 4 products" in shown and "report.html" in shown
 
 
+def test_a_journal_with_a_line_that_cannot_be_read_says_so(machine, tmp_path, capsys):
+    (tmp_path / "autotune.jsonl").write_text('{"key": "half of a li')
+    assert call(tmp_path) == 0
+    assert "autotune.jsonl: 1 lines cannot be read and are measured again" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_report_says_what_failed_and_stands_alone(machine, tmp_path, monkeypatch):
     bad = call_plan()[1]
     monkeypatch.setattr(FakeMeasurer, "outcomes", {bad: "crashed"})
