@@ -10,8 +10,8 @@ from scaled_mm.autotune.blocks import Block, Command, Heading, Image, Items, Tab
 from scaled_mm.autotune.choose import CLIFF
 from scaled_mm.autotune.model import Accuracy
 from scaled_mm.autotune.record import AutotuneDocument, ProductRecord, load
+from scaled_mm.bench import plots as bench_plots
 from scaled_mm.bench.analysis import geometric_mean
-from scaled_mm.bench.plots import available
 from scaled_mm.bench.record import write_atomically
 
 REPORT_MD, REPORT_HTML = "report.md", "report.html"
@@ -22,7 +22,7 @@ def render(directory: Path) -> list[Path]:
     """Writes the report into `directory` and returns its paths. Without matplotlib the plots are left out, and it says so."""
     directory = Path(directory)
     document = load(directory)
-    drawn = plots.draw(document, directory) if available() else None
+    drawn = plots.draw(document, directory) if bench_plots.unavailable() is None else None
     content = blocks(document, drawn)
     title = f"Tuned tile table: {document.environment.gpu}"
     return [
@@ -89,7 +89,7 @@ def summary_lines(document: AutotuneDocument) -> list[str]:
 
 def _plots(drawn: list[tuple[Path, str]] | None) -> list[Block]:
     if drawn is None:
-        return [Text("No plots: matplotlib is not installed.")]
+        return [Text(f"No plots: {bench_plots.unavailable()}.")]
     return [Image(path, alt) for path, alt in drawn]
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import importlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -30,16 +31,22 @@ COLORS = {
 }
 
 
-def available() -> bool:
-    """Whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
+@functools.cache
+def unavailable() -> str | None:
+    """Why nothing can be drawn, None when it can. Loads matplotlib, whose compiled parts may refuse a process that others are loaded in."""
+    try:
+        importlib.import_module("matplotlib.backends.backend_agg")
+        importlib.import_module("matplotlib.figure")
+    except ModuleNotFoundError as error:
+        return f"{error.name} is not installed; pip install \".[bench]\""
+    except Exception as error:  # whatever an extension module fails with: the measurements are worth more than their plots
+        return f"matplotlib cannot be loaded in this process, {type(error).__name__}: {error}; `scaled-mm report DIR` draws them afterwards"
+    return None
 
 
 def preload() -> None:
     """Import matplotlib now: after vLLM's library is in the process, its compiled parts fail to load (seen with 3.10)."""
-    if available():
-        importlib.import_module("matplotlib.backends.backend_agg")
-        importlib.import_module("matplotlib.figure")
+    unavailable()
 
 
 def draw(document: BenchDocument, headline: tuple[str, list[Speedup]], directory: Path) -> list[Path]:

@@ -23,7 +23,7 @@ def render(directory: Path) -> list[Path]:
     directory = Path(directory)
     document = load(directory)
     recorded = analysis.load_recorded()
-    drawn = plots.draw(document, headline(document, recorded), directory) if plots.available() else None
+    drawn = plots.draw(document, headline(document, recorded), directory) if plots.unavailable() is None else None
     return [write_atomically(directory / BENCH_MD, markdown(document, recorded, drawn)), *(drawn or [])]
 
 
@@ -276,7 +276,9 @@ def _what_did_not_run(document: BenchDocument) -> str:
 
 def _plots_section(drawn: list[Path] | None) -> str:
     if drawn is None:
-        return "## Plots\n\nNot drawn: matplotlib is not installed."
+        from scaled_mm.bench import plots
+
+        return f"## Plots\n\nNot drawn: {plots.unavailable()}."
     if not drawn:
         return ""
     return "\n".join(["## Plots", "", *(f"![{path.stem}]({path.name})" for path in drawn)])

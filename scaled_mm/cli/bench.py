@@ -260,6 +260,8 @@ def _render(args: argparse.Namespace, console: Console) -> int:
 
 
 def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, console: Console) -> None:
+    from rich.markup import escape
+
     from scaled_mm.bench import plots, report
     from scaled_mm.bench.analysis import geometric_mean, load_recorded
 
@@ -273,8 +275,8 @@ def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, consol
     if speedups:
         mean = geometric_mean(one.factor for one in speedups)
         console.print(f"speed-up [bold]{mean:.3f}x[/bold] over {against}, {len(speedups)} cases", highlight=False)
-    if not plots.available():
-        console.print("[yellow]no plots:[/yellow] matplotlib is not installed; pip install \".\\[bench]\"")
+    if (reason := plots.unavailable()) is not None:
+        console.print(f"[yellow]no plots:[/yellow] {escape(reason)}", highlight=False)
     console.print(f"wrote {out / 'bench.json'}, " + ", ".join(path.name for path in paths), highlight=False)
 
 

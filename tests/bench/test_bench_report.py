@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from types import SimpleNamespace
 
 import pytest
 from bench_data import case_record, document, environment, measured
@@ -119,13 +120,23 @@ def test_rendering_is_a_pure_function_of_bench_json(tmp_path):
     assert "![speedup](speedup.png)" in (first / "bench.md").read_text()
 
 
-def test_a_report_without_matplotlib_says_that_it_has_no_plots(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "error, said", [(ModuleNotFoundError("gone", name="matplotlib"), "matplotlib is not installed"), (SystemError("NULL"), "SystemError: NULL")], ids=["gone", "broken"]
+)
+def test_a_report_without_matplotlib_says_why_it_has_no_plots(tmp_path, monkeypatch, error, said):
     from scaled_mm.bench import plots
 
-    monkeypatch.setattr(plots, "available", lambda: False)
+    def fail(name):
+        raise error
+
+    monkeypatch.setattr(plots, "importlib", SimpleNamespace(import_module=fail))
+    plots.unavailable.cache_clear()
     save(document(two_cases()), tmp_path)
-    assert [path.name for path in report.render(tmp_path)] == ["bench.md"]
-    assert "matplotlib is not installed" in (tmp_path / "bench.md").read_text()
+    try:
+        assert [path.name for path in report.render(tmp_path)] == ["bench.md"]
+    finally:
+        plots.unavailable.cache_clear()
+    assert said in (tmp_path / "bench.md").read_text()
 
 
 def test_a_document_survives_the_file(tmp_path):
