@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from scaled_mm.tables import KernelRow, TileTable
 from scaled_mm.tables.rules import C3X_ARCHES, row_findings
 from scaled_mm.tables.rules_c2x import TURING
+from scaled_mm.tables.rules_decode import MAX_CLUSTER
 
 SCHEDULES = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}
 
@@ -28,6 +29,7 @@ _C3X_PREFETCH = (0, 1024)
 _DECODE_TILE_M = (64, 128)
 _DECODE_TILE_N = (8, 16, 32, 48, 64, 96, 128)
 _DECODE_SPLITS = (1, 2, 4, 8)
+_DECODE_SHARES = (1, 2, 4)
 _DECODE_STAGES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
 
 # c2x (mma.sync).
@@ -65,9 +67,9 @@ def row_name(row: KernelRow) -> str:
     if row.generation == "c2x":
         options = "".join(f"_{letter}{value}" for letter, value in (("z", row.swizzle), ("k", row.split_k)) if value > 1)
         return f"c2x_{row.tile}_w{row.warp}_s{row.stages}{options}"
-    if row.generation == "decode":
-        return f"decode_{row.tile}_k{row.split_k}_x{row.stages}"
     cluster = "" if row.cluster == (1, 1) else f"_c{row.cluster.m}{row.cluster.n}"
+    if row.generation == "decode":
+        return f"decode_{row.tile}{'_co' if row.schedule else ''}{cluster}_k{row.split_k}_x{row.stages}"
     swizzle = "" if row.swizzle == 1 else f"_s{row.swizzle}"
     prefetch = "" if row.prefetch == 0 else f"_p{row.prefetch}"
     stages = "" if row.stages == "auto" else f"_x{row.stages}"
@@ -105,8 +107,11 @@ def _c3x_rows() -> Iterator[KernelRow]:
 
 
 def _decode_rows() -> Iterator[KernelRow]:
-    for m, n, split_k, stages in itertools.product(_DECODE_TILE_M, _DECODE_TILE_N, _DECODE_SPLITS, _DECODE_STAGES):
-        yield _row(generation="decode", tile=[m, n, 128], swap_ab=True, split_k=split_k, stages=stages)
+    grid = itertools.product(_DECODE_TILE_M, _DECODE_TILE_N, _DECODE_SPLITS, _DECODE_SHARES, (None, "cooperative"), _DECODE_STAGES)
+    for m, n, split_k, share, schedule, stages in grid:
+        if n % (8 * share) or share * split_k > MAX_CLUSTER:
+            continue
+        yield _row(generation="decode", tile=[m, n, 128], swap_ab=True, split_k=split_k, cluster=[share, 1], schedule=schedule, stages=stages)
 
 
 def _c2x_rows(arch: str) -> Iterator[KernelRow]:

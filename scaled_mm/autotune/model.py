@@ -114,7 +114,7 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     if row.generation == "c2x":
         m, n, k = warps(row)
         resident = min(resident, max(1, 2048 // 32 // (m * n * k)), max(1, 512 // ((cost.accumulators + 64) * m * n * k // 4)))
-    elif row.schedule not in ("warp_specialized", None):  # a persistent grid
+    elif row.generation == "c3x" and row.schedule != "warp_specialized":  # a persistent grid
         resident = 1
     slots = gpu.multiprocessors * resident
     waves = math.ceil(blocks / slots)

@@ -61,7 +61,9 @@ def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
             f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {row.prefetch}, {early}, {cxx_out}>",
         )
     if row.generation == "decode":
-        return "int8/decode/gemm.cuh", f"scaled_mm::decode::Gemm<{row.tile.m}, {row.tile.n}, {row.split_k}, {row.stages}, {cxx_out}>"
+        persistent = "true" if row.schedule else "false"
+        sizes = f"{row.tile.m}, {row.tile.n}, {row.split_k}, {row.cluster.m}, {row.stages}, {persistent}"
+        return "int8/decode/gemm.cuh", f"scaled_mm::decode::Gemm<{sizes}, {cxx_out}>"
     if row.generation == "c2x":
         warp = f"{row.warp.m}, {row.warp.n}, {row.warp.k}"
         gemm = f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"
@@ -81,7 +83,7 @@ def _block_scaled_config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
 def _shared_memory(row: KernelRow, out_bytes: int) -> int | None:
     """What the rules say exactly; None: an estimate from above, or a kernel that needs no asking."""
     if row.generation == "decode":
-        return rules_decode.cost(row).shared_memory
+        return rules_decode.cost(row, out_bytes).shared_memory
     if row.generation != "c2x":
         return None
     return (rules_block_scaled.cost(row, out_bytes) if row.block_scaled else rules_c2x.cost(row)).shared_memory

@@ -101,12 +101,12 @@ class KernelRow(BaseModel):
     """One kernel: everything the build needs to generate its translation unit.
 
     generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; decode is a kernel for
-        few rows of a on SM90, whose split_k blocks of a cluster share a tile's K; generic takes any strides and alignment on
-        every architecture.
+        few rows of a on SM90, whose split_k blocks of a cluster share a tile's K, and whose cluster m tiles of columns share what
+        they read of a; generic takes any strides and alignment on every architecture.
     warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
         A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
         their int32 sums in the workspace.
-    schedule: c3x only.
+    schedule: of c3x rows; a decode row has cooperative where its blocks are persistent.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
     raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one,
         or of a grouped row the one along the tokens.

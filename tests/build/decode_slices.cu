@@ -8,7 +8,7 @@ using namespace cute;
 
 template <int kColumns, int kRows, int kSplit>
 int wrong() {
-  using Mma = typename scaled_mm::decode::Gemm<kColumns, kRows, kSplit, 2, float>::Mma;
+  using Mma = typename scaled_mm::decode::Gemm<kColumns, kRows, kSplit, 1, 2, false, float>::Mma;
   constexpr int kOwners = scaled_mm::decode::owners(kRows, kSplit), kSlice = kRows / kOwners;
   int found = 0;
   bool seen[kColumns][kRows] = {};

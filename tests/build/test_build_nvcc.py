@@ -66,7 +66,10 @@ def test_a_generic_kernel_and_the_zero_point_terms_compile_without_spills(cache_
     assert [entry.path for entry in cache.entries() if entry.kind == "kernel"] == [path.parent]
 
 
-@pytest.mark.parametrize("row", [dict(tile=[64, 16, 128], split_k=4, stages=8), dict(tile=[128, 128, 128], split_k=8, stages=5)], ids=str)
+@pytest.mark.parametrize("row", [
+    dict(tile=[64, 16, 128], split_k=4, stages=8), dict(tile=[128, 128, 128], split_k=8, stages=5),
+    dict(tile=[64, 64, 128], split_k=2, stages=4, cluster=[2, 1], schedule="cooperative"), dict(tile=[128, 8, 128], stages=6, schedule="cooperative"),
+], ids=str)  # fmt: skip
 def test_a_decode_row_compiles_without_spills_within_its_shared_memory(cache_root, compiler_says, row):
     row = KernelRow.model_validate({"name": "decode", "generation": "decode", "swap_ab": True, **row})
     table = TABLE.model_copy(update={"rows": (*TABLE.rows, row)})

@@ -16,18 +16,25 @@ pytestmark = pytest.mark.gpu
 
 TABLE = load_table("sm90")
 SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "int32"}
-# (columns, rows, blocks that share K, stages): a ring that is reused and one that is not, every number of blocks, both widths.
+# (columns, rows, blocks that share K, tiles that share rows of a, stages, persistent): a ring that is reused and one that is not, every
+# number of blocks, both widths.
 ROWS = {
-    f"decode_{columns}x{rows}x128_k{split}_x{stages}": dict(
-        generation="decode", tile=[columns, rows, 128], swap_ab=True, split_k=split, stages=stages
+    f"decode_{columns}x{rows}x128{'_co' if persistent else ''}{f'_c{share}1' if share > 1 else ''}_k{split}_x{stages}": dict(
+        generation="decode", tile=[columns, rows, 128], swap_ab=True, split_k=split, cluster=[share, 1], stages=stages,
+        schedule="cooperative" if persistent else None,
     )
-    for columns, rows, split, stages in (
-        (64, 8, 1, 12), (64, 16, 4, 8), (64, 16, 4, 2), (64, 24, 2, 3), (64, 32, 2, 6), (64, 64, 8, 4), (128, 16, 2, 6), (128, 64, 1, 5),
-        (128, 128, 4, 4), (64, 96, 8, 5), (64, 256, 2, 3),
+    for columns, rows, split, share, stages, persistent in (
+        (64, 8, 1, 1, 12, False), (64, 16, 4, 1, 8, False), (64, 16, 4, 1, 2, False), (64, 24, 2, 1, 3, False), (64, 64, 8, 1, 4, False),
+        (128, 64, 1, 1, 5, False), (128, 128, 4, 1, 4, False), (64, 96, 8, 1, 5, False), (64, 256, 2, 1, 3, False),
+        (64, 16, 1, 2, 8, False), (64, 32, 2, 4, 3, False), (128, 64, 1, 8, 4, False), (64, 64, 4, 2, 4, False),
+        (64, 8, 1, 1, 6, True), (64, 8, 4, 1, 7, True), (128, 16, 4, 2, 5, True), (64, 32, 8, 1, 2, True), (64, 64, 2, 4, 4, True),
+        (128, 64, 1, 2, 3, True), (64, 24, 2, 1, 12, True), (64, 128, 1, 4, 3, True),
     )
 }  # fmt: skip
-# Fewer steps of K than blocks, K and N that end inside a tile, N that ends inside 16 bytes, several tiles of rows, several waves.
-SHAPES = [(1, 256, 512), (7, 13, 48), (3, 64, 16), (16, 4096, 4096), (17, 136, 1040), (64, 1000, 3984), (130, 72, 272), (9, 28672, 256)]
+# Fewer steps of K than blocks, K and N that end inside a tile, N that ends inside 16 bytes, several tiles of rows, several
+# waves; at last several tiles for each persistent cluster, uneven parts of K, and N that ends inside tiles side by side.
+SHAPES = [(1, 256, 512), (7, 13, 48), (3, 64, 16), (16, 4096, 4096), (17, 136, 1040), (64, 1000, 3984), (130, 72, 272), (9, 28672, 256),
+          (200, 14000, 1040)]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +81,7 @@ def test_every_decode_row_gives_each_product_of_a_batch_its_bits_beside_nothing_
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_decode_row_follows_its_inputs_from_replay_to_replay(handle, row):
-    M, N, K, rounds = 8, 4096, 4096, 16
+    M, N, K, rounds = 8, 24576, 1024, 16
     x = torch.randint(-128, 128, (rounds, M, K), dtype=torch.int8, device="cuda")
     weights = [sm.prepare_weight(torch.randint(-128, 128, (N, K), dtype=torch.int8, device="cuda").t()) for _ in range(2)]
     scale, b_scale = torch.rand(M, 1, device="cuda"), torch.rand(N, device="cuda")

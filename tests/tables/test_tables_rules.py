@@ -90,8 +90,11 @@ def test_a_row_on_the_legal_side_of_a_rule_loads(table_file, changes):
 
 DECODE = dict(generation="decode", tile=[64, 16, 128], schedule=None, swap_ab="true", split_k=4, stages=8)
 ILLEGAL_DECODE = {
-    "a schedule": (dict(schedule="pingpong"), "schedule", "leave it out"),
-    "a cluster of its own": (dict(cluster=[2, 1]), "cluster", "leave it out"),
+    "another schedule": (dict(schedule="pingpong"), "schedule", "cooperative, a persistent kernel, or none"),
+    "a cluster along M": (dict(cluster=[1, 2]), "cluster", "expected m of 1, 2, 4, 8"),
+    "three tiles of columns": (dict(cluster=[3, 1]), "cluster", "expected m of 1, 2, 4, 8"),
+    "sixteen blocks": (dict(cluster=[4, 1], tile=[64, 32, 128]), "cluster", "a cluster of 8 blocks is the most"),
+    "rows that cannot be shared": (dict(cluster=[2, 1], tile=[64, 8, 128]), "cluster", "whole groups of 8"),
     "a prefetch": (dict(prefetch=128), "prefetch", "leave it out"),
     "not swapped": (dict(swap_ab=None), "swap_ab", "swap_ab: true"),
     "a wider tile": (dict(tile=[256, 16, 128]), "tile", "m = 64 or 128 and k = 128"),
@@ -104,6 +107,12 @@ ILLEGAL_DECODE = {
     "one stage": (dict(stages=1), "stages", "expected a number of at least 2"),
     "too many stages": (dict(stages=23), "stages", "bytes of shared memory, there are 232448"),
 }
+
+
+@pytest.mark.parametrize("changes", [dict(cluster=[2, 1]), dict(schedule="cooperative"), dict(cluster=[4, 1], split_k=1, tile=[64, 32, 128])], ids=str)
+def test_a_decode_row_may_share_rows_of_a_and_be_persistent(table_file, changes):
+    table_file.replace(LARGE, large(**{**DECODE, **changes}))
+    assert load_table(table_file.path).row("large").generation == "decode"
 
 
 @pytest.mark.parametrize("changes, field, reason", ILLEGAL_DECODE.values(), ids=ILLEGAL_DECODE)

@@ -115,7 +115,8 @@ def test_every_row_name_describes_its_row(table):
             assert row.name == f"generic_{row.tile}"
             continue
         if row.generation == "decode":
-            assert row.name == f"decode_{row.tile}_k{row.split_k}_x{row.stages}"
+            share = "" if row.cluster.m == 1 else f"_c{row.cluster.m}1"
+            assert row.name == f"decode_{row.tile}{'_co' if row.schedule else ''}{share}_k{row.split_k}_x{row.stages}"
             continue
         cluster = "" if row.cluster == (1, 1) else f"_c{row.cluster.m}{row.cluster.n}"
         swizzle = "" if row.swizzle == 1 else f"_s{row.swizzle}"

@@ -1,12 +1,14 @@
 // A kernel for few rows of a, bound by how fast the weights come. out^T = b^T a^T: columns of b fill the wide side of the MMA, 64 to a
 // warpgroup.
 //
-// A cluster of kSplit blocks shares a tile of columns, each block a part of K, so that a small weight keeps all multiprocessors busy. A
-// block fills its stages with weights before the preceding kernel has ended where they are constant (docs/decisions/0011): what all
-// blocks hold is then read while that kernel finishes. int32 sums are added in shared memory, exactly, in any order: the first blocks of
-// a cluster own a slice of the tile's rows each, to which the others add.
+// kSplit blocks of a cluster share a tile of columns, each block a part of K, so that a small weight keeps all multiprocessors busy;
+// kShare tiles of columns side by side share the rows of a, each block loading a part of them for all. A block fills its stages with
+// weights before the preceding kernel has ended where they are constant (docs/decisions/0011): what all blocks hold is then read
+// while that kernel finishes. int32 sums are added in shared memory, exactly, in any order: the first of the kSplit blocks own a slice
+// of the tile's rows each, to which the others add. A persistent kernel's blocks load the next tile's weights while they finish one.
 #pragma once
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <cstring>
@@ -22,6 +24,7 @@
 #include "int8/c3x/grid_dependency.cuh"
 #include "int8/c3x/tensor_map.cuh"
 #include "int8/decode/pipeline.cuh"
+#include "int8/decode/resident_clusters.cuh"
 #include "int8/epilogue/formula.cuh"
 #include "int8/launch.cuh"
 
@@ -43,19 +46,22 @@ inline auto operand(const void* data, int64_t rows, int64_t K, int64_t batch, in
   return make_tensor(make_gmem_ptr(static_cast<const int8_t*>(data)), make_shape(int(rows), int(K), int(batch)),
                      make_stride(row_stride, Int<1>{}, batch_stride));
 }
-template <int kRows>
+template <int kRows, class Load>
 auto map_of(decltype(operand(nullptr, 0, 0, 0, 0, 0)) const& tensor) {
-  return make_tma_copy(SM90_TMA_LOAD{}, tensor, Step<kRows>{}, Shape<Int<kRows>, Int<kStepK>>{}, Int<1>{});
+  return make_tma_copy(Load{}, tensor, Step<kRows>{}, Shape<Int<kRows>, Int<kStepK>>{}, Int<1>{});
 }
-template <int kRows>
-using Map = decltype(map_of<kRows>(operand(nullptr, 0, 0, 0, 0, 0)));
+template <int kRows, class Load>
+using Map = decltype(map_of<kRows, Load>(operand(nullptr, 0, 0, 0, 0, 0)));
+template <int kShare>
+using ActivationLoad = std::conditional_t<(kShare > 1), SM90_TMA_LOAD_MULTICAST, SM90_TMA_LOAD>;
 
-template <int kColumns, int kRows>
+template <int kColumns, int kRows, int kShare>
 struct Params {
-  Map<kColumns> weights;
-  Map<kRows> activations;
+  Map<kColumns, SM90_TMA_LOAD> weights;
+  Map<kRows / kShare, ActivationLoad<kShare>> activations;
   int M, N, K, batch;
-  bool early_weights;
+  int tiles_m, groups_n, clusters;  // tiles along M, groups of kShare tiles along N; clusters in the grid
+  bool early_weights, whole_vectors;  // whole_vectors: out takes stores of 16 bytes
   void* out;
   int64_t out_stride_m, out_stride_n, out_batch;
   EpilogueOperands epilogue;
@@ -64,63 +70,116 @@ struct Params {
 // Blocks of a cluster that own rows: as many as divide the tile into whole fragments of 8 rows.
 constexpr int owners(int rows, int split) { return split > 1 && rows / 8 % split != 0 ? owners(rows, split / 2) : split; }
 
-template <int kColumns, int kRows, int kStages, int kOwners, class Out>
+// The sums of the cluster's other blocks, in the order of the threads' accumulators: two tiles' where a block computes several.
+template <int kSums, int kBuffers>
+struct Exchange {
+  int32_t sums[kBuffers][kSums];
+  FullBarrier summed[kBuffers];   // all others have added theirs
+  EmptyBarrier drained[kBuffers];  // all owners have taken theirs
+};
+struct NoExchange {};
+
+template <int kColumns, int kRows, int kSplit, int kStages, bool kPersistent, class Out>
 struct alignas(1024) Shared {
-  static constexpr int kSlice = kRows / kOwners;  // rows that the block owns
+  static constexpr int kOwners = owners(kRows, kSplit), kSlice = kRows / kOwners;  // rows that a block owns
+  static constexpr int kBuffers = kPersistent ? 2 : 1;
+  static constexpr int kPitch = kColumns + 16 / int(sizeof(Out));  // four rows of a fragment fall into different banks
   int8_t weights[kStages][kColumns * kStepK];
   int8_t activations[kStages][kRows * kStepK];
-  union {
-    int32_t sums[kColumns * kSlice];  // of the cluster's other blocks, in the order of the threads' accumulators
-    Out out[kSlice][kColumns];        // when they have been read
-  };
-  float b_scale[kColumns], bias[kColumns], a_scale[kSlice];
-  int2 col_terms[kColumns], row_terms[kSlice];
+  Out out[kSlice][kPitch];
   FullBarrier full[kStages];
   EmptyBarrier empty[kStages];
-  FullBarrier summed;
+  std::conditional_t<(kSplit > 1), Exchange<kColumns * kSlice, kBuffers>, NoExchange> exchange;
+  float b_scale[kColumns], bias[kColumns], a_scale[kSlice];
+  int2 col_terms[kColumns], row_terms[kSlice];
 };
 
 // Loads tiles of weights and activations, one thread for a block.
-template <int kColumns, int kRows, class S>
+template <int kColumns, int kRows, int kSplit, int kShare, class S>
 class Loader {
  public:
-  __device__ Loader(const Params<kColumns, kRows>& p, S& shared, int column_tile, int row_tile, int batch)
-      : p_(p), shared_(shared), column_tile_(column_tile), row_tile_(row_tile), batch_(batch) {}
+  __device__ Loader(const Params<kColumns, kRows, kShare>& p, S& shared, int part, int share) : p_(p), shared_(shared), part_(part), share_(share) {}
 
   // A stage's barrier is told to wait for both operands.
-  __device__ void weights(int step, int stage) {
+  __device__ void weights(const Tiles& tile, int step, int stage) {
     shared_.full[stage].arrive_and_expect_tx((kColumns + kRows) * kStepK);
-    load<kColumns>(p_.weights, p_.N, column_tile_, step, &shared_.weights[stage][0], stage);
+    const auto from = source<kColumns>(p_.weights, p_.N, tile.group() * kShare + share_, tile.batch(), step);
+    copy(p_.weights.with(reinterpret_cast<uint64_t&>(shared_.full[stage])), from, target<kColumns>(p_.weights, &shared_.weights[stage][0]));
   }
-  __device__ void activations(int step, int stage) {
-    load<kRows>(p_.activations, p_.M, row_tile_, step, &shared_.activations[stage][0], stage);
+
+  // Asks L2 for them.
+  __device__ void prefetch_weights(const Tiles& tile, int step) {
+    cute::prefetch(p_.weights, source<kColumns>(p_.weights, p_.N, tile.group() * kShare + share_, tile.batch(), step));
+  }
+
+  // This block's part of the rows, for all blocks that need them.
+  __device__ void activations(const Tiles& tile, int step, int stage) {
+    constexpr int kPart = kRows / kShare;
+    const auto from = source<kPart>(p_.activations, p_.M, tile.row_tile() * kShare + share_, tile.batch(), step);
+    auto to = target<kPart>(p_.activations, &shared_.activations[stage][share_ * kPart * kStepK]);
+    auto& barrier = reinterpret_cast<uint64_t&>(shared_.full[stage]);
+    if constexpr (kShare > 1) {
+      uint16_t blocks = 0;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kShare; ++i) blocks |= uint16_t(1u << (part_ + i * kSplit));
+      copy(p_.activations.with(barrier, blocks), from, to);
+    } else {
+      copy(p_.activations.with(barrier), from, to);
+    }
   }
 
  private:
-  template <int kTile>
-  __device__ void load(const Map<kTile>& map, int rows, int tile, int step, int8_t* to, int stage) {
-    const auto slice = map.get_slice(Int<0>{});
+  template <int kTile, class M>
+  __device__ auto source(const M& map, int rows, int tile, int batch, int step) {
     const auto all = map.get_tma_tensor(make_shape(rows, p_.K, p_.batch));
-    const auto from = slice.partition_S(local_tile(all(_, _, batch_), Shape<Int<kTile>, Int<kStepK>>{}, make_coord(tile, step)));
-    copy(map.with(reinterpret_cast<uint64_t&>(shared_.full[stage])), from, slice.partition_D(make_tensor(make_smem_ptr(to), Step<kTile>{})));
+    return map.get_slice(Int<0>{}).partition_S(local_tile(all(_, _, batch), Shape<Int<kTile>, Int<kStepK>>{}, make_coord(tile, step)));
+  }
+  template <int kTile, class M>
+  __device__ auto target(const M& map, int8_t* to) {
+    return map.get_slice(Int<0>{}).partition_D(make_tensor(make_smem_ptr(to), Step<kTile>{}));
   }
 
-  const Params<kColumns, kRows>& p_;
+  const Params<kColumns, kRows, kShare>& p_;
   S& shared_;
-  const int column_tile_, row_tile_, batch_;
+  const int part_, share_;
 };
 
-// The block's part of the sums.
-template <int kColumns, int kRows, int kStages, class Mma, class S, class Accumulators>
-__device__ void multiply(const Mma& mma, S& shared, int steps, Accumulators& sums) {
+// Tells the loaders of all blocks that load for this one that a stage is free. Only where it will be filled again: nothing arrives at a
+// block that has ended.
+template <int kSplit, int kShare, class S>
+class Releases {
+ public:
+  __device__ Releases(S& shared, int64_t count, int part) : shared_(shared), left_(count), part_(part) {}
+
+  __device__ void release(int stage) {
+    if (left_ <= 0) return;
+    --left_;
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr (kShare > 1) {
+      shared_.empty[stage].arrive(part_ + lane * kSplit, lane < kShare);
+    } else {
+      if (lane == 0) shared_.empty[stage].arrive();
+    }
+  }
+
+ private:
+  S& shared_;
+  int64_t left_;
+  const int part_;
+};
+
+// The block's part of a tile's sums.
+template <int kColumns, int kRows, int kStages, class Mma, class S, class R, class Accumulators>
+__device__ void multiply(const Mma& mma, S& shared, int steps, Ring<kStages>& ring, R& releases, Accumulators& sums) {
   Mma tiled = mma;
   const auto thread = tiled.get_thread_slice(int(threadIdx.x));
   const auto weights = thread.make_fragment_A(
       thread.partition_A(make_tensor(make_smem_ptr(&shared.weights[0][0]), Steps<kColumns, kStages>{})));
   const auto activations = thread.make_fragment_B(
       thread.partition_B(make_tensor(make_smem_ptr(&shared.activations[0][0]), Steps<kRows, kStages>{})));
-  tiled.accumulate_ = GMMA::ScaleOut::Zero;
-  Ring<kStages> ring, done;
+  clear(sums);
+  tiled.accumulate_ = GMMA::ScaleOut::One;
+  int done = ring.stage;
   for (int step = 0; step < steps; ++step, ring.advance()) {
     shared.full[ring.stage].wait(ring.phase);
     warpgroup_fence_operand(sums);
@@ -128,74 +187,153 @@ __device__ void multiply(const Mma& mma, S& shared, int steps, Accumulators& sum
     CUTLASS_PRAGMA_UNROLL
     for (int k = 0; k < size<2>(weights); ++k) {
       cute::gemm(tiled, weights(_, _, k, ring.stage), activations(_, _, k, ring.stage), sums);
-      tiled.accumulate_ = GMMA::ScaleOut::One;
     }
     warpgroup_commit_batch();
-    if (step > 0) {  // one step is in flight; the one before it has ended, and its stage is free
-      warpgroup_wait<1>();
-      shared.empty[done.stage].arrive();
-      done.advance();
-    }
+    warpgroup_wait<1>();  // this step is in flight; the one before it has ended, and its stage is free
+    if (step > 0) releases.release(done);
+    done = ring.stage;
   }
   warpgroup_wait<0>();
   warpgroup_fence_operand(sums);
+  if (steps > 0) releases.release(done);
 }
 
-// What the epilogue needs of this block's rows and columns, in shared memory.
+// What the epilogue needs of this block's rows and columns: fetched before the tile is multiplied, put into shared memory after it.
 template <int kColumns, class Out, class S>
-__device__ void load_operands(const EpilogueOperands& e, S& shared, int first_column, int first_row, int columns, int rows, int batch) {
-  for (int i = int(threadIdx.x); i < kColumns; i += consumers(kColumns)) {
-    const bool inside = i < columns;
-    const int64_t n = int64_t(first_column) + i;
-    if constexpr (!is_same_v<Out, int32_t>) {
-      shared.b_scale[i] = inside ? load_b_scale(e, batch, n) : 0.0f;
-      shared.bias[i] = inside ? load_bias(e, batch, n) : 0.0f;
+class Operands {
+ public:
+  __device__ void fetch(const EpilogueOperands& e, int first_column, int first_row, int columns, int rows, int batch) {
+    const int thread = int(threadIdx.x);
+    if (thread < columns) {
+      const int64_t n = int64_t(first_column) + thread;
+      if constexpr (!is_same_v<Out, int32_t>) {
+        b_scale_ = load_b_scale(e, batch, n);
+        bias_ = load_bias(e, batch, n);
+      }
+      if (e.row_terms) col_terms_ = col_terms_of(e, batch)[n];
     }
-    if (e.row_terms) shared.col_terms[i] = inside ? col_terms_of(e, batch)[n] : make_int2(0, 0);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      if (thread + i * kThreads >= rows) break;
+      const int64_t m = int64_t(first_row) + thread + i * kThreads;
+      if constexpr (!is_same_v<Out, int32_t>) a_scale_[i] = load_a_scale(e, batch, m);
+      if (e.row_terms) row_terms_[i] = row_terms_of(e, batch)[m];
+    }
   }
-  for (int i = int(threadIdx.x); i < S::kSlice; i += consumers(kColumns)) {
-    const bool inside = i < rows;
-    const int64_t m = int64_t(first_row) + i;
-    if constexpr (!is_same_v<Out, int32_t>) shared.a_scale[i] = inside ? load_a_scale(e, batch, m) : 0.0f;
-    if (e.row_terms) shared.row_terms[i] = inside ? row_terms_of(e, batch)[m] : make_int2(0, 0);
+
+  __device__ void put(const EpilogueOperands& e, S& shared) const {
+    const int thread = int(threadIdx.x);
+    if (thread < kColumns) {
+      shared.b_scale[thread] = b_scale_;
+      shared.bias[thread] = bias_;
+      if (e.row_terms) shared.col_terms[thread] = col_terms_;
+    }
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kEach; ++i) {
+      if (thread + i * kThreads >= S::kSlice) break;
+      shared.a_scale[thread + i * kThreads] = a_scale_[i];
+      if (e.row_terms) shared.row_terms[thread + i * kThreads] = row_terms_[i];
+    }
   }
+
+ private:
+  static constexpr int kThreads = consumers(kColumns), kEach = (S::kSlice + kThreads - 1) / kThreads;
+  float b_scale_ = 0.0f, bias_ = 0.0f, a_scale_[kEach] = {};
+  int2 col_terms_ = {0, 0}, row_terms_[kEach] = {};
+};
+
+// Gives the others' rows of this block's sums to their owners, and gets theirs for its own; `own` becomes the sums of the rows that the
+// block owns. number: how many tiles the block has had before; last: whether it has none two tiles later.
+template <int kSplit, class S, class Accumulators, int kOwn>
+__device__ void exchange(S& shared, const Accumulators& all, int32_t (&own)[kOwn], int part, int share, int number, bool last) {
+  constexpr int kThreads = int(sizeof(shared.exchange.sums[0]) / sizeof(int32_t)) / kOwn;
+  const int buffer = number % S::kBuffers, use = number / S::kBuffers, thread = int(threadIdx.x);
+  auto& e = shared.exchange;
+  const uint32_t summed = cast_smem_ptr_to_uint(&e.summed[buffer]), drained = cast_smem_ptr_to_uint(&e.drained[buffer]);
+  const bool owns = part < S::kOwners;
+  if (owns && thread == 0) e.summed[buffer].arrive_and_expect_tx((kSplit - 1) * sizeof(e.sums[0]));
+  if (use > 0) wait_for_cluster(drained, (use - 1) & 1);
+  CUTLASS_PRAGMA_UNROLL
+  for (int owner = 0; owner < S::kOwners; ++owner) {
+    const uint32_t rank = owner + share * kSplit, barrier = set_block_rank(summed, rank);
+    const uint32_t words = set_block_rank(cast_smem_ptr_to_uint(&e.sums[buffer][thread]), rank);
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwn; ++i) {
+      if (owner == part) {
+        own[i] = all(owner * kOwn + i);
+      } else {
+        add_remote(words + i * kThreads * int(sizeof(int32_t)), barrier, all(owner * kOwn + i));
+      }
+    }
+  }
+  if (!owns) return;
+  wait_for_cluster(summed, use & 1);
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kOwn; ++i) {
+    int32_t& others = e.sums[buffer][i * kThreads + thread];
+    own[i] = int32_t(uint32_t(own[i]) + uint32_t(others));
+    if (!last) others = 0;
+  }
+  if (last) return;
+  __syncwarp();
+  if (thread % 32 < kSplit) arrive_remote(drained, thread % 32 + share * kSplit);
 }
 
-template <int kColumns, int kRows, int kSplit, int kStages, class Mma, class Out>
-__global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_constant__ Params<kColumns, kRows> p) {
+template <int kColumns, int kRows, int kSplit, int kShare, int kStages, bool kPersistent, class Mma, class Out>
+__global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_constant__ Params<kColumns, kRows, kShare> p) {
   let_next_kernel_start();
-  constexpr int kConsumers = consumers(kColumns), kThreads = kConsumers + 32;
+  constexpr int kConsumers = consumers(kColumns), kThreads = kConsumers + 32, kBlocks = kSplit * kShare;
   const auto sync_consumers = [] { cutlass::arch::NamedBarrier::sync(kConsumers, 0); };
   extern __shared__ __align__(1024) char memory[];
-  constexpr int kOwners = owners(kRows, kSplit), kSlice = kRows / kOwners;
-  using S = Shared<kColumns, kRows, kStages, kOwners, Out>;
+  using S = Shared<kColumns, kRows, kSplit, kStages, kPersistent, Out>;
   S& shared = *reinterpret_cast<S*>(memory);
-  const int rank = int(blockIdx.x) % kSplit, column_tile = int(blockIdx.x) / kSplit, row_tile = int(blockIdx.y), batch = int(blockIdx.z);
-  const int all_steps = (p.K + kStepK - 1) / kStepK;
-  const int begin = int(int64_t(all_steps) * rank / kSplit), end = int(int64_t(all_steps) * (rank + 1) / kSplit);
+  // A block's place in its cluster: which part of K, which of the tiles side by side.
+  const int rank = int(blockIdx.x) % kBlocks, part = rank % kSplit, share = rank / kSplit;
+  const int all_steps = p.K / kStepK + (p.K % kStepK != 0);
+  const int begin = int(int64_t(all_steps) * part / kSplit), steps = int(int64_t(all_steps) * (part + 1) / kSplit) - begin;
+  const Tiles mine = {p.tiles_m, p.groups_n, p.tiles_m * p.groups_n * p.batch, int(blockIdx.x) / kBlocks, p.clusters};
+  const int64_t total = int64_t(steps) * mine.left();
 
   // One thread makes the barriers and loads: it need not wait for the others to see the barriers before it asks for weights.
-  Loader<kColumns, kRows, S> loader(p, shared, column_tile, row_tile, batch);
+  Loader<kColumns, kRows, kSplit, kShare, S> loader(p, shared, part, share);
   const bool loads = threadIdx.x == kConsumers;
-  const int first = min(end - begin, kStages);
+  const int first = int(min(total, int64_t(kStages)));
+  // f(tile, step, stage) for the loads that need not wait for a free stage.
+  const auto for_the_first = [&](auto&& f) {
+    Tiles tile = mine;
+    for (int i = 0, step = 0; i < first; ++i) {
+      f(tile, begin + step, i);
+      if (++step == steps) {
+        step = 0;
+        tile.next();
+      }
+    }
+  };
   if (loads) {
     for (int i = 0; i < kStages; ++i) {
       shared.full[i].init(1);
-      shared.empty[i].init(kConsumers);
+      shared.empty[i].init(kShare * kConsumers / 32);
     }
-    shared.summed.init(1);
-    if (kSplit > 1 && rank < kOwners) shared.summed.arrive_and_expect_tx((kSplit - 1) * sizeof(shared.sums));
+    if constexpr (kSplit > 1) {
+      for (int i = 0; i < S::kBuffers; ++i) {
+        shared.exchange.summed[i].init(1);
+        shared.exchange.drained[i].init(S::kOwners * kConsumers / 32);
+      }
+    }
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();  // the barriers, for the loads that this thread starts
     if (p.early_weights) {
-      for (int i = 0; i < first; ++i) loader.weights(begin + i, i);
+      for_the_first([&](const Tiles& tile, int step, int stage) { loader.weights(tile, step, stage); });
+    } else {
+      for_the_first([&](const Tiles& tile, int step, int) { loader.prefetch_weights(tile, step); });
     }
   }
   __syncwarp();
   if constexpr (kSplit > 1) {
-    if (rank < kOwners) {
-      for (int i = int(threadIdx.x); i < kColumns * kSlice; i += kThreads) shared.sums[i] = 0;
-    }
+    int32_t* const sums = &shared.exchange.sums[0][0];
+    for (int i = int(threadIdx.x); i < int(sizeof(shared.exchange.sums) / sizeof(int32_t)); i += kThreads) sums[i] = 0;
+  }
+  if constexpr (kBlocks > 1) {
     cluster_sync();
   } else {
     __syncthreads();
@@ -204,121 +342,155 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   if (threadIdx.x >= kConsumers) {
     if (!loads) return;
     wait_for_preceding_kernel();
-    for (int i = 0; i < first; ++i) {
-      if (!p.early_weights) loader.weights(begin + i, i);
-      loader.activations(begin + i, i);
-    }
+    for_the_first([&](const Tiles& tile, int step, int stage) {
+      if (!p.early_weights) loader.weights(tile, step, stage);
+      loader.activations(tile, step, stage);
+    });
     Ring<kStages> ring;
-    for (int step = begin + kStages; step < end; ++step, ring.advance()) {
-      shared.empty[ring.stage].wait(ring.phase);
-      loader.weights(step, ring.stage);
-      loader.activations(step, ring.stage);
+    Tiles tile = mine;
+    int skipped = 0;  // those of the first that are under way
+    for (; tile.valid(); tile.next()) {
+      for (int step = 0; step < steps; ++step) {
+        if (skipped < first) {
+          ++skipped;
+          continue;
+        }
+        shared.empty[ring.stage].wait(ring.phase);
+        loader.weights(tile, begin + step, ring.stage);
+        loader.activations(tile, begin + step, ring.stage);
+        ring.advance();
+      }
     }
     return;
   }
 
-  const bool owns = rank < kOwners;
-  const int first_column = column_tile * kColumns, first_row = row_tile * kRows + rank * kSlice;
-  const int columns = min(kColumns, p.N - first_column), rows = max(0, min(kSlice, p.M - first_row));
   wait_for_preceding_kernel();
-  if (owns) load_operands<kColumns, Out>(p.epilogue, shared, first_column, first_row, columns, rows, batch);
-
+  const bool owns = part < S::kOwners;
   const Mma mma{};
+  // Where the accumulators of the first slice are in the tile, which is where those of any are in theirs.
+  const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kRows>>{}));
   auto all = partition_fragment_C(mma, Shape<Int<kColumns>, Int<kRows>>{});
-  if (begin < end) {
-    multiply<kColumns, kRows, kStages>(mma, shared, end - begin, all);
-  } else {
-    clear(all);
-  }
+  constexpr int kOwn = int(size(all)) / S::kOwners;  // a thread's accumulators go down the rows by fragments of 8, so a slice is a run of them
+  Ring<kStages> ring;
+  Releases<kSplit, kShare, S> releases(shared, total - kStages, part);
+  int number = 0;
+  for (Tiles tile = mine; tile.valid(); tile.next(), ++number) {
+    const int batch = tile.batch();
+    const int first_column = (tile.group() * kShare + share) * kColumns, first_row = tile.row_tile() * kRows + part * S::kSlice;
+    const int columns = max(0, min(kColumns, p.N - first_column)), rows = max(0, min(S::kSlice, p.M - first_row));
+    Operands<kColumns, Out, S> operands;
+    if (owns) operands.fetch(p.epilogue, first_column, first_row, columns, rows, batch);
+    multiply<kColumns, kRows, kStages>(mma, shared, steps, ring, releases, all);
+    int32_t sums[kOwn];
+    if constexpr (kSplit > 1) {
+      exchange<kSplit>(shared, all, sums, part, share, number, tile.index + S::kBuffers * tile.stride >= tile.count);
+      if (!owns) continue;
+    } else {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kOwn; ++i) sums[i] = all(i);
+    }
 
-  // A thread's accumulators go down the rows by fragments of 8, so a slice is a run of them.
-  constexpr int kOwn = int(size(all)) / kOwners;
-  int32_t sums[kOwn];
-  CUTLASS_PRAGMA_UNROLL
-  for (int owner = 0; owner < kOwners; ++owner) {
+    operands.put(p.epilogue, shared);
+    sync_consumers();
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kOwn; ++i) {
-      if (owner == rank) {
-        sums[i] = all(owner * kOwn + i);
+      const int n = int(get<0>(where(i))), m = int(get<1>(where(i)));
+      const int32_t exact = p.epilogue.row_terms ? subtract_zero_points(sums[i], shared.row_terms[m], shared.col_terms[n]) : sums[i];
+      if constexpr (is_same_v<Out, int32_t>) {
+        shared.out[m][n] = exact;
       } else {
-        add_remote(cast_smem_ptr_to_uint(&shared.sums[i * kConsumers + int(threadIdx.x)]), cast_smem_ptr_to_uint(&shared.summed), owner,
-                   all(owner * kOwn + i));
+        shared.out[m][n] = Out(scale_and_bias(exact, shared.a_scale[m], shared.b_scale[n], shared.bias[n]));
+      }
+    }
+    sync_consumers();
+    Out* const out = static_cast<Out*>(p.out) + batch * p.out_batch + int64_t(first_row) * p.out_stride_m + first_column * p.out_stride_n;
+    if (p.whole_vectors) {
+      constexpr int kVector = 16 / int(sizeof(Out)), kAcross = kColumns / kVector;
+      for (int i = int(threadIdx.x); i < rows * kAcross; i += kConsumers) {
+        const int m = i / kAcross, n = i % kAcross * kVector;
+        if (n < columns) *reinterpret_cast<int4*>(out + m * p.out_stride_m + n) = *reinterpret_cast<const int4*>(&shared.out[m][n]);
+      }
+    } else {
+      for (int i = int(threadIdx.x); i < rows * kColumns; i += kConsumers) {
+        const int m = i / kColumns, n = i % kColumns;
+        if (n < columns) out[m * p.out_stride_m + n * p.out_stride_n] = shared.out[m][n];
       }
     }
   }
-  if (!owns) return;
-  if constexpr (kSplit > 1) {
-    wait_for_cluster(cast_smem_ptr_to_uint(&shared.summed));
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kOwn; ++i) sums[i] = int32_t(uint32_t(sums[i]) + uint32_t(shared.sums[i * kConsumers + int(threadIdx.x)]));
-  }
-
-  sync_consumers();  // the operands are there, and the sums of all threads have been read
-  // Where the accumulators of the first slice are in the tile, which is where those of any are in theirs.
-  const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kRows>>{}));
-  CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kOwn; ++i) {
-    const int n = int(get<0>(where(i))), m = int(get<1>(where(i)));
-    const int32_t exact = p.epilogue.row_terms ? subtract_zero_points(sums[i], shared.row_terms[m], shared.col_terms[n]) : sums[i];
-    if constexpr (is_same_v<Out, int32_t>) {
-      shared.out[m][n] = exact;
-    } else {
-      shared.out[m][n] = Out(scale_and_bias(exact, shared.a_scale[m], shared.b_scale[n], shared.bias[n]));
-    }
-  }
-  sync_consumers();
-  Out* const out = static_cast<Out*>(p.out) + batch * p.out_batch + int64_t(first_row) * p.out_stride_m + first_column * p.out_stride_n;
-  for (int i = int(threadIdx.x); i < rows * kColumns; i += kConsumers) {
-    const int m = i / kColumns, n = i % kColumns;
-    if (n < columns) out[m * p.out_stride_m + n * p.out_stride_n] = shared.out[m][n];
-  }
 }
 
-// kColumns: of b, a block's, kRows: of a. kSplit: blocks of a cluster, which share K. One row of sm90.yaml is one instance.
-template <int kColumns, int kRows, int kSplit, int kStages, class Out>
+// kColumns: of b, a block's, kRows: of a. kSplit: blocks of a cluster that share a tile's K; kShare: tiles of columns in a cluster.
+// kPersistent: as many blocks as the GPU holds, with several tiles each. One row of sm90.yaml is one instance.
+template <int kColumns, int kRows, int kSplit, int kShare, int kStages, bool kPersistent, class Out>
 struct Gemm {
-  static_assert((kColumns == 64 || kColumns == 128) && kRows % 8 == 0 && kRows <= 256 && kSplit >= 1 && kSplit <= 8 && kStages >= 2, "the rules of the table");
+  static_assert((kColumns == 64 || kColumns == 128) && kRows % (8 * kShare) == 0 && kRows <= 256 && kSplit >= 1 && kShare >= 1 &&
+                    kSplit * kShare <= 8 && kStages >= 2,
+                "the rules of the table");
   using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<int8_t, int8_t, int32_t, Shape<_64, Int<kRows>, Int<kStepK>>>(),
                                       Layout<Shape<Int<kColumns / 64>, _1, _1>>{}));
-  using P = Params<kColumns, kRows>;
-  static constexpr int kSharedMemory = int(sizeof(Shared<kColumns, kRows, kStages, owners(kRows, kSplit), Out>));
+  using P = Params<kColumns, kRows, kShare>;
+  static constexpr int kBlocks = kSplit * kShare;  // of a cluster
+  static constexpr int kSharedMemory = int(sizeof(Shared<kColumns, kRows, kSplit, kStages, kPersistent, Out>));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
   static_assert(sizeof(P) <= LaunchCache::kBytes && alignof(P) <= LaunchCache::kAlignment, "the parameters fit a launch cache");
 
   static DeviceKernel& device_kernel() {
-    static DeviceKernel one(&kernel<kColumns, kRows, kSplit, kStages, Mma, Out>);
+    static DeviceKernel one(&kernel<kColumns, kRows, kSplit, kShare, kStages, kPersistent, Mma, Out>);
+    return one;
+  }
+  static ResidentClusters& resident_clusters() {
+    static ResidentClusters one;
     return one;
   }
 
-  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
-    return prepare_kernel(device_kernel(), kSharedMemory, device, message, size);
+  static LaunchShape launch_shape(unsigned clusters) {
+    LaunchShape shape;
+    shape.grid = dim3(clusters * kBlocks);
+    shape.block = dim3(consumers(kColumns) + 32);
+    shape.cluster = dim3(kBlocks);
+    shape.shared_memory = kSharedMemory;
+    shape.dependent = true;
+    return shape;
   }
+
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    if (scaledMMStatus_t status = prepare_kernel(device_kernel(), kSharedMemory, device, message, size)) return status;
+    int clusters;
+    return kPersistent ? resident_clusters().find(device_kernel(), launch_shape(1), device, &clusters, message, size) : SCALED_MM_STATUS_SUCCESS;
+  }
+
+  static int64_t tiles_m(const GemmLaunch& l) { return (l.M + kRows - 1) / kRows; }
+  static int64_t groups_n(const GemmLaunch& l) { return (l.N + kColumns * kShare - 1) / (kColumns * kShare); }
 
   static P encode(const GemmLaunch& l) {
     // A dimension of one has no stride of its own, but a tensor map wants a legal one.
     const int64_t packed_k = (l.K + 15) / 16 * 16, lda = l.M > 1 ? l.a_stride_m : packed_k, ldb = l.N > 1 ? l.b_stride_n : packed_k;
-    return {map_of<kColumns>(operand(l.b, l.N, l.K, l.batch, ldb, l.batch_strides.b)),
-            map_of<kRows>(operand(l.a, l.M, l.K, l.batch, lda, l.batch_strides.a)),
-            int(l.M), int(l.N), int(l.K), int(l.batch), l.constant_b, l.out, l.out_stride_m, l.out_stride_n, l.batch_strides.out,
-            epilogue_operands(l)};
+    const auto whole = [](int64_t elements) { return elements * int64_t(sizeof(Out)) % 16 == 0; };
+    const bool whole_vectors = l.out_stride_n == 1 && whole(l.out_stride_m) && whole(l.batch_strides.out) && whole(l.N) &&
+                               reinterpret_cast<uintptr_t>(l.out) % 16 == 0;
+    return {map_of<kColumns, SM90_TMA_LOAD>(operand(l.b, l.N, l.K, l.batch, ldb, l.batch_strides.b)),
+            map_of<kRows / kShare, ActivationLoad<kShare>>(operand(l.a, l.M, l.K, l.batch, lda, l.batch_strides.a)),
+            int(l.M), int(l.N), int(l.K), int(l.batch), int(tiles_m(l)), int(groups_n(l)), 0, l.constant_b, whole_vectors, l.out,
+            l.out_stride_m, l.out_stride_n, l.batch_strides.out, epilogue_operands(l)};
   }
 
   static scaledMMStatus_t launch_encoded(P& params, const GemmLaunch& l, char* message, size_t size) {
-    LaunchShape shape;
-    shape.grid = dim3(unsigned((l.N + kColumns - 1) / kColumns * kSplit), unsigned((l.M + kRows - 1) / kRows), unsigned(l.batch));
-    shape.block = dim3(consumers(kColumns) + 32);
-    shape.cluster = dim3(kSplit, 1, 1);
-    shape.shared_memory = kSharedMemory;
-    shape.dependent = true;
+    params.clusters = params.tiles_m * params.groups_n * params.batch;
+    if constexpr (kPersistent) {
+      int most;
+      if (scaledMMStatus_t status = resident_clusters().find(device_kernel(), launch_shape(1), l.device, &most, message, size)) return status;
+      params.clusters = std::min(params.clusters, most);
+    }
     void* pointers[] = {&params};
-    return launch_kernel(device_kernel(), shape, pointers, l, message, size);
+    return launch_kernel(device_kernel(), launch_shape(unsigned(params.clusters)), pointers, l, message, size);
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    constexpr int64_t kMost = int64_t(65535) * kRows;  // a grid is no higher
-    if (l.M > kMost || l.N > INT_MAX / kSplit - kColumns) {
-      snprintf(message, size, "out: expected at most %lld rows and %d columns for this kernel, got M = %lld, N = %lld",
-               static_cast<long long>(kMost), INT_MAX / kSplit - kColumns, static_cast<long long>(l.M), static_cast<long long>(l.N));
+    constexpr int64_t kMost = INT_MAX / std::max(kBlocks, 2);  // a grid is no wider, and Tiles counts to twice as many
+    if (l.M > INT_MAX - kRows || l.N > INT_MAX - kColumns * kShare || tiles_m(l) * groups_n(l) > kMost / l.batch) {
+      snprintf(message, size, "out: expected at most %lld tiles of %d x %d for this kernel, got M = %lld, N = %lld, B = %lld",
+               static_cast<long long>(kMost), kRows, kColumns * kShare, static_cast<long long>(l.M), static_cast<long long>(l.N),
+               static_cast<long long>(l.batch));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     return launch_with_maps<P>(l, message, size, &encode, &check_maps, &launch_encoded);

@@ -1,4 +1,4 @@
-// The parts of a decode kernel that talk to the hardware: barriers of its pipeline, sums across a cluster.
+// The parts of a decode kernel that talk to the hardware or count: barriers of its pipeline, sums across a cluster, the tiles of a block.
 #pragma once
 
 #include "cute/arch/cluster_sm90.hpp"
@@ -9,25 +9,30 @@ namespace scaled_mm::decode {
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Adds to a word of another block's shared memory in the cluster, and counts its four bytes at that block's barrier.
-__device__ inline void add_remote(uint32_t word, uint32_t barrier, uint32_t rank, int32_t value) {
-  const uint32_t there = cute::set_block_rank(word, rank), counted = cute::set_block_rank(barrier, rank);
+// Adds to a word of another block's shared memory in the cluster, and counts its four bytes at that block's barrier. Both addresses are
+// those that cute::set_block_rank gives.
+__device__ inline void add_remote(uint32_t word, uint32_t barrier, int32_t value) {
   asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%0], %1, [%2];"
-               ::"r"(there), "r"(uint32_t(value)), "r"(counted)
+               ::"r"(word), "r"(uint32_t(value)), "r"(barrier)
                : "memory");
 }
 
-// Ends when a barrier's first phase has, with all that other blocks of the cluster added before it.
-__device__ inline void wait_for_cluster(uint32_t barrier) {
+// Ends when a barrier's phase has, with all that other blocks of the cluster did before they arrived.
+__device__ inline void wait_for_cluster(uint32_t barrier, uint32_t phase) {
   asm volatile(
       "{\n"
       ".reg .pred done;\n"
       "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
       "@!done bra again;\n"
       "}"
-      ::"r"(barrier)
+      ::"r"(barrier), "r"(phase)
       : "memory");
+}
+
+// Arrives at another block's barrier: what this thread did before is visible to whoever waits there.
+__device__ inline void arrive_remote(uint32_t barrier, uint32_t rank) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(cute::set_block_rank(barrier, rank)) : "memory");
 }
 
 // Where a ring of stages stands: which one is next, and the phase of its barriers.
@@ -42,6 +47,20 @@ struct Ring {
       phase ^= 1;
     }
   }
+};
+
+// The tiles of a cluster, one after the other: every `stride`-th of all. Those of one product's columns come side by side, for they
+// need the same weights.
+struct Tiles {
+  int row_tiles, groups, count;  // of rows of a; of the columns that a cluster computes at once; in all products of the batch
+  int index, stride;
+
+  __device__ bool valid() const { return index < count; }
+  __device__ void next() { index += stride; }
+  __device__ int row_tile() const { return index % row_tiles; }
+  __device__ int group() const { return index / row_tiles % groups; }
+  __device__ int batch() const { return index / row_tiles / groups; }
+  __device__ int left() const { return valid() ? (count - index + stride - 1) / stride : 0; }
 };
 
 }  // namespace scaled_mm::decode
