@@ -1,0 +1,114 @@
+// Loading a tile's operands and multiplying them: the producer's and the consumers' side of the pipeline.
+#pragma once
+
+#include "int8/decode/storage.cuh"
+
+namespace scaled_mm::decode {
+
+using namespace cute;
+
+// Loads tiles of weights and activations, one thread for a block.
+template <int kColumns, int kRows, int kSplit, int kShare, class S>
+class Loader {
+ public:
+  __device__ Loader(const Params<kColumns, kRows, kShare>& p, S& shared, int part, int share) : p_(p), shared_(shared), part_(part), share_(share) {}
+
+  // A stage's barrier is told to wait for both operands.
+  __device__ void weights(const Tiles& tile, int step, int stage) {
+    shared_.full[stage].arrive_and_expect_tx((kColumns + kRows) * kStepK);
+    const auto from = source<kColumns>(p_.weights, p_.N, tile.group() * kShare + share_, tile.batch(), step);
+    copy(p_.weights.with(reinterpret_cast<uint64_t&>(shared_.full[stage])), from, target<kColumns>(p_.weights, &shared_.weights[stage][0]));
+  }
+
+  // Asks L2 for them.
+  __device__ void prefetch_weights(const Tiles& tile, int step) {
+    cute::prefetch(p_.weights, source<kColumns>(p_.weights, p_.N, tile.group() * kShare + share_, tile.batch(), step));
+  }
+
+  // This block's part of the rows, for all blocks that need them.
+  __device__ void activations(const Tiles& tile, int step, int stage) {
+    constexpr int kPart = kRows / kShare;
+    const auto from = source<kPart>(p_.activations, p_.M, tile.row_tile() * kShare + share_, tile.batch(), step);
+    auto to = target<kPart>(p_.activations, &shared_.activations[stage][share_ * kPart * kStepK]);
+    auto& barrier = reinterpret_cast<uint64_t&>(shared_.full[stage]);
+    if constexpr (kShare > 1) {
+      uint16_t blocks = 0;
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kShare; ++i) blocks |= uint16_t(1u << (part_ + i * kSplit));
+      copy(p_.activations.with(barrier, blocks), from, to);
+    } else {
+      copy(p_.activations.with(barrier), from, to);
+    }
+  }
+
+ private:
+  template <int kTile, class M>
+  __device__ auto source(const M& map, int rows, int tile, int batch, int step) {
+    const auto all = map.get_tma_tensor(make_shape(rows, p_.K, p_.batch));
+    return map.get_slice(Int<0>{}).partition_S(local_tile(all(_, _, batch), Shape<Int<kTile>, Int<kStepK>>{}, make_coord(tile, step)));
+  }
+  template <int kTile, class M>
+  __device__ auto target(const M& map, int8_t* to) {
+    return map.get_slice(Int<0>{}).partition_D(make_tensor(make_smem_ptr(to), Step<kTile>{}));
+  }
+
+  const Params<kColumns, kRows, kShare>& p_;
+  S& shared_;
+  const int part_, share_;
+};
+
+// Tells the loaders of all blocks that load for this one that a stage is free. Only where it will be filled again: nothing arrives at a
+// block that has ended.
+template <int kSplit, int kShare, class S>
+class Releases {
+ public:
+  __device__ Releases(S& shared, int64_t count, int part) : shared_(shared), left_(count), part_(part) {}
+
+  __device__ void release(int stage) {
+    if (left_ <= 0) return;
+    --left_;
+    const uint32_t lane = threadIdx.x % 32;
+    if constexpr (kShare > 1) {
+      shared_.empty[stage].arrive(part_ + lane * kSplit, lane < kShare);
+    } else {
+      if (lane == 0) shared_.empty[stage].arrive();
+    }
+  }
+
+ private:
+  S& shared_;
+  int64_t left_;
+  const int part_;
+};
+
+// The block's part of a tile's sums.
+template <int kColumns, int kRows, int kStages, class Mma, class S, class R, class Accumulators>
+__device__ void multiply(const Mma& mma, S& shared, int steps, Ring<kStages>& ring, R& releases, Accumulators& sums) {
+  Mma tiled = mma;
+  const auto thread = tiled.get_thread_slice(int(threadIdx.x));
+  const auto weights = thread.make_fragment_A(
+      thread.partition_A(make_tensor(make_smem_ptr(&shared.weights[0][0]), Steps<kColumns, kStages>{})));
+  const auto activations = thread.make_fragment_B(
+      thread.partition_B(make_tensor(make_smem_ptr(&shared.activations[0][0]), Steps<kRows, kStages>{})));
+  clear(sums);
+  tiled.accumulate_ = GMMA::ScaleOut::One;
+  int done = ring.stage;
+  for (int step = 0; step < steps; ++step, ring.advance()) {
+    shared.full[ring.stage].wait(ring.phase);
+    warpgroup_fence_operand(sums);
+    warpgroup_arrive();
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < size<2>(weights); ++k) {
+      cute::gemm(tiled, weights(_, _, k, ring.stage), activations(_, _, k, ring.stage), sums);
+    }
+    warpgroup_commit_batch();
+    warpgroup_wait<1>();  // this step is in flight; the one before it has ended, and its stage is free
+    if (step > 0) releases.release(done);
+    done = ring.stage;
+  }
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(sums);
+  if (steps > 0) releases.release(done);
+}
+
+}  // namespace scaled_mm::decode
