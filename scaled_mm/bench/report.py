@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scaled_mm.bench import analysis
+from scaled_mm.bench import analysis, blocks
 from scaled_mm.bench.analysis import RECORDED_FILE, Recorded, Speedup
+from scaled_mm.bench.blocks import Block, Command, Heading, Image, Items, Table, Text
 from scaled_mm.bench.peers import OURS, RIVALS
 from scaled_mm.bench.record import BenchDocument, CaseRecord, Clocks, Implementation, load, write_atomically
 from scaled_mm.bench.timing import CACHE_MULTIPLE
 
-BENCH_MD = "bench.md"
+BENCH_MD, BENCH_HTML = "bench.md", "bench.html"
 
 
 def render(directory: Path) -> list[Path]:
-    """Reads `bench.json` in `directory`, writes `bench.md` and the PNG plots there, and returns their paths.
+    """Reads `bench.json` in `directory`, writes `bench.md`, `bench.html` and the PNG plots there, and returns their paths.
 
     Without matplotlib the plots are left out and the report says so.
     """
@@ -24,7 +25,12 @@ def render(directory: Path) -> list[Path]:
     document = load(directory)
     recorded = analysis.load_recorded()
     drawn = plots.draw(document, headline(document, recorded), directory) if plots.unavailable() is None else None
-    return [write_atomically(directory / BENCH_MD, markdown(document, recorded, drawn)), *(drawn or [])]
+    content = contents(document, recorded, drawn)
+    return [
+        write_atomically(directory / BENCH_MD, blocks.markdown(content)),
+        write_atomically(directory / BENCH_HTML, blocks.page(content, _title(document))),
+        *(drawn or []),
+    ]
 
 
 def headline(document: BenchDocument, recorded: Recorded) -> tuple[str, list[Speedup]]:
@@ -37,22 +43,25 @@ def headline(document: BenchDocument, recorded: Recorded) -> tuple[str, list[Spe
     return "neither vLLM nor SGLang has a time, measured or recorded", []
 
 
-def markdown(document: BenchDocument, recorded: Recorded, drawn: list[Path] | None = None) -> str:
-    """The report as Markdown. drawn: the plots beside it; None when they could not be drawn."""
-    sections = [
-        _head(document),
-        _summary(document, recorded),
-        _shape_tables(document),
-        _mean_tables("Speed-up measured in this run", analysis.measured_speedups(document)),
-        _recorded_section(document, recorded),
-        _overhead_table(document),
-        _what_did_not_run(document),
-        _plots_section(drawn),
+def contents(document: BenchDocument, recorded: Recorded, drawn: list[Path] | None = None) -> list[Block]:
+    """The whole report. drawn: the plots beside it; None when they could not be drawn."""
+    return [
+        *_head(document),
+        *_summary(document, recorded),
+        *_shape_tables(document),
+        *_mean_tables("Speed-up measured in this run", analysis.measured_speedups(document)),
+        *_recorded_section(document, recorded),
+        *_overhead_table(document),
+        *_what_did_not_run(document),
+        *_plots_section(drawn),
     ]
-    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _head(document: BenchDocument) -> str:
+def _title(document: BenchDocument) -> str:
+    return f"INT8 GEMM benchmark: {document.environment.gpu}"
+
+
+def _head(document: BenchDocument) -> list[Block]:
     env = document.environment
     commit = (env.git_commit or "none") + (" with changes" if env.git_dirty else "")
     rows = [
@@ -64,20 +73,9 @@ def _head(document: BenchDocument) -> str:
         ("L2 or last-level cache", f"{env.cache_bytes / 2**20:.0f} MiB"),
         ("nvidia-smi", env.nvidia_smi),
         ("made", document.created),
+        *((f"clocks {clocks.when}", _clocks(clocks)) for clocks in document.clocks),
     ]
-    for clocks in document.clocks:
-        rows.append((f"clocks {clocks.when}", _clocks(clocks)))
-    return "\n".join(
-        [
-            f"# INT8 GEMM benchmark: {env.gpu}",
-            "",
-            f"`{document.command}`",
-            "",
-            *_table(["", ""], [list(row) for row in rows], align="ll"),
-            "",
-            _method(document),
-        ]
-    )
+    return [Heading(1, _title(document)), Command(document.command), Table(["", ""], rows, "ll"), Text(_method(document))]
 
 
 def _clocks(clocks: Clocks) -> str:
@@ -108,47 +106,47 @@ def _method(document: BenchDocument) -> str:
     return text
 
 
-def _summary(document: BenchDocument, recorded: Recorded) -> str:
+def _summary(document: BenchDocument, recorded: Recorded) -> list[Block]:
     against, speedups = headline(document, recorded)
-    lines = ["## Summary", ""]
+    lines = []
     if speedups:
         slowest, fastest = min(speedups, key=lambda s: s.factor), max(speedups, key=lambda s: s.factor)
         overall = analysis.geometric_mean(one.factor for one in speedups)
         lines.append(
-            f"- Speed-up over {against}: **{overall:.3f}x** (geometric mean of {len(speedups)} of "
+            f"Speed-up over {against}: **{overall:.3f}x** (geometric mean of {len(speedups)} of "
             f"{len(document.cases)} cases), from {slowest.factor:.2f}x ({_name(slowest.case)}) to "
             f"{fastest.factor:.2f}x ({_name(fastest.case)}); faster on {sum(one.factor > 1 for one in speedups)}."
         )
     else:
-        lines.append(f"- No speed-up: {against}.")
+        lines.append(f"No speed-up: {against}.")
     roofs = [fraction for case in document.cases if (fraction := analysis.of_roof(case)) is not None]
     if roofs:
         mean = analysis.geometric_mean(roofs)
-        lines.append(f"- Fraction of the roof: {mean:.2f} (geometric mean), best {max(roofs):.2f}.")
+        lines.append(f"Fraction of the roof: {mean:.2f} (geometric mean), best {max(roofs):.2f}.")
     checked = [case for case in document.cases if OURS in case.results and case.results[OURS].bit_equal is not None]
     wrong = analysis.wrong_cases(document)
-    lines.append(f"- Bit-equal with the reference: {len(checked) - len(wrong)} of {len(checked)} checked cases.")
-    lines += [f"- **Wrong bits**: {_name(case)}." for case in wrong]
+    lines.append(f"Bit-equal with the reference: {len(checked) - len(wrong)} of {len(checked)} checked cases.")
+    lines += [f"**Wrong bits**: {_name(case)}." for case in wrong]
     unchecked: dict[str, int] = {}
     for case in document.cases:
         if case.check != "checked":
             unchecked[case.check] = unchecked.get(case.check, 0) + 1
-    lines += [f"- {count} cases {reason}." for reason, count in unchecked.items()]
+    lines += [f"{count} cases {reason}." for reason, count in unchecked.items()]
     spreads = [r.spread for case in document.cases for r in case.results.values() if r.spread is not None]
     if spreads:
         spreads.sort()
         lines.append(
-            f"- Noise: the rounds of one implementation differ by {spreads[len(spreads) // 2]:.1%} (median), "
+            f"Noise: the rounds of one implementation differ by {spreads[len(spreads) // 2]:.1%} (median), "
             f"{spreads[int(len(spreads) * 0.95)]:.1%} (95th percentile); smaller differences mean nothing."
         )
-    return "\n".join(lines)
+    return [Heading(2, "Summary"), Items(lines)]
 
 
-def _shape_tables(document: BenchDocument) -> str:
+def _shape_tables(document: BenchDocument) -> list[Block]:
     names = analysis.names_run(document)
     factors = {id(one.case): one for one in analysis.measured_speedups(document)}
     known = {one.name: one for one in document.implementations}
-    blocks = ["## Microseconds per call", "", *(_legend(known[name]) for name in names)]
+    found: list[Block] = [Heading(2, "Microseconds per call"), Items([_legend(known[name]) for name in names])]
     notes: list[str] = []
     for shape, cases in analysis.shapes(document).items():
         header = ["M", *names, "speed-up", "of roof", "bits", "kernel"]
@@ -168,15 +166,15 @@ def _shape_tables(document: BenchDocument) -> str:
                 ]
             )
         align = "r" * (len(header) - 1) + "l"
-        blocks += ["", f"### {shape}: N={cases[0].N}, K={cases[0].K}", "", *_table(header, rows, align)]
+        found += [Heading(3, f"{shape}: N={cases[0].N}, K={cases[0].K}"), Table(header, rows, align)]
     if notes:
-        blocks += ["", *(f"{i + 1}. {note}" for i, note in enumerate(notes))]
-    return "\n".join(blocks)
+        found.append(Items([f"({i + 1}) {note}" for i, note in enumerate(notes)]))
+    return found
 
 
 def _legend(one: Implementation) -> str:
     origin = ", ".join(part for part in (one.version, one.library) if part is not None)
-    return f"- `{one.name}`: {one.label}{f' ({origin})' if origin else ''}"
+    return f"`{one.name}`: {one.label}{f' ({origin})' if origin else ''}"
 
 
 def _cell(case: CaseRecord, name: str, notes: list[str]) -> str:
@@ -201,40 +199,32 @@ def bits(case: CaseRecord) -> str:
     return "equal" if result.bit_equal else "WRONG"
 
 
-def _mean_tables(title: str, speedups: list[Speedup]) -> str:
+def _mean_tables(title: str, speedups: list[Speedup]) -> list[Block]:
     if not speedups:
-        return ""
+        return []
     by_m, by_shape = analysis.mean_by_m(speedups), analysis.mean_by_shape(speedups)
     overall = analysis.geometric_mean(one.factor for one in speedups)
     factors = {(one.case.shape, one.case.M): f"{one.factor:.2f}" for one in speedups}
     header = ["shape", *(str(m) for m in by_m), "mean"]
     rows = [[s, *(factors.get((s, m), "—") for m in by_m), f"**{mean:.3f}**"] for s, mean in by_shape.items()]
     rows.append(["mean", *(f"**{mean:.3f}**" for mean in by_m.values()), f"**{overall:.3f}**"])
-    return "\n".join(
-        [
-            f"## {title}",
-            "",
-            "By shape and M; means are geometric; above 1 ours is faster.",
-            "",
-            *_table(header, rows, "l" + "r" * (len(header) - 1)),
-        ]
-    )
+    said = "By shape and M; means are geometric; above 1 ours is faster."
+    return [Heading(2, title), Text(said), Table(header, rows, "l" + "r" * (len(header) - 1))]
 
 
-def _recorded_section(document: BenchDocument, recorded: Recorded) -> str:
+def _recorded_section(document: BenchDocument, recorded: Recorded) -> list[Block]:
     missing = analysis.incomplete_rivals(document)
     if not missing:
-        return ""
+        return []
     total = len(document.cases)
     absent = " and ".join(f"`{name}` has no time on {count} of {total} cases" for name, count in missing.items())
+    title = Heading(2, "Recorded microseconds")
     if document.environment.gpu != recorded.gpu:
-        return (
-            f"## Recorded microseconds\n\n{absent}. The recorded microseconds in `{RECORDED_FILE}` are from an "
-            f"{recorded.gpu} and are not compared with this machine's."
-        )
+        told = f"from an {recorded.gpu} and are not compared with this machine's"
+        return [title, Text(f"{absent}. The recorded microseconds in `{RECORDED_FILE}` are {told}.")]
     speedups = analysis.recorded_speedups(document, recorded)
     if not speedups:
-        return f"## Recorded microseconds\n\n{absent}, and `{RECORDED_FILE}` has none of the cases of this run."
+        return [title, Text(f"{absent}, and `{RECORDED_FILE}` has none of the cases of this run.")]
     said = [
         f"{absent}. This table compares ours against the recorded microseconds in `{RECORDED_FILE}`: the better of "
         f"{' and '.join(recorded.labels[name] for name in RIVALS)}, measured earlier on another {recorded.gpu}, not in "
@@ -243,45 +233,40 @@ def _recorded_section(document: BenchDocument, recorded: Recorded) -> str:
     if moved := analysis.drift(document, recorded):
         ratios = ", ".join(f"`{name}` {ratio:.3f}" for name, ratio in moved.items())
         said.append(f"This run's time over the recorded time, for what ran in both (geometric mean): {ratios}.")
-    table = _mean_tables("Speed-up against recorded microseconds", speedups)
-    title, _, rest = table.partition("\n")
-    return "\n".join([title, "", " ".join(said), rest])
+    heading, *table = _mean_tables("Speed-up against recorded microseconds", speedups)
+    return [heading, Text(" ".join(said)), *table]
 
 
-def _overhead_table(document: BenchDocument) -> str:
+def _overhead_table(document: BenchDocument) -> list[Block]:
     if not document.overhead:
-        return ""
+        return []
     rows = [
         [f"`{one.name}`", f"failed: {one.failed}" if one.us is None else f"{one.us:.2f}"] for one in document.overhead
     ]
     what = "the whole call, there is no queue" if document.environment.arch == "cpu" else "the GPU's work not included"
-    table = _table(["call", "µs"], rows, "lr")
-    return "\n".join(["## Host overhead", "", f"Microseconds per call on the host, {what}.", "", *table])
+    said = f"Microseconds per call on the host, {what}."
+    return [Heading(2, "Host overhead"), Text(said), Table(["call", "µs"], rows, "lr")]
 
 
-def _what_did_not_run(document: BenchDocument) -> str:
+def _what_did_not_run(document: BenchDocument) -> list[Block]:
     lines = [
-        f"- `{one.name}` ({one.label}): {one.unavailable}"
+        f"`{one.name}` ({one.label}): {one.unavailable}"
         for one in document.implementations
         if one.unavailable is not None
     ]
     grouped: dict[tuple[str, str], list[str]] = {}
     for case, name, message in analysis.failures(document):
         grouped.setdefault((name, message), []).append(_name(case))
-    lines += [f"- `{name}` failed on {'; '.join(cases)}: {message}" for (name, message), cases in grouped.items()]
-    if not lines:
-        return ""
-    return "\n".join(["## What did not run", "", *lines])
+    lines += [f"`{name}` failed on {'; '.join(cases)}: {message}" for (name, message), cases in grouped.items()]
+    return [Heading(2, "What did not run"), Items(lines)] if lines else []
 
 
-def _plots_section(drawn: list[Path] | None) -> str:
+def _plots_section(drawn: list[Path] | None) -> list[Block]:
     if drawn is None:
         from scaled_mm.bench import plots
 
-        return f"## Plots\n\nNot drawn: {plots.unavailable()}."
-    if not drawn:
-        return ""
-    return "\n".join(["## Plots", "", *(f"![{path.stem}]({path.name})" for path in drawn)])
+        return [Heading(2, "Plots"), Text(f"Not drawn: {plots.unavailable()}.")]
+    return [Heading(2, "Plots"), *(Image(path, path.stem) for path in drawn)] if drawn else []
 
 
 def _rivals_run(document: BenchDocument) -> list[str]:
@@ -290,12 +275,3 @@ def _rivals_run(document: BenchDocument) -> list[str]:
 
 def _name(case: CaseRecord) -> str:
     return f"{case.shape} M={case.M}"
-
-
-def _table(header: list[str], rows: list[list[str]], align: str) -> list[str]:
-    rule = ["---:" if side == "r" else "---" for side in align]
-    return ["| " + " | ".join(_escape(cell) for cell in row) + " |" for row in [header, rule, *rows]]
-
-
-def _escape(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -8,7 +8,7 @@ import pytest
 from bench_data import case_record, document, environment, measured
 from pydantic import ValidationError
 
-from scaled_mm.bench import analysis, report, rows
+from scaled_mm.bench import analysis, blocks, report, rows
 from scaled_mm.bench.environment import git_state, parse_smi, query_smi, slug
 from scaled_mm.bench.record import BenchDocument, CaseRecord, Result, load, save, write_atomically
 
@@ -16,6 +16,10 @@ RECORDED = analysis.load_recorded()
 NEEDS_MATPLOTLIB = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
 )
+
+
+def written(document: BenchDocument) -> str:
+    return blocks.markdown(report.contents(document, RECORDED, []))
 
 
 def two_cases() -> list[CaseRecord]:
@@ -54,7 +58,7 @@ def test_geometric_mean():
 
 
 def test_the_report_names_every_number_and_every_failure():
-    text = report.markdown(document(two_cases()), RECORDED, [])
+    text = written(document(two_cases()))
     assert "`scaled-mm bench --seed 7`" in text
     assert "NVIDIA H200 (sm90)" in text and "0123abc with changes" in text and "1980 MHz SM" in text
     assert "the better of vllm and sgl, measured in this run: **1.162x** (geometric mean of 2 of 2 cases)" in text
@@ -69,38 +73,38 @@ def test_the_report_names_every_number_and_every_failure():
 
 def test_recorded_times_are_a_comparison_of_their_own_said_plainly():
     cases = [case.model_copy(update={"results": {"ours": case.results["ours"]}}) for case in two_cases()]
-    text = report.markdown(document(cases, sgl_unavailable="sgl_kernel is not installed"), RECORDED, [])
+    text = written(document(cases, sgl_unavailable="sgl_kernel is not installed"))
     assert "against the recorded microseconds in `scaled_mm/bench/data/h200_int8_peers.json`" in text
     assert "not in this run" in text
     assert "`vllm` has no time on 2 of 2 cases" in text
     assert "## Speed-up measured in this run" not in text
     assert "- `sgl` (label of sgl): sgl_kernel is not installed" in text
-    elsewhere = report.markdown(document(cases, gpu="NVIDIA L4"), RECORDED, [])
+    elsewhere = written(document(cases, gpu="NVIDIA L4"))
     assert "are not compared" in elsewhere and "No speed-up: neither vLLM nor SGLang has a time" in elsewhere
 
 
 def test_a_complete_run_needs_no_recorded_times():
-    text = report.markdown(document(two_cases()[:1]), RECORDED, [])
+    text = written(document(two_cases()[:1]))
     assert "recorded" not in text
 
 
 def test_wrong_bits_stand_in_the_summary_and_in_the_table():
     case = two_cases()[0]
     case.results["ours"].bit_equal = False
-    text = report.markdown(document([case]), RECORDED, [])
+    text = written(document([case]))
     assert "0 of 1 checked cases" in text and "**Wrong bits**: 8B_o M=1" in text and "| WRONG |" in text
 
 
 def test_notes_and_unchecked_cases_are_explained():
     case = two_cases()[0].model_copy(update={"check": "not checked: switched off"})
     case.results["bf16"] = measured(14.0, note="M padded to 32")
-    text = report.markdown(document([case]), RECORDED, [])
-    assert "14.00 (1)" in text and "1. `bf16`: M padded to 32" in text
+    text = written(document([case]))
+    assert "14.00 (1)" in text and "- (1) `bf16`: M padded to 32" in text
     assert "1 cases not checked: switched off" in text
 
 
 def test_a_document_without_cases_still_renders():
-    text = report.markdown(document([]), RECORDED, [])
+    text = written(document([]))
     assert "0 of 0 checked cases" in text
 
 
@@ -110,7 +114,7 @@ def test_rendering_is_a_pure_function_of_bench_json(tmp_path):
     for folder in (first, second):
         save(document(two_cases()), folder)
     paths = report.render(first)
-    assert [path.name for path in paths] == ["bench.md", "speedup.png", "time.png", "tops.png"]
+    assert [path.name for path in paths] == ["bench.md", "bench.html", "speedup.png", "time.png", "tops.png"]
     before = {path.name: path.read_bytes() for path in paths}
     report.render(first)
     report.render(second)
@@ -118,6 +122,9 @@ def test_rendering_is_a_pure_function_of_bench_json(tmp_path):
     assert all((second / name).read_bytes() == content for name, content in before.items())
     assert all(content.startswith(b"\x89PNG") for name, content in before.items() if name.endswith("png"))
     assert "![speedup](speedup.png)" in (first / "bench.md").read_text()
+    page = (first / "bench.html").read_text()
+    assert page.count("data:image/png;base64,") == 3 and "src=\"speedup" not in page  # it needs no file beside it
+    assert "<code>t64x16x256</code>" in page and "<strong>1.162x</strong>" in page
 
 
 @pytest.mark.parametrize(
@@ -133,7 +140,7 @@ def test_a_report_without_matplotlib_says_why_it_has_no_plots(tmp_path, monkeypa
     plots.unavailable.cache_clear()
     save(document(two_cases()), tmp_path)
     try:
-        assert [path.name for path in report.render(tmp_path)] == ["bench.md"]
+        assert [path.name for path in report.render(tmp_path)] == ["bench.md", "bench.html"]
     finally:
         plots.unavailable.cache_clear()
     assert said in (tmp_path / "bench.md").read_text()

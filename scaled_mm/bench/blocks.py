@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -74,7 +75,11 @@ def _markdown(block: Block) -> str:
     if isinstance(block, Image):
         return f"![{block.alt}]({block.path.name})"
     rule = ["---:" if side == "r" else "---" for side in block.align]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [block.header, rule, *block.rows])
+    return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [block.header, rule, *block.rows])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def page(blocks: Sequence[Block], title: str) -> str:
@@ -83,15 +88,26 @@ def page(blocks: Sequence[Block], title: str) -> str:
     return "\n".join([head, "<body>", *map(_html, blocks), "</body></html>"]) + "\n"
 
 
+_MARKS = {re.compile(r"`([^`]+)`"): r"<code>\1</code>", re.compile(r"\*\*([^*]+)\*\*"): r"<strong>\1</strong>"}
+
+
+def _inline(text: str) -> str:
+    """Text with the two marks of Markdown that reports use, code and strong, as HTML."""
+    text = html.escape(text)
+    for mark, replacement in _MARKS.items():
+        text = mark.sub(replacement, text)
+    return text
+
+
 def _html(block: Block) -> str:
     if isinstance(block, Heading):
         return f"<h{block.level}>{html.escape(block.text)}</h{block.level}>"
     if isinstance(block, Text):
-        return f"<p>{html.escape(block.text)}</p>"
+        return f"<p>{_inline(block.text)}</p>"
     if isinstance(block, Command):
         return f"<pre>{html.escape(block.text)}</pre>"
     if isinstance(block, Items):
-        return "<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in block.items) + "</ul>"
+        return "<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in block.items) + "</ul>"
     if isinstance(block, Image):
         data = base64.b64encode(block.path.read_bytes()).decode()
         return f'<p><img alt="{html.escape(block.alt)}" src="data:image/png;base64,{data}"></p>'
@@ -100,4 +116,4 @@ def _html(block: Block) -> str:
 
 
 def _row(tag: str, cells: Sequence[str], align: str) -> str:
-    return "<tr>" + "".join(f"<{tag} class={side}>{html.escape(cell)}</{tag}>" for cell, side in zip(cells, align)) + "</tr>"
+    return "<tr>" + "".join(f"<{tag} class={side}>{_inline(cell)}</{tag}>" for cell, side in zip(cells, align)) + "</tr>"
