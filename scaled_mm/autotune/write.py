@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from scaled_mm import __version__
 from scaled_mm.bench.record import write_atomically
 from scaled_mm.tables import Bucket, KernelRow, TileTable, load_table
 
@@ -19,7 +20,7 @@ def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelRow], buckets: S
     used = {bucket.kernel for bucket in buckets}
     kept = [row for row in rows if row.name in used]
     kept += [row for row in base.rows if row.name == base.fallback and row.name not in used]
-    return base.model_copy(update=dict(tuned=True, gpu=gpu, rows=tuple(kept), buckets=tuple(buckets)))
+    return base.model_copy(update=dict(tuned=True, gpu=gpu, version=__version__, rows=tuple(kept), buckets=tuple(buckets)))
 
 
 def write_table(table: TileTable, path: Path, comment: Sequence[str]) -> TileTable:
@@ -46,6 +47,8 @@ def table_text(table: TileTable, comment: Sequence[str] = ()) -> str:
     head |= {"tuned": table.tuned}
     if table.gpu is not None:
         head["gpu"] = table.gpu
+    if table.version is not None:
+        head["version"] = table.version
     lines = [f"# {line}".rstrip() for line in comment] + ([""] if comment else [])
     lines += [f"{key}: {_flow(value)}" for key, value in head.items()]
     lines += _section(table, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 
-from scaled_mm import tables
+from scaled_mm import __version__, tables
 from scaled_mm.build import library, toolchain
 from scaled_mm.tables import TileTable
 from scaled_mm.tables.tuned import gpus_served, load_tuned, with_rows_of
@@ -21,6 +21,9 @@ def machine_table(arch: str) -> TileTable:
     tuned = load_tuned(base.arch, gpus_served(base.arch))
     if tuned is None:
         return base
+    if tuned.version != __version__:
+        _warn_once(f"{tuned.source} was measured with scaled_mm {tuned.version}, this is {__version__}: its rows may no longer be the fastest; "
+                   "`scaled-mm autotune` measures again, and without the file the architecture's table serves")  # fmt: skip
     if (toolchain.find_nvcc() and toolchain.find_cutlass()) or library.arch_library(tuned):
         return tuned
     _warn_once(f"{tuned.source} is not used: no library was built from it, and there is no nvcc to compile its kernels")

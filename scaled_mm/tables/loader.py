@@ -29,6 +29,7 @@ class _Header(BaseModel):
     serves: list[StrictStr] | None = None
     tuned: StrictBool = False
     gpu: StrictStr | None = None
+    version: StrictStr | None = None
     fallback: StrictStr
 
 
@@ -118,8 +119,9 @@ class _Loader:
         others = {key: self._other(key, data[key], arch) for key in _SECTIONS if key in data}
         if self.problems:
             raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
-        common = dict(arch=header.arch, serves=tuple(header.serves or [header.arch]), source=str(self.path), tuned=header.tuned, gpu=header.gpu)
-        rest = common | dict(tuned=False, gpu=None)  # what the autotuner measures is the table itself
+        common = dict(arch=header.arch, serves=tuple(header.serves or [header.arch]), source=str(self.path), tuned=header.tuned, gpu=header.gpu,
+                      version=header.version)  # fmt: skip
+        rest = common | dict(tuned=False, gpu=None, version=None)  # what the autotuner measures is the table itself
         return TileTable(**common, **section, **{key: TileTable(**rest, **other) for key, other in others.items()})
 
     def _section(self, data: Mapping[str, Any], header: Any, arch: str | None, at: NodePath) -> dict[str, Any]:
@@ -153,6 +155,9 @@ class _Loader:
         if header.tuned != (header.gpu is not None):
             what = "a tuned table says which GPU it was measured on: add gpu" if header.tuned else "a table with a gpu is a tuned one: add tuned: true"
             self._problem(("tuned" if header.tuned else "gpu",), what)
+        if header.tuned != (header.version is not None):
+            what = "a tuned table says which scaled_mm measured it: add version" if header.tuned else "a table with a version is a tuned one: add tuned: true"
+            self._problem(("tuned" if header.tuned else "version",), what)
         if header.arch not in rules.SHARED_MEMORY:
             self._problem(("arch",), f"unknown architecture {header.arch!r}; known: {', '.join(rules.SHARED_MEMORY)}")
             return None

@@ -166,6 +166,7 @@ class TileTable(BaseModel):
 
     serves: architectures whose GPUs use this table; their oldest is what its kernels are compiled for.
     tuned: measured on one GPU model by the autotuner. gpu: that model, by the driver's name for it.
+    version: of the scaled_mm that measured it.
     fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
     grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
     block_scaled: rows and buckets of block-scaled products.
@@ -178,6 +179,7 @@ class TileTable(BaseModel):
     source: str
     tuned: bool
     gpu: str | None = None
+    version: str | None = None
     rows: tuple[KernelRow, ...]
     buckets: tuple[Bucket, ...]
     fallback: str

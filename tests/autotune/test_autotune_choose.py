@@ -144,11 +144,14 @@ def test_a_table_that_would_not_load_leaves_what_was_there(tmp_path):
     assert path.read_text() == "what was there" and len(list(tmp_path.iterdir())) == 1
 
 
-def test_tuned_and_gpu_go_together(tmp_path):
+def test_tuned_and_what_it_was_measured_with_go_together(tmp_path):
     text = table_text(load_table("sm90"))
-    for old, new, field in (("tuned: false", "tuned: true", "tuned"), ("tuned: false", "tuned: false\ngpu: NVIDIA H200", "gpu")):
+    for new, field in (
+        ("tuned: true\nversion: 0.1.0", "tuned"), ("tuned: true\ngpu: NVIDIA H200", "tuned"),
+        ("tuned: false\ngpu: NVIDIA H200", "gpu"), ("tuned: false\nversion: 0.1.0", "version"),
+    ):  # fmt: skip
         path = tmp_path / "table.yaml"
-        path.write_text(text.replace(old, new))
+        path.write_text(text.replace("tuned: false", new))
         [problem] = check_table(path)
         assert problem.field == field and "a tuned" in problem.reason
 

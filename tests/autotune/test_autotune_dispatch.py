@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 
+import scaled_mm
 from scaled_mm import _core
 from scaled_mm.autotune.write import tuned_table, write_table
 from scaled_mm.build import codegen, dispatch, library, toolchain
@@ -75,6 +76,16 @@ def test_without_nvcc_a_tuned_table_needs_a_library_of_its_own(configs, machine,
         assert not dispatch.machine_table("sm90").tuned
     monkeypatch.setattr(library, "arch_library", lambda table: "a library" if table.tuned else None)
     assert dispatch.machine_table("sm90").tuned
+
+
+def test_a_table_of_another_version_serves_and_says_so(configs, machine):
+    machine(H200)
+    path = configs / "tuned" / "h200.yaml"
+    text = path.read_text()
+    assert f"version: {scaled_mm.__version__}\n" in text
+    path.write_text(text.replace(f"version: {scaled_mm.__version__}", "version: 0.0.7"))
+    with pytest.warns(UserWarning, match="h200.yaml was measured with scaled_mm 0.0.7, this is"):
+        assert dispatch.machine_table("sm90").tuned
 
 
 def test_a_file_for_another_gpu_than_its_name_says_is_refused(configs, machine):
