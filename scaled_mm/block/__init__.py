@@ -1,0 +1,1 @@
+"""llama.cpp's block formats: quantizers, dequantizers, products and GGUF files."""
