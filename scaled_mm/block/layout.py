@@ -39,9 +39,9 @@ class Parts(NamedTuple):
     high: torch.Tensor | None
     levels: torch.Tensor
 
-    def rows(self, start: int, stop: int) -> Parts:
-        """Those of some rows, the first dimension."""
-        return Parts(*(None if part is None else part[start:stop] for part in self))
+    def slice(self, *index: slice) -> Parts:
+        """Those of some rows, and some blocks of them."""
+        return Parts(*(None if part is None else part[index] for part in self))
 
 
 def take_apart(q: torch.Tensor, description: BlockFormat) -> Parts:
@@ -67,8 +67,8 @@ def put_together(parts: Parts, description: BlockFormat, out: torch.Tensor) -> N
 
 
 def _halves(q: torch.Tensor, offset: int) -> torch.Tensor:
-    # A copy: two bytes in a block of bytes need not be aligned.
-    return q[..., offset : offset + 2].contiguous().view(torch.float16).squeeze(-1)
+    # A copy, also of a single block: two bytes among bytes need not be aligned.
+    return q[..., offset : offset + 2].clone(memory_format=torch.contiguous_format).view(torch.float16).squeeze(-1)
 
 
 def to_half(value: torch.Tensor) -> torch.Tensor:
