@@ -55,8 +55,9 @@ class PackedBlockWeight:
 
     def parts(self) -> layout.Parts:
         """The fields by blocks: views."""
-        by_block = (None if t is None else t.view(*self.d.shape, -1) for t in (self.high, self.levels))
-        return layout.Parts(self.d, self.m, *by_block)
+        description = lookup(self.fmt)
+        high = None if self.high is None else self.high.view(*self.d.shape, description.high_bytes)
+        return layout.Parts(self.d, self.m, high, self.levels.view(*self.d.shape, description.level_bytes))
 
 
 @torch.no_grad()
