@@ -14,7 +14,7 @@ from scaled_mm.quantize.ops import operator
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 # As in quantize.py.
-_CHUNK_ELEMENTS = {"cpu": 1 << 18}
+_CHUNK_ELEMENTS = {"cpu": 1 << 20}
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 26
 
 

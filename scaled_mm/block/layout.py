@@ -93,7 +93,9 @@ def unpack_levels(parts: Parts) -> torch.Tensor:
     nibbles = parts.levels
     if nibbles.dtype is torch.int8:
         return nibbles.contiguous()
-    levels = torch.stack((nibbles & 15, nibbles >> 4), dim=-2).flatten(-2)
+    levels = nibbles.new_empty((*nibbles.shape[:-1], BLOCK))
+    torch.bitwise_and(nibbles, 15, out=levels[..., :_HALF])
+    torch.bitwise_right_shift(nibbles, 4, out=levels[..., _HALF:])
     return levels if parts.high is None else levels.bitwise_or_(fifth_bits(parts.high))
 
 

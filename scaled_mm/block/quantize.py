@@ -14,8 +14,8 @@ from scaled_mm.quantize.ops import operator
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-# A CPU takes this many values at a time, which with what is made of them stay in its caches; a GPU 2^26, so that memory is bounded.
-_CHUNK_ELEMENTS = {"cpu": 1 << 18}
+# A CPU takes this many values at a time, 4 MiB of float32, so that they stay in its caches; a GPU 2^26, so that memory is bounded.
+_CHUNK_ELEMENTS = {"cpu": 1 << 20}
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 26
 
 
