@@ -27,7 +27,8 @@ def check_devices(name: str, device: torch.device, **others: torch.Tensor | None
         if tensor is not None and tensor.device != device:
             raise BadTensorDeviceError(f"{other}: expected a tensor on {device}, as {name}, got one on {tensor.device}")
     if device.type != "cpu":
-        raise DeviceNotSupportedError(f"{name}: expected a tensor on the CPU, got one on {device}: block products have no kernels for it yet")
+        reason = "block products have no kernels for it yet"
+        raise DeviceNotSupportedError(f"{name}: expected a tensor on the CPU, got one on {device}: {reason}")
 
 
 def activation_of(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,15 +96,17 @@ def _quantized(fmt: str) -> Callable[..., torch.Tensor]:
         return _with_q8_1(description, weight_q, activation_q, M, N, K)
 
     formula = _PRODUCT["zero" if description.zero else description.second].format(zero=description.zero)
-    stored = "with s_a the sum that is stored; " if "s_a" in formula else "The stored sums are not read. "
+    stored = "s_a is the sum that is stored. " if "s_a" in formula else "The stored sums are not read. "
     gemm.__name__ = gemm.__qualname__ = f"gemm_{fmt}_q8_1"
     gemm.__doc__ = f"""C = W A^T of a {fmt} weight and q8_1 activations, float32 [M, N], contiguous.
 
     C[m,n] = sum over blocks of {formula}
 
-    {stored}docs/BLOCK_FORMATS.md has the bound on the error. weight_q: uint8 [M, K/32, {description.block_bytes}].
-    activation_q: uint8 [N, K/32, 36]. In both the blocks of a row lie one after the other; other strides are taken. M, N, K: None, or
-    what the operands have. A scale, minimum or (read) sum that is not finite makes its row or column of C not finite, nothing else. CPU only so far.
+    {stored}docs/BLOCK_FORMATS.md has the bound on the error. A scale, minimum or sum (where it is read) that is not finite makes its
+    row or column of C not finite, nothing else.
+
+    weight_q: uint8 [M, K/32, {description.block_bytes}]. activation_q: uint8 [N, K/32, 36]. In both the blocks of a row lie one after the
+    other; other strides are taken. M, N, K: None, or what the operands have. CPU only so far.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came. Source: ggml's `vec_dot_{fmt}_q8_1`.
     """
     return gemm

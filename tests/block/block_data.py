@@ -55,7 +55,7 @@ def distributions(seed: int = 0, rows: int = 48, k: int = 320) -> dict[str, torc
         "denormal_scales_in_float16": (by_block * exponents(blocks, -32, -12, g)).float().view(rows, k),
         "overflow_of_float16": (by_block * exponents(blocks, 10, 26, g)).float().view(rows, k),
         "largest": signs * torch.finfo(torch.float32).max,
-        "edges_of_float16": signs * torch.tensor([7, 8, 15, 16, 31, 127.0])[torch.arange(rows) % 6, None] * (65500 + 0.25 * torch.arange(k)),
+        "edges_of_float16": signs * (65500 + 0.25 * torch.arange(k)) * torch.tensor([7, 8, 15, 16, 31, 127.0])[torch.arange(rows) % 6, None],
     }
 
 

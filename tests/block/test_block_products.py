@@ -51,7 +51,6 @@ def test_any_levels_and_any_stored_sums_are_within_the_bound(fmt):
     for seed in range(3):
         weight_q = random_blocks(50, 70, fmt, seed, finite=True)
         activation_q = random_blocks(9, 70, "q8_1", seed + 10, finite=True)
-        activation_q[..., 4:] = activation_q[..., 4:].clamp(0, 127)  # from -128 on they would do too
         assert relative_error(gemm_q8_1(fmt)(weight_q, activation_q), reference.gemm_q8_1(weight_q, activation_q, fmt)) <= BOUND
         activation = torch.randn(9, 2240, generator=seeded(seed)).half()
         assert relative_error(gemm(fmt)(weight_q, activation), reference.gemm(weight_q, activation, fmt)) <= BOUND

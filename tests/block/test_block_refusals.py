@@ -126,7 +126,8 @@ def test_operands_that_do_not_go_together_are_refused(fmt):
 @pytest.mark.parametrize("letter, actual", [("M", 3), ("N", 2), ("K", 128)])
 def test_sizes_that_are_not_those_of_the_operands_are_refused(letter, actual):
     weight_q, activation_q = random_blocks(3, 4, "q4_0"), random_blocks(2, 4, "q8_1")
-    for call in (lambda **s: sm.gemm_q4_0_q8_1(weight_q, activation_q, **s), lambda **s: sm.gemm_q4_0(weight_q, torch.ones(2, 128).half(), **s)):
+    x = torch.ones(2, 128).half()
+    for call in (lambda **s: sm.gemm_q4_0_q8_1(weight_q, activation_q, **s), lambda **s: sm.gemm_q4_0(weight_q, x, **s)):
         with pytest.raises(BadTensorShapeError, match=f"^{letter}: expected {actual}, the one of the operands, got {actual + 1}"):
             call(**{letter: actual + 1})
         for wrong in (float(actual), True, "3"):
