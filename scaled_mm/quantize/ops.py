@@ -13,10 +13,15 @@ import torch
 _library = torch.library.Library("scaled_mm", "FRAGMENT")
 
 
-def operator(name: str, outputs: int, function: Callable) -> torch._ops.OpOverload:
-    """Registers `function(x, dim)`, which returns that many new tensors and is made of torch's operators alone."""
-    _library.define(f"{name}(Tensor x, str dim) -> ({', '.join(['Tensor'] * outputs)})", tags=(torch.Tag.pt2_compliant_tag,))
+def operator(
+    name: str, outputs: int, function: Callable, arguments: str = "str dim", fake: Callable | None = None
+) -> torch._ops.OpOverload:
+    """Registers `function(x, ...)`, which returns that many new tensors and is made of torch's operators alone.
+
+    arguments: what follows x, as a schema spells it. fake: makes outputs without data, for a function that is better not traced.
+    """
+    _library.define(f"{name}(Tensor x, {arguments}) -> ({', '.join(['Tensor'] * outputs)})", tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, function, "CompositeExplicitAutograd")
     _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # nothing is differentiated
-    torch.library.register_fake(f"scaled_mm::{name}", function, lib=_library)
+    torch.library.register_fake(f"scaled_mm::{name}", fake or function, lib=_library)
     return getattr(torch.ops.scaled_mm, name).default

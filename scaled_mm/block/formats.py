@@ -1,0 +1,106 @@
+"""The block formats of llama.cpp, one description each: everything else in this room is derived from it.
+
+A block holds 32 consecutive values of a row. Its bytes, little-endian, one after the other:
+
+    half d            the scale
+    half m or s       q4_1, q5_1: the minimum;  q8_1: the sum of the 32 values before they were quantized
+    u8   qh[4]        five bits: bit j of this 32-bit word is the fifth bit of element j
+    u8   qs[16]       four and five bits: byte j has the low bits of element j (low nibble) and of j + 16 (high nibble)
+    i8   qs[32]       eight bits: element j
+
+What they mean is in docs/BLOCK_FORMATS.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from scaled_mm.errors import BadParamError
+
+BLOCK = 32
+"""Values in a block, in every format."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFormat:
+    """One format.
+
+    name: as the API spells it; in capitals it is the format's name in GGUF files.
+    bits: of a stored level: 4, 5 (unsigned) or 8 (signed).
+    zero: the level that stands for 0; it is subtracted before the scale is applied.
+    second: what the second half of a block is: "m", a minimum that is added; "s", a sum, for products with weights; or None.
+    """
+
+    name: str
+    bits: int
+    zero: int = 0
+    second: str | None = None
+
+    @property
+    def signed(self) -> bool:
+        """Whether levels are signed bytes."""
+        return self.bits == 8
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether `rule` makes a difference: the levels lie around one that stands for 0, and the scale may be chosen in two ways."""
+        return self.zero != 0
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether the first operand of a product may have this format. One with sums is for activations."""
+        return self.second != "s"
+
+    @property
+    def high_offset(self) -> int:
+        """Where the fifth bits begin, in bytes from the start of the block."""
+        return 2 if self.second is None else 4
+
+    @property
+    def high_bytes(self) -> int:
+        return BLOCK // 8 if self.bits == 5 else 0
+
+    @property
+    def levels_offset(self) -> int:
+        """Where the levels (their low four bits) begin."""
+        return self.high_offset + self.high_bytes
+
+    @property
+    def level_bytes(self) -> int:
+        return BLOCK if self.signed else BLOCK // 2
+
+    @property
+    def block_bytes(self) -> int:
+        return self.levels_offset + self.level_bytes
+
+
+FORMATS: dict[str, BlockFormat] = {
+    description.name: description
+    for description in (
+        BlockFormat("q4_0", bits=4, zero=8),
+        BlockFormat("q4_1", bits=4, second="m"),
+        BlockFormat("q5_0", bits=5, zero=16),
+        BlockFormat("q5_1", bits=5, second="m"),
+        BlockFormat("q8_0", bits=8),
+        BlockFormat("q8_1", bits=8, second="s"),
+    )
+}
+"""A new format is a line here; `quantize_block` and all others that take a format's name know it then."""
+
+RULES = ("absmax", "ggml")
+
+
+def lookup(fmt: object) -> BlockFormat:
+    """The description of a format's name; BadParamError for what is none."""
+    if not isinstance(fmt, str) or fmt not in FORMATS:
+        raise BadParamError(f"fmt: expected one of {', '.join(map(repr, FORMATS))}, got {fmt!r}")
+    return FORMATS[fmt]
+
+
+def lookup_weight(fmt: object) -> BlockFormat:
+    """The same for the format of a weight: those with sums are for activations."""
+    description = lookup(fmt)
+    if not description.is_weight:
+        weights = [name for name, other in FORMATS.items() if other.is_weight]
+        raise BadParamError(f"fmt: expected the format of a weight, one of {', '.join(map(repr, weights))}, got {fmt!r}")
+    return description

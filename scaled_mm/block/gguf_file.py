@@ -1,0 +1,86 @@
+"""GGUF files: names to quantized tensors, through the `gguf` package, memory-mapped."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable
+
+import torch
+
+from scaled_mm.block.dequantize import dequantize_block
+from scaled_mm.block.formats import BLOCK, FORMATS
+from scaled_mm.block.pack import PackedBlockWeight, pack_block_weight
+from scaled_mm.errors import BadParamError, BadTensorDtypeError
+
+# q8_1 is for activations; gguf's own size of it, 40 bytes, is that of an older one.
+_WEIGHTS = {name.upper(): name for name, description in FORMATS.items() if description.is_weight}
+_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """A quantized tensor of a file: q, uint8 [..., K/32, bytes of a block], in the format `fmt`."""
+
+    fmt: str
+    q: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """[..., K]: that of the values."""
+        return torch.Size((*self.q.shape[:-2], self.q.shape[-2] * BLOCK))
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """`dequantize_block` of it."""
+        return dequantize_block(self.q, self.fmt, dtype)
+
+    def pack(self) -> PackedBlockWeight:
+        """`pack_block_weight` of it."""
+        return pack_block_weight(self.q, self.fmt)
+
+
+def load_gguf(path: str | os.PathLike, names: Iterable[str] | None = None) -> dict[str, QuantizedTensor | torch.Tensor]:
+    """The tensors of a GGUF file by name: quantized ones as QuantizedTensor, others as tensors of the dtype they have there.
+
+    Shapes are in torch's order, the last dimension the contiguous one: a matrix is [out, in]. Nothing is read before it is used: the
+    tensors are CPU views of the mapped file. Writing to one changes it in memory, never the file.
+    names: only these are returned, and only their types are looked at.
+
+    Raises ImportError without the `gguf` package, OSError (FileNotFoundError ...) for a file that cannot be opened, BadParamError for
+    one that is no little-endian GGUF file, is cut off, or lacks one of `names`, and BadTensorDtypeError for a tensor of another type
+    than q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 or i64.
+    """
+    try:
+        from gguf import GGUFReader
+    except ModuleNotFoundError as error:
+        if error.name != "gguf":
+            raise
+        raise ImportError("load_gguf: expected the package gguf, which is not installed; pip install gguf", name="gguf") from error
+    if not isinstance(path, (str, os.PathLike)):
+        raise BadParamError(f"path: expected a path, got a {type(path).__name__}")
+    try:
+        reader = GGUFReader(path, "c")
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise BadParamError(f"path: expected a GGUF file, got {os.fspath(path)}: {error}") from error
+    if reader.byte_order != "I":
+        raise BadParamError(f"path: expected a little-endian GGUF file, got {os.fspath(path)}, which is of the other byte order")
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if names is not None:
+        names = list(names)
+        if missing := [name for name in names if name not in tensors]:
+            raise BadParamError(f"names: expected names of tensors in {os.fspath(path)}, got {', '.join(map(repr, missing))}")
+        tensors = {name: tensors[name] for name in names}
+    return {name: _tensor(tensor) for name, tensor in tensors.items()}
+
+
+def _tensor(tensor) -> QuantizedTensor | torch.Tensor:
+    kind = tensor.tensor_type.name
+    if kind in _PLAIN:
+        data = torch.from_numpy(tensor.data)
+        return data.view(torch.bfloat16) if kind == "BF16" else data
+    if kind not in _WEIGHTS:
+        known = ", ".join((*_WEIGHTS, *_PLAIN))
+        raise BadTensorDtypeError(f"{tensor.name}: expected a tensor of type {known}, got {kind}")
+    fmt = _WEIGHTS[kind]
+    data = torch.from_numpy(tensor.data)
+    return QuantizedTensor(fmt, data.unflatten(-1, (-1, FORMATS[fmt].block_bytes)))

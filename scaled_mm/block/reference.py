@@ -1,0 +1,78 @@
+"""What every block product is compared with: the documented formula in float64, a block at a time, independent of the code it checks.
+
+    q4_0, q5_0   C[m,n] = sum over blocks of d_w * (d_a * sum(q_w * q_a) - zero * s_a)           zero = 8, 16
+    q4_1, q5_1   C[m,n] = sum over blocks of d_w * d_a * sum(q_w * q_a) + m_w * s_a
+    q8_0         C[m,n] = sum over blocks of d_w * d_a * sum(q_w * q_a)
+
+q_w, q_a are the levels as stored, s_a the sum as stored. Sums of levels are integers, exact in float64.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# Byte offsets, spelt out: (bits, zero, d, m or s, fifth bits, levels).
+_BYTES = {
+    "q4_0": (4, 8, 0, None, None, 2),
+    "q4_1": (4, 0, 0, 2, None, 4),
+    "q5_0": (5, 16, 0, None, 2, 6),
+    "q5_1": (5, 0, 0, 2, 4, 8),
+    "q8_0": (8, 0, 0, None, None, 2),
+    "q8_1": (8, 0, 0, 2, None, 4),
+}
+
+
+def fields(q: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """float64 (levels [..., K/32, 32] as stored, d [..., K/32], m or s [..., K/32] or None)."""
+    bits, _, d, second, fifth, start = _BYTES[fmt]
+    byte = q.to(torch.int64)
+    if bits == 8:
+        levels = [byte[..., start + j] for j in range(32)]
+        levels = [level - 256 * (level >= 128) for level in levels]
+    else:
+        levels = [(byte[..., start + j % 16] // (1 if j < 16 else 16)) % 16 for j in range(32)]
+    if fifth is not None:
+        levels = [level + 16 * ((byte[..., fifth + j // 8] >> (j % 8)) % 2) for j, level in enumerate(levels)]
+    return torch.stack(levels, -1).double(), _half(byte, d), None if second is None else _half(byte, second)
+
+
+def _half(byte: torch.Tensor, offset: int) -> torch.Tensor:
+    """An IEEE float16 from its bits."""
+    bits = byte[..., offset] + 256 * byte[..., offset + 1]
+    exponent, fraction = (bits >> 10) % 32, (bits % 1024).double()
+    normal = torch.ldexp(1 + fraction / 1024, exponent - 15)
+    value = torch.where(exponent == 0, fraction * 2.0**-24, normal)
+    special = torch.where(fraction == 0, float("inf"), float("nan")).double()
+    return torch.where(exponent == 31, special, value) * torch.where(bits >= 0x8000, -1.0, 1.0)
+
+
+@torch.no_grad()
+def dequantize(q: torch.Tensor, fmt: str) -> torch.Tensor:
+    """float64 [..., K]: d * (q - zero), or d * q + m."""
+    levels, d, second = fields(q, fmt)
+    value = d.unsqueeze(-1) * (levels - _BYTES[fmt][1])
+    return (value + second.unsqueeze(-1) if fmt.endswith("_1") and fmt != "q8_1" else value).flatten(-2)
+
+
+@torch.no_grad()
+def gemm_q8_1(weight_q: torch.Tensor, activation_q: torch.Tensor, fmt: str) -> torch.Tensor:
+    """float64 [M, N]: the product of a weight, uint8 [M, K/32, bytes of a block], and q8_1 activations, uint8 [N, K/32, 36]."""
+    q_w, d_w, m_w = fields(weight_q, fmt)
+    q_a, d_a, s_a = fields(activation_q, "q8_1")
+    zero = _BYTES[fmt][1]
+    total = torch.zeros((weight_q.shape[0], activation_q.shape[0]), dtype=torch.float64, device=weight_q.device)
+    for block in range(weight_q.shape[1]):
+        acc = q_w[:, block] @ q_a[:, block].t()
+        if zero:
+            total += d_w[:, block, None] * (d_a[:, block] * acc - zero * s_a[:, block])
+        elif m_w is not None:
+            total += d_w[:, block, None] * d_a[:, block] * acc + m_w[:, block, None] * s_a[:, block]
+        else:
+            total += d_w[:, block, None] * d_a[:, block] * acc
+    return total
+
+
+@torch.no_grad()
+def gemm(weight_q: torch.Tensor, activation: torch.Tensor, fmt: str) -> torch.Tensor:
+    """float64 [M, N]: the product of the dequantized weight and float activations [N, K]."""
+    return dequantize(weight_q, fmt) @ activation.double().t()
