@@ -14,17 +14,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+SHOWN = {
+    "speedup.png": "speed-up over the table before",
+    "rows.png": "the row of each product",
+    "cliffs.png": "time over that of the next larger M",
+}
+
+
 def draw(document: AutotuneDocument, directory: Path) -> list[tuple[Path, str]]:
     """Writes the plots that the document has numbers for; (path, what it shows) of each."""
     drawn = []
     if found := speedups(document):
         figure = speedup_figure(found, f"the table before ({document.base}), both measured in this run", document)
-        drawn.append((save(figure, directory / "speedup.png"), "speed-up over the table before"))
+        drawn.append(_saved(figure, directory / "speedup.png"))
     if any(product.row for product in document.products):
-        drawn.append((save(rows_figure(document), directory / "rows.png"), "the row of each product"))
+        drawn.append(_saved(rows_figure(document), directory / "rows.png"))
     if any(product.us for product in document.products):
-        drawn.append((save(cliff_figure(document), directory / "cliffs.png"), "time over that of the next larger M"))
+        drawn.append(_saved(cliff_figure(document), directory / "cliffs.png"))
     return drawn
+
+
+def _saved(figure: Figure, path: Path) -> tuple[Path, str]:
+    return save(figure, path), SHOWN[path.name]
 
 
 def speedups(document: AutotuneDocument) -> list[Speedup]:

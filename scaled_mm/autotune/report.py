@@ -18,11 +18,17 @@ REPORT_MD, REPORT_HTML = "report.md", "report.html"
 _LISTED = 40  # cells left out that are named; the JSON has all
 
 
-def render(directory: Path) -> list[Path]:
-    """Writes the report into `directory` and returns its paths. Without matplotlib the plots are left out, and it says so."""
+def render(directory: Path, keep_plots: bool = False) -> list[Path]:
+    """Writes the report into `directory` and returns its paths. Without matplotlib the plots are left out, and it says so.
+
+    keep_plots: they are of this very `autotune.json`, so those that are there stay in the report.
+    """
     directory = Path(directory)
     document = load(directory)
-    drawn = plots.draw(document, directory) if bench_plots.unavailable() is None else None
+    if bench_plots.unavailable() is None:
+        drawn = plots.draw(document, directory)
+    else:
+        drawn = [(directory / name, alt) for name, alt in plots.SHOWN.items() if keep_plots and (directory / name).is_file()] or None
     content = blocks(document, drawn)
     title = f"Tuned tile table: {document.environment.gpu}"
     return [

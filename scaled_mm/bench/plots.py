@@ -31,6 +31,9 @@ COLORS = {
 }
 
 
+NAMES = ("speedup.png", "time.png", "tops.png")
+
+
 @functools.cache
 def unavailable() -> str | None:
     """Why nothing can be drawn, None when it can. Loads matplotlib, whose compiled parts may refuse a process that others are loaded in."""

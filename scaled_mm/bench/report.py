@@ -14,17 +14,21 @@ from scaled_mm.bench.timing import CACHE_MULTIPLE
 BENCH_MD, BENCH_HTML = "bench.md", "bench.html"
 
 
-def render(directory: Path) -> list[Path]:
+def render(directory: Path, keep_plots: bool = False) -> list[Path]:
     """Reads `bench.json` in `directory`, writes `bench.md`, `bench.html` and the PNG plots there, and returns their paths.
 
-    Without matplotlib the plots are left out and the report says so.
+    Without matplotlib the plots are left out and the report says so. keep_plots: they are of this very `bench.json`, so those that
+    are there stay in the report.
     """
     from scaled_mm.bench import plots
 
     directory = Path(directory)
     document = load(directory)
     recorded = analysis.load_recorded()
-    drawn = plots.draw(document, headline(document, recorded), directory) if plots.unavailable() is None else None
+    if plots.unavailable() is None:
+        drawn = plots.draw(document, headline(document, recorded), directory)
+    else:
+        drawn = [path for path in (directory / name for name in plots.NAMES) if keep_plots and path.is_file()] or None
     content = contents(document, recorded, drawn)
     return [
         write_atomically(directory / BENCH_MD, blocks.markdown(content)),

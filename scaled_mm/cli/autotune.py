@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--arch", help="tune the table and kernels of another architecture, by forced dispatch; default the GPU's own")
     minutes = common.number("a number of minutes above 0", lambda value: value > 0)
     add("--budget", type=minutes, default=30.0, metavar="MINUTES", help="minutes for compiling and timing; default 30")
-    add("--top", type=common.integer(1), default=12, metavar="N", help="candidates per product, besides the table's row; default 12")
+    add("--top", type=common.integer(1), default=12, metavar="N", help="candidates per product; the table's row is measured in any case; default 12")
     add("--budget-ms", type=common.number("a number above 0", lambda value: value > 0), default=40.0, metavar="MS",
         help="milliseconds of samples per candidate and product; default 40")  # fmt: skip
     add("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time; default one per core")
@@ -99,7 +99,7 @@ def _dry_run(args: argparse.Namespace, cases: list[Case]) -> int:
         base = common.table_of(args.arch)
         gpu = model.typical(base.arch)
     plan = tune.make_plan(base, [(case.M, case.N, case.K) for case in cases], gpu, args.top)
-    print(f"{base.arch}: {plan.legal} legal candidates, {len(plan.rows)} of them for {len(plan.wanted)} products")
+    print(f"{base.arch}: {plan.legal} legal candidates, {len(plan.rows)} of them for {len(plan.wanted)} product{'s' * (len(plan.wanted) != 1)}")
     for (M, N, K), names in plan.wanted.items():
         print(f"{M}x{N}x{K}: {' '.join(names)}")
     return OK

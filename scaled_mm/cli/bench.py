@@ -29,7 +29,7 @@ OK, FAILED, USAGE = 0, 1, 2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     add = parser.add_argument
-    add("--shapes", help="llm, layer names (8B_qkv, ...) or MxNxK, comma-separated; default llm, on a CPU 8B_o")
+    add("--shapes", help="llama-70b, llama-8b, llm (both), layer names (8B_qkv, ...) or MxNxK, comma-separated; default llm, on a CPU 8B_o")
     add("--m", help="M values for named shapes, comma-separated; default 1 ... 8192, on a CPU 1,16,64")
     add("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
     add("--out", type=Path, metavar="DIR", help="report directory; default reports/<arch>/<gpu>")

@@ -97,12 +97,15 @@ def writable_folder(option: str, folder: Path) -> Path:
 
 
 def table_of(arch: str) -> TileTable:
-    """The table of an --arch option: an architecture, or a file that is there. ArchitectureNotSupportedError for the rest."""
-    from scaled_mm.errors import ArchitectureNotSupportedError
+    """The table of an --arch option: an architecture, or a file that is there. BadParamError for a
+    file that is not, ArchitectureNotSupportedError for the rest."""
+    from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
     from scaled_mm.tables import available_tables, load_table
 
     if re.fullmatch(r"sm\d+", arch) or Path(arch).is_file():
         return load_table(arch)
+    if arch.endswith((".yaml", ".yml")):
+        raise BadParamError(f"--arch: expected an architecture or a file, there is no {arch}; `scaled-mm autotune` writes tuned tables")
     known = ", ".join(name for name, _ in available_tables())
     raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {known}")
 

@@ -117,7 +117,7 @@ def _cpu_backend() -> Finding:
 
 # ---- GPUs ------------------------------------------------------------------------------------------------------------
 
-_CUDA_TORCH = "install a CUDA build of torch: see https://pytorch.org/get-started/locally/"
+_CUDA_TORCH = "install a CUDA build of torch, if this machine has an NVIDIA GPU: see https://pytorch.org/get-started/locally/"
 
 
 def _driver() -> Finding:
@@ -184,6 +184,25 @@ def _gpu_table(index: int) -> Finding:
         return Finding(name, None, "choosing kernels on this GPU", reason=f"{error.status.name}: {error}")
     found = f"{arch}: {len(table.rows)} rows, {len(table.buckets)} buckets, {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}"
     return Finding(name, f"{found} ({table.source})")
+
+
+def _forced() -> list[Finding]:
+    """What SCALED_MM_ARCH forces, if it is set."""
+    arch = os.environ.get("SCALED_MM_ARCH")
+    if not arch:
+        return []
+    from scaled_mm.errors import ScaledMMError
+    from scaled_mm.tables import load_table
+
+    name, needed_for = "forced architecture", "choosing GPU kernels"
+    try:
+        table = load_table(arch) if re.fullmatch(r"sm\d+", arch) else None
+    except ScaledMMError:
+        table = None
+    if table is None:
+        why = f"SCALED_MM_ARCH: expected the name of an architecture, as sm80, got {arch}"
+        return [Finding(name, None, needed_for, "correct the variable SCALED_MM_ARCH, or unset it", why)]
+    return [Finding(name, f"{arch} by SCALED_MM_ARCH ({table.source})")]
 
 
 def _tables() -> list[Finding]:
@@ -295,6 +314,7 @@ _ABOUT: dict[Callable[[], Any], tuple[str, str, str]] = {
     _driver: ("NVIDIA driver", "GPU kernels", ""),
     _torch_operators: ("torch operators", "products of CUDA tensors", ""),
     _gpus: ("GPU", "GPU kernels", ""),
+    _forced: ("forced architecture", "choosing GPU kernels", ""),
     _tables: ("tile tables", "choosing GPU kernels", "install the package again"),
     _shipped_kernels: ("kernels in the wheel", "running without nvcc", ""),
     _nvcc: ("nvcc", _BUILDING, ""),

@@ -21,13 +21,16 @@ def run(args: argparse.Namespace) -> int:
     if args.compare is not None:
         return _compare(args.directory, args.compare)
     from scaled_mm.autotune import report as autotune_report
+    from scaled_mm.bench import plots
     from scaled_mm.bench import report as bench_report
 
     renderers = {"autotune.json": autotune_report.render, "bench.json": bench_report.render}
     paths = []
     for name in _runs("DIR", args.directory):
         with _naming(args.directory / name):
-            paths += renderers[name](args.directory)
+            paths += renderers[name](args.directory, keep_plots=True)
+    if (reason := plots.unavailable()) is not None:
+        print(f"no plots were drawn, those that were there are kept: {reason}")
     print("wrote " + ", ".join(map(str, paths)))
     return 0
 
@@ -85,7 +88,7 @@ def _compare(directory: Path, other: Path) -> int:
         raise BadParamError(f"--compare: expected a run with products of {directory}, got none of them in {other}")
     _print(common_products, these, those, directory, other)
     mean = geometric_mean(those[product] / these[product] for product in common_products)
-    print(f"{directory} is {mean:.3f}x as fast as {other}, geometric mean of {len(common_products)} products")
+    print(f"{directory} is {mean:.3f}x as fast as {other}, geometric mean of {len(common_products)} product{'s' * (len(common_products) != 1)}")
     return 0
 
 

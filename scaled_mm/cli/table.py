@@ -349,7 +349,8 @@ def _explain(args: argparse.Namespace) -> int:
         return 0
     estimate = _row_dict(table, row.name)["estimate"]
     registers = estimate["accumulator_registers"]
-    print(f"M={M} N={N} K={K}: {row.name}")
+    served = row.name if not misfits else f"{table.fallback} if the tensors are contiguous, {row.name} if their rows are padded"
+    print(f"M={M} N={N} K={K}: {served}")
     print(f"  why     {selection.reason}")
     print(f"  table   {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}")
     shape = [f"tile {row.tile}", f"warp {row.warp}"] if row.warp else [f"tile {row.tile}"]

@@ -289,6 +289,18 @@ def _print(head: dict[str, Any], results: list[Result], timed: bool) -> None:
     console.print(table)
     console.print("* of the product before quantization; quantizing causes it, whatever the kernel", style="dim")
     _print_verdict(results, console)
+    if head["device"] == "cpu" and _uneven(results):
+        said = "times of one shape differ by more than 3 times: is the CPU busy? OMP_WAIT_POLICY=PASSIVE keeps torch's threads from spinning"
+        console.print(said, style="yellow", highlight=False)
+
+
+def _uneven(results: list[Result]) -> bool:
+    """Whether products of one shape took very different times, which their output dtypes do not explain."""
+    times: dict[tuple[int, int, int], list[float]] = {}
+    for result in results:
+        if result.median_us is not None:
+            times.setdefault((result.m, result.n, result.k), []).append(result.median_us)
+    return any(max(found) > 3 * min(found) for found in times.values())
 
 
 def _print_verdict(results: list[Result], console: Console) -> None:

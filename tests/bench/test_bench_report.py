@@ -146,6 +146,22 @@ def test_a_report_without_matplotlib_says_why_it_has_no_plots(tmp_path, monkeypa
     assert said in (tmp_path / "bench.md").read_text()
 
 
+@NEEDS_MATPLOTLIB
+def test_rendering_again_without_matplotlib_keeps_the_plots_that_are_there(tmp_path, monkeypatch, capsys):
+    from scaled_mm.bench import plots
+    from scaled_mm.cli import main
+
+    save(document(two_cases()), tmp_path)
+    report.render(tmp_path)
+    before = (tmp_path / "bench.md").read_text()
+    monkeypatch.setattr(plots, "unavailable", lambda: "matplotlib is not installed")
+    assert main(["report", str(tmp_path)]) == 0
+    assert (tmp_path / "bench.md").read_text() == before and "![speedup](speedup.png)" in before
+    assert "no plots were drawn, those that were there are kept: matplotlib is not installed" in capsys.readouterr().out
+    report.render(tmp_path)  # as after a new run, whose plots these would not be
+    assert "Not drawn: matplotlib is not installed." in (tmp_path / "bench.md").read_text()
+
+
 def test_a_document_survives_the_file(tmp_path):
     cases = two_cases()
     cases[0].results["vllm"].error = float("nan")

@@ -171,6 +171,7 @@ def test_arguments_that_make_no_sense_are_refused_with_the_usage_of_their_comman
         (["verify", "--device", "meta"], "--device: expected cuda"),
         (["verify", "--device", "cuda:-1"], "--device: expected cuda"),
         (["verify", "--device", "cuda:9999"], "--device: "),
+        (["build", "--arch", "tuned/h200.yaml"], "--arch: expected an architecture or a file, there is no tuned/h200.yaml; `scaled-mm autotune`"),
         (["build", "--arch", "sm90x"], "--arch: no tile table for 'sm90x'; there are: "),
         (["build", "--out", "/dev/null/below/kernels.so"], "--out: expected a folder that can be written to"),
         (["build", "--out", "/"], "--out: expected the name of a file, got the folder /"),
@@ -258,7 +259,7 @@ def look_again():
 
 
 @pytest.mark.parametrize(
-    "variable, name", [("SCALED_MM_NVCC", "nvcc"), ("SCALED_MM_CUTLASS", "CUTLASS headers"), ("CXX", "C++ compiler")]
+    "variable, name", [("SCALED_MM_NVCC", "nvcc"), ("SCALED_MM_CUTLASS", "CUTLASS headers"), ("CXX", "C++ compiler"), ("SCALED_MM_ARCH", "forced architecture")]
 )
 def test_doctor_keeps_what_is_wrong_apart_from_what_to_do(capsys, monkeypatch, look_again, variable, name):
     monkeypatch.setenv(variable, "/x")

@@ -190,6 +190,7 @@ def test_explain_says_when_unpadded_operands_take_the_fallback(call):
     for operand, stride in (("a", 100), ("b", 100), ("out", 8190)):
         assert f"{operand}: contiguous rows are {stride} bytes apart" in out
     assert "such operands take generic_64x64x64" in out
+    assert out.startswith("M=16 N=4095 K=100: generic_64x64x64 if the tensors are contiguous, c3x_")
 
 
 def test_explain_of_k_zero_takes_the_fallback(call):
