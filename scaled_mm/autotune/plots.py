@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# Beside those of a bench in the same folder (bench.plots.NAMES), so under other names.
 SHOWN = {
-    "speedup.png": "speed-up over the table before",
+    "tuned.png": "speed-up over the table before",
     "rows.png": "the row of each product",
     "cliffs.png": "time over that of the next larger M",
 }
@@ -26,7 +27,7 @@ def draw(document: AutotuneDocument, directory: Path) -> list[tuple[Path, str]]:
     drawn = []
     if found := speedups(document):
         figure = speedup_figure(found, f"the table before ({document.base}), both measured in this run", document)
-        drawn.append(_saved(figure, directory / "speedup.png"))
+        drawn.append(_saved(figure, directory / "tuned.png"))
     if any(product.row for product in document.products):
         drawn.append(_saved(rows_figure(document), directory / "rows.png"))
     if any(product.us for product in document.products):

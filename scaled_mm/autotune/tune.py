@@ -67,7 +67,7 @@ class BuiltKernels:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """budget_s: seconds for compiling (at most half of them) and timing. top: candidates per product, besides the table's row.
+    """budget_s: seconds for compiling (at most half of them) and timing. top: candidates per product; the table's row is measured in any case.
     jobs: kernels compiled at a time, default one per core. machine: GPU, driver and libraries in words, part of a cell's key."""
 
     budget_s: float
