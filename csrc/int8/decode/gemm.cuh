@@ -76,8 +76,10 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   }
   __syncwarp();
   if constexpr (kSplit > 1) {
-    int32_t* const sums = &shared.exchange.sums[0][0];
-    for (int i = int(threadIdx.x); i < int(sizeof(shared.exchange.sums) / sizeof(int32_t)); i += kThreads) sums[i] = 0;
+    if (part < S::kOwners) {
+      int32_t* const sums = &shared.exchange.sums[0][0];
+      for (int i = int(threadIdx.x); i < int(sizeof(shared.exchange.sums) / sizeof(int32_t)); i += kThreads) sums[i] = 0;
+    }
   }
   if constexpr (kBlocks > 1) {
     cluster_sync();
