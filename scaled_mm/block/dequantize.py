@@ -13,10 +13,6 @@ from scaled_mm.quantize.ops import operator
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
-# As in quantize.py.
-_CHUNK_ELEMENTS = {"cpu": 1 << 20}
-_CHUNK_ELEMENTS_ELSEWHERE = 1 << 26
-
 
 @torch.no_grad()
 def dequantize_block(q: torch.Tensor, fmt: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -45,9 +41,8 @@ def _dequantize(q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tensor:
     description = lookup(fmt)
     out = _empty(q, fmt, dtype)
     blocks, target = q.reshape(-1, description.block_bytes), out.view(-1, BLOCK)
-    chunk = _CHUNK_ELEMENTS.get(q.device.type, _CHUNK_ELEMENTS_ELSEWHERE) // BLOCK
-    for start in range(0, blocks.shape[0], chunk):
-        target[start : start + chunk] = values(layout.take_apart(blocks[start : start + chunk], description), description)
+    for chunk in layout.chunks(blocks):
+        target[chunk] = values(layout.take_apart(blocks[chunk], description), description)
     return out
 
 

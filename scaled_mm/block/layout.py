@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,17 @@ from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError, BadTensor
 
 _HALF = BLOCK // 2
 _NAN = 0x7E00  # float16, quiet, positive
+
+# A CPU takes this many values at a time, 4 MiB of float32, so that they stay in its caches; a GPU 2^26, so that memory is bounded.
+_CHUNK_ELEMENTS = {"cpu": 1 << 20}
+_CHUNK_ELEMENTS_ELSEWHERE = 1 << 26
+
+
+def chunks(blocks: torch.Tensor) -> Iterator[slice]:
+    """Slices of [blocks, ...] to convert one after the other."""
+    size = _CHUNK_ELEMENTS.get(blocks.device.type, _CHUNK_ELEMENTS_ELSEWHERE) // BLOCK
+    for start in range(0, blocks.shape[0], size):
+        yield slice(start, start + size)
 
 
 def check_blocks(name: str, q: object, description: BlockFormat) -> None:

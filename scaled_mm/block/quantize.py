@@ -14,10 +14,6 @@ from scaled_mm.quantize.ops import operator
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-# A CPU takes this many values at a time, 4 MiB of float32, so that they stay in its caches; a GPU 2^26, so that memory is bounded.
-_CHUNK_ELEMENTS = {"cpu": 1 << 20}
-_CHUNK_ELEMENTS_ELSEWHERE = 1 << 26
-
 
 @torch.no_grad()
 def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Tensor:
@@ -61,9 +57,8 @@ def _quantize(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor:
     description = lookup(fmt)
     out = _empty(x, fmt, rule)
     blocks, target = x.reshape(-1, BLOCK), out.view(-1, description.block_bytes)
-    chunk = _CHUNK_ELEMENTS.get(x.device.type, _CHUNK_ELEMENTS_ELSEWHERE) // BLOCK
-    for start in range(0, blocks.shape[0], chunk):
-        _encode(blocks[start : start + chunk].to(torch.float32), description, rule, target[start : start + chunk])
+    for chunk in layout.chunks(blocks):
+        _encode(blocks[chunk].to(torch.float32), description, rule, target[chunk])
     return out
 
 

@@ -8,7 +8,7 @@ from block_data import ALL, BLOCK_BYTES, WEIGHTS, gguf_dequantize, random_blocks
 
 import scaled_mm as sm
 from scaled_mm import reference
-from scaled_mm.block import dequantize
+from scaled_mm.block import layout
 from scaled_mm.block import reference as block_reference
 
 
@@ -61,7 +61,7 @@ def test_rows_of_any_stride_and_blocks_at_any_address_are_taken(device, fmt):
 def test_where_the_chunks_end_does_not_show(device, fmt, monkeypatch):
     q = random_blocks(7, 10, fmt, seed=7).to(device)
     whole = sm.dequantize_block(q, fmt)
-    monkeypatch.setattr(dequantize, "_CHUNK_ELEMENTS", {q.device.type: 96})
+    monkeypatch.setattr(layout, "_CHUNK_ELEMENTS", {q.device.type: 96})
     assert reference.same_bits(sm.dequantize_block(q, fmt), whole)
 
 

@@ -19,7 +19,7 @@ from block_data import (
 
 import scaled_mm as sm
 from scaled_mm import reference
-from scaled_mm.block import quantize
+from scaled_mm.block import layout
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -201,7 +201,7 @@ def test_tensors_without_elements_give_empty_results(device, fmt, shape):
 def test_where_the_chunks_end_does_not_show(device, fmt, monkeypatch):
     x = torch.randn(7, 320, generator=seeded(7)).to(device)
     whole = sm.quantize_block(x, fmt)
-    monkeypatch.setattr(quantize, "_CHUNK_ELEMENTS", {x.device.type: 96})
+    monkeypatch.setattr(layout, "_CHUNK_ELEMENTS", {x.device.type: 96})
     assert torch.equal(sm.quantize_block(x, fmt), whole)
 
 
