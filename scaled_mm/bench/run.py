@@ -231,20 +231,25 @@ def run_overhead(peers: list[Peer], device: torch.device) -> list[OverheadRecord
     """Host microseconds per call of every available peer, on a tiny product."""
     generator = torch.Generator(device).manual_seed(0)
     inputs = Inputs(TINY, WeightSets(TINY.N, TINY.K, device, generator, sets=1), generator)
-    records = []
-    for peer in peers:
-        try:
-            for name, call in peer.overhead_calls(inputs).items():
-                measured = timing.host_overhead(call, device)
-                samples = [round(sample, 3) for sample in measured.samples]
-                records.append(
-                    OverheadRecord(name=name, us=round(measured.us, 3), samples=samples, calls=measured.calls)
-                )
-        except Exception as error:  # noqa: BLE001 - recorded
-            records.append(OverheadRecord(name=peer.name, failed=describe(error)))
-        finally:
-            peer.release()
-    return records
+    calls: dict[str, timing.Call] = {}
+    refused = []
+    try:
+        for peer in peers:
+            try:
+                calls |= peer.overhead_calls(inputs)
+            except Exception as error:  # noqa: BLE001 - recorded
+                refused.append(OverheadRecord(name=peer.name, failed=describe(error)))
+        measured = timing.host_overhead(calls, device)
+    finally:
+        close({}, peers)
+    return [_overhead_record(name, one) for name, one in measured.items()] + refused
+
+
+def _overhead_record(name: str, one: timing.Overhead | Exception) -> OverheadRecord:
+    if isinstance(one, Exception):
+        return OverheadRecord(name=name, failed=describe(one))
+    samples = [round(sample, 3) for sample in one.samples]
+    return OverheadRecord(name=name, us=round(one.us, 3), samples=samples, calls=one.calls)
 
 
 def close(runners: dict[str, timing.Runner], peers: list[Peer]) -> None:

@@ -321,29 +321,53 @@ def measure(
     return timing
 
 
-def host_overhead(call: Call, device: torch.device, calls: int = 200, batches: int = 31) -> Overhead:
-    """Host microseconds that one `call` costs, launches included, the GPU's work not.
+def host_overhead(
+    calls: Mapping[str, Call], device: torch.device, count: int = 200, batches: int = 32, rounds: int = ROUNDS
+) -> dict[str, Overhead | Exception]:
+    """Host microseconds that one call of each of `calls` costs, launches included, the GPU's work not.
+
+    Each sample is a batch of `count` calls. The batches are taken in `rounds` over all of `calls` (`turns`), for a host
+    that others use too is half as fast again for seconds on end; each turn begins with a batch that is not counted.
 
     The device is idle when a batch starts and a batch is far shorter than the driver's launch queue, so the host never
     waits for the GPU inside the timed loop; use a product small enough that neither side is held up by the other. On a
     CPU there is no queue and the figure is the whole call.
+
+    A call that raises is left out of later rounds and its exception stands in its Overhead's place.
     """
 
-    def batch() -> float:
+    def batch(call: Call) -> float:
         synchronize(device)
         begin = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(count):
             call()
         elapsed = time.perf_counter() - begin
         synchronize(device)
-        return elapsed * 1e6 / calls
+        return elapsed * 1e6 / count
 
-    batch()  # may load a library
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    failed: dict[str, Exception] = {}
+
+    def turn(name: str, many: int) -> None:
+        try:
+            batch(calls[name])  # may load a library
+            samples[name] += [batch(calls[name]) for _ in range(many)]
+        except Exception as error:  # noqa: BLE001 - handed to the caller, who records it
+            failed[name] = error
+
+    for name in calls:
+        turn(name, 0)
     awake = time.perf_counter() + HOST_WARM_UP_MS / 1000
-    while time.perf_counter() < awake:  # a core that slept takes milliseconds to its clock
-        batch()
-    samples = [batch() for _ in range(batches)]
-    return Overhead(us=statistics.median(samples), samples=samples, calls=calls)
+    while len(failed) < len(calls) and time.perf_counter() < awake:  # a core that slept takes milliseconds to its clock
+        turn(next(name for name in calls if name not in failed), 0)
+    for order in turns(list(calls), rounds):
+        for name in order:
+            if name not in failed:
+                turn(name, batches // rounds)
+    return {
+        name: failed[name] if name in failed else Overhead(statistics.median(samples[name]), samples[name], count)
+        for name in calls
+    }
 
 
 def wake(device: torch.device, ms: float = 200.0) -> None:

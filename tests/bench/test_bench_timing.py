@@ -140,25 +140,42 @@ def test_spread_is_the_range_of_the_rounds_medians():
     assert result.spread == pytest.approx(0.2 / 1.1)
 
 
-def test_host_overhead_is_the_median_over_batches_without_the_warm_up(monkeypatch):
+def test_host_overhead_is_the_median_over_batches_without_those_that_begin_a_turn(monkeypatch):
     monkeypatch.setattr(timing, "HOST_WARM_UP_MS", 0.0)
     count = [0]
 
     def call():
         count[0] += 1
 
-    result = timing.host_overhead(call, CPU, calls=10, batches=3)
-    assert count[0] == 10 * (3 + 1)
-    assert len(result.samples) == 3
+    result = timing.host_overhead({"one": call}, CPU, count=10, batches=8, rounds=4)["one"]
+    assert count[0] == 10 * (1 + 8 + 4)
+    assert len(result.samples) == 8
     assert result.us == statistics.median(result.samples)
     assert 0 < result.us < 1000
+
+
+def test_host_overhead_takes_its_batches_in_rounds_over_all_calls(monkeypatch):
+    monkeypatch.setattr(timing, "HOST_WARM_UP_MS", 0.0)
+    order = []
+    timing.host_overhead({name: lambda name=name: order.append(name) for name in "ab"}, CPU, count=1, batches=4, rounds=2)
+    assert "".join(order[2:]) == "aaabbb" + "bbbaaa"  # the first two may load libraries
+
+
+def test_a_call_that_raises_is_left_out_of_host_overhead(monkeypatch):
+    monkeypatch.setattr(timing, "HOST_WARM_UP_MS", 1.0)
+
+    def refuse():
+        raise RuntimeError("launch failed")
+
+    measured = timing.host_overhead({"bad": refuse, "good": lambda: None}, CPU, count=3, batches=4)
+    assert str(measured["bad"]) == "launch failed" and len(measured["good"].samples) == 4
 
 
 def test_host_overhead_warms_up_for_a_while_first(monkeypatch):
     monkeypatch.setattr(timing, "HOST_WARM_UP_MS", 20.0)
     calls = []
-    timing.host_overhead(lambda: calls.append(time.perf_counter()), CPU, calls=10, batches=3)
-    assert calls[-30] - calls[0] >= 0.015
+    timing.host_overhead({"one": lambda: calls.append(time.perf_counter())}, CPU, count=10, batches=4)
+    assert calls[-10 * (4 + 4)] - calls[0] >= 0.015
 
 
 def test_the_cpu_cache_is_read_in_either_unit(tmp_path):
