@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Iterator
 
 from scaled_mm.tables import KernelRow, TileTable
-from scaled_mm.tables.rules import C3X_ARCHES, row_findings
+from scaled_mm.tables.rules import C3X_ARCHES, KIB, SHARED_MEMORY, row_findings
 from scaled_mm.tables.rules_c2x import TURING
 from scaled_mm.tables.rules_decode import MAX_CLUSTER
+from scaled_mm.tables.rules_decode import cost as decode_cost
 
 SCHEDULES = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}
 
@@ -25,12 +26,12 @@ _C3X_STAGES = ("auto", 3, 4, 5, 6, 8, 10)  # fewer than fit: two blocks share a 
 _C3X_SWIZZLES = (1, 2, 4, 8)
 _C3X_PREFETCH = (0, 1024)
 
-# decode (csrc/int8/decode): stages for one block a multiprocessor, and for up to four.
+# decode (csrc/int8/decode): as many stages as fit with one block on a multiprocessor, with two, with three and with four.
 _DECODE_TILE_M = (64, 128)
 _DECODE_TILE_N = (8, 16, 32, 48, 64, 96, 128)
 _DECODE_SPLITS = (1, 2, 4, 8)
 _DECODE_SHARES = (1, 2, 4)
-_DECODE_STAGES = (3, 4, 5, 6, 8, 10, 12, 16, 20)
+_DECODE_RESIDENT = (1, 2, 3, 4)
 
 # c2x (mma.sync).
 _C2X_TILE_MN = (16, 32, 64, 128, 256)
@@ -107,11 +108,19 @@ def _c3x_rows() -> Iterator[KernelRow]:
 
 
 def _decode_rows() -> Iterator[KernelRow]:
-    grid = itertools.product(_DECODE_TILE_M, _DECODE_TILE_N, _DECODE_SPLITS, _DECODE_SHARES, (None, "cooperative"), _DECODE_STAGES)
-    for m, n, split_k, share, schedule, stages in grid:
+    for m, n, split_k, share, schedule in itertools.product(_DECODE_TILE_M, _DECODE_TILE_N, _DECODE_SPLITS, _DECODE_SHARES, (None, "cooperative")):
         if n % (8 * share) or share * split_k > MAX_CLUSTER:
             continue
-        yield _row(generation="decode", tile=[m, n, 128], swap_ab=True, split_k=split_k, cluster=[share, 1], schedule=schedule, stages=stages)
+        fields = dict(generation="decode", tile=[m, n, 128], swap_ab=True, split_k=split_k, cluster=[share, 1], schedule=schedule)
+        for stages in {_decode_stages(_row(**fields, stages=2), blocks) for blocks in _DECODE_RESIDENT}:
+            if stages >= 2:
+                yield _row(**fields, stages=stages)
+
+
+def _decode_stages(row: KernelRow, blocks: int) -> int:
+    """The most stages with which `blocks` of a decode row's blocks share a multiprocessor, for 16-bit out: one block, for any out."""
+    cost = decode_cost(row, 4 if blocks == 1 else 2)
+    return ((SHARED_MEMORY["sm90"] + KIB) // blocks // KIB * KIB - KIB - cost.epilogue_bytes) // cost.stage_bytes
 
 
 def _c2x_rows(arch: str) -> Iterator[KernelRow]:

@@ -95,7 +95,9 @@ class Constants:
     padding: float = 0.2  # not fitted: what loads of rows that do not exist cost, of the memory's time (decision 0007: up to 30%)
     pressure: float = 0.15  # not fitted: slowdown where accumulators leave a thread few registers
     prefetch_us: float = 0.3  # not fitted: the measured rows have it where it helps
-    split_us: float = 2.0  # not fitted: no measured row splits K. Of c2x rows: those of a decode row meet in shared memory
+    split_us: float = 2.0  # not fitted: no measured c2x row splits K
+    decode_us: float = -1.75  # of a decode row, whose blocks hold weights before the preceding kernel has ended (decision 0012)
+    decode_split_us: float = 0.8  # for each time that a decode row halves K
 
 
 _MANY_ACCUMULATORS = 192
@@ -144,6 +146,8 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     memory *= 1 + c.padding * (1 - useful / (tile.m + tile.n))
 
     start = c.start_us + c.split_us * (row.split_k > 1 and row.generation == "c2x") - c.prefetch_us * (row.prefetch > 0)
+    if row.generation == "decode":
+        start += c.decode_us + c.decode_split_us * math.log2(row.split_k)
     start += c.ws_us * (row.schedule == "warp_specialized" and blocks > slots)
     start += c.cluster_us * (row.cluster.m * row.cluster.n - 1) + c.swap_us * row.swap_ab
     return start + max(memory, waves * block)

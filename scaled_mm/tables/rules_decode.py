@@ -36,7 +36,7 @@ def cost(row: KernelRow, out_bytes: int = 4) -> RowCost:
     stages = 0 if row.stages == "auto" else row.stages
     owned = rows // owners(row)
     out = owned * (columns * out_bytes + 16)
-    exchange = (2 if row.schedule else 1) * (columns * owned * 4 + 16) if row.split_k > 1 else 8
+    exchange = (2 if row.schedule else 1) * ((row.split_k - 1) * columns * owned * 4 + 16) if row.split_k > 1 else 8
     epilogue = out + exchange + (2 * columns + owned) * 4 + (columns + owned) * 8
     return RowCost(stage, epilogue, stages, -(-(stages * stage + epilogue) // 1024) * 1024, 64 * rows // _WARPGROUP)
 

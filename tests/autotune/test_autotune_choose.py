@@ -11,7 +11,7 @@ from scaled_mm.autotune.write import table_text, tuned_table, write_table
 from scaled_mm.errors import BadParamError
 from scaled_mm.tables import Bucket, TableError, available_tables, check_table, load_table
 
-ROWS = ("c3x_64x16x256_pp_swap", "c3x_64x32x256_pp_swap", "c3x_64x96x128_pp", "c3x_256x192x128_co")
+ROWS = ("c3x_64x16x256_pp_swap", "c3x_64x32x256_pp_swap", "c3x_64x80x256_ws_p1024", "c3x_256x192x128_co")
 
 
 def first(names, product):

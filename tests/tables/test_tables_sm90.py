@@ -14,9 +14,9 @@ from scaled_mm.tables.rules import row_cost
 DATA = Path(__file__).parent / "data"
 CASES = json.loads((DATA / "h200_rows.json").read_text())["cases"]
 STOCK = {(case["M"], case["N"], case["K"]): case["best_us"] for case in json.loads((DATA / "h200_stock_sweep.json").read_text())["cases"]}
-# What the table reaches: 1.034 in the worst case (M=2048 N=8192 K=7168), 1.0030 in the geometric mean.
+# What the table reaches: 1.034 in the worst case (M=2048 N=8192 K=7168), 1.0031 in the geometric mean.
 WORST = 1.035
-GEOMETRIC_MEAN = 1.0031
+GEOMETRIC_MEAN = 1.0032
 SHORT = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}
 
 
@@ -33,10 +33,19 @@ def edges(bounds):
     )
 
 
-def dispatched_us(table, case) -> float:
+def dispatched_us(table, case, times=None) -> float:
     row = table.select(case["M"], case["N"], case["K"]).row
-    assert row.name in case["us"], f"{row.name} is not among the measured kernels of M={case['M']} N={case['N']} K={case['K']}"
-    return case["us"][row.name]
+    times = times or case["us"]
+    assert row.name in times, f"{row.name} is not among the measured kernels of M={case['M']} N={case['N']} K={case['K']}"
+    return times[row.name]
+
+
+def over_the_best(table, case) -> float:
+    """Time of the table's row over that of the best one; where plain tensors were measured too, they count as much as constant weights."""
+    times = case["us"]
+    if tensors := case.get("us_tensor"):
+        times = {row: math.sqrt(case["us"][row] * us) for row, us in tensors.items()}
+    return dispatched_us(table, case, times) / min(times.values())
 
 
 def geometric_mean(values) -> float:
@@ -46,12 +55,12 @@ def geometric_mean(values) -> float:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['M']}x{case['N']}x{case['K']}")
 def test_every_measured_product_gets_a_row_close_to_the_best(table, case):
-    assert dispatched_us(table, case) / min(case["us"].values()) <= WORST
+    assert over_the_best(table, case) <= WORST
 
 
 def test_the_dispatched_rows_are_close_to_the_best_in_the_geometric_mean(table):
     assert len(CASES) == 99
-    assert geometric_mean(dispatched_us(table, case) / min(case["us"].values()) for case in CASES) <= GEOMETRIC_MEAN
+    assert geometric_mean(over_the_best(table, case) for case in CASES) <= GEOMETRIC_MEAN
 
 
 def test_decode_rows_are_faster_than_the_best_stock_kernels(table):
@@ -61,7 +70,7 @@ def test_decode_rows_are_faster_than_the_best_stock_kernels(table):
         for case in CASES
         if case["M"] <= 64 and (case["M"], case["N"], case["K"]) in STOCK
     ]
-    assert len(ratios) == 32 and geometric_mean(ratios) >= 1.03
+    assert len(ratios) == 32 and geometric_mean(ratios) >= 1.13
 
 
 def test_every_architecture_table_has_no_problem_and_is_for_the_architecture_it_is_named_for():

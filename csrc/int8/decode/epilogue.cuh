@@ -55,33 +55,41 @@ class Operands {
 // block owns. number: how many tiles the block has had before; last: whether it has none two tiles later.
 template <int kSplit, class S, class Accumulators, int kOwn>
 __device__ void exchange(S& shared, const Accumulators& all, int32_t (&own)[kOwn], int part, int share, int number, bool last) {
-  constexpr int kThreads = int(sizeof(shared.exchange.sums[0]) / sizeof(int32_t)) / kOwn;
-  const int buffer = number % S::kBuffers, use = number / S::kBuffers, thread = int(threadIdx.x);
+  static_assert(kOwn % 4 == 0, "a fragment of 8 rows is four accumulators of a thread");
   auto& e = shared.exchange;
+  constexpr int kThreads = int(sizeof(e.sums[0][0]) / sizeof(int4)) * 4 / kOwn;
+  const int buffer = number % S::kBuffers, use = number / S::kBuffers, thread = int(threadIdx.x);
   const uint32_t summed = cast_smem_ptr_to_uint(&e.summed[buffer]), drained = cast_smem_ptr_to_uint(&e.drained[buffer]);
   const bool owns = part < S::kOwners;
-  if (owns && thread == 0) e.summed[buffer].arrive_and_expect_tx((kSplit - 1) * sizeof(e.sums[0]));
+  if (owns && thread == 0) e.summed[buffer].arrive_and_expect_tx(sizeof(e.sums[0]));
   if (use > 0) wait_for_cluster(drained, (use - 1) & 1);
   CUTLASS_PRAGMA_UNROLL
   for (int owner = 0; owner < S::kOwners; ++owner) {
+    if (owner == part) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kOwn; ++i) own[i] = all(owner * kOwn + i);
+      continue;
+    }
     const uint32_t rank = owner + share * kSplit, barrier = set_block_rank(summed, rank);
-    const uint32_t words = set_block_rank(cast_smem_ptr_to_uint(&e.sums[buffer][thread]), rank);
+    const uint32_t words = set_block_rank(cast_smem_ptr_to_uint(&e.sums[buffer][part - (part > owner)][thread]), rank);
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kOwn; ++i) {
-      if (owner == part) {
-        own[i] = all(owner * kOwn + i);
-      } else {
-        add_remote(words + i * kThreads * int(sizeof(int32_t)), barrier, all(owner * kOwn + i));
-      }
+    for (int i = 0; i < kOwn; i += 4) {
+      const int at = owner * kOwn + i;
+      store_remote(words + i / 4 * kThreads * int(sizeof(int4)), barrier, all(at), all(at + 1), all(at + 2), all(at + 3));
     }
   }
   if (!owns) return;
   wait_for_cluster(summed, use & 1);
   CUTLASS_PRAGMA_UNROLL
-  for (int i = 0; i < kOwn; ++i) {
-    int32_t& others = e.sums[buffer][i * kThreads + thread];
-    own[i] = int32_t(uint32_t(own[i]) + uint32_t(others));
-    if (!last) others = 0;
+  for (int other = 0; other < kSplit - 1; ++other) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kOwn; i += 4) {
+      const int4 four = e.sums[buffer][other][i / 4 * kThreads + thread];
+      own[i] += four.x;
+      own[i + 1] += four.y;
+      own[i + 2] += four.z;
+      own[i + 3] += four.w;
+    }
   }
   if (last) return;
   __syncwarp();

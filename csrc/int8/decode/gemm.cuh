@@ -4,8 +4,8 @@
 // kSplit blocks of a cluster share a tile of columns, each block a part of K, so that a small weight keeps all multiprocessors busy;
 // kShare tiles of columns side by side share the rows of a, each block loading a part of them for all. A block fills its stages with
 // weights before the preceding kernel has ended where they are constant (docs/decisions/0011): what all blocks hold is then read
-// while that kernel finishes. int32 sums are added in shared memory, exactly, in any order: the first of the kSplit blocks own a slice
-// of the tile's rows each, to which the others add. A persistent kernel's blocks load the next tile's weights while they finish one.
+// while that kernel finishes. The first of the kSplit blocks own a slice of the tile's rows each, to which the others send their int32 sums;
+// they are added exactly, in any order. A persistent kernel's blocks load the next tile's weights while they finish one.
 #pragma once
 
 #include <algorithm>
@@ -28,7 +28,7 @@ using namespace cute;
 template <int kColumns, int kRows, int kSplit, int kShare, int kStages, bool kPersistent, class Mma, class Out>
 __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_constant__ Params<kColumns, kRows, kShare> p) {
   let_next_kernel_start();
-  constexpr int kConsumers = consumers(kColumns), kThreads = kConsumers + 32, kBlocks = kSplit * kShare;
+  constexpr int kConsumers = consumers(kColumns), kBlocks = kSplit * kShare;
   const auto sync_consumers = [] { cutlass::arch::NamedBarrier::sync(kConsumers, 0); };
   extern __shared__ __align__(1024) char memory[];
   using S = Shared<kColumns, kRows, kSplit, kStages, kPersistent, Out>;
@@ -37,22 +37,24 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   const int rank = int(blockIdx.x) % kBlocks, part = rank % kSplit, share = rank / kSplit;
   const int all_steps = p.K / kStepK + (p.K % kStepK != 0);
   const int begin = int(int64_t(all_steps) * part / kSplit), steps = int(int64_t(all_steps) * (part + 1) / kSplit) - begin;
-  const Tiles mine = {p.tiles_m, p.groups_n, p.tiles_m * p.groups_n * p.batch, int(blockIdx.x) / kBlocks, p.clusters};
+  const Tiles<kPersistent> mine = {p.tiles_m, p.groups_n, p.tiles_m * p.groups_n * p.batch, int(blockIdx.x) / kBlocks, p.clusters};
+  const Place home = mine.place();  // before anything is waited for: a division takes a hundred cycles
   const int64_t total = int64_t(steps) * mine.left();
 
   // One thread makes the barriers and loads: it need not wait for the others to see the barriers before it asks for weights.
   Loader<kColumns, kRows, kSplit, kShare, S> loader(p, shared, part, share);
   const bool loads = threadIdx.x == kConsumers;
   const int first = int(min(total, int64_t(kStages)));
-  // f(tile, step, stage) for the loads that need not wait for a free stage.
+  // f(place, step, stage) for the loads that need not wait for a free stage.
   const auto for_the_first = [&](auto&& f) {
-    Tiles tile = mine;
+    Tiles<kPersistent> tile = mine;
+    Place place = home;
     for (int i = 0, step = 0; i < first; ++i) {
-      f(tile, begin + step, i);
-      if (++step == steps) {
-        step = 0;
-        tile.next();
-      }
+      f(place, begin + step, i);
+      if (++step < steps || !kPersistent) continue;
+      step = 0;
+      tile.next();
+      place = tile.place();
     }
   };
   if (loads) {
@@ -69,20 +71,15 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();  // the barriers, for the loads that this thread starts
     if (p.early_weights) {
-      for_the_first([&](const Tiles& tile, int step, int stage) { loader.weights(tile, step, stage); });
+      for_the_first([&](const Place& place, int step, int stage) { loader.weights(place, step, stage); });
     } else {
-      for_the_first([&](const Tiles& tile, int step, int) { loader.prefetch_weights(tile, step); });
+      for_the_first([&](const Place& place, int step, int) { loader.prefetch_weights(place, step); });
     }
   }
   __syncwarp();
-  if constexpr (kSplit > 1) {
-    if (part < S::kOwners) {
-      int32_t* const sums = &shared.exchange.sums[0][0];
-      for (int i = int(threadIdx.x); i < int(sizeof(shared.exchange.sums) / sizeof(int32_t)); i += kThreads) sums[i] = 0;
-    }
-  }
   if constexpr (kBlocks > 1) {
-    cluster_sync();
+    cluster_arrive_relaxed();  // the barriers are all that the others must see, and their fence is above
+    cluster_wait();
   } else {
     __syncthreads();
   }
@@ -90,23 +87,21 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   if (threadIdx.x >= kConsumers) {
     if (!loads) return;
     wait_for_preceding_kernel();
-    for_the_first([&](const Tiles& tile, int step, int stage) {
-      if (!p.early_weights) loader.weights(tile, step, stage);
-      loader.activations(tile, step, stage);
+    for_the_first([&](const Place& place, int step, int stage) {
+      if (!p.early_weights) loader.weights(place, step, stage);
+      loader.activations(place, step, stage);
     });
     Ring<kStages> ring;
-    Tiles tile = mine;
-    int skipped = 0;  // those of the first that are under way
-    for (; tile.valid(); tile.next()) {
-      for (int step = 0; step < steps; ++step) {
-        if (skipped < first) {
-          ++skipped;
-          continue;
-        }
+    int skip = first;  // those are under way
+    Place place = home;
+    for (Tiles<kPersistent> tile = mine; tile.valid(); tile.next()) {
+      if (tile.index != mine.index) place = tile.place();
+      const int skipped = min(skip, steps);
+      skip -= skipped;
+      for (int step = skipped; step < steps; ++step, ring.advance()) {
         shared.empty[ring.stage].wait(ring.phase);
-        loader.weights(tile, begin + step, ring.stage);
-        loader.activations(tile, begin + step, ring.stage);
-        ring.advance();
+        loader.weights(place, begin + step, ring.stage);
+        loader.activations(place, begin + step, ring.stage);
       }
     }
     return;
@@ -121,17 +116,18 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   constexpr int kOwn = int(size(all)) / S::kOwners;  // a thread's accumulators go down the rows by fragments of 8, so a slice is a run of them
   Ring<kStages> ring;
   Releases<kSplit, kShare, S> releases(shared, total - kStages, part);
+  Place place = home;
   int number = 0;
-  for (Tiles tile = mine; tile.valid(); tile.next(), ++number) {
-    const int batch = tile.batch();
-    const int first_column = (tile.group() * kShare + share) * kColumns, first_row = tile.row_tile() * kRows + part * S::kSlice;
+  for (Tiles<kPersistent> tile = mine; tile.valid(); tile.next(), ++number) {
+    if (number > 0) place = tile.place();
+    const int first_column = (place.group * kShare + share) * kColumns, first_row = place.row_tile * kRows + part * S::kSlice;
     const int columns = max(0, min(kColumns, p.N - first_column)), rows = max(0, min(S::kSlice, p.M - first_row));
     Operands<kColumns, Out, S> operands;
-    if (owns) operands.fetch(p.epilogue, first_column, first_row, columns, rows, batch);
+    if (owns) operands.fetch(p.epilogue, first_column, first_row, columns, rows, place.batch);
     multiply<kColumns, kRows, kStages>(mma, shared, steps, ring, releases, all);
     int32_t sums[kOwn];
     if constexpr (kSplit > 1) {
-      exchange<kSplit>(shared, all, sums, part, share, number, tile.index + S::kBuffers * tile.stride >= tile.count);
+      exchange<kSplit>(shared, all, sums, part, share, number, !kPersistent || tile.index + S::kBuffers * tile.stride >= tile.count);
       if (!owns) continue;
     } else {
       CUTLASS_PRAGMA_UNROLL
@@ -142,7 +138,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
     sync_consumers();
     compute<Out>(p.epilogue, shared, sums, where);
     sync_consumers();
-    store<kColumns>(p, shared, first_column, first_row, columns, rows, batch);
+    store<kColumns>(p, shared, first_column, first_row, columns, rows, place.batch);
   }
 }
 

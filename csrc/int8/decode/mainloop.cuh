@@ -7,28 +7,29 @@ namespace scaled_mm::decode {
 
 using namespace cute;
 
-// Loads tiles of weights and activations, one thread for a block.
+// Loads tiles of weights and activations, one thread for a block. It issues the steps one after the other, so nothing is computed here
+// that could be computed once a tile.
 template <int kColumns, int kRows, int kSplit, int kShare, class S>
 class Loader {
  public:
   __device__ Loader(const Params<kColumns, kRows, kShare>& p, S& shared, int part, int share) : p_(p), shared_(shared), part_(part), share_(share) {}
 
   // A stage's barrier is told to wait for both operands.
-  __device__ void weights(const Tiles& tile, int step, int stage) {
+  __device__ void weights(const Place& place, int step, int stage) {
     shared_.full[stage].arrive_and_expect_tx((kColumns + kRows) * kStepK);
-    const auto from = source<kColumns>(p_.weights, p_.N, tile.group() * kShare + share_, tile.batch(), step);
+    const auto from = source<kColumns>(p_.weights, p_.N, place.group * kShare + share_, place.batch, step);
     copy(p_.weights.with(reinterpret_cast<uint64_t&>(shared_.full[stage])), from, target<kColumns>(p_.weights, &shared_.weights[stage][0]));
   }
 
   // Asks L2 for them.
-  __device__ void prefetch_weights(const Tiles& tile, int step) {
-    cute::prefetch(p_.weights, source<kColumns>(p_.weights, p_.N, tile.group() * kShare + share_, tile.batch(), step));
+  __device__ void prefetch_weights(const Place& place, int step) {
+    cute::prefetch(p_.weights, source<kColumns>(p_.weights, p_.N, place.group * kShare + share_, place.batch, step));
   }
 
   // This block's part of the rows, for all blocks that need them.
-  __device__ void activations(const Tiles& tile, int step, int stage) {
+  __device__ void activations(const Place& place, int step, int stage) {
     constexpr int kPart = kRows / kShare;
-    const auto from = source<kPart>(p_.activations, p_.M, tile.row_tile() * kShare + share_, tile.batch(), step);
+    const auto from = source<kPart>(p_.activations, p_.M, place.row_tile * kShare + share_, place.batch, step);
     auto to = target<kPart>(p_.activations, &shared_.activations[stage][share_ * kPart * kStepK]);
     auto& barrier = reinterpret_cast<uint64_t&>(shared_.full[stage]);
     if constexpr (kShare > 1) {
@@ -90,8 +91,7 @@ __device__ void multiply(const Mma& mma, S& shared, int steps, Ring<kStages>& ri
       thread.partition_A(make_tensor(make_smem_ptr(&shared.weights[0][0]), Steps<kColumns, kStages>{})));
   const auto activations = thread.make_fragment_B(
       thread.partition_B(make_tensor(make_smem_ptr(&shared.activations[0][0]), Steps<kRows, kStages>{})));
-  clear(sums);
-  tiled.accumulate_ = GMMA::ScaleOut::One;
+  tiled.accumulate_ = GMMA::ScaleOut::Zero;
   int done = ring.stage;
   for (int step = 0; step < steps; ++step, ring.advance()) {
     shared.full[ring.stage].wait(ring.phase);
@@ -100,6 +100,7 @@ __device__ void multiply(const Mma& mma, S& shared, int steps, Ring<kStages>& ri
     CUTLASS_PRAGMA_UNROLL
     for (int k = 0; k < size<2>(weights); ++k) {
       cute::gemm(tiled, weights(_, _, k, ring.stage), activations(_, _, k, ring.stage), sums);
+      tiled.accumulate_ = GMMA::ScaleOut::One;
     }
     warpgroup_commit_batch();
     warpgroup_wait<1>();  // this step is in flight; the one before it has ended, and its stage is free
@@ -108,7 +109,11 @@ __device__ void multiply(const Mma& mma, S& shared, int steps, Ring<kStages>& ri
   }
   warpgroup_wait<0>();
   warpgroup_fence_operand(sums);
-  if (steps > 0) releases.release(done);
+  if (steps > 0) {
+    releases.release(done);
+  } else {
+    clear(sums);
+  }
 }
 
 }  // namespace scaled_mm::decode

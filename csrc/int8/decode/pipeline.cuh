@@ -9,11 +9,11 @@ namespace scaled_mm::decode {
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Adds to a word of another block's shared memory in the cluster, and counts its four bytes at that block's barrier. Both addresses are
+// Stores four words into another block's shared memory in the cluster, and counts their bytes at that block's barrier. Both addresses are
 // those that cute::set_block_rank gives.
-__device__ inline void add_remote(uint32_t word, uint32_t barrier, int32_t value) {
-  asm volatile("red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%0], %1, [%2];"
-               ::"r"(word), "r"(uint32_t(value)), "r"(barrier)
+__device__ inline void store_remote(uint32_t words, uint32_t barrier, int x, int y, int z, int w) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+               ::"r"(words), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
                : "memory");
 }
 
@@ -49,18 +49,22 @@ struct Ring {
   }
 };
 
-// The tiles of a cluster, one after the other: every `stride`-th of all. Those of one product's columns come side by side, for they
-// need the same weights.
+// A tile's place: its rows of a, the columns that its cluster computes at once, its product of the batch.
+struct Place {
+  int row_tile, group, batch;
+};
+
+// The tiles of a cluster, one after the other: every `stride`-th of all; of a kernel that is not persistent, one. Those of one product's
+// columns come side by side, for they need the same weights.
+template <bool kPersistent>
 struct Tiles {
-  int row_tiles, groups, count;  // of rows of a; of the columns that a cluster computes at once; in all products of the batch
+  int row_tiles, groups, count;  // along M; along N; in all products of the batch
   int index, stride;
 
   __device__ bool valid() const { return index < count; }
-  __device__ void next() { index += stride; }
-  __device__ int row_tile() const { return index % row_tiles; }
-  __device__ int group() const { return index / row_tiles % groups; }
-  __device__ int batch() const { return index / row_tiles / groups; }
-  __device__ int left() const { return valid() ? (count - index + stride - 1) / stride : 0; }
+  __device__ void next() { index = kPersistent ? index + stride : count; }
+  __device__ Place place() const { return {index % row_tiles, index / row_tiles % groups, index / row_tiles / groups}; }
+  __device__ int left() const { return !valid() ? 0 : kPersistent ? (count - index + stride - 1) / stride : 1; }
 };
 
 }  // namespace scaled_mm::decode

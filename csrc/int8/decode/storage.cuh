@@ -53,11 +53,11 @@ struct Params {
 // Blocks of a cluster that own rows: as many as divide the tile into whole fragments of 8 rows.
 constexpr int owners(int rows, int split) { return split > 1 && rows / 8 % split != 0 ? owners(rows, split / 2) : split; }
 
-// The sums of the cluster's other blocks, in the order of the threads' accumulators: two tiles' where a block computes several.
-template <int kSums, int kBuffers>
+// The sums of the cluster's other blocks, in the order of the threads' accumulators by fours: two tiles' where a block computes several.
+template <int kSums, int kOthers, int kBuffers>
 struct Exchange {
-  int32_t sums[kBuffers][kSums];
-  FullBarrier summed[kBuffers];   // all others have added theirs
+  int4 sums[kBuffers][kOthers][kSums / 4];
+  FullBarrier summed[kBuffers];   // all others' are there
   EmptyBarrier drained[kBuffers];  // all owners have taken theirs
 };
 struct NoExchange {};
@@ -72,7 +72,7 @@ struct alignas(1024) Shared {
   Out out[kSlice][kPitch];
   FullBarrier full[kStages];
   EmptyBarrier empty[kStages];
-  std::conditional_t<(kSplit > 1), Exchange<kColumns * kSlice, kBuffers>, NoExchange> exchange;
+  std::conditional_t<(kSplit > 1), Exchange<kColumns * kSlice, kSplit - 1, kBuffers>, NoExchange> exchange;
   float b_scale[kColumns], bias[kColumns], a_scale[kSlice];
   int2 col_terms[kColumns], row_terms[kSlice];
 };
