@@ -27,6 +27,7 @@ from scaled_mm.errors import BadParamError
 from scaled_mm.tables import KernelRow
 from scaled_mm.tables.rules import KIB, SHARED_MEMORY, row_cost
 from scaled_mm.tables.rules_c2x import warps
+from scaled_mm.tables.rules_decode import cost as decode_cost
 
 Product = tuple[int, int, int]  # M, N, K
 
@@ -107,7 +108,7 @@ FITTED = Constants()  # see docs/tuning.md
 def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITTED) -> float:
     """Microseconds of out [M,N] = a [M,K] x b [K,N] with 16-bit out. Positive, finite."""
     M, N, K = product
-    tile, cost = row.tile, row_cost(row, gpu.arch)
+    tile, cost = row.tile, decode_cost(row, 2) if row.generation == "decode" else row_cost(row, gpu.arch)
     over_m, over_n = (N, M) if row.swap_ab else (M, N)  # of the MMA
     tiles_m = math.ceil(math.ceil(over_m / tile.m) / row.cluster.m) * row.cluster.m
     tiles_n = math.ceil(math.ceil(over_n / tile.n) / row.cluster.n) * row.cluster.n

@@ -25,7 +25,7 @@ def owners(row: KernelRow) -> int:
 
 
 def cost(row: KernelRow, out_bytes: int = 4) -> RowCost:
-    """Bytes of shared memory, as `Shared` in csrc/int8/decode/gemm.cuh has them, and accumulators per thread.
+    """Bytes of shared memory, as `Shared` in csrc/int8/decode/storage.cuh has them, and accumulators per thread.
 
     A stage has a tile of both operands and two barriers. Beside the stages there are, for the rows that a block owns, an output tile,
     scales, bias and zero-point terms, and where K is split the other blocks' sums with two barriers, of two tiles if the kernel is

@@ -52,9 +52,9 @@ class Operands {
 };
 
 // Gives the others' rows of this block's sums to their owners, and gets theirs for its own; `own` becomes the sums of the rows that the
-// block owns. number: how many tiles the block has had before; last: whether it has none two tiles later.
+// block owns. number: how many tiles the block has had before. A sender may end with its words under way: their block waits for them.
 template <int kSplit, class S, class Accumulators, int kOwn>
-__device__ void exchange(S& shared, const Accumulators& all, int32_t (&own)[kOwn], int part, int share, int number, bool last) {
+__device__ void exchange(S& shared, const Accumulators& all, int32_t (&own)[kOwn], int part, int share, int number) {
   static_assert(kOwn % 4 == 0, "a fragment of 8 rows is four accumulators of a thread");
   auto& e = shared.exchange;
   constexpr int kThreads = int(sizeof(e.sums[0][0]) / sizeof(int4)) * 4 / kOwn;
@@ -91,9 +91,12 @@ __device__ void exchange(S& shared, const Accumulators& all, int32_t (&own)[kOwn
       own[i + 3] += four.w;
     }
   }
-  if (last) return;
-  __syncwarp();
-  if (thread % 32 < kSplit) arrive_remote(drained, thread % 32 + share * kSplit);
+}
+
+// Tells the blocks that share the tile that this one, an owner, has taken its sums: their buffer is free. After all its threads have.
+template <int kSplit, class S>
+__device__ void drain(S& shared, int share, int number) {
+  if (threadIdx.x < kSplit) arrive_remote(cast_smem_ptr_to_uint(&shared.exchange.drained[number % S::kBuffers]), int(threadIdx.x) + share * kSplit);
 }
 
 // The tile's values, from its sums into shared memory. where: of a thread's accumulators in the tile.

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
     if constexpr (kSplit > 1) {
       for (int i = 0; i < S::kBuffers; ++i) {
         shared.exchange.summed[i].init(1);
-        shared.exchange.drained[i].init(S::kOwners * kConsumers / 32);
+        shared.exchange.drained[i].init(S::kOwners);
       }
     }
     cutlass::arch::fence_barrier_init();
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
     multiply<kColumns, kRows, kStages>(mma, shared, steps, ring, releases, all);
     int32_t sums[kOwn];
     if constexpr (kSplit > 1) {
-      exchange<kSplit>(shared, all, sums, part, share, number, !kPersistent || tile.index + S::kBuffers * tile.stride >= tile.count);
+      exchange<kSplit>(shared, all, sums, part, share, number);
       if (!owns) continue;
     } else {
       CUTLASS_PRAGMA_UNROLL
@@ -136,6 +136,9 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
 
     operands.put(p.epilogue, shared);
     sync_consumers();
+    if constexpr (kSplit > 1 && kPersistent) {
+      if (tile.index + S::kBuffers * tile.stride < tile.count) drain<kSplit>(shared, share, number);  // else nobody waits, or is there
+    }
     compute<Out>(p.epilogue, shared, sums, where);
     sync_consumers();
     store<kColumns>(p, shared, first_column, first_row, columns, rows, place.batch);
