@@ -249,6 +249,8 @@ def _progress(console: Console) -> Iterator[Any]:
 class _Bar:
     def __init__(self, bar: Progress, console: Console):
         self._bar, self._console, self._task = bar, console, None
+        self._log = common.LogLines(console.is_terminal)
+        self._done = self._total = 0
 
     def phase(self, name: str, total: int) -> None:
         if not self._console.is_terminal:
@@ -256,7 +258,10 @@ class _Bar:
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._task = self._bar.add_task("", total=total, phase=name)
+        self._done, self._total = 0, total
 
     def step(self, text: str) -> None:
         self._bar.update(self._task, description=text)
         self._bar.advance(self._task)
+        self._done += 1
+        self._log.say(f"{self._done} of {self._total}: {text}")

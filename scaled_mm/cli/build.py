@@ -48,11 +48,15 @@ def run(args: argparse.Namespace) -> int:
     start = time.monotonic()
     # Progress goes to stderr: stdout is the answer.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    log = common.LogLines(console.is_terminal)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"kernels of {table.arch}", total=len(names))
 
         def on_kernel(name: library.KernelName, done: int, total: int) -> None:
-            progress.update(task, completed=done, description=f"{table.arch} {name[0]} {name[1] or ''}".rstrip())
+            kernel = f"{table.arch} {name[0]} {name[1] or ''}".rstrip()
+            progress.update(task, completed=done, description=kernel)
+            log.say(f"{done} of {total} kernels, the last one {kernel}")
 
         if whole:
             built = [library.build_arch(table, args.jobs, on_kernel)]

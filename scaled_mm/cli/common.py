@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,6 +122,20 @@ def console(stderr: bool = False) -> Console:
 
     made = _Console(stderr=stderr)
     return made if made.is_terminal else _Console(stderr=stderr, width=WIDE)
+
+
+class LogLines:
+    """Progress for a log file: a line on stderr every `seconds` at most. On a terminal nothing, for a bar says it there."""
+
+    def __init__(self, terminal: bool, seconds: float = 30.0):
+        self._terminal, self._seconds = terminal, seconds
+        self._start = self._last = time.monotonic()
+
+    def say(self, text: str) -> None:
+        now = time.monotonic()
+        if not self._terminal and now - self._last >= self._seconds:
+            self._last = now
+            print(f"{text}, {now - self._start:.0f} s", file=sys.stderr, flush=True)
 
 
 def narrow_table(title: str, **options) -> Table:

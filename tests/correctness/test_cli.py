@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import torch
 
 import scaled_mm as sm
 from scaled_mm import cpu, reference
-from scaled_mm.cli import doctor, main, verify
+from scaled_mm.cli import common, doctor, main, verify
 
 SHAPES = ["--shape", "1x64x96", "--shape", "33x40x37"]
 CASES_PER_SHAPE = 7  # three float dtypes with and without bias, and int32
@@ -314,3 +315,11 @@ def test_doctor_names_the_gpu_and_its_tile_table():
     findings = {finding.name: finding for finding in doctor.examine()}
     assert torch.cuda.get_device_name(0) in findings["GPU 0"].found
     assert findings["tile table of GPU 0"].found.startswith(f"{sm.Handle('cuda:0').arch}: ")
+
+
+def test_a_log_gets_a_line_of_progress_now_and_then_and_a_terminal_none(capsys):
+    for terminal, seconds in ((False, 0.0), (True, 0.0), (False, 3600.0)):
+        log = common.LogLines(terminal, seconds)
+        log.say("1 of 3 kernels")
+        log.say("2 of 3 kernels")
+    assert re.fullmatch(r"1 of 3 kernels, \d+ s\n2 of 3 kernels, \d+ s\n", capsys.readouterr().err)
