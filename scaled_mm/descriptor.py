@@ -304,6 +304,7 @@ class Descriptor(Plan):
         super().__init__(handle, tensors, kernel, constant_b)
         self._address = self._pointer.value
         self._device_index = self.device.index if self.device.type == "cuda" else -1
+        self._needs_sums = self._planned[-1] is not None
         self._constant_b = constant_b or (isinstance(tensors["b"], TensorDesc) and tensors["b"].constant)
 
     def calculate(
@@ -323,11 +324,12 @@ class Descriptor(Plan):
             self._alive()
         if stream is not None:
             stream = _stream_address(stream)
-        if self._constant_b and not (isinstance(b, PreparedWeight) and b.constant):
-            got = f"a {type(b).__name__}{' that is not constant' if isinstance(b, PreparedWeight) else ''}"
+        prepared = isinstance(b, PreparedWeight)
+        if self._constant_b and not (prepared and b.constant):
+            got = f"a {type(b).__name__}{' that is not constant' if prepared else ''}"
             raise BadParamError(f"b: expected a constant PreparedWeight, as the descriptor was created with one, got {got}")
-        if isinstance(b, PreparedWeight):
-            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=self._planned[-1] is not None)
+        if prepared:
+            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=self._needs_sums)
         if self._device_index >= 0 and fast.module is not None and not fast.intercepted():
             status = fast.module.calculate(
                 self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point,
