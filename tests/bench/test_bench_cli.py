@@ -95,7 +95,7 @@ def test_the_row_to_force_on_a_gpu_is_looked_up_before_anything_is_timed(monkeyp
     gpu = torch.device("cuda:0")
     bench._check_names(parse("--kernel", "generic_64x64x64"), gpu)
     for name in ("foo", "all", "generic_64x64x64,generic_64x64x64"):
-        with pytest.raises(KernelNotFoundError, match="--kernel: expected one of c3x_.*, got "):
+        with pytest.raises(KernelNotFoundError, match="--kernel: expected one of decode_.*, c3x_.*, got "):
             bench._check_names(parse("--kernel", name), gpu)
 
 

@@ -47,7 +47,7 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
             if suffix not in codegen.out_dtypes(row):
                 continue
             symbols.append(codegen.symbol(row.name, suffix))
-            maps = "true" if row.alignment != (1, 1, 1) else "false"
+            maps = "kNone" if row.alignment == (1, 1, 1) else "kAll" if row.alignment[2] > 1 else "kInputs"
             kind = "HOST_GROUPED_KERNEL" if row.grouped else "HOST_BLOCK_SCALED_KERNEL" if row.block_scaled else "HOST_KERNEL"
             entries.append(f'{kind}({symbols[-1]}, "{row.name}", {dtype}, {maps})')
     (folder / "entries.cpp").write_text("\n".join([*entries, broken]))

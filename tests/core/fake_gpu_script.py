@@ -311,7 +311,7 @@ def dispatch(kernels: str) -> dict:
 
 def forced(kernels: str) -> dict:
     core, table = Core(kernels), load_table("sm90")
-    fast = next(row.name for row in table.rows if row.alignment != (1, 1, 1))
+    fast = next(row.name for row in table.rows if row.alignment == (16, 16, 16))
     for row in table.rows:
         choice = core.choice(core.create(row.name, **product_descs(3, 64, 128)))
         assert choice.row.decode() == row.name and choice.bucket == -1 and "forced by name" in choice.reason.decode()
@@ -321,6 +321,9 @@ def forced(kernels: str) -> dict:
                "pointer of a": product_descs(3, 64, 128, a=TensorDesc((3, 128), torch.int8, alignment=8)),
                "pointer of b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8, (1, 128), alignment=8)),
                "pointer of out": product_descs(3, 64, 128, out=TensorDesc((3, 64), torch.bfloat16, alignment=8))}  # fmt: skip
+    decode = next(row.name for row in table.rows if row.generation == "decode")  # any out that is contiguous along N
+    for name in ("unaligned N", "end of a row", "end of one row", "pointer of out"):
+        assert core.choice(core.create(decode, **misfits[name])).row.decode() == decode
     return {
         "unknown": status_of(lambda: core.create("c3x_1x1x1", **product_descs(3, 64, 128))),
         **{name: status_of(lambda descs=descs: core.create(fast, **descs)) for name, descs in misfits.items()},

@@ -72,17 +72,26 @@ scaledMMStatus_t zero_point_terms(const GemmLaunch& l, char*, size_t) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
+// Which operands a row reads or writes through tensor maps: none, a and b, or out too.
+enum class Maps { kNone, kInputs, kAll };
+
 // What a tensor map asks for; nullptr when it would take these operands.
-const char* tensor_map_refuses(const GemmLaunch& l, int64_t out_bytes) {
+const char* tensor_map_refuses(const GemmLaunch& l, Maps maps, int64_t out_bytes) {
   auto off = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 != 0; };
+  const BatchStrides& s = l.batch_strides;
+  if (maps == Maps::kNone) return nullptr;
+  if (maps == Maps::kAll) {
+    if (off(l.out)) return "the data pointer of out is not aligned";
+    if (l.M > 1 && l.out_stride_m * out_bytes % 16) return "a row stride of out";
+    if (s.out * out_bytes % 16) return "a batch stride of out";
+  }
   if (l.K == 0) return "K is 0";
-  if (off(l.a) || off(l.b) || off(l.out)) return "a data pointer is not aligned";
+  if (off(l.a) || off(l.b)) return "a data pointer is not aligned";
   if (l.K > 1 && (l.a_stride_k != 1 || l.b_stride_k != 1)) return "K is not contiguous";
   if (l.N > 1 && l.out_stride_n != 1) return "out is not contiguous along N";
-  if (l.M > 1 && (l.a_stride_m % 16 || l.a_stride_m < l.K || l.out_stride_m * out_bytes % 16)) return "a row stride";
+  if (l.M > 1 && (l.a_stride_m % 16 || l.a_stride_m < l.K)) return "a row stride";
   if (l.N > 1 && (l.b_stride_n % 16 || l.b_stride_n < l.K)) return "a column stride of b";
-  const BatchStrides& s = l.batch_strides;
-  if (s.a % 16 || s.b % 16 || s.out * out_bytes % 16) return "a batch stride";
+  if (s.a % 16 || s.b % 16) return "a batch stride";
   if (l.batch > 65535) return "the batch";
   return nullptr;
 }
@@ -119,11 +128,11 @@ void compute(const GemmLaunch& l, int64_t i, int64_t m, int64_t n) {
   store<kDtype>(l.out, i * s.out + m * l.out_stride_m + n * l.out_stride_n, int32_t(acc), value);
 }
 
-template <int kDtype, bool kTensorMaps>
+template <int kDtype, Maps kMaps>
 scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   host_kernels_last_stream = l.stream;
   host_kernels_last_constant_b = l.constant_b;
-  const char* why = kTensorMaps ? tensor_map_refuses(l, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4) : nullptr;
+  const char* why = tensor_map_refuses(l, kMaps, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4);
   if (why) {
     snprintf(message, size, "handed to a row that cannot take it: %s", why);
     return SCALED_MM_STATUS_CUDA_ERROR;
@@ -142,14 +151,14 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
 }
 
 // Expert by expert, with the offsets clamped as the interface says; rows past the last are cleared. The workspace is spoilt.
-template <int kDtype, bool kTensorMaps>
+template <int kDtype, Maps kMaps>
 scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size) {
   const scaled_mm::Groups* groups = l.groups;
-  if (groups == nullptr || (kTensorMaps && (l.workspace == nullptr || groups->b_stride % 16))) {
+  if (groups == nullptr || (kMaps != Maps::kNone && (l.workspace == nullptr || groups->b_stride % 16))) {
     snprintf(message, size, "no groups, no workspace, or a stride of b that a tensor map cannot take");
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
-  if (kTensorMaps) memset(l.workspace, 0xff, size_t(64 * groups->experts + l.multiprocessors));
+  if (kMaps != Maps::kNone) memset(l.workspace, 0xff, size_t(64 * groups->experts + l.multiprocessors));
   constexpr int64_t kOutBytes = kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4;
   const auto out_at = [&](int64_t m) { return static_cast<char*>(l.out) + m * l.out_stride_m * kOutBytes; };
   int64_t begin = 0;
@@ -164,7 +173,7 @@ scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size)
     if (l.a_scale) one.a_scale += begin * l.a_scale_stride;
     if (l.b_scale) one.b_scale += e * groups->b_scale_stride;
     if (l.bias) one.bias = static_cast<const char*>(l.bias) + e * groups->bias_stride * (l.bias_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2);
-    if (scaledMMStatus_t status = launch<kDtype, kTensorMaps>(one, message, size)) return status;
+    if (scaledMMStatus_t status = launch<kDtype, kMaps>(one, message, size)) return status;
     begin = end;
   }
   for (; begin < l.M; ++begin) {
@@ -174,11 +183,11 @@ scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size)
 }
 
 // Block by block of K, as docs/NUMERICS.md says.
-template <int kDtype, bool kTensorMaps>
+template <int kDtype, Maps kMaps>
 scaledMMStatus_t block_scaled_launch(const GemmLaunch& l, char* message, size_t size) {
   host_kernels_last_stream = l.stream;
   host_kernels_last_constant_b = l.constant_b;
-  const char* why = kTensorMaps ? tensor_map_refuses(l, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4) : nullptr;
+  const char* why = tensor_map_refuses(l, kMaps, kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4);
   if (why || l.batch != 1 || l.workspace) {
     snprintf(message, size, "handed what a block-scaled row cannot take: %s", why ? why : "a batch or a workspace");
     return SCALED_MM_STATUS_CUDA_ERROR;
@@ -228,21 +237,21 @@ scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
   memset(l.workspace, 0xff, size_t(workspace_size(l.M, l.N, l.batch)));
-  return launch<SCALED_MM_DTYPE_FLOAT32, false>(l, message, size);
+  return launch<SCALED_MM_DTYPE_FLOAT32, Maps::kNone>(l, message, size);
 }
 
 }  // namespace
 
-#define HOST_KERNEL(symbol, row, dtype, tensor_maps)  \
+#define HOST_KERNEL(symbol, row, dtype, maps)  \
   extern "C" const scaled_mm::Kernel symbol;          \
-  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &launch<dtype, tensor_maps>};
-#define HOST_GROUPED_KERNEL(symbol, row, dtype, tensor_maps)                                             \
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &launch<dtype, Maps::maps>};
+#define HOST_GROUPED_KERNEL(symbol, row, dtype, maps)                                             \
   extern "C" const scaled_mm::Kernel symbol;                                                             \
-  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &grouped_launch<dtype, tensor_maps>, nullptr, \
-                                    tensor_maps ? &grouped_workspace_size : nullptr};
-#define HOST_BLOCK_SCALED_KERNEL(symbol, row, dtype, tensor_maps) \
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &grouped_launch<dtype, Maps::maps>, nullptr, \
+                                    Maps::maps != Maps::kNone ? &grouped_workspace_size : nullptr};
+#define HOST_BLOCK_SCALED_KERNEL(symbol, row, dtype, maps) \
   extern "C" const scaled_mm::Kernel symbol;                      \
-  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &block_scaled_launch<dtype, tensor_maps>};
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &block_scaled_launch<dtype, Maps::maps>};
 #define HOST_ZERO_POINT_TERMS(symbol)                 \
   extern "C" const scaled_mm::Kernel symbol;          \
   const scaled_mm::Kernel symbol = {"zero_point_terms", -1, 0, &prepare, &zero_point_terms};
