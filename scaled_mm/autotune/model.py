@@ -97,8 +97,8 @@ class Constants:
     pressure: float = 0.15  # not fitted: slowdown where accumulators leave a thread few registers
     prefetch_us: float = 0.3  # not fitted: the measured rows have it where it helps
     split_us: float = 2.0  # not fitted: no measured c2x row splits K
-    decode_us: float = -1.75  # of a decode row, whose blocks hold weights before the preceding kernel has ended (decision 0012)
-    decode_split_us: float = 0.8  # for each time that a decode row halves K
+    decode_us: float = -1.75  # by hand: of a decode row, whose blocks hold weights before the preceding kernel has ended (decision 0012)
+    decode_split_us: float = 0.8  # by hand: for each time that a decode row halves K
 
 
 _MANY_ACCUMULATORS = 192
