@@ -10,6 +10,7 @@
               multiply  the tile's operations over a multiprocessor's rate; narrow tiles wait for shared memory instead of the
                         tensor cores, and what is fetched per operation costs power, which sets the clock (decision 0004)
               load      bytes of the tile's two sides, shared within a cluster, over a multiprocessor's share of L2
+              A decode block waits for each step's wgmma before it takes the next: it needs a least time for a step
 
 The constants were fitted once to the H200's rows (tests/autotune/fit_model.py); docs/tuning.md says how well it does there.
 For other GPUs the facts change and the constants stay: a guess, which is why the autotuner measures.
@@ -99,6 +100,8 @@ class Constants:
     split_us: float = 2.0  # not fitted: no measured c2x row splits K
     decode_us: float = -1.75  # by hand: of a decode row, whose blocks hold weights before the preceding kernel has ended (decision 0012)
     decode_split_us: float = 0.8  # by hand: for each time that a decode row halves K
+    decode_step_us: float = 0.24  # by hand: the least time of a decode block's step of K
+    decode_column_us: float = 0.0017  # by hand: what each column of the tile adds to that
 
 
 _MANY_ACCUMULATORS = 192
@@ -137,7 +140,10 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     epilogue = c.epilogue_us + 2 * tile.m * tile.n / (gpu.bandwidth * c.store / gpu.multiprocessors / 1e6)
     if row.schedule == "pingpong" and waves > 1:
         epilogue /= 2  # behind the other warpgroup's main loop, but for the last
-    block = together * max(multiply, load) * steps + epilogue + c.wave_us
+    step = together * max(multiply, load)
+    if row.generation == "decode":
+        step = max(step, c.decode_step_us + c.decode_column_us * tile.n)
+    block = step * steps + epilogue + c.wave_us
 
     in_use = min(blocks, slots) / resident if blocks < slots else gpu.multiprocessors
     useful = min(tile.m, over_m) + min(tile.n, over_n)  # rows beyond M or N are filled with zeros, and bring nothing
