@@ -24,6 +24,7 @@ from scaled_mm.tables import KernelRow, TileTable
 from scaled_mm.tables.select import contiguous_misfits
 
 PASS = 4  # candidates of a product that are timed before the next product's: a budget that ends early leaves none without
+HOPELESS = 1.1  # a candidate so much slower than its product's best after one round of samples is timed no further
 SMALLEST_N = 512  # below the smallest measured N the model picks rows, for powers of two from here on
 _DISQUALIFYING = ("wrong", "crashed", "hung")
 
@@ -215,8 +216,11 @@ class Run:
             return True
         if self.outcome.ended or self._spent() or name not in self._libraries or name in self.outcome.bad_rows():
             return False
+        best = min((cell.us for (other, _), cell in self.outcome.cells.items() if other == product and cell.us), default=None)
+        limit_us = None if best is None else HOPELESS * best
+        request = {"row": name, "library": str(self._libraries[name]), "M": M, "N": N, "K": K, "limit_us": limit_us}
         try:
-            answer = self._measurer.measure({"row": name, "library": str(self._libraries[name]), "M": M, "N": N, "K": K})
+            answer = self._measurer.measure(request)
         except InternalError as error:
             self.outcome.ended = str(error)
             return False

@@ -1,7 +1,7 @@
 """The isolated process: times rows one at a time on request, `python -m scaled_mm.autotune.worker`.
 
 JSON, one object a line. First `{"table": ..., "device": ..., "budget_ms": ..., "seed": ...}`, answered by `{"ready": ...}`; then
-requests `{"row", "library", "M", "N", "K"}`, each answered by `{"outcome", "us", "samples", "spread", "message", "ending"}`. What a
+requests `{"row", "library", "M", "N", "K", "limit_us"}`, each answered by `{"outcome", "us", "samples", "spread", "message", "ending"}`. What a
 library prints goes to stderr. ending: after an error that the GPU keeps (an illegal access) the process ends; its parent starts another.
 """
 
@@ -54,7 +54,7 @@ class GpuBench:
                 _core.call("scaledMMLoadKernels", request["library"].encode())
                 self.loaded.add(request["library"])
             self._prepare(request["M"], request["N"], request["K"])
-            result = time_one(Ours(request["row"], name=OURS), self.inputs, self.expected, self.options)
+            result = time_one(Ours(request["row"], name=OURS), self.inputs, self.expected, self.options, request["limit_us"])
         except Exception as error:  # noqa: BLE001 - answered: the parent records it
             return {"outcome": "failed", "message": describe(error)}
         if result.failed is not None:

@@ -183,8 +183,11 @@ def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference / torch.linalg.vector_norm(expected.float(), dtype=torch.float64))
 
 
-def time_one(peer: Peer, inputs: Inputs, expected: torch.Tensor | None, options: Options) -> Result:
-    """One implementation on one case, alone: compared with the reference, timed, and compared again with what the timed graph left."""
+def time_one(peer: Peer, inputs: Inputs, expected: torch.Tensor | None, options: Options, limit_us: float | None = None) -> Result:
+    """One implementation on one case, alone: compared with the reference, timed, and compared again with what the timed graph left.
+
+    Not timed to the end once a round takes more than limit_us microseconds a call in the median.
+    """
     runners: dict[str, timing.Runner] = {}
     try:
         try:
@@ -193,7 +196,7 @@ def time_one(peer: Peer, inputs: Inputs, expected: torch.Tensor | None, options:
             runners[peer.name] = timing.open_runner(calls, inputs.device, options.budget_ms, inputs.weights.cold)
         except Exception as error:  # noqa: BLE001 - recorded: a failure is a result
             return Result(failed=describe(error))
-        result = as_result(timing.interleave(runners)[peer.name], facts)
+        result = as_result(timing.interleave(runners, limit_us=limit_us)[peer.name], facts)
         if result.failed is not None or expected is None:
             return result
         return _checked_after_timing(result, runners[peer.name], inputs, expected)

@@ -273,25 +273,30 @@ def turns(names: Sequence[str], rounds: int) -> list[list[str]]:
     return orders
 
 
-def interleave(runners: Mapping[str, Runner], rounds: int = ROUNDS) -> dict[str, Timing | Exception]:
+def interleave(runners: Mapping[str, Runner], rounds: int = ROUNDS, limit_us: float | None = None) -> dict[str, Timing | Exception]:
     """Samples every runner in turn, `rounds` times over, so that a drift of the clocks meets all of them alike.
 
     Each round has an order of its own (`turns`), and a rest stands between two runners (REST_MS): on a GPU at its power
     limit a runner is 1-4% faster or slower by who ran before it, 100 ms of settling notwithstanding.
 
-    A runner that raises is left out of later rounds and its exception stands in its Timing's place.
+    A runner that raises is left out of later rounds and its exception stands in its Timing's place. So is one that takes more
+    than limit_us in the median of a round: it keeps the samples that it has.
     """
     collected: dict[str, list[list[float]]] = {name: [] for name in runners}
     failed: dict[str, Exception] = {}
+    slow: set[str] = set()
     for order in turns(list(runners), rounds):
         for name in order:
-            if name in failed:
+            if name in failed or name in slow:
                 continue
             runner = runners[name]
             try:
                 collected[name].append(runner.sample(max(1, runner.plan.passes // rounds)))
             except Exception as error:  # noqa: BLE001 - handed to the caller, who records it
                 failed[name] = error
+                continue
+            if limit_us is not None and statistics.median(collected[name][-1]) > limit_us:
+                slow.add(name)
     return {
         name: failed[name] if name in failed else summarize(collected[name], runner.plan.calls, runner.method)
         for name, runner in runners.items()

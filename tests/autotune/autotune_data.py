@@ -91,12 +91,14 @@ class Measurer:
         self.rows, self.clock, self.seconds, self.factor, self.outcomes = rows, clock, seconds, factor, outcomes or {}
         self.die_after = die_after
         self.asked: list[tuple[str, tuple[int, int, int]]] = []
+        self.limits: list[float | None] = []  # of those, in microseconds
 
     def measure(self, request):
         if self.die_after is not None and len(self.asked) >= self.die_after:
             raise InternalError("the process that times kernels ended with status 4: no such GPU")
         product = (request["M"], request["N"], request["K"])
         self.asked.append((request["row"], product))
+        self.limits.append(request["limit_us"])
         self.clock.now += self.seconds
         assert request["library"] == f"{request['row']}.so"
         if request["row"] in self.outcomes:

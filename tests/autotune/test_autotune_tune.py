@@ -59,6 +59,15 @@ def test_a_whole_run_chooses_the_fastest_row_of_every_product(tmp_path):
     assert {choice.how for choice in outcome.choices if choice.product not in PRODUCTS} == {"predicted"}
 
 
+def test_a_candidate_is_spared_further_rounds_beyond_the_best_time_so_far_and_ten_percent(tmp_path):
+    setting = Setting(tmp_path)
+    cells = setting.run().cells
+    best = {}
+    for (row, product), limit in zip(setting.measurer.asked, setting.measurer.limits):
+        assert limit == (pytest.approx(1.1 * best[product]) if product in best else None)
+        best[product] = min(best.get(product, float("inf")), cells[product, row].us)
+
+
 def test_the_table_of_a_run_loads_and_dispatches_what_was_chosen(tmp_path):
     outcome = Setting(tmp_path).run()
     path = tmp_path / "gpu.yaml"

@@ -121,6 +121,13 @@ def test_a_runner_that_fails_does_not_take_the_others_along():
     assert isinstance(result["bad"], RuntimeError)
 
 
+def test_a_runner_beyond_the_limit_keeps_the_samples_of_its_first_round():
+    runners = {name: timing.open_runner([lambda ms=ms: time.sleep(ms / 1000)], CPU, budget_ms=8) for name, ms in (("fast", 0.1), ("slow", 2))}
+    result = timing.interleave(runners, limit_us=1500)
+    assert len(result["slow"].samples) == max(1, runners["slow"].plan.passes // timing.ROUNDS) and result["slow"].us > 1500
+    assert len(result["fast"].samples) == timing.ROUNDS * (runners["fast"].plan.passes // timing.ROUNDS)
+
+
 def test_measure_raises_what_a_call_raises():
     def broken():
         raise RuntimeError("no kernel")
