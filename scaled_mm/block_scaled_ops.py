@@ -54,7 +54,7 @@ def _any(a, b, a_scale, b_scale, bias, out_dtype):
         return block_scaled_mm(*inputs, out_dtype)
     _check_shapes(a, b)
     check_out_dtype(out_dtype)
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device="cpu")
     _run_on_cpu(out, *inputs)
     return out
 

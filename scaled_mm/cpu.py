@@ -67,11 +67,11 @@ def _use_onednn() -> bool:
 
 @functools.cache
 def _probe(onednn_enabled: bool) -> bool:
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     k, n = 259, 64  # K is not a multiple of 4, so that the tail of the 4-way dot product is probed too
     for rows in (1, 2, 16, 48):
-        a = torch.randint(-128, 128, (rows, k), dtype=torch.int8, generator=generator)
-        weight = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator)
+        a = torch.randint(-128, 128, (rows, k), dtype=torch.int8, generator=generator, device="cpu")
+        weight = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator, device="cpu")
         operands = [(a, weight)]
         operands += [(torch.full_like(a, x), torch.full_like(weight, y)) for x in (-128, 127) for y in (-128, 127)]
         for left, right in operands:
@@ -120,7 +120,7 @@ def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_su
         return
 
     chunk = max(_CHUNK_MIN_ROWS, _CHUNK_ELEMENTS // n)
-    buffer = torch.empty((min(chunk, m), n), dtype=torch.int32) if m > _SWAP_MAX_ROWS else None
+    buffer = torch.empty((min(chunk, m), n), dtype=torch.int32, device="cpu") if m > _SWAP_MAX_ROWS else None
     for start in range(0, m, chunk):
         stop = min(start + chunk, m)
         acc = _accumulate(_rows_of(a, start, stop), b, None if buffer is None else _rows_of(buffer, 0, stop - start))
@@ -178,7 +178,7 @@ def _accumulate(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None) -> 
     `into`: a contiguous int32 [M, N] that the result may be written to; the result may also be another tensor.
     """
     if a.shape[1] == 0:
-        return torch.zeros((a.shape[0], b.shape[1]), dtype=torch.int32) if into is None else into.zero_()
+        return torch.zeros((a.shape[0], b.shape[1]), dtype=torch.int32, device="cpu") if into is None else into.zero_()
     if not _use_onednn():
         return _product_float64(a, b)
     m, (k, n) = a.shape[0], b.shape
@@ -213,7 +213,7 @@ def _product_by_rows(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None
     """a @ b, one matrix-vector product per row of a."""
     if a.shape[0] == 1:
         return _product(a, b, into)
-    acc = torch.empty((a.shape[0], b.shape[1]), dtype=torch.int32) if into is None else into
+    acc = torch.empty((a.shape[0], b.shape[1]), dtype=torch.int32, device="cpu") if into is None else into
     for row in range(a.shape[0]):
         _product(a[row : row + 1], b, acc[row : row + 1])
     return acc
@@ -222,7 +222,7 @@ def _product_by_rows(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None
 def _product_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a @ b where oneDNN is not exact: |sum| <= K * 2^14 < 2^53, so float64 holds every partial sum exactly."""
     m, (k, n) = a.shape[0], b.shape
-    acc = torch.empty((m, n), dtype=torch.int32)
+    acc = torch.empty((m, n), dtype=torch.int32, device="cpu")
     rows, columns = max(1, _FLOAT64_ELEMENTS // max(k, n)), max(1, _FLOAT64_ELEMENTS // k)
     for left in range(0, n, columns):
         right = b[:, left : left + columns].double()
@@ -266,11 +266,11 @@ class _ZeroPoints:
         if b_zero_point is not None:
             self.b_zero_point = _row(b_zero_point).to(torch.int32)
             known = None if a_row_sums is None or k == 0 else _column(a_row_sums)
-            self.row_sum = _accumulate(a, torch.ones((k, 1), dtype=torch.int8), None) if known is None else known
+            self.row_sum = _accumulate(a, torch.ones((k, 1), dtype=torch.int8, device="cpu"), None) if known is None else known
         if a_zero_point is not None:
             self.a_zero_point = _column(a_zero_point).to(torch.int32)
             known = None if b_column_sums is None or k == 0 else _row(b_column_sums)
-            self.column_term = _accumulate(torch.ones((1, k), dtype=torch.int8), b, None) if known is None else known
+            self.column_term = _accumulate(torch.ones((1, k), dtype=torch.int8, device="cpu"), b, None) if known is None else known
             if b_zero_point is not None:
                 self.column_term = self.column_term - self.b_zero_point * k
 
@@ -295,7 +295,7 @@ def _epilogue(out, acc, a_scale, b_scale, bias, zero_points: _ZeroPoints | None,
         out.copy_(value if bias is None else value.add_(bias))
         return
     # A float32 out is its own temporary.
-    temporary = None if out.dtype is torch.float32 else torch.empty((min(rows, m), n), dtype=torch.float32)
+    temporary = None if out.dtype is torch.float32 else torch.empty((min(rows, m), n), dtype=torch.float32, device="cpu")
     for top in range(0, m, rows):
         bottom = min(top + rows, m)
         block, target = _rows_of(acc, top, bottom), _rows_of(out, top, bottom)

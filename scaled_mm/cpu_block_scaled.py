@@ -35,7 +35,7 @@ def gemm(out, a, b, a_scale, b_scale, bias) -> None:
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, column_scale: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros((a.shape[0], b.shape[1]), dtype=torch.float32)
+    total = torch.zeros((a.shape[0], b.shape[1]), dtype=torch.float32, device="cpu")
     value, scale = torch.empty_like(total), torch.empty_like(total)
     for block in range(a_scale.shape[1]):
         k = slice(block * BLOCK, (block + 1) * BLOCK)

@@ -119,6 +119,8 @@ class TensorDesc:
         if len(self.strides) != len(self.shape):
             raise BadParamError(f"strides: expected one per dimension of {self.shape}, got {self.strides}")
         object.__setattr__(self, "alignment", _integers("alignment", (self.alignment,))[0])
+        if self.constant and self.alignment % 16:  # see prepare_weight
+            raise BadParamError(f"alignment: expected a multiple of 16 bytes for a constant b, got {self.alignment}")
 
     @functools.cached_property
     def bytes(self) -> int:
@@ -192,6 +194,7 @@ class Plan:
 
     _KIND = "Gemm"  # in the names of the C functions
     _OPERANDS: Sequence[str] = _OPERANDS  # in the order of the C interface
+    _TAKES_PREPARED = False  # whether `calculate` takes a PreparedWeight
 
     def __init__(
         self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False
@@ -204,6 +207,8 @@ class Plan:
         described = {name: strided_desc(name, tensors[name], self.device) for name in self._OPERANDS}
         if constant_b:
             described["b"] = dataclasses.replace(described["b"], constant=True)
+        elif described["b"] is not None and described["b"].constant and not self._TAKES_PREPARED:
+            raise BadParamError("b: expected a TensorDesc that is not constant, for this product takes no PreparedWeight, got one that is")
         self._planned = tuple(described.values())
         c_descs = [desc and ctypes.byref(desc._c()) for desc in self._planned]
         if self.device.type == "cuda":
@@ -298,6 +303,8 @@ class Plan:
 class Descriptor(Plan):
     """A plan for one product; made by `create_descriptor`. A context manager: leaving it destroys it."""
 
+    _TAKES_PREPARED = True
+
     def __init__(
         self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False
     ):  # fmt: skip
@@ -305,7 +312,7 @@ class Descriptor(Plan):
         self._address = self._pointer.value
         self._device_index = self.device.index if self.device.type == "cuda" else -1
         self._needs_sums = self._planned[-1] is not None
-        self._constant_b = constant_b or (isinstance(tensors["b"], TensorDesc) and tensors["b"].constant)
+        self._constant_b = self._planned[2].constant
 
     def calculate(
         self, out, a, b, a_scale=None, b_scale=None, bias=None, *, a_zero_point=None, b_zero_point=None, a_row_sums=None,
@@ -327,7 +334,7 @@ class Descriptor(Plan):
         prepared = isinstance(b, PreparedWeight)
         if self._constant_b and not (prepared and b.constant):
             got = f"a {type(b).__name__}{' that is not constant' if prepared else ''}"
-            raise BadParamError(f"b: expected a constant PreparedWeight, as the descriptor was created with one, got {got}")
+            raise BadParamError(f"b: expected a constant PreparedWeight, for which the descriptor was created, got {got}")
         if prepared:
             b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=self._needs_sums)
         if self._device_index >= 0 and fast.module is not None and not fast.intercepted():

@@ -43,7 +43,7 @@ def _grouped_any(a, b, a_scale, b_scale, expert_offsets, bias, out_dtype):
     if ops._runs_on_cuda(a, b, expert_offsets, a_scale, b_scale, bias, names=_NAMES, required=_REQUIRED):
         return grouped_scaled_mm(a, b, a_scale, b_scale, expert_offsets, bias, out_dtype)
     _check_shapes(a, b)
-    out = torch.empty((a.shape[0], b.shape[2]), dtype=out_dtype)
+    out = torch.empty((a.shape[0], b.shape[2]), dtype=out_dtype, device="cpu")
     _run_on_cpu(out, a, b, a_scale, b_scale, expert_offsets, bias)
     return out
 

@@ -219,7 +219,7 @@ def _scaled_mm_any(
         return scaled_mm(
             a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums, constant_b
         )  # fmt: skip
-    out = torch.empty(product_shape(a, b), dtype=out_dtype)
+    out = torch.empty(product_shape(a, b), dtype=out_dtype, device="cpu")
     _run_on_cpu(out, *inputs)
     return out
 

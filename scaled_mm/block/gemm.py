@@ -48,7 +48,7 @@ def _with_q8_1(description: BlockFormat, weight_q, activation_q, M, N, K) -> tor
     check_matrix("activation_q", activation_q, "q8_1")
     _check_sizes(weight_q, activation_q.shape[0], activation_q.shape[1] * BLOCK, "activation_q", M, N, K)
     check_devices("weight_q", weight_q.device, activation_q=activation_q)
-    out = torch.empty((weight_q.shape[0], activation_q.shape[0]), dtype=torch.float32)
+    out = torch.empty((weight_q.shape[0], activation_q.shape[0]), dtype=torch.float32, device="cpu")
     product.multiply(out, layout.take_apart(weight_q, description), description, *activation_of(activation_q))
     return out
 
@@ -63,7 +63,7 @@ def _with_floats(description: BlockFormat, weight_q, activation, M, N, K) -> tor
         raise BadTensorShapeError(f"activation: expected 2 dimensions [N, K], got {list(activation.shape)}")
     _check_sizes(weight_q, *activation.shape, "activation", M, N, K)
     check_devices("weight_q", weight_q.device, activation=activation)
-    out = torch.empty((weight_q.shape[0], activation.shape[0]), dtype=torch.float32)
+    out = torch.empty((weight_q.shape[0], activation.shape[0]), dtype=torch.float32, device="cpu")
     x = activation.to(torch.float32, memory_format=torch.contiguous_format)
     product.multiply(out, layout.take_apart(weight_q, description), description, x)
     return out

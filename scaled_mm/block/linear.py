@@ -62,7 +62,7 @@ def block_linear(
         operands = activation_of(quantize_block(rows, "q8_1")) if k else (rows.float(), None)
     else:
         operands = (rows.to(torch.float32, memory_format=torch.contiguous_format),)
-    out = torch.empty((rows.shape[0], m), dtype=torch.float32)
+    out = torch.empty((rows.shape[0], m), dtype=torch.float32, device="cpu")
     product.multiply(out.t(), packed.parts(), lookup(packed.fmt), *operands)
     if bias is not None:
         out.add_(bias.reshape(1, m))

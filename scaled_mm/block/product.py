@@ -6,8 +6,6 @@ little else, that saves most of the time of "dequantize, then multiply".
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from scaled_mm.block.formats import BLOCK, BlockFormat
@@ -68,11 +66,11 @@ class _Decoder:
     def __init__(self, rows: int, blocks: int, description: BlockFormat):
         self.description = description
         halves = (1, BLOCK) if description.signed else (2, BLOCK // 2)
-        self.value = torch.empty((rows, halves[0], blocks, halves[1]), dtype=torch.float32)
+        self.value = torch.empty((rows, halves[0], blocks, halves[1]), dtype=torch.float32, device="cpu")
         self.levels = self.bytes = None
         if not description.signed:
-            self.levels = torch.empty(self.value.shape, dtype=torch.uint8)
-            self.bytes = torch.empty((rows, blocks, BLOCK // 2), dtype=torch.uint8)
+            self.levels = torch.empty(self.value.shape, dtype=torch.uint8, device="cpu")
+            self.bytes = torch.empty((rows, blocks, BLOCK // 2), dtype=torch.uint8, device="cpu")
 
     def decode(self, part: Parts, d: torch.Tensor, second: torch.Tensor | None) -> torch.Tensor:
         """float32 [rows, K] in the order of `_in_the_order_of_decoded_rows`; overwritten by the next call."""
@@ -110,12 +108,9 @@ def _fifth_bits(high: torch.Tensor) -> torch.Tensor:
     """uint8 [rows, 2, K/32, 16], 16 or 0, of uint8 [rows, K/32, 4]: those of elements 0 to 15, then of 16 to 31. Looked up by eights."""
     halves = high.clone(memory_format=torch.contiguous_format).view(torch.int16).transpose(1, 2)
     high = halves.clone(memory_format=torch.contiguous_format).view(torch.uint8)
-    words = _words_of_bits().index_select(0, high.view(-1).to(torch.int32))
+    words = torch.tensor(_WORDS_OF_BITS, dtype=torch.int64, device="cpu").index_select(0, high.view(-1).to(torch.int32))
     return words.view(torch.uint8).view(*high.shape[:2], -1, BLOCK // 2)
 
 
-@functools.cache
-def _words_of_bits() -> torch.Tensor:
-    """int64 [256]: byte i of word b is 16 times bit i of b."""
-    bits = (torch.arange(256).unsqueeze(1) >> torch.arange(8)) & 1
-    return (bits * 16).to(torch.uint8).view(torch.int64).flatten()
+# Byte i of word b is 16 times bit i of b. Not a tensor: one that a first call makes under a mode of torch, as of fake tensors, stays of it.
+_WORDS_OF_BITS = tuple(sum(16 * (b >> i & 1) << 8 * i for i in range(8)) for b in range(256))

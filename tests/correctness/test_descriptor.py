@@ -46,6 +46,24 @@ def test_every_layout_equals_the_reference(handle, device):
                 calculate(handle, case, device, described=True)
 
 
+def test_a_description_of_a_constant_b_takes_the_prepared_weight(handle, device):
+    operands = Case(9, 40, 48).make(device)
+    out, b = operands.poisoned_out(), operands.inputs["b"]
+    constant = sm.TensorDesc(tuple(b.shape), b.dtype, b.stride(), constant=True)
+    with sm.create_descriptor(handle, out=out, **{**operands.inputs, "b": constant}) as descriptor:
+        descriptor.calculate(out, **{**operands.inputs, "b": sm.prepare_weight(b)})
+    operands.check(out)
+
+
+def test_a_constant_b_is_refused_where_nothing_could_be_given_for_it(handle, device):
+    with pytest.raises(sm.BadParamError, match="^alignment: expected a multiple of 16 bytes for a constant b, got 8"):
+        sm.TensorDesc((32, 16), torch.int8, (1, 32), alignment=8, constant=True)
+    b, out = sm.TensorDesc((2, 32, 16), torch.int8, (512, 1, 32), constant=True), sm.TensorDesc((8, 16), torch.int32)
+    with pytest.raises(sm.BadParamError, match="^b: expected a TensorDesc that is not constant"):
+        offsets = sm.TensorDesc((2,), torch.int32)
+        sm.create_grouped_descriptor(handle, out=out, a=sm.TensorDesc((8, 32), torch.int8), b=b, a_scale=None, b_scale=None, expert_offsets=offsets)
+
+
 @pytest.mark.parametrize("a_zero_point", ZERO_POINTS)
 @pytest.mark.parametrize("b_zero_point", ZERO_POINTS)
 def test_every_mix_of_zero_points_and_bias_equals_the_reference(handle, device, a_zero_point, b_zero_point):

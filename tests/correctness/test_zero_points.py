@@ -237,10 +237,9 @@ def test_a_prepared_batch_has_sums_for_each_product(device):
 def test_a_descriptor_of_a_prepared_weight_takes_no_other(device):
     operands = Case(5, 16, 32).make(device)
     prepared, out = sm.prepare_weight(operands.b), operands.poisoned_out()
-    object.__setattr__(prepared, "constant", True)  # also where there is no stream
     inputs = {**operands.inputs, "b": prepared}
     constant = sm.TensorDesc(tuple(operands.b.shape), torch.int8, tuple(operands.b.stride()), constant=True)
-    message = "^b: expected a constant PreparedWeight, as the descriptor was created with one, got a "
+    message = "^b: expected a constant PreparedWeight, for which the descriptor was created, got a "
     for b in (prepared, constant):
         with sm.create_descriptor(sm.Handle(device), out=out, **{**inputs, "b": b}) as descriptor:
             with pytest.raises(BadParamError, match=message + "Tensor$"):
@@ -254,9 +253,10 @@ def test_a_descriptor_of_a_prepared_weight_takes_no_other(device):
         sm.create_descriptor(sm.Handle(device), out=out, **{**operands.inputs, "a": sm.TensorDesc((5, 32), torch.int8, constant=True)})
 
 
-def test_a_weight_is_constant_from_its_preparation_on_but_not_while_a_graph_is_captured(device):
+def test_a_weight_is_constant_from_its_preparation_on_but_not_without_data_nor_while_a_graph_is_captured(device):
     weight = torch.randint(-128, 128, (16, 32), dtype=torch.int8, device=device)
-    assert sm.prepare_weight(weight.t()).constant == (torch.device(device).type == "cuda")
+    assert sm.prepare_weight(weight.t()).constant
+    assert not sm.prepare_weight(weight.t().to("meta")).constant
     if torch.device(device).type == "cuda":
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             assert not sm.prepare_weight(weight.t()).constant
