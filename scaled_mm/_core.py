@@ -65,7 +65,7 @@ class _TableBucketC(ctypes.Structure):
         ("n_max", ctypes.c_int64),
         ("k_max", ctypes.c_int64),
         ("row", ctypes.c_int32),
-        ("padding_", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
     ]
 
 
@@ -211,7 +211,7 @@ def _register(table: TileTable, kind: int) -> None:
     index = {row.name: i for i, row in enumerate(table.rows)}
     buckets = (_TableBucketC * len(table.buckets))(
         *(
-            _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], 0)
+            _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], int(b.constant_b))
             for b in table.buckets
         )
     )

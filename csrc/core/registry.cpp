@@ -58,8 +58,9 @@ const TableRow* Table::find_row(const char* name) const {
   return nullptr;
 }
 
-int32_t Table::find_bucket(int64_t M, int64_t N, int64_t K) const {
+int32_t Table::find_bucket(int64_t M, int64_t N, int64_t K, bool constant_b) const {
   for (size_t i = 0; i < buckets.size(); ++i) {
+    if ((buckets[i].flags & SCALED_MM_BUCKET_CONSTANT_B) != 0 && !constant_b) continue;
     if (M <= buckets[i].m_max && N <= buckets[i].n_max && K <= buckets[i].k_max) return int32_t(i);
   }
   return -1;  // unreachable: scaledMMRegisterTable refuses a table without an open last bucket
@@ -171,10 +172,15 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
     if (bucket.row < 0 || bucket.row >= copy->num_rows) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
     }
+    const int32_t allowed = table->kind == SCALED_MM_TABLE_GEMM ? SCALED_MM_BUCKET_CONSTANT_B : 0;
+    if ((bucket.flags & ~allowed) != 0) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a bucket: expected flags %s, got %d", table->source,
+                  allowed ? "0 or SCALED_MM_BUCKET_CONSTANT_B" : "0", int(bucket.flags));
+    }
   }
   const scaledMMTableBucket_t& last = copy->buckets.back();
-  if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the last bucket must be open in M, N and K", table->source);
+  if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX || last.flags != 0) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the last bucket must be open in M, N and K, to any b", table->source);
   }
   Arch* arch = find_arch(copy->arch.c_str());
   Registry& r = registry();

@@ -37,7 +37,7 @@ struct Table {
 
   const TableRow* find_row(const char* name) const;
   // Index of the first bucket that fits.
-  int32_t find_bucket(int64_t M, int64_t N, int64_t K) const;
+  int32_t find_bucket(int64_t M, int64_t N, int64_t K, bool constant_b) const;
 };
 
 struct Arch {

@@ -61,5 +61,5 @@ def cliffs_of(table: TileTable, path: Path) -> tuple[list[Cliff], int, int]:
     A product whose row was not timed is left out: what is compared then are its measured neighbours.
     """
     times = read_times(path)
-    us = {product: rows[row] for product, rows in times.items() if (row := table.select(*product).row.name) in rows}
+    us = {product: rows[row] for product, rows in times.items() if (row := table.select(*product, constant_b=True).row.name) in rows}
     return cliffs(us), len(us), len(times)

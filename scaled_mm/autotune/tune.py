@@ -134,7 +134,7 @@ def make_plan(base: TileTable, products: Collection[Product], gpu: GpuFacts, top
     wanted: dict[Product, list[str]] = {}
     for product in products:
         fitting = [row for row in legal if not contiguous_misfits(row, *product)]
-        own = base.select(*product).row
+        own = base.select(*product, constant_b=True).row  # as the weights of every measurement are
         if not fitting or own.name not in rows:
             why = "; ".join(contiguous_misfits(own, *product)) or "the table's row is the fallback"
             raise BadParamError(f"--shapes: expected sizes that tuned rows take, got {'x'.join(map(str, product))} ({why})")
@@ -292,7 +292,7 @@ def product_record(
 ) -> ProductRecord:  # fmt: skip
     """The record of a case that was asked for, or of another `product`. gpu: the driver's name, for the roof."""
     M, N, K = product or (case.M, case.N, case.K)
-    own = base.select(M, N, K).row.name
+    own = base.select(M, N, K, constant_b=True).row.name
     choice = choices.get((M, N, K))
     return ProductRecord(
         shape=case.shape if case else f"{N}x{K}", M=M, N=N, K=K,

@@ -122,7 +122,7 @@ def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     source = f"tuned/{slug(table.gpu)}.yaml" if table.gpu else f"{table.arch}.yaml"
     rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}}}' for row in table.rows]
     buckets = [
-        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, 0}}"
+        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, {int(bucket.constant_b)}}}"
         for bucket in table.buckets
     ]
     return [

@@ -198,7 +198,7 @@ def _buckets_view(table: TileTable) -> Any:
             view.add_section()
         previous = bucket.m
         bounds = ("open" if bound is None else str(bound) for bound in (bucket.m, bucket.n, bucket.k))
-        view.add_row(str(index), *bounds, bucket.kernel)
+        view.add_row(str(index), *bounds, bucket.kernel + (" (constant b)" if bucket.constant_b else ""))
     return view
 
 
@@ -321,6 +321,7 @@ def _explain(args: argparse.Namespace) -> int:
     if K > K_BOUNDS[0]:
         return _refused(args, table)
     selection = table.select(M, N, K)
+    constant = table.select(M, N, K, constant_b=True)
     row = selection.row
     misfits = contiguous_misfits(row, M, N, K)
     tiles = output_tiles(row, M, N)
@@ -339,6 +340,7 @@ def _explain(args: argparse.Namespace) -> int:
                 "kernel": row.name,
                 "bucket": selection.bucket_index,
                 "reason": selection.reason,
+                "constant_b": {"kernel": constant.row.name, "bucket": constant.bucket_index, "reason": constant.reason},
                 "tiles": tiles,
                 "waves": blocks / sms,
                 "contiguous_misfits": misfits,
@@ -369,6 +371,8 @@ def _explain(args: argparse.Namespace) -> int:
     stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
     cost = f"{stages}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory"
     print(f"  cost    {cost}{'' if registers is None else f', {registers} accumulator registers per thread'}")
+    if constant.row != row:
+        print(f"  note    with a prepared weight {constant.row.name}: {constant.reason}")
     for misfit in misfits:
         print(f"  note    {misfit}; such operands take {table.fallback}")
     for bound, points in ((K_BOUNDS[1], "a zero point"), (K_BOUNDS[2], "two zero points")):

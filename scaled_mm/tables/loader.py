@@ -220,6 +220,8 @@ class _Loader:
             bucket = self._validate(Bucket, entry, path)
             if bucket is not None:
                 buckets.append(bucket)
+                if bucket.constant_b and at:
+                    self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
         return buckets, [path for path, _, _ in flat]
 
     def _list(self, data: Mapping[str, Any], key: str, at: NodePath) -> list[Any] | None:

@@ -245,7 +245,7 @@ def _generation_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
 
 def _contains(outer: Bucket, inner: Bucket) -> bool:
     pairs = ((outer.m, inner.m), (outer.n, inner.n), (outer.k, inner.k))
-    return all(big is None or (small is not None and small <= big) for big, small in pairs)
+    return (inner.constant_b or not outer.constant_b) and all(big is None or (small is not None and small <= big) for big, small in pairs)
 
 
 def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list[Finding]:
@@ -265,7 +265,7 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list
                 break
     if not buckets:
         findings.append(Finding(("buckets",), "a table needs at least one bucket"))
-    elif (buckets[-1].m, buckets[-1].n, buckets[-1].k) != (None, None, None):
+    elif (buckets[-1].m, buckets[-1].n, buckets[-1].k, buckets[-1].constant_b) != (None, None, None, False):
         reason = f"the last bucket must be open in m, n and k, this one takes {describe_bucket(buckets[-1])}"
         findings.append(Finding(("buckets", len(buckets) - 1), reason))
     return findings

@@ -148,17 +148,21 @@ class KernelRow(BaseModel):
 
 
 class Bucket(BaseModel):
-    """Serves every product with M <= m, N <= n and K <= k (None: no bound) with the row named `kernel`."""
+    """Serves every product with M <= m, N <= n and K <= k (None: no bound) with the row named `kernel`.
+
+    constant_b: only products whose b is a constant PreparedWeight, which some rows load before the preceding kernel has ended.
+    """
 
     model_config = _FROZEN
 
     m: UpperBound = None
     n: UpperBound = None
     k: UpperBound = None
+    constant_b: StrictBool = False
     kernel: StrictStr
 
-    def covers(self, M: int, N: int, K: int) -> bool:
-        return all(bound is None or size <= bound for size, bound in ((M, self.m), (N, self.n), (K, self.k)))
+    def covers(self, M: int, N: int, K: int, constant_b: bool = False) -> bool:
+        return (constant_b or not self.constant_b) and all(bound is None or size <= bound for size, bound in ((M, self.m), (N, self.n), (K, self.k)))
 
 
 class TileTable(BaseModel):
@@ -204,10 +208,11 @@ class TileTable(BaseModel):
         known = ", ".join(row.name for row in self.all_rows)
         raise KernelNotFoundError(f"kernel: {self.source} has no row named {name!r}; its rows: {known}")
 
-    def select(self, M: int, N: int, K: int) -> Selection:
+    def select(self, M: int, N: int, K: int, constant_b: bool = False) -> Selection:
         """The row for an aligned product of this size, and why.
 
         M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 has nothing to load, so it takes the fallback row.
+        constant_b: whether b is a constant PreparedWeight.
         Whether the operands of one call are aligned is the dispatcher's to check: see `select.contiguous_misfits`.
         """
-        return select_bucket(self, M, N, K)
+        return select_bucket(self, M, N, K, constant_b)

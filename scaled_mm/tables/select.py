@@ -21,12 +21,12 @@ class Selection:
 
 
 def describe_bucket(bucket: Bucket) -> str:
-    """`M <= 16, N <= 8448, any K`."""
+    """`M <= 16, N <= 8448, any K`, and `, constant b`."""
     bounds = (("M", bucket.m), ("N", bucket.n), ("K", bucket.k))
-    return ", ".join(f"any {axis}" if bound is None else f"{axis} <= {bound}" for axis, bound in bounds)
+    return ", ".join(f"any {axis}" if bound is None else f"{axis} <= {bound}" for axis, bound in bounds) + (", constant b" if bucket.constant_b else "")
 
 
-def select_bucket(table: TileTable, M: int, N: int, K: int) -> Selection:
+def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = False) -> Selection:
     """See `TileTable.select`."""
     for axis, size in (("M", M), ("N", N), ("K", K)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
@@ -34,7 +34,7 @@ def select_bucket(table: TileTable, M: int, N: int, K: int) -> Selection:
     if K == 0:
         return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
     for index, bucket in enumerate(table.buckets):
-        if bucket.covers(M, N, K):
+        if bucket.covers(M, N, K, constant_b):
             reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
             return Selection(table.row(bucket.kernel), index, reason)
     # The rules refuse such a table; one built by hand can still get here.

@@ -274,7 +274,7 @@ def test_cliffs_are_looked_for_in_the_times_of_every_kind_of_run(machine, tmp_pa
     call(tmp_path)
     assert check("--table", tmp_path / "tuned" / "h200.yaml", "--cliffs", tmp_path / "autotune.json") == 0
     assert "among the 4 of 4 products" in capsys.readouterr().out
-    rows = [{"M": 1, "N": 4096, "K": 4096, "rows": {load_table("sm90").select(1, 4096, 4096).row.name: 6.0}, "failed": {}}]
+    rows = [{"M": 1, "N": 4096, "K": 4096, "rows": {load_table("sm90").select(1, 4096, 4096, constant_b=True).row.name: 6.0}, "failed": {}}]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     assert check("--arch", "sm90", "--cliffs", tmp_path / "rows.json") == 0
     assert check("--arch", "sm90", "--cliffs", Path(__file__).parents[2] / "reports/sm90/h200/bench.json") == 0

@@ -16,7 +16,7 @@ from scaled_mm.bench.run import Options
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from bench_data import StandIn  # noqa: E402
 
-REQUEST = {"row": "a row", "library": "a.so", "M": 5, "N": 64, "K": 32}
+REQUEST = {"row": "a row", "library": "a.so", "M": 5, "N": 64, "K": 32, "limit_us": None}
 
 
 @pytest.fixture

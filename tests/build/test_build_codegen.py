@@ -181,8 +181,8 @@ def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:
     ]
     assert rows[inside.fallback_row].name.decode() == table.fallback
     open_bound = 2**63 - 1
-    assert [(b.m_max, b.n_max, b.k_max, rows[b.row].name.decode()) for b in inside.buckets[: len(table.buckets)]] == [
-        (*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), b.kernel) for b in table.buckets
+    assert [(b.m_max, b.n_max, b.k_max, b.flags, rows[b.row].name.decode()) for b in inside.buckets[: len(table.buckets)]] == [
+        (*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), int(b.constant_b), b.kernel) for b in table.buckets
     ]
 
 

@@ -293,19 +293,22 @@ def edges(values, step: int) -> list[int]:
 
 
 def dispatch(kernels: str) -> dict:
-    """The core and the Python table choose the same bucket on both sides of every edge of every bucket."""
+    """The core and the Python table choose the same bucket on both sides of every edge of every bucket, for a constant b and for others."""
     core, table = Core(kernels), load_table("sm90")
     count, used = 0, set()
     for M in edges((bucket.m for bucket in table.buckets), 1):
         for N in edges((bucket.n for bucket in table.buckets), 16):
             for K in edges((bucket.k for bucket in table.buckets), 16):
-                descriptor = core.create(**product_descs(M, N, K))
-                choice, selection = core.choice(descriptor), table.select(M, N, K)
-                assert choice.bucket == selection.bucket_index and choice.row.decode() == selection.row.name, (M, N, K)
-                assert f"bucket {choice.bucket} of" in choice.reason.decode()
-                used.add(choice.bucket)
-                count += 1
-                core.destroy(descriptor)
+                for constant_b in (False, True):
+                    descs = product_descs(M, N, K)
+                    descs["b"] = dataclasses.replace(descs["b"], constant=constant_b)
+                    descriptor = core.create(**descs)
+                    choice, selection = core.choice(descriptor), table.select(M, N, K, constant_b)
+                    assert choice.bucket == selection.bucket_index and choice.row.decode() == selection.row.name, (M, N, K, constant_b)
+                    assert f"bucket {choice.bucket} of" in choice.reason.decode()
+                    used.add(choice.bucket)
+                    count += 1
+                    core.destroy(descriptor)
     return {"count": count, "unused": sorted(set(range(len(table.buckets))) - used)}
 
 

@@ -27,7 +27,7 @@ OPEN = 2**63 - 1
 
 def c_table(rows=((b"any", 1, 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test"):
     c_rows = (_core._TableRowC * len(rows))(*(_core._TableRowC(*row) for row in rows))
-    c_buckets = (_core._TableBucketC * len(buckets))(*(_core._TableBucketC(*bucket, 0) for bucket in buckets))
+    c_buckets = (_core._TableBucketC * len(buckets))(*(_core._TableBucketC(*bucket, *[0] * (5 - len(bucket))) for bucket in buckets))
     return _core._TableC(arch, source, c_rows, len(rows), c_buckets, len(buckets), fallback, 0)
 
 
@@ -48,6 +48,8 @@ def test_a_table_is_registered_and_replaced():
         (dict(buckets=((16, OPEN, OPEN, 0),)), "the last bucket must be open in M, N and K"),
         (dict(buckets=((OPEN, 16, OPEN, 0),)), "the last bucket must be open in M, N and K"),
         (dict(buckets=((OPEN, OPEN, OPEN - 1, 0),)), "the last bucket must be open in M, N and K"),
+        (dict(buckets=((OPEN, OPEN, OPEN, 0, 1),)), "the last bucket must be open in M, N and K, to any b"),
+        (dict(buckets=((16, OPEN, OPEN, 0, 2), (OPEN, OPEN, OPEN, 0))), "a bucket: expected flags 0 or SCALED_MM_BUCKET_CONSTANT_B, got 2"),
         (dict(buckets=()), "expected rows, buckets and a fallback"),
         (dict(rows=()), "expected rows, buckets and a fallback"),
         (dict(fallback=1), "expected rows, buckets and a fallback"),

@@ -58,6 +58,7 @@ CASES = [
     ("sm80", lambda g: g["rows"][0].update(colour="red"), ("grouped.rows[0].colour", "unknown key")),
     ("sm80", lambda g: g["buckets"][0].update(kernel="c2x_16x64x128_w16x64x64_s5"), ("grouped.buckets[0].kernel", "no row is named")),
     ("sm80", lambda g: g["buckets"].pop(), ("grouped.buckets[2]", "the last bucket must be open")),
+    ("sm80", lambda g: g["buckets"][0].update(constant_b=True), ("grouped.buckets[0].constant_b", "take no prepared weight")),
     ("sm80", lambda g: g.update(fallback=g["rows"][0]["name"]), ("grouped.fallback", "the fallback takes any strides")),
     ("sm80", lambda g: g.pop("fallback"), ("grouped.fallback", "required key is missing")),
     ("sm80", lambda g: g.pop("rows"), ("grouped.rows", "required key is missing")),

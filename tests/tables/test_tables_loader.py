@@ -94,6 +94,15 @@ def test_a_table_and_its_rows_cannot_be_changed_after_loading(table_file):
     assert isinstance(table, TileTable) and isinstance(table.rows, tuple) and isinstance(table.buckets, tuple)
 
 
+def test_a_bucket_for_constant_weights_serves_no_others(table_file):
+    table_file.replace("{n: 8192, kernel: large}", "{n: 16384, constant_b: true, kernel: large}\n      - {n: 8192, kernel: small}")
+    table = load_table(table_file.path)
+    assert [bucket.constant_b for bucket in table.buckets] == [False, True, False, False, False]
+    assert (table.select(16, 8192, 9999).row.name, table.select(16, 8192, 9999, constant_b=True).row.name) == ("small", "large")
+    assert table.select(16, 8192, 9999, constant_b=True).reason.startswith("bucket 1 (M <= 16, N <= 16384, any K, constant b) of ")
+    assert table.select(16, 8192, 4096, constant_b=True).bucket_index == 0  # those of all weights come first where they stand first
+
+
 BROKEN = {
     # name: (old, new, field, a piece of the offending line, a piece of the reason)
     "unknown key of the table": ("fallback: any", "fallback: any\ncolour: red", "colour", "colour", "unknown key"),
@@ -156,6 +165,14 @@ BROKEN = {
         "m: 16, n: 1024",
         "unreachable: bucket 1 (M <= 16, N <= 8192",
     ),
+    "constant bucket within one of all weights": (
+        "{m: 64, n: 1024, kernel: small}",
+        "{m: 16, n: 1024, constant_b: true, kernel: small}",
+        "buckets[1]",
+        "constant_b: true",
+        "unreachable: bucket 1 (M <= 16, N <= 8192",
+    ),
+    "last bucket for constant weights": ("  - {kernel: large}\n", "  - {constant_b: true, kernel: large}\n", "buckets[2]", "constant_b", "must be open"),
     "bucket after the open one": (
         "  - {kernel: large}\n",
         "  - {kernel: large}\n  - {kernel: small}\n",

@@ -124,11 +124,14 @@ typedef enum {
   SCALED_MM_TABLE_BLOCK_SCALED_GEMM = 2,
 } scaledMMTableKind_t;
 
+/* A flag of scaledMMTableBucket_t: it serves no product but those whose b is SCALED_MM_TENSOR_CONSTANT. */
+#define SCALED_MM_BUCKET_CONSTANT_B 1
+
 /* Serves M <= m_max, N <= n_max, K <= k_max; the first bucket that fits wins; INT64_MAX is open. */
 typedef struct {
   int64_t m_max, n_max, k_max;
-  int32_t row;      /* index into rows */
-  int32_t padding_;
+  int32_t row;   /* index into rows */
+  int32_t flags; /* SCALED_MM_BUCKET_CONSTANT_B (of a table of SCALED_MM_TABLE_GEMM alone), or 0 */
 } scaledMMTableBucket_t;
 
 typedef struct {
