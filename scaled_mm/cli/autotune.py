@@ -156,11 +156,12 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
         starts = measurer.starts
     document = _document(args, cases, base, gpu, environment, outcome, seed, starts)
     if outcome.choices:
-        document.table = str(_write(base, environment, outcome, document, path))
+        _write(base, environment, outcome, document, path)
+        document.table = _without_machine(path)
     record.save(document, out)
     paths = render(out)
     _say(console, document)
-    console.print(f"wrote {', '.join(map(str, [*filter(None, [document.table]), out / record.AUTOTUNE_JSON, *paths]))}", highlight=False)
+    console.print(f"wrote {', '.join(map(str, [*([path] if document.table else []), out / record.AUTOTUNE_JSON, *paths]))}", highlight=False)
     return OK if outcome.choices else NOTHING_TIMED
 
 
@@ -198,7 +199,7 @@ def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: i
     )  # fmt: skip
 
 
-def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -> Path:
+def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -> None:
     from scaled_mm.autotune.write import tuned_table, write_table
 
     how = [choice.how for choice in outcome.choices]
@@ -211,7 +212,14 @@ def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -
         f"The sections grouped and block_scaled are those of {document.base}, not tuned.",
     ]
     write_table(tuned_table(base, environment.gpu, list(outcome.plan.rows.values()), outcome.buckets), path, comment)
-    return path
+
+
+def _without_machine(path: Path) -> str:
+    """A path as a report shows it: from the repository on where it is inside, for where that lies is nobody's business."""
+    from scaled_mm.tables.loader import configs_dir
+
+    root = configs_dir().parent
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 def command_line(args: argparse.Namespace) -> str:

@@ -21,6 +21,7 @@ from scaled_mm.bench.record import Environment
 from scaled_mm.build import library
 from scaled_mm.cli import autotune, main, report
 from scaled_mm.tables import check_table, load_table
+from scaled_mm.tables.tuned import tuned_path
 
 DATA = Path(__file__).parents[1] / "tables" / "data" / "h200_rows.json"
 WORDS = ["--shapes", "8B_o,16x28672x4096", "--m", "1,64,2048", "--top", "4", "--seed", "3"]
@@ -79,6 +80,7 @@ def test_one_command_writes_a_table_that_loads_a_report_and_every_sample(machine
     assert check_table(path) == []
     table, document = load_table(path), record.load(tmp_path)
     assert table.tuned and table.gpu == "NVIDIA H200" and document.table == str(path)
+    assert autotune._without_machine(tuned_path("NVIDIA H200")) == "cutlass_configs/tuned/h200.yaml"
     assert [(one.M, one.N, one.K) for one in document.products] == [(1, 4096, 4096), (64, 4096, 4096), (2048, 4096, 4096), (16, 28672, 4096)]
     for product in document.products:
         assert table.select(product.M, product.N, product.K).row.name == product.row and product.how == "measured"
