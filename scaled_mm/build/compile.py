@@ -131,7 +131,8 @@ def run_ninja(
 ) -> None:  # fmt: skip
     """Compile `sources` to objects in `folder` and link them to `folder / cache.LIBRARY`.
 
-    Raises KernelNotBuiltError with the end of the compiler's output; the whole output stays in the cache folder.
+    Raises KernelNotBuiltError with the end of the compiler's output; the whole output stays in the cache folder. Also where a compiler
+    that did not fail left no library.
     KeyboardInterrupt if the interrupt reached ninja or the compiler first: nothing failed then.
     """
     ninja = toolchain.require("ninja", toolchain.find_ninja())
@@ -152,3 +153,5 @@ def run_ninja(
         log.write_text(done.stdout + done.stderr)
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
         raise KernelNotBuiltError(f"{name}: the compiler failed (status {done.returncode}); the whole log is in {log}\n{tail}")
+    if not (folder / cache.LIBRARY).is_file():
+        raise KernelNotBuiltError(f"{name}: expected a library from {compiler}, got none, though it ended without an error: is it a compiler?")

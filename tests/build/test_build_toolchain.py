@@ -159,6 +159,13 @@ def test_a_compile_error_names_the_log_and_shows_its_end(cache_root, tmp_path):
     assert "broken.cpp" in log.read_text() and "this does not compile" in log.read_text()
 
 
+def test_a_program_that_is_no_compiler_and_does_not_fail_is_an_error_too(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(program(tmp_path / "own", "own 2.0")))
+    with pytest.raises(KernelNotBuiltError, match=f"^core: expected a library from {tmp_path / 'own'}, got none"):
+        library.build_core()
+    assert cache.entries() == []
+
+
 @pytest.mark.parametrize("target", ["$$", "$PPID"], ids=["the compiler", "ninja"])
 def test_an_interrupt_that_reaches_the_compiler_or_ninja_first_is_no_failed_build(cache_root, tmp_path, target):
     compiler = tmp_path / "compiler"
