@@ -95,6 +95,13 @@ def read_document(path: Path) -> Document:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8: {error}"
         raise TableError([Problem(file, None, "", f"cannot be read: {reason}")]) from error
     try:
+        return _parse(file, text)
+    except RecursionError as error:  # PyYAML and what reads its nodes descend once a level
+        raise TableError([Problem(file, None, "yaml", "expected a table, got lists or keys that are nested too deeply")]) from error
+
+
+def _parse(file: str, text: str) -> Document:
+    try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:

@@ -26,6 +26,14 @@ def the_problem(table_file):
     return problem
 
 
+def test_a_table_that_is_nested_too_deeply_is_refused_by_name(tmp_path):
+    path = tmp_path / "deep.yaml"
+    path.write_text("[" * 3000 + "]" * 3000)
+    with pytest.raises(TableError, match="nested too deeply") as caught:
+        load_table(path)
+    assert str(caught.value).startswith(f"{path}: yaml: ") and check_table(path) == list(caught.value.problems)
+
+
 def test_nested_and_flat_buckets_are_read_in_the_order_they_stand_in(table_file):
     table = load_table(table_file.path)
     assert table.buckets == (
