@@ -89,5 +89,5 @@ def save(document: AutotuneDocument, directory: Path) -> Path:
 
 
 def load(directory: Path) -> AutotuneDocument:
-    """Reads and validates `autotune.json`; pydantic.ValidationError names the field that does not fit."""
-    return AutotuneDocument.model_validate_json((directory / AUTOTUNE_JSON).read_text())
+    """Reads and validates `autotune.json`; pydantic.ValidationError names the field that does not fit, or says that it is no JSON."""
+    return AutotuneDocument.model_validate_json((directory / AUTOTUNE_JSON).read_bytes())

@@ -154,8 +154,8 @@ def save(document: BenchDocument, directory: Path) -> Path:
 
 
 def load(directory: Path) -> BenchDocument:
-    """Reads and validates `bench.json`; pydantic.ValidationError names the field that does not fit."""
-    return BenchDocument.model_validate_json((directory / BENCH_JSON).read_text())
+    """Reads and validates `bench.json`; pydantic.ValidationError names the field that does not fit, or says that it is no JSON."""
+    return BenchDocument.model_validate_json((directory / BENCH_JSON).read_bytes())
 
 
 def write_atomically(path: Path, text: str) -> Path:
@@ -163,7 +163,7 @@ def write_atomically(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
-        with os.fdopen(handle, "w") as stream:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)

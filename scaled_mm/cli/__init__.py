@@ -37,8 +37,25 @@ def main(argv: list[str] | None = None) -> int:
         print(f"scaled-mm {args.command}: {error.status.name}: {error}", file=sys.stderr)
         return NOT_DONE
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return BROKEN_PIPE
+    except (OSError, UnicodeError) as error:
+        # A file that cannot be read or written: neither an answer nor a bug here, so it is one line and not a traceback.
+        print(f"scaled-mm {args.command}: {error}", file=sys.stderr)
+        _drop_unwritten()
+        return NOT_DONE
     except KeyboardInterrupt:
         print(f"scaled-mm {args.command}: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _discard_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _drop_unwritten() -> None:
+    """What stdout did not take (a full disk) is not tried again while the interpreter ends, which would end it with a status of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard_stdout()

@@ -68,11 +68,13 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     except ValueError as error:
         raise BadParamError(f"--m: {error}") from error
     text = args.shapes
-    if Path(text).is_file():
-        lines = [line.partition("#")[0] for line in Path(text).read_text().splitlines()]
-        text = ",".join(line.strip() for line in lines if line.strip())
     try:
+        if Path(text).is_file():
+            lines = [line.partition("#")[0] for line in Path(text).read_text(encoding="utf-8").splitlines()]
+            text = ",".join(line.strip() for line in lines if line.strip())
         cases = shapes.parse_cases(text, ms)
+    except UnicodeDecodeError as error:
+        raise BadParamError(f"--shapes: expected a text file in UTF-8, got {text} ({error})") from error
     except ValueError as error:
         raise BadParamError(f"--shapes: {error}") from error
     products: dict[tuple[int, int, int], Case] = {}  # two layers may have one product

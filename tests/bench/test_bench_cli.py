@@ -7,7 +7,7 @@ import pytest
 import torch
 from bench_data import case_record, document, measured
 
-from scaled_mm.bench import peers
+from scaled_mm.bench import peers, record
 from scaled_mm.bench.record import load, save
 from scaled_mm.cli import bench, main
 from scaled_mm.errors import KernelNotFoundError
@@ -137,3 +137,43 @@ def test_render_draws_an_existing_report_again(tmp_path, capsys):
     assert "1.12x" in (tmp_path / "bench.md").read_text()
     assert bench.run(parse("--render", str(tmp_path / "missing"))) == bench.USAGE
     assert "missing" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_one_line_and_status_two(tmp_path, capsys):
+    cases = [case_record("8B_o", 1, 4096, 4096, ours=measured(8.0, bit_equal=True), vllm=measured(9.0))]
+    save(document(cases), tmp_path)
+    (tmp_path / "bench.md").mkdir()
+    for words in (["report", str(tmp_path)], ["bench", "--render", str(tmp_path)]):
+        assert main(words) == bench.USAGE
+        printed = capsys.readouterr()
+        assert "bench.md" in printed.err and len(printed.err.splitlines()) == 1 and printed.out == ""
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_folder_without_write_permission_is_one_line_and_status_two(tmp_path, capsys, monkeypatch):
+    cases = [case_record("8B_o", 1, 4096, 4096, ours=measured(8.0, bit_equal=True), vllm=measured(9.0))]
+    save(document(cases), tmp_path)
+
+    def refused(dir, **_):  # by the system, unless root asks
+        raise PermissionError(13, "Permission denied", str(dir))
+
+    monkeypatch.setattr(record.tempfile, "mkstemp", refused)
+    assert main(["report", str(tmp_path)]) == bench.USAGE
+    assert capsys.readouterr().err == f"scaled-mm report: [Errno 13] Permission denied: '{tmp_path}'\n"
+
+
+@pytest.mark.parametrize("name", ["bench.json", "autotune.json"])
+def test_a_run_that_is_not_utf_8_is_refused_by_name_with_status_two(tmp_path, capsys, name):
+    (tmp_path / name).write_bytes(b'{"command": "\xff"}')
+    for words in [["report", str(tmp_path)]] + [["bench", "--render", str(tmp_path)]] * (name == "bench.json"):
+        assert main(words) == bench.USAGE
+        assert f"{tmp_path / name}: " in capsys.readouterr().err
+
+
+def test_a_record_is_utf_8_whatever_the_locale(tmp_path, monkeypatch):
+    made = document([])
+    made.command = "scaled-mm bench --out größer"
+    with monkeypatch.context() as context:
+        context.setattr(record.os, "fdopen", lambda handle, mode, encoding="ascii": open(handle, mode, encoding=encoding))
+        save(made, tmp_path)
+    assert load(tmp_path).command == made.command

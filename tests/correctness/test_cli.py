@@ -197,6 +197,13 @@ def test_the_package_runs_as_a_module_and_a_reader_that_leaves_early_is_no_error
     assert done.stderr == "" and done.stdout.split() == ["141", "141"]
 
 
+def test_a_full_disk_is_no_answer_but_one_line_and_status_two():
+    for arguments in (["table", "explain", "1", "2", "3"], ["verify", "--device", "cpu", "--shape", "2x2x2", "--json"]):
+        with open("/dev/full", "w") as full:
+            done = subprocess.run([sys.executable, "-m", "scaled_mm", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        assert done.returncode == 2 and re.fullmatch(rf"scaled-mm {arguments[0]}: .*No space left on device\n", done.stderr)
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 
