@@ -21,7 +21,7 @@ from scaled_mm.bench.run import describe
 from scaled_mm.bench.shapes import Case
 from scaled_mm.errors import BadParamError, InternalError, KernelNotBuiltError
 from scaled_mm.tables import KernelRow, TileTable
-from scaled_mm.tables.select import contiguous_misfits
+from scaled_mm.tables.select import contiguous_misfits, refusal
 
 PASS = 4  # candidates of a product that are timed before the next product's: a budget that ends early leaves none without
 HOPELESS = 1.1  # a candidate so much slower than its product's best after one round of samples is timed no further
@@ -128,11 +128,13 @@ class Outcome:
 
 
 def make_plan(base: TileTable, products: Collection[Product], gpu: GpuFacts, top: int) -> Plan:
-    """The candidates of each product. BadParamError for a product that only the fallback takes: there is nothing to tune."""
+    """The candidates of each product. BadParamError for a product that no call takes, or the fallback alone: there is nothing to tune."""
     legal = candidates(base)
     rows = {row.name: row for row in legal}
     wanted: dict[Product, list[str]] = {}
     for product in products:
+        if (expected := refusal(*product)) is not None:
+            raise BadParamError(f"--shapes: expected {expected}, got {'x'.join(map(str, product))}")
         fitting = [row for row in legal if not contiguous_misfits(row, *product)]
         own = base.select(*product, constant_b=True).row  # as the weights of every measurement are
         if not fitting or own.name not in rows:

@@ -21,10 +21,6 @@ if TYPE_CHECKING:
 HELP = "show a tile table, check tables, or explain which kernel serves a product"
 
 
-# What a 32-bit accumulator holds exactly (docs/NUMERICS.md): without zero points, with one, with two.
-K_BOUNDS = (131071, 65793, 33025)
-
-
 # Multiprocessors of a common GPU that each table serves.
 _MULTIPROCESSORS = {"sm75": ("T4", 40), "sm80": ("A100", 108), "sm89": ("L40S", 142), "sm90": ("H200", 132), "sm100": ("B200", 148), "sm120": ("RTX 5090", 170)}
 _GPUS = ", ".join(f"{count} for {arch}, {gpu}" for arch, (gpu, count) in _MULTIPROCESSORS.items())
@@ -314,12 +310,12 @@ def _tables_to_check(args: argparse.Namespace) -> list[tuple[Path, str | None]]:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from scaled_mm.tables.select import contiguous_misfits, output_tiles
+    from scaled_mm.tables.select import K_BOUNDS, contiguous_misfits, output_tiles, refusal
 
     table = _load(args)
     M, N, K = args.M, args.N, args.K
-    if K > K_BOUNDS[0]:
-        return _refused(args, table)
+    if (reason := refusal(M, N, K)) is not None:
+        return _refused(args, table, reason)
     selection = table.select(M, N, K)
     constant = table.select(M, N, K, constant_b=True)
     row = selection.row
@@ -382,8 +378,7 @@ def _explain(args: argparse.Namespace) -> int:
     return 0
 
 
-def _refused(args: argparse.Namespace, table: TileTable) -> int:
-    reason = f"K <= {K_BOUNDS[0]}, beyond which a 32-bit accumulator is not exact"
+def _refused(args: argparse.Namespace, table: TileTable, reason: str) -> int:
     if args.json:
         head = {"M": args.M, "N": args.N, "K": args.K, "arch": table.arch, "source": table.source}
         _print_json({**head, "kernel": None, "reason": f"refused: expected {reason}"})

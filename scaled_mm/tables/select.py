@@ -10,6 +10,11 @@ from scaled_mm.errors import BadParamError, InternalError
 if TYPE_CHECKING:
     from scaled_mm.tables.schema import Bucket, KernelRow, TileTable
 
+# What a 32-bit accumulator holds exactly (docs/NUMERICS.md): without zero points, with one, with two.
+K_BOUNDS = (131071, 65793, 33025)
+_LARGEST_SIZE = 2**31 - 1
+_LARGEST_REACH = 2**60  # in elements, from a tensor's first to its last
+
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
@@ -39,6 +44,17 @@ def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = F
             return Selection(table.row(bucket.kernel), index, reason)
     # The rules refuse such a table; one built by hand can still get here.
     raise InternalError(f"{table.source}: no bucket takes M={M}, N={N}, K={K}; the last bucket must be open")
+
+
+def refusal(M: int, N: int, K: int) -> str | None:
+    """What the C core expects of every product with contiguous operands and these sizes lack, whatever the row; None where they do not."""
+    if max(M, N, K) > _LARGEST_SIZE:
+        return f"M, N and K <= {_LARGEST_SIZE}"
+    if K > K_BOUNDS[0]:
+        return f"K <= {K_BOUNDS[0]}, beyond which a 32-bit accumulator is not exact"
+    if M * N - 1 > _LARGEST_REACH:  # a and b are smaller: K is
+        return "M * N <= 2^60, beyond which out is larger than any memory"
+    return None
 
 
 def output_tiles(row: KernelRow, M: int, N: int) -> int:

@@ -160,6 +160,14 @@ def test_shapes_may_come_from_a_file(machine, tmp_path):
     assert [(case.M, case.N, case.K) for case in autotune._cases(args)] == [(1, 4096, 4096), (16, 4096, 4096), (8, 6144, 4096)]
 
 
+def test_a_file_of_shapes_that_is_no_text_is_refused_by_name(tmp_path, capsys):
+    shapes = tmp_path / "shapes.txt"
+    shapes.write_bytes(b"1x4096x4096 # gr\xf6\xdfer\n")
+    assert main(["autotune", "--shapes", str(shapes), "--arch", "sm89", "--dry-run"]) == 2
+    printed = capsys.readouterr()
+    assert f"--shapes: expected a text file in UTF-8, got {shapes}" in printed.err and len(printed.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("arch", ["sm75", "sm80", "sm89", "sm120"])
 def test_a_dry_run_lists_candidates_of_any_architecture_without_a_gpu(arch, capsys):
     assert main(["autotune", "--shapes", "llama-70b", "--m", "1,4096", "--arch", arch, "--dry-run", "--top", "3"]) == 0
@@ -174,6 +182,8 @@ def test_a_dry_run_lists_candidates_of_any_architecture_without_a_gpu(arch, caps
         (["--shapes", "nonsense"], "--shapes: unknown shape 'nonsense'"),
         (["--shapes", ""], "--shapes: expected at least one shape"),
         (["--shapes", "1x4096x1000", "--arch", "sm90", "--dry-run"], "--shapes: expected sizes that tuned rows take, got 1x4096x1000"),
+        (["--shapes", "1x1x1000000", "--arch", "sm89", "--dry-run"], "--shapes: expected K <= 131071, beyond which a 32-bit accumulator is not exact, got 1x1x1000000"),
+        (["--shapes", f"{2**31}x64x64", "--arch", "sm89", "--dry-run"], "--shapes: expected M, N and K <= 2147483647, got 2147483648x64x64"),
         (["--m", "0"], "--m: M must be a positive integer, got '0'"),
         (["--arch", "sm70", "--dry-run"], "sm70"),
         (["--arch", "a file", "--dry-run"], "--arch: no tile table for 'a file'"),

@@ -14,7 +14,7 @@ from scaled_mm.build import check, toolchain
 from scaled_mm.cli import table as command
 from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.tables import load_table
-from scaled_mm.tables.select import output_tiles
+from scaled_mm.tables.select import K_BOUNDS, output_tiles
 
 
 @pytest.fixture
@@ -251,11 +251,30 @@ def test_explain_names_no_kernel_for_a_product_that_is_refused(call):
     assert status == 0 and "with two zero points it is refused: K <= 33025" in out
 
 
+def test_explain_refuses_an_out_that_the_core_refuses_and_no_smaller_one(call):
+    import scaled_mm as sm
+
+    def described(M: int, N: int, K: int) -> dict:
+        out = dict(out=sm.TensorDesc((M, N), torch.int32), a=sm.TensorDesc((M, K), torch.int8))
+        return out | dict(b=sm.TensorDesc((K, N), torch.int8, strides=(1, K)))
+
+    edge = 2**30 + 1  # times 2^30 is above 2^60
+    for sizes, status in (((2**31 - 1, 2**31 - 1, 131071), 1), ((edge, 2**30, 64), 1), ((2**30, 2**30, 64), 0)):
+        answer = call("explain", *sizes, "--arch", "sm90", "--json")
+        assert answer[0] == status and (json.loads(answer[1])["kernel"] is None) is (status == 1)
+        if status:
+            assert "M * N <= 2^60" in json.loads(answer[1])["reason"]
+            with pytest.raises(sm.BadTensorStridesError, match="reaches past 2\\^60"):
+                sm.create_descriptor(sm.Handle("cpu"), **described(*sizes))
+        else:
+            sm.create_descriptor(sm.Handle("cpu"), **described(*sizes)).destroy()
+
+
 def test_the_bounds_on_k_are_those_that_the_operator_has():
     import scaled_mm as sm
 
     zero_point, scale = torch.zeros(1, dtype=torch.int8), torch.ones(1)
-    for count, bound in enumerate(command.K_BOUNDS):
+    for count, bound in enumerate(K_BOUNDS):
         points = dict(zip(("a_zero_point", "b_zero_point"), [zero_point] * count))
         one = torch.zeros(1, 1, dtype=torch.int8)
         sm.scaled_mm(one.expand(1, bound), one.expand(bound, 1), scale, scale, **points)
