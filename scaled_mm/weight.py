@@ -98,5 +98,6 @@ def _check_zero_point(b: torch.Tensor, zero_point: torch.Tensor) -> None:
     elif len(shape) == 3:  # of a batch whose a is the one that has several
         expected += [(shape[0], 1, n), (shape[0], 1, 1)]
     if shape not in expected and any(size != 1 for size in shape):
-        wanted = f"one value, [{n}], [1, {n}] or [B, 1, {n}]"
+        batch = b.shape[0] if b.dim() == 3 else "B"  # the B of a matrix is that of an a to come
+        wanted = f"one value, [{n}], [1, {n}] or [{batch}, 1, {n}] with 1 in any place"
         raise BadTensorShapeError(f"b_zero_point: expected {wanted} for a b {list(b.shape)}, got {list(shape)}")

@@ -310,7 +310,9 @@ def test_what_cannot_be_a_weight_is_refused_by_name(device):
         (BadTensorDtypeError, "b_zero_point: expected int32 or int8, got int64", (b, point.long())),
         (BadTensorDeviceError, "b_zero_point: expected a tensor on", (b, point.to("meta"))),
         (BadTensorShapeError, r"b_zero_point: expected one value, \[16\]", (b, point[:3])),
-        (BadTensorShapeError, r"b_zero_point: expected one value, \[16\]", (b.expand(3, 32, 16), point.expand(2, 1, 16))),
+        (BadTensorShapeError, r"\[16\], \[1, 16\] or \[B, 1, 16\] with 1 in any place for a b \[32, 16\], got", (b, point.expand(2, 2, 16))),
+        (BadTensorShapeError, r"b_zero_point: expected one value, .* or \[3, 1, 16\] with", (b.expand(3, 32, 16), point.expand(2, 1, 16))),
+        (BadTensorShapeError, r"or \[1, 1, 16\] with .*, got \[2, 1, 1\]$", (b.expand(1, 32, 16), point[:2].view(2, 1, 1))),
         (BadTensorShapeError, r"b_zero_point: expected one value, \[16\]", (b, point.reshape(16, 1))),
     ]:
         with pytest.raises(error, match=match):
