@@ -31,10 +31,19 @@ def dequantize_block(q: torch.Tensor, fmt: str, dtype: torch.dtype = torch.float
     """
     description = lookup(fmt)
     layout.check_blocks("q", q, description)
-    if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
-        raise BadTensorDtypeError(f"dtype: expected {', '.join(map(str, _DTYPES))}, got {dtype!r}")
+    _check_dtype(dtype)
     run = _operator if torch.compiler.is_compiling() else _dequantize
     return run(q, description.name, dtype)
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if not isinstance(dtype, torch.dtype) or dtype not in _DTYPES:
+        raise BadTensorDtypeError(f"dtype: expected {', '.join(map(str, _DTYPES))}, got {dtype!r}")
+
+
+def _check(q: torch.Tensor, fmt: str, dtype: torch.dtype) -> None:
+    layout.check_shape("q", q, lookup(fmt))  # a compiled graph may choose the strides of what it hands over
+    _check_dtype(dtype)
 
 
 def _dequantize(q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tensor:
@@ -59,7 +68,7 @@ def values(parts: layout.Parts, description: BlockFormat) -> torch.Tensor:
     return value.add_(parts.second.to(torch.float32).unsqueeze(-1)) if description.second == "m" else value
 
 
-_operator = operator("dequantize_block", 1, _dequantize, "str fmt, ScalarType dtype", fake=_empty)
+_operator = operator("dequantize_block", 1, _dequantize, _check, "str fmt, ScalarType dtype", fake=_empty)
 
 
 def _named(fmt: str) -> Callable[..., torch.Tensor]:

@@ -28,15 +28,21 @@ def chunks(blocks: torch.Tensor) -> Iterator[slice]:
 
 def check_blocks(name: str, q: object, description: BlockFormat) -> None:
     """A typed error unless `q` is uint8 [..., K/32, bytes of a block], at least 2-d, and the blocks of a row lie one after the other."""
+    check_shape(name, q, description)
+    size = description.block_bytes
+    if q.stride(-1) != 1 or (q.shape[-2] > 1 and q.stride(-2) != size):
+        wanted = f"blocks one after the other, the last two strides {size} and 1"
+        raise BadTensorStridesError(f"{name}: expected {wanted}, got strides {list(q.stride())} of shape {list(q.shape)}")
+
+
+def check_shape(name: str, q: object, description: BlockFormat) -> None:
+    """The same, whatever the strides."""
     check_strided(name, q)
     size = description.block_bytes
     if q.dtype is not torch.uint8:
         raise BadTensorDtypeError(f"{name}: expected uint8, got {q.dtype}")
     if q.dim() < 2 or q.shape[-1] != size:
         raise BadTensorShapeError(f"{name}: expected [..., K/32, {size}] for {description.name}, got {list(q.shape)}")
-    if q.stride(-1) != 1 or (q.shape[-2] > 1 and q.stride(-2) != size):
-        wanted = f"blocks one after the other, the last two strides {size} and 1"
-        raise BadTensorStridesError(f"{name}: expected {wanted}, got strides {list(q.stride())} of shape {list(q.shape)}")
 
 
 class Parts(NamedTuple):

@@ -41,7 +41,13 @@ def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Ten
     Source: ggml-quants.c of llama.cpp (`quantize_row_*_ref`), and for s its CUDA quantizer.
     Raises BadParamError (fmt, rule, an x that is no tensor), BadTensorDtypeError or BadTensorShapeError.
     """
-    description = lookup(fmt)
+    _check(x, fmt, rule)
+    run = _operator if torch.compiler.is_compiling() else _quantize
+    return run(x, fmt, rule)
+
+
+def _check(x: torch.Tensor, fmt: str, rule: str) -> None:
+    lookup(fmt)
     if not isinstance(rule, str) or rule not in RULES:
         raise BadParamError(f"rule: expected one of {', '.join(map(repr, RULES))}, got {rule!r}")
     check_strided("x", x)
@@ -49,8 +55,6 @@ def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Ten
         raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
     if x.dim() < 1 or x.shape[-1] % BLOCK:
         raise BadTensorShapeError(f"x: expected [..., K] with K a multiple of {BLOCK}, got {list(x.shape)}")
-    run = _operator if torch.compiler.is_compiling() else _quantize
-    return run(x, description.name, rule)
 
 
 def _quantize(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor:
@@ -140,7 +144,7 @@ def _number(value: int, like: torch.Tensor) -> torch.Tensor:
     return torch.full((), float(value), dtype=torch.float32, device=like.device)
 
 
-_operator = operator("quantize_block", 1, _quantize, "str fmt, str rule", fake=_empty)
+_operator = operator("quantize_block", 1, _quantize, _check, "str fmt, str rule", fake=_empty)
 
 
 def _named(fmt: str) -> Callable[..., torch.Tensor]:

@@ -59,6 +59,15 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
 
     Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (`dim`, or an x that is no tensor).
     """
+    _check(x, dim)
+    if not isinstance(symmetric, bool):
+        raise BadParamError(f"symmetric: expected True or False, got {symmetric!r}")
+    if torch.compiler.is_compiling():
+        return _symmetric_operator(x, dim) if symmetric else AsymmetricInt8(*_asymmetric_operator(x, dim))
+    return _symmetric(x, dim) if symmetric else AsymmetricInt8(*_asymmetric(x, dim))
+
+
+def _check(x: torch.Tensor, dim: str) -> None:
     if dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
     check_strided("x", x)
@@ -67,12 +76,6 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
     least = {"token": 1, "channel": 2, "tensor": 0}[dim]
     if x.dim() < least:
         raise BadTensorShapeError(f"x: dim={dim!r} needs at least {least} dimensions, got shape {tuple(x.shape)}")
-
-    if not isinstance(symmetric, bool):
-        raise BadParamError(f"symmetric: expected True or False, got {symmetric!r}")
-    if torch.compiler.is_compiling():
-        return _symmetric_operator(x, dim) if symmetric else AsymmetricInt8(*_asymmetric_operator(x, dim))
-    return _symmetric(x, dim) if symmetric else AsymmetricInt8(*_asymmetric(x, dim))
 
 
 def _symmetric(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,5 +138,5 @@ def scale_of(largest: torch.Tensor) -> torch.Tensor:
     return (largest / divisor).clamp_min_(torch.finfo(torch.float32).tiny)
 
 
-_symmetric_operator = operator("quantize_int8", 2, _symmetric)
-_asymmetric_operator = operator("quantize_int8_asymmetric", 4, _asymmetric)
+_symmetric_operator = operator("quantize_int8", 2, _symmetric, _check)
+_asymmetric_operator = operator("quantize_int8_asymmetric", 4, _asymmetric, _check)

@@ -32,6 +32,11 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tens
 
     Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (`dim`, or an x that is no tensor).
     """
+    _check(x, dim)
+    return _operator(x, dim) if torch.compiler.is_compiling() else _quantize(x, dim)
+
+
+def _check(x: torch.Tensor, dim: str) -> None:
     if dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
     check_strided("x", x)
@@ -39,8 +44,6 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tens
         raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
     if x.dim() < 1 + _DIMS.index(dim):
         raise BadTensorShapeError(f"x: dim={dim!r} needs at least {1 + _DIMS.index(dim)} dimensions, got shape {tuple(x.shape)}")
-
-    return _operator(x, dim) if torch.compiler.is_compiling() else _quantize(x, dim)
 
 
 def _quantize(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,4 +75,4 @@ def _by_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(q, -1), torch.cat(scales, -2).squeeze(-1)
 
 
-_operator = operator("quantize_int8_block", 2, _quantize)
+_operator = operator("quantize_int8_block", 2, _quantize, _check)

@@ -55,6 +55,26 @@ def test_what_cannot_be_quantized_is_refused(device, fmt):
             sm.quantize_block(torch.ones(shape, device=device), fmt)
 
 
+def test_the_raw_operators_refuse_as_the_functions_do(device):
+    raw, x = torch.ops.scaled_mm, torch.ones(3, 32, device=device)
+    for made in (x, x.to("meta")):
+        with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got 'q4_2'"):
+            raw.quantize_block(made, "q4_2", "absmax")
+        with pytest.raises(BadParamError, match="^rule: expected one of 'absmax', 'ggml', got 'max'"):
+            raw.quantize_block(made, "q4_0", "max")
+        with pytest.raises(BadTensorDtypeError, match="^x: expected float16, bfloat16 or float32, got torch.int8"):
+            raw.quantize_block(made.to(torch.int8), "q4_0", "absmax")
+        with pytest.raises(BadTensorShapeError, match=r"^x: expected \[..., K\] with K a multiple of 32, got \[3, 31\]"):
+            raw.quantize_block(made[:, 1:], "q4_0", "absmax")
+        q = raw.quantize_block(made, "q4_0", "absmax")
+        with pytest.raises(BadTensorShapeError, match=r"^q: expected \[..., K/32, 20\] for q4_1, got "):
+            raw.dequantize_block(q, "q4_1", torch.float32)
+        with pytest.raises(BadTensorDtypeError, match="^q: expected uint8, got torch.int8"):
+            raw.dequantize_block(q.to(torch.int8), "q4_0", torch.float32)
+        with pytest.raises(BadTensorDtypeError, match="^dtype: expected torch.float32, .*, got torch.float64"):
+            raw.dequantize_block(q, "q4_0", torch.float64)
+
+
 BLOCK_TAKERS = {
     "dequantize_block": ("q", lambda q, fmt: sm.dequantize_block(q, fmt)),
     "pack_block_weight": ("weight_q", lambda q, fmt: sm.pack_block_weight(q, fmt)),

@@ -197,3 +197,17 @@ def test_opcheck_finds_nothing_wrong(device):
     for name in ("quantize_int8", "quantize_int8_asymmetric", "quantize_int8_block"):
         for x in (torch.randn(5, 300, device=device), torch.randn(2, 3, 40, device=device)):
             torch.library.opcheck(getattr(torch.ops.scaled_mm, name).default, (x, "token"))
+
+
+@pytest.mark.parametrize("name", ["quantize_int8", "quantize_int8_asymmetric", "quantize_int8_block"])
+def test_the_raw_operators_refuse_as_the_functions_do(device, name):
+    raw, x = getattr(torch.ops.scaled_mm, name), torch.ones(2, 4, device=device)
+    for made in (x, x.to("meta")):
+        with pytest.raises(BadParamError, match="^dim: expected one of 'token', .*, got 'chanel'"):
+            raw(made, "chanel")
+        with pytest.raises(BadTensorDtypeError, match="^x: expected float16, bfloat16 or float32, got torch.int8"):
+            raw(made.to(torch.int8), "token")
+        with pytest.raises(BadTensorShapeError, match="^x: dim='token' needs at least 1 dimensions"):
+            raw(made[0, 0], "token")
+    with pytest.raises(BadParamError, match="^x: expected a strided tensor, got layout torch.sparse_coo"):
+        raw(x.to_sparse(), "token")
