@@ -54,7 +54,7 @@ scaledMMStatus_t check_dtype(const char* name, Dtypes expected, const scaledMMTe
 // Of a tensor whose dtype was checked before.
 scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   if (t.ndim < 0 || t.ndim > SCALED_MM_MAX_DIMS) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected at most %d dimensions, got %d", name,
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 0 to %d dimensions, got %d", name,
                 SCALED_MM_MAX_DIMS, int(t.ndim));
   }
   const int64_t allowed = strcmp(name, "b") == 0 ? SCALED_MM_TENSOR_CONSTANT : 0;

@@ -192,6 +192,8 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
 
 scaledMMStatus_t scaledMMLoadKernels(const char* path) {
   if (path == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "path: expected a kernel library, got a null pointer");
+  // dlopen would answer with the running program.
+  if (*path == '\0') return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library, got an empty path");
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library, %s", dlerror());
   auto entry = reinterpret_cast<decltype(&scaled_mm_kernel_library)>(dlsym(library, "scaled_mm_kernel_library"));
