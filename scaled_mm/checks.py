@@ -25,6 +25,14 @@ def check_strided(name: str, tensor: object) -> None:
         raise not_strided(name, tensor)
 
 
+def device(name: object) -> torch.device:
+    """The torch.device of an argument `device`; BadParamError for what names none."""
+    try:
+        return torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise BadParamError(f"device: expected a device such as cuda:0 or cpu, got {name!r}") from error
+
+
 def check_out(out: torch.Tensor) -> None:
     """BadParamError for an output that torch would not write to either: one that autograd watches, of inference mode, lazily negated."""
     if not isinstance(out, torch.Tensor):

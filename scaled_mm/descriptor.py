@@ -31,7 +31,20 @@ def _destroyer(owner: object, function: str, pointer: ctypes.c_void_p) -> weakre
     return finalizer
 
 
-class Handle:
+class _CObject:
+    """Owns an object of the C library: `copy.copy` shares it, and it cannot leave the process or be doubled."""
+
+    def __copy__(self):
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __reduce_ex__(self, protocol):  # asked by pickle and copy.deepcopy
+        name = type(self).__name__
+        raise BadParamError(f"{name}: expected to stay as it is in its process, got a pickle or a deep copy to make; create another {name} instead")
+
+
+class Handle(_CObject):
     """One device.
 
     device: "cuda:0", "cuda" (the current one), "cpu", or a torch.device.
@@ -41,10 +54,7 @@ class Handle:
     """
 
     def __init__(self, device: str | torch.device = "cuda", arch: str | None = None):
-        try:
-            self.device = torch.device(device)
-        except (RuntimeError, TypeError) as error:
-            raise BadParamError(f"device: expected a device such as cuda:0 or cpu, got {device!r}") from error
+        self.device = checks.device(device)
         if self.device.type == "cuda":
             if self.device.index is None:
                 self.device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
@@ -189,7 +199,7 @@ def _encode(name: str, value: str | None) -> bytes | None:
     return value.encode()
 
 
-class Plan:
+class Plan(_CObject):
     """What the plans for every kind of product have in common: made over the C interface, asked for their row, destroyed."""
 
     _KIND = "Gemm"  # in the names of the C functions
@@ -250,7 +260,8 @@ class Plan:
                 raise BadParamError(f"workspace: expected a tensor or None, got {type(workspace).__name__}")
             ops.check_device("workspace", workspace, self.device)
             if not workspace.is_contiguous():
-                raise BadTensorStridesError("workspace: expected a contiguous tensor")
+                got = f"strides {list(workspace.stride())} for shape {list(workspace.shape)}"
+                raise BadTensorStridesError(f"workspace: expected a contiguous tensor, got {got}")
         if self._are_planned(tensors):
             return
         described = [strided_desc(name, tensor, self.device) for name, tensor in zip(self._OPERANDS, tensors)]

@@ -107,7 +107,7 @@ void calculate_op(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTe
   void* memory = nullptr;
   if (workspace.has_value()) {
     const Argument w = argument("workspace", *workspace, device);
-    if (!workspace->is_contiguous()) raise(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "workspace: expected a contiguous tensor");
+    check_contiguous("workspace", *workspace);
     memory = w.data;
     bytes = size_t(workspace->numel()) * workspace->element_size();
   }

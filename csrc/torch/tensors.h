@@ -106,6 +106,23 @@ inline Argument argument(const char* name, const OptionalTensor& tensor, int32_t
   return tensor.has_value() ? argument(name, *tensor, device) : Argument{};
 }
 
+inline std::string list_text(const int64_t* values, int64_t count) {
+  std::string text = "[";
+  for (int64_t i = 0; i < count; ++i) text += (i ? ", " : "") + std::to_string(values[i]);
+  return text + "]";
+}
+
+inline void check_contiguous(const char* name, const Tensor& tensor) {
+  if (tensor.is_contiguous()) return;
+  int64_t ndim = 0;
+  int64_t *sizes = nullptr, *strides = nullptr;
+  check_torch(aoti_torch_get_dim(tensor.get(), &ndim), "get_dim");
+  check_torch(aoti_torch_get_sizes(tensor.get(), &sizes), "get_sizes");
+  check_torch(aoti_torch_get_strides(tensor.get(), &strides), "get_strides");
+  raise(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, std::string(name) + ": expected a contiguous tensor, got strides " + list_text(strides, ndim) +
+                                                 " for shape " + list_text(sizes, ndim));
+}
+
 inline int32_t device_of(const Tensor& a) {
   int32_t device_type = 0, device = 0;
   check_defined("a", a.get());

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from scaled_mm import checks
 from scaled_mm.block import layout
 from scaled_mm.block.formats import BLOCK, lookup, lookup_weight
 from scaled_mm.errors import BadTensorShapeError
@@ -41,7 +42,8 @@ class PackedBlockWeight:
         return self.d.numel() * lookup(self.fmt).block_bytes
 
     def to(self, device: torch.device | str) -> PackedBlockWeight:
-        """The same weight on another device."""
+        """The same weight on another device; BadParamError for what is none."""
+        device = checks.device(device)
         levels, high, d, m = (None if t is None else t.to(device) for t in (self.levels, self.high, self.d, self.m))
         return PackedBlockWeight(self.fmt, levels, high, d, m)
 

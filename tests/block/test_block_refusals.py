@@ -75,6 +75,15 @@ def test_the_raw_operators_refuse_as_the_functions_do(device):
             raw.dequantize_block(q, "q4_0", torch.float64)
 
 
+def test_a_packed_weight_goes_to_a_device_and_nowhere_else():
+    packed = sm.pack_block_weight(torch.zeros(2, 1, 18, dtype=torch.uint8), "q4_0")
+    for wrong in ("foo", None, torch.float16, 1.5):
+        with pytest.raises(BadParamError, match="^device: expected a device such as cuda:0 or cpu, got "):
+            packed.to(wrong)
+    assert packed.to("cpu").device == packed.to(torch.device("cpu")).device == torch.device("cpu")
+    assert packed.to("meta").device.type == "meta"
+
+
 BLOCK_TAKERS = {
     "dequantize_block": ("q", lambda q, fmt: sm.dequantize_block(q, fmt)),
     "pack_block_weight": ("weight_q", lambda q, fmt: sm.pack_block_weight(q, fmt)),

@@ -1,5 +1,8 @@
 """Descriptors: made once from tensors or their descriptions, then calculated as often as wanted."""
 
+import copy
+import functools
+import pickle
 import threading
 
 import pytest
@@ -141,6 +144,33 @@ def test_a_stream_or_workspace_that_is_none_is_refused_on_every_device(handle, d
             with pytest.raises(sm.ScaledMMError, match=name):
                 descriptor.calculate(out, **operands.inputs, **{name: value})
         assert out.isnan().all()
+
+
+def test_a_workspace_that_is_not_contiguous_is_refused_with_its_strides(handle, device):
+    operands = Case(5, 6, 7).make(device)
+    out = operands.poisoned_out()
+    strided = torch.empty(2, 3, 4, 5, dtype=torch.uint8, device=device).mT
+    with sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+        with pytest.raises(sm.BadTensorStridesError) as caught:
+            descriptor.calculate(out, **operands.inputs, workspace=strided)
+    assert str(caught.value) == "workspace: expected a contiguous tensor, got strides [60, 20, 1, 5] for shape [2, 3, 5, 4]"
+
+
+def test_what_owns_a_c_object_is_shared_by_a_copy_and_neither_pickled_nor_copied_deeply(handle, device):
+    operands = Case(5, 16, 32).make(device)
+    out = operands.poisoned_out()
+    with sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+        for made in (handle, descriptor):
+            name = type(made).__name__
+            for act in (copy.deepcopy, pickle.dumps, functools.partial(pickle.dumps, protocol=0)):
+                with pytest.raises(sm.BadParamError, match=f"^{name}: expected to stay .*; create another {name} instead$"):
+                    act(made)
+            copied = copy.copy(made)
+            assert type(copied) is type(made) and vars(copied) == vars(made)
+        copied.calculate(out, **operands.inputs)
+        operands.check(out)
+    with pytest.raises(sm.BadParamError, match="got one that was destroyed"):
+        copied.calculate(out, **operands.inputs)
 
 
 def test_descriptors_may_be_used_from_many_threads_at_once(handle, device):
