@@ -84,19 +84,28 @@ def _check_fake(a, b, *others) -> None:
     if device.type == "cuda" and torch.version.cuda is not None:
         ops.load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
     _check_shapes(a, b)
-    torch._check(a.shape[1] == b.shape[0], lambda: f"b: expected [K, N] with K as in a [M, K], got {a.shape} and {b.shape}")
+    ops.check_size(a.shape[1] == b.shape[0], lambda: f"b: expected [K, N] with K = {a.shape[1]} as in a [M, K], got {list(b.shape)}")
+
+
+def _check_meta(out, *inputs) -> None:
+    from scaled_mm.block_scaled import create_block_scaled_descriptor
+
+    ops.check_meta(create_block_scaled_descriptor, out, dict(zip(INPUTS, inputs)))
 
 
 @torch.library.register_fake("scaled_mm::block_scaled_mm")
 def _fake(a, b, a_scale, b_scale, bias, out_dtype):
     _check_fake(a, b, a_scale, b_scale, bias)
     check_out_dtype(out_dtype)
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+    out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+    _check_meta(out, a, b, a_scale, b_scale, bias)
+    return out
 
 
 @torch.library.register_fake("scaled_mm::block_scaled_mm_out")
 def _out_fake(out, a, b, a_scale, b_scale, bias):
     _check_fake(a, b, a_scale, b_scale, bias, out)
+    _check_meta(out, a, b, a_scale, b_scale, bias)
 
 
 @torch.library.register_fake("scaled_mm::block_scaled_calculate")

@@ -72,18 +72,27 @@ def _check_fake(a, b, expert_offsets, *others) -> None:
     if device.type == "cuda" and torch.version.cuda is not None:
         ops.load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
     _check_shapes(a, b)
-    torch._check(a.shape[1] == b.shape[1], lambda: f"b: expected [E, K, N] with K as in a [tokens, K], got {a.shape} and {b.shape}")
+    ops.check_size(a.shape[1] == b.shape[1], lambda: f"b: expected [E, K, N] with K = {a.shape[1]} as in a [tokens, K], got {list(b.shape)}")
+
+
+def _check_meta(out, a, b, a_scale, b_scale, expert_offsets, bias) -> None:
+    from scaled_mm.grouped import create_grouped_descriptor
+
+    ops.check_meta(create_grouped_descriptor, out, dict(a=a, b=b, a_scale=a_scale, b_scale=b_scale, expert_offsets=expert_offsets, bias=bias))
 
 
 @torch.library.register_fake("scaled_mm::grouped_scaled_mm")
 def _grouped_fake(a, b, a_scale, b_scale, expert_offsets, bias, out_dtype):
     _check_fake(a, b, expert_offsets, a_scale, b_scale, bias)
-    return a.new_empty((a.shape[0], b.shape[2]), dtype=out_dtype)
+    out = a.new_empty((a.shape[0], b.shape[2]), dtype=out_dtype)
+    _check_meta(out, a, b, a_scale, b_scale, expert_offsets, bias)
+    return out
 
 
 @torch.library.register_fake("scaled_mm::grouped_scaled_mm_out")
 def _grouped_out_fake(out, a, b, a_scale, b_scale, expert_offsets, bias):
     _check_fake(a, b, expert_offsets, a_scale, b_scale, bias, out)
+    _check_meta(out, a, b, a_scale, b_scale, expert_offsets, bias)
 
 
 @torch.library.register_fake("scaled_mm::grouped_calculate")

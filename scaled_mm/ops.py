@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from scaled_mm import _core, checks, fast
 from scaled_mm.errors import (
@@ -248,14 +249,43 @@ _library.impl("calculate", _calculate_any, "CompositeExplicitAutograd")
 # ---- fake implementations: shapes without data, for torch.compile -----------------------------------------------------------
 
 
+def check_size(fits: bool | torch.SymBool, message: Callable[[], str]) -> None:
+    """BadTensorShapeError unless sizes fit; what cannot be known of symbols is left to the run."""
+    torch._check_with(BadTensorShapeError, fits, message)
+
+
+def check_meta(create: Callable, out: torch.Tensor, inputs: dict[str, torch.Tensor | None]) -> None:
+    """The core's validation of a product of tensors on the meta device, by `create`, which makes a descriptor of such products.
+
+    Not while a compiler traces: its sizes may be symbols, and what is wrong has its typed error when the graph runs, as Dynamo hides those
+    that are raised here.
+    """
+    if out.device.type != "meta" or isinstance(out, FakeTensor):
+        return
+    from scaled_mm.descriptor import TensorDesc
+
+    tensors = {"out": out, **inputs}
+    described = {name: t if t is None else TensorDesc(t.shape, t.dtype, t.stride()) for name, t in tensors.items()}
+    try:
+        create(_cpu_handle(), **described).destroy()
+    except BadTensorDtypeError as error:
+        raise name_dtype(error, **tensors) from None
+
+
+def _check_meta(out, *inputs) -> None:
+    from scaled_mm.descriptor import create_descriptor
+
+    check_meta(create_descriptor, out, dict(zip(INPUTS, inputs)))
+
+
 def _check_fake(a, b, *others) -> tuple[int, ...]:
     if _common_device(a, b, *others).type == "cuda" and torch.version.cuda is not None:
         load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
     shape = product_shape(a, b)
-    torch._check(a.shape[-1] == b.shape[-2], lambda: f"b: expected [K, N] with K as in a [M, K], got {a.shape} and {b.shape}")
+    check_size(a.shape[-1] == b.shape[-2], lambda: f"b: expected [K, N] with K = {a.shape[-1]} as in a [M, K], got {list(b.shape)}")
     if b.dim() == 3:
         fits = b.shape[0] == 1 or b.shape[0] == shape[0]
-        torch._check(fits, lambda: f"b: expected [B, K, N] with B as in a [B, M, K], or 1, got {a.shape} and {b.shape}")
+        check_size(fits, lambda: f"b: expected [B, K, N] with B = {shape[0]} as in a [B, M, K], or 1, got {list(b.shape)}")
     return shape
 
 
@@ -263,15 +293,19 @@ def _check_fake(a, b, *others) -> tuple[int, ...]:
 def _scaled_mm_fake(
     a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None, constant_b=False
 ):  # fmt: skip
-    shape = _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
-    return a.new_empty(shape, dtype=out_dtype)
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    out = a.new_empty(_check_fake(*inputs), dtype=out_dtype)
+    _check_meta(out, *inputs)
+    return out
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm_out")
 def _scaled_mm_out_fake(
     out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None, constant_b=False
 ):  # fmt: skip
-    _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out)
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    _check_fake(*inputs, out)
+    _check_meta(out, *inputs)
 
 
 @torch.library.register_fake("scaled_mm::calculate")

@@ -72,6 +72,8 @@ def test_what_torch_can_see_without_data_is_refused_while_tracing(device):
         a, b = mode.from_tensor(made["a"]), mode.from_tensor(made["b"])
         with pytest.raises(BadTensorShapeError, match="b: expected 2 dimensions"):
             sm.scaled_mm(a, b.reshape(-1), out_dtype=torch.int32)
+        with pytest.raises(BadTensorShapeError, match=r"b: expected \[K, N\] with K = 48 as in a \[M, K\], got \[47, 32\]"):
+            sm.scaled_mm(a, b[1:], out_dtype=torch.int32)
 
 
 def batched_operands(device: str, B: int = 3, M: int = 5, shared_weight: bool = False, seed: int = 0) -> dict:
@@ -110,10 +112,65 @@ def test_the_fake_output_of_a_batch_is_what_the_real_one_is(device):
 def test_batches_that_do_not_meet_are_refused_while_tracing(device):
     with FakeTensorMode() as mode:
         a, b = (mode.from_tensor(torch.zeros(shape, dtype=torch.int8, device=device)) for shape in ((3, 5, 16), (2, 16, 8)))
-        with pytest.raises(RuntimeError, match=r"b: expected \[B, K, N\] with B as in a \[B, M, K\], or 1"):
+        with pytest.raises(BadTensorShapeError, match=r"b: expected \[B, K, N\] with B = 3 as in a \[B, M, K\], or 1, got \[2, 16, 8\]"):
             sm.scaled_mm(a, b, out_dtype=torch.int32)
         with pytest.raises(BadTensorShapeError, match="a: expected 2 dimensions"):
             sm.scaled_mm(a.unsqueeze(0), b, out_dtype=torch.int32)
+
+
+# ---- the meta device ------------------------------------------------------------------------------------------------------
+
+
+def refusal_of(call, arguments: dict) -> tuple[type, str]:
+    with pytest.raises(ScaledMMError) as caught:
+        call(**arguments)
+    return type(caught.value), str(caught.value)
+
+
+def check_refused_alike(call, right: dict, wrong: list[dict]) -> None:
+    """Every change of right arguments is refused in the same words on the CPU and on the meta device, and nothing else is."""
+
+    def to_meta(arguments: dict) -> dict:  # `to` would not keep the strides of 0
+        return {name: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
+
+    real, meta = call(**right), call(**to_meta(right))
+    assert (meta.shape, meta.dtype, meta.device.type) == (real.shape, real.dtype, "meta")
+    for changed in wrong:
+        assert refusal_of(call, {**right, **changed}) == refusal_of(call, to_meta({**right, **changed})), changed
+
+
+def test_meta_tensors_are_refused_in_the_words_of_all_others():
+    right = operands("cpu", zero_points=True)
+    a, b = right["a"], right["b"]
+    long = {"a": a[:1, :1].expand(2, 131072), "b": b[:1, :1].expand(131072, 3)}
+    check_refused_alike(sm.scaled_mm, right, [
+        {"a": a.float()}, {"b": b.double()}, {"b": b[1:]}, {"a_scale": None}, {"b_scale": right["b_scale"][1:]},
+        {"bias": right["bias"].half()}, {"a_zero_point": right["a_zero_point"].long()}, {"out": torch.empty(5, 31)},
+        {"out": torch.empty(1, 32).expand(5, 32)}, {"out": torch.empty(5, 32, dtype=torch.int8)}, {"a": a[None, None]},
+        {"out_dtype": torch.int32}, {**long, "a_scale": right["a_scale"][:2], "b_scale": torch.ones(1), "bias": None,
+                                      "a_zero_point": None, "b_zero_point": None},
+    ])  # fmt: skip
+    sm.scaled_mm(*(t.to("meta") for t in (a, b, right["a_scale"], right["b_scale"])), out=torch.empty(5, 32, device="meta"))
+
+
+def test_meta_tensors_of_a_batch_are_refused_in_the_words_of_all_others():
+    right = batched_operands("cpu")
+    check_refused_alike(sm.scaled_mm, right, [{"b": right["b"][:2]}, {"a_scale": right["a_scale"][:2]}, {"out": torch.empty(3, 5, 31)}])
+
+
+def test_meta_tensors_of_the_other_products_are_refused_in_the_words_of_all_others():
+    generator = torch.Generator().manual_seed(1)
+    a, w = (torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator) for shape in ((6, 256), (4, 32, 256)))
+    grouped = dict(a=a, b=w.mT, a_scale=torch.rand(6), b_scale=torch.rand(4), expert_offsets=torch.tensor([1, 2, 4, 6], dtype=torch.int32))
+    check_refused_alike(sm.grouped_scaled_mm, grouped, [
+        {"a": a.float()}, {"b": w.mT[:, 1:]}, {"a_scale": None}, {"b_scale": torch.rand(3)}, {"out": torch.empty(6, 31)},
+        {"expert_offsets": torch.zeros(4)}, {"expert_offsets": torch.zeros(3, dtype=torch.int32)}, {"a": a[None]},
+    ])  # fmt: skip
+    blocks = dict(a=a, b=w[0].t(), a_scale=torch.rand(6, 2), b_scale=torch.rand(2, 1))
+    check_refused_alike(sm.block_scaled_mm, blocks, [
+        {"a": a.float()}, {"b": w[0].t()[1:]}, {"a_scale": torch.rand(6, 1)}, {"b_scale": torch.rand(1, 2)}, {"out": torch.empty(6, 31)},
+        {"bias": torch.rand(31)}, {"b": w.mT},
+    ])  # fmt: skip
 
 
 # ---- torch.compile --------------------------------------------------------------------------------------------------------
