@@ -217,11 +217,11 @@ def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -
 
 
 def _without_machine(path: Path) -> str:
-    """A path as a report shows it: from the repository on where it is inside, for where that lies is nobody's business."""
+    """A path as a report shows it: a table among the package's by its place in the repository, for where that lies is nobody's business."""
     from scaled_mm.tables.loader import configs_dir
 
-    root = configs_dir().parent
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+    inside = path.is_relative_to(configs_dir())  # an installed package calls that folder otherwise
+    return (Path("cutlass_configs") / path.relative_to(configs_dir())).as_posix() if inside else str(path)
 
 
 def command_line(args: argparse.Namespace) -> str:
