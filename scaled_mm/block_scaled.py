@@ -74,6 +74,7 @@ class BlockScaledDescriptor(Plan):
 
             self._check_on_cpu(tensors)
             return cpu_block_scaled.gemm(*tensors)
+        self._check_data(out)
         try:
             block_scaled_ops.block_scaled_calculate(self._pointer.value, *tensors, address)
         except (RuntimeError, TypeError) as error:

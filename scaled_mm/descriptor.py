@@ -12,7 +12,13 @@ from collections.abc import Sequence
 import torch
 
 from scaled_mm import _core, checks, fast, ops
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorStridesError, DeviceNotSupportedError
+from scaled_mm.errors import (
+    BadParamError,
+    BadTensorDeviceError,
+    BadTensorDtypeError,
+    BadTensorStridesError,
+    DeviceNotSupportedError,
+)
 from scaled_mm.weight import PreparedWeight
 
 _OPERANDS = ("out", *ops.INPUTS)
@@ -253,6 +259,11 @@ class Plan(_CObject):
         if not self._pointer:
             raise BadParamError("descriptor: expected a live descriptor, got one that was destroyed")
 
+    def _check_data(self, out: torch.Tensor) -> None:
+        """BadTensorDeviceError for a meta tensor: its operator would return without a product."""
+        if isinstance(out, torch.Tensor) and out.is_meta:
+            raise BadTensorDeviceError(f"out: expected a tensor on {self.device}, got one on {out.device}")
+
     def _check_on_cpu(self, tensors: Sequence[torch.Tensor | None], workspace: torch.Tensor | None = None) -> None:
         """What the CUDA operators check before a launch: the tensors the plan was made for, apart from each other."""
         if workspace is not None:  # not used, but wrong here is wrong on a GPU
@@ -365,6 +376,7 @@ class Descriptor(Plan):
 
             self._check_on_cpu(tensors, workspace)
             return cpu.gemm(*tensors)
+        self._check_data(out)
         if stream is None:
             stream = -1
         try:

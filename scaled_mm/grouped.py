@@ -83,6 +83,7 @@ class GroupedDescriptor(Plan):
 
             self._check_on_cpu(tensors, workspace)
             return cpu_grouped.grouped_gemm(*tensors)
+        self._check_data(out)
         try:
             grouped_ops.grouped_calculate(
                 self._pointer.value, out, a, b, a_scale, b_scale, expert_offsets, bias, workspace, address

@@ -58,6 +58,15 @@ def test_a_description_of_a_constant_b_takes_the_prepared_weight(handle, device)
     operands.check(out)
 
 
+def test_tensors_without_data_are_refused_and_not_taken_for_a_product(handle, device):
+    operands = Case(9, 40, 48).make(device)
+    out = operands.poisoned_out()
+    meta = {name: t if t is None else t.to("meta") for name, t in operands.inputs.items()}
+    with sm.create_descriptor(handle, out=out, **operands.inputs) as descriptor:
+        with pytest.raises(sm.BadTensorDeviceError, match=f"^out: expected a tensor on {handle.device}, got one on meta"):
+            descriptor.calculate(out.to("meta"), **meta)
+
+
 def test_a_constant_b_is_refused_where_nothing_could_be_given_for_it(handle, device):
     with pytest.raises(sm.BadParamError, match="^alignment: expected a multiple of 16 bytes for a constant b, got 8"):
         sm.TensorDesc((32, 16), torch.int8, (1, 32), alignment=8, constant=True)
