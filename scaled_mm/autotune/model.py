@@ -6,10 +6,11 @@
             min(bandwidth, multiprocessors in use * stages in flight / latency)                       Little's law
             or what the blocks of all waves fetch, where tiles lie so that a wave needs much of both operands
     waves   ceil(blocks / (multiprocessors * blocks per multiprocessor)), whole clusters, whole splits of K
-    block   max(multiply, load) * steps of K + epilogue: each block computes a whole tile, so M and N are padded to it
+    block   max(multiply, load, refill) * steps of K + epilogue: each block computes a whole tile, so M and N are padded to it
               multiply  the tile's operations over a multiprocessor's rate; narrow tiles wait for shared memory instead of the
                         tensor cores, and what is fetched per operation costs power, which sets the clock (decision 0004)
               load      bytes of the tile's two sides, shared within a cluster, over a multiprocessor's share of L2
+              refill    a step and the time to fetch one, over the stages that are not being read: few stages hide little
               A decode block waits for each step's wgmma before it takes the next: it needs a least time for a step
 
 The constants were fitted once to the H200's rows (tests/autotune/fit_model.py); docs/tuning.md says how well it does there.
@@ -102,9 +103,12 @@ class Constants:
     decode_split_us: float = 0.8  # by hand: for each time that a decode row halves K
     decode_step_us: float = 0.24  # by hand: the least time of a decode block's step of K
     decode_column_us: float = 0.0017  # by hand: what each column of the tile adds to that
+    decode_multiply: float = 2.6  # by hand: what a decode block's wide MMAs take, which nothing overlaps with others
+    refill_us: float = 0.4  # by hand: from asking for a stage to having it
 
 
 _MANY_ACCUMULATORS = 192
+_MMA_COLUMNS = (8, 16, 32, 64, 96, 128, 192, 256)
 FITTED = Constants()  # see docs/tuning.md
 
 
@@ -130,8 +134,10 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     per_operation = 1 / tile.m + 1 / tile.n
     rate = gpu.operations / gpu.multiprocessors * c.tensor / 1e6  # operations per microsecond
     if row.generation in ("c3x", "decode"):
-        # Cycles of one wgmma of 64 x n x 32: n / 2 of the tensor cores, 16 + n / 4 to read its operands from shared memory.
-        rate *= (tile.n / 2) / max(tile.n / 2, 16 + tile.n / 4)
+        # Cycles of one wgmma of 64 x n x 32: n / 2 of the tensor cores, 16 + n / 4 to read its operands from shared memory. CUTLASS builds
+        # a tile from the widest of its MMAs that divides it: 112 columns are seven of 16.
+        n = max(columns for columns in _MMA_COLUMNS if tile.n % columns == 0)
+        rate *= (n / 2) / max(n / 2 * (c.decode_multiply if row.generation == "decode" else 1), 16 + n / 4)
     multiply = 2 * tile.m * tile.n * tile.k / rate * (1 + c.power * per_operation)
     if (cost.accumulators or 0) > _MANY_ACCUMULATORS:
         multiply *= 1 + c.pressure
@@ -143,6 +149,8 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     step = together * max(multiply, load)
     if row.generation == "decode":
         step = max(step, c.decode_step_us + c.decode_column_us * tile.n)
+    if row.generation in ("c3x", "decode") and cost.stages > 1:  # a stage is filled anew when the step after its own has begun
+        step = max(step, (multiply + c.refill_us) / (cost.stages - 1))
     block = step * steps + epilogue + c.wave_us
 
     in_use = min(blocks, slots) / resident if blocks < slots else gpu.multiprocessors

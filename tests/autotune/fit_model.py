@@ -20,7 +20,7 @@ from scaled_mm.autotune.model import Constants, Product, predict
 from scaled_mm.tables import load_table
 
 DATA = Path(__file__).parents[1] / "tables" / "data" / "h200_rows.json"
-NOT_FITTED = ("split_us", "decode_us", "decode_split_us", "prefetch_us", "padding", "pressure")
+NOT_FITTED = ("split_us", "prefetch_us", "padding", "pressure", "refill_us", *(name for name in vars(model.FITTED) if name.startswith("decode_")))
 START = Constants(4.0, 1.0, 0.85, 0.9, 2.0, 1.6, 1.0, 1.0, 0.5, 0.5, 0.1, 0.05, 0.5)
 Times = dict[Product, dict[str, float]]
 

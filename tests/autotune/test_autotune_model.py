@@ -26,10 +26,22 @@ def rows():
 def test_the_model_predicts_the_winners_of_the_h200_as_well_as_the_docs_say(rows):
     found = accuracy(TIMES, rows, H200)
     assert found.products == 99
-    assert (found.top1, found.top3) == (32, 63)
-    assert found.median_loss == pytest.approx(0.0115, abs=5e-5)
-    assert found.mean_loss == pytest.approx(0.0295, abs=5e-5)
+    assert (found.top1, found.top3) == (35, 65)
+    assert found.median_loss == pytest.approx(0.0103, abs=5e-5)
+    assert found.mean_loss == pytest.approx(0.0248, abs=5e-5)
     assert found.chance == pytest.approx(0.0621, abs=5e-5)
+
+
+def test_the_model_predicts_what_the_autotuner_measured_as_well_as_the_docs_say(rows):
+    cells = json.loads((Path(__file__).parents[2] / "reports" / "sm90" / "h200" / "autotune.json").read_text())["cells"]
+    times = {}
+    for cell in cells:
+        times.setdefault((cell["M"], cell["N"], cell["K"]), {})[cell["row"]] = cell["us"]
+    found = accuracy(times, rows, H200)
+    assert (len(cells), found.products, found.top1, found.top3) == (1194, 99, 14, 42)
+    assert found.median_loss == pytest.approx(0.0354, abs=5e-5)
+    assert found.mean_loss == pytest.approx(0.0743, abs=5e-5)
+    assert found.chance == pytest.approx(0.0873, abs=5e-5)
 
 
 def test_the_accuracy_of_a_model_does_not_depend_on_the_order_of_the_rows(rows):
