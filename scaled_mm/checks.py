@@ -6,6 +6,8 @@ import torch
 
 from scaled_mm.errors import BadParamError
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors that do not act for others
+
 
 def is_strided(tensor: torch.Tensor) -> bool:
     """Whether it is plain memory with strides: not sparse, not nested."""

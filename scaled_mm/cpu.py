@@ -87,7 +87,6 @@ def _probe(onednn_enabled: bool) -> bool:
     return True
 
 
-@torch.no_grad()
 def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None) -> None:
     """Writes out[m,n] = cast((f32(acc[m,n]) * b_scale[n]) * a_scale[m] + bias[n]), or acc itself for an int32 out.
 
@@ -99,6 +98,14 @@ def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_su
 
     The core has validated all of it (K is within the exact bound, out overlaps no input); nothing is checked again.
     """
+    tensors = (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    if not torch.is_grad_enabled():
+        return _gemm(*tensors)
+    with torch.no_grad():
+        return _gemm(*tensors)
+
+
+def _gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums) -> None:
     if out.dim() == 3:
         return _batch(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     m, k = a.shape
@@ -311,17 +318,22 @@ def _epilogue(out, acc, a_scale, b_scale, bias, zero_points: _ZeroPoints | None,
             target.copy_(value)
 
 
+# Most scales come as they are wanted, and asking is cheaper than a reshape: beside a weight that has gone through the caches a few
+# microseconds count.
+
+
 def _column(t: torch.Tensor | None) -> torch.Tensor | None:
     """One value, [M] or [M, 1] as [1, 1] or [M, 1]."""
-    return None if t is None else t.reshape(-1, 1)
+    return t if t is None or (t.dim() == 2 and t.shape[1] == 1) else t.reshape(-1, 1)
 
 
 def _row(t: torch.Tensor | None) -> torch.Tensor | None:
     """One value, [N] or [1, N] as [1, 1] or [1, N]; floating point ones as float32, which is exact."""
     if t is None:
         return None
-    t = t.reshape(1, -1)
-    return t.float() if t.is_floating_point() else t
+    if t.dim() != 2 or t.shape[0] != 1:
+        t = t.reshape(1, -1)
+    return t if t.dtype is torch.float32 or not t.is_floating_point() else t.float()
 
 
 def _rows_of(t: torch.Tensor, start: int, stop: int) -> torch.Tensor:

@@ -22,7 +22,6 @@ from scaled_mm.errors import (
 from scaled_mm.weight import PreparedWeight
 
 _OPERANDS = ("out", *ops.INPUTS)
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _free(function: str, pointer: ctypes.c_void_p) -> None:
@@ -293,7 +292,7 @@ class Plan(_CObject):
                 if planned is not tensor:
                     return False
                 continue
-            if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_cpu:
+            if type(tensor) not in checks.PLAIN or tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_cpu:
                 return False
             if tensor.dtype is not planned.dtype or tensor.shape != planned.shape or tensor.stride() != planned.strides:
                 return False

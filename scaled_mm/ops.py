@@ -10,6 +10,7 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -25,6 +26,9 @@ from scaled_mm.errors import (
     NullPointerError,
     ScaledMMError,
 )
+
+if TYPE_CHECKING:
+    from scaled_mm.descriptor import Descriptor
 
 _library = torch.library.Library("scaled_mm", "DEF")
 _library.define(
@@ -178,25 +182,38 @@ def _cpu_handle():
     return Handle("cpu")
 
 
+_cpu_plans: dict[tuple, Descriptor] = {}  # by what their tensors are; kept, for on a CPU planning takes longer than a small product
+_MOST_PLANS = 256
+
+
 def _run_on_cpu(out, *inputs: torch.Tensor | None) -> None:
-    from scaled_mm.descriptor import strided_desc
-
     tensors = (out, *inputs)
-    device = _cpu_handle().device
-    described = (strided_desc(name, tensor, device) for name, tensor in zip(("out", *INPUTS), tensors))
-    try:
-        plan = _cpu_plan(*described)
-    except BadTensorDtypeError as error:
-        raise name_dtype(error, **dict(zip(("out", *INPUTS), tensors))) from None
-    plan.calculate(*tensors[:6], **dict(zip(INPUTS[5:], inputs[5:])))
+    key = tuple([None if t is None else (t.dtype, t.shape, t.stride()) for t in tensors])
+    plan = _cpu_plans.get(key)
+    if plan is None:
+        plan = _cpu_plan(tensors)
+        if len(_cpu_plans) >= _MOST_PLANS:
+            _cpu_plans.clear()
+        _cpu_plans[key] = plan
+    plan.calculate(*tensors[:6], a_zero_point=inputs[5], b_zero_point=inputs[6], a_row_sums=inputs[7], b_column_sums=inputs[8])
 
 
-@functools.lru_cache(maxsize=256)
-def _cpu_plan(*described):
-    """Kept: on a CPU planning takes longer than a small product."""
+def _cpu_plan(tensors):
     from scaled_mm.descriptor import create_descriptor
 
-    return create_descriptor(_cpu_handle(), **dict(zip(("out", *INPUTS), described)))
+    named = dict(zip(("out", *INPUTS), tensors))
+    try:
+        return create_descriptor(_cpu_handle(), **named)
+    except BadTensorDtypeError as error:
+        raise name_dtype(error, **named) from None
+
+
+def _are_plain_cpu(tensors: Sequence[torch.Tensor | None]) -> bool:
+    """Whether nothing stands against a product of these on a CPU but what their sizes say; the first two are required."""
+    for tensor in tensors:
+        if tensor is not None and not (tensor.is_cpu and type(tensor) in checks.PLAIN and tensor.layout is torch.strided and not tensor.is_nested):
+            return False
+    return tensors[0] is not None and tensors[1] is not None
 
 
 def product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
@@ -216,7 +233,7 @@ def _scaled_mm_any(
     a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None, constant_b=False
 ):  # fmt: skip
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
-    if _runs_on_cuda(*inputs):
+    if not _are_plain_cpu(inputs) and _runs_on_cuda(*inputs):
         return scaled_mm(
             a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums, constant_b
         )  # fmt: skip
@@ -229,7 +246,7 @@ def _scaled_mm_out_any(
     out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None, constant_b=False
 ):  # fmt: skip
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
-    if _runs_on_cuda(*inputs, out):
+    if not _are_plain_cpu((*inputs, out)) and _runs_on_cuda(*inputs, out):
         return scaled_mm_out(out, *inputs, constant_b)
     return _run_on_cpu(out, *inputs)
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+import scaled_mm as sm
 from scaled_mm import cpu
 
 from .cases import INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, Case, every_shape, matrix, poisoned, random_case
@@ -195,3 +196,15 @@ def test_one_thread_and_many_give_the_same_bits(out_dtype):
             run(case)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_plans_that_calls_keep_are_few_and_go_with_their_shapes():
+    from scaled_mm import ops
+
+    w = torch.randint(-128, 128, (600, 32), dtype=torch.int8)
+    scale = torch.ones(1)
+    for n in range(1, ops._MOST_PLANS + 40):
+        a = torch.full((2, 32), n % 100, dtype=torch.int8)
+        expected = (a.int() @ w[:n].int().t()).float()
+        assert torch.equal(sm.scaled_mm(a, w[:n].t(), scale, scale, out_dtype=torch.float32), expected)
+    assert 0 < len(ops._cpu_plans) <= ops._MOST_PLANS
