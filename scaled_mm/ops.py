@@ -182,30 +182,21 @@ def _cpu_handle():
     return Handle("cpu")
 
 
-_cpu_plans: dict[tuple, Descriptor] = {}  # by what their tensors are; kept, for on a CPU planning takes longer than a small product
-_MOST_PLANS = 256
-
-
 def _run_on_cpu(out, *inputs: torch.Tensor | None) -> None:
     tensors = (out, *inputs)
-    key = tuple([None if t is None else (t.dtype, t.shape, t.stride()) for t in tensors])
-    plan = _cpu_plans.get(key)
-    if plan is None:
-        plan = _cpu_plan(tensors)
-        if len(_cpu_plans) >= _MOST_PLANS:
-            _cpu_plans.clear()
-        _cpu_plans[key] = plan
+    try:
+        plan = _cpu_plan(*[None if t is None else (t.shape, t.dtype, t.stride()) for t in tensors])
+    except BadTensorDtypeError as error:
+        raise name_dtype(error, **dict(zip(("out", *INPUTS), tensors))) from None
     plan.calculate(*tensors[:6], a_zero_point=inputs[5], b_zero_point=inputs[6], a_row_sums=inputs[7], b_column_sums=inputs[8])
 
 
-def _cpu_plan(tensors):
-    from scaled_mm.descriptor import create_descriptor
+@functools.lru_cache(maxsize=256)
+def _cpu_plan(*described: tuple | None) -> Descriptor:
+    """By shape, dtype and strides of each tensor. Kept: on a CPU planning takes longer than a small product."""
+    from scaled_mm.descriptor import TensorDesc, create_descriptor
 
-    named = dict(zip(("out", *INPUTS), tensors))
-    try:
-        return create_descriptor(_cpu_handle(), **named)
-    except BadTensorDtypeError as error:
-        raise name_dtype(error, **named) from None
+    return create_descriptor(_cpu_handle(), **{name: d and TensorDesc(*d) for name, d in zip(("out", *INPUTS), described)})
 
 
 def _are_plain_cpu(tensors: Sequence[torch.Tensor | None]) -> bool:

@@ -56,7 +56,7 @@ def reports_of(table: TileTable, folder: Path) -> list[Path]:
 
 
 def cliffs_of(table: TileTable, path: Path) -> tuple[list[Cliff], int, int]:
-    """(cliffs of a table by the times in a file, products whose row was timed, products in the file).
+    """(cliffs of a table, as it serves constant weights, by the times in a file, products whose row was timed, products in the file).
 
     A product whose row was not timed is left out: what is compared then are its measured neighbours.
     """
