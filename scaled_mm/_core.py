@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
@@ -69,6 +69,10 @@ class _TableBucketC(ctypes.Structure):
     ]
 
 
+class _TableModeC(ctypes.Structure):
+    _fields_ = [("m_max", ctypes.c_int64), ("mode", ctypes.c_int32), ("padding_", ctypes.c_int32)]
+
+
 class _TableC(ctypes.Structure):
     _fields_ = [
         ("arch", ctypes.c_char_p),
@@ -81,6 +85,8 @@ class _TableC(ctypes.Structure):
         ("tuned", ctypes.c_int32),
         ("kind", ctypes.c_int32),
         ("padding_", ctypes.c_int32),
+        ("modes", ctypes.POINTER(_TableModeC)),
+        ("num_modes", ctypes.c_int64),
     ]
 
 

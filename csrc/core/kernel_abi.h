@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 5
+#define SCALED_MM_KERNEL_ABI_VERSION 6
 
 namespace scaled_mm {
 
@@ -26,6 +26,18 @@ struct Groups {
   int64_t experts;
   const int32_t* offsets;  // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
   int64_t b_stride, b_scale_stride, bias_stride;  // from one expert to the next
+};
+
+// What a block product has beside the operands of GemmLaunch. There a is the activations, M tokens, and b the weight, N rows:
+//   out[m,n] = cast( sum_k a[m,k] * w[n,k] + bias[n] ),   any out strides; K may be 0
+// Activations of floats have strides in elements. Of q8_1 a_stride_m is in bytes from row to row, a_stride_k a block's bytes. Blocks of
+// the weight: b_stride_n in bytes from row to row, those of a row contiguous, b_stride_k a block's bytes; tiles: both are 0.
+struct BlockOperands {
+  int32_t format;      // scaledMMDtype_t of the weight: SCALED_MM_DTYPE_Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0
+  int32_t activation;  // scaledMMDtype_t of a: FLOAT16, BFLOAT16, FLOAT32 or Q8_1
+  bool quantize;       // float activations are quantized to q8_1 first
+  bool packed;         // b is tiles (docs/BLOCK_FORMATS.md), aligned to 16 bytes; else blocks as GGUF files have them
+  int32_t out_dtype;   // FLOAT16, BFLOAT16 or FLOAT32, decided at run time: one kernel serves all three
 };
 
 // From one product of a batch to the next, in elements; 0: the same for all of them.
@@ -77,12 +89,14 @@ struct GemmLaunch {
   // Of a row of a block-scaled table: a_scale and b_scale from one block of K to the next; a_scale_stride is from row to row as
   // ever, b_scale_stride from one block of N to the next. 0 otherwise.
   int64_t a_scale_stride_k, b_scale_stride_k;
+
+  const BlockOperands* blocks;  // nullptr unless the row is one of a block table
 };
 
 // Writes a message of at most `size` bytes on failure.
 struct Kernel {
   const char* row;
-  int32_t out_dtype;           // scaledMMDtype_t; -1: serves every one (the zero-point preparation)
+  int32_t out_dtype;           // scaledMMDtype_t; -1: serves every one (the zero-point preparation); of a block row the weight's format
   int32_t shared_memory;       // bytes a block needs
   // Once per device before the first launch: raises the shared memory limit, checks that the device can run it.
   scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);
@@ -91,6 +105,8 @@ struct Kernel {
   int64_t (*workspace_size)(int64_t M, int64_t N, int64_t batch) = nullptr;
   // The same of a row of a grouped table.
   int64_t (*grouped_workspace_size)(int64_t experts, int32_t multiprocessors) = nullptr;
+  // The same of a row of a block table.
+  int64_t (*block_workspace_size)(int64_t M, int64_t N, int64_t K, const BlockOperands& blocks) = nullptr;
 };
 
 struct KernelLibrary {
@@ -101,6 +117,7 @@ struct KernelLibrary {
   const scaledMMTable_t* table;   // nullptr in a library of one row built just in time
   const scaledMMTable_t* grouped_table;
   const scaledMMTable_t* block_scaled_table;
+  const scaledMMTable_t* block_table;
 };
 
 // Row name of the kernel that fills row_terms and col_terms. No table lists it.

@@ -27,7 +27,7 @@ extern "C" {
 #define SCALED_MM_API __attribute__((visibility("default")))
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 3
+#define SCALED_MM_ABI_VERSION 4
 
 typedef enum {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -59,22 +59,32 @@ typedef enum {
   SCALED_MM_DTYPE_FLOAT16 = 2,
   SCALED_MM_DTYPE_BFLOAT16 = 3,
   SCALED_MM_DTYPE_FLOAT32 = 4,
+  /* llama.cpp's block formats, of block products alone: 32 values of a row in one block (docs/BLOCK_FORMATS.md). */
+  SCALED_MM_DTYPE_Q4_0 = 5,
+  SCALED_MM_DTYPE_Q4_1 = 6,
+  SCALED_MM_DTYPE_Q5_0 = 7,
+  SCALED_MM_DTYPE_Q5_1 = 8,
+  SCALED_MM_DTYPE_Q8_0 = 9,
+  SCALED_MM_DTYPE_Q8_1 = 10, /* activations */
 } scaledMMDtype_t;
 
 #define SCALED_MM_MAX_DIMS 3
 
-/* Of a weight b: nothing that is in flight writes it, and nothing will while a product with it is in flight. Kernels may then read
+/* Of a weight (b): nothing that is in flight writes it, and nothing will while a product with it is in flight. Kernels may then read
  * it before the stream's preceding kernel has ended (programmatic dependent launch). Looked at when a descriptor is created. */
 #define SCALED_MM_TENSOR_CONSTANT 1
+/* Of a weight of a block product: its data are the tiles of docs/BLOCK_FORMATS.md, whatever its strides say. */
+#define SCALED_MM_TENSOR_PACKED 2
 
-/* A strided tensor without its data. Strides and alignment: elements and bytes respectively. */
+/* A strided tensor without its data. Strides and alignment: elements and bytes respectively. With a block format as dtype the shape
+ * is in values, [rows, K]; strides[0] is in bytes, from row to row, and strides[1] is 1: the blocks of a row lie one after the other. */
 typedef struct {
   int32_t dtype; /* scaledMMDtype_t */
   int32_t ndim;  /* 0 .. SCALED_MM_MAX_DIMS */
   int64_t shape[SCALED_MM_MAX_DIMS];
   int64_t strides[SCALED_MM_MAX_DIMS];
   int64_t alignment; /* what every data pointer will be a multiple of, in bytes; a power of two, 16 is enough for every kernel */
-  int64_t flags;     /* SCALED_MM_TENSOR_CONSTANT (b alone), or 0 */
+  int64_t flags;     /* SCALED_MM_TENSOR_CONSTANT (b alone), SCALED_MM_TENSOR_PACKED (a block weight alone), or 0 */
 } scaledMMTensorDesc_t;
 
 typedef struct scaledMMHandle* scaledMMHandle_t;
@@ -122,17 +132,34 @@ typedef enum {
   SCALED_MM_TABLE_GEMM = 0,
   SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds the rows per expert, ceil(tokens / experts) */
   SCALED_MM_TABLE_BLOCK_SCALED_GEMM = 2,
+  SCALED_MM_TABLE_BLOCK_GEMM = 3, /* m_max of its buckets and modes bounds the tokens, n_max the rows of the weight */
 } scaledMMTableKind_t;
 
 /* A flag of scaledMMTableBucket_t: it serves no product but those whose b is SCALED_MM_TENSOR_CONSTANT. */
 #define SCALED_MM_BUCKET_CONSTANT_B 1
+/* The same: none but those whose activations are q8_1, or are quantized to it. */
+#define SCALED_MM_BUCKET_Q8_1 2
 
 /* Serves M <= m_max, N <= n_max, K <= k_max; the first bucket that fits wins; INT64_MAX is open. */
 typedef struct {
   int64_t m_max, n_max, k_max;
   int32_t row;   /* index into rows */
-  int32_t flags; /* SCALED_MM_BUCKET_CONSTANT_B (of a table of SCALED_MM_TABLE_GEMM alone), or 0 */
+  int32_t flags; /* SCALED_MM_BUCKET_CONSTANT_B (SCALED_MM_TABLE_GEMM alone), SCALED_MM_BUCKET_Q8_1 (SCALED_MM_TABLE_BLOCK_GEMM alone), or 0 */
 } scaledMMTableBucket_t;
+
+/* How the float activations of a block product are multiplied; the names are for every format, whatever its bits. */
+typedef enum {
+  SCALED_MM_BLOCK_AUTO = 0,  /* float32: W4A8; float16 and bfloat16: as the table says for this many tokens */
+  SCALED_MM_BLOCK_W4A8 = 1,  /* quantized to q8_1 first */
+  SCALED_MM_BLOCK_W4A16 = 2, /* as they are; float16 and bfloat16 alone */
+} scaledMMBlockMode_t;
+
+/* What AUTO is for at most m_max tokens; the first that fits decides, INT64_MAX is open. */
+typedef struct {
+  int64_t m_max;
+  int32_t mode; /* SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16 */
+  int32_t padding_;
+} scaledMMTableMode_t;
 
 typedef struct {
   const char* arch;   /* "sm90" */
@@ -145,13 +172,16 @@ typedef struct {
   int32_t tuned;        /* 1: measured on one GPU model by the autotuner */
   int32_t kind;         /* scaledMMTableKind_t: an architecture has one table of each */
   int32_t padding_;
+  const scaledMMTableMode_t* modes; /* of SCALED_MM_TABLE_BLOCK_GEMM, the last one open; NULL and 0 of any other */
+  int64_t num_modes;
 } scaledMMTable_t;
 
 /* Copies the table; a second one of its kind for the same arch replaces the first. */
 SCALED_MM_API scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table);
 
 /* Called when a descriptor needs a kernel that no library holds: build and load it (scaledMMLoadKernels), return SUCCESS;
- * with row NULL when a handle's architecture has no tile table yet: register those it has. out_dtype -1: a kernel for every dtype.
+ * with row NULL when a handle's architecture has no tile table yet: register those it has. out_dtype -1: a kernel for every dtype;
+ * of a row of a SCALED_MM_TABLE_BLOCK_GEMM it is the format of the weight.
  * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once. NULL takes the provider away. */
 typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, void* user);
 SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user);
@@ -281,6 +311,38 @@ SCALED_MM_API scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMBlockSca
                                                                 const void* a_scale, const void* b_scale, const void* bias,
                                                                 void* stream);
 SCALED_MM_API scaledMMStatus_t scaledMMDestroyBlockScaledGemmDescriptor(scaledMMBlockScaledGemmDescriptor_t descriptor);
+
+/* ---- block formats: products with llama.cpp's quantized weights ---------------------------------------------- */
+
+/* out = W A^T, summed in float32 (docs/BLOCK_FORMATS.md has the formula of each format and the bound on the error):
+ *
+ *   out[m,n] = cast( sum_k w[m,k] * a[n,k] + bias[m] )
+ *
+ * weight [M,K] Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0, blocks as GGUF files have them at any address, or SCALED_MM_TENSOR_PACKED: tiles, whose
+ * data pointer is a multiple of 16; SCALED_MM_TENSOR_CONSTANT too. activation [N,K] Q8_1, blocks at any address, or float16 |
+ * bfloat16 | float32, any strides. K is a multiple of 32. out [M,N] float16 | bfloat16 | float32, any strides under which no elements
+ * overlap: strides [1, M] are those of a linear layer's [N,M]. bias [M], float32 or out's dtype, or NULL; added in float32.
+ * mode: scaledMMBlockMode_t; Q8_1 and float32 activations take AUTO or W4A8.
+ * kernel: NULL, or the name of a block row of the table. */
+typedef struct scaledMMBlockGemmDescriptor* scaledMMBlockGemmDescriptor_t;
+
+SCALED_MM_API scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(
+    scaledMMHandle_t handle, scaledMMBlockGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
+    const scaledMMTensorDesc_t* weight, const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias,
+    int32_t mode, const char* kernel);
+
+/* These are to a block descriptor what their namesakes above are to the plain one. */
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockGemmDevice(scaledMMBlockGemmDescriptor_t descriptor, int32_t* device_type,
+                                                          int32_t* device_id);
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockGemmWorkspaceSize(scaledMMBlockGemmDescriptor_t descriptor, size_t* bytes);
+SCALED_MM_API scaledMMStatus_t scaledMMGetBlockGemmKernel(scaledMMBlockGemmDescriptor_t descriptor, scaledMMKernelChoice_t* choice);
+SCALED_MM_API scaledMMStatus_t scaledMMCheckBlockGemmTensors(
+    scaledMMBlockGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* weight,
+    const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias);
+SCALED_MM_API scaledMMStatus_t scaledMMCalculateBlockGemm(scaledMMBlockGemmDescriptor_t descriptor, void* workspace,
+                                                          size_t workspace_size, void* out, const void* weight,
+                                                          const void* activation, const void* bias, void* stream);
+SCALED_MM_API scaledMMStatus_t scaledMMDestroyBlockGemmDescriptor(scaledMMBlockGemmDescriptor_t descriptor);
 
 #if defined(__cplusplus)
 } /* extern "C" */
