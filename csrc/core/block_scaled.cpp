@@ -60,7 +60,7 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMBlock
   }
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table, SCALED_MM_TABLE_BLOCK_SCALED_GEMM)) return s;
   const auto misfit_of = [d](const RowNeeds& needs) { return misfit(d->info.gemm, needs); };
-  if (scaledMMStatus_t s = d->choose(forced, kKind, d->info.gemm.M, d->info.gemm.N, d->info.gemm.K, false, misfit_of)) return s;
+  if (scaledMMStatus_t s = d->choose(forced, kKind, d->info.gemm.M, d->info.gemm.N, d->info.gemm.K, 0, misfit_of)) return s;
   const GemmInfo& info = d->info.gemm;
   if (info.M == 0 || info.N == 0) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), info.out_dtype, handle->info.device_id,

@@ -76,7 +76,8 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGemmD
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table)) return s;
   // A batch has as many tiles as one product of all its columns, and how many fill the GPU is what the edges of N are about.
   const auto misfit_of = [d](const RowNeeds& needs) { return misfit(d->info, needs); };
-  if (scaledMMStatus_t s = d->choose(forced, kKind, d->info.M, d->info.N * d->info.batch, d->info.K, d->info.constant_b, misfit_of)) return s;
+  const int32_t serves = d->info.constant_b ? SCALED_MM_BUCKET_CONSTANT_B : 0;
+  if (scaledMMStatus_t s = d->choose(forced, kKind, d->info.M, d->info.N * d->info.batch, d->info.K, serves, misfit_of)) return s;
   if (d->info.empty()) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), d->info.out_dtype, device, shared_memory,

@@ -51,16 +51,28 @@ scaledMMStatus_t check_dtype(const char* name, Dtypes expected, const scaledMMTe
   return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected %s, got %s", name, text.c_str(), dtype_name(t.dtype));
 }
 
+struct AllowedFlags {
+  int64_t flags;
+  const char* text;
+};
+
+AllowedFlags allowed_flags(const char* name) {
+  if (strcmp(name, "b") == 0) return {SCALED_MM_TENSOR_CONSTANT, "0 or SCALED_MM_TENSOR_CONSTANT"};
+  if (strcmp(name, "weight") == 0) {
+    return {SCALED_MM_TENSOR_CONSTANT | SCALED_MM_TENSOR_PACKED, "of SCALED_MM_TENSOR_CONSTANT and SCALED_MM_TENSOR_PACKED"};
+  }
+  return {0, "0"};
+}
+
 // Of a tensor whose dtype was checked before.
 scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   if (t.ndim < 0 || t.ndim > SCALED_MM_MAX_DIMS) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 0 to %d dimensions, got %d", name,
                 SCALED_MM_MAX_DIMS, int(t.ndim));
   }
-  const int64_t allowed = strcmp(name, "b") == 0 ? SCALED_MM_TENSOR_CONSTANT : 0;
-  if ((t.flags & ~allowed) != 0) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected flags %s, got %lld", name, allowed ? "0 or SCALED_MM_TENSOR_CONSTANT" : "0",
-                static_cast<long long>(t.flags));
+  const AllowedFlags allowed = allowed_flags(name);
+  if ((t.flags & ~allowed.flags) != 0) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected flags %s, got %lld", name, allowed.text, static_cast<long long>(t.flags));
   }
   int64_t last = 0;
   for (int i = 0; i < t.ndim; ++i) {
@@ -175,27 +187,6 @@ scaledMMStatus_t check_integers(const char* name, const VectorRule& rule, Dtypes
   return check_vector(name, rule, t, stride, batch_stride);
 }
 
-// Every dimension must step over all that the ones with smaller strides reach, if there are elements at all.
-scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& t) {
-  int order[SCALED_MM_MAX_DIMS], count = 0;  // by stride: three at most, so inserted
-  for (int i = 0; i < t.ndim; ++i) {
-    if (t.shape[i] == 0) return SCALED_MM_STATUS_SUCCESS;
-    if (t.shape[i] == 1) continue;
-    int at = count++;
-    for (; at > 0 && t.strides[order[at - 1]] > t.strides[i]; --at) order[at] = order[at - 1];
-    order[at] = i;
-  }
-  int64_t reach = 0;
-  for (int i = 0; i < count; ++i) {
-    if (t.strides[order[i]] <= reach) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got %s for shape %s",
-                  name, list_text(t.strides, t.ndim).c_str(), shape_text(t).c_str());
-    }
-    reach += (t.shape[order[i]] - 1) * t.strides[order[i]];
-  }
-  return SCALED_MM_STATUS_SUCCESS;
-}
-
 // Whether the rows of a whole batch lie evenly, as those of one matrix of batch * M rows; then the stride between them.
 bool rows_fold(int64_t M, int64_t batch_stride, int64_t* stride) {
   if (M == 1) *stride = batch_stride;
@@ -220,6 +211,27 @@ void fold_batch(GemmInfo* info) {
 }
 
 }  // namespace
+
+// Every dimension must step over all that the ones with smaller strides reach, if there are elements at all.
+scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& t) {
+  int order[SCALED_MM_MAX_DIMS], count = 0;  // by stride: three at most, so inserted
+  for (int i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] == 0) return SCALED_MM_STATUS_SUCCESS;
+    if (t.shape[i] == 1) continue;
+    int at = count++;
+    for (; at > 0 && t.strides[order[at - 1]] > t.strides[i]; --at) order[at] = order[at - 1];
+    order[at] = i;
+  }
+  int64_t reach = 0;
+  for (int i = 0; i < count; ++i) {
+    if (t.strides[order[i]] <= reach) {
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got %s for shape %s",
+                  name, list_text(t.strides, t.ndim).c_str(), shape_text(t).c_str());
+    }
+    reach += (t.shape[order[i]] - 1) * t.strides[order[i]];
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
 
 scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expected, const scaledMMTensorDesc_t* got) {
   if ((expected == nullptr) != (got == nullptr)) {

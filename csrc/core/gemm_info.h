@@ -57,6 +57,8 @@ scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expect
 // One tensor by itself: dtype, sizes, strides, alignment, and the number of dimensions unless that is -1.
 scaledMMStatus_t check_operand(const char* name, const char* shape, std::initializer_list<int32_t> dtypes, int32_t ndim,
                                const scaledMMTensorDesc_t* t);
+// Whether no two elements of an output share memory.
+scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& t);
 int64_t tensor_extent(const scaledMMTensorDesc_t& t);  // bytes from the data pointer to the end of the last element
 std::string tensor_shape(const scaledMMTensorDesc_t& t);
 

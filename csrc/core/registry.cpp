@@ -21,7 +21,7 @@ struct Registry {
 };
 
 // By scaledMMTableKind_t, for messages.
-constexpr const char* kTableNames[] = {"", " of grouped products", " of block-scaled products"};
+constexpr const char* kTableNames[] = {"", " of grouped products", " of block-scaled products", " of block products"};
 
 // Never destroyed: kernels may still be launched while static objects die.
 Registry& registry() {
@@ -58,12 +58,19 @@ const TableRow* Table::find_row(const char* name) const {
   return nullptr;
 }
 
-int32_t Table::find_bucket(int64_t M, int64_t N, int64_t K, bool constant_b) const {
+int32_t Table::find_bucket(int64_t M, int64_t N, int64_t K, int32_t serves) const {
   for (size_t i = 0; i < buckets.size(); ++i) {
-    if ((buckets[i].flags & SCALED_MM_BUCKET_CONSTANT_B) != 0 && !constant_b) continue;
+    if ((buckets[i].flags & ~serves) != 0) continue;
     if (M <= buckets[i].m_max && N <= buckets[i].n_max && K <= buckets[i].k_max) return int32_t(i);
   }
   return -1;  // unreachable: scaledMMRegisterTable refuses a table without an open last bucket
+}
+
+int32_t Table::find_mode(int64_t tokens) const {
+  for (const scaledMMTableMode_t& rule : modes) {
+    if (tokens <= rule.m_max) return rule.mode;
+  }
+  return SCALED_MM_BLOCK_AUTO;  // unreachable: scaledMMRegisterTable refuses a block table without an open last mode
 }
 
 Arch* find_arch(const char* name) {
@@ -100,9 +107,10 @@ scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, 
     }
     if (*kernel == nullptr) {
       return fail(SCALED_MM_STATUS_KERNEL_NOT_BUILT,
-                  "kernel: row %s of %s for out %s is in no loaded library; build it with `scaled-mm build --arch %s` "
+                  "kernel: row %s of %s for %s %s is in no loaded library; build it with `scaled-mm build --arch %s` "
                   "and load it with scaledMMLoadKernels",
-                  row, arch->name.c_str(), out_dtype < 0 ? "of any dtype" : dtype_name(out_dtype), arch->name.c_str());
+                  row, arch->name.c_str(), out_dtype < SCALED_MM_DTYPE_Q4_0 ? "out" : "weights of",
+                  out_dtype < 0 ? "of any dtype" : dtype_name(out_dtype), arch->name.c_str());
     }
     slot->kernel.store(*kernel, std::memory_order_release);
   }
@@ -125,6 +133,41 @@ scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, 
 
 using namespace scaled_mm;
 
+namespace {
+
+// Flags that the buckets of a kind of table may have.
+int32_t bucket_flags(int32_t kind) {
+  if (kind == SCALED_MM_TABLE_GEMM) return SCALED_MM_BUCKET_CONSTANT_B;
+  return kind == SCALED_MM_TABLE_BLOCK_GEMM ? SCALED_MM_BUCKET_Q8_1 : 0;
+}
+
+const char* bucket_flags_text(int32_t kind) {
+  if (kind == SCALED_MM_TABLE_GEMM) return "0 or SCALED_MM_BUCKET_CONSTANT_B";
+  return kind == SCALED_MM_TABLE_BLOCK_GEMM ? "0 or SCALED_MM_BUCKET_Q8_1" : "0";
+}
+
+// Of a block table: what AUTO is for every number of tokens. Of any other: nothing.
+scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
+  if (table.kind != SCALED_MM_TABLE_BLOCK_GEMM) {
+    if (table.num_modes == 0) return SCALED_MM_STATUS_SUCCESS;
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected modes in a table of block products alone, got %lld", table.source,
+                static_cast<long long>(table.num_modes));
+  }
+  if (table.num_modes < 1 || table.modes == nullptr || table.modes[table.num_modes - 1].m_max != INT64_MAX) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected modes, the last of them open", table.source);
+  }
+  for (int64_t i = 0; i < table.num_modes; ++i) {
+    const int32_t mode = table.modes[i].mode;
+    if (mode != SCALED_MM_BLOCK_W4A8 && mode != SCALED_MM_BLOCK_W4A16) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got %d",
+                  table.source, int(mode));
+    }
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+}  // namespace
+
 scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user) {
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
@@ -144,9 +187,10 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
                 table->source, static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets),
                 int(table->fallback_row));
   }
-  if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_BLOCK_SCALED_GEMM) {
+  if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_BLOCK_GEMM) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
   }
+  if (scaledMMStatus_t status = check_modes(*table)) return status;
   auto copy = std::make_unique<Table>();
   copy->arch = table->arch;
   copy->source = table->source;
@@ -167,20 +211,21 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
   if (fallback.needs.any()) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the fallback row %s must take any alignment", table->source, fallback.name.c_str());
   }
+  if (table->num_modes > 0) copy->modes.assign(table->modes, table->modes + table->num_modes);
   copy->buckets.assign(table->buckets, table->buckets + table->num_buckets);
   for (const scaledMMTableBucket_t& bucket : copy->buckets) {
     if (bucket.row < 0 || bucket.row >= copy->num_rows) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
     }
-    const int32_t allowed = table->kind == SCALED_MM_TABLE_GEMM ? SCALED_MM_BUCKET_CONSTANT_B : 0;
-    if ((bucket.flags & ~allowed) != 0) {
+    if ((bucket.flags & ~bucket_flags(table->kind)) != 0) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a bucket: expected flags %s, got %d", table->source,
-                  allowed ? "0 or SCALED_MM_BUCKET_CONSTANT_B" : "0", int(bucket.flags));
+                  bucket_flags_text(table->kind), int(bucket.flags));
     }
   }
   const scaledMMTableBucket_t& last = copy->buckets.back();
   if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX || last.flags != 0) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the last bucket must be open in M, N and K, to any b", table->source);
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the last bucket must be open in M, N and K, to any %s", table->source,
+                table->kind == SCALED_MM_TABLE_BLOCK_GEMM ? "activations" : "b");
   }
   Arch* arch = find_arch(copy->arch.c_str());
   Registry& r = registry();
@@ -214,7 +259,7 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) {
     }
   }
   // The library's own tables serve where nobody registered others.
-  for (const scaledMMTable_t* table : {content->table, content->grouped_table, content->block_scaled_table}) {
+  for (const scaledMMTable_t* table : {content->table, content->grouped_table, content->block_scaled_table, content->block_table}) {
     if (table && find_arch(content->arch)->tables[table->kind].load(std::memory_order_acquire) == nullptr) {
       if (scaledMMStatus_t status = scaledMMRegisterTable(table)) return status;
     }

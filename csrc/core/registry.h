@@ -11,7 +11,7 @@
 
 namespace scaled_mm {
 
-constexpr int kDtypes = 5;        // scaledMMDtype_t
+constexpr int kDtypes = 11;       // scaledMMDtype_t
 constexpr int kMaxDevices = 64;   // bits of KernelSlot::prepared
 
 // One kernel as the dispatch sees it: found once, prepared once per device, then two loads a launch.
@@ -33,16 +33,21 @@ struct Table {
   int32_t num_rows = 0;
   std::vector<scaledMMTableBucket_t> buckets;
   int32_t fallback_row = 0;
+  std::vector<scaledMMTableMode_t> modes;
   bool tuned = false;
 
   const TableRow* find_row(const char* name) const;
-  // Index of the first bucket that fits.
-  int32_t find_bucket(int64_t M, int64_t N, int64_t K, bool constant_b) const;
+  // Index of the first bucket that fits. serves: which flags of buckets (SCALED_MM_BUCKET_*) the product answers.
+  int32_t find_bucket(int64_t M, int64_t N, int64_t K, int32_t serves) const;
+  // scaledMMBlockMode_t that AUTO is for this many tokens.
+  int32_t find_mode(int64_t tokens) const;
 };
+
+constexpr int kTableKinds = 4;  // scaledMMTableKind_t
 
 struct Arch {
   std::string name;
-  std::atomic<const Table*> tables[3]{};  // by scaledMMTableKind_t
+  std::atomic<const Table*> tables[kTableKinds]{};  // by scaledMMTableKind_t
   KernelSlot zero_point_terms;
 };
 

@@ -17,10 +17,10 @@ struct RowChoice {
   const char* misfit = nullptr;  // why the bucket's own row was passed over
   RowNeeds needs;                // of the row
 
-  // The row named `forced`, or that of the bucket of (M, N, K) and b, or the fallback. kind: in messages, "" or "grouped ".
+  // The row named `forced`, or that of the bucket of (M, N, K), or the fallback. serves: see find_bucket. kind: in messages, "" or "grouped ".
   // misfit_of(needs): why a row with these needs cannot take the product, nullptr when it can.
   template <class MisfitOf>
-  scaledMMStatus_t choose(const char* forced, const char* kind, int64_t M, int64_t N, int64_t K, bool constant_b, const MisfitOf& misfit_of) {
+  scaledMMStatus_t choose(const char* forced, const char* kind, int64_t M, int64_t N, int64_t K, int32_t serves, const MisfitOf& misfit_of) {
     if (forced != nullptr) {
       row = table->find_row(forced);
       if (row == nullptr) {
@@ -31,7 +31,7 @@ struct RowChoice {
         return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
       }
     } else {
-      bucket = table->find_bucket(M, N, K, constant_b);
+      bucket = table->find_bucket(M, N, K, serves);
       bucket_row = &table->rows[table->buckets[bucket].row];
       misfit = misfit_of(bucket_row->needs);
       row = misfit ? &table->rows[table->fallback_row] : bucket_row;

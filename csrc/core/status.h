@@ -11,6 +11,7 @@ namespace scaled_mm {
 [[gnu::format(printf, 2, 3)]] scaledMMStatus_t fail(scaledMMStatus_t status, const char* format, ...);
 
 const char* dtype_name(int32_t dtype);
-int64_t dtype_bytes(int32_t dtype);  // 0 for a value that is no dtype
+// 0 for a value that is no dtype. Of a block format 1: its strides are in bytes, and its blocks at any address.
+int64_t dtype_bytes(int32_t dtype);
 
 }  // namespace scaled_mm
