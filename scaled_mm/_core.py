@@ -22,9 +22,10 @@ ABI_VERSION = 4
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
-DTYPES = ("int8", "int32", "float16", "bfloat16", "float32")  # index: scaledMMDtype_t
+DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1")  # index: scaledMMDtype_t
 UNKNOWN_DTYPE = -1
-TENSOR_CONSTANT = 1
+TENSOR_CONSTANT, TENSOR_PACKED = 1, 2
+BLOCK_MODES = ("auto", "w4a8", "w4a16")  # index: scaledMMBlockMode_t
 
 
 class TensorDescC(ctypes.Structure):
@@ -124,6 +125,11 @@ _SIGNATURES = {
     "scaledMMGetBlockScaledGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
     "scaledMMCheckBlockScaledGemmTensors": (_handle, *(_tensor,) * 6),
     "scaledMMDestroyBlockScaledGemmDescriptor": (_handle,),
+    "scaledMMCreateBlockGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 4, ctypes.c_int32, ctypes.c_char_p),
+    "scaledMMGetBlockGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
+    "scaledMMGetBlockGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
+    "scaledMMCheckBlockGemmTensors": (_handle, *(_tensor,) * 4),
+    "scaledMMDestroyBlockGemmDescriptor": (_handle,),
 }
 
 
@@ -182,7 +188,7 @@ def _provide(arch: str, row: str | None, out_dtype: int) -> None:
         if whole := build.arch_library(dispatch.machine_table(arch) if table.tuned else table):
             call("scaledMMLoadKernels", str(whole).encode())
         return
-    suffix = next((name for name, (_, code) in codegen.OUT_DTYPES.items() if code == out_dtype), None)
+    suffix = next((name for name, (_, code) in codegen.BUILT_FOR.items() if code == out_dtype), None)
     call("scaledMMLoadKernels", str(build.build_kernel(table, (row, suffix))).encode())
 
 
@@ -200,7 +206,7 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
     return Status.SUCCESS
 
 
-TABLE_GEMM, TABLE_GROUPED_GEMM, TABLE_BLOCK_SCALED_GEMM = 0, 1, 2
+TABLE_GEMM, TABLE_GROUPED_GEMM, TABLE_BLOCK_SCALED_GEMM, TABLE_BLOCK_GEMM = 0, 1, 2, 3
 
 
 def register_table(table: TileTable) -> None:
@@ -210,6 +216,8 @@ def register_table(table: TileTable) -> None:
         _register(table.grouped, TABLE_GROUPED_GEMM)
     if table.block_scaled:
         _register(table.block_scaled, TABLE_BLOCK_SCALED_GEMM)
+    if table.block:
+        _register(table.block, TABLE_BLOCK_GEMM)
 
 
 def _register(table: TileTable, kind: int) -> None:
@@ -217,10 +225,11 @@ def _register(table: TileTable, kind: int) -> None:
     index = {row.name: i for i, row in enumerate(table.rows)}
     buckets = (_TableBucketC * len(table.buckets))(
         *(
-            _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], int(b.constant_b))
+            _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], b.flags)
             for b in table.buckets
         )
     )
+    modes = (_TableModeC * len(table.auto))(*(_TableModeC(_INT64_MAX if r.m is None else r.m, BLOCK_MODES.index(r.mode)) for r in table.auto))
     from scaled_mm.tables import configs_dir
 
     # A shipped table goes by its name, one from elsewhere by its path: `desc.kernel.reason` shows it.
@@ -230,7 +239,7 @@ def _register(table: TileTable, kind: int) -> None:
         "scaledMMRegisterTable",
         ctypes.byref(
             _TableC(table.arch.encode(), source.as_posix().encode(), rows, len(rows), buckets, len(buckets),
-                    index[table.fallback], table.tuned, kind, 0)  # fmt: skip
+                    index[table.fallback], table.tuned, kind, 0, modes, len(modes))  # fmt: skip
         ),
     )
 
@@ -239,18 +248,18 @@ def _register(table: TileTable, kind: int) -> None:
 
 
 @functools.cache
-def _dtype_codes() -> dict[torch.dtype, int]:
+def _dtype_codes() -> dict[torch.dtype | str, int]:
     import torch
 
-    return {getattr(torch, name): code for code, name in enumerate(DTYPES)}
+    return {getattr(torch, name, name): code for code, name in enumerate(DTYPES)}  # a block format goes by its name
 
 
 def tensor_desc(
-    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int, constant: bool
+    dtype: torch.dtype | str, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int, flags: int
 ) -> TensorDescC:  # fmt: skip
     """A C tensor descriptor. More than MAX_DIMS dimensions, or another dtype, pass through for the core to refuse."""
     kept = min(len(shape), MAX_DIMS)
-    desc = TensorDescC(_dtype_codes().get(dtype, UNKNOWN_DTYPE), len(shape), alignment=alignment, flags=TENSOR_CONSTANT if constant else 0)
+    desc = TensorDescC(_dtype_codes().get(dtype, UNKNOWN_DTYPE), len(shape), alignment=alignment, flags=flags)
     desc.shape[:kept] = shape[:kept]
     desc.strides[:kept] = strides[:kept]
     return desc

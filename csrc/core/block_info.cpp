@@ -6,22 +6,18 @@ namespace scaled_mm {
 namespace {
 
 constexpr int64_t kBlock = 32;                        // values
-constexpr int64_t kTileRows = 64, kTileValues = 256;  // of a packed weight
+// Tiles of a packed weight, which hold nothing but its blocks, in another order.
+constexpr int64_t kTileRows = 64, kTileValues = 256;
 constexpr int64_t kTileAlignment = 16;
 
-// Bytes of a block and of a tile of a packed weight (docs/BLOCK_FORMATS.md); q8_1 is no weight.
-struct Format {
-  int64_t block_bytes, tile_bytes;
-};
-
-Format format_of(int32_t dtype) {
-  switch (dtype) {
-    case SCALED_MM_DTYPE_Q4_0: return {18, 9216};
-    case SCALED_MM_DTYPE_Q4_1: return {20, 10240};
-    case SCALED_MM_DTYPE_Q5_0: return {22, 11264};
-    case SCALED_MM_DTYPE_Q5_1: return {24, 12288};
-    case SCALED_MM_DTYPE_Q8_0: return {34, 17408};
-    default: return {36, 0};
+int64_t block_bytes(int32_t format) {
+  switch (format) {
+    case SCALED_MM_DTYPE_Q4_0: return 18;
+    case SCALED_MM_DTYPE_Q4_1: return 20;
+    case SCALED_MM_DTYPE_Q5_0: return 22;
+    case SCALED_MM_DTYPE_Q5_1: return 24;
+    case SCALED_MM_DTYPE_Q8_0: return 34;
+    default: return 36;  // q8_1
   }
 }
 
@@ -41,17 +37,19 @@ scaledMMStatus_t check_blocks(const char* name, const scaledMMTensorDesc_t& t) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-int64_t blocks_extent(const scaledMMTensorDesc_t& t, const Format& format) {
+int64_t blocks_extent(const scaledMMTensorDesc_t& t) {
   if (t.shape[0] == 0 || t.shape[1] == 0) return 0;
-  if (t.flags & SCALED_MM_TENSOR_PACKED) return ceil_div(t.shape[0], kTileRows) * ceil_div(t.shape[1], kTileValues) * format.tile_bytes;
-  return (t.shape[0] - 1) * t.strides[0] + t.shape[1] / kBlock * format.block_bytes;
+  const int64_t bytes = block_bytes(t.dtype);
+  if (t.flags & SCALED_MM_TENSOR_PACKED) {
+    return ceil_div(t.shape[0], kTileRows) * ceil_div(t.shape[1], kTileValues) * (kTileRows * kTileValues / kBlock * bytes);
+  }
+  return (t.shape[0] - 1) * t.strides[0] + t.shape[1] / kBlock * bytes;
 }
 
 scaledMMStatus_t check_weight(const scaledMMTensorDesc_t* t, BlockInfo* info) {
   if (scaledMMStatus_t s = check_operand("weight", "[M, K]", {SCALED_MM_DTYPE_Q4_0, SCALED_MM_DTYPE_Q4_1, SCALED_MM_DTYPE_Q5_0,
                                          SCALED_MM_DTYPE_Q5_1, SCALED_MM_DTYPE_Q8_0}, 2, t)) return s;
   if (scaledMMStatus_t s = check_blocks("weight", *t)) return s;
-  const Format format = format_of(t->dtype);
   info->M = t->shape[0];
   info->K = t->shape[1];
   info->operands.format = t->dtype;
@@ -64,9 +62,9 @@ scaledMMStatus_t check_weight(const scaledMMTensorDesc_t* t, BlockInfo* info) {
   }
   if (!info->operands.packed) {
     info->weight_stride_m = t->strides[0];
-    info->weight_stride_k = format.block_bytes;
+    info->weight_stride_k = block_bytes(t->dtype);
   }
-  info->bytes.weight = blocks_extent(*t, format);
+  info->bytes.weight = blocks_extent(*t);
   return SCALED_MM_STATUS_SUCCESS;
 }
 
@@ -84,8 +82,8 @@ scaledMMStatus_t check_activation(const scaledMMTensorDesc_t* t, BlockInfo* info
   info->N = t->shape[0];
   info->operands.activation = t->dtype;
   info->activation_stride_n = t->strides[0];
-  info->activation_stride_k = blocks ? format_of(t->dtype).block_bytes : t->strides[1];
-  info->bytes.activation = blocks ? blocks_extent(*t, format_of(t->dtype)) : tensor_extent(*t);
+  info->activation_stride_k = blocks ? block_bytes(t->dtype) : t->strides[1];
+  info->bytes.activation = blocks ? blocks_extent(*t) : tensor_extent(*t);
   return SCALED_MM_STATUS_SUCCESS;
 }
 

@@ -20,6 +20,9 @@ from scaled_mm.errors import BadParamError
 BLOCK = 32
 """Values in a block, in every format."""
 
+TILE_ROWS, TILE_BLOCKS = 64, 8
+"""What a tile of a packed weight has on a GPU: rows, and blocks of each (docs/BLOCK_FORMATS.md)."""
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockFormat:
@@ -73,6 +76,11 @@ class BlockFormat:
     def block_bytes(self) -> int:
         return self.levels_offset + self.level_bytes
 
+    @property
+    def tile_bytes(self) -> int:
+        """Of a tile of a packed weight: its blocks' bytes in another order."""
+        return TILE_ROWS * TILE_BLOCKS * self.block_bytes
+
 
 FORMATS: dict[str, BlockFormat] = {
     description.name: description
@@ -86,6 +94,9 @@ FORMATS: dict[str, BlockFormat] = {
     )
 }
 """A new format is a line here; `quantize_block` and all others that take a format's name know it then."""
+
+WEIGHT_FORMATS: dict[str, BlockFormat] = {name: description for name, description in FORMATS.items() if description.is_weight}
+"""Those that the first operand of a product may have."""
 
 RULES = ("absmax", "ggml")
 
@@ -101,6 +112,5 @@ def lookup_weight(fmt: object) -> BlockFormat:
     """The same for the format of a weight: those with sums are for activations."""
     description = lookup(fmt)
     if not description.is_weight:
-        weights = [name for name, other in FORMATS.items() if other.is_weight]
-        raise BadParamError(f"fmt: expected the format of a weight, one of {', '.join(map(repr, weights))}, got {fmt!r}")
+        raise BadParamError(f"fmt: expected the format of a weight, one of {', '.join(map(repr, WEIGHT_FORMATS))}, got {fmt!r}")
     return description

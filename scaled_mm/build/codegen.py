@@ -5,13 +5,24 @@ The text generated here is the only place where a row's fields become C++.
 
 from __future__ import annotations
 
+from scaled_mm._core import BLOCK_MODES
 from scaled_mm.errors import KernelNotBuiltError
-from scaled_mm.tables import rules_block_scaled, rules_c2x, rules_decode
+from scaled_mm.tables import rules_block, rules_block_scaled, rules_c2x, rules_decode
+from scaled_mm.tables.rules import C3X_ARCHES, SHARED_MEMORY
 from scaled_mm.tables.schema import KernelRow, TileTable
 from scaled_mm.tables.tuned import slug
 
 # Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
 OUT_DTYPES = {"bf16": ("__nv_bfloat16", 3), "fp16": ("__half", 2), "fp32": ("float", 4), "int32": ("int32_t", 1)}
+# A row of block products is built for every format of a weight instead, one kernel for every out dtype.
+WEIGHT_FORMATS = {
+    "q4_0": ("scaled_mm::block::Q4_0", 5),
+    "q4_1": ("scaled_mm::block::Q4_1", 6),
+    "q5_0": ("scaled_mm::block::Q5_0", 7),
+    "q5_1": ("scaled_mm::block::Q5_1", 8),
+    "q8_0": ("scaled_mm::block::Q8_0", 9),
+}
+BUILT_FOR = OUT_DTYPES | WEIGHT_FORMATS
 _OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}
 _SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
 _RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
@@ -21,13 +32,26 @@ ZERO_POINT_TERMS = "zero_point_terms"
 
 
 def out_dtypes(row: KernelRow) -> tuple[str, ...]:
-    """The suffixes of OUT_DTYPES that a row is built for: a block-scaled sum is a float32, so no int32."""
+    """The suffixes of BUILT_FOR that a row is built for, of a block row formats: a block-scaled sum is a float32, so no int32."""
+    if row.block:
+        return tuple(WEIGHT_FORMATS)
     return tuple(name for name in OUT_DTYPES if name != "int32" or not row.block_scaled)
 
 
 def symbol(row: str, out_dtype: str | None) -> str:
     """The C symbol of a kernel's entry."""
     return f"scaled_mm_kernel_{row}_{out_dtype}" if out_dtype else f"scaled_mm_kernel_{row}"
+
+
+def _block_source(row: KernelRow, fmt: str) -> tuple[str, str, str]:
+    """(header, C++ type, check of its shared memory) of a block row for one format."""
+    cxx_format, limit = WEIGHT_FORMATS[fmt][0], SHARED_MEMORY[C3X_ARCHES[0]]
+    bytes_ = rules_block.shared_memory(row, fmt, limit)
+    check = f'static_assert(Row::kSharedMemory <= {bytes_}, "the shared memory that the table\'s rules reckon with");\n'
+    if row.generation == "block_mma":
+        return "block/mma.cuh", f"scaled_mm::block::Mma<{cxx_format}, {row.tile.m}>", check
+    sizes = f"{row.tile.m}, {row.tile.n}, {row.split_k}, {rules_block.stages(row, fmt, limit)}"
+    return "block/wgmma.cuh", f"scaled_mm::block::Wgmma<{cxx_format}, {sizes}>", check
 
 
 def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
@@ -90,14 +114,18 @@ def _shared_memory(row: KernelRow, out_bytes: int) -> int | None:
 
 
 def kernel_source(row: KernelRow, out_dtype: str) -> str:
-    """The translation unit of one kernel: a row of the table for one output dtype."""
+    """The translation unit of one kernel: a row of the table for one output dtype, or one format of a block product's weight."""
     if out_dtype not in out_dtypes(row):
-        raise KernelNotBuiltError(f"{row.name}: expected an out dtype of {', '.join(out_dtypes(row))}, got {out_dtype}")
-    header, config = _config(row, OUT_DTYPES[out_dtype][0])
+        what = "a format of the weight" if row.block else "an out dtype"
+        raise KernelNotBuiltError(f"{row.name}: expected {what} of {', '.join(out_dtypes(row))}, got {out_dtype}")
     name = symbol(row.name, out_dtype)
-    expected, check = _shared_memory(row, _OUT_BYTES[out_dtype]), ""
-    if expected is not None:
-        check = f'static_assert(Row::kSharedMemory == {expected}, "the shared memory that the table\'s rules reckon with");\n'
+    if row.block:
+        header, config, check = _block_source(row, out_dtype)
+    else:
+        header, config = _config(row, OUT_DTYPES[out_dtype][0])
+        expected, check = _shared_memory(row, _OUT_BYTES[out_dtype]), ""
+        if expected is not None:
+            check = f'static_assert(Row::kSharedMemory == {expected}, "the shared memory that the table\'s rules reckon with");\n'
     return (
         f'// Generated from row {row.name} of the tile table.\n#include "{header}"\n'
         f"using Row = {config};\n{check}"
@@ -122,14 +150,17 @@ def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     source = f"tuned/{slug(table.gpu)}.yaml" if table.gpu else f"{table.arch}.yaml"
     rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}}}' for row in table.rows]
     buckets = [
-        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, {int(bucket.constant_b)}}}"
+        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, {bucket.flags}}}"
         for bucket in table.buckets
     ]
+    modes = [f"{{{rule.m or _INT64_MAX}, {BLOCK_MODES.index(rule.mode)}, 0}}" for rule in table.auto]
+    mode_lines = [f"const scaledMMTableMode_t {name}_modes[] = {{" + ", ".join(modes) + "};"] if modes else []
     return [
+        *mode_lines,
         f"const scaledMMTableRow_t {name}_rows[] = {{" + ", ".join(rows) + "};",
         f"const scaledMMTableBucket_t {name}_buckets[] = {{" + ", ".join(buckets) + "};",
         f'const scaledMMTable_t {name} = {{"{table.arch}", "{source} (built in)", {name}_rows, {len(rows)}, {name}_buckets, '
-        f"{len(buckets)}, {index[table.fallback]}, {int(table.tuned)}, {kind}, 0}};",
+        f"{len(buckets)}, {index[table.fallback]}, {int(table.tuned)}, {kind}, 0, {f'{name}_modes' if modes else 'nullptr'}, {len(modes)}}};",
     ]
 
 
@@ -139,8 +170,8 @@ def library_source(arch: str, symbols: list[str], table: TileTable | None = None
     lines += [f'extern "C" const scaled_mm::Kernel {name};' for name in symbols]
     lines.append("namespace {")
     lines.append("const scaled_mm::Kernel* const kernels[] = {" + ", ".join(f"&{name}" for name in symbols) + "};")
-    names = ("table", "grouped_table", "block_scaled_table")
-    contents = (table, table.grouped, table.block_scaled) if table else (None, None, None)
+    names = ("table", "grouped_table", "block_scaled_table", "block_table")
+    contents = (table, table.grouped, table.block_scaled, table.block) if table else (None,) * len(names)
     tables = dict(zip(names, contents))  # in the order of scaledMMTableKind_t
     for kind, (name, content) in enumerate(tables.items()):
         if content:

@@ -77,7 +77,7 @@ def sources_digest(*places: str) -> str:
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
-_OWN = ("core/", "int8/", "scaled_mm/")  # what our sources include from csrc
+_OWN = ("core/", "int8/", "block/", "scaled_mm/")  # what our sources include from csrc
 
 
 def includes_digest(text: str) -> str:

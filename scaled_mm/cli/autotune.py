@@ -211,7 +211,7 @@ def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -
         document.command,
         f"{document.created}, driver {environment.driver or 'unknown'}, CUDA {environment.cuda or 'none'}, commit {environment.git_commit or 'none'}",
         f"{how.count('measured')} products measured, {how.count('inherited')} with the row of the next larger M, {how.count('predicted')} by the model.",
-        f"The sections grouped and block_scaled are those of {document.base}, not tuned.",
+        f"The sections grouped, block_scaled and block are those of {document.base}, not tuned.",
     ]
     write_table(tuned_table(base, environment.gpu, list(outcome.plan.rows.values()), outcome.buckets), path, comment)
 

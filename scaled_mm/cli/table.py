@@ -126,7 +126,10 @@ def _show(args: argparse.Namespace) -> int:
         ]
         head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "gpu": table.gpu}
         of = {id(section): content for section, content in zip(sections, contents)}
-        _print_json({**head, **contents[0], "grouped": of.get(id(table.grouped)), "block_scaled": of.get(id(table.block_scaled))})
+        if table.block:
+            of[id(table.block)]["auto"] = [rule.model_dump(mode="json") for rule in table.block.auto]
+        _print_json({**head, **contents[0], "grouped": of.get(id(table.grouped)), "block_scaled": of.get(id(table.block_scaled)),
+                     "block": of.get(id(table.block))})  # fmt: skip
         return 0
     console = common.console()
     kind = f"tuned on {table.gpu}" if table.tuned else "not tuned"
@@ -136,6 +139,10 @@ def _show(args: argparse.Namespace) -> int:
             console.print(f"grouped products (M: rows per expert), fallback {section.fallback}", highlight=False, soft_wrap=True)
         if section is table.block_scaled:
             console.print(f"block-scaled products, fallback {section.fallback}", highlight=False, soft_wrap=True)
+        if section is table.block:
+            modes = ", ".join(f"{rule.mode} {'beyond' if rule.m is None else f'to {rule.m} tokens'}" for rule in section.auto)
+            what = f"block formats (M: tokens, N: rows of the weight), fallback {section.fallback}; mode auto: {modes}"
+            console.print(what, highlight=False, soft_wrap=True)
         console.print(_rows_view(section, dicts, console))
         console.print(_buckets_view(section))
     return 0
@@ -194,7 +201,8 @@ def _buckets_view(table: TileTable) -> Any:
             view.add_section()
         previous = bucket.m
         bounds = ("open" if bound is None else str(bound) for bound in (bucket.m, bucket.n, bucket.k))
-        view.add_row(str(index), *bounds, bucket.kernel + (" (constant b)" if bucket.constant_b else ""))
+        condition = " (constant b)" if bucket.constant_b else f" ({bucket.activation} activations)" if bucket.activation else ""
+        view.add_row(str(index), *bounds, bucket.kernel + condition)
     return view
 
 

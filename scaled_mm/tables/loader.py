@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, ValidationErr
 from scaled_mm.errors import ArchitectureNotSupportedError
 from scaled_mm.tables import rules
 from scaled_mm.tables.document import Document, NodePath, field_name, read_document
-from scaled_mm.tables.schema import Bucket, KernelRow, Problem, TableError, TileTable
+from scaled_mm.tables.schema import Bucket, KernelRow, ModeRule, Problem, TableError, TileTable
 
 _ARCH_NAME = re.compile(r"sm\d+")
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -40,7 +40,7 @@ class _SectionHeader(BaseModel):
 
 
 # Sections besides the table itself, by key; each marks its rows with a field of that name.
-_SECTIONS = ("grouped", "block_scaled")
+_SECTIONS = ("grouped", "block_scaled", "block")
 
 
 def configs_dir() -> Path:
@@ -146,8 +146,19 @@ class _Loader:
         if not isinstance(data, dict):
             self._problem(path, f"expected keys (fallback, rows, buckets), got {data!r}")
             return None
-        header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in ("rows", "buckets")}, path)
-        return self._section(data, header, arch, path)
+        lists = ("rows", "buckets", "auto") if key == "block" else ("rows", "buckets")
+        header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in lists}, path)
+        section = self._section(data, header, arch, path)
+        return section | dict(auto=self._modes(data, path)) if key == "block" else section
+
+    def _modes(self, data: Mapping[str, Any], at: NodePath) -> tuple[ModeRule, ...]:
+        entries = self._list(data, "auto", at)
+        modes = [self._validate(ModeRule, entry, (*at, "auto", index)) for index, entry in enumerate(entries or [])]
+        if entries is None or None in modes:
+            return ()  # reported already
+        for finding in rules.mode_findings(modes):
+            self._problem((*at, *finding.where), finding.reason)
+        return tuple(modes)
 
     def _arch(self, header: _Header | None) -> str | None:
         if header is None:
@@ -222,6 +233,8 @@ class _Loader:
                 buckets.append(bucket)
                 if bucket.constant_b and at:
                     self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
+                if bucket.activation and at != ("block",):
+                    self._problem((*path, "activation"), "of block products alone: leave it out")
         return buckets, [path for path, _, _ in flat]
 
     def _list(self, data: Mapping[str, Any], key: str, at: NodePath) -> list[Any] | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from scaled_mm.tables import rules_block_scaled, rules_c2x, rules_decode
-from scaled_mm.tables.schema import Bucket, KernelRow, RowCost
+from scaled_mm.tables import rules_block, rules_block_scaled, rules_c2x, rules_decode
+from scaled_mm.tables.schema import Bucket, KernelRow, ModeRule, RowCost
 from scaled_mm.tables.select import describe_bucket
 
 KIB = 1024
@@ -77,6 +77,8 @@ def row_cost(row: KernelRow, arch: str) -> RowCost:
     stages = (shared memory - epilogue) / (tile_m * tile_k + tile_n * tile_k + 16 bytes of barriers), as CUTLASS's
     StageCountAutoCarveout counts them. The generic kernel has one stage and no TMA epilogue.
     """
+    if row.block:
+        return rules_block.cost(row, SHARED_MEMORY[arch])
     if row.block_scaled:
         return rules_block_scaled.cost(row)
     if row.generation == "c2x":
@@ -224,6 +226,10 @@ def _grouped(row: KernelRow) -> Iterator[tuple[str, str]]:
 
 def row_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
     """(field, reason) for every rule of `arch` that the row breaks; `arch` is a key of SHARED_MEMORY."""
+    if row.block:
+        return list(rules_block.findings(row, arch, SHARED_MEMORY[arch]))
+    if row.generation in rules_block.GENERATIONS:
+        return [("generation", f"{row.generation} rows are those of block products: they stand in the section block")]
     if row.block_scaled:
         return list(rules_block_scaled.findings(row, arch, SHARED_MEMORY[arch]))
     return [*(_grouped(row) if row.grouped else ()), *_generation_findings(row, arch)]
@@ -245,7 +251,9 @@ def _generation_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
 
 def _contains(outer: Bucket, inner: Bucket) -> bool:
     pairs = ((outer.m, inner.m), (outer.n, inner.n), (outer.k, inner.k))
-    return (inner.constant_b or not outer.constant_b) and all(big is None or (small is not None and small <= big) for big, small in pairs)
+    if outer.flags & ~inner.flags:
+        return False
+    return all(big is None or (small is not None and small <= big) for big, small in pairs)
 
 
 def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list[Finding]:
@@ -265,7 +273,7 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list
                 break
     if not buckets:
         findings.append(Finding(("buckets",), "a table needs at least one bucket"))
-    elif (buckets[-1].m, buckets[-1].n, buckets[-1].k, buckets[-1].constant_b) != (None, None, None, False):
+    elif (buckets[-1].m, buckets[-1].n, buckets[-1].k, buckets[-1].flags) != (None, None, None, 0):
         reason = f"the last bucket must be open in m, n and k, this one takes {describe_bucket(buckets[-1])}"
         findings.append(Finding(("buckets", len(buckets) - 1), reason))
     return findings
@@ -278,5 +286,16 @@ def fallback_findings(fallback: str, rows: Sequence[KernelRow], row_names: Seque
     return [
         Finding(("fallback",), f"{fallback!r} is a {row.generation} row; the fallback takes any strides: a generic row")
         for row in rows
-        if row.name == fallback and row.generation != "generic"
+        if row.name == fallback and row.alignment != (1, 1, 1)
     ]
+
+
+def mode_findings(modes: Sequence[ModeRule]) -> list[Finding]:
+    """Rules of `auto` that nothing can reach, or that leave numbers of tokens without a mode."""
+    findings = []
+    for index, rule in enumerate(modes):
+        if index and (modes[index - 1].m is None or (rule.m is not None and rule.m <= modes[index - 1].m)):
+            findings.append(Finding(("auto", index), f"unreachable: expected more tokens than the rule before, m <= {modes[index - 1].m or 'open'}"))
+    if not modes or modes[-1].m is not None:
+        findings.append(Finding(("auto",), "the last rule must be open: a mode without m"))
+    return findings

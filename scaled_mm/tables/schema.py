@@ -102,7 +102,8 @@ class KernelRow(BaseModel):
 
     generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; decode is a kernel for
         few rows of a on SM90, whose split_k blocks of a cluster share a tile's K, and whose cluster m tiles of columns share what
-        they read of a; generic takes any strides and alignment on every architecture.
+        they read of a; generic takes any strides and alignment on every architecture. block_mma (mma.sync) and block_wgmma (SM90)
+        are those of block products, whose m is the tokens and n the rows of the weight; they take any operands.
     warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
         A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
         their int32 sums in the workspace.
@@ -113,14 +114,15 @@ class KernelRow(BaseModel):
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
     prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     early_weights: where the weights are constant (a PreparedWeight), fill the stages of a block's first tile with them instead.
-    stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue.
-    grouped, block_scaled: set for the rows of a table's section of that name, and for no others.
+    stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue. Of a block_wgmma row: as many, or what fits
+        of the format's tiles.
+    grouped, block_scaled, block: set for the rows of a table's section of that name, and for no others.
     """
 
     model_config = _FROZEN
 
     name: RowName
-    generation: Literal["c3x", "c2x", "decode", "generic"]
+    generation: Literal["c3x", "c2x", "decode", "generic", "block_mma", "block_wgmma"]
     tile: TileShape
     warp: TileShape | None = None
     cluster: ClusterShape = ClusterShape(1, 1)
@@ -135,10 +137,13 @@ class KernelRow(BaseModel):
     split_k: _Positive = 1
     grouped: StrictBool = False
     block_scaled: StrictBool = False
+    block: StrictBool = False
 
     @property
     def alignment(self) -> tuple[int, int, int]:
         """Bytes that pointers and row strides of (a, b, out) must be multiples of: 16 is what TMA asks for."""
+        if self.block:
+            return (1, 1, 1)
         return {"generic": (1, 1, 1), "decode": (16, 16, 1)}.get(self.generation, (16, 16, 16))
 
     @property
@@ -151,6 +156,7 @@ class Bucket(BaseModel):
     """Serves every product with M <= m, N <= n and K <= k (None: no bound) with the row named `kernel`.
 
     constant_b: only products whose b is a constant PreparedWeight, which some rows load before the preceding kernel has ended.
+    activation: q8_1: only block products whose activations are, or are quantized to, that.
     """
 
     model_config = _FROZEN
@@ -159,10 +165,27 @@ class Bucket(BaseModel):
     n: UpperBound = None
     k: UpperBound = None
     constant_b: StrictBool = False
+    activation: Literal["q8_1"] | None = None
     kernel: StrictStr
 
-    def covers(self, M: int, N: int, K: int, constant_b: bool = False) -> bool:
-        return (constant_b or not self.constant_b) and all(bound is None or size <= bound for size, bound in ((M, self.m), (N, self.n), (K, self.k)))
+    @property
+    def flags(self) -> int:
+        """SCALED_MM_BUCKET_* of the C interface."""
+        return int(self.constant_b) | (2 if self.activation else 0)
+
+    def covers(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> bool:
+        if (self.constant_b and not constant_b) or (self.activation and not q8_1):
+            return False
+        return all(bound is None or size <= bound for size, bound in ((M, self.m), (N, self.n), (K, self.k)))
+
+
+class ModeRule(BaseModel):
+    """What mode "auto" is for float16 and bfloat16 activations of at most m tokens (None: no bound)."""
+
+    model_config = _FROZEN
+
+    m: UpperBound = None
+    mode: Literal["w4a8", "w4a16"]
 
 
 class TileTable(BaseModel):
@@ -174,6 +197,8 @@ class TileTable(BaseModel):
     fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
     grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
     block_scaled: rows and buckets of block-scaled products.
+    block: rows and buckets of products with block formats (m: tokens, n: rows of the weight), and `auto`.
+    auto: of `block` alone: the first that fits says what mode "auto" is.
     """
 
     model_config = _FROZEN
@@ -189,11 +214,13 @@ class TileTable(BaseModel):
     fallback: str
     grouped: TileTable | None = None
     block_scaled: TileTable | None = None
+    block: TileTable | None = None
+    auto: tuple[ModeRule, ...] = ()
 
     @property
     def sections(self) -> tuple[TileTable, ...]:
         """The table itself and the sections that it has."""
-        return (self, *(section for section in (self.grouped, self.block_scaled) if section))
+        return (self, *(section for section in (self.grouped, self.block_scaled, self.block) if section))
 
     @property
     def all_rows(self) -> tuple[KernelRow, ...]:
@@ -208,11 +235,11 @@ class TileTable(BaseModel):
         known = ", ".join(row.name for row in self.all_rows)
         raise KernelNotFoundError(f"kernel: {self.source} has no row named {name!r}; its rows: {known}")
 
-    def select(self, M: int, N: int, K: int, constant_b: bool = False) -> Selection:
+    def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> Selection:
         """The row for an aligned product of this size, and why.
 
-        M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 has nothing to load, so it takes the fallback row.
-        constant_b: whether b is a constant PreparedWeight.
+        M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 has nothing to load, so it takes the fallback row, but of block products.
+        constant_b: whether b is a constant PreparedWeight. q8_1: whether activations are, or are quantized to, that.
         Whether the operands of one call are aligned is the dispatcher's to check: see `select.contiguous_misfits`.
         """
-        return select_bucket(self, M, N, K, constant_b)
+        return select_bucket(self, M, N, K, constant_b, q8_1)

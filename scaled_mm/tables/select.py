@@ -26,20 +26,21 @@ class Selection:
 
 
 def describe_bucket(bucket: Bucket) -> str:
-    """`M <= 16, N <= 8448, any K`, and `, constant b`."""
+    """`M <= 16, N <= 8448, any K`, and `, constant b` or `, q8_1 activations`."""
     bounds = (("M", bucket.m), ("N", bucket.n), ("K", bucket.k))
-    return ", ".join(f"any {axis}" if bound is None else f"{axis} <= {bound}" for axis, bound in bounds) + (", constant b" if bucket.constant_b else "")
+    conditions = (", constant b" if bucket.constant_b else "") + (f", {bucket.activation} activations" if bucket.activation else "")
+    return ", ".join(f"any {axis}" if bound is None else f"{axis} <= {bound}" for axis, bound in bounds) + conditions
 
 
-def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = False) -> Selection:
+def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> Selection:
     """See `TileTable.select`."""
     for axis, size in (("M", M), ("N", N), ("K", K)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise BadParamError(f"{axis}: expected an integer >= 0, got {size!r}")
-    if K == 0:
+    if K == 0 and not table.auto:  # rows of block products take it as any other
         return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
     for index, bucket in enumerate(table.buckets):
-        if bucket.covers(M, N, K, constant_b):
+        if bucket.covers(M, N, K, constant_b, q8_1):
             reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
             return Selection(table.row(bucket.kernel), index, reason)
     # The rules refuse such a table; one built by hand can still get here.
