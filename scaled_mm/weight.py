@@ -64,11 +64,11 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) ->
         _check_zero_point(b, b_zero_point)
     sums = b.sum(dim=-2, keepdim=True, dtype=torch.int32)
     weight = PreparedWeight(b, b_zero_point, sums)
-    object.__setattr__(weight, "constant", _is_written(b))
+    object.__setattr__(weight, "constant", is_written(b))
     return weight
 
 
-def _is_written(b: torch.Tensor) -> bool:
+def is_written(b: torch.Tensor) -> bool:
     """Waits until a CUDA tensor's device has done the current stream's work; a CPU has none.
 
     False where that says nothing of later runs: in a capture, while operators are traced, without data; and for a tensor that is

@@ -10,17 +10,6 @@ constexpr int64_t kBlock = 32;                        // values
 constexpr int64_t kTileRows = 64, kTileValues = 256;
 constexpr int64_t kTileAlignment = 16;
 
-int64_t block_bytes(int32_t format) {
-  switch (format) {
-    case SCALED_MM_DTYPE_Q4_0: return 18;
-    case SCALED_MM_DTYPE_Q4_1: return 20;
-    case SCALED_MM_DTYPE_Q5_0: return 22;
-    case SCALED_MM_DTYPE_Q5_1: return 24;
-    case SCALED_MM_DTYPE_Q8_0: return 34;
-    default: return 36;  // q8_1
-  }
-}
-
 long long number(int64_t value) { return static_cast<long long>(value); }
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
@@ -39,7 +28,7 @@ scaledMMStatus_t check_blocks(const char* name, const scaledMMTensorDesc_t& t) {
 
 int64_t blocks_extent(const scaledMMTensorDesc_t& t) {
   if (t.shape[0] == 0 || t.shape[1] == 0) return 0;
-  const int64_t bytes = block_bytes(t.dtype);
+  const int64_t bytes = scaledMMGetBlockBytes(t.dtype);
   if (t.flags & SCALED_MM_TENSOR_PACKED) {
     return ceil_div(t.shape[0], kTileRows) * ceil_div(t.shape[1], kTileValues) * (kTileRows * kTileValues / kBlock * bytes);
   }
@@ -62,7 +51,7 @@ scaledMMStatus_t check_weight(const scaledMMTensorDesc_t* t, BlockInfo* info) {
   }
   if (!info->operands.packed) {
     info->weight_stride_m = t->strides[0];
-    info->weight_stride_k = block_bytes(t->dtype);
+    info->weight_stride_k = scaledMMGetBlockBytes(t->dtype);
   }
   info->bytes.weight = blocks_extent(*t);
   return SCALED_MM_STATUS_SUCCESS;
@@ -82,7 +71,7 @@ scaledMMStatus_t check_activation(const scaledMMTensorDesc_t* t, BlockInfo* info
   info->N = t->shape[0];
   info->operands.activation = t->dtype;
   info->activation_stride_n = t->strides[0];
-  info->activation_stride_k = blocks ? block_bytes(t->dtype) : t->strides[1];
+  info->activation_stride_k = blocks ? scaledMMGetBlockBytes(t->dtype) : t->strides[1];
   info->bytes.activation = blocks ? blocks_extent(*t) : tensor_extent(*t);
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -145,3 +134,15 @@ scaledMMStatus_t make_block_info(const BlockTensors& t, int32_t mode, BlockInfo*
 }
 
 }  // namespace scaled_mm
+
+int64_t scaledMMGetBlockBytes(int32_t dtype) {
+  switch (dtype) {
+    case SCALED_MM_DTYPE_Q4_0: return 18;
+    case SCALED_MM_DTYPE_Q4_1: return 20;
+    case SCALED_MM_DTYPE_Q5_0: return 22;
+    case SCALED_MM_DTYPE_Q5_1: return 24;
+    case SCALED_MM_DTYPE_Q8_0: return 34;
+    case SCALED_MM_DTYPE_Q8_1: return 36;
+    default: return 0;
+  }
+}

@@ -123,13 +123,14 @@ inline void check_contiguous(const char* name, const Tensor& tensor) {
                                                  " for shape " + list_text(sizes, ndim));
 }
 
-inline int32_t device_of(const Tensor& a) {
+inline int32_t device_of(const Tensor& a, const char* name = "a") {
   int32_t device_type = 0, device = 0;
-  check_defined("a", a.get());
+  check_defined(name, a.get());
   check_torch(aoti_torch_get_device_type(a.get(), &device_type), "get_device_type");
   check_torch(aoti_torch_get_device_index(a.get(), &device), "get_device_index");
   if (device_type != aoti_torch_device_type_cuda()) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_DEVICE, "a: expected a CUDA tensor as another argument is, got one on another kind of device");
+    raise(SCALED_MM_STATUS_BAD_TENSOR_DEVICE,
+          std::string(name) + ": expected a CUDA tensor as another argument is, got one on another kind of device");
   }
   return device;
 }

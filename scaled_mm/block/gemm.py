@@ -6,73 +6,76 @@ from collections.abc import Callable
 
 import torch
 
-from scaled_mm.block import layout, product
-from scaled_mm.block.formats import BLOCK, BlockFormat, lookup
-from scaled_mm.block.pack import check_matrix
+from scaled_mm.block import ops
+from scaled_mm.block.cpu import FLOAT_ACTIVATIONS
+from scaled_mm.block.formats import BLOCK, WEIGHT_FORMATS, BlockFormat, lookup
+from scaled_mm.block.pack import PackedBlockWeight, check_matrix
 from scaled_mm.checks import check_strided
-from scaled_mm.errors import (
-    BadParamError,
-    BadTensorDeviceError,
-    BadTensorDtypeError,
-    BadTensorShapeError,
-    DeviceNotSupportedError,
-)
+from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.ops import typed_error
 
-FLOAT_ACTIVATIONS = (torch.float16, torch.bfloat16)
+
+def run(
+    weight: torch.Tensor | PackedBlockWeight, fmt: str, activation: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype,
+    mode: str, transposed_out: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The operator that a weight takes: blocks, tiles, or the fields of a CPU's packed one."""
+    code, result = ops.format_code(fmt), (out_dtype, ops.mode_code(mode), transposed_out)
+    try:
+        if not isinstance(weight, PackedBlockWeight):
+            rows, k = weight.shape[0], weight.shape[1] * BLOCK
+            return ops.block_gemm(weight, activation, bias, code, rows, k, False, False, *result)
+        if weight.tiles is not None:
+            return ops.block_gemm(weight.tiles, activation, bias, code, weight.rows, weight.k, True, weight.constant, *result)
+        d, m, high, levels = weight.fields
+        return ops.block_gemm_fields(levels, high, d, m, activation, bias, code, *result)
+    except (RuntimeError, TypeError) as error:
+        raise typed_error(error) from None
 
 
 def check_devices(name: str, device: torch.device, **others: torch.Tensor | None) -> None:
-    """BadTensorDeviceError unless all are on `device`, that of `name`; DeviceNotSupportedError unless that is a CPU."""
+    """BadTensorDeviceError unless all are on `device`, that of `name`."""
     for other, tensor in others.items():
         if tensor is not None and tensor.device != device:
             raise BadTensorDeviceError(f"{other}: expected a tensor on {device}, as {name}, got one on {tensor.device}")
-    if device.type != "cpu":
-        reason = "block products have no kernels for it yet"
-        raise DeviceNotSupportedError(f"{name}: expected a tensor on the CPU, got one on {device}: {reason}")
 
 
-def activation_of(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, excess) as `product.multiply` takes them, of q8_1 blocks: uint8 [N, K/32, 36].
-
-    x = d * q is exact (11 bits times 7), so is d * sum(q) (11 times 12): excess = s - d * sum(q) rounds once.
-    """
-    d, s, _, levels = layout.take_apart(q, lookup("q8_1"))
-    d, levels = d.to(torch.float32).unsqueeze(-1), levels.to(torch.float32)
-    excess = s.to(torch.float32) - levels.sum(-1) * d.squeeze(-1)
-    return levels.mul_(d).flatten(-2), excess
+def _check_weight(weight_q: object, fmt: str) -> tuple[int, int]:
+    """[M, K] of a weight, blocks or packed."""
+    if isinstance(weight_q, PackedBlockWeight):
+        if weight_q.fmt != fmt:
+            raise BadParamError(f"weight_q: expected a packed weight of {fmt}, got one of {weight_q.fmt}")
+        return weight_q.rows, weight_q.k
+    check_matrix("weight_q", weight_q, fmt)
+    return weight_q.shape[0], weight_q.shape[1] * BLOCK
 
 
 @torch.no_grad()
 def _with_q8_1(description: BlockFormat, weight_q, activation_q, M, N, K) -> torch.Tensor:
-    check_matrix("weight_q", weight_q, description.name)
+    shape = _check_weight(weight_q, description.name)
     check_matrix("activation_q", activation_q, "q8_1")
-    _check_sizes(weight_q, activation_q.shape[0], activation_q.shape[1] * BLOCK, "activation_q", M, N, K)
+    _check_sizes(shape, activation_q.shape[0], activation_q.shape[1] * BLOCK, "activation_q", M, N, K)
     check_devices("weight_q", weight_q.device, activation_q=activation_q)
-    out = torch.empty((weight_q.shape[0], activation_q.shape[0]), dtype=torch.float32, device="cpu")
-    product.multiply(out, layout.take_apart(weight_q, description), description, *activation_of(activation_q))
-    return out
+    return run(weight_q, description.name, activation_q, None, torch.float32, "w4a8", False)
 
 
 @torch.no_grad()
 def _with_floats(description: BlockFormat, weight_q, activation, M, N, K) -> torch.Tensor:
-    check_matrix("weight_q", weight_q, description.name)
+    shape = _check_weight(weight_q, description.name)
     check_strided("activation", activation)
     if activation.dtype not in FLOAT_ACTIVATIONS:
         raise BadTensorDtypeError(f"activation: expected float16 or bfloat16, got {activation.dtype}")
     if activation.dim() != 2:
         raise BadTensorShapeError(f"activation: expected 2 dimensions [N, K], got {list(activation.shape)}")
-    _check_sizes(weight_q, *activation.shape, "activation", M, N, K)
+    _check_sizes(shape, *activation.shape, "activation", M, N, K)
     check_devices("weight_q", weight_q.device, activation=activation)
-    out = torch.empty((weight_q.shape[0], activation.shape[0]), dtype=torch.float32, device="cpu")
-    x = activation.to(torch.float32, memory_format=torch.contiguous_format)
-    product.multiply(out, layout.take_apart(weight_q, description), description, x)
-    return out
+    return run(weight_q, description.name, activation, None, torch.float32, "w4a16", False)
 
 
-def _check_sizes(weight_q: torch.Tensor, n: int, k: int, name: str, *given: int | None) -> None:
-    m, weight_k = weight_q.shape[0], weight_q.shape[1] * BLOCK
+def _check_sizes(weight: tuple[int, int], n: int, k: int, name: str, *given: int | None) -> None:
+    m, weight_k = weight
     if k != weight_k:
-        raise BadTensorShapeError(f"{name}: expected K = {weight_k} as in weight_q {list(weight_q.shape)}, got K = {k}")
+        raise BadTensorShapeError(f"{name}: expected K = {weight_k} as in weight_q [M, K] = {[m, weight_k]}, got K = {k}")
     for letter, size, actual in zip("MNK", given, (m, n, k)):
         if size is None:
             continue
@@ -105,8 +108,9 @@ def _quantized(fmt: str) -> Callable[..., torch.Tensor]:
     {stored}docs/BLOCK_FORMATS.md has the bound on the error. A scale, minimum or sum (where it is read) that is not finite makes its
     row or column of C not finite, nothing else.
 
-    weight_q: uint8 [M, K/32, {description.block_bytes}]. activation_q: uint8 [N, K/32, 36]. In both the blocks of a row lie one after the
-    other; other strides are taken. M, N, K: None, or what the operands have. CPU only so far.
+    weight_q: uint8 [M, K/32, {description.block_bytes}], or what `pack_block_weight` made of it. activation_q: uint8 [N, K/32, 36]. In both
+    the blocks of a row lie one after the other; other strides are taken. M, N, K: None, or what the operands have.
+    CPU or CUDA; there on the current stream, without synchronising.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came. Source: ggml's `vec_dot_{fmt}_q8_1`.
     """
     return gemm
@@ -121,14 +125,14 @@ def _float(fmt: str) -> Callable[..., torch.Tensor]:
     gemm.__name__ = gemm.__qualname__ = f"gemm_{fmt}"
     gemm.__doc__ = f"""C = W A^T of a {fmt} weight, dequantized, and float activations, float32 [M, N], contiguous.
 
-    weight_q: uint8 [M, K/32, {description.block_bytes}]; the blocks of a row lie one after the other, other strides are taken.
-    activation: float16 or bfloat16 [N, K], any strides. M, N, K: None, or what the operands have. The activations are not rounded; sums
-    are float32. docs/BLOCK_FORMATS.md has the bound on the error. CPU only so far.
+    weight_q: uint8 [M, K/32, {description.block_bytes}]; the blocks of a row lie one after the other, other strides are taken. Or what
+    `pack_block_weight` made of it. activation: float16 or bfloat16 [N, K], any strides. M, N, K: None, or what the operands have.
+    The activations are not rounded; sums are float32. docs/BLOCK_FORMATS.md has the bound on the error. CPU or CUDA; there on the
+    current stream, without synchronising.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
     return gemm
 
 
-_WEIGHTS = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
-gemm_q4_0_q8_1, gemm_q4_1_q8_1, gemm_q5_0_q8_1, gemm_q5_1_q8_1, gemm_q8_0_q8_1 = map(_quantized, _WEIGHTS)
-gemm_q4_0, gemm_q4_1, gemm_q5_0, gemm_q5_1, gemm_q8_0 = map(_float, _WEIGHTS)
+gemm_q4_0_q8_1, gemm_q4_1_q8_1, gemm_q5_0_q8_1, gemm_q5_1_q8_1, gemm_q8_0_q8_1 = map(_quantized, WEIGHT_FORMATS)
+gemm_q4_0, gemm_q4_1, gemm_q5_0, gemm_q5_1, gemm_q8_0 = map(_float, WEIGHT_FORMATS)

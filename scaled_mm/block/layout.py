@@ -102,7 +102,7 @@ def pack_levels(levels: torch.Tensor, description: BlockFormat) -> tuple[torch.T
     high = None
     if description.high_bytes:
         fifth = (levels >> 4).unflatten(-1, (description.high_bytes, 8))
-        high = (fifth << _bit_numbers(levels.device)).sum(-1, dtype=torch.uint8)
+        high = (fifth << bit_numbers(levels.device)).sum(-1, dtype=torch.uint8)
     return high, (levels[..., :_HALF] & 15) | (levels[..., _HALF:] << 4)
 
 
@@ -119,8 +119,8 @@ def unpack_levels(parts: Parts) -> torch.Tensor:
 
 def fifth_bits(high: torch.Tensor) -> torch.Tensor:
     """uint8 [..., K/32, 32], 16 or 0: the fifth bits where they belong in a level."""
-    return ((high.unsqueeze(-1) >> _bit_numbers(high.device)) & 1).mul_(16).flatten(-2)
+    return ((high.unsqueeze(-1) >> bit_numbers(high.device)) & 1).mul_(16).flatten(-2)
 
 
-def _bit_numbers(device: torch.device) -> torch.Tensor:
+def bit_numbers(device: torch.device) -> torch.Tensor:
     return torch.arange(8, dtype=torch.uint8, device=device)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.block import product
-from scaled_mm.block.formats import lookup
-from scaled_mm.block.gemm import FLOAT_ACTIVATIONS, activation_of, check_devices
+from scaled_mm._core import BLOCK_MODES
+from scaled_mm.block.cpu import FLOAT_ACTIVATIONS
+from scaled_mm.block.gemm import check_devices, run
 from scaled_mm.block.pack import PackedBlockWeight
-from scaled_mm.block.quantize import quantize_block
 from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-_MODES = ("auto", "w4a8", "w4a16")
 
 
 @torch.no_grad()
@@ -33,15 +31,17 @@ def block_linear(
     * "w4a8": x is quantized to q8_1, then multiplied as by `gemm_q4_0_q8_1`. A block of x that sums to 65520 or more makes its row not
       finite (unless the format is q8_0), for float16 holds the sum.
     * "w4a16": x is multiplied as by `gemm_q4_0`; float16 or bfloat16.
-    * "auto": on a CPU "w4a16" where x has a dtype for it, being as fast and closer to the truth, otherwise "w4a8".
+    * "auto": "w4a8" for float32. Otherwise on CUDA what the tile table says for this many rows of x; on a CPU "w4a16", which is as fast
+      there and closer to the truth.
 
-    The output never requires a gradient. CPU only so far.
+    CPU or CUDA; there on the current stream, without synchronising, and output and workspace come from torch's allocator. The output never
+    requires a gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
     if not isinstance(packed, PackedBlockWeight):
         raise BadParamError(f"packed: expected what pack_block_weight returns, got a {type(packed).__name__}")
-    if not isinstance(mode, str) or mode not in _MODES:
-        raise BadParamError(f"mode: expected one of {', '.join(map(repr, _MODES))}, got {mode!r}")
+    if not isinstance(mode, str) or mode not in BLOCK_MODES:
+        raise BadParamError(f"mode: expected one of {', '.join(map(repr, BLOCK_MODES))}, got {mode!r}")
     check_strided("x", x)
     if x.dtype not in _DTYPES:
         raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
@@ -58,15 +58,8 @@ def block_linear(
     check_devices("packed", packed.device, x=x, bias=bias)
 
     rows = x.reshape(-1, k) if k else x.new_empty((x.shape[:-1].numel(), 0))
-    if mode == "w4a8" or (mode == "auto" and x.dtype not in FLOAT_ACTIVATIONS):
-        operands = activation_of(quantize_block(rows, "q8_1")) if k else (rows.float(), None)
-    else:
-        operands = (rows.to(torch.float32, memory_format=torch.contiguous_format),)
-    out = torch.empty((rows.shape[0], m), dtype=torch.float32, device="cpu")
-    product.multiply(out.t(), packed.parts(), lookup(packed.fmt), *operands)
-    if bias is not None:
-        out.add_(bias.reshape(1, m))
-    return out.to(out_dtype).view(*x.shape[:-1], m)
+    out = run(packed, packed.fmt, rows, None if bias is None else bias.reshape(m), out_dtype, mode, True)
+    return out.view(*x.shape[:-1], m)
 
 
 def _check_bias(bias: torch.Tensor, m: int, out_dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Weights packed once for the products: scales, minima, fifth bits and levels in tensors of their own."""
+"""Weights packed once for the products: on a GPU tiles in the order of its kernels, elsewhere a tensor for each field of the blocks."""
 
 from __future__ import annotations
 
@@ -7,73 +7,90 @@ import dataclasses
 import torch
 
 from scaled_mm import checks
-from scaled_mm.block import layout
+from scaled_mm.block import layout, tiles
 from scaled_mm.block.formats import BLOCK, lookup, lookup_weight
 from scaled_mm.errors import BadTensorShapeError
+from scaled_mm.weight import is_written
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedBlockWeight:
-    """What `pack_block_weight` returns, to be given to `block_linear`.
+    """What `pack_block_weight` returns, to be given to `block_linear`, the products and descriptors.
 
-    fmt: the format's name. levels: uint8 [M, K/2], nibbles as they lie in blocks, or of q8_0 int8 [M, K]. high: uint8 [M, K/8], the fifth
-    bits of q5_0 and q5_1, or None. d: float16 [M, K/32]. m: float16 [M, K/32], the minima of q4_1 and q5_1, or None.
-    All are contiguous. The layout may change with a release; what `unpack` returns does not.
+    fmt: the format's name. rows, k: of the weight, whose `shape` is [rows, k].
+    tiles: on CUDA uint8 [ceil(rows/64), ceil(k/256), bytes of a tile]; None elsewhere.
+    fields: where there are no tiles the fields of the blocks, [rows, k/32, ...], each contiguous; None on CUDA.
+    constant: products may read the tiles before the preceding kernel of their stream has ended (docs/decisions/0011). Only
+        `pack_block_weight` says so, of the memory that it wrote: a replaced or an unpickled one does not.
+    The layout may change with a release; what `unpack` returns does not.
     """
 
     fmt: str
-    levels: torch.Tensor
-    high: torch.Tensor | None
-    d: torch.Tensor
-    m: torch.Tensor | None
+    rows: int
+    k: int
+    tiles: torch.Tensor | None
+    fields: layout.Parts | None
+    constant: bool = dataclasses.field(default=False, init=False)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "constant": False}
 
     @property
     def shape(self) -> torch.Size:
         """[M, K]: output features, input features."""
-        return torch.Size((self.d.shape[0], self.d.shape[1] * BLOCK))
+        return torch.Size((self.rows, self.k))
 
     @property
     def device(self) -> torch.device:
-        return self.d.device
+        return self.fields.d.device if self.tiles is None else self.tiles.device
 
     @property
     def nbytes(self) -> int:
-        """As many as the blocks had."""
-        return self.d.numel() * lookup(self.fmt).block_bytes
+        """As many as the blocks had; of tiles as if rows were a multiple of 64, and blocks of 8."""
+        if self.tiles is not None:
+            return self.tiles.numel()
+        return self.fields.d.numel() * lookup(self.fmt).block_bytes
 
     def to(self, device: torch.device | str) -> PackedBlockWeight:
-        """The same weight on another device; BadParamError for what is none."""
-        device = checks.device(device)
-        levels, high, d, m = (None if t is None else t.to(device) for t in (self.levels, self.high, self.d, self.m))
-        return PackedBlockWeight(self.fmt, levels, high, d, m)
+        """The same weight on another device, in that one's layout; BadParamError for what is none."""
+        target = torch.empty(0, device=checks.device(device)).device  # with an index
+        return self if target == self.device else pack_block_weight(self.unpack().to(target), self.fmt)
 
     @torch.no_grad()
     def unpack(self) -> torch.Tensor:
         """The blocks, uint8 [M, K/32, bytes of a block], bit by bit those that were packed, NaN in scales included."""
         description = lookup(self.fmt)
-        out = torch.empty((*self.d.shape, description.block_bytes), dtype=torch.uint8, device=self.device)
-        layout.put_together(self.parts(), description, out)
+        if self.tiles is not None:
+            return tiles.to_blocks(self.tiles, self.rows, self.k // BLOCK, description)
+        out = torch.empty((*self.fields.d.shape, description.block_bytes), dtype=torch.uint8, device=self.device)
+        layout.put_together(self.fields, description, out)
         return out
 
     def parts(self) -> layout.Parts:
-        """The fields by blocks: views."""
-        description = lookup(self.fmt)
-        high = None if self.high is None else self.high.view(*self.d.shape, description.high_bytes)
-        return layout.Parts(self.d, self.m, high, self.levels.view(*self.d.shape, description.level_bytes))
+        """The fields by blocks: those that are kept, of tiles new ones."""
+        return self.fields if self.tiles is None else layout.take_apart(self.unpack(), lookup(self.fmt))
 
 
 @torch.no_grad()
 def pack_block_weight(weight_q: torch.Tensor, fmt: str) -> PackedBlockWeight:
-    """Packs a weight once for all products with it; a copy of the same size, exact.
+    """Packs a weight once for all products with it; a copy of the same size (on CUDA of up to 63 rows and 7 blocks a row more), exact.
 
     weight_q: uint8 [M, K/32, bytes of a block], CPU or CUDA; the blocks of a row one after the other.
     fmt: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0".
+    On CUDA waits until the device has done the current stream's work: products may then read the weight early, as those of
+    `prepare_weight`. Not while a graph is captured, a function is compiled or operators are traced.
     Raises BadParamError (fmt, a weight_q that is no tensor), BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError.
     """
     description = lookup_weight(fmt)
     check_matrix("weight_q", weight_q, fmt)
-    d, m, high, levels = layout.take_apart(weight_q, description)
-    return PackedBlockWeight(fmt, _own(levels), None if high is None else _own(high), d, m)
+    rows, k = weight_q.shape[0], weight_q.shape[1] * BLOCK
+    if weight_q.is_cuda:
+        packed = PackedBlockWeight(fmt, rows, k, tiles.from_blocks(weight_q, description), None)
+        object.__setattr__(packed, "constant", is_written(packed.tiles))
+        return packed
+    fields = layout.take_apart(weight_q, description)
+    own = (None if field is None else field.clone(memory_format=torch.contiguous_format) for field in fields)  # never views of the weight
+    return PackedBlockWeight(fmt, rows, k, None, layout.Parts(*own))
 
 
 def check_matrix(name: str, q: object, fmt: str) -> None:
@@ -82,8 +99,3 @@ def check_matrix(name: str, q: object, fmt: str) -> None:
     layout.check_blocks(name, q, description)
     if q.dim() != 3:
         raise BadTensorShapeError(f"{name}: expected 3 dimensions [rows, K/32, {description.block_bytes}], got {list(q.shape)}")
-
-
-def _own(fields: torch.Tensor) -> torch.Tensor:
-    # Never a view of the weight, also where that has one block.
-    return fields.clone(memory_format=torch.contiguous_format).flatten(-2)

@@ -14,7 +14,6 @@ from scaled_mm.errors import (
     BadTensorDtypeError,
     BadTensorShapeError,
     BadTensorStridesError,
-    DeviceNotSupportedError,
     ScaledMMError,
 )
 
@@ -130,7 +129,7 @@ def test_activations_are_no_weight():
 def test_operands_that_do_not_go_together_are_refused(fmt):
     weight_q, activation_q = random_blocks(3, 4, fmt), random_blocks(2, 4, "q8_1")
     gemm_q8_1, gemm = getattr(sm, f"gemm_{fmt}_q8_1"), getattr(sm, f"gemm_{fmt}")
-    with pytest.raises(BadTensorShapeError, match=r"^activation_q: expected K = 128 as in weight_q \[3, 4, .*\], got K = 96"):
+    with pytest.raises(BadTensorShapeError, match=r"^activation_q: expected K = 128 as in weight_q \[M, K\] = \[3, 128\], got K = 96"):
         gemm_q8_1(weight_q, activation_q[:, :3])
     with pytest.raises(BadTensorShapeError, match=r"^activation_q: expected \[..., K/32, 36\] for q8_1, got \[2, 4, 34\]"):
         gemm_q8_1(weight_q, random_blocks(2, 4, "q8_0"))
@@ -197,15 +196,6 @@ def test_operands_on_other_devices_are_refused_before_anything_is_computed():
         sm.gemm_q4_0_q8_1(weight_q, random_blocks(2, 2, "q8_1").to("meta"))
     with pytest.raises(BadTensorDeviceError, match="^x: expected a tensor on cpu, as packed, got one on meta"):
         sm.block_linear(torch.ones(1, 64, device="meta"), sm.pack_block_weight(weight_q, "q4_0"))
-
-
-@pytest.mark.gpu
-def test_products_on_a_gpu_are_refused_until_there_are_kernels():
-    weight_q, activation_q = random_blocks(3, 2, "q4_0").cuda(), random_blocks(2, 2, "q8_1").cuda()
-    with pytest.raises(DeviceNotSupportedError, match="^weight_q: expected a tensor on the CPU, got one on cuda:0"):
-        sm.gemm_q4_0_q8_1(weight_q, activation_q)
-    with pytest.raises(DeviceNotSupportedError, match="^packed: expected a tensor on the CPU"):
-        sm.block_linear(torch.ones(1, 64).cuda(), sm.pack_block_weight(weight_q, "q4_0"))
 
 
 def test_every_refusal_is_one_of_the_package():

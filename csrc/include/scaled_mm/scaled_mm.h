@@ -324,6 +324,11 @@ SCALED_MM_API scaledMMStatus_t scaledMMDestroyBlockScaledGemmDescriptor(scaledMM
  * overlap: strides [1, M] are those of a linear layer's [N,M]. bias [M], float32 or out's dtype, or NULL; added in float32.
  * mode: scaledMMBlockMode_t; Q8_1 and float32 activations take AUTO or W4A8.
  * kernel: NULL, or the name of a block row of the table. */
+
+/* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no block format. A tile of a packed weight has the
+ * bytes of its 64 x 8 blocks. */
+SCALED_MM_API int64_t scaledMMGetBlockBytes(int32_t dtype);
+
 typedef struct scaledMMBlockGemmDescriptor* scaledMMBlockGemmDescriptor_t;
 
 SCALED_MM_API scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(
