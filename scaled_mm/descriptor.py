@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import math
 import operator
 import weakref
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from collections.abc import Sequence
 import torch
 
 from scaled_mm import _core, checks, fast, ops
+from scaled_mm.block import tiles
+from scaled_mm.block.formats import BLOCK, FORMATS
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,
@@ -111,23 +114,34 @@ class TensorDesc:
     shape: elements per dimension. strides: in elements; default: contiguous (the last dimension fastest).
     alignment: bytes that the data pointer will be a multiple of; what torch allocates is at least 16-byte aligned.
     A b [K, N] that is the transpose of a [N, K] weight has strides (1, K).
-    constant: of b alone: `calculate` will get a PreparedWeight, whose memory nothing in flight writes.
+    constant: of a weight (b) alone: `calculate` will get a PreparedWeight, or a PackedBlockWeight, whose memory nothing in flight writes.
+
+    Of a tensor of blocks (`create_block_descriptor`) dtype is the format's name, "q4_0", and shape is in values, [rows, K]; strides[0] is
+    the bytes from row to row, by default those of K values, strides[1] is 1. packed: it is a PackedBlockWeight, which has no strides.
     """
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype | str
     strides: tuple[int, ...] | None = None
     alignment: int = 16
     constant: bool = False
+    packed: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "shape", _integers("shape", self.shape))
-        if not isinstance(self.dtype, torch.dtype):
-            raise BadParamError(f"dtype: expected a torch.dtype, got {self.dtype!r}")
+        blocks = isinstance(self.dtype, str) and self.dtype in FORMATS
+        if not blocks and not isinstance(self.dtype, torch.dtype):
+            raise BadParamError(f"dtype: expected a torch.dtype or a block format ({', '.join(FORMATS)}), got {self.dtype!r}")
+        if blocks and len(self.shape) != 2:
+            raise BadParamError(f"shape: expected [rows, K] of a tensor of {self.dtype} blocks, got {list(self.shape)}")
+        if self.packed and not blocks:
+            raise BadParamError(f"packed: expected a block format as dtype of a packed weight, got {self.dtype}")
         if self.strides is None:
             strides = [1] * len(self.shape)
             for i in reversed(range(len(self.shape) - 1)):
                 strides[i] = strides[i + 1] * max(self.shape[i + 1], 1)
+            if blocks:
+                strides[0] = self.shape[1] // BLOCK * FORMATS[self.dtype].block_bytes
             object.__setattr__(self, "strides", tuple(strides))
         else:
             object.__setattr__(self, "strides", _integers("strides", self.strides))
@@ -142,6 +156,11 @@ class TensorDesc:
         """From the data pointer to the end of the last element; 0 for a tensor without elements."""
         if 0 in self.shape:
             return 0
+        if isinstance(self.dtype, str):
+            rows, blocks, description = self.shape[0], self.shape[1] // BLOCK, FORMATS[self.dtype]
+            if self.packed:
+                return math.prod(tiles.shape(rows, blocks, description))
+            return (rows - 1) * self.strides[0] + blocks * description.block_bytes
         return (sum((size - 1) * stride for size, stride in zip(self.shape, self.strides)) + 1) * self.dtype.itemsize
 
     @classmethod
@@ -149,12 +168,13 @@ class TensorDesc:
         """What a tensor is: its shape, dtype, strides, and the alignment of its data pointer (at most 16)."""
         desc = object.__new__(cls)  # what a tensor says of itself needs none of the checks above
         desc.__dict__.update(
-            shape=tuple(tensor.shape), dtype=tensor.dtype, strides=tensor.stride(), alignment=_alignment_of(tensor.data_ptr()), constant=False
-        )
+            shape=tuple(tensor.shape), dtype=tensor.dtype, strides=tensor.stride(), alignment=_alignment_of(tensor.data_ptr()), constant=False, packed=False
+        )  # fmt: skip
         return desc
 
     def _c(self) -> _core.TensorDescC:
-        return _core.tensor_desc(self.dtype, self.shape, self.strides, self.alignment, self.constant)
+        flags = (_core.TENSOR_CONSTANT if self.constant else 0) | (_core.TENSOR_PACKED if self.packed else 0)
+        return _core.tensor_desc(self.dtype, self.shape, self.strides, self.alignment, flags)
 
 
 def _integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
@@ -212,8 +232,10 @@ class Plan(_CObject):
     _TAKES_PREPARED = False  # whether `calculate` takes a PreparedWeight
 
     def __init__(
-        self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False
+        self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False,
+        options: Sequence[int] = (),
     ):  # fmt: skip
+        """options: what the C function takes between the tensors and the kernel's name."""
         self._pointer = ctypes.c_void_p()
         if not isinstance(handle, Handle) or not handle._pointer:
             raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
@@ -222,14 +244,14 @@ class Plan(_CObject):
         described = {name: strided_desc(name, tensors[name], self.device) for name in self._OPERANDS}
         if constant_b:
             described["b"] = dataclasses.replace(described["b"], constant=True)
-        elif described["b"] is not None and described["b"].constant and not self._TAKES_PREPARED:
+        elif (b := described.get("b")) is not None and b.constant and not self._TAKES_PREPARED:
             raise BadParamError("b: expected a TensorDesc that is not constant, for this product takes no PreparedWeight, got one that is")
         self._planned = tuple(described.values())
         c_descs = [desc and ctypes.byref(desc._c()) for desc in self._planned]
         if self.device.type == "cuda":
             ops.load_cuda_operators()
         try:
-            _core.call(f"scaledMMCreate{self._KIND}Descriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, forced)
+            _core.call(f"scaledMMCreate{self._KIND}Descriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, *options, forced)
         except BadTensorDtypeError as error:
             raise ops.name_dtype(error, **tensors) from None
         self._destroy = _destroyer(self, f"scaledMMDestroy{self._KIND}Descriptor", self._pointer)
@@ -247,12 +269,15 @@ class Plan(_CObject):
         """The chosen row, and why."""
         self._alive()
         if self.device.type == "cpu":
-            from scaled_mm import cpu
-
-            return KernelChoice(cpu.kernel_name(), "the device is a CPU", -1, False)
+            return KernelChoice(self._cpu_kernel(), "the device is a CPU", -1, False)
         choice = _core.KernelChoiceC()
         _core.call(f"scaledMMGet{self._KIND}Kernel", self._pointer, ctypes.byref(choice))
         return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
+
+    def _cpu_kernel(self) -> str:
+        from scaled_mm import cpu
+
+        return cpu.kernel_name()
 
     def _alive(self) -> None:
         if not self._pointer:
@@ -265,13 +290,7 @@ class Plan(_CObject):
 
     def _check_on_cpu(self, tensors: Sequence[torch.Tensor | None], workspace: torch.Tensor | None = None) -> None:
         """What the CUDA operators check before a launch: the tensors the plan was made for, apart from each other."""
-        if workspace is not None:  # not used, but wrong here is wrong on a GPU
-            if not isinstance(workspace, torch.Tensor):
-                raise BadParamError(f"workspace: expected a tensor or None, got {type(workspace).__name__}")
-            ops.check_device("workspace", workspace, self.device)
-            if not workspace.is_contiguous():
-                got = f"strides {list(workspace.stride())} for shape {list(workspace.shape)}"
-                raise BadTensorStridesError(f"workspace: expected a contiguous tensor, got {got}")
+        self._check_workspace(workspace)
         if self._are_planned(tensors):
             return
         described = [strided_desc(name, tensor, self.device) for name, tensor in zip(self._OPERANDS, tensors)]
@@ -283,6 +302,17 @@ class Plan(_CObject):
         except BadTensorDtypeError as error:
             raise self._named(error, tensors) from None
         ops.check_overlap(tensors, self._OPERANDS[1:])
+
+    def _check_workspace(self, workspace: torch.Tensor | None) -> None:
+        """A CPU does not use it, but what is wrong here is wrong on a GPU."""
+        if workspace is None:
+            return
+        if not isinstance(workspace, torch.Tensor):
+            raise BadParamError(f"workspace: expected a tensor or None, got {type(workspace).__name__}")
+        ops.check_device("workspace", workspace, self.device)
+        if not workspace.is_contiguous():
+            got = f"strides {list(workspace.stride())} for shape {list(workspace.shape)}"
+            raise BadTensorStridesError(f"workspace: expected a contiguous tensor, got {got}")
 
     def _are_planned(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether CPU tensors are to the letter what was planned and `out` lies apart: a fifth of the time that it takes to say what is not."""

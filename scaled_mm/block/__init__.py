@@ -9,6 +9,7 @@ from scaled_mm.block.dequantize import (
     dequantize_q8_0,
     dequantize_q8_1,
 )
+from scaled_mm.block.descriptor import BlockDescriptor, create_block_descriptor
 from scaled_mm.block.gemm import (
     gemm_q4_0,
     gemm_q4_0_q8_1,
@@ -35,9 +36,11 @@ from scaled_mm.block.quantize import (
 )
 
 __all__ = [
+    "BlockDescriptor",
     "PackedBlockWeight",
     "QuantizedTensor",
     "block_linear",
+    "create_block_descriptor",
     "dequantize_block",
     "dequantize_q4_0",
     "dequantize_q4_1",
