@@ -43,6 +43,9 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
     entries = ['#include "host_kernels.cpp"', f"HOST_ZERO_POINT_TERMS({codegen.symbol(codegen.ZERO_POINT_TERMS, None)})"]
     symbols = [codegen.symbol(codegen.ZERO_POINT_TERMS, None)]
     for row in table.all_rows:
+        for fmt in codegen.out_dtypes(row) if row.block else ():
+            symbols.append(codegen.symbol(row.name, fmt))
+            entries.append(f'HOST_BLOCK_KERNEL({symbols[-1]}, "{row.name}", {fmt.upper()})')
         for suffix, dtype in HOST_DTYPES.items():
             if suffix not in codegen.out_dtypes(row):
                 continue

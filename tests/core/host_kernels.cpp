@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/kernel_abi.h"
+#include "host_block.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
