@@ -60,7 +60,10 @@ def table_text(table: TileTable, comment: Sequence[str] = ()) -> str:
 
 def _section(table: TileTable, indent: str) -> list[str]:
     gap = [""] if not indent else []
-    lines = [f"fallback: {table.fallback}", *gap, "rows:"]
+    lines = [f"fallback: {table.fallback}"]
+    if table.auto:
+        lines += ["auto:", *(f"  - {_flow(rule.model_dump(exclude_defaults=True))}" for rule in table.auto)]
+    lines += [*gap, "rows:"]
     lines += [f"  - {_flow(row.model_dump(mode='json', exclude_defaults=True, exclude=set(_MARKS)))}" for row in table.rows]
     lines += [*gap, "buckets:"]
     edges: dict[int | None, list[Bucket]] = {}

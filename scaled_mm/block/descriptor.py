@@ -122,7 +122,9 @@ class BlockDescriptor(Plan):
                                 (*(["weight"] * (4 if packed else 1)), "activation", "bias"))  # fmt: skip
         description = lookup(self._planned[1].dtype)
         fields = weight.parts() if packed else layout.take_apart(weight, description)
-        out.copy_(cpu.gemm(fields, description, activation, bias, out.dtype, self._mode, False))
+        turned = out.stride(0) < out.stride(1)  # as the output of a layer, whose bits are then the same
+        value = cpu.gemm(fields, description, activation, bias, out.dtype, self._mode, turned)
+        out.copy_(value.t() if turned else value)
 
 
 def create_block_descriptor(

@@ -40,9 +40,13 @@ def load_tuned(arch: str, gpus: Collection[str]) -> TileTable | None:
 
 
 def with_rows_of(table: TileTable, base: TileTable) -> TileTable:
-    """A tuned table with the other rows of its architecture's added, which no bucket chooses: a call may ask for one by name."""
+    """A tuned table with the other rows of its architecture's added, which no bucket chooses: a call may ask for one by name.
+
+    Sections that it lacks, as one written before they were there, are the architecture's.
+    """
     names = {row.name for row in table.rows}
-    return table.model_copy(update={"rows": (*table.rows, *(row for row in base.rows if row.name not in names))})
+    sections = {key: getattr(table, key) or getattr(base, key) for key in ("grouped", "block_scaled", "block")}
+    return table.model_copy(update={"rows": (*table.rows, *(row for row in base.rows if row.name not in names)), **sections})
 
 
 def gpus_served(arch: str) -> set[str]:

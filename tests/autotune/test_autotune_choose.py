@@ -125,6 +125,7 @@ def test_a_written_table_reads_back_as_it_was_and_keeps_the_sections_of_its_base
     assert (written.arch, written.serves, written.tuned, written.gpu) == (base.arch, base.serves, True, "NVIDIA: GPU #1")
     for section, of_base in zip(written.sections[1:], base.sections[1:], strict=True):
         assert (section.rows, section.buckets, section.fallback) == (of_base.rows, of_base.buckets, of_base.fallback)
+        assert section.auto == of_base.auto
         assert section.tuned is False  # nobody measured it
     assert [p.name for p in tmp_path.iterdir()] == ["gpu.yaml"]
 

@@ -25,6 +25,8 @@ GROUPED_C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="c
 GROUPED_C2X = {**C2X, "grouped": True}
 BLOCK_SCALED = dict(name="r", generation="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
 BLOCK_SCALED_GENERIC = dict(name="r", generation="generic", tile=[64, 64, 128], block_scaled=True)
+BLOCK_MMA = dict(name="r", generation="block_mma", tile=[8, 64, 256], block=True)
+BLOCK_WGMMA = dict(name="r", generation="block_wgmma", tile=[32, 128, 256], stages=5, block=True)
 
 
 def source(fields: dict, out_dtype: str = "bf16", **changed) -> str:
@@ -119,7 +121,7 @@ def test_editing_a_row_changes_its_kernel_and_no_other(tmp_path):
     after = edited_table(tmp_path, edit)
     assert [row.name for row in after.rows] == [row.name for row in before.rows]
     for index, (old, new) in enumerate(zip(before.rows, after.rows)):
-        for out_dtype in codegen.OUT_DTYPES:
+        for out_dtype in codegen.out_dtypes(old):
             same = codegen.kernel_source(old, out_dtype) == codegen.kernel_source(new, out_dtype)
             assert same == (index != FIRST_C3X), new.name
     assert f"Gemm<{', '.join(map(str, after.rows[FIRST_C3X].tile))}, " in codegen.kernel_source(after.rows[FIRST_C3X], "bf16")
@@ -136,7 +138,7 @@ class Kernel(ctypes.Structure):
 class KernelLibrary(ctypes.Structure):
     _fields_ = [("abi_version", ctypes.c_int32), ("arch", ctypes.c_char_p), ("kernels", ctypes.POINTER(ctypes.POINTER(Kernel))),
                 ("num_kernels", ctypes.c_int64), ("table", ctypes.POINTER(_core._TableC)), ("grouped_table", ctypes.POINTER(_core._TableC)),
-                ("block_scaled_table", ctypes.POINTER(_core._TableC))]  # fmt: skip
+                ("block_scaled_table", ctypes.POINTER(_core._TableC)), ("block_table", ctypes.POINTER(_core._TableC))]  # fmt: skip
 
 
 def compile_index(folder: Path, table: TileTable, names: list[library.KernelName], with_table: bool) -> ctypes.CDLL:
@@ -144,7 +146,7 @@ def compile_index(folder: Path, table: TileTable, names: list[library.KernelName
     symbols = [codegen.symbol(*name) for name in names]
     entries = ['#include "core/kernel_abi.h"']
     for (row, out_dtype), name in zip(names, symbols):
-        code = codegen.OUT_DTYPES[out_dtype][1] if out_dtype else -1
+        code = codegen.BUILT_FOR[out_dtype][1] if out_dtype else -1
         entries.append(f'extern "C" const scaled_mm::Kernel {name}; const scaled_mm::Kernel {name} = {{"{row}", {code}, 0, 0, 0}};')
     (folder / "index.cpp").write_text(codegen.library_source(table.arch, symbols, table if with_table else None))
     (folder / "entries.cpp").write_text("\n".join(entries))
@@ -162,13 +164,14 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (5, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (6, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
-    assert held == [(row, codegen.OUT_DTYPES[out][1] if out else -1) for row, out in names]
+    assert held == [(row, codegen.BUILT_FOR[out][1] if out else -1) for row, out in names]
 
     check_table(index.table.contents, table, _core.TABLE_GEMM)
     check_table(index.grouped_table.contents, table.grouped, _core.TABLE_GROUPED_GEMM)
     check_table(index.block_scaled_table.contents, table.block_scaled, _core.TABLE_BLOCK_SCALED_GEMM)
+    check_table(index.block_table.contents, table.block, _core.TABLE_BLOCK_GEMM)
 
 
 def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:
@@ -182,15 +185,36 @@ def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:
     assert rows[inside.fallback_row].name.decode() == table.fallback
     open_bound = 2**63 - 1
     assert [(b.m_max, b.n_max, b.k_max, b.flags, rows[b.row].name.decode()) for b in inside.buckets[: len(table.buckets)]] == [
-        (*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), int(b.constant_b), b.kernel) for b in table.buckets
+        (*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), b.flags, b.kernel) for b in table.buckets
     ]
+    modes = [(rule.m_max, _core.BLOCK_MODES[rule.mode]) for rule in inside.modes[: inside.num_modes]]
+    assert modes == [(open_bound if rule.m is None else rule.m, rule.mode) for rule in table.auto]
 
 
 def test_the_index_of_one_kernel_brings_no_table(tmp_path):
     table = TABLES[0]
     index = content(compile_index(tmp_path, table, [(table.fallback, "fp16")], with_table=False))
     assert index.num_kernels == 1 and index.kernels[0].contents.row.decode() == table.fallback and not index.table and not index.grouped_table
-    assert not index.block_scaled_table
+    assert not index.block_scaled_table and not index.block_table
+
+
+def test_a_block_row_is_built_for_the_formats_of_weights():
+    assert codegen.out_dtypes(KernelRow.model_validate(BLOCK_MMA)) == ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+    text = source(BLOCK_MMA, "q5_1")
+    assert '#include "block/mma.cuh"' in text and "using Row = scaled_mm::block::Mma<scaled_mm::block::Q5_1, 8>;" in text
+    for out_dtype in ("bf16", "q8_1"):
+        with pytest.raises(KernelNotBuiltError, match=f"^r: expected a format of the weight of q4_0, q4_1, q5_0, q5_1, q8_0, got {out_dtype}"):
+            source(BLOCK_MMA, out_dtype)
+
+
+@pytest.mark.parametrize("fmt, stages", [("q4_0", 5), ("q5_1", 5), ("q8_0", 4)])
+def test_a_block_row_has_as_many_stages_as_fit_of_the_format(fmt, stages):
+    text = source(BLOCK_WGMMA, fmt)
+    assert f"using Row = scaled_mm::block::Wgmma<scaled_mm::block::{fmt.upper()}, 32, 128, 1, {stages}>;" in text
+    bytes_ = stages * (2 * 512 * {"q4_0": 18, "q5_1": 24, "q8_0": 34}[fmt] + 32 * 512) + 2048
+    assert f"static_assert(Row::kSharedMemory <= {bytes_}," in text and bytes_ <= 227 * 1024
+    shared = source(BLOCK_WGMMA, fmt, split_k=2)
+    assert f"32, 128, 2, {stages}>;" in shared and f"<= {bytes_ + 32 * 128 * 4}," in shared
 
 
 def test_a_block_scaled_row_has_no_int32_output():

@@ -25,10 +25,11 @@ from scaled_mm.tables import load_table
 OPEN = 2**63 - 1
 
 
-def c_table(rows=((b"any", 1, 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test"):
+def c_table(rows=((b"any", 1, 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test", kind=0, modes=()):
     c_rows = (_core._TableRowC * len(rows))(*(_core._TableRowC(*row) for row in rows))
     c_buckets = (_core._TableBucketC * len(buckets))(*(_core._TableBucketC(*bucket, *[0] * (5 - len(bucket))) for bucket in buckets))
-    return _core._TableC(arch, source, c_rows, len(rows), c_buckets, len(buckets), fallback, 0)
+    c_modes = (_core._TableModeC * len(modes))(*(_core._TableModeC(*mode) for mode in modes))
+    return _core._TableC(arch, source, c_rows, len(rows), c_buckets, len(buckets), fallback, 0, kind, 0, c_modes, len(modes))
 
 
 def register(**parts) -> None:
@@ -59,6 +60,13 @@ def test_a_table_is_registered_and_replaced():
         (dict(rows=((b"any", 1, 1, 1, 16),)), "the fallback row any must take any alignment"),
         (dict(rows=((b"any", 1, 1, 1, 0),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
         (dict(rows=((b"any", 1, 0, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
+        (dict(kind=4), "expected a kind of scaledMMTableKind_t, got 4"),
+        (dict(modes=((OPEN, 1),)), "expected modes in a table of block products alone, got 1"),
+        (dict(kind=3), "expected modes, the last of them open"),
+        (dict(kind=3, modes=((8, 1),)), "expected modes, the last of them open"),
+        (dict(kind=3, modes=((8, 0), (OPEN, 1))), "a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got 0"),
+        (dict(kind=3, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))), "expected flags 0 or SCALED_MM_BUCKET_Q8_1, got 1"),
+        (dict(kind=3, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, 0, 2),)), "the last bucket must be open in M, N and K, to any activations"),
         (dict(rows=((None, 1, 1, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
     ],
 )

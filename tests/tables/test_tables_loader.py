@@ -256,7 +256,7 @@ BROKEN = {
         LARGE.replace("c3x", "c4x"),
         "rows[1].generation",
         "c4x",
-        "'c3x', 'c2x', 'decode' or 'generic', got 'c4x'",
+        "'c3x', 'c2x', 'decode', 'generic', 'block_mma' or 'block_wgmma', got 'c4x'",
     ),
     "unknown schedule": (LARGE, LARGE.replace("pingpong", "tennis"), "rows[1].schedule", "tennis", "got 'tennis'"),
     "stages that are no number": (

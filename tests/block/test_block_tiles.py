@@ -1,0 +1,111 @@
+"""A GPU's packed weights: every byte where docs/BLOCK_FORMATS.md says, and the blocks back bit by bit. On a CPU too: torch alone is used."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from block_data import BLOCK_BYTES, WEIGHTS, random_blocks
+
+import scaled_mm as sm
+from scaled_mm.block import tiles
+from scaled_mm.block.formats import FORMATS
+
+SHAPES = [(1, 1), (64, 8), (65, 9), (63, 7), (130, 17)]
+
+
+def field(block: list[int], fmt: str, element: int) -> tuple[int, int]:
+    """(low four bits or the byte, fifth bit) of an element."""
+    start = {"q4_0": 2, "q4_1": 4, "q5_0": 6, "q5_1": 8, "q8_0": 2}[fmt]
+    if fmt == "q8_0":
+        return block[start + element], 0
+    nibbles = block[start + element % 16]
+    fifth = block[start - 4 + element // 8] >> element % 8 & 1 if fmt.startswith("q5") else 0
+    return (nibbles & 15 if element < 16 else nibbles >> 4), fifth
+
+
+def tile_of(rows: list[list[list[int]]], fmt: str) -> bytes:
+    """One tile of rows[64][8] blocks, byte by byte."""
+    tile = bytearray(64 * 8 * BLOCK_BYTES[fmt])
+    has_m, fives = fmt.endswith("_1"), fmt.startswith("q5")
+    halves = len(tile) - (2048 if has_m else 1024)
+    for i in range(128):
+        w, g, t = i // 32, i // 4 % 8, i % 4
+        low_row, high_row = rows[16 * w + g], rows[16 * w + g + 8]
+        elements = [2 * t, 2 * t + 8, 2 * t + 16, 2 * t + 24, 2 * t + 1, 2 * t + 9, 2 * t + 17, 2 * t + 25]
+        for b in range(8):
+            if fmt == "q8_0":
+                order = [2 * t, 2 * t + 16, 2 * t + 1, 2 * t + 17, 2 * t + 8, 2 * t + 24, 2 * t + 9, 2 * t + 25]
+                words = bytes(field(row[b], fmt, e)[0] for row in (low_row, high_row) for e in order)
+                tile[b * 2048 + i * 16 : b * 2048 + i * 16 + 16] = words
+            for which, row in enumerate((low_row, high_row)):
+                at = halves + ((w * 8 + g) * 8 + b) * 4 + 2 * which
+                tile[at : at + 2] = bytes(row[b][:2])
+                if has_m:
+                    tile[at + 1024 : at + 1026] = bytes(row[b][2:4])
+        for p in range(4) if fmt != "q8_0" else ():
+            fifth_word = 0
+            for c, block in enumerate((low_row[2 * p], high_row[2 * p], low_row[2 * p + 1], high_row[2 * p + 1])):
+                word = sum(field(block, fmt, element)[0] << 4 * j for j, element in enumerate(elements))
+                tile[p * 2048 + i * 16 + 4 * c : p * 2048 + i * 16 + 4 * c + 4] = word.to_bytes(4, "little")
+                for j, element in enumerate(elements):
+                    fifth_word |= field(block, fmt, element)[1] << (4 * c + j if j < 4 else 16 + 4 * c + j - 4)
+            if fives:
+                tile[8192 + p * 512 + i * 4 : 8192 + p * 512 + i * 4 + 4] = fifth_word.to_bytes(4, "little")
+    return bytes(tile)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("m, blocks", SHAPES)
+def test_every_byte_is_where_the_documentation_says(fmt, m, blocks):
+    q = random_blocks(m, blocks, fmt, seed=m)
+    made = tiles.from_blocks(q, FORMATS[fmt])
+    assert made.shape == (-(-m // 64), -(-blocks // 8), 512 * BLOCK_BYTES[fmt])
+    padded = torch.zeros((made.shape[0] * 64, made.shape[1] * 8, BLOCK_BYTES[fmt]), dtype=torch.uint8)
+    padded[:m, :blocks] = q
+    for r in range(made.shape[0]):
+        for c in range(made.shape[1]):
+            part = padded[64 * r : 64 * r + 64, 8 * c : 8 * c + 8].tolist()
+            assert bytes(made[r, c].tolist()) == tile_of(part, fmt), (r, c)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("m, blocks", [*SHAPES, (0, 3), (3, 0), (1000, 33)])
+def test_tiles_give_the_blocks_back_bit_by_bit(device, fmt, m, blocks):
+    q = random_blocks(m, blocks, fmt, seed=blocks).to(device)
+    assert torch.equal(tiles.to_blocks(tiles.from_blocks(q, FORMATS[fmt]), m, blocks, FORMATS[fmt]), q)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_a_large_weight_is_converted_in_pieces(fmt, monkeypatch):
+    q = random_blocks(300, 9, fmt, seed=5)
+    whole = tiles.from_blocks(q, FORMATS[fmt])
+    monkeypatch.setattr(tiles, "_CHUNK_BLOCKS", 1)  # a row of tiles at a time
+    assert torch.equal(tiles.from_blocks(q, FORMATS[fmt]), whole)
+    assert torch.equal(tiles.to_blocks(whole, 300, 9, FORMATS[fmt]), q)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_blocks_at_odd_addresses_are_taken(fmt):
+    q = random_blocks(70, 9, fmt, seed=2)
+    memory = torch.empty(70 * (q[0].numel() + 3) + 1, dtype=torch.uint8)
+    view = memory[1:].view(70, -1)[:, : q[0].numel()].unflatten(1, q.shape[1:]).copy_(q)
+    assert torch.equal(tiles.from_blocks(view, FORMATS[fmt]), tiles.from_blocks(q, FORMATS[fmt]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_a_weight_packed_on_a_gpu_is_the_tiles_of_a_cpu_and_constant(fmt):
+    q = random_blocks(130, 17, fmt, seed=3)
+    packed = sm.pack_block_weight(q.cuda(), fmt)
+    assert packed.constant and packed.fields is None and torch.equal(packed.tiles.cpu(), tiles.from_blocks(q, FORMATS[fmt]))
+    from_cpu = sm.pack_block_weight(q, fmt).to("cuda")
+    assert from_cpu.constant and torch.equal(from_cpu.tiles, packed.tiles) and from_cpu.to(packed.device) is from_cpu
+    back = packed.to("cpu")
+    assert back.tiles is None and not back.constant and torch.equal(back.unpack(), q)
+    for kept, other in zip(packed.parts(), back.fields):
+        assert (kept is None) == (other is None) and (kept is None or torch.equal(kept.cpu().view(torch.uint8), other.view(torch.uint8)))
+    copied = pickle.loads(pickle.dumps(packed))
+    assert not copied.constant and not copy.deepcopy(packed).constant and torch.equal(copied.tiles, packed.tiles)

@@ -1,0 +1,129 @@
+"""The section `block` of a tile table: rows of products with block formats, their buckets, and what mode "auto" is."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import yaml
+
+from scaled_mm.block.formats import WEIGHT_FORMATS
+from scaled_mm.cli import main
+from scaled_mm.tables import KernelRow, available_tables, check_table, load_table, rules_block
+from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
+from scaled_mm.tables.tuned import with_rows_of
+
+PATHS = dict(available_tables())
+MMA = dict(name="r", generation="block_mma", tile=[8, 64, 256], block=True)
+WGMMA = dict(name="r", generation="block_wgmma", tile=[64, 128, 256], stages=4, block=True)
+
+
+def problems(tmp_path, arch: str, edit):
+    document = copy.deepcopy(yaml.safe_load(PATHS[arch].read_text()))
+    edit(document)
+    path = tmp_path / f"{arch}.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path, check_table(path)
+
+
+@pytest.mark.parametrize("arch", PATHS)
+def test_the_tokens_choose_the_row(arch):
+    section = load_table(arch).block
+    for bucket in section.buckets:
+        assert section.select(bucket.m or 10**6, bucket.n or 10**6, 4096, q8_1=bool(bucket.activation)).row.name == bucket.kernel
+    assert section.select(1, 4096, 0).row.name == section.select(1, 4096, 32).row.name  # K of 0 is a product as any other
+    for served in load_table(arch).serves:
+        for row in section.rows:
+            assert row_cost(row, arch).shared_memory <= SHARED_MEMORY[served]
+
+
+@pytest.mark.parametrize("row", [row for row in load_table("sm90").block.rows if row.generation == "block_wgmma"], ids=lambda row: row.name)
+def test_every_format_of_a_wgmma_row_fits_and_some_format_has_all_its_stages(row):
+    limit = SHARED_MEMORY["sm90"]
+    counts = {fmt: rules_block.stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
+    assert max(counts.values()) == row.stages and min(counts.values()) >= 2
+    for fmt, count in counts.items():
+        bytes_ = count * (row.tile.n // 64 * WEIGHT_FORMATS[fmt].tile_bytes + row.tile.m * 512) + 2048
+        assert rules_block.shared_memory(row, fmt, limit) == bytes_ <= limit
+    assert row_cost(row, "sm90").shared_memory == max(rules_block.shared_memory(row, fmt, limit) for fmt in WEIGHT_FORMATS)
+
+
+@pytest.mark.parametrize("fields, changed, arch, field, reason", [
+    (MMA, dict(generation="c2x"), "sm80", "generation", "no kernel of block products is a c2x one; expected block_mma or block_wgmma"),
+    (MMA, dict(block=False), "sm80", "generation", "they stand in the section block"),
+    (MMA, dict(stages=3), "sm80", "stages", "a block_mma row has none: leave it out"),
+    (MMA, dict(split_k=2), "sm80", "split_k", "a block_mma row has none: leave it out"),
+    (MMA, dict(grouped=True), "sm80", "grouped", "a block_mma row has none: leave it out"),
+    (MMA, dict(tile=[12, 64, 256]), "sm80", "tile", "tile m = 12 tokens; an MMA takes a multiple of 8"),
+    (MMA, dict(tile=[512, 64, 256]), "sm80", "tile", "tile m = 512 tokens; an MMA takes a multiple of 8, at most 256"),
+    (MMA, dict(tile=[8, 128, 256]), "sm80", "tile", "tile n = 128 rows of the weight, expected 64"),
+    (MMA, dict(tile=[8, 64, 128]), "sm80", "tile", "tile k = 128, expected 256"),
+    (WGMMA, {}, "sm80", "generation", "block_wgmma rows use wgmma, which sm80 lacks; they run on sm90"),
+    (WGMMA, dict(tile=[64, 96, 256]), "sm90", "tile", "tile n = 96 rows of the weight, expected 64 or 128"),
+    (WGMMA, dict(schedule="pingpong"), "sm90", "schedule", "a block_wgmma row has none"),
+    (WGMMA, dict(stages="auto"), "sm90", "stages", "stages = auto; a block_wgmma row says how many, at least 2"),
+    (WGMMA, dict(stages=1), "sm90", "stages", "stages = 1; a block_wgmma row says how many, at least 2"),
+    (WGMMA, dict(split_k=3), "sm90", "split_k", "split_k = 3, expected 1, 2, 4 or 8"),
+    (WGMMA, dict(stages=5), "sm90", "stages", "5 stages of 51200 bytes and 2048 beside them, for q4_0, which takes least, are more shared memory than the 232448"),
+    (WGMMA, dict(tile=[192, 128, 256], stages=2), "sm90", "tile", "a stage of 133120 bytes for q8_0: 1 fit in the 232448 bytes of sm90"),
+])  # fmt: skip
+def test_what_is_wrong_with_a_row_is_said_with_its_field(fields, changed, arch, field, reason):
+    assert row_findings(KernelRow.model_validate(fields), "sm90") == []
+    found = row_findings(KernelRow.model_validate({**fields, **changed}), arch)
+    assert any(name == field and reason in text for name, text in found), found
+
+
+def test_the_section_is_checked_like_the_table(tmp_path):
+    for edit, expected in [
+        (lambda s: s["rows"][0].update(split_k=2), ("block.rows[0].split_k", "leave it out")),
+        (lambda s: s["rows"][0].update(block=True), ("block.rows[0].block", "the section says which rows are block: leave it out")),
+        (lambda s: s["rows"][0].update(name="generic_64x64x64"), ("block.rows[0].name", "is taken by the row on line")),
+        (lambda s: s["buckets"].pop(), ("block.buckets[0]", "the last bucket must be open")),
+        (lambda s: s["buckets"][-1].update(activation="q8_1"), ("block.buckets[1]", "this one takes any M, any N, any K, q8_1 activations")),
+        (lambda s: s["buckets"][0].update(constant_b=True), ("block.buckets[0].constant_b", "take no prepared weight")),
+        (lambda s: s["buckets"][0].update(activation="q8_0"), ("block.buckets[0].activation", "q8_1")),
+        (lambda s: s.pop("fallback"), ("block.fallback", "required key is missing")),
+        (lambda s: s.update(fallback="none"), ("block.fallback", "no row is named 'none'")),
+        (lambda s: s.pop("auto"), ("block.auto", "required key is missing")),
+        (lambda s: s.update(auto=[]), ("block.auto", "the last rule must be open")),
+        (lambda s: s["auto"].pop(), ("block.auto", "the last rule must be open")),
+        (lambda s: s["auto"].insert(1, {"m": 8, "mode": "w4a8"}), ("block.auto[1]", "unreachable: expected more tokens than the rule before, m <= 8")),
+        (lambda s: s["auto"].append({"m": 64, "mode": "w4a8"}), ("block.auto[2]", "unreachable: expected more tokens than the rule before, m <= open")),
+        (lambda s: s["auto"][0].update(mode="auto"), ("block.auto[0].mode", "w4a8")),
+        (lambda s: s["auto"][0].update(n=8), ("block.auto[0].n", "unknown key; known keys: m, mode")),
+        (lambda s: s.update(auto={"mode": "w4a8"}), ("block.auto", "expected a list")),
+    ]:
+        path, found = problems(tmp_path, "sm80", lambda document, edit=edit: edit(document["block"]))
+        assert any(problem.field == expected[0] and expected[1] in problem.reason for problem in found), (expected, found)
+        assert all(problem.line for problem in found) and all(problem.file == str(path) for problem in found)
+    _, found = problems(tmp_path, "sm80", lambda document: document["buckets"][-1].update(activation="q8_1"))
+    assert any(p.field.endswith(".activation") and p.reason == "of block products alone: leave it out" for p in found), found
+
+
+def test_a_bucket_of_q8_1_serves_those_activations_alone(tmp_path):
+    def edit(document):
+        document["block"]["buckets"].insert(0, {"m": 8, "activation": "q8_1", "kernel": "block_mma_64x32"})
+
+    path, found = problems(tmp_path, "sm80", edit)
+    assert found == []
+    section = load_table(path).block
+    assert section.buckets[0].flags == 2
+    assert section.select(8, 4096, 4096, q8_1=True).row.name == "block_mma_64x32"
+    assert section.select(8, 4096, 4096).row.name == "block_mma_64x8"
+    assert section.select(8, 4096, 4096, q8_1=True).reason.startswith("bucket 0 (M <= 8, any N, any K, q8_1 activations) of ")
+
+
+def test_a_tuned_table_without_the_section_has_that_of_its_architecture():
+    base = load_table("sm90")
+    assert with_rows_of(base.model_copy(update={"block": None}), base).block == base.block
+
+
+def test_show_has_the_section(capsys):
+    assert main(["table", "show", "--arch", "sm80"]) == 0
+    shown = capsys.readouterr().out
+    assert "block formats (M: tokens, N: rows of the weight), fallback block_mma_64x32; mode auto: w4a8 to 8 tokens, w4a16 beyond" in shown
+    assert main(["table", "show", "--arch", "sm80", "--json"]) == 0
+    section = json.loads(capsys.readouterr().out)["block"]
+    assert section["auto"] == [{"m": 8, "mode": "w4a8"}, {"m": None, "mode": "w4a16"}]
+    assert [row["name"] for row in section["rows"]] == ["block_mma_64x8", "block_mma_64x32"] and section["fallback"] == "block_mma_64x32"
