@@ -39,6 +39,16 @@ def test_the_block_scaled_rows_of_sm90_compile_without_spills(record_property):
     assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
 
 
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.arch)
+def test_the_block_rows_compile_without_spills_for_every_format(table, record_property):
+    names = [(row.name, fmt) for row in table.block.rows for fmt in codegen.out_dtypes(row)]
+    compiled = check.compile_kernels(table, names, jobs=2)
+    for kernel in compiled:
+        record_property(f"{kernel.row} {kernel.out_dtype} {kernel.code}", f"{kernel.registers} registers, {kernel.seconds:.1f} s")
+    assert {(kernel.row, kernel.out_dtype) for kernel in compiled} == set(names)
+    assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
+
+
 EDGES = [
     # architecture, tile, warp tile, stages: legal rows of shapes that no table has
     ("sm75", [64, 32, 64], [32, 32, 64], 2),

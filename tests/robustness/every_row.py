@@ -1,11 +1,12 @@
 """One run of every row of a tile table, for tools that watch the kernels: `python every_row.py [ARCH]`.
 
 Small products that end inside a tile on every side, all output dtypes, scales, bias, zero points. Inputs are made on the CPU and
-results are compared there, so that hardly a kernel but ours runs on the GPU. Prints the number of products; exits 1 if one differs.
+results are compared there, so that hardly a kernel but ours runs on the GPU. Prints the number of products; exits 1 if one differs (of block formats, whose sums are floats, by more than 2e-6 in the norm).
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +14,8 @@ import torch
 
 import scaled_mm as sm
 from scaled_mm import reference
+from scaled_mm.block import reference as block_reference
+from scaled_mm.block.formats import WEIGHT_FORMATS
 from scaled_mm.build import library
 from scaled_mm.tables import load_table
 
@@ -67,6 +70,27 @@ def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
         descriptor.calculate(out, **device)
     torch.cuda.synchronize()
     return reference.same_bits(out.cpu(), reference.block_scaled_mm(**product, out_dtype=out_dtype))
+
+
+def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str) -> bool:
+    """A block row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way."""
+    tokens, rows, k = row.tile.m + 3, row.tile.n + 24, 2 * row.tile.k + 32
+    generator = torch.Generator().manual_seed(tokens + rows)
+    weight_q = sm.quantize_block(torch.randn(rows, k, generator=generator), fmt)
+    x = torch.randn(tokens, k, generator=generator).half()
+    weight = sm.pack_block_weight(weight_q.cuda(), fmt) if packed else weight_q.cuda()
+    activation = (sm.quantize_q8_1(x) if kind == "q8_1" else x).cuda()
+    mode = "w4a16" if kind == "float16" else "w4a8"
+    out = torch.zeros(rows, tokens, device="cuda")
+    with sm.create_block_descriptor(handle, out=out, weight=weight, activation=activation, mode=mode, kernel=row.name) as descriptor:
+        workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8, device="cuda") if descriptor.workspace_size else None
+        descriptor.calculate(out, weight, activation, workspace=workspace)
+    torch.cuda.synchronize()
+    if kind == "float16":
+        expected = block_reference.gemm(weight_q, x, fmt)
+    else:
+        expected = block_reference.gemm_q8_1(weight_q, sm.quantize_q8_1(x), fmt)
+    return float((out.cpu().double() - expected).norm() / expected.norm()) <= 2e-6
 
 
 def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
@@ -129,6 +153,9 @@ def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
     for row in table.block_scaled.rows:
         for out_dtype in DTYPES[:3]:
             yield f"{row.name} {out_dtype}", run_block_scaled(handle, row, out_dtype)
+    for row in table.block.rows:
+        for fmt, packed, kind in itertools.product(WEIGHT_FORMATS, (False, True), ("q8_1", "float16", "quantized float16")):
+            yield f"{row.name} {fmt} {'packed ' if packed else ''}{kind}", run_block(handle, row, fmt, packed, kind)
 
 
 def main(arch: str | None) -> int:
