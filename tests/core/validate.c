@@ -243,6 +243,43 @@ static void check_calculate(scaledMMHandle_t handle) {
          "kernel: expected none on a CPU, got any");
 }
 
+static void check_blocks(scaledMMHandle_t handle) {
+  enum { ROWS = 65, TOKENS = 9, VALUES = 288 };
+  const scaledMMTensorDesc_t blocks = {SCALED_MM_DTYPE_Q4_0, 2, {ROWS, VALUES}, {VALUES / 32 * 18, 1}, 1, 0};
+  const scaledMMTensorDesc_t packed = {SCALED_MM_DTYPE_Q4_0, 2, {ROWS, VALUES}, {0, 0}, 16, SCALED_MM_TENSOR_PACKED | SCALED_MM_TENSOR_CONSTANT};
+  const scaledMMTensorDesc_t activation = {SCALED_MM_DTYPE_Q8_1, 2, {TOKENS, VALUES}, {VALUES / 32 * 36, 1}, 1, 0};
+  const scaledMMTensorDesc_t floats = {SCALED_MM_DTYPE_FLOAT16, 2, {TOKENS, VALUES}, {VALUES, 1}, 16, 0};
+  const scaledMMTensorDesc_t out = {SCALED_MM_DTYPE_FLOAT32, 2, {ROWS, TOKENS}, {1, ROWS}, 16, 0};
+  scaledMMBlockGemmDescriptor_t d = NULL;
+  scaledMMKernelChoice_t choice;
+  size_t bytes = 1;
+  int32_t device_type = -1, device_id = -1;
+  REQUIRE(scaledMMGetBlockBytes(SCALED_MM_DTYPE_Q5_1) == 24 && scaledMMGetBlockBytes(SCALED_MM_DTYPE_FLOAT16) == 0);
+  EXPECT(scaledMMCreateBlockGemmDescriptor(NULL, &d, &out, &blocks, &activation, NULL, SCALED_MM_BLOCK_AUTO, NULL), NULL_POINTER, "handle: expected");
+  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, NULL, &out, &blocks, &activation, NULL, SCALED_MM_BLOCK_AUTO, NULL), NULL_POINTER, "descriptor: ");
+  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &floats, &activation, NULL, SCALED_MM_BLOCK_AUTO, NULL), BAD_TENSOR_DTYPE,
+         "weight: expected q4_0, q4_1, q5_0, q5_1 or q8_0, got float16");
+  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &activation, NULL, SCALED_MM_BLOCK_W4A16, NULL), BAD_PARAM,
+         "mode: expected auto or w4a8 with q8_1 activations, got w4a16");
+  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, 3, NULL), BAD_PARAM, "mode: expected a scaledMMBlockMode_t, got 3");
+  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, SCALED_MM_BLOCK_AUTO, "any"), BAD_PARAM, "kernel: expected none on a CPU");
+  REQUIRE(d == NULL);
+  EXPECT_SUCCESS(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &packed, &floats, NULL, SCALED_MM_BLOCK_W4A16, NULL));
+  EXPECT_SUCCESS(scaledMMGetBlockGemmWorkspaceSize(d, &bytes));
+  EXPECT_SUCCESS(scaledMMGetBlockGemmDevice(d, &device_type, &device_id));
+  EXPECT_SUCCESS(scaledMMGetBlockGemmKernel(d, &choice));
+  REQUIRE(bytes == 0 && device_type == SCALED_MM_DEVICE_CPU && device_id == 0 && strcmp(choice.row, "cpu") == 0);
+  EXPECT_SUCCESS(scaledMMCheckBlockGemmTensors(d, &out, &packed, &floats, NULL));
+  EXPECT(scaledMMCheckBlockGemmTensors(d, &out, &blocks, &floats, NULL), BAD_PARAM, "weight: expected packed tiles");
+  EXPECT(scaledMMCheckBlockGemmTensors(d, &out, NULL, &floats, NULL), BAD_PARAM, "weight: expected a tensor as the descriptor was created, got none");
+  EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "out: expected a data pointer, got null");
+  EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, (void*)4096, (void*)65544, (void*)1048576, NULL, NULL), BAD_TENSOR_ALIGNMENT,
+         "weight: expected a data pointer aligned to 16 bytes");
+  EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, (void*)4096, (void*)65536, (void*)1048576, NULL, NULL), DEVICE_NOT_SUPPORTED,
+         "handle: the C library launches on CUDA devices");
+  EXPECT_SUCCESS(scaledMMDestroyBlockGemmDescriptor(d));
+}
+
 static void check_devices(void) {
   scaledMMHandle_t handle = NULL;
   EXPECT(scaledMMCreateHandle(&handle, (scaledMMDeviceType_t)7, 0, NULL), BAD_PARAM, "device_type: expected");
@@ -280,6 +317,7 @@ int main(void) {
   check_sums(handle);
   check_overflow(handle);
   check_calculate(handle);
+  check_blocks(handle);
   EXPECT_SUCCESS(scaledMMDestroyHandle(handle));
   if (failures == 0) printf("validate: everything held\n");
   return failures != 0;
