@@ -14,7 +14,7 @@ from scaled_mm.build import cache, codegen, compile, toolchain
 from scaled_mm.build.paths import csrc_dir, lib_dir
 from scaled_mm.tables.schema import TileTable
 
-# A kernel of an architecture: (row name, output dtype of codegen.OUT_DTYPES), or (ZERO_POINT_TERMS, None).
+# A kernel of an architecture: (row name, output dtype or format, of codegen.BUILT_FOR), or (ZERO_POINT_TERMS, None).
 KernelName = tuple[str, str | None]
 _KERNEL_OBJECT = "kernel.o"
 

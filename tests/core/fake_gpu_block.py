@@ -161,6 +161,30 @@ def products(kernels: str, count: str) -> dict:
     return {"rows": rows, "modes": modes}
 
 
+def buckets(kernels: str) -> dict:
+    """The row that the library's table chooses for 8 tokens, by activation and mode."""
+    core, answer = BlockCore(kernels), {}
+    for kind in ("q8_1", *FLOATS):
+        for mode in ("auto", "w4a8") if kind in ("q8_1", torch.float32) else ("auto", "w4a8", "w4a16"):
+            descs = [TensorDesc((64, 8), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((8, 256), kind), None]
+            answer[f"{str(kind).removeprefix('torch.')} {mode}"] = core.choice_of(core.plan(descs, mode)).row.decode()
+    return answer
+
+
+def told(kernels: str) -> dict:
+    """Whether a launch was told that the weight is constant, of a descriptor whose weight was and of one whose weight was not."""
+    core, loaded = BlockCore(kernels), ctypes.CDLL(kernels)
+    constant, stream = (kind.in_dll(loaded, f"host_kernels_last_{name}") for kind, name in ((ctypes.c_bool, "constant_b"), (ctypes.c_void_p, "stream")))
+    product, _ = next(made for seed in range(10**6) if (made := make(seed))[0].packed and made[0].settled_mode() == "w4a16" and min(made[0].shape) > 0)
+    answer = {}
+    for flag in (True, False):
+        descs = product.descs()
+        descs[1] = dataclasses.replace(descs[1], constant=flag)
+        core.launch(core.plan(descs, product.mode), product)
+        answer[str(flag)] = [constant.value, stream.value == STREAM]
+    return answer
+
+
 def refusals(kernels: str) -> dict:
     """Status and message of what create, check and calculate refuse."""
     core = BlockCore(kernels)

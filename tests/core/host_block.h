@@ -9,6 +9,9 @@
 
 #include "core/kernel_abi.h"
 
+extern "C" void* host_kernels_last_stream;
+extern "C" bool host_kernels_last_constant_b;
+
 namespace host_block {
 
 using scaled_mm::BlockOperands;
@@ -149,6 +152,8 @@ inline void store(void* out, int64_t index, int32_t dtype, float value) {
 
 template <int kFormat>
 scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+  host_kernels_last_stream = l.stream;
+  host_kernels_last_constant_b = l.constant_b;
   const BlockOperands* blocks = l.blocks;
   const bool q8_1 = blocks && blocks->activation == SCALED_MM_DTYPE_Q8_1;
   const int64_t count = l.K / 32, needed = blocks ? workspace_size(l.M, l.N, l.K, *blocks) : 0;

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from fake_gpu import host_library
 
-from scaled_mm.tables import available_tables, load_table
+from scaled_mm.tables import Bucket, available_tables, load_table
+from scaled_mm.tables.schema import ModeRule
 
 
 @pytest.fixture
@@ -24,6 +26,25 @@ def test_every_block_product_is_launched_with_what_gives_the_value_of_the_formul
     table = load_table("sm90").block
     assert sum(answer["rows"].values()) == 600 and set(answer["rows"]) == {row.name for row in table.rows}, answer
     assert set(answer["modes"]) == {"auto w4a8", "auto w4a16", "w4a8 w4a8", "w4a16 w4a16"}, answer
+
+
+def test_a_kernel_may_read_a_weight_early_only_where_the_caller_says_that_it_is_constant(ask, fake_gpu):
+    assert ask("told", fake_gpu.kernels) == {"True": [True, True], "False": [False, True]}
+
+
+def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, tmp_path):
+    whole = load_table("sm90")
+    generic = whole.row(whole.fallback)
+    rows = whole.block.rows[:2]
+    chosen = (Bucket(m=8, activation="q8_1", kernel=rows[0].name), Bucket(kernel=rows[1].name))
+    modes = (ModeRule(m=7, mode="w4a8"), ModeRule(mode="w4a16"))
+    block = whole.block.model_copy(update={"rows": rows, "buckets": chosen, "fallback": rows[1].name, "auto": modes})
+    last = whole.buckets[-1].model_copy(update={"kernel": generic.name})
+    table = whole.model_copy(update={"rows": (generic,), "buckets": (last,), "grouped": None, "block_scaled": None, "block": block})
+    answer = ask("buckets", host_library(tmp_path / "library", table))
+    for case, row in answer.items():
+        assert row == rows["float16" in case and "w4a8" not in case].name, (case, row)  # bfloat16 too
+    assert len(answer) == 10
 
 
 def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
