@@ -1,7 +1,7 @@
 """Packed weights on a GPU: tiles of 64 rows by 8 blocks, each part in the order in which the threads of a kernel read it.
 
-uint8 [ceil(M/64), ceil(K/256), 512 * bytes of a block]; rows and blocks past the end are zero bytes. Parts of a tile, one after the other:
-levels, fifth bits (q5_0, q5_1), d, m (q4_1, q5_1). docs/BLOCK_FORMATS.md has the place of every byte. No arithmetic.
+uint8 [ceil(M/64), ceil(K/256), 512 * bytes of a block]; rows and blocks past the end are zero bytes. A tile is four bands of 16 rows, the parts
+of a band one after the other: levels, fifth bits (q5_0, q5_1), d, m (q4_1, q5_1). docs/BLOCK_FORMATS.md has the place of every byte. No arithmetic.
 
 Axes below: w and g, warp and group of a thread; h, which of its two rows; row = 16 w + 8 h + g. t, the thread in its group. Blocks are
 b = 2 p + e. Elements of a block: 8 q + 2 t + o, q = 2 y + s; of bytes 16 u + 8 v + 2 t + o.
@@ -51,11 +51,11 @@ def _chunks(tiles: torch.Tensor) -> Iterator[slice]:
 
 
 def _split(tiles: torch.Tensor, description: BlockFormat) -> list[torch.Tensor]:
-    """Views of the parts of tiles: levels, fifth bits or nothing, d, m or nothing."""
-    blocks = TILE_ROWS * TILE_BLOCKS
+    """Views [R, C, w, bytes] of the parts of bands: levels, fifth bits or nothing, d, m or nothing."""
+    blocks = TILE_ROWS * TILE_BLOCKS // _W
     halves = 2 * blocks
     sizes = [blocks * description.level_bytes, blocks * description.high_bytes, halves, halves if description.second else 0]
-    return list(tiles.split(sizes, -1))
+    return list(tiles.unflatten(-1, (_W, -1)).split(sizes, -1))
 
 
 def _pack(q: torch.Tensor, description: BlockFormat, tiles: torch.Tensor) -> None:
@@ -67,12 +67,12 @@ def _pack(q: torch.Tensor, description: BlockFormat, tiles: torch.Tensor) -> Non
     values = layout.unpack_levels(fields).view(torch.uint8)
     if description.signed:
         values = values.view(rows, _W, _H, _G, columns, TILE_BLOCKS, 2, 2, _T, 2)  # R w h g C b u v t o
-        levels.copy_(values.permute(0, 4, 5, 1, 3, 8, 2, 7, 9, 6).reshape(levels.shape))
+        levels.copy_(values.permute(0, 4, 1, 5, 3, 8, 2, 7, 9, 6).reshape(levels.shape))
     else:
         values = values.view(rows, _W, _H, _G, columns, _P, _E, 2, 2, _T, 2)  # R w h g C p e y s t o
         low = values & 15
         low = low.select(8, 0) | (low.select(8, 1) << 4)
-        levels.copy_(low.permute(0, 4, 5, 1, 3, 8, 6, 2, 9, 7).reshape(levels.shape))
+        levels.copy_(low.permute(0, 4, 1, 5, 3, 8, 6, 2, 9, 7).reshape(levels.shape))
         if description.high_bytes:
             high.copy_(_gather_bits(values.flatten(7, 8) >> 4).reshape(high.shape))
     d.copy_(_tiled_halves(fields.d, rows, columns).reshape(d.shape))
@@ -81,8 +81,8 @@ def _pack(q: torch.Tensor, description: BlockFormat, tiles: torch.Tensor) -> Non
 
 
 def _gather_bits(fifth: torch.Tensor) -> torch.Tensor:
-    """Bytes [R, C, p, w, g, t, o, e] of bits [R, w, h, g, C, p, e, q, t, o]: bit 4 h + q."""
-    bits = fifth.permute(0, 4, 5, 1, 3, 8, 9, 6, 2, 7)
+    """Bytes [R, C, w, p, g, t, o, e] of bits [R, w, h, g, C, p, e, q, t, o]: bit 4 h + q."""
+    bits = fifth.permute(0, 4, 1, 5, 3, 8, 9, 6, 2, 7)
     return (bits.reshape(*bits.shape[:-2], 8) << layout.bit_numbers(bits.device)).sum(-1, dtype=torch.uint8)
 
 
@@ -98,12 +98,12 @@ def _unpack(tiles: torch.Tensor, description: BlockFormat, q: torch.Tensor) -> N
     levels, high, d, second = _split(tiles, description)
     whole = (rows * TILE_ROWS, columns * TILE_BLOCKS, BLOCK)
     if description.signed:
-        values = levels.reshape(rows, columns, TILE_BLOCKS, _W, _G, _T, _H, 2, 2, 2)  # R C b w g t h v o u
-        values = values.permute(0, 3, 6, 4, 1, 2, 9, 7, 5, 8).reshape(whole).view(torch.int8)
+        values = levels.reshape(rows, columns, _W, TILE_BLOCKS, _G, _T, _H, 2, 2, 2)  # R C w b g t h v o u
+        values = values.permute(0, 2, 6, 4, 1, 3, 9, 7, 5, 8).reshape(whole).view(torch.int8)
     else:
-        pairs = levels.reshape(rows, columns, _P, _W, _G, _T, _E, _H, 2, 2)  # R C p w g t e h o y
+        pairs = levels.reshape(rows, columns, _W, _P, _G, _T, _E, _H, 2, 2)  # R C w p g t e h o y
         values = torch.stack((pairs & 15, pairs >> 4), -1)
-        values = values.permute(0, 3, 7, 4, 1, 2, 6, 9, 10, 5, 8).reshape(whole)  # R w h g C p e y s t o
+        values = values.permute(0, 2, 7, 4, 1, 3, 6, 9, 10, 5, 8).reshape(whole)  # R w h g C p e y s t o
         if description.high_bytes:
             values = values | (_scatter_bits(high, rows, columns).reshape(whole) << 4)
     high_bits, packed = layout.pack_levels(values, description)
@@ -114,8 +114,8 @@ def _unpack(tiles: torch.Tensor, description: BlockFormat, q: torch.Tensor) -> N
 
 def _scatter_bits(high: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Bits [R, w, h, g, C, p, e, q, t, o]: the inverse of `_gather_bits`."""
-    bits = (high.reshape(rows, columns, _P, _W, _G, _T, 2, _E, 1) >> layout.bit_numbers(high.device)) & 1
-    return bits.unflatten(-1, (_H, 4)).permute(0, 3, 8, 4, 1, 2, 7, 9, 5, 6)
+    bits = (high.reshape(rows, columns, _W, _P, _G, _T, 2, _E, 1) >> layout.bit_numbers(high.device)) & 1
+    return bits.unflatten(-1, (_H, 4)).permute(0, 2, 8, 4, 1, 3, 7, 9, 5, 6)
 
 
 def _plain_halves(part: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

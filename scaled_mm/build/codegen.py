@@ -43,14 +43,14 @@ def symbol(row: str, out_dtype: str | None) -> str:
     return f"scaled_mm_kernel_{row}_{out_dtype}" if out_dtype else f"scaled_mm_kernel_{row}"
 
 
-def _block_source(row: KernelRow, fmt: str) -> tuple[str, str, str]:
-    """(header, C++ type, check of its shared memory) of a block row for one format."""
-    cxx_format, limit = WEIGHT_FORMATS[fmt][0], SHARED_MEMORY[C3X_ARCHES[0]]
+def _block_source(row: KernelRow, fmt: str, limit: int) -> tuple[str, str, str]:
+    """(header, C++ type, check of its shared memory) of a block row for one format, on GPUs with `limit` bytes of shared memory."""
+    cxx_format, stages = WEIGHT_FORMATS[fmt][0], rules_block.stages(row, fmt, limit)
     bytes_ = rules_block.shared_memory(row, fmt, limit)
     check = f'static_assert(Row::kSharedMemory <= {bytes_}, "the shared memory that the table\'s rules reckon with");\n'
     if row.generation == "block_mma":
-        return "block/mma.cuh", f"scaled_mm::block::Mma<{cxx_format}, {row.tile.m}>", check
-    sizes = f"{row.tile.m}, {row.tile.n}, {row.split_k}, {rules_block.stages(row, fmt, limit)}"
+        return "block/mma.cuh", f"scaled_mm::block::Mma<{cxx_format}, {row.tile.m}, {stages}>", check
+    sizes = f"{row.tile.m}, {row.tile.n}, {row.split_k}, {stages}"
     return "block/wgmma.cuh", f"scaled_mm::block::Wgmma<{cxx_format}, {sizes}>", check
 
 
@@ -113,14 +113,17 @@ def _shared_memory(row: KernelRow, out_bytes: int) -> int | None:
     return (rules_block_scaled.cost(row, out_bytes) if row.block_scaled else rules_c2x.cost(row)).shared_memory
 
 
-def kernel_source(row: KernelRow, out_dtype: str) -> str:
-    """The translation unit of one kernel: a row of the table for one output dtype, or one format of a block product's weight."""
+def kernel_source(row: KernelRow, out_dtype: str, limit: int = SHARED_MEMORY[C3X_ARCHES[0]]) -> str:
+    """The translation unit of one kernel: a row of the table for one output dtype, or one format of a block product's weight.
+
+    limit: bytes of shared memory that a thread block may have on every GPU of the table.
+    """
     if out_dtype not in out_dtypes(row):
         what = "a format of the weight" if row.block else "an out dtype"
         raise KernelNotBuiltError(f"{row.name}: expected {what} of {', '.join(out_dtypes(row))}, got {out_dtype}")
     name = symbol(row.name, out_dtype)
     if row.block:
-        header, config, check = _block_source(row, out_dtype)
+        header, config, check = _block_source(row, out_dtype, limit)
     else:
         header, config = _config(row, OUT_DTYPES[out_dtype][0])
         expected, check = _shared_memory(row, _OUT_BYTES[out_dtype]), ""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from scaled_mm.build import cache, codegen, compile, toolchain
 from scaled_mm.build.paths import csrc_dir, lib_dir
+from scaled_mm.tables import rules
 from scaled_mm.tables.schema import TileTable
 
 # A kernel of an architecture: (row name, output dtype or format, of codegen.BUILT_FOR), or (ZERO_POINT_TERMS, None).
@@ -132,7 +133,7 @@ def kernel_names(table: TileTable) -> list[KernelName]:
 def kernel_source(table: TileTable, name: KernelName) -> str:
     """The translation unit of one kernel of a table."""
     row, out_dtype = name
-    return codegen.zero_point_terms_source() if out_dtype is None else codegen.kernel_source(table.row(row), out_dtype)
+    return codegen.zero_point_terms_source() if out_dtype is None else codegen.kernel_source(table.row(row), out_dtype, rules.shared_memory_of(table))
 
 
 def nvcc_and_flags(arch: str) -> tuple[toolchain.Nvcc, list[str]]:

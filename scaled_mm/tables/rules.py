@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from scaled_mm.tables import rules_block, rules_block_scaled, rules_c2x, rules_decode
-from scaled_mm.tables.schema import Bucket, KernelRow, ModeRule, RowCost
+from scaled_mm.tables.schema import Bucket, KernelRow, ModeRule, RowCost, TileTable
 from scaled_mm.tables.select import describe_bucket
 
 KIB = 1024
@@ -69,6 +69,11 @@ def epilogue_bytes(row: KernelRow, out_bytes: int = MAX_OUT_BYTES) -> int:
     piece_n = next(n for n in (32, 16, 8, 4, 2, 1) if row.tile.n % n == 0)
     pieces = (row.tile.m // piece_m) * (row.tile.n // piece_n)
     return _round_up(min(pieces, 2) * piece_m * piece_n * out_bytes + 4 * 4 * row.tile.n, 128)
+
+
+def shared_memory_of(table: TileTable) -> int:
+    """Bytes that one thread block may opt in to on every GPU that a table serves."""
+    return min(SHARED_MEMORY[served] for served in table.serves)
 
 
 def row_cost(row: KernelRow, arch: str) -> RowCost:

@@ -14,39 +14,59 @@ from scaled_mm.tables.schema import KernelRow, RowCost
 GENERATIONS = ("block_mma", "block_wgmma")
 WGMMA_ARCHES = ("sm90",)
 TILE_K = TILE_BLOCKS * BLOCK
-_TOKEN_BYTES = 2 * TILE_K  # of a stage: a token's activations, two bytes each
+BAND_ROWS = 16  # what a warp of a block_mma row multiplies
+_WARPS = 16  # of a block_mma row's thread block
 _BARRIERS = 2048
-_MAX_TOKENS = 256
+_TOKENS = {"block_mma": (8, 16, 32), "block_wgmma": (8, 16, 32, 64, 128, 256)}
+_MMA_TOKENS = 32  # a block_wgmma row of at most as many multiplies by mma.sync, and a stage holds the activations of a whole tile
 _FIELDS = {
-    "block_mma": ("name", "generation", "tile", "block"),
+    "block_mma": ("name", "generation", "tile", "stages", "block"),
     "block_wgmma": ("name", "generation", "tile", "split_k", "stages", "block"),
 }
 
 
+def _value_stages(row: KernelRow) -> tuple[int, int]:
+    """(stages of activations that a block_wgmma row has whatever its `stages`, bytes of one): halves and two floats a block."""
+    tokens = row.tile.m
+    return (0, 0) if tokens <= _MMA_TOKENS else (6 if tokens <= 128 else 4, tokens * (2 * 64 + 2 * 8))
+
+
 def stage_bytes(row: KernelRow, fmt: str) -> int:
-    """Of one stage of a block_wgmma row's pipeline: tiles of a format's weight, and activations."""
-    return row.tile.n // TILE_ROWS * WEIGHT_FORMATS[fmt].tile_bytes + row.tile.m * _TOKEN_BYTES
+    """Of one stage: a band for each warp of a block_mma row; tiles of the weight of a block_wgmma row, and activations."""
+    weight = WEIGHT_FORMATS[fmt].tile_bytes
+    if row.generation == "block_mma":
+        return _WARPS * weight * BAND_ROWS // TILE_ROWS
+    values = row.tile.m * TILE_BLOCKS * (2 * BLOCK + 8) if row.tile.m <= _MMA_TOKENS else 0
+    return row.tile.n // TILE_ROWS * weight + values
 
 
 def _beside_stages(row: KernelRow) -> int:
-    return _BARRIERS + (row.tile.m * row.tile.n * 4 if row.split_k > 1 else 0)  # float32 sums of the blocks that share K
+    if row.generation == "block_mma":
+        return 0
+    count, size = _value_stages(row)
+    return _BARRIERS + count * size + (row.tile.n * (row.tile.m + 1) * 4 if row.split_k > 1 else 0)  # sums of the blocks that share K
 
 
 def stages(row: KernelRow, fmt: str, limit: int) -> int:
-    """How many stages a block_wgmma row has for a format: its own number, or what fits `limit` bytes of shared memory."""
-    return min(row.stages, max(0, limit - _beside_stages(row)) // stage_bytes(row, fmt))
+    """How many stages a row has for a format: its own number, or what fits `limit` bytes of shared memory.
+
+    1 of a block_mma row: it has none, and reads the weight from memory as it goes.
+    """
+    fit = min(row.stages, max(0, limit - _beside_stages(row)) // stage_bytes(row, fmt))
+    return max(fit, 1) if row.generation == "block_mma" else fit
 
 
 def shared_memory(row: KernelRow, fmt: str, limit: int) -> int:
     """Dynamic shared memory in bytes, from above, of a row that is built for a format and a GPU with `limit` bytes."""
-    if row.generation == "block_mma":
-        return 0
-    return stages(row, fmt, limit) * stage_bytes(row, fmt) + _beside_stages(row)
+    count = stages(row, fmt, limit)
+    if row.generation == "block_mma":  # the warps' sums meet where the stages were
+        return max(count * stage_bytes(row, fmt) if count > 1 else 0, _WARPS * BAND_ROWS * row.tile.m * 4)
+    return count * stage_bytes(row, fmt) + _beside_stages(row)
 
 
 def cost(row: KernelRow, limit: int) -> RowCost:
     """What it takes with the format that takes most."""
-    if row.generation != "block_wgmma" or row.stages == "auto":
+    if row.stages == "auto":
         return RowCost(0, 0, 1, 0, None)
     largest = max(WEIGHT_FORMATS, key=lambda fmt: shared_memory(row, fmt, limit))
     return RowCost(stage_bytes(row, largest), _beside_stages(row), stages(row, largest, limit), shared_memory(row, largest, limit), None)
@@ -64,23 +84,23 @@ def findings(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]
         if field not in _FIELDS[row.generation] and getattr(row, field) != info.default:
             yield field, f"a {row.generation} row has none: leave it out"
     tokens, rows, k = row.tile
-    if tokens % 8 or tokens > _MAX_TOKENS:
-        yield "tile", f"tile m = {tokens} tokens; an MMA takes a multiple of 8, at most {_MAX_TOKENS}"
-    allowed = (TILE_ROWS,) if row.generation == "block_mma" else (TILE_ROWS, 2 * TILE_ROWS)
+    if tokens not in _TOKENS[row.generation]:
+        yield "tile", f"tile m = {tokens} tokens, expected {', '.join(map(str, _TOKENS[row.generation]))}"
+    allowed = (BAND_ROWS,) if row.generation == "block_mma" else (TILE_ROWS, 2 * TILE_ROWS)
     if rows not in allowed:
         yield "tile", f"tile n = {rows} rows of the weight, expected {' or '.join(map(str, allowed))}"
     if k != TILE_K:
         yield "tile", f"tile k = {k}, expected {TILE_K}: a tile of a packed weight has {TILE_BLOCKS} blocks of {BLOCK}"
-    if row.generation == "block_wgmma" and rows in allowed:
+    if row.stages == "auto" or (row.stages < 2 and row.generation == "block_wgmma"):
+        least = "at least 2" if row.generation == "block_wgmma" else "1 for none"
+        yield "stages", f"stages = {row.stages}; a {row.generation} row says how many, {least}"
+    elif row.generation == "block_wgmma" and rows in allowed:
         yield from _pipeline(row, arch, limit)
 
 
 def _pipeline(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]:
     if row.split_k not in (1, 2, 4, 8):
         yield "split_k", f"split_k = {row.split_k}, expected 1, 2, 4 or 8: the blocks of a cluster share a tile's K"
-    if row.stages == "auto" or row.stages < 2:
-        yield "stages", f"stages = {row.stages}; a block_wgmma row says how many, at least 2"
-        return
     fitting = {fmt: stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
     if max(fitting.values()) < row.stages:
         least = min(WEIGHT_FORMATS, key=lambda fmt: stage_bytes(row, fmt))

@@ -30,30 +30,35 @@ def tile_of(rows: list[list[list[int]]], fmt: str) -> bytes:
     """One tile of rows[64][8] blocks, byte by byte."""
     tile = bytearray(64 * 8 * BLOCK_BYTES[fmt])
     has_m, fives = fmt.endswith("_1"), fmt.startswith("q5")
-    halves = len(tile) - (2048 if has_m else 1024)
+    band_bytes = len(tile) // 4
+    halves = band_bytes - (512 if has_m else 256)
     for i in range(128):
         w, g, t = i // 32, i // 4 % 8, i % 4
+        band, lane = w * band_bytes, i % 32
         low_row, high_row = rows[16 * w + g], rows[16 * w + g + 8]
         elements = [2 * t, 2 * t + 8, 2 * t + 16, 2 * t + 24, 2 * t + 1, 2 * t + 9, 2 * t + 17, 2 * t + 25]
         for b in range(8):
             if fmt == "q8_0":
                 order = [2 * t, 2 * t + 16, 2 * t + 1, 2 * t + 17, 2 * t + 8, 2 * t + 24, 2 * t + 9, 2 * t + 25]
                 words = bytes(field(row[b], fmt, e)[0] for row in (low_row, high_row) for e in order)
-                tile[b * 2048 + i * 16 : b * 2048 + i * 16 + 16] = words
+                at = band + b * 512 + lane * 16
+                tile[at : at + 16] = words
             for which, row in enumerate((low_row, high_row)):
-                at = halves + ((w * 8 + g) * 8 + b) * 4 + 2 * which
+                at = band + halves + (g * 8 + b) * 4 + 2 * which
                 tile[at : at + 2] = bytes(row[b][:2])
                 if has_m:
-                    tile[at + 1024 : at + 1026] = bytes(row[b][2:4])
+                    tile[at + 256 : at + 258] = bytes(row[b][2:4])
         for p in range(4) if fmt != "q8_0" else ():
             fifth_word = 0
             for c, block in enumerate((low_row[2 * p], high_row[2 * p], low_row[2 * p + 1], high_row[2 * p + 1])):
                 word = sum(field(block, fmt, element)[0] << 4 * j for j, element in enumerate(elements))
-                tile[p * 2048 + i * 16 + 4 * c : p * 2048 + i * 16 + 4 * c + 4] = word.to_bytes(4, "little")
+                at = band + p * 512 + lane * 16 + 4 * c
+                tile[at : at + 4] = word.to_bytes(4, "little")
                 for j, element in enumerate(elements):
                     fifth_word |= field(block, fmt, element)[1] << (4 * c + j if j < 4 else 16 + 4 * c + j - 4)
             if fives:
-                tile[8192 + p * 512 + i * 4 : 8192 + p * 512 + i * 4 + 4] = fifth_word.to_bytes(4, "little")
+                at = band + 2048 + p * 128 + lane * 4
+                tile[at : at + 4] = fifth_word.to_bytes(4, "little")
     return bytes(tile)
 
 

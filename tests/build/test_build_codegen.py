@@ -25,7 +25,7 @@ GROUPED_C3X = dict(name="r", generation="c3x", tile=[128, 128, 128], schedule="c
 GROUPED_C2X = {**C2X, "grouped": True}
 BLOCK_SCALED = dict(name="r", generation="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
 BLOCK_SCALED_GENERIC = dict(name="r", generation="generic", tile=[64, 64, 128], block_scaled=True)
-BLOCK_MMA = dict(name="r", generation="block_mma", tile=[8, 64, 256], block=True)
+BLOCK_MMA = dict(name="r", generation="block_mma", tile=[8, 16, 256], stages=3, block=True)
 BLOCK_WGMMA = dict(name="r", generation="block_wgmma", tile=[32, 128, 256], stages=5, block=True)
 
 
@@ -201,20 +201,20 @@ def test_the_index_of_one_kernel_brings_no_table(tmp_path):
 def test_a_block_row_is_built_for_the_formats_of_weights():
     assert codegen.out_dtypes(KernelRow.model_validate(BLOCK_MMA)) == ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
     text = source(BLOCK_MMA, "q5_1")
-    assert '#include "block/mma.cuh"' in text and "using Row = scaled_mm::block::Mma<scaled_mm::block::Q5_1, 8>;" in text
+    assert '#include "block/mma.cuh"' in text and "using Row = scaled_mm::block::Mma<scaled_mm::block::Q5_1, 8, 3>;" in text
     for out_dtype in ("bf16", "q8_1"):
         with pytest.raises(KernelNotBuiltError, match=f"^r: expected a format of the weight of q4_0, q4_1, q5_0, q5_1, q8_0, got {out_dtype}"):
             source(BLOCK_MMA, out_dtype)
 
 
-@pytest.mark.parametrize("fmt, stages", [("q4_0", 5), ("q5_1", 5), ("q8_0", 4)])
+@pytest.mark.parametrize("fmt, stages", [("q4_0", 5), ("q5_1", 4), ("q8_0", 3)])
 def test_a_block_row_has_as_many_stages_as_fit_of_the_format(fmt, stages):
     text = source(BLOCK_WGMMA, fmt)
     assert f"using Row = scaled_mm::block::Wgmma<scaled_mm::block::{fmt.upper()}, 32, 128, 1, {stages}>;" in text
-    bytes_ = stages * (2 * 512 * {"q4_0": 18, "q5_1": 24, "q8_0": 34}[fmt] + 32 * 512) + 2048
+    bytes_ = stages * (2 * 512 * {"q4_0": 18, "q5_1": 24, "q8_0": 34}[fmt] + 32 * 8 * 72) + 2048
     assert f"static_assert(Row::kSharedMemory <= {bytes_}," in text and bytes_ <= 227 * 1024
     shared = source(BLOCK_WGMMA, fmt, split_k=2)
-    assert f"32, 128, 2, {stages}>;" in shared and f"<= {bytes_ + 32 * 128 * 4}," in shared
+    assert f"32, 128, 2, {stages}>;" in shared and f"<= {bytes_ + 33 * 128 * 4}," in shared
 
 
 def test_a_block_scaled_row_has_no_int32_output():

@@ -78,25 +78,26 @@ inline uint32_t word_at(const uint8_t* p) { return p[0] | p[1] << 8 | p[2] << 16
 // Block b of row r of a tile.
 inline Block read_tile(const uint8_t* tile, int r, int b, int32_t format) {
   const Layout f = layout_of(format);
-  const int w = r / 16, h = r / 8 % 2, g = r % 8, pair = b / 2, c = 2 * (b % 2) + h;
+  const int h = r / 8 % 2, g = r % 8, pair = b / 2, c = 2 * (b % 2) + h;
+  const uint8_t* band = tile + r / 16 * 128 * f.bytes;
   Block block = {};
   for (int t = 0; t < 4; ++t) {
-    const int i = 32 * w + 4 * g + t;
+    const int i = 4 * g + t;
     const int element[8] = {2 * t, 2 * t + 8, 2 * t + 16, 2 * t + 24, 2 * t + 1, 2 * t + 9, 2 * t + 17, 2 * t + 25};
     for (int j = 0; j < 8; ++j) {
       if (f.bits == 8) {
         constexpr int kByte[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // of the row's two words
-        block.level[element[j]] = int8_t(tile[b * 2048 + i * 16 + 8 * h + kByte[j]]);
+        block.level[element[j]] = int8_t(band[b * 512 + i * 16 + 8 * h + kByte[j]]);
         continue;
       }
-      int level = word_at(tile + pair * 2048 + i * 16 + 4 * c) >> 4 * j & 15;
-      if (f.bits == 5) level |= (word_at(tile + 8192 + pair * 512 + i * 4) >> (j < 4 ? 4 * c + j : 12 + 4 * c + j) & 1) << 4;
+      int level = word_at(band + pair * 512 + i * 16 + 4 * c) >> 4 * j & 15;
+      if (f.bits == 5) level |= (word_at(band + 2048 + pair * 128 + i * 4) >> (j < 4 ? 4 * c + j : 12 + 4 * c + j) & 1) << 4;
       block.level[element[j]] = level;
     }
   }
-  const int at = 512 * f.bytes - (f.second ? 2048 : 1024) + ((w * 8 + g) * 8 + b) * 4 + 2 * h;
-  block.d = half_at(tile + at);
-  if (f.second) block.second = half_at(tile + at + 1024);
+  const int at = 128 * f.bytes - (f.second ? 512 : 256) + (g * 8 + b) * 4 + 2 * h;
+  block.d = half_at(band + at);
+  if (f.second) block.second = half_at(band + at + 256);
   return block;
 }
 

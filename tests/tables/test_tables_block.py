@@ -15,7 +15,7 @@ from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
 from scaled_mm.tables.tuned import with_rows_of
 
 PATHS = dict(available_tables())
-MMA = dict(name="r", generation="block_mma", tile=[8, 64, 256], block=True)
+MMA = dict(name="r", generation="block_mma", tile=[8, 16, 256], stages=3, block=True)
 WGMMA = dict(name="r", generation="block_wgmma", tile=[64, 128, 256], stages=4, block=True)
 
 
@@ -43,30 +43,43 @@ def test_every_format_of_a_wgmma_row_fits_and_some_format_has_all_its_stages(row
     limit = SHARED_MEMORY["sm90"]
     counts = {fmt: rules_block.stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
     assert max(counts.values()) == row.stages and min(counts.values()) >= 2
-    for fmt, count in counts.items():
-        bytes_ = count * (row.tile.n // 64 * WEIGHT_FORMATS[fmt].tile_bytes + row.tile.m * 512) + 2048
-        assert rules_block.shared_memory(row, fmt, limit) == bytes_ <= limit
+    assert all(rules_block.shared_memory(row, fmt, limit) <= limit for fmt in WEIGHT_FORMATS)
     assert row_cost(row, "sm90").shared_memory == max(rules_block.shared_memory(row, fmt, limit) for fmt in WEIGHT_FORMATS)
+
+
+def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
+    for fields, fmt, limit, expected in [
+        (MMA, "q4_0", 163 * 1024, 3 * 16 * 2304),
+        (MMA, "q4_0", 99 * 1024, 2 * 16 * 2304),
+        (MMA, "q8_0", 99 * 1024, 16 * 16 * 8 * 4),  # one stage is none: weights go to registers, sums meet in shared memory
+        (dict(MMA, stages=1), "q4_0", 64 * 1024, 16 * 16 * 8 * 4),
+        (WGMMA, "q4_0", 227 * 1024, 4 * 2 * 9216 + 6 * 64 * (128 + 16) + 2048),
+        (dict(WGMMA, tile=[256, 128, 256], stages=2), "q8_0", 227 * 1024, 2 * 2 * 17408 + 4 * 256 * (128 + 16) + 2048),
+        (dict(WGMMA, tile=[32, 64, 256], split_k=2, stages=5), "q5_1", 227 * 1024, 5 * (12288 + 32 * 8 * (64 + 8)) + 2048 + 64 * 33 * 4),
+    ]:
+        row = KernelRow.model_validate(fields)
+        assert rules_block.shared_memory(row, fmt, limit) == expected <= limit, (fields, fmt)
 
 
 @pytest.mark.parametrize("fields, changed, arch, field, reason", [
     (MMA, dict(generation="c2x"), "sm80", "generation", "no kernel of block products is a c2x one; expected block_mma or block_wgmma"),
     (MMA, dict(block=False), "sm80", "generation", "they stand in the section block"),
-    (MMA, dict(stages=3), "sm80", "stages", "a block_mma row has none: leave it out"),
+    (MMA, dict(stages="auto"), "sm80", "stages", "stages = auto; a block_mma row says how many, 1 for none"),
     (MMA, dict(split_k=2), "sm80", "split_k", "a block_mma row has none: leave it out"),
     (MMA, dict(grouped=True), "sm80", "grouped", "a block_mma row has none: leave it out"),
-    (MMA, dict(tile=[12, 64, 256]), "sm80", "tile", "tile m = 12 tokens; an MMA takes a multiple of 8"),
-    (MMA, dict(tile=[512, 64, 256]), "sm80", "tile", "tile m = 512 tokens; an MMA takes a multiple of 8, at most 256"),
-    (MMA, dict(tile=[8, 128, 256]), "sm80", "tile", "tile n = 128 rows of the weight, expected 64"),
-    (MMA, dict(tile=[8, 64, 128]), "sm80", "tile", "tile k = 128, expected 256"),
+    (MMA, dict(tile=[12, 16, 256]), "sm80", "tile", "tile m = 12 tokens, expected 8, 16, 32"),
+    (MMA, dict(tile=[64, 16, 256]), "sm80", "tile", "tile m = 64 tokens, expected 8, 16, 32"),
+    (MMA, dict(tile=[8, 64, 256]), "sm80", "tile", "tile n = 64 rows of the weight, expected 16"),
+    (MMA, dict(tile=[8, 16, 128]), "sm80", "tile", "tile k = 128, expected 256"),
     (WGMMA, {}, "sm80", "generation", "block_wgmma rows use wgmma, which sm80 lacks; they run on sm90"),
     (WGMMA, dict(tile=[64, 96, 256]), "sm90", "tile", "tile n = 96 rows of the weight, expected 64 or 128"),
     (WGMMA, dict(schedule="pingpong"), "sm90", "schedule", "a block_wgmma row has none"),
     (WGMMA, dict(stages="auto"), "sm90", "stages", "stages = auto; a block_wgmma row says how many, at least 2"),
     (WGMMA, dict(stages=1), "sm90", "stages", "stages = 1; a block_wgmma row says how many, at least 2"),
     (WGMMA, dict(split_k=3), "sm90", "split_k", "split_k = 3, expected 1, 2, 4 or 8"),
-    (WGMMA, dict(stages=5), "sm90", "stages", "5 stages of 51200 bytes and 2048 beside them, for q4_0, which takes least, are more shared memory than the 232448"),
-    (WGMMA, dict(tile=[192, 128, 256], stages=2), "sm90", "tile", "a stage of 133120 bytes for q8_0: 1 fit in the 232448 bytes of sm90"),
+    (WGMMA, dict(stages=10), "sm90", "stages", "10 stages of 18432 bytes and 57344 beside them, for q4_0, which takes least, are more shared memory than the 232448"),
+    (WGMMA, dict(tile=[192, 128, 256]), "sm90", "tile", "tile m = 192 tokens, expected 8, 16, 32, 64, 128, 256"),
+    (dict(WGMMA, tile=[256, 128, 256], stages=2), dict(split_k=2), "sm90", "tile", "a stage of 34816 bytes for q8_0: 0 fit in the 232448 bytes of sm90"),
 ])  # fmt: skip
 def test_what_is_wrong_with_a_row_is_said_with_its_field(fields, changed, arch, field, reason):
     assert row_findings(KernelRow.model_validate(fields), "sm90") == []
@@ -79,8 +92,8 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         (lambda s: s["rows"][0].update(split_k=2), ("block.rows[0].split_k", "leave it out")),
         (lambda s: s["rows"][0].update(block=True), ("block.rows[0].block", "the section says which rows are block: leave it out")),
         (lambda s: s["rows"][0].update(name="generic_64x64x64"), ("block.rows[0].name", "is taken by the row on line")),
-        (lambda s: s["buckets"].pop(), ("block.buckets[0]", "the last bucket must be open")),
-        (lambda s: s["buckets"][-1].update(activation="q8_1"), ("block.buckets[1]", "this one takes any M, any N, any K, q8_1 activations")),
+        (lambda s: s["buckets"].pop(), ("block.buckets[1]", "the last bucket must be open")),
+        (lambda s: s["buckets"][-1].update(activation="q8_1"), ("block.buckets[2]", "this one takes any M, any N, any K, q8_1 activations")),
         (lambda s: s["buckets"][0].update(constant_b=True), ("block.buckets[0].constant_b", "take no prepared weight")),
         (lambda s: s["buckets"][0].update(activation="q8_0"), ("block.buckets[0].activation", "q8_1")),
         (lambda s: s.pop("fallback"), ("block.fallback", "required key is missing")),
@@ -88,8 +101,8 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         (lambda s: s.pop("auto"), ("block.auto", "required key is missing")),
         (lambda s: s.update(auto=[]), ("block.auto", "the last rule must be open")),
         (lambda s: s["auto"].pop(), ("block.auto", "the last rule must be open")),
-        (lambda s: s["auto"].insert(1, {"m": 8, "mode": "w4a8"}), ("block.auto[1]", "unreachable: expected more tokens than the rule before, m <= 8")),
-        (lambda s: s["auto"].append({"m": 64, "mode": "w4a8"}), ("block.auto[2]", "unreachable: expected more tokens than the rule before, m <= open")),
+        (lambda s: s["auto"].__setitem__(slice(0, 0), [{"m": 8, "mode": "w4a8"}, {"m": 8, "mode": "w4a8"}]), ("block.auto[1]", "unreachable: expected more tokens than the rule before, m <= 8")),
+        (lambda s: s["auto"].append({"m": 64, "mode": "w4a8"}), ("block.auto[1]", "unreachable: expected more tokens than the rule before, m <= open")),
         (lambda s: s["auto"][0].update(mode="auto"), ("block.auto[0].mode", "w4a8")),
         (lambda s: s["auto"][0].update(n=8), ("block.auto[0].n", "unknown key; known keys: m, mode")),
         (lambda s: s.update(auto={"mode": "w4a8"}), ("block.auto", "expected a list")),
@@ -103,14 +116,14 @@ def test_the_section_is_checked_like_the_table(tmp_path):
 
 def test_a_bucket_of_q8_1_serves_those_activations_alone(tmp_path):
     def edit(document):
-        document["block"]["buckets"].insert(0, {"m": 8, "activation": "q8_1", "kernel": "block_mma_64x32"})
+        document["block"]["buckets"].insert(0, {"m": 8, "activation": "q8_1", "kernel": "block_mma_16x32_x2"})
 
     path, found = problems(tmp_path, "sm80", edit)
     assert found == []
     section = load_table(path).block
     assert section.buckets[0].flags == 2
-    assert section.select(8, 4096, 4096, q8_1=True).row.name == "block_mma_64x32"
-    assert section.select(8, 4096, 4096).row.name == "block_mma_64x8"
+    assert section.select(8, 4096, 4096, q8_1=True).row.name == "block_mma_16x32_x2"
+    assert section.select(8, 4096, 4096).row.name == "block_mma_16x8_x3"
     assert section.select(8, 4096, 4096, q8_1=True).reason.startswith("bucket 0 (M <= 8, any N, any K, q8_1 activations) of ")
 
 
@@ -122,8 +135,8 @@ def test_a_tuned_table_without_the_section_has_that_of_its_architecture():
 def test_show_has_the_section(capsys):
     assert main(["table", "show", "--arch", "sm80"]) == 0
     shown = capsys.readouterr().out
-    assert "block formats (M: tokens, N: rows of the weight), fallback block_mma_64x32; mode auto: w4a8 to 8 tokens, w4a16 beyond" in shown
+    assert "block formats (M: tokens, N: rows of the weight), fallback block_mma_16x32_x2; mode auto: w4a16" in shown
     assert main(["table", "show", "--arch", "sm80", "--json"]) == 0
     section = json.loads(capsys.readouterr().out)["block"]
-    assert section["auto"] == [{"m": 8, "mode": "w4a8"}, {"m": None, "mode": "w4a16"}]
-    assert [row["name"] for row in section["rows"]] == ["block_mma_64x8", "block_mma_64x32"] and section["fallback"] == "block_mma_64x32"
+    assert section["auto"] == [{"m": None, "mode": "w4a16"}]
+    assert [row["name"] for row in section["rows"]] == ["block_mma_16x8_x3", "block_mma_16x16_x2", "block_mma_16x32_x2"] and section["fallback"] == "block_mma_16x32_x2"

@@ -1,0 +1,50 @@
+// What the kernels for Hopper share: barriers, bulk copies, stages.
+#pragma once
+
+#include "cute/arch/cluster_sm90.hpp"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cutlass/arch/barrier.h"
+#include "int8/c3x/grid_dependency.cuh"
+#include "int8/launch.cuh"
+
+namespace scaled_mm::block {
+
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+__device__ inline void load_bytes(FullBarrier& barrier, void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&barrier))
+               : "memory");
+}
+
+__device__ inline void load_box(FullBarrier& barrier, void* to, const CUtensorMap* map, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(map), "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(x), "r"(y)
+               : "memory");
+}
+
+// Not before it is asked for: a compiler that loads ahead runs out of registers.
+__device__ inline float4 load_shared(const float2* two) {
+  float4 v;
+  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(cute::cast_smem_ptr_to_uint(two)) : "memory");
+  return v;
+}
+
+// Four 8 x 8 matrices of rows of 128 bytes, swizzled by 128: lane i names row i % 8 of matrix i / 8, and its 16 bytes by `chunk`.
+__device__ inline void load_matrices(uint32_t (&w)[4], const uint8_t* rows, int row, int chunk) {
+  const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + row * 128 + ((chunk ^ (row % 8)) * 16);
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(address) : "memory");
+}
+
+// Where a ring of stages stands.
+template <int kStages>
+struct Stages {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+};
+
+}  // namespace scaled_mm::block

@@ -1,0 +1,61 @@
+// From sums to the output: the bias, the dtype, wherever the element lies.
+#pragma once
+
+#include "block/formats.cuh"
+
+namespace scaled_mm::block {
+
+struct Output {
+  void* out;
+  int64_t stride_m, stride_n;
+  const void* bias;
+  int64_t bias_stride;
+  int32_t dtype, bias_dtype;
+  int32_t M, N;  // tokens, rows of the weight
+
+  __device__ float bias_of(int n) const {
+    if (bias == nullptr || n >= N) return 0.0f;
+    const int64_t at = n * bias_stride;
+    if (bias_dtype == SCALED_MM_DTYPE_FLOAT32) return static_cast<const float*>(bias)[at];
+    if (bias_dtype == SCALED_MM_DTYPE_FLOAT16) return __half2float(static_cast<const __half*>(bias)[at]);
+    return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[at]);
+  }
+  __device__ void store(int m, int n, float value) const {
+    if (m >= M || n >= N) return;
+    const int64_t at = m * stride_m + n * stride_n;
+    if (dtype == SCALED_MM_DTYPE_FLOAT32) {
+      static_cast<float*>(out)[at] = value;
+    } else if (dtype == SCALED_MM_DTYPE_FLOAT16) {
+      static_cast<__half*>(out)[at] = __float2half_rn(value);
+    } else {
+      static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
+    }
+  }
+};
+
+inline Output output_of(const GemmLaunch& l) {
+  return {l.out,      l.out_stride_m, l.out_stride_n, l.bias,        l.bias_stride,
+          l.blocks->out_dtype, l.bias_dtype,   int32_t(l.M),   int32_t(l.N)};
+}
+
+// A block's exact or rounded sum p, taken to the scales: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1.
+// factors: (factor, addend) of both tokens.
+template <bool kMinimum, bool kFactors>
+__device__ inline void add_block(float* sums, const float* p, float2 d, float2 m, float4 factors) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float scale = i < 2 ? d.x : d.y;
+    if constexpr (!kFactors) {
+      sums[i] = fmaf(scale, p[i], sums[i]);
+    } else {
+      const float factor = i % 2 ? factors.z : factors.x, addend = i % 2 ? factors.w : factors.y;
+      if constexpr (kMinimum) {
+        sums[i] = fmaf(i < 2 ? m.x : m.y, addend, fmaf(scale, factor * p[i], sums[i]));
+      } else {
+        sums[i] = fmaf(scale, fmaf(factor, p[i], addend), sums[i]);
+      }
+    }
+  }
+}
+
+}  // namespace scaled_mm::block

@@ -1,0 +1,287 @@
+// What is prepared in the workspace before a product: a weight that is not packed becomes tiles, activations become halves that a kernel
+// can load, with a factor and an addend for each token and block.
+//
+//   out[m,n] = sum over blocks of  d_w * (factor * sum_k (q_w - zero) * x[k] + addend)        formats without minimum
+//              sum over blocks of  d_w * factor * sum_k q_w * x[k]  +  m_w * addend           with minimum
+//
+//   x                      factor  addend, without minimum                 with minimum
+//   quantized to q8_1      d_a     zero * (d_a * sum(q_a) - s_a)           s_a              x = q_a, exact
+//   floats                 1       0 (and no factors at all)               sum(x)
+//   bfloat16 as halves     2^e     0                                       sum(x)           x / 2^e, for GPUs without bfloat16
+#pragma once
+
+#include "block/formats.cuh"
+#include "int8/c3x/grid_dependency.cuh"
+#include "int8/launch.cuh"
+
+namespace scaled_mm::block {
+
+// The oldest architecture that this is compiled for: 90 for compute capability 9.0.
+constexpr int compiled_architecture() {
+  int least = 1000;
+  for (const int arch : {__CUDA_ARCH_LIST__}) least = arch / 10 < least ? arch / 10 : least;
+  return least;
+}
+
+enum class Values { kQuantized, kHalf, kBfloat16, kScaledHalf };
+
+// In which form a kernel wants the activations of a product.
+inline Values values_of(const BlockOperands& o, bool has_bfloat16) {
+  if (o.activation == SCALED_MM_DTYPE_Q8_1 || o.quantize) return Values::kQuantized;
+  if (o.activation == SCALED_MM_DTYPE_FLOAT16) return Values::kHalf;
+  return has_bfloat16 ? Values::kBfloat16 : Values::kScaledHalf;
+}
+
+// Whether there are factors and addends; without, they would be 1 and 0.
+template <class F>
+bool has_factors(Values form) {
+  return F::kMinimum || form == Values::kQuantized || form == Values::kScaledHalf;
+}
+
+struct StageParams {
+  const uint8_t* a;
+  int64_t stride_m, stride_k;  // elements of floats; q8_1: bytes from row to row
+  int32_t dtype;               // scaledMMDtype_t
+  int32_t M;
+  int64_t K;
+  void* values;     // [M, K] halves or bfloat16, or nullptr: the kernel reads a itself
+  float2* factors;  // [tiles of tokens][blocks, whole tiles of K][tokens of a tile], (factor, addend); or nullptr
+  int32_t tokens;   // of a tile
+  int32_t blocks;   // K / 32, rounded up to whole tiles of the weight
+  Values form;
+  bool fragments;   // values in the order of mma.sync's operand: [tiles of 8 tokens][blocks][lanes][8 halves]
+  bool minimum;     // of the weight's format
+  float zero;
+};
+
+__device__ inline float warp_sum(float v) {
+  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
+  return v;
+}
+
+__device__ inline float warp_max(float v) {
+  for (int offset = 16; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, offset));
+  return v;
+}
+
+// The value of an activation; exact.
+__device__ inline float load_activation(const StageParams& p, int64_t m, int64_t k) {
+  const int64_t at = m * p.stride_m + k * p.stride_k;
+  if (p.dtype == SCALED_MM_DTYPE_FLOAT32) return reinterpret_cast<const float*>(p.a)[at];
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(p.a)[at];
+  if (p.dtype == SCALED_MM_DTYPE_FLOAT16) return __half2float(__ushort_as_half(bits));
+  return __uint_as_float(uint32_t(bits) << 16);
+}
+
+// float16 as the quantizer stores it: every NaN is the same (docs/BLOCK_FORMATS.md).
+__device__ inline float through_half(float v) { return __half2float(__float2half_rn(v)); }
+
+// A warp for a block of a token.
+static __global__ void stage_activations(const __grid_constant__ StageParams p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  let_next_kernel_start();
+  wait_for_preceding_kernel();
+#endif
+  const int64_t warp = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
+  const int lane = threadIdx.x % 32;
+  const int64_t m = warp / p.blocks;
+  const int block = int(warp % p.blocks);
+  const int64_t k = int64_t(block) * kBlock + lane;
+  if (m >= tiles_of(p.M, p.tokens) * p.tokens) return;
+  float2 factor = {0.0f, 0.0f};
+  float stored = 0.0f;
+  if (m < p.M && k < p.K) {
+    float value = 0.0f;
+    if (p.dtype == SCALED_MM_DTYPE_Q8_1) {
+      const uint8_t* q = p.a + m * p.stride_m + int64_t(block) * kActivationBytes;
+      value = float(int8_t(q[kActivationLevels + lane]));
+      const float d = load_half(q), s = load_half(q + kActivationSum);
+      factor = {d, p.minimum ? s : p.zero != 0.0f ? p.zero * (d * warp_sum(value) - s) : 0.0f};
+    } else {
+      const float x = load_activation(p, m, k);
+      if (p.form == Values::kQuantized) {  // as scaled_mm/block/quantize.py
+        const float largest = warp_max(fabsf(x)), sum = through_half(warp_sum(x));
+        const bool finite = __all_sync(~0u, fabsf(x) < INFINITY);
+        const float d = finite ? largest / 127.0f : NAN, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+        const float level = roundf(x * inverse);
+        value = fabsf(level) <= 127.0f ? level : 0.0f;
+        const float kept = through_half(d);
+        factor = {kept, p.minimum ? sum : p.zero != 0.0f ? p.zero * (kept * warp_sum(value) - sum) : 0.0f};
+      } else {
+        value = x;
+        factor = {1.0f, p.minimum ? warp_sum(x) : 0.0f};
+        if (p.form == Values::kScaledHalf) {
+          const float largest = warp_max(fabsf(x));
+          int exponent = 0;
+          if (largest > 0.0f && largest < INFINITY) frexpf(largest, &exponent);
+          value = ldexpf(x, 15 - exponent);  // below 2^15; what underflows is below 2^-25 of the largest
+          factor.x = ldexpf(1.0f, exponent - 15);
+        }
+      }
+    }
+    stored = value;
+    if (p.values != nullptr && !p.fragments) {
+      const int64_t at = m * p.K + k;
+      if (p.form == Values::kBfloat16) {
+        reinterpret_cast<__nv_bfloat16*>(p.values)[at] = __float2bfloat16_rn(value);
+      } else {
+        reinterpret_cast<__half*>(p.values)[at] = __float2half_rn(value);
+      }
+    }
+  }
+  if (p.fragments) {  // element k of token g belongs to lane 4 g + k / 2 % 4; zeros beyond the end
+    const int at = int(m % 8) * 4 + lane / 2 % 4, word = lane / 8;
+    const int64_t to = (((m / 8) * p.blocks + block) * 32 + at) * 8 + word * 2 + lane % 2;
+    if (p.form == Values::kBfloat16) {
+      reinterpret_cast<__nv_bfloat16*>(p.values)[to] = __float2bfloat16_rn(stored);
+    } else {
+      reinterpret_cast<__half*>(p.values)[to] = __float2half_rn(stored);
+    }
+  }
+  if (p.factors != nullptr && lane == 0) {
+    p.factors[(m / p.tokens * p.blocks + block) * p.tokens + m % p.tokens] = factor;
+  }
+}
+
+// Tiles of a weight that lies in blocks. A thread block for a tile, a thread for two rows of it, as fragments have them.
+template <class F>
+__global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t stride, int64_t rows, int64_t blocks, int tiles_k, uint8_t* tiles) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  let_next_kernel_start();
+  wait_for_preceding_kernel();
+#endif
+  const int64_t tile_m = blockIdx.x / tiles_k;
+  const int tile_k = int(blockIdx.x % tiles_k), thread = int(threadIdx.x);
+  const int t = thread % 4, g = thread / 4 % 8, warp = thread / 32, lane = thread % 32;
+  uint8_t* const band = tiles + int64_t(blockIdx.x) * F::kTileBytes + warp * F::kBandBytes;
+  uint32_t high = 0;
+  for (int block = 0; block < kTileBlocks; ++block) {
+    const int pair = block / 2, odd = block % 2;
+    if (odd == 0) high = 0;
+    for (int i = 0; i < 2; ++i) {
+      const int64_t row = tile_m * kTileRows + warp * 16 + g + 8 * i, k = int64_t(tile_k) * kTileBlocks + block;
+      const bool there = row < rows && k < blocks;
+      const uint8_t* q = weight + row * stride + k * F::kBytes;
+      const uint8_t* levels = q + F::kLevelsOffset;
+      if constexpr (F::kBits == 8) {
+        uint32_t words[2] = {};
+        if (there) {
+          for (int j = 0; j < 2; ++j) {
+            const uint8_t* from = levels + 2 * t + 8 * j;
+            words[j] = from[0] | uint32_t(from[16]) << 8 | uint32_t(from[1]) << 16 | uint32_t(from[17]) << 24;
+          }
+        }
+        *reinterpret_cast<uint2*>(band + block * 512 + lane * 16 + i * 8) = make_uint2(words[0], words[1]);
+      } else {
+        uint32_t word = 0;
+        if (there) {
+          for (int j = 0; j < 2; ++j) {  // bytes 2 t + 8 j and the next: their low nibbles are 16 elements before their high ones
+            const uint32_t one = levels[2 * t + 8 * j], next = levels[2 * t + 8 * j + 1];
+            word |= (one & 15) << (4 * j) | (one >> 4) << (4 * j + 8) | (next & 15) << (4 * j + 16) | (next >> 4) << (4 * j + 24);
+          }
+          if constexpr (F::kBits == 5) {
+            const uint8_t* h = q + F::kHighOffset;
+            const uint32_t all = h[0] | uint32_t(h[1]) << 8 | uint32_t(h[2]) << 16 | uint32_t(h[3]) << 24;
+            for (int j = 0; j < 4; ++j) {
+              const uint32_t two = all >> (2 * t + 8 * j) & 3;
+              high |= ((two & 1) | (two >> 1) << 16) << (8 * odd + 4 * i + j);
+            }
+          }
+        }
+        *reinterpret_cast<uint32_t*>(band + pair * F::kPairBytes + lane * 16 + odd * 8 + i * 4) = word;
+      }
+      if (t == 0) {
+        const int at = (g * kTileBlocks + block) * 4 + 2 * i;
+        *reinterpret_cast<uint16_t*>(band + F::kBandScales + at) = there ? uint16_t(q[0] | q[1] << 8) : uint16_t(0);
+        if constexpr (F::kMinimum) {
+          *reinterpret_cast<uint16_t*>(band + F::kBandMinima + at) = there ? uint16_t(q[2] | q[3] << 8) : uint16_t(0);
+        }
+      }
+    }
+    if constexpr (F::kBits == 5) {
+      if (odd) *reinterpret_cast<uint32_t*>(band + F::kBandHigh + pair * 128 + lane * 4) = high;
+    }
+  }
+}
+
+// The parts of a workspace.
+struct StageLayout {
+  int64_t tiles = 0, values = 0, factors = 0, end = 0;  // bytes from its start; kernels align them to 1024
+};
+
+template <class F>
+StageLayout stage_layout(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int tokens) {
+  const auto aligned = [](int64_t bytes) { return tiles_of(bytes, 1024) * 1024; };
+  const int64_t tiles_k = tiles_of(K, kTileK);
+  StageLayout s;
+  s.tiles = 0;
+  s.values = s.tiles + (o.packed ? 0 : aligned(tiles_of(N, kTileRows) * tiles_k * F::kTileBytes));
+  s.factors = s.values + aligned(tiles_of(M, tokens) * tokens * tiles_k * kTileK * 2);
+  s.end = s.factors + aligned(tiles_of(M, tokens) * tokens * tiles_k * kTileBlocks * int64_t(sizeof(float2)));
+  return s;
+}
+
+// The operands as the product's kernel finds them.
+struct Staged {
+  const uint8_t* tiles;
+  const void* values;  // [M, K] halves or bfloat16
+  int64_t stride;      // of values, in elements, from row to row
+  const float2* factors;  // nullptr: 1 and 0
+  Values form;
+};
+
+// Whether a kernel can read the activations where they lie: 16 bytes at a time, rows apart by as much.
+inline bool in_place(const GemmLaunch& l, Values form) {
+  if (form != Values::kHalf && form != Values::kBfloat16) return false;
+  return l.a_stride_k == 1 && reinterpret_cast<uintptr_t>(l.a) % 16 == 0 && (l.M == 1 || (l.a_stride_m % 8 == 0 && l.a_stride_m >= l.K));
+}
+
+// How a kernel wants its operands. tokens: of a tile. fragments: values in the order of mma.sync's operand. bfloat16: it multiplies
+// those, and has no use for scaled halves. dependent: it is compiled for an architecture with programmatic dependent launch.
+struct Wanted {
+  int tokens;
+  bool fragments, bfloat16, dependent;
+};
+
+template <class F>
+scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged, char* message, size_t size) {
+  const int tokens = wanted.tokens;
+  const bool fragments = wanted.fragments;
+  const BlockOperands& o = *l.blocks;
+  const StageLayout layout = stage_layout<F>(l.M, l.N, l.K, o, tokens);
+  auto* workspace = static_cast<uint8_t*>(l.workspace);
+  const int64_t tiles_k = tiles_of(l.K, kTileK);
+  *staged = {};
+  staged->tiles = static_cast<const uint8_t*>(l.b);
+  staged->form = values_of(o, wanted.bfloat16);
+  LaunchShape shape;
+  shape.dependent = wanted.dependent;
+  if (!o.packed && l.K > 0) {
+    static DeviceKernel kernel(&make_tiles<F>);
+    uint8_t* to = workspace + layout.tiles;
+    const uint8_t* from = static_cast<const uint8_t*>(l.b);
+    int64_t stride = l.b_stride_n, rows = l.N, blocks = l.K / kBlock;
+    int count = int(tiles_k);
+    shape.grid = dim3(unsigned(tiles_of(l.N, kTileRows) * tiles_k));
+    shape.block = dim3(128);
+    void* params[] = {&from, &stride, &rows, &blocks, &count, &to};
+    if (scaledMMStatus_t status = launch_kernel(kernel, shape, params, l, message, size)) return status;
+    staged->tiles = to;
+  }
+  const bool direct = !fragments && in_place(l, staged->form);
+  const bool factors = has_factors<F>(staged->form);
+  staged->values = direct ? l.a : workspace + layout.values;
+  staged->stride = !direct ? l.K : l.M > 1 ? l.a_stride_m : l.K;
+  staged->factors = factors ? reinterpret_cast<const float2*>(workspace + layout.factors) : nullptr;
+  if (l.K == 0 || (direct && !factors)) return SCALED_MM_STATUS_SUCCESS;
+  static DeviceKernel kernel(&stage_activations);
+  StageParams p = {static_cast<const uint8_t*>(l.a), l.a_stride_m, l.a_stride_k, o.activation, int32_t(l.M), l.K,
+                   direct ? nullptr : workspace + layout.values, factors ? reinterpret_cast<float2*>(workspace + layout.factors) : nullptr,
+                   tokens, int32_t(tiles_k * kTileBlocks), staged->form, fragments, F::kMinimum, float(F::kZero)};
+  shape.grid = dim3(unsigned(tiles_of(tiles_of(l.M, tokens) * tokens * p.blocks, 8)));
+  shape.block = dim3(256);
+  void* params[] = {&p};
+  return launch_kernel(kernel, shape, params, l, message, size);
+}
+
+}  // namespace scaled_mm::block

@@ -1,0 +1,404 @@
+// A block product by wgmma, for Hopper: levels as exact 16-bit numbers in registers, activations in shared memory. Each block of K has
+// accumulators of its own, which the scales take to float32 while the next block is being multiplied.
+//
+// A thread block has kRows rows of the weight, 64 to a warpgroup, and kTokens tokens; kSplit blocks of a cluster share K. One thread loads:
+// tiles of the weight, which are one copy each, into one ring of stages, activations into another. Constant weights that lie in tiles are
+// asked for before the preceding kernel has ended (docs/decisions/0011).
+#pragma once
+
+#include <climits>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "block/hopper.cuh"
+#include "block/instructions.cuh"
+#include "block/levels.cuh"
+#include "block/output.cuh"
+#include "block/stage.cuh"
+#include "cute/arch/mma_sm90.hpp"
+#include "cutlass/arch/reg_reconfig.h"
+
+namespace scaled_mm::block {
+
+// ---- the instruction --------------------------------------------------------------------------------------------------------
+
+template <class T, int kTokens>
+using Atom = decltype(cute::SM90::GMMA::rs_op_selector<
+                      std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>,
+                      std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>, float,
+                      cute::Shape<cute::_64, cute::Int<kTokens>, cute::_16>, cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::K>());
+
+// p (+)= a (64 x 16, registers) * b (16 x tokens, shared)
+template <class T, size_t... I>
+__device__ inline void multiply(float* p, const uint32_t (&a)[4], uint64_t b, bool add, std::index_sequence<I...>) {
+  Atom<T, int(sizeof...(I)) * 2>::fma(a[0], a[1], a[2], a[3], b, p[I]..., add ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
+}
+
+// The matrix descriptor of rows of 64 16-bit values, swizzled by 128 bytes.
+__device__ inline uint64_t descriptor_of(const void* rows) {
+  const uint32_t address = cute::cast_smem_ptr_to_uint(rows);
+  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
+}
+
+// ---- the kernel -------------------------------------------------------------------------------------------------------------
+
+struct alignas(64) WgmmaParams {
+  CUtensorMap values;  // [M, K], boxes of kTokens x 64
+  const uint8_t* tiles;
+  const float2* factors;
+  Output output;
+  int32_t tiles_k;
+  bool early_weights;
+};
+
+// kTokens x 64 k of activations are a load; a stage holds kBoxes of them.
+template <class F, int kTokens, int kRows, int kSplit, int kStages>
+struct WgmmaStorage {
+  static constexpr int kGroups = kRows / kTileRows;
+  static constexpr int kBoxes = kTokens >= 64 ? 1 : 4;                       // to a stage of activations
+  static constexpr int kPerTile = 4 / kBoxes;                                // stages of activations to a tile of the weight
+  static constexpr int kValueStages = kTokens < 64 ? kStages : kTokens <= 128 ? 6 : 4;
+  struct alignas(1024) Type {
+    uint8_t values[kValueStages][kBoxes][kTokens * 128];
+    alignas(128) uint8_t tiles[kStages][kGroups][F::kTileBytes];
+    alignas(128) float2 factors[kValueStages][kBoxes * 2][kTokens];
+    FullBarrier tiles_full[kStages], values_full[kValueStages];
+    EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
+    float sums[kSplit > 1 ? kRows : 1][kTokens + 1];
+  };
+  // Thread blocks that a multiprocessor should hold at once: many warps hide what each waits for.
+  static constexpr int kThreads = kRows * 2 + (kTokens >= 64 && kRows == 128 ? 128 : 32);
+  static constexpr int kWanted = kTokens >= 128 ? 1 : kTokens >= 64 ? 192 / kRows : kTokens == 32 ? (kRows == 64 ? 3 : 2) : 4, kFit = 227 * 1024 / int(sizeof(Type) + 1024);
+  static constexpr int kResident = kWanted < kFit ? kWanted : kFit;
+};
+
+template <class F, class T, int kTokens, int kRows, int kSplit, int kStages, bool kFactors>
+__global__ void __launch_bounds__(WgmmaStorage<F, kTokens, kRows, kSplit, kStages>::kThreads, WgmmaStorage<F, kTokens, kRows, kSplit, kStages>::kResident) wgmma_kernel(const __grid_constant__ WgmmaParams p) {
+  let_next_kernel_start();
+  using Layout = WgmmaStorage<F, kTokens, kRows, kSplit, kStages>;
+  constexpr int kGroups = Layout::kGroups, kBoxes = Layout::kBoxes, kPerTile = Layout::kPerTile, kValueStages = Layout::kValueStages;
+  constexpr int kConsumers = kGroups * 128, kFragment = kTokens / 2;
+  constexpr int kUnit = kFactors || kTokens < 128 ? 32 : 64, kUnits = kTokens / kUnit, kUnitFragment = kUnit / 2;  // tokens of an instruction
+  constexpr bool kReconfigure = kTokens >= 64 && kRows == 128;  // registers go from the loading warps to the others
+  constexpr auto kIndices = std::make_index_sequence<kUnitFragment>{};
+  extern __shared__ __align__(1024) char memory[];
+  auto& s = *reinterpret_cast<typename Layout::Type*>(memory);
+  const int part = kSplit > 1 ? int(blockIdx.x) % kSplit : 0, group_of_rows = int(blockIdx.x) / kSplit;
+  const int token_tile = int(blockIdx.y), first_token = token_tile * kTokens;
+  const int begin = int(int64_t(p.tiles_k) * part / kSplit), count = int(int64_t(p.tiles_k) * (part + 1) / kSplit) - begin;
+  const int64_t tiles_n = (int64_t(p.output.N) + kTileRows - 1) / kTileRows;
+
+  const auto load_tiles = [&](int step, int stage) {
+    s.tiles_full[stage].arrive_and_expect_tx(kGroups * F::kTileBytes);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      // Beyond the last rows: the last tile again, whose results nobody stores.
+      const int64_t row = min(int64_t(group_of_rows) * kGroups + i, tiles_n - 1);
+      load_bytes(s.tiles_full[stage], s.tiles[stage][i], p.tiles + (row * p.tiles_k + begin + step) * F::kTileBytes, F::kTileBytes);
+    }
+  };
+  // Part `box` of the activations of a step.
+  const auto load_values = [&](int step, int box, int stage) {
+    constexpr int kFactorBytes = kFactors ? kBoxes * 2 * kTokens * int(sizeof(float2)) : 0;
+    s.values_full[stage].arrive_and_expect_tx(kBoxes * kTokens * 128 + kFactorBytes);
+    const int block = (begin + step) * kTileBlocks + box * kBoxes * 2;
+#pragma unroll
+    for (int i = 0; i < kBoxes; ++i) load_box(s.values_full[stage], s.values[stage][i], &p.values, block * kBlock + i * 64, first_token);
+    if constexpr (kFactors) {
+      load_bytes(s.values_full[stage], s.factors[stage], p.factors + (int64_t(token_tile) * p.tiles_k * kTileBlocks + block) * kTokens, kFactorBytes);
+    }
+  };
+
+  const bool loads = threadIdx.x == kConsumers;
+  const int first = min(count, kStages);
+  if (loads) {
+    for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32);
+    for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32);
+    cutlass::arch::fence_barrier_init();
+    cutlass::arch::fence_view_async_shared();
+    if (p.early_weights) {
+      for (int i = 0; i < first; ++i) load_tiles(i, i);
+    }
+  }
+  __syncthreads();
+
+  const int first_row = group_of_rows * kRows;
+  if (threadIdx.x >= kConsumers) {
+    if constexpr (kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (loads) {
+      wait_for_preceding_kernel();
+      Stages<kStages> tiles;
+      Stages<kValueStages> values;
+      for (int step = 0; step < count; ++step, tiles.advance()) {
+        if (step >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
+        if (step >= kStages || !p.early_weights) load_tiles(step, tiles.stage);
+        for (int box = 0; box < kPerTile; ++box, values.advance()) {
+          if (step * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
+          load_values(step, box, values.stage);
+        }
+      }
+    }
+  } else {
+    if constexpr (kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
+    const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
+    const int g = lane / 4, t = lane % 4;
+    wait_for_preceding_kernel();
+    float sums[kFragment];
+#pragma unroll
+    for (int i = 0; i < kFragment; ++i) sums[i] = 0.0f;
+    Stages<kStages> tiles;
+    Stages<kValueStages> values;
+    const auto release = [&](EmptyBarrier& barrier) {
+      __syncwarp();
+      if (lane == 0) barrier.arrive();
+    };
+    if constexpr (kTokens < 64) {
+      // mma.sync: its latency is less than that of wgmma, whose results would be waited for block by block.
+      for (int step = 0; step < count; ++step, tiles.advance(), values.advance()) {
+        s.tiles_full[tiles.stage].wait(tiles.phase);
+        const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
+        s.values_full[values.stage].wait(values.phase);
+#pragma unroll kTokens >= 32 ? 1 : kTokens == 16 ? 2 : 4
+        for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
+          PairLevels<F> levels;
+          PairScales scales, minima;
+          levels.load(band, pair, lane);
+          scales.load(band + F::kBandScales, pair, g);
+          if constexpr (F::kMinimum) minima.load(band + F::kBandMinima, pair, g);
+#pragma unroll
+          for (int b = 0; b < 2; ++b) {
+            const Fragments f = levels.template fragments<T>(b);
+            const int block = pair * 2 + b;
+#pragma unroll
+            for (int tile_n = 0; tile_n < kTokens / 8; ++tile_n) {
+              uint32_t x[4];
+              load_matrices(x, &s.values[values.stage][pair][0], tile_n * 8 + lane % 8, b * 4 + lane / 8);
+              float sum[4] = {};
+              mma_m16n8k16<T>(sum, f.a[0], x[0], x[1]);
+              mma_m16n8k16<T>(sum, f.a[1], x[2], x[3]);
+              float4 factor{};
+              if constexpr (kFactors) factor = *reinterpret_cast<const float4*>(&s.factors[values.stage][block][tile_n * 8 + 2 * t]);
+              add_block<F::kMinimum, kFactors>(sums + tile_n * 4, sum, scales.of(b), F::kMinimum ? minima.of(b) : float2{}, factor);
+            }
+          }
+        }
+        release(s.tiles_empty[tiles.stage]);
+        release(s.values_empty[values.stage]);
+      }
+    } else {
+      // What is in flight and what was before it: sums of one block and kUnit tokens each.
+      float sum[2][kUnitFragment];
+      Fragments fragments[2];  // by block
+      float2 scale[2], minimum[2] = {};
+      const float2* factors[2] = {};
+      // Adds a block that has been multiplied.
+      const auto add = [&](int which, int block, int unit) {
+#pragma unroll
+        for (int tile = 0; tile < kUnit / 8; ++tile) {
+          float4 factor{};
+          if constexpr (kFactors) factor = load_shared(factors[block] + unit * kUnit + tile * 8 + 2 * t);
+          add_block<F::kMinimum, kFactors>(sums + unit * kUnitFragment + tile * 4, sum[which] + tile * 4, scale[block], minimum[block], factor);
+        }
+      };
+      const auto fence = [](float(&values)[kUnitFragment]) {
+#pragma unroll
+        for (int i = 0; i < kUnitFragment; ++i) cute::warpgroup_fence_operand(values[i]);
+      };
+      // Pairs of blocks between two moments when nothing is in flight. A longer run of a kernel with much to keep needs too many registers.
+      constexpr int kTogether = kFactors || kTokens > 128 ? 1 : kTileBlocks / 2;
+      for (int step = 0; step < count; ++step, tiles.advance()) {
+        s.tiles_full[tiles.stage].wait(tiles.phase);
+        const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
+#pragma unroll 1
+        for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
+          int done = 0;  // the stage of activations before this one
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i, values.advance()) {
+            const int pair = from + i;
+            PairLevels<F> levels;
+            PairScales scales, minima;
+            levels.load(band, pair, lane);
+            scales.load(band + F::kBandScales, pair, g);
+            if constexpr (F::kMinimum) minima.load(band + F::kBandMinima, pair, g);
+            s.values_full[values.stage].wait(values.phase);
+#pragma unroll
+            for (int b = 0; b < 2; ++b) {
+              fragments[b] = levels.template fragments<T>(b);
+#pragma unroll
+              for (int j = 0; j < 8; ++j) cute::warpgroup_fence_operand(fragments[b].a[j / 4][j % 4]);
+              const uint64_t x = descriptor_of(s.values[values.stage][0]) + 4 * b;
+#pragma unroll
+              for (int unit = 0; unit < kUnits; ++unit) {
+                const int number = (i * 2 + b) * kUnits + unit, now = number % 2;
+                fence(sum[now]);
+                cute::warpgroup_arrive();
+                multiply<T>(sum[now], fragments[b].a[0], x + unit * kUnit * 8, false, kIndices);
+                multiply<T>(sum[now], fragments[b].a[1], x + unit * kUnit * 8 + 2, true, kIndices);
+                cute::warpgroup_commit_batch();
+                if (number > 0) {  // meanwhile the one before
+                  cute::warpgroup_wait<1>();
+                  fence(sum[now ^ 1]);
+                  add(now ^ 1, unit > 0 ? b : b ^ 1, unit > 0 ? unit - 1 : kUnits - 1);
+                  if (unit == 0 && b == 0) release(s.values_empty[done]);
+                }
+                if (unit == 0) {
+                  scale[b] = scales.of(b);
+                  if constexpr (F::kMinimum) minimum[b] = minima.of(b);
+                  if constexpr (kFactors) factors[b] = &s.factors[values.stage][b][0];
+                }
+              }
+            }
+            done = values.stage;
+          }
+          // Nothing is in flight from one run to the next: the compiler would wait for every instruction then.
+          cute::warpgroup_wait<0>();
+          fence(sum[1]);
+          add(1, 1, kUnits - 1);
+          release(s.values_empty[done]);
+        }
+        release(s.tiles_empty[tiles.stage]);
+      }
+    }
+    const int row = group * kTileRows + warp * 16 + g, token = 2 * t;
+    if constexpr (kSplit > 1) {
+#pragma unroll
+      for (int i = 0; i < kFragment; ++i) s.sums[row + 8 * (i / 2 % 2)][i / 4 * 8 + token + i % 2] = sums[i];
+    } else {
+      const float bias[2] = {p.output.bias_of(first_row + row), p.output.bias_of(first_row + row + 8)};
+#pragma unroll
+      for (int i = 0; i < kFragment; ++i) {
+        const int half = i / 2 % 2;
+        const float value = p.output.bias ? sums[i] + bias[half] : sums[i];
+        p.output.store(first_token + i / 4 * 8 + token + i % 2, first_row + row + 8 * half, value);
+      }
+    }
+  }
+
+  if constexpr (kSplit > 1) {
+    cute::cluster_arrive();
+    cute::cluster_wait();
+    // Each part adds and stores its share of the rows, in the order of the parts.
+    constexpr int kOwn = kRows / kSplit;
+    for (int i = int(threadIdx.x); i < kOwn * kTokens; i += int(blockDim.x)) {
+      const int own = part * kOwn + i % kOwn, column = i / kOwn;
+      float value = 0.0f;
+#pragma unroll
+      for (int other = 0; other < kSplit; ++other) {
+        float from;
+        asm volatile("ld.shared::cluster.f32 %0, [%1];"
+                     : "=f"(from)
+                     : "r"(cute::set_block_rank(cute::cast_smem_ptr_to_uint(&s.sums[own][column]), uint32_t(other))));
+        value += from;
+      }
+      if (p.output.bias) value += p.output.bias_of(first_row + own);
+      p.output.store(first_token + column, first_row + own, value);
+    }
+    cute::cluster_arrive();
+    cute::cluster_wait();  // nobody leaves while its sums are read
+  }
+}
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
+                                 const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled");
+
+// One row of sm90.yaml's block section and one format of weights.
+template <class F, int kTokens, int kRows, int kSplit, int kStages>
+struct Wgmma {
+  static_assert((kRows == 64 || kRows == 128) && kRows % kSplit == 0 && kSplit <= 8, "the rules of the table");
+  // Factors leave no registers for more than 128 tokens.
+  static constexpr bool kHasFactors = kTokens <= 128;
+  using WithFactors = Wgmma<F, kHasFactors ? kTokens : 128, kRows, kSplit, kStages>;
+  using Storage = WgmmaStorage<F, kTokens, kRows, kSplit, kStages>;
+  static constexpr int kSharedMemory = int(sizeof(typename Storage::Type));
+  static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
+
+  template <class T, bool kFactors>
+  static DeviceKernel& device_kernel() {
+    static DeviceKernel one(&wgmma_kernel<F, T, kTokens, kRows, kSplit, kStages, kFactors>);
+    return one;
+  }
+
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    if (scaledMMStatus_t status = WithFactors::prepare_factors(device, message, size)) return status;
+    if constexpr (!F::kMinimum) {
+      if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, false>(), kSharedMemory, device, message, size)) return status;
+      return prepare_kernel(device_kernel<__nv_bfloat16, false>(), kSharedMemory, device, message, size);
+    }
+    return SCALED_MM_STATUS_SUCCESS;
+  }
+
+  static scaledMMStatus_t prepare_factors(int32_t device, char* message, size_t size) {
+    if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, true>(), kSharedMemory, device, message, size)) return status;
+    if constexpr (F::kMinimum) return prepare_kernel(device_kernel<__nv_bfloat16, true>(), kSharedMemory, device, message, size);
+    return SCALED_MM_STATUS_SUCCESS;
+  }
+
+  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens).end; }
+
+  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    const Values form = values_of(*l.blocks, true);
+    if constexpr (kHasFactors) {
+      return run(l, form, message, size);
+    } else if constexpr (F::kMinimum) {
+      return WithFactors::run(l, form, message, size);
+    } else {
+      return has_factors<F>(form) ? WithFactors::run(l, form, message, size) : run(l, form, message, size);
+    }
+  }
+
+  static scaledMMStatus_t run(const GemmLaunch& l, Values form, char* message, size_t size) {
+    const int64_t tiles_m = tiles_of(l.M, kTokens), tiles_n = tiles_of(l.N, kRows);
+    if (tiles_m > 65535 || l.K > INT_MAX) {
+      snprintf(message, size, "out: expected at most %lld tokens for this kernel, got %lld", 65535LL * kTokens, static_cast<long long>(l.M));
+      return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
+    }
+    Staged staged;
+    if (scaledMMStatus_t status = stage<F>(l, {kTokens, false, true, true}, &staged, message, size)) return status;
+    WgmmaParams p;
+    memset(&p, 0, sizeof(p));
+    p.tiles = staged.tiles;
+    p.factors = staged.factors;
+    p.output = output_of(l);
+    p.tiles_k = int32_t(tiles_of(l.K, kTileK));
+    p.early_weights = l.constant_b && l.blocks->packed;
+    const bool bfloat16 = form == Values::kBfloat16;
+    if (l.K > 0) {
+      EncodeTiled encode = nullptr;
+      CurrentDevice current(l.device);
+      if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
+      if (cudaError_t error = driver_encode_tiled.find(&encode)) return cuda_failure(error, "looking up cuTensorMapEncodeTiled", message, size);
+      const cuuint64_t sizes[2] = {cuuint64_t(l.K), cuuint64_t(l.M)}, strides[1] = {cuuint64_t(staged.stride) * 2};
+      const cuuint32_t box[2] = {64, kTokens}, one[2] = {1, 1};
+      const CUresult result = encode(&p.values, bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+                                     const_cast<void*>(staged.values), sizes, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      if (result != CUDA_SUCCESS) return cuda_failure(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled", message, size);
+    }
+    LaunchShape shape;
+    shape.grid = dim3(unsigned(tiles_n * kSplit), unsigned(tiles_m));
+    shape.block = dim3(Storage::kThreads);
+    shape.cluster = dim3(kSplit);
+    shape.shared_memory = kSharedMemory;
+    shape.dependent = true;
+    void* params[] = {&p};
+    const auto launch = [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); };
+    if constexpr (F::kMinimum) {
+      return bfloat16 ? launch(device_kernel<__nv_bfloat16, true>()) : launch(device_kernel<__half, true>());
+    } else {
+      if constexpr (kHasFactors) {
+        if (staged.factors != nullptr) return launch(device_kernel<__half, true>());
+      }
+      return bfloat16 ? launch(device_kernel<__nv_bfloat16, false>()) : launch(device_kernel<__half, false>());
+    }
+  }
+
+  static Kernel entry(const char* row) {
+    Kernel kernel = {row, F::kDtype, kSharedMemory, &prepare, &launch};
+    kernel.block_workspace_size = &workspace_size;
+    return kernel;
+  }
+};
+
+}  // namespace scaled_mm::block
