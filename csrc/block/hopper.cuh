@@ -27,14 +27,20 @@ __device__ inline void load_box(FullBarrier& barrier, void* to, const CUtensorMa
 // Not before it is asked for: a compiler that loads ahead runs out of registers.
 __device__ inline float4 load_shared(const float2* two) {
   float4 v;
-  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(cute::cast_smem_ptr_to_uint(two)) : "memory");
+  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(cute::cast_smem_ptr_to_uint(two))
+               : "memory");
   return v;
 }
 
 // Four 8 x 8 matrices of rows of 128 bytes, swizzled by 128: lane i names row i % 8 of matrix i / 8, and its 16 bytes by `chunk`.
 __device__ inline void load_matrices(uint32_t (&w)[4], const uint8_t* rows, int row, int chunk) {
   const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + row * 128 + ((chunk ^ (row % 8)) * 16);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(address) : "memory");
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+               : "r"(address)
+               : "memory");
 }
 
 // Where a ring of stages stands.

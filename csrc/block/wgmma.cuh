@@ -52,14 +52,19 @@ struct alignas(64) WgmmaParams {
   bool early_weights;
 };
 
-// kTokens x 64 k of activations are a load; a stage holds kBoxes of them.
-template <class F, int kTokens, int kRows, int kSplit, int kStages>
-struct WgmmaStorage {
-  static constexpr int kGroups = kRows / kTileRows;
-  static constexpr int kBoxes = kTokens >= 64 ? 1 : 4;                       // to a stage of activations
-  static constexpr int kPerTile = 4 / kBoxes;                                // stages of activations to a tile of the weight
-  static constexpr int kValueStages = kTokens < 64 ? kStages : kTokens <= 128 ? 6 : 4;
-  struct alignas(1024) Type {
+// The shape of a kernel, and its shared memory. kTokens x 64 k of activations are a load, a box; a stage holds kBoxes of them.
+template <class F, int kTokens_, int kRows_, int kSplit_, int kStages_>
+struct WgmmaShape {
+  static constexpr int kTokens = kTokens_, kRows = kRows_, kSplit = kSplit_, kStages = kStages_;
+  static constexpr bool kWide = kTokens >= 64;  // multiplies by wgmma, else by mma.sync
+  static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
+  static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes;  // stages of activations to a tile of the weight
+  static constexpr int kValueStages = !kWide ? kStages : kTokens <= 128 ? 6 : 4;
+  // Two groups of 64 rows and many tokens: registers go from the loading warps to the others, which takes four of those.
+  static constexpr bool kReconfigure = kWide && kGroups == 2;
+  static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
+
+  struct alignas(1024) Storage {
     uint8_t values[kValueStages][kBoxes][kTokens * 128];
     alignas(128) uint8_t tiles[kStages][kGroups][F::kTileBytes];
     alignas(128) float2 factors[kValueStages][kBoxes * 2][kTokens];
@@ -67,23 +72,23 @@ struct WgmmaStorage {
     EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
     float sums[kSplit > 1 ? kRows : 1][kTokens + 1];
   };
-  // Thread blocks that a multiprocessor should hold at once: many warps hide what each waits for.
-  static constexpr int kThreads = kRows * 2 + (kTokens >= 64 && kRows == 128 ? 128 : 32);
-  static constexpr int kWanted = kTokens >= 128 ? 1 : kTokens >= 64 ? 192 / kRows : kTokens == 32 ? (kRows == 64 ? 3 : 2) : 4, kFit = 227 * 1024 / int(sizeof(Type) + 1024);
+  // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
+  static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? 192 / kRows : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
+  static constexpr int kFit = 227 * 1024 / int(sizeof(Storage) + 1024);
   static constexpr int kResident = kWanted < kFit ? kWanted : kFit;
 };
 
-template <class F, class T, int kTokens, int kRows, int kSplit, int kStages, bool kFactors>
-__global__ void __launch_bounds__(WgmmaStorage<F, kTokens, kRows, kSplit, kStages>::kThreads, WgmmaStorage<F, kTokens, kRows, kSplit, kStages>::kResident) wgmma_kernel(const __grid_constant__ WgmmaParams p) {
+template <class F, class T, class S, bool kFactors>
+__global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const __grid_constant__ WgmmaParams p) {
   let_next_kernel_start();
-  using Layout = WgmmaStorage<F, kTokens, kRows, kSplit, kStages>;
-  constexpr int kGroups = Layout::kGroups, kBoxes = Layout::kBoxes, kPerTile = Layout::kPerTile, kValueStages = Layout::kValueStages;
-  constexpr int kConsumers = kGroups * 128, kFragment = kTokens / 2;
-  constexpr int kUnit = kFactors || kTokens < 128 ? 32 : 64, kUnits = kTokens / kUnit, kUnitFragment = kUnit / 2;  // tokens of an instruction
-  constexpr bool kReconfigure = kTokens >= 64 && kRows == 128;  // registers go from the loading warps to the others
+  constexpr int kTokens = S::kTokens, kRows = S::kRows, kSplit = S::kSplit, kStages = S::kStages, kGroups = S::kGroups;
+  constexpr int kBoxes = S::kBoxes, kPerTile = S::kPerTile, kValueStages = S::kValueStages, kConsumers = S::kConsumers;
+  constexpr int kFragment = kTokens / 2;  // sums of a thread
+  // Tokens of an instruction: where there are factors more would need too many registers.
+  constexpr int kUnit = kFactors || kTokens < 128 ? 32 : 64, kUnits = kTokens / kUnit, kUnitFragment = kUnit / 2;
   constexpr auto kIndices = std::make_index_sequence<kUnitFragment>{};
   extern __shared__ __align__(1024) char memory[];
-  auto& s = *reinterpret_cast<typename Layout::Type*>(memory);
+  auto& s = *reinterpret_cast<typename S::Storage*>(memory);
   const int part = kSplit > 1 ? int(blockIdx.x) % kSplit : 0, group_of_rows = int(blockIdx.x) / kSplit;
   const int token_tile = int(blockIdx.y), first_token = token_tile * kTokens;
   const int begin = int(int64_t(p.tiles_k) * part / kSplit), count = int(int64_t(p.tiles_k) * (part + 1) / kSplit) - begin;
@@ -125,7 +130,7 @@ __global__ void __launch_bounds__(WgmmaStorage<F, kTokens, kRows, kSplit, kStage
 
   const int first_row = group_of_rows * kRows;
   if (threadIdx.x >= kConsumers) {
-    if constexpr (kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
+    if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
     if (loads) {
       wait_for_preceding_kernel();
       Stages<kStages> tiles;
@@ -140,7 +145,7 @@ __global__ void __launch_bounds__(WgmmaStorage<F, kTokens, kRows, kSplit, kStage
       }
     }
   } else {
-    if constexpr (kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
+    if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
     const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
     const int g = lane / 4, t = lane % 4;
     wait_for_preceding_kernel();
@@ -153,7 +158,7 @@ __global__ void __launch_bounds__(WgmmaStorage<F, kTokens, kRows, kSplit, kStage
       __syncwarp();
       if (lane == 0) barrier.arrive();
     };
-    if constexpr (kTokens < 64) {
+    if constexpr (!S::kWide) {
       // mma.sync: its latency is less than that of wgmma, whose results would be waited for block by block.
       for (int step = 0; step < count; ++step, tiles.advance(), values.advance()) {
         s.tiles_full[tiles.stage].wait(tiles.phase);
@@ -310,13 +315,13 @@ struct Wgmma {
   // Factors leave no registers for more than 128 tokens.
   static constexpr bool kHasFactors = kTokens <= 128;
   using WithFactors = Wgmma<F, kHasFactors ? kTokens : 128, kRows, kSplit, kStages>;
-  using Storage = WgmmaStorage<F, kTokens, kRows, kSplit, kStages>;
-  static constexpr int kSharedMemory = int(sizeof(typename Storage::Type));
+  using Shape = WgmmaShape<F, kTokens, kRows, kSplit, kStages>;
+  static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
 
   template <class T, bool kFactors>
   static DeviceKernel& device_kernel() {
-    static DeviceKernel one(&wgmma_kernel<F, T, kTokens, kRows, kSplit, kStages, kFactors>);
+    static DeviceKernel one(&wgmma_kernel<F, T, Shape, kFactors>);
     return one;
   }
 
@@ -378,7 +383,7 @@ struct Wgmma {
     }
     LaunchShape shape;
     shape.grid = dim3(unsigned(tiles_n * kSplit), unsigned(tiles_m));
-    shape.block = dim3(Storage::kThreads);
+    shape.block = dim3(Shape::kThreads);
     shape.cluster = dim3(kSplit);
     shape.shared_memory = kSharedMemory;
     shape.dependent = true;
