@@ -14,7 +14,8 @@
 
 namespace scaled_mm::block {
 
-constexpr int kMmaWarps = 16;  // of a thread block
+// Warps of a thread block. More tokens need more registers.
+constexpr int mma_warps(int tokens) { return tokens > 16 ? 8 : 16; }
 
 struct MmaParams {
   const uint8_t* tiles;
@@ -49,7 +50,7 @@ __device__ inline void wait_for_copies() {
 }
 
 template <class F, class T, int kTokens, int kStages, bool kFactors>
-__global__ void __launch_bounds__(32 * kMmaWarps, 1) mma_kernel(const __grid_constant__ MmaParams p) {
+__global__ void __launch_bounds__(32 * mma_warps(kTokens), 1) mma_kernel(const __grid_constant__ MmaParams p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   let_next_kernel_start();
 #endif
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(32 * kMmaWarps, 1) mma_kernel(const __grid_con
       load(step + kStages - 1);  // into the stage that the step before has left
     }
     const uint8_t* const from = kStages > 1 ? stages + step % kStages * F::kBandBytes : bands + int64_t(step) * F::kTileBytes;
-#pragma unroll kTokens > 16 ? 1 : 4
+#pragma unroll kTokens > 16 ? 1 : kTokens > 8 ? 2 : 4
     for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
       PairLevels<F> levels;
       PairScales scales, minima{};
@@ -141,7 +142,8 @@ template <class F, int kTokens, int kStages, int kArch = compiled_architecture()
 struct Mma {
   static_assert(kTokens % 8 == 0 && kTokens <= 32 && kStages >= 1, "the rules of the table");
   static constexpr bool kDependent = kArch >= 90, kBfloat16 = kArch >= 80;  // programmatic dependent launch; mma.sync of bfloat16
-  static constexpr int kRing = kStages > 1 ? kMmaWarps * kStages * F::kBandBytes : 0, kPartial = kMmaWarps * kBandRows * kTokens * 4;
+  static constexpr int kWarps = mma_warps(kTokens);
+  static constexpr int kRing = kStages > 1 ? kWarps * kStages * F::kBandBytes : 0, kPartial = kWarps * kBandRows * kTokens * 4;
   static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;
 
   template <class T, bool kFactors>
@@ -179,13 +181,13 @@ struct Mma {
     Staged staged;
     if (scaledMMStatus_t status = stage<F>(l, {kTokens, true, kBfloat16, kDependent}, &staged, message, size)) return status;
     // As many bands to a thread block as leave no multiprocessor with more than its share.
-    const int64_t all = l.multiprocessors > 0 ? l.multiprocessors : 1, rounds = tiles_of(bands, all * kMmaWarps);
+    const int64_t all = l.multiprocessors > 0 ? l.multiprocessors : 1, rounds = tiles_of(bands, all * kWarps);
     const int width = int(tiles_of(bands, all * rounds));
     MmaParams p = {staged.tiles, static_cast<const uint4*>(staged.values), staged.factors, output_of(l), int32_t(tiles_of(l.K, kTileK)),
-                   int32_t(bands), width, kMmaWarps / width, l.constant_b && l.blocks->packed};
+                   int32_t(bands), width, kWarps / width, l.constant_b && l.blocks->packed};
     LaunchShape shape;
     shape.grid = dim3(unsigned(tiles_of(bands, width)), unsigned(token_tiles));
-    shape.block = dim3(32 * kMmaWarps);
+    shape.block = dim3(32 * kWarps);
     shape.shared_memory = kSharedMemory;
     shape.dependent = kDependent;
     void* params[] = {&p};

@@ -15,7 +15,6 @@ GENERATIONS = ("block_mma", "block_wgmma")
 WGMMA_ARCHES = ("sm90",)
 TILE_K = TILE_BLOCKS * BLOCK
 BAND_ROWS = 16  # what a warp of a block_mma row multiplies
-_WARPS = 16  # of a block_mma row's thread block
 _BARRIERS = 2048
 _TOKENS = {"block_mma": (8, 16, 32), "block_wgmma": (8, 16, 32, 64, 128, 256)}
 _MMA_TOKENS = 32  # a block_wgmma row of at most as many multiplies by mma.sync, and a stage holds the activations of a whole tile
@@ -23,6 +22,11 @@ _FIELDS = {
     "block_mma": ("name", "generation", "tile", "stages", "block"),
     "block_wgmma": ("name", "generation", "tile", "split_k", "stages", "block"),
 }
+
+
+def _warps(row: KernelRow) -> int:
+    """Of a block_mma row's thread block."""
+    return 8 if row.tile.m > 16 else 16
 
 
 def _value_stages(row: KernelRow) -> tuple[int, int]:
@@ -35,7 +39,7 @@ def stage_bytes(row: KernelRow, fmt: str) -> int:
     """Of one stage: a band for each warp of a block_mma row; tiles of the weight of a block_wgmma row, and activations."""
     weight = WEIGHT_FORMATS[fmt].tile_bytes
     if row.generation == "block_mma":
-        return _WARPS * weight * BAND_ROWS // TILE_ROWS
+        return _warps(row) * weight * BAND_ROWS // TILE_ROWS
     values = row.tile.m * TILE_BLOCKS * (2 * BLOCK + 8) if row.tile.m <= _MMA_TOKENS else 0
     return row.tile.n // TILE_ROWS * weight + values
 
@@ -60,7 +64,7 @@ def shared_memory(row: KernelRow, fmt: str, limit: int) -> int:
     """Dynamic shared memory in bytes, from above, of a row that is built for a format and a GPU with `limit` bytes."""
     count = stages(row, fmt, limit)
     if row.generation == "block_mma":  # the warps' sums meet where the stages were
-        return max(count * stage_bytes(row, fmt) if count > 1 else 0, _WARPS * BAND_ROWS * row.tile.m * 4)
+        return max(count * stage_bytes(row, fmt) if count > 1 else 0, _warps(row) * BAND_ROWS * row.tile.m * 4)
     return count * stage_bytes(row, fmt) + _beside_stages(row)
 
 

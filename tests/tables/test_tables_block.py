@@ -116,13 +116,13 @@ def test_the_section_is_checked_like_the_table(tmp_path):
 
 def test_a_bucket_of_q8_1_serves_those_activations_alone(tmp_path):
     def edit(document):
-        document["block"]["buckets"].insert(0, {"m": 8, "activation": "q8_1", "kernel": "block_mma_16x32_x2"})
+        document["block"]["buckets"].insert(0, {"m": 8, "activation": "q8_1", "kernel": "block_mma_16x32_x4"})
 
     path, found = problems(tmp_path, "sm80", edit)
     assert found == []
     section = load_table(path).block
     assert section.buckets[0].flags == 2
-    assert section.select(8, 4096, 4096, q8_1=True).row.name == "block_mma_16x32_x2"
+    assert section.select(8, 4096, 4096, q8_1=True).row.name == "block_mma_16x32_x4"
     assert section.select(8, 4096, 4096).row.name == "block_mma_16x8_x3"
     assert section.select(8, 4096, 4096, q8_1=True).reason.startswith("bucket 0 (M <= 8, any N, any K, q8_1 activations) of ")
 
@@ -135,8 +135,8 @@ def test_a_tuned_table_without_the_section_has_that_of_its_architecture():
 def test_show_has_the_section(capsys):
     assert main(["table", "show", "--arch", "sm80"]) == 0
     shown = capsys.readouterr().out
-    assert "block formats (M: tokens, N: rows of the weight), fallback block_mma_16x32_x2; mode auto: w4a16" in shown
+    assert "block formats (M: tokens, N: rows of the weight), fallback block_mma_16x32_x4; mode auto: w4a16" in shown
     assert main(["table", "show", "--arch", "sm80", "--json"]) == 0
     section = json.loads(capsys.readouterr().out)["block"]
     assert section["auto"] == [{"m": None, "mode": "w4a16"}]
-    assert [row["name"] for row in section["rows"]] == ["block_mma_16x8_x3", "block_mma_16x16_x2", "block_mma_16x32_x2"] and section["fallback"] == "block_mma_16x32_x2"
+    assert [row["name"] for row in section["rows"]] == ["block_mma_16x8_x3", "block_mma_16x16_x2", "block_mma_16x32_x4"] and section["fallback"] == "block_mma_16x32_x4"
