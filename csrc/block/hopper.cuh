@@ -12,6 +12,22 @@ namespace scaled_mm::block {
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
+// Those of CUTLASS do not say that memory is what they are about: a compiler might move loads and stores of shared memory past them.
+__device__ inline void wait(FullBarrier& barrier, uint32_t phase) {
+  barrier.wait(phase);
+  asm volatile("" ::: "memory");
+}
+__device__ inline void arrive(EmptyBarrier& barrier) {
+  asm volatile("" ::: "memory");
+  barrier.arrive();
+}
+__device__ inline void meet_in_cluster() {
+  asm volatile("" ::: "memory");
+  cute::cluster_arrive();
+  cute::cluster_wait();
+  asm volatile("" ::: "memory");
+}
+
 __device__ inline void load_bytes(FullBarrier& barrier, void* to, const void* from, int bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&barrier))

@@ -24,6 +24,7 @@ struct MmaParams {
   Output output;
   int32_t tiles_k, bands;   // of the weight
   int32_t width, parts;     // bands of a thread block, warps that share the K of one
+  int32_t groups;           // thread blocks that have all bands
   bool early_weights;
 };
 
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(32 * mma_warps(kTokens), 1) mma_kernel(const _
   constexpr int kTiles = kTokens / 8;
   extern __shared__ __align__(128) uint8_t memory[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-  const int place = warp % p.width, part = warp / p.width, band = int(blockIdx.x) * p.width + place;
+  const int group = int(blockIdx.x) % p.groups, token_tile = int(blockIdx.x) / p.groups;
+  const int place = warp % p.width, part = warp / p.width, band = group * p.width + place;
   uint8_t* const stages = memory + warp * kStages * F::kBandBytes;
   const bool works = part < p.parts && band < p.bands;
   float sums[kTiles][4] = {};
@@ -84,8 +86,8 @@ __global__ void __launch_bounds__(32 * mma_warps(kTokens), 1) mma_kernel(const _
   wait_for_preceding_kernel();
 #endif
   const int64_t blocks = int64_t(p.tiles_k) * kTileBlocks;
-  const uint4* values = p.values + (int64_t(blockIdx.y) * kTiles * blocks + int64_t(begin) * kTileBlocks) * 32 + lane;
-  const float2* factors = kFactors ? p.factors + (int64_t(blockIdx.y) * blocks + int64_t(begin) * kTileBlocks) * kTokens + 2 * t : nullptr;
+  const uint4* values = p.values + (int64_t(token_tile) * kTiles * blocks + int64_t(begin) * kTileBlocks) * 32 + lane;
+  const float2* factors = kFactors ? p.factors + (int64_t(token_tile) * blocks + int64_t(begin) * kTileBlocks) * kTokens + 2 * t : nullptr;
   for (int step = 0; step < count; ++step) {
     if constexpr (kStages > 1) {
       wait_for_copies<kStages - 2>();
@@ -126,7 +128,7 @@ __global__ void __launch_bounds__(32 * mma_warps(kTokens), 1) mma_kernel(const _
     for (int i = 0; i < 4; ++i) partial[(warp * kTokens + tile * 8 + 2 * t + i % 2) * kBandRows + g + 8 * (i / 2)] = sums[tile][i];
   }
   __syncthreads();
-  const int first_row = int(blockIdx.x) * p.width * kBandRows, first_token = int(blockIdx.y) * kTokens;
+  const int first_row = group * p.width * kBandRows, first_token = token_tile * kTokens;
   for (int i = int(threadIdx.x); i < p.width * kBandRows * kTokens; i += int(blockDim.x)) {
     const int row = i % kBandRows, token = i / kBandRows % kTokens, of = i / kBandRows / kTokens;
     float sum = 0.0f;
@@ -173,20 +175,21 @@ struct Mma {
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     const int64_t token_tiles = tiles_of(l.M, kTokens), bands = tiles_of(l.N, kBandRows);
-    if (token_tiles > 65535 || bands > INT_MAX / kBandRows) {
-      snprintf(message, size, "out: expected at most %lld tokens and %d rows of the weight for this kernel, got %lld and %lld",
-               65535LL * kTokens, INT_MAX, static_cast<long long>(l.M), static_cast<long long>(l.N));
+    // As many bands to a thread block as leave no multiprocessor with more than its share.
+    const int64_t all = l.multiprocessors > 0 ? l.multiprocessors : 1, rounds = tiles_of(bands, all * kWarps);
+    const int width = int(tiles_of(bands, all * rounds));
+    const int64_t groups = tiles_of(bands, width);
+    if (bands > INT_MAX / kBandRows || groups > INT_MAX / token_tiles) {
+      snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows",
+               INT_MAX, kTokens, width * kBandRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     Staged staged;
     if (scaledMMStatus_t status = stage<F>(l, {kTokens, true, kBfloat16, kDependent}, &staged, message, size)) return status;
-    // As many bands to a thread block as leave no multiprocessor with more than its share.
-    const int64_t all = l.multiprocessors > 0 ? l.multiprocessors : 1, rounds = tiles_of(bands, all * kWarps);
-    const int width = int(tiles_of(bands, all * rounds));
     MmaParams p = {staged.tiles, static_cast<const uint4*>(staged.values), staged.factors, output_of(l), int32_t(tiles_of(l.K, kTileK)),
-                   int32_t(bands), width, kWarps / width, l.constant_b && l.blocks->packed};
+                   int32_t(bands), width, kWarps / width, int32_t(groups), l.constant_b && l.blocks->packed};
     LaunchShape shape;
-    shape.grid = dim3(unsigned(tiles_of(bands, width)), unsigned(token_tiles));
+    shape.grid = dim3(unsigned(groups * token_tiles));
     shape.block = dim3(32 * kWarps);
     shape.shared_memory = kSharedMemory;
     shape.dependent = kDependent;

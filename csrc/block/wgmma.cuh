@@ -43,12 +43,12 @@ __device__ inline uint64_t descriptor_of(const void* rows) {
 
 // ---- the kernel -------------------------------------------------------------------------------------------------------------
 
-struct alignas(64) WgmmaParams {
+struct WgmmaParams {
   CUtensorMap values;  // [M, K], boxes of kTokens x 64
   const uint8_t* tiles;
   const float2* factors;
   Output output;
-  int32_t tiles_k;
+  int32_t tiles_k, groups;  // of the weight: along K; along its rows, kRows each
   bool early_weights;
 };
 
@@ -74,8 +74,8 @@ struct WgmmaShape {
   };
   // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
   static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? 192 / kRows : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
-  static constexpr int kFit = 227 * 1024 / int(sizeof(Storage) + 1024);
-  static constexpr int kResident = kWanted < kFit ? kWanted : kFit;
+  static constexpr int kFit = 228 * 1024 / int(sizeof(Storage) + 1024);  // each keeps 1 KiB for the system
+  static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
 };
 
 template <class F, class T, class S, bool kFactors>
@@ -89,8 +89,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   constexpr auto kIndices = std::make_index_sequence<kUnitFragment>{};
   extern __shared__ __align__(1024) char memory[];
   auto& s = *reinterpret_cast<typename S::Storage*>(memory);
-  const int part = kSplit > 1 ? int(blockIdx.x) % kSplit : 0, group_of_rows = int(blockIdx.x) / kSplit;
-  const int token_tile = int(blockIdx.y), first_token = token_tile * kTokens;
+  const int part = kSplit > 1 ? int(blockIdx.x) % kSplit : 0, place = int(blockIdx.x) / kSplit;
+  const int group_of_rows = place % p.groups, token_tile = place / p.groups, first_token = token_tile * kTokens;
   const int begin = int(int64_t(p.tiles_k) * part / kSplit), count = int(int64_t(p.tiles_k) * (part + 1) / kSplit) - begin;
   const int64_t tiles_n = (int64_t(p.output.N) + kTileRows - 1) / kTileRows;
 
@@ -156,14 +156,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     Stages<kValueStages> values;
     const auto release = [&](EmptyBarrier& barrier) {
       __syncwarp();
-      if (lane == 0) barrier.arrive();
+      if (lane == 0) arrive(barrier);
     };
     if constexpr (!S::kWide) {
       // mma.sync: its latency is less than that of wgmma, whose results would be waited for block by block.
       for (int step = 0; step < count; ++step, tiles.advance(), values.advance()) {
-        s.tiles_full[tiles.stage].wait(tiles.phase);
+        wait(s.tiles_full[tiles.stage], tiles.phase);
         const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
-        s.values_full[values.stage].wait(values.phase);
+        wait(s.values_full[values.stage], values.phase);
 #pragma unroll kTokens >= 32 ? 1 : kTokens == 16 ? 2 : 4
         for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
           PairLevels<F> levels;
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       // Pairs of blocks between two moments when nothing is in flight. A longer run of a kernel with much to keep needs too many registers.
       constexpr int kTogether = kFactors || kTokens > 128 ? 1 : kTileBlocks / 2;
       for (int step = 0; step < count; ++step, tiles.advance()) {
-        s.tiles_full[tiles.stage].wait(tiles.phase);
+        wait(s.tiles_full[tiles.stage], tiles.phase);
         const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
 #pragma unroll 1
         for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
             levels.load(band, pair, lane);
             scales.load(band + F::kBandScales, pair, g);
             if constexpr (F::kMinimum) minima.load(band + F::kBandMinima, pair, g);
-            s.values_full[values.stage].wait(values.phase);
+            wait(s.values_full[values.stage], values.phase);
 #pragma unroll
             for (int b = 0; b < 2; ++b) {
               fragments[b] = levels.template fragments<T>(b);
@@ -281,8 +281,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   }
 
   if constexpr (kSplit > 1) {
-    cute::cluster_arrive();
-    cute::cluster_wait();
+    meet_in_cluster();
     // Each part adds and stores its share of the rows, in the order of the parts.
     constexpr int kOwn = kRows / kSplit;
     for (int i = int(threadIdx.x); i < kOwn * kTokens; i += int(blockDim.x)) {
@@ -293,14 +292,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         float from;
         asm volatile("ld.shared::cluster.f32 %0, [%1];"
                      : "=f"(from)
-                     : "r"(cute::set_block_rank(cute::cast_smem_ptr_to_uint(&s.sums[own][column]), uint32_t(other))));
+                     : "r"(cute::set_block_rank(cute::cast_smem_ptr_to_uint(&s.sums[own][column]), uint32_t(other)))
+                     : "memory");
         value += from;
       }
       if (p.output.bias) value += p.output.bias_of(first_row + own);
       p.output.store(first_token + column, first_row + own, value);
     }
-    cute::cluster_arrive();
-    cute::cluster_wait();  // nobody leaves while its sums are read
+    meet_in_cluster();  // nobody leaves while its sums are read
   }
 }
 
@@ -355,8 +354,9 @@ struct Wgmma {
 
   static scaledMMStatus_t run(const GemmLaunch& l, Values form, char* message, size_t size) {
     const int64_t tiles_m = tiles_of(l.M, kTokens), tiles_n = tiles_of(l.N, kRows);
-    if (tiles_m > 65535 || l.K > INT_MAX) {
-      snprintf(message, size, "out: expected at most %lld tokens for this kernel, got %lld", 65535LL * kTokens, static_cast<long long>(l.M));
+    if (tiles_n * kSplit > INT_MAX / tiles_m) {
+      snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows",
+               INT_MAX / kSplit, kTokens, kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     Staged staged;
@@ -367,6 +367,7 @@ struct Wgmma {
     p.factors = staged.factors;
     p.output = output_of(l);
     p.tiles_k = int32_t(tiles_of(l.K, kTileK));
+    p.groups = int32_t(tiles_n);
     p.early_weights = l.constant_b && l.blocks->packed;
     const bool bfloat16 = form == Values::kBfloat16;
     if (l.K > 0) {
@@ -382,7 +383,7 @@ struct Wgmma {
       if (result != CUDA_SUCCESS) return cuda_failure(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled", message, size);
     }
     LaunchShape shape;
-    shape.grid = dim3(unsigned(tiles_n * kSplit), unsigned(tiles_m));
+    shape.grid = dim3(unsigned(tiles_n * kSplit * tiles_m));
     shape.block = dim3(Shape::kThreads);
     shape.cluster = dim3(kSplit);
     shape.shared_memory = kSharedMemory;

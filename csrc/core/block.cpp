@@ -150,7 +150,8 @@ scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(
     if (tensors[i]) made->tensors[i] = without_unread_strides(*tensors[i]);
     else made->tensors[i].ndim = -1;
   }
-  scaledMMStatus_t status = make_block_info({out, weight, activation, bias}, mode, &made->info);
+  const scaledMMTensorDesc_t* planned = weight ? &made->tensors[1] : nullptr;  // kNames: the weight, whose strides may not be read
+  scaledMMStatus_t status = make_block_info({out, planned, activation, bias}, mode, &made->info);
   if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made);
   if (status != SCALED_MM_STATUS_SUCCESS) {
     delete made;

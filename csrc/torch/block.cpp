@@ -1,5 +1,6 @@
 // The operators of block products for CUDA tensors. Their schemas, fake implementations and CPU registration: scaled_mm/block/ops.py.
 // Formats and modes are numbers of the C interface: the stable ABI of torch 2.10 loses the memory of every string it hands over.
+#include <cstdint>
 #include <utility>
 
 #include "torch/tensors.h"
@@ -51,6 +52,12 @@ Argument blocks_argument(const char* name, const Tensor& tensor, int32_t device,
   desc.shape[1] *= kBlock;
   desc.strides[1] = 1;
   return given;
+}
+
+// An enumerator of the C interface, as the operators have it.
+int32_t code(const char* name, int64_t value) {
+  if (value >= 0 && value <= INT32_MAX) return int32_t(value);
+  raise(SCALED_MM_STATUS_BAD_PARAM, std::string(name) + ": expected a number of the C interface, got " + std::to_string(value));
 }
 
 Argument weight_argument(const Tensor& tensor, const Weight& weight, int32_t device) {
@@ -114,7 +121,7 @@ Tensor block_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t
                   bool constant_weight, torch::headeronly::ScalarType out_dtype, int64_t mode, bool transposed_out) {
   const int32_t device = device_of(weight, "weight");
   Operands o = {{},
-                weight_argument(weight, {int32_t(fmt), rows, k, packed, constant_weight}, device),
+                weight_argument(weight, {code("fmt", fmt), rows, k, packed, constant_weight}, device),
                 activation_argument(activation, device),
                 argument("bias", bias, device)};
   const int32_t dtype = to_dtype(int32_t(out_dtype));
@@ -136,7 +143,7 @@ Tensor block_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t
     std::swap(o.out.desc.shape[0], o.out.desc.shape[1]);
     std::swap(o.out.desc.strides[0], o.out.desc.strides[1]);
   }
-  run_once(o, int32_t(mode), device);
+  run_once(o, code("mode", mode), device);
   return out;
 }
 
@@ -146,7 +153,7 @@ void block_calculate(int64_t descriptor, Tensor out, Tensor weight, Tensor activ
   auto* plan = reinterpret_cast<scaledMMBlockGemmDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
   check(scaledMMGetBlockGemmDevice(plan, &device_type, &device));
-  const Operands o = {argument("out", out, device), weight_argument(weight, {int32_t(fmt), rows, k, packed, false}, device),
+  const Operands o = {argument("out", out, device), weight_argument(weight, {code("fmt", fmt), rows, k, packed, false}, device),
                       activation_argument(activation, device), argument("bias", bias, device)};
   check(scaledMMCheckBlockGemmTensors(plan, o.out.get(), o.weight.get(), o.activation.get(), o.bias.get()));
   size_t bytes = 0;

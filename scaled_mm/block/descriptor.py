@@ -104,6 +104,25 @@ class BlockDescriptor(Plan):
             raise self._named(plain_ops.typed_error(error), (out, memory, activation, bias)) from None
         checks.mark_written(out)
 
+    def _are_described(self, tensors: tuple) -> bool:
+        """Whether tensors on the CPU are to the letter what was planned; what is not, `_check_described` says."""
+        for planned, tensor in zip(self._planned, tensors):
+            if planned is None or tensor is None:
+                if planned is not tensor:
+                    return False
+            elif isinstance(tensor, PackedBlockWeight):
+                if tensor.fields is None or (tensor.fmt, tuple(tensor.shape), True) != (planned.dtype, planned.shape, planned.packed):
+                    return False
+            elif type(tensor) not in checks.PLAIN or tensor.layout is not torch.strided or tensor.is_nested or not tensor.is_cpu or planned.packed:
+                return False
+            elif isinstance(planned.dtype, str):
+                rows, blocks, size = planned.shape[0], planned.shape[1] // BLOCK, FORMATS[planned.dtype].block_bytes
+                if tensor.dtype is not torch.uint8 or tuple(tensor.shape) != (rows, blocks, size) or tensor.stride() != (planned.strides[0], size, 1):
+                    return False
+            elif tensor.dtype is not planned.dtype or tensor.shape != planned.shape or tensor.stride() != planned.strides:
+                return False
+        return True
+
     def _check_described(self, tensors: tuple) -> None:
         for name, tensor in zip(_OPERANDS, tensors):
             if isinstance(tensor, TensorDesc):
@@ -116,7 +135,8 @@ class BlockDescriptor(Plan):
 
     def _on_cpu(self, out, weight, activation, bias, workspace) -> None:
         self._check_workspace(workspace)
-        self._check_described((out, weight, activation, bias))
+        if not self._are_described((out, weight, activation, bias)):
+            self._check_described((out, weight, activation, bias))
         packed = isinstance(weight, PackedBlockWeight)
         plain_ops.check_overlap((out, *(weight.fields if packed else (weight,)), activation, bias),
                                 (*(["weight"] * (4 if packed else 1)), "activation", "bias"))  # fmt: skip

@@ -73,6 +73,10 @@ def _check_blocks(name: str, q: torch.Tensor, description: BlockFormat) -> None:
 
 
 def _check_weight(weight: torch.Tensor, description: BlockFormat, rows: int, k: int, packed: bool) -> None:
+    message = "weight: expected rows and k of 0 or more, k a multiple of 32, got {} and {}"
+    ops.check_size(rows >= 0, lambda: message.format(rows, k))
+    ops.check_size(k >= 0, lambda: message.format(rows, k))
+    ops.check_size(k % BLOCK == 0, lambda: message.format(rows, k))
     if packed:
         expected = tiles.shape(rows, k // BLOCK, description)
         if weight.dtype is not torch.uint8:
@@ -84,6 +88,32 @@ def _check_weight(weight: torch.Tensor, description: BlockFormat, rows: int, k: 
         expected = (rows, k // BLOCK, description.block_bytes)
     for got, wanted in zip(weight.shape, expected):
         ops.check_size(got == wanted, lambda: f"weight: expected {list(expected)} of rows = {rows}, k = {k}, got {list(weight.shape)}")
+
+
+def _check_fields(fields: layout.Parts, description: BlockFormat) -> None:
+    """A typed error unless the fields are those that a CPU's packed weight of the format has."""
+    if fields.d.dim() != 2:
+        raise BadTensorShapeError(f"d: expected 2 dimensions [M, K/32], got {list(fields.d.shape)}")
+    blocks = tuple(fields.d.shape)
+    levels = torch.int8 if description.signed else torch.uint8
+    for name, field, wanted, dtype, expected in (
+        ("d", fields.d, True, torch.float16, blocks),
+        ("m", fields.second, description.second == "m", torch.float16, blocks),
+        ("high", fields.high, description.high_bytes > 0, torch.uint8, (*blocks, description.high_bytes)),
+        ("levels", fields.levels, True, levels, (*blocks, description.level_bytes)),
+    ):
+        if (field is not None) != wanted:
+            kinds = ("a tensor", "None") if wanted else ("None", "a tensor")
+            raise BadParamError(f"{name}: expected {kinds[0]} for {description.name}, got {kinds[1]}")
+        if not wanted:
+            continue
+        if field.dtype is not dtype:
+            raise BadTensorDtypeError(f"{name}: expected {dtype} for {description.name}, got {field.dtype}")
+        message = f"{name}: expected {list(expected)} for {description.name}, got {list(field.shape)}"
+        if field.dim() != len(expected):
+            raise BadTensorShapeError(message)
+        for got, size in zip(field.shape, expected):
+            ops.check_size(got == size, lambda message=message: message)
 
 
 def _check_rest(activation: torch.Tensor, bias: torch.Tensor | None, rows: int, k: int, out_dtype: torch.dtype, mode: int) -> None:
@@ -140,14 +170,18 @@ def _gemm_any(weight, activation, bias, fmt, rows, k, packed, constant_weight, o
     return cpu.gemm(fields, description, activation, bias, out_dtype, _core.BLOCK_MODES[mode], transposed_out)
 
 
+def _check_fields_device(device: torch.device) -> None:
+    if device.type not in ("cpu", "meta"):
+        raise DeviceNotSupportedError(f"levels: expected a tensor on the CPU, for a GPU takes blocks or tiles, got one on {device}")
+
+
 def _gemm_fields_any(levels, high, d, m, activation, bias, fmt, out_dtype, mode, transposed_out):
     device = ops._common_device(levels, d, activation, high, m, bias, names=_FIELD_NAMES, required=3)
-    if device.type != "cpu":
-        raise DeviceNotSupportedError(f"levels: expected a tensor on the CPU, for a GPU takes blocks or tiles, got one on {device}")
-    description = _weight_format(fmt)
+    _check_fields_device(device)
+    description, fields = _weight_format(fmt), layout.Parts(d, m, high, levels)
+    _check_fields(fields, description)
     _check_rest(activation, bias, d.shape[0], d.shape[1] * BLOCK, out_dtype, mode)
     _check_strides("activation", activation, lookup("q8_1"))
-    fields = layout.Parts(d, m, high, levels)
     return cpu.gemm(fields, description, activation, bias, out_dtype, _core.BLOCK_MODES[mode], transposed_out)
 
 
@@ -176,7 +210,9 @@ def _gemm_fake(weight, activation, bias, fmt, rows, k, packed, constant_weight, 
 
 @torch.library.register_fake("scaled_mm::block_gemm_fields")
 def _gemm_fields_fake(levels, high, d, m, activation, bias, fmt, out_dtype, mode, transposed_out):
-    ops._common_device(levels, d, activation, high, m, bias, names=_FIELD_NAMES, required=3)
+    device = ops._common_device(levels, d, activation, high, m, bias, names=_FIELD_NAMES, required=3)
+    _check_fields_device(device)
+    _check_fields(layout.Parts(d, m, high, levels), _weight_format(fmt))
     _check_rest(activation, bias, d.shape[0], d.shape[1] * BLOCK, out_dtype, mode)
     return levels.new_empty(_shape(d.shape[0], activation, transposed_out), dtype=out_dtype)
 

@@ -142,6 +142,54 @@ def test_what_an_operator_cannot_compute_is_refused_with_the_arguments_name(chan
         call(**{"weight_q": weight("q4_0"), "x": activation(), **changed})
 
 
+def fields_of(fmt: str, **changed) -> list:
+    d, m, high, levels = sm.pack_block_weight(weight(fmt), fmt).fields
+    return list({**dict(levels=levels, high=high, d=d, m=m), **changed}.values())
+
+
+@pytest.mark.parametrize("fmt, changed, error, message", [
+    ("q5_0", dict(high=None), BadParamError, "^high: expected a tensor for q5_0, got None"),
+    ("q4_1", dict(m=None), BadParamError, "^m: expected a tensor for q4_1, got None"),
+    ("q4_0", dict(m=torch.zeros(M, 3, dtype=torch.half)), BadParamError, "^m: expected None for q4_0, got a tensor"),
+    ("q4_0", dict(levels=torch.zeros(3, 3, 16, dtype=torch.uint8)), BadTensorShapeError, r"^levels: expected \[40, 3, 16\] for q4_0, got \[3, 3, 16\]"),
+    ("q8_0", dict(levels=torch.zeros(M, 3, 16, dtype=torch.uint8)), BadTensorDtypeError, "^levels: expected torch.int8 for q8_0, got torch.uint8"),
+    ("q4_0", dict(d=torch.zeros(M, dtype=torch.half)), BadTensorShapeError, r"^d: expected 2 dimensions \[M, K/32\], got \[40\]"),
+    ("q4_0", dict(d=torch.zeros(M, 3)), BadTensorDtypeError, "^d: expected torch.float16 for q4_0, got torch.float32"),
+])  # fmt: skip
+def test_fields_that_are_not_those_of_the_format_are_refused_also_without_data(fmt, changed, error, message):
+    rest = (ops.format_code(fmt), torch.float32, ops.mode_code("auto"), True)
+    with pytest.raises(error, match=message):
+        ops.block_gemm_fields(*fields_of(fmt, **changed), activation(), None, *rest)
+    with pytest.raises(error, match=message):
+        meta = [field if field is None else field.to("meta") for field in fields_of(fmt, **changed)]
+        ops.block_gemm_fields(*meta, activation().to("meta"), None, *rest)
+
+
+@pytest.mark.parametrize("rows, k", [(40, 97), (-5, 96), (40, -32)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_and_k_that_no_weight_has_are_refused(rows, k, packed):
+    for device in ("cpu", "meta"):
+        x, given = activation().to(device), (torch.zeros(1, 1, 9216, dtype=torch.uint8) if packed else weight("q4_0")).to(device)
+        with pytest.raises(BadTensorShapeError, match=f"^weight: expected rows and k of 0 or more, k a multiple of 32, got {rows} and {k}"):
+            ops.block_gemm(given, x, None, ops.format_code("q4_0"), rows, k, packed, False, torch.float32, ops.mode_code("auto"), True)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "packed"])
+def test_a_descriptor_runs_inside_a_compiled_function(kind):
+    given = weight("q5_1") if kind == "blocks" else sm.pack_block_weight(weight("q5_1"), "q5_1")
+    out, x = torch.empty(N, M).t(), activation()
+    with sm.create_block_descriptor(sm.Handle("cpu"), out=out, weight=given, activation=x) as descriptor:
+
+        @torch.compile(backend="eager")
+        def layer(out, x):
+            descriptor.calculate(out, given, x)
+            return out + 1
+
+        got = layer(out, x)
+        torch._dynamo.reset()
+        assert torch.equal(got.t(), sm.block_linear(x, sm.pack_block_weight(weight("q5_1"), "q5_1")) + 1)
+
+
 def test_a_descriptors_operator_takes_no_cpu_tensors():
     with pytest.raises(InternalError, match="^block_calculate: it takes CUDA tensors"):
         ops.block_calculate(0, torch.empty(M, N), weight("q4_0"), activation(), None, None, ops.format_code("q4_0"), M, K, False, -1)

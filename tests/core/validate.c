@@ -246,7 +246,7 @@ static void check_calculate(scaledMMHandle_t handle) {
 static void check_blocks(scaledMMHandle_t handle) {
   enum { ROWS = 65, TOKENS = 9, VALUES = 288 };
   const scaledMMTensorDesc_t blocks = {SCALED_MM_DTYPE_Q4_0, 2, {ROWS, VALUES}, {VALUES / 32 * 18, 1}, 1, 0};
-  const scaledMMTensorDesc_t packed = {SCALED_MM_DTYPE_Q4_0, 2, {ROWS, VALUES}, {0, 0}, 16, SCALED_MM_TENSOR_PACKED | SCALED_MM_TENSOR_CONSTANT};
+  const scaledMMTensorDesc_t packed = {SCALED_MM_DTYPE_Q4_0, 2, {ROWS, VALUES}, {-1, INT64_MAX} /* not read */, 16, SCALED_MM_TENSOR_PACKED | SCALED_MM_TENSOR_CONSTANT};
   const scaledMMTensorDesc_t activation = {SCALED_MM_DTYPE_Q8_1, 2, {TOKENS, VALUES}, {VALUES / 32 * 36, 1}, 1, 0};
   const scaledMMTensorDesc_t floats = {SCALED_MM_DTYPE_FLOAT16, 2, {TOKENS, VALUES}, {VALUES, 1}, 16, 0};
   const scaledMMTensorDesc_t out = {SCALED_MM_DTYPE_FLOAT32, 2, {ROWS, TOKENS}, {1, ROWS}, 16, 0};
