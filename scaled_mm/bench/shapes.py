@@ -46,12 +46,16 @@ class Case:
 
 
 def parse_ms(text: str) -> tuple[int, ...]:
-    """`"1,16,4096"` -> (1, 16, 4096). Raises ValueError for anything that is not a positive integer."""
-    values = []
+    """`"1,16-18,4096"` -> (1, 16, 17, 18, 4096). Raises ValueError for what is neither a positive integer nor a range of such."""
+    values: list[int] = []
     for token in filter(None, (part.strip() for part in text.split(","))):
-        if not token.isdigit() or int(token) == 0:
-            raise ValueError(f"M must be a positive integer, got {token!r}")
-        values.append(int(token))
+        ends = token.split("-")
+        if len(ends) > 2 or not all(end.isdigit() and int(end) > 0 for end in ends):
+            raise ValueError(f"M must be a positive integer or a range like 1-64, got {token!r}")
+        first, last = int(ends[0]), int(ends[-1])
+        if last < first:
+            raise ValueError(f"M: expected a range whose end is not below its start, got {token!r}")
+        values += range(first, last + 1)
     if not values:
         raise ValueError("expected at least one M, got an empty list")
     return tuple(dict.fromkeys(values))

@@ -50,7 +50,13 @@ def test_m_keeps_its_order_and_drops_repeats():
     assert parse_ms("16, 1,16,4096") == (16, 1, 4096)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "1,x"])
+def test_a_range_of_m_has_both_its_ends():
+    assert parse_ms("1-4,3,64-65, 7-7") == (1, 2, 3, 4, 64, 65, 7)
+    with pytest.raises(ValueError, match="end is not below its start, got '4-1'"):
+        parse_ms("4-1")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "1,x", "1-", "1-2-3", "0-4"])
 def test_an_m_that_is_no_positive_integer_is_refused(text):
     with pytest.raises(ValueError, match="positive integer"):
         parse_ms(text)
