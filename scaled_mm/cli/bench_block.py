@@ -179,7 +179,7 @@ def _print_cases(document: BlockDocument, console: Console) -> None:
 
     table = common.narrow_table(f"{document.environment.gpu}: microseconds per call")
     for title in ("format", "weight", *report.header(document)):
-        table.add_column(title, justify="left" if title in ("format", "weight", "kernel") else "right")
+        table.add_column(title, justify="left" if title in ("format", "weight", "kernel") else "right", overflow="fold")
     for (fmt, shape), cases in analysis.weights(document).items():
         for case in cases:
             cells = [cell.replace("`", "") for cell in report.row(document, case)]

@@ -138,23 +138,25 @@ def _tables(document: BlockDocument) -> list[Block]:
 
 
 def header(document: BlockDocument) -> list[str]:
+    """The columns of a table; those of llama.cpp only where there are times of it."""
     names = [one.name for one in document.implementations if one.unavailable is None]
     ours = [name for name in names if name in OURS_ALL[:2]]
-    return ["tokens", *names, "TB/s", "TOPS", "llama.cpp", *(f"llama.cpp / {name}" for name in ours), f"within {ERROR_BOUND:g}", "kernel"]
+    llama = ["llama.cpp", *(f"llama.cpp / {name}" for name in ours)] if document.llama.status != "none" else []
+    return ["tokens", *names, "TB/s", "TOPS", *llama, f"within {ERROR_BOUND:g}", "kernel"]
 
 
 def row(document: BlockDocument, case: BlockCaseRecord) -> list[str]:
     """The cells of a case, in the order of `header`."""
     names = [one.name for one in document.implementations if one.unavailable is None]
     us = analysis.us_of(case, OURS)
-    rates = ("—", "—") if us is None else (f"{analysis.terabytes(case, us):.3g}", f"{tops(case.M, case.N, case.K, us):.3g}")
+    rates = ("—", "—") if us is None else (f"{analysis.terabytes(case, us):.4f}", f"{tops(case.M, case.N, case.K, us):.3f}")
     ratios = [analysis.llama_ratio(case, name) for name in names if name in OURS_ALL[:2]]
+    llama = ["—" if case.llama_us is None else f"{case.llama_us:.2f}", *("—" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)]
     return [
         str(case.M),
         *(_time(case, name) for name in names),
         *rates,
-        "—" if case.llama_us is None else f"{case.llama_us:.2f}",
-        *("—" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
+        *(llama if document.llama.status != "none" else []),
         analysis.check_of(case),
         "—" if (kernel := analysis.kernel_of(case)) is None else f"`{kernel}`",
     ]
