@@ -112,6 +112,32 @@ def test_the_check_sees_one_wrong_element_of_the_slice_and_any_that_is_not_finit
     ours.release()
 
 
+def test_mode_auto_on_a_gpu_is_what_the_tile_table_says(monkeypatch):
+    from scaled_mm.build import dispatch
+    from scaled_mm.tables.schema import ModeRule
+
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(peers, "our_handle", lambda device: argparse.Namespace(arch="sm90"))
+    assert peers.auto_mode(gpu, 1) == dispatch.callable_table("sm90").block.auto[0].mode  # the table that is there
+    rules = [ModeRule(m=8, mode="w4a16"), ModeRule(m=64, mode="w4a8"), ModeRule(mode="w4a16")]
+    table = argparse.Namespace(block=argparse.Namespace(auto=rules, rows=[argparse.Namespace(name="row_a")]))
+    monkeypatch.setattr(dispatch, "callable_table", lambda arch: table)
+    assert [peers.auto_mode(gpu, m) for m in (1, 8, 9, 64, 65, 4096)] == ["w4a16", "w4a16", "w4a8", "w4a8", "w4a16", "w4a16"]
+    assert [peers.auto_mode(CPU, m) for m in (1, 9)] == ["w4a16"] * 2
+
+
+def test_a_row_to_force_is_looked_up_in_the_section_of_block_products(monkeypatch):
+    from scaled_mm.bench import peers as int8_peers
+    from scaled_mm.build.dispatch import callable_table
+
+    monkeypatch.setattr(int8_peers, "our_handle", lambda device: argparse.Namespace(arch="sm90"))
+    gpu, row = torch.device("cuda:0"), callable_table("sm90").block.rows[0].name
+    chosen = bench_block._peers(parse("--block", "--kernel", row), gpu)
+    assert [peer.name for peer in chosen] == list(analysis.OURS_ALL)  # and none of a CPU's
+    with pytest.raises(sm.errors.KernelNotFoundError, match=f"--kernel: expected one of {row}, .*, got 'generic_64x64x64'"):
+        bench_block._peers(parse("--block", "--kernel", "generic_64x64x64"), gpu)
+
+
 def test_a_slice_is_spread_from_the_first_to_the_last():
     assert spread(5, 128, CPU).tolist() == [0, 1, 2, 3, 4] and spread(1, 4, CPU).tolist() == [0]
     assert spread(28672, 128, CPU)[[0, -1]].tolist() == [0, 28671] and len(spread(28672, 128, CPU)) == 128
