@@ -27,6 +27,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 #: Tokens in a batch, from one decoded token to a prefill chunk.
 LLM_M: tuple[int, ...] = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
+#: Numbers in a range of M: each is a product to be timed.
+LONGEST_RANGE = 4096
+
 #: What a CPU is asked for when the command line names nothing: the whole grid would take it hours.
 CPU_SHAPES = "8B_o"
 CPU_M: tuple[int, ...] = (1, 16, 64)
@@ -53,8 +56,8 @@ def parse_ms(text: str) -> tuple[int, ...]:
         if len(ends) > 2 or not all(end.isdigit() and int(end) > 0 for end in ends):
             raise ValueError(f"M must be a positive integer or a range like 1-64, got {token!r}")
         first, last = int(ends[0]), int(ends[-1])
-        if last < first:
-            raise ValueError(f"M: expected a range whose end is not below its start, got {token!r}")
+        if not first <= last < first + LONGEST_RANGE:
+            raise ValueError(f"M: expected a range from a number to one not below it, of at most {LONGEST_RANGE}, got {token!r}")
         values += range(first, last + 1)
     if not values:
         raise ValueError("expected at least one M, got an empty list")

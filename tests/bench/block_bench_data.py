@@ -27,6 +27,8 @@ Backend 1/2: CUDA0
   MUL_MAT(type_a=q4_0,type_b=f32,m=16,n=16,k=256,bs=[1,1],nr=[2,1]):                  8192 runs -    12.69 us/run -     3850 kB/run -  289.35 GB/s
   MUL_MAT(type_a=q4_1,type_b=f32,m=16,n=1,k=256,bs=[1,1],nr=[1,1]):                  8192 runs -     4.03 us/run -       18 kB/run -    4.33 GB/s
   MUL_MAT(type_a=q4_1,type_b=f16,m=16,n=1,k=256,bs=[1,1],nr=[1,1]):                  8192 runs -     3.03 us/run -       18 kB/run -    4.33 GB/s
+  MUL_MAT(type_a=q8_0,type_b=f32,m=4096,n=8,k=14336,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=64,o=1):        9318 runs -    95.05 us/run - 469.76 MFLOP/run - 8.53 TFLOPS
+  MUL_MAT(type_a=q8_0,type_b=f32,m=4096,n=8,k=14336,bs=[1,1],nr=[1,1],per=[0,1,2,3],k_v=0,o=2):        9318 runs -    96.05 us/run - 469.76 MFLOP/run - 8.53 TFLOPS
   MUL_MAT_ID(type_a=q4_0,type_b=f32,n_mats=8,n_used=2,b=0,m=4096,n=1,k=14336):        3408 runs -   300.00 us/run - 234.88 MFLOP/run - 1.00 TFLOPS
   MUL_MAT(type_a=q4_0,type_b=f32,m=4096,n=1,k=14336,bs=[1,1],nr=[1,1],per=[0,1,2,3]):                    852 runs -  9999.00 us/run - 117.44 MFLOP/run - 7.17 GFLOPS
   Backend CUDA0: OK

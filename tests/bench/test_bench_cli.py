@@ -75,7 +75,7 @@ def test_bench_without_json_prints_a_table(tmp_path, capsys):
         (["--shapes", ""], "--shapes: "),
         (["--m", "0"], "--m: M must be a positive integer"),
         (["--m", "a"], "--m: M must be a positive integer or a range like 1-64, got 'a'"),
-        (["--m", "9-3"], "--m: M: expected a range whose end is not below its start, got '9-3'"),
+        (["--m", "9-3"], "--m: M: expected a range from a number to one not below it, of at most 4096, got '9-3'"),
         (["--peers", "vllm"], "unknown peer 'vllm' on cpu"),
         (["--device", "toaster"], "--device: expected cuda, cuda:<index> or cpu, got 'toaster'"),
         (["--device", "meta"], "expected cuda"),

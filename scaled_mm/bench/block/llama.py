@@ -31,8 +31,8 @@ _PATIENCE_S = 1800
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _LINE = re.compile(r"^\s*MUL_MAT\((?P<parameters>.*)\):\s+\d+ runs -\s+(?P<us>[0-9.]+) us/run")
 _PARAMETER = re.compile(r"(\w+)=(\[[^\]]*\]|[^,]*)")
-# One product of a whole weight: no batch, nothing broadcast, nothing permuted, float32 activations.
-_PLAIN = {"type_b": "f32", "bs": "[1,1]", "nr": "[1,1]", "per": "[0,1,2,3]"}
+# One product of a whole weight: no batch, nothing broadcast, permuted, viewed or fused, float32 activations.
+_PLAIN = {"type_b": "f32", "bs": "[1,1]", "nr": "[1,1]", "per": "[0,1,2,3]", "v": "0", "k_v": "0", "o": "1"}
 
 
 @dataclass(frozen=True)
