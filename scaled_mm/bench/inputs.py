@@ -39,7 +39,7 @@ class WeightSets:
     def __init__(self, N: int, K: int, device: torch.device, generator: torch.Generator, sets: int | None = None):
         self.N, self.K, self.device = N, K, device
         cache = timing.last_level_cache_bytes(device)
-        self.sets = sets or timing.rotation(N * K, cache, _limit_bytes(device) // FORMAT_BYTES)
+        self.sets = sets or timing.rotation(N * K, cache, limit_bytes(device) // FORMAT_BYTES)
         self.cold = timing.is_cold(N * K, self.sets, cache)
         self.int8 = [_random_int8(N, K, device, generator) for _ in range(self.sets)]
         self.scale = [_random_scale((1, N), INT8_STD * math.sqrt(K), device, generator) for _ in range(self.sets)]
@@ -65,21 +65,18 @@ class WeightSets:
         return [s / FP8_STRETCH for s in self.scale]
 
 
-class Inputs:
-    """Everything one case needs: activations, the layer's weights, and the outputs that implementations share.
+class RotatedOutputs:
+    """The outputs of a case, [M, N], that implementations share, and the calls that fill them.
 
-    a: int8 [M, K]; a_scale: float32 [M, 1]; b(i): int8 [K, N], a view of weight set i with K contiguous;
-    b_scale(i): float32 [1, N]; out(i): bfloat16 [M, N]. Outputs rotate too, but no further than the cache asks for;
-    weight set 0 has an output of its own, so that after any number of rotated calls it still shows set 0's product.
-    The activations are one set: a layer's input was written by the layer before it and is in the cache.
+    Outputs rotate as the weights do, but no further than the cache asks for; weight set 0 has an output of its own, so
+    that after any number of rotated calls it still shows set 0's product. `weights` has `sets`, `cold` and `device`.
     """
 
-    def __init__(self, case: Case, weights: WeightSets, generator: torch.Generator):
+    def __init__(self, case: Case, weights, dtype: torch.dtype):
         self.case, self.weights, self.device = case, weights, weights.device
-        self.a = _random_int8(case.M, case.K, self.device, generator)
-        self.a_scale = _random_scale((case.M, 1), INT8_STD, self.device, generator)
-        self.slots = output_slots(weights.sets, case.M * case.N * 2, timing.last_level_cache_bytes(self.device))
-        self.outs = self.make_outputs(case.M, OUT_DTYPE)
+        cache = timing.last_level_cache_bytes(self.device)
+        self.slots = output_slots(weights.sets, case.M * case.N * dtype.itemsize, cache)
+        self.outs = self.make_outputs(case.M, dtype)
 
     def make_outputs(self, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
         """One [rows, N] tensor per output slot, for an implementation whose output differs from the shared ones."""
@@ -91,28 +88,6 @@ class Inputs:
 
     def out(self, i: int) -> torch.Tensor:
         return self.outs[self.slot(i)]
-
-    def b(self, i: int) -> torch.Tensor:
-        return self.weights.int8[i].t()
-
-    def b_scale(self, i: int) -> torch.Tensor:
-        return self.weights.scale[i]
-
-    @cached_property
-    def a_bf16(self) -> torch.Tensor:
-        return _dequantize(self.a, self.a_scale, torch.bfloat16)
-
-    @cached_property
-    def a_fp32(self) -> torch.Tensor:
-        return _dequantize(self.a, self.a_scale, torch.float32)
-
-    @cached_property
-    def a_fp8(self) -> torch.Tensor:
-        return _to_fp8(self.a)
-
-    @cached_property
-    def a_fp8_scale(self) -> torch.Tensor:
-        return self.a_scale / FP8_STRETCH
 
     def poison(self) -> None:
         """NaN into every shared output: what an implementation leaves unwritten then shows."""
@@ -143,12 +118,48 @@ class Inputs:
         return self.calls(make)
 
 
+class Inputs(RotatedOutputs):
+    """Everything one case needs: activations, the layer's weights, and the outputs that implementations share.
+
+    a: int8 [M, K]; a_scale: float32 [M, 1]; b(i): int8 [K, N], a view of weight set i with K contiguous;
+    b_scale(i): float32 [1, N]; out(i): bfloat16 [M, N].
+    The activations are one set: a layer's input was written by the layer before it and is in the cache.
+    """
+
+    def __init__(self, case: Case, weights: WeightSets, generator: torch.Generator):
+        super().__init__(case, weights, OUT_DTYPE)
+        self.a = _random_int8(case.M, case.K, self.device, generator)
+        self.a_scale = _random_scale((case.M, 1), INT8_STD, self.device, generator)
+
+    def b(self, i: int) -> torch.Tensor:
+        return self.weights.int8[i].t()
+
+    def b_scale(self, i: int) -> torch.Tensor:
+        return self.weights.scale[i]
+
+    @cached_property
+    def a_bf16(self) -> torch.Tensor:
+        return _dequantize(self.a, self.a_scale, torch.bfloat16)
+
+    @cached_property
+    def a_fp32(self) -> torch.Tensor:
+        return _dequantize(self.a, self.a_scale, torch.float32)
+
+    @cached_property
+    def a_fp8(self) -> torch.Tensor:
+        return _to_fp8(self.a)
+
+    @cached_property
+    def a_fp8_scale(self) -> torch.Tensor:
+        return self.a_scale / FP8_STRETCH
+
+
 def output_slots(sets: int, bytes_each: int, cache_bytes: int) -> int:
     """How many outputs to rotate over `sets` weights: beyond three caches, at least two where there are two weights."""
     return min(sets, max(2, math.ceil(timing.CACHE_MULTIPLE * cache_bytes / bytes_each)))
 
 
-def _limit_bytes(device: torch.device) -> int:
+def limit_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return CPU_LIMIT_BYTES
     free, _ = torch.cuda.mem_get_info(device)

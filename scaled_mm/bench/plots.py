@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,20 +96,28 @@ def speedup_figure(speedups: list[Speedup], against: str, document: BenchDocumen
 
 def curves_figure(document: BenchDocument, in_tops: bool) -> Figure:
     """One panel a shape: microseconds, or tera-operations per second, against M, and the roof."""
+    named = {f"{shape}: N={cases[0].N} K={cases[0].K}": cases for shape, cases in analysis.shapes(document).items()}
+    what = "TOPS" if in_tops else "microseconds per call"
+    heading = f"{document.environment.gpu}: {what} against M"
+    return panels(heading, named, lambda axes, cases: _draw_panel(axes, document, cases, in_tops))
+
+
+def panels(heading: str, named: Mapping[str, Sequence], draw: Callable[[Axes, Sequence], None]) -> Figure:
+    """A figure of one panel an entry of `named`, by its title; `draw` fills it."""
     from matplotlib.figure import Figure
 
-    shapes = analysis.shapes(document)
-    columns = min(3, len(shapes))
-    rows = math.ceil(len(shapes) / columns)
+    columns = min(3, len(named))
+    rows = math.ceil(len(named) / columns)
     figure = Figure(figsize=(4.6 * columns, 3.3 * rows + 0.6), layout="constrained")
-    for index, (shape, cases) in enumerate(shapes.items()):
+    for index, (title, cases) in enumerate(named.items()):
         axes = figure.add_subplot(rows, columns, index + 1)
-        _draw_panel(axes, document, cases, in_tops)
-        axes.set_title(f"{shape}: N={cases[0].N} K={cases[0].K}", fontsize=9)
-        if index == 0:
+        draw(axes, cases)
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.grid(True, which="major", linewidth=0.3)
+        if index == 0 and axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7)
-    what = "TOPS" if in_tops else "microseconds per call"
-    figure.suptitle(f"{document.environment.gpu}: {what} against M", fontsize=11)
+    figure.suptitle(heading, fontsize=11)
     return figure
 
 
@@ -124,14 +132,16 @@ def _draw_panel(axes: Axes, document: BenchDocument, cases: list[CaseRecord], in
         style = {"color": COLORS.get(name), "linewidth": 2.0 if name == OURS else 1.2}
         curve(lambda case, name=name: analysis.us_of(case, name), marker="o", markersize=3, label=name, **style)
     curve(lambda case: case.roof_us, linestyle="--", linewidth=1.0, color="black", label="roof")
+    log_axes(axes, [case.M for case in cases])
+    axes.set_xlabel("M", fontsize=8)
+
+
+def log_axes(axes: Axes, ticks: Sequence[int]) -> None:
+    """Both logarithmic, with these ticks alone below."""
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    ms = [case.M for case in cases]
-    axes.set_xticks(ms, [str(m) for m in ms], rotation=45)
+    axes.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45)
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("M", fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.grid(True, which="major", linewidth=0.3)
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -16,12 +16,14 @@ SCHEMA_VERSION = 1
 BENCH_JSON = "bench.json"
 
 
-class _Model(BaseModel):
+class Model(BaseModel):
+    """What all records share: a field that is not known is refused."""
+
     # NaN is a result (an output that was never written): JSON has no word for it but "NaN".
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
 
-class Clocks(_Model):
+class Clocks(Model):
     """One reading of the GPU's state; `when` says at what point of the run."""
 
     when: str
@@ -31,7 +33,7 @@ class Clocks(_Model):
     temperature_c: float | None = None
 
 
-class Environment(_Model):
+class Environment(Model):
     """Where the numbers come from. `gpu` is the CPU's model when device is "cpu"; `arch` then is "cpu"."""
 
     device: str
@@ -55,7 +57,7 @@ class Environment(_Model):
     nvidia_smi: str  # "read", or why it was not
 
 
-class Implementation(_Model):
+class Implementation(Model):
     """A peer of the run. unavailable: why it could not run, null when it could. rival: counts for the speed-up."""
 
     name: str
@@ -67,7 +69,7 @@ class Implementation(_Model):
     unavailable: str | None
 
 
-class Result(_Model):
+class Result(Model):
     """One implementation on one case: either measured (`us`, `samples`, ...) or `failed` with its message.
 
     error: ||out - reference|| / ||reference||. bit_equal: torch.equal with the reference, for ours also after the timed
@@ -95,7 +97,7 @@ class Result(_Model):
         return self
 
 
-class CaseRecord(_Model):
+class CaseRecord(Model):
     """One product. rotation: weight sets; cold: whether they exceed the cache; check: "checked", or why not."""
 
     shape: str
@@ -111,7 +113,7 @@ class CaseRecord(_Model):
     results: dict[str, Result]
 
 
-class OverheadRecord(_Model):
+class OverheadRecord(Model):
     """Host microseconds per call of a tiny product, or why it failed."""
 
     name: str
@@ -121,7 +123,7 @@ class OverheadRecord(_Model):
     failed: str | None = None
 
 
-class Settings(_Model):
+class Settings(Model):
     budget_ms: float
     rounds: int
     check: bool
@@ -130,7 +132,7 @@ class Settings(_Model):
     kernel: str | None
 
 
-class BenchDocument(_Model):
+class BenchDocument(Model):
     schema_version: int = SCHEMA_VERSION
     created: str
     command: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from scaled_mm.bench import analysis, blocks
@@ -56,8 +57,8 @@ def contents(document: BenchDocument, recorded: Recorded, drawn: list[Path] | No
         *_mean_tables("Speed-up measured in this run", analysis.measured_speedups(document)),
         *_recorded_section(document, recorded),
         *_overhead_table(document),
-        *_what_did_not_run(document),
-        *_plots_section(drawn),
+        *what_did_not_run(document, _name),
+        *plots_section(drawn),
     ]
 
 
@@ -66,6 +67,11 @@ def _title(document: BenchDocument) -> str:
 
 
 def _head(document: BenchDocument) -> list[Block]:
+    return [Heading(1, _title(document)), Command(document.command), environment_table(document), Text(_method(document))]
+
+
+def environment_table(document) -> Table:
+    """Where the numbers of a document come from; it has `environment`, `created` and `clocks`."""
     env = document.environment
     commit = (env.git_commit or "none") + (" with changes" if env.git_dirty else "")
     rows = [
@@ -79,7 +85,7 @@ def _head(document: BenchDocument) -> list[Block]:
         ("made", document.created),
         *((f"clocks {clocks.when}", _clocks(clocks)) for clocks in document.clocks),
     ]
-    return [Heading(1, _title(document)), Command(document.command), Table(["", ""], rows, "ll"), Text(_method(document))]
+    return Table(["", ""], rows, "ll")
 
 
 def _clocks(clocks: Clocks) -> str:
@@ -136,21 +142,26 @@ def _summary(document: BenchDocument, recorded: Recorded) -> list[Block]:
         if case.check != "checked":
             unchecked[case.check] = unchecked.get(case.check, 0) + 1
     lines += [f"{count} cases {reason}." for reason, count in unchecked.items()]
-    spreads = [r.spread for case in document.cases for r in case.results.values() if r.spread is not None]
-    if spreads:
-        spreads.sort()
-        lines.append(
-            f"Noise: the rounds of one implementation differ by {spreads[len(spreads) // 2]:.1%} (median), "
-            f"{spreads[int(len(spreads) * 0.95)]:.1%} (95th percentile); smaller differences mean nothing."
-        )
-    return [Heading(2, "Summary"), Items(lines)]
+    return [Heading(2, "Summary"), Items(lines + noise(document.cases))]
+
+
+def noise(cases: Iterable) -> list[str]:
+    """A line on how far the rounds of one implementation are apart; none without times. A case has `results`."""
+    spreads = sorted(r.spread for case in cases for r in case.results.values() if r.spread is not None)
+    if not spreads:
+        return []
+    median, high = spreads[len(spreads) // 2], spreads[int(len(spreads) * 0.95)]
+    return [
+        f"Noise: the rounds of one implementation differ by {median:.1%} (median), "
+        f"{high:.1%} (95th percentile); smaller differences mean nothing."
+    ]
 
 
 def _shape_tables(document: BenchDocument) -> list[Block]:
     names = analysis.names_run(document)
     factors = {id(one.case): one for one in analysis.measured_speedups(document)}
     known = {one.name: one for one in document.implementations}
-    found: list[Block] = [Heading(2, "Microseconds per call"), Items([_legend(known[name]) for name in names])]
+    found: list[Block] = [Heading(2, "Microseconds per call"), Items([legend(known[name]) for name in names])]
     notes: list[str] = []
     for shape, cases in analysis.shapes(document).items():
         header = ["M", *names, "speed-up", "of roof", "bits", "kernel"]
@@ -176,7 +187,8 @@ def _shape_tables(document: BenchDocument) -> list[Block]:
     return found
 
 
-def _legend(one: Implementation) -> str:
+def legend(one: Implementation) -> str:
+    """`name`: what it is, and of which library."""
     origin = ", ".join(part for part in (one.version, one.library) if part is not None)
     return f"`{one.name}`: {one.label}{f' ({origin})' if origin else ''}"
 
@@ -252,7 +264,8 @@ def _overhead_table(document: BenchDocument) -> list[Block]:
     return [Heading(2, "Host overhead"), Text(said), Table(["call", "µs"], rows, "lr")]
 
 
-def _what_did_not_run(document: BenchDocument) -> list[Block]:
+def what_did_not_run(document, name_of: Callable[[object], str]) -> list[Block]:
+    """Implementations that could not run, and cases, named by `name_of`, on which one failed."""
     lines = [
         f"`{one.name}` ({one.label}): {one.unavailable}"
         for one in document.implementations
@@ -260,12 +273,13 @@ def _what_did_not_run(document: BenchDocument) -> list[Block]:
     ]
     grouped: dict[tuple[str, str], list[str]] = {}
     for case, name, message in analysis.failures(document):
-        grouped.setdefault((name, message), []).append(_name(case))
+        grouped.setdefault((name, message), []).append(name_of(case))
     lines += [f"`{name}` failed on {'; '.join(cases)}: {message}" for (name, message), cases in grouped.items()]
     return [Heading(2, "What did not run"), Items(lines)] if lines else []
 
 
-def _plots_section(drawn: list[Path] | None) -> list[Block]:
+def plots_section(drawn: list[Path] | None) -> list[Block]:
+    """The plots; why there are none where `drawn` is None."""
     if drawn is None:
         from scaled_mm.bench import plots
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from scaled_mm.bench import timing
-from scaled_mm.bench.inputs import Inputs, WeightSets
+from scaled_mm.bench.inputs import Inputs, RotatedOutputs, WeightSets
 from scaled_mm.bench.peers import OURS, RIVALS, Peer
 from scaled_mm.bench.record import CaseRecord, Implementation, OverheadRecord, Result
 from scaled_mm.bench.roofline import roof_us, traffic_bytes
@@ -40,6 +40,8 @@ class Options:
 
 #: Called before each step with the case and the implementation's name.
 Progress = Callable[[Case, str], None]
+Compare = Callable[[Peer, Callable[[], torch.Tensor]], dict]
+Again = Callable[[Peer, Result, timing.Runner], Result]
 
 
 def no_progress(case: Case, name: str) -> None:
@@ -81,24 +83,32 @@ class Layer:
     def __init__(self, cases: list[Case], device: torch.device, generator: torch.Generator, sets: int | None):
         self.cases = cases
         self._generator = generator
-        self._weights: WeightSets | None = WeightSets(cases[0].N, cases[0].K, device, generator, sets)
+        self._weights = self.make_weights(cases[0], device, generator, sets)
 
-    def inputs(self, case: Case) -> Inputs:
+    @staticmethod
+    def make_weights(case: Case, device: torch.device, generator: torch.Generator, sets: int | None):
+        return WeightSets(case.N, case.K, device, generator, sets)
+
+    @staticmethod
+    def make_inputs(case: Case, weights, generator: torch.Generator):
+        return Inputs(case, weights, generator)
+
+    def inputs(self, case: Case):
         """Fresh activations and outputs for one case, over the layer's weights."""
         assert self._weights is not None, "the layer is closed"
-        return Inputs(case, self._weights, self._generator)
+        return self.make_inputs(case, self._weights, self._generator)
 
     def close(self) -> None:
         """Lets go of the weights, so that the next layer's do not come on top of them."""
         self._weights = None
 
 
-def layers(cases: list[Case], device: torch.device, options: Options) -> Iterator[Layer]:
+def layers(cases: list[Case], device: torch.device, options: Options, kind: type[Layer] = Layer) -> Iterator[Layer]:
     """One layer after another, each closed before the next one is made."""
     generator = torch.Generator(device).manual_seed(options.seed)
     timing.wake(device)
     for group in group_by_weight(cases):
-        layer = Layer(group, device, generator, options.sets)
+        layer = kind(group, device, generator, options.sets)
         try:
             yield layer
         finally:
@@ -112,25 +122,14 @@ def run_case(inputs: Inputs, peers: list[Peer], gpu: str, options: Options, prog
     case = inputs.case
     progress(case, "reference")
     expected, check = reference_product(inputs, options)
-    results: dict[str, Result] = {}
-    runners: dict[str, timing.Runner] = {}
-    facts: dict[str, dict] = {}
-    try:
-        for peer in peers:
-            progress(case, peer.name)
-            try:
-                calls = peer.prepare(inputs)
-                facts[peer.name] = peer.details(inputs) | compare_once(peer, calls[0], inputs, expected)
-                runners[peer.name] = timing.open_runner(calls, inputs.device, options.budget_ms, inputs.weights.cold)
-            except Exception as error:  # noqa: BLE001 - recorded: a peer's failure is a result
-                results[peer.name] = Result(failed=describe(error))
-        progress(case, "timing")
-        for name, timed in timing.interleave(runners).items():
-            results[name] = as_result(timed, facts[name])
-        if OURS in runners and expected is not None and results[OURS].failed is None:
-            results[OURS] = _checked_after_timing(results[OURS], runners[OURS], inputs, expected)
-    finally:
-        close(runners, peers)
+
+    def compare(peer: Peer, call: Callable[[], torch.Tensor]) -> dict[str, float | bool]:
+        return compare_once(peer, call, inputs, expected)
+
+    def again(peer: Peer, result: Result, runner: timing.Runner) -> Result:
+        return result if peer.name != OURS or expected is None else _checked_after_timing(result, runner, inputs, expected)
+
+    results = time_peers(inputs, peers, options, compare, again, progress)
     return CaseRecord(
         shape=case.shape,
         M=case.M,
@@ -142,8 +141,36 @@ def run_case(inputs: Inputs, peers: list[Peer], gpu: str, options: Options, prog
         outputs=inputs.slots,
         cold=inputs.weights.cold,
         check=check,
-        results={peer.name: results[peer.name] for peer in peers},
+        results=results,
     )
+
+
+def time_peers(inputs: RotatedOutputs, peers: list[Peer], options: Options, compare: Compare, again: Again, progress: Progress) -> dict[str, Result]:
+    """Name -> result: every peer prepared and compared, then all of them timed in turns.
+
+    compare: what one call gives, for the record. again: the result of one that was timed, after a look at what its graph left.
+    """
+    results: dict[str, Result] = {}
+    runners: dict[str, timing.Runner] = {}
+    facts: dict[str, dict] = {}
+    try:
+        for peer in peers:
+            progress(inputs.case, peer.name)
+            try:
+                calls = peer.prepare(inputs)
+                facts[peer.name] = peer.details(inputs) | compare(peer, calls[0])
+                runners[peer.name] = timing.open_runner(calls, inputs.device, options.budget_ms, inputs.weights.cold)
+            except Exception as error:  # noqa: BLE001 - recorded: a peer's failure is a result
+                results[peer.name] = Result(failed=describe(error))
+        progress(inputs.case, "timing")
+        for name, timed in timing.interleave(runners).items():
+            results[name] = as_result(timed, facts[name])
+        for peer in peers:
+            if results[peer.name].failed is None:
+                results[peer.name] = again(peer, results[peer.name], runners[peer.name])
+    finally:
+        close(runners, peers)
+    return {peer.name: results[peer.name] for peer in peers}
 
 
 def reference_product(inputs: Inputs, options: Options) -> tuple[torch.Tensor | None, str]:

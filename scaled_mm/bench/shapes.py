@@ -27,6 +27,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
 #: Tokens in a batch, from one decoded token to a prefill chunk.
 LLM_M: tuple[int, ...] = (1, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
+#: Numbers in a range of M: each is a product to be timed.
+LONGEST_RANGE = 4096
+
 #: What a CPU is asked for when the command line names nothing: the whole grid would take it hours.
 CPU_SHAPES = "8B_o"
 CPU_M: tuple[int, ...] = (1, 16, 64)
@@ -46,12 +49,16 @@ class Case:
 
 
 def parse_ms(text: str) -> tuple[int, ...]:
-    """`"1,16,4096"` -> (1, 16, 4096). Raises ValueError for anything that is not a positive integer."""
-    values = []
+    """`"1,16-18,4096"` -> (1, 16, 17, 18, 4096). Raises ValueError for what is neither a positive integer nor a range of such."""
+    values: list[int] = []
     for token in filter(None, (part.strip() for part in text.split(","))):
-        if not token.isdigit() or int(token) == 0:
-            raise ValueError(f"M must be a positive integer, got {token!r}")
-        values.append(int(token))
+        ends = token.split("-")
+        if len(ends) > 2 or not all(end.isdigit() and int(end) > 0 for end in ends):
+            raise ValueError(f"M must be a positive integer or a range like 1-64, got {token!r}")
+        first, last = int(ends[0]), int(ends[-1])
+        if not first <= last < first + LONGEST_RANGE:
+            raise ValueError(f"M: expected a range from a number to one not below it, of at most {LONGEST_RANGE}, got {token!r}")
+        values += range(first, last + 1)
     if not values:
         raise ValueError("expected at least one M, got an empty list")
     return tuple(dict.fromkeys(values))

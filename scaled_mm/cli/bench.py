@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaled_mm.cli import common
+from scaled_mm.cli import bench_block, common
 
 if TYPE_CHECKING:
     import torch
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from scaled_mm.bench.peers import Peer
     from scaled_mm.bench.record import BenchDocument, OverheadRecord
-    from scaled_mm.bench.run import Options, Progress
+    from scaled_mm.bench.run import Options
     from scaled_mm.bench.shapes import Case
 
-HELP = "time INT8 products against vLLM, SGLang and torch, and write a report"
+HELP = "time INT8 products against vLLM, SGLang and torch, or block products against llama.cpp, and write a report"
 
 OK, FAILED, USAGE = 0, 1, 2
 
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=common.seed, help="seed of the random inputs; default a new one, which the report records")
     add("--render", type=Path, metavar="DIR", help="only render the report of DIR/bench.json again")
     add("--json", action="store_true", help="print the document on stdout")
+    bench_block.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,6 +58,15 @@ def run(args: argparse.Namespace) -> int:
     from scaled_mm.errors import ScaledMMError
 
     console = common.console(stderr=args.json)
+    try:
+        bench_block.check_options(args)
+        if args.block:
+            device = common.device_of(args.device)
+            planned = bench_block.plan(args, device)
+    except (ValueError, ScaledMMError) as error:
+        return _usage(str(error))
+    if args.block:
+        return bench_block.run(args, planned, _options(args, device), device, _command(args), console)
     if args.render is not None:
         return _render(args, console)
     try:
@@ -171,7 +181,7 @@ def _run_bench(
         if one.unavailable is not None:
             console.print(f"[yellow]not run:[/yellow] {one.name}: {escape(one.unavailable)}", highlight=False)
     here = [peer for peer, one in zip(chosen, document.implementations, strict=True) if one.unavailable is None]
-    with _progress(console, len(cases) * (len(here) + 2)) as step:
+    with common.progress_bar(console, len(cases) * (len(here) + 2)) as step:
         if args.overhead:  # first: what the process has done before shows in it
             document.overhead = run.run_overhead(here, device)
         for records in run.run_grid(cases, here, device, options, step):
@@ -179,7 +189,7 @@ def _run_bench(
             if (clocks := read_clocks(device, f"after {records[0].shape}")) is not None:
                 document.clocks.append(clocks)
             save(document, out)  # a run that is cut short leaves what it has
-            _log(console, f"{records[0].shape}: {len(records)} case{'s' * (len(records) > 1)}")
+            common.log(console, f"{records[0].shape}: {len(records)} case{'s' * (len(records) > 1)}")
     save(document, out)
     _finish(document, out, args, console)
     failed = [f"{case.shape} M={case.M}: {reason}" for case, name, reason in analysis.failures(document) if name == peers.OURS]
@@ -232,13 +242,13 @@ def _run_rows(
     environment = read_environment(device)
     out = args.out or common.writable_folder("--out", report_folder(environment))
     entries: list[dict] = []
-    with _progress(console, len(cases) * (len(names) + 1)) as step:
+    with common.progress_bar(console, len(cases) * (len(names) + 1)) as step:
         for layer in rows.run_rows(cases, names, device, options, step):
             entries += layer
             rows.save_rows(entries, out, environment, _command(args))
-            _log(console, f"{layer[0]['shape']}: {len(layer)} case{'s' * (len(layer) > 1)}")
+            common.log(console, f"{layer[0]['shape']}: {len(layer)} case{'s' * (len(layer) > 1)}")
     if args.json:
-        _print_json(entries)
+        common.print_json(entries)
     _print_rows(entries, console)
     console.print(f"wrote {out / rows.ROWS_JSON} and {rows.ROWS_MD}", highlight=False)
     return OK if all(entry["rows"] for entry in entries) else FAILED
@@ -255,7 +265,7 @@ def _render(args: argparse.Namespace, console: Console) -> int:
         return _usage(f"{args.render / record.BENCH_JSON}: {error}")
     console.print("wrote " + ", ".join(str(path) for path in paths), highlight=False)
     if args.json:
-        _print_json(record.load(args.render).model_dump(mode="json"))
+        common.print_json(record.load(args.render).model_dump(mode="json"))
     return OK
 
 
@@ -267,7 +277,7 @@ def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, consol
 
     paths = report.render(out)
     if args.json:
-        _print_json(document.model_dump(mode="json"))
+        common.print_json(document.model_dump(mode="json"))
     _print_cases(document, console)
     if document.overhead:
         _print_overhead(document.overhead, console)
@@ -278,12 +288,6 @@ def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, consol
     if (reason := plots.unavailable()) is not None:
         console.print(f"[yellow]no plots:[/yellow] {escape(reason)}", highlight=False)
     console.print(f"wrote {out / 'bench.json'}, " + ", ".join(path.name for path in paths), highlight=False)
-
-
-def _print_json(document: object) -> None:
-    import json
-
-    print(json.dumps(document))
 
 
 def _print_cases(document: BenchDocument, console: Console) -> None:
@@ -348,30 +352,3 @@ def _print_rows(entries: list[dict], console: Console) -> None:
     messages = {(name, message) for entry in entries for name, message in entry["failed"].items()}
     for name, message in sorted(messages):
         console.print(f"[yellow]failed:[/yellow] {name}: {escape(message)}", highlight=False)
-
-
-def _log(console: Console, text: str) -> None:
-    """A line for a log file; on a terminal the progress bar says it."""
-    if not console.is_terminal:
-        console.print(text, highlight=False)
-
-
-@contextmanager
-def _progress(console: Console, total: int) -> Iterator[Progress]:
-    """A progress bar on `console`; yields the callback that the grid calls before each step."""
-    from rich import progress
-
-    columns = (
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("{task.description}"),
-    )
-    with progress.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("preparing", total=total)
-
-        def step(case: Case, name: str) -> None:
-            bar.update(task, description=f"{case}: {name}")
-            bar.advance(task)
-
-        yield step

@@ -8,7 +8,8 @@ import re
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from scaled_mm.bench.run import Progress
+    from scaled_mm.bench.shapes import Case
     from scaled_mm.tables import TileTable
 
 SEED_LIMIT = 2**64  # torch's generators take 64 bits
@@ -144,3 +147,37 @@ def narrow_table(title: str, **options) -> Table:
     from rich.table import Table
 
     return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, **options)
+
+
+def print_json(document: object) -> None:
+    """On stdout, in one line."""
+    import json
+
+    print(json.dumps(document))
+
+
+def log(console: Console, text: str) -> None:
+    """A line for a log file; on a terminal the progress bar says it."""
+    if not console.is_terminal:
+        console.print(text, highlight=False)
+
+
+@contextmanager
+def progress_bar(console: Console, total: int) -> Iterator[Progress]:
+    """A progress bar on `console`; yields the callback that the grid calls before each step."""
+    from rich import progress
+
+    columns = (
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.description}"),
+    )
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("preparing", total=total)
+
+        def step(case: Case, name: str) -> None:
+            bar.update(task, description=f"{case}: {name}")
+            bar.advance(task)
+
+        yield step

@@ -10,9 +10,11 @@ from scaled_mm.cli import common
 
 HELP = "render the report of a bench or autotune run again, from its JSON, or compare two runs"
 
+RUNS = ("autotune.json", "bench.json", "bench_block.json")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a folder with autotune.json or bench.json, or both")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a folder with autotune.json, bench.json or bench_block.json, or some of them")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="print the times of DIR next to those of another run")
 
 
@@ -23,8 +25,9 @@ def run(args: argparse.Namespace) -> int:
     from scaled_mm.autotune import report as autotune_report
     from scaled_mm.bench import plots
     from scaled_mm.bench import report as bench_report
+    from scaled_mm.bench.block import report as block_report
 
-    renderers = {"autotune.json": autotune_report.render, "bench.json": bench_report.render}
+    renderers = {"autotune.json": autotune_report.render, "bench.json": bench_report.render, "bench_block.json": block_report.render}
     paths = []
     for name in _runs("DIR", args.directory):
         with _naming(args.directory / name):
@@ -39,9 +42,9 @@ def _runs(option: str, directory: Path) -> list[str]:
     """The JSON files of a folder that are runs, the tuning run first."""
     from scaled_mm.errors import BadParamError
 
-    found = [name for name in ("autotune.json", "bench.json") if (directory / name).is_file()]
+    found = [name for name in RUNS if (directory / name).is_file()]
     if not found:
-        raise BadParamError(f"{option}: expected a folder with autotune.json or bench.json, got {directory}")
+        raise BadParamError(f"{option}: expected a folder with {', '.join(RUNS[:-1])} or {RUNS[-1]}, got {directory}")
     return found
 
 
@@ -62,20 +65,29 @@ class _naming:
             raise BadParamError(f"{self._path}: {error}") from error
 
 
-def times(directory: Path, option: str = "DIR") -> dict[tuple[int, int, int], float]:
-    """Microseconds of ours by product (M, N, K): of a tuning run the tuned rows', of a benchmark ours."""
+#: (weight: int8 or a block format, M, N, K)
+Product = tuple[str, int, int, int]
+
+
+def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
+    """Microseconds of ours by product: of a tuning run the tuned rows', else of a benchmark of INT8 ours; and ours of block products."""
     from scaled_mm.autotune import record as autotune_record
     from scaled_mm.bench import record as bench_record
     from scaled_mm.bench.analysis import us_of
+    from scaled_mm.bench.block import record as block_record
     from scaled_mm.bench.peers import OURS
 
-    name = _runs(option, directory)[0]
-    with _naming(directory / name):
-        if name == "autotune.json":
-            found = [(one, one.us) for one in autotune_record.load(directory).products]
-        else:
-            found = [(one, us_of(one, OURS)) for one in bench_record.load(directory).cases]
-    return {(one.M, one.N, one.K): us for one, us in found if us is not None}
+    names = _runs(option, directory)
+    found: list[tuple[str, object, float | None]] = []
+    with _naming(directory / names[0]):
+        if names[0] == "autotune.json":
+            found += [("int8", one, one.us) for one in autotune_record.load(directory).products]
+        elif names[0] == "bench.json":
+            found += [("int8", one, us_of(one, OURS)) for one in bench_record.load(directory).cases]
+    with _naming(directory / names[-1]):
+        if names[-1] == block_record.BLOCK_JSON:
+            found += [(one.fmt, one, us_of(one, OURS)) for one in block_record.load(directory).cases]
+    return {(weight, one.M, one.N, one.K): us for weight, one, us in found if us is not None}
 
 
 def _compare(directory: Path, other: Path) -> int:
@@ -92,9 +104,9 @@ def _compare(directory: Path, other: Path) -> int:
     return 0
 
 
-def _print(products: list[tuple[int, int, int]], these: Mapping, those: Mapping, directory: Path, other: Path) -> None:
+def _print(products: list[Product], these: Mapping, those: Mapping, directory: Path, other: Path) -> None:
     table = common.narrow_table("microseconds per call")
-    for header in ("M", "N", "K", str(directory), str(other), "times as fast"):
+    for header in ("weight", "M", "N", "K", str(directory), str(other), "times as fast"):
         table.add_column(header, justify="right")
     for product in products:
         table.add_row(*map(str, product), f"{these[product]:.2f}", f"{those[product]:.2f}", f"{those[product] / these[product]:.2f}")

@@ -184,7 +184,7 @@ def test_a_dry_run_lists_candidates_of_any_architecture_without_a_gpu(arch, caps
         (["--shapes", "1x4096x1000", "--arch", "sm90", "--dry-run"], "--shapes: expected sizes that tuned rows take, got 1x4096x1000"),
         (["--shapes", "1x1x1000000", "--arch", "sm89", "--dry-run"], "--shapes: expected K <= 131071, beyond which a 32-bit accumulator is not exact, got 1x1x1000000"),
         (["--shapes", f"{2**31}x64x64", "--arch", "sm89", "--dry-run"], "--shapes: expected M, N and K <= 2147483647, got 2147483648x64x64"),
-        (["--m", "0"], "--m: M must be a positive integer, got '0'"),
+        (["--m", "0"], "--m: M must be a positive integer or a range like 1-64, got '0'"),
         (["--arch", "sm70", "--dry-run"], "sm70"),
         (["--arch", "a file", "--dry-run"], "--arch: no tile table for 'a file'"),
         (["--device", "toaster"], "--device: expected cuda, cuda:<index> or cpu, got 'toaster'"),
@@ -247,10 +247,10 @@ def test_a_benchmark_can_be_compared_with_itself():
 
 def test_a_folder_without_a_run_is_refused_by_name(machine, tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
-    assert "DIR: expected a folder with autotune.json or bench.json" in capsys.readouterr().err
+    assert "DIR: expected a folder with autotune.json, bench.json or bench_block.json" in capsys.readouterr().err
     call(tmp_path / "one")
     assert main(["report", str(tmp_path / "one"), "--compare", str(tmp_path / "none")]) == 2
-    assert "--compare: expected a folder with autotune.json or bench.json" in capsys.readouterr().err
+    assert "--compare: expected a folder with autotune.json, bench.json or bench_block.json" in capsys.readouterr().err
     (tmp_path / "one" / "autotune.json").write_text('{"schema_version": 99}')
     assert main(["report", str(tmp_path / "one")]) == 2
     assert "autotune.json" in capsys.readouterr().err

@@ -7,18 +7,21 @@ import pytest
 import torch
 
 from scaled_mm.bench import timing
-from scaled_mm.bench.inputs import Inputs, WeightSets
+from scaled_mm.bench.block import peers as block_peers
+from scaled_mm.bench.block.cases import BlockCase
+from scaled_mm.bench.block.run import BlockLayer
 from scaled_mm.bench.peers import OURS, Ours, every_peer
+from scaled_mm.bench.run import Layer
 from scaled_mm.bench.shapes import LLM_SHAPES, Case
+from scaled_mm.block.formats import WEIGHT_FORMATS
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 
 
-def benchmark_peer(benchmark, peer, case: Case, device: torch.device, sets: int | None = None) -> None:
+def benchmark_peer(benchmark, peer, case: Case, device: torch.device, sets: int | None = None, layer: type[Layer] = Layer) -> None:
     if (reason := peer.available(device)) is not None:
         pytest.skip(f"{peer.name}: {reason}")
-    generator = torch.Generator(device).manual_seed(0)
-    inputs = Inputs(case, WeightSets(case.N, case.K, device, generator, sets), generator)
+    inputs = layer([case], device, torch.Generator(device).manual_seed(0), sets).inputs(case)
     runner = timing.open_runner(peer.prepare(inputs), device, budget_ms=10, cold=inputs.weights.cold)
     try:
         timed = timing.interleave({peer.name: runner})[peer.name]
@@ -45,3 +48,21 @@ def test_benchmark_on_a_cpu(benchmark, name):
 def test_benchmark_on_a_gpu(benchmark, name, shape, M):
     peer = next(peer for peer in [Ours(), *every_peer()] if peer.name == name)
     benchmark_peer(benchmark, peer, Case(shape, M, *LLM_SHAPES[shape]), torch.device("cuda:0"))
+
+
+def block_peer(name: str):
+    return next(peer for peer in block_peers.every_peer() if peer.name == name)
+
+
+@pytest.mark.parametrize("fmt", ["q4_0", "q8_0"])
+@pytest.mark.parametrize("name", [OURS, "ours_q8_1", "mm", "dequantize_mm"])
+def test_benchmark_of_block_products_on_a_cpu(benchmark, name, fmt):
+    benchmark_peer(benchmark, block_peer(name), BlockCase("256x256", 16, 256, 256, fmt), torch.device("cpu"), sets=4, layer=BlockLayer)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("M", [1, 16, 512])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
+@pytest.mark.parametrize("name", [OURS, "ours_w4a8"])
+def test_benchmark_of_block_products_on_a_gpu(benchmark, name, fmt, M):
+    benchmark_peer(benchmark, block_peer(name), BlockCase("8B_down", M, *LLM_SHAPES["8B_down"], fmt), torch.device("cuda:0"), layer=BlockLayer)

@@ -50,7 +50,15 @@ def test_m_keeps_its_order_and_drops_repeats():
     assert parse_ms("16, 1,16,4096") == (16, 1, 4096)
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "1.5", "1,x"])
+def test_a_range_of_m_has_both_its_ends():
+    assert parse_ms("1-4,3,64-65, 7-7") == (1, 2, 3, 4, 64, 65, 7)
+    for text in ("4-1", "1-4097", "1-99999999999999"):
+        with pytest.raises(ValueError, match=f"expected a range from a number to one not below it, of at most 4096, got '{text}'"):
+            parse_ms(text)
+    assert len(parse_ms("5-4100")) == 4096
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "1,x", "1-", "1-2-3", "0-4"])
 def test_an_m_that_is_no_positive_integer_is_refused(text):
     with pytest.raises(ValueError, match="positive integer"):
         parse_ms(text)

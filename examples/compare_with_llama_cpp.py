@@ -1,0 +1,55 @@
+"""Block products next to llama.cpp's, a line each: the benchmark's rooms without its report.
+
+    python examples/compare_with_llama_cpp.py [--llama build/bin/test-backend-ops] [--shapes 4096x14336] [--m 1,2,3,4,5,8,512]
+
+The shapes by default are those that `test-backend-ops perf -o MUL_MAT` prints. Without --llama the times that are recorded in
+this repository stand in, on the GPU that they are of. On a CPU pass smaller shapes, or a few minutes.
+`scaled-mm bench --block` is the same with a report, plots and more to compare with.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from scaled_mm.bench.block import analysis, llama
+from scaled_mm.bench.block.cases import parse_cases, parse_formats
+from scaled_mm.bench.block.peers import OURS_W4A8, every_peer
+from scaled_mm.bench.block.run import run_grid
+from scaled_mm.bench.environment import read_environment
+from scaled_mm.bench.peers import OURS
+from scaled_mm.bench.run import Options
+from scaled_mm.bench.shapes import parse_ms
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--llama", type=Path, help="llama.cpp's test-backend-ops")
+    parser.add_argument("--formats", default="q4_0,q8_0")
+    parser.add_argument("--shapes", default="4096x14336", help="rows of the weight x K, comma-separated")
+    parser.add_argument("--m", default="1,2,3,4,5,8,512", help="tokens")
+    parser.add_argument("--budget-ms", type=float, default=60.0)
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args(argv)
+
+    device = torch.device(args.device)
+    cases = parse_cases(parse_formats(args.formats), args.shapes, parse_ms(args.m))
+    times = llama.recorded(read_environment(device).gpu) if args.llama is None else llama.measure(args.llama, device)
+    peers = [peer for peer in every_peer() if peer.name in (OURS, OURS_W4A8)]
+    print(times.source.told)
+    print("format weight tokens       ours  ours_w4a8  llama.cpp  llama.cpp / ours  right")
+    right = True
+    for records in run_grid(cases, peers, device, Options(budget_ms=args.budget_ms), times):
+        for case in records:
+            us = [analysis.us_of(case, name) for name in (OURS, OURS_W4A8)] + [case.llama_us, analysis.llama_ratio(case, OURS)]
+            shown = ["-" if value is None else f"{value:.2f}" for value in us]
+            check = analysis.check_of(case)
+            right = right and check == "yes"
+            print(f"{case.fmt} {case.shape} {case.M:6d} {shown[0]:>10} {shown[1]:>10} {shown[2]:>10} {shown[3]:>17}  {check}", flush=True)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""From a GGUF file to a product: load a quantized weight, pack it, multiply, and compare with the dequantized product.
+
+    python examples/gguf_to_product.py [MODEL.gguf] [--tensor NAME] [--tokens 4] [--device cuda:0]
+
+Without a file a small one is written to a temporary folder first. Needs the package gguf (pip install gguf); a GPU is used
+if there is one. Exit status 1 if the product is further from the dequantized one than docs/BLOCK_FORMATS.md allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import gguf
+import torch
+
+import scaled_mm as sm
+
+BOUND = 2e-6
+
+
+def write_small_file(folder: Path) -> Path:
+    """A file with a layer in each of three formats and one norm, as a converted model has them."""
+    path, generator = folder / "small.gguf", torch.Generator().manual_seed(0)
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(1)
+    for name, fmt, rows, k in (("attn_q", "q4_0", 256, 512), ("ffn_up", "q5_1", 384, 512), ("ffn_down", "q8_0", 512, 384)):
+        q = sm.quantize_block(torch.randn(rows, k, generator=generator), fmt, rule="ggml")  # uint8 [rows, k/32, bytes of a block]
+        writer.add_tensor(f"blk.0.{name}.weight", q.flatten(-2).numpy(), raw_dtype=gguf.GGMLQuantizationType[fmt.upper()])
+    writer.add_tensor("output_norm.weight", torch.ones(512).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def multiply(name: str, tensor: sm.QuantizedTensor, tokens: int, device: str) -> float:
+    """Prints a line about one weight; returns ||y - x W^T|| / ||x W^T||, W dequantized, the product in float64."""
+    if tensor.q.dim() != 3:
+        print(f"{name}: {tensor.fmt} {list(tensor.shape)}, no matrix, left out")
+        return 0.0
+    rows, k = tensor.shape
+    q = tensor.q.to(device)
+    packed = sm.pack_block_weight(q, tensor.fmt)  # once a weight; the blocks can be let go afterwards
+    x = torch.randn(tokens, k, device=device).half()
+    y = sm.block_linear(x, packed, out_dtype=torch.float32, mode="w4a16")  # [tokens, rows]
+    want = x.double() @ sm.dequantize_block(q, tensor.fmt).double().t()
+    error = float((y.double() - want).norm() / want.norm())
+    print(f"{name}: {tensor.fmt} [{rows}, {k}], {tokens} tokens on {device}, relative error {error:.1e}")
+    return error
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, help="a GGUF file; default a small one that is written first")
+    parser.add_argument("--tensor", help="the tensor to multiply with; default every quantized matrix")
+    parser.add_argument("--tokens", type=int, default=4)
+    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        path = args.file or write_small_file(Path(folder))
+        tensors = sm.load_gguf(path, None if args.tensor is None else [args.tensor])
+        quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, sm.QuantizedTensor)}
+        print(f"{path.name}: {len(quantized)} of {len(tensors)} tensors are quantized")
+        errors = [multiply(name, tensor, args.tokens, args.device) for name, tensor in quantized.items()]
+    return 0 if errors and max(errors) <= BOUND else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
