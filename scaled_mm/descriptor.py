@@ -14,7 +14,7 @@ import torch
 
 from scaled_mm import _core, checks, fast, ops
 from scaled_mm.block import tiles
-from scaled_mm.block.formats import BLOCK, FORMATS
+from scaled_mm.block_formats import BLOCK, FORMATS
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.block import layout, product
-from scaled_mm.block.formats import BlockFormat, lookup
 from scaled_mm.block.quantize import quantize_block
+from scaled_mm.block_formats import BlockFormat, lookup
 
 FLOAT_ACTIVATIONS = (torch.float16, torch.bfloat16)
 """Those that a product takes as they are."""

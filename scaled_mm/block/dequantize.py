@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from scaled_mm.block import layout
-from scaled_mm.block.formats import BLOCK, BlockFormat, lookup
+from scaled_mm.block_formats import BLOCK, BlockFormat, lookup
 from scaled_mm.errors import BadTensorDtypeError
 from scaled_mm.quantize.ops import operator
 

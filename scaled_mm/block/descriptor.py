@@ -9,8 +9,8 @@ import torch
 from scaled_mm import _core, checks
 from scaled_mm import ops as plain_ops
 from scaled_mm.block import cpu, layout, ops
-from scaled_mm.block.formats import BLOCK, FORMATS, BlockFormat, lookup
 from scaled_mm.block.pack import PackedBlockWeight
+from scaled_mm.block_formats import BLOCK, FORMATS, BlockFormat, lookup
 from scaled_mm.descriptor import Handle, Plan, TensorDesc, _stream_address, strided_desc
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 

@@ -8,8 +8,8 @@ import torch
 
 from scaled_mm.block import ops
 from scaled_mm.block.cpu import FLOAT_ACTIVATIONS
-from scaled_mm.block.formats import BLOCK, WEIGHT_FORMATS, BlockFormat, lookup
 from scaled_mm.block.pack import PackedBlockWeight, check_matrix
+from scaled_mm.block_formats import BLOCK, WEIGHT_FORMATS, BlockFormat, lookup
 from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.ops import typed_error

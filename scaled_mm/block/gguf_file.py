@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import torch
 
 from scaled_mm.block.dequantize import dequantize_block
-from scaled_mm.block.formats import BLOCK, FORMATS
 from scaled_mm.block.pack import PackedBlockWeight, pack_block_weight
+from scaled_mm.block_formats import BLOCK, FORMATS
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
 
 # q8_1 is for activations; gguf's own size of it, 40 bytes, is that of an older one.

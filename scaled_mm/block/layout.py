@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from scaled_mm.block.formats import BLOCK, BlockFormat
+from scaled_mm.block_formats import BLOCK, BlockFormat
 from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError
 

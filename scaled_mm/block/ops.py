@@ -10,7 +10,7 @@ import torch
 
 from scaled_mm import _core, ops
 from scaled_mm.block import cpu, layout, tiles
-from scaled_mm.block.formats import BLOCK, BlockFormat, lookup, lookup_weight
+from scaled_mm.block_formats import BLOCK, BlockFormat, lookup, lookup_weight
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDtypeError,

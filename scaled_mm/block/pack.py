@@ -8,7 +8,7 @@ import torch
 
 from scaled_mm import checks
 from scaled_mm.block import layout, tiles
-from scaled_mm.block.formats import BLOCK, lookup, lookup_weight
+from scaled_mm.block_formats import BLOCK, lookup, lookup_weight
 from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.weight import is_written
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.block.formats import BLOCK, BlockFormat
 from scaled_mm.block.layout import Parts
+from scaled_mm.block_formats import BLOCK, BlockFormat
 
 # Values of the weight that are decoded at a time: 4 MiB of float32. More pays off with many tokens only, for a product packs all of them
 # again for each chunk, but at most 64 MiB.

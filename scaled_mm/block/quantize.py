@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from scaled_mm.block import layout
-from scaled_mm.block.formats import BLOCK, RULES, BlockFormat, lookup
+from scaled_mm.block_formats import BLOCK, RULES, BlockFormat, lookup
 from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.quantize.ops import operator

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 
 from scaled_mm.block import layout
-from scaled_mm.block.formats import BLOCK, TILE_BLOCKS, TILE_ROWS, BlockFormat
+from scaled_mm.block_formats import BLOCK, TILE_BLOCKS, TILE_ROWS, BlockFormat
 
 _W, _H, _G, _T = 4, 2, 8, 4
 _P, _E = TILE_BLOCKS // 2, 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaled_mm.block.formats import BLOCK, TILE_BLOCKS, TILE_ROWS, WEIGHT_FORMATS
+from scaled_mm.block_formats import BLOCK, TILE_BLOCKS, TILE_ROWS, WEIGHT_FORMATS
 from scaled_mm.tables.schema import KernelRow, RowCost
 
 GENERATIONS = ("block_mma", "block_wgmma")

@@ -7,7 +7,7 @@ from block_bench_data import PERF_LINES, PERF_US, write_program
 
 from scaled_mm.bench.block import llama
 from scaled_mm.bench.block.cases import TOKENS
-from scaled_mm.block.formats import WEIGHT_FORMATS
+from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.errors import BadParamError
 
 

@@ -18,7 +18,7 @@ from scaled_mm.bench.block.record import load
 from scaled_mm.bench.block.run import error_of, expected, run_grid, spread
 from scaled_mm.bench.peers import OURS
 from scaled_mm.bench.run import Options
-from scaled_mm.block.formats import WEIGHT_FORMATS
+from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.cli import bench, bench_block, main
 from scaled_mm.errors import BadParamError
 

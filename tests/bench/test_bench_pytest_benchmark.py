@@ -13,7 +13,7 @@ from scaled_mm.bench.block.run import BlockLayer
 from scaled_mm.bench.peers import OURS, Ours, every_peer
 from scaled_mm.bench.run import Layer
 from scaled_mm.bench.shapes import LLM_SHAPES, Case
-from scaled_mm.block.formats import WEIGHT_FORMATS
+from scaled_mm.block_formats import WEIGHT_FORMATS
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 

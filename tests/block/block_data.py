@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import torch
 
-from scaled_mm.block.formats import FORMATS
+from scaled_mm.block_formats import FORMATS
 
 ALL = tuple(FORMATS)
 WEIGHTS = tuple(name for name in ALL if name != "q8_1")

@@ -8,7 +8,7 @@ from block_data import WEIGHTS, random_blocks, relative_error, seeded
 
 import scaled_mm as sm
 from scaled_mm.block import ops, reference, tiles
-from scaled_mm.block.formats import FORMATS
+from scaled_mm.block_formats import FORMATS
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,

@@ -7,7 +7,7 @@ import torch
 from block_data import ALL, BLOCK_BYTES, WEIGHTS, random_blocks
 
 import scaled_mm as sm
-from scaled_mm.block.formats import FORMATS
+from scaled_mm.block_formats import FORMATS
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,

@@ -11,7 +11,7 @@ from block_data import BLOCK_BYTES, WEIGHTS, random_blocks
 
 import scaled_mm as sm
 from scaled_mm.block import tiles
-from scaled_mm.block.formats import FORMATS
+from scaled_mm.block_formats import FORMATS
 
 SHAPES = [(1, 1), (64, 8), (65, 9), (63, 7), (130, 17)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,3 +114,28 @@ def test_every_row_is_among_the_kernels_that_are_checked():
 @pytest.mark.parametrize("version, compressed", [("12.0.140", False), ("12.9.86", False), ("13.0.88", True), ("13.4.12", True)])
 def test_kernels_are_compressed_where_every_driver_reads_it(version, compressed):
     assert ("--compress-mode=size" in compile.nvcc_flags("sm90", Path("cutlass"), version)) is compressed
+
+
+_WITHOUT_TORCH = """
+import sys, types
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, NoTorch())
+package = types.ModuleType("scaled_mm")
+package.__path__ = [sys.argv[1]]
+sys.modules["scaled_mm"] = package
+from scaled_mm.build import library
+from scaled_mm.tables import load_table
+print(len(library.kernel_names(load_table("sm90"))))
+"""
+
+
+def test_the_room_that_builds_needs_no_torch_as_setup_py_has_none():
+    package = Path(library.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", _WITHOUT_TORCH, str(package)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(library.kernel_names(load_table("sm90")))

@@ -17,7 +17,7 @@ from fake_gpu_script import STREAM, Core, status_of
 import scaled_mm as sm
 from scaled_mm import TensorDesc, _core
 from scaled_mm.block import reference, tiles
-from scaled_mm.block.formats import FORMATS, WEIGHT_FORMATS
+from scaled_mm.block_formats import FORMATS, WEIGHT_FORMATS
 from scaled_mm.tables import load_table
 
 TABLE = load_table("sm90").block

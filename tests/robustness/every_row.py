@@ -15,7 +15,7 @@ import torch
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.block import reference as block_reference
-from scaled_mm.block.formats import WEIGHT_FORMATS
+from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.build import library
 from scaled_mm.tables import load_table
 

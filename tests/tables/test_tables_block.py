@@ -8,7 +8,7 @@ import json
 import pytest
 import yaml
 
-from scaled_mm.block.formats import WEIGHT_FORMATS
+from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.cli import main
 from scaled_mm.tables import KernelRow, available_tables, check_table, load_table, rules_block
 from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scaled_mm.bench.shapes import GROUPS, LLM_SHAPES, Case, group_by_weight
-from scaled_mm.block.formats import BLOCK, WEIGHT_FORMATS
+from scaled_mm.block_formats import BLOCK, WEIGHT_FORMATS
 from scaled_mm.errors import BadParamError
 
 SHAPES = "28672x8192,4096x14336,4096x4096"

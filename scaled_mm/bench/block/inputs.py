@@ -10,7 +10,7 @@ from scaled_mm.bench import timing
 from scaled_mm.bench.block.cases import BlockCase
 from scaled_mm.bench.inputs import RotatedOutputs, limit_bytes
 from scaled_mm.block import PackedBlockWeight, dequantize_block, pack_block_weight, quantize_block
-from scaled_mm.block.formats import BLOCK, lookup
+from scaled_mm.block_formats import BLOCK, lookup
 
 #: float32, as llama.cpp's products have it, and so that a result can be held to the bound of the documentation.
 OUT_DTYPE = torch.float32

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from scaled_mm.bench.block.record import LlamaSource
-from scaled_mm.block.formats import WEIGHT_FORMATS
+from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.errors import BadParamError
 
 RECORDED_FILE = "scaled_mm/bench/data/llama_cpp_h200.json"

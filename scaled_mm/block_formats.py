@@ -1,4 +1,6 @@
-"""The block formats of llama.cpp, one description each: everything else in this room is derived from it.
+"""The block formats of llama.cpp, one description each: the room `block`, and the rules of its kernels' tables, are derived from it.
+
+No torch here: setup.py builds kernels where there is none.
 
 A block holds 32 consecutive values of a row. Its bytes, little-endian, one after the other:
 
