@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(32 * mma_warps(kTokens), 1) mma_kernel(const _
   uint8_t* const stages = memory + warp * kStages * F::kBandBytes;
   const bool works = part < p.parts && band < p.bands;
   float sums[kTiles][4] = {};
-  const int begin = int(int64_t(p.tiles_k) * part / p.parts), count = works ? int(int64_t(p.tiles_k) * (part + 1) / p.parts) - begin : 0;
+  const int begin = p.tiles_k * part / p.parts, count = works ? p.tiles_k * (part + 1) / p.parts - begin : 0;  // K is an int: no overflow
   const uint8_t* const bands = p.tiles + (int64_t(band / 4) * p.tiles_k + begin) * F::kTileBytes + band % 4 * F::kBandBytes;
   const auto load = [&](int step) {
     if (kStages > 1 && step < count) {

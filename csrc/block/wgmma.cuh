@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   auto& s = *reinterpret_cast<typename S::Storage*>(memory);
   const int part = kSplit > 1 ? int(blockIdx.x) % kSplit : 0, place = int(blockIdx.x) / kSplit;
   const int group_of_rows = place % p.groups, token_tile = place / p.groups, first_token = token_tile * kTokens;
-  const int begin = int(int64_t(p.tiles_k) * part / kSplit), count = int(int64_t(p.tiles_k) * (part + 1) / kSplit) - begin;
+  const int begin = p.tiles_k * part / kSplit, count = p.tiles_k * (part + 1) / kSplit - begin;  // K is an int: no overflow
   const int64_t tiles_n = (int64_t(p.output.N) + kTileRows - 1) / kTileRows;
 
   const auto load_tiles = [&](int step, int stage) {
