@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     log = common.LogLines(console.is_terminal)
+    log.begin(f"{len(names)} kernels of {table.arch}, {args.jobs or os.cpu_count()} at a time")
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"kernels of {table.arch}", total=len(names))
 

@@ -134,6 +134,11 @@ class LogLines:
         self._terminal, self._seconds = terminal, seconds
         self._start = self._last = time.monotonic()
 
+    def begin(self, text: str) -> None:
+        """What is about to be done, at once."""
+        if not self._terminal:
+            print(text, file=sys.stderr, flush=True)
+
     def say(self, text: str) -> None:
         now = time.monotonic()
         if not self._terminal and now - self._last >= self._seconds:

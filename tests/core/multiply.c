@@ -191,7 +191,10 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: %s <arch> <row> <alignment> <fallback row> <M> <N> <K> <kernel library> ...\n", argv[0]);
     return 2;
   }
-  if (!open_driver()) return 77;
+  if (!open_driver()) {
+    fprintf(stderr, "%s: there is no GPU\n", argv[0]);
+    return 77;
+  }
   {
     const char *arch = argv[1], *row = argv[2], *fallback = argv[4];
     const int32_t alignment = atoi(argv[3]);

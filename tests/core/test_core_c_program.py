@@ -44,7 +44,7 @@ def test_a_c_program_multiplies_on_the_fake_gpu(c_program, fake_gpu):
 def test_without_a_driver_the_c_program_says_so(c_program, fake_gpu):
     row = TABLE.select(33, 96, 272).row
     done = fake_gpu.run(multiply(c_program("multiply"), row, [fake_gpu.kernels]), FAKE_CUINIT="100")
-    assert done.returncode == 77
+    assert done.returncode == 77 and "there is no GPU" in done.stderr
 
 
 def test_without_arguments_the_c_program_says_what_it_takes(c_program):

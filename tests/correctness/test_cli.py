@@ -324,9 +324,10 @@ def test_doctor_names_the_gpu_and_its_tile_table():
     assert findings["tile table of GPU 0"].found.startswith(f"{sm.Handle('cuda:0').arch}: ")
 
 
-def test_a_log_gets_a_line_of_progress_now_and_then_and_a_terminal_none(capsys):
+def test_a_log_gets_a_line_at_the_start_and_now_and_then_and_a_terminal_none(capsys):
     for terminal, seconds in ((False, 0.0), (True, 0.0), (False, 3600.0)):
         log = common.LogLines(terminal, seconds)
+        log.begin("3 kernels")
         log.say("1 of 3 kernels")
         log.say("2 of 3 kernels")
-    assert re.fullmatch(r"1 of 3 kernels, \d+ s\n2 of 3 kernels, \d+ s\n", capsys.readouterr().err)
+    assert re.fullmatch(r"3 kernels\n1 of 3 kernels, \d+ s\n2 of 3 kernels, \d+ s\n3 kernels\n", capsys.readouterr().err)
