@@ -1,5 +1,8 @@
 // llama.cpp's blocks, 32 values of a row with their scale in front (docs/BLOCK_FORMATS.md), and the tiles that kernels read: 64 rows of
 // 8 blocks, in the order of the tensor cores' fragments.
+//
+// A thread's levels of two blocks, of five bits: 16 pairs in five words; pair 8 block + 4 row + j is j of that fragment (levels.cuh). Bits 0, 5
+// and 10 on of word i's halves are pairs 3 i, 3 i + 1 and 3 i + 2, the first level of each in the low half; bit 15, the spare one, bit i of pair 15.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,9 +31,9 @@ struct Format {
   static constexpr int kLevelsOffset = kHighOffset + (kBits == 5 ? 4 : 0);
   static constexpr int kBytes = kLevelsOffset + (kBits == 8 ? kBlock : kBlock / 2);
 
-  // A tile: four bands of 16 rows, each with its levels, fifth bits, scales, minima.
-  static constexpr int kPairBytes = (kBits == 8 ? 2 : 1) * 512;  // of a band: levels of two blocks
-  static constexpr int kBandHigh = 4 * kPairBytes;
+  // A tile: four bands of 16 rows, each with its levels, fifth words, scales, minima.
+  static constexpr int kPairBytes = (kBits == 8 ? 2 : 1) * 512;  // of a band: levels of two blocks, 16 bytes a thread at a time
+  static constexpr int kBandHigh = 4 * kPairBytes;               // of five bits: the last of each thread's five words
   static constexpr int kBandScales = kBandHigh + (kBits == 5 ? 4 * 128 : 0);
   static constexpr int kBandMinima = kBandScales + 256;
   static constexpr int kBandBytes = kBandMinima + (kMinimum ? 256 : 0);

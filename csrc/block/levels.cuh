@@ -19,10 +19,10 @@ struct Pairs<__half> {
   __device__ static uint32_t minus(uint32_t q) {
     return bits(__hsub2(of(q), __half2half2(__ushort_as_half(0x6400 + kZero))));
   }
-  // kBase + 16 q in both: q - zero.
-  template <int kZero>
-  __device__ static uint32_t sixteenth_minus(uint32_t q) {
-    return bits(__hfma2(of(q), __float2half2_rn(1.0f / 16.0f), __float2half2_rn(-64.0f - kZero)));
+  // kBase + kOne q in both, kOne a power of two and q below 1024 / kOne: q - zero.
+  template <int kZero, int kOne>
+  __device__ static uint32_t scaled_minus(uint32_t q) {
+    return bits(__hfma2(of(q), __float2half2_rn(1.0f / kOne), __float2half2_rn(-1024.0f / kOne - kZero)));
   }
 };
 
@@ -43,32 +43,59 @@ struct RowFragment {
   uint32_t pairs[4];
 };
 
-// word: nibbles as a tile has them; high: their fifth bits, pair j's at bits j and 16 + j.
+// word: nibbles as a tile has them.
 template <class F, class T>
-__device__ inline RowFragment numbers_of_nibbles(uint32_t word, uint32_t high) {
+__device__ inline RowFragment numbers_of_nibbles(uint32_t word) {
   using P = Pairs<T>;
   RowFragment f;
-  constexpr bool kFive = F::kBits == 5;
   if constexpr (sizeof(T) == 2 && P::kBase == 0x64006400) {
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       const uint32_t w = j ? word >> 8 : word;
-      uint32_t low = (w & 0x000f000fu) | P::kBase, next = (w & 0x00f000f0u) | P::kBase;
-      if constexpr (kFive) {
-        low |= (j ? high << 2 : high << 4) & 0x00100010u;
-        next |= (j ? high << 5 : high << 7) & 0x01000100u;
-      }
-      f.pairs[j] = P::template minus<F::kZero>(low);
-      f.pairs[j + 1] = P::template sixteenth_minus<F::kZero>(next);
+      f.pairs[j] = P::template minus<F::kZero>((w & 0x000f000fu) | P::kBase);
+      f.pairs[j + 1] = P::template scaled_minus<F::kZero, 16>((w & 0x00f000f0u) | P::kBase);
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      uint32_t q = (word >> (4 * j) & 0x000f000fu) | P::kBase;
-      if constexpr (kFive) q |= high << (4 - j) & 0x00100010u;
-      f.pairs[j] = P::template minus<F::kZero>(q);
-    }
+    for (int j = 0; j < 4; ++j) f.pairs[j] = P::template minus<F::kZero>((word >> (4 * j) & 0x000f000fu) | P::kBase);
   }
+  return f;
+}
+
+// (word & mask) | base in one instruction: of two constants the compiler makes an AND and an OR.
+__device__ inline uint32_t bits_onto(uint32_t base, uint32_t word, uint32_t mask) {
+#if defined(__CUDA_ARCH__)
+  uint32_t made;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(made) : "r"(word), "r"(mask), "r"(base));
+  return made;
+#else
+  return (word & mask) | base;
+#endif
+}
+
+// Pair n of the 16 in a thread's five words (formats.cuh). n: a constant once loops are unrolled, or the words lie in memory.
+template <class F, class T>
+__device__ inline uint32_t number_of_fives(const uint32_t (&words)[5], int n) {
+  using P = Pairs<T>;
+  if (n == 15) {
+    uint32_t q = P::kBase;
+#pragma unroll
+    for (int i = 0; i < 5; ++i) q = bits_onto(q, words[i] >> (15 - i), 0x00010001u << i);
+    return P::template minus<F::kZero>(q);
+  }
+  const uint32_t word = words[n / 3];
+  if constexpr (P::kBase == 0x64006400) {  // its mantissa has room for the level where it is
+    if (n % 3 == 1) return P::template scaled_minus<F::kZero, 32>(bits_onto(P::kBase, word, 0x03e003e0u));
+  }
+  return P::template minus<F::kZero>(bits_onto(P::kBase, word >> (5 * (n % 3)), 0x001f001fu));
+}
+
+// Pairs first to first + 3 of them.
+template <class F, class T>
+__device__ inline RowFragment numbers_of_fives(const uint32_t (&words)[5], int first) {
+  RowFragment f;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) f.pairs[j] = number_of_fives<F, T>(words, first + j);
   return f;
 }
 
@@ -108,7 +135,7 @@ template <class F>
 struct PairLevels {
   static constexpr int kVectors = F::kBits == 8 ? 2 : 1;
   uint4 vectors[kVectors];
-  uint32_t high;
+  uint32_t fifth;  // of five bits: the last word
 
   // band: its bytes, aligned to 16.
   __device__ void load(const uint8_t* band, int pair, int lane) {
@@ -116,7 +143,7 @@ struct PairLevels {
     for (int i = 0; i < kVectors; ++i) {
       vectors[i] = *reinterpret_cast<const uint4*>(band + pair * F::kPairBytes + i * 512 + lane * 16);
     }
-    if constexpr (F::kBits == 5) high = *reinterpret_cast<const uint32_t*>(band + F::kBandHigh + pair * 128 + lane * 4);
+    if constexpr (F::kBits == 5) fifth = *reinterpret_cast<const uint32_t*>(band + F::kBandHigh + pair * 128 + lane * 4);
   }
 
   template <class T>
@@ -126,15 +153,15 @@ struct PairLevels {
       const uint4& v = vectors[block];
       f.set(0, numbers_of_bytes<T>(v.x, v.y));
       f.set(1, numbers_of_bytes<T>(v.z, v.w));
+    } else if constexpr (F::kBits == 5) {
+      const uint4& v = vectors[0];
+      const uint32_t words[5] = {v.x, v.y, v.z, v.w, fifth};
+      f.set(0, numbers_of_fives<F, T>(words, 8 * block));
+      f.set(1, numbers_of_fives<F, T>(words, 8 * block + 4));
     } else {
-      const uint32_t r0 = block ? vectors[0].z : vectors[0].x, r1 = block ? vectors[0].w : vectors[0].y;
-      uint32_t h0 = 0, h1 = 0;
-      if constexpr (F::kBits == 5) {
-        h0 = high >> (8 * block);
-        h1 = high >> (8 * block + 4);
-      }
-      f.set(0, numbers_of_nibbles<F, T>(r0, h0));
-      f.set(1, numbers_of_nibbles<F, T>(r1, h1));
+      const uint4& v = vectors[0];
+      f.set(0, numbers_of_nibbles<F, T>(block ? v.z : v.x));
+      f.set(1, numbers_of_nibbles<F, T>(block ? v.w : v.y));
     }
     return f;
   }

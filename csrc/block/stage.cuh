@@ -143,6 +143,16 @@ static __global__ void stage_activations(const __grid_constant__ StageParams p) 
   }
 }
 
+// Puts a pair of levels, the first in the low half, where formats.cuh has pair n of five bits.
+__device__ inline void put_five(uint32_t (&words)[5], int n, uint32_t levels) {
+  if (n < 15) {
+    words[n / 3] |= levels << (5 * (n % 3));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) words[i] |= (levels >> i & 0x00010001u) << 15;
+  }
+}
+
 // Tiles of a weight that lies in blocks. A thread block for a tile, a thread for two rows of it, as fragments have them.
 template <class F>
 __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t stride, int64_t rows, int64_t blocks, int tiles_k, uint8_t* tiles) {
@@ -154,11 +164,11 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
   const int tile_k = int(blockIdx.x % tiles_k), thread = int(threadIdx.x);
   const int t = thread % 4, g = thread / 4 % 8, warp = thread / 32, lane = thread % 32;
   uint8_t* const band = tiles + int64_t(blockIdx.x) * F::kTileBytes + warp * F::kBandBytes;
-  uint32_t high = 0;
-  for (int block = 0; block < kTileBlocks; ++block) {
-    const int pair = block / 2, odd = block % 2;
-    if (odd == 0) high = 0;
-    for (int i = 0; i < 2; ++i) {
+  for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
+    uint32_t fives[5] = {};
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int odd = part / 2, i = part % 2, block = 2 * pair + odd;
       const int64_t row = tile_m * kTileRows + warp * 16 + g + 8 * i, k = int64_t(tile_k) * kTileBlocks + block;
       const bool there = row < rows && k < blocks;
       const uint8_t* q = weight + row * stride + k * F::kBytes;
@@ -172,20 +182,24 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
           }
         }
         *reinterpret_cast<uint2*>(band + block * 512 + lane * 16 + i * 8) = make_uint2(words[0], words[1]);
+      } else if constexpr (F::kBits == 5) {
+        if (there) {
+          const uint8_t* h = q + F::kHighOffset;
+          const uint32_t all = h[0] | uint32_t(h[1]) << 8 | uint32_t(h[2]) << 16 | uint32_t(h[3]) << 24;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {  // elements 2 t + 8 j and the next: nibbles of two bytes, and two bits
+            const uint8_t* from = levels + 2 * t + 8 * (j % 2);
+            const int shift = j < 2 ? 0 : 4;
+            const uint32_t one = from[0] >> shift & 15, next = from[1] >> shift & 15, two = all >> (2 * t + 8 * j);
+            put_five(fives, 4 * part + j, one | (two & 1) << 4 | next << 16 | (two >> 1 & 1) << 20);
+          }
+        }
       } else {
         uint32_t word = 0;
         if (there) {
           for (int j = 0; j < 2; ++j) {  // bytes 2 t + 8 j and the next: their low nibbles are 16 elements before their high ones
             const uint32_t one = levels[2 * t + 8 * j], next = levels[2 * t + 8 * j + 1];
             word |= (one & 15) << (4 * j) | (one >> 4) << (4 * j + 8) | (next & 15) << (4 * j + 16) | (next >> 4) << (4 * j + 24);
-          }
-          if constexpr (F::kBits == 5) {
-            const uint8_t* h = q + F::kHighOffset;
-            const uint32_t all = h[0] | uint32_t(h[1]) << 8 | uint32_t(h[2]) << 16 | uint32_t(h[3]) << 24;
-            for (int j = 0; j < 4; ++j) {
-              const uint32_t two = all >> (2 * t + 8 * j) & 3;
-              high |= ((two & 1) | (two >> 1) << 16) << (8 * odd + 4 * i + j);
-            }
           }
         }
         *reinterpret_cast<uint32_t*>(band + pair * F::kPairBytes + lane * 16 + odd * 8 + i * 4) = word;
@@ -199,7 +213,8 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
       }
     }
     if constexpr (F::kBits == 5) {
-      if (odd) *reinterpret_cast<uint32_t*>(band + F::kBandHigh + pair * 128 + lane * 4) = high;
+      *reinterpret_cast<uint4*>(band + pair * F::kPairBytes + lane * 16) = make_uint4(fives[0], fives[1], fives[2], fives[3]);
+      *reinterpret_cast<uint32_t*>(band + F::kBandHigh + pair * 128 + lane * 4) = fives[4];
     }
   }
 }

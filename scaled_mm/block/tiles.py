@@ -1,10 +1,10 @@
 """Packed weights on a GPU: tiles of 64 rows by 8 blocks, each part in the order in which the threads of a kernel read it.
 
 uint8 [ceil(M/64), ceil(K/256), 512 * bytes of a block]; rows and blocks past the end are zero bytes. A tile is four bands of 16 rows, the parts
-of a band one after the other: levels, fifth bits (q5_0, q5_1), d, m (q4_1, q5_1). docs/BLOCK_FORMATS.md has the place of every byte. No arithmetic.
+of a band one after the other: levels, fifth words of levels (q5_0, q5_1), d, m (q4_1, q5_1). docs/BLOCK_FORMATS.md has the place of every byte. No arithmetic.
 
 Axes below: w and g, warp and group of a thread; h, which of its two rows; row = 16 w + 8 h + g. t, the thread in its group. Blocks are
-b = 2 p + e. Elements of a block: 8 q + 2 t + o, q = 2 y + s; of bytes 16 u + 8 v + 2 t + o.
+b = 2 p + e. Elements of a block: 8 q + 2 t + o, q = 2 y + s; of bytes 16 u + 8 v + 2 t + o. Pairs of five bits: n = 8 e + 4 h + q.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _chunks(tiles: torch.Tensor) -> Iterator[slice]:
 
 
 def _split(tiles: torch.Tensor, description: BlockFormat) -> list[torch.Tensor]:
-    """Views [R, C, w, bytes] of the parts of bands: levels, fifth bits or nothing, d, m or nothing."""
+    """Views [R, C, w, bytes] of the parts of bands: levels, fifth words or nothing, d, m or nothing."""
     blocks = TILE_ROWS * TILE_BLOCKS // _W
     halves = 2 * blocks
     sizes = [blocks * description.level_bytes, blocks * description.high_bytes, halves, halves if description.second else 0]
@@ -68,22 +68,28 @@ def _pack(q: torch.Tensor, description: BlockFormat, tiles: torch.Tensor) -> Non
     if description.signed:
         values = values.view(rows, _W, _H, _G, columns, TILE_BLOCKS, 2, 2, _T, 2)  # R w h g C b u v t o
         levels.copy_(values.permute(0, 4, 1, 5, 3, 8, 2, 7, 9, 6).reshape(levels.shape))
+    elif description.high_bytes:
+        words = _words_of_fives(values.view(rows, _W, _H, _G, columns, _P, _E, 4, _T, 2))
+        levels.copy_(words[..., :4, :].reshape(levels.shape))
+        high.copy_(words[..., 4, :].reshape(high.shape))
     else:
         values = values.view(rows, _W, _H, _G, columns, _P, _E, 2, 2, _T, 2)  # R w h g C p e y s t o
-        low = values & 15
-        low = low.select(8, 0) | (low.select(8, 1) << 4)
-        levels.copy_(low.permute(0, 4, 1, 5, 3, 8, 6, 2, 9, 7).reshape(levels.shape))
-        if description.high_bytes:
-            high.copy_(_gather_bits(values.flatten(7, 8) >> 4).reshape(high.shape))
+        pairs = values.select(8, 0) | (values.select(8, 1) << 4)
+        levels.copy_(pairs.permute(0, 4, 1, 5, 3, 8, 6, 2, 9, 7).reshape(levels.shape))
     d.copy_(_tiled_halves(fields.d, rows, columns).reshape(d.shape))
     if fields.second is not None:
         second.copy_(_tiled_halves(fields.second, rows, columns).reshape(second.shape))
 
 
-def _gather_bits(fifth: torch.Tensor) -> torch.Tensor:
-    """Bytes [R, C, w, p, g, t, o, e] of bits [R, w, h, g, C, p, e, q, t, o]: bit 4 h + q."""
-    bits = fifth.permute(0, 4, 1, 5, 3, 8, 9, 6, 2, 7)
-    return (bits.reshape(*bits.shape[:-2], 8) << layout.bit_numbers(bits.device)).sum(-1, dtype=torch.uint8)
+def _words_of_fives(values: torch.Tensor) -> torch.Tensor:
+    """The bytes [R, C, w, p, g, t, 5, 4] of a thread's five words, of levels [R, w, h, g, C, p, e, q, t, o].
+
+    Half o of word i has level o of pairs 3 i, 3 i + 1, 3 i + 2 at bits 0, 5, 10, and bit i of that of pair 15 at bit 15.
+    """
+    pairs = values.permute(0, 4, 1, 5, 3, 8, 6, 2, 7, 9).flatten(6, 8).to(torch.int16)  # R C w p g t n o
+    first, second, third = (pairs[..., field:15:3, :] for field in range(3))
+    halves = first | (second << 5) | (third << 10) | ((pairs[..., 15:, :] >> _word_numbers(pairs.device)) << 15)
+    return halves.contiguous().view(torch.uint8)
 
 
 def _tiled_halves(values: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
@@ -100,22 +106,32 @@ def _unpack(tiles: torch.Tensor, description: BlockFormat, q: torch.Tensor) -> N
     if description.signed:
         values = levels.reshape(rows, columns, _W, TILE_BLOCKS, _G, _T, _H, 2, 2, 2)  # R C w b g t h v o u
         values = values.permute(0, 2, 6, 4, 1, 3, 9, 7, 5, 8).reshape(whole).view(torch.int8)
+    elif description.high_bytes:
+        words = [part.reshape(rows, columns, _W, _P, _G, _T, count, 4) for part, count in ((levels, 4), (high, 1))]
+        values = _fives_of_words(torch.cat(words, -2)).reshape(whole)
     else:
         pairs = levels.reshape(rows, columns, _W, _P, _G, _T, _E, _H, 2, 2)  # R C w p g t e h o y
         values = torch.stack((pairs & 15, pairs >> 4), -1)
         values = values.permute(0, 2, 7, 4, 1, 3, 6, 9, 10, 5, 8).reshape(whole)  # R w h g C p e y s t o
-        if description.high_bytes:
-            values = values | (_scatter_bits(high, rows, columns).reshape(whole) << 4)
     high_bits, packed = layout.pack_levels(values, description)
     halves = [None if part.shape[-1] == 0 else _plain_halves(part, rows, columns) for part in (d, second)]
     parts = layout.Parts(*halves, high_bits, packed)
     layout.put_together(parts.slice(slice(0, q.shape[0]), slice(0, q.shape[1])), description, q)
 
 
-def _scatter_bits(high: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Bits [R, w, h, g, C, p, e, q, t, o]: the inverse of `_gather_bits`."""
-    bits = (high.reshape(rows, columns, _W, _P, _G, _T, 2, _E, 1) >> layout.bit_numbers(high.device)) & 1
-    return bits.unflatten(-1, (_H, 4)).permute(0, 2, 8, 4, 1, 3, 7, 9, 5, 6)
+def _fives_of_words(words: torch.Tensor) -> torch.Tensor:
+    """Levels [R, w, h, g, C, p, e, q, t, o]: the inverse of `_words_of_fives`."""
+    halves = words.view(torch.int16)
+    pairs = words.new_empty((*halves.shape[:-2], 16, 2))  # R C w p g t n o
+    for field in range(3):
+        pairs[..., field:15:3, :] = (halves >> 5 * field) & 31
+    pairs[..., 15, :] = (((halves >> 15) & 1) << _word_numbers(words.device)).sum(-2)
+    return pairs.unflatten(-2, (_E, _H, 4)).permute(0, 2, 7, 4, 1, 3, 6, 8, 5, 9)
+
+
+def _word_numbers(device: torch.device) -> torch.Tensor:
+    """[i, 1]: beside the halves of words."""
+    return torch.arange(5, dtype=torch.int16, device=device).unsqueeze(-1)
 
 
 def _plain_halves(part: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -49,17 +49,29 @@ def tile_of(rows: list[list[list[int]]], fmt: str) -> bytes:
                 if has_m:
                     tile[at + 256 : at + 258] = bytes(row[b][2:4])
         for p in range(4) if fmt != "q8_0" else ():
-            fifth_word = 0
-            for c, block in enumerate((low_row[2 * p], high_row[2 * p], low_row[2 * p + 1], high_row[2 * p + 1])):
-                word = sum(field(block, fmt, element)[0] << 4 * j for j, element in enumerate(elements))
-                at = band + p * 512 + lane * 16 + 4 * c
-                tile[at : at + 4] = word.to_bytes(4, "little")
-                for j, element in enumerate(elements):
-                    fifth_word |= field(block, fmt, element)[1] << (4 * c + j if j < 4 else 16 + 4 * c + j - 4)
+            quarters = (low_row[2 * p], high_row[2 * p], low_row[2 * p + 1], high_row[2 * p + 1])
             if fives:
+                words = five_words(quarters, fmt, elements)
                 at = band + 2048 + p * 128 + lane * 4
-                tile[at : at + 4] = fifth_word.to_bytes(4, "little")
+                tile[at : at + 4] = words[4].to_bytes(4, "little")
+            else:
+                words = [sum(field(block, fmt, element)[0] << 4 * j for j, element in enumerate(elements)) for block in quarters]
+            for c in range(4):
+                at = band + p * 512 + lane * 16 + 4 * c
+                tile[at : at + 4] = words[c].to_bytes(4, "little")
     return bytes(tile)
+
+
+def five_words(quarters: tuple[list[int], ...], fmt: str, elements: list[int]) -> list[int]:
+    """Every bit by itself: the 160 of 16 pairs of levels; quarters has four pairs of each block, elements their first halves, then their second."""
+    words = [0] * 5
+    for n in range(16):
+        for half in range(2):
+            low, fifth = field(quarters[n // 4], fmt, elements[n % 4 + 4 * half])
+            for bit in range(5):
+                word, place = (n // 3, n % 3 * 5 + bit) if n < 15 else (bit, 15)
+                words[word] |= ((low | fifth << 4) >> bit & 1) << (16 * half + place)
+    return words
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
@@ -74,6 +86,23 @@ def test_every_byte_is_where_the_documentation_says(fmt, m, blocks):
         for c in range(made.shape[1]):
             part = padded[64 * r : 64 * r + 64, 8 * c : 8 * c + 8].tolist()
             assert bytes(made[r, c].tolist()) == tile_of(part, fmt), (r, c)
+
+
+@pytest.mark.parametrize("fmt", ["q5_0", "q5_1"])
+def test_each_bit_of_a_thread_s_levels_of_five_bits_has_one_place(fmt):
+    # (block, row of the band, element) of lane 0 and bit of its level: (byte of the 16, or of the fifth word, and bit of it)
+    places = {(0, 0, 0, 0): (0, 0), (0, 0, 1, 4): (2, 4), (0, 0, 8, 0): (0, 5), (0, 0, 8, 3): (1, 0), (0, 0, 16, 0): (1, 2), (0, 0, 24, 0): (4, 0),
+              (0, 8, 0, 0): (4, 5), (0, 8, 24, 4): (9, 1), (1, 0, 0, 0): (9, 2), (1, 0, 8, 0): (12, 0), (1, 8, 16, 4): (2048 + 1, 6),
+              (1, 8, 24, 0): (1, 7), (1, 8, 24, 1): (5, 7), (1, 8, 24, 3): (13, 7), (1, 8, 24, 4): (2048 + 1, 7), (1, 8, 25, 4): (2048 + 3, 7)}  # fmt: skip
+    levels = 6 if fmt == "q5_0" else 8
+    for (block, row, element, bit), (byte, place) in places.items():
+        q = torch.zeros((64, 8, BLOCK_BYTES[fmt]), dtype=torch.uint8)
+        if bit < 4:
+            q[row, block, levels + element % 16] = 1 << bit + (4 if element >= 16 else 0)
+        else:
+            q[row, block, levels - 4 + element // 8] = 1 << element % 8
+        made = tiles.from_blocks(q, FORMATS[fmt]).flatten()
+        assert made.nonzero().flatten().tolist() == [byte] and made[byte] == 1 << place, (block, row, element, bit)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)

@@ -75,6 +75,15 @@ inline Block read_block(const uint8_t* p, int32_t format) {
 
 inline uint32_t word_at(const uint8_t* p) { return p[0] | p[1] << 8 | p[2] << 16 | uint32_t(p[3]) << 24; }
 
+// Level o of pair n of the 16 in five words, at words and last: three fields of five bits in a half, pair 15 in the halves' last bits.
+inline int five_bits(const uint8_t* words, const uint8_t* last, int n, int o) {
+  const auto half = [&](int i) { return int(word_at(i < 4 ? words + 4 * i : last) >> 16 * o & 0xffff); };
+  if (n < 15) return half(n / 3) >> n % 3 * 5 & 31;
+  int level = 0;
+  for (int i = 0; i < 5; ++i) level |= half(i) >> 15 << i;
+  return level;
+}
+
 // Block b of row r of a tile.
 inline Block read_tile(const uint8_t* tile, int r, int b, int32_t format) {
   const Layout f = layout_of(format);
@@ -90,9 +99,9 @@ inline Block read_tile(const uint8_t* tile, int r, int b, int32_t format) {
         block.level[element[j]] = int8_t(band[b * 512 + i * 16 + 8 * h + kByte[j]]);
         continue;
       }
-      int level = word_at(band + pair * 512 + i * 16 + 4 * c) >> 4 * j & 15;
-      if (f.bits == 5) level |= (word_at(band + 2048 + pair * 128 + i * 4) >> (j < 4 ? 4 * c + j : 12 + 4 * c + j) & 1) << 4;
-      block.level[element[j]] = level;
+      const uint8_t* words = band + pair * 512 + i * 16;
+      block.level[element[j]] = f.bits == 5 ? five_bits(words, band + 2048 + pair * 128 + i * 4, 4 * c + j % 4, j / 4)
+                                            : int(word_at(words + 4 * c) >> 4 * j & 15);
     }
   }
   const int at = 128 * f.bytes - (f.second ? 512 : 256) + (g * 8 + b) * 4 + 2 * h;

@@ -1,0 +1,67 @@
+"""The device code that writes a weight's tiles and reads levels from them, run by a host (emulated/gpu.h): no GPU needed."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from test_core_block_scaled_emulated import cuda_include
+
+from scaled_mm.block import layout, tiles
+from scaled_mm.block_formats import FORMATS, WEIGHT_FORMATS
+from scaled_mm.build import toolchain
+from scaled_mm.build.paths import csrc_dir, include_dir
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    cxx, include = toolchain.find_cxx(), cuda_include()
+    if cxx is None or include is None:
+        pytest.skip("needs a C++ compiler and the headers of a CUDA toolkit")
+    library = tmp_path_factory.mktemp("emulated") / "levels.so"
+    includes = [f"-I{HERE / 'emulated'}", f"-I{HERE}", f"-I{csrc_dir()}", f"-I{include_dir()}", f"-isystem{include}"]
+    command = [str(cxx), "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-D__CUDA_ARCH_LIST__=900",
+               *includes, str(HERE / "block_levels_emulated.cpp"), "-o", str(library)]  # fmt: skip
+    subprocess.run(command, check=True, timeout=600)
+    return ctypes.CDLL(str(library))
+
+
+def every_level(fmt: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Blocks, and their levels less that of 0, int32 [M, 256]: a tile for each level, so that each element has every one, beside any others."""
+    description = FORMATS[fmt]
+    count = 1 << description.bits
+    first = torch.randint(0, count, (1, 64, 8, 32), generator=torch.Generator().manual_seed(description.bits))
+    levels = ((first + torch.arange(count).view(-1, 1, 1, 1)) % count).to(torch.uint8).flatten(0, 1)
+    levels = levels.view(torch.int8) if description.signed else levels
+    d = torch.arange(levels.shape[0] * 8, dtype=torch.int16).view(torch.float16).view(-1, 8)
+    second = d.flip(0) if description.second else None
+    q = torch.empty((*d.shape, description.block_bytes), dtype=torch.uint8)
+    layout.put_together(layout.Parts(d, second, *layout.pack_levels(levels, description)), description, q)
+    return q, levels.flatten(1).int() - description.zero
+
+
+@pytest.mark.parametrize("number", ["half", "bfloat16"])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
+def test_every_level_at_every_place_of_a_tile_becomes_its_number_exactly(emulated, fmt, number):
+    q, numbers = every_level(fmt)
+    made = tiles.from_blocks(q, FORMATS[fmt])
+    found = torch.full((64, 256), torch.nan)
+    for i in range(made.shape[0]):
+        getattr(emulated, f"{fmt.upper()}_{number}")(ctypes.c_void_p(made[i].data_ptr()), ctypes.c_void_p(found.data_ptr()))
+        assert torch.equal(found, numbers[64 * i : 64 * i + 64].float())
+        found.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("m, blocks", [(64, 8), (1, 1), (63, 9), (130, 15)])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
+def test_a_kernel_writes_the_tiles_that_packing_does(emulated, fmt, m, blocks):
+    q = torch.randint(0, 256, (m, blocks, FORMATS[fmt].block_bytes), dtype=torch.uint8, generator=torch.Generator().manual_seed(m))
+    made = torch.full(tiles.shape(m, blocks, FORMATS[fmt]), 0xA5, dtype=torch.uint8)
+    write = getattr(emulated, f"{fmt.upper()}_tiles")
+    write(ctypes.c_void_p(q.data_ptr()), ctypes.c_int64(m), ctypes.c_int64(blocks), ctypes.c_void_p(made.data_ptr()))
+    assert torch.equal(made, tiles.from_blocks(q, FORMATS[fmt]))
