@@ -5,6 +5,17 @@
 
 namespace scaled_mm::block {
 
+// (word & mask) | base in one instruction: of two constants the compiler makes an AND and an OR.
+__device__ inline uint32_t bits_onto(uint32_t base, uint32_t word, uint32_t mask) {
+#if defined(__CUDA_ARCH__)
+  uint32_t made;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(made) : "r"(word), "r"(mask), "r"(base));
+  return made;
+#else
+  return (word & mask) | base;
+#endif
+}
+
 // Pairs of 16-bit floats by their bits. An integer is made by setting low bits of a power of two's mantissa, which is then subtracted.
 template <class T>
 struct Pairs;
@@ -52,25 +63,14 @@ __device__ inline RowFragment numbers_of_nibbles(uint32_t word) {
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       const uint32_t w = j ? word >> 8 : word;
-      f.pairs[j] = P::template minus<F::kZero>((w & 0x000f000fu) | P::kBase);
-      f.pairs[j + 1] = P::template scaled_minus<F::kZero, 16>((w & 0x00f000f0u) | P::kBase);
+      f.pairs[j] = P::template minus<F::kZero>(bits_onto(P::kBase, w, 0x000f000fu));
+      f.pairs[j + 1] = P::template scaled_minus<F::kZero, 16>(bits_onto(P::kBase, w, 0x00f000f0u));
     }
   } else {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) f.pairs[j] = P::template minus<F::kZero>((word >> (4 * j) & 0x000f000fu) | P::kBase);
+    for (int j = 0; j < 4; ++j) f.pairs[j] = P::template minus<F::kZero>(bits_onto(P::kBase, word >> (4 * j), 0x000f000fu));
   }
   return f;
-}
-
-// (word & mask) | base in one instruction: of two constants the compiler makes an AND and an OR.
-__device__ inline uint32_t bits_onto(uint32_t base, uint32_t word, uint32_t mask) {
-#if defined(__CUDA_ARCH__)
-  uint32_t made;
-  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(made) : "r"(word), "r"(mask), "r"(base));
-  return made;
-#else
-  return (word & mask) | base;
-#endif
 }
 
 // Pair n of the 16 in a thread's five words (formats.cuh). n: a constant once loops are unrolled, or the words lie in memory.
@@ -112,7 +112,7 @@ __device__ inline RowFragment numbers_of_bytes(uint32_t first, uint32_t second) 
     } else {
       const uint32_t two = __byte_perm(word, 0, j < 2 ? 0x4240 : 0x4341);
       // Seven bits, less 128, or 256 where the sign is set.
-      f.pairs[j] = P::difference((two & 0x007f007fu) | P::kBase, (two & 0x00800080u) | P::kBase);
+      f.pairs[j] = P::difference(bits_onto(P::kBase, two, 0x007f007fu), bits_onto(P::kBase, two, 0x00800080u));
     }
   }
   return f;

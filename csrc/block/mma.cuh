@@ -1,8 +1,8 @@
 // A block product by mma.sync, for few tokens on every GPU since Turing: as fast as the weight comes.
 //
-// A warp has a band, 16 rows of the weight, and kTokens tokens. Bands are dealt to thread blocks so that all multiprocessors have the same
-// number within one; warps that are left share K with the others, and the parts are added in order. Each warp keeps a ring of stages
-// of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand.
+// A warp has a strip, kBands bands of 16 rows of the weight, and kTokens tokens. Strips are dealt to thread blocks so that all
+// multiprocessors have the same number within one; warps that are left share K with the others, and the parts are added in order. Each warp
+// keeps a ring of stages of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand.
 #pragma once
 
 #include <climits>
@@ -14,17 +14,14 @@
 
 namespace scaled_mm::block {
 
-// Warps of a thread block. More tokens need more registers.
-constexpr int mma_warps(int tokens) { return tokens > 16 ? 8 : 16; }
-
 struct MmaParams {
   const uint8_t* tiles;
   const uint4* values;    // [tiles of 8 tokens][blocks][lanes]
   const float2* factors;  // [tiles of kTokens][blocks][kTokens]
   Output output;
-  int32_t tiles_k, bands;   // of the weight
-  int32_t width, parts;     // bands of a thread block, warps that share the K of one
-  int32_t groups;           // thread blocks that have all bands
+  int32_t tiles_k, strips;  // of the weight
+  int32_t width, parts;     // strips of a thread block, warps that share the K of one
+  int32_t groups;           // thread blocks that have all strips
   bool early_weights;
 };
 
@@ -50,31 +47,41 @@ __device__ inline void wait_for_copies() {
   __syncwarp();
 }
 
-template <class F, class T, int kTokens, int kStages, bool kFactors>
-__global__ void __launch_bounds__(32 * mma_warps(kTokens), 1) mma_kernel(const __grid_constant__ MmaParams p) {
+// 16 bytes a lane, now; the lanes that do not want any keep what they have.
+__device__ inline void load_if(bool wanted, uint4& to, const uint4* from) {
+  asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
+               : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+               : "l"(from), "r"(uint32_t(wanted)));
+}
+
+template <class F, class T, int kTokens, int kBands, int kWarps, int kStages, Factors kFactors>
+__global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_constant__ MmaParams p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   let_next_kernel_start();
 #endif
-  constexpr int kTiles = kTokens / 8;
+  constexpr int kTiles = kTokens / 8, kRows = kBands * kBandRows, kStageBytes = kBands * F::kBandBytes;
   extern __shared__ __align__(128) uint8_t memory[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
   const int group = int(blockIdx.x) % p.groups, token_tile = int(blockIdx.x) / p.groups;
-  const int place = warp % p.width, part = warp / p.width, band = group * p.width + place;
-  uint8_t* const stages = memory + warp * kStages * F::kBandBytes;
-  const bool works = part < p.parts && band < p.bands;
-  float sums[kTiles][4] = {};
+  const int place = warp % p.width, part = warp / p.width, strip = group * p.width + place;
+  uint8_t* const stages = memory + warp * kStages * kStageBytes;
+  const bool works = part < p.parts && strip < p.strips;
+  float sums[kBands][kTiles][4] = {};
   const int begin = p.tiles_k * part / p.parts, count = works ? p.tiles_k * (part + 1) / p.parts - begin : 0;  // K is an int: no overflow
-  const uint8_t* const bands = p.tiles + (int64_t(band / 4) * p.tiles_k + begin) * F::kTileBytes + band % 4 * F::kBandBytes;
-  const auto load = [&](int step) {
-    if (kStages > 1 && step < count) {
-      const uint8_t* from = bands + int64_t(step) * F::kTileBytes;
-      uint8_t* to = stages + step % kStages * F::kBandBytes;
+  constexpr int kStrips = kTileRows / kRows;  // of a tile
+  const uint8_t* const strips = p.tiles + (int64_t(strip / kStrips) * p.tiles_k + begin) * F::kTileBytes + strip % kStrips * kStageBytes;
+  const uint8_t* next = strips + lane * 16;  // of the next step that is to be loaded
+  int left = count;                          // such steps
+  const auto load = [&](int stage) {
+    if (kStages > 1 && left > 0) {
+      uint8_t* to = stages + stage * kStageBytes + lane * 16;
 #pragma unroll
-      for (int i = 0; i < (F::kBandBytes + 511) / 512; ++i) {
-        const int at = i * 512 + lane * 16;
-        if ((i + 1) * 512 <= F::kBandBytes || at < F::kBandBytes) copy_async(to + at, from + at);
+      for (int i = 0; i < (kStageBytes + 511) / 512; ++i) {
+        if ((i + 1) * 512 <= kStageBytes || i * 512 + lane * 16 < kStageBytes) copy_async(to + i * 512, next + i * 512);
       }
     }
+    next += F::kTileBytes;
+    --left;
     end_copies();
   };
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -85,82 +92,145 @@ __global__ void __launch_bounds__(32 * mma_warps(kTokens), 1) mma_kernel(const _
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   wait_for_preceding_kernel();
 #endif
-  const int64_t blocks = int64_t(p.tiles_k) * kTileBlocks;
+  const int64_t blocks = int64_t(p.tiles_k) * kTileBlocks, tile_of_k = int64_t(token_tile) * p.tiles_k + begin;
   const uint4* values = p.values + (int64_t(token_tile) * kTiles * blocks + int64_t(begin) * kTileBlocks) * 32 + lane;
-  const float2* factors = kFactors ? p.factors + (int64_t(token_tile) * blocks + int64_t(begin) * kTileBlocks) * kTokens + 2 * t : nullptr;
+  const float2* factors = kFactors != Factors::kNone ? p.factors + tile_of_k * kTileBlocks * kTokens : nullptr;
+  // Activations are asked for kAhead pairs of blocks ahead, as many as there are registers for; of few tokens only those that there are.
+  constexpr int kAhead = kTokens == 8 ? 4 : kTokens * kBands >= 64 && kFactors != Factors::kNone ? 1 : 2;
+  const bool there = kTokens > 8 || token_tile * kTokens + g < p.output.M;
+  uint4 x[kAhead][2][kTiles] = {};
+  int pairs = count * (kTileBlocks / 2);  // not asked for yet
+  const auto load_values = [&](int pair, uint4 (&to)[2][kTiles]) {
+    const bool wanted = there && pairs > 0;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) load_if(wanted, to[b][tile], values + (tile * blocks + pair * 2 + b) * 32);
+    }
+    --pairs;
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) load_values(i, x[i]);
+  const uint8_t* from = strips;
+  int stage = 0, free = kStages - 1;  // of this step; the one that the step before has left
+  uint4 two[kFactors == Factors::kSums ? kTiles : 1] = {};
+  const auto load_sums = [&](bool wanted) {
+    if constexpr (kFactors == Factors::kSums) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) load_if(wanted, two[tile], reinterpret_cast<const uint4*>(factors) + tile * 32 + lane);
+      factors += kTileBlocks * kTokens;
+    }
+  };
+  load_sums(count > 0);
   for (int step = 0; step < count; ++step) {
     if constexpr (kStages > 1) {
       wait_for_copies<kStages - 2>();
-      load(step + kStages - 1);  // into the stage that the step before has left
+      load(free);
+      from = stages + stage * kStageBytes;
+      free = stage;
+      if (++stage == kStages) stage = 0;
+    } else if (step > 0) {
+      from += F::kTileBytes;
     }
-    const uint8_t* const from = kStages > 1 ? stages + step % kStages * F::kBandBytes : bands + int64_t(step) * F::kTileBytes;
-#pragma unroll kTokens > 16 ? 1 : kTokens > 8 ? 2 : 4
-    for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
-      PairLevels<F> levels;
-      PairScales scales, minima{};
-      levels.load(from, pair, lane);
-      scales.load(from + F::kBandScales, pair, g);
-      if constexpr (F::kMinimum) minima.load(from + F::kBandMinima, pair, g);
+    if constexpr (kFactors == Factors::kSums) {
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        const Fragments f = levels.template fragments<T>(b);
-        const int block = step * kTileBlocks + pair * 2 + b;
+      for (int band = 0; band < kBands; ++band) {
+        const Minima minima(from + band * F::kBandBytes + F::kBandMinima, lane);
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          const uint4 x = values[(tile * blocks + block) * 32];
-          float sum[4] = {};
-          mma_m16n8k16<T>(sum, f.a[0], x.x, x.y);
-          mma_m16n8k16<T>(sum, f.a[1], x.z, x.w);
-          float4 factor{};
-          if constexpr (kFactors) factor = *reinterpret_cast<const float4*>(factors + int64_t(block) * kTokens + tile * 8);
-          add_block<F::kMinimum, kFactors>(sums[tile], sum, scales.of(b), F::kMinimum ? minima.of(b) : float2{}, factor);
-        }
+        for (int tile = 0; tile < kTiles; ++tile) minima.add(sums[band][tile], two[tile]);
       }
+      load_sums(step + 1 < count);
     }
+#pragma unroll 1
+    for (int first = 0; first < kTileBlocks / 2; first += kAhead) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int pair = first + i;
+        PairLevels<F> levels[kBands];
+        PairScales scales[kBands], minima[kBands] = {};
+#pragma unroll
+        for (int band = 0; band < kBands; ++band) {
+          const uint8_t* const bytes = from + band * F::kBandBytes;
+          levels[band].load(bytes, pair, lane);
+          scales[band].load(bytes + F::kBandScales, pair, g);
+          if constexpr (F::kMinimum && kFactors == Factors::kScaled) minima[band].load(bytes + F::kBandMinima, pair, g);
+        }
+#pragma unroll
+        for (int b = 0; b < 2; ++b) {
+#pragma unroll
+          for (int band = 0; band < kBands; ++band) {
+            const Fragments f = levels[band].template fragments<T>(b);
+#pragma unroll
+            for (int tile = 0; tile < kTiles; ++tile) {
+              float sum[4] = {};
+              const uint4& v = x[i][b][tile];
+              mma_m16n8k16<T>(sum, f.a[0], v.x, v.y);
+              mma_m16n8k16<T>(sum, f.a[1], v.z, v.w);
+              float4 factor{};
+              if constexpr (kFactors == Factors::kScaled) {
+                factor = *reinterpret_cast<const float4*>(factors + (pair * 2 + b) * kTokens + tile * 8 + 2 * t);
+              }
+              add_block<F::kMinimum, kFactors>(sums[band][tile], sum, scales[band].of(b), F::kMinimum ? minima[band].of(b) : float2{}, factor);
+            }
+          }
+        }
+        load_values(i + kAhead, x[i]);
+      }
+      values += kAhead * 2 * 32;
+    }
+    if constexpr (kFactors == Factors::kScaled) factors += kTileBlocks * kTokens;
   }
   // Sums meet in the memory that the stages have left.
   wait_for_copies<0>();
   __syncthreads();
   auto* const partial = reinterpret_cast<float*>(memory);
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
+  for (int band = 0; band < kBands; ++band) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) partial[(warp * kTokens + tile * 8 + 2 * t + i % 2) * kBandRows + g + 8 * (i / 2)] = sums[tile][i];
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = tile * 8 + 2 * t + i % 2, row = band * kBandRows + g + 8 * (i / 2);
+        partial[(warp * kTokens + token) * kRows + row] = sums[band][tile][i];
+      }
+    }
   }
   __syncthreads();
-  const int first_row = group * p.width * kBandRows, first_token = token_tile * kTokens;
-  for (int i = int(threadIdx.x); i < p.width * kBandRows * kTokens; i += int(blockDim.x)) {
-    const int row = i % kBandRows, token = i / kBandRows % kTokens, of = i / kBandRows / kTokens;
+  const int first_row = group * p.width * kRows, first_token = token_tile * kTokens;
+  for (int i = int(threadIdx.x); i < p.width * kRows * kTokens; i += int(blockDim.x)) {
+    const int row = i % kRows, token = i / kRows % kTokens, of = i / kRows / kTokens;
     float sum = 0.0f;
-    for (int other = 0; other < p.parts; ++other) sum += partial[((other * p.width + of) * kTokens + token) * kBandRows + row];
-    const int n = first_row + of * kBandRows + row;
+    for (int other = 0; other < p.parts; ++other) sum += partial[((other * p.width + of) * kTokens + token) * kRows + row];
+    const int n = first_row + of * kRows + row;
     if (p.output.bias != nullptr) sum += p.output.bias_of(n);
     p.output.store(first_token + token, n, sum);
   }
 }
 
-// One row of a table's block section and one format of weights. kStages: of each warp's ring; 1: none, weights go from memory to registers.
-template <class F, int kTokens, int kStages, int kArch = compiled_architecture()>
+// One row of a table's block section and one format of weights. kWarps: of a thread block. kStages: of each warp's ring; 1: none, weights go
+// from memory to registers.
+template <class F, int kTokens, int kBands, int kWarps, int kStages, int kArch = compiled_architecture()>
 struct Mma {
-  static_assert(kTokens % 8 == 0 && kTokens <= 32 && kStages >= 1, "the rules of the table");
-  static constexpr bool kDependent = kArch >= 90, kBfloat16 = kArch >= 80;  // programmatic dependent launch; mma.sync of bfloat16
-  static constexpr int kWarps = mma_warps(kTokens);
-  static constexpr int kRing = kStages > 1 ? kWarps * kStages * F::kBandBytes : 0, kPartial = kWarps * kBandRows * kTokens * 4;
+  static_assert(kTokens % 8 == 0 && kTokens <= 32 && kTileRows / kBandRows % kBands == 0 && kStages >= 1, "the rules of the table");
+  static constexpr bool kDependent = kArch >= 90, kAmpere = kArch >= 80;  // programmatic dependent launch; mma.sync of bfloat16 and TF32
+  static constexpr int kRows = kBands * kBandRows;
+  static constexpr int kRing = kStages > 1 ? kWarps * kStages * kBands * F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
   static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;
 
-  template <class T, bool kFactors>
+  template <class T, Factors kFactors>
   static DeviceKernel& device_kernel() {
-    static DeviceKernel one(&mma_kernel<F, T, kTokens, kStages, kFactors>);
+    static DeviceKernel one(&mma_kernel<F, T, kTokens, kBands, kWarps, kStages, kFactors>);
     return one;
   }
 
-  // f(kernel) of the one for these activations, or of all of them.
+  // f(kernel) of the one for these activations.
   template <class Function>
   static scaledMMStatus_t for_kernel(Values form, Function&& f) {
-    if constexpr (kBfloat16) {
-      if (form == Values::kBfloat16) return f(device_kernel<__nv_bfloat16, F::kMinimum>());
+    constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, kAmpere);
+    if constexpr (kAmpere) {
+      if (form == Values::kBfloat16) return f(device_kernel<__nv_bfloat16, kOfFloats>());
     }
-    return form == Values::kHalf ? f(device_kernel<__half, F::kMinimum>()) : f(device_kernel<__half, true>());
+    return form == Values::kHalf ? f(device_kernel<__half, kOfFloats>()) : f(device_kernel<__half, Factors::kScaled>());
   }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
@@ -174,20 +244,20 @@ struct Mma {
   static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens).end; }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    const int64_t token_tiles = tiles_of(l.M, kTokens), bands = tiles_of(l.N, kBandRows);
-    // As many bands to a thread block as leave no multiprocessor with more than its share.
-    const int64_t all = l.multiprocessors > 0 ? l.multiprocessors : 1, rounds = tiles_of(bands, all * kWarps);
-    const int width = int(tiles_of(bands, all * rounds));
-    const int64_t groups = tiles_of(bands, width);
-    if (bands > INT_MAX / kBandRows || groups > INT_MAX / token_tiles) {
+    const int64_t token_tiles = tiles_of(l.M, kTokens), strips = tiles_of(l.N, kRows);
+    // As many strips to a thread block as leave no multiprocessor with more than its share.
+    const int64_t all = l.multiprocessors > 0 ? l.multiprocessors : 1, rounds = tiles_of(strips, all * kWarps);
+    const int width = int(tiles_of(strips, all * rounds));
+    const int64_t groups = tiles_of(strips, width);
+    if (strips > INT_MAX / kRows || groups > INT_MAX / token_tiles) {
       snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows",
-               INT_MAX, kTokens, width * kBandRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
+               INT_MAX, kTokens, width * kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     Staged staged;
-    if (scaledMMStatus_t status = stage<F>(l, {kTokens, true, kBfloat16, kDependent}, &staged, message, size)) return status;
+    if (scaledMMStatus_t status = stage<F>(l, {kTokens, true, kAmpere, kDependent}, &staged, message, size)) return status;
     MmaParams p = {staged.tiles, static_cast<const uint4*>(staged.values), staged.factors, output_of(l), int32_t(tiles_of(l.K, kTileK)),
-                   int32_t(bands), width, kWarps / width, int32_t(groups), l.constant_b && l.blocks->packed};
+                   int32_t(strips), width, kWarps / width, int32_t(groups), l.constant_b && l.blocks->packed};
     LaunchShape shape;
     shape.grid = dim3(unsigned(groups * token_tiles));
     shape.block = dim3(32 * kWarps);

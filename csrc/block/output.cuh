@@ -1,7 +1,9 @@
-// From sums to the output: the bias, the dtype, wherever the element lies.
+// From sums of blocks to the output: scales and minima; the bias, the dtype, wherever the element lies.
 #pragma once
 
 #include "block/formats.cuh"
+#include "block/instructions.cuh"
+#include "block/stage.cuh"
 
 namespace scaled_mm::block {
 
@@ -39,13 +41,13 @@ inline Output output_of(const GemmLaunch& l) {
 }
 
 // A block's exact or rounded sum p, taken to the scales: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1.
-// factors: (factor, addend) of both tokens.
-template <bool kMinimum, bool kFactors>
+// factors: those of both tokens. With Factors::kSums minima are added by Minima.
+template <bool kMinimum, Factors kFactors>
 __device__ inline void add_block(float* sums, const float* p, float2 d, float2 m, float4 factors) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float scale = i < 2 ? d.x : d.y;
-    if constexpr (!kFactors) {
+    if constexpr (kFactors != Factors::kScaled) {
       sums[i] = fmaf(scale, p[i], sums[i]);
     } else {
       const float factor = i % 2 ? factors.z : factors.x, addend = i % 2 ? factors.w : factors.y;
@@ -57,5 +59,25 @@ __device__ inline void add_block(float* sums, const float* p, float2 d, float2 m
     }
   }
 }
+
+// A tile's minima in a band's 16 rows, to be multiplied by the sums of the activations in its blocks: by the tensor cores.
+struct Minima {
+  float a[4];
+
+  // minima: those of the band.
+  __device__ Minima(const uint8_t* minima, int lane) {
+    const auto* const rows = reinterpret_cast<const __half2*>(minima) + lane / 4 * kTileBlocks + lane % 4;
+    const float2 near = __half22float2(rows[0]), far = __half22float2(rows[4]);
+    a[0] = near.x, a[1] = near.y, a[2] = far.x, a[3] = far.y;
+  }
+  // Of 8 tokens. two: as Factors::kSums has them. The tensor cores cut what they add to a larger number, so that is left to the others.
+  __device__ void add(float (&sums)[4], uint4 two) const {
+    float sum[4] = {};
+    mma_m16n8k8_tf32(sum, a, two.x, two.z);
+    mma_m16n8k8_tf32(sum, a, two.y, two.w);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += sum[i];
+  }
+};
 
 }  // namespace scaled_mm::block

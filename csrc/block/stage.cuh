@@ -6,7 +6,7 @@
 //
 //   x                      factor  addend, without minimum                 with minimum
 //   quantized to q8_1      d_a     zero * (d_a * sum(q_a) - s_a)           s_a              x = q_a, exact
-//   floats                 1       0 (and no factors at all)               sum(x)
+//   floats                 1       0 (and no factors at all)               sum(x)           as two numbers for TF32, if the GPU has it
 //   bfloat16 as halves     2^e     0                                       sum(x)           x / 2^e, for GPUs without bfloat16
 #pragma once
 
@@ -32,10 +32,18 @@ inline Values values_of(const BlockOperands& o, bool has_bfloat16) {
   return has_bfloat16 ? Values::kBfloat16 : Values::kScaledHalf;
 }
 
-// Whether there are factors and addends; without, they would be 1 and 0.
+// What stands beside the activations for each token and block.
+enum class Factors {
+  kNone,    // the factor is 1, the addend 0
+  kScaled,  // (factor, addend)
+  kSums,    // the factor is 1; the addend as (high, low), whose sum it is to 22 bits, in the order of mma_m16n8k8_tf32's operand
+};
+
+// tf32: the kernel multiplies minima and sums by the tensor cores.
 template <class F>
-bool has_factors(Values form) {
-  return F::kMinimum || form == Values::kQuantized || form == Values::kScaledHalf;
+constexpr Factors factors_of(Values form, bool tf32) {
+  if (form == Values::kQuantized || form == Values::kScaledHalf) return Factors::kScaled;
+  return !F::kMinimum ? Factors::kNone : tf32 ? Factors::kSums : Factors::kScaled;
 }
 
 struct StageParams {
@@ -45,12 +53,13 @@ struct StageParams {
   int32_t M;
   int64_t K;
   void* values;     // [M, K] halves or bfloat16, or nullptr: the kernel reads a itself
-  float2* factors;  // [tiles of tokens][blocks, whole tiles of K][tokens of a tile], (factor, addend); or nullptr
+  float2* factors;  // [tiles of tokens][blocks, whole tiles of K][tokens of a tile], of Factors::kSums see there; or nullptr
   int32_t tokens;   // of a tile
   int32_t blocks;   // K / 32, rounded up to whole tiles of the weight
   Values form;
   bool fragments;   // values in the order of mma.sync's operand: [tiles of 8 tokens][blocks][lanes][8 halves]
   bool minimum;     // of the weight's format
+  bool sums;        // Factors::kSums
   float zero;
 };
 
@@ -71,6 +80,13 @@ __device__ inline float load_activation(const StageParams& p, int64_t m, int64_t
   const uint16_t bits = reinterpret_cast<const uint16_t*>(p.a)[at];
   if (p.dtype == SCALED_MM_DTYPE_FLOAT16) return __half2float(__ushort_as_half(bits));
   return __uint_as_float(uint32_t(bits) << 16);
+}
+
+// (high, low) of Factors::kSums. The high part is cut, so that it stays finite; what is infinite or NaN has no low part.
+__device__ inline float2 two_tf32(float v) {
+  if (!(fabsf(v) < INFINITY)) return {v, 0.0f};
+  const float high = __uint_as_float(__float_as_uint(v) & 0xffffe000u);
+  return {high, __uint_as_float((__float_as_uint(v - high) + 0x1000u) & 0xffffe000u)};
 }
 
 // float16 as the quantizer stores it: every NaN is the same (docs/BLOCK_FORMATS.md).
@@ -109,7 +125,8 @@ static __global__ void stage_activations(const __grid_constant__ StageParams p) 
         factor = {kept, p.minimum ? sum : p.zero != 0.0f ? p.zero * (kept * warp_sum(value) - sum) : 0.0f};
       } else {
         value = x;
-        factor = {1.0f, p.minimum ? warp_sum(x) : 0.0f};
+        const float sum = p.minimum ? warp_sum(x) : 0.0f;
+        factor = p.sums ? two_tf32(sum) : float2{1.0f, sum};
         if (p.form == Values::kScaledHalf) {
           const float largest = warp_max(fabsf(x));
           int exponent = 0;
@@ -139,7 +156,12 @@ static __global__ void stage_activations(const __grid_constant__ StageParams p) 
     }
   }
   if (p.factors != nullptr && lane == 0) {
-    p.factors[(m / p.tokens * p.blocks + block) * p.tokens + m % p.tokens] = factor;
+    int64_t at = (m / p.tokens * p.blocks + block) * p.tokens + m % p.tokens;
+    if (p.sums) {  // [tiles of tokens][tiles of blocks][tiles of 8 tokens][lanes][blocks t and t + 4]
+      const int64_t tile = (m / p.tokens * p.blocks + block) / kTileBlocks * (p.tokens / 8) + m % p.tokens / 8;
+      at = (tile * 32 + m % 8 * 4 + block % 4) * 2 + block / 4 % 2;
+    }
+    p.factors[at] = factor;
   }
 }
 
@@ -241,7 +263,8 @@ struct Staged {
   const uint8_t* tiles;
   const void* values;  // [M, K] halves or bfloat16
   int64_t stride;      // of values, in elements, from row to row
-  const float2* factors;  // nullptr: 1 and 0
+  const float2* factors;  // nullptr: none
+  Factors kind;
   Values form;
 };
 
@@ -251,11 +274,11 @@ inline bool in_place(const GemmLaunch& l, Values form) {
   return l.a_stride_k == 1 && reinterpret_cast<uintptr_t>(l.a) % 16 == 0 && (l.M == 1 || (l.a_stride_m % 8 == 0 && l.a_stride_m >= l.K));
 }
 
-// How a kernel wants its operands. tokens: of a tile. fragments: values in the order of mma.sync's operand. bfloat16: it multiplies
-// those, and has no use for scaled halves. dependent: it is compiled for an architecture with programmatic dependent launch.
+// How a kernel wants its operands. tokens: of a tile. fragments: values in the order of mma.sync's operand. ampere: it multiplies bfloat16
+// and TF32, and has no use for scaled halves. dependent: it is compiled for an architecture with programmatic dependent launch.
 struct Wanted {
   int tokens;
-  bool fragments, bfloat16, dependent;
+  bool fragments, ampere, dependent;
 };
 
 template <class F>
@@ -268,7 +291,8 @@ scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged
   const int64_t tiles_k = tiles_of(l.K, kTileK);
   *staged = {};
   staged->tiles = static_cast<const uint8_t*>(l.b);
-  staged->form = values_of(o, wanted.bfloat16);
+  staged->form = values_of(o, wanted.ampere);
+  staged->kind = factors_of<F>(staged->form, wanted.ampere);
   LaunchShape shape;
   shape.dependent = wanted.dependent;
   if (!o.packed && l.K > 0) {
@@ -284,7 +308,7 @@ scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged
     staged->tiles = to;
   }
   const bool direct = !fragments && in_place(l, staged->form);
-  const bool factors = has_factors<F>(staged->form);
+  const bool factors = staged->kind != Factors::kNone;
   staged->values = direct ? l.a : workspace + layout.values;
   staged->stride = !direct ? l.K : l.M > 1 ? l.a_stride_m : l.K;
   staged->factors = factors ? reinterpret_cast<const float2*>(workspace + layout.factors) : nullptr;
@@ -292,7 +316,7 @@ scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged
   static DeviceKernel kernel(&stage_activations);
   StageParams p = {static_cast<const uint8_t*>(l.a), l.a_stride_m, l.a_stride_k, o.activation, int32_t(l.M), l.K,
                    direct ? nullptr : workspace + layout.values, factors ? reinterpret_cast<float2*>(workspace + layout.factors) : nullptr,
-                   tokens, int32_t(tiles_k * kTileBlocks), staged->form, fragments, F::kMinimum, float(F::kZero)};
+                   tokens, int32_t(tiles_k * kTileBlocks), staged->form, fragments, F::kMinimum, staged->kind == Factors::kSums, float(F::kZero)};
   shape.grid = dim3(unsigned(tiles_of(tiles_of(l.M, tokens) * tokens * p.blocks, 8)));
   shape.block = dim3(256);
   void* params[] = {&p};

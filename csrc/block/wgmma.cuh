@@ -1,9 +1,10 @@
 // A block product by wgmma, for Hopper: levels as exact 16-bit numbers in registers, activations in shared memory. Each block of K has
 // accumulators of its own, which the scales take to float32 while the next block is being multiplied.
 //
-// A thread block has kRows rows of the weight, 64 to a warpgroup, and kTokens tokens; kSplit blocks of a cluster share K. One thread loads:
-// tiles of the weight, which are one copy each, into one ring of stages, activations into another. Constant weights that lie in tiles are
-// asked for before the preceding kernel has ended (docs/decisions/0011).
+// A thread block has kRows rows of the weight, 64 to a warpgroup, and kTokens tokens. A cluster has kSplit blocks, with a tile of
+// their own each, or, of the tiles that would not occupy all multiprocessors, one whose K they share. One thread of each loads:
+// tiles of the weight, which are one copy each, and what is multiplied with their minima, into one ring of stages, activations into
+// another. Constant weights that lie in tiles are asked for before the preceding kernel has ended (docs/decisions/0011).
 #pragma once
 
 #include <climits>
@@ -49,6 +50,7 @@ struct WgmmaParams {
   const float2* factors;
   Output output;
   int32_t tiles_k, groups;  // of the weight: along K; along its rows, kRows each
+  int32_t whole;            // tiles of the output, the first ones, that are not shared
   bool early_weights;
 };
 
@@ -67,35 +69,42 @@ struct WgmmaShape {
   struct alignas(1024) Storage {
     uint8_t values[kValueStages][kBoxes][kTokens * 128];
     alignas(128) uint8_t tiles[kStages][kGroups][F::kTileBytes];
-    alignas(128) float2 factors[kValueStages][kBoxes * 2][kTokens];
+    union {
+      alignas(128) float2 factors[kValueStages][kBoxes * 2][kTokens];  // Factors::kScaled
+      alignas(128) uint4 sums_of_values[F::kMinimum ? kStages : 1][kTokens * kTileBlocks / 2];  // Factors::kSums
+    };
     FullBarrier tiles_full[kStages], values_full[kValueStages];
     EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
-    float sums[kSplit > 1 ? kRows : 1][kTokens + 1];
   };
+  using Sums = float[kRows][kTokens + 1];  // of a block of a cluster that shares K, where the stages were
+  static_assert(kSplit == 1 || sizeof(Sums) <= offsetof(Storage, tiles_full), "sums fit where the stages were");
   // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
-  static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? 192 / kRows : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
+  static constexpr int kWanted = kTokens >= 128 ? (kRows == 64 ? 2 : 1) : kWide ? 192 / kRows : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
   static constexpr int kFit = 228 * 1024 / int(sizeof(Storage) + 1024);  // each keeps 1 KiB for the system
   static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
 };
 
-template <class F, class T, class S, bool kFactors>
+template <class F, class T, class S, Factors kFactors>
 __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const __grid_constant__ WgmmaParams p) {
   let_next_kernel_start();
   constexpr int kTokens = S::kTokens, kRows = S::kRows, kSplit = S::kSplit, kStages = S::kStages, kGroups = S::kGroups;
   constexpr int kBoxes = S::kBoxes, kPerTile = S::kPerTile, kValueStages = S::kValueStages, kConsumers = S::kConsumers;
-  constexpr int kFragment = kTokens / 2;  // sums of a thread
-  // Tokens of an instruction: where there are factors more would need too many registers.
-  constexpr int kUnit = kFactors || kTokens < 128 ? 32 : 64, kUnits = kTokens / kUnit, kUnitFragment = kUnit / 2;
+  constexpr bool kScaled = kFactors == Factors::kScaled;
+  constexpr int kUnit = kScaled || kTokens < 128 ? 32 : 64, kUnits = kTokens / kUnit, kUnitFragment = kUnit / 2;
   constexpr auto kIndices = std::make_index_sequence<kUnitFragment>{};
   extern __shared__ __align__(1024) char memory[];
   auto& s = *reinterpret_cast<typename S::Storage*>(memory);
-  const int part = kSplit > 1 ? int(blockIdx.x) % kSplit : 0, place = int(blockIdx.x) / kSplit;
+  auto& own_sums = *reinterpret_cast<typename S::Sums*>(memory);
+  const bool shared = kSplit > 1 && int(blockIdx.x) >= p.whole;
+  const int part = shared ? int(blockIdx.x) % kSplit : 0, parts = shared ? kSplit : 1;
+  const int place = shared ? p.whole + (int(blockIdx.x) - p.whole) / kSplit : int(blockIdx.x);
   const int group_of_rows = place % p.groups, token_tile = place / p.groups, first_token = token_tile * kTokens;
-  const int begin = p.tiles_k * part / kSplit, count = p.tiles_k * (part + 1) / kSplit - begin;  // K is an int: no overflow
+  const int begin = p.tiles_k * part / parts, count = p.tiles_k * (part + 1) / parts - begin;  // K is an int: no overflow
   const int64_t tiles_n = (int64_t(p.output.N) + kTileRows - 1) / kTileRows;
 
+  constexpr int kSumBytes = kFactors == Factors::kSums ? kTokens * kTileBlocks * int(sizeof(float2)) : 0;
   const auto load_tiles = [&](int step, int stage) {
-    s.tiles_full[stage].arrive_and_expect_tx(kGroups * F::kTileBytes);
+    s.tiles_full[stage].arrive_and_expect_tx(kGroups * F::kTileBytes + kSumBytes);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       // Beyond the last rows: the last tile again, whose results nobody stores.
@@ -103,14 +112,20 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       load_bytes(s.tiles_full[stage], s.tiles[stage][i], p.tiles + (row * p.tiles_k + begin + step) * F::kTileBytes, F::kTileBytes);
     }
   };
+  const auto load_sums = [&](int step, int stage) {
+    if constexpr (kFactors == Factors::kSums) {
+      const float2* from = p.factors + (int64_t(token_tile) * p.tiles_k + begin + step) * (kTokens * kTileBlocks);
+      load_bytes(s.tiles_full[stage], s.sums_of_values[stage], from, kSumBytes);
+    }
+  };
   // Part `box` of the activations of a step.
   const auto load_values = [&](int step, int box, int stage) {
-    constexpr int kFactorBytes = kFactors ? kBoxes * 2 * kTokens * int(sizeof(float2)) : 0;
+    constexpr int kFactorBytes = kScaled ? kBoxes * 2 * kTokens * int(sizeof(float2)) : 0;
     s.values_full[stage].arrive_and_expect_tx(kBoxes * kTokens * 128 + kFactorBytes);
     const int block = (begin + step) * kTileBlocks + box * kBoxes * 2;
 #pragma unroll
     for (int i = 0; i < kBoxes; ++i) load_box(s.values_full[stage], s.values[stage][i], &p.values, block * kBlock + i * 64, first_token);
-    if constexpr (kFactors) {
+    if constexpr (kScaled) {
       load_bytes(s.values_full[stage], s.factors[stage], p.factors + (int64_t(token_tile) * p.tiles_k * kTileBlocks + block) * kTokens, kFactorBytes);
     }
   };
@@ -138,25 +153,33 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       for (int step = 0; step < count; ++step, tiles.advance()) {
         if (step >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
         if (step >= kStages || !p.early_weights) load_tiles(step, tiles.stage);
+        load_sums(step, tiles.stage);
         for (int box = 0; box < kPerTile; ++box, values.advance()) {
           if (step * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
           load_values(step, box, values.stage);
         }
       }
     }
+    __syncwarp();
+    if (shared) meet_in_cluster(), meet_in_cluster();
   } else {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
     const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
     const int g = lane / 4, t = lane % 4;
     wait_for_preceding_kernel();
-    float sums[kFragment];
-#pragma unroll
-    for (int i = 0; i < kFragment; ++i) sums[i] = 0.0f;
+    float sums[kTokens / 8][4] = {};
     Stages<kStages> tiles;
     Stages<kValueStages> values;
     const auto release = [&](EmptyBarrier& barrier) {
       __syncwarp();
       if (lane == 0) arrive(barrier);
+    };
+    const auto add_step_minima = [&](const uint8_t* band, int stage) {
+      if constexpr (kFactors == Factors::kSums) {
+        const Minima minima(band + F::kBandMinima, lane);
+#pragma unroll
+        for (int tile = 0; tile < kTokens / 8; ++tile) minima.add(sums[tile], s.sums_of_values[stage][tile * 32 + lane]);
+      }
     };
     if constexpr (!S::kWide) {
       // mma.sync: its latency is less than that of wgmma, whose results would be waited for block by block.
@@ -167,10 +190,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 #pragma unroll kTokens >= 32 ? 1 : kTokens == 16 ? 2 : 4
         for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
           PairLevels<F> levels;
-          PairScales scales, minima;
+          PairScales scales, minima{};
           levels.load(band, pair, lane);
           scales.load(band + F::kBandScales, pair, g);
-          if constexpr (F::kMinimum) minima.load(band + F::kBandMinima, pair, g);
+          if constexpr (F::kMinimum && kScaled) minima.load(band + F::kBandMinima, pair, g);
 #pragma unroll
           for (int b = 0; b < 2; ++b) {
             const Fragments f = levels.template fragments<T>(b);
@@ -183,11 +206,12 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
               mma_m16n8k16<T>(sum, f.a[0], x[0], x[1]);
               mma_m16n8k16<T>(sum, f.a[1], x[2], x[3]);
               float4 factor{};
-              if constexpr (kFactors) factor = *reinterpret_cast<const float4*>(&s.factors[values.stage][block][tile_n * 8 + 2 * t]);
-              add_block<F::kMinimum, kFactors>(sums + tile_n * 4, sum, scales.of(b), F::kMinimum ? minima.of(b) : float2{}, factor);
+              if constexpr (kScaled) factor = *reinterpret_cast<const float4*>(&s.factors[values.stage][block][tile_n * 8 + 2 * t]);
+              add_block<F::kMinimum, kFactors>(sums[tile_n], sum, scales.of(b), F::kMinimum ? minima.of(b) : float2{}, factor);
             }
           }
         }
+        add_step_minima(band, tiles.stage);
         release(s.tiles_empty[tiles.stage]);
         release(s.values_empty[values.stage]);
       }
@@ -202,8 +226,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 #pragma unroll
         for (int tile = 0; tile < kUnit / 8; ++tile) {
           float4 factor{};
-          if constexpr (kFactors) factor = load_shared(factors[block] + unit * kUnit + tile * 8 + 2 * t);
-          add_block<F::kMinimum, kFactors>(sums + unit * kUnitFragment + tile * 4, sum[which] + tile * 4, scale[block], minimum[block], factor);
+          if constexpr (kScaled) factor = load_shared(factors[block] + unit * kUnit + tile * 8 + 2 * t);
+          add_block<F::kMinimum, kFactors>(sums[unit * kUnit / 8 + tile], sum[which] + tile * 4, scale[block], minimum[block], factor);
         }
       };
       const auto fence = [](float(&values)[kUnitFragment]) {
@@ -211,50 +235,61 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         for (int i = 0; i < kUnitFragment; ++i) cute::warpgroup_fence_operand(values[i]);
       };
       // Pairs of blocks between two moments when nothing is in flight. A longer run of a kernel with much to keep needs too many registers.
-      constexpr int kTogether = kFactors || kTokens > 128 ? 1 : kTileBlocks / 2;
+      constexpr int kTogether = kScaled || kTokens > 128 ? 1 : kTileBlocks / 2;
       for (int step = 0; step < count; ++step, tiles.advance()) {
         wait(s.tiles_full[tiles.stage], tiles.phase);
         const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
 #pragma unroll 1
         for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
           int done = 0;  // the stage of activations before this one
+          PairLevels<F> levels;
+          PairScales scales, minima{};
+          // Fragments are made while the block before is being multiplied.
+          static_assert(kUnits > 1, "fragments of the block before are read until its first unit has been waited for");
+          const auto prepare = [&](int block) {
+            const int pair = from + block / 2, b = block % 2;
+            if (b == 0) {
+              levels.load(band, pair, lane);
+              scales.load(band + F::kBandScales, pair, g);
+              if constexpr (F::kMinimum && kScaled) minima.load(band + F::kBandMinima, pair, g);
+            }
+            fragments[b] = levels.template fragments<T>(b);
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i, values.advance()) {
-            const int pair = from + i;
-            PairLevels<F> levels;
-            PairScales scales, minima;
-            levels.load(band, pair, lane);
-            scales.load(band + F::kBandScales, pair, g);
-            if constexpr (F::kMinimum) minima.load(band + F::kBandMinima, pair, g);
-            wait(s.values_full[values.stage], values.phase);
+            for (int j = 0; j < 8; ++j) cute::warpgroup_fence_operand(fragments[b].a[j / 4][j % 4]);
+          };
+          prepare(0);
 #pragma unroll
-            for (int b = 0; b < 2; ++b) {
-              fragments[b] = levels.template fragments<T>(b);
+          for (int block = 0; block < 2 * kTogether; ++block) {
+            const int b = block % 2;
+            if (b == 0) wait(s.values_full[values.stage], values.phase);
+            const uint64_t x = descriptor_of(s.values[values.stage][0]) + 4 * b;
+            const float2 block_scale = scales.of(b), block_minimum = F::kMinimum && kScaled ? minima.of(b) : float2{};
+            const float2* const block_factors = &s.factors[values.stage][b][0];
 #pragma unroll
-              for (int j = 0; j < 8; ++j) cute::warpgroup_fence_operand(fragments[b].a[j / 4][j % 4]);
-              const uint64_t x = descriptor_of(s.values[values.stage][0]) + 4 * b;
-#pragma unroll
-              for (int unit = 0; unit < kUnits; ++unit) {
-                const int number = (i * 2 + b) * kUnits + unit, now = number % 2;
-                fence(sum[now]);
-                cute::warpgroup_arrive();
-                multiply<T>(sum[now], fragments[b].a[0], x + unit * kUnit * 8, false, kIndices);
-                multiply<T>(sum[now], fragments[b].a[1], x + unit * kUnit * 8 + 2, true, kIndices);
-                cute::warpgroup_commit_batch();
-                if (number > 0) {  // meanwhile the one before
-                  cute::warpgroup_wait<1>();
-                  fence(sum[now ^ 1]);
-                  add(now ^ 1, unit > 0 ? b : b ^ 1, unit > 0 ? unit - 1 : kUnits - 1);
-                  if (unit == 0 && b == 0) release(s.values_empty[done]);
-                }
-                if (unit == 0) {
-                  scale[b] = scales.of(b);
-                  if constexpr (F::kMinimum) minimum[b] = minima.of(b);
-                  if constexpr (kFactors) factors[b] = &s.factors[values.stage][b][0];
-                }
+            for (int unit = 0; unit < kUnits; ++unit) {
+              const int number = block * kUnits + unit, now = number % 2;
+              fence(sum[now]);
+              cute::warpgroup_arrive();
+              multiply<T>(sum[now], fragments[b].a[0], x + unit * kUnit * 8, false, kIndices);
+              multiply<T>(sum[now], fragments[b].a[1], x + unit * kUnit * 8 + 2, true, kIndices);
+              cute::warpgroup_commit_batch();
+              if (unit == kUnits - 1 && block + 1 < 2 * kTogether) prepare(block + 1);
+              if (number > 0) {  // meanwhile the one before
+                cute::warpgroup_wait<1>();
+                fence(sum[now ^ 1]);
+                add(now ^ 1, unit > 0 ? b : b ^ 1, unit > 0 ? unit - 1 : kUnits - 1);
+                if (unit == 0 && b == 0) release(s.values_empty[done]);
+              }
+              if (unit == 0) {
+                scale[b] = block_scale;
+                if constexpr (F::kMinimum && kScaled) minimum[b] = block_minimum;
+                if constexpr (kScaled) factors[b] = block_factors;
               }
             }
-            done = values.stage;
+            if (b == 1) {
+              done = values.stage;
+              values.advance();
+            }
           }
           // Nothing is in flight from one run to the next: the compiler would wait for every instruction then.
           cute::warpgroup_wait<0>();
@@ -262,45 +297,53 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
           add(1, 1, kUnits - 1);
           release(s.values_empty[done]);
         }
+        add_step_minima(band, tiles.stage);
         release(s.tiles_empty[tiles.stage]);
       }
     }
     const int row = group * kTileRows + warp * 16 + g, token = 2 * t;
-    if constexpr (kSplit > 1) {
+    if (shared) {
+      cutlass::arch::NamedBarrier::sync(kConsumers, cutlass::arch::ReservedNamedBarriers::FirstUserBarrier);  // nobody reads the stages
 #pragma unroll
-      for (int i = 0; i < kFragment; ++i) s.sums[row + 8 * (i / 2 % 2)][i / 4 * 8 + token + i % 2] = sums[i];
+      for (int i = 0; i < kTokens / 2; ++i) own_sums[row + 8 * (i / 2 % 2)][i / 4 * 8 + token + i % 2] = sums[i / 4][i % 4];
+      meet_in_cluster();
+      // Each part adds and stores its share of the rows, in the order of the parts; a thread reads many sums of the others at once.
+      constexpr int kOwn = kRows / kSplit, kEach = kOwn * kTokens / kConsumers, kTogether = kEach < 8 ? kEach : 8;
+      static_assert(kOwn * kTokens % kConsumers == 0 && kEach % kTogether == 0, "the rows of a part are dealt evenly");
+#pragma unroll 1
+      for (int first = 0; first < kEach; first += kTogether) {
+        float from[kTogether][kSplit];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int at = (first + i) * kConsumers + int(threadIdx.x);
+          const uint32_t address = cute::cast_smem_ptr_to_uint(&own_sums[part * kOwn + at % kOwn][at / kOwn]);
+#pragma unroll
+          for (int other = 0; other < kSplit; ++other) {
+            asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(from[i][other]) : "r"(cute::set_block_rank(address, uint32_t(other))));
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const int at = (first + i) * kConsumers + int(threadIdx.x), own = part * kOwn + at % kOwn;
+          float value = from[i][0];
+#pragma unroll
+          for (int other = 1; other < kSplit; ++other) value += from[i][other];
+          if (p.output.bias) value += p.output.bias_of(first_row + own);
+          p.output.store(first_token + at / kOwn, first_row + own, value);
+        }
+      }
+      meet_in_cluster();  // nobody leaves while its sums are read
     } else {
       const float bias[2] = {p.output.bias_of(first_row + row), p.output.bias_of(first_row + row + 8)};
 #pragma unroll
-      for (int i = 0; i < kFragment; ++i) {
+      for (int i = 0; i < kTokens / 2; ++i) {
         const int half = i / 2 % 2;
-        const float value = p.output.bias ? sums[i] + bias[half] : sums[i];
+        const float value = p.output.bias ? sums[i / 4][i % 4] + bias[half] : sums[i / 4][i % 4];
         p.output.store(first_token + i / 4 * 8 + token + i % 2, first_row + row + 8 * half, value);
       }
     }
   }
 
-  if constexpr (kSplit > 1) {
-    meet_in_cluster();
-    // Each part adds and stores its share of the rows, in the order of the parts.
-    constexpr int kOwn = kRows / kSplit;
-    for (int i = int(threadIdx.x); i < kOwn * kTokens; i += int(blockDim.x)) {
-      const int own = part * kOwn + i % kOwn, column = i / kOwn;
-      float value = 0.0f;
-#pragma unroll
-      for (int other = 0; other < kSplit; ++other) {
-        float from;
-        asm volatile("ld.shared::cluster.f32 %0, [%1];"
-                     : "=f"(from)
-                     : "r"(cute::set_block_rank(cute::cast_smem_ptr_to_uint(&s.sums[own][column]), uint32_t(other)))
-                     : "memory");
-        value += from;
-      }
-      if (p.output.bias) value += p.output.bias_of(first_row + own);
-      p.output.store(first_token + column, first_row + own, value);
-    }
-    meet_in_cluster();  // nobody leaves while its sums are read
-  }
 }
 
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
@@ -310,51 +353,49 @@ inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled")
 // One row of sm90.yaml's block section and one format of weights.
 template <class F, int kTokens, int kRows, int kSplit, int kStages>
 struct Wgmma {
-  static_assert((kRows == 64 || kRows == 128) && kRows % kSplit == 0 && kSplit <= 8, "the rules of the table");
+  static_assert((kRows == 64 || kRows == 128) && (kSplit == 1 || kSplit == 2), "the rules of the table");
   // Factors leave no registers for more than 128 tokens.
-  static constexpr bool kHasFactors = kTokens <= 128;
-  using WithFactors = Wgmma<F, kHasFactors ? kTokens : 128, kRows, kSplit, kStages>;
+  static constexpr bool kHasScaled = kTokens <= 128;
+  using Scaled = Wgmma<F, kHasScaled ? kTokens : 128, kRows, kSplit, kStages>;
   using Shape = WgmmaShape<F, kTokens, kRows, kSplit, kStages>;
   static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
+  static constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, true);
 
-  template <class T, bool kFactors>
+  template <class T, Factors kFactors>
   static DeviceKernel& device_kernel() {
     static DeviceKernel one(&wgmma_kernel<F, T, Shape, kFactors>);
     return one;
   }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
-    if (scaledMMStatus_t status = WithFactors::prepare_factors(device, message, size)) return status;
-    if constexpr (!F::kMinimum) {
-      if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, false>(), kSharedMemory, device, message, size)) return status;
-      return prepare_kernel(device_kernel<__nv_bfloat16, false>(), kSharedMemory, device, message, size);
-    }
-    return SCALED_MM_STATUS_SUCCESS;
+    if (scaledMMStatus_t status = Scaled::prepare_scaled(device, message, size)) return status;
+    if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, kOfFloats>(), kSharedMemory, device, message, size)) return status;
+    return prepare_kernel(device_kernel<__nv_bfloat16, kOfFloats>(), kSharedMemory, device, message, size);
   }
 
-  static scaledMMStatus_t prepare_factors(int32_t device, char* message, size_t size) {
-    if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, true>(), kSharedMemory, device, message, size)) return status;
-    if constexpr (F::kMinimum) return prepare_kernel(device_kernel<__nv_bfloat16, true>(), kSharedMemory, device, message, size);
-    return SCALED_MM_STATUS_SUCCESS;
+  static scaledMMStatus_t prepare_scaled(int32_t device, char* message, size_t size) {
+    return prepare_kernel(device_kernel<__half, Factors::kScaled>(), kSharedMemory, device, message, size);
   }
 
   static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens).end; }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    const Values form = values_of(*l.blocks, true);
-    if constexpr (kHasFactors) {
-      return run(l, form, message, size);
-    } else if constexpr (F::kMinimum) {
-      return WithFactors::run(l, form, message, size);
-    } else {
-      return has_factors<F>(form) ? WithFactors::run(l, form, message, size) : run(l, form, message, size);
-    }
+    if (values_of(*l.blocks, true) == Values::kQuantized) return Scaled::run_scaled(l, message, size);
+    return run(l, message, size, [](Values form) -> DeviceKernel& {
+      return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, kOfFloats>() : device_kernel<__half, kOfFloats>();
+    });
   }
 
-  static scaledMMStatus_t run(const GemmLaunch& l, Values form, char* message, size_t size) {
+  static scaledMMStatus_t run_scaled(const GemmLaunch& l, char* message, size_t size) {
+    return run(l, message, size, [](Values) -> DeviceKernel& { return device_kernel<__half, Factors::kScaled>(); });
+  }
+
+  // kernel_of(form): of activations in that form.
+  template <class KernelOf>
+  static scaledMMStatus_t run(const GemmLaunch& l, char* message, size_t size, KernelOf&& kernel_of) {
     const int64_t tiles_m = tiles_of(l.M, kTokens), tiles_n = tiles_of(l.N, kRows);
-    if (tiles_n * kSplit > INT_MAX / tiles_m) {
+    if (tiles_n > INT_MAX / kSplit / tiles_m) {
       snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows",
                INT_MAX / kSplit, kTokens, kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
@@ -368,8 +409,13 @@ struct Wgmma {
     p.output = output_of(l);
     p.tiles_k = int32_t(tiles_of(l.K, kTileK));
     p.groups = int32_t(tiles_n);
+    // Clusters of four find 16 multiprocessors of every 16 to 18 that lie together. What is left after whole rounds of tiles is shared
+    // if that takes less than another round.
+    const int64_t tiles = tiles_m * tiles_n, slots = l.multiprocessors >= 16 ? l.multiprocessors / 16 * 16 : kSplit;
+    const int64_t rest = tiles % slots, whole = tiles_of(rest * kSplit, slots) < kSplit ? tiles - rest : tiles / kSplit * kSplit;
+    p.whole = int32_t(kSplit > 1 ? whole : tiles);
     p.early_weights = l.constant_b && l.blocks->packed;
-    const bool bfloat16 = form == Values::kBfloat16;
+    const bool bfloat16 = staged.form == Values::kBfloat16;
     if (l.K > 0) {
       EncodeTiled encode = nullptr;
       CurrentDevice current(l.device);
@@ -383,21 +429,13 @@ struct Wgmma {
       if (result != CUDA_SUCCESS) return cuda_failure(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled", message, size);
     }
     LaunchShape shape;
-    shape.grid = dim3(unsigned(tiles_n * kSplit * tiles_m));
+    shape.grid = dim3(unsigned(p.whole + (tiles - p.whole) * kSplit));
     shape.block = dim3(Shape::kThreads);
     shape.cluster = dim3(kSplit);
     shape.shared_memory = kSharedMemory;
     shape.dependent = true;
     void* params[] = {&p};
-    const auto launch = [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); };
-    if constexpr (F::kMinimum) {
-      return bfloat16 ? launch(device_kernel<__nv_bfloat16, true>()) : launch(device_kernel<__half, true>());
-    } else {
-      if constexpr (kHasFactors) {
-        if (staged.factors != nullptr) return launch(device_kernel<__half, true>());
-      }
-      return bfloat16 ? launch(device_kernel<__nv_bfloat16, false>()) : launch(device_kernel<__half, false>());
-    }
+    return launch_kernel(kernel_of(staged.form), shape, params, l, message, size);
   }
 
   static Kernel entry(const char* row) {

@@ -14,7 +14,7 @@ from scaled_mm.tables.schema import KernelRow, RowCost
 GENERATIONS = ("block_mma", "block_wgmma")
 WGMMA_ARCHES = ("sm90",)
 TILE_K = TILE_BLOCKS * BLOCK
-BAND_ROWS = 16  # what a warp of a block_mma row multiplies
+BAND_ROWS = 16  # of an instruction: a warp of a block_mma row multiplies one or two bands
 _BARRIERS = 2048
 _TOKENS = {"block_mma": (8, 16, 32), "block_wgmma": (8, 16, 32, 64, 128, 256)}
 _MMA_TOKENS = 32  # a block_wgmma row of at most as many multiplies by mma.sync, and a stage holds the activations of a whole tile
@@ -24,8 +24,8 @@ _FIELDS = {
 }
 
 
-def _warps(row: KernelRow) -> int:
-    """Of a block_mma row's thread block."""
+def warps(row: KernelRow) -> int:
+    """Of a block_mma row's thread block. More tokens take more registers."""
     return 8 if row.tile.m > 16 else 16
 
 
@@ -36,19 +36,20 @@ def _value_stages(row: KernelRow) -> tuple[int, int]:
 
 
 def stage_bytes(row: KernelRow, fmt: str) -> int:
-    """Of one stage: a band for each warp of a block_mma row; tiles of the weight of a block_wgmma row, and activations."""
+    """Of one stage: a tile's rows for each warp of a block_mma row; tiles of the weight of a block_wgmma row, sums, activations."""
     weight = WEIGHT_FORMATS[fmt].tile_bytes
     if row.generation == "block_mma":
-        return _warps(row) * weight * BAND_ROWS // TILE_ROWS
+        return warps(row) * weight * row.tile.n // TILE_ROWS
     values = row.tile.m * TILE_BLOCKS * (2 * BLOCK + 8) if row.tile.m <= _MMA_TOKENS else 0
-    return row.tile.n // TILE_ROWS * weight + values
+    sums = row.tile.m * TILE_BLOCKS * 8 if WEIGHT_FORMATS[fmt].second == "m" and not values else 0
+    return row.tile.n // TILE_ROWS * weight + values + sums
 
 
 def _beside_stages(row: KernelRow) -> int:
     if row.generation == "block_mma":
         return 0
     count, size = _value_stages(row)
-    return _BARRIERS + count * size + (row.tile.n * (row.tile.m + 1) * 4 if row.split_k > 1 else 0)  # sums of the blocks that share K
+    return _BARRIERS + count * size
 
 
 def stages(row: KernelRow, fmt: str, limit: int) -> int:
@@ -64,7 +65,7 @@ def shared_memory(row: KernelRow, fmt: str, limit: int) -> int:
     """Dynamic shared memory in bytes, from above, of a row that is built for a format and a GPU with `limit` bytes."""
     count = stages(row, fmt, limit)
     if row.generation == "block_mma":  # the warps' sums meet where the stages were
-        return max(count * stage_bytes(row, fmt) if count > 1 else 0, _warps(row) * BAND_ROWS * row.tile.m * 4)
+        return max(count * stage_bytes(row, fmt) if count > 1 else 0, warps(row) * row.tile.n * row.tile.m * 4)
     return count * stage_bytes(row, fmt) + _beside_stages(row)
 
 
@@ -90,7 +91,7 @@ def findings(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]
     tokens, rows, k = row.tile
     if tokens not in _TOKENS[row.generation]:
         yield "tile", f"tile m = {tokens} tokens, expected {', '.join(map(str, _TOKENS[row.generation]))}"
-    allowed = (BAND_ROWS,) if row.generation == "block_mma" else (TILE_ROWS, 2 * TILE_ROWS)
+    allowed = (BAND_ROWS, 2 * BAND_ROWS) if row.generation == "block_mma" else (TILE_ROWS, 2 * TILE_ROWS)
     if rows not in allowed:
         yield "tile", f"tile n = {rows} rows of the weight, expected {' or '.join(map(str, allowed))}"
     if k != TILE_K:
@@ -103,13 +104,9 @@ def findings(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]
 
 
 def _pipeline(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]:
-    if row.split_k not in (1, 2, 4, 8):
-        yield "split_k", f"split_k = {row.split_k}, expected 1, 2, 4 or 8: the blocks of a cluster share a tile's K"
-    fitting = {fmt: stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
-    if max(fitting.values()) < row.stages:
+    if row.split_k not in (1, 2):
+        yield "split_k", f"split_k = {row.split_k}, expected 1 or 2: the blocks of a cluster share the K of a tile that is left over"
+    if max(stages(row, fmt, limit) for fmt in WEIGHT_FORMATS) < row.stages:
         least = min(WEIGHT_FORMATS, key=lambda fmt: stage_bytes(row, fmt))
         what = f"{row.stages} stages of {stage_bytes(row, least)} bytes and {_beside_stages(row)} beside them, for {least}, which takes least"
         yield "stages", f"{what}, are more shared memory than the {limit} bytes of {arch}"
-    for fmt, count in fitting.items():
-        if count < 2:
-            yield "tile", f"a stage of {stage_bytes(row, fmt)} bytes for {fmt}: {count} fit in the {limit} bytes of {arch}, a pipeline needs 2"

@@ -249,7 +249,7 @@ def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
         (dict(weight=None), BadParamError, "^weight: expected a tensor or a TensorDesc, got None"),
         (dict(mode="w8a8"), BadParamError, "^mode: expected one of 'auto', 'w4a8', 'w4a16', got 'w8a8'"),
         (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
-        (dict(kernel="block_mma_16x8_x3"), BadParamError, "^kernel: expected none on a CPU, got block_mma_16x8_x3"),
+        (dict(kernel="block_mma_16x8_x2"), BadParamError, "^kernel: expected none on a CPU, got block_mma_16x8_x2"),
         (dict(activation=packed), BadParamError, "^activation: expected a tensor or a TensorDesc, got a PackedBlockWeight"),
         (dict(activation=torch.zeros(N, 3, 35, dtype=torch.uint8)), BadTensorShapeError, r"^activation: expected blocks \[rows, K/32, bytes of a block: 18 for q4_0"),
         (dict(weight=desc((M, K + 16), "q4_0")), BadTensorShapeError, "^weight: expected K a multiple of 32"),

@@ -201,7 +201,7 @@ def test_the_index_of_one_kernel_brings_no_table(tmp_path):
 def test_a_block_row_is_built_for_the_formats_of_weights():
     assert codegen.out_dtypes(KernelRow.model_validate(BLOCK_MMA)) == ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
     text = source(BLOCK_MMA, "q5_1")
-    assert '#include "block/mma.cuh"' in text and "using Row = scaled_mm::block::Mma<scaled_mm::block::Q5_1, 8, 3>;" in text
+    assert '#include "block/mma.cuh"' in text and "using Row = scaled_mm::block::Mma<scaled_mm::block::Q5_1, 8, 1, 16, 3>;" in text
     for out_dtype in ("bf16", "q8_1"):
         with pytest.raises(KernelNotBuiltError, match=f"^r: expected a format of the weight of q4_0, q4_1, q5_0, q5_1, q8_0, got {out_dtype}"):
             source(BLOCK_MMA, out_dtype)
@@ -213,10 +213,7 @@ def test_a_block_row_has_as_many_stages_as_fit_of_the_format(fmt, stages):
     assert f"using Row = scaled_mm::block::Wgmma<scaled_mm::block::{fmt.upper()}, 32, 128, 1, {stages}>;" in text
     stage = 2 * 512 * {"q4_0": 18, "q5_1": 24, "q8_0": 34}[fmt] + 32 * 8 * 72
     assert f"static_assert(Row::kSharedMemory <= {stages * stage + 2048}," in text and stages * stage + 2048 <= 227 * 1024
-    beside = 2048 + 33 * 128 * 4  # the sums of blocks that share K
-    fewer = min(stages, (227 * 1024 - beside) // stage)
-    shared = source(BLOCK_WGMMA, fmt, split_k=2)
-    assert f"32, 128, 2, {fewer}>;" in shared and f"<= {fewer * stage + beside}," in shared
+    assert f"32, 128, 2, {stages}>;" in source(BLOCK_WGMMA, fmt, split_k=2)  # the sums of blocks that share K lie where the stages were
 
 
 def test_a_block_scaled_row_has_no_int32_output():

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include <cmath>
+#include <cstring>
 
 // What CUDA's headers have for a GPU alone. A fused multiply-add of halves is rounded once: the sum is exact in double.
 inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
@@ -23,6 +24,11 @@ inline gpu::Index blockDim;
 inline float __shfl_xor_sync(unsigned, float v, int) { return v; }
 inline bool __all_sync(unsigned, bool v) { return v; }
 inline float __uint_as_float(uint32_t x) { return __int_as_float(int(x)); }
+inline uint32_t __float_as_uint(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
 
 #include "block/levels.cuh"
 #include "block/stage.cuh"
@@ -74,3 +80,11 @@ EMULATE_FORMAT(Q4_1)
 EMULATE_FORMAT(Q5_0)
 EMULATE_FORMAT(Q5_1)
 EMULATE_FORMAT(Q8_0)
+
+// (high, low) of a sum of activations, as TF32 takes it.
+extern "C" void two_tf32_of(const float* sums, int64_t count, float* parts) {
+  for (int64_t i = 0; i < count; ++i) {
+    const float2 two = two_tf32(sums[i]);
+    parts[2 * i] = two.x, parts[2 * i + 1] = two.y;
+  }
+}

@@ -65,3 +65,15 @@ def test_a_kernel_writes_the_tiles_that_packing_does(emulated, fmt, m, blocks):
     write = getattr(emulated, f"{fmt.upper()}_tiles")
     write(ctypes.c_void_p(q.data_ptr()), ctypes.c_int64(m), ctypes.c_int64(blocks), ctypes.c_void_p(made.data_ptr()))
     assert torch.equal(made, tiles.from_blocks(q, FORMATS[fmt]))
+
+
+def test_a_sum_becomes_two_numbers_of_tf32_that_keep_22_bits_of_it(emulated):
+    values = torch.randn(100_000, generator=torch.Generator().manual_seed(3)) * torch.logspace(-30, 30, 100_000)
+    sums = torch.cat([values, torch.tensor([0.0, -0.0, 65504.0 * 32, 3.4028235e38, -3.4028235e38, torch.inf, -torch.inf, torch.nan])])
+    parts = torch.empty(sums.shape[0], 2)
+    emulated.two_tf32_of(ctypes.c_void_p(sums.data_ptr()), ctypes.c_int64(sums.shape[0]), ctypes.c_void_p(parts.data_ptr()))
+    finite = parts[:-3]
+    assert not (finite.view(torch.int32) & 0x1FFF).any() and finite.isfinite().all()
+    lost = (finite.double().sum(1) - sums[:-3].double()).abs()
+    assert (lost <= sums[:-3].double().abs() * 2.0**-22).all()
+    assert parts[-3:-1].tolist() == [[torch.inf, 0.0], [-torch.inf, 0.0]] and parts[-1, 0].isnan() and parts[-1, 1] == 0
