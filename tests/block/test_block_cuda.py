@@ -219,6 +219,44 @@ def test_every_row_of_every_table_computes_every_kind_of_product(fmt, kind):
                 assert relative_error(out.cpu(), want) <= ROUNDING[out_dtype], (arch, row, mode, m, n, k, out_dtype)
 
 
+def native_rows() -> list[str]:
+    return [row.name for row in load_table(sm.Handle("cuda").arch).block.rows]
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_long_sums_are_within_the_bound_in_every_row(fmt):
+    handle = sm.Handle("cuda")
+    weight_q, x = operands(fmt, 130, 40, 28672)
+    weight = sm.pack_block_weight(weight_q, fmt)
+    for activation, mode in ((x.half(), "w4a16"), (x.half() + 1, "w4a16"), (x, "w4a8")):
+        want = expected(weight_q, fmt, activation, mode)
+        for row in native_rows():
+            out = compute(handle, weight, activation, 130, 40, mode=mode, kernel=row)
+            assert relative_error(out.cpu(), want) <= BOUND, (row, mode)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_large_products_are_within_the_bound(fmt):
+    weight_q, x = operands(fmt, 4096, 4096, 2048)
+    for activation in (x.half(), sm.quantize_q8_1(x)):
+        want = (reference.gemm_q8_1 if activation.dtype is torch.uint8 else reference.gemm)(weight_q, activation, fmt)
+        out = (gemm_q8_1(fmt) if activation.dtype is torch.uint8 else gemm(fmt))(weight_q, activation)
+        assert float((out.double() - want).norm() / want.norm()) <= BOUND
+
+
+@pytest.mark.parametrize("row", [row.name for row in load_table("sm90").block.rows if row.split_k > 1])
+def test_tiles_that_are_left_over_and_shared_are_as_right_as_whole_ones(row):
+    if sm.Handle("cuda").arch != "sm90":
+        pytest.skip("a row of SM90's table")
+    tokens = load_table("sm90").row(row).tile.m
+    weight_q, x = operands("q4_0", 128 * 150 - 5, tokens + 3, 800)  # 300 tiles: two rounds of 128, and 44 that are shared
+    want = reference.gemm(weight_q, x.half(), "q4_0")
+    runs = [compute(sm.Handle("cuda"), sm.pack_block_weight(weight_q, "q4_0"), x.half(), *want.shape, mode="w4a16", kernel=row) for _ in range(3)]
+    error = (runs[0].double() - want).norm(dim=1) / want.norm(dim=1)
+    assert float(error.max()) <= 4 * BOUND and torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2])
+    assert float((runs[0].double() - want).norm() / want.norm()) <= BOUND
+
+
 def test_a_row_that_is_not_in_the_section_is_refused():
     handle, weight_q, x = sm.Handle("cuda"), *operands("q4_0", 64, 8, 256)
     with pytest.raises(KernelNotFoundError, match="^kernel: expected a block row of "):
