@@ -96,7 +96,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   const uint4* values = p.values + (int64_t(token_tile) * kTiles * blocks + int64_t(begin) * kTileBlocks) * 32 + lane;
   const float2* factors = kFactors != Factors::kNone ? p.factors + tile_of_k * kTileBlocks * kTokens : nullptr;
   // Activations are asked for kAhead pairs of blocks ahead, as many as there are registers for; of few tokens only those that there are.
-  constexpr int kAhead = kTokens == 8 ? 4 : kTokens * kBands >= 64 && kFactors != Factors::kNone ? 1 : 2;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+  constexpr bool kMany = true;  // its compiler needs more registers
+#else
+  constexpr bool kMany = false;
+#endif
+  constexpr int kAhead = kTokens == 8 ? 4 : kTokens * kBands >= 64 && (kFactors != Factors::kNone || kMany) ? 1 : 2;
   const bool there = kTokens > 8 || token_tile * kTokens + g < p.output.M;
   uint4 x[kAhead][2][kTiles] = {};
   int pairs = count * (kTileBlocks / 2);  // not asked for yet

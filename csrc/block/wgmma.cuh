@@ -64,6 +64,9 @@ struct WgmmaShape {
   static constexpr int kValueStages = !kWide ? kStages : kTokens <= 128 ? 6 : 4;
   // Two groups of 64 rows and many tokens: registers go from the loading warps to the others, which takes four of those.
   static constexpr bool kReconfigure = kWide && kGroups == 2;
+  // Arrivals of a warp at a barrier of stages that its lanes have read. Of a wide kernel each lane's: racecheck cannot tell that a lane
+  // which arrives for all of them does so after the others' loads, for a warp that never diverges has no instruction that says so.
+  static constexpr int kArrivals = kWide ? 32 : 1;
   static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
 
   struct alignas(1024) Storage {
@@ -133,8 +136,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   const bool loads = threadIdx.x == kConsumers;
   const int first = min(count, kStages);
   if (loads) {
-    for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32);
-    for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32);
+    for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32 * S::kArrivals);
+    for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32 * (kScaled ? S::kArrivals : 1));
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();
     if (p.early_weights) {
@@ -170,9 +173,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     float sums[kTokens / 8][4] = {};
     Stages<kStages> tiles;
     Stages<kValueStages> values;
-    const auto release = [&](EmptyBarrier& barrier) {
+    const auto release = [&](EmptyBarrier& barrier, int arrivals = 1) {
       __syncwarp();
-      if (lane == 0) arrive(barrier);
+      if (lane < arrivals) arrive(barrier);
     };
     const auto add_step_minima = [&](const uint8_t* band, int stage) {
       if constexpr (kFactors == Factors::kSums) {
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         wait(s.tiles_full[tiles.stage], tiles.phase);
         const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
         wait(s.values_full[values.stage], values.phase);
-#pragma unroll kTokens >= 32 ? 1 : kTokens == 16 ? 2 : 4
+#pragma unroll kTokens >= 32 || (kTokens == 16 && kScaled) ? 1 : kTokens == 16 ? 2 : 4
         for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
           PairLevels<F> levels;
           PairScales scales, minima{};
@@ -278,7 +281,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
                 cute::warpgroup_wait<1>();
                 fence(sum[now ^ 1]);
                 add(now ^ 1, unit > 0 ? b : b ^ 1, unit > 0 ? unit - 1 : kUnits - 1);
-                if (unit == 0 && b == 0) release(s.values_empty[done]);
+                if (unit == 0 && b == 0) release(s.values_empty[done], kScaled ? S::kArrivals : 1);
               }
               if (unit == 0) {
                 scale[b] = block_scale;
@@ -295,10 +298,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
           cute::warpgroup_wait<0>();
           fence(sum[1]);
           add(1, 1, kUnits - 1);
-          release(s.values_empty[done]);
+          release(s.values_empty[done], kScaled ? S::kArrivals : 1);
         }
         add_step_minima(band, tiles.stage);
-        release(s.tiles_empty[tiles.stage]);
+        release(s.tiles_empty[tiles.stage], S::kArrivals);
       }
     }
     const int row = group * kTileRows + warp * 16 + g, token = 2 * t;
