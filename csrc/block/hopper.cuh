@@ -22,6 +22,7 @@ __device__ inline void arrive(EmptyBarrier& barrier) {
   barrier.arrive();
 }
 __device__ inline void meet_in_cluster() {
+  __syncwarp();  // the barrier is for whole warps
   asm volatile("" ::: "memory");
   cute::cluster_arrive();
   cute::cluster_wait();

@@ -1,8 +1,7 @@
 // A block product by mma.sync, for few tokens on every GPU since Turing: as fast as the weight comes.
 //
-// A warp has a strip, kBands bands of 16 rows of the weight, and kTokens tokens. Strips are dealt to thread blocks so that all
-// multiprocessors have the same number within one; warps that are left share K with the others, and the parts are added in order. Each warp
-// keeps a ring of stages of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand.
+// A warp has a strip, kBands bands of 16 rows of the weight, and kTokens tokens. Strips are dealt to thread blocks so that no
+// multiprocessor has more than its share; warps that are left share K with the others, and the parts are added in order. Each warp keeps a ring of stages of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand.
 #pragma once
 
 #include <climits>
@@ -17,7 +16,7 @@ namespace scaled_mm::block {
 struct MmaParams {
   const uint8_t* tiles;
   const uint4* values;    // [tiles of 8 tokens][blocks][lanes]
-  const float2* factors;  // [tiles of kTokens][blocks][kTokens]
+  const float2* factors;  // as stage.cuh says
   Output output;
   int32_t tiles_k, strips;  // of the weight
   int32_t width, parts;     // strips of a thread block, warps that share the K of one
@@ -246,7 +245,7 @@ struct Mma {
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens).end; }
+  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens, kAmpere).end; }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     const int64_t token_tiles = tiles_of(l.M, kTokens), strips = tiles_of(l.N, kRows);

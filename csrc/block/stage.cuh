@@ -241,28 +241,29 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
   }
 }
 
-// The parts of a workspace.
+// The parts of a workspace. Values have theirs whether or not a kernel can read the activations where they lie: that depends on where.
 struct StageLayout {
   int64_t tiles = 0, values = 0, factors = 0, end = 0;  // bytes from its start; kernels align them to 1024
 };
 
 template <class F>
-StageLayout stage_layout(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int tokens) {
+StageLayout stage_layout(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int tokens, bool ampere) {
   const auto aligned = [](int64_t bytes) { return tiles_of(bytes, 1024) * 1024; };
   const int64_t tiles_k = tiles_of(K, kTileK);
   StageLayout s;
   s.tiles = 0;
   s.values = s.tiles + (o.packed ? 0 : aligned(tiles_of(N, kTileRows) * tiles_k * F::kTileBytes));
   s.factors = s.values + aligned(tiles_of(M, tokens) * tokens * tiles_k * kTileK * 2);
-  s.end = s.factors + aligned(tiles_of(M, tokens) * tokens * tiles_k * kTileBlocks * int64_t(sizeof(float2)));
+  const bool factors = factors_of<F>(values_of(o, ampere), ampere) != Factors::kNone;
+  s.end = s.factors + (factors ? aligned(tiles_of(M, tokens) * tokens * tiles_k * kTileBlocks * int64_t(sizeof(float2))) : 0);
   return s;
 }
 
 // The operands as the product's kernel finds them.
 struct Staged {
   const uint8_t* tiles;
-  const void* values;  // [M, K] halves or bfloat16
-  int64_t stride;      // of values, in elements, from row to row
+  const void* values;  // [M, K] halves or bfloat16, or these in the order of mma.sync's operand
+  int64_t stride;      // of values [M, K], in elements, from row to row
   const float2* factors;  // nullptr: none
   Factors kind;
   Values form;
@@ -286,7 +287,7 @@ scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged
   const int tokens = wanted.tokens;
   const bool fragments = wanted.fragments;
   const BlockOperands& o = *l.blocks;
-  const StageLayout layout = stage_layout<F>(l.M, l.N, l.K, o, tokens);
+  const StageLayout layout = stage_layout<F>(l.M, l.N, l.K, o, tokens, wanted.ampere);
   auto* workspace = static_cast<uint8_t*>(l.workspace);
   const int64_t tiles_k = tiles_of(l.K, kTileK);
   *staged = {};

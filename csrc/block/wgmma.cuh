@@ -381,7 +381,7 @@ struct Wgmma {
     return prepare_kernel(device_kernel<__half, Factors::kScaled>(), kSharedMemory, device, message, size);
   }
 
-  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens).end; }
+  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens, true).end; }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     if (values_of(*l.blocks, true) == Values::kQuantized) return Scaled::run_scaled(l, message, size);
@@ -412,8 +412,8 @@ struct Wgmma {
     p.output = output_of(l);
     p.tiles_k = int32_t(tiles_of(l.K, kTileK));
     p.groups = int32_t(tiles_n);
-    // Clusters of four find 16 multiprocessors of every 16 to 18 that lie together. What is left after whole rounds of tiles is shared
-    // if that takes less than another round.
+    // What is left after whole rounds of tiles is shared, if that takes less than another round. Rounds are of somewhat fewer tiles than there
+    // are multiprocessors, for a cluster finds no place where one of a pair is taken.
     const int64_t tiles = tiles_m * tiles_n, slots = l.multiprocessors >= 16 ? l.multiprocessors / 16 * 16 : kSplit;
     const int64_t rest = tiles % slots, whole = tiles_of(rest * kSplit, slots) < kSplit ? tiles - rest : tiles / kSplit * kSplit;
     p.whole = int32_t(kSplit > 1 ? whole : tiles);

@@ -127,7 +127,8 @@ def _float(fmt: str) -> Callable[..., torch.Tensor]:
 
     weight_q: uint8 [M, K/32, {description.block_bytes}]; the blocks of a row lie one after the other, other strides are taken. Or what
     `pack_block_weight` made of it. activation: float16 or bfloat16 [N, K], any strides. M, N, K: None, or what the operands have.
-    The activations are not rounded; sums are float32. docs/BLOCK_FORMATS.md has the bound on the error. CPU or CUDA; there on the
+    The activations are not rounded; sums are float32, on a GPU those of a block's activations, which minima are multiplied with,
+    22 bits. docs/BLOCK_FORMATS.md has the bound on the error. CPU or CUDA; there on the
     current stream, without synchronising.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """

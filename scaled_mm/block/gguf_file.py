@@ -66,6 +66,8 @@ def load_gguf(path: str | os.PathLike, names: Iterable[str] | None = None) -> di
         raise BadParamError(f"path: expected a little-endian GGUF file, got {os.fspath(path)}, which is of the other byte order")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if names is not None:
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise BadParamError(f"names: expected None or several names of tensors, got {names!r}")
         names = list(names)
         if missing := [name for name in names if name not in tensors]:
             raise BadParamError(f"names: expected names of tensors in {os.fspath(path)}, got {', '.join(map(repr, missing))}")

@@ -99,14 +99,10 @@ def findings(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]
     if row.stages == "auto" or (row.stages < 2 and row.generation == "block_wgmma"):
         least = "at least 2" if row.generation == "block_wgmma" else "1 for none"
         yield "stages", f"stages = {row.stages}; a {row.generation} row says how many, {least}"
-    elif row.generation == "block_wgmma" and rows in allowed:
-        yield from _pipeline(row, arch, limit)
-
-
-def _pipeline(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]:
+        return
     if row.split_k not in (1, 2):
         yield "split_k", f"split_k = {row.split_k}, expected 1 or 2: the blocks of a cluster share the K of a tile that is left over"
-    if max(stages(row, fmt, limit) for fmt in WEIGHT_FORMATS) < row.stages:
+    if rows in allowed and max(stages(row, fmt, limit) for fmt in WEIGHT_FORMATS) < row.stages:
         least = min(WEIGHT_FORMATS, key=lambda fmt: stage_bytes(row, fmt))
         what = f"{row.stages} stages of {stage_bytes(row, least)} bytes and {_beside_stages(row)} beside them, for {least}, which takes least"
         yield "stages", f"{what}, are more shared memory than the {limit} bytes of {arch}"

@@ -106,7 +106,8 @@ class KernelRow(BaseModel):
         are those of block products, whose m is the tokens and n the rows of the weight; they take any operands.
     warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
         A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
-        their int32 sums in the workspace.
+        their int32 sums in the workspace. A block_wgmma row's: blocks of a cluster that share the K of a tile that is left after whole
+        rounds of tiles.
     schedule: of c3x rows; a decode row has cooperative where its blocks are persistent.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
     raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one,
@@ -114,8 +115,8 @@ class KernelRow(BaseModel):
     swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
     prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     early_weights: where the weights are constant (a PreparedWeight), fill the stages of a block's first tile with them instead.
-    stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue. Of a block_wgmma row: as many, or what fits
-        of the format's tiles.
+    stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue. Of a block row: as many, or what fits of the
+        format's; 1 of a block_mma row is none, weights go from memory to registers.
     grouped, block_scaled, block: set for the rows of a table's section of that name, and for no others.
     """
 

@@ -244,17 +244,46 @@ def test_large_products_are_within_the_bound(fmt):
         assert float((out.double() - want).norm() / want.norm()) <= BOUND
 
 
+@pytest.mark.parametrize("fmt, kind", [("q4_0", torch.float16), ("q5_1", torch.float16), ("q5_1", "q8_1"), ("q8_0", torch.bfloat16)], ids=str)
 @pytest.mark.parametrize("row", [row.name for row in load_table("sm90").block.rows if row.split_k > 1])
-def test_tiles_that_are_left_over_and_shared_are_as_right_as_whole_ones(row):
+def test_tiles_that_are_left_over_and_shared_are_as_right_as_whole_ones(row, fmt, kind):
     if sm.Handle("cuda").arch != "sm90":
         pytest.skip("a row of SM90's table")
     tokens = load_table("sm90").row(row).tile.m
-    weight_q, x = operands("q4_0", 128 * 150 - 5, tokens + 3, 800)  # 300 tiles: two rounds of 128, and 44 that are shared
-    want = reference.gemm(weight_q, x.half(), "q4_0")
-    runs = [compute(sm.Handle("cuda"), sm.pack_block_weight(weight_q, "q4_0"), x.half(), *want.shape, mode="w4a16", kernel=row) for _ in range(3)]
+    weight_q, x = operands(fmt, 128 * 150 - 5, tokens + 3, 800)  # 300 tiles: two rounds of 128, and 44 that are shared
+    activation, weight = activation_of(kind, x), sm.pack_block_weight(weight_q, fmt)
+    bias = torch.randn(weight_q.shape[0], generator=seeded(4)).cuda()
+    want = (reference.gemm_q8_1 if kind == "q8_1" else reference.gemm)(weight_q, activation, fmt) + bias.double()[:, None]
+    mode = "w4a8" if kind == "q8_1" else "w4a16"
+    runs = [compute(sm.Handle("cuda"), weight, activation, *want.shape, bias=bias, mode=mode, kernel=row) for _ in range(3)]
     error = (runs[0].double() - want).norm(dim=1) / want.norm(dim=1)
     assert float(error.max()) <= 4 * BOUND and torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2])
     assert float((runs[0].double() - want).norm() / want.norm()) <= BOUND
+
+
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")], ids=str)
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_what_is_not_finite_spoils_its_row_or_column_and_nothing_else(fmt, value):
+    handle, m, n = sm.Handle("cuda"), 70, 21
+    weight_q, x = operands(fmt, m, n, 1056)
+    half = torch.tensor([value], dtype=torch.float16).view(torch.uint8).cuda()
+    quantized = sm.quantize_q8_1(x)
+    for row in native_rows():
+        for at in (0, 2) if fmt in ("q4_1", "q5_1") else (0,):  # d, m
+            spoilt = weight_q.clone()
+            spoilt[4, 30, at : at + 2] = half
+            for activation in (x.half(), quantized):
+                finite = compute(handle, spoilt, activation, m, n, mode="w4a8" if activation is quantized else "w4a16", kernel=row).isfinite()
+                assert not finite[4].any() and finite[torch.arange(m) != 4].all(), (row, at)
+        for activation in (x.half(), x.bfloat16()):
+            activation[7, 1000] = value
+            finite = compute(handle, weight_q, activation, m, n, mode="w4a16", kernel=row).isfinite()
+            assert not finite[:, 7].any() and finite[:, torch.arange(n) != 7].all(), row
+        for at in (0, 2) if fmt != "q8_0" else (0,):  # d, s
+            spoilt = quantized.clone()
+            spoilt[7, 30, at : at + 2] = half
+            finite = compute(handle, weight_q, spoilt, m, n, mode="w4a8", kernel=row).isfinite()
+            assert not finite[:, 7].any() and finite[:, torch.arange(n) != 7].all(), (row, at)
 
 
 def test_a_row_that_is_not_in_the_section_is_refused():

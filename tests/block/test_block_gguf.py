@@ -86,6 +86,9 @@ def test_some_tensors_can_be_asked_for(model):
     assert sm.load_gguf(model, []) == {}
     with pytest.raises(BadParamError, match=r"^names: expected names of tensors in .*model.gguf, got 'nothing'"):
         sm.load_gguf(model, ["f16", "nothing"])
+    for names in ("f16", 5):
+        with pytest.raises(BadParamError, match=f"^names: expected None or several names of tensors, got {names!r}"):
+            sm.load_gguf(model, names)
 
 
 def test_a_type_that_is_no_block_format_here_is_refused_by_name_unless_it_is_not_asked_for(tmp_path):

@@ -67,6 +67,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
     (MMA, dict(generation="c2x"), "sm80", "generation", "no kernel of block products is a c2x one; expected block_mma or block_wgmma"),
     (MMA, dict(block=False), "sm80", "generation", "they stand in the section block"),
     (MMA, dict(stages="auto"), "sm80", "stages", "stages = auto; a block_mma row says how many, 1 for none"),
+    (MMA, dict(stages=5), "sm80", "stages", "5 stages of 36864 bytes and 0 beside them, for q4_0, which takes least, are more shared memory than"),
     (MMA, dict(split_k=2), "sm80", "split_k", "a block_mma row has none: leave it out"),
     (MMA, dict(grouped=True), "sm80", "grouped", "a block_mma row has none: leave it out"),
     (MMA, dict(tile=[12, 16, 256]), "sm80", "tile", "tile m = 12 tokens, expected 8, 16, 32"),
