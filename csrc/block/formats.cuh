@@ -45,6 +45,11 @@ using Q5_0 = Format<SCALED_MM_DTYPE_Q5_0, 5, 16, false>;
 using Q5_1 = Format<SCALED_MM_DTYPE_Q5_1, 5, 0, true>;
 using Q8_0 = Format<SCALED_MM_DTYPE_Q8_0, 8, 0, false>;
 
+// The same with levels counted from the middle, and minima therefore as what the middle stands for: mostly far less than the minimum. Terms
+// that nearly cancel are not summed apart then, which the tensor cores, who cut their sums, would make a bias of.
+template <class F>
+using Centred = Format<F::kDtype, F::kBits, 1 << (F::kBits - 1), F::kMinimum>;
+
 // Activations, q8_1: the scale, the sum of the values before they were quantized, the levels.
 constexpr int kActivationBytes = 36, kActivationSum = 2, kActivationLevels = 4;
 

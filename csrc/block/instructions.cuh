@@ -34,11 +34,10 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint3
 }
 
 // d += a (16 x 8) * b (8 x 8) of float32 whose low 13 bits do not count. From Ampere on.
-__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const float (&a)[4], uint32_t b0, uint32_t b1) {
+__device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(__float_as_uint(a[0])), "r"(__float_as_uint(a[1])), "r"(__float_as_uint(a[2])), "r"(__float_as_uint(a[3])),
-        "r"(b0), "r"(b1));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 }  // namespace scaled_mm::block

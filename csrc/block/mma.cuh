@@ -58,6 +58,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   let_next_kernel_start();
 #endif
+  constexpr bool kByBlock = kFactors == Factors::kScaled || kFactors == Factors::kFloats;
   constexpr int kTiles = kTokens / 8, kRows = kBands * kBandRows, kStageBytes = kBands * F::kBandBytes;
   extern __shared__ __align__(128) uint8_t memory[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
     if constexpr (kFactors == Factors::kSums) {
 #pragma unroll
       for (int band = 0; band < kBands; ++band) {
-        const Minima minima(from + band * F::kBandBytes + F::kBandMinima, lane);
+        const Middles minima = Middles::of<F>(from + band * F::kBandBytes, lane);
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) minima.add(sums[band][tile], two[tile]);
       }
@@ -150,20 +151,24 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         const int pair = first + i;
-        PairLevels<F> levels[kBands];
+        PairLevels<Levels<F, kFactors>> levels[kBands];
         PairScales scales[kBands], minima[kBands] = {};
 #pragma unroll
         for (int band = 0; band < kBands; ++band) {
           const uint8_t* const bytes = from + band * F::kBandBytes;
           levels[band].load(bytes, pair, lane);
           scales[band].load(bytes + F::kBandScales, pair, g);
-          if constexpr (F::kMinimum && kFactors == Factors::kScaled) minima[band].load(bytes + F::kBandMinima, pair, g);
+          if constexpr (F::kMinimum && kByBlock) minima[band].load(bytes + F::kBandMinima, pair, g);
         }
 #pragma unroll
         for (int b = 0; b < 2; ++b) {
 #pragma unroll
           for (int band = 0; band < kBands; ++band) {
             const Fragments f = levels[band].template fragments<T>(b);
+            const float2 scale = scales[band].of(b);
+            float2 minimum{};
+            if constexpr (F::kMinimum && kByBlock) minimum = minima[band].of(b);
+            if constexpr (kFactors == Factors::kFloats) minimum = middles<F>(scale, minimum);
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
               float sum[4] = {};
@@ -171,10 +176,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
               mma_m16n8k16<T>(sum, f.a[0], v.x, v.y);
               mma_m16n8k16<T>(sum, f.a[1], v.z, v.w);
               float4 factor{};
-              if constexpr (kFactors == Factors::kScaled) {
+              if constexpr (kByBlock) {
                 factor = *reinterpret_cast<const float4*>(factors + (pair * 2 + b) * kTokens + tile * 8 + 2 * t);
               }
-              add_block<F::kMinimum, kFactors>(sums[band][tile], sum, scales[band].of(b), F::kMinimum ? minima[band].of(b) : float2{}, factor);
+              add_block<F::kMinimum, kFactors>(sums[band][tile], sum, scale, minimum, factor);
             }
           }
         }
@@ -182,7 +187,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
       }
       values += kAhead * 2 * 32;
     }
-    if constexpr (kFactors == Factors::kScaled) factors += kTileBlocks * kTokens;
+    if constexpr (kByBlock) factors += kTileBlocks * kTokens;
   }
   // Sums meet in the memory that the stages have left.
   wait_for_copies<0>();
@@ -233,6 +238,9 @@ struct Mma {
     constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, kAmpere);
     if constexpr (kAmpere) {
       if (form == Values::kBfloat16) return f(device_kernel<__nv_bfloat16, kOfFloats>());
+    }
+    if constexpr (F::kMinimum && !kAmpere) {
+      if (form == Values::kScaledHalf) return f(device_kernel<__half, kOfFloats>());
     }
     return form == Values::kHalf ? f(device_kernel<__half, kOfFloats>()) : f(device_kernel<__half, Factors::kScaled>());
   }

@@ -41,13 +41,13 @@ inline Output output_of(const GemmLaunch& l) {
 }
 
 // A block's exact or rounded sum p, taken to the scales: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1.
-// factors: those of both tokens. With Factors::kSums minima are added by Minima.
+// factors: those of both tokens. m: of Factors::kFloats the middles. Those of Factors::kSums are added by Middles.
 template <bool kMinimum, Factors kFactors>
 __device__ inline void add_block(float* sums, const float* p, float2 d, float2 m, float4 factors) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float scale = i < 2 ? d.x : d.y;
-    if constexpr (kFactors != Factors::kScaled) {
+    if constexpr (kFactors == Factors::kNone || kFactors == Factors::kSums) {
       sums[i] = fmaf(scale, p[i], sums[i]);
     } else {
       const float factor = i % 2 ? factors.z : factors.x, addend = i % 2 ? factors.w : factors.y;
@@ -60,21 +60,37 @@ __device__ inline void add_block(float* sums, const float* p, float2 d, float2 m
   }
 }
 
-// A tile's minima in a band's 16 rows, to be multiplied by the sums of the activations in its blocks: by the tensor cores.
-struct Minima {
-  float a[4];
+// What the middle levels of a thread's two rows stand for, from its scales and minima.
+template <class F>
+__device__ inline float2 middles(float2 d, float2 m) {
+  constexpr float kMiddle = Centred<F>::kZero;
+  return {fmaf(kMiddle, d.x, m.x), fmaf(kMiddle, d.y, m.y)};
+}
 
-  // minima: those of the band.
-  __device__ Minima(const uint8_t* minima, int lane) {
-    const auto* const rows = reinterpret_cast<const __half2*>(minima) + lane / 4 * kTileBlocks + lane % 4;
-    const float2 near = __half22float2(rows[0]), far = __half22float2(rows[4]);
-    a[0] = near.x, a[1] = near.y, a[2] = far.x, a[3] = far.y;
+// Those of a tile in a band's 16 rows, to be multiplied by the sums of the activations in its blocks: by the tensor cores.
+struct Middles {
+  uint32_t high[4], low[4];
+
+  template <class F>
+  __device__ static Middles of(const uint8_t* band, int lane) {
+    Middles two;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = (lane / 4 * kTileBlocks + lane % 4 + 4 * i) * 4;
+      const auto half2_at = [&](int offset) { return __half22float2(*reinterpret_cast<const __half2*>(band + offset + at)); };
+      const float2 rows = middles<F>(half2_at(F::kBandScales), half2_at(F::kBandMinima));
+      const float2 first = two_tf32(rows.x), second = two_tf32(rows.y);
+      two.high[2 * i] = __float_as_uint(first.x), two.low[2 * i] = __float_as_uint(first.y);
+      two.high[2 * i + 1] = __float_as_uint(second.x), two.low[2 * i + 1] = __float_as_uint(second.y);
+    }
+    return two;
   }
-  // Of 8 tokens. two: as Factors::kSums has them. The tensor cores cut what they add to a larger number, so that is left to the others.
-  __device__ void add(float (&sums)[4], uint4 two) const {
+  // Of 8 tokens. of: as Factors::kSums has them. The tensor cores cut what they add to a larger number, so that is left to the others.
+  __device__ void add(float (&sums)[4], uint4 of) const {
     float sum[4] = {};
-    mma_m16n8k8_tf32(sum, a, two.x, two.z);
-    mma_m16n8k8_tf32(sum, a, two.y, two.w);
+    mma_m16n8k8_tf32(sum, low, of.x, of.z);
+    mma_m16n8k8_tf32(sum, high, of.y, of.w);
+    mma_m16n8k8_tf32(sum, high, of.x, of.z);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sums[i] += sum[i];
   }

@@ -2,13 +2,16 @@
 // can load, with a factor and an addend for each token and block.
 //
 //   out[m,n] = sum over blocks of  d_w * (factor * sum_k (q_w - zero) * x[k] + addend)        formats without minimum
-//              sum over blocks of  d_w * factor * sum_k q_w * x[k]  +  m_w * addend           with minimum
+//              sum over blocks of  d_w * factor * sum_k q_w * x[k]  +  m_w * addend           with minimum, x quantized
+//              sum over blocks of  d_w * factor * sum_k (q_w - c) * x[k]  +  (m_w + c * d_w) * addend      with minimum, c the middle level
 //
 //   x                      factor  addend, without minimum                 with minimum
 //   quantized to q8_1      d_a     zero * (d_a * sum(q_a) - s_a)           s_a              x = q_a, exact
 //   floats                 1       0 (and no factors at all)               sum(x)           as two numbers for TF32, if the GPU has it
 //   bfloat16 as halves     2^e     0                                       sum(x)           x / 2^e, for GPUs without bfloat16
 #pragma once
+
+#include <type_traits>
 
 #include "block/formats.cuh"
 #include "int8/c3x/grid_dependency.cuh"
@@ -36,15 +39,20 @@ inline Values values_of(const BlockOperands& o, bool has_bfloat16) {
 enum class Factors {
   kNone,    // the factor is 1, the addend 0
   kScaled,  // (factor, addend)
-  kSums,    // the factor is 1; the addend as (high, low), whose sum it is to 22 bits, in the order of mma_m16n8k8_tf32's operand
+  kFloats,  // (factor, addend), levels are Centred
+  kSums,    // the factor is 1, levels are Centred; the addend as (high, low), to 22 bits, in the order of mma_m16n8k8_tf32's operand
 };
 
 // tf32: the kernel multiplies minima and sums by the tensor cores.
 template <class F>
 constexpr Factors factors_of(Values form, bool tf32) {
-  if (form == Values::kQuantized || form == Values::kScaledHalf) return Factors::kScaled;
-  return !F::kMinimum ? Factors::kNone : tf32 ? Factors::kSums : Factors::kScaled;
+  if (form == Values::kQuantized || (form == Values::kScaledHalf && !F::kMinimum)) return Factors::kScaled;
+  return !F::kMinimum ? Factors::kNone : tf32 ? Factors::kSums : Factors::kFloats;
 }
+
+// The format as whose levels a kernel with these factors takes those of F.
+template <class F, Factors kFactors>
+using Levels = std::conditional_t<kFactors == Factors::kFloats || kFactors == Factors::kSums, Centred<F>, F>;
 
 struct StageParams {
   const uint8_t* a;

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     };
     const auto add_step_minima = [&](const uint8_t* band, int stage) {
       if constexpr (kFactors == Factors::kSums) {
-        const Minima minima(band + F::kBandMinima, lane);
+        const Middles minima = Middles::of<F>(band, lane);
 #pragma unroll
         for (int tile = 0; tile < kTokens / 8; ++tile) minima.add(sums[tile], s.sums_of_values[stage][tile * 32 + lane]);
       }
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         wait(s.values_full[values.stage], values.phase);
 #pragma unroll kTokens >= 32 || (kTokens == 16 && kScaled) ? 1 : kTokens == 16 ? 2 : 4
         for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
-          PairLevels<F> levels;
+          PairLevels<Levels<F, kFactors>> levels;
           PairScales scales, minima{};
           levels.load(band, pair, lane);
           scales.load(band + F::kBandScales, pair, g);
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 #pragma unroll 1
         for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
           int done = 0;  // the stage of activations before this one
-          PairLevels<F> levels;
+          PairLevels<Levels<F, kFactors>> levels;
           PairScales scales, minima{};
           // Fragments are made while the block before is being multiplied.
           static_assert(kUnits > 1, "fragments of the block before are read until its first unit has been waited for");

@@ -31,6 +31,7 @@ inline uint32_t __float_as_uint(float x) {
 }
 
 #include "block/levels.cuh"
+#include "block/output.cuh"
 #include "block/stage.cuh"
 
 using namespace scaled_mm::block;
@@ -68,6 +69,19 @@ void write_tiles(const uint8_t* weight, int64_t rows, int64_t blocks, uint8_t* t
   }
 }
 
+// What the middle levels stand for [64][8] of a tile, high and low parts, from the registers in which mma.m16n8k8 takes them.
+template <class F>
+void read_middles(const uint8_t* tile, float* high, float* low) {
+  for (int thread = 0; thread < 128; ++thread) {
+    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    const Middles middles = Middles::of<F>(tile + warp * F::kBandBytes, lane);
+    for (int i = 0; i < 4; ++i) {
+      const int at = (warp * kBandRows + g + 8 * (i % 2)) * kTileBlocks + t + 4 * (i / 2);
+      high[at] = __uint_as_float(middles.high[i]), low[at] = __uint_as_float(middles.low[i]);
+    }
+  }
+}
+
 }  // namespace
 
 #define EMULATE_FORMAT(F)                                                                                                    \
@@ -80,6 +94,14 @@ EMULATE_FORMAT(Q4_1)
 EMULATE_FORMAT(Q5_0)
 EMULATE_FORMAT(Q5_1)
 EMULATE_FORMAT(Q8_0)
+
+#define EMULATE_MINIMUM(F)                                                                                                          \
+  extern "C" void F##_middles(const uint8_t* tile, float* high, float* low) { read_middles<F>(tile, high, low); }                  \
+  extern "C" void F##_centred(const uint8_t* tile, float* numbers) { read_tile<Levels<F, Factors::kSums>, __half>(tile, numbers); } \
+  extern "C" void F##_centred_bfloat16(const uint8_t* tile, float* numbers) { read_tile<Levels<F, Factors::kFloats>, __nv_bfloat16>(tile, numbers); }
+
+EMULATE_MINIMUM(Q4_1)
+EMULATE_MINIMUM(Q5_1)
 
 // (high, low) of a sum of activations, as TF32 takes it.
 extern "C" void two_tf32_of(const float* sums, int64_t count, float* parts) {

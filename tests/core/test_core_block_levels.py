@@ -67,6 +67,24 @@ def test_a_kernel_writes_the_tiles_that_packing_does(emulated, fmt, m, blocks):
     assert torch.equal(made, tiles.from_blocks(q, FORMATS[fmt]))
 
 
+@pytest.mark.parametrize("fmt", ["q4_1", "q5_1"])
+def test_minima_and_levels_of_a_tile_are_those_of_the_middle_level(emulated, fmt):
+    q, numbers = every_level(fmt)
+    middle = 1 << (FORMATS[fmt].bits - 1)
+    halves = torch.randn(64, 8, 2, generator=torch.Generator().manual_seed(5)).half()
+    q[:64, :, :4] = halves.view(torch.uint8).view(64, 8, 4)  # d, m
+    tile = tiles.from_blocks(q[:64], FORMATS[fmt])
+    high, low = torch.full((64, 8), torch.nan), torch.full((64, 8), torch.nan)
+    getattr(emulated, f"{fmt.upper()}_middles")(*(ctypes.c_void_p(x.data_ptr()) for x in (tile, high, low)))
+    want = middle * halves[..., 0].double() + halves[..., 1].double()
+    assert ((high.double() + low.double() - want).abs() <= want.abs() * 2.0**-21).all()
+    assert not (high.view(torch.int32) & 0x1FFF).any() and not (low.view(torch.int32) & 0x1FFF).any()
+    for name in ("centred", "centred_bfloat16"):
+        found = torch.full((64, 256), torch.nan)
+        getattr(emulated, f"{fmt.upper()}_{name}")(ctypes.c_void_p(tile.data_ptr()), ctypes.c_void_p(found.data_ptr()))
+        assert torch.equal(found, numbers[:64].float() - middle)
+
+
 def test_a_sum_becomes_two_numbers_of_tf32_that_keep_22_bits_of_it(emulated):
     values = torch.randn(100_000, generator=torch.Generator().manual_seed(3)) * torch.logspace(-30, 30, 100_000)
     sums = torch.cat([values, torch.tensor([0.0, -0.0, 65504.0 * 32, 3.4028235e38, -3.4028235e38, torch.inf, -torch.inf, torch.nan])])
