@@ -1,7 +1,8 @@
 // A block product by mma.sync, for few tokens on every GPU since Turing: as fast as the weight comes.
 //
 // A warp has a strip, kBands bands of 16 rows of the weight, and kTokens tokens. Strips are dealt to thread blocks so that no
-// multiprocessor has more than its share; warps that are left share K with the others, and the parts are added in order. Each warp keeps a ring of stages of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand.
+// multiprocessor has more than its share; warps that are left share K with the others, and the parts are added in order. Each warp
+// keeps a ring of stages of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand.
 #pragma once
 
 #include <climits>

@@ -64,10 +64,10 @@ struct WgmmaShape {
   static constexpr int kValueStages = !kWide ? kStages : kTokens <= 128 ? 6 : 4;
   // Two groups of 64 rows and many tokens: registers go from the loading warps to the others, which takes four of those.
   static constexpr bool kReconfigure = kWide && kGroups == 2;
+  static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
   // Arrivals of a warp at a barrier of stages that its lanes have read. Of a wide kernel each lane's: racecheck cannot tell that a lane
   // which arrives for all of them does so after the others' loads, for a warp that never diverges has no instruction that says so.
   static constexpr int kArrivals = kWide ? 32 : 1;
-  static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
 
   struct alignas(1024) Storage {
     uint8_t values[kValueStages][kBoxes][kTokens * 128];
@@ -93,6 +93,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   constexpr int kTokens = S::kTokens, kRows = S::kRows, kSplit = S::kSplit, kStages = S::kStages, kGroups = S::kGroups;
   constexpr int kBoxes = S::kBoxes, kPerTile = S::kPerTile, kValueStages = S::kValueStages, kConsumers = S::kConsumers;
   constexpr bool kScaled = kFactors == Factors::kScaled;
+  // Tokens of an instruction: where there are factors more would need too many registers.
   constexpr int kUnit = kScaled || kTokens < 128 ? 32 : 64, kUnits = kTokens / kUnit, kUnitFragment = kUnit / 2;
   constexpr auto kIndices = std::make_index_sequence<kUnitFragment>{};
   extern __shared__ __align__(1024) char memory[];
