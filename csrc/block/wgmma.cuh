@@ -82,7 +82,7 @@ struct WgmmaShape {
   using Sums = float[kRows][kTokens + 1];  // of a block of a cluster that shares K, where the stages were
   static_assert(kSplit == 1 || sizeof(Sums) <= offsetof(Storage, tiles_full), "sums fit where the stages were");
   // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
-  static constexpr int kWanted = kTokens >= 128 ? (kRows == 64 ? 2 : 1) : kWide ? 192 / kRows : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
+  static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? 192 / kRows : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
   static constexpr int kFit = 228 * 1024 / int(sizeof(Storage) + 1024);  // each keeps 1 KiB for the system
   static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
 };
@@ -164,8 +164,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         }
       }
     }
-    __syncwarp();
-    if (shared) meet_in_cluster(), meet_in_cluster();
+    if (shared) meet_in_cluster(), meet_in_cluster();  // as the others: sums are there; sums have been read
   } else {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
     const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
