@@ -38,7 +38,7 @@ class BuildWithCore(build_py):
         super().run()
         library = build_room()
         if not self.editable_mode:  # an editable install reads them where they are
-            for name, target in (("csrc", "csrc"), ("cutlass_configs", "configs")):
+            for name, target in (("csrc", "csrc"), ("cutlass_configs", "configs"), ("schemas", "schemas")):
                 shutil.copytree(ROOT / name, package / target)
         library.install_core(package / "lib")
         for arch in ARCHS:

@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 
-COMMANDS = ("verify", "doctor", "table", "build", "bench", "autotune", "report")
+COMMANDS = ("verify", "doctor", "table", "build", "bench", "autotune", "report", "schema")
 OK, NO, NOT_DONE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 

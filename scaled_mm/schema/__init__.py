@@ -1,0 +1,33 @@
+"""Operators described once: definitions with a PyTorch reference, solutions, workloads and traces, in flashinfer-bench's format.
+
+    collection = schema.load()                        # this package's own, or schema.load("folder")
+    definition = collection.definition("gemm_q4_0_w4a16_n4096_k4096")
+    run = schema.build_reference(definition)          # a function of the definition's inputs
+    inputs = schema.draw(definition, workload)        # tensors and scalars, in order; the same numbers every time
+    traces = schema.evaluate(definition, solutions, workload, device)
+
+schemas/README.md explains the layers; docs/decisions/0014-schemas.md why files are what they are.
+"""
+
+from scaled_mm.schema.collection import Collection, load, read, schemas_dir
+from scaled_mm.schema.evaluate import build_reference, build_solution, check_reference, evaluate
+from scaled_mm.schema.inputs import blob_tensors, draw
+from scaled_mm.schema.model import Definition, SchemaError, Solution, Trace, Workload
+
+__all__ = [
+    "Collection",
+    "Definition",
+    "SchemaError",
+    "Solution",
+    "Trace",
+    "Workload",
+    "blob_tensors",
+    "build_reference",
+    "build_solution",
+    "check_reference",
+    "draw",
+    "evaluate",
+    "load",
+    "read",
+    "schemas_dir",
+]

@@ -1,0 +1,68 @@
+"""Writes schemas/ from the catalog: definitions, solutions, workloads, and those files of inputs that are small enough to be kept."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scaled_mm.schema.catalog import entries
+from scaled_mm.schema.collection import schemas_dir
+from scaled_mm.schema.inputs import blob_tensors
+
+KEPT_BYTES = 32768
+"""Files of inputs up to this size are kept with the schemas; `scaled-mm schema draw` writes the others."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """(path below schemas/, contents) of every file that is text."""
+    for entry in entries():
+        definition = entry.definition()
+        yield f"definitions/{entry.op_type}/{entry.name}.json", definition.model_dump_json(indent=2, exclude_unset=True) + "\n"
+        for one in entry.solutions():
+            yield f"solutions/{one.author}/{entry.op_type}/{entry.name}/{one.name}.json", one.model_dump_json(indent=2, exclude_unset=True) + "\n"
+        yield f"workloads/{entry.op_type}/{entry.name}.jsonl", "".join(f"{one.model_dump_json(exclude_unset=True)}\n" for one in entry.traces())
+
+
+def blobs() -> Iterator[tuple[str, dict]]:
+    """(path below schemas/, tensors by key) of every file of inputs that is kept."""
+    for entry in entries():
+        definition = entry.definition()
+        for trace in entry.traces():
+            if _bytes(definition, trace.workload) <= KEPT_BYTES:
+                yield from blob_tensors(definition, trace.workload).items()
+
+
+def _bytes(definition, workload) -> int:
+    import math
+
+    import torch
+
+    sizes = definition.sizes(workload.axes)
+    wanted = [name for name, given in workload.inputs.items() if given.type == "safetensors"]
+    return sum(math.prod(definition.shape(name, sizes)) * getattr(torch, definition.inputs[name].dtype).itemsize for name in wanted)
+
+
+def main() -> None:
+    from safetensors.torch import save_file
+
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else schemas_dir()
+    for folder in ("definitions", "solutions", "workloads", "blob"):
+        shutil.rmtree(root / folder, ignore_errors=True)
+    count = 0
+    for name, text in texts():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        count += 1
+    for name, tensors in blobs():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path)
+        count += 1
+    print(f"wrote {count} files below {root}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Loading a folder of schema files: what is where, what goes with what, and every problem by its file, field and reason.
+
+    definitions/<op_type>/<name>.json
+    solutions/<author>/<op_type>/<definition>/<name>.json
+    workloads/<op_type>/<definition>.jsonl
+    traces/<author>/<op_type>/<definition>.jsonl
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from scaled_mm.schema.model import Definition, SchemaError, Solution, Trace, Workload, parse
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def schemas_dir() -> Path:
+    """The schemas of this package: inside it once it is installed, beside it in a checkout."""
+    installed = _PACKAGE / "schemas"
+    return installed if installed.is_dir() else _PACKAGE.parent / "schemas"
+
+
+@dataclasses.dataclass(frozen=True)
+class Collection:
+    """What a folder holds. Definitions by name; solutions, workloads and traces by definition, in the order of files and lines."""
+
+    root: Path
+    definitions: dict[str, Definition] = dataclasses.field(default_factory=dict)
+    solutions: dict[str, list[Solution]] = dataclasses.field(default_factory=dict)
+    workloads: dict[str, list[Workload]] = dataclasses.field(default_factory=dict)
+    traces: dict[str, list[Trace]] = dataclasses.field(default_factory=dict)
+
+    def definition(self, name: str) -> Definition:
+        """By name; SchemaError with names that are alike for one that is not there."""
+        return _named(name, self.definitions, "definition")
+
+    def solution(self, name: str) -> Solution:
+        """By name, which is one among all definitions."""
+        return _named(name, {one.name: one for several in self.solutions.values() for one in several}, "solution")
+
+
+def load(root: str | os.PathLike | None = None) -> Collection:
+    """The collection of a folder, None: this package's own. SchemaError for its first problem, and for a folder with no definition."""
+    collection, problems = read(root)
+    if problems:
+        more = f" ({len(problems) - 1} more problems: scaled-mm schema validate --root {collection.root})" if len(problems) > 1 else ""
+        raise SchemaError(f"{problems[0]}{more}")
+    return collection
+
+
+def read(root: str | os.PathLike | None = None) -> tuple[Collection, list[SchemaError]]:
+    """(what is right, every problem) of a folder. A file with a problem is left out, so that what refers to it is reported too."""
+    collection = Collection(Path(schemas_dir() if root is None else root))
+    if not collection.root.is_dir():
+        return collection, [SchemaError(f"{collection.root}: expected a folder with definitions/, there is none")]
+    problems: list[SchemaError] = []
+    for folder, suffix, take in (
+        ("definitions", ".json", _definition),
+        ("solutions", ".json", _solution),
+        ("workloads", ".jsonl", _workloads),
+        ("traces", ".jsonl", _traces),
+    ):
+        for path in _files(collection.root / folder):
+            try:
+                if path.suffix != suffix:
+                    raise SchemaError(f"name: expected *{suffix} in {folder}/, got {path.name!r}")
+                problems.extend(_at(path, collection, error) for error in take(collection, path))
+            except (SchemaError, UnicodeDecodeError) as error:
+                problems.append(_at(path, collection, error))
+    if not collection.definitions and not problems:
+        problems.append(SchemaError(f"{collection.root}: expected definitions/<op_type>/<name>.json, there is no definition"))
+    return collection, problems
+
+
+def append(trace: Trace, author: str, op_type: str, root: Path) -> Path:
+    """Adds a trace to its file below `root`; what is there stays. Returns the file."""
+    path = root / "traces" / author / op_type / f"{trace.definition}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(trace.model_dump_json(exclude_unset=True) + "\n")
+    return path
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def _at(path: Path, collection: Collection, error: Exception) -> SchemaError:
+    return SchemaError(f"{path.relative_to(collection.root)}: {error}")
+
+
+def _expect_place(path: Path, collection: Collection, *expected: str) -> None:
+    """That a file lies where its contents say."""
+    got = path.relative_to(collection.root).with_suffix("").parts[1:]
+    if got != expected:
+        fields = {2: ("op_type", "name"), 3: ("author", "op_type", "definition"), 4: ("author", "op_type", "definition", "name")}[len(expected)]
+        wrong = next((name for name, a, b in zip(fields, expected, got) if a != b), "path")
+        raise SchemaError(f"{wrong}: expected the file of this to be {'/'.join(expected)}, got {'/'.join(got)}")
+
+
+def _definition(collection: Collection, path: Path) -> list[SchemaError]:
+    one = parse(Definition, path.read_text(encoding="utf-8"))
+    _expect_place(path, collection, one.op_type, one.name)
+    collection.definitions[one.name] = one
+    return []
+
+
+def _solution(collection: Collection, path: Path) -> list[SchemaError]:
+    one = parse(Solution, path.read_text(encoding="utf-8"))
+    definition = _defined("definition", one.definition, collection)
+    _expect_place(path, collection, one.author, definition.op_type, one.definition, one.name)
+    if any(one.name == other.name for several in collection.solutions.values() for other in several):
+        raise SchemaError(f"name: expected one solution of a name, {one.name} is there already")
+    collection.solutions.setdefault(one.definition, []).append(one)
+    return []
+
+
+def _workloads(collection: Collection, path: Path) -> list[SchemaError]:
+    def take(trace: Trace) -> None:
+        if trace.solution is not None:
+            raise SchemaError(f"solution: expected null in workloads/, got {trace.solution!r}")
+        definition = _defined("definition", trace.definition, collection)
+        _expect_place(path, collection, definition.op_type, trace.definition)
+        trace.workload.check(definition)
+        known = collection.workloads.setdefault(trace.definition, [])
+        if any(trace.workload.uuid == other.uuid for other in known):
+            raise SchemaError(f"workload.uuid: expected one workload of an uuid, {trace.workload.uuid} is there already")
+        known.append(trace.workload)
+
+    return _lines(path, take)
+
+
+def _traces(collection: Collection, path: Path) -> list[SchemaError]:
+    def take(trace: Trace) -> None:
+        if trace.solution is None:
+            raise SchemaError("solution: expected the name of one in traces/, got null")
+        definition = _defined("definition", trace.definition, collection)
+        solution = next((one for one in collection.solutions.get(trace.definition, ()) if one.name == trace.solution), None)
+        if solution is None:
+            raise SchemaError(f"solution: expected a solution of {trace.definition}, got {trace.solution!r}")
+        _expect_place(path, collection, solution.author, definition.op_type, trace.definition)
+        trace.workload.check(definition)
+        collection.traces.setdefault(trace.definition, []).append(trace)
+
+    return _lines(path, take)
+
+
+def _lines(path: Path, take) -> list[SchemaError]:
+    """Gives every line's trace to `take`; the problems by line."""
+    problems, empty = [], True
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        empty = False
+        try:
+            take(parse(Trace, line))
+        except SchemaError as error:
+            problems.append(SchemaError(f"line {number}: {error}"))
+    return [SchemaError("expected a line for each, the file is empty")] if empty else problems
+
+
+def _defined(field: str, name: str, collection: Collection) -> Definition:
+    if name not in collection.definitions:
+        raise SchemaError(f"{field}: expected the name of a definition that is there and right, got {name!r}")
+    return collection.definitions[name]
+
+
+def _named(name: str, known: dict, kind: str):
+    import difflib
+
+    if name not in known:
+        alike = ", ".join(difflib.get_close_matches(name, known, 5, 0.5)) or f"{len(known)} {kind}s: scaled-mm schema list"
+        raise SchemaError(f"{kind}: expected the name of one, got {name!r}; there are {alike}")
+    return known[name]

@@ -1,0 +1,351 @@
+"""The files of the schema system as frozen models, with the fields of flashinfer-bench 0.1.2 and stricter rules.
+
+What its loader accepts and never looks at is refused here: unknown fields, axes that no tensor has, constraints that name no axis, a
+reference whose parameters are not the inputs. Every refusal is a SchemaError whose message ends in `<field>: <reason>`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import ConfigDict, Field, field_validator, model_validator
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.schema import constraints
+from scaled_mm.schema.tags import Compare, compare_of, logical_of
+from scaled_mm.schema.vocabulary import LOGICAL_DTYPES, OP_TYPES, STATUSES, STORED_DTYPES
+
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0, strict=True)]
+
+
+class SchemaError(BadParamError):
+    """A file, or what it describes, is not what it has to be: the message says which file, which field and why."""
+
+
+class _Model(pydantic.BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+
+class Axis(_Model):
+    """type "const" with a value, or "var", which a workload binds."""
+
+    type: Literal["const", "var"]
+    value: Annotated[int, Field(ge=1, strict=True)] | None = None
+    description: str | None = None
+
+    @model_validator(mode="after")
+    def _a_value_if_constant(self) -> Axis:
+        if (self.type == "const") != (self.value is not None):
+            raise ValueError(f"expected {'a value for a const axis' if self.type == 'const' else 'no value for a var axis'}, got {self.value}")
+        return self
+
+
+class Tensor(_Model):
+    """shape: names of axes; null for a scalar. dtype: as it is stored."""
+
+    shape: list[Text] | None
+    dtype: str
+    description: str | None = None
+
+    @field_validator("dtype")
+    @classmethod
+    def _a_stored_dtype(cls, dtype: str) -> str:
+        if dtype not in STORED_DTYPES:
+            hint = "; packed blocks are stored as int8, and a tag logical:<tensor>=<format> names their format"
+            raise ValueError(f"expected one of {', '.join(STORED_DTYPES)}, got {dtype!r}{hint if dtype in ('uint8', *LOGICAL_DTYPES) else ''}")
+        return dtype
+
+
+class Definition(_Model):
+    """What is computed: axes, inputs, outputs, and a PyTorch `run` that takes the inputs in order and returns the outputs in order."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    op_type: str
+    axes: dict[str, Axis]
+    inputs: Annotated[dict[str, Tensor], Field(min_length=1)]
+    outputs: Annotated[dict[str, Tensor], Field(min_length=1)]
+    reference: Text
+    tags: list[Text] = []
+    description: str | None = None
+    constraints: list[Text] = []
+
+    @field_validator("op_type")
+    @classmethod
+    def _a_known_op_type(cls, op_type: str) -> str:
+        if op_type not in OP_TYPES:
+            raise ValueError(f"expected one of {', '.join(OP_TYPES)}, got {op_type!r}")
+        return op_type
+
+    @field_validator("axes", "inputs", "outputs")
+    @classmethod
+    def _names_are_identifiers(cls, named: dict[str, Any]) -> dict[str, Any]:
+        for name in named:
+            if not name.isidentifier():
+                raise ValueError(f"expected names that are Python identifiers, got {name!r}")
+        return named
+
+    @field_validator("reference")
+    @classmethod
+    def _has_run(cls, text: str) -> str:
+        run_parameters(text)
+        return text
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Definition:
+        both = set(self.inputs) & set(self.outputs)
+        if both:
+            raise ValueError(f"outputs: expected names that no input has, got {sorted(both)}")
+        for kind, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
+            for name, tensor in tensors.items():
+                for axis in tensor.shape or ():
+                    if axis not in self.axes:
+                        raise ValueError(f"{kind}.{name}.shape: expected names of axes ({', '.join(self.axes)}), got {axis!r}")
+        in_inputs = {axis for tensor in self.inputs.values() for axis in tensor.shape or ()}
+        in_outputs = {axis for tensor in self.outputs.values() for axis in tensor.shape or ()}
+        for name, axis in self.axes.items():
+            if axis.type == "var" and name not in in_inputs:
+                raise ValueError(f"axes.{name}: expected a var axis to be in the shape of an input, which binds it; no input has it")
+            if name not in in_inputs | in_outputs:
+                raise ValueError(f"axes.{name}: expected an axis that a tensor has; none does")
+        parameters = run_parameters(self.reference)
+        if parameters != list(self.inputs):
+            raise ValueError(f"reference: expected run({', '.join(self.inputs)}), the inputs in order, got run({', '.join(parameters)})")
+        for index, expression in enumerate(self.constraints):
+            try:
+                constraints.check(expression, set(self.axes))
+            except ValueError as error:
+                raise ValueError(f"constraints.{index}: {error}") from error
+        self._check_tags()
+        return self
+
+    def _check_tags(self) -> None:
+        tensors = {**self.inputs, **self.outputs}
+        compare_of(self.tags)
+        for name, fmt in logical_of(self.tags).items():
+            if name not in tensors:
+                raise ValueError(f"tags: logical:{name}={fmt} names no input or output")
+            if fmt not in LOGICAL_DTYPES:
+                raise ValueError(f"tags: logical:{name}=: expected one of {', '.join(LOGICAL_DTYPES)}, got {fmt!r}")
+            tensor, expected = tensors[name], LOGICAL_DTYPES[fmt].block_bytes
+            last = self.axes[tensor.shape[-1]] if tensor.shape else None
+            if tensor.dtype != "int8" or last is None or last.value != expected:
+                raise ValueError(f"tags: logical:{name}={fmt}: expected int8 with a last const axis of {expected} bytes, got {tensor.dtype} {tensor.shape}")
+
+    @property
+    def group(self) -> str:
+        return OP_TYPES[self.op_type].group
+
+    @property
+    def var_axes(self) -> list[str]:
+        return [name for name, axis in self.axes.items() if axis.type == "var"]
+
+    @property
+    def logical(self) -> dict[str, str]:
+        """Block format by tensor name, of the tensors that have one."""
+        return logical_of(self.tags)
+
+    @property
+    def compare(self) -> Compare:
+        """How a solution's outputs are compared with the reference's."""
+        return compare_of(self.tags)
+
+    def sizes(self, bound: dict[str, int]) -> dict[str, int]:
+        """Every axis's size, the var ones from `bound`. SchemaError if one is missing or unknown, or if a constraint does not hold."""
+        if set(bound) != set(self.var_axes):
+            raise SchemaError(f"axes: expected values of {self.var_axes or 'no axes'} of {self.name}, got {list(bound)}")
+        sizes = {name: bound[name] if axis.value is None else axis.value for name, axis in self.axes.items()}
+        for index, expression in enumerate(self.constraints):
+            if not constraints.holds(expression, sizes):
+                said = ", ".join(f"{name} = {sizes[name]}" for name in sorted(constraints.names(expression)))
+                raise SchemaError(f"constraints.{index}: expected {expression} to hold, got {said}")
+        return sizes
+
+    def shape(self, tensor: str, sizes: dict[str, int]) -> tuple[int, ...]:
+        """Of an input or output that is no scalar."""
+        found = self.inputs.get(tensor) or self.outputs[tensor]
+        return tuple(sizes[axis] for axis in found.shape)
+
+
+class Source(_Model):
+    path: Text
+    content: Text
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise ValueError(f"expected a path inside the solution, got {path!r}")
+        return path
+
+
+class BuildSpec(_Model):
+    language: Literal["python", "triton", "cpp", "cuda", "tilelang"]
+    target_hardware: Annotated[list[Text], Field(min_length=1)]
+    entry_point: Annotated[str, Field(pattern=r"^[^:]+::[A-Za-z_]\w*$")]
+    dependencies: list[Text] = []
+    destination_passing_style: bool = True
+    binding: Literal["tvm-ffi", "torch"] | None = None
+
+
+class Solution(_Model):
+    """One implementation of a definition: its sources, and which function of them to call."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
+    definition: Text
+    author: Text
+    spec: BuildSpec
+    sources: Annotated[list[Source], Field(min_length=1)]
+    description: str | None = None
+
+    @model_validator(mode="after")
+    def _has_its_entry(self) -> Solution:
+        paths = [source.path for source in self.sources]
+        if len(set(paths)) != len(paths):
+            raise ValueError(f"sources: expected paths that differ, got {paths}")
+        file = self.spec.entry_point.split("::")[0]
+        if file not in paths:
+            raise ValueError(f"spec.entry_point: expected a file of the sources ({', '.join(paths)}), got {file!r}")
+        return self
+
+
+class RandomInput(_Model):
+    type: Literal["random"]
+
+
+class ScalarInput(_Model):
+    type: Literal["scalar"]
+    value: bool | int | float
+
+
+class SafetensorsInput(_Model):
+    """A tensor of a file; path is relative to the folder that holds definitions/."""
+
+    type: Literal["safetensors"]
+    path: Text
+    tensor_key: Text
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+            raise ValueError(f"expected a path inside the schemas, got {path!r}")
+        return path
+
+
+class Workload(_Model):
+    """Sizes of the var axes, and where each input comes from."""
+
+    axes: dict[str, Count]
+    inputs: dict[str, Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]]
+    uuid: Text
+
+    def check(self, definition: Definition) -> None:
+        """SchemaError unless it binds what the definition leaves open, and every input."""
+        definition.sizes(self.axes)
+        if list(self.inputs) != list(definition.inputs):
+            raise SchemaError(f"workload.inputs: expected {list(definition.inputs)}, got {list(self.inputs)}")
+        for name, given in self.inputs.items():
+            scalar = definition.inputs[name].shape is None
+            if scalar != (given.type == "scalar"):
+                raise SchemaError(f"workload.inputs.{name}: expected {'a scalar' if scalar else 'a tensor'}, got type {given.type!r}")
+            if name in definition.logical and given.type == "random":
+                raise SchemaError(f"workload.inputs.{name}: expected safetensors for {definition.logical[name]} blocks, for random bytes have scales that are not finite")
+
+
+class Correctness(_Model):
+    max_relative_error: Annotated[float, Field(ge=0)] = 0.0
+    max_absolute_error: Annotated[float, Field(ge=0)] = 0.0
+    extra: dict[str, Any] | None = None
+
+
+class Performance(_Model):
+    """Milliseconds per call, and reference_latency_ms / latency_ms."""
+
+    latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    reference_latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    speedup_factor: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Environment(_Model):
+    hardware: Text
+    libs: dict[str, str] = {}
+
+
+class Evaluation(_Model):
+    status: str
+    environment: Environment
+    timestamp: Text
+    log: str = ""
+    correctness: Correctness | None = None
+    performance: Performance | None = None
+
+    @field_validator("status")
+    @classmethod
+    def _a_known_status(cls, status: str) -> str:
+        if status not in STATUSES:
+            raise ValueError(f"expected one of {', '.join(STATUSES)}, got {status!r}")
+        return status
+
+    @model_validator(mode="after")
+    def _has_what_its_status_says(self) -> Evaluation:
+        for name, statuses in (("correctness", ("PASSED", "INCORRECT_NUMERICAL")), ("performance", ("PASSED",))):
+            if (getattr(self, name) is not None) != (self.status in statuses):
+                raise ValueError(f"{name}: expected {'one' if self.status in statuses else 'none'} with status {self.status}")
+        return self
+
+
+class Trace(_Model):
+    """A workload (solution and evaluation null), or what a solution did on one."""
+
+    definition: Text
+    workload: Workload
+    solution: str | None = None
+    evaluation: Evaluation | None = None
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Trace:
+        if (self.solution is None) != (self.evaluation is None):
+            raise ValueError("evaluation: expected a solution and its evaluation, or neither")
+        return self
+
+
+def run_parameters(text: str) -> list[str]:
+    """Names of the parameters of a text's top-level function `run`. ValueError if it is no Python, or has none."""
+    try:
+        module = ast.parse(text)
+    except SyntaxError as error:
+        raise ValueError(f"expected Python, got {error.msg} in line {error.lineno}") from error
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "run":
+            if node.args.vararg or node.args.kwarg or node.args.kwonlyargs or node.args.defaults:
+                raise ValueError("expected run with positional parameters and no defaults")
+            return [argument.arg for argument in [*node.args.posonlyargs, *node.args.args]]
+    raise ValueError("expected a top-level function run, there is none")
+
+
+def parse(model: type[_Model], text: str) -> Any:
+    """The model of a JSON text; SchemaError with the first field that is wrong and why."""
+    try:
+        return model.model_validate_json(text)
+    except pydantic.ValidationError as error:
+        raise SchemaError(_reason(error)) from error
+
+
+def _reason(error: pydantic.ValidationError) -> str:
+    first = error.errors()[0]
+    # What is raised here names its field itself; a tag of a union is no field.
+    where = ".".join(str(part) for part in first["loc"] if part not in ("random", "scalar", "safetensors"))
+    message = re.sub(r"^Value error, ", "", first["msg"])
+    if first["type"] == "extra_forbidden":
+        message = "expected no such field"
+    elif first["type"] == "missing":
+        message = "expected this field, it is missing"
+    elif first["type"] != "value_error":
+        message = f"{message}, got {first['input']!r:.80}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{where}: {message}{more}" if where else f"{message}{more}"

@@ -1,0 +1,54 @@
+"""The words of the schema files: op types and their groups, stored dtypes, logical dtypes. A new op type is a line here.
+
+Stored dtypes are those that flashinfer-bench 0.1.2 accepts. It knows no uint8 and no block format, so packed blocks are stored as
+int8 and their format is a tag, `logical:<tensor>=<format>`. docs/decisions/0014-schemas.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from scaled_mm.block_formats import FORMATS, WEIGHT_FORMATS
+
+GROUPS = ("gemm", "quantization", "activation", "normalization", "attention")
+
+
+@dataclasses.dataclass(frozen=True)
+class OpType:
+    """What a definition computes. group: where a reader looks for it; summary: one line for lists."""
+
+    name: str
+    group: str
+    summary: str
+
+
+_WEIGHTS = {name: name.upper() for name in WEIGHT_FORMATS}
+
+OP_TYPES: dict[str, OpType] = {
+    one.name: one
+    for one in (
+        OpType("gemm_fp32", "gemm", "FP32 matrix product, the baseline"),
+        OpType("gemm_int8_scaled", "gemm", "INT8 product with per-row and per-column scales, bias, zero points"),
+        *(OpType(f"gemm_{name}", "gemm", f"{title} weight x float16 activation") for name, title in _WEIGHTS.items()),
+        *(OpType(f"gemm_{name}_q8_1", "gemm", f"{title} weight x Q8_1 activation") for name, title in _WEIGHTS.items()),
+        OpType("linear", "gemm", "matrix product with a bias, in 16 bits"),
+        OpType("quantize", "quantization", "float to INT8 or to blocks"),
+        OpType("dequantize", "quantization", "INT8 or blocks to float"),
+        OpType("silu", "activation", "x * sigmoid(x)"),
+        OpType("gelu", "activation", "x * Phi(x)"),
+        OpType("silu_and_mul", "activation", "silu of the first half times the second half"),
+        OpType("rmsnorm", "normalization", "x / rms(x) * weight"),
+        OpType("add_rms_norm", "normalization", "the sum with a residual, and its rmsnorm"),
+        OpType("softmax", "attention", "exp(x) / sum(exp(x)) over the last dimension"),
+        OpType("rope", "attention", "rotary embedding of query and key"),
+        OpType("paged_decode_attention", "attention", "one new token a sequence over a paged KV cache"),
+    )
+}
+
+STORED_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1", "int64", "int32", "int16", "int8", "bool")
+"""What a tensor's dtype may be: the enumeration of flashinfer-bench 0.1.2, in its order."""
+
+LOGICAL_DTYPES = FORMATS
+"""Block formats by name: a tensor of one is stored as int8 whose last axis is the block's bytes."""
+
+STATUSES = ("PASSED", "INCORRECT_SHAPE", "INCORRECT_NUMERICAL", "INCORRECT_DTYPE", "RUNTIME_ERROR", "COMPILE_ERROR", "TIMEOUT")
