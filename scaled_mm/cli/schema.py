@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,7 +149,7 @@ def _validate(args: argparse.Namespace) -> int:
     collection, problems = schema.read(args.root)
     count = 0
     if not args.no_run:
-        for definition, workload in _references(collection):
+        for definition, workload in collection.references():
             count += 1
             try:
                 schema.check_reference(definition, workload, collection.root)
@@ -163,18 +162,6 @@ def _validate(args: argparse.Namespace) -> int:
     ran = "no reference was run" if args.no_run else f"{count} references that differ were run on their smallest workload"
     print(f"{collection.root}: {len(collection.definitions)} definitions, {said} are right; {len(problems)} problems; {ran}")
     return 1 if problems else 0
-
-
-def _references(collection: Collection) -> list[tuple[Definition, Workload]]:
-    """Each text of a reference once, with the smallest workload that any definition has for it."""
-    smallest: dict[str, tuple[int, Definition, Workload]] = {}
-    for name, workloads in collection.workloads.items():
-        definition = collection.definitions[name]
-        for workload in workloads:
-            size = _elements(definition, workload)
-            if definition.reference not in smallest or size < smallest[definition.reference][0]:
-                smallest[definition.reference] = (size, definition, workload)
-    return [(definition, workload) for _, definition, workload in smallest.values()]
 
 
 def _draw(args: argparse.Namespace) -> int:
@@ -239,7 +226,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -> tuple[list[tuple[Definition, list[Solution], Workload]], int]:
     """(definition, solutions, workload) of each run, and how many workloads the limit left out. SchemaError if nothing is to be done."""
-    from scaled_mm.schema import SchemaError
+    from scaled_mm import schema
 
     work, left_out = [], 0
     for definition in _chosen(collection, args.definition):
@@ -247,13 +234,13 @@ def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -
         for workload in collection.workloads.get(definition.name, ()):
             if not solutions or not _matches(workload.uuid, args.workload):
                 continue
-            if limit is not None and _elements(definition, workload) > limit * 10**6:
+            if limit is not None and schema.elements(definition, workload) > limit * 10**6:
                 left_out += 1
             else:
                 work.append((definition, solutions, workload))
     if not work:
         why = f"{left_out} workloads have more than {limit} million elements (--limit)" if left_out else "no solution and workload of these definitions go by those names"
-        raise SchemaError(f"--definition, --solution, --workload: expected something to run; {why}")
+        raise schema.SchemaError(f"--definition, --solution, --workload: expected something to run; {why}")
     return work, left_out
 
 
@@ -272,11 +259,6 @@ def _chosen(collection: Collection, patterns: list[str] | None) -> list[Definiti
 
 def _matches(name: str, patterns: list[str] | None) -> bool:
     return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _elements(definition: Definition, workload: Workload) -> int:
-    sizes = definition.sizes(workload.axes)
-    return sum(math.prod(definition.shape(name, sizes)) for name, tensor in definition.inputs.items() if tensor.shape is not None)
 
 
 def _sizes(workload: Workload) -> str:

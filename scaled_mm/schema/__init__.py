@@ -11,7 +11,7 @@ schemas/README.md explains the layers; docs/decisions/0014-schemas.md why files 
 
 from scaled_mm.schema.collection import Collection, load, read, schemas_dir
 from scaled_mm.schema.evaluate import build_reference, build_solution, check_reference, evaluate
-from scaled_mm.schema.inputs import blob_tensors, draw
+from scaled_mm.schema.inputs import blob_tensors, draw, elements
 from scaled_mm.schema.model import Definition, SchemaError, Solution, Trace, Workload
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "build_solution",
     "check_reference",
     "draw",
+    "elements",
     "evaluate",
     "load",
     "read",

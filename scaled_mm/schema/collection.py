@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from scaled_mm.schema.inputs import elements
 from scaled_mm.schema.model import Definition, SchemaError, Solution, Trace, Workload, parse
 
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -41,6 +42,18 @@ class Collection:
     def solution(self, name: str) -> Solution:
         """By name, which is one among all definitions."""
         return _named(name, {one.name: one for several in self.solutions.values() for one in several}, "solution")
+
+
+    def references(self) -> list[tuple[Definition, Workload]]:
+        """Each text of a reference once, with the smallest workload that any of its definitions has."""
+        smallest: dict[str, tuple[int, Definition, Workload]] = {}
+        for name, workloads in self.workloads.items():
+            definition = self.definitions[name]
+            for workload in workloads:
+                size = elements(definition, workload)
+                if definition.reference not in smallest or size < smallest[definition.reference][0]:
+                    smallest[definition.reference] = (size, definition, workload)
+        return [(definition, workload) for _, definition, workload in smallest.values()]
 
 
 def load(root: str | os.PathLike | None = None) -> Collection:

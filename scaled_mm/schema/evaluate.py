@@ -74,7 +74,7 @@ def evaluate(
     definition: Definition, solutions: Sequence[Solution], workload: Workload, device: torch.device | str, root: Path | None = None
 ) -> list[Trace]:
     """A Trace for each solution, in order. What a solution does wrong is its trace's status; what the definition or the workload
-    does wrong is a SchemaError. root: where files of inputs are looked for (`draw`)."""
+    does wrong is a SchemaError. root: where files of inputs are looked for (`draw`). A trace's log begins with the command that repeats it."""
     device = torch.device(device)
     run = build_reference(definition)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def evaluate(
                 definition=definition.name,
                 workload=workload,
                 solution=solution.name,
-                evaluation=_evaluation(definition, solution, inputs, expected, reference_ms, device, environment),
+                evaluation=_evaluation(definition, solution, workload, inputs, expected, reference_ms, device, environment),
             )
             for solution in solutions
         ]
@@ -106,10 +106,16 @@ def milliseconds(call: Callable[[], object], device: torch.device) -> float:
     return timer.blocked_autorange(min_run_time=TIMED_MS / 1000).median * 1000
 
 
-def _evaluation(definition, solution, inputs, expected, reference_ms, device, environment) -> Evaluation:
+def command(solution: Solution, workload: Workload, device: torch.device) -> str:
+    """What makes a trace again."""
+    return f"scaled-mm schema run --solution {solution.name} --workload {workload.uuid} --device {device}"
+
+
+def _evaluation(definition, solution, workload, inputs, expected, reference_ms, device, environment) -> Evaluation:
     def evaluation(status: str, log: str = "", **measured) -> Evaluation:
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        return Evaluation(status=status, environment=environment, timestamp=stamp, log=log[-_LOG:], **measured)
+        log = f"{command(solution, workload, device)}\n{log[-_LOG:]}"
+        return Evaluation(status=status, environment=environment, timestamp=stamp, log=log, **measured)
 
     try:
         run = build_solution(solution)

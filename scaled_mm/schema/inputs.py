@@ -49,6 +49,12 @@ def blob_tensors(definition: Definition, workload: Workload) -> dict[str, dict[s
     return files
 
 
+def elements(definition: Definition, workload: Workload) -> int:
+    """How many numbers a workload's inputs have, blocks counted by their bytes."""
+    sizes = definition.sizes(workload.axes)
+    return sum(math.prod(definition.shape(name, sizes)) for name, tensor in definition.inputs.items() if tensor.shape is not None)
+
+
 def _read(path: Path, key: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     import safetensors
 

@@ -1,0 +1,170 @@
+"""The runner: what it draws, what becomes of solutions that are wrong, and the commands."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from schema_data import collection, edit, small_folder
+
+from scaled_mm import cli, schema
+from scaled_mm.schema import constraints
+from scaled_mm.schema.catalog.entry import OURS
+
+NAME = "gemm_q4_0_w4a16"
+SOLUTION = f"solutions/scaled_mm/gemm_q4_0/{NAME}/scaled_mm_{NAME}.json"
+HEAD = "import torch\n\n\ndef run(activation, weight_q):\n"
+SIZE = "activation.shape[0], weight_q.shape[0]"
+
+
+@pytest.mark.parametrize(
+    "text, status, said",
+    [
+        (f"{HEAD}    return torch.zeros({SIZE})\n", "INCORRECT_NUMERICAL", r"expected \|\|out - ref"),
+        (f"{HEAD}    return torch.full(({SIZE}), float('nan'))\n", "INCORRECT_NUMERICAL", ""),
+        (f"{HEAD}    return torch.zeros({SIZE}, dtype=torch.float64)\n", "INCORRECT_DTYPE", "output out: expected float32, got float64"),
+        (f"{HEAD}    return torch.zeros(3, 4)\n", "INCORRECT_SHAPE", r"output out: expected \[5, 48\], got \[3, 4\]"),
+        (f"{HEAD}    return torch.zeros({SIZE}), 1\n", "INCORRECT_SHAPE", r"expected 1 outputs \(out\), got 2"),
+        (f"{HEAD}    return 3\n", "INCORRECT_DTYPE", "output out: expected a tensor, got int"),
+        (f"{HEAD}    raise ValueError('no')\n", "RUNTIME_ERROR", "ValueError: no"),
+        ("def run(:\n", "COMPILE_ERROR", "SyntaxError"),
+        ("import no_such_package\n", "COMPILE_ERROR", "ModuleNotFoundError"),
+        ("x = 1\n", "COMPILE_ERROR", "KeyError"),
+    ],
+)
+def test_what_a_solution_does_wrong_is_its_status(tmp_path, text, status, said, capsys):
+    root = small_folder(tmp_path)
+    edit(root / SOLUTION, sources=[{"path": "main.py", "content": text}])
+    wrong, right = sorted(schema.load(root).solutions[NAME], key=lambda one: one.author, reverse=True)
+    definition, workload = collection().definitions[NAME], collection().workloads[NAME][0]
+    traces = schema.evaluate(definition, [wrong, right], workload, "cpu", root)
+    assert [one.evaluation.status for one in traces] == [status, "PASSED"]
+    assert re.search(said, traces[0].evaluation.log) and traces[0].evaluation.performance is None
+    assert traces[1].evaluation.performance.speedup_factor > 0
+    assert cli.main(["schema", "run", "--root", str(root), "--device", "cpu", "--out", str(tmp_path / "out")]) == 1
+    assert status in capsys.readouterr().err
+    line = json.loads((tmp_path / f"out/traces/{OURS}/gemm_q4_0/{NAME}.jsonl").read_text())
+    assert line["evaluation"]["status"] == status
+
+
+def test_a_solution_in_another_language_is_a_compile_error_that_says_so(tmp_path):
+    root = small_folder(tmp_path)
+    edit(root / SOLUTION, spec__language="triton")
+    ours = next(one for one in schema.load(root).solutions[NAME] if one.author == OURS)
+    trace, = schema.evaluate(collection().definitions[NAME], [ours], collection().workloads[NAME][0], "cpu")
+    assert trace.evaluation.status == "COMPILE_ERROR" and "one Python file that returns its outputs" in trace.evaluation.log
+
+
+def test_a_draw_is_the_same_every_time_and_differs_by_name_and_workload():
+    definition = collection().definitions["gemm_q4_1_q8_1_w4a8_n4096_k4096"]
+    first, second = collection().workloads[definition.name][:2]
+    inputs = schema.draw(definition, first)
+    assert all(torch.equal(a, b) for a, b in zip(inputs, schema.draw(definition, first)))
+    assert not torch.equal(inputs[1], schema.draw(definition, second)[1])
+    rows = inputs[1].flatten(1)
+    assert not torch.equal(rows[0], rows[1024]) and len(torch.unique(rows[:64], dim=0)) == 64
+    state = torch.get_rng_state()
+    schema.draw(definition, first)
+    assert torch.equal(torch.get_rng_state(), state)  # nobody's random numbers are moved
+
+
+def test_files_of_inputs_are_read_where_they_are(tmp_path):
+    root = small_folder(tmp_path)
+    definition, workload = collection().definitions[NAME], collection().workloads[NAME][0]
+    (name, tensors), = schema.blob_tensors(definition, workload).items()
+    from safetensors.torch import save_file
+
+    save_file({"weight_q": torch.zeros_like(tensors["weight_q"])}, root / name)
+    assert schema.draw(definition, workload, root=root)[1].count_nonzero() == 0
+    assert torch.equal(schema.draw(definition, workload)[1], tensors["weight_q"])
+
+
+def test_pages_are_drawn_within_their_bounds():
+    definition = collection().definitions["paged_decode_attention_h32_kv8_d128_bs16"]
+    for workload in collection().workloads[definition.name]:
+        lens, tables = schema.draw(definition, workload)[3:5]
+        assert lens.min() >= 1 and lens.max() <= workload.axes["max_blocks"] * 16
+        assert len(tables.unique()) == tables.numel() and 0 <= tables.min() and tables.max() < workload.axes["num_blocks"]
+
+
+@pytest.mark.parametrize(
+    "expression, sizes, true",
+    [
+        ("K == 32 * KB", {"K": 64, "KB": 2}, True),
+        ("K == 32 * KB", {"K": 65, "KB": 2}, False),
+        ("1 <= K < 9 and not K % 2", {"K": 8}, True),
+        ("1 <= K < 9 and not K % 2", {"K": 10}, False),
+        ("K // KB == 3 or KB > 7", {"K": 7, "KB": 2}, True),
+        ("K // KB == 3", {"K": 7, "KB": 0}, False),
+        ("K - 2 != -KB", {"K": 1, "KB": 1}, False),
+    ],
+)
+def test_constraints_are_evaluated(expression, sizes, true):
+    constraints.check(expression, set(sizes))
+    assert constraints.holds(expression, sizes) is true
+
+
+def test_the_list_shows_groups_and_counts(capsys):
+    assert cli.main(["schema", "list", "--group", "attention", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["op_type"] for row in rows} == {"softmax", "rope", "paged_decode_attention"} and all(row["solutions"] == 2 for row in rows)
+    assert cli.main(["schema", "list"]) == 0
+    out = capsys.readouterr().out
+    for group in ("gemm", "quantization", "activation", "normalization", "attention"):
+        assert re.search(rf"^{group} ", out, re.MULTILINE)
+    assert f"{len(collection().definitions)} definitions" in out and all(name in out for name in collection().definitions)
+    assert cli.main(["schema", "list", "--group", "sports"]) == 2
+    assert "--group: expected one of gemm, quantization" in capsys.readouterr().err
+
+
+def test_show_shows_a_definition_and_a_solution(capsys):
+    assert cli.main(["schema", "show", NAME]) == 0
+    out = capsys.readouterr().out
+    for said in ("weight_q: int8 [N, KB, Q4_0_BYTES], q4_0 blocks", "K == 32 * KB", "def run(activation, weight_q):", f"scaled_mm_{NAME}", "M = 5"):
+        assert said in out
+    assert cli.main(["schema", "show", f"scaled_mm_{NAME}"]) == 0
+    assert "scaled_mm.gemm_q4_0(" in capsys.readouterr().out
+    assert cli.main(["schema", "show", "gemm_q4_0_w4a61"]) == 2
+    assert NAME in capsys.readouterr().err
+
+
+def test_run_prints_a_table_or_json_and_keeps_what_was_there(tmp_path, capsys):
+    arguments = ["schema", "run", "--definition", "quantize_q4_?", "--workload", "*_r16_*", "--device", "cpu", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "4 of 4 passed" in out and "same bits" in out and out.count("PASSED") == 4
+    file = tmp_path / "traces/scaled_mm/quantize/quantize_q4_0.jsonl"
+    before = file.read_text()
+    assert cli.main([*arguments, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 4
+    assert file.read_text().startswith(before) and len(file.read_text().splitlines()) == 2
+
+
+def test_run_says_what_it_left_out_and_refuses_to_do_nothing(capsys):
+    arguments = ["schema", "run", "--device", "cpu", "--definition", "quantize_q4_0"]
+    assert cli.main([*arguments, "--limit", "1"]) == 0
+    assert "2 of 2 passed, 1 workloads of more than 1 million elements left out (--limit)" in capsys.readouterr().out
+    assert cli.main([*arguments, "--workload", "nothing"]) == 2
+    assert "expected something to run" in capsys.readouterr().err
+    assert cli.main(["schema", "run", "--definition", "gemm_q9*"]) == 2
+    assert "definition: expected the name of one, got 'gemm_q9*'" in capsys.readouterr().err
+
+
+def test_draw_writes_what_workloads_name(tmp_path, capsys):
+    assert cli.main(["schema", "draw", "--definition", "dequantize_q4_0", "--out", str(tmp_path)]) == 0
+    assert "2 files" in capsys.readouterr().out
+    for workload in collection().workloads["dequantize_q4_0"]:
+        drawn = schema.draw(collection().definitions["dequantize_q4_0"], workload)
+        assert torch.equal(schema.draw(collection().definitions["dequantize_q4_0"], workload, root=tmp_path)[0], drawn[0])
+        assert (tmp_path / workload.inputs["q"].path).is_file()
+
+
+def test_a_trace_cannot_be_changed():
+    definition, workload = collection().definitions["silu_h4096"], collection().workloads["silu_h4096"][0]
+    trace = schema.evaluate(definition, collection().solutions["silu_h4096"][:1], workload, "cpu")[0]
+    with pytest.raises(ValueError, match="frozen"):
+        trace.solution = "another"
+    with pytest.raises(ValueError, match="frozen"):
+        trace.evaluation.performance.latency_ms = 0.0
