@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.schema import constraints
@@ -21,6 +21,15 @@ from scaled_mm.schema.vocabulary import LOGICAL_DTYPES, OP_TYPES, STATUSES, STOR
 
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=0, strict=True)]
+
+
+def _inside(path: str) -> str:
+    if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise ValueError(f"expected a path that stays inside its folder, got {path!r}")
+    return path
+
+
+InsidePath = Annotated[str, Field(min_length=1), AfterValidator(_inside)]
 
 
 class SchemaError(BadParamError):
@@ -172,15 +181,8 @@ class Definition(_Model):
 
 
 class Source(_Model):
-    path: Text
+    path: InsidePath
     content: Text
-
-    @field_validator("path")
-    @classmethod
-    def _stays_inside(cls, path: str) -> str:
-        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-            raise ValueError(f"expected a path inside the solution, got {path!r}")
-        return path
 
 
 class BuildSpec(_Model):
@@ -226,15 +228,8 @@ class SafetensorsInput(_Model):
     """A tensor of a file; path is relative to the folder that holds definitions/."""
 
     type: Literal["safetensors"]
-    path: Text
+    path: InsidePath
     tensor_key: Text
-
-    @field_validator("path")
-    @classmethod
-    def _stays_inside(cls, path: str) -> str:
-        if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-            raise ValueError(f"expected a path inside the schemas, got {path!r}")
-        return path
 
 
 class Workload(_Model):
