@@ -62,6 +62,8 @@ def test_formats_are_those_of_weights():
     for text in ("q8_1", "q4_0,nope", ""):
         with pytest.raises(BadParamError, match="--formats: expected"):
             parse_formats(text)
+    with pytest.raises(BadParamError, match="got 'Q8_0'; formats are spelled in lower case$"):
+        parse_formats("q4_0,Q8_0")
 
 
 # ---- inputs and the check ---------------------------------------------------------------------------------------------
