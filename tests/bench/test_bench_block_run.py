@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -262,6 +263,13 @@ def test_a_wrong_or_failed_product_of_ours_ends_with_status_one(tmp_path, capsys
         monkeypatch.setattr(peers, "every_peer", lambda kernel=None, fault=fault: [Broken(fault, 0)])
         assert main(words) == bench.FAILED
         assert said in capsys.readouterr().out
+
+
+def test_the_help_names_every_peer(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    [shown] = [text for text in capsys.readouterr().out.split("\n  --") if text.startswith("peers")]
+    assert set(re.findall(r"\w+", shown.split("With --block:")[1])) >= {peer.name for peer in peers.every_peer()[1:]}
 
 
 # ---- examples ---------------------------------------------------------------------------------------------------------
