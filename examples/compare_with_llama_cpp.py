@@ -5,15 +5,16 @@
 The shapes by default are those that `test-backend-ops perf -o MUL_MAT` prints. Without --llama the times that are recorded in
 this repository stand in, on the GPU that they are of. On a CPU pass smaller shapes, or a few minutes.
 `scaled-mm bench --block` is the same with a report, plots and more to compare with.
+Exit status 1 if a product fails or is wrong, 2 if nothing could be timed.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-import torch
-
+import scaled_mm as sm
 from scaled_mm.bench.block import analysis, llama
 from scaled_mm.bench.block.cases import parse_cases, parse_formats
 from scaled_mm.bench.block.peers import OURS_W4A8, every_peer
@@ -22,20 +23,12 @@ from scaled_mm.bench.environment import read_environment
 from scaled_mm.bench.peers import OURS
 from scaled_mm.bench.run import Options
 from scaled_mm.bench.shapes import parse_ms
+from scaled_mm.cli import common
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--llama", type=Path, help="llama.cpp's test-backend-ops")
-    parser.add_argument("--formats", default="q4_0,q8_0")
-    parser.add_argument("--shapes", default="4096x14336", help="rows of the weight x K, comma-separated")
-    parser.add_argument("--m", default="1,2,3,4,5,8,512", help="tokens")
-    parser.add_argument("--budget-ms", type=float, default=60.0)
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(argv)
-
-    device = torch.device(args.device)
-    cases = parse_cases(parse_formats(args.formats), args.shapes, parse_ms(args.m))
+def run(args: argparse.Namespace) -> int:
+    device = common.device_of(args.device)
+    cases = parse_cases(parse_formats(args.formats), args.shapes, args.m)
     times = llama.recorded(read_environment(device).gpu) if args.llama is None else llama.measure(args.llama, device)
     peers = [peer for peer in every_peer() if peer.name in (OURS, OURS_W4A8)]
     print(times.source.told)
@@ -49,6 +42,29 @@ def main(argv: list[str] | None = None) -> int:
             right = right and check == "yes"
             print(f"{case.fmt} {case.shape} {case.M:6d} {shown[0]:>10} {shown[1]:>10} {shown[2]:>10} {shown[3]:>17}  {check}", flush=True)
     return 0 if right else 1
+
+
+def tokens(text: str) -> tuple[int, ...]:
+    try:
+        return parse_ms(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--llama", type=Path, help="llama.cpp's test-backend-ops")
+    parser.add_argument("--formats", default="q4_0,q8_0")
+    parser.add_argument("--shapes", default="4096x14336", help="rows of the weight x K, comma-separated")
+    parser.add_argument("--m", type=tokens, default="1,2,3,4,5,8,512", help="tokens")
+    parser.add_argument("--budget-ms", type=common.number("a number above 0", lambda value: value > 0), default=60.0)
+    parser.add_argument("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
+    args = parser.parse_args(argv)
+    try:
+        return run(args)
+    except (sm.ScaledMMError, OSError) as error:  # one line: what was asked for makes no sense, or is not there
+        print(f"compare_with_llama_cpp.py: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -3,25 +3,30 @@
     python examples/gguf_to_product.py [MODEL.gguf] [--tensor NAME] [--tokens 4] [--device cuda:0]
 
 Without a file a small one is written to a temporary folder first. Needs the package gguf (pip install gguf); a GPU is used
-if there is one. Exit status 1 if the product is further from the dequantized one than docs/BLOCK_FORMATS.md allows.
+if there is one. Exit status 1 if the product is further from the dequantized one than docs/BLOCK_FORMATS.md allows, or there is
+none; 2 if it could not be computed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import sys
 import tempfile
 from pathlib import Path
 
-import gguf
 import torch
 
 import scaled_mm as sm
+from scaled_mm.cli import common
 
 BOUND = 2e-6
 
 
 def write_small_file(folder: Path) -> Path:
     """A file with a layer in each of three formats and one norm, as a converted model has them."""
+    import gguf
+
     path, generator = folder / "small.gguf", torch.Generator().manual_seed(0)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(1)
@@ -36,7 +41,7 @@ def write_small_file(folder: Path) -> Path:
     return path
 
 
-def multiply(name: str, tensor: sm.QuantizedTensor, tokens: int, device: str) -> float:
+def multiply(name: str, tensor: sm.QuantizedTensor, tokens: int, device: torch.device) -> float:
     """Prints a line about one weight; returns ||y - x W^T|| / ||x W^T||, W dequantized, the product in float64."""
     if tensor.q.dim() != 3:
         print(f"{name}: {tensor.fmt} {list(tensor.shape)}, no matrix, left out")
@@ -52,20 +57,31 @@ def multiply(name: str, tensor: sm.QuantizedTensor, tokens: int, device: str) ->
     return error
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("file", nargs="?", type=Path, help="a GGUF file; default a small one that is written first")
-    parser.add_argument("--tensor", help="the tensor to multiply with; default every quantized matrix")
-    parser.add_argument("--tokens", type=int, default=4)
-    parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    args = parser.parse_args(argv)
+def run(args: argparse.Namespace) -> int:
+    device = common.device_of(args.device)  # refused before anything is read if it is not there
     with tempfile.TemporaryDirectory() as folder:
         path = args.file or write_small_file(Path(folder))
         tensors = sm.load_gguf(path, None if args.tensor is None else [args.tensor])
         quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, sm.QuantizedTensor)}
         print(f"{path.name}: {len(quantized)} of {len(tensors)} tensors are quantized")
-        errors = [multiply(name, tensor, args.tokens, args.device) for name, tensor in quantized.items()]
+        errors = [multiply(name, tensor, args.tokens, device) for name, tensor in quantized.items()]
     return 0 if errors and max(errors) <= BOUND else 1
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, help="a GGUF file; default a small one that is written first")
+    parser.add_argument("--tensor", help="the tensor to multiply with; default every quantized matrix")
+    parser.add_argument("--tokens", type=common.integer(1), default=4)
+    parser.add_argument("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
+    args = parser.parse_args(argv)
+    try:
+        if importlib.util.find_spec("gguf") is None:
+            raise ImportError("expected the package gguf, which is not installed; pip install gguf")
+        return run(args)
+    except (sm.ScaledMMError, OSError, ImportError) as error:  # one line: what was asked for is not there
+        print(f"gguf_to_product.py: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

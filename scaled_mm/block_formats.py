@@ -103,10 +103,15 @@ WEIGHT_FORMATS: dict[str, BlockFormat] = {name: description for name, descriptio
 RULES = ("absmax", "ggml")
 
 
+def spelling_hint(fmt: object) -> str:
+    """What an error adds for a name that is a format's but for its capitals, as GGUF files have it."""
+    return "; formats are spelled in lower case" if isinstance(fmt, str) and fmt.lower() in FORMATS else ""
+
+
 def lookup(fmt: object) -> BlockFormat:
     """The description of a format's name; BadParamError for what is none."""
     if not isinstance(fmt, str) or fmt not in FORMATS:
-        raise BadParamError(f"fmt: expected one of {', '.join(map(repr, FORMATS))}, got {fmt!r}")
+        raise BadParamError(f"fmt: expected one of {', '.join(map(repr, FORMATS))}, got {fmt!r}{spelling_hint(fmt)}")
     return FORMATS[fmt]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from scaled_mm import _core, checks, fast, ops
 from scaled_mm.block import tiles
-from scaled_mm.block_formats import BLOCK, FORMATS
+from scaled_mm.block_formats import BLOCK, FORMATS, spelling_hint
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,
@@ -131,7 +131,8 @@ class TensorDesc:
         object.__setattr__(self, "shape", _integers("shape", self.shape))
         blocks = isinstance(self.dtype, str) and self.dtype in FORMATS
         if not blocks and not isinstance(self.dtype, torch.dtype):
-            raise BadParamError(f"dtype: expected a torch.dtype or a block format ({', '.join(FORMATS)}), got {self.dtype!r}")
+            known = ", ".join(FORMATS)
+            raise BadParamError(f"dtype: expected a torch.dtype or a block format ({known}), got {self.dtype!r}{spelling_hint(self.dtype)}")
         if blocks and len(self.shape) != 2:
             raise BadParamError(f"shape: expected [rows, K] of a tensor of {self.dtype} blocks, got {list(self.shape)}")
         if self.packed and not blocks:

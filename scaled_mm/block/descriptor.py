@@ -42,7 +42,8 @@ def _described(name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight |
         shape = (value.shape[0], value.shape[1] * BLOCK)
         return TensorDesc(shape, description.name, (value.stride(0), 1), desc.alignment)
     if name == "weight":
-        raise BadTensorDtypeError(f"weight: expected blocks, uint8, or a PackedBlockWeight, got {str(value.dtype).removeprefix('torch.')}")
+        got = f"{str(value.dtype).removeprefix('torch.')}{layout.quantizer_hint(value.dtype)}"
+        raise BadTensorDtypeError(f"weight: expected blocks, uint8, or a PackedBlockWeight, got {got}")
     return desc
 
 

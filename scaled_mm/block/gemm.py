@@ -64,7 +64,8 @@ def _with_floats(description: BlockFormat, weight_q, activation, M, N, K) -> tor
     shape = _check_weight(weight_q, description.name)
     check_strided("activation", activation)
     if activation.dtype not in FLOAT_ACTIVATIONS:
-        raise BadTensorDtypeError(f"activation: expected float16 or bfloat16, got {activation.dtype}")
+        hint = "; sm.block_linear takes float32" if activation.dtype is torch.float32 else ""
+        raise BadTensorDtypeError(f"activation: expected float16 or bfloat16, got {activation.dtype}{hint}")
     if activation.dim() != 2:
         raise BadTensorShapeError(f"activation: expected 2 dimensions [N, K], got {list(activation.shape)}")
     _check_sizes(shape, *activation.shape, "activation", M, N, K)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import os
 from collections.abc import Iterable
 
@@ -61,7 +62,7 @@ def load_gguf(path: str | os.PathLike, names: Iterable[str] | None = None) -> di
     try:
         reader = GGUFReader(path, "c")
     except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise BadParamError(f"path: expected a GGUF file, got {os.fspath(path)}: {error}") from error
+        raise BadParamError(f"path: expected a GGUF file, got {os.fspath(path)}: {error}{_truncation_hint(path, error)}") from error
     if reader.byte_order != "I":
         raise BadParamError(f"path: expected a little-endian GGUF file, got {os.fspath(path)}, which is of the other byte order")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -70,9 +71,25 @@ def load_gguf(path: str | os.PathLike, names: Iterable[str] | None = None) -> di
             raise BadParamError(f"names: expected None or several names of tensors, got {names!r}")
         names = list(names)
         if missing := [name for name in names if name not in tensors]:
-            raise BadParamError(f"names: expected names of tensors in {os.fspath(path)}, got {', '.join(map(repr, missing))}")
+            there = _like(str(missing[0]), list(tensors))
+            got = ", ".join(map(repr, missing))
+            raise BadParamError(f"names: expected names of tensors in {os.fspath(path)}, got {got}; there are {there}")
         tensors = {name: tensors[name] for name in names}
     return {name: _tensor(tensor) for name, tensor in tensors.items()}
+
+
+def _truncation_hint(path: str | os.PathLike, error: Exception) -> str:
+    """A file that begins as a GGUF file does, of a version that the reader knows, most often lacks its end."""
+    with open(path, "rb") as file:
+        begins_right = file.read(4) == b"GGUF"
+    return "; the file may be truncated" if begins_right and "appears to be version" not in str(error) else ""
+
+
+def _like(name: str, names: list[str], most: int = 5) -> str:
+    """The names that are most like one that is not among them."""
+    chosen = difflib.get_close_matches(name, names, most, 0.0)
+    more = len(names) - len(chosen)
+    return (", ".join(map(repr, chosen)) or "none") + (f" and {more} more" if more else "")
 
 
 def _tensor(tensor) -> QuantizedTensor | torch.Tensor:

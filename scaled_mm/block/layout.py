@@ -9,7 +9,7 @@ import torch
 
 from scaled_mm.block_formats import BLOCK, BlockFormat
 from scaled_mm.checks import check_strided
-from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError
 
 _HALF = BLOCK // 2
 _NAN = 0x7E00  # float16, quiet, positive
@@ -37,12 +37,33 @@ def check_blocks(name: str, q: object, description: BlockFormat) -> None:
 
 def check_shape(name: str, q: object, description: BlockFormat) -> None:
     """The same, whatever the strides."""
+    check_no_quantized_tensor(name, q, "a tensor")
     check_strided(name, q)
     size = description.block_bytes
     if q.dtype is not torch.uint8:
-        raise BadTensorDtypeError(f"{name}: expected uint8, got {q.dtype}")
+        raise BadTensorDtypeError(f"{name}: expected uint8, got {q.dtype}{quantizer_hint(q.dtype, description)}")
     if q.dim() < 2 or q.shape[-1] != size:
-        raise BadTensorShapeError(f"{name}: expected [..., K/32, {size}] for {description.name}, got {list(q.shape)}")
+        flat = q.dim() == 2 and q.shape[-1] > 0 and q.shape[-1] % size == 0  # rows of bytes, as files and numpy have them
+        hint = f"; rows of bytes become blocks by .unflatten(-1, (-1, {size}))" if flat else ""
+        raise BadTensorShapeError(f"{name}: expected [..., K/32, {size}] for {description.name}, got {list(q.shape)}{hint}")
+
+
+def check_no_quantized_tensor(name: str, value: object, expected: str, advice: str = "give its .q, and its .fmt") -> None:
+    """BadParamError, with advice, for what `load_gguf` returns where its blocks are expected."""
+    if isinstance(value, torch.Tensor):
+        return
+    from scaled_mm.block.gguf_file import QuantizedTensor  # which imports this module
+
+    if isinstance(value, QuantizedTensor):
+        raise BadParamError(f"{name}: expected {expected}, got a QuantizedTensor; {advice}")
+
+
+def quantizer_hint(dtype: torch.dtype, description: BlockFormat | None = None) -> str:
+    """What an error adds where floats came and blocks were expected."""
+    if not dtype.is_floating_point:
+        return ""
+    activations = description is not None and not description.is_weight
+    return f"; sm.quantize_{description.name} makes them" if activations else "; sm.quantize_block makes blocks"
 
 
 class Parts(NamedTuple):

@@ -7,6 +7,7 @@ import torch
 from scaled_mm._core import BLOCK_MODES
 from scaled_mm.block.cpu import FLOAT_ACTIVATIONS
 from scaled_mm.block.gemm import check_devices, run
+from scaled_mm.block.layout import check_no_quantized_tensor
 from scaled_mm.block.pack import PackedBlockWeight
 from scaled_mm.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
@@ -39,7 +40,9 @@ def block_linear(
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
     if not isinstance(packed, PackedBlockWeight):
-        raise BadParamError(f"packed: expected what pack_block_weight returns, got a {type(packed).__name__}")
+        expected = "what pack_block_weight returns"
+        check_no_quantized_tensor("packed", packed, expected, "give its .q, and its .fmt, to pack_block_weight")
+        raise BadParamError(f"packed: expected {expected}, got a {type(packed).__name__}")
     if not isinstance(mode, str) or mode not in BLOCK_MODES:
         raise BadParamError(f"mode: expected one of {', '.join(map(repr, BLOCK_MODES))}, got {mode!r}")
     check_strided("x", x)

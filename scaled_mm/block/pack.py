@@ -32,6 +32,9 @@ class PackedBlockWeight:
     fields: layout.Parts | None
     constant: bool = dataclasses.field(default=False, init=False)
 
+    def __repr__(self) -> str:  # without the memory
+        return f"PackedBlockWeight({self.fmt}, {self.rows} x {self.k}, {self.device}, constant={self.constant})"
+
     def __getstate__(self) -> dict:
         return {**self.__dict__, "constant": False}
 

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--m", help="M values for named shapes, comma-separated; default 1 ... 8192, on a CPU 1,16,64")
     add("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
     add("--out", type=Path, metavar="DIR", help="report directory; default reports/<arch>/<gpu>")
-    peers = "all, none, or names: ours_tensor,bf16,intmm,fp8row,vllm,sgl; on a CPU bf16,fp32,intmm_epilogue; default all"
+    peers = "all, none, or names: ours_tensor,bf16,intmm,fp8row,vllm,sgl; on a CPU bf16,fp32,intmm_epilogue; default all. "
+    peers += "With --block: ours_w4a8,ours_q8_1; on a CPU these and mm,dequantize_mm"
     add("--peers", default="all", metavar="NAMES", help=peers)
     add("--vllm-lib", metavar="PATH", help="vLLM's _C_stable_libtorch library, when vllm is not installed")
     add("--sgl-lib", metavar="PATH", help="sgl_kernel's common_ops library, when sgl_kernel is not installed")

@@ -3,6 +3,8 @@
 import argparse
 import importlib.util
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,8 @@ def test_formats_are_those_of_weights():
     for text in ("q8_1", "q4_0,nope", ""):
         with pytest.raises(BadParamError, match="--formats: expected"):
             parse_formats(text)
+    with pytest.raises(BadParamError, match="got 'Q8_0'; formats are spelled in lower case$"):
+        parse_formats("q4_0,Q8_0")
 
 
 # ---- inputs and the check ---------------------------------------------------------------------------------------------
@@ -261,6 +265,13 @@ def test_a_wrong_or_failed_product_of_ours_ends_with_status_one(tmp_path, capsys
         assert said in capsys.readouterr().out
 
 
+def test_the_help_names_every_peer(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    [shown] = [text for text in capsys.readouterr().out.split("\n  --") if text.startswith("peers")]
+    assert set(re.findall(r"\w+", shown.split("With --block:")[1])) >= {peer.name for peer in peers.every_peer()[1:]}
+
+
 # ---- examples ---------------------------------------------------------------------------------------------------------
 
 
@@ -290,6 +301,41 @@ def test_the_example_compares_with_llama_cpp(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert "4 products of block formats" in lines[0] and lines[-1].startswith("q4_1 64x96      3") and " 4.03 " in lines[-1]
     assert lines[-1].endswith("yes")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "message"),
+    [
+        ("gguf_to_product", ["missing.gguf"], "No such file or directory: 'missing.gguf'"),
+        ("gguf_to_product", ["--tensor", "nothing"], "got 'nothing'; there are "),
+        ("gguf_to_product", ["--device", "cuda:99"], "--device: "),
+        ("gguf_to_product", ["--device", "nowhere"], "--device: expected cuda, cuda:<index> or cpu, got 'nowhere'"),
+        ("compare_with_llama_cpp", ["--formats", "q4_2"], "--formats: expected all, or some of q4_0"),
+        ("compare_with_llama_cpp", ["--shapes", "64x100"], "--shapes: expected K to be a multiple of 32"),
+        ("compare_with_llama_cpp", ["--llama", "missing"], "--llama: expected the path of llama.cpp's test-backend-ops, got missing"),
+        ("compare_with_llama_cpp", ["--device", "cuda:99"], "--device: "),
+    ],
+)
+def test_an_example_that_cannot_run_says_so_in_a_line(name, words, message, tmp_path, capsys, monkeypatch):
+    if name == "gguf_to_product":
+        pytest.importorskip("gguf")
+    monkeypatch.chdir(tmp_path)
+    assert example(name).main(["--device", "cpu", *words]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count("\n") == 1 and shown.startswith(f"{name}.py: ") and message in shown
+
+
+def test_the_example_without_the_gguf_package_says_how_to_get_it(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    assert example("gguf_to_product").main([]) == 2
+    assert capsys.readouterr().err == "gguf_to_product.py: expected the package gguf, which is not installed; pip install gguf\n"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--m", "0"), ("--m", "x"), ("--budget-ms", "0")])
+def test_the_comparison_refuses_numbers_that_are_none(option, value, capsys):
+    with pytest.raises(SystemExit) as done:
+        example("compare_with_llama_cpp").main([option, value])
+    assert done.value.code == 2 and f"argument {option}: " in capsys.readouterr().err
 
 
 # ---- a GPU ------------------------------------------------------------------------------------------------------------

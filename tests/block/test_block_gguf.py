@@ -84,8 +84,12 @@ def test_the_file_is_mapped_and_never_written(model):
 def test_some_tensors_can_be_asked_for(model):
     assert list(sm.load_gguf(model, ["f16", "blk.0.q8_0.weight"])) == ["f16", "blk.0.q8_0.weight"]
     assert sm.load_gguf(model, []) == {}
-    with pytest.raises(BadParamError, match=r"^names: expected names of tensors in .*model.gguf, got 'nothing'"):
+    with pytest.raises(BadParamError, match=r"^names: expected names of tensors in .*model.gguf, got 'nothing'; there are '.*' and 9 more$"):
         sm.load_gguf(model, ["f16", "nothing"])
+    with pytest.raises(BadParamError, match="got 'blk.0.q8_0'; there are 'blk.0.q8_0.weight', 'blk"):  # the most like it first
+        sm.load_gguf(model, ["blk.0.q8_0"])
+    with pytest.raises(BadParamError, match="got 5; there are '"):
+        sm.load_gguf(model, [5])
     for names in ("f16", 5):
         with pytest.raises(BadParamError, match=f"^names: expected None or several names of tensors, got {names!r}"):
             sm.load_gguf(model, names)
@@ -104,9 +108,11 @@ def test_what_is_no_gguf_file_is_refused(tmp_path, model):
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "cut").write_bytes(model.read_bytes()[:-2000])
     (tmp_path / "cut_early").write_bytes(model.read_bytes()[:40])
-    for name in ("text", "empty", "cut", "cut_early"):
-        with pytest.raises(BadParamError, match=f"^path: expected a GGUF file, got .*{name}"):
+    (tmp_path / "version").write_bytes(b"GGUF" + (77).to_bytes(4, "little") + model.read_bytes()[8:])
+    for name in ("text", "empty", "cut", "cut_early", "version"):
+        with pytest.raises(BadParamError, match=f"^path: expected a GGUF file, got .*{name}") as error:
             sm.load_gguf(tmp_path / name)
+        assert str(error.value).endswith("; the file may be truncated") == name.startswith("cut")
     with pytest.raises(FileNotFoundError):
         sm.load_gguf(tmp_path / "missing")
     with pytest.raises(BadParamError, match="^path: expected a path, got a NoneType"):

@@ -44,6 +44,12 @@ def test_a_packed_weight_is_a_copy_also_of_slices(device, fmt):
         view.copy_(kept)
 
 
+def test_a_packed_weight_is_shown_in_a_line(device):
+    packed = sm.pack_block_weight(random_blocks(1000, 8, "q5_1").to(device), "q5_1")
+    assert repr(packed) == str(packed) == f"PackedBlockWeight(q5_1, 1000 x 256, {device}, constant={device != 'cpu'})"
+    assert repr(packed.to("meta")) == "PackedBlockWeight(q5_1, 1000 x 256, meta, constant=False)"
+
+
 # ---- the layer ----------------------------------------------------------------------------------------------------------
 
 

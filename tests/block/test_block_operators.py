@@ -232,7 +232,7 @@ def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
         ((out.t().contiguous().t(), weight_q, activation_q), ScaledMMError, "^out: expected strides .* as the descriptor was created"),
         ((out, weight_q, activation_q, torch.zeros(M)), BadParamError, "^bias: expected none as the descriptor was created, got a tensor"),
         ((out, planned["weight"], activation_q), BadParamError, "^weight: expected a tensor, got a TensorDesc"),
-        ((out, weight_q.float(), activation_q), BadTensorDtypeError, "^weight: expected blocks, uint8, or a PackedBlockWeight, got float32"),
+        ((out, weight_q.float(), activation_q), BadTensorDtypeError, "^weight: expected blocks, uint8, or a PackedBlockWeight, got float32; sm.quantize_block makes blocks$"),
     ]:
         with pytest.raises(error, match=message):
             descriptor.calculate(*arguments)

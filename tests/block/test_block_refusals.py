@@ -29,8 +29,16 @@ def test_the_formats_are_those_of_the_table():
 def test_an_unknown_format_is_refused(fmt):
     q = torch.zeros(1, 1, 18, dtype=torch.uint8)
     for call in (lambda: sm.quantize_block(torch.ones(32), fmt), lambda: sm.dequantize_block(q, fmt), lambda: sm.pack_block_weight(q, fmt)):
-        with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got "):
+        with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got ") as error:
             call()
+        assert str(error.value).endswith("; formats are spelled in lower case") == (fmt == "Q4_0")
+
+
+def test_a_format_in_capitals_is_told_how_it_is_spelled():
+    with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got 'Q8_1'; formats are spelled in lower case$"):
+        sm.quantize_block(torch.ones(32), "Q8_1")
+    with pytest.raises(BadParamError, match="^dtype: expected a torch.dtype or a block format .*, got 'Q4_0'; formats are spelled in lower case$"):
+        sm.TensorDesc((2, 32), "Q4_0")
 
 
 @pytest.mark.parametrize("rule", ["max", "ABSMAX", None, 0])
@@ -100,18 +108,36 @@ def test_what_are_no_blocks_is_refused(fmt, function):
     call(q, fmt)
     with pytest.raises(BadParamError, match=f"^{name}: expected a tensor, got None"):
         call(None, fmt)
-    for dtype in (torch.int8, torch.float16):
-        with pytest.raises(BadTensorDtypeError, match=f"^{name}: expected uint8, got {dtype}"):
+    for dtype, hint in ((torch.int8, ""), (torch.float16, "; sm.quantize_block makes blocks"), (torch.float32, "; sm.quantize_block makes blocks")):
+        with pytest.raises(BadTensorDtypeError, match=f"^{name}: expected uint8, got {dtype}{hint}$"):
             call(q.to(dtype), fmt)
     for wrong in (q[..., :-1], q[..., :2], torch.cat((q, q), -1), q.flatten(-2)[:, None, :-2]):
         with pytest.raises(BadTensorShapeError, match=rf"^{name}: expected \[..., K/32, {size}\] for {fmt}, got \["):
             call(wrong, fmt)
     with pytest.raises(BadTensorShapeError, match=f"^{name}: expected "):
         call(q[0, 0], fmt)
+    hint = rf"; rows of bytes become blocks by .unflatten\(-1, \(-1, {size}\)\)$"
+    with pytest.raises(BadTensorShapeError, match=rf"^{name}: expected \[..., K/32, {size}\] for {fmt}, got \[3, {4 * size}\]{hint}"):
+        call(q.flatten(-2), fmt)
+    call(q.flatten(-2).unflatten(-1, (-1, size)), fmt)
+    with pytest.raises(BadTensorShapeError, match=rf"got \[3, {4 * size - 1}\]$"):  # no rows of whole blocks
+        call(q.flatten(-2)[:, 1:], fmt)
     spread = torch.zeros(3, 4, 2 * size, dtype=torch.uint8)
     for wrong in (q[:, ::2], spread[..., ::2], spread[..., :size], q.transpose(0, 1), q[:, :1].expand(3, 4, size)):
         with pytest.raises(BadTensorStridesError, match=f"^{name}: expected blocks one after the other, the last two strides {size} and 1"):
             call(wrong, fmt)
+
+
+@pytest.mark.parametrize("function", BLOCK_TAKERS)
+def test_a_tensor_of_a_gguf_file_is_told_to_give_its_blocks(function):
+    name, call = BLOCK_TAKERS[function]
+    tensor = sm.QuantizedTensor("q4_0", random_blocks(3, 4, "q4_0", finite=True))
+    with pytest.raises(BadParamError, match=f"^{name}: expected a tensor, got a QuantizedTensor; give its .q, and its .fmt$"):
+        call(tensor, "q4_0")
+    with pytest.raises(BadParamError, match="^packed: expected what pack_block_weight returns, got a QuantizedTensor; give its .q, and its .fmt, to pack_"):
+        sm.block_linear(torch.ones(2, 128), tensor)
+    call(tensor.q, tensor.fmt)
+    sm.block_linear(torch.ones(2, 128), sm.pack_block_weight(tensor.q, tensor.fmt))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.uint8, "float32", None])
@@ -135,7 +161,7 @@ def test_operands_that_do_not_go_together_are_refused(fmt):
         gemm_q8_1(weight_q, random_blocks(2, 4, "q8_0"))
     with pytest.raises(BadTensorStridesError, match="^activation_q: expected blocks one after the other"):
         gemm_q8_1(weight_q, random_blocks(2, 8, "q8_1")[:, ::2])
-    with pytest.raises(BadTensorDtypeError, match="^activation_q: expected uint8, got torch.float32"):
+    with pytest.raises(BadTensorDtypeError, match="^activation_q: expected uint8, got torch.float32; sm.quantize_q8_1 makes them$"):
         gemm_q8_1(weight_q, torch.ones(2, 128))
     for two in (weight_q[0], weight_q[None]):
         with pytest.raises(BadTensorShapeError, match=r"^weight_q: expected 3 dimensions \[rows, K/32, "):
@@ -144,8 +170,8 @@ def test_operands_that_do_not_go_together_are_refused(fmt):
         gemm(weight_q, torch.ones(2, 96).half())
     with pytest.raises(BadTensorShapeError, match=r"^activation: expected 2 dimensions \[N, K\], got \[128\]"):
         gemm(weight_q, torch.ones(128).half())
-    for dtype in (torch.float32, torch.float64, torch.uint8):
-        with pytest.raises(BadTensorDtypeError, match=f"^activation: expected float16 or bfloat16, got {dtype}"):
+    for dtype, hint in ((torch.float32, "; sm.block_linear takes float32"), (torch.float64, ""), (torch.uint8, "")):
+        with pytest.raises(BadTensorDtypeError, match=f"^activation: expected float16 or bfloat16, got {dtype}{hint}$"):
             gemm(weight_q, torch.ones(2, 128, dtype=dtype))
     with pytest.raises(BadParamError, match="^activation: expected a tensor, got None"):
         gemm(weight_q, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -15,10 +16,11 @@ from scaled_mm.cli import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+BLOCK_FORMATS = (ROOT / "docs" / "BLOCK_FORMATS.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def test_the_two_lines_come_first_and_ci_runs_them():
@@ -37,6 +39,22 @@ def test_the_python_examples_run_in_order_and_print_what_is_shown(capsys):
     assert names["both"].shape == (16, 11008) and names["each"].shape == names["same"].shape == (8, 16, 128)
     [shown] = re.findall(r"# (BAD_TENSOR_SHAPE .*)", README)
     assert capsys.readouterr().out.splitlines()[-1] == shown
+
+
+def test_the_python_of_block_formats_runs_in_order_and_its_products_agree(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("gguf")
+    example = runpy.run_path(str(ROOT / "examples" / "gguf_to_product.py"))
+    example["write_small_file"](tmp_path).rename(tmp_path / "model.gguf")
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    operands, plan, file = blocks("python", BLOCK_FORMATS)
+    for block in (operands, plan):
+        exec(compile(block, "BLOCK_FORMATS.md", "exec"), names)
+    assert "cpu_block_float32" in capsys.readouterr().out
+    out, layer = names["out"].t(), names["z"]  # the descriptor's product and the layer's
+    assert (out - layer).norm() <= 4e-6 * layer.norm()  # each within 2e-6
+    exec(compile(file, "BLOCK_FORMATS.md", "exec"), names)
+    assert names["y"].shape == (4, 256) and names["t"].fmt == "q4_0"
 
 
 def test_the_c_example_compiles_without_a_warning(tmp_path):
