@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -148,6 +150,9 @@ def _validate(args: argparse.Namespace) -> int:
 
     collection, problems = schema.read(args.root)
     count = 0
+    for name, definition in collection.definitions.items() if not args.no_run else ():
+        if name not in collection.workloads:
+            problems.append(schema.SchemaError(f"definitions/{definition.op_type}/{name}.json: workloads: expected one at least, without which the reference cannot be run"))
     if not args.no_run:
         for definition, workload in collection.references():
             count += 1
@@ -171,17 +176,20 @@ def _draw(args: argparse.Namespace) -> int:
 
     collection = schema.load(args.root)
     common.writable_folder("--out", args.out)
-    count = size = 0
+    count = size = kept = 0
     log = common.LogLines(terminal=False, seconds=2.0)
     for definition in _chosen(collection, args.definition):
         for workload in collection.workloads.get(definition.name, ()):
             for name, tensors in schema.blob_tensors(definition, workload).items():
                 path = args.out / name
+                if path.exists():
+                    kept += 1
+                    continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 save_file(tensors, path)
                 count, size = count + 1, size + path.stat().st_size
                 log.say(f"{count} files, {size / 1e6:.0f} MB, the last one {path}")
-    print(f"{count} files, {size / 1e6:.1f} MB below {args.out}")
+    print(f"{count} files, {size / 1e6:.1f} MB below {args.out}{f'; {kept} that were there are as they were' if kept else ''}")
     return 0
 
 
@@ -205,14 +213,16 @@ def _run(args: argparse.Namespace) -> int:
         task = progress.add_task("", total=len(work))
         for number, (definition, solutions, workload) in enumerate(work):
             progress.update(task, completed=number, description=workload.uuid)
-            for solution, trace in zip(solutions, schema.evaluate(definition, solutions, workload, device, collection.root)):
+            with contextlib.redirect_stdout(sys.stderr):  # what a solution prints is no answer
+                done = schema.evaluate(definition, solutions, workload, device, collection.root)
+            for solution, trace in zip(solutions, done):
                 traces.append(trace)
                 if args.out:
                     append(trace, solution.author, definition.op_type, args.out)
             log.say(f"{number + 1} of {len(work)} workloads, the last one {workload.uuid}")
     failed = [trace for trace in traces if trace.evaluation.status != "PASSED"]
     if args.json:
-        common.print_json([trace.model_dump(mode="json", exclude_unset=True) for trace in traces])
+        common.print_json([json.loads(trace.model_dump_json(exclude_unset=True)) for trace in traces])  # infinities as strings
     else:
         common.console().print(_trace_table(_hardware(device), traces))
         for trace in failed:
@@ -228,6 +238,11 @@ def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -
     """(definition, solutions, workload) of each run, and how many workloads the limit left out. SchemaError if nothing is to be done."""
     from scaled_mm import schema
 
+    known = {"--solution": [one.name for several in collection.solutions.values() for one in several], "--workload": [one.uuid for several in collection.workloads.values() for one in several]}
+    for option, names in known.items():
+        for pattern in getattr(args, option[2:]) or ():
+            if not fnmatch.filter(names, pattern):
+                raise schema.SchemaError(f"{option}: expected the name of one or a pattern that fits one, got {pattern!r}")
     work, left_out = [], 0
     for definition in _chosen(collection, args.definition):
         solutions = [one for one in collection.solutions.get(definition.name, ()) if _matches(one.name, args.solution)]
@@ -280,6 +295,7 @@ def _trace_table(title: str, traces):
         author = trace.solution.removesuffix(f"_{trace.definition}")
         times = (f"{done.performance.latency_ms:.4f}", f"{done.performance.reference_latency_ms:.4f}", f"{done.performance.speedup_factor:.2f}") if done.performance else ("", "", "")
         extra = (done.correctness.extra or {}).values() if done.correctness else ()
-        error = "same bits" if extra and all(one["bit_equal"] for one in extra) else f"{max(float(one['relative_norm']) for one in extra):.1e}" if extra else ""
+        ours = [one for one in extra if isinstance(one, dict) and {"bit_equal", "relative_norm"} <= set(one)]  # other tools write others
+        error = "same bits" if ours and all(one["bit_equal"] for one in ours) else f"{max(float(one['relative_norm']) for one in ours):.1e}" if ours else ""
         table.add_row(trace.workload.uuid, author, done.status, *times, error)
     return table

@@ -3,14 +3,13 @@
     definitions/<op_type>/<name>.json
     solutions/<author>/<op_type>/<definition>/<name>.json
     workloads/<op_type>/<definition>.jsonl
-    traces/<author>/<op_type>/<definition>.jsonl
+    traces/<author>/<op_type>/<definition>.jsonl, or traces/<op_type>/<definition>.jsonl
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from scaled_mm.schema.inputs import elements
@@ -45,14 +44,15 @@ class Collection:
 
 
     def references(self) -> list[tuple[Definition, Workload]]:
-        """Each text of a reference once, with the smallest workload that any of its definitions has."""
+        """Each text of a reference once for the same inputs and outputs, with the smallest workload that any of its definitions has."""
         smallest: dict[str, tuple[int, Definition, Workload]] = {}
         for name, workloads in self.workloads.items():
             definition = self.definitions[name]
+            key = repr((definition.reference, definition.inputs, definition.outputs, definition.logical))
             for workload in workloads:
                 size = elements(definition, workload)
-                if definition.reference not in smallest or size < smallest[definition.reference][0]:
-                    smallest[definition.reference] = (size, definition, workload)
+                if key not in smallest or size < smallest[key][0]:
+                    smallest[key] = (size, definition, workload)
         return [(definition, workload) for _, definition, workload in smallest.values()]
 
 
@@ -77,12 +77,10 @@ def read(root: str | os.PathLike | None = None) -> tuple[Collection, list[Schema
         ("workloads", ".jsonl", _workloads),
         ("traces", ".jsonl", _traces),
     ):
-        for path in _files(collection.root / folder):
+        for path in _files(collection, folder, suffix, problems) if (collection.root / folder).exists() else ():
             try:
-                if path.suffix != suffix:
-                    raise SchemaError(f"name: expected *{suffix} in {folder}/, got {path.name!r}")
                 problems.extend(_at(path, collection, error) for error in take(collection, path))
-            except (SchemaError, UnicodeDecodeError) as error:
+            except (SchemaError, OSError, UnicodeDecodeError) as error:
                 problems.append(_at(path, collection, error))
     if not collection.definitions and not problems:
         problems.append(SchemaError(f"{collection.root}: expected definitions/<op_type>/<name>.json, there is no definition"))
@@ -93,13 +91,34 @@ def append(trace: Trace, author: str, op_type: str, root: Path) -> Path:
     """Adds a trace to its file below `root`; what is there stays. Returns the file."""
     path = root / "traces" / author / op_type / f"{trace.definition}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
+    newline = "\n" if path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n") else ""  # somebody's last line
     with path.open("a", encoding="utf-8") as file:
-        file.write(trace.model_dump_json(exclude_unset=True) + "\n")
+        file.write(f"{newline}{trace.model_dump_json(exclude_unset=True)}\n")
     return path
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+def _files(collection: Collection, folder: str, suffix: str, problems: list[SchemaError]) -> list[Path]:
+    """The files below a folder, in order. What is no plain file or folder, or cannot be opened, is a problem."""
+
+    def problem(path: Path, why: str) -> None:
+        problems.append(_at(path, collection, SchemaError(why)))
+
+    found = []
+    for place, folders, files in os.walk(collection.root / folder, onerror=lambda error: problem(Path(error.filename), f"path: {error.strerror}")):
+        folders.sort()
+        for name in folders:
+            path = Path(place, name)
+            if path.is_symlink() or path.suffix in (".json", ".jsonl"):
+                problem(path, f"path: expected a folder that is no link and is not named *{path.suffix or suffix}")
+        for name in sorted(files):
+            path = Path(place, name)
+            if not path.is_file():
+                problem(path, "path: expected a file, got a link to nothing or a device")
+            elif path.suffix != suffix:
+                problem(path, f"name: expected *{suffix} in {folder}/, got {name!r}")
+            else:
+                found.append(path)
+    return found
 
 
 def _at(path: Path, collection: Collection, error: Exception) -> SchemaError:
@@ -155,8 +174,13 @@ def _traces(collection: Collection, path: Path) -> list[SchemaError]:
         solution = next((one for one in collection.solutions.get(trace.definition, ()) if one.name == trace.solution), None)
         if solution is None:
             raise SchemaError(f"solution: expected a solution of {trace.definition}, got {trace.solution!r}")
-        _expect_place(path, collection, solution.author, definition.op_type, trace.definition)
+        if len(path.relative_to(collection.root).parts) == 3:  # as flashinfer-bench's own benchmark writes them
+            _expect_place(path, collection, definition.op_type, trace.definition)
+        else:
+            _expect_place(path, collection, solution.author, definition.op_type, trace.definition)
         trace.workload.check(definition)
+        if trace.workload not in collection.workloads.get(trace.definition, ()):
+            raise SchemaError(f"workload: expected one of {trace.definition}'s, as it is in workloads/, got uuid {trace.workload.uuid!r}")
         collection.traces.setdefault(trace.definition, []).append(trace)
 
     return _lines(path, take)
@@ -165,7 +189,7 @@ def _traces(collection: Collection, path: Path) -> list[SchemaError]:
 def _lines(path: Path, take) -> list[SchemaError]:
     """Gives every line's trace to `take`; the problems by line."""
     problems, empty = [], True
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):  # not splitlines: a log may hold other separators
         if not line.strip():
             continue
         empty = False

@@ -13,6 +13,10 @@ _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
 _COMPARE = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 
 
+_LONGEST = 400  # characters: nesting stays below what Python parses and what this recurses
+_ALLOWED = (ast.Load, ast.And, ast.Or, ast.Not, ast.USub, *_BINARY, *_COMPARE)
+
+
 def names(expression: str) -> set[str]:
     """The axes that an expression names."""
     return {node.id for node in ast.walk(_parse(expression)) if isinstance(node, ast.Name)}
@@ -20,51 +24,53 @@ def names(expression: str) -> set[str]:
 
 def check(expression: str, axes: set[str]) -> None:
     """ValueError for what cannot be evaluated with these axes."""
+    tree = _parse(expression)
+    for node in ast.walk(tree):
+        integer = isinstance(node, ast.Constant) and type(node.value) is int
+        if not integer and not isinstance(node, (ast.Name, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, *_ALLOWED)):
+            raise ValueError(f"expected axes, integers, + - * // %, comparisons, and, or, not; got {ast.unparse(node) or type(node).__name__!r} in {expression!r}")
     unknown = names(expression) - axes
     if unknown:
         raise ValueError(f"expected names of axes ({', '.join(sorted(axes))}), got {', '.join(sorted(unknown))} in {expression!r}")
-    tree = _parse(expression)
-    if not isinstance(tree, (ast.Compare, ast.BoolOp, ast.UnaryOp)):
+    if not isinstance(tree, (ast.Compare, ast.BoolOp)) and not (isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)):
         raise ValueError(f"expected a comparison, got {expression!r}")
-    try:
-        _evaluate(tree, dict.fromkeys(axes, 1), expression)
-    except ZeroDivisionError:
-        pass  # with sizes of 1; sizes that are asked about may do
 
 
 def holds(expression: str, sizes: Mapping[str, int]) -> bool:
-    """Whether it is true of these sizes of axes. A division by 0 is not."""
+    """Whether it is true of these sizes of axes, of an expression that `check` takes. A division by 0 is not."""
     try:
-        return bool(_evaluate(_parse(expression), sizes, expression))
+        return bool(_evaluate(_parse(expression), sizes))
     except ZeroDivisionError:
         return False
 
 
 def _parse(expression: str) -> ast.expr:
+    if len(expression) > _LONGEST:
+        raise ValueError(f"expected at most {_LONGEST} characters, got {len(expression)}")
     try:
         return ast.parse(expression, mode="eval").body
-    except SyntaxError as error:
-        raise ValueError(f"expected an expression, got {expression!r} ({error.msg})") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"expected an expression, got {expression!r} ({error})") from error
 
 
-def _evaluate(node: ast.expr, sizes: Mapping[str, int], whole: str) -> int | bool:
+def _evaluate(node: ast.expr, sizes: Mapping[str, int]) -> int | bool:
     def value(part: ast.expr) -> int | bool:
-        return _evaluate(part, sizes, whole)
+        return _evaluate(part, sizes)
 
     match node:
-        case ast.Constant(value=int() as number) if not isinstance(number, bool):
+        case ast.Constant(value=number):
             return number
         case ast.Name(id=name):
             return sizes[name]
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not value(operand)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
+        case ast.UnaryOp(operand=operand):
             return -value(operand)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+        case ast.BinOp(left=left, op=op, right=right):
             return _BINARY[type(op)](value(left), value(right))
         case ast.BoolOp(op=op, values=values):
             return (all if isinstance(op, ast.And) else any)([value(part) for part in values])
-        case ast.Compare(left=left, ops=ops, comparators=comparators) if all(type(op) in _COMPARE for op in ops):
+        case ast.Compare(left=left, ops=ops, comparators=comparators):
             numbers = [value(left), *(value(part) for part in comparators)]
             return all(_COMPARE[type(op)](*pair) for op, pair in zip(ops, zip(numbers, numbers[1:])))
-    raise ValueError(f"expected axes, integers, + - * // %, comparisons, and, or, not; got {ast.unparse(node)!r} in {whole!r}")
+    raise AssertionError(f"{ast.dump(node)} was not checked")

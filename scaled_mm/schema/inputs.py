@@ -1,7 +1,7 @@
-"""The tensors of a workload: read from its files, or drawn, the same numbers on every machine.
+"""The tensors of a workload: read from its files, or drawn, the same bits on every machine.
 
-A tensor of blocks is drawn as normal values and quantized; a file that is not there is drawn as `scaled-mm schema draw` would write
-it, because 132 MB of weights are not kept in a repository. Every draw has a seed of its own, from its definition, workload and name.
+A tensor of blocks is drawn as values and quantized; the file that `blob_path` names is drawn where it is not there, because 132 MB of
+weights are not kept in a repository. Every draw has a seed of its own, from its definition, workload and name.
 """
 
 from __future__ import annotations
@@ -13,15 +13,25 @@ from pathlib import Path
 import torch
 
 from scaled_mm.schema.model import Definition, SchemaError, Tensor, Workload
+from scaled_mm.schema.vocabulary import torch_dtype
 
-_PERIOD = 4194301
-"""Normal values are drawn up to this number of them, a prime, and repeated: rows still differ, and 235 million take no seconds."""
+_PERIOD = 2**20 - 3
+"""Values are drawn up to this number of them, a prime, and repeated: rows still differ, and 235 million take no seconds."""
+_TERMS, _TOP = 4, 2**16
+_DEVIATION = (_TERMS * (_TOP**2 - 1) / 12) ** 0.5
 
 
-def draw(definition: Definition, workload: Workload, device: torch.device | str = "cpu", root: Path | None = None) -> list:
-    """The inputs in the definition's order, on `device`. root: where the workload's files are looked for; None: all are drawn.
+def blob_path(op_type: str, definition: str, uuid: str) -> str:
+    """Where the file of a workload's drawn inputs is, below the folder that holds definitions/."""
+    return f"blob/workloads/{op_type}/{definition}/{uuid}.safetensors"
 
-    SchemaError for sizes that do not fit, and for a file whose tensor is not what the definition says.
+
+def draw(definition: Definition, workload: Workload, device: torch.device | str = "cpu", root: Path | None = None, salt: str = "") -> list:
+    """The inputs in the definition's order, on `device`.
+
+    root: where the workload's files are looked for; None: all are drawn. salt: another gives other numbers, but for what files hold.
+    SchemaError for sizes that do not fit, for a file whose tensor is not what the definition says, and for one that is not there and is
+    not `blob_path`'s, which nobody but its author can make.
     """
     workload.check(definition)
     sizes = definition.sizes(workload.axes)
@@ -32,18 +42,21 @@ def draw(definition: Definition, workload: Workload, device: torch.device | str 
             values.append(given.value)
             continue
         shape = definition.shape(name, sizes)
-        if given.type == "safetensors" and root is not None and (root / given.path).is_file():
-            values.append(_read(root / given.path, given.tensor_key, name, tensor, shape).to(device))
-        else:
-            values.append(_drawn(definition, workload, name, shape, torch.device(device)))
+        if given.type == "safetensors" and not (salt and _is_drawn(definition, workload, given.path)):
+            if root is not None and (root / given.path).is_file():
+                values.append(_read(root / given.path, given.tensor_key, name, tensor, shape).to(device))
+                continue
+            if not _is_drawn(definition, workload, given.path):
+                raise SchemaError(f"workload.inputs.{name}.path: expected the file {given.path}, there is none{'' if root else ' without a folder'}")
+        values.append(_drawn(definition, workload, name, shape, torch.device(device), salt))
     return values
 
 
 def blob_tensors(definition: Definition, workload: Workload) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors by key, by path: the files that a workload wants, as they are drawn. Empty if it wants none."""
+    """Tensors by key, by path: the file that a workload wants, as it is drawn. Empty if it wants none that is drawn."""
     sizes, files = definition.sizes(workload.axes), {}
     for name, given in workload.inputs.items():
-        if given.type == "safetensors":
+        if given.type == "safetensors" and _is_drawn(definition, workload, given.path):
             drawn = _drawn(definition, workload, name, definition.shape(name, sizes), torch.device("cpu"))
             files.setdefault(given.path, {})[given.tensor_key] = drawn.contiguous()
     return files
@@ -55,6 +68,10 @@ def elements(definition: Definition, workload: Workload) -> int:
     return sum(math.prod(definition.shape(name, sizes)) for name, tensor in definition.inputs.items() if tensor.shape is not None)
 
 
+def _is_drawn(definition: Definition, workload: Workload, path: str) -> bool:
+    return path == blob_path(definition.op_type, definition.name, workload.uuid)
+
+
 def _read(path: Path, key: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     import safetensors
 
@@ -63,35 +80,42 @@ def _read(path: Path, key: str, name: str, tensor: Tensor, shape: tuple[int, ...
             if key not in file.keys():
                 raise SchemaError(f"{path}: expected the tensor {key!r} of input {name}, got {', '.join(file.keys())}")
             found = file.get_tensor(key)
-    except safetensors.SafetensorError as error:
-        raise SchemaError(f"{path}: expected a safetensors file, got one that cannot be read ({error})") from error
-    dtype = getattr(torch, tensor.dtype)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise SchemaError(f"{path}: expected a safetensors file that can be read, got {type(error).__name__}: {error}") from error
+    dtype = torch_dtype(tensor.dtype)
     if tuple(found.shape) != shape or found.dtype != dtype:
         raise SchemaError(f"{path}: {name}: expected {dtype} {list(shape)}, got {found.dtype} {list(found.shape)}")
     return found
 
 
-def _drawn(definition: Definition, workload: Workload, name: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    digest = hashlib.sha256(f"{definition.name}/{workload.uuid}/{name}".encode()).digest()
+def _drawn(definition: Definition, workload: Workload, name: str, shape: tuple[int, ...], device: torch.device, salt: str = "") -> torch.Tensor:
+    digest = hashlib.sha256(f"{definition.name}/{workload.uuid}/{name}{salt}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
     if name in definition.logical:
         from scaled_mm.block import quantize_block
 
         values = _normal((*shape[:-2], shape[-2] * 32), generator, device)
         return quantize_block(values, definition.logical[name], rule="ggml").view(torch.int8)
+    dtype = torch_dtype(definition.inputs[name].dtype)
     if definition.op_type == "paged_decode_attention" and name in ("context_lens", "block_tables"):
-        return _pages(definition, workload, name, shape, generator).to(device)
-    dtype = getattr(torch, definition.inputs[name].dtype)
+        return _pages(definition, workload, name, shape, generator).to(device, dtype)
+    if dtype is torch.float4_e2m1fn_x2:
+        raise SchemaError(f"inputs.{name}.dtype: expected a dtype that this reader draws, got float4_e2m1; give a file")
     if dtype.is_floating_point:
-        return _normal(shape, generator, device).to(dtype)
+        values = _normal(shape, generator, device)
+        return (values.clamp(-2, 2) if dtype.itemsize == 1 else values).to(dtype)
     if dtype is torch.bool:
-        return torch.randint(0, 2, shape, generator=generator).bool().to(device)
+        return _repeated(torch.randint(0, 2, (_drawn_of(shape),), generator=generator).bool(), shape, device)
     low, high = (-128, 128) if dtype is torch.int8 else (-1024, 1024)
     return _repeated(torch.randint(low, high, (_drawn_of(shape),), generator=generator, dtype=dtype), shape, device)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    return _repeated(torch.randn(_drawn_of(shape), generator=generator), shape, device)
+    """float32 of mean 0 and deviation 1: sums of integers, nearly normal, scaled by one multiplication. torch.randn's last bits differ by
+    the instructions that a CPU has."""
+    terms = torch.randint(0, _TOP, (_TERMS, _drawn_of(shape)), generator=generator, dtype=torch.int32)
+    centred = terms.sum(0).sub_(_TERMS * (_TOP - 1) // 2).to(torch.float32)
+    return _repeated(centred.mul_(1 / _DEVIATION), shape, device)
 
 
 def _drawn_of(shape: tuple[int, ...]) -> int:
@@ -109,8 +133,10 @@ def _repeated(values: torch.Tensor, shape: tuple[int, ...], device: torch.device
 def _pages(definition: Definition, workload: Workload, name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """context_lens: from 1 to what the sequence's pages hold. block_tables: pages in random order, none used twice."""
     sizes = definition.sizes(workload.axes)
+    if missing := [axis for axis in ("num_blocks", "max_blocks", "block_size") if axis not in sizes]:
+        raise SchemaError(f"axes: expected {', '.join(missing)} of a paged_decode_attention, by which {name} is drawn; give a file")
     if name == "context_lens":
-        return torch.randint(1, sizes["max_blocks"] * sizes["block_size"] + 1, shape, generator=generator, dtype=torch.int32)
+        return torch.randint(1, sizes["max_blocks"] * sizes["block_size"] + 1, shape, generator=generator)
     if math.prod(shape) > sizes["num_blocks"]:
         raise SchemaError(f"workload.axes: expected at least {math.prod(shape)} num_blocks, a page for each entry of block_tables, got {sizes['num_blocks']}")
-    return torch.randperm(sizes["num_blocks"], generator=generator)[: math.prod(shape)].to(torch.int32).view(shape)
+    return torch.randperm(sizes["num_blocks"], generator=generator)[: math.prod(shape)].view(shape)

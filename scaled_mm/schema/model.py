@@ -7,6 +7,8 @@ reference whose parameters are not the inputs. Every refusal is a SchemaError wh
 from __future__ import annotations
 
 import ast
+import json
+import math
 import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
@@ -20,7 +22,31 @@ from scaled_mm.schema.tags import Compare, compare_of, logical_of
 from scaled_mm.schema.vocabulary import LOGICAL_DTYPES, OP_TYPES, STATUSES, STORED_DTYPES
 
 Text = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
+
+
+class FrozenDict(dict):
+    """A dict that stays as it is."""
+
+    def _refuse(self, *_, **__) -> None:
+        raise TypeError("frozen: a schema's mappings cannot be changed")
+
+    def __deepcopy__(self, _) -> FrozenDict:
+        return self
+
+    def __reduce__(self):
+        return FrozenDict, (dict(self),)
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return FrozenDict({key: _frozen(one) for key, one in value.items()})
+    return tuple(_frozen(one) for one in value) if isinstance(value, (list, tuple)) else value
+
+
+Frozen = AfterValidator(_frozen)
 
 
 def _inside(path: str) -> str:
@@ -44,7 +70,7 @@ class Axis(_Model):
     """type "const" with a value, or "var", which a workload binds."""
 
     type: Literal["const", "var"]
-    value: Annotated[int, Field(ge=1, strict=True)] | None = None
+    value: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] | None = None
     description: str | None = None
 
     @model_validator(mode="after")
@@ -141,9 +167,9 @@ class Definition(_Model):
             if fmt not in LOGICAL_DTYPES:
                 raise ValueError(f"tags: logical:{name}=: expected one of {', '.join(LOGICAL_DTYPES)}, got {fmt!r}")
             tensor, expected = tensors[name], LOGICAL_DTYPES[fmt].block_bytes
-            last = self.axes[tensor.shape[-1]] if tensor.shape else None
+            last = self.axes[tensor.shape[-1]] if tensor.shape and len(tensor.shape) > 1 else None
             if tensor.dtype != "int8" or last is None or last.value != expected:
-                raise ValueError(f"tags: logical:{name}={fmt}: expected int8 with a last const axis of {expected} bytes, got {tensor.dtype} {tensor.shape}")
+                raise ValueError(f"tags: logical:{name}={fmt}: expected int8 with an axis of blocks and a last const axis of {expected} bytes, got {tensor.dtype} {tensor.shape}")
 
     @property
     def group(self) -> str:
@@ -235,27 +261,38 @@ class SafetensorsInput(_Model):
 class Workload(_Model):
     """Sizes of the var axes, and where each input comes from."""
 
-    axes: dict[str, Count]
-    inputs: dict[str, Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]]
+    axes: Annotated[dict[str, Count], Frozen]
+    inputs: Annotated[dict[str, Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]], Frozen]
     uuid: Text
 
     def check(self, definition: Definition) -> None:
         """SchemaError unless it binds what the definition leaves open, and every input."""
         definition.sizes(self.axes)
-        if list(self.inputs) != list(definition.inputs):
+        if set(self.inputs) != set(definition.inputs):
             raise SchemaError(f"workload.inputs: expected {list(definition.inputs)}, got {list(self.inputs)}")
         for name, given in self.inputs.items():
             scalar = definition.inputs[name].shape is None
             if scalar != (given.type == "scalar"):
                 raise SchemaError(f"workload.inputs.{name}: expected {'a scalar' if scalar else 'a tensor'}, got type {given.type!r}")
+            if scalar and not _is_a(given.value, definition.inputs[name].dtype):
+                raise SchemaError(f"workload.inputs.{name}.value: expected a finite {definition.inputs[name].dtype}, got {given.value!r}")
             if name in definition.logical and given.type == "random":
                 raise SchemaError(f"workload.inputs.{name}: expected safetensors for {definition.logical[name]} blocks, for random bytes have scales that are not finite")
 
 
 class Correctness(_Model):
-    max_relative_error: Annotated[float, Field(ge=0)] = 0.0
-    max_absolute_error: Annotated[float, Field(ge=0)] = 0.0
-    extra: dict[str, Any] | None = None
+    """Errors are NaN where an output is."""
+
+    max_relative_error: float = 0.0
+    max_absolute_error: float = 0.0
+    extra: Annotated[dict[str, Any] | None, Frozen] = None
+
+    @field_validator("max_relative_error", "max_absolute_error")
+    @classmethod
+    def _not_below_0(cls, error: float) -> float:
+        if error < 0:
+            raise ValueError(f"expected NaN or at least 0, got {error}")
+        return error
 
 
 class Performance(_Model):
@@ -268,7 +305,7 @@ class Performance(_Model):
 
 class Environment(_Model):
     hardware: Text
-    libs: dict[str, str] = {}
+    libs: Annotated[dict[str, str], Frozen] = {}
 
 
 class Evaluation(_Model):
@@ -315,6 +352,8 @@ def run_parameters(text: str) -> list[str]:
         module = ast.parse(text)
     except SyntaxError as error:
         raise ValueError(f"expected Python, got {error.msg} in line {error.lineno}") from error
+    except (ValueError, RecursionError, MemoryError) as error:  # bytes of 0; nesting beyond what Python parses
+        raise ValueError(f"expected Python, got {type(error).__name__}: {error}") from error
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name == "run":
             if node.args.vararg or node.args.kwarg or node.args.kwonlyargs or node.args.defaults:
@@ -326,9 +365,30 @@ def run_parameters(text: str) -> list[str]:
 def parse(model: type[_Model], text: str) -> Any:
     """The model of a JSON text; SchemaError with the first field that is wrong and why."""
     try:
+        json.loads(text, object_pairs_hook=_once)  # pydantic would take the last of two
+    except SchemaError:
+        raise
+    except (ValueError, RecursionError):
+        pass  # no JSON: said below
+    try:
         return model.model_validate_json(text)
     except pydantic.ValidationError as error:
         raise SchemaError(_reason(error)) from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        name = next(name for name, _ in pairs if sum(other == name for other, _ in pairs) > 1)
+        raise SchemaError(f"{name}: expected this field once, it is there twice")
+    return found
+
+
+def _is_a(value: bool | int | float, dtype: str) -> bool:
+    """Whether a scalar is a number of a stored dtype."""
+    if dtype == "bool":
+        return isinstance(value, bool)
+    return not isinstance(value, bool) and (isinstance(value, int) or ("float" in dtype and math.isfinite(value)))
 
 
 def _reason(error: pydantic.ValidationError) -> str:

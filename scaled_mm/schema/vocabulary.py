@@ -7,8 +7,12 @@ int8 and their format is a tag, `logical:<tensor>=<format>`. docs/decisions/0014
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from scaled_mm.block_formats import FORMATS, WEIGHT_FORMATS
+
+if TYPE_CHECKING:
+    import torch
 
 GROUPS = ("gemm", "quantization", "activation", "normalization", "attention")
 
@@ -47,6 +51,14 @@ OP_TYPES: dict[str, OpType] = {
 
 STORED_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1", "int64", "int32", "int16", "int8", "bool")
 """What a tensor's dtype may be: the enumeration of flashinfer-bench 0.1.2, in its order."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a stored one; float4_e2m1 is two to a byte."""
+    import torch
+
+    return torch.float4_e2m1fn_x2 if name == "float4_e2m1" else getattr(torch, name)
+
 
 LOGICAL_DTYPES = FORMATS
 """Block formats by name: a tensor of one is stored as int8 whose last axis is the block's bytes."""

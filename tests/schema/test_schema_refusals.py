@@ -52,11 +52,15 @@ def folder(tmp_path):
         (DEFINITION, {"constraints": ["K == 32 * L"]}, "constraints.0: expected names of axes .*, got L"),
         (DEFINITION, {"constraints": ["K =="]}, "constraints.0: expected an expression, got 'K =='"),
         (DEFINITION, {"constraints": ["K * 2"]}, r"constraints.0: expected a comparison, got 'K \* 2'"),
-        (DEFINITION, {"constraints": ["K == abs(KB)"]}, "constraints.0: expected names of axes .*, got abs"),
+        (DEFINITION, {"constraints": ["K == abs(KB)"]}, "constraints.0: expected axes, integers, .*got 'abs.KB.'"),
+        (DEFINITION, {"constraints": ["K // (K - 1) == 2 or K ** 2 == 4"]}, r"constraints.0: expected axes, integers, .*got 'Pow'"),
+        (DEFINITION, {"constraints": ["K == " + "-" * 500 + "K"]}, "constraints.0: expected at most 400 characters, got 506"),
+        (DEFINITION, {"reference": TEXT + "x = " + "-" * 20000 + "1\n"}, "reference: expected Python, got "),
+        (DEFINITION, {"axes__M": {"type": "const", "value": 10**30}}, "axes.M.value: "),
         (DEFINITION, {"constraints": ["K.real == 1"]}, "constraints.0: expected axes, integers, .*got 'K.real'"),
         (DEFINITION, {"tags": ["logical:weight_q=q4_0"]}, "tags: expected one compare:bits or compare:norm=<bound>, got 0"),
         (DEFINITION, {"tags": ["compare:norm=2"]}, "tags: expected compare:bits or compare:norm=<bound between 0 and 1>, got compare:norm=2"),
-        (DEFINITION, {"tags": ["compare:bits", "logical:weight_q=q5_0"]}, "tags: logical:weight_q=q5_0: expected int8 with a last const axis of 22 bytes"),
+        (DEFINITION, {"tags": ["compare:bits", "logical:weight_q=q5_0"]}, "tags: logical:weight_q=q5_0: expected int8 with an axis of blocks and a last const axis of 22 bytes"),
         (DEFINITION, {"tags": ["compare:bits", "logical:weights=q4_0"]}, "tags: logical:weights=q4_0 names no input or output"),
         (DEFINITION, {"tags": ["compare:bits", "logical:weight_q=q3_k"]}, "tags: logical:weight_q=: expected one of q4_0, .*, got 'q3_k'"),
         (DEFINITION, {"refrence": "x"}, "refrence: expected no such field"),
@@ -78,6 +82,7 @@ def folder(tmp_path):
         (WORKLOADS, {"workload__inputs__activation": {"type": "scalar", "value": 1}}, "line 1: workload.inputs.activation: expected a tensor, got type 'scalar'"),
         (WORKLOADS, {"workload__inputs__activation": None}, r"line 1: workload.inputs: expected \['activation', 'weight_q'\]"),
         (WORKLOADS, {"workload__inputs__weight_q__path": "/etc/passwd"}, "line 1: workload.inputs.weight_q.path: expected a path that stays inside its folder"),
+        (WORKLOADS, {"workload__axes__M": 2**31}, "line 1: workload.axes.M: .*less than or equal to 2147483647"),
         (WORKLOADS, {"definition": "gemm_q9"}, "line 1: definition: expected the name of a definition"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
@@ -98,6 +103,8 @@ def test_a_bad_file_is_refused_with_file_field_and_reason(folder, file, fields, 
         ({"evaluation__status": "FINE"}, "evaluation.status: expected one of PASSED, .*, got 'FINE'"),
         ({"evaluation__status": "PASSED"}, "evaluation: correctness: expected one with status PASSED"),
         ({"evaluation__performance": {"latency_ms": 1.0}}, "evaluation: performance: expected none with status TIMEOUT"),
+        ({"evaluation__correctness": {"max_absolute_error": -1.0}}, "evaluation.correctness.max_absolute_error: expected NaN or at least 0"),
+        ({"workload__uuid": "another"}, f"workload: expected one of {NAME}'s, as it is in workloads/, got uuid 'another'"),
         ({"evaluation": None}, "evaluation: expected a solution and its evaluation, or neither"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
@@ -112,9 +119,68 @@ def test_a_bad_trace_is_refused(folder, trace, said):
     for name, value in trace.items():
         *way, last = name.split("__")
         (line[way[0]] if way else line)[last] = value
+        if last == "correctness":
+            line["evaluation"]["status"] = "INCORRECT_NUMERICAL"
     path.write_text(json.dumps(line) + "\n")
     with pytest.raises(schema.SchemaError, match=f"^{TRACES}: line 1: {said}"):
         schema.load(folder)
+
+
+def test_a_field_twice_is_refused(folder):
+    text = (folder / DEFINITION).read_text()
+    (folder / DEFINITION).write_text(text.replace('"op_type"', '"name": "gemm_q4_0_other", "op_type"', 1))
+    with pytest.raises(schema.SchemaError, match=f"^{DEFINITION}: name: expected this field once, it is there twice"):
+        schema.load(folder)
+
+
+@pytest.mark.parametrize("dtype, value, said", [("int32", 1.5, "finite int32, got 1.5"), ("float32", True, "finite float32, got True"), ("bool", 1, "finite bool, got 1")])
+def test_a_scalar_of_another_kind_is_refused(tmp_path, dtype, value, said):
+    root = small_folder(tmp_path, ("rmsnorm_h4096",))
+    path = root / "workloads/rmsnorm/rmsnorm_h4096.jsonl"
+    path.write_text(path.read_text().splitlines()[0])
+    edit(root / "definitions/rmsnorm/rmsnorm_h4096.json", inputs__epsilon__dtype=dtype)
+    edit(path, workload__inputs__epsilon__value=value)
+    with pytest.raises(schema.SchemaError, match=f"workload.inputs.epsilon.value: expected a {said}"):
+        schema.load(root)
+
+
+def test_what_is_no_plain_file_or_folder_is_reported(folder):
+    (folder / "definitions/gemm_q4_0/gone.json").symlink_to("nowhere")
+    (folder / "solutions/elsewhere").symlink_to(folder / "definitions")
+    (folder / "workloads/x.jsonl").mkdir()
+    _, problems = schema.read(folder)
+    assert [str(one).split(":")[0] for one in problems] == ["definitions/gemm_q4_0/gone.json", "solutions/elsewhere", "workloads/x.jsonl"]
+
+
+def test_two_solutions_of_a_name_are_refused(folder):
+    other = small_folder(folder, ("gemm_q5_0_w5a16",)) / "solutions/scaled_mm/gemm_q5_0/gemm_q5_0_w5a16"
+    (other / "scaled_mm_gemm_q5_0_w5a16.json").rename(other / f"scaled_mm_{NAME}.json")
+    edit(other / f"scaled_mm_{NAME}.json", name=f"scaled_mm_{NAME}")
+    with pytest.raises(schema.SchemaError, match=f"name: expected one solution of a name, scaled_mm_{NAME} is there already"):
+        schema.load(folder)
+
+
+def test_a_definition_that_copies_a_text_and_says_otherwise_is_refused(folder, capsys):
+    copied = DEFINITION.replace(NAME, "gemm_q4_0_copy")
+    (folder / copied).write_text((folder / DEFINITION).read_text())
+    edit(folder / copied, name="gemm_q4_0_copy", outputs__out__dtype="int32")
+    lines = (folder / WORKLOADS).read_text().splitlines()[:1]
+    (folder / WORKLOADS.replace(NAME, "gemm_q4_0_copy")).write_text("\n".join(lines).replace(f'"definition":"{NAME}"', '"definition":"gemm_q4_0_copy"') + "\n")
+    assert cli.main(["schema", "validate", "--root", str(folder)]) == 1
+    assert f"{copied}: gemm_q4_0_copy: " in capsys.readouterr().err  # its inputs' file is not its own, or its output no int32
+
+
+def test_a_file_of_inputs_that_is_not_there_is_an_error_unless_it_is_a_drawn_one(folder):
+    text = (folder / WORKLOADS).read_text().splitlines()[0]
+    path = json.loads(text)["workload"]["inputs"]["weight_q"]["path"]
+    (folder / path).unlink()
+    collection = schema.load(folder)
+    schema.draw(collection.definitions[NAME], collection.workloads[NAME][0], root=folder)
+    (folder / WORKLOADS).write_text(text.replace(path, "my/weights.safetensors") + "\n")
+    collection = schema.load(folder)
+    with pytest.raises(schema.SchemaError, match="workload.inputs.weight_q.path: expected the file my/weights.safetensors, there is none"):
+        schema.draw(collection.definitions[NAME], collection.workloads[NAME][0], root=folder)
+    assert cli.main(["schema", "validate", "--root", str(folder)]) == 1
 
 
 def test_what_is_no_json_or_no_utf8_is_refused(folder):
@@ -158,9 +224,12 @@ def test_every_problem_is_reported_one_by_one(folder, capsys):
     edit(folder / WORKLOADS, workload__axes__K=128)
     collection, problems = schema.read(folder)
     assert [str(one).split(":")[0] for one in problems] == [SOLUTION, WORKLOADS] and list(collection.definitions) == [NAME]
+    assert cli.main(["schema", "validate", "--root", str(folder), "--no-run"]) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 2
     assert cli.main(["schema", "validate", "--root", str(folder)]) == 1
     out, err = capsys.readouterr()
-    assert len(err.splitlines()) == 2 and err.startswith(SOLUTION) and "2 problems" in out
+    assert len(err.splitlines()) == 3 and err.startswith(SOLUTION) and "3 problems" in out
+    assert err.splitlines()[2].startswith(f"{DEFINITION}: workloads: expected one at least")  # none is left that is right
     with pytest.raises(schema.SchemaError, match="1 more problems: scaled-mm schema validate"):
         schema.load(folder)
 
@@ -174,9 +243,11 @@ def test_every_problem_is_reported_one_by_one(folder, capsys):
         (TEXT.replace("device=activation.device", "dtype=torch.int32"), "reference: output out: expected float32, got int32"),
         (TEXT.replace("    return torch", "    raise KeyError('x')\n    return torch"), "reference: expected it to run, got KeyError: 'x'"),
         (TEXT.replace("import torch", "import no_such_package"), "reference: expected a text that can be executed, got ModuleNotFoundError"),
+        (TEXT.replace("    return ", "    raise SystemExit(0)\n    return "), "reference: expected it to run, got SystemExit: 0"),
+        (TEXT.replace("    return ", "    activation.zero_()\n    return "), "reference: expected it to leave input activation as it was"),
         (TEXT.replace("    return ", "    return 1, "), r"reference: expected 1 outputs \(out\), got 2"),
     ],
-    ids=["nan", "infinity", "shape", "dtype", "raises", "import", "outputs"],
+    ids=["nan", "infinity", "shape", "dtype", "raises", "import", "exits", "changes", "outputs"],
 )
 def test_a_reference_that_gives_nonsense_is_refused(folder, text, said, capsys):
     edit(folder / DEFINITION, reference=text)

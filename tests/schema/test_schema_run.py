@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -10,13 +11,21 @@ import torch
 from schema_data import collection, edit, small_folder
 
 from scaled_mm import cli, schema
-from scaled_mm.schema import constraints
+from scaled_mm.schema import constraints, runner
 from scaled_mm.schema.catalog.entry import OURS
 
 NAME = "gemm_q4_0_w4a16"
 SOLUTION = f"solutions/scaled_mm/gemm_q4_0/{NAME}/scaled_mm_{NAME}.json"
+RIGHT = "import torch\nimport scaled_mm\n\n\ndef right(activation, weight_q):\n    return scaled_mm.gemm_q4_0(weight_q.view(torch.uint8), activation).t()\n\n\n"
 HEAD = "import torch\n\n\ndef run(activation, weight_q):\n"
 SIZE = "activation.shape[0], weight_q.shape[0]"
+
+DIGESTS = {
+    "quantize_q4_0": "5fdd6898531ec506",
+    "gemm_int8_scaled": "092d1e2ceb4f32da",
+    "gemm_q5_1_w5a16": "ba0a3bdb75199fc6",
+    "softmax_d128": "2730033a4a108ebb",
+}
 
 
 @pytest.mark.parametrize(
@@ -31,7 +40,13 @@ SIZE = "activation.shape[0], weight_q.shape[0]"
         (f"{HEAD}    raise ValueError('no')\n", "RUNTIME_ERROR", "ValueError: no"),
         ("def run(:\n", "COMPILE_ERROR", "SyntaxError"),
         ("import no_such_package\n", "COMPILE_ERROR", "ModuleNotFoundError"),
-        ("x = 1\n", "COMPILE_ERROR", "KeyError"),
+        ("x = 1\n", "COMPILE_ERROR", "no attribute 'run'"),
+        (f"{HEAD}    raise SystemExit(0)\n", "RUNTIME_ERROR", "SystemExit"),
+        (f"{HEAD}    return torch.zeros({SIZE}, device='meta')\n", "RUNTIME_ERROR", "expected a strided tensor on cpu, got torch.strided on meta"),
+        (f"{HEAD}    return torch.zeros({SIZE}).to_sparse()\n", "RUNTIME_ERROR", "got torch.sparse_coo on cpu"),
+        (f"{HEAD}    activation.zero_()\n    return torch.zeros({SIZE})\n", "RUNTIME_ERROR", "input activation: expected it to be left as it was"),
+        (f"{RIGHT}kept = []\n\n\ndef run(activation, weight_q):\n    kept or kept.append(right(activation, weight_q))\n    return kept[0]\n", "INCORRECT_NUMERICAL", "after it was timed, on other numbers"),
+        (f"{RIGHT}count = [0]\n\n\ndef run(activation, weight_q):\n    count[0] += 1\n    return right(activation, weight_q) * (count[0] == 1)\n", "INCORRECT_NUMERICAL", "after it was timed"),
     ],
 )
 def test_what_a_solution_does_wrong_is_its_status(tmp_path, text, status, said, capsys):
@@ -138,8 +153,10 @@ def test_run_prints_a_table_or_json_and_keeps_what_was_there(tmp_path, capsys):
     file = tmp_path / "traces/scaled_mm/quantize/quantize_q4_0.jsonl"
     before = file.read_text()
     assert cli.main([*arguments, "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == 4
-    assert file.read_text().startswith(before) and len(file.read_text().splitlines()) == 2
+    assert len(json.loads(capsys.readouterr().out)) == 4  # and nothing else
+    file.write_text(file.read_text().rstrip("\n"))  # as somebody's editor left it
+    assert cli.main([*arguments, "--json"]) == 0
+    assert file.read_text().startswith(before) and len(file.read_text().splitlines()) == 3
 
 
 def test_run_says_what_it_left_out_and_refuses_to_do_nothing(capsys):
@@ -147,6 +164,10 @@ def test_run_says_what_it_left_out_and_refuses_to_do_nothing(capsys):
     assert cli.main([*arguments, "--limit", "1"]) == 0
     assert "2 of 2 passed, 1 workloads of more than 1 million elements left out (--limit)" in capsys.readouterr().out
     assert cli.main([*arguments, "--workload", "nothing"]) == 2
+    assert "--workload: expected the name of one or a pattern that fits one, got 'nothing'" in capsys.readouterr().err
+    assert cli.main([*arguments, "--solution", "scaled_mm_quantize_q4_0", "--solution", "typo"]) == 2
+    assert "--solution: expected the name of one or a pattern that fits one, got 'typo'" in capsys.readouterr().err
+    assert cli.main([*arguments, "--workload", "silu*"]) == 2
     assert "expected something to run" in capsys.readouterr().err
     assert cli.main(["schema", "run", "--definition", "gemm_q9*"]) == 2
     assert "definition: expected the name of one, got 'gemm_q9*'" in capsys.readouterr().err
@@ -155,6 +176,8 @@ def test_run_says_what_it_left_out_and_refuses_to_do_nothing(capsys):
 def test_draw_writes_what_workloads_name(tmp_path, capsys):
     assert cli.main(["schema", "draw", "--definition", "dequantize_q4_0", "--out", str(tmp_path)]) == 0
     assert "2 files" in capsys.readouterr().out
+    assert cli.main(["schema", "draw", "--definition", "dequantize_q4_0", "--out", str(tmp_path)]) == 0
+    assert "0 files" in capsys.readouterr().out  # what is there stays
     for workload in collection().workloads["dequantize_q4_0"]:
         drawn = schema.draw(collection().definitions["dequantize_q4_0"], workload)
         assert torch.equal(schema.draw(collection().definitions["dequantize_q4_0"], workload, root=tmp_path)[0], drawn[0])
@@ -166,5 +189,104 @@ def test_a_trace_cannot_be_changed():
     trace = schema.evaluate(definition, collection().solutions["silu_h4096"][:1], workload, "cpu")[0]
     with pytest.raises(ValueError, match="frozen"):
         trace.solution = "another"
+    for mapping in (trace.workload.axes, trace.workload.inputs, trace.evaluation.correctness.extra, trace.evaluation.correctness.extra["y"]):
+        with pytest.raises(TypeError, match="frozen"):
+            mapping["T"] = 99
     with pytest.raises(ValueError, match="frozen"):
         trace.evaluation.performance.latency_ms = 0.0
+
+
+def test_draws_have_the_bits_that_they_had():
+    """Of integers, which no CPU's instructions round: a digest that was taken once."""
+    import hashlib
+
+    digests = {}
+    for name in ("quantize_q4_0", "gemm_int8_scaled", "gemm_q5_1_w5a16", "softmax_d128"):
+        definition, workload = collection().definitions[name], collection().workloads[name][0]
+        digest = hashlib.sha256()
+        for value in schema.draw(definition, workload):
+            digest.update(value.contiguous().view(torch.uint8).numpy().tobytes())
+        digests[name] = digest.hexdigest()[:16]
+    assert digests == DIGESTS
+
+
+def test_drawn_values_are_nearly_normal():
+    definition, workload = collection().definitions["quantize_q4_0"], collection().workloads["quantize_q4_0"][1]
+    x = schema.draw(definition, workload)[0].double()
+    assert x.mean().abs() < 0.01 and abs(x.std() - 1) < 0.01 and 3 < x.abs().max() < 4
+
+
+def test_times_are_milliseconds_and_speed_is_the_reference_over_the_solution(tmp_path):
+    root = small_folder(tmp_path)
+    slow = "import time\n" + RIGHT + "def run(activation, weight_q):\n    time.sleep(0.02)\n    return right(activation, weight_q)\n"
+    edit(root / SOLUTION, sources=[{"path": "main.py", "content": slow}])
+    ours = next(one for one in schema.load(root).solutions[NAME] if one.author == OURS)
+    trace, = schema.evaluate(collection().definitions[NAME], [ours], collection().workloads[NAME][0], "cpu")
+    measured = trace.evaluation.performance
+    assert 20 <= measured.latency_ms < 200
+    assert measured.speedup_factor == pytest.approx(measured.reference_latency_ms / measured.latency_ms)
+
+
+def two_outputs(compare: str) -> schema.Definition:
+    tensor = {"shape": ["M"], "dtype": "float32"}
+    return schema.Definition(
+        name="two",
+        op_type="add_rms_norm",
+        axes={"M": {"type": "var"}},
+        inputs={"x": tensor},
+        outputs={"y": tensor, "z": tensor},
+        reference="def run(x):\n    return x, x\n",
+        tags=[f"compare:{compare}"],
+    )
+
+
+@pytest.mark.parametrize(
+    "kind, change, passed",
+    [
+        ("bits", lambda y, z: (y, z), True),
+        ("bits", lambda y, z: (y, z.nextafter(torch.tensor(9.0))), False),
+        ("bits", lambda y, z: (y.where(y != 0, -0.0), z), False),
+        ("norm=1e-3", lambda y, z: (y * (1 + 0.9e-3), z), True),
+        ("norm=1e-3", lambda y, z: (y * (1 + 3e-3), z), False),
+        ("norm=1e-3", lambda y, z: (y, z * (1 + 3e-3)), False),
+        ("norm=1e-3", lambda y, z: (y, z.where(z != 2, torch.nan)), False),
+        ("norm=1e-3", lambda y, z: (y, z.where(z != 2, torch.inf)), False),
+    ],
+)
+def test_outputs_are_compared_each_by_itself(kind, change, passed):
+    expected = [torch.tensor([0.0, 1.0, 2.0, -3.0])] * 2
+    outputs = change(*(one.clone() for one in expected))
+    got, correctness = runner.compare(two_outputs(kind), outputs, expected)
+    assert got is passed
+    finite = all(bool(one.isfinite().all()) for one in outputs)
+    difference = max(float((a - b).abs().max()) for a, b in zip(outputs, expected)) if finite else math.inf
+    assert correctness.max_absolute_error == pytest.approx(difference)
+    if finite:
+        largest = max(float(((a - b).abs() / (b.abs() + 1e-8)).max()) for a, b in zip(outputs, expected))
+        assert correctness.max_relative_error == pytest.approx(largest, rel=1e-5)
+
+
+def test_every_output_of_a_reference_must_be_finite():
+    definition = two_outputs("bits").model_copy(update={"reference": "def run(x):\n    return x, x / 0\n"})
+    with pytest.raises(schema.SchemaError, match="3 of 3 of output z are NaN or infinite"):
+        runner.reference_outputs(definition, schema.build_reference(definition), [torch.ones(3)])
+
+
+def test_texts_may_have_dataclasses(tmp_path):
+    root = small_folder(tmp_path)
+    text = "from __future__ import annotations\nimport dataclasses\n" + RIGHT + "@dataclasses.dataclass\nclass One:\n    x: int\n\n\nrun = right\n"
+    edit(root / SOLUTION, sources=[{"path": "main.py", "content": text}])
+    assert schema.build_solution(next(one for one in schema.load(root).solutions[NAME] if one.author == OURS)).__name__ == "right"
+
+
+def test_traces_that_other_tools_write_are_read_and_shown(tmp_path, capsys):
+    root = small_folder(tmp_path)
+    line = json.loads((root / f"workloads/gemm_q4_0/{NAME}.jsonl").read_text().splitlines()[0])
+    evaluation = {"status": "PASSED", "environment": {"hardware": "h"}, "timestamp": "t", "log": "a\u2028b", "performance": {}}
+    evaluation["correctness"] = {"max_relative_error": "NaN", "max_absolute_error": "Infinity", "extra": {"matched_ratio": 0.5}}
+    path = root / f"traces/gemm_q4_0/{NAME}.jsonl"  # where flashinfer-bench's add_traces puts them
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(line | {"solution": f"scaled_mm_{NAME}", "evaluation": evaluation}, ensure_ascii=False) + "\n")
+    assert len(schema.load(root).traces[NAME]) == 1
+    assert cli.main(["schema", "show", NAME, "--root", str(root)]) == 0
+    assert "PASSED" in capsys.readouterr().out

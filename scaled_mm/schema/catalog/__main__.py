@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from scaled_mm.schema.catalog import entries
 from scaled_mm.schema.collection import schemas_dir
 from scaled_mm.schema.inputs import blob_tensors
+from scaled_mm.schema.vocabulary import torch_dtype
 
 KEPT_BYTES = 32768
 """Files of inputs up to this size are kept with the schemas; `scaled-mm schema draw` writes the others."""
@@ -35,13 +37,9 @@ def blobs() -> Iterator[tuple[str, dict]]:
 
 
 def _bytes(definition, workload) -> int:
-    import math
-
-    import torch
-
     sizes = definition.sizes(workload.axes)
     wanted = [name for name, given in workload.inputs.items() if given.type == "safetensors"]
-    return sum(math.prod(definition.shape(name, sizes)) * getattr(torch, definition.inputs[name].dtype).itemsize for name in wanted)
+    return sum(math.prod(definition.shape(name, sizes)) * torch_dtype(definition.inputs[name].dtype).itemsize for name in wanted)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from scaled_mm.schema.inputs import blob_path
 from scaled_mm.schema.model import Definition, Solution, Trace
 from scaled_mm.schema.vocabulary import LOGICAL_DTYPES, OP_TYPES
 
@@ -90,7 +91,7 @@ class Entry:
 
     def _workload(self, axes: Mapping[str, int]) -> dict:
         uuid = "_".join([self.name, *(f"{name.lower()}{size}" for name, size in axes.items())])
-        path = f"blob/workloads/{self.op_type}/{self.name}/{uuid}.safetensors"
+        path = blob_path(self.op_type, self.name, uuid)
 
         def source(name: str) -> dict:
             fmt, shape = self.inputs[name]

@@ -1,16 +1,23 @@
 """Runs solutions against a definition's reference on a workload, and says in a Trace what came of it.
 
+A solution gets inputs of its own and must leave them as they are. It is compared twice, the second time after it was timed and with other
+numbers in the same tensors: what it kept from before is of no use then.
+
 Times on a GPU: triton's do_bench, CUDA events around each call with the L2 cache overwritten before it; median. On a CPU:
 torch.utils.benchmark, adaptive, median. Milliseconds.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
+import hashlib
 import importlib.metadata
 import platform
+import sys
 import traceback
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -28,17 +35,19 @@ from scaled_mm.schema.model import (
     Trace,
     Workload,
 )
+from scaled_mm.schema.vocabulary import torch_dtype
 
 Run = Callable[..., object]
 WARM_UP_MS, TIMED_MS = 5, 20
 _LOG = 4000
+_RAISED = (Exception, SystemExit)  # what somebody's text may end with; only an interrupt is the user's
 
 
 def build_reference(definition: Definition) -> Run:
     """The definition's `run`. SchemaError if its text cannot be executed."""
     try:
-        return _function(definition.reference, "run", f"{definition.name}: reference")
-    except Exception as error:  # noqa: BLE001 - whatever a text of somebody's raises
+        return _function(definition.reference, "run", f"{definition.name}_reference")
+    except _RAISED as error:
         raise SchemaError(f"{definition.name}: reference: expected a text that can be executed, got {type(error).__name__}: {error}") from error
 
 
@@ -50,24 +59,46 @@ def build_solution(solution: Solution) -> Run:
 
 
 def reference_outputs(definition: Definition, run: Run, inputs: Sequence) -> list[torch.Tensor]:
-    """What a reference returns, checked: number, shapes, dtypes, and every number finite. SchemaError otherwise."""
+    """What a reference returns, checked: number, shapes, dtypes, every number finite, inputs left as they were. SchemaError otherwise."""
+    own = _copies(inputs)
     try:
-        outputs = _outputs(run, inputs)
-    except Exception as error:  # noqa: BLE001
+        outputs = _outputs(run, own)
+    except _RAISED as error:
         raise SchemaError(f"{definition.name}: reference: expected it to run, got {type(error).__name__}: {error}") from error
     problem = _unlike(definition, inputs, outputs)
     if problem:
         raise SchemaError(f"{definition.name}: reference: {problem[1]}")
+    if changed := _changed(definition, inputs, own):
+        raise SchemaError(f"{definition.name}: reference: expected it to leave input {changed} as it was")
     for name, value in zip(definition.outputs, outputs):
-        bad = int(value.numel() - value.isfinite().sum()) if value.is_floating_point() else 0
+        bad = int((~_wide(value).isfinite()).sum()) if value.is_floating_point() else 0
         if bad:
             raise SchemaError(f"{definition.name}: reference: expected finite numbers, {bad} of {value.numel()} of output {name} are NaN or infinite, with which anything passes")
-    return outputs
+    return [value.clone() for value in outputs]  # not views of what it was given
 
 
 def check_reference(definition: Definition, workload: Workload, root: Path | None = None) -> None:
     """SchemaError unless the reference runs on the workload, on the CPU, and returns what the definition says, all of it finite."""
-    reference_outputs(definition, build_reference(definition), draw(definition, workload, root=root))
+    try:
+        inputs = draw(definition, workload, root=root)
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, SchemaError):
+            raise
+        raise SchemaError(f"{definition.name}: inputs: expected a workload whose inputs this machine holds, got {workload.uuid}: {error}") from error
+    reference_outputs(definition, build_reference(definition), inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """What every solution of a workload is held to. again: other inputs, and what the reference makes of them."""
+
+    definition: Definition
+    workload: Workload
+    device: torch.device
+    inputs: list
+    expected: list[torch.Tensor]
+    again: tuple[list, list[torch.Tensor]]
+    reference_ms: float
 
 
 def evaluate(
@@ -78,19 +109,18 @@ def evaluate(
     device = torch.device(device)
     run = build_reference(definition)
     with torch.no_grad():
-        inputs = draw(definition, workload, device, root)
-        expected = reference_outputs(definition, run, inputs)
-        reference_ms = milliseconds(lambda: run(*inputs), device)
-        environment = _environment(str(device))
+        inputs, others = draw(definition, workload, device, root), draw(definition, workload, device, root, salt="again")
+        expected, again = reference_outputs(definition, run, inputs), reference_outputs(definition, run, others)
+        task = _Task(definition, workload, device, inputs, expected, (others, again), milliseconds(lambda: run(*inputs), device))
         return [
-            Trace(
-                definition=definition.name,
-                workload=workload,
-                solution=solution.name,
-                evaluation=_evaluation(definition, solution, workload, inputs, expected, reference_ms, device, environment),
-            )
+            Trace(definition=definition.name, workload=workload, solution=solution.name, evaluation=_evaluation(task, solution))
             for solution in solutions
         ]
+
+
+def command(solution: Solution, workload: Workload, device: torch.device) -> str:
+    """What makes a trace again."""
+    return f"scaled-mm schema run --solution {solution.name} --workload {workload.uuid} --device {device}"
 
 
 def milliseconds(call: Callable[[], object], device: torch.device) -> float:
@@ -106,45 +136,55 @@ def milliseconds(call: Callable[[], object], device: torch.device) -> float:
     return timer.blocked_autorange(min_run_time=TIMED_MS / 1000).median * 1000
 
 
-def command(solution: Solution, workload: Workload, device: torch.device) -> str:
-    """What makes a trace again."""
-    return f"scaled-mm schema run --solution {solution.name} --workload {workload.uuid} --device {device}"
-
-
-def _evaluation(definition, solution, workload, inputs, expected, reference_ms, device, environment) -> Evaluation:
+def _evaluation(task: _Task, solution: Solution) -> Evaluation:
     def evaluation(status: str, log: str = "", **measured) -> Evaluation:
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        log = f"{command(solution, workload, device)}\n{log[-_LOG:]}"
-        return Evaluation(status=status, environment=environment, timestamp=stamp, log=log, **measured)
+        log = f"{command(solution, task.workload, task.device)}\n{log[-_LOG:]}"
+        return Evaluation(status=status, environment=_environment(str(task.device)), timestamp=stamp, log=log, **measured)
 
     try:
         run = build_solution(solution)
-    except Exception:  # noqa: BLE001
+    except _RAISED:
         return evaluation("COMPILE_ERROR", traceback.format_exc())
+    inputs = _copies(task.inputs)
     try:
-        outputs = _outputs(run, inputs)
-    except Exception:  # noqa: BLE001
+        wrong, correctness = _attempt(task, run, inputs, task.inputs, task.expected)
+        if wrong:
+            return evaluation(*wrong, **correctness)
+        latency = milliseconds(lambda: run(*inputs), task.device)
+        others, again = task.again
+        for own, other in zip(inputs, others):
+            if isinstance(own, torch.Tensor):
+                own.copy_(other)
+        wrong, after = _attempt(task, run, inputs, others, again)
+        if wrong:
+            return evaluation(wrong[0], f"after it was timed, on other numbers in the same tensors: {wrong[1]}", **after)
+    except _RAISED:
         return evaluation("RUNTIME_ERROR", traceback.format_exc())
-    problem = _unlike(definition, inputs, outputs)
-    if problem:
-        return evaluation(*problem)
-    passed, correctness = compare(definition, outputs, expected)
-    if not passed:
-        return evaluation("INCORRECT_NUMERICAL", f"expected {definition.compare}", correctness=correctness)
-    try:
-        latency = milliseconds(lambda: run(*inputs), device)
-    except Exception:  # noqa: BLE001
-        return evaluation("RUNTIME_ERROR", traceback.format_exc())
-    performance = Performance(latency_ms=latency, reference_latency_ms=reference_ms, speedup_factor=reference_ms / latency)
-    return evaluation("PASSED", correctness=correctness, performance=performance)
+    performance = Performance(latency_ms=latency, reference_latency_ms=task.reference_ms, speedup_factor=task.reference_ms / latency)
+    return evaluation("PASSED", performance=performance, **correctness)
+
+
+def _attempt(task: _Task, run: Run, own: list, inputs: list, expected: list[torch.Tensor]) -> tuple[tuple[str, str] | None, dict[str, Correctness]]:
+    """((status, why) or None, {"correctness": ...} where there is one) of one call with `own`, a copy of `inputs`."""
+    outputs = _outputs(run, own)
+    if task.device.type == "cuda":
+        torch.cuda.synchronize(task.device)  # an error of a kernel is this call's
+    wrong = _unlike(task.definition, inputs, outputs)
+    if wrong:
+        return wrong, {}
+    if changed := _changed(task.definition, inputs, own):
+        return ("RUNTIME_ERROR", f"input {changed}: expected it to be left as it was"), {}
+    passed, correctness = compare(task.definition, outputs, expected)
+    return None if passed else ("INCORRECT_NUMERICAL", f"expected {task.definition.compare}"), {"correctness": correctness}
 
 
 def compare(definition: Definition, outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> tuple[bool, Correctness]:
     """Whether outputs are what `definition.compare` asks for, and by how much they differ from the reference's at most."""
     passed, absolute, relative, extra = True, 0.0, 0.0, {}
     for name, out, ref in zip(definition.outputs, outputs, expected):
-        equal = torch.equal(out, ref)
-        difference, size = out.double().sub_(ref), ref.double().abs_()
+        equal = torch.equal(_bytes(out), _bytes(ref))
+        difference, size = _wide(out).sub(_wide(ref)), _wide(ref).abs()
         norm = float(difference.norm() / size.norm().clamp_min(torch.finfo(torch.float64).tiny))
         finite = bool(difference.isfinite().all())
         if difference.numel():
@@ -157,15 +197,38 @@ def compare(definition: Definition, outputs: Sequence[torch.Tensor], expected: S
 
 
 def _function(text: str, name: str, label: str) -> Run:
-    space: dict[str, object] = {"__name__": f"scaled_mm.schema.<{label}>"}
-    exec(compile(text, f"<{label}>", "exec"), space)  # noqa: S102 - files of a schema are programs
-    return space[name]
+    # A module of its own, which dataclasses and pickles of a text look up by its name.
+    module = types.ModuleType(f"scaled_mm_schema_{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}")
+    sys.modules[module.__name__] = module
+    exec(compile(text, f"<{label}>", "exec"), module.__dict__)  # noqa: S102 - files of a schema are programs
+    return getattr(module, name)
 
 
 def _outputs(run: Run, inputs: Sequence) -> list:
     with torch.no_grad():
         result = run(*inputs)
     return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def _copies(inputs: Sequence) -> list:
+    return [one.clone() if isinstance(one, torch.Tensor) else one for one in inputs]
+
+
+def _changed(definition: Definition, before: Sequence, after: Sequence) -> str | None:
+    """The first input that is not what it was."""
+    for name, a, b in zip(definition.inputs, before, after):
+        if isinstance(a, torch.Tensor) and not torch.equal(_bytes(a), _bytes(b)):
+            return name
+    return None
+
+
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    """Every byte: NaN equals NaN, and -0 is not 0."""
+    return value.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    return value.to(torch.float64)
 
 
 def _unlike(definition: Definition, inputs: Sequence, outputs: Sequence) -> tuple[str, str] | None:
@@ -175,14 +238,17 @@ def _unlike(definition: Definition, inputs: Sequence, outputs: Sequence) -> tupl
     sizes = {name: axis.value for name, axis in definition.axes.items()}
     for tensor, value in zip(definition.inputs.values(), inputs):
         sizes.update(zip(tensor.shape or (), getattr(value, "shape", ())))
+    devices = [value.device for value in inputs if isinstance(value, torch.Tensor)]
     for (name, tensor), out in zip(definition.outputs.items(), outputs):
         if not isinstance(out, torch.Tensor):
             return "INCORRECT_DTYPE", f"output {name}: expected a tensor, got {type(out).__name__}"
         shape = tuple(sizes[axis] for axis in tensor.shape or ())
         if tuple(out.shape) != shape:
             return "INCORRECT_SHAPE", f"output {name}: expected {list(shape)}, got {list(out.shape)}"
-        if out.dtype != getattr(torch, tensor.dtype):
+        if out.dtype != torch_dtype(tensor.dtype):
             return "INCORRECT_DTYPE", f"output {name}: expected {tensor.dtype}, got {str(out.dtype).removeprefix('torch.')}"
+        if out.layout is not torch.strided or (devices and out.device != devices[0]):
+            return "RUNTIME_ERROR", f"output {name}: expected a strided tensor on {devices[0] if devices else 'the device'}, got {out.layout} on {out.device}"
     return None
 
 
