@@ -49,13 +49,9 @@ def check_shape(name: str, q: object, description: BlockFormat) -> None:
 
 
 def check_no_quantized_tensor(name: str, value: object, expected: str, advice: str = "give its .q, and its .fmt") -> None:
-    """BadParamError, with advice, for what `load_gguf` returns where its blocks are expected."""
-    if isinstance(value, torch.Tensor):
-        return
-    from scaled_mm.block.gguf_file import QuantizedTensor  # which imports this module
-
-    if isinstance(value, QuantizedTensor):
-        raise BadParamError(f"{name}: expected {expected}, got a QuantizedTensor; {advice}")
+    """BadParamError, with advice, for a QuantizedTensor, which `load_gguf` returns, where its blocks are expected."""
+    if not isinstance(value, torch.Tensor) and hasattr(value, "q") and hasattr(value, "fmt"):
+        raise BadParamError(f"{name}: expected {expected}, got a {type(value).__name__}; {advice}")
 
 
 def quantizer_hint(dtype: torch.dtype, description: BlockFormat | None = None) -> str:

@@ -149,6 +149,12 @@ def _validate(args: argparse.Namespace) -> int:
     from scaled_mm import schema
 
     collection, problems = schema.read(args.root)
+    for solution in (one for several in collection.solutions.values() for one in several):
+        try:
+            schema.check_solution(solution)
+        except schema.SchemaError as error:
+            op_type = collection.definitions[solution.definition].op_type
+            problems.append(schema.SchemaError(f"solutions/{solution.author}/{op_type}/{solution.definition}/{solution.name}.json: {error}"))
     count = 0
     for name, definition in collection.definitions.items() if not args.no_run else ():
         if name not in collection.workloads:

@@ -12,7 +12,7 @@ schemas/README.md explains the layers; docs/decisions/0014-schemas.md why files 
 from scaled_mm.schema.collection import Collection, load, read, schemas_dir
 from scaled_mm.schema.inputs import blob_tensors, draw, elements
 from scaled_mm.schema.model import Definition, SchemaError, Solution, Trace, Workload
-from scaled_mm.schema.runner import build_reference, build_solution, check_reference, evaluate
+from scaled_mm.schema.runner import build_reference, build_solution, check_reference, check_solution, evaluate
 
 __all__ = [
     "Collection",
@@ -25,6 +25,7 @@ __all__ = [
     "build_reference",
     "build_solution",
     "check_reference",
+    "check_solution",
     "draw",
     "elements",
     "evaluate",

@@ -88,6 +88,20 @@ def check_reference(definition: Definition, workload: Workload, root: Path | Non
     reference_outputs(definition, build_reference(definition), inputs)
 
 
+def check_solution(solution: Solution) -> None:
+    """SchemaError unless its Python files are Python and the entry's has that name at its top level. Nothing is executed."""
+    file, entry = solution.spec.entry_point.split("::")
+    for index, source in enumerate(solution.sources):
+        if not source.path.endswith(".py"):
+            continue
+        try:
+            names = compile(source.content, source.path, "exec").co_names
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise SchemaError(f"sources.{index}.content: expected Python, got {type(error).__name__}: {error}") from error
+        if source.path == file and entry not in names:
+            raise SchemaError(f"spec.entry_point: expected {file} to have {entry!r} at its top level; it does not")
+
+
 @dataclasses.dataclass(frozen=True)
 class _Task:
     """What every solution of a workload is held to. again: other inputs, and what the reference makes of them."""

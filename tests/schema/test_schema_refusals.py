@@ -160,6 +160,19 @@ def test_two_solutions_of_a_name_are_refused(folder):
         schema.load(folder)
 
 
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("def run(:\n", "sources.0.content: expected Python, got SyntaxError"),
+        ("def walk(activation, weight_q):\n    return run\n", "spec.entry_point: expected main.py to have 'run' at its top level; it does not"),
+    ],
+)
+def test_a_solution_that_cannot_be_built_is_reported(folder, text, said, capsys):
+    edit(folder / SOLUTION, sources=[{"path": "main.py", "content": text}])
+    assert cli.main(["schema", "validate", "--root", str(folder), "--no-run"]) == 1
+    assert capsys.readouterr().err.startswith(f"{SOLUTION}: {said}")
+
+
 def test_a_definition_that_copies_a_text_and_says_otherwise_is_refused(folder, capsys):
     copied = DEFINITION.replace(NAME, "gemm_q4_0_copy")
     (folder / copied).write_text((folder / DEFINITION).read_text())
