@@ -30,13 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             ("list", "the definitions, by group"),
             ("show", "a definition with its reference, solutions and traces, or a solution"),
             ("validate", "every problem of every file, references run included; exit status 1 on any"),
-            ("draw", "write the files of inputs that workloads name and no repository keeps"),
+            ("draw", "write the files of inputs that workloads name, those that are not there (all of this package's: 8.5 GB)"),
             ("run", "run solutions against references and time both; exit status 1 if one did not pass"),
         )
     }
     for name, command in made.items():
         command.add_argument("--root", type=Path, metavar="DIR", help="a folder with definitions/; default: this package's own schemas")
         if name in ("list", "draw", "run"):
+            command.add_argument("names", nargs="*", metavar="NAME", help="the same as --definition NAME")
             command.add_argument("--definition", action="append", metavar="NAME", help="this one, or those of a pattern such as 'gemm_q*' (repeatable); default: all")
         command.set_defaults(parser=command)
     made["list"].add_argument("--group", help="gemm, quantization, activation, normalization or attention")
@@ -45,7 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made["draw"].add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder below which files are written")
     run = made["run"]
     run.add_argument("--solution", action="append", metavar="NAME", help="this one, or those of a pattern (repeatable); default: all")
-    run.add_argument("--workload", action="append", metavar="UUID", help="this one, or those of a pattern (repeatable); default: all")
     run.add_argument("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
     run.add_argument("--out", type=Path, metavar="DIR", help="add the traces to DIR/traces/<author>/<op_type>/<definition>.jsonl")
     run.add_argument(
@@ -54,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MILLIONS",
         help=f"leave out workloads with more elements of inputs; default: on a CPU {_CPU_LIMIT}, on a GPU none",
     )
+    for name in ("draw", "run"):
+        made[name].add_argument("--workload", action="append", metavar="UUID", help="this one, or those of a pattern (repeatable); default: all")
     for name in ("list", "run"):
         made[name].add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -71,7 +73,7 @@ def _list(args: argparse.Namespace) -> int:
         raise schema.SchemaError(f"--group: expected one of {', '.join(GROUPS)}, got {args.group!r}")
     collection = schema.load(args.root)
     order = list(OP_TYPES)
-    chosen = [one for one in _chosen(collection, args.definition) if args.group in (None, one.group)]
+    chosen = [one for one in _chosen(collection, args) if args.group in (None, one.group)]
     chosen.sort(key=lambda one: (GROUPS.index(one.group), order.index(one.op_type)))
     rows = [
         {
@@ -170,7 +172,7 @@ def _validate(args: argparse.Namespace) -> int:
         print(problem, file=sys.stderr)
     sums = {name: sum(map(len, getattr(collection, name).values())) for name in ("solutions", "workloads", "traces")}
     said = ", ".join(f"{number} {name}" for name, number in sums.items())
-    ran = "no reference was run" if args.no_run else f"{count} references that differ were run on their smallest workload"
+    ran = "no reference was run" if args.no_run else f"{count} references that differ in text, inputs or outputs were run on their smallest workload"
     print(f"{collection.root}: {len(collection.definitions)} definitions, {said} are right; {len(problems)} problems; {ran}")
     return 1 if problems else 0
 
@@ -184,8 +186,10 @@ def _draw(args: argparse.Namespace) -> int:
     common.writable_folder("--out", args.out)
     count = size = kept = 0
     log = common.LogLines(terminal=False, seconds=2.0)
-    for definition in _chosen(collection, args.definition):
+    for definition in _chosen(collection, args):
         for workload in collection.workloads.get(definition.name, ()):
+            if not _matches(workload.uuid, args.workload):
+                continue
             for name, tensors in schema.blob_tensors(definition, workload).items():
                 path = args.out / name
                 if path.exists():
@@ -250,7 +254,7 @@ def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -
             if not fnmatch.filter(names, pattern):
                 raise schema.SchemaError(f"{option}: expected the name of one or a pattern that fits one, got {pattern!r}")
     work, left_out = [], 0
-    for definition in _chosen(collection, args.definition):
+    for definition in _chosen(collection, args):
         solutions = [one for one in collection.solutions.get(definition.name, ()) if _matches(one.name, args.solution)]
         for workload in collection.workloads.get(definition.name, ()):
             if not solutions or not _matches(workload.uuid, args.workload):
@@ -265,8 +269,9 @@ def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -
     return work, left_out
 
 
-def _chosen(collection: Collection, patterns: list[str] | None) -> list[Definition]:
-    """The definitions of names and patterns; SchemaError for one that matches nothing."""
+def _chosen(collection: Collection, args: argparse.Namespace) -> list[Definition]:
+    """The definitions of names and patterns, all without any; SchemaError for one that matches nothing."""
+    patterns = [*args.names, *(args.definition or ())]
     if not patterns:
         return list(collection.definitions.values())
     names: dict[str, None] = {}

@@ -196,7 +196,8 @@ def _lines(path: Path, take) -> list[SchemaError]:
         try:
             take(parse(Trace, line))
         except SchemaError as error:
-            problems.append(SchemaError(f"line {number}: {error}"))
+            hint = "; a line holds a whole object" if "Invalid JSON" in str(error) else ""
+            problems.append(SchemaError(f"line {number}: {error}{hint}"))
     return [SchemaError("expected a line for each, the file is empty")] if empty else problems
 
 

@@ -398,6 +398,8 @@ def _reason(error: pydantic.ValidationError) -> str:
     message = re.sub(r"^Value error, ", "", first["msg"])
     if first["type"] == "extra_forbidden":
         message = "expected no such field"
+    elif first["type"] == "union_tag_not_found":
+        message = "expected a type: random, scalar or safetensors"
     elif first["type"] == "missing":
         message = "expected this field, it is missing"
     elif first["type"] != "value_error":

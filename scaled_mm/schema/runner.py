@@ -23,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from scaled_mm.schema.collection import schemas_dir
 from scaled_mm.schema.inputs import draw
 from scaled_mm.schema.model import (
     Correctness,
@@ -53,8 +54,13 @@ def build_reference(definition: Definition) -> Run:
 
 def build_solution(solution: Solution) -> Run:
     """The solution's entry function. SchemaError for what this reader does not build: anything but one Python file that returns its results."""
-    if solution.spec.language != "python" or len(solution.sources) != 1 or solution.spec.destination_passing_style:
-        raise SchemaError(f"{solution.name}: spec: expected one Python file that returns its outputs, which is what this reader builds; flashinfer-bench builds others")
+    only = "is what this reader builds; flashinfer-bench builds others"
+    if solution.spec.language != "python":
+        raise SchemaError(f"{solution.name}: spec.language: expected 'python', which {only}, got {solution.spec.language!r}")
+    if len(solution.sources) != 1:
+        raise SchemaError(f"{solution.name}: sources: expected one file, which {only}, got {len(solution.sources)}")
+    if solution.spec.destination_passing_style:  # true where a file does not say
+        raise SchemaError(f"{solution.name}: spec.destination_passing_style: expected false, a function that returns its outputs, which {only}")
     return _function(solution.sources[0].content, solution.spec.entry_point.split("::")[1], solution.name)
 
 
@@ -113,6 +119,7 @@ class _Task:
     expected: list[torch.Tensor]
     again: tuple[list, list[torch.Tensor]]
     reference_ms: float
+    root: Path | None
 
 
 def evaluate(
@@ -125,16 +132,17 @@ def evaluate(
     with torch.no_grad():
         inputs, others = draw(definition, workload, device, root), draw(definition, workload, device, root, salt="again")
         expected, again = reference_outputs(definition, run, inputs), reference_outputs(definition, run, others)
-        task = _Task(definition, workload, device, inputs, expected, (others, again), milliseconds(lambda: run(*inputs), device))
+        task = _Task(definition, workload, device, inputs, expected, (others, again), milliseconds(lambda: run(*inputs), device), root)
         return [
             Trace(definition=definition.name, workload=workload, solution=solution.name, evaluation=_evaluation(task, solution))
             for solution in solutions
         ]
 
 
-def command(solution: Solution, workload: Workload, device: torch.device) -> str:
-    """What makes a trace again."""
-    return f"scaled-mm schema run --solution {solution.name} --workload {workload.uuid} --device {device}"
+def command(solution: Solution, workload: Workload, device: torch.device, root: Path | None = None) -> str:
+    """What makes a trace again. root: of a collection that is not this package's own."""
+    folder = "" if root is None or root == schemas_dir() else f" --root {root}"
+    return f"scaled-mm schema run --solution {solution.name} --workload {workload.uuid} --device {device}{folder}"
 
 
 def milliseconds(call: Callable[[], object], device: torch.device) -> float:
@@ -153,7 +161,7 @@ def milliseconds(call: Callable[[], object], device: torch.device) -> float:
 def _evaluation(task: _Task, solution: Solution) -> Evaluation:
     def evaluation(status: str, log: str = "", **measured) -> Evaluation:
         stamp = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        log = f"{command(solution, task.workload, task.device)}\n{log[-_LOG:]}"
+        log = f"{command(solution, task.workload, task.device, task.root)}\n{log[-_LOG:]}"
         return Evaluation(status=status, environment=_environment(str(task.device)), timestamp=stamp, log=log, **measured)
 
     try:

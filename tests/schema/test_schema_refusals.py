@@ -83,6 +83,7 @@ def folder(tmp_path):
         (WORKLOADS, {"workload__inputs__activation": None}, r"line 1: workload.inputs: expected \['activation', 'weight_q'\]"),
         (WORKLOADS, {"workload__inputs__weight_q__path": "/etc/passwd"}, "line 1: workload.inputs.weight_q.path: expected a path that stays inside its folder"),
         (WORKLOADS, {"workload__axes__M": 2**31}, "line 1: workload.axes.M: .*less than or equal to 2147483647"),
+        (WORKLOADS, {"workload__inputs__weight_q__type": None}, "line 1: workload.inputs.weight_q: expected a type: random, scalar or safetensors"),
         (WORKLOADS, {"definition": "gemm_q9"}, "line 1: definition: expected the name of a definition"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

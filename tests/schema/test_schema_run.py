@@ -8,7 +8,7 @@ import re
 
 import pytest
 import torch
-from schema_data import collection, edit, small_folder
+from schema_data import ROOT, collection, edit, small_folder
 
 from scaled_mm import cli, schema
 from scaled_mm.schema import constraints, runner
@@ -69,7 +69,32 @@ def test_a_solution_in_another_language_is_a_compile_error_that_says_so(tmp_path
     edit(root / SOLUTION, spec__language="triton")
     ours = next(one for one in schema.load(root).solutions[NAME] if one.author == OURS)
     trace, = schema.evaluate(collection().definitions[NAME], [ours], collection().workloads[NAME][0], "cpu")
-    assert trace.evaluation.status == "COMPILE_ERROR" and "one Python file that returns its outputs" in trace.evaluation.log
+    assert trace.evaluation.status == "COMPILE_ERROR" and "spec.language: expected 'python', which is what this reader builds" in trace.evaluation.log
+
+
+def test_a_solution_that_is_given_its_outputs_is_told_which_field_to_change(tmp_path):
+    root = small_folder(tmp_path)
+    edit(root / SOLUTION, spec__destination_passing_style=None)  # the format's default is true
+    ours = next(one for one in schema.load(root).solutions[NAME] if one.author == OURS)
+    with pytest.raises(schema.SchemaError, match="spec.destination_passing_style: expected false"):
+        schema.build_solution(ours)
+    edit(root / SOLUTION, spec__destination_passing_style=False, sources=[{"path": path, "content": "x = 1\n"} for path in ("main.py", "b.py")])
+    ours = next(one for one in schema.load(root).solutions[NAME] if one.author == OURS)
+    with pytest.raises(schema.SchemaError, match="sources: expected one file, .*got 2"):
+        schema.build_solution(ours)
+
+
+def test_the_solution_that_the_guide_shows_runs(tmp_path):
+    text = re.search(r"```json\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL).group(1)
+    root = small_folder(tmp_path, ("silu_h4096",))
+    path = root / "solutions/me/silu/silu_h4096/me_silu_h4096.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert cli.main(["schema", "validate", "--root", str(root)]) == 0
+    arguments = ["schema", "run", "--root", str(root), "--solution", "me_*", "--workload", "*_t1", "--device", "cpu", "--out", str(root)]
+    assert cli.main(arguments) == 0
+    (trace,) = schema.load(root).traces["silu_h4096"]
+    assert trace.evaluation.log == f"scaled-mm schema run --solution me_silu_h4096 --workload silu_h4096_t1 --device cpu --root {root}\n"
 
 
 def test_a_draw_is_the_same_every_time_and_differs_by_name_and_workload():
@@ -178,6 +203,8 @@ def test_draw_writes_what_workloads_name(tmp_path, capsys):
     assert "2 files" in capsys.readouterr().out
     assert cli.main(["schema", "draw", "--definition", "dequantize_q4_0", "--out", str(tmp_path)]) == 0
     assert "0 files" in capsys.readouterr().out  # what is there stays
+    assert cli.main(["schema", "draw", "dequantize_q5_0", "--workload", "*_r16_*", "--out", str(tmp_path)]) == 0
+    assert "1 files" in capsys.readouterr().out
     for workload in collection().workloads["dequantize_q4_0"]:
         drawn = schema.draw(collection().definitions["dequantize_q4_0"], workload)
         assert torch.equal(schema.draw(collection().definitions["dequantize_q4_0"], workload, root=tmp_path)[0], drawn[0])

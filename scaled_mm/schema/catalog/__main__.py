@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +45,11 @@ def _bytes(definition, workload) -> int:
 def main() -> None:
     from safetensors.torch import save_file
 
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else schemas_dir()
+    parser = argparse.ArgumentParser(prog="python -m scaled_mm.schema.catalog", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=schemas_dir(), help="default: schemas/ of this checkout")
+    root = parser.parse_args().folder
+    if root == schemas_dir() and not (root.parent / "pyproject.toml").is_file():
+        parser.error(f"expected a folder: {root} is installed, and no checkout's")
     for folder in ("definitions", "solutions", "workloads", "blob"):
         shutil.rmtree(root / folder, ignore_errors=True)
     count = 0
