@@ -28,10 +28,10 @@ def entries() -> Iterator[Entry]:
     yield from _linear()
 
 
-def _shapes(shapes=SHAPES) -> Iterator[tuple[str, dict[str, int | None], list[dict[str, int]]]]:
+def _shapes() -> Iterator[tuple[str, dict[str, int | None], list[dict[str, int]]]]:
     """(suffix of the name, axes, workloads): N and K open, then of each shape."""
     yield "", {"M": None, "N": None, "K": None}, [ANY]
-    for n, k in shapes:
+    for n, k in SHAPES:
         yield f"_n{n}_k{k}", {"M": None, "N": n, "K": k}, [{"M": m} for m in TOKENS]
 
 
@@ -91,6 +91,7 @@ def _int8(bias: bool, zero_points: bool) -> Iterator[Entry]:
     rest = f"    out = acc.to(torch.float32) * b_scale * a_scale[:, None]{' + bias' if bias else ''}\n    return out.to(torch.bfloat16)\n"
     points = "    za, zb = a_zero_point.to(torch.int32)[:, None], b_zero_point.to(torch.int32)\n" if zero_points else ""
     reference = f"import torch\n\n\n{head}    acc = {a} @ {b}.t()  # exact: integers below 2^53, and below 2^31 where int32 is to hold them\n{rest}"
+    imports = "import torch\nimport scaled_mm\n" if zero_points else "import scaled_mm\n"
     for suffix, axes, workloads in _shapes():
         yield Entry(
             name=f"gemm_int8_scaled{'_bias' if bias else ''}{'_zp' if zero_points else ''}{suffix}",
@@ -108,7 +109,7 @@ def _int8(bias: bool, zero_points: bool) -> Iterator[Entry]:
             },
             outputs={"out": ("bfloat16", ["M", "N"])},
             reference=reference,
-            ours=f"{'import torch' + chr(10) if zero_points else ''}import scaled_mm\n\n\n{head}    return scaled_mm.scaled_mm({', '.join(given)})\n",
+            ours=f"{imports}\n\n{head}    return scaled_mm.scaled_mm({', '.join(given)})\n",
             plain=f"{_INT_MM}\n\n{head}{points}    acc = {acc}\n{rest}",
             compare="bits",
             tags=["quantization:int8"],
@@ -119,15 +120,16 @@ def _int8(bias: bool, zero_points: bool) -> Iterator[Entry]:
 # ---- weights in block formats -------------------------------------------------------------------------------------------
 
 
-def _block_shapes(fmt: str, kind: str) -> Iterator[tuple[str, dict[str, int | None], list[dict[str, int]], list[str]]]:
-    """As `_shapes`, with KB blocks along K, and the constraint that says so where K is an axis too."""
-    with_k = kind == "float"
-    open_axes = {"M": None, "N": None, **({"K": None} if with_k else {}), "KB": None}
-    any_size = {"M": ANY["M"], "N": ANY["N"], **({"K": ANY["K"]} if with_k else {}), "KB": ANY["K"] // 32}
-    yield "", open_axes, [any_size], ["K == 32 * KB"] if with_k else []
+def _block_shapes(with_k: bool) -> Iterator[tuple[str, dict[str, int | None], list[dict[str, int]], list[str]]]:
+    """As `_shapes`, with KB blocks along K; with_k: K is an axis too, and a constraint says how they go together."""
+    constraints = ["K == 32 * KB"] if with_k else []
+
+    def along_k(k: int | None, blocks: int | None) -> dict[str, int | None]:
+        return {**({"K": k} if with_k else {}), "KB": blocks}
+
+    yield "", {"M": None, "N": None, **along_k(None, None)}, [{"M": ANY["M"], "N": ANY["N"], **along_k(ANY["K"], ANY["K"] // 32)}], constraints
     for n, k in BLOCK_SHAPES:
-        axes = {"M": None, "N": n, **({"K": k} if with_k else {}), "KB": k // 32}
-        yield f"_n{n}_k{k}", axes, [{"M": m} for m in TOKENS], ["K == 32 * KB"] if with_k else []
+        yield f"_n{n}_k{k}", {"M": None, "N": n, **along_k(k, k // 32)}, [{"M": m} for m in TOKENS], constraints
 
 
 def _block(fmt: str) -> Iterator[Entry]:
@@ -139,7 +141,7 @@ def _block(fmt: str) -> Iterator[Entry]:
     plain = texts.reader(texts.values(fmt)) + (
         f"\n\ndef run(activation, weight_q):\n    weight = {fmt}_values(weight_q).to(torch.float32).flatten(-2)\n    return activation.to(torch.float32) @ weight.t()\n"
     )
-    for suffix, axes, workloads, constraints in _block_shapes(fmt, "float"):
+    for suffix, axes, workloads, constraints in _block_shapes(with_k=True):
         yield Entry(
             name=f"gemm_{fmt}_w{bits}a16{suffix}",
             op_type=f"gemm_{fmt}",
@@ -192,7 +194,7 @@ def _block_q8_1(fmt: str) -> Iterator[Entry]:
     run = "\n\ndef run(activation_q, weight_q):\n    return product(weight_q, activation_q).to(torch.float32)\n"
     reference, plain = _q8_1_texts(fmt)
     call = f"scaled_mm.gemm_{fmt}_q8_1(weight_q.view(torch.uint8), activation_q.view(torch.uint8)).t()"
-    for suffix, axes, workloads, constraints in _block_shapes(fmt, "q8_1"):
+    for suffix, axes, workloads, constraints in _block_shapes(with_k=False):
         yield Entry(
             name=f"gemm_{fmt}_q8_1_w{FORMATS[fmt].bits}a8{suffix}",
             op_type=f"gemm_{fmt}_q8_1",
