@@ -2,14 +2,17 @@
 //
 // A warp has a strip, kBands bands of 16 rows of the weight, and kTokens tokens. Strips are dealt to thread blocks so that no
 // multiprocessor has more than its share; warps that are left share K with the others, and the parts are added in order. Each warp
-// keeps a ring of stages of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand.
+// keeps a ring of stages of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand, or
+// they are Rows: few tokens, which the warps that have the same part of K bring to shared memory before they begin.
 #pragma once
 
 #include <climits>
 
+#include "block/copies.cuh"
 #include "block/instructions.cuh"
 #include "block/levels.cuh"
 #include "block/output.cuh"
+#include "block/rows.cuh"
 #include "block/stage.cuh"
 
 namespace scaled_mm::block {
@@ -18,34 +21,14 @@ struct MmaParams {
   const uint8_t* tiles;
   const uint4* values;    // [tiles of 8 tokens][blocks][lanes]
   const float2* factors;  // as stage.cuh says
+  RowsParams rows;        // kHasRows: instead of both
   Output output;
-  int32_t tiles_k, strips;  // of the weight
-  int32_t width, parts;     // strips of a thread block, warps that share the K of one
-  int32_t groups;           // thread blocks that have all strips
+  int32_t tiles_k, strips;          // of the weight
+  int32_t width, inverse_width;     // strips of a thread block; 2^16 / width, from above
+  int32_t parts, steps, one_more;   // warps that share the K of a strip; tiles of each, and how many of them have one more
+  int32_t groups;                   // thread blocks that have all strips
   bool early_weights;
 };
-
-// 16 bytes a lane, from memory to shared memory, without waiting where the GPU can.
-__device__ inline void copy_async(void* to, const void* from) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-#else
-  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
-#endif
-}
-__device__ inline void end_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// All but the latest kLeft groups of copies have arrived, for the whole warp.
-template <int kLeft>
-__device__ inline void wait_for_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-#endif
-  __syncwarp();
-}
 
 // 16 bytes a lane, now; the lanes that do not want any keep what they have.
 __device__ inline void load_if(bool wanted, uint4& to, const uint4* from) {
@@ -54,21 +37,23 @@ __device__ inline void load_if(bool wanted, uint4& to, const uint4* from) {
                : "l"(from), "r"(uint32_t(wanted)));
 }
 
-template <class F, class T, int kTokens, int kBands, int kWarps, int kStages, Factors kFactors>
+template <class F, class T, int kTokens, int kBands, int kWarps, int kStages, Factors kFactors, bool kHasRows>
 __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_constant__ MmaParams p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   let_next_kernel_start();
 #endif
+  constexpr bool kSums = kFactors == Factors::kSums;
   constexpr bool kByBlock = kFactors == Factors::kScaled || kFactors == Factors::kFloats;
   constexpr int kTiles = kTokens / 8, kRows = kBands * kBandRows, kStageBytes = kBands * F::kBandBytes;
   extern __shared__ __align__(128) uint8_t memory[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-  const int group = int(blockIdx.x) % p.groups, token_tile = int(blockIdx.x) / p.groups;
-  const int place = warp % p.width, part = warp / p.width, strip = group * p.width + place;
+  // Until it is known what is to be loaded nothing is: no division for few tokens.
+  const int token_tile = int(gridDim.x) == p.groups ? 0 : int(blockIdx.x) / p.groups, group = int(blockIdx.x) - token_tile * p.groups;
+  const int part = warp * p.inverse_width >> 16, place = warp - part * p.width, strip = group * p.width + place;
   uint8_t* const stages = memory + warp * kStages * kStageBytes;
   const bool works = part < p.parts && strip < p.strips;
   float sums[kBands][kTiles][4] = {};
-  const int begin = p.tiles_k * part / p.parts, count = works ? p.tiles_k * (part + 1) / p.parts - begin : 0;  // K is an int: no overflow
+  const int begin = part * p.steps + min(part, p.one_more), count = works ? p.steps + int(part < p.one_more) : 0;
   constexpr int kStrips = kTileRows / kRows;  // of a tile
   const uint8_t* const strips = p.tiles + (int64_t(strip / kStrips) * p.tiles_k + begin) * F::kTileBytes + strip % kStrips * kStageBytes;
   const uint8_t* next = strips + lane * 16;  // of the next step that is to be loaded
@@ -93,6 +78,19 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   wait_for_preceding_kernel();
 #endif
+  const Rows rows = {p.rows};
+  const int slot_bytes = Rows::slot_bytes(p.rows.tokens, kSums);
+  uint8_t* slot = memory + kWarps * kStages * kStageBytes + begin * slot_bytes;  // of this step
+  if constexpr (kHasRows) {
+    if (works) {
+      const int members = min(p.width, p.strips - group * p.width);  // the warps that have this part
+      for (int i = place; i < count; i += members) rows.load(slot + i * slot_bytes, begin + i, lane);
+      end_copies();
+      wait_for_copies<0>();
+      for (int i = place; kSums && i < count; i += members) rows.add_up<T>(slot + i * slot_bytes, lane);
+      meet(part + 1, members);
+    }
+  }
   const int64_t blocks = int64_t(p.tiles_k) * kTileBlocks, tile_of_k = int64_t(token_tile) * p.tiles_k + begin;
   const uint4* values = p.values + (int64_t(token_tile) * kTiles * blocks + int64_t(begin) * kTileBlocks) * 32 + lane;
   const float2* factors = kFactors != Factors::kNone ? p.factors + tile_of_k * kTileBlocks * kTokens : nullptr;
@@ -104,7 +102,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 #endif
   constexpr int kAhead = kTokens == 8 ? 4 : kTokens * kBands >= 64 && (kFactors != Factors::kNone || kMany) ? 1 : 2;
   const bool there = kTokens > 8 || token_tile * kTokens + g < p.output.M;
-  uint4 x[kAhead][2][kTiles] = {};
+  uint4 x[kHasRows ? 1 : kAhead][2][kTiles] = {};
   int pairs = count * (kTileBlocks / 2);  // not asked for yet
   const auto load_values = [&](int pair, uint4 (&to)[2][kTiles]) {
     const bool wanted = there && pairs > 0;
@@ -115,13 +113,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
     }
     --pairs;
   };
+  if constexpr (!kHasRows) {
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) load_values(i, x[i]);
+    for (int i = 0; i < kAhead; ++i) load_values(i, x[i]);
+  }
   const uint8_t* from = strips;
   int stage = 0, free = kStages - 1;  // of this step; the one that the step before has left
-  uint4 two[kFactors == Factors::kSums ? kTiles : 1] = {};
+  uint4 two[kSums ? kTiles : 1] = {};
   const auto load_sums = [&](bool wanted) {
-    if constexpr (kFactors == Factors::kSums) {
+    if constexpr (kSums && !kHasRows) {
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) load_if(wanted, two[tile], reinterpret_cast<const uint4*>(factors) + tile * 32 + lane);
       factors += kTileBlocks * kTokens;
@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
     } else if (step > 0) {
       from += F::kTileBytes;
     }
-    if constexpr (kFactors == Factors::kSums) {
+    if constexpr (kSums) {
+      if constexpr (kHasRows) two[0] = rows.sums(slot, lane);
 #pragma unroll
       for (int band = 0; band < kBands; ++band) {
         const Middles minima = Middles::of<F>(from + band * F::kBandBytes, lane);
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
               float sum[4] = {};
-              const uint4& v = x[i][b][tile];
+              const uint4 v = kHasRows ? rows.operand(slot, pair * 2 + b, lane) : x[kHasRows ? 0 : i][b][tile];
               mma_m16n8k16<T>(sum, f.a[0], v.x, v.y);
               mma_m16n8k16<T>(sum, f.a[1], v.z, v.w);
               float4 factor{};
@@ -184,10 +185,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
             }
           }
         }
-        load_values(i + kAhead, x[i]);
+        if constexpr (!kHasRows) load_values(i + kAhead, x[i]);
       }
       values += kAhead * 2 * 32;
     }
+    if constexpr (kHasRows) slot += slot_bytes;
     if constexpr (kByBlock) factors += kTileBlocks * kTokens;
   }
   // Sums meet in the memory that the stages have left.
@@ -218,25 +220,31 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 }
 
 // One row of a table's block section and one format of weights. kWarps: of a thread block. kStages: of each warp's ring; 1: none, weights go
-// from memory to registers.
-template <class F, int kTokens, int kBands, int kWarps, int kStages, int kArch = compiled_architecture()>
+// from memory to registers. kMemory: what shared memory a thread block may have, for the rings and, of 8 tokens, Rows if they fit.
+template <class F, int kTokens, int kBands, int kWarps, int kStages, int kMemory, int kArch = compiled_architecture()>
 struct Mma {
   static_assert(kTokens % 8 == 0 && kTokens <= 32 && kTileRows / kBandRows % kBands == 0 && kStages >= 1, "the rules of the table");
   static constexpr bool kDependent = kArch >= 90, kAmpere = kArch >= 80;  // programmatic dependent launch; mma.sync of bfloat16 and TF32
   static constexpr int kRows = kBands * kBandRows;
   static constexpr int kRing = kStages > 1 ? kWarps * kStages * kBands * F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
-  static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;
+  static constexpr int kLeast = kRing > kPartial ? kRing : kPartial;
+  static constexpr bool kTakesRows = kTokens == 8 && kAmpere && kStages > 1;
+  static constexpr int kSharedMemory = kTakesRows ? kMemory : kLeast;
+  static_assert(kSharedMemory >= kLeast, "the shared memory that a thread block may have");
 
-  template <class T, Factors kFactors>
+  template <class T, Factors kFactors, bool kHasRows = false>
   static DeviceKernel& device_kernel() {
-    static DeviceKernel one(&mma_kernel<F, T, kTokens, kBands, kWarps, kStages, kFactors>);
+    static DeviceKernel one(&mma_kernel<F, T, kTokens, kBands, kWarps, kStages, kFactors, kHasRows>);
     return one;
   }
 
   // f(kernel) of the one for these activations.
   template <class Function>
-  static scaledMMStatus_t for_kernel(Values form, Function&& f) {
+  static scaledMMStatus_t for_kernel(Values form, bool rows, Function&& f) {
     constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, kAmpere);
+    if constexpr (kTakesRows) {
+      if (rows) return form == Values::kHalf ? f(device_kernel<__half, kOfFloats, true>()) : f(device_kernel<__nv_bfloat16, kOfFloats, true>());
+    }
     if constexpr (kAmpere) {
       if (form == Values::kBfloat16) return f(device_kernel<__nv_bfloat16, kOfFloats>());
     }
@@ -248,8 +256,11 @@ struct Mma {
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     for (const Values form : {Values::kHalf, Values::kQuantized, Values::kBfloat16}) {
-      const auto prepare_one = [&](DeviceKernel& kernel) { return prepare_kernel(kernel, kSharedMemory, device, message, size); };
-      if (scaledMMStatus_t status = for_kernel(form, prepare_one)) return status;
+      for (const bool rows : {false, true}) {
+        if (rows && form == Values::kQuantized) continue;
+        const auto prepare_one = [&](DeviceKernel& kernel) { return prepare_kernel(kernel, rows ? kSharedMemory : kLeast, device, message, size); };
+        if (scaledMMStatus_t status = for_kernel(form, rows, prepare_one)) return status;
+      }
     }
     return SCALED_MM_STATUS_SUCCESS;
   }
@@ -267,17 +278,23 @@ struct Mma {
                INT_MAX, kTokens, width * kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
+    const int64_t tiles_k = tiles_of(l.K, kTileK), slots = l.M <= kTokens ? tiles_k * Rows::slot_bytes(int(l.M), F::kMinimum) : 0;
+    const bool rows = kTakesRows && l.M <= kTokens && in_place(l, values_of(*l.blocks, kAmpere)) && kRing + slots <= kSharedMemory;
     Staged staged;
-    if (scaledMMStatus_t status = stage<F>(l, {kTokens, true, kAmpere, kDependent}, &staged, message, size)) return status;
-    MmaParams p = {staged.tiles, static_cast<const uint4*>(staged.values), staged.factors, output_of(l), int32_t(tiles_of(l.K, kTileK)),
-                   int32_t(strips), width, kWarps / width, int32_t(groups), l.constant_b && l.blocks->packed};
+    if (scaledMMStatus_t status = stage<F>(l, {kTokens, !rows, kAmpere, kDependent, !rows}, &staged, message, size)) return status;
+    const int parts = kWarps / width;
+    MmaParams p = {staged.tiles, static_cast<const uint4*>(staged.values), staged.factors,
+                   {static_cast<const uint8_t*>(l.a), staged.stride * 2, int32_t(l.K), int32_t(l.M)}, output_of(l), int32_t(tiles_k),
+                   int32_t(strips), width, (1 << 16) / width + 1, parts, int32_t(tiles_k / parts), int32_t(tiles_k % parts), int32_t(groups),
+                   l.constant_b && l.blocks->packed};
     LaunchShape shape;
     shape.grid = dim3(unsigned(groups * token_tiles));
     shape.block = dim3(32 * kWarps);
-    shape.shared_memory = kSharedMemory;
+    const int used = kRing + (rows ? int(slots) : 0);
+    shape.shared_memory = used > kPartial ? used : kPartial;
     shape.dependent = kDependent;
     void* params[] = {&p};
-    return for_kernel(staged.form, [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); });
+    return for_kernel(staged.form, rows, [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); });
   }
 
   static Kernel entry(const char* row) {

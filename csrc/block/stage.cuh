@@ -288,6 +288,7 @@ inline bool in_place(const GemmLaunch& l, Values form) {
 struct Wanted {
   int tokens;
   bool fragments, ampere, dependent;
+  bool factors = true;
 };
 
 template <class F>
@@ -317,7 +318,7 @@ scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged
     staged->tiles = to;
   }
   const bool direct = !fragments && in_place(l, staged->form);
-  const bool factors = staged->kind != Factors::kNone;
+  const bool factors = wanted.factors && staged->kind != Factors::kNone;
   staged->values = direct ? l.a : workspace + layout.values;
   staged->stride = !direct ? l.K : l.M > 1 ? l.a_stride_m : l.K;
   staged->factors = factors ? reinterpret_cast<const float2*>(workspace + layout.factors) : nullptr;

@@ -61,7 +61,6 @@ struct WgmmaShape {
   static constexpr bool kWide = kTokens >= 64;  // multiplies by wgmma, else by mma.sync
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
   static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes;  // stages of activations to a tile of the weight
-  static constexpr int kValueStages = !kWide ? kStages : kTokens <= 128 ? 6 : 4;
   // Two groups of 64 rows and many tokens: registers go from the loading warps to the others, which takes four of those.
   static constexpr bool kReconfigure = kWide && kGroups == 2;
   static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
@@ -69,7 +68,8 @@ struct WgmmaShape {
   // which arrives for all of them does so after the others' loads, for a warp that never diverges has no instruction that says so.
   static constexpr int kArrivals = kWide ? 32 : 1;
 
-  struct alignas(1024) Storage {
+  template <int kValueStages>
+  struct alignas(1024) StorageOf {
     uint8_t values[kValueStages][kBoxes][kTokens * 128];
     alignas(128) uint8_t tiles[kStages][kGroups][F::kTileBytes];
     union {
@@ -79,12 +79,20 @@ struct WgmmaShape {
     FullBarrier tiles_full[kStages], values_full[kValueStages];
     EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
   };
+  template <class Storage>
+  static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024);  // thread blocks in a multiprocessor; each keeps 1 KiB for the system
+  // Of 64 tokens two thread blocks, if few stages make room for both. Minima take too many registers.
+  static constexpr bool kPair = kTokens == 64 && kGroups == 2 && !F::kMinimum && kFitOf<StorageOf<4>> >= 2;
+  static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
+  using Storage = StorageOf<kValueStages>;
   using Sums = float[kRows][kTokens + 1];  // of a block of a cluster that shares K, where the stages were
   static_assert(kSplit == 1 || sizeof(Sums) <= offsetof(Storage, tiles_full), "sums fit where the stages were");
   // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
-  static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? 192 / kRows : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
-  static constexpr int kFit = 228 * 1024 / int(sizeof(Storage) + 1024);  // each keeps 1 KiB for the system
+  static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? (kGroups == 1 ? 3 : kPair ? 2 : 1) : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
+  static constexpr int kFit = kFitOf<Storage>;
   static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
+  // Registers that a thread has after reconfiguration: of the loading warps, of the others.
+  static constexpr int kLoading = kPair ? 24 : 40, kMultiplying = kPair ? 104 : 232;
 };
 
 template <class F, class T, class S, Factors kFactors>
@@ -149,7 +157,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 
   const int first_row = group_of_rows * kRows;
   if (threadIdx.x >= kConsumers) {
-    if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
+    if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<S::kLoading>();
     if (loads) {
       wait_for_preceding_kernel();
       Stages<kStages> tiles;
@@ -166,7 +174,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     }
     if (shared) meet_in_cluster(), meet_in_cluster();  // as the others: sums are there; sums have been read
   } else {
-    if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
+    if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<S::kMultiplying>();
     const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
     const int g = lane / 4, t = lane % 4;
     wait_for_preceding_kernel();

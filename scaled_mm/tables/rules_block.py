@@ -45,6 +45,11 @@ def stage_bytes(row: KernelRow, fmt: str) -> int:
     return row.tile.n // TILE_ROWS * weight + values + sums
 
 
+def takes_rows(row: KernelRow, fmt: str, limit: int) -> bool:
+    """Whether a block_mma row's thread blocks hold a few tokens' activations in what shared memory the stages leave, if those fit."""
+    return row.generation == "block_mma" and row.tile.m == 8 and stages(row, fmt, limit) > 1
+
+
 def _beside_stages(row: KernelRow) -> int:
     if row.generation == "block_mma":
         return 0
@@ -65,7 +70,8 @@ def shared_memory(row: KernelRow, fmt: str, limit: int) -> int:
     """Dynamic shared memory in bytes, from above, of a row that is built for a format and a GPU with `limit` bytes."""
     count = stages(row, fmt, limit)
     if row.generation == "block_mma":  # the warps' sums meet where the stages were
-        return max(count * stage_bytes(row, fmt) if count > 1 else 0, warps(row) * row.tile.n * row.tile.m * 4)
+        least = max(count * stage_bytes(row, fmt) if count > 1 else 0, warps(row) * row.tile.n * row.tile.m * 4)
+        return limit if takes_rows(row, fmt, limit) else least
     return count * stage_bytes(row, fmt) + _beside_stages(row)
 
 
