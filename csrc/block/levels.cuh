@@ -25,7 +25,6 @@ struct Pairs<__half> {
   static constexpr uint32_t kBase = 0x64006400;  // 1024, whose last bit counts 1
   __device__ static __half2 of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
   __device__ static uint32_t bits(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
-  __device__ static float2 floats(uint32_t bits) { return __half22float2(of(bits)); }
   // kBase + q in both, less 1024 + zero.
   template <int kZero>
   __device__ static uint32_t minus(uint32_t q) {
@@ -43,7 +42,6 @@ struct Pairs<__nv_bfloat16> {
   static constexpr uint32_t kBase = 0x43004300;  // 128
   __device__ static __nv_bfloat162 of(uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); }
   __device__ static uint32_t bits(__nv_bfloat162 value) { return *reinterpret_cast<const uint32_t*>(&value); }
-  __device__ static float2 floats(uint32_t bits) { return __bfloat1622float2(of(bits)); }
   __device__ static uint32_t difference(uint32_t a, uint32_t b) { return bits(__hsub2(of(a), of(b))); }
   template <int kZero>
   __device__ static uint32_t minus(uint32_t q) {

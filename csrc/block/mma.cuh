@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   wait_for_preceding_kernel();
 #endif
   const Rows rows = {p.rows};
-  const int slot_bytes = Rows::slot_bytes(p.rows.tokens, kSums);
+  const int slot_bytes = kHasRows ? Rows::slot_bytes(p.rows.tokens, kSums) : 0;
   uint8_t* slot = memory + kWarps * kStages * kStageBytes + begin * slot_bytes;  // of this step
   if constexpr (kHasRows) {
     if (works) {
@@ -220,17 +220,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 }
 
 // One row of a table's block section and one format of weights. kWarps: of a thread block. kStages: of each warp's ring; 1: none, weights go
-// from memory to registers. kMemory: what shared memory a thread block may have, for the rings and, of 8 tokens, Rows if they fit.
-template <class F, int kTokens, int kBands, int kWarps, int kStages, int kMemory, int kArch = compiled_architecture()>
+// from memory to registers.
+template <class F, int kTokens, int kBands, int kWarps, int kStages, int kArch = compiled_architecture()>
 struct Mma {
   static_assert(kTokens % 8 == 0 && kTokens <= 32 && kTileRows / kBandRows % kBands == 0 && kStages >= 1, "the rules of the table");
   static constexpr bool kDependent = kArch >= 90, kAmpere = kArch >= 80;  // programmatic dependent launch; mma.sync of bfloat16 and TF32
   static constexpr int kRows = kBands * kBandRows;
   static constexpr int kRing = kStages > 1 ? kWarps * kStages * kBands * F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
-  static constexpr int kLeast = kRing > kPartial ? kRing : kPartial;
+  static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;  // without Rows, which are taken if there is room for them
   static constexpr bool kTakesRows = kTokens == 8 && kAmpere && kStages > 1;
-  static constexpr int kSharedMemory = kTakesRows ? kMemory : kLeast;
-  static_assert(kSharedMemory >= kLeast, "the shared memory that a thread block may have");
 
   template <class T, Factors kFactors, bool kHasRows = false>
   static DeviceKernel& device_kernel() {
@@ -254,11 +252,18 @@ struct Mma {
     return form == Values::kHalf ? f(device_kernel<__half, kOfFloats>()) : f(device_kernel<__half, Factors::kScaled>());
   }
 
+  // That a thread block may have.
+  static cudaError_t most_shared_memory(int device, int* bytes) {
+    return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    int most = 0;
+    if (cudaError_t error = most_shared_memory(device, &most)) return cuda_failure(error, "cudaDeviceGetAttribute", message, size);
     for (const Values form : {Values::kHalf, Values::kQuantized, Values::kBfloat16}) {
       for (const bool rows : {false, true}) {
-        if (rows && form == Values::kQuantized) continue;
-        const auto prepare_one = [&](DeviceKernel& kernel) { return prepare_kernel(kernel, rows ? kSharedMemory : kLeast, device, message, size); };
+        if (rows && (!kTakesRows || form == Values::kQuantized)) continue;
+        const auto prepare_one = [&](DeviceKernel& kernel) { return prepare_kernel(kernel, rows ? most : kSharedMemory, device, message, size); };
         if (scaledMMStatus_t status = for_kernel(form, rows, prepare_one)) return status;
       }
     }
@@ -278,8 +283,16 @@ struct Mma {
                INT_MAX, kTokens, width * kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
-    const int64_t tiles_k = tiles_of(l.K, kTileK), slots = l.M <= kTokens ? tiles_k * Rows::slot_bytes(int(l.M), F::kMinimum) : 0;
-    const bool rows = kTakesRows && l.M <= kTokens && in_place(l, values_of(*l.blocks, kAmpere)) && kRing + slots <= kSharedMemory;
+    const int64_t tiles_k = tiles_of(l.K, kTileK);
+    bool rows = false;
+    int64_t used = kSharedMemory;
+    if (kTakesRows && l.M <= kTokens && in_place(l, values_of(*l.blocks, kAmpere))) {
+      int most = 0;
+      if (cudaError_t error = most_shared_memory(l.device, &most)) return cuda_failure(error, "cudaDeviceGetAttribute", message, size);
+      const int64_t wanted = kRing + tiles_k * Rows::slot_bytes(int(l.M), F::kMinimum);
+      rows = wanted <= most;
+      if (rows && wanted > used) used = wanted;
+    }
     Staged staged;
     if (scaledMMStatus_t status = stage<F>(l, {kTokens, !rows, kAmpere, kDependent, !rows}, &staged, message, size)) return status;
     const int parts = kWarps / width;
@@ -290,8 +303,7 @@ struct Mma {
     LaunchShape shape;
     shape.grid = dim3(unsigned(groups * token_tiles));
     shape.block = dim3(32 * kWarps);
-    const int used = kRing + (rows ? int(slots) : 0);
-    shape.shared_memory = used > kPartial ? used : kPartial;
+    shape.shared_memory = int(used);
     shape.dependent = kDependent;
     void* params[] = {&p};
     return for_kernel(staged.form, rows, [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); });

@@ -284,7 +284,8 @@ inline bool in_place(const GemmLaunch& l, Values form) {
 }
 
 // How a kernel wants its operands. tokens: of a tile. fragments: values in the order of mma.sync's operand. ampere: it multiplies bfloat16
-// and TF32, and has no use for scaled halves. dependent: it is compiled for an architecture with programmatic dependent launch.
+// and TF32, and has no use for scaled halves. dependent: it is compiled for an architecture with programmatic dependent launch. factors: it
+// does not find them itself.
 struct Wanted {
   int tokens;
   bool fragments, ampere, dependent;

@@ -82,7 +82,7 @@ struct WgmmaShape {
   template <class Storage>
   static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024);  // thread blocks in a multiprocessor; each keeps 1 KiB for the system
   // Of 64 tokens two thread blocks, if few stages make room for both. Minima take too many registers.
-  static constexpr bool kPair = kTokens == 64 && kGroups == 2 && !F::kMinimum && kFitOf<StorageOf<4>> >= 2;
+  static constexpr bool kPair = kTokens == 64 && kGroups == 2 && kStages <= 3 && !F::kMinimum && kFitOf<StorageOf<4>> >= 2;
   static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
   using Storage = StorageOf<kValueStages>;
   using Sums = float[kRows][kTokens + 1];  // of a block of a cluster that shares K, where the stages were

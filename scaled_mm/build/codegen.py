@@ -49,7 +49,7 @@ def _block_source(row: KernelRow, fmt: str, limit: int) -> tuple[str, str, str]:
     bytes_ = rules_block.shared_memory(row, fmt, limit)
     check = f'static_assert(Row::kSharedMemory <= {bytes_}, "the shared memory that the table\'s rules reckon with");\n'
     if row.generation == "block_mma":
-        sizes = f"{row.tile.m}, {row.tile.n // rules_block.BAND_ROWS}, {rules_block.warps(row)}, {stages}, {bytes_}"
+        sizes = f"{row.tile.m}, {row.tile.n // rules_block.BAND_ROWS}, {rules_block.warps(row)}, {stages}"
         return "block/mma.cuh", f"scaled_mm::block::Mma<{cxx_format}, {sizes}>", check
     sizes = f"{row.tile.m}, {row.tile.n}, {row.split_k}, {stages}"
     return "block/wgmma.cuh", f"scaled_mm::block::Wgmma<{cxx_format}, {sizes}>", check

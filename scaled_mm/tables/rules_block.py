@@ -30,7 +30,7 @@ def warps(row: KernelRow) -> int:
 
 
 def _value_stages(row: KernelRow) -> tuple[int, int]:
-    """(stages of activations that a block_wgmma row has whatever its `stages`, bytes of one): halves and two floats a block."""
+    """(most stages of activations that a block_wgmma row has whatever its `stages`, bytes of one): halves and two floats a block."""
     tokens = row.tile.m
     return (0, 0) if tokens <= _MMA_TOKENS else (6 if tokens <= 128 else 4, tokens * (2 * 64 + 2 * 8))
 
@@ -43,11 +43,6 @@ def stage_bytes(row: KernelRow, fmt: str) -> int:
     values = row.tile.m * TILE_BLOCKS * (2 * BLOCK + 8) if row.tile.m <= _MMA_TOKENS else 0
     sums = row.tile.m * TILE_BLOCKS * 8 if WEIGHT_FORMATS[fmt].second == "m" and not values else 0
     return row.tile.n // TILE_ROWS * weight + values + sums
-
-
-def takes_rows(row: KernelRow, fmt: str, limit: int) -> bool:
-    """Whether a block_mma row's thread blocks hold a few tokens' activations in what shared memory the stages leave, if those fit."""
-    return row.generation == "block_mma" and row.tile.m == 8 and stages(row, fmt, limit) > 1
 
 
 def _beside_stages(row: KernelRow) -> int:
@@ -70,8 +65,7 @@ def shared_memory(row: KernelRow, fmt: str, limit: int) -> int:
     """Dynamic shared memory in bytes, from above, of a row that is built for a format and a GPU with `limit` bytes."""
     count = stages(row, fmt, limit)
     if row.generation == "block_mma":  # the warps' sums meet where the stages were
-        least = max(count * stage_bytes(row, fmt) if count > 1 else 0, warps(row) * row.tile.n * row.tile.m * 4)
-        return limit if takes_rows(row, fmt, limit) else least
+        return max(count * stage_bytes(row, fmt) if count > 1 else 0, warps(row) * row.tile.n * row.tile.m * 4)
     return count * stage_bytes(row, fmt) + _beside_stages(row)
 
 
