@@ -21,13 +21,14 @@ struct MmaParams {
   const uint8_t* tiles;
   const uint4* values;    // [tiles of 8 tokens][blocks][lanes]
   const float2* factors;  // as stage.cuh says
-  RowsParams rows;        // kHasRows: instead of both
   Output output;
-  int32_t tiles_k, strips;          // of the weight
-  int32_t width, inverse_width;     // strips of a thread block; 2^16 / width, from above
-  int32_t parts, steps, one_more;   // warps that share the K of a strip; tiles of each, and how many of them have one more
-  int32_t groups;                   // thread blocks that have all strips
+  int32_t tiles_k, strips;  // of the weight
+  int32_t width, parts;     // strips of a thread block, warps that share the K of one
+  int32_t groups;           // thread blocks that have all strips
   bool early_weights;
+  int32_t inverse_width;    // 2^16 / width, from above
+  int32_t steps, one_more;  // kHasRows: tiles of each of the warps that share K, and how many of them have one more
+  RowsParams rows;          // kHasRows: instead of values and factors
 };
 
 // 16 bytes a lane, now; the lanes that do not want any keep what they have.
@@ -47,13 +48,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   constexpr int kTiles = kTokens / 8, kRows = kBands * kBandRows, kStageBytes = kBands * F::kBandBytes;
   extern __shared__ __align__(128) uint8_t memory[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-  // Until it is known what is to be loaded nothing is: no division for few tokens.
+  // Until it is known what is to be loaded nothing is, so there is no division for few tokens.
   const int token_tile = int(gridDim.x) == p.groups ? 0 : int(blockIdx.x) / p.groups, group = int(blockIdx.x) - token_tile * p.groups;
   const int part = warp * p.inverse_width >> 16, place = warp - part * p.width, strip = group * p.width + place;
   uint8_t* const stages = memory + warp * kStages * kStageBytes;
   const bool works = part < p.parts && strip < p.strips;
   float sums[kBands][kTiles][4] = {};
-  const int begin = part * p.steps + min(part, p.one_more), count = works ? p.steps + int(part < p.one_more) : 0;
+  // Of a part. Other kernels divide (K is an int: no overflow): they have no registers for more arguments, and less of a hurry.
+  const auto first_step = [&](int part) { return kHasRows ? part * p.steps + min(part, p.one_more) : p.tiles_k * part / p.parts; };
+  const int begin = first_step(part), count = works ? first_step(part + 1) - begin : 0;
   constexpr int kStrips = kTileRows / kRows;  // of a tile
   const uint8_t* const strips = p.tiles + (int64_t(strip / kStrips) * p.tiles_k + begin) * F::kTileBytes + strip % kStrips * kStageBytes;
   const uint8_t* next = strips + lane * 16;  // of the next step that is to be loaded
@@ -297,9 +300,9 @@ struct Mma {
     if (scaledMMStatus_t status = stage<F>(l, {kTokens, !rows, kAmpere, kDependent, !rows}, &staged, message, size)) return status;
     const int parts = kWarps / width;
     MmaParams p = {staged.tiles, static_cast<const uint4*>(staged.values), staged.factors,
-                   {static_cast<const uint8_t*>(l.a), staged.stride * 2, int32_t(l.K), int32_t(l.M)}, output_of(l), int32_t(tiles_k),
-                   int32_t(strips), width, (1 << 16) / width + 1, parts, int32_t(tiles_k / parts), int32_t(tiles_k % parts), int32_t(groups),
-                   l.constant_b && l.blocks->packed};
+                   output_of(l), int32_t(tiles_k), int32_t(strips), width, parts, int32_t(groups), l.constant_b && l.blocks->packed,
+                   (1 << 16) / width + 1, int32_t(tiles_k / parts), int32_t(tiles_k % parts),
+                   {static_cast<const uint8_t*>(l.a), staged.stride * 2, int32_t(l.K), int32_t(l.M)}};
     LaunchShape shape;
     shape.grid = dim3(unsigned(groups * token_tiles));
     shape.block = dim3(32 * kWarps);
