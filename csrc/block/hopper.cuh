@@ -1,6 +1,7 @@
 // What the kernels for Hopper share: barriers, bulk copies, stages.
 #pragma once
 
+#include "block/instructions.cuh"
 #include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cutlass/arch/barrier.h"
@@ -51,13 +52,9 @@ __device__ inline float4 load_shared(const float2* two) {
   return v;
 }
 
-// Four 8 x 8 matrices of rows of 128 bytes, swizzled by 128: lane i names row i % 8 of matrix i / 8, and its 16 bytes by `chunk`.
-__device__ inline void load_matrices(uint32_t (&w)[4], const uint8_t* rows, int row, int chunk) {
-  const uint32_t address = cute::cast_smem_ptr_to_uint(rows) + row * 128 + ((chunk ^ (row % 8)) * 16);
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-               : "r"(address)
-               : "memory");
+// Matrices of rows of 128 bytes, swizzled by 128: lane i names row i % 8 of matrix i / 8, and its 16 bytes by `chunk`.
+__device__ inline uint4 load_swizzled(const uint8_t* rows, int row, int chunk) {
+  return load_matrices(cute::cast_smem_ptr_to_uint(rows) + row * 128 + ((chunk ^ (row % 8)) * 16));
 }
 
 // Where a ring of stages stands.

@@ -6,7 +6,6 @@
 
 #include "block/copies.cuh"
 #include "block/instructions.cuh"
-#include "block/levels.cuh"
 #include "block/stage.cuh"
 
 namespace scaled_mm::block {
@@ -40,11 +39,7 @@ struct Rows {
   // The operand of a block, 32 k of 8 tokens, in one slot. Tokens that there are not have the last one's: nobody stores their products.
   __device__ uint4 operand(const uint8_t* slot, int block, int lane) const {
     const uint8_t* row = slot + min(lane % 8, p.tokens - 1) * kRowBytes + lane / 8 * 16 + block * kBlock * 2;
-    uint4 v;
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(uint32_t(__cvta_generic_to_shared(row))));
-    return v;
+    return load_matrices(uint32_t(__cvta_generic_to_shared(row)));
   }
 
   // A warp, of a slot that it has loaded and waited for: products with ones.

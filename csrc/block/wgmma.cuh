@@ -211,11 +211,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
             const int block = pair * 2 + b;
 #pragma unroll
             for (int tile_n = 0; tile_n < kTokens / 8; ++tile_n) {
-              uint32_t x[4];
-              load_matrices(x, &s.values[values.stage][pair][0], tile_n * 8 + lane % 8, b * 4 + lane / 8);
+              const uint4 x = load_swizzled(&s.values[values.stage][pair][0], tile_n * 8 + lane % 8, b * 4 + lane / 8);
               float sum[4] = {};
-              mma_m16n8k16<T>(sum, f.a[0], x[0], x[1]);
-              mma_m16n8k16<T>(sum, f.a[1], x[2], x[3]);
+              mma_m16n8k16<T>(sum, f.a[0], x.x, x.y);
+              mma_m16n8k16<T>(sum, f.a[1], x.z, x.w);
               float4 factor{};
               if constexpr (kScaled) factor = *reinterpret_cast<const float4*>(&s.factors[values.stage][block][tile_n * 8 + 2 * t]);
               add_block<F::kMinimum, kFactors>(sums[tile_n], sum, scales.of(b), F::kMinimum ? minima.of(b) : float2{}, factor);
