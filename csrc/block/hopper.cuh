@@ -2,7 +2,6 @@
 #pragma once
 
 #include "block/instructions.cuh"
-#include "cute/arch/cluster_sm90.hpp"
 #include "cute/arch/copy_sm90_desc.hpp"
 #include "cutlass/arch/barrier.h"
 #include "int8/c3x/grid_dependency.cuh"
@@ -21,13 +20,6 @@ __device__ inline void wait(FullBarrier& barrier, uint32_t phase) {
 __device__ inline void arrive(EmptyBarrier& barrier) {
   asm volatile("" ::: "memory");
   barrier.arrive();
-}
-__device__ inline void meet_in_cluster() {
-  __syncwarp();  // the barrier is for whole warps
-  asm volatile("" ::: "memory");
-  cute::cluster_arrive();
-  cute::cluster_wait();
-  asm volatile("" ::: "memory");
 }
 
 __device__ inline void load_bytes(FullBarrier& barrier, void* to, const void* from, int bytes) {
@@ -55,6 +47,12 @@ __device__ inline float4 load_shared(const float2* two) {
 // Matrices of rows of 128 bytes, swizzled by 128: lane i names row i % 8 of matrix i / 8, and its 16 bytes by `chunk`.
 __device__ inline uint4 load_swizzled(const uint8_t* rows, int row, int chunk) {
   return load_matrices(cute::cast_smem_ptr_to_uint(rows) + row * 128 + ((chunk ^ (row % 8)) * 16));
+}
+
+__device__ inline int load_shared(const int* one) {
+  int v;
+  asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(v) : "r"(cute::cast_smem_ptr_to_uint(one)) : "memory");
+  return v;
 }
 
 // Where a ring of stages stands.

@@ -273,7 +273,9 @@ struct Mma {
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens, kAmpere).end; }
+  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int32_t) {
+    return stage_layout<F>(M, N, K, o, kTokens, kAmpere).end;
+  }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     const int64_t token_tiles = tiles_of(l.M, kTokens), strips = tiles_of(l.N, kRows);

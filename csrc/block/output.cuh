@@ -33,6 +33,11 @@ struct Output {
       static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
     }
   }
+  // Four results of a thread's fragment: tokens m and m + 1, rows n and n + 8. of_rows: their bias.
+  __device__ void store_fragment(int m, int n, const float* sums, const float (&of_rows)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), bias ? sums[i] + of_rows[i / 2] : sums[i]);
+  }
 };
 
 inline Output output_of(const GemmLaunch& l) {

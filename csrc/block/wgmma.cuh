@@ -1,10 +1,10 @@
 // A block product by wgmma, for Hopper: levels as exact 16-bit numbers in registers, activations in shared memory. Each block of K has
 // accumulators of its own, which the scales take to float32 while the next block is being multiplied.
 //
-// A thread block has kRows rows of the weight, 64 to a warpgroup, and kTokens tokens. A cluster has kSplit blocks, with a tile of
-// their own each, or, of the tiles that would not occupy all multiprocessors, one whose K they share. One thread of each loads:
-// tiles of the weight, which are one copy each, and what is multiplied with their minima, into one ring of stages, activations into
-// another. Constant weights that lie in tiles are asked for before the preceding kernel has ended (docs/decisions/0011).
+// A thread block has kRows rows of the weight, 64 to a warpgroup, and kTokens tokens: a tile of the output, or, of tiles that would not
+// occupy all multiprocessors, its share (shares.cuh). One of its threads loads: tiles of the weight, which are one copy each, and what is
+// multiplied with their minima, into one ring of stages, activations into another. Constant weights that lie in tiles are asked for
+// before the preceding kernel has ended (docs/decisions/0011).
 #pragma once
 
 #include <climits>
@@ -16,6 +16,7 @@
 #include "block/instructions.cuh"
 #include "block/levels.cuh"
 #include "block/output.cuh"
+#include "block/shares.cuh"
 #include "block/stage.cuh"
 #include "cute/arch/mma_sm90.hpp"
 #include "cutlass/arch/reg_reconfig.h"
@@ -49,15 +50,15 @@ struct WgmmaParams {
   const uint8_t* tiles;
   const float2* factors;
   Output output;
-  int32_t tiles_k, groups;  // of the weight: along K; along its rows, kRows each
-  int32_t whole;            // tiles of the output, the first ones, that are not shared
+  Shares shares;
+  int32_t groups;  // of the weight's rows, kRows each
   bool early_weights;
 };
 
 // The shape of a kernel, and its shared memory. kTokens x 64 k of activations are a load, a box; a stage holds kBoxes of them.
-template <class F, int kTokens_, int kRows_, int kSplit_, int kStages_>
+template <class F, int kTokens_, int kRows_, int kStages_>
 struct WgmmaShape {
-  static constexpr int kTokens = kTokens_, kRows = kRows_, kSplit = kSplit_, kStages = kStages_;
+  static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
   static constexpr bool kWide = kTokens >= 64;  // multiplies by wgmma, else by mma.sync
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
   static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes;  // stages of activations to a tile of the weight
@@ -78,6 +79,7 @@ struct WgmmaShape {
     };
     FullBarrier tiles_full[kStages], values_full[kValueStages];
     EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
+    Share share;
   };
   template <class Storage>
   static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024);  // thread blocks in a multiprocessor; each keeps 1 KiB for the system
@@ -85,20 +87,20 @@ struct WgmmaShape {
   static constexpr bool kPair = kTokens == 64 && kGroups == 2 && kStages <= 3 && !F::kMinimum && kFitOf<StorageOf<4>> >= 2;
   static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
   using Storage = StorageOf<kValueStages>;
-  using Sums = float[kRows][kTokens + 1];  // of a block of a cluster that shares K, where the stages were
-  static_assert(kSplit == 1 || sizeof(Sums) <= offsetof(Storage, tiles_full), "sums fit where the stages were");
   // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
   static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? (kGroups == 1 ? 3 : kPair ? 2 : 1) : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
   static constexpr int kFit = kFitOf<Storage>;
   static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
+  // Of those a GPU is dealt work for: more than two share the same multiprocessor to no use.
+  static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
   // Registers that a thread has after reconfiguration: of the loading warps, of the others.
-  static constexpr int kLoading = kPair ? 24 : 40, kMultiplying = kPair ? 104 : 232;
+  static constexpr int kLoading = kPair ? 32 : 40, kMultiplying = kPair ? 104 : 232;
 };
 
 template <class F, class T, class S, Factors kFactors>
 __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const __grid_constant__ WgmmaParams p) {
   let_next_kernel_start();
-  constexpr int kTokens = S::kTokens, kRows = S::kRows, kSplit = S::kSplit, kStages = S::kStages, kGroups = S::kGroups;
+  constexpr int kTokens = S::kTokens, kRows = S::kRows, kStages = S::kStages, kGroups = S::kGroups;
   constexpr int kBoxes = S::kBoxes, kPerTile = S::kPerTile, kValueStages = S::kValueStages, kConsumers = S::kConsumers;
   constexpr bool kScaled = kFactors == Factors::kScaled;
   // Tokens of an instruction: where there are factors more would need too many registers.
@@ -106,79 +108,84 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   constexpr auto kIndices = std::make_index_sequence<kUnitFragment>{};
   extern __shared__ __align__(1024) char memory[];
   auto& s = *reinterpret_cast<typename S::Storage*>(memory);
-  auto& own_sums = *reinterpret_cast<typename S::Sums*>(memory);
-  const bool shared = kSplit > 1 && int(blockIdx.x) >= p.whole;
-  const int part = shared ? int(blockIdx.x) % kSplit : 0, parts = shared ? kSplit : 1;
-  const int place = shared ? p.whole + (int(blockIdx.x) - p.whole) / kSplit : int(blockIdx.x);
-  const int group_of_rows = place % p.groups, token_tile = place / p.groups, first_token = token_tile * kTokens;
-  const int begin = p.tiles_k * part / parts, count = p.tiles_k * (part + 1) / parts - begin;  // K is an int: no overflow
   const int64_t tiles_n = (int64_t(p.output.N) + kTileRows - 1) / kTileRows;
+  const int tiles_k = p.shares.steps;
 
   constexpr int kSumBytes = kFactors == Factors::kSums ? kTokens * kTileBlocks * int(sizeof(float2)) : 0;
-  const auto load_tiles = [&](int step, int stage) {
+  // Of step `step` of a tile's K.
+  const auto load_tiles = [&](int tile, int step, int stage) {
     s.tiles_full[stage].arrive_and_expect_tx(kGroups * F::kTileBytes + kSumBytes);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       // Beyond the last rows: the last tile again, whose results nobody stores.
-      const int64_t row = min(int64_t(group_of_rows) * kGroups + i, tiles_n - 1);
-      load_bytes(s.tiles_full[stage], s.tiles[stage][i], p.tiles + (row * p.tiles_k + begin + step) * F::kTileBytes, F::kTileBytes);
+      const int64_t row = min(int64_t(tile % p.groups) * kGroups + i, tiles_n - 1);
+      load_bytes(s.tiles_full[stage], s.tiles[stage][i], p.tiles + (row * tiles_k + step) * F::kTileBytes, F::kTileBytes);
     }
   };
-  const auto load_sums = [&](int step, int stage) {
+  const auto load_sums = [&](int token_tile, int step, int stage) {
     if constexpr (kFactors == Factors::kSums) {
-      const float2* from = p.factors + (int64_t(token_tile) * p.tiles_k + begin + step) * (kTokens * kTileBlocks);
+      const float2* from = p.factors + (int64_t(token_tile) * tiles_k + step) * (kTokens * kTileBlocks);
       load_bytes(s.tiles_full[stage], s.sums_of_values[stage], from, kSumBytes);
     }
   };
   // Part `box` of the activations of a step.
-  const auto load_values = [&](int step, int box, int stage) {
+  const auto load_values = [&](int token_tile, int step, int box, int stage) {
     constexpr int kFactorBytes = kScaled ? kBoxes * 2 * kTokens * int(sizeof(float2)) : 0;
     s.values_full[stage].arrive_and_expect_tx(kBoxes * kTokens * 128 + kFactorBytes);
-    const int block = (begin + step) * kTileBlocks + box * kBoxes * 2;
+    const int block = step * kTileBlocks + box * kBoxes * 2;
 #pragma unroll
-    for (int i = 0; i < kBoxes; ++i) load_box(s.values_full[stage], s.values[stage][i], &p.values, block * kBlock + i * 64, first_token);
+    for (int i = 0; i < kBoxes; ++i) load_box(s.values_full[stage], s.values[stage][i], &p.values, block * kBlock + i * 64, token_tile * kTokens);
     if constexpr (kScaled) {
-      load_bytes(s.values_full[stage], s.factors[stage], p.factors + (int64_t(token_tile) * p.tiles_k * kTileBlocks + block) * kTokens, kFactorBytes);
+      load_bytes(s.values_full[stage], s.factors[stage], p.factors + (int64_t(token_tile) * tiles_k * kTileBlocks + block) * kTokens, kFactorBytes);
     }
   };
 
+  const auto part_of = [&](Work work) { return work.whole() ? Part{work.at, 0, tiles_k} : s.share[work]; };
+
   const bool loads = threadIdx.x == kConsumers;
-  const int first = min(count, kStages);
+  int early = 0;
   if (loads) {
+    s.share.fill(p.shares, int(blockIdx.x));
     for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32 * S::kArrivals);
     for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32 * (kScaled ? S::kArrivals : 1));
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();
     if (p.early_weights) {
-      for (int i = 0; i < first; ++i) load_tiles(i, i);
+      const Part first = part_of(Work::begin(p.shares, int(blockIdx.x)));
+      early = min(first.count, kStages);
+      for (int i = 0; i < early; ++i) load_tiles(first.tile, first.begin + i, i);
     }
   }
   __syncthreads();
 
-  const int first_row = group_of_rows * kRows;
   if (threadIdx.x >= kConsumers) {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<S::kLoading>();
     if (loads) {
       wait_for_preceding_kernel();
       Stages<kStages> tiles;
       Stages<kValueStages> values;
-      for (int step = 0; step < count; ++step, tiles.advance()) {
-        if (step >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
-        if (step >= kStages || !p.early_weights) load_tiles(step, tiles.stage);
-        load_sums(step, tiles.stage);
-        for (int box = 0; box < kPerTile; ++box, values.advance()) {
-          if (step * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
-          load_values(step, box, values.stage);
+      int loaded = 0;  // steps
+      Work work = Work::begin(p.shares, int(blockIdx.x));
+      do {
+        const Part part = part_of(work);
+        const int token_tile = part.tile / p.groups;
+        for (int step = part.begin; step < part.begin + part.count; ++step, ++loaded, tiles.advance()) {
+          if (loaded >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
+          if (loaded >= early) load_tiles(part.tile, step, tiles.stage);
+          load_sums(token_tile, step, tiles.stage);
+          for (int box = 0; box < kPerTile; ++box, values.advance()) {
+            if (loaded * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
+            load_values(token_tile, step, box, values.stage);
+          }
         }
-      }
+      } while (work.advance(p.shares, int(blockIdx.x), int(gridDim.x)));
     }
-    if (shared) meet_in_cluster(), meet_in_cluster();  // as the others: sums are there; sums have been read
   } else {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<S::kMultiplying>();
     const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
     const int g = lane / 4, t = lane % 4;
     wait_for_preceding_kernel();
-    float sums[kTokens / 8][4] = {};
+    float sums[kTokens / 8][4];
     Stages<kStages> tiles;
     Stages<kValueStages> values;
     const auto release = [&](EmptyBarrier& barrier, int arrivals = 1) {
@@ -192,168 +199,144 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         for (int tile = 0; tile < kTokens / 8; ++tile) minima.add(sums[tile], s.sums_of_values[stage][tile * 32 + lane]);
       }
     };
-    if constexpr (!S::kWide) {
-      // mma.sync: its latency is less than that of wgmma, whose results would be waited for block by block.
-      for (int step = 0; step < count; ++step, tiles.advance(), values.advance()) {
-        wait(s.tiles_full[tiles.stage], tiles.phase);
-        const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
-        wait(s.values_full[values.stage], values.phase);
+    Work work = Work::begin(p.shares, int(blockIdx.x));
+    do {
+      int left = work.whole() ? p.shares.steps : load_shared(&s.share[work].count);
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) sums[i / 4][i % 4] = 0.0f;
+      if constexpr (!S::kWide) {
+        // mma.sync: its latency is less than that of wgmma, whose results would be waited for block by block.
+        for (; left > 0; --left, tiles.advance(), values.advance()) {
+          wait(s.tiles_full[tiles.stage], tiles.phase);
+          const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
+          wait(s.values_full[values.stage], values.phase);
 #pragma unroll kTokens >= 32 || (kTokens == 16 && kScaled) ? 1 : kTokens == 16 ? 2 : 4
-        for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
-          PairLevels<Levels<F, kFactors>> levels;
-          PairScales scales, minima{};
-          levels.load(band, pair, lane);
-          scales.load(band + F::kBandScales, pair, g);
-          if constexpr (F::kMinimum && kScaled) minima.load(band + F::kBandMinima, pair, g);
+          for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
+            PairLevels<Levels<F, kFactors>> levels;
+            PairScales scales, minima{};
+            levels.load(band, pair, lane);
+            scales.load(band + F::kBandScales, pair, g);
+            if constexpr (F::kMinimum && kScaled) minima.load(band + F::kBandMinima, pair, g);
 #pragma unroll
-          for (int b = 0; b < 2; ++b) {
-            const Fragments f = levels.template fragments<T>(b);
-            const int block = pair * 2 + b;
+            for (int b = 0; b < 2; ++b) {
+              const Fragments f = levels.template fragments<T>(b);
+              const int block = pair * 2 + b;
 #pragma unroll
-            for (int tile_n = 0; tile_n < kTokens / 8; ++tile_n) {
-              const uint4 x = load_swizzled(&s.values[values.stage][pair][0], tile_n * 8 + lane % 8, b * 4 + lane / 8);
-              float sum[4] = {};
-              mma_m16n8k16<T>(sum, f.a[0], x.x, x.y);
-              mma_m16n8k16<T>(sum, f.a[1], x.z, x.w);
-              float4 factor{};
-              if constexpr (kScaled) factor = *reinterpret_cast<const float4*>(&s.factors[values.stage][block][tile_n * 8 + 2 * t]);
-              add_block<F::kMinimum, kFactors>(sums[tile_n], sum, scales.of(b), F::kMinimum ? minima.of(b) : float2{}, factor);
-            }
-          }
-        }
-        add_step_minima(band, tiles.stage);
-        release(s.tiles_empty[tiles.stage]);
-        release(s.values_empty[values.stage]);
-      }
-    } else {
-      // What is in flight and what was before it: sums of one block and kUnit tokens each.
-      float sum[2][kUnitFragment];
-      Fragments fragments[2];  // by block
-      float2 scale[2], minimum[2] = {};
-      const float2* factors[2] = {};
-      // Adds a block that has been multiplied.
-      const auto add = [&](int which, int block, int unit) {
-#pragma unroll
-        for (int tile = 0; tile < kUnit / 8; ++tile) {
-          float4 factor{};
-          if constexpr (kScaled) factor = load_shared(factors[block] + unit * kUnit + tile * 8 + 2 * t);
-          add_block<F::kMinimum, kFactors>(sums[unit * kUnit / 8 + tile], sum[which] + tile * 4, scale[block], minimum[block], factor);
-        }
-      };
-      const auto fence = [](float(&values)[kUnitFragment]) {
-#pragma unroll
-        for (int i = 0; i < kUnitFragment; ++i) cute::warpgroup_fence_operand(values[i]);
-      };
-      // Pairs of blocks between two moments when nothing is in flight. A longer run of a kernel with much to keep needs too many registers.
-      constexpr int kTogether = kScaled || kTokens > 128 ? 1 : kTileBlocks / 2;
-      for (int step = 0; step < count; ++step, tiles.advance()) {
-        wait(s.tiles_full[tiles.stage], tiles.phase);
-        const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
-#pragma unroll 1
-        for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
-          int done = 0;  // the stage of activations before this one
-          PairLevels<Levels<F, kFactors>> levels;
-          PairScales scales, minima{};
-          // Fragments are made while the block before is being multiplied.
-          static_assert(kUnits > 1, "fragments of the block before are read until its first unit has been waited for");
-          const auto prepare = [&](int block) {
-            const int pair = from + block / 2, b = block % 2;
-            if (b == 0) {
-              levels.load(band, pair, lane);
-              scales.load(band + F::kBandScales, pair, g);
-              if constexpr (F::kMinimum && kScaled) minima.load(band + F::kBandMinima, pair, g);
-            }
-            fragments[b] = levels.template fragments<T>(b);
-#pragma unroll
-            for (int j = 0; j < 8; ++j) cute::warpgroup_fence_operand(fragments[b].a[j / 4][j % 4]);
-          };
-          prepare(0);
-#pragma unroll
-          for (int block = 0; block < 2 * kTogether; ++block) {
-            const int b = block % 2;
-            if (b == 0) wait(s.values_full[values.stage], values.phase);
-            const uint64_t x = descriptor_of(s.values[values.stage][0]) + 4 * b;
-            const float2 block_scale = scales.of(b), block_minimum = F::kMinimum && kScaled ? minima.of(b) : float2{};
-            const float2* const block_factors = &s.factors[values.stage][b][0];
-#pragma unroll
-            for (int unit = 0; unit < kUnits; ++unit) {
-              const int number = block * kUnits + unit, now = number % 2;
-              fence(sum[now]);
-              cute::warpgroup_arrive();
-              multiply<T>(sum[now], fragments[b].a[0], x + unit * kUnit * 8, false, kIndices);
-              multiply<T>(sum[now], fragments[b].a[1], x + unit * kUnit * 8 + 2, true, kIndices);
-              cute::warpgroup_commit_batch();
-              if (unit == kUnits - 1 && block + 1 < 2 * kTogether) prepare(block + 1);
-              if (number > 0) {  // meanwhile the one before
-                cute::warpgroup_wait<1>();
-                fence(sum[now ^ 1]);
-                add(now ^ 1, unit > 0 ? b : b ^ 1, unit > 0 ? unit - 1 : kUnits - 1);
-                if (unit == 0 && b == 0) release(s.values_empty[done], kScaled ? S::kArrivals : 1);
-              }
-              if (unit == 0) {
-                scale[b] = block_scale;
-                if constexpr (F::kMinimum && kScaled) minimum[b] = block_minimum;
-                if constexpr (kScaled) factors[b] = block_factors;
+              for (int tile_n = 0; tile_n < kTokens / 8; ++tile_n) {
+                const uint4 x = load_swizzled(&s.values[values.stage][pair][0], tile_n * 8 + lane % 8, b * 4 + lane / 8);
+                float sum[4] = {};
+                mma_m16n8k16<T>(sum, f.a[0], x.x, x.y);
+                mma_m16n8k16<T>(sum, f.a[1], x.z, x.w);
+                float4 factor{};
+                if constexpr (kScaled) factor = *reinterpret_cast<const float4*>(&s.factors[values.stage][block][tile_n * 8 + 2 * t]);
+                add_block<F::kMinimum, kFactors>(sums[tile_n], sum, scales.of(b), F::kMinimum ? minima.of(b) : float2{}, factor);
               }
             }
-            if (b == 1) {
-              done = values.stage;
-              values.advance();
-            }
           }
-          // Nothing is in flight from one run to the next: the compiler would wait for every instruction then.
-          cute::warpgroup_wait<0>();
-          fence(sum[1]);
-          add(1, 1, kUnits - 1);
-          release(s.values_empty[done], kScaled ? S::kArrivals : 1);
+          add_step_minima(band, tiles.stage);
+          release(s.tiles_empty[tiles.stage]);
+          release(s.values_empty[values.stage]);
         }
-        add_step_minima(band, tiles.stage);
-        release(s.tiles_empty[tiles.stage], S::kArrivals);
-      }
-    }
-    const int row = group * kTileRows + warp * 16 + g, token = 2 * t;
-    if (shared) {
-      cutlass::arch::NamedBarrier::sync(kConsumers, cutlass::arch::ReservedNamedBarriers::FirstUserBarrier);  // nobody reads the stages
+      } else {
+        // What is in flight and what was before it: sums of one block and kUnit tokens each.
+        float sum[2][kUnitFragment];
+        Fragments fragments[2];  // by block
+        float2 scale[2], minimum[2] = {};
+        const float2* factors[2] = {};
+        // Adds a block that has been multiplied.
+        const auto add = [&](int which, int block, int unit) {
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) own_sums[row + 8 * (i / 2 % 2)][i / 4 * 8 + token + i % 2] = sums[i / 4][i % 4];
-      meet_in_cluster();
-      // Each part adds and stores its share of the rows, in the order of the parts; a thread reads many sums of the others at once.
-      constexpr int kOwn = kRows / kSplit, kEach = kOwn * kTokens / kConsumers, kTogether = kEach < 8 ? kEach : 8;
-      static_assert(kOwn * kTokens % kConsumers == 0 && kEach % kTogether == 0, "the rows of a part are dealt evenly");
+          for (int tile = 0; tile < kUnit / 8; ++tile) {
+            float4 factor{};
+            if constexpr (kScaled) factor = load_shared(factors[block] + unit * kUnit + tile * 8 + 2 * t);
+            add_block<F::kMinimum, kFactors>(sums[unit * kUnit / 8 + tile], sum[which] + tile * 4, scale[block], minimum[block], factor);
+          }
+        };
+        const auto fence = [](float(&values)[kUnitFragment]) {
+#pragma unroll
+          for (int i = 0; i < kUnitFragment; ++i) cute::warpgroup_fence_operand(values[i]);
+        };
+        // Pairs of blocks between two moments when nothing is in flight: as many as spill no register (tests/build/test_build_rows.py).
+        constexpr int kTogether = kScaled ? 1 : kTokens > 128 ? (F::kBits == 8 ? 2 : 1) : S::kPair && F::kBits == 5 ? 2 : kTileBlocks / 2;
+        for (; left > 0; --left, tiles.advance()) {
+          wait(s.tiles_full[tiles.stage], tiles.phase);
+          const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
 #pragma unroll 1
-      for (int first = 0; first < kEach; first += kTogether) {
-        float from[kTogether][kSplit];
+          for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
+            int done = 0;  // the stage of activations before this one
+            PairLevels<Levels<F, kFactors>> levels;
+            PairScales scales, minima{};
+            // Fragments are made while the block before is being multiplied.
+            static_assert(kUnits > 1, "fragments of the block before are read until its first unit has been waited for");
+            const auto prepare = [&](int block) {
+              const int pair = from + block / 2, b = block % 2;
+              if (b == 0) {
+                levels.load(band, pair, lane);
+                scales.load(band + F::kBandScales, pair, g);
+                if constexpr (F::kMinimum && kScaled) minima.load(band + F::kBandMinima, pair, g);
+              }
+              fragments[b] = levels.template fragments<T>(b);
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int at = (first + i) * kConsumers + int(threadIdx.x);
-          const uint32_t address = cute::cast_smem_ptr_to_uint(&own_sums[part * kOwn + at % kOwn][at / kOwn]);
+              for (int j = 0; j < 8; ++j) cute::warpgroup_fence_operand(fragments[b].a[j / 4][j % 4]);
+            };
+            prepare(0);
 #pragma unroll
-          for (int other = 0; other < kSplit; ++other) {
-            asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(from[i][other]) : "r"(cute::set_block_rank(address, uint32_t(other))));
+            for (int block = 0; block < 2 * kTogether; ++block) {
+              const int b = block % 2;
+              if (b == 0) wait(s.values_full[values.stage], values.phase);
+              const uint64_t x = descriptor_of(s.values[values.stage][0]) + 4 * b;
+              const float2 block_scale = scales.of(b), block_minimum = F::kMinimum && kScaled ? minima.of(b) : float2{};
+              const float2* const block_factors = &s.factors[values.stage][b][0];
+#pragma unroll
+              for (int unit = 0; unit < kUnits; ++unit) {
+                const int number = block * kUnits + unit, now = number % 2;
+                fence(sum[now]);
+                cute::warpgroup_arrive();
+                multiply<T>(sum[now], fragments[b].a[0], x + unit * kUnit * 8, false, kIndices);
+                multiply<T>(sum[now], fragments[b].a[1], x + unit * kUnit * 8 + 2, true, kIndices);
+                cute::warpgroup_commit_batch();
+                if (unit == kUnits - 1 && block + 1 < 2 * kTogether) prepare(block + 1);
+                if (number > 0) {  // meanwhile the one before
+                  cute::warpgroup_wait<1>();
+                  fence(sum[now ^ 1]);
+                  add(now ^ 1, unit > 0 ? b : b ^ 1, unit > 0 ? unit - 1 : kUnits - 1);
+                  if (unit == 0 && b == 0) release(s.values_empty[done], kScaled ? S::kArrivals : 1);
+                }
+                if (unit == 0) {
+                  scale[b] = block_scale;
+                  if constexpr (F::kMinimum && kScaled) minimum[b] = block_minimum;
+                  if constexpr (kScaled) factors[b] = block_factors;
+                }
+              }
+              if (b == 1) {
+                done = values.stage;
+                values.advance();
+              }
+            }
+            // Nothing is in flight from one run to the next: the compiler would wait for every instruction then.
+            cute::warpgroup_wait<0>();
+            fence(sum[1]);
+            add(1, 1, kUnits - 1);
+            release(s.values_empty[done], kScaled ? S::kArrivals : 1);
           }
-        }
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-          const int at = (first + i) * kConsumers + int(threadIdx.x), own = part * kOwn + at % kOwn;
-          float value = from[i][0];
-#pragma unroll
-          for (int other = 1; other < kSplit; ++other) value += from[i][other];
-          if (p.output.bias) value += p.output.bias_of(first_row + own);
-          p.output.store(first_token + at / kOwn, first_row + own, value);
+          add_step_minima(band, tiles.stage);
+          release(s.tiles_empty[tiles.stage], S::kArrivals);
         }
       }
-      meet_in_cluster();  // nobody leaves while its sums are read
-    } else {
-      const float bias[2] = {p.output.bias_of(first_row + row), p.output.bias_of(first_row + row + 8)};
+      if (work.whole()) {
+        const int row = work.at % p.groups * kRows + group * kTileRows + warp * 16 + g, token = work.at / p.groups * kTokens + 2 * t;
+        const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)};
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) {
-        const int half = i / 2 % 2;
-        const float value = p.output.bias ? sums[i / 4][i % 4] + bias[half] : sums[i / 4][i % 4];
-        p.output.store(first_token + i / 4 * 8 + token + i % 2, first_row + row + 8 * half, value);
+        for (int i = 0; i < kTokens / 8; ++i) p.output.store_fragment(token + i * 8, row, sums[i], bias);
+      } else if (load_shared(&s.share[work].count) > 0) {
+        const int64_t at = p.shares.place_of(int(blockIdx.x), load_shared(&s.share[work].tile)) * (kTokens / 8);
+#pragma unroll
+        for (int i = 0; i < kTokens / 8; ++i) {
+          p.shares.sums[(at + i) * kConsumers + threadIdx.x] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+        }
       }
-    }
+    } while (work.advance(p.shares, int(blockIdx.x), int(gridDim.x)));
   }
-
 }
 
 using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
@@ -363,11 +346,11 @@ inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled")
 // One row of sm90.yaml's block section and one format of weights.
 template <class F, int kTokens, int kRows, int kSplit, int kStages>
 struct Wgmma {
-  static_assert((kRows == 64 || kRows == 128) && (kSplit == 1 || kSplit == 2), "the rules of the table");
-  // Factors leave no registers for more than 128 tokens.
-  static constexpr bool kHasScaled = kTokens <= 128;
-  using Scaled = Wgmma<F, kHasScaled ? kTokens : 128, kRows, kSplit, kStages>;
-  using Shape = WgmmaShape<F, kTokens, kRows, kSplit, kStages>;
+  static_assert((kRows == 64 || kRows == 128) && kSplit >= 1 && kSplit <= 16, "the rules of the table");
+  // Factors and minima leave no registers for more than 128 tokens, which leave memory for another stage.
+  static constexpr bool kFewer = kTokens > 128;
+  using Fewer = Wgmma<F, kFewer ? 128 : kTokens, kRows, kSplit, kFewer ? kStages + 1 : kStages>;
+  using Shape = WgmmaShape<F, kTokens, kRows, kStages>;
   static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
   static constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, true);
@@ -379,7 +362,7 @@ struct Wgmma {
   }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
-    if (scaledMMStatus_t status = Scaled::prepare_scaled(device, message, size)) return status;
+    if (scaledMMStatus_t status = Fewer::prepare_scaled(device, message, size)) return status;
     if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, kOfFloats>(), kSharedMemory, device, message, size)) return status;
     return prepare_kernel(device_kernel<__nv_bfloat16, kOfFloats>(), kSharedMemory, device, message, size);
   }
@@ -388,10 +371,19 @@ struct Wgmma {
     return prepare_kernel(device_kernel<__half, Factors::kScaled>(), kSharedMemory, device, message, size);
   }
 
-  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens, true).end; }
+  static Shares shares_of(int64_t M, int64_t N, int64_t K, int32_t multiprocessors) {
+    return share_tiles(tiles_of(M, kTokens) * tiles_of(N, kRows), tiles_of(K, kTileK), int64_t(multiprocessors) * Shape::kAtOnce, kSplit, kTokens);
+  }
+
+  static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int32_t multiprocessors) {
+    if (kFewer && values_of(o, true) == Values::kQuantized) return Fewer::workspace_size(M, N, K, o, multiprocessors);
+    const Shares shares = shares_of(M, N, K, multiprocessors);
+    const int64_t parts = shares.blocks ? shares.blocks + shares.tiles - 1 : 0;
+    return stage_layout<F>(M, N, K, o, kTokens, true).end + parts * (kTokens * kRows * int64_t(sizeof(float)));
+  }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    if (values_of(*l.blocks, true) == Values::kQuantized) return Scaled::run_scaled(l, message, size);
+    if (values_of(*l.blocks, true) == Values::kQuantized) return Fewer::run_scaled(l, message, size);
     return run(l, message, size, [](Values form) -> DeviceKernel& {
       return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, kOfFloats>() : device_kernel<__half, kOfFloats>();
     });
@@ -405,9 +397,9 @@ struct Wgmma {
   template <class KernelOf>
   static scaledMMStatus_t run(const GemmLaunch& l, char* message, size_t size, KernelOf&& kernel_of) {
     const int64_t tiles_m = tiles_of(l.M, kTokens), tiles_n = tiles_of(l.N, kRows);
-    if (tiles_n > INT_MAX / kSplit / tiles_m) {
+    if (tiles_n > INT_MAX / tiles_m) {
       snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows",
-               INT_MAX / kSplit, kTokens, kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
+               INT_MAX, kTokens, kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     Staged staged;
@@ -417,13 +409,9 @@ struct Wgmma {
     p.tiles = staged.tiles;
     p.factors = staged.factors;
     p.output = output_of(l);
-    p.tiles_k = int32_t(tiles_of(l.K, kTileK));
     p.groups = int32_t(tiles_n);
-    // What is left after whole rounds of tiles is shared, if that takes less than another round. Rounds are of somewhat fewer tiles than there
-    // are multiprocessors, for a cluster finds no place where one of a pair is taken.
-    const int64_t tiles = tiles_m * tiles_n, slots = l.multiprocessors >= 16 ? l.multiprocessors / 16 * 16 : kSplit;
-    const int64_t rest = tiles % slots, whole = tiles_of(rest * kSplit, slots) < kSplit ? tiles - rest : tiles / kSplit * kSplit;
-    p.whole = int32_t(kSplit > 1 ? whole : tiles);
+    p.shares = shares_of(l.M, l.N, l.K, l.multiprocessors);
+    p.shares.sums = reinterpret_cast<float4*>(static_cast<uint8_t*>(l.workspace) + stage_layout<F>(l.M, l.N, l.K, *l.blocks, kTokens, true).end);
     p.early_weights = l.constant_b && l.blocks->packed;
     const bool bfloat16 = staged.form == Values::kBfloat16;
     if (l.K > 0) {
@@ -439,19 +427,24 @@ struct Wgmma {
       if (result != CUDA_SUCCESS) return cuda_failure(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled", message, size);
     }
     LaunchShape shape;
-    shape.grid = dim3(unsigned(p.whole + (tiles - p.whole) * kSplit));
+    shape.grid = dim3(unsigned(p.shares.thread_blocks));
     shape.block = dim3(Shape::kThreads);
-    shape.cluster = dim3(kSplit);
     shape.shared_memory = kSharedMemory;
     shape.dependent = true;
     void* params[] = {&p};
-    return launch_kernel(kernel_of(staged.form), shape, params, l, message, size);
+    if (scaledMMStatus_t status = launch_kernel(kernel_of(staged.form), shape, params, l, message, size)) return status;
+    if (p.shares.blocks == 0) return SCALED_MM_STATUS_SUCCESS;
+    return launch_add_shares({p.shares, p.output, p.groups, kTokens}, kRows, l, message, size);
   }
 
   static Kernel entry(const char* row) {
-    Kernel kernel = {row, F::kDtype, kSharedMemory, &prepare, &launch};
-    kernel.block_workspace_size = &workspace_size;
-    return kernel;
+    if constexpr (kFewer && F::kMinimum) {
+      return Fewer::entry(row);
+    } else {
+      Kernel kernel = {row, F::kDtype, kSharedMemory, &prepare, &launch};
+      kernel.block_workspace_size = &workspace_size;
+      return kernel;
+    }
   }
 };
 

@@ -73,7 +73,8 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMBlock
   if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), format, handle->info.device_id,
                                           handle->info.max_shared_memory, &d->row->slots[format], &d->kernel)) return s;
   if (d->kernel->block_workspace_size) {
-    d->workspace_size = size_t(d->kernel->block_workspace_size(d->launch.M, d->launch.N, d->launch.K, info.operands));
+    const GemmLaunch& l = d->launch;
+    d->workspace_size = size_t(d->kernel->block_workspace_size(l.M, l.N, l.K, info.operands, l.multiprocessors));
   }
   return SCALED_MM_STATUS_SUCCESS;
 }

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 6
+#define SCALED_MM_KERNEL_ABI_VERSION 7
 
 namespace scaled_mm {
 
@@ -106,7 +106,7 @@ struct Kernel {
   // The same of a row of a grouped table.
   int64_t (*grouped_workspace_size)(int64_t experts, int32_t multiprocessors) = nullptr;
   // The same of a row of a block table.
-  int64_t (*block_workspace_size)(int64_t M, int64_t N, int64_t K, const BlockOperands& blocks) = nullptr;
+  int64_t (*block_workspace_size)(int64_t M, int64_t N, int64_t K, const BlockOperands& blocks, int32_t multiprocessors) = nullptr;
 };
 
 struct KernelLibrary {

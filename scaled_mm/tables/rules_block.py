@@ -15,6 +15,7 @@ GENERATIONS = ("block_mma", "block_wgmma")
 WGMMA_ARCHES = ("sm90",)
 TILE_K = TILE_BLOCKS * BLOCK
 BAND_ROWS = 16  # of an instruction: a warp of a block_mma row multiplies one or two bands
+MOST_SHARES = 16  # thread blocks that share a tile of a block_wgmma row, on average
 _BARRIERS = 2048
 _TOKENS = {"block_mma": (8, 16, 32), "block_wgmma": (8, 16, 32, 64, 128, 256)}
 _MMA_TOKENS = 32  # a block_wgmma row of at most as many multiplies by mma.sync, and a stage holds the activations of a whole tile
@@ -100,8 +101,8 @@ def findings(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]
         least = "at least 2" if row.generation == "block_wgmma" else "1 for none"
         yield "stages", f"stages = {row.stages}; a {row.generation} row says how many, {least}"
         return
-    if row.split_k not in (1, 2):
-        yield "split_k", f"split_k = {row.split_k}, expected 1 or 2: the blocks of a cluster share the K of a tile that is left over"
+    if not 1 <= row.split_k <= MOST_SHARES:
+        yield "split_k", f"split_k = {row.split_k}, expected 1 to {MOST_SHARES}: thread blocks that share the K of a tile that is left over"
     if rows in allowed and max(stages(row, fmt, limit) for fmt in WEIGHT_FORMATS) < row.stages:
         least = min(WEIGHT_FORMATS, key=lambda fmt: stage_bytes(row, fmt))
         what = f"{row.stages} stages of {stage_bytes(row, least)} bytes and {_beside_stages(row)} beside them, for {least}, which takes least"

@@ -106,8 +106,8 @@ class KernelRow(BaseModel):
         are those of block products, whose m is the tokens and n the rows of the weight; they take any operands.
     warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
         A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
-        their int32 sums in the workspace. A block_wgmma row's: blocks of a cluster that share the K of a tile that is left after whole
-        rounds of tiles.
+        their int32 sums in the workspace. A block_wgmma row's: as many at most, on average, that share the K of a tile
+        that is left after whole rounds of tiles.
     schedule: of c3x rows; a decode row has cooperative where its blocks are persistent.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
     raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one,

@@ -149,3 +149,7 @@ def test_the_swizzle_counts_the_tiles_that_cutlass_schedules_and_adds_next_to_no
 
 def test_the_blocks_of_a_decode_cluster_own_slices_that_make_up_the_tile(tmp_path):
     assert run_on_the_host("decode_slices.cu", tmp_path) == "0 0 0 0 0 0 0\n"
+
+
+def test_every_step_of_every_tile_of_a_block_product_is_dealt_once(tmp_path):
+    assert run_on_the_host("shares.cu", tmp_path) == "0 1 1 0\n"
