@@ -1,7 +1,7 @@
 // How the tiles of the output are dealt to thread blocks, as many as a GPU holds at once. Each has as many whole tiles as the others. What is
-// left is shared: the steps of K of those tiles, one after another, are dealt evenly, so that a thread block has a part of one tile, or the
-// end of one and the start of the next. It leaves its sums in the workspace; a kernel of its own adds those of each tile, in the order of
-// K, so that the result is the same every time.
+// left is shared: the steps of K of those tiles, one after another, are dealt evenly, so that a thread block has a part of one tile, or
+// the end of one and the start of the next. It leaves its sums in the workspace; a kernel of its own adds those of each tile, in the
+// order of K, so that the result is the same every time.
 #pragma once
 
 #include <climits>
@@ -11,13 +11,13 @@
 namespace scaled_mm::block {
 
 struct Shares {
-  int32_t whole;         // tiles of the output, the first ones, that are not shared
-  int32_t tiles;         // that are
-  int32_t blocks;        // thread blocks that share them
-  int32_t steps;         // of a tile: along K, 256 each
-  int32_t each, longer;  // steps of a thread block; the first `longer` have one more
-  int32_t thread_blocks; // of the kernel
-  float4* sums;          // [blocks + tiles - 1][tiles of 8 tokens][threads that multiply]: of block b's part of tile t at b + t
+  int32_t whole;          // tiles of the output, the first ones, that are not shared
+  int32_t tiles;          // that are
+  int32_t blocks;         // thread blocks that share them, the first ones
+  int32_t steps;          // of a tile: along K, 256 each
+  int32_t each, longer;   // steps of a thread block; the first `longer` have one more
+  int32_t thread_blocks;  // of the kernel
+  float4* sums;           // [blocks + tiles - 1][tiles of 8 tokens][threads that multiply]: of block b's part of tile t at b + t
 
   __host__ __device__ int first_step(int block) const { return block * each + min(block, longer); }
   // Of the sums of a thread block's part of a tile, in units of whole tiles of them.
@@ -32,7 +32,7 @@ struct Shares {
 // reckoned to take less time. most: thread blocks to a tile, on average. tokens: of a tile.
 inline Shares share_tiles(int64_t tiles, int64_t steps, int64_t slots, int64_t most, int tokens) {
   // In tenths of a step: starting, adding sums afterwards, and that a thread block has parts of two tiles (measured, docs/decisions/0013).
-  const int64_t kStart = 10, kAdd = 20, kSecond = tokens > 128 ? 40 : 1;
+  const int64_t kStart = 10, kAdd = 20, kSecond = tokens > 128 ? 100 : 1;
   const int64_t rest = slots > 0 ? tiles % slots : 0;
   int64_t best = 0, least = 10 * steps + kStart;
   const auto consider = [&](int64_t blocks) {

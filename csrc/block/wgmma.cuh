@@ -91,6 +91,8 @@ struct WgmmaShape {
   static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? (kGroups == 1 ? 3 : kPair ? 2 : 1) : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
   static constexpr int kFit = kFitOf<Storage>;
   static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
+  // Whether a thread block may have several tiles, or parts of them: 256 tokens and minima leave no registers to keep count of them.
+  static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum;
   // Of those a GPU is dealt work for: more than two share the same multiprocessor to no use.
   static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
   // Registers that a thread has after reconfiguration: of the loading warps, of the others.
@@ -140,18 +142,21 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     }
   };
 
-  const auto part_of = [&](Work work) { return work.whole() ? Part{work.at, 0, tiles_k} : s.share[work]; };
+  const auto begin = [&] { return S::kDeals ? Work::begin(p.shares, int(blockIdx.x)) : Work{int(blockIdx.x)}; };
+  const auto advance = [&](Work& work) { return S::kDeals && work.advance(p.shares, int(blockIdx.x), int(gridDim.x)); };
+  const auto is_whole = [&](Work work) { return !S::kDeals || work.whole(); };
+  const auto part_of = [&](Work work) { return is_whole(work) ? Part{work.at, 0, tiles_k} : s.share[work]; };
 
   const bool loads = threadIdx.x == kConsumers;
   int early = 0;
   if (loads) {
-    s.share.fill(p.shares, int(blockIdx.x));
+    if constexpr (S::kDeals) s.share.fill(p.shares, int(blockIdx.x));
     for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32 * S::kArrivals);
     for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32 * (kScaled ? S::kArrivals : 1));
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();
     if (p.early_weights) {
-      const Part first = part_of(Work::begin(p.shares, int(blockIdx.x)));
+      const Part first = part_of(begin());
       early = min(first.count, kStages);
       for (int i = 0; i < early; ++i) load_tiles(first.tile, first.begin + i, i);
     }
@@ -165,7 +170,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       Stages<kStages> tiles;
       Stages<kValueStages> values;
       int loaded = 0;  // steps
-      Work work = Work::begin(p.shares, int(blockIdx.x));
+      Work work = begin();
       do {
         const Part part = part_of(work);
         const int token_tile = part.tile / p.groups;
@@ -178,7 +183,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
             load_values(token_tile, step, box, values.stage);
           }
         }
-      } while (work.advance(p.shares, int(blockIdx.x), int(gridDim.x)));
+      } while (advance(work));
     }
   } else {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<S::kMultiplying>();
@@ -199,9 +204,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         for (int tile = 0; tile < kTokens / 8; ++tile) minima.add(sums[tile], s.sums_of_values[stage][tile * 32 + lane]);
       }
     };
-    Work work = Work::begin(p.shares, int(blockIdx.x));
+    Work work = begin();
     do {
-      int left = work.whole() ? p.shares.steps : load_shared(&s.share[work].count);
+      int left = is_whole(work) ? tiles_k : load_shared(&s.share[work].count);
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i / 4][i % 4] = 0.0f;
       if constexpr (!S::kWide) {
@@ -323,7 +328,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
           release(s.tiles_empty[tiles.stage], S::kArrivals);
         }
       }
-      if (work.whole()) {
+      if (is_whole(work)) {
         const int row = work.at % p.groups * kRows + group * kTileRows + warp * 16 + g, token = work.at / p.groups * kTokens + 2 * t;
         const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)};
 #pragma unroll
@@ -335,7 +340,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
           p.shares.sums[(at + i) * kConsumers + threadIdx.x] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
         }
       }
-    } while (work.advance(p.shares, int(blockIdx.x), int(gridDim.x)));
+    } while (advance(work));
   }
 }
 
@@ -347,7 +352,7 @@ inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled")
 template <class F, int kTokens, int kRows, int kSplit, int kStages>
 struct Wgmma {
   static_assert((kRows == 64 || kRows == 128) && kSplit >= 1 && kSplit <= 16, "the rules of the table");
-  // Factors and minima leave no registers for more than 128 tokens, which leave memory for another stage.
+  // What else computes a row of 256 tokens: tiles of 128, whose kernel has room for factors, and for dealing tiles where there are minima.
   static constexpr bool kFewer = kTokens > 128;
   using Fewer = Wgmma<F, kFewer ? 128 : kTokens, kRows, kSplit, kFewer ? kStages + 1 : kStages>;
   using Shape = WgmmaShape<F, kTokens, kRows, kStages>;
@@ -363,6 +368,9 @@ struct Wgmma {
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     if (scaledMMStatus_t status = Fewer::prepare_scaled(device, message, size)) return status;
+    if constexpr (!Shape::kDeals) {
+      if (scaledMMStatus_t status = Fewer::prepare(device, message, size)) return status;
+    }
     if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, kOfFloats>(), kSharedMemory, device, message, size)) return status;
     return prepare_kernel(device_kernel<__nv_bfloat16, kOfFloats>(), kSharedMemory, device, message, size);
   }
@@ -371,12 +379,21 @@ struct Wgmma {
     return prepare_kernel(device_kernel<__half, Factors::kScaled>(), kSharedMemory, device, message, size);
   }
 
+  static int64_t tiles(int64_t M, int64_t N) { return tiles_of(M, kTokens) * tiles_of(N, kRows); }
+
   static Shares shares_of(int64_t M, int64_t N, int64_t K, int32_t multiprocessors) {
-    return share_tiles(tiles_of(M, kTokens) * tiles_of(N, kRows), tiles_of(K, kTileK), int64_t(multiprocessors) * Shape::kAtOnce, kSplit, kTokens);
+    const int64_t slots = Shape::kDeals ? int64_t(multiprocessors) * Shape::kAtOnce : 0;
+    return share_tiles(tiles(M, N), tiles_of(K, kTileK), slots, kSplit, kTokens);
+  }
+
+  // Whether Fewer computes a product. Where tiles are not dealt, if more than a twentieth of the multiprocessors would be idle.
+  static bool is_for_fewer(int64_t M, int64_t N, const BlockOperands& o, int32_t multiprocessors) {
+    if (!kFewer || values_of(o, true) == Values::kQuantized) return kFewer;
+    return !Shape::kDeals && multiprocessors > 0 && 20 * tiles(M, N) < 19 * tiles_of(tiles(M, N), multiprocessors) * multiprocessors;
   }
 
   static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int32_t multiprocessors) {
-    if (kFewer && values_of(o, true) == Values::kQuantized) return Fewer::workspace_size(M, N, K, o, multiprocessors);
+    if (is_for_fewer(M, N, o, multiprocessors)) return Fewer::workspace_size(M, N, K, o, multiprocessors);
     const Shares shares = shares_of(M, N, K, multiprocessors);
     const int64_t parts = shares.blocks ? shares.blocks + shares.tiles - 1 : 0;
     return stage_layout<F>(M, N, K, o, kTokens, true).end + parts * (kTokens * kRows * int64_t(sizeof(float)));
@@ -384,6 +401,9 @@ struct Wgmma {
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     if (values_of(*l.blocks, true) == Values::kQuantized) return Fewer::run_scaled(l, message, size);
+    if constexpr (!Shape::kDeals) {
+      if (is_for_fewer(l.M, l.N, *l.blocks, l.multiprocessors)) return Fewer::launch(l, message, size);
+    }
     return run(l, message, size, [](Values form) -> DeviceKernel& {
       return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, kOfFloats>() : device_kernel<__half, kOfFloats>();
     });
@@ -438,13 +458,9 @@ struct Wgmma {
   }
 
   static Kernel entry(const char* row) {
-    if constexpr (kFewer && F::kMinimum) {
-      return Fewer::entry(row);
-    } else {
-      Kernel kernel = {row, F::kDtype, kSharedMemory, &prepare, &launch};
-      kernel.block_workspace_size = &workspace_size;
-      return kernel;
-    }
+    Kernel kernel = {row, F::kDtype, kSharedMemory, &prepare, &launch};
+    kernel.block_workspace_size = &workspace_size;
+    return kernel;
   }
 };
 
