@@ -1,7 +1,7 @@
 // How the tiles of the output are dealt to thread blocks, as many as a GPU holds at once. Each has as many whole tiles as the others. What is
-// left is shared: the steps of K of those tiles, one after another, are dealt evenly, so that a thread block has a part of one tile, or
-// the end of one and the start of the next. It leaves its sums in the workspace; a kernel of its own adds those of each tile, in the
-// order of K, so that the result is the same every time.
+// left is shared, if that takes less than a round of whole tiles: the steps of K of those tiles, one after another, are dealt evenly, so
+// that a thread block has a part of one tile, or the end of one and the start of the next. It leaves its sums in the workspace; a kernel
+// of its own adds those of each tile, in the order of K, so that the result is the same every time.
 #pragma once
 
 #include <climits>
@@ -104,7 +104,7 @@ static __global__ void add_shares(const __grid_constant__ AddParams p) {
   const int parts = p.tokens / 8, tile = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
   const int first = p.shares.block_of(tile * p.shares.steps), last = p.shares.block_of((tile + 1) * p.shares.steps - 1);
   const int lane = int(threadIdx.x) % 32, place = p.shares.whole + tile;
-  const int row = place % p.groups * int(blockDim.x) / 2 + int(threadIdx.x) / 32 * 16 + lane / 4;
+  const int row = place % p.groups * (int(blockDim.x) / 2) + int(threadIdx.x) / 32 * 16 + lane / 4;
   const int token = place / p.groups * p.tokens + part * 8 + lane % 4 * 2;
   wait_for_preceding_kernel();
   float4 sum{};
@@ -117,14 +117,18 @@ static __global__ void add_shares(const __grid_constant__ AddParams p) {
   p.output.store_fragment(token, row, sums, bias);
 }
 
-inline scaledMMStatus_t launch_add_shares(const AddParams& p, int rows, const GemmLaunch& l, char* message, size_t size) {
-  static DeviceKernel kernel(&add_shares);
+static DeviceKernel& add_shares_kernel() {
+  static DeviceKernel one(&add_shares);
+  return one;
+}
+
+static scaledMMStatus_t launch_add_shares(const AddParams& p, int rows, const GemmLaunch& l, char* message, size_t size) {
   LaunchShape shape;
   shape.grid = dim3(unsigned(p.shares.tiles * (p.tokens / 8)));
   shape.block = dim3(rows * 2);
   shape.dependent = true;
   void* params[] = {const_cast<AddParams*>(&p)};
-  return launch_kernel(kernel, shape, params, l, message, size);
+  return launch_kernel(add_shares_kernel(), shape, params, l, message, size);
 }
 
 }  // namespace scaled_mm::block

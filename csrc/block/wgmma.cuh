@@ -1,10 +1,10 @@
 // A block product by wgmma, for Hopper: levels as exact 16-bit numbers in registers, activations in shared memory. Each block of K has
 // accumulators of its own, which the scales take to float32 while the next block is being multiplied.
 //
-// A thread block has kRows rows of the weight, 64 to a warpgroup, and kTokens tokens: a tile of the output, or, of tiles that would not
-// occupy all multiprocessors, its share (shares.cuh). One of its threads loads: tiles of the weight, which are one copy each, and what is
-// multiplied with their minima, into one ring of stages, activations into another. Constant weights that lie in tiles are asked for
-// before the preceding kernel has ended (docs/decisions/0011).
+// A tile of the output is kRows rows of the weight, 64 to a warpgroup, and kTokens tokens. A thread block has some, and its share of those
+// that would not occupy all multiprocessors (shares.cuh). One of its threads loads, ahead into the next tile: tiles of the weight, which
+// are one copy each, and what is multiplied with their minima, into one ring of stages, activations into another. Constant weights that
+// lie in tiles are asked for before the preceding kernel has ended (docs/decisions/0011).
 #pragma once
 
 #include <climits>
@@ -371,6 +371,7 @@ struct Wgmma {
     if constexpr (!Shape::kDeals) {
       if (scaledMMStatus_t status = Fewer::prepare(device, message, size)) return status;
     }
+    if (scaledMMStatus_t status = prepare_kernel(add_shares_kernel(), 0, device, message, size)) return status;
     if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, kOfFloats>(), kSharedMemory, device, message, size)) return status;
     return prepare_kernel(device_kernel<__nv_bfloat16, kOfFloats>(), kSharedMemory, device, message, size);
   }
