@@ -132,7 +132,7 @@ inline void quantize(const float (&x)[32], uint8_t* block) {
   for (int e = 0; e < 32; ++e) block[4 + e] = uint8_t(int8_t(std::round(x[e] * inverse)));
 }
 
-inline int64_t workspace_size(int64_t M, int64_t, int64_t K, const BlockOperands& blocks) { return blocks.quantize ? M * (K / 32) * 36 + 20 : 0; }
+inline int64_t workspace_size(int64_t M, int64_t, int64_t K, const BlockOperands& blocks, int32_t) { return blocks.quantize ? M * (K / 32) * 36 + 20 : 0; }
 
 // One activation's part of a block: with its sum and scale as stored, or floats.
 inline double block_product(const Block& w, const Layout& f, const uint8_t* q8_1, const double* floats) {
@@ -166,7 +166,7 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   host_kernels_last_constant_b = l.constant_b;
   const BlockOperands* blocks = l.blocks;
   const bool q8_1 = blocks && blocks->activation == SCALED_MM_DTYPE_Q8_1;
-  const int64_t count = l.K / 32, needed = blocks ? workspace_size(l.M, l.N, l.K, *blocks) : 0;
+  const int64_t count = l.K / 32, needed = blocks ? workspace_size(l.M, l.N, l.K, *blocks, l.multiprocessors) : 0;
   if (blocks == nullptr || blocks->format != kFormat || l.batch != 1 || (q8_1 && (blocks->quantize || l.a_stride_k != 36)) ||
       (needed && (l.workspace == nullptr || reinterpret_cast<uintptr_t>(l.workspace) % 16)) || l.K % 32) {
     snprintf(message, size, "handed what a block row cannot take");
