@@ -110,7 +110,7 @@ static __global__ void add_shares(const __grid_constant__ AddParams p) {
   float4 sum{};
 #pragma unroll 4
   for (int block = first; block <= last; ++block) {
-    const float4 one = p.shares.sums[(int64_t(block + tile) * parts + part) * blockDim.x + threadIdx.x];
+    const float4 one = p.shares.sums[(p.shares.place_of(block, place) * parts + part) * blockDim.x + threadIdx.x];
     sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
   }
   const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)}, sums[4] = {sum.x, sum.y, sum.z, sum.w};
