@@ -272,10 +272,13 @@ def test_large_products_are_within_the_bound(fmt):
         assert float((out.double() - want).norm() / want.norm()) <= BOUND
 
 
+SHARING = [row.name for row in load_table("sm90").block.rows if row.split_k > 1]
+
+
 # Of an H200's 132 multiprocessors: whole rounds and tiles that are left; parts of two tiles in a thread block; a few tiles shared by many.
 @pytest.mark.parametrize("m, k", [(128 * 150 - 5, 800), (128 * 70 + 1, 2080), (300, 8224)])
 @pytest.mark.parametrize("fmt, kind", [("q4_0", torch.float16), ("q5_1", torch.float16), ("q5_1", "q8_1"), ("q8_0", torch.bfloat16)], ids=str)
-@pytest.mark.parametrize("row", [row.name for row in load_table("sm90").block.rows if row.split_k > 1])
+@pytest.mark.parametrize("row", SHARING)
 def test_tiles_that_are_left_over_and_shared_are_as_right_as_whole_ones(row, fmt, kind, m, k):
     if sm.Handle("cuda").arch != "sm90":
         pytest.skip("a row of SM90's table")
@@ -286,8 +289,9 @@ def test_tiles_that_are_left_over_and_shared_are_as_right_as_whole_ones(row, fmt
     want = (reference.gemm_q8_1 if kind == "q8_1" else reference.gemm)(weight_q, activation, fmt) + bias.double()[:, None]
     mode = "w4a8" if kind == "q8_1" else "w4a16"
     runs = [compute(sm.Handle("cuda"), weight, activation, *want.shape, bias=bias, mode=mode, kernel=row) for _ in range(3)]
+    runs.append(compute(sm.Handle("cuda"), weight_q, activation, *want.shape, bias=bias, mode=mode, kernel=row))  # that is not packed
     error = (runs[0].double() - want).norm(dim=1) / want.norm(dim=1)
-    assert float(error.max()) <= 4 * BOUND and torch.equal(runs[0], runs[1]) and torch.equal(runs[0], runs[2])
+    assert float(error.max()) <= 4 * BOUND and all(torch.equal(runs[0], run) for run in runs[1:])
     assert float((runs[0].double() - want).norm() / want.norm()) <= BOUND
 
 
@@ -374,6 +378,47 @@ def test_a_descriptor_runs_on_a_stream_and_is_captured(fmt):
     x.copy_(torch.randn(9, 288, generator=seeded(8)))
     graph.replay()
     assert relative_error(out.cpu(), expected(weight_q, fmt, x)) <= BOUND
+
+
+@pytest.mark.parametrize("fmt, mode", [("q4_0", "w4a16"), ("q5_1", "w4a16"), ("q5_1", "w4a8"), ("q8_0", "w4a8")])
+@pytest.mark.parametrize("row", SHARING)
+def test_products_that_share_tiles_follow_one_another_on_one_workspace(row, fmt, mode):
+    """Each waits for the one before on the GPU alone: called one after another, and captured, of another size and of other activations."""
+    handle = sm.Handle("cuda")
+    if handle.arch != "sm90":
+        pytest.skip("a row of SM90's table")
+    tokens, calls, memory = load_table("sm90").row(row).tile.m + 3, [], 0
+    for m, k in ((300, 8224), (128 * 70 + 1, 2080)):  # few tiles that many share; whole ones, and some that are left
+        weight_q, x = operands(fmt, m, tokens, k)
+        weight, xs = sm.pack_block_weight(weight_q, fmt), (x.half(), x.flip(0).half())
+        outs = [torch.empty(10, m, tokens, device="cuda") for _ in xs]  # of ten calls
+        descriptor = sm.create_block_descriptor(handle, out=outs[0][0], weight=weight, activation=xs[0], mode=mode, kernel=row)
+        memory = max(memory, descriptor.workspace_size)
+        calls += [(descriptor, weight, x, out) for x, out in zip(xs, outs)]
+    workspace = torch.empty(memory, dtype=torch.uint8, device="cuda")
+
+    def ten_times_one_after_another() -> None:
+        for i, (descriptor, weight, x, out) in itertools.product(range(10), calls):
+            descriptor.calculate(out[i], weight, x, workspace=workspace)
+
+    def check(run) -> None:
+        workspace.fill_(255)
+        for *_, out in calls:
+            out.fill_(torch.nan)
+        run()
+        wanted = [compute(handle, weight, x, *out.shape[1:], mode=mode, kernel=row) for _, weight, x, out in calls]
+        assert not torch.equal(wanted[0], wanted[1])
+        for (*_, out), want in zip(calls, wanted):
+            assert torch.equal(out, want.expand_as(out))
+
+    check(ten_times_one_after_another)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ten_times_one_after_another()
+    for seed in range(5):
+        for i, (_, _, x, _) in enumerate(calls):
+            x.copy_(torch.randn(x.shape, generator=seeded(10 * seed + i)))
+        check(graph.replay)
 
 
 @pytest.mark.parametrize("fmt", ["q4_0", "q5_1"])
