@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
       const int members = min(p.width, p.strips - group * p.width);  // the warps that have this part
       for (int i = place; i < count; i += members) rows.load(slot + i * slot_bytes, begin + i, lane);
       end_copies();
-      wait_for_copies<0>();
+      load(kStages - 1);  // the first step's, so that memory has something to do meanwhile
+      wait_for_copies<1>();
       for (int i = place; kSums && i < count; i += members) rows.add_up<T>(slot + i * slot_bytes, lane);
       meet(part + 1, members);
     }
@@ -133,8 +134,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   load_sums(count > 0);
   for (int step = 0; step < count; ++step) {
     if constexpr (kStages > 1) {
-      wait_for_copies<kStages - 2>();
-      load(free);
+      if (!kHasRows || step > 0) {  // else it has waited and loaded above
+        wait_for_copies<kStages - 2>();
+        load(free);
+      }
       from = stages + stage * kStageBytes;
       free = stage;
       if (++stage == kStages) stage = 0;

@@ -68,26 +68,84 @@ struct StageParams {
   bool fragments;   // values in the order of mma.sync's operand: [tiles of 8 tokens][blocks][lanes][8 halves]
   bool minimum;     // of the weight's format
   bool sums;        // Factors::kSums
+  bool aligned;     // a's floats lie side by side, 16 bytes of them at a time; q8_1: 4 bytes
   float zero;
 };
 
-__device__ inline float warp_sum(float v) {
-  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
-  return v;
+constexpr int kEach = 8, kSharers = kBlock / kEach;  // activations of a thread, threads that share a block: side by side
+
+// Of 16-bit floats and float32, the eighth element of a row and on, from `at`. Exact.
+__device__ inline void load_floats(const StageParams& p, int64_t at, float (&x)[kEach]) {
+  const auto* words = reinterpret_cast<const uint32_t*>(p.a);
+  const auto* halves = reinterpret_cast<const uint16_t*>(p.a);
+  if (p.dtype == SCALED_MM_DTYPE_FLOAT32) {
+    uint32_t bits[kEach];
+    if (p.aligned) {
+      reinterpret_cast<uint4*>(bits)[0] = *reinterpret_cast<const uint4*>(words + at);
+      reinterpret_cast<uint4*>(bits)[1] = *reinterpret_cast<const uint4*>(words + at + 4);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) bits[i] = words[at + i * p.stride_k];
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x[i] = __uint_as_float(bits[i]);
+  } else {
+    uint16_t bits[kEach];
+    if (p.aligned) {
+      const uint4 all = *reinterpret_cast<const uint4*>(halves + at);
+      const uint32_t pairs[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) bits[i] = uint16_t(pairs[i / 2] >> (16 * (i % 2)));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) bits[i] = halves[at + i * p.stride_k];
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      x[i] = p.dtype == SCALED_MM_DTYPE_FLOAT16 ? __half2float(__ushort_as_half(bits[i])) : __uint_as_float(uint32_t(bits[i]) << 16);
+    }
+  }
 }
 
-__device__ inline float warp_max(float v) {
-  for (int offset = 16; offset > 0; offset /= 2) v = fmaxf(v, __shfl_xor_sync(~0u, v, offset));
-  return v;
+// Eight levels of q8_1.
+__device__ inline void load_levels(const uint8_t* from, bool aligned, float (&x)[kEach]) {
+  uint32_t words[2] = {};
+  if (aligned) {
+    words[0] = reinterpret_cast<const uint32_t*>(from)[0], words[1] = reinterpret_cast<const uint32_t*>(from)[1];
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) words[i / 4] |= uint32_t(from[i]) << (8 * (i % 4));
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) x[i] = float(int8_t(words[i / 4] >> (8 * (i % 4)) & 0xff));
 }
 
-// The value of an activation; exact.
-__device__ inline float load_activation(const StageParams& p, int64_t m, int64_t k) {
-  const int64_t at = m * p.stride_m + k * p.stride_k;
-  if (p.dtype == SCALED_MM_DTYPE_FLOAT32) return reinterpret_cast<const float*>(p.a)[at];
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(p.a)[at];
-  if (p.dtype == SCALED_MM_DTYPE_FLOAT16) return __half2float(__ushort_as_half(bits));
-  return __uint_as_float(uint32_t(bits) << 16);
+// The sum of a block, for all that share it. In the order of scaled_mm/block/quantize.py: 16, 8, 4, 2, 1 elements apart. Threads that exchange
+// elements each go on with half of them.
+__device__ inline float block_sum(const float (&x)[kEach]) {
+  const bool upper = threadIdx.x & 2, right = threadIdx.x & 1;
+  float four[4], two[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {  // of elements 0, 1, 4, 5, or of 2, 3, 6, 7
+    const float low = x[i / 2 * 4 + i % 2], high = x[i / 2 * 4 + i % 2 + 2];
+    four[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    two[i] = (right ? four[2 * i + 1] : four[2 * i]) + __shfl_xor_sync(~0u, right ? four[2 * i] : four[2 * i + 1], 1);
+  }
+  float sum = two[0] + two[1];
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  return sum + __shfl_xor_sync(~0u, sum, 1);
+}
+
+// The largest magnitude of a block, for all that share it; what is NaN does not count.
+__device__ inline float block_largest(const float (&x)[kEach]) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  for (int apart = kSharers / 2; apart > 0; apart /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+  return largest;
 }
 
 // (high, low) of Factors::kSums. The high part is cut, so that it stays finite; what is infinite or NaN has no low part.
@@ -100,74 +158,88 @@ __device__ inline float2 two_tf32(float v) {
 // float16 as the quantizer stores it: every NaN is the same (docs/BLOCK_FORMATS.md).
 __device__ inline float through_half(float v) { return __half2float(__float2half_rn(v)); }
 
-// A warp for a block of a token.
-static __global__ void stage_activations(const __grid_constant__ StageParams p) {
+// What a kernel multiplies instead of x, and the factor and the addend of its block. All threads of a warp, those whose x is 0 as well.
+__device__ inline float2 quantize(const StageParams& p, float (&x)[kEach]) {  // as scaled_mm/block/quantize.py
+  const float sum = through_half(block_sum(x));
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) finite = finite && fabsf(x[i]) < INFINITY;
+  const uint32_t spoilt = __ballot_sync(~0u, !finite) >> (threadIdx.x % 32 / kSharers * kSharers) & ((1u << kSharers) - 1);
+  const float largest = block_largest(x), d = spoilt == 0 ? largest / 127.0f : NAN, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const float level = roundf(x[i] * inverse);
+    x[i] = fabsf(level) <= 127.0f ? level : 0.0f;
+  }
+  const float kept = through_half(d);
+  return {kept, p.minimum ? sum : p.zero != 0.0f ? p.zero * (kept * block_sum(x) - sum) : 0.0f};
+}
+
+__device__ inline float2 scale(const StageParams& p, float (&x)[kEach]) {
+  const float sum = p.minimum ? block_sum(x) : 0.0f;
+  if (p.sums) return two_tf32(sum);
+  if (p.form != Values::kScaledHalf) return {1.0f, sum};
+  const float largest = block_largest(x);
+  int exponent = 0;
+  if (largest > 0.0f && largest < INFINITY) frexpf(largest, &exponent);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) x[i] = ldexpf(x[i], 15 - exponent);  // below 2^15; what underflows is below 2^-25 of the largest
+  return {ldexpf(1.0f, exponent - 15), sum};
+}
+
+// A thread block for a tile of K of 8 tokens, a warp for one of them, 4 threads for each block.
+static __global__ void __launch_bounds__(256) stage_activations(const __grid_constant__ StageParams p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   let_next_kernel_start();
   wait_for_preceding_kernel();
 #endif
-  const int64_t warp = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
-  const int lane = threadIdx.x % 32;
-  const int64_t m = warp / p.blocks;
-  const int block = int(warp % p.blocks);
-  const int64_t k = int64_t(block) * kBlock + lane;
-  if (m >= tiles_of(p.M, p.tokens) * p.tokens) return;
+  const unsigned tiles_k = unsigned(p.blocks) / kTileBlocks, eight = blockIdx.x / tiles_k, tile_k = blockIdx.x % tiles_k;
+  const int g = int(threadIdx.x) / 32, part = int(threadIdx.x) % kSharers, in_tile = int(threadIdx.x) % 32 / kSharers;
+  const int block = int(tile_k) * kTileBlocks + in_tile;
+  const int64_t m = int64_t(eight) * 8 + g, k = int64_t(block) * kBlock + part * kEach;
+  const bool there = m < p.M && k < p.K;
+  float x[kEach] = {};
   float2 factor = {0.0f, 0.0f};
-  float stored = 0.0f;
-  if (m < p.M && k < p.K) {
-    float value = 0.0f;
-    if (p.dtype == SCALED_MM_DTYPE_Q8_1) {
-      const uint8_t* q = p.a + m * p.stride_m + int64_t(block) * kActivationBytes;
-      value = float(int8_t(q[kActivationLevels + lane]));
+  if (p.dtype == SCALED_MM_DTYPE_Q8_1) {
+    const uint8_t* q = p.a + m * p.stride_m + int64_t(block) * kActivationBytes;
+    if (there) load_levels(q + kActivationLevels + part * kEach, p.aligned, x);
+    const float sum = p.zero != 0.0f ? block_sum(x) : 0.0f;  // of integers: exact
+    if (there) {
       const float d = load_half(q), s = load_half(q + kActivationSum);
-      factor = {d, p.minimum ? s : p.zero != 0.0f ? p.zero * (d * warp_sum(value) - s) : 0.0f};
-    } else {
-      const float x = load_activation(p, m, k);
-      if (p.form == Values::kQuantized) {  // as scaled_mm/block/quantize.py
-        const float largest = warp_max(fabsf(x)), sum = through_half(warp_sum(x));
-        const bool finite = __all_sync(~0u, fabsf(x) < INFINITY);
-        const float d = finite ? largest / 127.0f : NAN, inverse = d != 0.0f ? 1.0f / d : 0.0f;
-        const float level = roundf(x * inverse);
-        value = fabsf(level) <= 127.0f ? level : 0.0f;
-        const float kept = through_half(d);
-        factor = {kept, p.minimum ? sum : p.zero != 0.0f ? p.zero * (kept * warp_sum(value) - sum) : 0.0f};
-      } else {
-        value = x;
-        const float sum = p.minimum ? warp_sum(x) : 0.0f;
-        factor = p.sums ? two_tf32(sum) : float2{1.0f, sum};
-        if (p.form == Values::kScaledHalf) {
-          const float largest = warp_max(fabsf(x));
-          int exponent = 0;
-          if (largest > 0.0f && largest < INFINITY) frexpf(largest, &exponent);
-          value = ldexpf(x, 15 - exponent);  // below 2^15; what underflows is below 2^-25 of the largest
-          factor.x = ldexpf(1.0f, exponent - 15);
-        }
-      }
+      factor = {d, p.minimum ? s : p.zero != 0.0f ? p.zero * (d * sum - s) : 0.0f};
     }
-    stored = value;
-    if (p.values != nullptr && !p.fragments) {
-      const int64_t at = m * p.K + k;
+  } else {
+    if (there) load_floats(p, m * p.stride_m + k * p.stride_k, x);
+    factor = p.form == Values::kQuantized ? quantize(p, x) : scale(p, x);
+    if (!there) factor = {0.0f, 0.0f};
+  }
+  if (p.values != nullptr) {
+    uint32_t pairs[kEach / 2];
+#pragma unroll
+    for (int i = 0; i < kEach / 2; ++i) {
       if (p.form == Values::kBfloat16) {
-        reinterpret_cast<__nv_bfloat16*>(p.values)[at] = __float2bfloat16_rn(value);
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        pairs[i] = reinterpret_cast<const uint32_t&>(pair);
       } else {
-        reinterpret_cast<__half*>(p.values)[at] = __float2half_rn(value);
+        const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+        pairs[i] = reinterpret_cast<const uint32_t&>(pair);
       }
     }
-  }
-  if (p.fragments) {  // element k of token g belongs to lane 4 g + k / 2 % 4; zeros beyond the end
-    const int at = int(m % 8) * 4 + lane / 2 % 4, word = lane / 8;
-    const int64_t to = (((m / 8) * p.blocks + block) * 32 + at) * 8 + word * 2 + lane % 2;
-    if (p.form == Values::kBfloat16) {
-      reinterpret_cast<__nv_bfloat16*>(p.values)[to] = __float2bfloat16_rn(stored);
-    } else {
-      reinterpret_cast<__half*>(p.values)[to] = __float2half_rn(stored);
+    if (p.fragments) {  // element k of token g belongs to lane 4 g + k / 2 % 4; zeros beyond the end
+      auto* to = static_cast<uint32_t*>(p.values) + ((int64_t(eight) * p.blocks + block) * 32 + g * 4) * 4 + part;
+#pragma unroll
+      for (int i = 0; i < kEach / 2; ++i) to[i * 4] = pairs[i];
+    } else if (there) {
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.values) + m * p.K + k) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
   }
-  if (p.factors != nullptr && lane == 0) {
-    int64_t at = (m / p.tokens * p.blocks + block) * p.tokens + m % p.tokens;
+  if (p.factors != nullptr && part == 0) {
+    const unsigned tile_m = eight * 8 / unsigned(p.tokens), token = eight * 8 % unsigned(p.tokens) + g;
+    const int64_t blocks_before = int64_t(tile_m) * p.blocks;
+    int64_t at = (blocks_before + block) * p.tokens + token;
     if (p.sums) {  // [tiles of tokens][tiles of blocks][tiles of 8 tokens][lanes][blocks t and t + 4]
-      const int64_t tile = (m / p.tokens * p.blocks + block) / kTileBlocks * (p.tokens / 8) + m % p.tokens / 8;
-      at = (tile * 32 + m % 8 * 4 + block % 4) * 2 + block / 4 % 2;
+      const int64_t tile = (blocks_before / kTileBlocks + tile_k) * (p.tokens / 8) + token / 8;
+      at = (tile * 32 + g * 4 + in_tile % 4) * 2 + in_tile / 4;
     }
     p.factors[at] = factor;
   }
@@ -283,6 +355,13 @@ inline bool in_place(const GemmLaunch& l, Values form) {
   return l.a_stride_k == 1 && reinterpret_cast<uintptr_t>(l.a) % 16 == 0 && (l.M == 1 || (l.a_stride_m % 8 == 0 && l.a_stride_m >= l.K));
 }
 
+// Whether stage_activations can read several at a time.
+inline bool is_aligned(const GemmLaunch& l) {
+  const bool blocks = l.blocks->activation == SCALED_MM_DTYPE_Q8_1;
+  const int64_t at_once = blocks ? 4 : 16, size = blocks ? 1 : l.blocks->activation == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2;
+  return (blocks || l.a_stride_k == 1) && reinterpret_cast<uintptr_t>(l.a) % at_once == 0 && (l.M == 1 || l.a_stride_m * size % at_once == 0);
+}
+
 // How a kernel wants its operands. tokens: of a tile. fragments: values in the order of mma.sync's operand. ampere: it multiplies bfloat16
 // and TF32, and has no use for scaled halves. dependent: it is compiled for an architecture with programmatic dependent launch. factors: it
 // does not find them itself.
@@ -327,8 +406,9 @@ scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged
   static DeviceKernel kernel(&stage_activations);
   StageParams p = {static_cast<const uint8_t*>(l.a), l.a_stride_m, l.a_stride_k, o.activation, int32_t(l.M), l.K,
                    direct ? nullptr : workspace + layout.values, factors ? reinterpret_cast<float2*>(workspace + layout.factors) : nullptr,
-                   tokens, int32_t(tiles_k * kTileBlocks), staged->form, fragments, F::kMinimum, staged->kind == Factors::kSums, float(F::kZero)};
-  shape.grid = dim3(unsigned(tiles_of(tiles_of(l.M, tokens) * tokens * p.blocks, 8)));
+                   tokens, int32_t(tiles_k * kTileBlocks), staged->form, fragments, F::kMinimum, staged->kind == Factors::kSums,
+                   is_aligned(l), float(F::kZero)};
+  shape.grid = dim3(unsigned(tiles_of(l.M, tokens) * (tokens / 8) * tiles_k));
   shape.block = dim3(256);
   void* params[] = {&p};
   return launch_kernel(kernel, shape, params, l, message, size);

@@ -219,6 +219,24 @@ def test_every_row_of_every_table_computes_every_kind_of_product(fmt, kind):
                 assert relative_error(out.cpu(), want) <= ROUNDING[out_dtype], (arch, row, mode, m, n, k, out_dtype)
 
 
+@pytest.mark.parametrize("fmt", ["q4_0", "q4_1", "q8_0"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_layer_quantizes_activations_to_the_bits_of_quantize_q8_1(fmt, dtype):
+    m, n, k = 70, 43, 800
+    weight_q, x = operands(fmt, m, n, k)
+    x = (x * torch.logspace(-9, 4, n, device="cuda")[:, None]).to(dtype)  # float16: some denormal, some infinite; of d and s as well
+    x[5], x[6, 40], x[7, 50], x[8, 0] = 0.0, float("nan"), -float("inf"), 6e4
+    wide = torch.zeros(n, k + 3, dtype=dtype, device="cuda")
+    views = (x, wide[:, 3:].copy_(x), x.t().contiguous().t())
+    quantized = sm.quantize_q8_1(x)
+    odd = moved(quantized, 1, 1)
+    for arch, row in rows_here():
+        handle = sm.Handle("cuda", arch=arch)
+        want = compute(handle, weight_q, quantized, m, n, mode="w4a8", kernel=row)
+        for activation in (*views, odd):
+            torch.testing.assert_close(compute(handle, weight_q, activation, m, n, mode="w4a8", kernel=row), want, rtol=0, atol=0, equal_nan=True)
+
+
 def native_rows() -> list[str]:
     return [row.name for row in load_table(sm.Handle("cuda").arch).block.rows]
 
