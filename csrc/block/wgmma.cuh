@@ -59,7 +59,7 @@ struct WgmmaParams {
 template <class F, int kTokens_, int kRows_, int kStages_>
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
-  static constexpr bool kWide = kTokens >= 64;  // multiplies by wgmma, else by mma.sync
+  static constexpr bool kWide = kTokens >= 32;  // multiplies by wgmma, else by mma.sync
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
   static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes;  // stages of activations to a tile of the weight
   // Two groups of 64 rows and many tokens: registers go from the loading warps to the others, which takes four of those.
@@ -83,8 +83,9 @@ struct WgmmaShape {
   };
   template <class Storage>
   static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024);  // thread blocks in a multiprocessor; each keeps 1 KiB for the system
-  // Of 64 tokens two thread blocks, if few stages make room for both. Minima take too many registers.
-  static constexpr bool kPair = kTokens == 64 && kGroups == 2 && kStages <= 3 && !F::kMinimum && kFitOf<StorageOf<4>> >= 2;
+  // Of up to 64 tokens two thread blocks, if few stages make room for both. Minima of 64 take too many registers.
+  static constexpr bool kPair =
+      (kTokens == 32 || (kTokens == 64 && !F::kMinimum)) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
   static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
   using Storage = StorageOf<kValueStages>;
   // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
@@ -210,12 +211,12 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i / 4][i % 4] = 0.0f;
       if constexpr (!S::kWide) {
-        // mma.sync: its latency is less than that of wgmma, whose results would be waited for block by block.
+        // mma.sync: its latency is less than that of wgmma, whose results so few warps would wait for block by block.
         for (; left > 0; --left, tiles.advance(), values.advance()) {
           wait(s.tiles_full[tiles.stage], tiles.phase);
           const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
           wait(s.values_full[values.stage], values.phase);
-#pragma unroll kTokens >= 32 || (kTokens == 16 && kScaled) ? 1 : kTokens == 16 ? 2 : 4
+#pragma unroll kTokens < 16 ? 4 : kScaled ? 1 : 2
           for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
             PairLevels<Levels<F, kFactors>> levels;
             PairScales scales, minima{};
@@ -261,8 +262,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 #pragma unroll
           for (int i = 0; i < kUnitFragment; ++i) cute::warpgroup_fence_operand(values[i]);
         };
-        // Pairs of blocks between two moments when nothing is in flight: as many as spill no register (tests/build/test_build_rows.py).
-        constexpr int kTogether = kScaled ? 1 : kTokens > 128 ? (F::kBits == 8 ? 2 : 1) : S::kPair && F::kBits == 5 ? 2 : kTileBlocks / 2;
+        // Pairs of blocks between two moments when nothing is in flight: as many as spill no register (tests/build/test_build_rows.py), or, of
+        // 32 tokens, as the compiler does not wait after each instruction for.
+        constexpr int kTogether = kScaled ? 1 : kTokens == 32 ? 2 : kTokens > 128 ? (F::kBits == 8 ? 2 : 1) : S::kPair && F::kBits == 5 ? 2 : kTileBlocks / 2;
         for (; left > 0; --left, tiles.advance()) {
           wait(s.tiles_full[tiles.stage], tiles.phase);
           const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
@@ -272,7 +274,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
             PairLevels<Levels<F, kFactors>> levels;
             PairScales scales, minima{};
             // Fragments are made while the block before is being multiplied.
-            static_assert(kUnits > 1, "fragments of the block before are read until its first unit has been waited for");
             const auto prepare = [&](int block) {
               const int pair = from + block / 2, b = block % 2;
               if (b == 0) {
@@ -300,7 +301,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
                 multiply<T>(sum[now], fragments[b].a[0], x + unit * kUnit * 8, false, kIndices);
                 multiply<T>(sum[now], fragments[b].a[1], x + unit * kUnit * 8 + 2, true, kIndices);
                 cute::warpgroup_commit_batch();
-                if (unit == kUnits - 1 && block + 1 < 2 * kTogether) prepare(block + 1);
+                // Fragments of the block before are read until its last unit has been waited for, which is after the first of this one.
+                const bool prepares = unit == kUnits - 1 && block + 1 < 2 * kTogether;
+                if (kUnits > 1 && prepares) prepare(block + 1);
                 if (number > 0) {  // meanwhile the one before
                   cute::warpgroup_wait<1>();
                   fence(sum[now ^ 1]);
@@ -312,6 +315,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
                   if constexpr (F::kMinimum && kScaled) minimum[b] = block_minimum;
                   if constexpr (kScaled) factors[b] = block_factors;
                 }
+                if (kUnits == 1 && prepares) prepare(block + 1);
               }
               if (b == 1) {
                 done = values.stage;

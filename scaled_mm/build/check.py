@@ -1,6 +1,7 @@
 """What the device compiler makes of a table's rows, on any machine with nvcc: registers and spills, for every GPU served.
 
-A kernel that spills keeps accumulators in memory: it would be right, and slow without a word.
+A kernel that spills keeps accumulators in memory, one whose wgmma instructions are serialized waits for each of them: they would be
+right, and slow without a word.
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ _REPORT = re.compile(
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
     re.DOTALL,
 )
+_SERIALIZED = "wgmma.mma_async instructions are serialized"
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """One kernel for one GPU ("sm_86"). Registers per thread; bytes spilled, stores and loads together; seconds of its nvcc run."""
+    """One kernel for one GPU ("sm_86"). Registers per thread; bytes spilled, stores and loads together; seconds of its nvcc run.
+
+    serialized: the compiler said that some kernel of this run waits after each wgmma instruction.
+    """
 
     row: str
     out_dtype: str | None
@@ -36,6 +41,7 @@ class Compiled:
     registers: int
     spilled: int
     seconds: float
+    serialized: bool = False
 
 
 def codes(table: TileTable, nvcc: toolchain.Nvcc) -> list[str]:
@@ -66,7 +72,7 @@ def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]
         tail = "\n".join(output.strip().splitlines()[-12:])
         raise KernelNotBuiltError(f"{name[0]}: the compiler failed (status {done.returncode})\n{tail}")
     compiled = [
-        Compiled(*name, found["code"], int(found["registers"]), int(found["stores"]) + int(found["loads"]), seconds)
+        Compiled(*name, found["code"], int(found["registers"]), int(found["stores"]) + int(found["loads"]), seconds, _SERIALIZED in output)
         for found in _REPORT.finditer(output)
     ]
     if unreported := set(wanted) - {kernel.code for kernel in compiled}:  # a report that cannot be read is no clean one

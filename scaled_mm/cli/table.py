@@ -271,7 +271,7 @@ def _look_for_cliffs(args: argparse.Namespace, path: Path, problems: list[Proble
 
 
 def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]:
-    """Compile a table's rows, say how each came out, and add a problem for what spills or does not compile."""
+    """Compile a table's rows, say how each came out, and add a problem for what spills, is serialized or does not compile."""
     from scaled_mm.build import check
     from scaled_mm.errors import KernelNotBuiltError
     from scaled_mm.tables import Problem, load_table
@@ -279,7 +279,7 @@ def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]
     def say(kernels: list[Compiled]) -> None:
         for kernel in kernels if not quiet else ():
             name = f"{kernel.row} {kernel.out_dtype or ''}".rstrip()
-            print(f"{table.arch} {name} {kernel.code}: {kernel.registers} registers, {kernel.spilled} bytes spilled", flush=True)
+            print(f"{table.arch} {name} {kernel.code}: {kernel.registers} registers, {kernel.spilled} bytes spilled{', serialized' * kernel.serialized}", flush=True)
 
     table = load_table(path)
     try:
@@ -288,10 +288,11 @@ def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]
         problems.append(Problem(str(path), None, "rows", str(error)))
         return []
     for kernel in compiled:
+        name = f"{kernel.row} {kernel.out_dtype or ''}".rstrip()
         if kernel.spilled:
-            name = f"{kernel.row} {kernel.out_dtype or ''}".rstrip()
-            reason = f"{name} spills {kernel.spilled} bytes on {kernel.code}"
-            problems.append(Problem(str(path), None, "rows", reason))
+            problems.append(Problem(str(path), None, "rows", f"{name} spills {kernel.spilled} bytes on {kernel.code}"))
+        if kernel.serialized:
+            problems.append(Problem(str(path), None, "rows", f"{name} waits after each of its wgmma instructions on {kernel.code}"))
     return compiled
 
 

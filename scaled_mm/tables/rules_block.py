@@ -18,7 +18,7 @@ BAND_ROWS = 16  # of an instruction: a warp of a block_mma row multiplies one or
 MOST_SHARES = 16  # thread blocks that share a tile of a block_wgmma row, on average
 _BARRIERS = 2048
 _TOKENS = {"block_mma": (8, 16, 32), "block_wgmma": (8, 16, 32, 64, 128, 256)}
-_MMA_TOKENS = 32  # a block_wgmma row of at most as many multiplies by mma.sync, and a stage holds the activations of a whole tile
+_MMA_TOKENS = 16  # a block_wgmma row of at most as many multiplies by mma.sync, and a stage holds the activations of a whole tile
 _FIELDS = {
     "block_mma": ("name", "generation", "tile", "stages", "block"),
     "block_wgmma": ("name", "generation", "tile", "split_k", "stages", "block"),

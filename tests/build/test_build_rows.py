@@ -40,13 +40,13 @@ def test_the_block_scaled_rows_of_sm90_compile_without_spills(record_property):
 
 
 @pytest.mark.parametrize("table", [load_table(arch) for arch, _ in available_tables()], ids=lambda table: table.arch)
-def test_the_block_rows_compile_without_spills_for_every_format(table, record_property):
+def test_the_block_rows_compile_without_spills_or_waits_for_every_format(table, record_property):
     names = [(row.name, fmt) for row in table.block.rows for fmt in codegen.out_dtypes(row)]
     compiled = check.compile_kernels(table, names, jobs=2)
     for kernel in compiled:
         record_property(f"{kernel.row} {kernel.out_dtype} {kernel.code}", f"{kernel.registers} registers, {kernel.seconds:.1f} s")
     assert {(kernel.row, kernel.out_dtype) for kernel in compiled} == set(names)
-    assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
+    assert [kernel for kernel in compiled if kernel.spilled or kernel.serialized or kernel.registers > 255] == []
 
 
 EDGES = [

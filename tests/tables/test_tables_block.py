@@ -55,7 +55,8 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
         (dict(MMA, stages=1), "q4_0", 64 * 1024, 16 * 16 * 8 * 4),
         (WGMMA, "q4_0", 227 * 1024, 4 * 2 * 9216 + 6 * 64 * (128 + 16) + 2048),
         (dict(WGMMA, tile=[256, 128, 256], stages=2), "q8_0", 227 * 1024, 2 * 2 * 17408 + 4 * 256 * (128 + 16) + 2048),
-        (dict(WGMMA, tile=[32, 64, 256], split_k=2, stages=5), "q5_1", 227 * 1024, 5 * (12288 + 32 * 8 * (64 + 8)) + 2048),
+        (dict(WGMMA, tile=[16, 64, 256], split_k=2, stages=5), "q5_1", 227 * 1024, 5 * (12288 + 16 * 8 * (64 + 8)) + 2048),
+        (dict(WGMMA, tile=[32, 64, 256], split_k=2, stages=5), "q5_1", 227 * 1024, 5 * (12288 + 32 * 8 * 8) + 6 * 32 * (128 + 16) + 2048),
         (dict(WGMMA, split_k=2), "q4_1", 227 * 1024, 4 * (2 * 10240 + 64 * 8 * 8) + 6 * 64 * (128 + 16) + 2048),  # sums of a step's blocks
         (dict(MMA, tile=[32, 32, 256], stages=2), "q5_0", 163 * 1024, 2 * 8 * 2 * 2816),
     ]:

@@ -110,9 +110,9 @@ def test_check_json_lists_file_line_field_and_reason(call, table_file):
     assert answer["tables"] == [{"table": str(table_file.path), "problems": [expected]}]
 
 
-def compiled(table, names, on_kernel, spilled=0):
-    """What `check.compile_kernels` answers: every kernel for one GPU, the last one with a spill."""
-    kernels = [check.Compiled(*name, "sm_90a", 168, spilled if name == names[-1] else 0, 1.0) for name in names]
+def compiled(table, names, on_kernel, spilled=0, serialized=False):
+    """What `check.compile_kernels` answers: every kernel for one GPU, the last one with a spill, or serialized."""
+    kernels = [check.Compiled(*name, "sm_90a", 168, *((spilled, 1.0, serialized) if name == names[-1] else (0, 1.0))) for name in names]
     on_kernel(kernels)
     return kernels
 
@@ -135,11 +135,16 @@ def test_check_compile_prints_the_registers_of_every_kernel(call, table_file, mo
     assert {kernel["row"] for kernel in answer["tables"][0]["compiled"]} == {"small", "large", "any", "zero_point_terms"}
 
 
-def test_a_row_that_spills_or_does_not_compile_is_a_problem_of_its_table(call, table_file, monkeypatch, nvcc):
+def test_a_row_that_spills_is_serialized_or_does_not_compile_is_a_problem_of_its_table(call, table_file, monkeypatch, nvcc):
     monkeypatch.setattr(check, "compile_kernels", functools.partial(compiled, spilled=244))
     status, out, err = call("check", "--table", table_file.path, "--compile")
     assert status == 1 and "1 problem" in err
     assert out.splitlines()[-1] == f"{table_file.path}: rows: zero_point_terms spills 244 bytes on sm_90a"
+
+    monkeypatch.setattr(check, "compile_kernels", functools.partial(compiled, serialized=True))
+    status, out, err = call("check", "--table", table_file.path, "--compile")
+    assert status == 1 and "1 problem" in err and "sm90 zero_point_terms sm_90a: 168 registers, 0 bytes spilled, serialized\n" in out
+    assert out.splitlines()[-1] == f"{table_file.path}: rows: zero_point_terms waits after each of its wgmma instructions on sm_90a"
 
     def refuse(table, names, on_kernel):
         raise KernelNotBuiltError("small: the compiler failed (status 1)")
