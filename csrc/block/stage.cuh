@@ -74,7 +74,7 @@ struct StageParams {
 
 constexpr int kEach = 8, kSharers = kBlock / kEach;  // activations of a thread, threads that share a block: side by side
 
-// Of 16-bit floats and float32, the eighth element of a row and on, from `at`. Exact.
+// Eight activations of a row, 16-bit floats or float32, from `at`. Exact.
 __device__ inline void load_floats(const StageParams& p, int64_t at, float (&x)[kEach]) {
   const auto* words = reinterpret_cast<const uint32_t*>(p.a);
   const auto* halves = reinterpret_cast<const uint16_t*>(p.a);

@@ -89,7 +89,7 @@ struct WgmmaShape {
   static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
   using Storage = StorageOf<kValueStages>;
   // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
-  static constexpr int kWanted = kTokens >= 128 ? 1 : kWide ? (kGroups == 1 ? 3 : kPair ? 2 : 1) : kTokens < 32 ? 4 : kGroups == 1 ? 3 : 2;
+  static constexpr int kWanted = kTokens >= 128 ? 1 : !kWide ? 4 : kGroups == 1 ? 3 : kPair ? 2 : 1;
   static constexpr int kFit = kFitOf<Storage>;
   static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
   // Whether a thread block may have several tiles, or parts of them: 256 tokens and minima leave no registers to keep count of them.

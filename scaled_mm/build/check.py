@@ -21,18 +21,18 @@ from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.tables.schema import TileTable
 
 _REPORT = re.compile(
-    r"Compiling entry function [^\n]* for '(?P<code>sm_\w+)'.*?"
+    r"Compiling entry function '(?P<function>[^\n']+)' for '(?P<code>sm_\w+)'.*?"
     r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
     re.DOTALL,
 )
-_SERIALIZED = "wgmma.mma_async instructions are serialized"
+_SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized[^\n]*function '(?P<function>[^\n']+)'")
 
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
     """One kernel for one GPU ("sm_86"). Registers per thread; bytes spilled, stores and loads together; seconds of its nvcc run.
 
-    serialized: the compiler said that some kernel of this run waits after each wgmma instruction.
+    serialized: it waits after each wgmma instruction, the compiler said.
     """
 
     row: str
@@ -71,8 +71,16 @@ def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]
     if done.returncode != 0:
         tail = "\n".join(output.strip().splitlines()[-12:])
         raise KernelNotBuiltError(f"{name[0]}: the compiler failed (status {done.returncode})\n{tail}")
+    serialized = {found["function"] for found in _SERIALIZED.finditer(output)}
     compiled = [
-        Compiled(*name, found["code"], int(found["registers"]), int(found["stores"]) + int(found["loads"]), seconds, _SERIALIZED in output)
+        Compiled(
+            *name,
+            found["code"],
+            int(found["registers"]),
+            int(found["stores"]) + int(found["loads"]),
+            seconds,
+            found["function"] in serialized,
+        )
         for found in _REPORT.finditer(output)
     ]
     if unreported := set(wanted) - {kernel.code for kernel in compiled}:  # a report that cannot be read is no clean one

@@ -287,12 +287,14 @@ def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]
     except KernelNotBuiltError as error:
         problems.append(Problem(str(path), None, "rows", str(error)))
         return []
+    reasons = []
     for kernel in compiled:
         name = f"{kernel.row} {kernel.out_dtype or ''}".rstrip()
         if kernel.spilled:
-            problems.append(Problem(str(path), None, "rows", f"{name} spills {kernel.spilled} bytes on {kernel.code}"))
+            reasons.append(f"{name} spills {kernel.spilled} bytes on {kernel.code}")
         if kernel.serialized:
-            problems.append(Problem(str(path), None, "rows", f"{name} waits after each of its wgmma instructions on {kernel.code}"))
+            reasons.append(f"{name} waits after each of its wgmma instructions on {kernel.code}")
+    problems += [Problem(str(path), None, "rows", reason) for reason in dict.fromkeys(reasons)]  # a row may have several device kernels
     return compiled
 
 

@@ -114,7 +114,7 @@ def compiled(table, names, on_kernel, spilled=0, serialized=False):
     """What `check.compile_kernels` answers: every kernel for one GPU, the last one with a spill, or serialized."""
     kernels = [check.Compiled(*name, "sm_90a", 168, *((spilled, 1.0, serialized) if name == names[-1] else (0, 1.0))) for name in names]
     on_kernel(kernels)
-    return kernels
+    return [*kernels, kernels[-1]]  # of two device kernels
 
 
 @pytest.fixture
