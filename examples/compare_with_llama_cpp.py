@@ -1,10 +1,10 @@
-"""Block products next to llama.cpp's, a line each: the benchmark's rooms without its report.
+"""Block products next to llama.cpp's, a line each: what `scaled-mm bench --block` measures, without its report.
 
     python examples/compare_with_llama_cpp.py [--llama build/bin/test-backend-ops] [--shapes 4096x14336] [--m 1,2,3,4,5,8,512]
 
 The shapes by default are those that `test-backend-ops perf -o MUL_MAT` prints. Without --llama the times that are recorded in
 this repository stand in, on the GPU that they are of. On a CPU pass smaller shapes, or a few minutes.
-`scaled-mm bench --block` is the same with a report, plots and more to compare with.
+`scaled-mm bench --block` has a report, plots and more to compare with. Times are in microseconds.
 Exit status 1 if a product fails or is wrong, 2 if nothing could be timed.
 """
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     times = llama.recorded(read_environment(device).gpu) if args.llama is None else llama.measure(args.llama, device)
     peers = [peer for peer in every_peer() if peer.name in (OURS, OURS_W4A8)]
     print(times.source.told)
-    print("format weight tokens       ours  ours_w4a8  llama.cpp  llama.cpp / ours  right")
+    print("format weight tokens   ours, us  ours_w4a8  llama.cpp  llama.cpp / ours  right")
     right = True
     for records in run_grid(cases, peers, device, Options(budget_ms=args.budget_ms), times):
         for case in records:

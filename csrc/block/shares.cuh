@@ -31,7 +31,7 @@ struct Shares {
 // Shares the tiles that are left after whole rounds of `slots`, which is how many thread blocks the GPU holds at once, if that is
 // reckoned to take less time. most: thread blocks to a tile, on average. tokens: of a tile.
 inline Shares share_tiles(int64_t tiles, int64_t steps, int64_t slots, int64_t most, int tokens) {
-  // In tenths of a step: starting, adding sums afterwards, and that a thread block has parts of two tiles (measured, docs/decisions/0013).
+  // In tenths of a step: starting, adding sums afterwards, and that a thread block has parts of two tiles (from times of rows by hand).
   const int64_t kStart = 10, kAdd = 20, kSecond = tokens > 128 ? 100 : 1;
   const int64_t rest = slots > 0 ? tiles % slots : 0;
   int64_t best = 0, least = 10 * steps + kStart;

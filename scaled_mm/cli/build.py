@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.cli import common
 
 HELP = "compile the kernels of an architecture ahead of time"
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--arch", default="sm90", help="the tile table to build, or a YAML file (default: sm90)")
     parser.add_argument("--row", action="append", help="build this row only (repeatable)")
     parser.add_argument("--out-dtype", action="append", choices=["bf16", "fp16", "fp32", "int32"], help="build this output dtype only (repeatable)")
+    parser.add_argument("--format", action="append", choices=WEIGHT_FORMATS, help="build this format of block products' rows only (repeatable)")
     parser.add_argument("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time (default: one per core)")
     parser.add_argument("--out", type=Path, help="also copy the library here, for programs that use the C interface")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -29,18 +31,20 @@ def run(args: argparse.Namespace) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from scaled_mm.build import library
-    from scaled_mm.errors import BadParamError
+    from scaled_mm.errors import BadParamError, KernelNotFoundError
 
     table = common.table_of(args.arch)
     for row in args.row or ():
         table.row(row)  # KernelNotFoundError with the names there are
-    names = [
-        (row, out) for row, out in library.kernel_names(table)
-        if (not args.row or row in args.row) and (not args.out_dtype or out in args.out_dtype)
-    ]  # fmt: skip
+    of_rows = [(row, out) for row, out in library.kernel_names(table) if not args.row or row in args.row]
+    wanted = [*(args.out_dtype or ()), *(args.format or ())]
+    names = [(row, out) for row, out in of_rows if not wanted or out in wanted]
+    if not names:
+        there = ", ".join(sorted({out for _, out in of_rows if out}))
+        raise KernelNotFoundError(f"--out-dtype, --format: expected some of {there}, which these rows of {table.source} have, got {', '.join(wanted)}")
     whole = len(names) == len(library.kernel_names(table))
     if args.out and not whole:
-        print("scaled-mm build: --out copies a whole architecture's library; leave --row and --out-dtype out", file=sys.stderr)
+        print("scaled-mm build: --out copies a whole architecture's library; leave --row, --out-dtype and --format out", file=sys.stderr)
         return 2
     if args.out:
         if args.out.is_dir():
