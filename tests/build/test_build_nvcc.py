@@ -14,7 +14,7 @@ import pytest
 from scaled_mm.build import cache, compile, library, toolchain
 from scaled_mm.build.paths import csrc_dir
 from scaled_mm.cli import main
-from scaled_mm.tables import KernelRow, load_table, rules
+from scaled_mm.tables import KernelRow, TileTable, load_table, rules
 
 TABLE = load_table("sm90")
 pytestmark = pytest.mark.skipif(
@@ -66,25 +66,30 @@ def test_a_generic_kernel_and_the_zero_point_terms_compile_without_spills(cache_
     assert [entry.path for entry in cache.entries() if entry.kind == "kernel"] == [path.parent]
 
 
-@pytest.mark.parametrize("row", [
-    dict(tile=[64, 16, 128], split_k=4, stages=8), dict(tile=[128, 128, 128], split_k=8, stages=5),
-    dict(tile=[64, 64, 128], split_k=2, stages=4, cluster=[2, 1], schedule="cooperative"), dict(tile=[128, 8, 128], stages=6, schedule="cooperative"),
-], ids=str)  # fmt: skip
-def test_a_decode_row_compiles_without_spills_within_its_shared_memory(cache_root, compiler_says, row):
-    row = KernelRow.model_validate({"name": "decode", "generation": "decode", "swap_ab": True, **row})
-    table = TABLE.model_copy(update={"rows": (*TABLE.rows, row)})
-    path = library.build_kernel(table, ("decode", "fp32"))
+def check_two_at_a_time(table: TileTable, names: list[library.KernelName], compiler_says: list[str]) -> None:
+    """Half a minute of a core each: both cores work."""
+    paths = library.build_kernels(table, names, 2)
     check_no_spill(compiler_says)
     assert "wgmma" not in "\n".join(compiler_says)  # ptxas says so where it has to serialise wgmma
-    check_loads(path)
+    assert set(paths) == set(names)
+    for path in paths.values():
+        check_loads(path)
 
 
-@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
-def test_the_largest_sm90_row_compiles_without_spills(cache_root, compiler_says, out_dtype):
-    path = library.build_kernel(TABLE, (most_accumulators(), out_dtype))
-    check_no_spill(compiler_says)
-    assert "wgmma" not in "\n".join(compiler_says)  # ptxas says so where it has to serialise wgmma
-    check_loads(path)
+def test_decode_rows_compile_without_spills_within_their_shared_memory(cache_root, compiler_says):
+    rows = [
+        KernelRow.model_validate({"name": f"decode_{i}", "generation": "decode", "swap_ab": True, **fields})
+        for i, fields in enumerate([
+            dict(tile=[64, 16, 128], split_k=4, stages=8), dict(tile=[128, 128, 128], split_k=8, stages=5),
+            dict(tile=[64, 64, 128], split_k=2, stages=4, cluster=[2, 1], schedule="cooperative"),
+            dict(tile=[128, 8, 128], stages=6, schedule="cooperative"),
+        ])
+    ]  # fmt: skip
+    check_two_at_a_time(TABLE.model_copy(update={"rows": (*TABLE.rows, *rows)}), [(row.name, "fp32") for row in rows], compiler_says)
+
+
+def test_the_largest_sm90_row_compiles_without_spills(cache_root, compiler_says):
+    check_two_at_a_time(TABLE, [(most_accumulators(), out_dtype) for out_dtype in ("bf16", "fp32")], compiler_says)
 
 
 def test_the_build_command_builds_a_row_once_and_names_its_libraries(cache_root, capsys):
