@@ -91,7 +91,9 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
       end_copies();
       load(kStages - 1);  // the first step's, so that memory has something to do meanwhile
       wait_for_copies<1>();
-      for (int i = place; kSums && i < count; i += members) rows.add_up<T>(slot + i * slot_bytes, lane);
+      for (int i = place; kSums && i < count; i += members) {
+        for (int tile = 0; tile < kTiles; ++tile) rows.add_up<T>(slot + i * slot_bytes, tile, lane);
+      }
       meet(part + 1, members);
     }
   }
@@ -145,7 +147,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
       from += F::kTileBytes;
     }
     if constexpr (kSums) {
-      if constexpr (kHasRows) two[0] = rows.sums(slot, lane);
+#pragma unroll
+      for (int tile = 0; kHasRows && tile < kTiles; ++tile) two[tile] = rows.sums(slot, tile, lane);
 #pragma unroll
       for (int band = 0; band < kBands; ++band) {
         const Middles minima = Middles::of<F>(from + band * F::kBandBytes, lane);
@@ -180,7 +183,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 #pragma unroll
             for (int tile = 0; tile < kTiles; ++tile) {
               float sum[4] = {};
-              const uint4 v = kHasRows ? rows.operand(slot, pair * 2 + b, lane) : x[kHasRows ? 0 : i][b][tile];
+              const uint4 v = kHasRows ? rows.operand(slot, pair * 2 + b, tile, lane) : x[kHasRows ? 0 : i][b][tile];
               mma_m16n8k16<T>(sum, f.a[0], v.x, v.y);
               mma_m16n8k16<T>(sum, f.a[1], v.z, v.w);
               float4 factor{};
@@ -234,7 +237,7 @@ struct Mma {
   static constexpr int kRows = kBands * kBandRows;
   static constexpr int kRing = kStages > 1 ? kWarps * kStages * kBands * F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
   static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;  // without Rows, which are taken if there is room for them
-  static constexpr bool kTakesRows = kTokens == 8 && kAmpere && kStages > 1;
+  static constexpr bool kTakesRows = kTokens <= 16 && kAmpere && kStages > 1;
 
   template <class T, Factors kFactors, bool kHasRows = false>
   static DeviceKernel& device_kernel() {

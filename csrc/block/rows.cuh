@@ -36,22 +36,22 @@ struct Rows {
     for (int token = 0; token < p.tokens; ++token, to += kRowBytes, from += p.stride) copy_or_clear_async(to, from, there);
   }
 
-  // The operand of a block, 32 k of 8 tokens, in one slot. Tokens that there are not have the last one's: nobody stores their products.
-  __device__ uint4 operand(const uint8_t* slot, int block, int lane) const {
-    const uint8_t* row = slot + min(lane % 8, p.tokens - 1) * kRowBytes + lane / 8 * 16 + block * kBlock * 2;
+  // The operand of a block, 32 k of the tokens of tile `tile`, 8 each, in one slot. Tokens that there are not have the last one's: nobody stores their products.
+  __device__ uint4 operand(const uint8_t* slot, int block, int tile, int lane) const {
+    const uint8_t* row = slot + min(tile * 8 + lane % 8, p.tokens - 1) * kRowBytes + lane / 8 * 16 + block * kBlock * 2;
     return load_matrices(uint32_t(__cvta_generic_to_shared(row)));
   }
 
-  // A warp, of a slot that it has loaded and waited for: products with ones.
+  // A warp, of the tokens of a tile in a slot that it has loaded and waited for: products with ones.
   template <class T>
-  __device__ void add_up(uint8_t* slot, int lane) const {
+  __device__ void add_up(uint8_t* slot, int tile, int lane) const {
     constexpr uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00 : 0x3f803f80;
     constexpr uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
-    const int own = lane / 4, token = lane % 4 * 2;  // the block and the first of the tokens whose sums this lane stores
+    const int own = lane / 4, token = tile * 8 + lane % 4 * 2;  // the block and the first of the tokens whose sums this lane stores
     float sums[2] = {};
 #pragma unroll
     for (int block = 0; block < kTileBlocks; ++block) {
-      const uint4 v = operand(slot, block, lane);
+      const uint4 v = operand(slot, block, tile, lane);
       float sum[4] = {};
       mma_m16n8k16<T>(sum, ones, v.x, v.y);
       mma_m16n8k16<T>(sum, ones, v.z, v.w);
@@ -63,8 +63,8 @@ struct Rows {
       if (token + i < p.tokens) *reinterpret_cast<float2*>(to + i * kSumBytes) = two_tf32(sums[i]);
     }
   }
-  __device__ uint4 sums(const uint8_t* slot, int lane) const {
-    return *reinterpret_cast<const uint4*>(slot + p.tokens * kRowBytes + min(lane / 4, p.tokens - 1) * kSumBytes + lane % 4 * 16);
+  __device__ uint4 sums(const uint8_t* slot, int tile, int lane) const {
+    return *reinterpret_cast<const uint4*>(slot + p.tokens * kRowBytes + min(tile * 8 + lane / 4, p.tokens - 1) * kSumBytes + lane % 4 * 16);
   }
 };
 

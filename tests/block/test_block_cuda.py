@@ -254,26 +254,28 @@ def test_long_sums_are_within_the_bound_in_every_row(fmt):
 
 
 # Rows of the weight and K: warps that have a K of their own, that share one by 8 or by 2, the last ones fewer; what fits shared memory, or not.
-@pytest.mark.parametrize("m, k", [(70, 32), (70, 544), (2117, 1056), (4100, 14336), (300, 28672), (15000, 1312)])
+@pytest.mark.parametrize("m, k", [(70, 32), (70, 544), (2117, 1056), (4100, 4096), (4100, 14336), (300, 28672), (15000, 1312)])
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_few_tokens_are_the_same_product_wherever_they_lie(fmt, m, k):
-    rows = [(sm.Handle("cuda", arch=arch), row) for arch, row in rows_here() if load_table(arch).row(row).tile.m == 8]
-    assert rows
+    rows = [(sm.Handle("cuda", arch=arch), row, load_table(arch).row(row).tile.m) for arch, row in rows_here()]
+    few = {8: (1, 2, 5, 8), 16: (9, 13, 16)}  # tokens, by those of a tile
+    cases = [(handle, row, tokens) for handle, row, tile in rows if tile in few for tokens in few[tile]]
+    assert {tokens for *_, tokens in cases} == {1, 2, 5, 8, 9, 13, 16}
     weight_q = sm.quantize_block(torch.randn(m, k, generator=seeded(m)).cuda(), fmt)
     weight = sm.pack_block_weight(weight_q, fmt)
     for dtype, mean in ((torch.float16, 0), (torch.float16, 1), (torch.bfloat16, 0)):
-        wide = (torch.randn(8, k + 8, generator=seeded(k)) + mean).to(dtype).cuda()
+        wide = (torch.randn(16, k + 8, generator=seeded(k)) + mean).to(dtype).cuda()
         for x in (wide[:, :k], wide[:, 3 : k + 3]):  # aligned to 16 bytes; not
             want = reference.gemm(weight_q, x.contiguous(), fmt)
-            for (handle, row), tokens in itertools.product(rows, (1, 2, 5, 8)):
+            for handle, row, tokens in cases:
                 out = compute(handle, weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
-                assert float((out.double() - want[:, :tokens]).norm() / want[:, :tokens].norm()) <= BOUND, (handle.arch, dtype, mean, tokens)
+                assert float((out.double() - want[:, :tokens]).norm() / want[:, :tokens].norm()) <= BOUND, (handle.arch, row, dtype, mean, tokens)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_a_token_of_few_that_is_not_finite_spoils_its_column_and_nothing_else(fmt):
-    weight_q, x = operands(fmt, 70, 8, 1056)
-    for (arch, row), value, tokens in itertools.product(rows_here(), (float("inf"), -float("inf"), float("nan")), (1, 3, 8)):
+    weight_q, x = operands(fmt, 70, 11, 1056)
+    for (arch, row), value, tokens in itertools.product(rows_here(), (float("inf"), -float("inf"), float("nan")), (1, 3, 8, 11)):
         for dtype in (torch.float16, torch.bfloat16):
             activation = x[:tokens].to(dtype)
             activation[tokens - 1, 1000] = value
