@@ -154,11 +154,11 @@ def narrow_table(title: str, **options) -> Table:
     return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=0, pad_edge=False, **options)
 
 
-def print_json(document: object) -> None:
-    """On stdout, in one line."""
+def print_json(document: object, indent: int | None = None) -> None:
+    """On stdout, in one line or with its parts indented."""
     import json
 
-    print(json.dumps(document))
+    print(json.dumps(document, indent=indent))
 
 
 def log(console: Console, text: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from scaled_mm.cli import common
+from scaled_mm.cli import common, table_explain
+from scaled_mm.cli.table_explain import row_dict
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,21 +21,12 @@ if TYPE_CHECKING:
 HELP = "show a tile table, check tables, or explain which kernel serves a product"
 
 
-# Multiprocessors of a common GPU that each table serves.
-_MULTIPROCESSORS = {"sm75": ("T4", 40), "sm80": ("A100", 108), "sm89": ("L40S", 142), "sm90": ("H200", 132), "sm100": ("B200", 148), "sm120": ("RTX 5090", 170)}
-_GPUS = ", ".join(f"{count} for {arch}, {gpu}" for arch, (gpu, count) in _MULTIPROCESSORS.items())
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="table_command", metavar="show | check | explain", required=True)
     show = commands.add_parser("show", help="rows with their cost, and buckets")
     check = commands.add_parser("check", help="every problem of every table, or of the one given; exit status 1 on any")
     explain = commands.add_parser("explain", help="the row that serves one product, and why")
-    for axis, what in (("M", "rows of a"), ("N", "columns of b"), ("K", "the length of the sums")):
-        explain.add_argument(axis, type=common.integer(0, common.LARGEST_SIZE), help=what)
-    explain.add_argument(
-        "--sms", type=common.integer(1), metavar="N", help=f"multiprocessors to count waves for (default: {_GPUS})"
-    )
+    table_explain.add_arguments(explain)
     check.add_argument(
         "--compile",
         action="store_true",
@@ -65,19 +56,15 @@ def run(args: argparse.Namespace) -> int:
     """0; 1 when a table that was checked has a problem, or no kernel takes the product; 2 without a table to look at."""
     from scaled_mm.errors import ScaledMMError
 
-    commands = {"show": _show, "check": _check, "explain": _explain}
+    commands = {"show": _show, "check": _check, "explain": lambda args: table_explain.run(args, _load(args))}
     try:
         return commands[args.table_command](args)
     except ScaledMMError as error:
         if args.json:
-            _print_json({"error": {"status": error.status.name, "message": str(error)}})
+            common.print_json({"error": {"status": error.status.name, "message": str(error)}})
         else:
             print(error, file=sys.stderr)
         return 2
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
 
 
 def _load(args: argparse.Namespace) -> TileTable:
@@ -92,33 +79,13 @@ def _load(args: argparse.Namespace) -> TileTable:
     return load_tuned(table.arch, gpus_served(table.arch)) or table  # of this machine's GPU, if it has one of that architecture
 
 
-def _row_dict(table: TileTable, name: str) -> dict[str, Any]:
-    from scaled_mm.tables.rules import row_cost
-
-    row = table.row(name)
-    cost = row_cost(row, table.arch)
-    align_a, align_b, align_out = row.alignment
-    return {
-        **row.model_dump(mode="json"),
-        "alignment_bytes": {"a": align_a, "b": align_b, "out": align_out},
-        "store_bytes": row.store_bytes,
-        "estimate": {
-            "stages": cost.stages,
-            "stage_bytes": cost.stage_bytes,
-            "epilogue_bytes": cost.epilogue_bytes,
-            "shared_memory_bytes": cost.shared_memory,
-            "accumulator_registers": cost.accumulators,
-        },
-    }
-
-
 # ---- show --------------------------------------------------------------------------------------------------------
 
 
 def _show(args: argparse.Namespace) -> int:
     table = _load(args)
     sections = table.sections
-    rows = [[_row_dict(table, row.name) for row in section.rows] for section in sections]
+    rows = [[row_dict(table, row.name) for row in section.rows] for section in sections]
     if args.json:
         contents = [
             {"fallback": section.fallback, "rows": dicts, "buckets": [bucket.model_dump(mode="json") for bucket in section.buckets]}
@@ -128,8 +95,8 @@ def _show(args: argparse.Namespace) -> int:
         of = {id(section): content for section, content in zip(sections, contents)}
         if table.block:
             of[id(table.block)]["auto"] = [rule.model_dump(mode="json") for rule in table.block.auto]
-        _print_json({**head, **contents[0], "grouped": of.get(id(table.grouped)), "block_scaled": of.get(id(table.block_scaled)),
-                     "block": of.get(id(table.block))})  # fmt: skip
+        others = {name: of.get(id(getattr(table, name))) for name in ("grouped", "block_scaled", "block")}
+        common.print_json({**head, **contents[0], **others}, indent=2)
         return 0
     console = common.console()
     kind = f"tuned on {table.gpu}" if table.tuned else "not tuned"
@@ -237,7 +204,7 @@ def _check(args: argparse.Namespace) -> int:
             }
             for path, found, compiled in results
         ]
-        _print_json({"ok": problems == 0, "tables": tables})
+        common.print_json({"ok": problems == 0, "tables": tables}, indent=2)
         return 1 if problems else 0
     for path, found, _ in results:
         for problem in found:
@@ -316,85 +283,3 @@ def _tables_to_check(args: argparse.Namespace) -> list[tuple[Path, str | None]]:
         known = ", ".join(str(arch) for _, arch in tables)
         raise ArchitectureNotSupportedError(f"arch: no tile table for {args.arch!r}; there are: {known}")
     return chosen
-
-
-# ---- explain -----------------------------------------------------------------------------------------------------
-
-
-def _explain(args: argparse.Namespace) -> int:
-    from scaled_mm.tables.select import K_BOUNDS, contiguous_misfits, output_tiles, refusal
-
-    table = _load(args)
-    M, N, K = args.M, args.N, args.K
-    if (reason := refusal(M, N, K)) is not None:
-        return _refused(args, table, reason)
-    selection = table.select(M, N, K)
-    constant = table.select(M, N, K, constant_b=True)
-    row = selection.row
-    misfits = contiguous_misfits(row, M, N, K)
-    tiles = output_tiles(row, M, N)
-    blocks = tiles * row.split_k
-    sms = args.sms or _MULTIPROCESSORS.get(table.arch, _MULTIPROCESSORS["sm90"])[1]
-    if args.json:
-        _print_json(
-            {
-                "M": M,
-                "N": N,
-                "K": K,
-                "arch": table.arch,
-                "source": table.source,
-                "tuned": table.tuned,
-                "gpu": table.gpu,
-                "kernel": row.name,
-                "bucket": selection.bucket_index,
-                "reason": selection.reason,
-                "constant_b": {"kernel": constant.row.name, "bucket": constant.bucket_index, "reason": constant.reason},
-                "tiles": tiles,
-                "waves": blocks / sms,
-                "contiguous_misfits": misfits,
-                "fallback": table.fallback,
-                "row": _row_dict(table, row.name),
-            }
-        )
-        return 0
-    estimate = _row_dict(table, row.name)["estimate"]
-    registers = estimate["accumulator_registers"]
-    served = row.name if not misfits else f"{table.fallback} if the tensors are contiguous, {row.name} if their rows are padded"
-    print(f"M={M} N={N} K={K}: {served}")
-    print(f"  why     {selection.reason}")
-    print(f"  table   {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}")
-    shape = [f"tile {row.tile}", f"warp {row.warp}"] if row.warp else [f"tile {row.tile}"]
-    shape += [f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
-    if row.swizzle > 1:
-        shape.append(f"swizzle {row.swizzle}")
-    if row.prefetch:
-        shape.append(f"prefetch {row.prefetch}")
-    if row.early_weights:
-        shape.append("early weights")
-    print(
-        f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
-    )
-    split = f" x {row.split_k} parts of K" if row.split_k > 1 else ""
-    print(f"  tiles   {tiles}{split}: {blocks / sms:.2f} waves on {sms} multiprocessors")
-    stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
-    cost = f"{stages}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory"
-    print(f"  cost    {cost}{'' if registers is None else f', {registers} accumulator registers per thread'}")
-    if constant.row != row:
-        print(f"  note    with a prepared weight {constant.row.name}: {constant.reason}")
-    for misfit in misfits:
-        print(f"  note    {misfit}; such operands take {table.fallback}")
-    for bound, points in ((K_BOUNDS[1], "a zero point"), (K_BOUNDS[2], "two zero points")):
-        if K > bound:
-            print(f"  note    with {points} it is refused: K <= {bound} then")
-            break
-    return 0
-
-
-def _refused(args: argparse.Namespace, table: TileTable, reason: str) -> int:
-    if args.json:
-        head = {"M": args.M, "N": args.N, "K": args.K, "arch": table.arch, "source": table.source}
-        _print_json({**head, "kernel": None, "reason": f"refused: expected {reason}"})
-    else:
-        print(f"M={args.M} N={args.N} K={args.K}: refused")
-        print(f"  why     expected {reason}")
-    return 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from scaled_mm.block_formats import BLOCK
 from scaled_mm.errors import BadParamError, InternalError
 
 if TYPE_CHECKING:
@@ -54,6 +55,17 @@ def refusal(M: int, N: int, K: int) -> str | None:
     if K > K_BOUNDS[0]:
         return f"K <= {K_BOUNDS[0]}, beyond which a 32-bit accumulator is not exact"
     if M * N - 1 > _LARGEST_REACH:  # a and b are smaller: K is
+        return "M * N <= 2^60, beyond which out is larger than any memory"
+    return None
+
+
+def block_refusal(M: int, N: int, K: int) -> str | None:
+    """The same of a product with a block format's weight [N, K] and M tokens."""
+    if max(M, N, K) > _LARGEST_SIZE:
+        return f"M, N and K <= {_LARGEST_SIZE}"
+    if K % BLOCK:
+        return f"K a multiple of {BLOCK}, the values of a block"
+    if M * N - 1 > _LARGEST_REACH:
         return "M * N <= 2^60, beyond which out is larger than any memory"
     return None
 

@@ -1,0 +1,169 @@
+"""`scaled-mm table explain M N K [--format q4_0]`: which row serves a product of INT8 or of a block format, and why."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from scaled_mm.block_formats import WEIGHT_FORMATS
+from scaled_mm.cli import common
+
+if TYPE_CHECKING:
+    from scaled_mm.tables import KernelRow, TileTable
+
+# Multiprocessors of a common GPU that each table serves.
+_MULTIPROCESSORS = {"sm75": ("T4", 40), "sm80": ("A100", 108), "sm89": ("L40S", 142), "sm90": ("H200", 132), "sm100": ("B200", 148), "sm120": ("RTX 5090", 170)}
+_GPUS = ", ".join(f"{count} for {arch}, {gpu}" for arch, (gpu, count) in _MULTIPROCESSORS.items())
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    axes = (
+        ("M", "rows of a; with --format tokens"),
+        ("N", "columns of b; with --format rows of the weight"),
+        ("K", "the length of the sums"),
+    )
+    for axis, what in axes:
+        parser.add_argument(axis, type=common.integer(0, common.LARGEST_SIZE), help=what)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--sms", type=common.integer(1), metavar="N", help=f"multiprocessors to count waves for (default: {_GPUS})")
+    which.add_argument("--format", choices=WEIGHT_FORMATS, help="a product with a weight of this block format, in place of INT8")
+
+
+def run(args: argparse.Namespace, table: TileTable) -> int:
+    """0; 1 where no kernel takes the product."""
+    return _explain(args, table) if args.format is None else _explain_block(args, table)
+
+
+def row_dict(table: TileTable, name: str) -> dict[str, Any]:
+    """A row as JSON has it, with an estimate of what it costs."""
+    from scaled_mm.tables.rules import row_cost
+
+    row = table.row(name)
+    cost = row_cost(row, table.arch)
+    align_a, align_b, align_out = row.alignment
+    return {
+        **row.model_dump(mode="json"),
+        "alignment_bytes": {"a": align_a, "b": align_b, "out": align_out},
+        "store_bytes": row.store_bytes,
+        "estimate": {
+            "stages": cost.stages,
+            "stage_bytes": cost.stage_bytes,
+            "epilogue_bytes": cost.epilogue_bytes,
+            "shared_memory_bytes": cost.shared_memory,
+            "accumulator_registers": cost.accumulators,
+        },
+    }
+
+
+def _explain(args: argparse.Namespace, table: TileTable) -> int:
+    from scaled_mm.tables.select import K_BOUNDS, contiguous_misfits, output_tiles, refusal
+
+    M, N, K = args.M, args.N, args.K
+    if (reason := refusal(M, N, K)) is not None:
+        return _refused(args, table, reason)
+    selection = table.select(M, N, K)
+    constant = table.select(M, N, K, constant_b=True)
+    row = selection.row
+    misfits = contiguous_misfits(row, M, N, K)
+    tiles = output_tiles(row, M, N)
+    blocks = tiles * row.split_k
+    sms = args.sms or _MULTIPROCESSORS.get(table.arch, _MULTIPROCESSORS["sm90"])[1]
+    if args.json:
+        common.print_json(
+            {
+                "M": M,
+                "N": N,
+                "K": K,
+                "arch": table.arch,
+                "source": table.source,
+                "tuned": table.tuned,
+                "gpu": table.gpu,
+                "kernel": row.name,
+                "bucket": selection.bucket_index,
+                "reason": selection.reason,
+                "constant_b": {"kernel": constant.row.name, "bucket": constant.bucket_index, "reason": constant.reason},
+                "tiles": tiles,
+                "waves": blocks / sms,
+                "contiguous_misfits": misfits,
+                "fallback": table.fallback,
+                "row": row_dict(table, row.name),
+            },
+            indent=2,
+        )
+        return 0
+    estimate = row_dict(table, row.name)["estimate"]
+    registers = estimate["accumulator_registers"]
+    served = row.name if not misfits else f"{table.fallback} if the tensors are contiguous, {row.name} if their rows are padded"
+    print(f"M={M} N={N} K={K}: {served}")
+    print(f"  why     {selection.reason}")
+    print(f"  table   {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}")
+    shape = [f"tile {row.tile}", f"warp {row.warp}"] if row.warp else [f"tile {row.tile}"]
+    shape += [f"cluster {row.cluster}", row.schedule, row.scheduler if row.schedule else None]
+    if row.swizzle > 1:
+        shape.append(f"swizzle {row.swizzle}")
+    if row.prefetch:
+        shape.append(f"prefetch {row.prefetch}")
+    if row.early_weights:
+        shape.append("early weights")
+    print(
+        f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
+    )
+    split = f" x {row.split_k} parts of K" if row.split_k > 1 else ""
+    print(f"  tiles   {tiles}{split}: {blocks / sms:.2f} waves on {sms} multiprocessors")
+    stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
+    cost = f"{stages}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory"
+    print(f"  cost    {cost}{'' if registers is None else f', {registers} accumulator registers per thread'}")
+    if constant.row != row:
+        print(f"  note    with a prepared weight {constant.row.name}: {constant.reason}")
+    for misfit in misfits:
+        print(f"  note    {misfit}; such operands take {table.fallback}")
+    for bound, points in ((K_BOUNDS[1], "a zero point"), (K_BOUNDS[2], "two zero points")):
+        if K > bound:
+            print(f"  note    with {points} it is refused: K <= {bound} then")
+            break
+    return 0
+
+
+def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
+    from scaled_mm.tables import rules_block
+    from scaled_mm.tables.rules import shared_memory_of
+    from scaled_mm.tables.select import block_refusal
+
+    M, N, K = args.M, args.N, args.K
+    if table.block is None:
+        return _refused(args, table, f"a table with a section block, {table.source} has none")
+    if (reason := block_refusal(M, N, K)) is not None:
+        return _refused(args, table, reason)
+    mode = next(rule.mode for rule in table.block.auto if rule.m is None or M <= rule.m)
+    selection, quantized = (table.block.select(M, N, K, q8_1=q8_1) for q8_1 in (mode == "w4a8", True))
+    limit = shared_memory_of(table)
+
+    def cost(row: KernelRow) -> dict[str, int]:
+        return {"stages": rules_block.stages(row, args.format, limit), "shared_memory_bytes": rules_block.shared_memory(row, args.format, limit)}
+
+    if args.json:
+        head = {"format": args.format, "M": M, "N": N, "K": K, "arch": table.arch, "source": table.source, "tuned": table.tuned, "gpu": table.gpu}
+        chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
+        other = {"kernel": quantized.row.name, "bucket": quantized.bucket_index, "reason": quantized.reason}
+        common.print_json({**head, **chosen, "q8_1": other, "row": {**selection.row.model_dump(mode="json"), "estimate": cost(selection.row)}}, indent=2)
+        return 0
+    print(f"M={M} tokens, N={N} rows of a {args.format} weight, K={K}: {selection.row.name}")
+    print(f"  why     {selection.reason}")
+    print(f"  mode    auto is {mode} for float16 and bfloat16 activations; float32 ones are quantized to q8_1")
+    print(f"  kernel  {selection.row.generation}, tile {selection.row.tile}")
+    estimate = cost(selection.row)
+    stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
+    print(f"  cost    {stages} for {args.format}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory{' without activations' * (selection.row.generation == 'block_mma')}")
+    if quantized.row != selection.row:
+        print(f"  note    with q8_1 activations {quantized.row.name}: {quantized.reason}")
+    return 0
+
+
+def _refused(args: argparse.Namespace, table: TileTable, reason: str) -> int:
+    if args.json:
+        head = {"M": args.M, "N": args.N, "K": args.K, "arch": table.arch, "source": table.source}
+        common.print_json({**head, "kernel": None, "reason": f"refused: expected {reason}"}, indent=2)
+    else:
+        print(f"M={args.M} N={args.N} K={args.K}: refused")
+        print(f"  why     expected {reason}")
+    return 1

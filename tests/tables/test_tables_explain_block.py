@@ -1,0 +1,86 @@
+"""`scaled-mm table explain M N K --format`: who serves a product with a block format's weight."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+import torch
+
+from scaled_mm.block_formats import WEIGHT_FORMATS
+from scaled_mm.cli import table as command
+from scaled_mm.tables import available_tables, configs_dir, load_table, rules_block
+from scaled_mm.tables.rules import shared_memory_of
+
+
+@pytest.fixture
+def explain(capsys):
+    """explain(*arguments) -> (exit status, stdout)"""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+
+    def explain(*arguments):
+        status = command.run(parser.parse_args(["explain", *map(str, arguments)]))
+        return status, capsys.readouterr().out
+
+    return explain
+
+
+@pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
+def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, arch, fmt):
+    table = load_table(arch)
+    for tokens in (1, 16, 64, 4096):
+        selection = table.block.select(tokens, 4096, 14336)
+        stages = rules_block.stages(selection.row, fmt, shared_memory_of(table))
+        status, out = explain(tokens, 4096, 14336, "--arch", arch, "--format", fmt)
+        assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
+        assert f"{stages} stage{'s' * (stages > 1)} for {fmt}" in out and "auto is w4a16" in out and "note" not in out
+
+
+def test_json_has_the_choice_and_the_row_of_the_format(explain):
+    table = load_table("sm90")
+    status, out = explain(512, 4096, 4096, "--format", "q8_0", "--json")
+    answer, selection = json.loads(out), table.block.select(512, 4096, 4096)
+    assert status == 0 and (answer["kernel"], answer["bucket"], answer["reason"]) == (selection.row.name, selection.bucket_index, selection.reason)
+    memory = rules_block.shared_memory(selection.row, "q8_0", shared_memory_of(table))
+    assert answer["row"]["estimate"]["shared_memory_bytes"] == memory and answer["auto"] == "w4a16" and answer["format"] == "q8_0"
+
+
+@pytest.mark.parametrize("modes, first", [("[{mode: w4a16}]", "block_mma_16x16_x2"), ("[{m: 8, mode: w4a16}, {mode: w4a8}]", "block_mma_32x32_x2")])
+def test_a_row_for_q8_1_activations_is_told_apart(explain, tmp_path, modes, first):
+    text = (configs_dir() / "sm80.yaml").read_text()
+    head, block = text.split("\nblock:\n")
+    block = block.replace("auto:\n    - {mode: w4a16}\n", f"auto: {modes}\n", 1)
+    block = block.replace("buckets:\n", "buckets:\n    - {m: 16, activation: q8_1, kernel: block_mma_32x32_x2}\n", 1)
+    path = tmp_path / "own.yaml"
+    path.write_text(f"{head}\nblock:\n{block}")
+    status, out = explain(9, 4096, 4096, "--table", path, "--format", "q4_0")
+    assert status == 0 and out.splitlines()[0].endswith(f": {first}")
+    assert ("note    with q8_1 activations block_mma_32x32_x2" in out) is (first != "block_mma_32x32_x2")
+
+
+def test_it_refuses_what_the_core_refuses_and_no_smaller_product(explain):
+    import scaled_mm as sm
+
+    edge = 2**30 + 1  # times 2^30 is above 2^60
+    cases = (((1, 1, 31), "multiple of 32"), ((1, 1, 32), None), ((3, 5, 0), None), ((edge, 2**30, 32), "2^60"), ((2**30, 2**30, 32), None))
+    for (tokens, rows, k), reason in cases:
+        status, out = explain(tokens, rows, k, "--format", "q4_0", "--json")
+        answer = json.loads(out)
+        described = dict(out=sm.TensorDesc((rows, tokens), torch.float32, strides=(1, rows)), activation=sm.TensorDesc((tokens, k), torch.float16))
+        if reason is None:
+            assert status == 0 and answer["kernel"] is not None
+            sm.create_block_descriptor(sm.Handle("cpu"), weight=sm.TensorDesc((rows, k), "q4_0"), **described).destroy()
+        else:
+            assert status == 1 and answer["kernel"] is None and reason in answer["reason"]
+            with pytest.raises(sm.ScaledMMError):
+                sm.create_block_descriptor(sm.Handle("cpu"), weight=sm.TensorDesc((rows, k), "q4_0"), **described)
+
+
+def test_what_does_not_go_together_is_refused(explain, capsys):
+    for arguments in ((1, 1, 32, "--format", "q8_1"), (1, 1, 32, "--format", "q4_0", "--sms", 4)):
+        with pytest.raises(SystemExit) as caught:
+            explain(*arguments)
+        assert caught.value.code == 2 and "--format" in capsys.readouterr().err
