@@ -9,7 +9,7 @@ from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.cli import common
 
 if TYPE_CHECKING:
-    from scaled_mm.tables import KernelRow, TileTable
+    from scaled_mm.tables import TileTable
 
 # Multiprocessors of a common GPU that each table serves.
 _MULTIPROCESSORS = {"sm75": ("T4", 40), "sm80": ("A100", 108), "sm89": ("L40S", 142), "sm90": ("H200", 132), "sm100": ("B200", 148), "sm120": ("RTX 5090", 170)}
@@ -125,45 +125,54 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
 
 
 def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
-    from scaled_mm.tables import rules_block
+    from scaled_mm.tables import load_table, rules_block
     from scaled_mm.tables.rules import shared_memory_of
     from scaled_mm.tables.select import block_refusal
 
     M, N, K = args.M, args.N, args.K
-    if table.block is None:
-        return _refused(args, table, f"a table with a section block, {table.source} has none")
     if (reason := block_refusal(M, N, K)) is not None:
         return _refused(args, table, reason)
+    table = table if table.block else load_table(table.arch)  # as calls: a tuned table may lack the section
     mode = next(rule.mode for rule in table.block.auto if rule.m is None or M <= rule.m)
     selection, quantized = (table.block.select(M, N, K, q8_1=q8_1) for q8_1 in (mode == "w4a8", True))
-    limit = shared_memory_of(table)
-
-    def cost(row: KernelRow) -> dict[str, int]:
-        return {"stages": rules_block.stages(row, args.format, limit), "shared_memory_bytes": rules_block.shared_memory(row, args.format, limit)}
-
+    row, limit = selection.row, shared_memory_of(table)
+    stages, memory = rules_block.stages(row, args.format, limit), rules_block.shared_memory(row, args.format, limit)
     if args.json:
         head = {"format": args.format, "M": M, "N": N, "K": K, "arch": table.arch, "source": table.source, "tuned": table.tuned, "gpu": table.gpu}
         chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
         other = {"kernel": quantized.row.name, "bucket": quantized.bucket_index, "reason": quantized.reason}
-        common.print_json({**head, **chosen, "q8_1": other, "row": {**selection.row.model_dump(mode="json"), "estimate": cost(selection.row)}}, indent=2)
+        estimate = {"stages": stages, "shared_memory_bytes": memory}
+        common.print_json({**head, **chosen, "q8_1": other, "row": {**row.model_dump(mode="json"), "estimate": estimate}}, indent=2)
         return 0
-    print(f"M={M} tokens, N={N} rows of a {args.format} weight, K={K}: {selection.row.name}")
+    print(f"{_product(args)}: {row.name}")
     print(f"  why     {selection.reason}")
     print(f"  mode    auto is {mode} for float16 and bfloat16 activations; float32 ones are quantized to q8_1")
-    print(f"  kernel  {selection.row.generation}, tile {selection.row.tile}")
-    estimate = cost(selection.row)
-    stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
-    print(f"  cost    {stages} for {args.format}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory{' without activations' * (selection.row.generation == 'block_mma')}")
-    if quantized.row != selection.row:
+    print(f"  table   {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}")
+    print(f"  kernel  {row.generation}, a tile is {row.tile.m} tokens x {row.tile.n} rows of the weight x {row.tile.k} k")
+    ring = f"{stages} stages of the weight" if stages > 1 else "no stages, the weight goes from memory to registers"
+    print(f"  cost    {ring}, {memory / 1024:.1f} KB of shared memory")
+    if quantized.row != row:
         print(f"  note    with q8_1 activations {quantized.row.name}: {quantized.reason}")
+    for note in rules_block.notes(row, args.format, limit):
+        print(f"  note    {note}")
+    if M == 0 or N == 0:
+        print("  note    there is nothing to compute: no kernel is launched")
     return 0
+
+
+def _product(args: argparse.Namespace) -> str:
+    """`M=16 N=4096 K=4096`, and what these are where they are of a block product."""
+    if args.format is None:
+        return f"M={args.M} N={args.N} K={args.K}"
+    return f"M={args.M} tokens, N={args.N} rows of a {args.format} weight, K={args.K}"
 
 
 def _refused(args: argparse.Namespace, table: TileTable, reason: str) -> int:
     if args.json:
-        head = {"M": args.M, "N": args.N, "K": args.K, "arch": table.arch, "source": table.source}
+        product = {"M": args.M, "N": args.N, "K": args.K, **({"format": args.format} if args.format else {})}
+        head = {**product, "arch": table.arch, "source": table.source}
         common.print_json({**head, "kernel": None, "reason": f"refused: expected {reason}"}, indent=2)
     else:
-        print(f"M={args.M} N={args.N} K={args.K}: refused")
+        print(f"{_product(args)}: refused")
         print(f"  why     expected {reason}")
     return 1

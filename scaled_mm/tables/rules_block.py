@@ -70,6 +70,15 @@ def shared_memory(row: KernelRow, fmt: str, limit: int) -> int:
     return count * stage_bytes(row, fmt) + _beside_stages(row)
 
 
+def notes(row: KernelRow, fmt: str, limit: int) -> Iterator[str]:
+    """What a row does otherwise than its fields say, for people."""
+    if row.generation == "block_mma" and row.tile.m <= 16 and stages(row, fmt, limit) > 1:
+        yield "float16 and bfloat16 activations that lie well take shared memory too, if they fit (since SM80)"
+    if row.generation == "block_wgmma" and row.tile.m > 128:
+        idle = " and where such tiles would leave multiprocessors idle" if WEIGHT_FORMATS[fmt].second == "m" else ""
+        yield f"with q8_1 activations{idle} a tile has 128 tokens"
+
+
 def cost(row: KernelRow, limit: int) -> RowCost:
     """What it takes with the format that takes most."""
     if row.stages == "auto":

@@ -36,7 +36,10 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
         stages = rules_block.stages(selection.row, fmt, shared_memory_of(table))
         status, out = explain(tokens, 4096, 14336, "--arch", arch, "--format", fmt)
         assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
-        assert f"{stages} stage{'s' * (stages > 1)} for {fmt}" in out and "auto is w4a16" in out and "note" not in out
+        assert (f"{stages} stages of the weight" if stages > 1 else "no stages") in out and "auto is w4a16" in out and "with q8_1 activations block" not in out
+        tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
+        assert f"a tile is {tokens_of_a_tile} tokens x {rows_of_a_tile} rows" in out
+        assert ("a tile has 128 tokens" in out) is (tokens_of_a_tile > 128)
 
 
 def test_json_has_the_choice_and_the_row_of_the_format(explain):
@@ -61,6 +64,15 @@ def test_a_row_for_q8_1_activations_is_told_apart(explain, tmp_path, modes, firs
     assert ("note    with q8_1 activations block_mma_32x32_x2" in out) is (first != "block_mma_32x32_x2")
 
 
+def test_a_tuned_table_without_the_section_leaves_it_to_the_architecture(explain, tmp_path):
+    text = (configs_dir() / "sm90.yaml").read_text()
+    path = tmp_path / "own.yaml"
+    path.write_text(text[: text.index("\nblock:\n") + 1])
+    assert load_table(path).block is None
+    for how in ((), ("--json",)):
+        assert explain(16, 4096, 4096, "--table", path, "--format", "q4_0", *how) == explain(16, 4096, 4096, "--arch", "sm90", "--format", "q4_0", *how)
+
+
 def test_it_refuses_what_the_core_refuses_and_no_smaller_product(explain):
     import scaled_mm as sm
 
@@ -74,7 +86,8 @@ def test_it_refuses_what_the_core_refuses_and_no_smaller_product(explain):
             assert status == 0 and answer["kernel"] is not None
             sm.create_block_descriptor(sm.Handle("cpu"), weight=sm.TensorDesc((rows, k), "q4_0"), **described).destroy()
         else:
-            assert status == 1 and answer["kernel"] is None and reason in answer["reason"]
+            assert status == 1 and answer["kernel"] is None and reason in answer["reason"] and answer["format"] == "q4_0"
+            assert explain(tokens, rows, k, "--format", "q4_0")[1].startswith(f"M={tokens} tokens, N={rows} rows of a q4_0 weight, K={k}: refused\n")
             with pytest.raises(sm.ScaledMMError):
                 sm.create_block_descriptor(sm.Handle("cpu"), weight=sm.TensorDesc((rows, k), "q4_0"), **described)
 
