@@ -130,15 +130,15 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     from scaled_mm.tables.select import block_refusal
 
     M, N, K = args.M, args.N, args.K
-    if (reason := block_refusal(M, N, K)) is not None:
+    if (reason := block_refusal(M, N, K, args.format)) is not None:
         return _refused(args, table, reason)
-    table = table if table.block else load_table(table.arch)  # as calls: a tuned table may lack the section
-    mode = next(rule.mode for rule in table.block.auto if rule.m is None or M <= rule.m)
-    selection, quantized = (table.block.select(M, N, K, q8_1=q8_1) for q8_1 in (mode == "w4a8", True))
-    row, limit = selection.row, shared_memory_of(table)
+    section = table.block or load_table(table.arch).block  # as calls: a tuned table may lack it
+    mode = next(rule.mode for rule in section.auto if rule.m is None or M <= rule.m)
+    selection, quantized = (section.select(M, N, K, q8_1=q8_1) for q8_1 in (mode == "w4a8", True))
+    row, limit = selection.row, shared_memory_of(section)
     stages, memory = rules_block.stages(row, args.format, limit), rules_block.shared_memory(row, args.format, limit)
     if args.json:
-        head = {"format": args.format, "M": M, "N": N, "K": K, "arch": table.arch, "source": table.source, "tuned": table.tuned, "gpu": table.gpu}
+        head = {"format": args.format, "M": M, "N": N, "K": K, "arch": section.arch, "source": section.source, "tuned": section.tuned, "gpu": section.gpu}
         chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
         other = {"kernel": quantized.row.name, "bucket": quantized.bucket_index, "reason": quantized.reason}
         estimate = {"stages": stages, "shared_memory_bytes": memory}
@@ -147,7 +147,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     print(f"{_product(args)}: {row.name}")
     print(f"  why     {selection.reason}")
     print(f"  mode    auto is {mode} for float16 and bfloat16 activations; float32 ones are quantized to q8_1")
-    print(f"  table   {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}")
+    print(f"  table   {f'tuned on {section.gpu}' if section.tuned else 'not tuned'}")
     print(f"  kernel  {row.generation}, a tile is {row.tile.m} tokens x {row.tile.n} rows of the weight x {row.tile.k} k")
     ring = f"{stages} stages of the weight" if stages > 1 else "no stages, the weight goes from memory to registers"
     print(f"  cost    {ring}, {memory / 1024:.1f} KB of shared memory")

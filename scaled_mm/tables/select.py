@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from scaled_mm.block_formats import BLOCK
+from scaled_mm.block_formats import BLOCK, lookup
 from scaled_mm.errors import BadParamError, InternalError
 
 if TYPE_CHECKING:
@@ -59,14 +59,16 @@ def refusal(M: int, N: int, K: int) -> str | None:
     return None
 
 
-def block_refusal(M: int, N: int, K: int) -> str | None:
-    """The same of a product with a block format's weight [N, K] and M tokens."""
+def block_refusal(M: int, N: int, K: int, fmt: str) -> str | None:
+    """The same of a product with a block format's weight [N, K] and float16 activations of M tokens."""
     if max(M, N, K) > _LARGEST_SIZE:
         return f"M, N and K <= {_LARGEST_SIZE}"
     if K % BLOCK:
         return f"K a multiple of {BLOCK}, the values of a block"
-    if M * N - 1 > _LARGEST_REACH:
-        return "M * N <= 2^60, beyond which out is larger than any memory"
+    row_bytes = K // BLOCK * lookup(fmt).block_bytes
+    for name, rows, columns, stride in (("out", M, N, N), ("activation", M, K, K), ("weight", N, K, row_bytes)):
+        if max(rows - 1, 0) * stride + max(columns - 1, 0) > _LARGEST_REACH:
+            return f"tensors that reach to 2^60 at most, {name} reaches beyond"
     return None
 
 

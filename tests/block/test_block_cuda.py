@@ -258,9 +258,9 @@ def test_long_sums_are_within_the_bound_in_every_row(fmt):
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_few_tokens_are_the_same_product_wherever_they_lie(fmt, m, k):
     rows = [(sm.Handle("cuda", arch=arch), row, load_table(arch).row(row).tile.m) for arch, row in rows_here()]
-    few = {8: (1, 2, 5, 8), 16: (9, 13, 16)}  # tokens, by those of a tile
+    few = {8: (1, 2, 5, 8), 16: (3, 9, 13, 16)}  # tokens, by those of a tile
     cases = [(handle, row, tokens) for handle, row, tile in rows if tile in few for tokens in few[tile]]
-    assert {tokens for *_, tokens in cases} == {1, 2, 5, 8, 9, 13, 16}
+    assert {tokens for *_, tokens in cases} == {1, 2, 3, 5, 8, 9, 13, 16}
     weight_q = sm.quantize_block(torch.randn(m, k, generator=seeded(m)).cuda(), fmt)
     weight = sm.pack_block_weight(weight_q, fmt)
     for dtype, mean in ((torch.float16, 0), (torch.float16, 1), (torch.bfloat16, 0)):
@@ -270,6 +270,23 @@ def test_few_tokens_are_the_same_product_wherever_they_lie(fmt, m, k):
             for handle, row, tokens in cases:
                 out = compute(handle, weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
                 assert float((out.double() - want[:, :tokens]).norm() / want[:, :tokens].norm()) <= BOUND, (handle.arch, row, dtype, mean, tokens)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_few_tokens_that_lie_well_are_not_staged(fmt):
+    handle, table = sm.Handle("cuda"), load_table(sm.Handle("cuda").arch)
+    m, k = 300, 1056
+    weight = sm.pack_block_weight(sm.quantize_block(torch.randn(m, k, generator=seeded(1)).cuda(), fmt), fmt)
+    rows = [row for row in table.block.rows if row.generation == "block_mma" and row.tile.m <= 16]
+    assert {row.tile.m for row in rows} == {8, 16}
+    for row, dtype in itertools.product(rows, (torch.float16, torch.bfloat16)):
+        wide, out = torch.randn(row.tile.m, k + 8, generator=seeded(k)).to(dtype).cuda(), torch.empty(m, row.tile.m, device="cuda")
+        for offset, tokens in itertools.product((0, 3), (1, row.tile.m - 1, row.tile.m)):
+            operands = dict(out=out[:, :tokens], weight=weight, activation=wide[:tokens, offset : k + offset])
+            with sm.create_block_descriptor(handle, **operands, kernel=row.name) as descriptor:
+                workspace = torch.full((descriptor.workspace_size,), 255, dtype=torch.uint8, device="cuda")
+                descriptor.calculate(**operands, workspace=workspace)
+            assert bool((workspace == 255).all()) is (offset == 0), (row.name, dtype, offset, tokens)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)

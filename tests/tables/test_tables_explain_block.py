@@ -73,23 +73,26 @@ def test_a_tuned_table_without_the_section_leaves_it_to_the_architecture(explain
         assert explain(16, 4096, 4096, "--table", path, "--format", "q4_0", *how) == explain(16, 4096, 4096, "--arch", "sm90", "--format", "q4_0", *how)
 
 
-def test_it_refuses_what_the_core_refuses_and_no_smaller_product(explain):
+@pytest.mark.parametrize("fmt", ["q4_0", "q8_0"])
+def test_it_refuses_what_the_core_refuses_and_no_smaller_product(explain, fmt):
     import scaled_mm as sm
 
-    edge = 2**30 + 1  # times 2^30 is above 2^60
-    cases = (((1, 1, 31), "multiple of 32"), ((1, 1, 32), None), ((3, 5, 0), None), ((edge, 2**30, 32), "2^60"), ((2**30, 2**30, 32), None))
+    edge, large, long = 2**30 + 1, 2**31 - 1, 2**31 - 32  # edge times 2^30 is above 2^60
+    cases = [((1, 1, 31), "multiple of 32"), ((1, 1, 32), None), ((3, 5, 0), None), ((edge, 2**30, 32), "out"), ((2**30, 2**30, 32), None),
+             ((large, 1, long), "activation"), ((2**29, 1, long), None), ((large, 0, long), "activation"), ((1, large, long), "weight"),
+             ((0, large, long), "weight"), ((1, 2**30, 2**30 + 32), None if fmt == "q4_0" else "weight")]  # fmt: skip
     for (tokens, rows, k), reason in cases:
-        status, out = explain(tokens, rows, k, "--format", "q4_0", "--json")
+        status, out = explain(tokens, rows, k, "--format", fmt, "--json")
         answer = json.loads(out)
         described = dict(out=sm.TensorDesc((rows, tokens), torch.float32, strides=(1, rows)), activation=sm.TensorDesc((tokens, k), torch.float16))
         if reason is None:
             assert status == 0 and answer["kernel"] is not None
-            sm.create_block_descriptor(sm.Handle("cpu"), weight=sm.TensorDesc((rows, k), "q4_0"), **described).destroy()
+            sm.create_block_descriptor(sm.Handle("cpu"), weight=sm.TensorDesc((rows, k), fmt), **described).destroy()
         else:
-            assert status == 1 and answer["kernel"] is None and reason in answer["reason"] and answer["format"] == "q4_0"
-            assert explain(tokens, rows, k, "--format", "q4_0")[1].startswith(f"M={tokens} tokens, N={rows} rows of a q4_0 weight, K={k}: refused\n")
+            assert status == 1 and answer["kernel"] is None and reason in answer["reason"] and answer["format"] == fmt
+            assert explain(tokens, rows, k, "--format", fmt)[1].startswith(f"M={tokens} tokens, N={rows} rows of a {fmt} weight, K={k}: refused\n")
             with pytest.raises(sm.ScaledMMError):
-                sm.create_block_descriptor(sm.Handle("cpu"), weight=sm.TensorDesc((rows, k), "q4_0"), **described)
+                sm.create_block_descriptor(sm.Handle("cpu"), weight=sm.TensorDesc((rows, k), fmt), **described)
 
 
 def test_what_does_not_go_together_is_refused(explain, capsys):
