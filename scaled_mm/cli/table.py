@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         return commands[args.table_command](args)
     except ScaledMMError as error:
         if args.json:
-            common.print_json({"error": {"status": error.status.name, "message": str(error)}})
+            common.print_json({"error": {"status": error.status.name, "message": str(error)}}, indent=2)
         else:
             print(error, file=sys.stderr)
         return 2

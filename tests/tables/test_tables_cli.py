@@ -218,6 +218,7 @@ def test_an_architecture_without_a_table_exits_2_with_those_that_exist(call, arg
     assert status == 2 and out == "" and "there are: " in err and "sm90" in err
     status, out, err = call(*arguments, "--json")
     error = json.loads(out)["error"]
+    assert out.startswith('{\n  "error"')  # indented, as every answer
     assert status == 2 and err == "" and error["status"] == "ARCHITECTURE_NOT_SUPPORTED" and "sm90" in error["message"]
 
 
