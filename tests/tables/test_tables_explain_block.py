@@ -64,6 +64,12 @@ def test_a_row_for_q8_1_activations_is_told_apart(explain, tmp_path, modes, firs
     assert ("note    with q8_1 activations block_mma_32x32_x2" in out) is (first != "block_mma_32x32_x2")
 
 
+def test_quantized_activations_are_staged_and_keep_wgmma_where_few_tokens_that_lie_well_do_not(explain):
+    for rows, reads, stages in ((12544, "block_mma_16x16_x2", "block_mma_16x16_x2"), (14336, "block_mma_16x16_x2", "block_wgmma_128x16_k16_x3")):
+        answer = json.loads(explain(11, rows, 4096, "--format", "q4_0", "--json")[1])
+        assert (answer["kernel"], answer["q8_1"]["kernel"]) == (reads, stages)
+
+
 def test_a_tuned_table_without_the_section_leaves_it_to_the_architecture(explain, tmp_path):
     text = (configs_dir() / "sm90.yaml").read_text()
     path = tmp_path / "own.yaml"
