@@ -10,6 +10,23 @@
 
 namespace scaled_mm::block {
 
+// The tiles of an output, `rows` of the weight's by `tokens`, and how they are numbered: panel after panel of `panel` tiles of tokens, those of
+// the same rows in a panel one after another. What a GPU computes at once then needs few rows and few tokens, which its L2 holds.
+struct TileGrid {
+  static constexpr int kPanel = 4;
+  int32_t rows, tokens, panel;
+
+  struct Place {
+    int row, token;
+  };
+  // rows * tokens: at most INT_MAX.
+  static TileGrid of(int64_t rows, int64_t tokens) { return {int32_t(rows), int32_t(tokens), int32_t(tokens < kPanel ? tokens : kPanel)}; }
+  __host__ __device__ Place place_of(int tile) const {
+    const int first = tile / (rows * panel) * panel, in_panel = tile - first * rows, width = min(panel, tokens - first);
+    return {in_panel / width, first + in_panel % width};
+  }
+};
+
 struct Shares {
   int32_t whole;          // tiles of the output, the first ones, that are not shared
   int32_t tiles;          // that are
@@ -94,7 +111,7 @@ struct Share {
 struct AddParams {
   Shares shares;
   Output output;
-  int32_t groups;  // of the weight's rows: tiles side by side
+  TileGrid grid;
   int32_t tokens;  // of a tile; its rows are half its threads
 };
 
@@ -104,8 +121,9 @@ static __global__ void add_shares(const __grid_constant__ AddParams p) {
   const int parts = p.tokens / 8, tile = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
   const int first = p.shares.block_of(tile * p.shares.steps), last = p.shares.block_of((tile + 1) * p.shares.steps - 1);
   const int lane = int(threadIdx.x) % 32, place = p.shares.whole + tile;
-  const int row = place % p.groups * (int(blockDim.x) / 2) + int(threadIdx.x) / 32 * 16 + lane / 4;
-  const int token = place / p.groups * p.tokens + part * 8 + lane % 4 * 2;
+  const TileGrid::Place at = p.grid.place_of(place);
+  const int row = at.row * (int(blockDim.x) / 2) + int(threadIdx.x) / 32 * 16 + lane / 4;
+  const int token = at.token * p.tokens + part * 8 + lane % 4 * 2;
   wait_for_preceding_kernel();
   float4 sum{};
 #pragma unroll 4

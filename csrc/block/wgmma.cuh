@@ -51,7 +51,7 @@ struct WgmmaParams {
   const float2* factors;
   Output output;
   Shares shares;
-  int32_t groups;  // of the weight's rows, kRows each
+  TileGrid grid;
   bool early_weights;
 };
 
@@ -110,18 +110,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   constexpr int kUnit = kScaled || kTokens < 128 ? 32 : 64, kUnits = kTokens / kUnit, kUnitFragment = kUnit / 2;
   constexpr auto kIndices = std::make_index_sequence<kUnitFragment>{};
   extern __shared__ __align__(1024) char memory[];
-  auto& s = *reinterpret_cast<typename S::Storage*>(memory);
+  auto& s = *reinterpret_cast<typename S::Storage*>(kept(memory));
   const int64_t tiles_n = (int64_t(p.output.N) + kTileRows - 1) / kTileRows;
   const int tiles_k = p.shares.steps;
 
   constexpr int kSumBytes = kFactors == Factors::kSums ? kTokens * kTileBlocks * int(sizeof(float2)) : 0;
   // Of step `step` of a tile's K.
-  const auto load_tiles = [&](int tile, int step, int stage) {
+  const auto load_tiles = [&](int row_tile, int step, int stage) {
     s.tiles_full[stage].arrive_and_expect_tx(kGroups * F::kTileBytes + kSumBytes);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       // Beyond the last rows: the last tile again, whose results nobody stores.
-      const int64_t row = min(int64_t(tile % p.groups) * kGroups + i, tiles_n - 1);
+      const int64_t row = min(int64_t(row_tile) * kGroups + i, tiles_n - 1);
       load_bytes(s.tiles_full[stage], s.tiles[stage][i], p.tiles + (row * tiles_k + step) * F::kTileBytes, F::kTileBytes);
     }
   };
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     if (p.early_weights) {
       const Part first = part_of(begin());
       early = min(first.count, kStages);
-      for (int i = 0; i < early; ++i) load_tiles(first.tile, first.begin + i, i);
+      for (int i = 0; i < early; ++i) load_tiles(p.grid.place_of(first.tile).row, first.begin + i, i);
     }
   }
   __syncthreads();
@@ -174,14 +174,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       Work work = begin();
       do {
         const Part part = part_of(work);
-        const int token_tile = part.tile / p.groups;
+        const TileGrid::Place at = p.grid.place_of(part.tile);
         for (int step = part.begin; step < part.begin + part.count; ++step, ++loaded, tiles.advance()) {
           if (loaded >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
-          if (loaded >= early) load_tiles(part.tile, step, tiles.stage);
-          load_sums(token_tile, step, tiles.stage);
+          if (loaded >= early) load_tiles(at.row, step, tiles.stage);
+          load_sums(at.token, step, tiles.stage);
           for (int box = 0; box < kPerTile; ++box, values.advance()) {
             if (loaded * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
-            load_values(token_tile, step, box, values.stage);
+            load_values(at.token, step, box, values.stage);
           }
         }
       } while (advance(work));
@@ -251,11 +251,22 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         const float2* factors[2] = {};
         // Adds a block that has been multiplied.
         const auto add = [&](int which, int block, int unit) {
+          if constexpr (kScaled) {
 #pragma unroll
-          for (int tile = 0; tile < kUnit / 8; ++tile) {
-            float4 factor{};
-            if constexpr (kScaled) factor = load_shared(factors[block] + unit * kUnit + tile * 8 + 2 * t);
-            add_block<F::kMinimum, kFactors>(sums[unit * kUnit / 8 + tile], sum[which] + tile * 4, scale[block], minimum[block], factor);
+            for (int tile = 0; tile < kUnit / 8; ++tile) {
+              const float4 factor = load_shared(factors[block] + unit * kUnit + tile * 8 + 2 * t);
+              add_block<F::kMinimum, kFactors>(sums[unit * kUnit / 8 + tile], sum[which] + tile * 4, scale[block], minimum[block], factor);
+            }
+          } else {
+            // One row after the other: its scale is read from the registers once, and a GPU at its limit of power is as fast as it reads little.
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+#pragma unroll
+              for (int i = 0; i < kUnitFragment / 2; ++i) {
+                float& to = sums[unit * kUnit / 8 + i / 2][row * 2 + i % 2];
+                to = fmaf(row ? scale[block].y : scale[block].x, sum[which][i / 2 * 4 + row * 2 + i % 2], to);
+              }
+            }
           }
         };
         const auto fence = [](float(&values)[kUnitFragment]) {
@@ -264,28 +275,36 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         };
         // Pairs of blocks between two moments when nothing is in flight: as many as spill no register (tests/build/test_build_rows.py), or, of
         // 32 tokens, as the compiler does not wait after each instruction for.
-        constexpr int kTogether = kScaled ? 1 : kTokens == 32 ? 2 : kTokens > 128 ? (F::kBits == 8 ? 2 : 1) : S::kPair && F::kBits == 5 ? 2 : kTileBlocks / 2;
+        constexpr int kTogether = kScaled ? 1 : kTokens == 32 ? 2 : kTokens > 128 ? 1 : S::kPair && F::kBits == 5 ? 1 : kTileBlocks / 2;
+        // Whether what comes after such a moment, in the same step, is loaded and decoded before it.
+        constexpr bool kAhead = !kScaled && kTogether < kTileBlocks / 2;
+        PairLevels<Levels<F, kFactors>> levels;
+        PairScales scales, minima{};
+        const auto load = [&](const uint8_t* band, int pair) {
+          levels.load(band, pair, lane);
+          scales.load(band + F::kBandScales, pair, g);
+          if constexpr (F::kMinimum && kScaled) minima.load(band + F::kBandMinima, pair, g);
+        };
+        const auto decode = [&](int b) {
+          fragments[b] = levels.template fragments<T>(b);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) cute::warpgroup_fence_operand(fragments[b].a[j / 4][j % 4]);
+        };
         for (; left > 0; --left, tiles.advance()) {
           wait(s.tiles_full[tiles.stage], tiles.phase);
-          const uint8_t* band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
+          const uint8_t* const band = s.tiles[tiles.stage][group] + warp * F::kBandBytes;
+          if constexpr (kAhead) load(band, 0), decode(0);
 #pragma unroll 1
           for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
             int done = 0;  // the stage of activations before this one
-            PairLevels<Levels<F, kFactors>> levels;
-            PairScales scales, minima{};
-            // Fragments are made while the block before is being multiplied.
-            const auto prepare = [&](int block) {
-              const int pair = from + block / 2, b = block % 2;
-              if (b == 0) {
-                levels.load(band, pair, lane);
-                scales.load(band + F::kBandScales, pair, g);
-                if constexpr (F::kMinimum && kScaled) minima.load(band + F::kBandMinima, pair, g);
-              }
-              fragments[b] = levels.template fragments<T>(b);
-#pragma unroll
-              for (int j = 0; j < 8; ++j) cute::warpgroup_fence_operand(fragments[b].a[j / 4][j % 4]);
+            if constexpr (!kAhead) load(band, from), decode(0);
+            // The fragments of the block after `block`, while that is being multiplied. After a step's last ones those again: a branch would keep
+            // the compiler from making them between multiply-adds. Only 8 bits find no registers for it.
+            const auto prepare_after = [&](int block) {
+              const int pair = from + (block + 1) / 2, last = kTileBlocks / 2 - 1;
+              if (block % 2 == 0) return decode(1);
+              if (block + 1 < 2 * kTogether || (kAhead && (F::kBits < 8 || pair <= last))) load(band, min(pair, last)), decode(0);
             };
-            prepare(0);
 #pragma unroll
             for (int block = 0; block < 2 * kTogether; ++block) {
               const int b = block % 2;
@@ -302,8 +321,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
                 multiply<T>(sum[now], fragments[b].a[1], x + unit * kUnit * 8 + 2, true, kIndices);
                 cute::warpgroup_commit_batch();
                 // Fragments of the block before are read until its last unit has been waited for, which is after the first of this one.
-                const bool prepares = unit == kUnits - 1 && block + 1 < 2 * kTogether;
-                if (kUnits > 1 && prepares) prepare(block + 1);
+                if (kUnits > 1 && unit == kUnits - 1) prepare_after(block);
                 if (number > 0) {  // meanwhile the one before
                   cute::warpgroup_wait<1>();
                   fence(sum[now ^ 1]);
@@ -315,7 +333,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
                   if constexpr (F::kMinimum && kScaled) minimum[b] = block_minimum;
                   if constexpr (kScaled) factors[b] = block_factors;
                 }
-                if (kUnits == 1 && prepares) prepare(block + 1);
+                if (kUnits == 1) prepare_after(block);
               }
               if (b == 1) {
                 done = values.stage;
@@ -333,7 +351,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         }
       }
       if (is_whole(work)) {
-        const int row = work.at % p.groups * kRows + group * kTileRows + warp * 16 + g, token = work.at / p.groups * kTokens + 2 * t;
+        const TileGrid::Place at = p.grid.place_of(work.at);
+        const int row = at.row * kRows + group * kTileRows + warp * 16 + g, token = at.token * kTokens + 2 * t;
         const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)};
 #pragma unroll
         for (int i = 0; i < kTokens / 8; ++i) p.output.store_fragment(token + i * 8, row, sums[i], bias);
@@ -434,7 +453,7 @@ struct Wgmma {
     p.tiles = staged.tiles;
     p.factors = staged.factors;
     p.output = output_of(l);
-    p.groups = int32_t(tiles_n);
+    p.grid = TileGrid::of(tiles_n, tiles_m);
     p.shares = shares_of(l.M, l.N, l.K, l.multiprocessors);
     p.shares.sums = reinterpret_cast<float4*>(static_cast<uint8_t*>(l.workspace) + stage_layout<F>(l.M, l.N, l.K, *l.blocks, kTokens, true).end);
     p.early_weights = l.constant_b && l.blocks->packed;
@@ -459,7 +478,7 @@ struct Wgmma {
     void* params[] = {&p};
     if (scaledMMStatus_t status = launch_kernel(kernel_of(staged.form), shape, params, l, message, size)) return status;
     if (p.shares.blocks == 0) return SCALED_MM_STATUS_SUCCESS;
-    return launch_add_shares({p.shares, p.output, p.groups, kTokens}, kRows, l, message, size);
+    return launch_add_shares({p.shares, p.output, p.grid, kTokens}, kRows, l, message, size);
   }
 
   static Kernel entry(const char* row) {

@@ -1,5 +1,7 @@
 // Deals tiles to thread blocks as the kernels do, and counts: each step of each tile must be multiplied once, parts of a tile must lie at
-// places of their own, and the kernel that adds them must find all of them in the order of K. On the host alone.
+// places of their own, and the kernel that adds them must find all of them in the order of K. Numbers of tiles must name each place once, and
+// those that follow one another must be of few rows and few tokens. On the host alone.
+#include <climits>
 #include <cstdio>
 #include <set>
 #include <tuple>
@@ -60,8 +62,34 @@ void deal(int tiles, int steps, int slots, int most, int tokens, Found* found) {
   found->shared += shares.blocks > 0;
 }
 
+// Numbers all tiles: each place once; tiles of a panel that follow one another have the same rows or the next ones.
+int misplaced(int rows, int tokens) {
+  const TileGrid grid = TileGrid::of(rows, tokens);
+  std::set<std::pair<int, int>> places;
+  int wrong = 0;
+  TileGrid::Place before{0, 0};
+  for (int tile = 0; tile < rows * tokens; ++tile) {
+    const TileGrid::Place at = grid.place_of(tile);
+    wrong += at.row < 0 || at.row >= rows || at.token < 0 || at.token >= tokens || !places.emplace(at.row, at.token).second;
+    const bool same_panel = at.token / TileGrid::kPanel == before.token / TileGrid::kPanel;
+    wrong += same_panel ? at.row < before.row || at.row > before.row + 1 : at.row != 0 || before.row != rows - 1;
+    before = at;
+  }
+  return wrong;
+}
+
+// The last tile of a grid that has as many as there may be.
+int misplaced_last(int rows, int tokens) {
+  const TileGrid::Place at = TileGrid::of(rows, tokens).place_of(rows * tokens - 1);
+  return at.row != rows - 1 || at.token != tokens - 1;
+}
+
 int main() {
   Found found;
+  for (const int rows : {1, 2, 3, 32, 224}) {
+    for (const int tokens : {1, 2, 3, 4, 5, 7, 8, 16, 17}) found.wrong += misplaced(rows, tokens);
+  }
+  found.wrong += misplaced_last(INT_MAX, 1) + misplaced_last(1, INT_MAX) + misplaced_last(INT_MAX / 3, 3) + misplaced_last(INT_MAX / 7, 7);
   for (const int slots : {0, 1, 2, 7, 114, 132, 264}) {
     for (const int tiles : {1, 2, 3, 8, 31, 32, 66, 113, 131, 132, 133, 150, 224, 264, 300, 449, 900}) {
       for (const int steps : {0, 1, 2, 3, 4, 16, 17, 32, 56, 112}) {
