@@ -10,19 +10,22 @@
 
 namespace scaled_mm::block {
 
-// The tiles of an output, `rows` of the weight's by `tokens`, and how they are numbered: panel after panel of `panel` tiles of tokens, those of
-// the same rows in a panel one after another. What a GPU computes at once then needs few rows and few tokens, which its L2 holds.
-struct TileGrid {
+// The tiles of an output, and how they are numbered: panel after panel of up to kPanel tiles of tokens, those of the same rows in a panel one
+// after another. What a GPU computes at once then needs few rows and few tokens, which its L2 holds.
+struct OutputTiles {
   static constexpr int kPanel = 4;
-  int32_t rows, tokens, panel;
+  int32_t row_tiles, token_tiles, panel;
 
   struct Place {
-    int row, token;
+    int row_tile, token_tile;
   };
-  // rows * tokens: at most INT_MAX.
-  static TileGrid of(int64_t rows, int64_t tokens) { return {int32_t(rows), int32_t(tokens), int32_t(tokens < kPanel ? tokens : kPanel)}; }
-  __host__ __device__ Place place_of(int tile) const {
-    const int first = tile / (rows * panel) * panel, in_panel = tile - first * rows, width = min(panel, tokens - first);
+  // row_tiles * token_tiles: at most INT_MAX.
+  static OutputTiles of(int64_t row_tiles, int64_t token_tiles) {
+    return {int32_t(row_tiles), int32_t(token_tiles), int32_t(token_tiles < kPanel ? token_tiles : kPanel)};
+  }
+  // number: one beyond the last has a place as well, beyond theirs (Share).
+  __host__ __device__ Place place_of(int number) const {
+    const int first = number / (row_tiles * panel) * panel, in_panel = number - first * row_tiles, width = max(1, min(panel, token_tiles - first));
     return {in_panel / width, first + in_panel % width};
   }
 };
@@ -111,7 +114,7 @@ struct Share {
 struct AddParams {
   Shares shares;
   Output output;
-  TileGrid grid;
+  OutputTiles tiles;
   int32_t tokens;  // of a tile; its rows are half its threads
 };
 
@@ -120,15 +123,15 @@ static __global__ void add_shares(const __grid_constant__ AddParams p) {
   let_next_kernel_start();
   const int parts = p.tokens / 8, tile = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;
   const int first = p.shares.block_of(tile * p.shares.steps), last = p.shares.block_of((tile + 1) * p.shares.steps - 1);
-  const int lane = int(threadIdx.x) % 32, place = p.shares.whole + tile;
-  const TileGrid::Place at = p.grid.place_of(place);
-  const int row = at.row * (int(blockDim.x) / 2) + int(threadIdx.x) / 32 * 16 + lane / 4;
-  const int token = at.token * p.tokens + part * 8 + lane % 4 * 2;
+  const int lane = int(threadIdx.x) % 32, number = p.shares.whole + tile;
+  const OutputTiles::Place at = p.tiles.place_of(number);
+  const int row = at.row_tile * (int(blockDim.x) / 2) + int(threadIdx.x) / 32 * 16 + lane / 4;
+  const int token = at.token_tile * p.tokens + part * 8 + lane % 4 * 2;
   wait_for_preceding_kernel();
   float4 sum{};
 #pragma unroll 4
   for (int block = first; block <= last; ++block) {
-    const float4 one = p.shares.sums[(p.shares.place_of(block, place) * parts + part) * blockDim.x + threadIdx.x];
+    const float4 one = p.shares.sums[(p.shares.place_of(block, number) * parts + part) * blockDim.x + threadIdx.x];
     sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
   }
   const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)}, sums[4] = {sum.x, sum.y, sum.z, sum.w};

@@ -51,7 +51,7 @@ struct WgmmaParams {
   const float2* factors;
   Output output;
   Shares shares;
-  TileGrid grid;
+  OutputTiles output_tiles;
   bool early_weights;
 };
 
@@ -159,7 +159,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     if (p.early_weights) {
       const Part first = part_of(begin());
       early = min(first.count, kStages);
-      for (int i = 0; i < early; ++i) load_tiles(p.grid.place_of(first.tile).row, first.begin + i, i);
+      const int row_tile = p.output_tiles.place_of(first.tile).row_tile;
+      for (int i = 0; i < early; ++i) load_tiles(row_tile, first.begin + i, i);
     }
   }
   __syncthreads();
@@ -174,14 +175,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       Work work = begin();
       do {
         const Part part = part_of(work);
-        const TileGrid::Place at = p.grid.place_of(part.tile);
+        const OutputTiles::Place at = p.output_tiles.place_of(part.tile);
         for (int step = part.begin; step < part.begin + part.count; ++step, ++loaded, tiles.advance()) {
           if (loaded >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
-          if (loaded >= early) load_tiles(at.row, step, tiles.stage);
-          load_sums(at.token, step, tiles.stage);
+          if (loaded >= early) load_tiles(at.row_tile, step, tiles.stage);
+          load_sums(at.token_tile, step, tiles.stage);
           for (int box = 0; box < kPerTile; ++box, values.advance()) {
             if (loaded * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
-            load_values(at.token, step, box, values.stage);
+            load_values(at.token_tile, step, box, values.stage);
           }
         }
       } while (advance(work));
@@ -258,6 +259,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
               add_block<F::kMinimum, kFactors>(sums[unit * kUnit / 8 + tile], sum[which] + tile * 4, scale[block], minimum[block], factor);
             }
           } else {
+            static_assert(kFactors != Factors::kFloats);
             // One row after the other: its scale is read from the registers once, and a GPU at its limit of power is as fast as it reads little.
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
@@ -273,8 +275,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 #pragma unroll
           for (int i = 0; i < kUnitFragment; ++i) cute::warpgroup_fence_operand(values[i]);
         };
-        // Pairs of blocks between two moments when nothing is in flight: as many as spill no register (tests/build/test_build_rows.py), or, of
-        // 32 tokens, as the compiler does not wait after each instruction for.
+        // Pairs of blocks between two moments when nothing is in flight: as many as spill no register (tests/build/test_build_rows.py), of 32
+        // tokens as the compiler does not wait after each instruction for; one where more are slower.
         constexpr int kTogether = kScaled ? 1 : kTokens == 32 ? 2 : kTokens > 128 ? 1 : S::kPair && F::kBits == 5 ? 1 : kTileBlocks / 2;
         // Whether what comes after such a moment, in the same step, is loaded and decoded before it.
         constexpr bool kAhead = !kScaled && kTogether < kTileBlocks / 2;
@@ -298,12 +300,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
           for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
             int done = 0;  // the stage of activations before this one
             if constexpr (!kAhead) load(band, from), decode(0);
-            // The fragments of the block after `block`, while that is being multiplied. After a step's last ones those again: a branch would keep
-            // the compiler from making them between multiply-adds. Only 8 bits find no registers for it.
+            // The fragments of the block after `block`, while that is being multiplied. After a step's last pair those of that pair's first block,
+            // which nobody uses: a branch would keep the compiler from making fragments between multiply-adds. 256 tokens and 8 bits find no
+            // registers for it.
             const auto prepare_after = [&](int block) {
               const int pair = from + (block + 1) / 2, last = kTileBlocks / 2 - 1;
               if (block % 2 == 0) return decode(1);
-              if (block + 1 < 2 * kTogether || (kAhead && (F::kBits < 8 || pair <= last))) load(band, min(pair, last)), decode(0);
+              if (block + 1 < 2 * kTogether || (kAhead && (kTokens <= 128 || F::kBits < 8 || pair <= last))) load(band, min(pair, last)), decode(0);
             };
 #pragma unroll
             for (int block = 0; block < 2 * kTogether; ++block) {
@@ -351,8 +354,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         }
       }
       if (is_whole(work)) {
-        const TileGrid::Place at = p.grid.place_of(work.at);
-        const int row = at.row * kRows + group * kTileRows + warp * 16 + g, token = at.token * kTokens + 2 * t;
+        const OutputTiles::Place at = p.output_tiles.place_of(work.at);
+        const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g, token = at.token_tile * kTokens + 2 * t;
         const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)};
 #pragma unroll
         for (int i = 0; i < kTokens / 8; ++i) p.output.store_fragment(token + i * 8, row, sums[i], bias);
@@ -453,7 +456,7 @@ struct Wgmma {
     p.tiles = staged.tiles;
     p.factors = staged.factors;
     p.output = output_of(l);
-    p.grid = TileGrid::of(tiles_n, tiles_m);
+    p.output_tiles = OutputTiles::of(tiles_n, tiles_m);
     p.shares = shares_of(l.M, l.N, l.K, l.multiprocessors);
     p.shares.sums = reinterpret_cast<float4*>(static_cast<uint8_t*>(l.workspace) + stage_layout<F>(l.M, l.N, l.K, *l.blocks, kTokens, true).end);
     p.early_weights = l.constant_b && l.blocks->packed;
@@ -478,7 +481,7 @@ struct Wgmma {
     void* params[] = {&p};
     if (scaledMMStatus_t status = launch_kernel(kernel_of(staged.form), shape, params, l, message, size)) return status;
     if (p.shares.blocks == 0) return SCALED_MM_STATUS_SUCCESS;
-    return launch_add_shares({p.shares, p.output, p.grid, kTokens}, kRows, l, message, size);
+    return launch_add_shares({p.shares, p.output, p.output_tiles, kTokens}, kRows, l, message, size);
   }
 
   static Kernel entry(const char* row) {

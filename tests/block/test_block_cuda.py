@@ -312,15 +312,19 @@ def test_large_products_are_within_the_bound(fmt):
 SHARING = [row.name for row in load_table("sm90").block.rows if row.split_k > 1]
 
 
-# Of an H200's 132 multiprocessors: whole rounds and tiles that are left; parts of two tiles in a thread block; a few tiles shared by many.
-@pytest.mark.parametrize("m, k", [(128 * 150 - 5, 800), (128 * 70 + 1, 2080), (300, 8224)])
+# Of an H200's 132 multiprocessors: whole rounds and tiles that are left; parts of two tiles in a thread block; a few tiles shared by many; the
+# same where tiles are numbered in two panels and more, all of them shared, and those left over of the last panel.
+@pytest.mark.parametrize(
+    "m, k, full", [(128 * 150 - 5, 800, 1), (128 * 70 + 1, 2080, 1), (300, 8224, 1), (128 * 13 - 3, 2080, 4), (128 * 27 - 1, 2080, 4)]
+)
 @pytest.mark.parametrize("fmt, kind", [("q4_0", torch.float16), ("q5_1", torch.float16), ("q5_1", "q8_1"), ("q8_0", torch.bfloat16)], ids=str)
 @pytest.mark.parametrize("row", SHARING)
-def test_tiles_that_are_left_over_and_shared_are_as_right_as_whole_ones(row, fmt, kind, m, k):
+def test_tiles_that_are_left_over_and_shared_are_as_right_as_whole_ones(row, fmt, kind, m, k, full):
+    """full: tiles of tokens that have no others beside them; three tokens are in one more."""
     if sm.Handle("cuda").arch != "sm90":
         pytest.skip("a row of SM90's table")
     tokens = load_table("sm90").row(row).tile.m
-    weight_q, x = operands(fmt, m, tokens + 3, k)
+    weight_q, x = operands(fmt, m, full * tokens + 3, k)
     activation, weight = activation_of(kind, x), sm.pack_block_weight(weight_q, fmt)
     bias = torch.randn(weight_q.shape[0], generator=seeded(4)).cuda()
     want = (reference.gemm_q8_1 if kind == "q8_1" else reference.gemm)(weight_q, activation, fmt) + bias.double()[:, None]

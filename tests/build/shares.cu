@@ -64,24 +64,25 @@ void deal(int tiles, int steps, int slots, int most, int tokens, Found* found) {
 
 // Numbers all tiles: each place once; tiles of a panel that follow one another have the same rows or the next ones.
 int misplaced(int rows, int tokens) {
-  const TileGrid grid = TileGrid::of(rows, tokens);
+  const OutputTiles grid = OutputTiles::of(rows, tokens);
   std::set<std::pair<int, int>> places;
   int wrong = 0;
-  TileGrid::Place before{0, 0};
+  OutputTiles::Place before{0, 0};
   for (int tile = 0; tile < rows * tokens; ++tile) {
-    const TileGrid::Place at = grid.place_of(tile);
-    wrong += at.row < 0 || at.row >= rows || at.token < 0 || at.token >= tokens || !places.emplace(at.row, at.token).second;
-    const bool same_panel = at.token / TileGrid::kPanel == before.token / TileGrid::kPanel;
-    wrong += same_panel ? at.row < before.row || at.row > before.row + 1 : at.row != 0 || before.row != rows - 1;
+    const OutputTiles::Place at = grid.place_of(tile);
+    wrong += at.row_tile < 0 || at.row_tile >= rows || at.token_tile < 0 || at.token_tile >= tokens || !places.emplace(at.row_tile, at.token_tile).second;
+    const bool same_panel = at.token_tile / OutputTiles::kPanel == before.token_tile / OutputTiles::kPanel;
+    wrong += same_panel ? at.row_tile < before.row_tile || at.row_tile > before.row_tile + 1 : at.row_tile != 0 || before.row_tile != rows - 1;
     before = at;
   }
-  return wrong;
+  const OutputTiles::Place beyond = grid.place_of(rows * tokens);  // of a share's last part, if that has no steps
+  return wrong + (beyond.row_tile < rows && beyond.token_tile < tokens);
 }
 
 // The last tile of a grid that has as many as there may be.
 int misplaced_last(int rows, int tokens) {
-  const TileGrid::Place at = TileGrid::of(rows, tokens).place_of(rows * tokens - 1);
-  return at.row != rows - 1 || at.token != tokens - 1;
+  const OutputTiles::Place at = OutputTiles::of(rows, tokens).place_of(rows * tokens - 1);
+  return at.row_tile != rows - 1 || at.token_tile != tokens - 1;
 }
 
 int main() {
