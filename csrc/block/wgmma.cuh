@@ -276,8 +276,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
           for (int i = 0; i < kUnitFragment; ++i) cute::warpgroup_fence_operand(values[i]);
         };
         // Pairs of blocks between two moments when nothing is in flight: as many as spill no register (tests/build/test_build_rows.py), of 32
-        // tokens as the compiler does not wait after each instruction for; one where more are slower.
-        constexpr int kTogether = kScaled ? 1 : kTokens == 32 ? 2 : kTokens > 128 ? 1 : S::kPair && F::kBits == 5 ? 1 : kTileBlocks / 2;
+        // tokens as the compiler does not wait after each instruction for.
+        constexpr int kTogether = kScaled ? 1 : kTokens == 32 ? 2 : kTokens > 128 ? (F::kBits == 8 ? 2 : 1) : S::kPair && F::kBits == 5 ? 2 : kTileBlocks / 2;
         // Whether what comes after such a moment, in the same step, is loaded and decoded before it.
         constexpr bool kAhead = !kScaled && kTogether < kTileBlocks / 2;
         PairLevels<Levels<F, kFactors>> levels;
