@@ -3,12 +3,14 @@
 // A warp has a strip, kBands bands of 16 rows of the weight, and kTokens tokens. Strips are dealt to thread blocks so that no
 // multiprocessor has more than its share; warps that are left share K with the others, and the parts are added in order. Each warp
 // keeps a ring of stages of its own full, and waits for nobody else. Activations lie in memory in the order of the instruction's operand, or
-// they are Rows: few tokens, which the warps that have the same part of K bring to shared memory before they begin.
+// they are Rows: few tokens, which the warps that have the same part of K bring to shared memory before they begin. One or two of them are
+// Few, which are multiplied in another way.
 #pragma once
 
 #include <climits>
 
 #include "block/copies.cuh"
+#include "block/few.cuh"
 #include "block/instructions.cuh"
 #include "block/levels.cuh"
 #include "block/output.cuh"
@@ -38,14 +40,15 @@ __device__ inline void load_if(bool wanted, uint4& to, const uint4* from) {
                : "l"(from), "r"(uint32_t(wanted)));
 }
 
-template <class F, class T, int kTokens, int kBands, int kWarps, int kStages, Factors kFactors, bool kHasRows>
+template <class F, class T, int kTokens, int kBands, int kWarps, int kStages, Factors kFactors, Activations kActivations>
 __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_constant__ MmaParams p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   let_next_kernel_start();
 #endif
   constexpr bool kSums = kFactors == Factors::kSums;
   constexpr bool kByBlock = kFactors == Factors::kScaled || kFactors == Factors::kFloats;
-  constexpr int kTiles = kTokens / 8, kRows = kBands * kBandRows, kStageBytes = kBands * F::kBandBytes;
+  constexpr bool kFew = kActivations == Activations::kFew, kHasRows = kFew || kActivations == Activations::kRows;
+  constexpr int kTiles = kFew ? 1 : kTokens / 8, kRows = kBands * kBandRows, kStageBytes = kBands * F::kBandBytes;
   extern __shared__ __align__(128) uint8_t memory[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
   // Until it is known what is to be loaded nothing is, so there is no division for few tokens.
@@ -63,10 +66,12 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   int left = count;                          // such steps
   const auto load = [&](int stage) {
     if (kStages > 1 && left > 0) {
-      uint8_t* to = stages + stage * kStageBytes + lane * 16;
+      uint8_t* to = stages + stage * kStageBytes;
 #pragma unroll
       for (int i = 0; i < (kStageBytes + 511) / 512; ++i) {
-        if ((i + 1) * 512 <= kStageBytes || i * 512 + lane * 16 < kStageBytes) copy_async(to + i * 512, next + i * 512);
+        if ((i + 1) * 512 <= kStageBytes || i * 512 + lane * 16 < kStageBytes) {
+          copy_async(to + (kFew ? Few<F>::place(i, lane) : i * 512 + lane * 16), next + i * 512);
+        }
       }
     }
     next += F::kTileBytes;
@@ -77,11 +82,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   if (!p.early_weights) wait_for_preceding_kernel();
 #endif
 #pragma unroll
-  for (int i = 0; i < kStages - 1; ++i) load(i);
+  for (int i = 0; i < (kHasRows ? 1 : kStages - 1); ++i) load(i);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   wait_for_preceding_kernel();
 #endif
-  const Rows rows = {p.rows};
+  std::conditional_t<kFew, Few<F>, Rows> rows{p.rows};
   const int slot_bytes = kHasRows ? Rows::slot_bytes(p.rows.tokens, kSums) : 0;
   uint8_t* slot = memory + kWarps * kStages * kStageBytes + begin * slot_bytes;  // of this step
   if constexpr (kHasRows) {
@@ -89,10 +94,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
       const int members = min(p.width, p.strips - group * p.width);  // the warps that have this part
       for (int i = place; i < count; i += members) rows.load(slot + i * slot_bytes, begin + i, lane);
       end_copies();
-      load(kStages - 1);  // the first step's, so that memory has something to do meanwhile
-      wait_for_copies<1>();
+#pragma unroll
+      for (int i = 1; i < kStages; ++i) load(i);  // so that memory has something to do meanwhile
+      wait_for_copies<kStages - 1>();
       for (int i = place; kSums && i < count; i += members) {
-        for (int tile = 0; tile < kTiles; ++tile) rows.add_up<T>(slot + i * slot_bytes, tile, lane);
+        for (int tile = 0; tile < kTiles; ++tile) rows.template add_up<T>(slot + i * slot_bytes, tile, lane);
       }
       meet(part + 1, members);
     }
@@ -124,7 +130,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
     for (int i = 0; i < kAhead; ++i) load_values(i, x[i]);
   }
   const uint8_t* from = strips;
-  int stage = 0, free = kStages - 1;  // of this step; the one that the step before has left
+  int stage = 0;
   uint4 two[kSums ? kTiles : 1] = {};
   const auto load_sums = [&](bool wanted) {
     if constexpr (kSums && !kHasRows) {
@@ -134,72 +140,82 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
     }
   };
   load_sums(count > 0);
+  if constexpr (kStages > 1) {
+    from = stages;
+    if (!kHasRows && count > 0) {
+      wait_for_copies<kStages - 2>();
+      load(kStages - 1);
+    }
+  }
   for (int step = 0; step < count; ++step) {
-    if constexpr (kStages > 1) {
-      if (!kHasRows || step > 0) {  // else it has waited and loaded above
-        wait_for_copies<kStages - 2>();
-        load(free);
-      }
-      from = stages + stage * kStageBytes;
-      free = stage;
-      if (++stage == kStages) stage = 0;
-    } else if (step > 0) {
-      from += F::kTileBytes;
-    }
-    if constexpr (kSums) {
+    if constexpr (kFew) {
+      rows.template add<T>(sums[0][0], from, slot, lane);
+    } else {
+      if constexpr (kSums) {
 #pragma unroll
-      for (int tile = 0; kHasRows && tile < kTiles; ++tile) two[tile] = rows.sums(slot, tile, lane);
-#pragma unroll
-      for (int band = 0; band < kBands; ++band) {
-        const Middles minima = Middles::of<F>(from + band * F::kBandBytes, lane);
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) minima.add(sums[band][tile], two[tile]);
-      }
-      load_sums(step + 1 < count);
-    }
-#pragma unroll 1
-    for (int first = 0; first < kTileBlocks / 2; first += kAhead) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int pair = first + i;
-        PairLevels<Levels<F, kFactors>> levels[kBands];
-        PairScales scales[kBands], minima[kBands] = {};
+        for (int tile = 0; kHasRows && tile < kTiles; ++tile) two[tile] = rows.sums(slot, tile, lane);
 #pragma unroll
         for (int band = 0; band < kBands; ++band) {
-          const uint8_t* const bytes = from + band * F::kBandBytes;
-          levels[band].load(bytes, pair, lane);
-          scales[band].load(bytes + F::kBandScales, pair, g);
-          if constexpr (F::kMinimum && kByBlock) minima[band].load(bytes + F::kBandMinima, pair, g);
-        }
+          const Middles minima = Middles::of<F>(from + band * F::kBandBytes, lane);
 #pragma unroll
-        for (int b = 0; b < 2; ++b) {
+          for (int tile = 0; tile < kTiles; ++tile) minima.add(sums[band][tile], two[tile]);
+        }
+        load_sums(step + 1 < count);
+      }
+#pragma unroll 1
+      for (int first = 0; first < kTileBlocks / 2; first += kAhead) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int pair = first + i;
+          PairLevels<Levels<F, kFactors>> levels[kBands];
+          PairScales scales[kBands], minima[kBands] = {};
 #pragma unroll
           for (int band = 0; band < kBands; ++band) {
-            const Fragments f = levels[band].template fragments<T>(b);
-            const float2 scale = scales[band].of(b);
-            float2 minimum{};
-            if constexpr (F::kMinimum && kByBlock) minimum = minima[band].of(b);
-            if constexpr (kFactors == Factors::kFloats) minimum = middles<F>(scale, minimum);
+            const uint8_t* const bytes = from + band * F::kBandBytes;
+            levels[band].load(bytes, pair, lane);
+            scales[band].load(bytes + F::kBandScales, pair, g);
+            if constexpr (F::kMinimum && kByBlock) minima[band].load(bytes + F::kBandMinima, pair, g);
+          }
 #pragma unroll
-            for (int tile = 0; tile < kTiles; ++tile) {
-              float sum[4] = {};
-              const uint4 v = kHasRows ? rows.operand(slot, pair * 2 + b, tile, lane) : x[kHasRows ? 0 : i][b][tile];
-              mma_m16n8k16<T>(sum, f.a[0], v.x, v.y);
-              mma_m16n8k16<T>(sum, f.a[1], v.z, v.w);
-              float4 factor{};
-              if constexpr (kByBlock) {
-                factor = *reinterpret_cast<const float4*>(factors + (pair * 2 + b) * kTokens + tile * 8 + 2 * t);
+          for (int b = 0; b < 2; ++b) {
+#pragma unroll
+            for (int band = 0; band < kBands; ++band) {
+              const Fragments f = levels[band].template fragments<T>(b);
+              const float2 scale = scales[band].of(b);
+              float2 minimum{};
+              if constexpr (F::kMinimum && kByBlock) minimum = minima[band].of(b);
+              if constexpr (kFactors == Factors::kFloats) minimum = middles<F>(scale, minimum);
+#pragma unroll
+              for (int tile = 0; tile < kTiles; ++tile) {
+                float sum[4] = {};
+                const uint4 v = kHasRows ? rows.operand(slot, pair * 2 + b, tile, lane) : x[kHasRows ? 0 : i][b][tile];
+                mma_m16n8k16<T>(sum, f.a[0], v.x, v.y);
+                mma_m16n8k16<T>(sum, f.a[1], v.z, v.w);
+                float4 factor{};
+                if constexpr (kByBlock) {
+                  factor = *reinterpret_cast<const float4*>(factors + (pair * 2 + b) * kTokens + tile * 8 + 2 * t);
+                }
+                add_block<F::kMinimum, kFactors>(sums[band][tile], sum, scale, minimum, factor);
               }
-              add_block<F::kMinimum, kFactors>(sums[band][tile], sum, scale, minimum, factor);
             }
           }
+          if constexpr (!kHasRows) load_values(i + kAhead, x[i]);
         }
-        if constexpr (!kHasRows) load_values(i + kAhead, x[i]);
+        values += kAhead * 2 * 32;
       }
-      values += kAhead * 2 * 32;
     }
     if constexpr (kHasRows) slot += slot_bytes;
     if constexpr (kByBlock) factors += kTileBlocks * kTokens;
+    if constexpr (kStages > 1) {
+      if (step + 1 < count) {
+        wait_for_copies<kStages - 2>();
+        load(stage);
+        if (++stage == kStages) stage = 0;
+        from = stages + stage * kStageBytes;
+      }
+    } else {
+      from += F::kTileBytes;
+    }
   }
   // Sums meet in the memory that the stages have left.
   wait_for_copies<0>();
@@ -209,8 +225,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   for (int band = 0; band < kBands; ++band) {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
+      if constexpr (kFew) Few<F>::add_up_quad(sums[band][tile]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        if (kFew && t > 0) continue;
         const int token = tile * 8 + 2 * t + i % 2, row = band * kBandRows + g + 8 * (i / 2);
         partial[(warp * kTokens + token) * kRows + row] = sums[band][tile][i];
       }
@@ -237,20 +255,33 @@ struct Mma {
   static constexpr int kRows = kBands * kBandRows;
   static constexpr int kRing = kStages > 1 ? kWarps * kStages * kBands * F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
   static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;  // without Rows, which are taken if there is room for them
-  static constexpr bool kTakesRows = kTokens <= 16 && kAmpere && kStages > 1;
+  static constexpr bool kTakesRows = kTokens <= 16 && kAmpere && kStages > 1, kTakesFew = kTakesRows && kTokens == 8 && kBands == 1;
+  static constexpr int kFewStages = kStages + 1, kFewRing = kRing / kStages * kFewStages;  // less to multiply, so more is to be on its way
 
-  template <class T, Factors kFactors, bool kHasRows = false>
+  template <class T, Factors kFactors, Activations kActivations = Activations::kStaged>
   static DeviceKernel& device_kernel() {
-    static DeviceKernel one(&mma_kernel<F, T, kTokens, kBands, kWarps, kStages, kFactors, kHasRows>);
+    constexpr bool kFew = kActivations == Activations::kFew;
+    static DeviceKernel one(
+        &mma_kernel<F, T, kFew ? Few<F>::kTokens : kTokens, kBands, kWarps, kFew ? kFewStages : kStages, kFactors, kActivations>);
     return one;
+  }
+
+  template <Activations kActivations, class Function>
+  static scaledMMStatus_t for_floats(Values form, Function&& f) {
+    constexpr Factors kFactors = factors_of<F>(Values::kHalf, kAmpere);
+    if (form == Values::kHalf) return f(device_kernel<__half, kFactors, kActivations>());
+    return f(device_kernel<__nv_bfloat16, kFactors, kActivations>());
   }
 
   // f(kernel) of the one for these activations.
   template <class Function>
-  static scaledMMStatus_t for_kernel(Values form, bool rows, Function&& f) {
+  static scaledMMStatus_t for_kernel(Values form, Activations activations, Function&& f) {
     constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, kAmpere);
+    if constexpr (kTakesFew) {
+      if (activations == Activations::kFew) return for_floats<Activations::kFew>(form, f);
+    }
     if constexpr (kTakesRows) {
-      if (rows) return form == Values::kHalf ? f(device_kernel<__half, kOfFloats, true>()) : f(device_kernel<__nv_bfloat16, kOfFloats, true>());
+      if (activations == Activations::kRows) return for_floats<Activations::kRows>(form, f);
     }
     if constexpr (kAmpere) {
       if (form == Values::kBfloat16) return f(device_kernel<__nv_bfloat16, kOfFloats>());
@@ -270,10 +301,11 @@ struct Mma {
     int most = 0;
     if (cudaError_t error = most_shared_memory(device, &most)) return cuda_failure(error, "cudaDeviceGetAttribute", message, size);
     for (const Values form : {Values::kHalf, Values::kQuantized, Values::kBfloat16}) {
-      for (const bool rows : {false, true}) {
-        if (rows && (!kTakesRows || form == Values::kQuantized)) continue;
-        const auto prepare_one = [&](DeviceKernel& kernel) { return prepare_kernel(kernel, rows ? most : kSharedMemory, device, message, size); };
-        if (scaledMMStatus_t status = for_kernel(form, rows, prepare_one)) return status;
+      for (const Activations a : {Activations::kStaged, Activations::kRows, Activations::kFew}) {
+        const bool in_place = a != Activations::kStaged;
+        if (in_place && (form == Values::kQuantized || !(a == Activations::kFew ? kTakesFew : kTakesRows))) continue;
+        const auto prepare_one = [&](DeviceKernel& kernel) { return prepare_kernel(kernel, in_place ? most : kSharedMemory, device, message, size); };
+        if (scaledMMStatus_t status = for_kernel(form, a, prepare_one)) return status;
       }
     }
     return SCALED_MM_STATUS_SUCCESS;
@@ -295,17 +327,23 @@ struct Mma {
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     const int64_t tiles_k = tiles_of(l.K, kTileK);
-    bool rows = false;
+    Activations activations = Activations::kStaged;
     int64_t used = kSharedMemory;
     if (kTakesRows && l.M <= kTokens && in_place(l, values_of(*l.blocks, kAmpere))) {
       int most = 0;
       if (cudaError_t error = most_shared_memory(l.device, &most)) return cuda_failure(error, "cudaDeviceGetAttribute", message, size);
-      const int64_t wanted = kRing + tiles_k * Rows::slot_bytes(int(l.M), F::kMinimum);
-      rows = wanted <= most;
-      if (rows && wanted > used) used = wanted;
+      const int64_t slots = tiles_k * Rows::slot_bytes(int(l.M), F::kMinimum);
+      const auto take = [&](Activations what, int64_t ring) {
+        if (ring + slots > most) return false;
+        activations = what;
+        if (ring + slots > used) used = ring + slots;
+        return true;
+      };
+      if (!kTakesFew || l.M > Few<F>::kTokens || !take(Activations::kFew, kFewRing)) take(Activations::kRows, kRing);
     }
+    const bool staging = activations == Activations::kStaged;
     Staged staged;
-    if (scaledMMStatus_t status = stage<F>(l, {kTokens, !rows, kAmpere, kDependent, !rows}, &staged, message, size)) return status;
+    if (scaledMMStatus_t status = stage<F>(l, {kTokens, staging, kAmpere, kDependent, staging}, &staged, message, size)) return status;
     const int parts = kWarps / width;
     MmaParams p = {staged.tiles, static_cast<const uint4*>(staged.values), staged.factors,
                    output_of(l), int32_t(tiles_k), int32_t(strips), width, parts, int32_t(groups), l.constant_b && l.blocks->packed,
@@ -317,7 +355,7 @@ struct Mma {
     shape.shared_memory = int(used);
     shape.dependent = kDependent;
     void* params[] = {&p};
-    return for_kernel(staged.form, rows, [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); });
+    return for_kernel(staged.form, activations, [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); });
   }
 
   static Kernel entry(const char* row) {

@@ -16,6 +16,9 @@ struct RowsParams {
   int32_t K, tokens;
 };
 
+// How a kernel has its activations: staged in memory, or as they lie, for any tokens of a tile or for one or two (few.cuh).
+enum class Activations { kStaged, kRows, kFew };
+
 // A slot holds the k of one tile of the weight: of each token a row of 16-bit floats, then of each token the sums of its blocks, if those are
 // wanted, as Factors::kSums has them.
 struct Rows {
