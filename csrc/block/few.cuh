@@ -1,6 +1,6 @@
-// One or two tokens, 16-bit floats as they lie: the columns of mma.sync's result are pairs of blocks, not tokens. Each lane of a quad has
-// whole blocks of the weight, other ones than its neighbours, and the operand is zeros but where a column meets its own blocks; so the sums of
-// all 8 blocks of a tile come in as many instructions as with 8 tokens, and a lane scales those of two blocks instead of all 8. Since Ampere.
+// One or two tokens, 16-bit floats as they lie: a column of mma.sync's result is a pair of blocks and a token, not one of 8 tokens. Each lane
+// of a quad has whole blocks of the weight, other ones than its neighbours, and the operand is zeros but where a column meets its own blocks; so
+// the sums of all 8 blocks of a tile come in as many instructions as with 8 tokens, and a lane scales those of two blocks, not of all 8. Since Ampere.
 #pragma once
 
 #include "block/instructions.cuh"
@@ -15,7 +15,7 @@ __device__ inline float sum_of_pair(__half2 two) { return __low2float(two) + __h
 __device__ inline float sum_of_pair(__nv_bfloat162 two) { return __low2float(two) + __high2float(two); }
 
 // Lane 4 g + t has rows g and g + 8 of pair t of a tile's blocks, all 32 k. In shared memory the 16 bytes that lane 4 g + i has of pair t in other
-// kernels are those of lane 4 g + (i ^ t): a quad reads i at once, from as many banks as there are.
+// kernels are those of lane 4 g + (i ^ t): a quad reads i at once, two quads from all banks.
 template <class F>
 struct Few : Rows {
   static constexpr int kTokens = 2;
@@ -24,7 +24,7 @@ struct Few : Rows {
 
   __device__ explicit Few(const RowsParams& params) : Rows{params} {}
 
-  // Where this lane brings its 16 bytes of the n-th 512 of a band.
+  // Where this lane brings its 16 bytes of the n-th 512 of a band. They stay among these; scales and minima stay where they are.
   __device__ static int place(int n, int lane) {
     constexpr int kOfPair = F::kPairBytes / 512;
     if (n < 4 * kOfPair) return n * 512 + (lane ^ (n / kOfPair)) * 16;
@@ -51,7 +51,7 @@ struct Few : Rows {
   template <class T>
   __device__ void add(float (&sums)[4], const uint8_t* band, uint8_t* slot, int lane) {
     const int g = lane / 4, t = lane % 4;
-    const bool own = g / 2 == t && g % 2 < p.tokens;
+    const bool own = g / 2 == t && g % 2 < p.tokens;  // column g is token g % 2 of pair g / 2
 #pragma unroll
     for (int i = 0; i < kTileBlocks; ++i) load_shared_if(own, values[i], slot + g % 2 * kRowBytes + t * 128 + i * 16);
     uint4 fifths{};

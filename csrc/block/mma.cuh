@@ -8,6 +8,7 @@
 #pragma once
 
 #include <climits>
+#include <type_traits>
 
 #include "block/copies.cuh"
 #include "block/few.cuh"
@@ -254,34 +255,40 @@ struct Mma {
   static constexpr bool kDependent = kArch >= 90, kAmpere = kArch >= 80;  // programmatic dependent launch; mma.sync of bfloat16 and TF32
   static constexpr int kRows = kBands * kBandRows;
   static constexpr int kRing = kStages > 1 ? kWarps * kStages * kBands * F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
-  static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;  // without Rows, which are taken if there is room for them
+  static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;  // without Rows, and a stage more for Few, which are taken if there is room for them
   static constexpr bool kTakesRows = kTokens <= 16 && kAmpere && kStages > 1, kTakesFew = kTakesRows && kTokens == 8 && kBands == 1;
-  static constexpr int kFewStages = kStages + 1, kFewRing = kRing / kStages * kFewStages;  // less to multiply, so more is to be on its way
 
-  template <class T, Factors kFactors, Activations kActivations = Activations::kStaged>
+  // What a launch needs to know of its kernel.
+  struct Choice {
+    Activations activations;
+    bool more_stages;  // of Few, one more than kStages: there is less to multiply, so more is to be on its way
+  };
+
+  template <class T, Factors kFactors, Activations kActivations = Activations::kStaged, int kRingStages = kStages>
   static DeviceKernel& device_kernel() {
-    constexpr bool kFew = kActivations == Activations::kFew;
-    static DeviceKernel one(
-        &mma_kernel<F, T, kFew ? Few<F>::kTokens : kTokens, kBands, kWarps, kFew ? kFewStages : kStages, kFactors, kActivations>);
+    constexpr int kOfTile = kActivations == Activations::kFew ? Few<F>::kTokens : kTokens;
+    static DeviceKernel one(&mma_kernel<F, T, kOfTile, kBands, kWarps, kRingStages, kFactors, kActivations>);
     return one;
   }
 
-  template <Activations kActivations, class Function>
+  template <Activations kActivations, int kRingStages, class Function>
   static scaledMMStatus_t for_floats(Values form, Function&& f) {
     constexpr Factors kFactors = factors_of<F>(Values::kHalf, kAmpere);
-    if (form == Values::kHalf) return f(device_kernel<__half, kFactors, kActivations>());
-    return f(device_kernel<__nv_bfloat16, kFactors, kActivations>());
+    if (form == Values::kHalf) return f(device_kernel<__half, kFactors, kActivations, kRingStages>());
+    return f(device_kernel<__nv_bfloat16, kFactors, kActivations, kRingStages>());
   }
 
   // f(kernel) of the one for these activations.
   template <class Function>
-  static scaledMMStatus_t for_kernel(Values form, Activations activations, Function&& f) {
+  static scaledMMStatus_t for_kernel(Values form, Choice choice, Function&& f) {
     constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, kAmpere);
     if constexpr (kTakesFew) {
-      if (activations == Activations::kFew) return for_floats<Activations::kFew>(form, f);
+      if (choice.activations == Activations::kFew) {
+        return choice.more_stages ? for_floats<Activations::kFew, kStages + 1>(form, f) : for_floats<Activations::kFew, kStages>(form, f);
+      }
     }
     if constexpr (kTakesRows) {
-      if (activations == Activations::kRows) return for_floats<Activations::kRows>(form, f);
+      if (choice.activations == Activations::kRows) return for_floats<Activations::kRows, kStages>(form, f);
     }
     if constexpr (kAmpere) {
       if (form == Values::kBfloat16) return f(device_kernel<__nv_bfloat16, kOfFloats>());
@@ -301,11 +308,11 @@ struct Mma {
     int most = 0;
     if (cudaError_t error = most_shared_memory(device, &most)) return cuda_failure(error, "cudaDeviceGetAttribute", message, size);
     for (const Values form : {Values::kHalf, Values::kQuantized, Values::kBfloat16}) {
-      for (const Activations a : {Activations::kStaged, Activations::kRows, Activations::kFew}) {
-        const bool in_place = a != Activations::kStaged;
-        if (in_place && (form == Values::kQuantized || !(a == Activations::kFew ? kTakesFew : kTakesRows))) continue;
+      for (const Choice c : {Choice{Activations::kStaged, false}, {Activations::kRows, false}, {Activations::kFew, false}, {Activations::kFew, true}}) {
+        const bool in_place = c.activations != Activations::kStaged;
+        if (in_place && (form == Values::kQuantized || !(c.activations == Activations::kFew ? kTakesFew : kTakesRows))) continue;
         const auto prepare_one = [&](DeviceKernel& kernel) { return prepare_kernel(kernel, in_place ? most : kSharedMemory, device, message, size); };
-        if (scaledMMStatus_t status = for_kernel(form, a, prepare_one)) return status;
+        if (scaledMMStatus_t status = for_kernel(form, c, prepare_one)) return status;
       }
     }
     return SCALED_MM_STATUS_SUCCESS;
@@ -327,21 +334,20 @@ struct Mma {
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     const int64_t tiles_k = tiles_of(l.K, kTileK);
-    Activations activations = Activations::kStaged;
+    Choice choice = {Activations::kStaged, false};
     int64_t used = kSharedMemory;
     if (kTakesRows && l.M <= kTokens && in_place(l, values_of(*l.blocks, kAmpere))) {
       int most = 0;
       if (cudaError_t error = most_shared_memory(l.device, &most)) return cuda_failure(error, "cudaDeviceGetAttribute", message, size);
-      const int64_t slots = tiles_k * Rows::slot_bytes(int(l.M), F::kMinimum);
-      const auto take = [&](Activations what, int64_t ring) {
-        if (ring + slots > most) return false;
-        activations = what;
-        if (ring + slots > used) used = ring + slots;
-        return true;
-      };
-      if (!kTakesFew || l.M > Few<F>::kTokens || !take(Activations::kFew, kFewRing)) take(Activations::kRows, kRing);
+      const int64_t wanted = kRing + tiles_k * Rows::slot_bytes(int(l.M), F::kMinimum), with_more = wanted + kRing / kStages;
+      if (wanted <= most) {
+        const bool few = kTakesFew && l.M <= Few<F>::kTokens;
+        choice = {few ? Activations::kFew : Activations::kRows, few && with_more <= most};
+        const int64_t taken = choice.more_stages ? with_more : wanted;
+        if (taken > used) used = taken;
+      }
     }
-    const bool staging = activations == Activations::kStaged;
+    const bool staging = choice.activations == Activations::kStaged;
     Staged staged;
     if (scaledMMStatus_t status = stage<F>(l, {kTokens, staging, kAmpere, kDependent, staging}, &staged, message, size)) return status;
     const int parts = kWarps / width;
@@ -355,7 +361,7 @@ struct Mma {
     shape.shared_memory = int(used);
     shape.dependent = kDependent;
     void* params[] = {&p};
-    return for_kernel(staged.form, activations, [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); });
+    return for_kernel(staged.form, choice, [&](DeviceKernel& kernel) { return launch_kernel(kernel, shape, params, l, message, size); });
   }
 
   static Kernel entry(const char* row) {

@@ -84,7 +84,7 @@ struct Middles {
       const int at = (lane / 4 * kTileBlocks + lane % 4 + 4 * i) * 4;
       const auto half2_at = [&](int offset) { return __half22float2(*reinterpret_cast<const __half2*>(band + offset + at)); };
       const float2 rows = middles<F>(half2_at(F::kBandScales), half2_at(F::kBandMinima));
-      const float2 first = two_tf32(rows.x), second = two_tf32(rows.y);
+      const float2 first = two_tf32<false>(rows.x), second = two_tf32<false>(rows.y);
       two.high[2 * i] = __float_as_uint(first.x), two.low[2 * i] = __float_as_uint(first.y);
       two.high[2 * i + 1] = __float_as_uint(second.x), two.low[2 * i + 1] = __float_as_uint(second.y);
     }

@@ -148,11 +148,14 @@ __device__ inline float block_largest(const float (&x)[kEach]) {
   return largest;
 }
 
-// (high, low) of Factors::kSums. The high part is cut, so that it stays finite; what is infinite or NaN has no low part.
+// (high, low) of Factors::kSums, both rounded: were the high part cut, low parts would have its sign, and their products, which nobody
+// adds, be a bias. kAnySize: v may be so large that rounding would make it infinite. What is infinite or NaN has no low part.
+template <bool kAnySize = true>
 __device__ inline float2 two_tf32(float v) {
   if (!(fabsf(v) < INFINITY)) return {v, 0.0f};
-  const float high = __uint_as_float(__float_as_uint(v) & 0xffffe000u);
-  return {high, __uint_as_float((__float_as_uint(v - high) + 0x1000u) & 0xffffe000u)};
+  const auto cut = [](float v, uint32_t up) { return __uint_as_float((__float_as_uint(v) + up) & 0xffffe000u); };
+  const float high = cut(v, kAnySize && fabsf(v) > 3e38f ? 0u : 0x1000u);
+  return {high, cut(v - high, 0x1000u)};
 }
 
 // float16 as the quantizer stores it: every NaN is the same (docs/BLOCK_FORMATS.md).

@@ -63,7 +63,10 @@ def stages(row: KernelRow, fmt: str, limit: int) -> int:
 
 
 def shared_memory(row: KernelRow, fmt: str, limit: int) -> int:
-    """Dynamic shared memory in bytes, from above, of a row that is built for a format and a GPU with `limit` bytes."""
+    """Dynamic shared memory in bytes, from above, of a row that is built for a format and a GPU with `limit` bytes.
+
+    Without what `notes` says of activations that lie well.
+    """
     count = stages(row, fmt, limit)
     if row.generation == "block_mma":  # the warps' sums meet where the stages were
         return max(count * stage_bytes(row, fmt) if count > 1 else 0, warps(row) * row.tile.n * row.tile.m * 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 import torch
@@ -253,8 +254,25 @@ def test_long_sums_are_within_the_bound_in_every_row(fmt):
             assert relative_error(out.cpu(), want) <= BOUND, (row, mode)
 
 
-# Rows of the weight and K: warps that have a K of their own, that share one by 8 or by 2, the last ones fewer; what fits shared memory, or not.
-@pytest.mark.parametrize("m, k", [(70, 32), (70, 544), (2117, 1056), (4100, 4096), (4100, 14336), (300, 28672), (15000, 1312)])
+# Levels and what their middle stands for nearly cancel: the two products of formats with minima are large.
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_weights_with_heavy_tails_are_within_the_bound_in_every_row(fmt, dtype):
+    m, k = 144, 28672
+    weight = sm.pack_block_weight(sm.quantize_block(torch.randn(m, k, generator=seeded(m)).cuda() ** 3, fmt), fmt)
+    x = (torch.randn(40, k, generator=seeded(k)) + 1).to(dtype).cuda()
+    want = reference.gemm(weight.unpack(), x, fmt)
+    for arch, row in rows_here():
+        for tokens in (1, 2, 3, 13, 40):
+            out = compute(sm.Handle("cuda", arch=arch), weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
+            assert float((out.double() - want[:, :tokens]).norm() / want[:, :tokens].norm()) <= BOUND, (arch, row, tokens)
+
+
+# Rows of the weight and K, on an H200: warps that have a K of their own, that share one by 8 or by 2, the last ones fewer; what fits shared memory, or
+# not; thread blocks of 14 strips, whose other two warps are idle, and of 10, twice for each multiprocessor.
+@pytest.mark.parametrize(
+    "m, k", [(70, 32), (70, 544), (2117, 1056), (4100, 4096), (4100, 14336), (300, 28672), (15000, 1312), (28672, 800), (40000, 288)]
+)
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_few_tokens_are_the_same_product_wherever_they_lie(fmt, m, k):
     rows = [(sm.Handle("cuda", arch=arch), row, load_table(arch).row(row).tile.m) for arch, row in rows_here()]
@@ -287,6 +305,24 @@ def test_few_tokens_that_lie_well_are_not_staged(fmt):
                 workspace = torch.full((descriptor.workspace_size,), 255, dtype=torch.uint8, device="cuda")
                 descriptor.calculate(**operands, workspace=workspace)
             assert bool((workspace == 255).all()) is (offset == 0), (row.name, dtype, offset, tokens)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_one_or_two_tokens_that_lie_well_have_a_kernel_of_their_own(fmt):
+    m, k = 300, 1056
+    weight = sm.pack_block_weight(sm.quantize_block(torch.randn(m, k, generator=seeded(1)).cuda(), fmt), fmt)
+    x = torch.randn(3, k, generator=seeded(k)).cuda().half()
+    handles = {arch: sm.Handle("cuda", arch=arch) for arch, row in rows_here() if row == "block_mma_16x8_x2"}
+    assert handles
+    for (arch, handle), tokens in itertools.product(handles.items(), (1, 2, 3)):
+        compute(handle, weight, x[:tokens], m, tokens, kernel="block_mma_16x8_x2", mode="w4a16")  # loads it
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            compute(handle, weight, x[:tokens], m, tokens, kernel="block_mma_16x8_x2", mode="w4a16")
+            torch.cuda.synchronize()
+        kernels = [event.name for event in profile.events() if "mma_kernel" in event.name]
+        own = [re.search(r"Activations(\)|E)2", name) is not None for name in kernels]  # Activations::kFew, demangled or not
+        assert own == [tokens < 3], (arch, tokens, kernels)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
