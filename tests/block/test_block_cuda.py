@@ -20,7 +20,7 @@ from scaled_mm.errors import (
     KernelNotFoundError,
     ScaledMMError,
 )
-from scaled_mm.tables import available_tables, load_table
+from scaled_mm.tables import available_tables, load_table, rules, rules_block
 
 pytestmark = pytest.mark.gpu
 
@@ -254,18 +254,21 @@ def test_long_sums_are_within_the_bound_in_every_row(fmt):
             assert relative_error(out.cpu(), want) <= BOUND, (row, mode)
 
 
-# Levels and what their middle stands for nearly cancel: the two products of formats with minima are large.
+# The products of formats with minima, of levels and of what their middle stands for, nearly cancel, and the tensor cores cut sums: docs/BLOCK_FORMATS.md.
 @pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_weights_with_heavy_tails_are_within_the_bound_in_every_row(fmt, dtype):
+@pytest.mark.parametrize("skewed", [False, True])
+def test_weights_whose_levels_are_far_from_their_middle_are_within_the_bound_in_every_row(fmt, dtype, skewed):
     m, k = 144, 28672
-    weight = sm.pack_block_weight(sm.quantize_block(torch.randn(m, k, generator=seeded(m)).cuda() ** 3, fmt), fmt)
+    normal, uniform = torch.randn(m, k, generator=seeded(m)), torch.rand(m, k, generator=seeded(m))
+    weight = sm.pack_block_weight(sm.quantize_block((-uniform.clamp_min(1e-7).log() - 1 if skewed else normal**3).cuda(), fmt), fmt)
     x = (torch.randn(40, k, generator=seeded(k)) + 1).to(dtype).cuda()
     want = reference.gemm(weight.unpack(), x, fmt)
     for arch, row in rows_here():
         for tokens in (1, 2, 3, 13, 40):
             out = compute(sm.Handle("cuda", arch=arch), weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
-            assert float((out.double() - want[:, :tokens]).norm() / want[:, :tokens].norm()) <= BOUND, (arch, row, tokens)
+            bound = 1e-5 if skewed and fmt in ("q4_1", "q5_1") else BOUND
+            assert float((out.double() - want[:, :tokens]).norm() / want[:, :tokens].norm()) <= bound, (arch, row, tokens)
 
 
 # Rows of the weight and K, on an H200: warps that have a K of their own, that share one by 8 or by 2, the last ones fewer; what fits shared memory, or
@@ -312,9 +315,10 @@ def test_one_or_two_tokens_that_lie_well_have_a_kernel_of_their_own(fmt):
     m, k = 300, 1056
     weight = sm.pack_block_weight(sm.quantize_block(torch.randn(m, k, generator=seeded(1)).cuda(), fmt), fmt)
     x = torch.randn(3, k, generator=seeded(k)).cuda().half()
-    handles = {arch: sm.Handle("cuda", arch=arch) for arch, row in rows_here() if row == "block_mma_16x8_x2"}
-    assert handles
-    for (arch, handle), tokens in itertools.product(handles.items(), (1, 2, 3)):
+    tables = [load_table(arch) for arch, row in rows_here() if row == "block_mma_16x8_x2"]
+    assert tables
+    for table, tokens in itertools.product(tables, (1, 2, 3)):
+        handle, staged = sm.Handle("cuda", arch=table.arch), rules_block.stages(table.row("block_mma_16x8_x2"), fmt, rules.shared_memory_of(table)) == 1
         compute(handle, weight, x[:tokens], m, tokens, kernel="block_mma_16x8_x2", mode="w4a16")  # loads it
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -322,7 +326,7 @@ def test_one_or_two_tokens_that_lie_well_have_a_kernel_of_their_own(fmt):
             torch.cuda.synchronize()
         kernels = [event.name for event in profile.events() if "mma_kernel" in event.name]
         own = [re.search(r"Activations(\)|E)2", name) is not None for name in kernels]  # Activations::kFew, demangled or not
-        assert own == [tokens < 3], (arch, tokens, kernels)
+        assert own == [tokens < 3 and not staged], (table.arch, tokens, kernels)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
