@@ -14,6 +14,13 @@ namespace scaled_mm::block {
 __device__ inline float sum_of_pair(__half2 two) { return __low2float(two) + __high2float(two); }
 __device__ inline float sum_of_pair(__nv_bfloat162 two) { return __low2float(two) + __high2float(two); }
 
+// 16 bytes a lane of shared memory; the lanes that do not want any keep what they have.
+__device__ inline void load_shared_if(bool wanted, uint4& to, const void* from) {
+  asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];}"
+               : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
+               : "r"(uint32_t(__cvta_generic_to_shared(from))), "r"(uint32_t(wanted)));
+}
+
 // Lane 4 g + t has rows g and g + 8 of pair t of a tile's blocks, all 32 k. In shared memory the 16 bytes that lane 4 g + i has of pair t in other
 // kernels are those of lane 4 g + (i ^ t): a quad reads i at once, two quads from all banks.
 template <class F>

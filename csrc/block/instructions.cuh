@@ -47,11 +47,4 @@ __device__ inline uint4 load_matrices(uint32_t row) {
   return v;
 }
 
-// 16 bytes a lane of shared memory; the lanes that do not want any keep what they have.
-__device__ inline void load_shared_if(bool wanted, uint4& to, const void* from) {
-  asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];}"
-               : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
-               : "r"(uint32_t(__cvta_generic_to_shared(from))), "r"(uint32_t(wanted)));
-}
-
 }  // namespace scaled_mm::block

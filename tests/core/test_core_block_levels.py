@@ -92,6 +92,7 @@ def test_a_sum_becomes_two_numbers_of_tf32_that_keep_22_bits_of_it(emulated):
     emulated.two_tf32_of(ctypes.c_void_p(sums.data_ptr()), ctypes.c_int64(sums.shape[0]), ctypes.c_void_p(parts.data_ptr()))
     finite = parts[:-3]
     assert not (finite.view(torch.int32) & 0x1FFF).any() and finite.isfinite().all()
+    assert (finite.prod(1) < 0).any() and (finite.prod(1) > 0).any()  # rounded, not cut: low parts have either sign
     lost = (finite.double().sum(1) - sums[:-3].double()).abs()
     assert (lost <= sums[:-3].double().abs() * 2.0**-22).all()
     assert parts[-3:-1].tolist() == [[torch.inf, 0.0], [-torch.inf, 0.0]] and parts[-1, 0].isnan() and parts[-1, 1] == 0
