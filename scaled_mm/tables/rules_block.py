@@ -75,10 +75,12 @@ def shared_memory(row: KernelRow, fmt: str, limit: int) -> int:
 
 def notes(row: KernelRow, fmt: str, limit: int) -> Iterator[str]:
     """What a row does otherwise than its fields say, for people."""
-    if row.generation == "block_mma" and row.tile.m <= 16 and stages(row, fmt, limit) > 1:
+    count = stages(row, fmt, limit)
+    if row.generation == "block_mma" and row.tile.m <= 16 and count > 1:
         yield "float16 and bfloat16 activations that lie well take shared memory too, if they fit (since SM80)"
         if row.tile.m == 8 and row.tile.n == BAND_ROWS:
-            yield "one or two such tokens have a kernel of their own, with one stage more, if that fits (since SM80)"
+            more = ", with one stage more, if that fits" if (count + 1) * stage_bytes(row, fmt) < limit else ""
+            yield f"one or two such tokens have a kernel of their own{more} (since SM80)"
     if row.generation == "block_wgmma" and row.tile.m > 128:
         idle = " and where such tiles would leave multiprocessors idle" if WEIGHT_FORMATS[fmt].second == "m" else ""
         yield f"with q8_1 activations{idle} a tile has 128 tokens"
