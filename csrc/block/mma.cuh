@@ -329,8 +329,8 @@ struct Mma {
     const int width = int(tiles_of(strips, all * rounds));
     const int64_t groups = tiles_of(strips, width);
     if (strips > INT_MAX / kRows || groups > INT_MAX / token_tiles) {
-      snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows",
-               INT_MAX, kTokens, width * kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
+      snprintf(message, size, "out: expected at most %d rows and %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows",
+               INT_MAX / kRows * kRows, INT_MAX, kTokens, width * kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     const int64_t tiles_k = tiles_of(l.K, kTileK);

@@ -80,7 +80,7 @@ def _check_sizes(weight: tuple[int, int], n: int, k: int, name: str, *given: int
     for letter, size, actual in zip("MNK", given, (m, n, k)):
         if size is None:
             continue
-        if isinstance(size, bool) or not isinstance(size, int):
+        if isinstance(size, bool) or not isinstance(size, (int, torch.SymInt)):
             raise BadParamError(f"{letter}: expected an integer or None, got {size!r}")
         if size != actual:
             raise BadTensorShapeError(f"{letter}: expected {actual}, the one of the operands, got {size}")
@@ -129,7 +129,7 @@ def _float(fmt: str) -> Callable[..., torch.Tensor]:
     weight_q: uint8 [M, K/32, {description.block_bytes}]; the blocks of a row lie one after the other, other strides are taken. Or what
     `pack_block_weight` made of it. activation: float16 or bfloat16 [N, K], any strides. M, N, K: None, or what the operands have.
     The activations are not rounded; sums are float32, on a GPU those of a block's activations, which minima are multiplied with,
-    22 bits. docs/BLOCK_FORMATS.md has the bound on the error. CPU or CUDA; there on the
+    22 bits where the tensor cores add them. docs/BLOCK_FORMATS.md has the bound on the error. CPU or CUDA; there on the
     current stream, without synchronising.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """

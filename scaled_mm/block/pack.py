@@ -9,7 +9,7 @@ import torch
 from scaled_mm import checks
 from scaled_mm.block import layout, tiles
 from scaled_mm.block_formats import BLOCK, lookup, lookup_weight
-from scaled_mm.errors import BadTensorShapeError
+from scaled_mm.errors import BadParamError, BadTensorShapeError, DeviceNotSupportedError
 from scaled_mm.weight import is_written
 
 
@@ -31,6 +31,16 @@ class PackedBlockWeight:
     tiles: torch.Tensor | None
     fields: layout.Parts | None
     constant: bool = dataclasses.field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        description, got = lookup_weight(self.fmt), [self.rows, self.k]
+        if (self.tiles is None) == (self.fields is None):
+            raise BadParamError(f"tiles: expected tiles or fields, got {'neither' if self.tiles is None else 'both'}")
+        blocks = self.k // BLOCK
+        name, part, expected = ("fields", self.fields.d, (self.rows, blocks)) if self.tiles is None else (
+            "tiles", self.tiles, tiles.shape(self.rows, blocks, description))  # fmt: skip
+        if self.k % BLOCK or tuple(part.shape) != expected:
+            raise BadTensorShapeError(f"rows, k: expected those of the {name}, {list(part.shape)} here, got {got}")
 
     def __repr__(self) -> str:  # without the memory
         return f"PackedBlockWeight({self.fmt}, {self.rows} x {self.k}, {self.device}, constant={self.constant})"
@@ -55,8 +65,19 @@ class PackedBlockWeight:
         return self.fields.d.numel() * lookup(self.fmt).block_bytes
 
     def to(self, device: torch.device | str) -> PackedBlockWeight:
-        """The same weight on another device, in that one's layout; BadParamError for what is none."""
-        target = torch.empty(0, device=checks.device(device)).device  # with an index
+        """The same weight on another device, in that one's layout.
+
+        Raises BadParamError for what names no device, and for a weight of the meta device, which has no data; DeviceNotSupportedError for a device
+        that this torch or this machine lacks.
+        """
+        wanted = checks.device(device)
+        try:
+            target = torch.empty(0, device=wanted).device  # with an index
+        except (AssertionError, RuntimeError) as error:  # an AssertionError of torch says that it was built without CUDA
+            reason = str(error).partition("\n")[0]
+            raise DeviceNotSupportedError(f"device: expected one that torch {torch.__version__} can use here, got {wanted}: {reason}") from error
+        if self.device.type == "meta" and target != self.device:
+            raise BadParamError(f"device: expected meta, where this weight is, which has no data to copy, got {wanted}")
         return self if target == self.device else pack_block_weight(self.unpack().to(target), self.fmt)
 
     @torch.no_grad()

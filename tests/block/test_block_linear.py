@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from block_data import BLOCK_BYTES, WEIGHTS, random_blocks, relative_error, seeded
@@ -48,6 +50,34 @@ def test_a_packed_weight_is_shown_in_a_line(device):
     packed = sm.pack_block_weight(random_blocks(1000, 8, "q5_1").to(device), "q5_1")
     assert repr(packed) == str(packed) == f"PackedBlockWeight(q5_1, 1000 x 256, {device}, constant={device != 'cpu'})"
     assert repr(packed.to("meta")) == "PackedBlockWeight(q5_1, 1000 x 256, meta, constant=False)"
+
+
+def test_a_weight_that_is_not_of_its_parts_is_refused(device):
+    packed = sm.pack_block_weight(random_blocks(10, 2, "q4_0", seed=3).to(device), "q4_0")
+    for change, status, message in (
+        (dict(rows=100), "BAD_TENSOR_SHAPE", r"^rows, k: expected those of the \w+, \[.*\] here, got \[100, 64\]$"),
+        (dict(k=320), "BAD_TENSOR_SHAPE", r"^rows, k: .* got \[10, 320\]$"),
+        (dict(k=65), "BAD_TENSOR_SHAPE", r"^rows, k: .* got \[10, 65\]$"),
+        (dict(fmt="zzz"), "BAD_PARAM", "^fmt: expected .*zzz"),
+        (dict(tiles=None, fields=None), "BAD_PARAM", "^tiles: expected tiles or fields, got neither$"),
+        (dict(tiles=torch.empty(0), fields=()), "BAD_PARAM", "^tiles: expected tiles or fields, got both$"),
+    ):
+        with pytest.raises(sm.ScaledMMError, match=message) as error:
+            dataclasses.replace(packed, **change)
+        assert error.value.status.name == status
+    again = dataclasses.replace(packed)
+    assert torch.equal(again.unpack(), packed.unpack()) and not again.constant
+
+
+def test_a_weight_goes_only_where_there_is_a_device_and_from_where_there_is_data():
+    packed = sm.pack_block_weight(random_blocks(10, 2, "q4_0", seed=3), "q4_0")
+    with pytest.raises(sm.BadParamError, match="^device: expected a device such as cuda:0 or cpu, got 'nowhere'$"):
+        packed.to("nowhere")
+    with pytest.raises(sm.DeviceNotSupportedError, match="^device: expected one that torch .* can use here, got cuda:99: "):
+        packed.to("cuda:99")
+    assert packed.to("meta").to("meta").shape == (10, 64)
+    with pytest.raises(sm.BadParamError, match="^device: expected meta, where this weight is, which has no data to copy, got cpu$"):
+        packed.to("meta").to("cpu")
 
 
 # ---- the layer ----------------------------------------------------------------------------------------------------------

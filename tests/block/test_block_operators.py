@@ -98,6 +98,19 @@ def test_products_and_layers_stay_whole_in_a_compiled_graph(fmt, dynamic):
     assert seen.count("scaled_mm.block_gemm.default") == 2 and seen.count("scaled_mm.block_gemm_fields.default") == 2, seen
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_sizes_may_be_symbols_of_an_exported_graph(strict):
+    weight_q, x = weight("q4_0"), activation(torch.half)
+
+    class Product(torch.nn.Module):
+        def forward(self, x):
+            return sm.gemm_q4_0(weight_q, x, M=M, N=x.shape[0], K=x.shape[1])
+
+    exported = torch.export.export(Product(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("n", min=1)}}, strict=strict).module()
+    for rows in (x, x[:1], x.repeat(5, 1)):
+        assert torch.equal(exported(rows), sm.gemm_q4_0(weight_q, rows))
+
+
 def test_inductor_compiles_a_layer():
     packed, x = sm.pack_block_weight(weight("q4_0"), "q4_0"), activation(torch.bfloat16)
     compiled = torch.compile(lambda x: sm.block_linear(x * 2, packed) + 1, fullgraph=True)

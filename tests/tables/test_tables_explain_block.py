@@ -42,6 +42,17 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
         assert ("a tile has 128 tokens" in out) is (tokens_of_a_tile > 128)
 
 
+@pytest.mark.parametrize("arch, one_more", [("sm80", ("q4_0", "q4_1", "q5_0", "q5_1")), ("sm89", ()), ("sm90", tuple(WEIGHT_FORMATS))])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
+def test_it_says_what_one_or_two_tokens_that_lie_well_have(explain, arch, one_more, fmt):
+    _, out = explain(1, 4096, 4096, "--arch", arch, "--format", fmt)
+    staged = arch == "sm89" and fmt == "q8_0"  # one stage: no kernel of this row reads in place
+    assert ("take shared memory too, if they fit" in out) is ("one or two such tokens have a kernel of their own" in out) is not staged
+    assert ("with one stage more, if that fits" in out) is (fmt in one_more)
+    _, out = explain(64, 4096, 4096, "--arch", arch, "--format", fmt)
+    assert "one or two such tokens" not in out and "take shared memory too" not in out
+
+
 def test_json_has_the_choice_and_the_row_of_the_format(explain):
     table = load_table("sm90")
     status, out = explain(512, 4096, 4096, "--format", "q8_0", "--json")
