@@ -21,6 +21,7 @@ from scaled_mm.bench.block.peers import OURS_W4A8, every_peer
 from scaled_mm.bench.block.run import run_grid
 from scaled_mm.bench.environment import read_environment
 from scaled_mm.bench.peers import OURS
+from scaled_mm.bench.report import noise
 from scaled_mm.bench.run import Options
 from scaled_mm.bench.shapes import parse_ms
 from scaled_mm.cli import common
@@ -29,18 +30,21 @@ from scaled_mm.cli import common
 def run(args: argparse.Namespace) -> int:
     device = common.device_of(args.device)
     cases = parse_cases(parse_formats(args.formats), args.shapes, args.m)
-    times = llama.recorded(read_environment(device).gpu) if args.llama is None else llama.measure(args.llama, device)
+    environment = read_environment(device)
+    times = llama.recorded(environment.gpu) if args.llama is None else llama.measure(args.llama, device)
     peers = [peer for peer in every_peer() if peer.name in (OURS, OURS_W4A8)]
     print(times.source.told)
     print("format weight tokens   ours, us  ours_w4a8  llama.cpp  llama.cpp / ours  right")
-    right = True
+    right, measured = True, []
     for records in run_grid(cases, peers, device, Options(budget_ms=args.budget_ms), times):
+        measured += records
         for case in records:
             us = [analysis.us_of(case, name) for name in (OURS, OURS_W4A8)] + [case.llama_us, analysis.llama_ratio(case, OURS)]
             shown = ["-" if value is None else f"{value:.2f}" for value in us]
             check = analysis.check_of(case)
             right = right and check == "yes"
             print(f"{case.fmt} {case.shape} {case.M:6d} {shown[0]:>10} {shown[1]:>10} {shown[2]:>10} {shown[3]:>17}  {check}", flush=True)
+    print(*noise(measured, environment.arch), sep="\n")
     return 0 if right else 1
 
 

@@ -61,9 +61,10 @@ def run(args: argparse.Namespace) -> int:
     device = common.device_of(args.device)  # refused before anything is read if it is not there
     with tempfile.TemporaryDirectory() as folder:
         path = args.file or write_small_file(Path(folder))
-        tensors = sm.load_gguf(path, None if args.tensor is None else [args.tensor])
+        names = None if args.tensor is None else [args.tensor]
+        tensors = sm.load_gguf(path, names, skip_unsupported=names is None)
         quantized = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, sm.QuantizedTensor)}
-        print(f"{path.name}: {len(quantized)} of {len(tensors)} tensors are quantized")
+        print(f"{path.name}: {len(quantized)} of {len(tensors)} tensors of supported types are quantized")
         errors = [multiply(name, tensor, args.tokens, device) for name, tensor in quantized.items()]
     return 0 if errors and max(errors) <= BOUND else 1
 
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", nargs="?", type=Path, help="a GGUF file; default a small one that is written first")
-    parser.add_argument("--tensor", help="the tensor to multiply with; default every quantized matrix")
+    parser.add_argument("--tensor", help="the tensor to multiply with; default every quantized matrix of a format that the package has")
     parser.add_argument("--tokens", type=common.integer(1), default=4)
     parser.add_argument("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
     args = parser.parse_args(argv)

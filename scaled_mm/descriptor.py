@@ -137,15 +137,14 @@ class TensorDesc:
             raise BadParamError(f"shape: expected [rows, K] of a tensor of {self.dtype} blocks, got {list(self.shape)}")
         if self.packed and not blocks:
             raise BadParamError(f"packed: expected a block format as dtype of a packed weight, got {self.dtype}")
-        if self.strides is None:
-            strides = [1] * len(self.shape)
-            for i in reversed(range(len(self.shape) - 1)):
-                strides[i] = strides[i + 1] * max(self.shape[i + 1], 1)
-            if blocks:
-                strides[0] = self.shape[1] // BLOCK * FORMATS[self.dtype].block_bytes
-            object.__setattr__(self, "strides", tuple(strides))
-        else:
-            object.__setattr__(self, "strides", _integers("strides", self.strides))
+        contiguous = [1] * len(self.shape)
+        for i in reversed(range(len(self.shape) - 1)):
+            contiguous[i] = contiguous[i + 1] * max(self.shape[i + 1], 1)
+        if blocks:
+            contiguous[0] = self.shape[1] // BLOCK * FORMATS[self.dtype].block_bytes
+        object.__setattr__(self, "strides", tuple(contiguous) if self.strides is None else _integers("strides", self.strides))
+        if self.packed and self.strides != tuple(contiguous):
+            raise BadParamError(f"strides: expected None for a packed weight, which has none, got {self.strides}")
         if len(self.strides) != len(self.shape):
             raise BadParamError(f"strides: expected one per dimension of {self.shape}, got {self.strides}")
         object.__setattr__(self, "alignment", _integers("alignment", (self.alignment,))[0])

@@ -16,6 +16,8 @@ from scaled_mm.bench.record import Clocks, Environment
 from scaled_mm.bench.timing import last_level_cache_bytes
 from scaled_mm.tables.tuned import slug
 
+BUSY_CPU = "is the CPU busy? OMP_WAIT_POLICY=PASSIVE keeps torch's threads from spinning"
+
 SMI_FIELDS = (
     "driver_version",
     "clocks.sm",

@@ -8,6 +8,7 @@ from pathlib import Path
 from scaled_mm.bench import analysis, blocks
 from scaled_mm.bench.analysis import RECORDED_FILE, Recorded, Speedup
 from scaled_mm.bench.blocks import Block, Command, Heading, Image, Items, Table, Text
+from scaled_mm.bench.environment import BUSY_CPU
 from scaled_mm.bench.peers import OURS, RIVALS
 from scaled_mm.bench.record import BenchDocument, CaseRecord, Clocks, Implementation, load, write_atomically
 from scaled_mm.bench.timing import CACHE_MULTIPLE
@@ -142,18 +143,19 @@ def _summary(document: BenchDocument, recorded: Recorded) -> list[Block]:
         if case.check != "checked":
             unchecked[case.check] = unchecked.get(case.check, 0) + 1
     lines += [f"{count} cases {reason}." for reason, count in unchecked.items()]
-    return [Heading(2, "Summary"), Items(lines + noise(document.cases))]
+    return [Heading(2, "Summary"), Items(lines + noise(document.cases, document.environment.arch))]
 
 
-def noise(cases: Iterable) -> list[str]:
-    """A line on how far the rounds of one implementation are apart; none without times. A case has `results`."""
+def noise(cases: Iterable, arch: str) -> list[str]:
+    """A line on how far the rounds of one implementation are apart, on a CPU with advice; none without times. A case has `results`."""
     spreads = sorted(r.spread for case in cases for r in case.results.values() if r.spread is not None)
     if not spreads:
         return []
     median, high = spreads[len(spreads) // 2], spreads[int(len(spreads) * 0.95)]
+    advice = f" By so much: {BUSY_CPU}." if arch == "cpu" and high > 0.5 else ""
     return [
         f"Noise: the rounds of one implementation differ by {median:.1%} (median), "
-        f"{high:.1%} (95th percentile); smaller differences mean nothing."
+        f"{high:.1%} (95th percentile); smaller differences mean nothing.{advice}"
     ]
 
 

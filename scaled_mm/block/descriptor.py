@@ -33,6 +33,9 @@ def _described(name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight |
         kept = value.tiles if value.tiles is not None else value.fields.d
         plain_ops.check_device(name, kept, device)
         return TensorDesc(value.shape, value.fmt, constant=value.constant, packed=True)
+    layout.check_no_quantized_tensor(name, value, "a tensor, a TensorDesc or a PackedBlockWeight")
+    if name == "weight" and not isinstance(value, (torch.Tensor, TensorDesc)):
+        raise BadParamError(f"weight: expected a tensor, a TensorDesc or a PackedBlockWeight, got {type(value).__name__}")
     desc = strided_desc(name, value, device)
     if not isinstance(value, torch.Tensor) or name not in ("weight", "activation"):
         return desc

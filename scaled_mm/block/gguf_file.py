@@ -40,16 +40,19 @@ class QuantizedTensor:
         return pack_block_weight(self.q, self.fmt)
 
 
-def load_gguf(path: str | os.PathLike, names: Iterable[str] | None = None) -> dict[str, QuantizedTensor | torch.Tensor]:
+def load_gguf(
+    path: str | os.PathLike, names: Iterable[str] | None = None, *, skip_unsupported: bool = False
+) -> dict[str, QuantizedTensor | torch.Tensor]:
     """The tensors of a GGUF file by name: quantized ones as QuantizedTensor, others as tensors of the dtype they have there.
 
     Shapes are in torch's order, the last dimension the contiguous one: a matrix is [out, in]. Nothing is read before it is used: the
     tensors are CPU views of the mapped file. Writing to one changes it in memory, never the file.
     names: only these are returned, and only their types are looked at.
+    skip_unsupported: tensors of other types than those below are left out, not refused.
 
     Raises ImportError without the `gguf` package, OSError (FileNotFoundError ...) for a file that cannot be opened, BadParamError for
     one that is no little-endian GGUF file, is cut off, or lacks one of `names`, and BadTensorDtypeError for a tensor of another type
-    than q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 or i64.
+    than q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 or i64, unless they are skipped.
     """
     try:
         from gguf import GGUFReader
@@ -70,12 +73,18 @@ def load_gguf(path: str | os.PathLike, names: Iterable[str] | None = None) -> di
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise BadParamError(f"names: expected None or several names of tensors, got {names!r}")
         names = list(names)
-        if missing := [name for name in names if name not in tensors]:
+        if missing := [name for name in names if not isinstance(name, str) or name not in tensors]:
             there = _like(str(missing[0]), list(tensors))
             got = ", ".join(map(repr, missing))
             raise BadParamError(f"names: expected names of tensors in {os.fspath(path)}, got {got}; there are {there}")
         tensors = {name: tensors[name] for name in names}
-    return {name: _tensor(tensor) for name, tensor in tensors.items()}
+    known = (*_WEIGHTS, *_PLAIN)
+    unsupported = [name for name, tensor in tensors.items() if tensor.tensor_type.name not in known]
+    if unsupported and not skip_unsupported:
+        first, more = unsupported[0], len(unsupported) - 1
+        got = tensors[first].tensor_type.name + (f", and {more} more that are of no such type" if more else "")
+        raise BadTensorDtypeError(f"{first}: expected a tensor of type {', '.join(known)}, got {got}; skip_unsupported=True loads the others")
+    return {name: _tensor(tensor) for name, tensor in tensors.items() if name not in unsupported}
 
 
 def _truncation_hint(path: str | os.PathLike, error: Exception) -> str:
@@ -97,9 +106,6 @@ def _tensor(tensor) -> QuantizedTensor | torch.Tensor:
     if kind in _PLAIN:
         data = torch.from_numpy(tensor.data)
         return data.view(torch.bfloat16) if kind == "BF16" else data
-    if kind not in _WEIGHTS:
-        known = ", ".join((*_WEIGHTS, *_PLAIN))
-        raise BadTensorDtypeError(f"{tensor.name}: expected a tensor of type {known}, got {kind}")
     fmt = _WEIGHTS[kind]
     data = torch.from_numpy(tensor.data)
     return QuantizedTensor(fmt, data.unflatten(-1, (-1, FORMATS[fmt].block_bytes)))

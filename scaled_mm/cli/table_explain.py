@@ -153,7 +153,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     print(f"  cost    {ring}, {memory / 1024:.1f} KB of shared memory")
     if quantized.row != row:
         print(f"  note    with q8_1 activations {quantized.row.name}: {quantized.reason}")
-    for note in rules_block.notes(row, args.format, limit):
+    for note in rules_block.notes(row, args.format, limit) if M and N else ():
         print(f"  note    {note}")
     if M == 0 or N == 0:
         print("  note    there is nothing to compute: no kernel is launched")

@@ -290,8 +290,9 @@ def _print(head: dict[str, Any], results: list[Result], timed: bool) -> None:
     console.print("* of the product before quantization; quantizing causes it, whatever the kernel", style="dim")
     _print_verdict(results, console)
     if head["device"] == "cpu" and _uneven(results):
-        said = "times of one shape differ by more than 3 times: is the CPU busy? OMP_WAIT_POLICY=PASSIVE keeps torch's threads from spinning"
-        console.print(said, style="yellow", highlight=False)
+        from scaled_mm.bench.environment import BUSY_CPU
+
+        console.print(f"times of one shape differ by more than 3 times: {BUSY_CPU}", style="yellow", highlight=False)
 
 
 def _uneven(results: list[Result]) -> bool:

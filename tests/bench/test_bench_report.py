@@ -103,6 +103,15 @@ def test_notes_and_unchecked_cases_are_explained():
     assert "1 cases not checked: switched off" in text
 
 
+@pytest.mark.parametrize("arch, spread, advised", [("cpu", 0.6, True), ("cpu", 0.4, False), ("sm90", 0.6, False)])
+def test_times_far_apart_on_a_cpu_come_with_advice(arch, spread, advised):
+    cases = two_cases()
+    cases[0].results["ours"].spread = spread
+    (line,) = report.noise(cases, arch)
+    assert line.startswith("Noise: ") and f"{spread:.1%} (95th percentile)" in line
+    assert ("is the CPU busy? OMP_WAIT_POLICY=PASSIVE" in line) is advised
+
+
 def test_a_document_without_cases_still_renders():
     text = written(document([]))
     assert "0 of 0 checked cases" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from block_data import WEIGHTS, random_blocks, relative_error, seeded
@@ -260,6 +262,8 @@ def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
         descriptor.calculate(out, weight_q, activation_q)
     for changed, error, message in [
         (dict(weight=None), BadParamError, "^weight: expected a tensor or a TensorDesc, got None"),
+        (dict(weight=5), BadParamError, "^weight: expected a tensor, a TensorDesc or a PackedBlockWeight, got int"),
+        (dict(weight=sm.QuantizedTensor("q4_0", weight("q4_0"))), BadParamError, "^weight: .* got a QuantizedTensor; give its .q, and its .fmt"),
         (dict(mode="w8a8"), BadParamError, "^mode: expected one of 'auto', 'w4a8', 'w4a16', got 'w8a8'"),
         (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
         (dict(kernel="block_mma_16x8_x2"), BadParamError, "^kernel: expected none on a CPU, got block_mma_16x8_x2"),
@@ -276,10 +280,13 @@ def test_what_a_tensor_desc_says_of_blocks():
     assert desc.strides == (9 * 24, 1) and desc.bytes == 65 * 9 * 24
     assert sm.TensorDesc((65, 288), "q5_1", (1000, 1)).bytes == 64 * 1000 + 9 * 24
     assert sm.TensorDesc((65, 288), "q5_1", packed=True).bytes == 2 * 2 * 512 * 24
+    packed = sm.TensorDesc((65, 288), "q5_1", packed=True)
+    assert dataclasses.replace(packed, constant=True).strides == packed.strides
     for arguments, message in [
         (dict(shape=(65, 288), dtype="q6_k"), r"^dtype: expected a torch.dtype or a block format \(q4_0, "),
         (dict(shape=(65, 288, 1), dtype="q5_1"), r"^shape: expected \[rows, K\] of a tensor of q5_1 blocks"),
         (dict(shape=(65, 288), dtype=torch.int8, packed=True), "^packed: expected a block format as dtype"),
+        (dict(shape=(65, 288), dtype="q5_1", strides=(500, 1), packed=True), r"^strides: expected None for a packed weight, .* got \(500, 1\)$"),
     ]:
         with pytest.raises(BadParamError, match=message):
             sm.TensorDesc(**arguments)

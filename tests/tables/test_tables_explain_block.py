@@ -117,3 +117,9 @@ def test_what_does_not_go_together_is_refused(explain, capsys):
         with pytest.raises(SystemExit) as caught:
             explain(*arguments)
         assert caught.value.code == 2 and "--format" in capsys.readouterr().err
+
+
+def test_a_product_without_tokens_or_rows_has_no_notes_but_that(explain):
+    for M, N in ((0, 4096), (1, 0)):
+        _, out = explain(M, N, 4096, "--arch", "sm90", "--format", "q4_0")
+        assert [line.strip() for line in out.splitlines() if "note" in line] == ["note    there is nothing to compute: no kernel is launched"]

@@ -90,7 +90,7 @@ def summary(document: BlockDocument) -> list[str]:
         lines.append(f"**Not monotone** within {TOLERANCE:.0%} in {count} place{'s' * (count > 1)}: fewer tokens take longer than more of them.")
     elif document.cases:
         lines.append(f"Monotone within {TOLERANCE:.0%}: nowhere do fewer tokens take longer than more of them.")
-    return lines + noise(document.cases)
+    return lines + noise(document.cases, document.environment.arch)
 
 
 def _ratios(document: BlockDocument) -> list[str]:
