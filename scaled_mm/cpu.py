@@ -1,27 +1,17 @@
-"""The CPU backend: INT8 GEMM by oneDNN (`torch._int_mm`) and the epilogue of docs/NUMERICS.md.
+"""The CPU backend: the exact product of `cpu_product` and the epilogue of docs/NUMERICS.md.
 
 `gemm` gives the bits that every GPU kernel gives: the accumulator is an exact integer and the epilogue rounds once per
 float32 operation, in the documented order. Any shape and any strides run, M = 1 and K = 0 included.
-
-What `torch._int_mm` needs from its caller (torch 2.13, oneDNN 3.12; the same since the CPU version appeared):
-
-* It hands oneDNN's BLAS entry point whatever leading dimension the strides spell, cut to 32 bits, and drops the status.
-  A broadcast view, or a `[1, N]` matrix with strides (1, 1), is refused there, and the output is never written.
-* With neither stride 1 it takes oneDNN's scalar reference loop, some 4000 times slower.
-* `out=` has to be contiguous.
-* On x86 without VNNI, oneDNN adds pairs of 8-bit products in saturating 16-bit lanes, so large values come out wrong.
-
-Hence `_blas_operand`, which admits exactly the layouts that BLAS can express, and `int_mm_is_exact`.
 """
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
+from scaled_mm import cpu_product
+
 # One chunk of accumulators, in elements: 32 MiB, so that M = 8192 does not hold an int32 copy of the whole output.
-# Never fewer than _CHUNK_MIN_ROWS rows, because oneDNN packs b again for each call.
+# Never fewer than _CHUNK_MIN_ROWS rows, because each product prepares b again.
 _CHUNK_ELEMENTS = 8 << 20
 _CHUNK_MIN_ROWS = 1024
 
@@ -29,62 +19,10 @@ _CHUNK_MIN_ROWS = 1024
 # each of a block's operations costs more than that saves (2 cores, 256 x 28672: 32 Ki 3.8 ms, 512 Ki 2.3 ms, all at once 3.6 ms).
 _EPILOGUE_ELEMENTS_PER_THREAD = 512 << 10
 
-# From this many elements of b on, the layout decides the speed of a small-M product more than call overhead does.
-_LARGE_WEIGHT = 4 << 20
-# Rows of b.t() that lie a multiple of this many bytes apart fall into the same cache sets while oneDNN packs them.
-_ALIASING_STRIDE = 2048
-# Up to this many rows the transposed accumulators cost less than what the other packing order saves.
-_SWAP_MAX_ROWS = 64
-
-_INT32_MAX = 2**31 - 1
-
-# The float64 alternative converts at most this many elements of one operand at a time: 128 MiB.
-_FLOAT64_ELEMENTS = 16 << 20
-
 
 def kernel_name() -> str:
-    """What `desc.kernel` reports on a CPU.
-
-    "cpu_onednn_int8"; or "cpu_float64" where oneDNN's INT8 product is not exact, or oneDNN is absent or switched off
-    (`torch._int_mm` is then a scalar loop, ten times slower than a float64 product).
-    """
-    return "cpu_onednn_int8" if _use_onednn() else "cpu_float64"
-
-
-def int_mm_is_exact() -> bool:
-    """Whether `torch._int_mm` gives the exact product on this CPU, whatever the values.
-
-    Probed once per process, on the first use (and again if oneDNN is switched on or off), with the worst values: -128
-    and 127 in every pairing, which saturate 16-bit pairs in either operand's role, then random ones, through each form
-    of call that `gemm` makes.
-    """
-    return _probe(torch.backends.mkldnn.enabled)
-
-
-def _use_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled and int_mm_is_exact()
-
-
-@functools.cache
-def _probe(onednn_enabled: bool) -> bool:
-    generator = torch.Generator("cpu").manual_seed(0)
-    k, n = 259, 64  # K is not a multiple of 4, so that the tail of the 4-way dot product is probed too
-    for rows in (1, 2, 16, 48):
-        a = torch.randint(-128, 128, (rows, k), dtype=torch.int8, generator=generator, device="cpu")
-        weight = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator, device="cpu")
-        operands = [(a, weight)]
-        operands += [(torch.full_like(a, x), torch.full_like(weight, y)) for x in (-128, 127) for y in (-128, 127)]
-        for left, right in operands:
-            want = (left.double() @ right.double().t()).to(torch.int32)
-            products = [
-                _product(left, right.t()),
-                _product(left, right.t().contiguous()),
-                _product_swapped(left, right.t()),
-                _product_by_rows(left, right.t()),
-            ]
-            if not all(torch.equal(product, want) for product in products):
-                return False
-    return True
+    """What `desc.kernel.row` reports on a CPU: "cpu_onednn_int8" or "cpu_float32", the implementation of the integer product."""
+    return f"cpu_{cpu_product.choice().implementation}"
 
 
 def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None) -> None:
@@ -119,7 +57,7 @@ def _gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_s
 
     if out.dtype is torch.int32:
         accumulate_into = out if out.is_contiguous() else None
-        acc = _accumulate(a, b, accumulate_into)
+        acc = cpu_product.accumulate(a, b, accumulate_into)
         if zero_points is not None:
             zero_points.subtract_from(acc, 0)
         if acc.data_ptr() != out.data_ptr():
@@ -127,10 +65,10 @@ def _gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_s
         return
 
     chunk = max(_CHUNK_MIN_ROWS, _CHUNK_ELEMENTS // n)
-    buffer = torch.empty((min(chunk, m), n), dtype=torch.int32, device="cpu") if m > _SWAP_MAX_ROWS else None
+    buffer = torch.empty((min(chunk, m), n), dtype=torch.int32, device="cpu") if m > cpu_product.SWAP_MAX_ROWS else None
     for start in range(0, m, chunk):
         stop = min(start + chunk, m)
-        acc = _accumulate(_rows_of(a, start, stop), b, None if buffer is None else _rows_of(buffer, 0, stop - start))
+        acc = cpu_product.accumulate(_rows_of(a, start, stop), b, None if buffer is None else _rows_of(buffer, 0, stop - start))
         _epilogue(_rows_of(out, start, stop), acc, _rows_of(a_scale, start, stop), b_scale, bias, zero_points, start)
 
 
@@ -176,87 +114,6 @@ def _every_row(t: torch.Tensor | None, batch: int, m: int) -> torch.Tensor | Non
     return (t if t.dim() == 3 else t.reshape(1, -1, 1)).expand(batch, m, 1).reshape(-1, 1)
 
 
-# ---- the product -----------------------------------------------------------------------------------------------------
-
-
-def _accumulate(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
-    """int32 [M, N] = a @ b, exact, zero points not yet taken into account.
-
-    `into`: a contiguous int32 [M, N] that the result may be written to; the result may also be another tensor.
-    """
-    if a.shape[1] == 0:
-        return torch.zeros((a.shape[0], b.shape[1]), dtype=torch.int32, device="cpu") if into is None else into.zero_()
-    if not _use_onednn():
-        return _product_float64(a, b)
-    m, (k, n) = a.shape[0], b.shape
-    # oneDNN has a matrix-vector kernel for K-contiguous weights that neither packs nor copies; two calls of it are
-    # still faster than one general product (4096 x 4096, 2 cores: 0.21 ms against 1.15 ms).
-    b_is_k_contiguous = b.stride(0) == 1 and b.stride(1) >= k
-    if m <= 2 and b_is_k_contiguous:
-        return _product_by_rows(a, b, into)
-    if m <= _SWAP_MAX_ROWS and b_is_k_contiguous and b.stride(1) % _ALIASING_STRIDE == 0 and n * k >= _LARGE_WEIGHT:
-        return _product_swapped(a, b)
-    return _product(a, b, into)
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-    a, b = _blas_operand(a), _blas_operand(b)
-    return torch._int_mm(a, b) if into is None else torch._int_mm(a, b, out=into)
-
-
-def _product_swapped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b as (b.t() @ a.t()).t(): oneDNN then packs the weight in the other order, and cache sets do not collide.
-
-    M is padded with zero rows to 4, 8 or a multiple of 16: oneDNN's kernels for the remaining columns are slow.
-    """
-    m, k = a.shape
-    padded = next((size for size in (4, 8) if m <= size), -(-m // 16) * 16)
-    rows = a.new_zeros((padded, k))
-    rows[:m].copy_(a)
-    return torch._int_mm(_blas_operand(b.t()), _blas_operand(rows.t()))[:, :m].t()
-
-
-def _product_by_rows(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
-    """a @ b, one matrix-vector product per row of a."""
-    if a.shape[0] == 1:
-        return _product(a, b, into)
-    acc = torch.empty((a.shape[0], b.shape[1]), dtype=torch.int32, device="cpu") if into is None else into
-    for row in range(a.shape[0]):
-        _product(a[row : row + 1], b, acc[row : row + 1])
-    return acc
-
-
-def _product_float64(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b where oneDNN is not exact: |sum| <= K * 2^14 < 2^53, so float64 holds every partial sum exactly."""
-    m, (k, n) = a.shape[0], b.shape
-    acc = torch.empty((m, n), dtype=torch.int32, device="cpu")
-    rows, columns = max(1, _FLOAT64_ELEMENTS // max(k, n)), max(1, _FLOAT64_ELEMENTS // k)
-    for left in range(0, n, columns):
-        right = b[:, left : left + columns].double()
-        for top in range(0, m, rows):
-            acc[top : top + rows, left : left + columns] = a[top : top + rows].double() @ right
-    return acc
-
-
-def _blas_operand(t: torch.Tensor) -> torch.Tensor:
-    """`t`, or a copy of it, with strides that BLAS can express: one of them 1, the other a leading dimension.
-
-    A leading dimension is at least the extent along the 1 and fits 32 bits, to which torch cuts it. The stride of an
-    extent of 1 says nothing but is read all the same, so it is replaced.
-    """
-    rows, columns = t.shape
-    row_stride, column_stride = t.stride()
-    if column_stride == 1 or columns == 1:
-        leading = row_stride if rows > 1 else columns
-        if columns <= leading <= _INT32_MAX:
-            return t if t.stride() == (leading, 1) else t.as_strided(t.shape, (leading, 1))
-    if row_stride == 1 or rows == 1:
-        leading = column_stride if columns > 1 else rows
-        if rows <= leading <= _INT32_MAX:
-            return t if t.stride() == (1, leading) else t.as_strided(t.shape, (1, leading))
-    return t.contiguous()
-
-
 # ---- zero points -----------------------------------------------------------------------------------------------------
 
 
@@ -273,11 +130,11 @@ class _ZeroPoints:
         if b_zero_point is not None:
             self.b_zero_point = _row(b_zero_point).to(torch.int32)
             known = None if a_row_sums is None or k == 0 else _column(a_row_sums)
-            self.row_sum = _accumulate(a, torch.ones((k, 1), dtype=torch.int8, device="cpu"), None) if known is None else known
+            self.row_sum = cpu_product.accumulate(a, torch.ones((k, 1), dtype=torch.int8, device="cpu"), None) if known is None else known
         if a_zero_point is not None:
             self.a_zero_point = _column(a_zero_point).to(torch.int32)
             known = None if b_column_sums is None or k == 0 else _row(b_column_sums)
-            self.column_term = _accumulate(torch.ones((1, k), dtype=torch.int8, device="cpu"), b, None) if known is None else known
+            self.column_term = cpu_product.accumulate(torch.ones((1, k), dtype=torch.int8, device="cpu"), b, None) if known is None else known
             if b_zero_point is not None:
                 self.column_term = self.column_term - self.b_zero_point * k
 

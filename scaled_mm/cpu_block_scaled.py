@@ -1,10 +1,10 @@
-"""The CPU backend of block-scaled products: the integer product of `cpu` for each block of K, promoted to float32 in order."""
+"""The CPU backend of block-scaled products: the integer product of `cpu_product` for each block of K, promoted to float32 in order."""
 
 from __future__ import annotations
 
 import torch
 
-from scaled_mm import cpu
+from scaled_mm import cpu_product
 
 BLOCK = 128
 
@@ -39,7 +39,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, column_sca
     value, scale = torch.empty_like(total), torch.empty_like(total)
     for block in range(a_scale.shape[1]):
         k = slice(block * BLOCK, (block + 1) * BLOCK)
-        value.copy_(cpu._accumulate(a[:, k], b[k], None))  # below 2^24, hence exact
+        value.copy_(cpu_product.accumulate(a[:, k], b[k]))  # below 2^24, hence exact
         torch.mul(a_scale[:, block, None], column_scale[block], out=scale)
         total.add_(value.mul_(scale))
     return total

@@ -269,15 +269,16 @@ class Plan(_CObject):
         """The chosen row, and why."""
         self._alive()
         if self.device.type == "cpu":
-            return KernelChoice(self._cpu_kernel(), "the device is a CPU", -1, False)
+            return KernelChoice(*self._cpu_kernel(), -1, False)
         choice = _core.KernelChoiceC()
         _core.call(f"scaledMMGet{self._KIND}Kernel", self._pointer, ctypes.byref(choice))
         return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
 
-    def _cpu_kernel(self) -> str:
-        from scaled_mm import cpu
+    def _cpu_kernel(self) -> tuple[str, str]:
+        """(name, reason) of what computes the product on a CPU."""
+        from scaled_mm import cpu, cpu_product
 
-        return cpu.kernel_name()
+        return cpu.kernel_name(), f"the device is a CPU: {cpu_product.choice().reason}"
 
     def _alive(self) -> None:
         if not self._pointer:

@@ -67,8 +67,8 @@ class BlockDescriptor(Plan):
         weight = described["weight"]
         return f"{'x'.join(map(str, (*described['out'].shape, weight.shape[1])))} of {weight.dtype}"
 
-    def _cpu_kernel(self) -> str:
-        return "cpu_block_float32"
+    def _cpu_kernel(self) -> tuple[str, str]:
+        return "cpu_block_float32", "the device is a CPU"
 
     def calculate(self, out, weight, activation, bias=None, *, workspace=None, stream=None) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.

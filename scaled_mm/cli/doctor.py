@@ -98,7 +98,7 @@ def _cpu_backend() -> Finding:
     import torch
 
     import scaled_mm as sm
-    from scaled_mm import cpu, reference
+    from scaled_mm import cpu, cpu_product, reference
 
     generator = torch.Generator().manual_seed(0)
     a, w = (torch.randint(-128, 128, (rows, 333), dtype=torch.int8, generator=generator) for rows in (17, 65))
@@ -109,10 +109,9 @@ def _cpu_backend() -> Finding:
     expected = reference.scaled_mm(a, w.t(), scale, scale, **arguments)
     if not reference.same_bits(out, expected):
         raise RuntimeError(f"a product differs from the reference: {reference.describe_difference(out, expected)}")
-    kernel = cpu.kernel_name()
-    note = "" if kernel == "cpu_onednn_int8" else ": oneDNN's INT8 product is absent or saturates here, so this is slow"
     threads = torch.get_num_threads()
-    return Finding("CPU backend", f"works, {kernel} on {threads} thread{'s' * (threads > 1)}{note}", required=True)
+    found = f"works, {cpu.kernel_name()} on {threads} thread{'s' * (threads > 1)} ({cpu_product.choice().reason})"
+    return Finding("CPU backend", found, required=True)
 
 
 # ---- GPUs ------------------------------------------------------------------------------------------------------------

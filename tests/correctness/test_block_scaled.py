@@ -217,7 +217,7 @@ def test_a_descriptor_refuses_other_tensors_and_a_kernel_on_a_cpu():
     with sm.create_block_scaled_descriptor(handle, out=out, **inputs) as desc:
         desc.calculate(out, **inputs)
         assert reference.same_bits(out, reference.block_scaled_mm(**inputs, out_dtype=torch.float32)) and "20x300x260, float32" in repr(desc)
-        assert desc.kernel.reason == "the device is a CPU"
+        assert desc.kernel.reason.startswith("the device is a CPU: ")
         with pytest.raises(BadTensorStridesError, match="^a_scale: expected strides"):
             desc.calculate(out, **{**inputs, "a_scale": inputs["a_scale"].t().contiguous().t()})
         with pytest.raises(BadParamError, match="^bias: expected a tensor as the descriptor was created, got none"):

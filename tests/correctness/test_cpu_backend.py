@@ -1,15 +1,16 @@
-"""The CPU backend's own paths: the forms of oneDNN call, its chunks, and the float64 alternative."""
+"""The CPU backend's own paths: the forms of oneDNN call, its chunks, and float32 products in parts of K."""
 
 import os
 import platform
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import cpu
+from scaled_mm import cpu, cpu_product
 
 from .cases import INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, Case, every_shape, matrix, poisoned, random_case
 
@@ -26,8 +27,8 @@ def run(case: Case) -> None:
 @pytest.fixture
 def tiny_blocks(monkeypatch):
     """Every threshold so low that small operands take the paths of large ones."""
-    monkeypatch.setattr(cpu, "_LARGE_WEIGHT", 0)
-    monkeypatch.setattr(cpu, "_ALIASING_STRIDE", 1)
+    monkeypatch.setattr(cpu_product, "_LARGE_WEIGHT", 0)
+    monkeypatch.setattr(cpu_product, "_ALIASING_STRIDE", 1)
     monkeypatch.setattr(cpu, "_EPILOGUE_ELEMENTS_PER_THREAD", 256)
     monkeypatch.setattr(cpu, "_CHUNK_MIN_ROWS", 7)
     monkeypatch.setattr(cpu, "_CHUNK_ELEMENTS", 64)
@@ -99,7 +100,7 @@ def test_operands_that_blas_cannot_express_are_copied_and_the_others_are_not():
     copied = {"every_second", "broadcast_row", "broadcast_column"}
     for layout in INPUT_LAYOUTS:
         t = matrix(12, 20, layout, "full", generator)
-        operand = cpu._blas_operand(t)
+        operand = cpu_product.blas_operand(t)
         assert torch.equal(operand, t)
         assert (operand.data_ptr() != t.data_ptr()) == (layout in copied), layout
     for shape, strides in [
@@ -116,7 +117,7 @@ def test_operands_that_blas_cannot_express_are_copied_and_the_others_are_not():
         ((9, 9), (1, 1)),
     ]:
         t = torch.arange(50, dtype=torch.int8).as_strided(shape, strides)
-        operand = cpu._blas_operand(t)
+        operand = cpu_product.blas_operand(t)
         assert torch.equal(operand, t)
         # What oneDNN's BLAS asks of leading dimensions.
         rows, columns = operand.shape
@@ -125,32 +126,105 @@ def test_operands_that_blas_cannot_express_are_copied_and_the_others_are_not():
         assert 1 in (row_stride, column_stride) and least <= leading < 2**31
 
 
-# ---- where oneDNN's INT8 product is not exact ------------------------------------------------------------------------
+# ---- float32 products in parts of K: CPUs without 8-bit dot products -------------------------------------------------
 
 
 @pytest.fixture
-def float64(monkeypatch):
-    monkeypatch.setattr(cpu, "_probe", lambda onednn_enabled: False)
-    monkeypatch.setattr(torch, "_int_mm", None)  # whoever calls it fails
-    assert not cpu.int_mm_is_exact()
-    assert cpu.kernel_name() == "cpu_float64"
+def new_choice(monkeypatch):
+    """Whoever asks for the implementation decides again, in the test and after it."""
+    monkeypatch.delenv(cpu_product.VARIABLE, raising=False)
+    cpu_product._choose.cache_clear()
+    yield monkeypatch
+    cpu_product._choose.cache_clear()
 
 
-def test_the_float64_alternative_equals_the_reference(float64, monkeypatch):
+@pytest.fixture
+def float32(new_choice):
+    new_choice.setenv(cpu_product.VARIABLE, "float32")
+    new_choice.setattr(torch, "_int_mm", None)  # whoever calls it fails
+    assert cpu.kernel_name() == "cpu_float32"
+
+
+def test_float32_products_equal_the_reference(float32, monkeypatch):
     for case in every_shape(values="extremes", a_zero_point="vector_int32", b_zero_point="one_0d_int32"):
         run(case)
-    monkeypatch.setattr(cpu, "_FLOAT64_ELEMENTS", 999)
+    for name, size in (("_TILE_ELEMENTS", 3000), ("_TILE_MIN_COLUMNS", 3), ("_ROWS_ELEMENTS", 999), ("PART", 32)):
+        monkeypatch.setattr(cpu_product, name, size)
     generator = torch.Generator().manual_seed(12)
     for _ in range(200):
         run(random_case(generator))
 
 
-def test_onednn_that_is_switched_off_is_not_used():
+@pytest.mark.parametrize("k", [1023, 1024, 1025, 2048, 2049, 5000, 131071])
+@pytest.mark.parametrize("b_layout", ["column_major", "row_major"])
+def test_float32_products_of_the_largest_values_are_exact_for_every_k(float32, k, b_layout):
+    """-128 * -128 is the largest product: parts of more than 1024 would pass 2^24, where float32 skips odd integers."""
+    a = torch.full((3, k), -128, dtype=torch.int8)
+    weight = torch.full((5, k), -128, dtype=torch.int8)
+    a[1], a[2, ::2], weight[1], weight[2, 1::3] = 127, 127, 127, -127
+    a[:, -1] = 1  # odd sums
+    b = weight.t() if b_layout == "column_major" else weight.t().contiguous()
+    assert torch.equal(cpu_product.accumulate(a, b), (a.double() @ weight.double().t()).to(torch.int32))
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_reduced_precision_of_float32_products_changes_nothing(float32, precision):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        for m in (1, 5, 40):
+            run(Case(m, 70, 3000, values="extremes", out_dtype=torch.int32))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_onednn_that_is_switched_off_is_not_used(new_choice):
     before = cpu.kernel_name()
     with torch.backends.mkldnn.flags(enabled=False):
-        assert cpu.kernel_name() == "cpu_float64"
+        assert cpu.kernel_name() == "cpu_float32"
         run(Case(20, 30, 40, values="extremes"))
     assert cpu.kernel_name() == before
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_a_cpu_whose_int8_product_is_exact_but_a_scalar_loop_takes_float32(new_choice):
+    """As torch has it on CPUs with AVX2 and no VNNI. Deciding takes milliseconds there too, not seconds."""
+    int_mm = torch._int_mm
+
+    def scalar_loop(*args, **options):
+        with torch.backends.mkldnn.flags(enabled=False):
+            return int_mm(*args, **options)
+
+    new_choice.setattr(torch, "_int_mm", scalar_loop)
+    with torch.backends.mkldnn.flags(enabled=True):
+        start = time.process_time()
+        assert cpu.kernel_name() == "cpu_float32"
+        assert time.process_time() - start < 2 * torch.get_num_threads()
+        assert cpu_product.int_mm_is_exact() and cpu_product.choice().reason.endswith("ms by onednn_int8")
+        with sm.create_descriptor(sm.Handle("cpu"), **Case(2, 3, 4).make().inputs, out=torch.empty(2, 3)) as desc:
+            assert desc.kernel.row == "cpu_float32" and "64 x 512 x 1024 product takes" in desc.kernel.reason
+        run(Case(20, 30, 40, values="extremes"))
+
+
+@pytest.mark.parametrize("forced", ["float32", "onednn_int8", "float64", ""])
+def test_an_environment_variable_forces_the_implementation(new_choice, forced):
+    new_choice.setenv(cpu_product.VARIABLE, forced)
+    if forced == "float64":
+        with pytest.raises(sm.BadParamError, match="^SCALED_MM_CPU_KERNEL: expected one of onednn_int8, float32, got 'float64'$"):
+            cpu.kernel_name()
+    elif forced == "onednn_int8" and not cpu_product.int_mm_is_exact():
+        with pytest.raises(sm.BadParamError, match="expected an implementation that is exact on this CPU"):
+            cpu.kernel_name()
+    else:
+        assert cpu.kernel_name() in ([f"cpu_{forced}"] if forced else ["cpu_float32", "cpu_onednn_int8"])
+        run(Case(20, 30, 40, values="extremes"))
+
+
+def test_an_implementation_that_is_not_exact_cannot_be_forced(new_choice):
+    new_choice.setenv(cpu_product.VARIABLE, "onednn_int8")
+    new_choice.setattr(cpu_product, "int_mm_is_exact", lambda: False)
+    with pytest.raises(sm.BadParamError, match="^SCALED_MM_CPU_KERNEL: expected an implementation that is exact on this CPU, got 'onednn_int8'"):
+        cpu.kernel_name()
 
 
 PROBE = """
@@ -161,29 +235,27 @@ a, w = torch.full((8, 500), 127, dtype=torch.int8), torch.full((16, 500), 127, d
 out = torch.empty(8, 16, dtype=torch.int32)
 cpu.gemm(out, a, w.t(), None, None, None, None, None)
 assert torch.equal(out, scaled_mm(a, w.t(), None, None, out_dtype=torch.int32)), out[0, 0]
-saturates = not torch.equal(torch._int_mm(a, w.t()), out)
-print(cpu.kernel_name(), saturates)
+print(cpu.kernel_name())
 """
 
 
 @pytest.mark.skipif(not (ON_X86 and torch.backends.mkldnn.is_available()), reason="ONEDNN_MAX_CPU_ISA is for x86")
 @pytest.mark.parametrize("isa", ["SSE41", "AVX2", "AVX512_CORE"])
 def test_a_cpu_without_vnni_is_found_out_and_still_gives_exact_results(isa):
+    """On a CPU with VNNI oneDNN saturates under these instruction sets; on one without it torch takes a scalar loop."""
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment.pop(cpu_product.VARIABLE, None)
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    kernel, saturates = done.stdout.split()
-    assert kernel == ("cpu_float64" if saturates == "True" else "cpu_onednn_int8")
-    assert saturates == "True"  # these instruction sets have no exact 8-bit product
+    assert done.stdout.split() == ["cpu_float32"]
 
 
-def test_the_name_says_onednn_where_the_probe_passes():
-    if cpu.int_mm_is_exact():
-        assert cpu.kernel_name() == "cpu_onednn_int8"
+def test_onednn_is_named_only_where_it_is_exact(new_choice):
+    if cpu.kernel_name() == "cpu_onednn_int8":
         a = torch.full((3, 1000), -128, dtype=torch.int8)
         assert torch._int_mm(a, a.t()).unique().tolist() == [1000 << 14]
     else:
-        assert cpu.kernel_name() == "cpu_float64"
+        assert cpu.kernel_name() == "cpu_float32"
 
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
