@@ -50,11 +50,16 @@ def scaled_mm(
     if a.dim() == 3 or b.dim() == 3:
         inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
         return _batch(inputs, out_dtype)
-    m, n = a.shape[0], b.shape[1]
-    a_scale, a_zero_point = _column(a_scale, m), _column(a_zero_point, m)
-    b_scale, b_zero_point, bias = _row(b_scale, n), _row(b_zero_point, n), _row(bias, n)
+    acc = accumulators(a, b, a_zero_point, b_zero_point)
+    return acc if out_dtype is torch.int32 else scaled(acc, a_scale, b_scale, bias, out_dtype)
 
-    out = torch.empty((m, n), dtype=out_dtype, device=a.device)
+
+@torch.no_grad()
+def accumulators(a: torch.Tensor, b: torch.Tensor, a_zero_point: torch.Tensor | None = None, b_zero_point: torch.Tensor | None = None) -> torch.Tensor:
+    """acc of the formula above, int32 [M, N]. Operands and errors as `scaled_mm`, without a batch."""
+    m, n = a.shape[0], b.shape[1]
+    a_zero_point, b_zero_point = _column(a_zero_point, m), _row(b_zero_point, n)
+    acc = torch.empty((m, n), dtype=torch.int32, device=a.device)
     row_chunk = max(1, _CHUNK_ELEMENTS // max(a.shape[1], 1))
     column_chunk = max(1, _CHUNK_ELEMENTS // max(a.shape[1], row_chunk, 1))
     for left in range(0, n, column_chunk):
@@ -62,16 +67,27 @@ def scaled_mm(
         right = _adjusted(b[:, columns], None if b_zero_point is None else b_zero_point[:, columns])
         for top in range(0, m, row_chunk):
             rows = slice(top, top + row_chunk)
-            acc = _integer_product(_adjusted(a[rows], None if a_zero_point is None else a_zero_point[rows]), right)
-            if out_dtype is torch.int32:
-                out[rows, columns] = acc
-                continue
-            value = acc.to(torch.float32)  # rounds to nearest even from 2^24 on
-            value = value * b_scale[:, columns]
-            value = value * a_scale[rows]
-            if bias is not None:
-                value = value + bias[:, columns].to(torch.float32)
-            out[rows, columns] = value.to(out_dtype)
+            acc[rows, columns] = _integer_product(_adjusted(a[rows], None if a_zero_point is None else a_zero_point[rows]), right)
+    return acc
+
+
+@torch.no_grad()
+def scaled(
+    acc: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """out of the formula above, [M, N], from int32 accumulators [M, N]. Scales and bias as `scaled_mm`, without a batch."""
+    m, n = acc.shape
+    a_scale, b_scale, bias = _column(a_scale, m), _row(b_scale, n), _row(bias, n)
+    out = torch.empty((m, n), dtype=out_dtype, device=acc.device)
+    step = max(1, _CHUNK_ELEMENTS // max(n, 1))
+    for top in range(0, m, step):
+        rows = slice(top, top + step)
+        value = acc[rows].to(torch.float32)  # rounds to nearest even from 2^24 on
+        value = value * b_scale
+        value = value * a_scale[rows]
+        if bias is not None:
+            value = value + bias.to(torch.float32)
+        out[rows] = value.to(out_dtype)
     return out
 
 

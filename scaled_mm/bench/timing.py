@@ -11,7 +11,8 @@ all the power a GPU may have, and the clocks it gets in its first tens of millis
 left over. Without either, the same kernel measured 12-17% faster on an H200 behind a light one than behind a heavy one;
 without the rest 1-4%.
 
-On a CPU: the same rotation and the same plan, with `time.perf_counter` around each pass.
+On a CPU: the same rotation and the same plan, with `time.perf_counter` around each pass. A CPU that other programs use can be a hundred
+times slower than the plan expects; a runner then stops at OVERRUN times its budget, with the calls it has made.
 
 All times are microseconds per call.
 """
@@ -43,6 +44,8 @@ REST_MS = 50.0  # of an idle GPU before each round of an implementation: who ran
 SETTLE_MS = 100.0  # of untimed replays before the samples of each round
 ROUNDS = 4
 HOST_WARM_UP_MS = 100.0  # of untimed calls before host time is sampled
+OVERRUN = 4  # times its budget that a runner may take on a CPU
+HOST_LIMIT_MS = 2000.0  # of sampled host time of one implementation
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,7 @@ class CpuRunner(Runner):
 
     def __init__(self, calls: Sequence[Call], budget_ms: float):
         self._calls = list(calls)
+        self._left_us = OVERRUN * budget_ms * 1000
         self._calls[0]()
         first = self._elapsed_us(1)
         self.plan = plan(
@@ -239,8 +243,23 @@ class CpuRunner(Runner):
             self._calls[i % len(self._calls)]()
         return (time.perf_counter() - begin) * 1e6
 
+    def _pass(self) -> float:
+        """Microseconds per call of a pass, which ends early once no time is left."""
+        begin = now = time.perf_counter()
+        deadline = begin + self._left_us / 1e6
+        done = 0
+        while done < self.plan.calls and (now < deadline or done == 0):
+            self._calls[done % len(self._calls)]()
+            done += 1
+            now = time.perf_counter()
+        self._left_us -= (now - begin) * 1e6
+        return (now - begin) * 1e6 / done
+
     def sample(self, passes: int) -> list[float]:
-        return [self._elapsed_us(self.plan.calls) / self.plan.calls for _ in range(passes)]
+        samples = [self._pass()]
+        while len(samples) < passes and self._left_us > 0:
+            samples.append(self._pass())
+        return samples
 
     def replay(self) -> None:
         self._elapsed_us(self.plan.calls)
@@ -338,7 +357,8 @@ def host_overhead(
     waits for the GPU inside the timed loop; use a product small enough that neither side is held up by the other. On a
     CPU there is no queue and the figure is the whole call.
 
-    A call that raises is left out of later rounds and its exception stands in its Overhead's place.
+    A call that raises is left out of later rounds and its exception stands in its Overhead's place. One whose batches took HOST_LIMIT_MS
+    gets no more of them.
     """
 
     def batch(call: Call) -> float:
@@ -356,7 +376,9 @@ def host_overhead(
     def turn(name: str, many: int) -> None:
         try:
             batch(calls[name])  # may load a library
-            samples[name] += [batch(calls[name]) for _ in range(many)]
+            for _ in range(many):
+                if sum(samples[name]) * count < HOST_LIMIT_MS * 1000:
+                    samples[name].append(batch(calls[name]))
         except Exception as error:  # noqa: BLE001 - handed to the caller, who records it
             failed[name] = error
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scaled_mm import Handle
+    from scaled_mm.build.library import KernelName
+    from scaled_mm.tables import TileTable
 
 HELP = "check on this machine that every result equals the reference, bit for bit"
 
@@ -26,7 +30,9 @@ DEFAULT_SHAPES = ((1, 4096, 4096), (17, 4096, 4096), (128, 2048, 4096), (33, 100
 OUT_DTYPES = ("bfloat16", "float16", "float32", "int32")
 
 _POISON_INT32 = -1595877173
-_TIMING_BUDGET_MS = 40.0
+_TIMING_BUDGET_MS = 40.0  # of one product
+# Of all products together, by device: a slow or busy CPU leaves the rest untimed. Timing 35 products on a GPU takes 22 s, most of it rests.
+_TIMING_LIMIT_S = {"cpu": 15.0, "cuda": 30.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Result:
     """One product, computed by `sm.scaled_mm` and through a descriptor.
 
     `relative_error`: ||out - ref|| / ||ref|| against the float32 product of the matrices before quantization; an int32
-    out is scaled first. `median_us`: one call of the descriptor, None without --time. `difference`: None when equal.
+    out is scaled first. `median_us`: one call of the descriptor, None without --time, or when the time for measuring was spent. `difference`: None when equal.
     `error`: why there is no product, None when there is one.
     """
 
@@ -77,12 +83,15 @@ def run(args: argparse.Namespace) -> int:
     device = common.device_of(args.device)
     shapes = args.shape or list(DEFAULT_SHAPES)
     handle = Handle(str(device))
+    if device.type == "cuda":
+        _build_ahead(handle.arch, shapes, args.asymmetric)
     total = len(shapes) * len(_combinations())
+    clock = _Clock(_TIMING_LIMIT_S[device.type]) if args.time else None
     results = []
     with _progress(total, quiet=args.json) as advance:
         for m, n, k in shapes:
             with _in_memory(m, n, k):
-                for result in verify_shape(handle, device, m, n, k, args.asymmetric, args.time, args.seed):
+                for result in verify_shape(handle, device, m, n, k, args.asymmetric, clock, args.seed):
                     results.append(result)
                     advance()
 
@@ -96,12 +105,60 @@ def run(args: argparse.Namespace) -> int:
     return 0 if equal else 1
 
 
+class _Clock:
+    """What is left of the time for measuring."""
+
+    def __init__(self, seconds: float):
+        self.left = seconds
+
+    def measure(self, call: Callable[[], None], device: torch.device) -> float | None:
+        """Median microseconds of a call; None once the time is spent."""
+        from scaled_mm.bench import timing
+
+        if self.left <= 0:
+            return None
+        start = time.monotonic()
+        us = timing.measure([call], device, budget_ms=_TIMING_BUDGET_MS, cold=False).us
+        self.left -= time.monotonic() - start
+        return us
+
+
+def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> list[KernelName]:
+    """The kernels of a table that `verify` of these shapes launches: contiguous tensors, with zero points a prepared weight too."""
+    from scaled_mm.build import codegen
+    from scaled_mm.tables.select import contiguous_misfits
+
+    names: set[KernelName] = {(codegen.ZERO_POINT_TERMS, None)} if asymmetric else set()
+    sizes = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}
+    for (M, N, K), out, constant_b in itertools.product(shapes, sizes, {False, asymmetric}):
+        row = table.select(M, N, K, constant_b=constant_b).row
+        names.add((table.fallback if contiguous_misfits(row, M, N, K, sizes[out]) else row.name, out))
+    return sorted(names, key=str)
+
+
+def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> None:
+    """Compiles what the products need, one kernel a core: the products themselves would compile them one after the other."""
+    from scaled_mm.build import dispatch, library
+    from scaled_mm.errors import KernelNotBuiltError
+
+    table = dispatch.machine_table(arch)
+    if library.arch_library(table) is not None:
+        return
+    names = needed_kernels(table, shapes, asymmetric)
+    with _progress(len(names), quiet=False, what="compile") as advance, contextlib.suppress(KernelNotBuiltError):  # the product reports it
+        library.build_kernels(table, names, on_kernel=lambda *_: advance())
+
+
 def verify_shape(
-    handle: Handle, device: torch.device, m: int, n: int, k: int, asymmetric: bool, timed: bool, seed: int
+    handle: Handle, device: torch.device, m: int, n: int, k: int, asymmetric: bool, clock: _Clock | None, seed: int
 ) -> Iterator[Result]:
-    """One Result for each out dtype, with and without bias, of the product [m, k] x [k, n] of the same two matrices."""
+    """One Result for each out dtype, with and without bias, of the product [m, k] x [k, n] of the same two matrices.
+
+    clock: measures each product; None: nothing is timed.
+    """
     import torch
 
+    from scaled_mm import reference
     from scaled_mm.errors import ScaledMMError
 
     generator = torch.Generator().manual_seed(seed)
@@ -111,6 +168,7 @@ def verify_shape(
     bias = torch.randn(n, generator=generator).to(device)
     x, weight = x.to(device), weight.to(device)
     operands = _quantize(x, weight, asymmetric)
+    accumulators = reference.accumulators(operands["a"], operands["b"], operands["a_zero_point"], operands["b_zero_point"])
     exact = x @ weight.t()
     for name, with_bias in _combinations():
         case = Result(m, n, k, name, with_bias, asymmetric)
@@ -118,8 +176,11 @@ def verify_shape(
         inputs = dict(operands, bias=bias.to(out_dtype) if with_bias else None)
         if out_dtype is torch.int32:
             inputs["a_scale"] = inputs["b_scale"] = None
+            expected = accumulators
+        else:
+            expected = reference.scaled(accumulators, inputs["a_scale"], inputs["b_scale"], inputs["bias"], out_dtype)
         try:
-            case, out = _compare(handle, case, inputs, out_dtype, timed)
+            case, out = _compare(handle, case, inputs, expected, clock)
         except ScaledMMError as error:
             yield dataclasses.replace(case, error=f"{error.status.name}: {error}")
             continue
@@ -152,7 +213,7 @@ def _combinations() -> list[tuple[str, bool]]:
 
 
 def _compare(
-    handle: Handle, case: Result, inputs: dict[str, Any], out_dtype: torch.dtype, timed: bool
+    handle: Handle, case: Result, inputs: dict[str, Any], expected: torch.Tensor, clock: _Clock | None
 ) -> tuple[Result, torch.Tensor]:
     """The result with its verdict, and what `sm.scaled_mm` wrote. Every output is poisoned before it is written.
 
@@ -164,7 +225,7 @@ def _compare(
     from scaled_mm import reference
 
     quantized = {name: t for name, t in inputs.items() if not name.endswith("_sums")}
-    expected = reference.scaled_mm(**quantized, out_dtype=out_dtype)
+    out_dtype = expected.dtype
     poison = _POISON_INT32 if out_dtype is torch.int32 else float("nan")
     called, calculated = torch.full_like(expected, poison), torch.full_like(expected, poison)
 
@@ -190,10 +251,8 @@ def _compare(
             for what, out in outputs
             if not reference.same_bits(out, expected)
         ]
-        if timed:
-            from scaled_mm.bench import timing
-
-            median_us = timing.measure([calculate], expected.device, budget_ms=_TIMING_BUDGET_MS, cold=False).us
+        if clock is not None:
+            median_us = clock.measure(calculate, expected.device)
     verdict = dataclasses.replace(
         case,
         kernel=kernel,
@@ -252,15 +311,15 @@ def _device_name(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Callable[[], None]]:
+def _progress(total: int, quiet: bool, what: str = "verify") -> Iterator[Callable[[], None]]:
     """A bar on a terminal's stderr while the cases run, nothing when quiet. Yields the function that moves it on."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task("verify", total=total)
+        task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
 
 
@@ -289,6 +348,8 @@ def _print(head: dict[str, Any], results: list[Result], timed: bool) -> None:
     console.print(table)
     console.print("* of the product before quantization; quantizing causes it, whatever the kernel", style="dim")
     _print_verdict(results, console)
+    if timed and (untimed := sum(r.median_us is None and r.error is None for r in results)):
+        console.print(f"{untimed} of {len(results)} products were not timed: the time for timing was spent", style="yellow")
     if head["device"] == "cpu" and _uneven(results):
         from scaled_mm.bench.environment import BUSY_CPU
 

@@ -77,13 +77,29 @@ def test_cpu_timing_is_the_median_of_its_samples_and_names_its_method():
 
 def test_every_weight_set_is_called_equally_often_in_turn():
     seen = []
-    runner = timing.open_runner([lambda i=i: seen.append(i) for i in range(5)], CPU, budget_ms=1)
+    runner = timing.open_runner([lambda i=i: seen.append(i) for i in range(5)], CPU, budget_ms=1000)
     seen.clear()
     runner.sample(2)
     assert seen == list(range(5)) * (2 * runner.plan.calls // 5)
     seen.clear()
     runner.replay()
     assert seen == list(range(5)) * (runner.plan.calls // 5)
+
+
+def test_a_cpu_that_becomes_busy_ends_the_samples_at_a_multiple_of_the_budget():
+    seconds = iter([1e-4] * 3)  # the calls that the plan sees; then every one takes as long as a thousand of them
+
+    start = time.perf_counter()
+    result = timing.measure([lambda: time.sleep(next(seconds, 0.1))], CPU, budget_ms=20)
+    assert time.perf_counter() - start < 20 * timing.OVERRUN / 1000 + timing.ROUNDS * 0.1 + 0.5
+    assert len(result.samples) >= timing.ROUNDS and result.us >= 1e5
+
+
+def test_host_overhead_of_a_call_that_becomes_slow_is_bounded(monkeypatch):
+    monkeypatch.setattr(timing, "HOST_WARM_UP_MS", 0.0)
+    monkeypatch.setattr(timing, "HOST_LIMIT_MS", 30.0)
+    measured = timing.host_overhead({"slow": lambda: time.sleep(0.01)}, CPU, count=2, batches=400)["slow"]
+    assert 1 <= len(measured.samples) <= 2 and measured.us >= 1e4
 
 
 def test_rounds_alternate_between_implementations():

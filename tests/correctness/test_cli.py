@@ -14,6 +14,7 @@ import torch
 import scaled_mm as sm
 from scaled_mm import cpu, reference
 from scaled_mm.cli import common, doctor, main, verify
+from scaled_mm.tables import load_table
 
 SHAPES = ["--shape", "1x64x96", "--shape", "33x40x37"]
 CASES_PER_SHAPE = 7  # three float dtypes with and without bias, and int32
@@ -44,6 +45,36 @@ def test_verify_reports_times_when_asked(capsys, device):
     status, report = run_json(capsys, "verify", "--device", device, "--shape", "2x16x32", "--time")
     assert status == 0
     assert all(case["median_us"] > 0 for case in report["cases"])
+
+
+def test_verify_stops_timing_when_the_time_for_it_is_spent(capsys, monkeypatch):
+    monkeypatch.setattr(verify, "_TIMING_LIMIT_S", {"cpu": 1e-9})
+    arguments = ["verify", "--device", "cpu", "--shape", "2x16x32", "--time"]
+    status, report = run_json(capsys, *arguments)
+    assert status == 0 and [case["median_us"] is not None for case in report["cases"]] == [True] + [False] * (CASES_PER_SHAPE - 1)
+    assert main(arguments) == 0
+    assert f"{CASES_PER_SHAPE - 1} of {CASES_PER_SHAPE} products were not timed" in capsys.readouterr().out
+
+
+def test_verify_names_the_kernels_that_its_products_need():
+    table = load_table("sm90")
+    names = verify.needed_kernels(table, verify.DEFAULT_SHAPES, asymmetric=False)
+    assert (table.fallback, "bf16") in names and ("zero_point_terms", None) not in names  # 33x1000x1031 is not aligned
+    assert (table.select(128, 2048, 4096).row.name, "fp32") in names
+    more = verify.needed_kernels(table, verify.DEFAULT_SHAPES, asymmetric=True)
+    assert ("zero_point_terms", None) in more and set(names) <= set(more)
+    assert (table.select(1, 4096, 4096, constant_b=True).row.name, "int32") in more
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", [[], ["--asymmetric"]], ids=["symmetric", "asymmetric"])
+def test_verify_compiles_nothing_but_what_it_named_beforehand(capsys, monkeypatch, tmp_path, mode):
+    """Kernels are compiled at once, one a core; a product that compiled one more would do it alone."""
+    monkeypatch.setenv("SCALED_MM_CACHE_DIR", str(tmp_path))
+    script = "import sys; from scaled_mm.cli import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", script, "verify", "--shape", "1x512x512", "--shape", "33x40x37", *mode], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "building kernel" not in done.stderr
 
 
 def test_verify_prints_a_table_for_people(capsys, device):
