@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaled_mm.errors import InternalError, ScaledMMError, Status, error_for
+from scaled_mm.errors import InternalError, KernelNotBuiltError, ScaledMMError, Status, error_for
 
 if TYPE_CHECKING:
     import torch
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
@@ -67,6 +68,9 @@ class _TableBucketC(ctypes.Structure):
         ("k_max", ctypes.c_int64),
         ("row", ctypes.c_int32),
         ("flags", ctypes.c_int32),
+        ("m_min", ctypes.c_int64),
+        ("n_min", ctypes.c_int64),
+        ("k_min", ctypes.c_int64),
     ]
 
 
@@ -135,11 +139,17 @@ _SIGNATURES = {
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The C core, loaded once, with Python as its kernel provider. Its symbols are global: the torch operators use them."""
+    """The C core, loaded once, with Python as its kernel provider. Its symbols are global: the torch operators use them.
+
+    KernelNotBuiltError where it cannot be built or loaded.
+    """
     from scaled_mm.build.library import core_library
 
     path = core_library()
-    lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    try:
+        lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:  # such as a file system that is mounted noexec
+        raise KernelNotBuiltError(f"{path}: expected a library that can be loaded: {error}; SCALED_MM_CACHE_DIR names another folder for it") from error
     for name, arguments in _SIGNATURES.items():
         function = getattr(lib, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
@@ -186,10 +196,15 @@ def _provide(arch: str, row: str | None, out_dtype: int) -> None:
     if row is None:
         register_table(table)
         if whole := build.arch_library(dispatch.machine_table(arch) if table.tuned else table):
-            call("scaledMMLoadKernels", str(whole).encode())
+            call("scaledMMLoadKernels", os.fsencode(whole))
         return
     suffix = next((name for name, (_, code) in codegen.BUILT_FOR.items() if code == out_dtype), None)
-    call("scaledMMLoadKernels", str(build.build_kernel(table, (row, suffix))).encode())
+    call("scaledMMLoadKernels", os.fsencode(build.build_kernel(table, (row, suffix))))
+
+
+def _text(value: object) -> bytes:
+    """For the core's messages, of anything: the name of a file need not be text."""
+    return str(value).encode(errors="backslashreplace").replace(b"\0", b"\\0")
 
 
 @_PROVIDER
@@ -198,11 +213,11 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
     try:
         _provide(arch.decode(), row.decode() if row else None, out_dtype)
     except ScaledMMError as error:
-        return library().scaledMMSetLastError(error.status, str(error).encode())
+        return library().scaledMMSetLastError(error.status, _text(error))
     except BaseException as error:  # an interrupt while a kernel compiles too: `failure` raises it again
         if not isinstance(error, Exception):
             _interrupted.error = error
-        return library().scaledMMSetLastError(Status.INTERNAL_ERROR, f"{type(error).__name__}: {error}".encode())
+        return library().scaledMMSetLastError(Status.INTERNAL_ERROR, _text(f"{type(error).__name__}: {error}"))
     return Status.SUCCESS
 
 
@@ -225,7 +240,7 @@ def _register(table: TileTable, kind: int) -> None:
     index = {row.name: i for i, row in enumerate(table.rows)}
     buckets = (_TableBucketC * len(table.buckets))(
         *(
-            _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], b.flags)
+            _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], b.flags, *b.least)
             for b in table.buckets
         )
     )
@@ -238,7 +253,7 @@ def _register(table: TileTable, kind: int) -> None:
     call(
         "scaledMMRegisterTable",
         ctypes.byref(
-            _TableC(table.arch.encode(), source.as_posix().encode(), rows, len(rows), buckets, len(buckets),
+            _TableC(table.arch.encode(), _text(source.as_posix()), rows, len(rows), buckets, len(buckets),
                     index[table.fallback], table.tuned, kind, 0, modes, len(modes))  # fmt: skip
         ),
     )

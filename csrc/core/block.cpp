@@ -1,5 +1,5 @@
 // The descriptor of a block product: planned once, as descriptor.cpp plans the plain one.
-#include <new>
+#include <utility>
 
 #include "core/block_info.h"
 #include "core/handle.h"
@@ -15,6 +15,8 @@ constexpr int kWeight = 1;
 }  // namespace
 
 struct scaledMMBlockGemmDescriptor : RowChoice {
+  static constexpr ObjectKind kObject = kBlockObject;
+
   scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
   BlockInfo info;
   GemmLaunch launch;  // everything but the pointers
@@ -74,6 +76,10 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMBlock
                                           handle->info.max_shared_memory, &d->row->slots[format], &d->kernel)) return s;
   if (d->kernel->block_workspace_size) {
     const GemmLaunch& l = d->launch;
+    const int64_t matrices[][2] = {{l.M, l.N}, {l.M, l.K}, {l.N, l.K}};
+    for (const auto& [rows, columns] : matrices) {
+      if (scaledMMStatus_t s = check_workspace_room(d->kernel->row, {rows, columns})) return s;
+    }
     d->workspace_size = size_t(d->kernel->block_workspace_size(l.M, l.N, l.K, info.operands, l.multiprocessors));
   }
   return SCALED_MM_STATUS_SUCCESS;
@@ -140,11 +146,11 @@ scaledMMStatus_t check_workspace(const Memory& workspace, size_t size, const Mem
 scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(
     scaledMMHandle_t handle, scaledMMBlockGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
     const scaledMMTensorDesc_t* weight, const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias,
-    int32_t mode, const char* kernel) {
+    int32_t mode, const char* kernel) try {
   if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
   *descriptor = nullptr;
-  if (handle == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle: expected a handle, got a null pointer");
-  auto* made = new (std::nothrow) scaledMMBlockGemmDescriptor;
+  if (scaledMMStatus_t status = check_object("handle", handle)) return status;
+  auto made = make_object<scaledMMBlockGemmDescriptor>();
   if (made == nullptr) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "descriptor: out of host memory");
   const scaledMMTensorDesc_t* tensors[kTensors] = {out, weight, activation, bias};
   for (int i = 0; i < kTensors; ++i) {
@@ -153,40 +159,43 @@ scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(
   }
   const scaledMMTensorDesc_t* planned = weight ? &made->tensors[1] : nullptr;  // kNames: the weight, whose strides may not be read
   scaledMMStatus_t status = make_block_info({out, planned, activation, bias}, mode, &made->info);
-  if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made);
-  if (status != SCALED_MM_STATUS_SUCCESS) {
-    delete made;
-    return status;
-  }
-  *descriptor = made;
-  return SCALED_MM_STATUS_SUCCESS;
+  if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made.get());
+  if (status == SCALED_MM_STATUS_SUCCESS) *descriptor = publish(std::move(made));
+  return status;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMGetBlockGemmWorkspaceSize(scaledMMBlockGemmDescriptor_t d, size_t* bytes) {
-  if (d == nullptr || bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, bytes: expected both, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "bytes: expected a place to write to, got a null pointer");
   *bytes = d->workspace_size;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
 scaledMMStatus_t scaledMMGetBlockGemmDevice(scaledMMBlockGemmDescriptor_t d, int32_t* device_type, int32_t* device_id) {
-  if (d == nullptr || device_type == nullptr || device_id == nullptr) {
-    return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, device_type, device_id: expected all, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (device_type == nullptr || device_id == nullptr) {
+    return fail(SCALED_MM_STATUS_NULL_POINTER, "device_type, device_id: expected places to write to, got a null pointer");
   }
   *device_type = d->device.device_type;
   *device_id = d->device.device_id;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t scaledMMGetBlockGemmKernel(scaledMMBlockGemmDescriptor_t d, scaledMMKernelChoice_t* choice) {
-  if (d == nullptr || choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, choice: expected both, got a null pointer");
+scaledMMStatus_t scaledMMGetBlockGemmKernel(scaledMMBlockGemmDescriptor_t d, scaledMMKernelChoice_t* choice) try {
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "choice: expected a place to write to, got a null pointer");
   d->describe(kind_of(d->info), choice);
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMCheckBlockGemmTensors(scaledMMBlockGemmDescriptor_t d, const scaledMMTensorDesc_t* out,
                                                const scaledMMTensorDesc_t* weight, const scaledMMTensorDesc_t* activation,
-                                               const scaledMMTensorDesc_t* bias) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+                                               const scaledMMTensorDesc_t* bias) try {
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   const scaledMMTensorDesc_t* tensors[kTensors] = {out, weight, activation, bias};
   for (int i = 0; i < kTensors; ++i) {
     const scaledMMTensorDesc_t* expected = d->tensors[i].ndim < 0 ? nullptr : &d->tensors[i];
@@ -198,11 +207,13 @@ scaledMMStatus_t scaledMMCheckBlockGemmTensors(scaledMMBlockGemmDescriptor_t d, 
     if (scaledMMStatus_t status = check_same(kNames[i], expected, tensors[i] ? &got : nullptr)) return status;
   }
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMCalculateBlockGemm(scaledMMBlockGemmDescriptor_t d, void* workspace, size_t workspace_size, void* out,
                                             const void* weight, const void* activation, const void* bias, void* stream) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   const BlockInfo& info = d->info;
   const Memory tensors[kTensors] = {
       {"out", out, info.bytes.out, dtype_bytes(info.operands.out_dtype), true},
@@ -236,7 +247,5 @@ scaledMMStatus_t scaledMMCalculateBlockGemm(scaledMMBlockGemmDescriptor_t d, voi
 }
 
 scaledMMStatus_t scaledMMDestroyBlockGemmDescriptor(scaledMMBlockGemmDescriptor_t d) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
-  delete d;
-  return SCALED_MM_STATUS_SUCCESS;
+  return destroy_object("descriptor", d);
 }

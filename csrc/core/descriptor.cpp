@@ -1,8 +1,10 @@
 // A descriptor is a plan: validated, dispatched and prepared when it is created; calculate only fills in pointers.
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <memory>
 #include <new>
+#include <utility>
 
 #include "core/gemm_info.h"
 #include "core/handle.h"
@@ -12,6 +14,8 @@
 using namespace scaled_mm;
 
 struct scaledMMGemmDescriptor : RowChoice {
+  static constexpr ObjectKind kObject = kGemmObject;
+
   scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
   GemmInfo info;
   GemmLaunch launch;  // everything but the pointers
@@ -89,6 +93,7 @@ scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGemmD
   }
   d->workspace_size = d->terms_size;
   if (d->kernel->workspace_size) {
+    if (scaledMMStatus_t s = check_workspace_room(d->kernel->row, {d->info.M, d->info.N, d->info.batch})) return s;
     d->terms_size = (d->terms_size + 15) / 16 * 16;
     d->workspace_size = d->terms_size + size_t(d->kernel->workspace_size(d->info.M, d->info.N, d->info.batch));
   }
@@ -105,10 +110,11 @@ struct Operand {
 
 scaledMMStatus_t check_pointers(const scaledMMGemmDescriptor& d, void* out, const Operand (&inputs)[kGemmTensors - 1]) {
   const auto out_begin = reinterpret_cast<uintptr_t>(out);
+  const int64_t out_alignment = std::max<int64_t>(d.needs.align_out, dtype_bytes(d.info.out_dtype));
   if (out == nullptr && d.info.bytes.out > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "out: expected a data pointer, got null");
-  if (out_begin % d.needs.align_out || out_begin % dtype_bytes(d.info.out_dtype)) {
+  if (out_begin % out_alignment) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
-                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.needs.align_out), out);
+                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(out_alignment), out);
   }
   for (const Operand& input : inputs) {
     if (!input.wanted) {
@@ -169,11 +175,11 @@ scaledMMStatus_t scaledMMCreateGemmDescriptor(
     const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
     const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
     const scaledMMTensorDesc_t* b_zero_point, const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums,
-    const char* kernel) {
+    const char* kernel) try {
   if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
   *descriptor = nullptr;
-  if (handle == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle: expected a handle, got a null pointer");
-  auto* made = new (std::nothrow) scaledMMGemmDescriptor;
+  if (scaledMMStatus_t status = check_object("handle", handle)) return status;
+  auto made = make_object<scaledMMGemmDescriptor>();
   if (made == nullptr) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "descriptor: out of host memory");
   const scaledMMTensorDesc_t* tensors[] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
   for (int i = 0; i < kGemmTensors; ++i) {
@@ -182,34 +188,37 @@ scaledMMStatus_t scaledMMCreateGemmDescriptor(
   }
   scaledMMStatus_t status =
       make_gemm_info({out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums}, &made->info);
-  if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made);
-  if (status != SCALED_MM_STATUS_SUCCESS) {
-    delete made;
-    return status;
-  }
-  *descriptor = made;
-  return SCALED_MM_STATUS_SUCCESS;
+  if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made.get());
+  if (status == SCALED_MM_STATUS_SUCCESS) *descriptor = publish(std::move(made));
+  return status;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMGetGemmWorkspaceSize(scaledMMGemmDescriptor_t d, size_t* bytes) {
-  if (d == nullptr || bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, bytes: expected both, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "bytes: expected a place to write to, got a null pointer");
   *bytes = d->workspace_size;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
 scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t d, int32_t* device_type, int32_t* device_id) {
-  if (d == nullptr || device_type == nullptr || device_id == nullptr) {
-    return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, device_type, device_id: expected all, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (device_type == nullptr || device_id == nullptr) {
+    return fail(SCALED_MM_STATUS_NULL_POINTER, "device_type, device_id: expected places to write to, got a null pointer");
   }
   *device_type = d->device.device_type;
   *device_id = d->device.device_id;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t d, scaledMMKernelChoice_t* choice) {
-  if (d == nullptr || choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, choice: expected both, got a null pointer");
+scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t d, scaledMMKernelChoice_t* choice) try {
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "choice: expected a place to write to, got a null pointer");
   d->describe(kKind, choice);
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMCheckGemmTensors(scaledMMGemmDescriptor_t d, const scaledMMTensorDesc_t* out,
@@ -218,21 +227,23 @@ scaledMMStatus_t scaledMMCheckGemmTensors(scaledMMGemmDescriptor_t d, const scal
                                           const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
                                           const scaledMMTensorDesc_t* b_zero_point,
                                           const scaledMMTensorDesc_t* a_row_sums,
-                                          const scaledMMTensorDesc_t* b_column_sums) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+                                          const scaledMMTensorDesc_t* b_column_sums) try {
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   const scaledMMTensorDesc_t* tensors[] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
   for (int i = 0; i < kGemmTensors; ++i) {
     const scaledMMTensorDesc_t* expected = d->tensors[i].ndim < 0 ? nullptr : &d->tensors[i];
     if (scaledMMStatus_t status = check_same(kGemmTensorNames[i], expected, tensors[i])) return status;
   }
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspace, size_t workspace_size, void* out,
                                        const void* a, const void* b, const void* a_scale, const void* b_scale,
                                        const void* bias, const void* a_zero_point, const void* b_zero_point,
                                        const void* a_row_sums, const void* b_column_sums, void* stream) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   const GemmInfo& info = d->info;
   const Operand inputs[kGemmTensors - 1] = {
       {"a", a, info.bytes.a, true, d->needs.align_a},
@@ -300,7 +311,5 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
 }
 
 scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescriptor_t d) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
-  delete d;
-  return SCALED_MM_STATUS_SUCCESS;
+  return destroy_object("descriptor", d);
 }

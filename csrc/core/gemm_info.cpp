@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <cstdio>
 #include <cstring>
 #include <initializer_list>
 #include <string>
@@ -129,21 +128,35 @@ struct VectorRule {
   int64_t length;
   bool is_column, one_value;  // one_value: a single value for the whole vector will do
   int64_t batch;
+  bool either_way = false;  // along N also as a column [N, 1], which is how checkpoints store scales of output channels
 };
 
-scaledMMStatus_t fail_vector(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t& t) {
-  const long long n = rule.length, batch = rule.batch;
-  const char* one = rule.one_value ? "one value, " : "";
-  char two_dimensional[64], three_dimensional[96];
-  snprintf(two_dimensional, sizeof(two_dimensional), rule.is_column ? "[%lld, 1]" : "[1, %lld]", n);
-  if (rule.batch < 0) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s[%lld] or %s (%s = %lld), got %s", name, one, n, two_dimensional,
-                rule.dim, n, shape_text(t).c_str());
+// What to do about a vector that holds a value for every row of a batch, or every row that a batch was flattened to.
+std::string vector_hint(const VectorRule& rule, const scaledMMTensorDesc_t& t) {
+  int64_t values = 1, wanted = rule.length;
+  for (int i = 0; i < t.ndim; ++i) {
+    if (__builtin_mul_overflow(values, t.shape[i], &values)) return "";
   }
-  snprintf(three_dimensional, sizeof(three_dimensional), rule.is_column ? "[%lld, %lld, 1]" : "[%lld, 1, %lld]", batch, n);
-  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s[%lld], %s or %s%s (B = %lld, %s = %lld), got %s", name, one, n,
-              two_dimensional, three_dimensional, rule.one_value ? " with 1 in any place" : " with 1 for B", batch, rule.dim, n,
-              shape_text(t).c_str());
+  if (rule.batch > 0 && __builtin_mul_overflow(wanted, rule.batch, &wanted)) return "";
+  if (!rule.is_column || values != wanted || values == 1) return "";
+  const std::string length = std::to_string(rule.length);
+  if (rule.batch < 0) return "; a is flat, so reshape it to [" + length + ", 1]";
+  return "; a is a batch, so reshape it to [" + std::to_string(rule.batch) + ", " + length + ", 1], or a to [" + std::to_string(wanted) + ", K]";
+}
+
+scaledMMStatus_t fail_vector(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t& t) {
+  const std::string n = std::to_string(rule.length), batch = std::to_string(rule.batch);
+  std::string forms = std::string(rule.one_value ? "one value, " : "") + "[" + n + "]";
+  if (rule.batch < 0) {
+    forms += rule.is_column ? " or [" + n + ", 1]" : rule.either_way ? ", [1, " + n + "] or [" + n + ", 1]" : " or [1, " + n + "]";
+  } else {
+    forms += rule.is_column ? ", [" + n + ", 1]" : ", [1, " + n + "]";
+    if (rule.either_way) forms += ", [" + n + ", 1], [" + batch + ", " + n + ", 1]";
+    forms += " or [" + batch + (rule.is_column ? ", " + n + ", 1]" : ", 1, " + n + "]") + (rule.one_value ? " with 1 in any place" : " with 1 for B");
+  }
+  const std::string sizes = (rule.batch < 0 ? "" : "B = " + batch + ", ") + rule.dim + " = " + n;
+  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s (%s), got %s%s", name, forms.c_str(), sizes.c_str(), shape_text(t).c_str(),
+              vector_hint(rule, t).c_str());
 }
 
 // One value, [length], [length, 1] / [1, length], in a batch also [B, length, 1] / [B, 1, length], where B and, if one value
@@ -161,7 +174,8 @@ scaledMMStatus_t check_vector(const char* name, const VectorRule& rule, const sc
     return SCALED_MM_STATUS_SUCCESS;
   }
   if (t.ndim < 2 || (t.ndim == 3 && rule.batch < 0)) return fail_vector(name, rule, t);
-  const int along = t.ndim - (rule.is_column ? 2 : 1), across = t.ndim - (rule.is_column ? 1 : 2);
+  const bool is_column = rule.is_column || (rule.either_way && t.shape[t.ndim - 1] == 1 && t.shape[t.ndim - 2] == rule.length);
+  const int along = t.ndim - (is_column ? 2 : 1), across = t.ndim - (is_column ? 1 : 2);
   const bool one_for_all = t.ndim == 3 && rule.one_value && t.shape[along] == 1;
   const bool fits_batch = t.ndim == 2 || t.shape[0] == rule.batch || t.shape[0] == 1;
   if (t.shape[across] != 1 || !fits_batch || (t.shape[along] != rule.length && !one_for_all)) return fail_vector(name, rule, t);
@@ -311,6 +325,8 @@ scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info, bool one_s
   const VectorRule rows{"M", M, true, true, batched ? B : -1}, columns{"N", N, false, true, batched ? B : -1};
   VectorRule every_row = rows, every_column = columns;
   every_row.one_value = every_column.one_value = false;
+  VectorRule channels = columns;
+  channels.either_way = true;
 
   if (info->out_dtype == SCALED_MM_DTYPE_INT32) {
     const char* extra = t.a_scale ? "a_scale" : t.b_scale ? "b_scale" : t.bias ? "bias" : nullptr;
@@ -320,7 +336,7 @@ scaledMMStatus_t make_gemm_info(const GemmTensors& t, GemmInfo* info, bool one_s
   } else {
     info->has_scales = true;
     if (scaledMMStatus_t s = check_scale("a_scale", rows, t.a_scale, &info->a_scale_stride, &strides.a_scale)) return s;
-    if (scaledMMStatus_t s = check_scale("b_scale", columns, t.b_scale, &info->b_scale_stride, &strides.b_scale)) return s;
+    if (scaledMMStatus_t s = check_scale("b_scale", channels, t.b_scale, &info->b_scale_stride, &strides.b_scale)) return s;
     if (t.bias) {
       if (t.bias->dtype != info->out_dtype && t.bias->dtype != SCALED_MM_DTYPE_FLOAT32) {
         return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "bias: expected out's dtype %s or float32, got %s",
@@ -395,6 +411,15 @@ scaledMMStatus_t check_operand(const char* name, const char* shape, Dtypes dtype
                 shape, int(t->ndim), shape_text(*t).c_str());
   }
   return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t check_workspace_room(const char* row, std::initializer_list<int64_t> sizes) {
+  int64_t elements = 1;
+  bool fits = true;
+  for (int64_t size : sizes) fits = fits && !__builtin_mul_overflow(elements, size, &elements);
+  if (fits && elements <= int64_t(1) << 48) return SCALED_MM_STATUS_SUCCESS;
+  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "kernel: row %s has a workspace for at most 2^48 elements, got sizes %s", row,
+              list_text(sizes.begin(), int(sizes.size())).c_str());
 }
 
 int64_t tensor_extent(const scaledMMTensorDesc_t& t) { return extent(t); }

@@ -65,6 +65,9 @@ std::string tensor_shape(const scaledMMTensorDesc_t& t);
 // one_sum: all of K is added up in one 32-bit integer, which bounds K.
 scaledMMStatus_t make_gemm_info(const GemmTensors& tensors, GemmInfo* info, bool one_sum = true);
 
+// Whether a tensor of these sizes is small enough for a kernel to reckon its workspace in 64 bits.
+scaledMMStatus_t check_workspace_room(const char* row, std::initializer_list<int64_t> sizes);
+
 // What a kernel row asks of the memory it works on, in bytes; see scaledMMTableRow_t.
 struct RowNeeds {
   int32_t align_a = 1, align_b = 1, align_out = 1, store_bytes = 1;

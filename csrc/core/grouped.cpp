@@ -1,5 +1,6 @@
 // The descriptor of a grouped product: planned once, as descriptor.cpp plans the plain one.
-#include <new>
+#include <algorithm>
+#include <utility>
 
 #include "core/grouped_info.h"
 #include "core/handle.h"
@@ -14,6 +15,8 @@ constexpr const char* kNames[kTensors] = {"out", "a", "b", "a_scale", "b_scale",
 }  // namespace
 
 struct scaledMMGroupedGemmDescriptor : RowChoice {
+  static constexpr ObjectKind kObject = kGroupedObject;
+
   scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
   GroupedInfo info;
   GemmLaunch launch;  // everything but the pointers
@@ -94,9 +97,10 @@ scaledMMStatus_t check_pointers(const scaledMMGroupedGemmDescriptor& d, void* ou
   const GemmInfo& info = d.info.gemm;
   if (out == nullptr && info.bytes.out > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "out: expected a data pointer, got null");
   const auto address = reinterpret_cast<uintptr_t>(out);
-  if (address % d.needs.align_out || address % dtype_bytes(info.out_dtype)) {
+  const int64_t alignment = std::max<int64_t>(d.needs.align_out, dtype_bytes(info.out_dtype));
+  if (address % alignment) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
-                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(d.needs.align_out), out);
+                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(alignment), out);
   }
   for (const Operand& input : inputs) {
     if (!input.wanted) {
@@ -138,11 +142,11 @@ scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(
     scaledMMHandle_t handle, scaledMMGroupedGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
     const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
     const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets,
-    const char* kernel) {
+    const char* kernel) try {
   if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
   *descriptor = nullptr;
-  if (handle == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle: expected a handle, got a null pointer");
-  auto* made = new (std::nothrow) scaledMMGroupedGemmDescriptor;
+  if (scaledMMStatus_t status = check_object("handle", handle)) return status;
+  auto made = make_object<scaledMMGroupedGemmDescriptor>();
   if (made == nullptr) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "descriptor: out of host memory");
   const scaledMMTensorDesc_t* tensors[kTensors] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
   for (int i = 0; i < kTensors; ++i) {
@@ -150,53 +154,58 @@ scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(
     else made->tensors[i].ndim = -1;
   }
   scaledMMStatus_t status = make_grouped_info({out, a, b, a_scale, b_scale, bias, expert_offsets}, &made->info);
-  if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made);
-  if (status != SCALED_MM_STATUS_SUCCESS) {
-    delete made;
-    return status;
-  }
-  *descriptor = made;
-  return SCALED_MM_STATUS_SUCCESS;
+  if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made.get());
+  if (status == SCALED_MM_STATUS_SUCCESS) *descriptor = publish(std::move(made));
+  return status;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMGetGroupedGemmWorkspaceSize(scaledMMGroupedGemmDescriptor_t d, size_t* bytes) {
-  if (d == nullptr || bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, bytes: expected both, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "bytes: expected a place to write to, got a null pointer");
   *bytes = d->workspace_size;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
 scaledMMStatus_t scaledMMGetGroupedGemmDevice(scaledMMGroupedGemmDescriptor_t d, int32_t* device_type, int32_t* device_id) {
-  if (d == nullptr || device_type == nullptr || device_id == nullptr) {
-    return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, device_type, device_id: expected all, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (device_type == nullptr || device_id == nullptr) {
+    return fail(SCALED_MM_STATUS_NULL_POINTER, "device_type, device_id: expected places to write to, got a null pointer");
   }
   *device_type = d->device.device_type;
   *device_id = d->device.device_id;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t scaledMMGetGroupedGemmKernel(scaledMMGroupedGemmDescriptor_t d, scaledMMKernelChoice_t* choice) {
-  if (d == nullptr || choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor, choice: expected both, got a null pointer");
+scaledMMStatus_t scaledMMGetGroupedGemmKernel(scaledMMGroupedGemmDescriptor_t d, scaledMMKernelChoice_t* choice) try {
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
+  if (choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "choice: expected a place to write to, got a null pointer");
   d->describe(kKind, choice);
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMCheckGroupedGemmTensors(scaledMMGroupedGemmDescriptor_t d, const scaledMMTensorDesc_t* out,
                                                  const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
                                                  const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-                                                 const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+                                                 const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets) try {
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   const scaledMMTensorDesc_t* tensors[kTensors] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
   for (int i = 0; i < kTensors; ++i) {
     const scaledMMTensorDesc_t* expected = d->tensors[i].ndim < 0 ? nullptr : &d->tensors[i];
     if (scaledMMStatus_t status = check_same(kNames[i], expected, tensors[i])) return status;
   }
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMGroupedGemmDescriptor_t d, void* workspace, size_t workspace_size, void* out,
                                               const void* a, const void* b, const void* a_scale, const void* b_scale,
                                               const void* bias, const void* expert_offsets, void* stream) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
+  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   const GemmInfo& info = d->info.gemm;
   const Operand inputs[kTensors - 1] = {
       {"a", a, info.bytes.a, true, d->needs.align_a},
@@ -234,7 +243,5 @@ scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMGroupedGemmDescriptor_t d,
 }
 
 scaledMMStatus_t scaledMMDestroyGroupedGemmDescriptor(scaledMMGroupedGemmDescriptor_t d) {
-  if (d == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a descriptor, got a null pointer");
-  delete d;
-  return SCALED_MM_STATUS_SUCCESS;
+  return destroy_object("descriptor", d);
 }

@@ -1,5 +1,7 @@
 #include "core/grouped_info.h"
 
+#include <string>
+
 #include "core/status.h"
 
 namespace scaled_mm {
@@ -15,7 +17,7 @@ scaledMMTensorDesc_t of_one_expert(const scaledMMTensorDesc_t& t) {
   return one;
 }
 
-// One value, [E], [E,1,1], [E,N] or [E,1,N].
+// One value, [E], [E,1,1], [E,N], [E,1,N] or [E,N,1], which is how checkpoints store scales of output channels.
 scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t N, int64_t* stride_e, int64_t* stride_n) {
   if (scaledMMStatus_t s = check_operand("b_scale", "", {SCALED_MM_DTYPE_FLOAT32}, -1, &t)) return s;
   *stride_e = *stride_n = 0;
@@ -23,22 +25,27 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
   for (int i = 0; i < t.ndim; ++i) one_value = one_value && t.shape[i] == 1;
   if (one_value) return SCALED_MM_STATUS_SUCCESS;
   const bool per_expert = t.ndim >= 1 && t.shape[0] == E;
-  const bool per_column = (t.ndim == 2 && t.shape[1] == N) || (t.ndim == 3 && t.shape[1] == 1 && t.shape[2] == N);
-  const bool alone = t.ndim == 1 || (t.ndim == 3 && t.shape[1] == 1 && t.shape[2] == 1);
-  if (!per_expert || !(per_column || alone)) {
-    const long long e = E, n = N;
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE,
-                "b_scale: expected one value, [%lld], [%lld, 1, 1], [%lld, %lld] or [%lld, 1, %lld] (E = %lld, N = %lld), got %s",
-                e, e, e, n, e, n, e, n, tensor_shape(t).c_str());
+  // The dimension that runs along N; -1: one scale an expert, -2: neither.
+  int along = t.ndim == 1 ? -1 : -2;
+  if (t.ndim == 2 && t.shape[1] == N) along = 1;
+  if (t.ndim == 3 && t.shape[1] == 1) along = t.shape[2] == N ? 2 : t.shape[2] == 1 ? -1 : -2;
+  if (t.ndim == 3 && t.shape[2] == 1 && t.shape[1] == N) along = 1;
+  if (!per_expert || along == -2) {
+    const std::string e = std::to_string(E), n = std::to_string(N);
+    const std::string forms = "one value, [" + e + "], [" + e + ", 1, 1], [" + e + ", " + n + "], [" + e + ", 1, " + n + "] or [" + e + ", " + n + ", 1]";
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b_scale: expected %s (E = %s, N = %s), got %s", forms.c_str(), e.c_str(), n.c_str(),
+                tensor_shape(t).c_str());
   }
   *stride_e = E > 1 ? t.strides[0] : 0;
-  *stride_n = per_column && N > 1 ? t.strides[t.ndim - 1] : 0;
+  *stride_n = along >= 0 && N > 1 ? t.strides[along] : 0;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
 }  // namespace
 
 scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
+  if (scaledMMStatus_t s = check_operand("out", "[tokens, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
+                                         SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, 2, t.out)) return s;
   if (scaledMMStatus_t s = check_operand("a", "[tokens, K]", {SCALED_MM_DTYPE_INT8}, 2, t.a)) return s;
   if (scaledMMStatus_t s = check_operand("b", "[E, K, N]", {SCALED_MM_DTYPE_INT8}, 3, t.b)) return s;
   if (scaledMMStatus_t s = check_operand("expert_offsets", "[E]", {SCALED_MM_DTYPE_INT32}, 1, t.expert_offsets)) return s;
@@ -63,7 +70,7 @@ scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
   const scaledMMTensorDesc_t b = of_one_expert(*t.b);
   scaledMMTensorDesc_t b_scale = {}, bias = {};
   int64_t b_scale_stride_n = 0;
-  const bool scaled = t.out != nullptr && t.out->dtype != SCALED_MM_DTYPE_INT32;
+  const bool scaled = t.out->dtype != SCALED_MM_DTYPE_INT32;
   if (t.b_scale && scaled) {
     if (scaledMMStatus_t s = check_b_scale(*t.b_scale, E, N, &info->b_scale_stride, &b_scale_stride_n)) return s;
     b_scale = {t.b_scale->dtype, 0, {}, {}, t.b_scale->alignment, 0};

@@ -1,7 +1,7 @@
 #include "core/handle.h"
 
 #include <cstdio>
-#include <new>
+#include <utility>
 
 #include "core/arch.h"
 #include "core/status.h"
@@ -9,7 +9,7 @@
 using namespace scaled_mm;
 
 scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceType_t device_type, int32_t device_id,
-                                      const char* arch) {
+                                      const char* arch) try {
   if (handle == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle: expected a place to write to, got a null pointer");
   *handle = nullptr;
   scaledMMHandleInfo_t info = {};
@@ -32,21 +32,23 @@ scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceTy
   } else {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "device_type: expected SCALED_MM_DEVICE_CPU or SCALED_MM_DEVICE_CUDA, got %d", int(device_type));
   }
-  auto* made = new (std::nothrow) scaledMMHandle{info, nullptr};
+  auto made = make_object<scaledMMHandle>();
   if (made == nullptr) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "handle: out of host memory");
-  if (device_type == SCALED_MM_DEVICE_CUDA) made->arch = find_arch(info.arch);
-  *handle = made;
+  made->info = info;
+  made->arch = device_type == SCALED_MM_DEVICE_CUDA ? find_arch(info.arch) : nullptr;
+  *handle = publish(std::move(made));
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
 scaledMMStatus_t scaledMMDestroyHandle(scaledMMHandle_t handle) {
-  if (handle == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle: expected a handle, got a null pointer");
-  delete handle;
-  return SCALED_MM_STATUS_SUCCESS;
+  return destroy_object("handle", handle);
 }
 
 scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, scaledMMHandleInfo_t* info) {
-  if (handle == nullptr || info == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle, info: expected both, got a null pointer");
+  if (scaledMMStatus_t status = check_object("handle", handle)) return status;
+  if (info == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "info: expected a place to write to, got a null pointer");
   *info = handle->info;
   return SCALED_MM_STATUS_SUCCESS;
 }

@@ -1,9 +1,12 @@
 #pragma once
 
 #include "core/device.h"
+#include "core/object.h"
 #include "core/registry.h"
 
 struct scaledMMHandle {
+  static constexpr scaled_mm::ObjectKind kObject = scaled_mm::kHandleObject;
+
   scaledMMHandleInfo_t info;
   scaled_mm::Arch* arch;  // nullptr on a CPU
 };

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <tuple>
@@ -46,7 +47,10 @@ scaledMMStatus_t ask_provider(const Arch& arch, const char* row, int32_t out_dty
     provider = r.provider;
     user = r.provider_user;
   }
-  return provider ? provider(arch.name.c_str(), row, out_dtype, user) : SCALED_MM_STATUS_SUCCESS;
+  if (provider == nullptr) return SCALED_MM_STATUS_SUCCESS;
+  const scaledMMStatus_t status = provider(arch.name.c_str(), row, out_dtype, user);
+  if (status >= SCALED_MM_STATUS_SUCCESS && status <= SCALED_MM_STATUS_CUDA_ERROR) return status;
+  return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "kernel provider: expected a scaledMMStatus_t, got %d", int(status));
 }
 
 }  // namespace
@@ -60,8 +64,9 @@ const TableRow* Table::find_row(const char* name) const {
 
 int32_t Table::find_bucket(int64_t M, int64_t N, int64_t K, int32_t serves) const {
   for (size_t i = 0; i < buckets.size(); ++i) {
-    if ((buckets[i].flags & ~serves) != 0) continue;
-    if (M <= buckets[i].m_max && N <= buckets[i].n_max && K <= buckets[i].k_max) return int32_t(i);
+    const scaledMMTableBucket_t& b = buckets[i];
+    if ((b.flags & ~serves) != 0) continue;
+    if (M >= b.m_min && M <= b.m_max && N >= b.n_min && N <= b.n_max && K >= b.k_min && K <= b.k_max) return int32_t(i);
   }
   return -1;  // unreachable: scaledMMRegisterTable refuses a table without an open last bucket
 }
@@ -78,8 +83,9 @@ Arch* find_arch(const char* name) {
   std::lock_guard<std::mutex> lock(r.mutex);
   std::unique_ptr<Arch>& arch = r.archs[name];
   if (!arch) {
-    arch = std::make_unique<Arch>();
-    arch->name = name;
+    auto made = std::make_unique<Arch>();
+    made->name = name;
+    arch = std::move(made);
   }
   return arch.get();
 }
@@ -135,6 +141,13 @@ using namespace scaled_mm;
 
 namespace {
 
+// Rows, buckets or modes of a table. Far more than anybody has: a wrong number is refused before the arrays are read by it.
+constexpr int64_t kMostEntries = 1 << 16;
+// scaledMMHandleInfo_t has no room for a longer name, so no handle would find the table.
+constexpr size_t kMostArchBytes = sizeof(scaledMMHandleInfo_t::arch) - 1;
+
+bool is_alignment(int32_t bytes) { return bytes >= 1 && (bytes & (bytes - 1)) == 0; }
+
 // Flags that the buckets of a kind of table may have.
 int32_t bucket_flags(int32_t kind) {
   if (kind == SCALED_MM_TABLE_GEMM) return SCALED_MM_BUCKET_CONSTANT_B;
@@ -150,16 +163,17 @@ const char* bucket_flags_text(int32_t kind) {
 scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
   if (table.kind != SCALED_MM_TABLE_BLOCK_GEMM) {
     if (table.num_modes == 0) return SCALED_MM_STATUS_SUCCESS;
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected modes in a table of block products alone, got %lld", table.source,
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected modes in a table of block products alone, got %lld", table.source,
                 static_cast<long long>(table.num_modes));
   }
-  if (table.num_modes < 1 || table.modes == nullptr || table.modes[table.num_modes - 1].m_max != INT64_MAX) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected modes, the last of them open", table.source);
+  if (table.num_modes < 1 || table.num_modes > kMostEntries || table.modes == nullptr || table.modes[table.num_modes - 1].m_max != INT64_MAX) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected modes, the last of them open, got %lld in all", table.source,
+                static_cast<long long>(table.num_modes));
   }
   for (int64_t i = 0; i < table.num_modes; ++i) {
     const int32_t mode = table.modes[i].mode;
     if (mode != SCALED_MM_BLOCK_W4A8 && mode != SCALED_MM_BLOCK_W4A16) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got %d",
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got %d",
                   table.source, int(mode));
     }
   }
@@ -168,27 +182,34 @@ scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
 
 }  // namespace
 
-scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user) {
+scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user) try {
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
   r.provider = provider;
   r.provider_user = user;
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
-scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
+scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
   if (table == nullptr || table->arch == nullptr || table->source == nullptr || table->rows == nullptr ||
       table->buckets == nullptr) {
     return fail(SCALED_MM_STATUS_NULL_POINTER, "table: expected arch, source, rows and buckets, got a null pointer");
   }
-  if (table->num_rows < 1 || table->num_buckets < 1 || table->fallback_row < 0 ||
-      table->fallback_row >= table->num_rows) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected rows, buckets and a fallback among the rows, got %lld, %lld and row %d",
+  const size_t arch_bytes = strlen(table->arch);
+  if (arch_bytes < 1 || arch_bytes > kMostArchBytes) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected an arch of 1 to %zu bytes, got %.200s", table->source, kMostArchBytes, table->arch);
+  }
+  if (table->num_rows < 1 || table->num_rows > kMostEntries || table->num_buckets < 1 || table->num_buckets > kMostEntries ||
+      table->fallback_row < 0 || table->fallback_row >= table->num_rows) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM,
+                "table %.200s: expected rows, buckets and a fallback among the rows, at most 65536 of each, got %lld, %lld and row %d",
                 table->source, static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets),
                 int(table->fallback_row));
   }
   if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_BLOCK_GEMM) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
   }
   if (scaledMMStatus_t status = check_modes(*table)) return status;
   auto copy = std::make_unique<Table>();
@@ -201,41 +222,48 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) {
   for (int32_t i = 0; i < copy->num_rows; ++i) {
     const scaledMMTableRow_t& row = table->rows[i];
     if (row.name == nullptr || row.align_a < 1 || row.align_b < 1 || row.align_out < 1 || row.store_bytes < 1) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: row %d: expected a name, and alignments and store_bytes of at least 1",
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected a name, and alignments and store_bytes of at least 1",
                   table->source, int(i));
+    }
+    if (!is_alignment(row.align_a) || !is_alignment(row.align_b) || !is_alignment(row.align_out)) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected alignments that are powers of two, got %d, %d and %d",
+                  table->source, int(i), int(row.align_a), int(row.align_b), int(row.align_out));
     }
     copy->rows[i].name = row.name;
     copy->rows[i].needs = {row.align_a, row.align_b, row.align_out, row.store_bytes};
   }
   const TableRow& fallback = copy->rows[copy->fallback_row];
   if (fallback.needs.any()) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the fallback row %s must take any alignment", table->source, fallback.name.c_str());
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: the fallback row %.200s must take any alignment", table->source, fallback.name.c_str());
   }
   if (table->num_modes > 0) copy->modes.assign(table->modes, table->modes + table->num_modes);
   copy->buckets.assign(table->buckets, table->buckets + table->num_buckets);
   for (const scaledMMTableBucket_t& bucket : copy->buckets) {
     if (bucket.row < 0 || bucket.row >= copy->num_rows) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
     }
     if ((bucket.flags & ~bucket_flags(table->kind)) != 0) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: a bucket: expected flags %s, got %d", table->source,
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket: expected flags %s, got %d", table->source,
                   bucket_flags_text(table->kind), int(bucket.flags));
     }
   }
   const scaledMMTableBucket_t& last = copy->buckets.back();
-  if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX || last.flags != 0) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %s: the last bucket must be open in M, N and K, to any %s", table->source,
+  if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX || last.m_min > 0 || last.n_min > 0 ||
+      last.k_min > 0 || last.flags != 0) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: the last bucket must be open in M, N and K, to any %s", table->source,
                 table->kind == SCALED_MM_TABLE_BLOCK_GEMM ? "activations" : "b");
   }
   Arch* arch = find_arch(copy->arch.c_str());
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
-  arch->tables[table->kind].store(copy.get(), std::memory_order_release);
-  r.tables.push_back(std::move(copy));
+  r.tables.push_back(std::move(copy));  // before anything finds it: this may throw
+  arch->tables[table->kind].store(r.tables.back().get(), std::memory_order_release);
   return SCALED_MM_STATUS_SUCCESS;
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }
 
-scaledMMStatus_t scaledMMLoadKernels(const char* path) {
+scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
   if (path == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "path: expected a kernel library, got a null pointer");
   // dlopen would answer with the running program.
   if (*path == '\0') return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library, got an empty path");
@@ -265,4 +293,6 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) {
     }
   }
   return SCALED_MM_STATUS_SUCCESS;  // stays open for the life of the process: its kernels are registered
+} catch (const std::exception& error) {
+  return fail_exception(error);
 }

@@ -2,21 +2,36 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <new>
 
 namespace scaled_mm {
 namespace {
 thread_local char last_error[1024] = "";
+
+// Of a message that was too long: its last character may be a part of one in UTF-8.
+void drop_last_character(char* text, size_t size) {
+  size_t end = size - 1;
+  for (int i = 0; i < 3 && (text[end - 1] & 0xc0) == 0x80; ++i) --end;
+  text[end - 1] = '\0';
 }
+
+}  // namespace
 
 scaledMMStatus_t fail(scaledMMStatus_t status, const char* format, ...) {
   va_list args;
   va_start(args, format);
   // Formatted aside first: an argument may be the last message itself.
-  char text[sizeof(last_error)];
-  vsnprintf(text, sizeof(text), format, args);
+  char text[sizeof(last_error)] = "";
+  const int length = vsnprintf(text, sizeof(text), format, args);
   va_end(args);
+  if (length >= int(sizeof(text))) drop_last_character(text, sizeof(text));
   snprintf(last_error, sizeof(last_error), "%s", text);
   return status;
+}
+
+scaledMMStatus_t fail_exception(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error)) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "host memory: expected enough for the call, got none");
+  return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "expected no exception, got %s", error.what());
 }
 
 const char* dtype_name(int32_t dtype) {

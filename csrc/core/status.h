@@ -1,6 +1,7 @@
 // Failing with a status and a message. Every function of the core that can fail returns a scaledMMStatus_t.
 #pragma once
 
+#include <exception>
 #include <string>
 
 #include "scaled_mm/scaled_mm.h"
@@ -9,6 +10,9 @@ namespace scaled_mm {
 
 // Stores the message for the calling thread and returns the status.
 [[gnu::format(printf, 2, 3)]] scaledMMStatus_t fail(scaledMMStatus_t status, const char* format, ...);
+
+// What a function of the interface answers for an exception of the C++ library, in practice std::bad_alloc: none may cross C.
+scaledMMStatus_t fail_exception(const std::exception& error);
 
 const char* dtype_name(int32_t dtype);
 // 0 for a value that is no dtype. Of a block format 1: its strides are in bytes, and its blocks at any address.

@@ -87,7 +87,8 @@ Answer read_tensor(PyObject* object, DLTensor* t) {
     PyErr_Clear();  // sparse, meta, batched ...: the operator names it
     return Answer::kNotMine;
   }
-  return Answer::kFine;
+  // DLPack lets the strides of a contiguous tensor be null; torch writes them.
+  return t->ndim > 0 && t->strides == nullptr ? Answer::kNotMine : Answer::kFine;
 }
 
 // Whether memory holds the negative of the values (views like `x.conj().imag`), which DLPack does not tell and torch does.
@@ -288,7 +289,7 @@ PyObject* bind(PyObject*, PyObject* args) {
   auto* table = static_cast<const DLPackExchangeAPI*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   Py_DECREF(capsule);
   if (table == nullptr) return nullptr;
-  if (table->header.major != 1 || table->dltensor_from_py_object_no_sync == nullptr) Py_RETURN_FALSE;
+  if (table->header.major != 1 || table->dltensor_from_py_object_no_sync == nullptr || table->current_work_stream == nullptr) Py_RETURN_FALSE;
   is_neg = PyUnicode_InternFromString("is_neg");
   requires_grad = PyUnicode_InternFromString("requires_grad");
   is_inference = PyUnicode_InternFromString("is_inference");

@@ -65,6 +65,10 @@ Argument weight_argument(const Tensor& tensor, const Weight& weight, int32_t dev
     raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "weight: expected rows and k of 0 or more, k a multiple of 32, got " +
                                                  std::to_string(weight.rows) + " and " + std::to_string(weight.k));
   }
+  if (weight.rows > INT32_MAX || weight.k > INT32_MAX) {  // before anything is reckoned from them
+    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "weight: expected rows and k of at most 2147483647, got " + std::to_string(weight.rows) +
+                                                 " and " + std::to_string(weight.k));
+  }
   if (weight.format == SCALED_MM_DTYPE_Q8_1 || scaledMMGetBlockBytes(weight.format) == 0) {
     raise(SCALED_MM_STATUS_BAD_PARAM, "fmt: expected the scaledMMDtype_t of a weight's format, got " + std::to_string(weight.format));
   }

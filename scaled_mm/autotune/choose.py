@@ -9,11 +9,11 @@ always be computed as one of M' with rows that nobody reads.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from scaled_mm.errors import BadParamError
-from scaled_mm.tables import Bucket
+from scaled_mm.tables import Bucket, KernelRow, TileTable
 
 Product = tuple[int, int, int]  # M, N, K
 Times = Mapping[Product, Mapping[str, float]]  # microseconds by row
@@ -40,15 +40,12 @@ class Cliff:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The row of one product. how: measured; inherited from the next larger M, where it was not measured; predicted by the model.
-
-    us: microseconds, for a measured one.
-    """
+    """The row of one product. how: measured, or inherited from the next larger M, where it was not measured. us: microseconds, of a measured one."""
 
     product: Product
     row: str
     us: float | None
-    how: Literal["measured", "inherited", "predicted"]
+    how: Literal["measured", "inherited"]
 
 
 def ladders(products: Iterable[Product]) -> dict[tuple[int, int], list[int]]:
@@ -84,70 +81,59 @@ def few_rows(times: Times, near: float = NEAR) -> list[str]:
     return kept
 
 
-def choose(times: Times, products: Collection[Product], predicted: Callable[[Sequence[str], Product], str], rows: Sequence[str] = ()) -> list[Choice]:
-    """A row for every product, by N, K and M.
+def choose(times: Times, products: Collection[Product]) -> list[Choice]:
+    """A row for every product that was measured, by N, K and M.
 
-    times: of rows that may win, the others left out. predicted(rows, product): the model's row for a product nobody measured, out of
-    the rows that others need, or of `rows` where nothing was measured at all. Each product gets its fastest row; that minimizes the
+    times: of rows that may win, the others left out. Each product gets its fastest row, out of the fewest that serve all; that minimizes the
     sum, for no choice at one M changes another's time. Where that breaks the cliff rule, and the next M's row was not measured here,
     the product takes that row: it computes what it would for the next M.
     """
     kept = few_rows(times)
-    if not kept and not rows:
-        raise BadParamError("rows: expected at least one where nothing was measured, got none")
     found: list[Choice] = []
     for (N, K), ms in ladders(products).items():
         above: Choice | None = None
         for M in reversed(ms):
             product = (M, N, K)
             measured = {row: us for row, us in times.get(product, {}).items() if row in kept}
-            if measured:
-                row = min(measured, key=lambda name: (measured[name], name))
-                choice = Choice(product, row, measured[row], "measured")
-                if above and above.us and choice.us > CLIFF * above.us and above.row not in times[product]:
-                    choice = Choice(product, above.row, None, "inherited")
-            else:
-                choice = Choice(product, predicted(kept or rows, product), None, "predicted")
+            if not measured:
+                above = None
+                continue
+            row = min(measured, key=lambda name: (measured[name], name))
+            choice = Choice(product, row, measured[row], "measured")
+            if above and above.us and choice.us > CLIFF * above.us and above.row not in times[product]:
+                choice = Choice(product, above.row, None, "inherited")
             found.append(choice)
             above = choice
     return sorted(found, key=lambda choice: (*choice.product[1:], choice.product[0]))
 
 
-def buckets(choices: Sequence[Choice]) -> list[Bucket]:
-    """Buckets that give each product its chosen row, and every other the row of the next larger N, K and M that has one.
+def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelRow], times: Times) -> list[Bucket]:
+    """Buckets that give each product its chosen row where that was faster than the row of `base`; a table adds the buckets of `base` behind.
 
-    The largest of each is open. Cases and edges that change nothing are left out.
+    rows: at least the chosen ones. A bucket serves what lies near a product: the same N and K, and M down to half or the next smaller
+    chosen M, as long as `base` has one row for all of these M. Rows that load weights early serve constant weights alone, with which
+    they were measured.
     """
-    of = {choice.product: choice.row for choice in choices}
-    groups = ladders(of)
-    edges = sorted({M for ms in groups.values() for M in ms})
-    found: list[tuple[int | None, list[Bucket]]] = []
-    for M in reversed(edges):
-        m = None if M == edges[-1] else M
-        cases = _cases(m, [(N, K, of[_at_least(M, ms), N, K]) for (N, K), ms in groups.items()])
-        if found and _without_m(cases) == _without_m(found[-1][1]):
-            continue  # the next larger M has the same rows
-        found.append((m, cases))
-    return [bucket for _, cases in reversed(found) for bucket in cases]
+    of = {choice.product: choice for choice in choices}
+    early = {row.name for row in rows if row.early_weights or row.generation == "decode"}
+    found: list[Bucket] = []
+    for (N, K), ms in ladders(of).items():
+        for smaller, M in zip([0, *ms], ms):
+            choice, own = of[M, N, K], base.select(M, N, K, constant_b=True).row.name
+            if choice.row == own or (choice.us or 0.0) >= times[M, N, K].get(own, math.inf):
+                continue
+            least = max(smaller + 1, M // 2 + 1, _least_with_one_row(base, M, N, K))
+            found.append(Bucket(m=M, m_min=least, n=N, n_min=N, k=K, k_min=K, constant_b=choice.row in early, kernel=choice.row))
+    return found
 
 
-def _at_least(M: int, ms: Sequence[int]) -> int:
-    return next((m for m in ms if m >= M), ms[-1])
-
-
-def _without_m(cases: Sequence[Bucket]) -> list[tuple[int | None, int | None, str]]:
-    return [(case.n, case.k, case.kernel) for case in cases]
-
-
-def _cases(m: int | None, rows: Sequence[tuple[int, int, str]]) -> list[Bucket]:
-    """The buckets of one edge of M, from (N, K, row) by N and K."""
-    kept: list[Bucket] = []
-    for index in reversed(range(len(rows))):
-        N, K, row = rows[index]
-        last_k = index + 1 == len(rows) or rows[index + 1][0] != N
-        case = Bucket(m=m, n=None if N == rows[-1][0] else N, k=None if last_k else K, kernel=row)
-        behind = kept[-1] if kept else None
-        if behind and behind.kernel == row and (behind.k is None or (case.k is not None and behind.k >= case.k)):
-            continue
-        kept.append(case)
-    return kept[::-1]
+def _least_with_one_row(base: TileTable, M: int, N: int, K: int) -> int:
+    """The smallest M' for which `base` has one row from M' to M."""
+    row = base.select(M, N, K, constant_b=True).row.name
+    edges = {0, *(edge for bucket in base.buckets for edge in (bucket.m_min, (bucket.m or 0) + 1) if edge <= M)}  # where the row may change
+    least = M
+    for edge in sorted(edges, reverse=True):
+        if base.select(edge, N, K, constant_b=True).row.name != row:
+            break
+        least = edge
+    return least

@@ -69,7 +69,7 @@ class AutotuneDocument(_Model):
     table: str | None
     ended: str | None
     products: list[ProductRecord]
-    model_picked: list[ProductRecord]
+    model_picked: list[ProductRecord] = []  # of reports before 0.2: narrower products, whose rows the model picked
     cells: list[Cell]
     unbuilt: dict[str, str]
     left_out: list[LeftOut]

@@ -25,7 +25,6 @@ from scaled_mm.tables.select import contiguous_misfits, refusal
 
 PASS = 4  # candidates of a product that are timed before the next product's: a budget that ends early leaves none without
 HOPELESS = 1.1  # a candidate so much slower than its product's best after one round of samples is timed no further
-SMALLEST_N = 512  # below the smallest measured N the model picks rows, for powers of two from here on
 _DISQUALIFYING = ("wrong", "crashed", "hung")
 
 
@@ -150,11 +149,11 @@ class Run:
     """One run. `tune` is what to call."""
 
     def __init__(
-        self, plan: Plan, settings: Settings, journal: Journal, kernels: Kernels, measurer: Measurer, progress: Progress,
+        self, base: TileTable, plan: Plan, settings: Settings, journal: Journal, kernels: Kernels, measurer: Measurer, progress: Progress,
         clock: Callable[[], float] = time.monotonic,
     ):  # fmt: skip
         self.outcome = Outcome(plan)
-        self._plan, self._settings, self._journal, self._kernels = plan, settings, journal, kernels
+        self._base, self._plan, self._settings, self._journal, self._kernels = base, plan, settings, journal, kernels
         self._measurer, self._progress, self._clock = measurer, progress, clock
         self._start = clock()
         self._libraries: dict[str, Path] = {}
@@ -242,29 +241,11 @@ class Run:
                     if row not in here and row in self._libraries:
                         self._cell((M, N, K), row)
 
-    def decide(self, gpu: GpuFacts) -> None:
+    def decide(self) -> None:
         """Fills in choices and buckets from what was timed."""
         times = self.outcome.times()
-        if not any(times.values()):
-            return
-        products = [*self._plan.wanted, *smaller_products(self._plan.wanted)]
-        rows = self._plan.rows
-
-        def predicted(names: Collection[str], product: Product) -> str:
-            return min(names, key=lambda name: (model.predict(rows[name], product, gpu), name))
-
-        self.outcome.choices = choose.choose(times, products, predicted)
-        self.outcome.buckets = choose.buckets(self.outcome.choices)
-
-
-def smaller_products(products: Collection[Product]) -> list[Product]:
-    """Products narrower than any of `products`, at powers of two of N: a table serves them too, so the model picks their rows."""
-    groups = choose.ladders(products)
-    (N, K), ms = next(iter(groups.items()))
-    sizes = []
-    while (size := SMALLEST_N << len(sizes)) < N:
-        sizes.append(size)
-    return [(M, size, K) for size in sizes for M in ms]
+        self.outcome.choices = choose.choose(times, self._plan.wanted)
+        self.outcome.buckets = choose.buckets(self.outcome.choices, self._base, self._plan.rows.values(), times)
 
 
 def tune(
@@ -275,12 +256,12 @@ def tune(
 
     A candidate that does not compile, crashes or hangs is an outcome. An interrupt passes through; the journal has what was measured.
     """
-    run = Run(plan or make_plan(base, products, gpu, settings.top), settings, journal, kernels, measurer, progress, clock)
+    run = Run(base, plan or make_plan(base, products, gpu, settings.top), settings, journal, kernels, measurer, progress, clock)
     run.recall()
     run.compile()
     run.time()
     run.close_cliffs()
-    run.decide(gpu)
+    run.decide()
     return run.outcome
 
 

@@ -16,11 +16,12 @@ _MARKS = ("grouped", "block_scaled", "block")  # the section says it
 
 
 def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelRow], buckets: Sequence[Bucket]) -> TileTable:
-    """The table of one GPU model: `buckets`, their rows, and the base's fallback and sections. rows: at least those that buckets name."""
-    used = {bucket.kernel for bucket in buckets}
-    kept = [row for row in rows if row.name in used]
-    kept += [row for row in base.rows if row.name == base.fallback and row.name not in used]
-    return base.model_copy(update=dict(tuned=True, gpu=gpu, version=__version__, rows=tuple(kept), buckets=tuple(buckets)))
+    """The table of one GPU model: `buckets` and their rows, and behind them all that the base has. rows: at least those that buckets name."""
+    more = {bucket.kernel for bucket in buckets} - {row.name for row in base.rows}
+    added = tuple(row for row in rows if row.name in more)
+    return base.model_copy(
+        update=dict(tuned=True, gpu=gpu, version=__version__, rows=(*base.rows, *added), buckets=(*buckets, *base.buckets))
+    )
 
 
 def write_table(table: TileTable, path: Path, comment: Sequence[str]) -> TileTable:

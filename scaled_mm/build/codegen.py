@@ -154,7 +154,8 @@ def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     source = f"tuned/{slug(table.gpu)}.yaml" if table.gpu else f"{table.arch}.yaml"
     rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}}}' for row in table.rows]
     buckets = [
-        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k)) + f", {index[bucket.kernel]}, {bucket.flags}}}"
+        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k))
+        + ", " + ", ".join(map(str, (index[bucket.kernel], bucket.flags, *bucket.least))) + "}"
         for bucket in table.buckets
     ]
     modes = [f"{{{rule.m or _INT64_MAX}, {BLOCK_MODES.index(rule.mode)}, 0}}" for rule in table.auto]

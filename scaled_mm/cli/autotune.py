@@ -145,7 +145,7 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     machine = " ".join(map(str, (environment.gpu, environment.driver, environment.torch, environment.cuda)))
     settings = tune.Settings(args.budget * 60, machine, args.top, args.jobs)
     plan = tune.make_plan(base, [(case.M, case.N, case.K) for case in cases], gpu, args.top)
-    trial = tuned_table(base, environment.gpu, list(plan.rows.values()), [*base.buckets]).model_copy(
+    trial = tuned_table(base, environment.gpu, list(plan.rows.values()), []).model_copy(
         update=dict(rows=(*plan.rows.values(), *(row for row in base.rows if row.name not in plan.rows)))
     )
     setup = {"table": trial.model_dump(mode="json"), "device": str(device), "budget_ms": args.budget_ms, "seed": seed}
@@ -189,10 +189,6 @@ def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: i
         table=None,
         ended=outcome.ended,
         products=[tune.product_record(case, base, choices, times, environment.gpu) for case in cases],
-        model_picked=[
-            tune.product_record(None, base, choices, times, environment.gpu, product)
-            for product in choices if product not in outcome.plan.wanted
-        ],
         cells=list(outcome.cells.values()),
         unbuilt=outcome.unbuilt,
         left_out=[record.LeftOut(row=name, M=M, N=N, K=K) for (M, N, K), name in outcome.left_out],
@@ -210,7 +206,7 @@ def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -
         "",
         document.command,
         f"{document.created}, driver {environment.driver or 'unknown'}, CUDA {environment.cuda or 'none'}, commit {environment.git_commit or 'none'}",
-        f"{how.count('measured')} products measured, {how.count('inherited')} with the row of the next larger M, {how.count('predicted')} by the model.",
+        f"{how.count('measured')} products measured, {how.count('inherited')} with the row of the next larger M. {len(outcome.buckets)} buckets changed.",
         f"The sections grouped, block_scaled and block are those of {document.base}, not tuned.",
     ]
     write_table(tuned_table(base, environment.gpu, list(outcome.plan.rows.values()), outcome.buckets), path, comment)

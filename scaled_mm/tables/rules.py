@@ -256,7 +256,7 @@ def _generation_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
 
 def _contains(outer: Bucket, inner: Bucket) -> bool:
     pairs = ((outer.m, inner.m), (outer.n, inner.n), (outer.k, inner.k))
-    if outer.flags & ~inner.flags:
+    if outer.flags & ~inner.flags or any(least > inner_least for least, inner_least in zip(outer.least, inner.least)):
         return False
     return all(big is None or (small is not None and small <= big) for big, small in pairs)
 
@@ -267,7 +267,10 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list
     for index, bucket in enumerate(buckets):
         if bucket.kernel not in row_names:
             findings.append(Finding(("buckets", index, "kernel"), f"no row is named {bucket.kernel!r}"))
-        # Every bucket reaches down to 1 x 1 x 1, so earlier ones hide this one exactly if one of them contains it.
+        for axis in "mnk":
+            least, most = getattr(bucket, f"{axis}_min"), getattr(bucket, axis)
+            if most is not None and least > most:
+                findings.append(Finding(("buckets", index, f"{axis}_min"), f"expected {most} or less, which is {axis}, got {least}"))
         for earlier in range(index):
             if _contains(buckets[earlier], bucket):
                 reason = (
@@ -278,7 +281,7 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list
                 break
     if not buckets:
         findings.append(Finding(("buckets",), "a table needs at least one bucket"))
-    elif (buckets[-1].m, buckets[-1].n, buckets[-1].k, buckets[-1].flags) != (None, None, None, 0):
+    elif (buckets[-1].m, buckets[-1].n, buckets[-1].k, *buckets[-1].least, buckets[-1].flags) != (None, None, None, 0, 0, 0, 0):
         reason = f"the last bucket must be open in m, n and k, this one takes {describe_bucket(buckets[-1])}"
         findings.append(Finding(("buckets", len(buckets) - 1), reason))
     return findings

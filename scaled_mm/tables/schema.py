@@ -93,6 +93,7 @@ def _bound(value: Any) -> Any:
     raise ValueError("expected a positive integer or open")
 
 
+LowerBound = Annotated[StrictInt, Field(ge=0, lt=_INT64_MAX)]
 UpperBound = Annotated[int | None, BeforeValidator(_bound)]
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
@@ -154,7 +155,7 @@ class KernelRow(BaseModel):
 
 
 class Bucket(BaseModel):
-    """Serves every product with M <= m, N <= n and K <= k (None: no bound) with the row named `kernel`.
+    """Serves every product with m_min <= M <= m, n_min <= N <= n and k_min <= K <= k (None: no bound) with the row named `kernel`.
 
     constant_b: only products whose b is a constant PreparedWeight, which some rows load before the preceding kernel has ended.
     activation: q8_1: only block products whose activations are, or are quantized to, that.
@@ -165,9 +166,17 @@ class Bucket(BaseModel):
     m: UpperBound = None
     n: UpperBound = None
     k: UpperBound = None
+    m_min: LowerBound = 0
+    n_min: LowerBound = 0
+    k_min: LowerBound = 0
     constant_b: StrictBool = False
     activation: Literal["q8_1"] | None = None
     kernel: StrictStr
+
+    @property
+    def least(self) -> tuple[int, int, int]:
+        """(m_min, n_min, k_min)."""
+        return self.m_min, self.n_min, self.k_min
 
     @property
     def flags(self) -> int:
@@ -177,7 +186,8 @@ class Bucket(BaseModel):
     def covers(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> bool:
         if (self.constant_b and not constant_b) or (self.activation and not q8_1):
             return False
-        return all(bound is None or size <= bound for size, bound in ((M, self.m), (N, self.n), (K, self.k)))
+        sizes = ((M, self.m_min, self.m), (N, self.n_min, self.n), (K, self.k_min, self.k))
+        return all(least <= size and (most is None or size <= most) for size, least, most in sizes)
 
 
 class ModeRule(BaseModel):

@@ -27,10 +27,18 @@ class Selection:
 
 
 def describe_bucket(bucket: Bucket) -> str:
-    """`M <= 16, N <= 8448, any K`, and `, constant b` or `, q8_1 activations`."""
-    bounds = (("M", bucket.m), ("N", bucket.n), ("K", bucket.k))
+    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b` or `, q8_1 activations`."""
+    bounds = (("M", bucket.m_min, bucket.m), ("N", bucket.n_min, bucket.n), ("K", bucket.k_min, bucket.k))
     conditions = (", constant b" if bucket.constant_b else "") + (f", {bucket.activation} activations" if bucket.activation else "")
-    return ", ".join(f"any {axis}" if bound is None else f"{axis} <= {bound}" for axis, bound in bounds) + conditions
+    return ", ".join(_describe_bound(*bound) for bound in bounds) + conditions
+
+
+def _describe_bound(axis: str, least: int, most: int | None) -> str:
+    if least and least == most:
+        return f"{axis} = {least}"
+    if most is None:
+        return f"{axis} >= {least}" if least else f"any {axis}"
+    return f"{least} <= {axis} <= {most}" if least else f"{axis} <= {most}"
 
 
 def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> Selection:

@@ -8,14 +8,9 @@ import pytest
 
 from scaled_mm.autotune.choose import CLIFF, Choice, buckets, choose, cliffs, few_rows
 from scaled_mm.autotune.write import table_text, tuned_table, write_table
-from scaled_mm.errors import BadParamError
-from scaled_mm.tables import Bucket, TableError, available_tables, check_table, load_table
+from scaled_mm.tables import Bucket, TableError, TileTable, available_tables, check_table, load_table
 
 ROWS = ("c3x_64x16x256_pp_swap", "c3x_64x32x256_pp_swap", "c3x_64x80x256_ws_p1024", "c3x_256x192x128_co")
-
-
-def first(names, product):
-    return min(names)
 
 
 def by_product(choices):
@@ -47,7 +42,7 @@ def test_a_small_m_may_be_slower_per_token():
 
 def test_every_product_gets_its_fastest_row():
     times = {(16, 64, 64): {"a": 5.0, "b": 9.0}, (32, 64, 64): {"a": 9.0, "b": 6.0}}
-    choices = choose(times, times, first)
+    choices = choose(times, times)
     assert by_product(choices) == {(16, 64, 64): ("a", "measured"), (32, 64, 64): ("b", "measured")}
     assert [choice.us for choice in choices] == [5.0, 6.0]
 
@@ -60,55 +55,76 @@ def test_few_rows_within_one_percent_of_the_best_are_kept():
 
 def test_a_cliff_takes_the_row_of_the_next_m_where_that_was_not_measured():
     times = {(16, 64, 64): {"a": 12.0}, (32, 64, 64): {"b": 10.0}}
-    choices = choose(times, times, first)
+    choices = choose(times, times)
     assert choices[0] == Choice((16, 64, 64), "b", None, "inherited")
     measured = {(16, 64, 64): {"a": 12.0, "b": 13.0}, (32, 64, 64): {"b": 10.0}}
-    assert by_product(choose(measured, measured, first))[16, 64, 64] == ("a", "measured")
+    assert by_product(choose(measured, measured))[16, 64, 64] == ("a", "measured")
 
 
-def test_a_product_that_nobody_measured_gets_the_models_row_out_of_those_that_others_need():
+def test_a_product_that_nobody_measured_gets_no_row():
     times = {(16, 64, 64): {"b": 5.0, "c": 9.0}, (32, 64, 64): {}}
-    assert by_product(choose(times, times, first))[32, 64, 64] == ("b", "predicted")
-    assert by_product(choose({}, [(1, 2, 3)], first, rows=("z", "y"))) == {(1, 2, 3): ("y", "predicted")}
+    assert by_product(choose(times, times)) == {(16, 64, 64): ("b", "measured")}
+    assert choose({}, [(1, 2, 3)]) == []
 
 
 # ---- buckets ----------------------------------------------------------------------------------------------------------
 
 
-def choices_of(rows: dict) -> list[Choice]:
-    return [Choice(product, row, 1.0, "measured") for product, row in rows.items()]
+BASE = load_table("sm90")
+
+
+def tuned(chosen: dict, us: float = 1.0, base_us: float = 2.0) -> TileTable:
+    """The table after these rows were measured to win: product -> row."""
+    choices = [Choice(product, row, us, "measured") for product, row in chosen.items()]
+    times = {product: {BASE.select(*product, constant_b=True).row.name: base_us, row: us} for product, row in chosen.items()}
+    return tuned_table(BASE, "a GPU", BASE.rows, buckets(choices, BASE, BASE.rows, times))
+
+
+def random_products(dice: random.Random, count: int) -> dict:
+    groups = [(dice.choice((512, 1024, 4096, 11008)), dice.choice((512, 2048, 4096))) for _ in range(count)]
+    return {
+        (M, N, K): dice.choice([row.name for row in BASE.rows if row.generation in ("c3x", "decode")])
+        for N, K in groups for M in dice.sample((1, 8, 16, 17, 64, 100, 640, 4096), dice.randint(1, 5))
+    }  # fmt: skip
 
 
 def test_every_product_is_served_by_the_row_that_was_chosen_for_it():
-    base = load_table("sm90")
     dice = random.Random(0)
-    for _ in range(200):
-        groups = [(dice.choice((512, 1024, 4096)), dice.choice((64, 128, 256))) for _ in range(dice.randint(1, 5))]
-        chosen = {
-            (M, N, K): dice.choice(ROWS) for N, K in groups for M in dice.sample((1, 8, 16, 17, 64, 100, 4096), dice.randint(1, 5))
-        }  # fmt: skip
-        table = tuned_table(base, "a GPU", base.rows, buckets(choices_of(chosen)))
+    for _ in range(60):
+        chosen = random_products(dice, dice.randint(1, 5))
+        table = tuned(chosen)
         for product, row in chosen.items():
-            assert table.select(*product).row.name == row, (product, chosen)
+            assert table.select(*product, constant_b=True).row.name == row, (product, chosen)
 
 
-def test_sizes_between_measured_ones_take_the_row_of_the_next_larger():
-    base = load_table("sm90")
-    chosen = {(16, 1024, 64): ROWS[0], (64, 1024, 64): ROWS[1], (16, 4096, 64): ROWS[2], (64, 4096, 64): ROWS[3]}
-    table = tuned_table(base, "a GPU", base.rows, buckets(choices_of(chosen)))
-    for product, row in {(17, 1024, 64): 1, (1, 1, 1): 0, (16, 1025, 64): 2, (65, 9999, 9999): 3, (9999, 1024, 9999): 1}.items():
-        assert table.select(*product).row.name == ROWS[row]
+def test_tuning_changes_nothing_but_what_lies_near_what_was_tuned():
+    """Same N and K, M down to half, where the architecture's table has the row that was beaten: four products used to serve every M."""
+    dice = random.Random(1)
+    for _ in range(20):
+        chosen = random_products(dice, 4)
+        table = tuned(chosen)
+        sample = [(M, N, K) for _, N, K in chosen for M in range(1, 5000, 97)]
+        sample += [(dice.randint(0, 9000), 64 * dice.randint(1, 400), 64 * dice.randint(1, 400)) for _ in range(300)]
+        for M, N, K in sample:
+            for constant_b in (False, True):
+                now, before = (one.select(M, N, K, constant_b=constant_b).row.name for one in (table, BASE))
+                if now != before:
+                    above = min(m for m, n, k in chosen if (n, k) == (N, K) and m >= M)
+                    assert now == chosen[above, N, K] and 2 * M > above, (M, N, K)
+                    assert BASE.select(above, N, K, constant_b=True).row.name == BASE.select(M, N, K, constant_b=True).row.name
 
 
-def test_edges_that_change_nothing_are_left_out():
-    same = {(M, N, 64): "a" for M in (1, 16, 64) for N in (64, 128)}
-    assert buckets(choices_of(same)) == [Bucket(kernel="a")]
-    assert buckets(choices_of({**same, (16, 128, 64): "b"})) == [
-        Bucket(m=1, kernel="a"),
-        Bucket(m=16, n=64, kernel="a"),
-        Bucket(m=16, kernel="b"),
-        Bucket(kernel="a"),
-    ]
+def test_a_row_that_is_no_faster_than_the_tables_own_changes_nothing():
+    chosen = {(640, 4096, 4096): ROWS[3], (64, 4096, 4096): BASE.select(64, 4096, 4096, constant_b=True).row.name}
+    assert tuned(chosen, us=2.0, base_us=2.0).buckets == BASE.buckets
+    assert len(tuned(chosen, us=1.9, base_us=2.0).buckets) == len(BASE.buckets) + 1
+
+
+def test_rows_that_load_weights_early_serve_constant_weights_alone():
+    early = next(row.name for row in BASE.rows if row.generation == "decode")
+    table = tuned({(2, 5120, 5120): early})
+    assert table.select(2, 5120, 5120, constant_b=True).row.name == early
+    assert table.select(2, 5120, 5120).row.name == BASE.select(2, 5120, 5120).row.name
 
 
 # ---- the table --------------------------------------------------------------------------------------------------------
@@ -118,10 +134,11 @@ def test_edges_that_change_nothing_are_left_out():
 def test_a_written_table_reads_back_as_it_was_and_keeps_the_sections_of_its_base(arch, tmp_path):
     base = load_table(arch)
     path = tmp_path / "gpu.yaml"
-    table = tuned_table(base, "NVIDIA: GPU #1", base.rows, base.buckets)
+    table = tuned_table(base, "NVIDIA: GPU #1", base.rows, [Bucket(m=64, m_min=33, n=4096, n_min=4096, k=4096, k_min=4096, kernel=base.rows[0].name)])
     written = write_table(table, path, ["two", "lines"])
     assert check_table(path) == [] and path.read_text().startswith("# two\n# lines\n")
-    assert (written.rows, written.buckets, written.fallback) == (base.rows, base.buckets, base.fallback)
+    assert (written.rows, written.buckets, written.fallback) == (base.rows, table.buckets, base.fallback)
+    assert len(table.buckets) == len(base.buckets) + 1 and "m_min: 33" in path.read_text()
     assert (written.arch, written.serves, written.tuned, written.gpu) == (base.arch, base.serves, True, "NVIDIA: GPU #1")
     for section, of_base in zip(written.sections[1:], base.sections[1:], strict=True):
         assert (section.rows, section.buckets, section.fallback) == (of_base.rows, of_base.buckets, of_base.fallback)
@@ -130,18 +147,19 @@ def test_a_written_table_reads_back_as_it_was_and_keeps_the_sections_of_its_base
     assert [p.name for p in tmp_path.iterdir()] == ["gpu.yaml"]
 
 
-def test_a_written_table_has_the_rows_that_are_used_and_the_fallback():
+def test_a_written_table_has_the_rows_that_are_used_behind_those_of_its_base():
     base = load_table("sm90")
-    table = tuned_table(base, "a GPU", base.rows, [Bucket(m=16, kernel=ROWS[1]), Bucket(kernel=ROWS[3])])
-    assert [row.name for row in table.rows] == [ROWS[1], ROWS[3], base.fallback]
+    new = [base.row(ROWS[1]).model_copy(update={"name": name}) for name in ("c3x_new", "c3x_unused")]
+    table = tuned_table(base, "a GPU", [*base.rows, *new], [Bucket(m=16, m_min=9, n=64, n_min=64, k=64, k_min=64, kernel="c3x_new")])
+    assert [row.name for row in table.rows] == [*(row.name for row in base.rows), "c3x_new"]
 
 
 def test_a_table_that_would_not_load_leaves_what_was_there(tmp_path):
     base = load_table("sm90")
     path = tmp_path / "gpu.yaml"
     path.write_text("what was there")
-    with pytest.raises(TableError, match="the last bucket must be open"):
-        write_table(tuned_table(base, "a GPU", base.rows, [Bucket(m=16, kernel=ROWS[0])]), path, [])
+    with pytest.raises(TableError, match="unreachable: bucket 0"):
+        write_table(tuned_table(base, "a GPU", base.rows, [Bucket(kernel=ROWS[0])]), path, [])
     assert path.read_text() == "what was there" and len(list(tmp_path.iterdir())) == 1
 
 
@@ -155,8 +173,3 @@ def test_tuned_and_what_it_was_measured_with_go_together(tmp_path):
         path.write_text(text.replace("tuned: false", new))
         [problem] = check_table(path)
         assert problem.field == field and "a tuned" in problem.reason
-
-
-def test_nothing_measured_and_no_rows_is_an_error_of_the_caller():
-    with pytest.raises(BadParamError, match="rows: expected"):
-        choose({}, [(1, 2, 3)], first)

@@ -15,18 +15,19 @@ from scaled_mm.cli import main
 from scaled_mm.tables import Bucket, TableError, load_table, loader, tuned
 
 WINNER = "c3x_64x32x256_pp_swap"
+TUNED = Bucket(m=16, m_min=9, n=4096, n_min=4096, k=4096, k_min=4096, kernel=WINNER)
 
 
 @pytest.fixture
 def configs(tmp_path, monkeypatch):
-    """A folder of tables with one that is tuned for an H200, whose every product takes one row."""
+    """A folder of tables with one that is tuned for an H200, where 16 x 4096 x 4096 takes another row than in sm90.yaml."""
     for path in loader.configs_dir().glob("sm*.yaml"):
         (tmp_path / path.name).write_text(path.read_text())
     for module in (loader, tuned):
         monkeypatch.setattr(module, "configs_dir", lambda: tmp_path)
     monkeypatch.setattr("scaled_mm.tables.configs_dir", lambda: tmp_path)
     base = load_table("sm90")
-    write_table(tuned_table(base, "NVIDIA H200", base.rows, [Bucket(kernel=WINNER)]), tmp_path / "tuned" / "h200.yaml", ["a test"])
+    write_table(tuned_table(base, "NVIDIA H200", base.rows, [TUNED]), tmp_path / "tuned" / "h200.yaml", ["a test"])
     return tmp_path
 
 
@@ -51,7 +52,8 @@ H200, H100, L40S = ("NVIDIA H200", 9, 0), ("NVIDIA H100 80GB HBM3", 9, 0), ("NVI
 def test_the_gpu_that_a_table_was_tuned_on_gets_it(configs, machine):
     machine(H200, L40S, H200)
     table = dispatch.machine_table("sm90")
-    assert table.tuned and table.gpu == "NVIDIA H200" and table.select(4096, 8192, 8192).row.name == WINNER
+    assert table.tuned and table.gpu == "NVIDIA H200" and table.select(16, 4096, 4096).row.name == WINNER
+    assert table.select(4096, 8192, 8192).row == load_table("sm90").select(4096, 8192, 8192).row
     assert not dispatch.machine_table("sm89").tuned and not dispatch.machine_table("sm80").tuned
 
 
@@ -63,9 +65,13 @@ def test_every_other_machine_gets_the_architectures_table(configs, machine, gpus
 
 def test_the_other_rows_of_the_architecture_can_still_be_asked_for_by_name(configs, machine):
     machine(H200)
+    path = configs / "tuned" / "h200.yaml"  # as an earlier version wrote them: the rows of its buckets alone
+    base = load_table("sm90")
+    old = load_table(path).model_copy(update=dict(rows=(base.row(WINNER), base.row(base.fallback)), buckets=(Bucket(kernel=WINNER),)))
+    write_table(old, path, [])
     assert [row.name for row in dispatch.machine_table("sm90").rows] == [WINNER, "generic_64x64x64"]
     table = dispatch.callable_table("sm90")
-    assert {row.name for row in table.rows} == {row.name for row in load_table("sm90").rows} and table.buckets == (Bucket(kernel=WINNER),)
+    assert {row.name for row in table.rows} == {row.name for row in base.rows} and table.buckets == (Bucket(kernel=WINNER),)
 
 
 def test_without_nvcc_a_tuned_table_needs_a_library_of_its_own(configs, machine, monkeypatch):

@@ -164,7 +164,7 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (7, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (8, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.BUILT_FOR[out][1] if out else -1) for row, out in names]
 
@@ -184,8 +184,8 @@ def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:
     ]
     assert rows[inside.fallback_row].name.decode() == table.fallback
     open_bound = 2**63 - 1
-    assert [(b.m_max, b.n_max, b.k_max, b.flags, rows[b.row].name.decode()) for b in inside.buckets[: len(table.buckets)]] == [
-        (*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), b.flags, b.kernel) for b in table.buckets
+    assert [(b.m_max, b.n_max, b.k_max, b.flags, rows[b.row].name.decode(), b.m_min, b.n_min, b.k_min) for b in inside.buckets[: len(table.buckets)]] == [
+        (*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), b.flags, b.kernel, *b.least) for b in table.buckets
     ]
     modes = [(rule.m_max, _core.BLOCK_MODES[rule.mode]) for rule in inside.modes[: inside.num_modes]]
     assert modes == [(open_bound if rule.m is None else rule.m, rule.mode) for rule in table.auto]

@@ -23,8 +23,9 @@ from correctness.batched import BATCHES, BIASES, OUT_BATCHES, VECTORS, ZERO_POIN
 from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
 
 from scaled_mm import TensorDesc, _core, ops, reference  # noqa: E402
+from scaled_mm.autotune.write import tuned_table  # noqa: E402
 from scaled_mm.errors import ScaledMMError  # noqa: E402
-from scaled_mm.tables import TileTable, load_table  # noqa: E402
+from scaled_mm.tables import Bucket, TileTable, load_table  # noqa: E402
 
 STREAM = 0x5EED0
 
@@ -293,10 +294,25 @@ def edges(values, step: int) -> list[int]:
 
 
 def dispatch(kernels: str) -> dict:
-    """The core and the Python table choose the same bucket on both sides of every edge of every bucket, for a constant b and for others."""
+    """The core and the Python table choose the same bucket on both sides of every edge of every bucket, for a constant b and for others.
+
+    Then with a tuned table in its place, whose buckets have lower bounds.
+    """
     core, table = Core(kernels), load_table("sm90")
+    found = agreement(core, table, edges((bucket.m for bucket in table.buckets), 1))
+    near = dict(n=4096, n_min=4096, k=4096, k_min=4096)
+    buckets = [Bucket(m=640, m_min=321, kernel=table.buckets[0].kernel, **near), Bucket(m=64, m_min=33, constant_b=True, kernel=table.buckets[0].kernel, **near)]
+    tuned = tuned_table(table, "a GPU", table.rows, buckets)
+    _core.register_table(tuned)
+    again = agreement(core, tuned, [1, 32, 33, 64, 65, 320, 321, 640, 641])
+    _core.register_table(table)
+    return {**found, "tuned": again["count"], "tuned_unused": [index for index in again["unused"] if index < len(buckets)]}
+
+
+def agreement(core: Core, table: TileTable, Ms: list[int]) -> dict:
+    """How many products were looked at, and the buckets that served none."""
     count, used = 0, set()
-    for M in edges((bucket.m for bucket in table.buckets), 1):
+    for M in Ms:
         for N in edges((bucket.n for bucket in table.buckets), 16):
             for K in edges((bucket.k for bucket in table.buckets), 16):
                 for constant_b in (False, True):

@@ -77,6 +77,7 @@ def test_many_threads_may_use_one_descriptor(ask, fake_gpu):
 def test_the_core_and_the_table_choose_the_same_row_around_every_edge(ask, fake_gpu):
     answer = ask("dispatch", fake_gpu.kernels)
     assert answer["count"] > 500 and answer["unused"] == []
+    assert answer["tuned"] > 500 and answer["tuned_unused"] == []
 
 
 def test_a_forced_row_runs_or_says_why_it_cannot(ask, fake_gpu):

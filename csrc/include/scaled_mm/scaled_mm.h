@@ -9,6 +9,11 @@
  * of the launch. Every function returns a scaledMMStatus_t; scaledMMGetLastErrorMessage() then says, for the
  * calling thread, which argument was wrong, what was expected and what came.
  *
+ * Functions may be called from any thread at any time, with one exception: an object may not be destroyed while another call uses it.
+ * A handle or descriptor that was destroyed, or one of another kind, is refused with BAD_PARAM, until an object of the same kind is
+ * created: it may be given the address of the destroyed one. Undefined: a pointer that no create function wrote, and an array or a
+ * string that is shorter than it says.
+ *
  * What is computed (docs/NUMERICS.md), each float operation rounded to nearest even, none contracted:
  *
  *   acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])       exact, 32-bit integer
@@ -26,10 +31,17 @@ extern "C" {
 
 #define SCALED_MM_API __attribute__((visibility("default")))
 
-/* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 4
+/* In C++ an enumeration holds any int: a number that is none of its values is answered with a status. */
+#if defined(__cplusplus)
+#define SCALED_MM_ENUM_BASE : int32_t
+#else
+#define SCALED_MM_ENUM_BASE
+#endif
 
-typedef enum {
+/* Changes whenever a struct or a signature below changes. */
+#define SCALED_MM_ABI_VERSION 5
+
+typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
   SCALED_MM_STATUS_INTERNAL_ERROR = 1,
   SCALED_MM_STATUS_NULL_POINTER = 2,
@@ -48,12 +60,12 @@ typedef enum {
   SCALED_MM_STATUS_CUDA_ERROR = 15,                 /* the driver or the launch failed; the message has its text */
 } scaledMMStatus_t;
 
-typedef enum {
+typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_DEVICE_CPU = 0, /* descriptors validate; calculate answers DEVICE_NOT_SUPPORTED (the CPU backend is in the Python package) */
   SCALED_MM_DEVICE_CUDA = 1,
 } scaledMMDeviceType_t;
 
-typedef enum {
+typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_DTYPE_INT8 = 0,
   SCALED_MM_DTYPE_INT32 = 1,
   SCALED_MM_DTYPE_FLOAT16 = 2,
@@ -128,7 +140,7 @@ typedef struct {
   int32_t store_bytes; /* the kernel writes a row of out in whole pieces of these, which N has to fill; 1: any N */
 } scaledMMTableRow_t;
 
-typedef enum {
+typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_TABLE_GEMM = 0,
   SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds the rows per expert, ceil(tokens / experts) */
   SCALED_MM_TABLE_BLOCK_SCALED_GEMM = 2,
@@ -140,15 +152,16 @@ typedef enum {
 /* The same: none but those whose activations are q8_1, or are quantized to it. */
 #define SCALED_MM_BUCKET_Q8_1 2
 
-/* Serves M <= m_max, N <= n_max, K <= k_max; the first bucket that fits wins; INT64_MAX is open. */
+/* Serves m_min <= M <= m_max, and so N and K; the first bucket that fits wins; INT64_MAX is open above, 0 below. */
 typedef struct {
   int64_t m_max, n_max, k_max;
   int32_t row;   /* index into rows */
   int32_t flags; /* SCALED_MM_BUCKET_CONSTANT_B (SCALED_MM_TABLE_GEMM alone), SCALED_MM_BUCKET_Q8_1 (SCALED_MM_TABLE_BLOCK_GEMM alone), or 0 */
+  int64_t m_min, n_min, k_min;
 } scaledMMTableBucket_t;
 
 /* How the float activations of a block product are multiplied; the names are for every format, whatever its bits. */
-typedef enum {
+typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_BLOCK_AUTO = 0,  /* float32: W4A8; float16 and bfloat16: as the table says for this many tokens */
   SCALED_MM_BLOCK_W4A8 = 1,  /* quantized to q8_1 first */
   SCALED_MM_BLOCK_W4A16 = 2, /* as they are; float16 and bfloat16 alone */
@@ -189,9 +202,9 @@ SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_
 /* ---- INT8 GEMM --------------------------------------------------------------------------------------------- */
 
 /* out [M,N] int32 | float16 | bfloat16 | float32; a [M,K] int8; b [K,N] int8, any strides (fast when K is contiguous).
- * a_scale float32: one value, [M] or [M,1]; b_scale: one value, [N] or [1,N]; both NULL for an int32 out.
+ * a_scale float32: one value, [M] or [M,1]; b_scale: one value, [N], [1,N] or [N,1]; both NULL for an int32 out.
  * bias [N] or [1,N], float32 or out's dtype, or NULL. Zero points int32 or int8, or NULL: a's as a_scale's shape,
- * b's as b_scale's; values from -128 to 127 keep the K bound exact.
+ * b's one value, [N] or [1,N]; values from -128 to 127 keep the K bound exact.
  * a_row_sums [M] or [M,1], b_column_sums [N] or [1,N], int32, or NULL: the sums over K of a and b, which are then believed. a's are
  * read only where b has zero points and b's only where a has; without them the operand is read once more for its sums.
  *
@@ -249,7 +262,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescrip
  * negative or exceed the tokens give empty or shortened experts, never an access outside of a tensor.
  *
  * out [tokens,N] int32 | float16 | bfloat16 | float32; a [tokens,K] int8; b [E,K,N] int8, any strides (fast when K is
- * contiguous). a_scale float32: one value, [tokens] or [tokens,1]; b_scale: one value, [E], [E,1,1], [E,N] or [E,1,N]; both
+ * contiguous). a_scale float32: one value, [tokens] or [tokens,1]; b_scale: one value, [E], [E,1,1], [E,N], [E,1,N] or [E,N,1]; both
  * NULL for an int32 out. bias [E,N], float32 or out's dtype, or NULL. expert_offsets: int32 [E], contiguous, in device
  * memory; read by the kernel, so its contents may change between launches and between replays of a graph.
  * kernel: NULL, or the name of a grouped row of the table. */
