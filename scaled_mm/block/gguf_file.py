@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import mmap
 import os
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Mapping
 
 import torch
 
 from scaled_mm.block.dequantize import dequantize_block
+from scaled_mm.block.gguf_header import check_header
 from scaled_mm.block.pack import PackedBlockWeight, pack_block_weight
 from scaled_mm.block_formats import BLOCK, FORMATS
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
@@ -41,7 +44,7 @@ class QuantizedTensor:
 
 
 def load_gguf(
-    path: str | os.PathLike, names: Iterable[str] | None = None, *, skip_unsupported: bool = False
+    path: str | bytes | os.PathLike, names: Iterable[str] | None = None, *, skip_unsupported: bool = False
 ) -> dict[str, QuantizedTensor | torch.Tensor]:
     """The tensors of a GGUF file by name: quantized ones as QuantizedTensor, others as tensors of the dtype they have there.
 
@@ -50,24 +53,34 @@ def load_gguf(
     names: only these are returned, and only their types are looked at.
     skip_unsupported: tensors of other types than those below are left out, not refused.
 
-    Raises ImportError without the `gguf` package, OSError (FileNotFoundError ...) for a file that cannot be opened, BadParamError for
-    one that is no little-endian GGUF file, is cut off, or lacks one of `names`, and BadTensorDtypeError for a tensor of another type
-    than q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 or i64, unless they are skipped.
+    The header is checked first, for all tensors of the file. A malformed file takes neither time nor memory:
+    - the file is a regular file, little-endian, of GGUF version 2 or 3;
+    - the numbers of tensors and keys, and the lengths of names, strings and arrays, fit the size of the file;
+    - keys and tensor names are UTF-8, at most 65535 bytes, and occur once; value types and tensor types are known;
+    - tensors have at most 4 dimensions, none of them 0, and K is a multiple of the type's block;
+    - general.alignment is a uint32 and a power of two; tensors are aligned to it, lie in the file and do not overlap;
+    - at most 2^16 keys, 2^18 tensors, 2^22 values, 2^18 arrays and 8 levels of them: several times what models have.
+
+    Raises ImportError without the `gguf` package, OSError (FileNotFoundError ...) for a file that cannot be opened, BadParamError that
+    names `path` for a file that fails a check, BadParamError that names `names` for one that lacks a tensor of them, and
+    BadTensorDtypeError for a tensor of another type than q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 or i64, unless
+    they are skipped.
     """
     try:
-        from gguf import GGUFReader
+        from gguf import GGML_QUANT_SIZES, GGUFReader
     except ModuleNotFoundError as error:
         if error.name != "gguf":
             raise
         raise ImportError("load_gguf: expected the package gguf, which is not installed; pip install gguf", name="gguf") from error
-    if not isinstance(path, (str, os.PathLike)):
+    if not isinstance(path, (str, bytes, os.PathLike)):
         raise BadParamError(f"path: expected a path, got a {type(path).__name__}")
+    path = os.fsdecode(path)
+    shown = _shown(path)
+    _check(path, shown, GGML_QUANT_SIZES)
     try:
         reader = GGUFReader(path, "c")
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise BadParamError(f"path: expected a GGUF file, got {os.fspath(path)}: {error}{_truncation_hint(path, error)}") from error
-    if reader.byte_order != "I":
-        raise BadParamError(f"path: expected a little-endian GGUF file, got {os.fspath(path)}, which is of the other byte order")
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # a file that changed since, or a refusal of a later reader
+        raise BadParamError(f"path: expected a GGUF file, got {shown}: {error}") from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if names is not None:
         if isinstance(names, str) or not isinstance(names, Iterable):
@@ -76,22 +89,36 @@ def load_gguf(
         if missing := [name for name in names if not isinstance(name, str) or name not in tensors]:
             there = _like(str(missing[0]), list(tensors))
             got = ", ".join(map(repr, missing))
-            raise BadParamError(f"names: expected names of tensors in {os.fspath(path)}, got {got}; there are {there}")
+            raise BadParamError(f"names: expected names of tensors in {shown}, got {got}; there are {there}")
         tensors = {name: tensors[name] for name in names}
     known = (*_WEIGHTS, *_PLAIN)
     unsupported = [name for name, tensor in tensors.items() if tensor.tensor_type.name not in known]
     if unsupported and not skip_unsupported:
         first, more = unsupported[0], len(unsupported) - 1
         got = tensors[first].tensor_type.name + (f", and {more} more that are of no such type" if more else "")
-        raise BadTensorDtypeError(f"{first}: expected a tensor of type {', '.join(known)}, got {got}; skip_unsupported=True loads the others")
+        raise BadTensorDtypeError(f"{_shown(first)}: expected a tensor of type {', '.join(known)}, got {got}; skip_unsupported=True loads the others")
     return {name: _tensor(tensor) for name, tensor in tensors.items() if name not in unsupported}
 
 
-def _truncation_hint(path: str | os.PathLike, error: Exception) -> str:
-    """A file that begins as a GGUF file does, of a version that the reader knows, most often lacks its end."""
+def _check(path: str, shown: str, block_sizes: Mapping[int, tuple[int, int]]) -> None:
+    """Raises BadParamError for what is no regular file, or has no valid header; OSError for a file that cannot be opened."""
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:  # a NUL, or a character that file names cannot have
+        raise BadParamError(f"path: expected a path, got {shown}: {error}") from error
+    if not stat.S_ISREG(mode):  # asked before it is opened: opening a FIFO waits for a writer
+        kind = {stat.S_IFDIR: "directory", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}.get(stat.S_IFMT(mode), "device")
+        raise BadParamError(f"path: expected a regular file, got {shown}, which is a {kind}")
     with open(path, "rb") as file:
-        begins_right = file.read(4) == b"GGUF"
-    return "; the file may be truncated" if begins_right and "appears to be version" not in str(error) else ""
+        if os.fstat(file.fileno()).st_size == 0:  # mmap refuses it
+            raise BadParamError(f"path: expected a GGUF file, got {shown}: the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            check_header(shown, data, block_sizes)
+
+
+def _shown(text: str) -> str:
+    """A path or a name as errors show it: escaped where it has line breaks or other control characters."""
+    return text if text.isprintable() else repr(text)
 
 
 def _like(name: str, names: list[str], most: int = 5) -> str:
