@@ -33,7 +33,7 @@ def scaled_mm(
     each float32 operation rounded by itself (docs/NUMERICS.md).
 
     a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides are taken.
-    a_scale: float32, one value, [M] or [M, 1]. b_scale: float32, one value, [N] or [1, N].
+    a_scale: float32, one value, [M] or [M, 1]. b_scale: float32, one value, [N], [1, N] or [N, 1], as checkpoints store it.
     bias: [N] or [1, N], in out_dtype or float32.
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (no scales, no bias then).
     a_zero_point, b_zero_point: int32 or int8, shaped as the scales; values from -128 to 127.
@@ -43,7 +43,7 @@ def scaled_mm(
     out: [M, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
 
     A batch: a [B, M, K], b [B, K, N], out [B, M, N], one launch. An a or b of two dimensions, or with a batch of 1, serves every
-    product; batch strides may be anything, also 0. What goes with a may then be [B, M, 1], what goes with b [B, 1, N], with 1 for
+    product; batch strides may be anything, also 0. What goes with a may then be [B, M, 1], what goes with b [B, 1, N] (b_scale also [B, N, 1]), with 1 for
     B where all products share it, and for M and N of scales and zero points; vectors of one or two dimensions are shared.
 
     The output never requires a gradient, whatever the inputs do: nothing is differentiated.

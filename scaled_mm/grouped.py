@@ -31,7 +31,7 @@ def grouped_scaled_mm(
 
     a: int8 [tokens, K]. b: int8 [E, K, N]; fastest as `weight.transpose(1, 2)` of a contiguous [E, N, K] weight. Any strides.
     a_scale: float32, one value, [tokens] or [tokens, 1].
-    b_scale: float32, one value, [E], [E, 1, 1], [E, N] or [E, 1, N].
+    b_scale: float32, one value, [E], [E, 1, 1], [E, N], [E, 1, N] or [E, N, 1], as checkpoints store it.
     expert_offsets: int32 [E] on a's device: one past each expert's last row, as `torch._grouped_mm` takes its `offs`. The
         kernel reads them, so nothing waits for the GPU, and in a CUDA graph they may change between replays, though not while one runs. Offsets that
         decrease, are negative or exceed the tokens are clamped as above: experts come out empty or shorter.

@@ -16,7 +16,8 @@ from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtype
 class PreparedWeight:
     """What `prepare_weight` returns, to be given as `b` to `scaled_mm`, `create_descriptor` and `calculate`.
 
-    b: int8 [K, N] or [B, K, N]. zero_point: int32 or int8, or None. column_sums: int32 [1, N] or [B, 1, N], the sums of b over K.
+    b: int8 [K, N] or [B, K, N]. zero_point: int32 or int8, or None. column_sums: int32 [1, N] or [B, 1, N], the sums of b over K,
+        or what `prepare_weight` was given for them.
     constant: products may read b before the preceding kernel of their stream has ended (docs/decisions/0011). Only `prepare_weight` says
         so, of the memory that it was given: a copy, a replaced or an unpickled one has to be prepared again.
     Sums and promise are those of the moment of preparation: before writing to b wait for the products with it, and prepare it again
@@ -42,18 +43,23 @@ class PreparedWeight:
 
 
 @torch.no_grad()
-def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) -> PreparedWeight:
+def prepare_weight(
+    b: torch.Tensor, b_zero_point: torch.Tensor | None = None, *, b_column_sums: torch.Tensor | None = None
+) -> PreparedWeight:
     """Computes b's column sums, which zero points of a need, once for all products with it, and lets them read b early.
 
     b: int8 [K, N] or [B, K, N], any strides, any device; kept, not copied.
     b_zero_point: int32 or int8: one value, [N], [1, N], or [B, 1, N] with b's B or 1; or None for a symmetric weight.
+    b_column_sums: int32 [N], [1, N], or [B, 1, N] with b's B or 1: used as they are, in place of the sums of b over K. A static zero point
+        of a may be folded into them: with `a_zero_point=torch.ones(1, dtype=torch.int32)` and zero_point * sums (vLLM's `azp_adj`) the
+        product subtracts zero_point * sums (docs/COMING_FROM.md).
     Exact: a sum of K int8 values fits int32 for every K that a product takes.
     Waits until b's device has done the current stream's work: b is then written, and products with it need not wait for a
     preceding kernel to load it. Not while a CUDA graph is captured, a function is compiled or operators are traced, nor for a b that
     is not aligned to 16 bytes: their products wait as ever.
     Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorDeviceError, naming the argument.
     """
-    for name, tensor in (("b", b), ("b_zero_point", b_zero_point)):
+    for name, tensor in (("b", b), ("b_zero_point", b_zero_point), ("b_column_sums", b_column_sums)):
         if tensor is not None or name == "b":
             check_strided(name, tensor)
     if b.dtype is not torch.int8:
@@ -62,7 +68,7 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None) ->
         raise BadTensorShapeError(f"b: expected 2 dimensions [K, N] or 3 [B, K, N], got {b.dim()}: {list(b.shape)}")
     if b_zero_point is not None:
         _check_zero_point(b, b_zero_point)
-    sums = b.sum(dim=-2, keepdim=True, dtype=torch.int32)
+    sums = b.sum(dim=-2, keepdim=True, dtype=torch.int32) if b_column_sums is None else _checked_sums(b, b_column_sums)
     weight = PreparedWeight(b, b_zero_point, sums)
     object.__setattr__(weight, "constant", is_written(b))
     return weight
@@ -84,6 +90,20 @@ def is_written(b: torch.Tensor) -> bool:
             return False
         torch.cuda.current_stream().synchronize()
     return True
+
+
+def _checked_sums(b: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """[1, N] or [B, 1, N]."""
+    if sums.device != b.device:
+        raise BadTensorDeviceError(f"b_column_sums: expected a tensor on {b.device}, got one on {sums.device}")
+    if sums.dtype is not torch.int32:
+        raise BadTensorDtypeError(f"b_column_sums: expected int32, got {str(sums.dtype).removeprefix('torch.')}")
+    n, shape = b.shape[-1], tuple(sums.shape)
+    batches = {b.shape[0], 1} if b.dim() == 3 else set()
+    if shape not in [(n,), (1, n), *((batch, 1, n) for batch in batches)]:
+        wanted = f"[{n}], [1, {n}] or [{b.shape[0]}, 1, {n}] with 1 for B" if batches else f"[{n}] or [1, {n}]"
+        raise BadTensorShapeError(f"b_column_sums: expected {wanted} for a b {list(b.shape)}, got {list(shape)}")
+    return sums.reshape(1, n) if sums.dim() == 1 else sums
 
 
 def _check_zero_point(b: torch.Tensor, zero_point: torch.Tensor) -> None:

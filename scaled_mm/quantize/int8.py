@@ -40,7 +40,7 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
     * "tensor": any shape. One scale: [1].
 
     Returns (q, scale): q int8, contiguous, of x's shape; scale float32. x is about q * scale, off by at most scale / 2 and what rounding
-    x / scale adds, 2^-17 of the scale at most.     Nothing waits for the device.
+    x / scale adds, 2^-17 of the scale at most. Nothing waits for the device.
 
     The scale is never below 2^-126, the smallest normal float32. So no division by zero happens, a row of zeros (and a
     row without elements) has scale 2^-126 and q = 0, and q * scale is exactly 0 there. A row with a NaN has scale NaN,
@@ -52,6 +52,9 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
         scale      = max(high / 255 - low / 255, 2^-126)
         zero_point = clamp(round half to even(-128 - low / scale), -128, 127)
         q          = clamp(round half to even(x / scale) + zero_point, -128, 127)
+
+    The range always includes 0, and the zero point is clamped to int8: a row that lies far from 0, such as 500 to 505, spends its values on
+    0 to 505. docs/COMING_FROM.md has a quantizer for such rows, with zero points outside of int8, which `scaled_mm` takes.
 
     A row of zeros has zero_point -128 and q = -128 then; one with a NaN or an infinity has zero_point 0 and q = 0.
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from fake_gpu import c_compiler, compile_c
 
 from scaled_mm.build import toolchain
@@ -39,6 +40,14 @@ def test_the_python_examples_run_in_order_and_print_what_is_shown(capsys):
     assert names["both"].shape == (16, 11008) and names["each"].shape == names["same"].shape == (8, 16, 128)
     [shown] = re.findall(r"# (BAD_TENSOR_SHAPE .*)", README)
     assert capsys.readouterr().out.splitlines()[-1] == shown
+
+
+def test_the_python_of_coming_from_runs_in_order():
+    names: dict = {}
+    for block in blocks("python", (ROOT / "docs" / "COMING_FROM.md").read_text()):
+        exec(compile(block, "COMING_FROM.md", "exec"), names)
+    assert torch.equal(names["sums"].float() * names["scale_a"], names["scaled"])
+    assert names["blocks"].dtype is torch.float16 and (names["y"] - names["x"] @ names["w"].t()).norm() < 0.1 * names["y"].norm()
 
 
 def test_the_python_of_block_formats_runs_in_order_and_its_products_agree(tmp_path, capsys, monkeypatch):

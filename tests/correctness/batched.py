@@ -16,6 +16,7 @@ SHARED = ("expanded", "one", "matrix")
 OUT_BATCHES = ("each", "padded", "odd", "stepped", "interleaved")
 # What varies along M or N: one value, as for a plain product, or for each product of the batch.
 VECTORS = ("one", "one_3d", "vector", "matrix", "shared_3d", "each", "each_one", "each_expanded")
+B_SCALES = (*VECTORS, "column", "each_column")
 BIASES = (None, "vector", "matrix", "shared_3d", "each")
 ZERO_POINTS = (None, "one", "vector", "each", "each_one")
 
@@ -146,16 +147,16 @@ def operand(batch: int, rows: int, columns: int, layout: str, how: str, generato
 def vector(kind: str, batch: int | None, size: int, along: str, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     """A scale, bias or vector of zero points; for a plain product (batch None) the nearest kind that it takes."""
     if batch is None:
-        kind = {"one_3d": "one", "each_one": "one", "shared_3d": "vector", "each": "vector", "each_expanded": "vector"}.get(kind, kind)
+        kind = {"one_3d": "one", "each_one": "one", "shared_3d": "vector", "each": "vector", "each_expanded": "vector", "each_column": "column"}.get(kind, kind)
     length = 1 if kind in ("one", "one_3d", "each_one") else size
-    count = batch if kind in ("each", "each_one") else 1
+    count = batch if kind in ("each", "each_one", "each_column") else 1
     if dtype.is_floating_point:
         data = (torch.randn((count, length), generator=generator) * 0.02).to(dtype)
     else:
         data = torch.randint(-128, 128, (count, length), generator=generator).to(dtype)
     if kind in ("one", "vector"):
         return data[0]
-    data = data.unsqueeze(-1 if along == "column" else 1)
-    if kind == "matrix":
+    data = data.unsqueeze(-1 if along == "column" or "column" in kind else 1)
+    if kind in ("matrix", "column"):
         return data[0]
     return data.expand(batch, -1, -1) if kind == "each_expanded" else data

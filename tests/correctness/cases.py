@@ -63,6 +63,7 @@ INPUT_LAYOUTS = (*LAYOUTS, "broadcast_row", "broadcast_column")
 
 VALUES = ("full", "extremes", "minimum", "small")
 SCALES = ("one_0d", "one_1d", "one_2d", "vector", "matrix", "strided")
+B_SCALES = (*SCALES, "column", "strided_column")  # [N, 1], as checkpoints store scales of output channels
 SCALE_VALUES = ("positive", "signed", "wide", "special")
 BIASES = (None, "float32", "out", "matrix", "strided")
 ZERO_POINTS = (None, "one_0d_int32", "one_1d_int8", "vector_int32", "vector_int8", "matrix_int32", "matrix_int8")
@@ -237,6 +238,10 @@ def _shaped(kind: str, data: torch.Tensor, along: str) -> torch.Tensor:
         return data
     if kind in ("one_2d", "matrix"):
         return data.reshape(-1, 1) if along == "column" else data.reshape(1, -1)
+    if kind == "column":
+        return data.reshape(-1, 1)
+    if kind == "strided_column":
+        return torch.stack([data, torch.full_like(data, 77)], 1)[:, :1]
     if kind == "strided":
         wide = data.repeat_interleave(3)
         wide[1::3] = wide[2::3] = 77
@@ -291,7 +296,7 @@ def random_case(generator: torch.Generator, max_m: int = 80, max_n: int = 150, m
         out_layout="rows" if usual else pick(LAYOUTS),
         values=pick(VALUES),
         a_scale=pick(SCALES),
-        b_scale=pick(SCALES),
+        b_scale=pick(B_SCALES),
         scale_values=pick(SCALE_VALUES),
         bias=pick(BIASES),
         a_zero_point=pick(ZERO_POINTS),

@@ -72,7 +72,7 @@ def grouped(
 ) -> Grouped:  # fmt: skip
     """A grouped product of random numbers.
 
-    a_scale: one, vector, matrix; b_scale: one, expert, expert3, matrix, matrix3, strided; bias: None, out, float32.
+    a_scale: one, vector, matrix; b_scale: one, expert, expert3, matrix, matrix3, column3, strided; bias: None, out, float32.
     b_layout: columns (a weight's transpose) or rows. pad: bytes after each row of K, which are not zero.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -80,7 +80,7 @@ def grouped(
     a, weight = integers(tokens, K + pad)[:, :K], integers(E, N, K + pad)[:, :, :K]
     b = weight.transpose(1, 2)
     scales_a = {"one": (), "vector": (tokens,), "matrix": (tokens, 1)}
-    scales_b = {"one": (1,), "expert": (E,), "expert3": (E, 1, 1), "matrix": (E, N), "matrix3": (E, 1, N), "strided": (E, 2 * N)}
+    scales_b = {"one": (1,), "expert": (E,), "expert3": (E, 1, 1), "matrix": (E, N), "matrix3": (E, 1, N), "column3": (E, N, 1), "strided": (E, 2 * N)}
     made = dict(a=a, b=b, a_scale=None, b_scale=None, bias=None)
     if out_dtype is not torch.int32:
         made["a_scale"] = torch.rand(scales_a[a_scale], generator=generator) + 0.01

@@ -59,13 +59,14 @@ def violations(descs: dict[str, Desc | None]) -> set[Status]:
     one = {1} if batch is None else {1, batch}
     of_rows = ((m,), (m, 1), *((i, m, 1) for i in one if batch is not None))
     of_columns = ((n,), (1, n), *((i, 1, n) for i in one if batch is not None))
+    of_channels = (*of_columns, (n, 1), *((i, n, 1) for i in one if batch is not None))
     one_each = tuple((i, 1, 1) for i in one if batch is not None)
 
     if out.dtype is torch.int32:
         if any(descs[name] is not None for name in ("a_scale", "b_scale", "bias")):
             found.add(Status.BAD_PARAM)
     else:
-        for name, shapes in (("a_scale", of_rows), ("b_scale", of_columns)):
+        for name, shapes in (("a_scale", of_rows), ("b_scale", of_channels)):
             found |= (
                 _vector(descs[name], (*shapes, *one_each), (torch.float32,), one_value=True) if descs[name] else {Status.NULL_POINTER}
             )

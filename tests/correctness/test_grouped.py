@@ -53,7 +53,7 @@ def test_offsets_are_clamped_and_rows_past_the_last_are_zero(device, shape, offs
 
 
 @pytest.mark.parametrize("bias", [None, "out", "float32"])
-@pytest.mark.parametrize("b_scale", ["one", "expert", "expert3", "matrix", "matrix3", "strided"])
+@pytest.mark.parametrize("b_scale", ["one", "expert", "expert3", "matrix", "matrix3", "column3", "strided"])
 @pytest.mark.parametrize("a_scale", ["one", "vector", "matrix"])
 def test_every_shape_of_scales_and_bias(device, a_scale, b_scale, bias):
     case = grouped(50, 6, 64, 40, a_scale=a_scale, b_scale=b_scale, bias=bias, device=device)

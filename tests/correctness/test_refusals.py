@@ -137,7 +137,7 @@ def test_operands_whose_shapes_do_not_meet_are_refused(device, name, shape):
     "name, dtype, shapes",
     [
         ("a_scale", torch.float32, [(M + 1,), (2,), (1, M), (M, 2), (M, N), (0,), (M, 1, 1)]),
-        ("b_scale", torch.float32, [(N + 1,), (2,), (N, 1), (2, N), (M, N), (0,), (1, 1, N)]),
+        ("b_scale", torch.float32, [(N + 1,), (2,), (N, 2), (N + 1, 1), (2, N), (M, N), (0,), (1, 1, N)]),
         ("bias", torch.bfloat16, [(N + 1,), (1,), (), (N, 1), (M, N), (1, 1)]),
         ("a_zero_point", torch.int32, [(M + 1,), (1, M), (M, 2), (0,)]),
         ("b_zero_point", torch.int8, [(N + 1,), (N, 1), (2, N), (0,)]),
@@ -245,6 +245,23 @@ def test_things_that_are_no_tensors_are_refused(device, name):
 def test_sparse_and_quantized_tensors_are_refused(device):
     with pytest.raises(ScaledMMError):
         sm.scaled_mm(**tensors(device, a_scale=torch.ones(M, device=device).to_sparse()))
+
+
+@pytest.mark.parametrize(
+    "a, a_scale, message",
+    [
+        ((3, M, K), (3 * M, 1), rf"a_scale: expected .*, got \[{3 * M}, 1\]; a is a batch, so reshape it to \[3, {M}, 1\], or a to \[{3 * M}, K\]$"),
+        ((3, M, K), (3 * M,), rf"; a is a batch, so reshape it to \[3, {M}, 1\], or a to \[{3 * M}, K\]$"),
+        ((3 * M, K), (3, M, 1), rf"; a is flat, so reshape it to \[{3 * M}, 1\]$"),
+        ((3 * M, K), (3, M), rf"; a is flat, so reshape it to \[{3 * M}, 1\]$"),
+        ((3, M, K), (M + 1, 1), rf"got \[{M + 1}, 1\]$"),
+    ],
+)
+def test_a_scale_of_a_flattened_activation_gets_an_error_that_says_what_to_do(device, a, a_scale, message):
+    inputs = tensors(device, a=zeros(*a, device=device), a_scale=torch.ones(a_scale, device=device))
+    inputs |= dict.fromkeys(("bias", "a_zero_point", "b_zero_point"))
+    with pytest.raises(BadTensorShapeError, match=message):
+        sm.scaled_mm(**inputs)
 
 
 def test_a_refused_call_leaves_the_output_alone(device):

@@ -10,6 +10,7 @@ from scaled_mm import reference
 from scaled_mm.errors import AccumulatorOverflowError
 
 from .cases import (
+    B_SCALES,
     BIASES,
     INPUT_LAYOUTS,
     LAYOUTS,
@@ -88,10 +89,30 @@ def test_nothing_outside_a_padded_output_is_written(device):
 
 
 @pytest.mark.parametrize("a_scale", SCALES)
-@pytest.mark.parametrize("b_scale", SCALES)
+@pytest.mark.parametrize("b_scale", B_SCALES)
 def test_every_shape_of_scale_is_taken(device, a_scale, b_scale):
     for m, n in [(1, 16), (18, 1), (18, 32)]:
         check(Case(m, n, 64, a_scale=a_scale, b_scale=b_scale), device)
+
+
+def test_scales_of_a_checkpoint_are_taken_as_they_are(device):
+    """[N, 1], as compressed-tensors, vLLM, SGLang and InfiniCore hold them, for plain, batched and planned products, and in a compiled graph."""
+    operands = Case(18, 32, 64, a_scale="vector", b_scale="vector").make(device)
+    inputs = dict(operands.inputs)
+    column = inputs["b_scale"].reshape(32, 1)
+    expected = sm.scaled_mm(**inputs)
+    inputs["b_scale"] = column
+    assert torch.equal(sm.scaled_mm(**inputs), expected)
+    assert torch.equal(torch.compile(sm.scaled_mm, backend="eager", fullgraph=True)(**inputs), expected)
+    out = operands.poisoned_out()
+    with sm.create_descriptor(sm.Handle(device), out=out, **inputs) as desc:
+        desc.calculate(out, **inputs, workspace=torch.empty(max(desc.workspace_size, 1), dtype=torch.uint8, device=device))
+    assert torch.equal(out, expected)
+    batch = {**inputs, "a": inputs["a"].expand(3, -1, -1), "b_scale": column.expand(3, -1, -1), "a_scale": inputs["a_scale"].reshape(1, -1, 1)}
+    assert torch.equal(sm.scaled_mm(**batch), expected.expand(3, -1, -1))
+    each = {**batch, "b_scale": column * torch.tensor([1, 2, 4], device=device).reshape(3, 1, 1)}
+    rows = {**each, "b_scale": each["b_scale"].mT.contiguous()}
+    assert torch.equal(sm.scaled_mm(**each), sm.scaled_mm(**rows))
 
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES[:3], ids=str)

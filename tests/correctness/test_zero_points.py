@@ -319,6 +319,37 @@ def test_what_cannot_be_a_weight_is_refused_by_name(device):
             sm.prepare_weight(*args)
 
 
+def test_a_prepared_weight_takes_column_sums_with_a_zero_point_folded_in(device):
+    """vLLM's azp_adj of a static activation: zero_point * column sums, subtracted by a zero point of 1."""
+    for batch in (None, 3):
+        operands = Case(5, 16, 32).make(device)
+        inputs = dict(operands.inputs)
+        if batch:
+            inputs["b"] = torch.stack([inputs["b"].roll(i, 0) + i for i in range(batch)])
+        for point in (-200, -128, 0, 3, 1000):
+            zero_point, one = (torch.tensor([value], dtype=torch.int32, device=device) for value in (point, 1))
+            folded = point * inputs["b"].sum(-2, keepdim=True, dtype=torch.int32)
+            expected = reference.scaled_mm(**{**inputs, "a_zero_point": zero_point}, out_dtype=torch.bfloat16)
+            for sums in (folded, folded[0] if not batch else folded.contiguous()):
+                weight = sm.prepare_weight(inputs["b"], b_column_sums=sums)
+                assert torch.equal(sm.scaled_mm(**{**inputs, "b": weight, "a_zero_point": one}), expected)
+
+
+def test_column_sums_that_cannot_be_a_weights_are_refused_by_name(device):
+    b = torch.zeros(32, 16, dtype=torch.int8, device=device)
+    sums = torch.zeros(16, dtype=torch.int32, device=device)
+    for error, match, weight, column_sums in [
+        (BadParamError, "b_column_sums: expected a tensor, got int", b, 3),
+        (BadTensorDtypeError, "b_column_sums: expected int32, got float32", b, sums.float()),
+        (BadTensorDeviceError, "b_column_sums: expected a tensor on", b, sums.to("meta")),
+        (BadTensorShapeError, r"b_column_sums: expected \[16\] or \[1, 16\] for a b \[32, 16\], got \[3\]", b, sums[:3]),
+        (BadTensorShapeError, r"expected \[16\] or \[1, 16\] for a b \[32, 16\], got \[16, 1\]", b, sums.reshape(16, 1)),
+        (BadTensorShapeError, r"or \[3, 1, 16\] with 1 for B for a b \[3, 32, 16\], got \[2, 1, 16\]", b.expand(3, 32, 16), sums.expand(2, 1, 16)),
+    ]:
+        with pytest.raises(error, match=match):
+            sm.prepare_weight(weight, b_column_sums=column_sums)
+
+
 @pytest.mark.parametrize("name, shapes", [("a_row_sums", [(), (1,), (1, 5), (6,), (5, 2), (1, 5, 1)]), ("b_column_sums", [(), (1,), (16, 1), (17,), (1, 1, 16)])])
 def test_sums_of_another_shape_or_dtype_are_refused_with_and_without_zero_points(device, name, shapes):
     for zero_point in (None, "vector_int32"):
