@@ -202,6 +202,28 @@ BROKEN = {
         "9999",
         "must be open in m, n and k",
     ),
+    "last bucket bounded from below": ("  - {kernel: large}\n", "  - {m_min: 2, kernel: large}\n", "buckets[2]", "m_min: 2", "must be open"),
+    "lower bound above the upper one": (
+        "{m: 64, n: 1024, kernel: small}",
+        "{m: 64, m_min: 65, n: 1024, kernel: small}",
+        "buckets[1].m_min",
+        "m_min: 65",
+        "expected 64 or less, which is m, got 65",
+    ),
+    "negative lower bound": (
+        "{m: 64, n: 1024, kernel: small}",
+        "{m: 64, n: 1024, n_min: -1, kernel: small}",
+        "buckets[1].n_min",
+        "n_min: -1",
+        "greater than or equal to 0, got -1",
+    ),
+    "bucket within an earlier one for all that lower bounds": (
+        "{m: 64, n: 1024, kernel: small}",
+        "{m: 16, m_min: 9, n: 1024, kernel: small}",
+        "buckets[1]",
+        "m_min: 9",
+        "unreachable: bucket 1 (M <= 16, N <= 8192",
+    ),
     "bound of zero": (
         "{m: 64, n: 1024",
         "{m: 64, n: 0",
@@ -387,3 +409,12 @@ def test_a_table_error_survives_pickling():
     error = TableError([Problem("f.yaml", 3, "rows", "bad")])
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is TableError and copy.problems == error.problems and str(copy) == str(error) == "f.yaml:3: rows: bad"
+
+
+def test_lower_bounds_of_a_bucket_leave_what_is_below_to_the_next(table_file):
+    """As the autotuner writes them."""
+    table_file.replace("buckets:\n", "buckets:\n  - {m: 64, m_min: 33, n: 1024, n_min: 1024, k_min: 512, kernel: large}\n")
+    table = load_table(table_file.path)
+    served = {(64, 1024, 512): 0, (33, 1024, 9999): 0, (32, 1024, 512): 3, (65, 1024, 512): 4, (64, 1023, 512): 3, (64, 1025, 512): 4, (64, 1024, 511): 3}
+    assert {product: table.select(*product).bucket_index for product in served} == served
+    assert "bucket 0 (33 <= M <= 64, N = 1024, K >= 512)" in table.select(64, 1024, 512).reason
