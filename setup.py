@@ -3,9 +3,11 @@
 SCALED_MM_BUILD_ARCHS="sm90" (comma-separated) also builds those architectures' kernels into the wheel; that needs nvcc.
 """
 
+import atexit
 import os
 import shutil
 import sys
+import tempfile
 import types
 from pathlib import Path
 
@@ -14,6 +16,12 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
+OPTIONS = {}
+BUILD = ROOT / "build"
+if not os.access(ROOT, os.W_OK):  # a source tree that is mounted read-only is built elsewhere
+    BUILD = Path(tempfile.mkdtemp(prefix="scaled-mm-build-"))
+    atexit.register(shutil.rmtree, BUILD, ignore_errors=True)
+    OPTIONS = {"build": {"build_base": str(BUILD)}, "egg_info": {"egg_base": str(BUILD)}}
 ARCHS = [arch.strip() for arch in os.environ.get("SCALED_MM_BUILD_ARCHS", "").split(",") if arch.strip()]
 
 
@@ -23,7 +31,8 @@ def build_room():
     package.__path__ = [str(ROOT / "scaled_mm")]
     sys.modules.setdefault("scaled_mm", package)
     # Build in the build tree, not in the cache of whoever installs.
-    os.environ["SCALED_MM_CACHE_DIR"] = str(ROOT / "build" / "cache")
+    os.environ["SCALED_MM_CACHE_DIR"] = str(BUILD / "cache")
+    os.environ["SCALED_MM_TRUST_CACHE"] = "1"  # who may write to the sources may have them run anyway
     from scaled_mm.build import library
 
     return library
@@ -62,6 +71,7 @@ class AnyPythonWheel(bdist_wheel):
 setup(
     cmdclass={"build_py": BuildWithCore, "bdist_wheel": AnyPythonWheel},
     distclass=BinaryDistribution,
+    options=OPTIONS,
     # Reaches pip as a build requirement: kernels include CUTLASS, the core does not.
     setup_requires=["nvidia-cutlass==4.2.0.0"] if ARCHS else [],
 )

@@ -27,16 +27,20 @@ from scaled_mm.weight import PreparedWeight
 _OPERANDS = ("out", *ops.INPUTS)
 
 
-def _free(function: str, pointer: ctypes.c_void_p) -> None:
-    _core.call(function, pointer)
-    pointer.value = None
+class _Owner:
+    """Shared by the copies of an object of the C library, which is freed once: when called, or when the last copy is collected.
 
+    Not at exit: the process takes it along.
+    """
 
-def _destroyer(owner: object, function: str, pointer: ctypes.c_void_p) -> weakref.finalize:
-    """Frees a C object once: when called, or when its owner is collected. Not at exit: the process takes it along."""
-    finalizer = weakref.finalize(owner, _free, function, pointer)
-    finalizer.atexit = False
-    return finalizer
+    def __init__(self, function: str, pointer: ctypes.c_void_p):
+        self._pointer = pointer
+        self._free = weakref.finalize(self, _core.call, function, ctypes.c_void_p(pointer.value))
+        self._free.atexit = False
+
+    def __call__(self) -> None:
+        self._pointer.value = None
+        self._free()
 
 
 class _CObject:
@@ -75,7 +79,7 @@ class Handle(_CObject):
         self._pointer = ctypes.c_void_p()
         encoded = _encode("arch", arch)
         _core.call("scaledMMCreateHandle", ctypes.byref(self._pointer), kind, self.device.index or 0, encoded)
-        self._destroy = _destroyer(self, "scaledMMDestroyHandle", self._pointer)
+        self._destroy = _Owner("scaledMMDestroyHandle", self._pointer)
         info = _core.HandleInfoC()
         _core.call("scaledMMGetHandleInfo", self._pointer, ctypes.byref(info))
         self.arch: str = info.arch.decode()
@@ -254,7 +258,7 @@ class Plan(_CObject):
             _core.call(f"scaledMMCreate{self._KIND}Descriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, *options, forced)
         except BadTensorDtypeError as error:
             raise ops.name_dtype(error, **tensors) from None
-        self._destroy = _destroyer(self, f"scaledMMDestroy{self._KIND}Descriptor", self._pointer)
+        self._destroy = _Owner(f"scaledMMDestroy{self._KIND}Descriptor", self._pointer)
         size = ctypes.c_size_t()
         _core.call(f"scaledMMGet{self._KIND}WorkspaceSize", self._pointer, ctypes.byref(size))
         self.workspace_size: int = size.value

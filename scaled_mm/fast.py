@@ -38,16 +38,24 @@ def load() -> None:
     try:
         path = python_library()
     except KernelNotBuiltError as error:
-        warnings.warn(f"scaled_mm calls go through torch's dispatcher, several microseconds longer each: {error}", stacklevel=2)
+        _warn_that_calls_are_slow(error)
         return
     if path is None:
         return
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", str(path))
-    extension = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
-    loader.exec_module(extension)
+    try:
+        extension = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
+        loader.exec_module(extension)
+    except ImportError as error:  # such as a file system that is mounted noexec
+        _warn_that_calls_are_slow(error)
+        return
     increment = getattr(torch._C, "_increment_version", increment_version)
     if extension.bind(torch.Tensor, torch.nn.Parameter, increment, torch.is_inference_mode_enabled):
         module = extension
+
+
+def _warn_that_calls_are_slow(error: Exception) -> None:
+    warnings.warn(f"scaled_mm calls go through torch's dispatcher, several microseconds longer each: {error}", stacklevel=3)
 
 
 def failed(status: int) -> BaseException:

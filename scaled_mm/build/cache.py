@@ -3,18 +3,24 @@
 An entry is built in a temporary folder beside it and renamed into place under a file lock, so two processes build it
 once and a killed build leaves nothing that could be taken for a result. Each entry records a digest of its library; one
 that does not match is set aside and built again.
+
+Loading a library runs its code, so the folder must be one that nobody else can write to.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import glob
 import hashlib
 import json
 import os
+import shlex
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from scaled_mm.errors import KernelNotBuiltError
@@ -24,11 +30,35 @@ _RECORD = "entry.json"
 _UNFINISHED = ("building-", "damaged-")
 
 
+_TRUST = "SCALED_MM_TRUST_CACHE"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
 def cache_dir() -> Path:
-    """SCALED_MM_CACHE_DIR, else `scaled_mm` below XDG_CACHE_HOME or ~/.cache."""
+    """SCALED_MM_CACHE_DIR, else `scaled_mm` below XDG_CACHE_HOME or ~/.cache; absolute, for compilers run in another folder.
+
+    KernelNotBuiltError where nothing says what the home folder is.
+    """
     if value := os.environ.get("SCALED_MM_CACHE_DIR"):
-        return Path(value)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scaled_mm"
+        return Path(value).absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # its specification has others ignored
+        return Path(base) / "scaled_mm"
+    try:
+        return Path.home().absolute() / ".cache" / "scaled_mm"
+    except RuntimeError as error:
+        raise KernelNotBuiltError("SCALED_MM_CACHE_DIR: expected a folder for the cache, got none, and this user has no home folder") from error
+
+
+def _named() -> str:
+    """The cache as errors name it: with the variable that moves it."""
+    default = "" if os.environ.get("SCALED_MM_CACHE_DIR") else " (the default, as the variable is not set)"
+    return f"{cache_dir()}{default}"
+
+
+def _unusable(error: Exception) -> KernelNotBuiltError:
+    reason = getattr(error, "strerror", None) or error
+    return KernelNotBuiltError(f"SCALED_MM_CACHE_DIR: expected a folder that can be written to, got {_named()}: {reason}")
 
 
 @contextmanager
@@ -36,19 +66,92 @@ def _writing() -> Iterator[None]:
     """KernelNotBuiltError in the place of an OSError: the cache cannot be used, and which variable moves it."""
     try:
         yield
+    except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
+        raise _unusable(error) from error
+
+
+@contextmanager
+def _building(name: str) -> Iterator[None]:
+    """KernelNotBuiltError in the place of an OSError of a build: a full disk, a compiler that cannot be started."""
+    try:
+        yield
     except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise _unusable(error) from error
+        raise KernelNotBuiltError(f"{name}: expected a library, the build ended with: {error}") from error
+
+
+# ---- who may write to it ------------------------------------------------------------------------------------------------
+
+
+def _trusts_everyone() -> bool:
+    value = os.environ.get(_TRUST) or "0"
+    if value not in ("0", "1"):
+        raise KernelNotBuiltError(f"{_TRUST}: expected 0 or 1, got {value}")
+    return value == "1"
+
+
+def _user() -> int:
+    return os.geteuid()
+
+
+def _exposed(status: os.stat_result) -> str | None:
+    """Why somebody else may write to a file or folder, None if nobody may; root may in any case."""
+    if status.st_uid not in (_user(), 0):
+        return f"belongs to user {status.st_uid}, while this is user {_user()}"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"others may write to (mode {stat.S_IMODE(status.st_mode):04o})"
+    return None
+
+
+def _check_private(root: Path) -> None:
+    """KernelNotBuiltError if somebody else may write to the cache, which is to say run code as this user.
+
+    The default folder, if it is this user's, is taken away from the others instead: umask 002 gave it to the group.
+    """
+    if _trusts_everyone():
+        return
+    try:
+        status = root.stat()
+    except OSError:
+        return  # not there; or not to be used, as the caller will notice
+    if not os.environ.get("SCALED_MM_CACHE_DIR") and status.st_uid == _user() and _exposed(status):
+        with suppress(OSError):
+            root.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
+            status = root.stat()
+    if reason := _exposed(status):
+        ours = f"`chmod go-w {shlex.quote(str(root))}`, " if status.st_uid == _user() else ""
         raise KernelNotBuiltError(
-            f"SCALED_MM_CACHE_DIR: expected a folder that can be written to, got {cache_dir()}"
-            f"{'' if os.environ.get('SCALED_MM_CACHE_DIR') else ' (the default, as the variable is not set)'}: {error.strerror or error}"
-        ) from error
+            f"SCALED_MM_CACHE_DIR: expected a folder that only this user may write to, for its libraries are loaded, got {_named()}, which {reason}; "
+            f"{ours}name another folder, which is made if it is not there, or set {_TRUST}=1 if you trust all who may write to it"
+        )
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether an entry was written by this user or root, and by nobody since."""
+    if _trusts_everyone():
+        return True
+    status = folder.stat()
+    if _exposed(status):
+        return False
+    closed = not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)  # the modes of what is in it do not matter then
+    return closed or not any(_exposed(path.stat()) for path in folder.iterdir())
 
 
 def check_writable() -> None:
-    """Makes the cache and a file in it, which goes again; KernelNotBuiltError if that fails."""
+    """Makes the cache and a file in it, which goes again; KernelNotBuiltError if that fails, or others may write there too."""
+    _make(cache_dir())
+    with _writing(), tempfile.TemporaryFile(dir=cache_dir()):
+        pass
+
+
+def _make(root: Path) -> None:
     with _writing():
-        cache_dir().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache_dir()):
-            pass
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_private(root)
+
+
+# ---- entries ------------------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +180,11 @@ def _file_digest(path: Path) -> str:
 
 
 def _read(folder: Path) -> Entry | None:
-    """The entry in a folder, or None if its record or library is missing or does not match."""
+    """The entry in a folder, or None if its record or library is missing or does not match, or somebody else may have written it."""
     try:
-        record = json.loads((folder / _RECORD).read_text())
+        record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         library = folder / LIBRARY
-        if record["sha256"] != _file_digest(library):
+        if record["sha256"] != _file_digest(library) or not _is_private(folder):
             return None
         return Entry(folder, record["kind"], record["name"], library.stat().st_size)
     except (OSError, ValueError, KeyError, TypeError):
@@ -89,8 +192,10 @@ def _read(folder: Path) -> Entry | None:
 
 
 def find(kind: str, name: str, key: str) -> Path | None:
-    """The library of a whole entry, or None."""
-    folder = cache_dir() / f"{kind}-{name}-{key}"
+    """The library of a whole entry, or None. KernelNotBuiltError for a cache that others may write to."""
+    root = cache_dir()
+    _check_private(root)
+    folder = root / f"{kind}-{name}-{key}"
     return folder / LIBRARY if _read(folder) else None
 
 
@@ -113,36 +218,66 @@ def clear() -> int:
 def get_or_build(kind: str, name: str, key: str, build: Callable[[Path], None]) -> Path:
     """The library of an entry, built by `build(folder)` (which writes `folder / LIBRARY`) if it is not there.
 
-    Raises what `build` raises; nothing is left behind then but the log that the error names. KernelNotBuiltError for a
-    cache that cannot be written to.
+    Raises what `build` raises, an OSError as KernelNotBuiltError; nothing is left behind then but the log that the error names.
+    KernelNotBuiltError for a cache that cannot be written to, or that others may write to.
     """
     import filelock
 
+    if path := find(kind, name, key):
+        return path
     root = cache_dir()
     folder = root / f"{kind}-{name}-{key}"
-    if _read(folder):
-        return folder / LIBRARY
-    lock = filelock.FileLock(root / f"{folder.name}.lock")
+    _make(root)
+    lock = filelock.FileLock(_lock_of(root, folder.name))
     with _writing():
-        root.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     try:
         if _read(folder):  # another process built it while this one waited
             return folder / LIBRARY
         with _writing():
-            if folder.exists():
-                folder.rename(tempfile.mkdtemp(prefix=f"damaged-{folder.name}-", dir=root))
-            # Dead builds of this entry: the lock says that nobody is at work on them.
-            for leftover in root.glob(f"building-{folder.name}-*"):
-                shutil.rmtree(leftover, ignore_errors=True)  # a compiler that outlived its parent may still write there
+            _clear_away(root, folder)
             working = Path(tempfile.mkdtemp(prefix=f"building-{folder.name}-", dir=root))
         try:
-            build(working)
-            record = {"kind": kind, "name": name, "key": key, "sha256": _file_digest(working / LIBRARY)}
-            (working / _RECORD).write_text(json.dumps(record))
-            os.replace(working, folder)
+            with _building(name):
+                build(working)
+                record = {"kind": kind, "name": name, "key": key, "sha256": _file_digest(working / LIBRARY)}
+                (working / _RECORD).write_text(json.dumps(record), encoding="utf-8")
+                for path in working.iterdir():
+                    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)  # a cache may be opened to other readers later
+                os.replace(working, folder)
+        except KernelNotBuiltError:
+            if not _read(folder):  # there is one if somebody removed the cache, and with it this lock, and another process built it
+                raise
         finally:
             shutil.rmtree(working, ignore_errors=True)
     finally:
         lock.release()
     return folder / LIBRARY
+
+
+def _lock_of(root: Path, entry: str) -> Path:
+    return root / f"{entry}.lock"
+
+
+def _clear_away(root: Path, folder: Path) -> None:
+    """Makes room for an entry, whose lock is held: a damaged one is kept aside, once, and what dead builds left is removed."""
+    import filelock
+
+    if folder.exists():
+        for former in root.glob(f"damaged-{glob.escape(folder.name)}-*"):
+            shutil.rmtree(former, ignore_errors=True)
+        folder.rename(tempfile.mkdtemp(prefix=f"damaged-{folder.name}-", dir=root))
+    for leftover in root.glob("building-*"):
+        entry = leftover.name.removeprefix("building-").rpartition("-")[0]
+        if entry == folder.name:
+            shutil.rmtree(leftover, ignore_errors=True)  # a compiler that outlived its parent may still write there
+            continue
+        lock = filelock.FileLock(_lock_of(root, entry))
+        try:
+            lock.acquire(blocking=False)
+        except filelock.Timeout:
+            continue  # somebody is at work there
+        try:
+            shutil.rmtree(leftover, ignore_errors=True)
+        finally:
+            lock.release()

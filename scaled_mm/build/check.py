@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -62,10 +61,10 @@ def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]
     flags = [flag for flag in flags if not flag.startswith("-gencode")]
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="scaled-mm-check-") as folder:
-        source = Path(folder) / "kernel.cu"
-        source.write_text(library.kernel_source(table, name))
-        command = [str(nvcc.path), *flags, gencode, "-Xptxas=-v", "-fatbin", str(source), "-o", f"{folder}/kernel.fatbin"]
-        done = subprocess.run(command, capture_output=True, text=True, env=toolchain.environment())
+        (Path(folder) / "kernel.cu").write_text(library.kernel_source(table, name), encoding="utf-8")
+        with compile.speakable(Path(folder), flags) as (flags,):
+            command = [str(nvcc.path), *flags, gencode, "-Xptxas=-v", "-fatbin", "kernel.cu", "-o", "kernel.fatbin"]
+            done = compile.run_program(command, {**toolchain.environment(), "TMPDIR": "."}, Path(folder))
     seconds = time.monotonic() - start
     output = done.stdout + done.stderr
     if done.returncode != 0:
@@ -100,9 +99,11 @@ def compile_kernels(
                 found += future.result()
                 if on_kernel:
                     on_kernel(future.result())
-        except BaseException:
+        except BaseException as error:
             for future in futures:
                 future.cancel()
+            if not isinstance(error, Exception):
+                compile.end_all()
             raise
     return found
 

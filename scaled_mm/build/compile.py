@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import signal
@@ -96,7 +97,7 @@ def includes_digest(text: str) -> str:
 def _own_header(name: str) -> str:
     for root in (csrc_dir(), csrc_dir() / "include"):
         if (root / name).is_file():
-            return (root / name).read_text()
+            return (root / name).read_text(encoding="utf-8")
     if name.startswith(_OWN):
         raise InternalError(f"{name}: expected this header in {csrc_dir()}")
     return ""  # CUTLASS's, CUDA's or the compiler's: their versions are part of the key
@@ -104,15 +105,25 @@ def _own_header(name: str) -> str:
 
 # Of ninja: its exit status for an interrupt (before 1.12 it is 2, and its output says so), or killed by the signal.
 _INTERRUPTED = (130, -signal.SIGINT)
+_PATIENCE_S = 5  # for ninja to end its compilers
 
 
 @contextmanager
 def progress_line(text: str) -> Iterator[None]:
     """Say on stderr what is being built, and how long it took: a build takes seconds and must not look like a hang."""
     start = time.monotonic()
-    print(f"scaled_mm: building {text} ...", file=sys.stderr, flush=True)
+    _say(f"scaled_mm: building {text} ...")
     yield
-    print(f"scaled_mm: built {text} in {time.monotonic() - start:.1f} s", file=sys.stderr, flush=True)
+    _say(f"scaled_mm: built {text} in {time.monotonic() - start:.1f} s")
+
+
+def _say(line: str) -> None:
+    if sys.stderr is None:  # print would take stdout
+        return
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # a build does not fail because a log is full
 
 
 def _escape(path: object) -> str:
@@ -125,33 +136,102 @@ def _command(*words: object) -> str:
     return shlex.join(map(str, words)).replace("$", "$$")
 
 
+# nvcc hands its folders to a shell of its own, and splits lists at commas; a line of ninja's ends at the end of a line.
+_UNSPEAKABLE = re.compile(r"^(-I|-L|-isystem)(.*[\n'\"`,].*)$", re.DOTALL)
+
+
+@contextmanager
+def speakable(folder: Path, *groups: Sequence[str]) -> Iterator[list[list[str]]]:
+    """Groups of flags for a compiler that runs in `folder`: links in it stand for folders with names that no compiler could be told."""
+    links: list[Path] = []
+
+    def said(flag: str) -> str:
+        found = _UNSPEAKABLE.match(flag)
+        if not found:
+            return flag
+        links.append(folder / f"folder{len(links)}")
+        links[-1].symlink_to(found[2])
+        return f"{found[1]}{links[-1].name}"
+
+    try:
+        yield [[said(flag) for flag in flags] for flags in groups]
+    finally:
+        for link in links:
+            link.unlink(missing_ok=True)
+
+
+_running: set[subprocess.Popen] = set()
+
+
+def end_all() -> None:
+    """Ends the compilers of every thread, whose calls raise then. An interrupt reaches the main thread alone."""
+    for process in list(_running):
+        process.terminate()
+
+
+def run_program(command: Sequence[str], environment: dict[str, str], folder: Path | None = None) -> subprocess.CompletedProcess:
+    """The output and exit status of a program, which is run in a folder. One that this process is interrupted in ends first, with what it has started.
+
+    `subprocess.run` would kill it, and ninja's compilers would go on for a minute.
+    """
+    # What a compiler prints is in its own encoding.
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8", "errors": "replace"}
+    with subprocess.Popen(command, env=environment, cwd=folder, **pipes) as process:
+        _running.add(process)
+        try:
+            out, error = process.communicate()
+        except BaseException:
+            process.terminate()
+            try:
+                process.communicate(timeout=_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            raise
+        finally:
+            _running.discard(process)
+    return subprocess.CompletedProcess(command, process.returncode, out, error)
+
+
 def run_ninja(
     folder: Path, name: str, compiler: Path | str, sources: Sequence[Path], flags: Sequence[str], linkflags: Sequence[str],
     libraries: Sequence[str] = (),
 ) -> None:  # fmt: skip
-    """Compile `sources` to objects in `folder` and link them to `folder / cache.LIBRARY`.
+    """Compile `sources` to objects in `folder` and link them to `folder / cache.LIBRARY`. Commands run in `folder`.
 
     Raises KernelNotBuiltError with the end of the compiler's output; the whole output stays in the cache folder. Also where a compiler
     that did not fail left no library.
     KeyboardInterrupt if the interrupt reached ninja or the compiler first: nothing failed then.
     """
     ninja = toolchain.require("ninja", toolchain.find_ninja())
-    lines = [_NINJA, f"compiler = {_command(compiler)}", f"flags = {_command(*flags)}",
-             f"linkflags = {_command(*linkflags)}", f"libraries = {_command(*libraries)}"]  # fmt: skip
-    objects = []
-    for source in sources:
-        objects.append(f"{source.stem}.o")
-        lines.append(f"build {objects[-1]}: cxx {_escape(source)}")
-    lines.append(f"build {cache.LIBRARY}: link {' '.join(objects)}")
-    (folder / "build.ninja").write_text("\n".join(lines) + "\n")
-    environment = {**toolchain.environment(), "NINJA_STATUS": ""}
-    done = subprocess.run([str(ninja), "-C", str(folder)], capture_output=True, text=True, env=environment)
+    with speakable(folder, flags, linkflags, libraries) as (flags, linkflags, libraries):
+        lines = [_NINJA, f"compiler = {_command(compiler)}", f"flags = {_command(*flags)}",
+                 f"linkflags = {_command(*linkflags)}", f"libraries = {_command(*libraries)}"]  # fmt: skip
+        objects = []
+        for source in sources:
+            objects.append(f"{source.stem}.o")
+            # A source in the folder goes by its name: the cache's may hold what ninja cannot be told.
+            lines.append(f"build {objects[-1]}: cxx {_escape(source.relative_to(folder) if source.is_relative_to(folder) else source)}")
+        lines.append(f"build {cache.LIBRARY}: link {' '.join(objects)}")
+        (folder / "build.ninja").write_bytes(os.fsencode("\n".join(lines) + "\n"))
+        # nvcc's temporary files, which a killed one leaves, go with the folder.
+        environment = {**toolchain.environment(), "NINJA_STATUS": "", "TMPDIR": "."}
+        done = run_program([str(ninja), "-C", str(folder)], environment)
     if done.returncode in _INTERRUPTED or "interrupted by user" in done.stdout:
         raise KeyboardInterrupt
+    output = done.stdout + done.stderr
     if done.returncode != 0:
-        log = cache.cache_dir() / f"failed-{name}.log"
-        log.write_text(done.stdout + done.stderr)
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-12:])
-        raise KernelNotBuiltError(f"{name}: the compiler failed (status {done.returncode}); the whole log is in {log}\n{tail}")
+        log = _keep_log(name, output)
+        tail = "\n".join(output.strip().splitlines()[-12:])
+        raise KernelNotBuiltError(f"{name}: the compiler failed (status {done.returncode}); {log}\n{tail}")
     if not (folder / cache.LIBRARY).is_file():
         raise KernelNotBuiltError(f"{name}: expected a library from {compiler}, got none, though it ended without an error: is it a compiler?")
+
+
+def _keep_log(name: str, output: str) -> str:
+    """What an error says about the log of a failed build: most often that it is in the cache."""
+    log = cache.cache_dir() / f"failed-{name}.log"
+    try:
+        log.write_text(output, encoding="utf-8")
+    except OSError as error:  # a full disk: often what the compiler says too
+        return f"its log could not be kept in {log} ({error.strerror})"
+    return f"the whole log is in {log}"

@@ -30,7 +30,7 @@ def _prebuilt(name: str, key: str) -> Path | None:
     if not (library.is_file() and record.is_file()):
         return None
     try:
-        return library if json.loads(record.read_text())["key"] == key else None
+        return library if json.loads(record.read_text(encoding="utf-8"))["key"] == key else None
     except (ValueError, KeyError, TypeError):
         return None  # not a record of ours: built again
 
@@ -50,7 +50,7 @@ def install_prebuilt(library: Path, name: str, key: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{name}.so"
     shutil.copyfile(library, target)
-    target.with_suffix(".json").write_text(json.dumps({"key": key}))
+    target.with_suffix(".json").write_text(json.dumps({"key": key}), encoding="utf-8")
     return target
 
 
@@ -169,8 +169,8 @@ def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> P
 
     def build(folder: Path) -> None:
         toolchain.require_architecture(nvcc, f"compute_{compile.target(arch)}")
-        (folder / "kernel.cu").write_text(source)
-        (folder / "index.cpp").write_text(codegen.library_source(arch, [codegen.symbol(row, out_dtype)]))
+        (folder / "kernel.cu").write_text(source, encoding="utf-8")
+        (folder / "index.cpp").write_text(codegen.library_source(arch, [codegen.symbol(row, out_dtype)]), encoding="utf-8")
 
         def compile_and_link() -> None:
             files = [folder / "kernel.cu", folder / "index.cpp"]
@@ -221,9 +221,11 @@ def build_kernels(
                 built[futures[future]] = future.result()
                 if on_kernel:
                     on_kernel(futures[future], len(built), len(names))
-        except BaseException:
+        except BaseException as error:
             for future in futures:
                 future.cancel()  # one failure ends the build; what is finished stays in the cache
+            if not isinstance(error, Exception):
+                compile.end_all()
             raise
     return built
 
@@ -242,8 +244,8 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
             objects.append(folder / f"{codegen.symbol(*name)}.o")
             shutil.copyfile(built[name].parent / _KERNEL_OBJECT, objects[-1])
         source = folder / "index.cpp"
-        source.write_text(codegen.library_source(table.arch, [codegen.symbol(*name) for name in names], table))
-        link = [*_link_flags(nvcc), "-Xlinker=--strip-all", *(str(path) for path in objects)]  # two megabytes of symbols that nobody asks for
+        source.write_text(codegen.library_source(table.arch, [codegen.symbol(*name) for name in names], table), encoding="utf-8")
+        link = [*_link_flags(nvcc), "-Xlinker=--strip-all", *(path.name for path in objects)]  # two megabytes of symbols that nobody asks for
         compile.run_ninja(folder, f"arch-{table.arch}", nvcc.path, [source], flags, link)
         for path in objects:
             path.unlink()

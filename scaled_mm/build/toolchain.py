@@ -49,7 +49,7 @@ def _nvcc_candidates() -> list[tuple[str, Path]]:
 def _ask_nvcc(path: Path, origin: str) -> Nvcc | None:
     """The compiler at a path; None when it does not run there, or is older than OLDEST_NVCC."""
     try:
-        answer = subprocess.run([str(path), "--version"], capture_output=True, text=True)
+        answer = subprocess.run([str(path), "--version"], capture_output=True, encoding="utf-8", errors="replace")
     except OSError:
         return None  # no such file, or not a program of this machine
     version = re.search(r"V(\d+)\.(\d+)\.\d+", answer.stdout)
@@ -86,7 +86,7 @@ def environment() -> dict[str, str]:
 @functools.cache
 def _known(nvcc: Nvcc, option: str, name: str) -> frozenset[str]:
     try:
-        answer = subprocess.run([str(nvcc.path), option], capture_output=True, text=True)
+        answer = subprocess.run([str(nvcc.path), option], capture_output=True, encoding="utf-8", errors="replace")
     except OSError:
         return frozenset()
     return frozenset(word for word in answer.stdout.split() if re.fullmatch(name, word))
@@ -133,7 +133,7 @@ def cutlass_version() -> str | None:
     include = find_cutlass()
     if include is None:
         return None
-    text = (include / "cutlass" / "version.h").read_text()
+    text = (include / "cutlass" / "version.h").read_text(encoding="utf-8")
     parts = [re.search(rf"#define CUTLASS_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     return ".".join(part.group(1) if part else "?" for part in parts)
 
@@ -167,7 +167,7 @@ def cxx_version() -> str:
     cxx = find_cxx()
     if cxx is None:
         return "none"
-    answer = subprocess.run([cxx, "--version"], capture_output=True, text=True)
+    answer = subprocess.run([cxx, "--version"], capture_output=True, encoding="utf-8", errors="replace")
     return answer.stdout.splitlines()[0] if answer.stdout else "unknown"
 
 

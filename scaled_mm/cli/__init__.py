@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import importlib
+import io
 import os
 import sys
+import traceback
+
+from scaled_mm.cli import common
 
 COMMANDS = ("verify", "doctor", "table", "build", "bench", "autotune", "report", "schema")
 OK, NO, NOT_DONE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point. Exit status: 0 fine, 1 the answer is no (a check failed), 2 the command could not be carried out."""
+    """Entry point. Exit status: 0 fine, 1 the answer is no (a check failed), 2 the command could not be carried out.
+
+    With --json stdout gets one JSON document, of an error {"error": {"status", "message"}}; stderr gets the error as text in any case.
+    Arguments that are refused print nothing on stdout.
+    """
+    _standard_streams()
+    command = "scaled-mm"
+    try:
+        args = _arguments(argv)
+        command = f"scaled-mm {args.command}"
+        if sys.stdout is None:  # nobody would get the answer, so nothing is begun
+            return _not_done(command, "stdout: expected an open file, got a closed one")
+        status = _run(args, command)
+        sys.stdout.flush()  # a reader that has gone is noticed here, not while the interpreter ends
+        return status
+    except SystemExit:  # of argparse: --help, --version, or arguments that are refused
+        common.say()
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            _discard_stdout()
+            return BROKEN_PIPE
+        except OSError as error:
+            return _not_done(command, error)
+        raise
+    except BrokenPipeError:
+        _discard_stdout()
+        return BROKEN_PIPE
+    except OSError as error:
+        return _not_done(command, error)
+    except KeyboardInterrupt:
+        common.say(f"{command}: interrupted")
+        return INTERRUPTED
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
     from scaled_mm import __version__
-    from scaled_mm.errors import ScaledMMError
 
     parser = argparse.ArgumentParser(prog="scaled-mm", description="Quantized matrix multiplication: check, build, inspect, measure.")
     parser.add_argument("--version", action="version", version=f"scaled-mm {__version__}")
@@ -28,25 +68,62 @@ def main(argv: list[str] | None = None) -> int:
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of this command
+    return args
+
+
+def _run(args: argparse.Namespace, command: str) -> int:
+    from scaled_mm.errors import ScaledMMError
 
     try:
-        status = args.run(args)
-        sys.stdout.flush()  # a reader that has gone is noticed here, not while the interpreter ends
-        return status
+        return args.run(args)
     except ScaledMMError as error:
-        print(f"scaled-mm {args.command}: {error.status.name}: {error}", file=sys.stderr)
-        return NOT_DONE
+        status, message = error.status.name, str(error)
+        common.say(f"{command}: {status}: {message}")
     except BrokenPipeError:
-        _discard_stdout()
-        return BROKEN_PIPE
+        raise
     except (OSError, UnicodeError) as error:
+        if getattr(error, "errno", None) is not None and error.filename is None:
+            raise  # of stdout, which takes no document either
         # A file that cannot be read or written: neither an answer nor a bug here, so it is one line and not a traceback.
-        print(f"scaled-mm {args.command}: {error}", file=sys.stderr)
-        _drop_unwritten()
-        return NOT_DONE
-    except KeyboardInterrupt:
-        print(f"scaled-mm {args.command}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        status, message = "OS_ERROR", str(error)
+        common.say(f"{command}: {message}")
+    except Exception as error:  # a bug; the interpreter would exit with 1, which is an answer
+        status, message = "INTERNAL_ERROR", f"{type(error).__name__}: {error}"
+        common.say(traceback.format_exc().rstrip())
+    if getattr(args, "json", False):
+        common.print_json({"error": {"status": status, "message": message}}, indent=2)
+    return NOT_DONE
+
+
+def _standard_streams() -> None:
+    """Standard streams that can be used whatever the shell gave.
+
+    A closed descriptor is opened on the null device: the next file would take its number, and get what is meant for stdout or stderr.
+    sys.stdout stays None then. What stdout's encoding lacks is no error either: `_without_encoding`.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+    if sys.stderr is None:  # print(file=None) prints to stdout
+        sys.stderr = open(os.devnull, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("scaled_mm", _without_encoding)
+        sys.stdout.reconfigure(errors="scaled_mm")
+
+
+def _without_encoding(error: UnicodeEncodeError) -> tuple[str | bytes, int]:
+    """Bytes of a file's name that are no text are printed as they are, characters that the encoding lacks as escapes."""
+    error.end = error.start + 1
+    code = ord(error.object[error.start])
+    return (bytes([code - 0xDC00]), error.end) if 0xDC80 <= code <= 0xDCFF else codecs.backslashreplace_errors(error)
+
+
+def _not_done(command: str, error: object) -> int:
+    common.say(f"{command}: {error}")
+    _drop_unwritten()
+    return NOT_DONE
 
 
 def _discard_stdout() -> None:
@@ -56,6 +133,7 @@ def _discard_stdout() -> None:
 def _drop_unwritten() -> None:
     """What stdout did not take (a full disk) is not tried again while the interpreter ends, which would end it with a status of its own."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:
         _discard_stdout()

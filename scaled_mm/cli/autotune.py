@@ -151,7 +151,7 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     setup = {"table": trial.model_dump(mode="json"), "device": str(device), "budget_ms": args.budget_ms, "seed": seed}
     journal = Journal(out / record.JOURNAL)
     if journal.skipped:
-        console.print(f"{journal.path}: {journal.skipped} lines cannot be read and are measured again", highlight=False)
+        console.print(f"{journal.path}: {journal.skipped} lines cannot be read and are measured again", highlight=False, markup=False)
     with _progress(console) as progress, Measurer(setup) as measurer:
         kernels = tune.BuiltKernels(trial)
         outcome = tune.tune(base, list(plan.wanted), gpu, settings, journal, kernels, measurer, progress, plan=plan)
@@ -163,7 +163,7 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     record.save(document, out)
     paths = render(out)
     _say(console, document)
-    console.print(f"wrote {', '.join(map(str, [*([path] if document.table else []), out / record.AUTOTUNE_JSON, *paths]))}", highlight=False)
+    console.print(f"wrote {', '.join(map(str, [*([path] if document.table else []), out / record.AUTOTUNE_JSON, *paths]))}", highlight=False, markup=False)
     return OK if outcome.choices else NOTHING_TIMED
 
 

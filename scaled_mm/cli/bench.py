@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             device = common.device_of(args.device)
             planned = bench_block.plan(args, device)
     except (ValueError, ScaledMMError) as error:
-        return _usage(str(error))
+        return _usage(args, str(error))
     if args.block:
         return bench_block.run(args, planned, _options(args, device), device, _command(args), console)
     if args.render is not None:
@@ -83,14 +82,16 @@ def run(args: argparse.Namespace) -> int:
             plots.preload()
             others = peers.select(args.peers, device, peers.every_peer(args.vllm_lib, args.sgl_lib))
     except (ValueError, ScaledMMError) as error:
-        return _usage(str(error))
+        return _usage(args, str(error))
     if args.rows is not None:
         return _run_rows(args, device, cases, names, options, console)
     return _run_bench(args, device, cases, [peers.Ours(args.kernel), *others], options, console)
 
 
-def _usage(message: str) -> int:
-    print(f"scaled-mm bench: {message}", file=sys.stderr)
+def _usage(args: argparse.Namespace, message: str) -> int:
+    common.say(f"scaled-mm bench: {message}")
+    if args.json:
+        common.print_json({"error": {"status": "BAD_PARAM", "message": message}}, indent=2)
     return USAGE
 
 
@@ -196,8 +197,8 @@ def _run_bench(
     failed = [f"{case.shape} M={case.M}: {reason}" for case, name, reason in analysis.failures(document) if name == peers.OURS]
     failed += [one.unavailable for one in document.implementations if one.name == peers.OURS and one.unavailable is not None]
     if failed or analysis.wrong_cases(document):
-        why = escape(failed[0]) if failed else "wrong bits"
-        console.print(f"[red]ours failed or has wrong bits:[/red] {why}; see {out / BENCH_JSON}", highlight=False)
+        why = failed[0] if failed else "wrong bits"
+        console.print(f"[red]ours failed or has wrong bits:[/red] {escape(why)}; see {escape(str(out / BENCH_JSON))}", highlight=False)
         return FAILED
     return OK
 
@@ -251,7 +252,7 @@ def _run_rows(
     if args.json:
         common.print_json(entries)
     _print_rows(entries, console)
-    console.print(f"wrote {out / rows.ROWS_JSON} and {rows.ROWS_MD}", highlight=False)
+    console.print(f"wrote {out / rows.ROWS_JSON} and {rows.ROWS_MD}", highlight=False, markup=False)
     return OK if all(entry["rows"] for entry in entries) else FAILED
 
 
@@ -263,8 +264,8 @@ def _render(args: argparse.Namespace, console: Console) -> int:
     try:
         paths = report.render(args.render)
     except (OSError, ValidationError) as error:
-        return _usage(f"{args.render / record.BENCH_JSON}: {error}")
-    console.print("wrote " + ", ".join(str(path) for path in paths), highlight=False)
+        return _usage(args, f"{args.render / record.BENCH_JSON}: {error}")
+    console.print("wrote " + ", ".join(str(path) for path in paths), highlight=False, markup=False)
     if args.json:
         common.print_json(record.load(args.render).model_dump(mode="json"))
     return OK
@@ -288,7 +289,7 @@ def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, consol
         console.print(f"speed-up [bold]{mean:.3f}x[/bold] over {against}, {len(speedups)} cases", highlight=False)
     if (reason := plots.unavailable()) is not None:
         console.print(f"[yellow]no plots:[/yellow] {escape(reason)}", highlight=False)
-    console.print(f"wrote {out / 'bench.json'}, " + ", ".join(path.name for path in paths), highlight=False)
+    console.print(f"wrote {out / 'bench.json'}, " + ", ".join(path.name for path in paths), highlight=False, markup=False)
 
 
 def _print_cases(document: BenchDocument, console: Console) -> None:

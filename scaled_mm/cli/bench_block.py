@@ -163,13 +163,13 @@ def _finish(document: BlockDocument, out: Path, args: argparse.Namespace, consol
         console.print(escape(line.replace("**", "").replace("`", "")), highlight=False)
     if (reason := plots.unavailable()) is not None:
         console.print(f"[yellow]no plots:[/yellow] {escape(reason)}", highlight=False)
-    console.print(f"wrote {out / BLOCK_JSON}, " + ", ".join(path.name for path in paths), highlight=False)
+    console.print(f"wrote {out / BLOCK_JSON}, " + ", ".join(path.name for path in paths), highlight=False, markup=False)
     ours = block_analysis.OURS_ALL
     failed = [f"{report.name_of(case)}: {name}: {why}" for case, name, why in analysis.failures(document) if name in ours]
     failed += [one.unavailable for one in document.implementations if one.name in ours and one.unavailable is not None]
     if failed or block_analysis.wrong_cases(document):
-        why = escape(failed[0]) if failed else "not within the bound"
-        console.print(f"[red]ours failed or is wrong:[/red] {why}; see {out / BLOCK_JSON}", highlight=False)
+        why = failed[0] if failed else "not within the bound"
+        console.print(f"[red]ours failed or is wrong:[/red] {escape(why)}; see {escape(str(out / BLOCK_JSON))}", highlight=False)
         return FAILED
     return OK
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -44,8 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise KernelNotFoundError(f"--out-dtype, --format: expected some of {there}, which these rows of {table.source} have, got {', '.join(wanted)}")
     whole = len(names) == len(library.kernel_names(table))
     if args.out and not whole:
-        print("scaled-mm build: --out copies a whole architecture's library; leave --row, --out-dtype and --format out", file=sys.stderr)
-        return 2
+        raise BadParamError("--out: expected no --row, --out-dtype or --format with it, for it copies a whole architecture's library")
     if args.out:
         if args.out.is_dir():
             raise BadParamError(f"--out: expected the name of a file, got the folder {args.out}")
@@ -77,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         "seconds": round(time.monotonic() - start, 2),
     }
     if args.json:
-        print(json.dumps(result, indent=2))
+        common.print_json(result, indent=2)
     else:
         for entry in result["libraries"]:
             print(f"{entry['path']}  {entry['bytes'] / 1e6:.2f} MB")

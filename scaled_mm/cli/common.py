@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
 import tempfile
@@ -115,16 +116,31 @@ def table_of(arch: str) -> TileTable:
     raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {known}")
 
 
-def console(stderr: bool = False) -> Console:
-    """Where a report goes. A file or a pipe has no width: without one tables would be squeezed into 80 columns."""
+def console(stderr: bool = False, markup: bool = True) -> Console:
+    """Where a report goes. A file or a pipe has no width: without one tables would be squeezed into 80 columns.
+
+    markup: whether brackets are rich's markup; without it the names of files and rows are printed as they are.
+    """
     from rich.console import Console
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # `main` ends the command; rich would exit with 1, which is an answer
 
-    made = _Console(stderr=stderr)
-    return made if made.is_terminal else _Console(stderr=stderr, width=WIDE)
+    made = _Console(stderr=stderr, markup=markup)
+    return made if made.is_terminal else _Console(stderr=stderr, markup=markup, width=WIDE)
+
+
+def say(*lines: str) -> None:
+    """Lines on stderr, which is flushed. One that takes nothing (a full disk) changes neither the answer nor the exit status."""
+    try:
+        for line in lines:
+            print(line, file=sys.stderr)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # else the interpreter tries again as it ends, and exits with 120
 
 
 class LogLines:
@@ -137,13 +153,13 @@ class LogLines:
     def begin(self, text: str) -> None:
         """What is about to be done, at once."""
         if not self._terminal:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def say(self, text: str) -> None:
         now = time.monotonic()
         if not self._terminal and now - self._last >= self._seconds:
             self._last = now
-            print(f"{text}, {now - self._start:.0f} s", file=sys.stderr, flush=True)
+            say(f"{text}, {now - self._start:.0f} s")
 
 
 def narrow_table(title: str, **options) -> Table:
@@ -155,10 +171,20 @@ def narrow_table(title: str, **options) -> Table:
 
 
 def print_json(document: object, indent: int | None = None) -> None:
-    """On stdout, in one line or with its parts indented."""
+    """On stdout, in one line or with its parts indented. JSON has no NaN and no infinities: they are strings, as in traces."""
     import json
 
-    print(json.dumps(document, indent=indent))
+    print(json.dumps(_in_json(document), indent=indent, allow_nan=False))
+
+
+def _in_json(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _in_json(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_in_json(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def log(console: Console, text: str) -> None:

@@ -110,4 +110,4 @@ def _print(products: list[Product], these: Mapping, those: Mapping, directory: P
         table.add_column(header, justify="right")
     for product in products:
         table.add_row(*map(str, product), f"{these[product]:.2f}", f"{those[product]:.2f}", f"{those[product] / these[product]:.2f}")
-    common.console().print(table)
+    common.console(markup=False).print(table)

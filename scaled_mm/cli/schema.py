@@ -97,7 +97,7 @@ def _list(args: argparse.Namespace) -> int:
         first = [row["group"] if row["group"] != (before or {}).get("group") else "", row["op_type"] if row["op_type"] != (before or {}).get("op_type") else ""]
         table.add_row(*first, row["name"], *(str(row[name]) for name in ("solutions", "workloads", "traces")))
         before = row
-    common.console().print(table)
+    common.console(markup=False).print(table)
     return 0
 
 
@@ -134,7 +134,7 @@ def _show(args: argparse.Namespace) -> int:
     traces = collection.traces.get(definition.name, ())
     if traces:
         print("\n  traces")
-        common.console().print(_trace_table("", traces))
+        common.console(markup=False).print(_trace_table("", traces))
     return 0
 
 
@@ -215,7 +215,7 @@ def _run(args: argparse.Namespace) -> int:
     work, left_out = _work(collection, args, limit)
     if args.out:
         common.writable_folder("--out", args.out)
-    console = common.console(stderr=True)
+    console = common.console(stderr=True, markup=False)
     log = common.LogLines(console.is_terminal)
     log.begin(f"{sum(len(solutions) for _, solutions, _ in work)} runs on {device}")
     traces: list[Trace] = []
@@ -234,7 +234,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         common.print_json([json.loads(trace.model_dump_json(exclude_unset=True)) for trace in traces])  # infinities as strings
     else:
-        common.console().print(_trace_table(_hardware(device), traces))
+        common.console(markup=False).print(_trace_table(_hardware(device), traces))
         for trace in failed:
             print(f"{trace.solution} on {trace.workload.uuid}: {trace.evaluation.status}: {trace.evaluation.log.strip()}", file=sys.stderr)
     print(

@@ -60,10 +60,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         return commands[args.table_command](args)
     except ScaledMMError as error:
+        print(error, file=sys.stderr)
         if args.json:
             common.print_json({"error": {"status": error.status.name, "message": str(error)}}, indent=2)
-        else:
-            print(error, file=sys.stderr)
         return 2
 
 
@@ -98,7 +97,7 @@ def _show(args: argparse.Namespace) -> int:
         others = {name: of.get(id(getattr(table, name))) for name in ("grouped", "block_scaled", "block")}
         common.print_json({**head, **contents[0], **others}, indent=2)
         return 0
-    console = common.console()
+    console = common.console(markup=False)
     kind = f"tuned on {table.gpu}" if table.tuned else "not tuned"
     console.print(f"{table.source}: {table.arch}, {kind}, fallback {table.fallback}", highlight=False, soft_wrap=True)
     for section, dicts in zip(sections, rows):

@@ -151,7 +151,7 @@ def test_a_build_that_fails_raises_its_error_and_leaves_nothing(cache_root):
 
 
 def test_a_build_that_writes_no_library_is_an_error_and_no_entry(cache_root):
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(KernelNotBuiltError, match="^row: expected a library, the build ended with: .*No such file"):
         cache.get_or_build("kernel", "row", "key", lambda folder: None)
     assert folders(cache_root) == []
 

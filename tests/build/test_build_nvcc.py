@@ -26,15 +26,15 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def compiler_says(monkeypatch) -> list[str]:
     """What ptxas reports about every kernel that is built: registers, spills."""
-    flags, run, said = compile.nvcc_flags, subprocess.run, []
+    flags, run, said = compile.nvcc_flags, compile.run_program, []
 
-    def listening(*arguments, **options):
-        done = run(*arguments, **options)
-        said.append(f"{done.stdout or ''}{done.stderr or ''}")
+    def listening(*arguments):
+        done = run(*arguments)
+        said.append(done.stdout + done.stderr)
         return done
 
     monkeypatch.setattr(compile, "nvcc_flags", lambda *arguments: [*flags(*arguments), "-Xptxas=-v"])
-    monkeypatch.setattr(compile.subprocess, "run", listening)
+    monkeypatch.setattr(compile, "run_program", listening)
     return said
 
 

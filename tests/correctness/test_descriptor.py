@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import pickle
 import threading
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import scaled_mm as sm
+from scaled_mm import BadParamError
 
 from .cases import BIASES, INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, SMALL_SHAPES, ZERO_POINTS, ZERO_SHAPES, Case, random_case
 
@@ -239,3 +241,21 @@ def test_calculate_runs_on_the_stream_it_is_given_and_does_not_synchronise():
             descriptor.calculate(out, **operands.inputs)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_copy_of_a_handle_or_a_descriptor_outlives_the_original():
+    operands = Case(2, 16, 32).make()
+    out = operands.poisoned_out()
+    handle = copy.copy(sm.Handle("cpu"))
+    descriptor = copy.copy(sm.create_descriptor(handle, out=out, **operands.inputs))
+    gc.collect()
+    descriptor.calculate(out, **operands.inputs)
+    operands.check(out)
+    other = copy.copy(descriptor)
+    other.destroy()
+    assert "destroyed" in repr(descriptor)
+    with pytest.raises(BadParamError, match="expected a live descriptor"):
+        descriptor.calculate(out, **operands.inputs)
+    handle.destroy()
+    with pytest.raises(BadParamError, match="expected a live Handle"):
+        sm.create_descriptor(handle, out=out, **operands.inputs)

@@ -219,7 +219,8 @@ def test_an_architecture_without_a_table_exits_2_with_those_that_exist(call, arg
     status, out, err = call(*arguments, "--json")
     error = json.loads(out)["error"]
     assert out.startswith('{\n  "error"')  # indented, as every answer
-    assert status == 2 and err == "" and error["status"] == "ARCHITECTURE_NOT_SUPPORTED" and "sm90" in error["message"]
+    assert status == 2 and error["status"] == "ARCHITECTURE_NOT_SUPPORTED" and "sm90" in error["message"]
+    assert err == error["message"] + "\n"
 
 
 def test_explain_of_a_broken_table_exits_2_with_the_line(call, table_file):
