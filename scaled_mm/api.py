@@ -36,7 +36,8 @@ def scaled_mm(
     a_scale: float32, one value, [M] or [M, 1]. b_scale: float32, one value, [N], [1, N] or [N, 1], as checkpoints store it.
     bias: [N] or [1, N], in out_dtype or float32.
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (no scales, no bias then).
-    a_zero_point, b_zero_point: int32 or int8, shaped as the scales; values from -128 to 127.
+    a_zero_point, b_zero_point: int32 or int8: one value, [M] or [M, 1]; one value, [N] or [1, N]. K is bounded for values from -128 to 127;
+    with others K * max|a - a_zero_point| * max|b - b_zero_point| must stay below 2^31, which is not checked.
     a_row_sums: int32 [M] or [M, 1], the sums of a over K, as `quantize_int8(..., symmetric=False)` returns them. They are believed,
     and read only where b has zero points, for which a is otherwise read once more. b_column_sums: [N] or [1, N], the same for b
     where a has zero points; `prepare_weight` computes them once, and b may be what it returns (with its own zero points).

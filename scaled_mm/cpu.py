@@ -30,7 +30,7 @@ def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_su
 
     out: [M, N] float16, bfloat16, float32 or int32, any strides. a: int8 [M, K]. b: int8 [K, N]. a_scale: float32, one
     value, [M] or [M, 1]; b_scale: float32, one value, [N], [1, N] or [N, 1]; both None for an int32 out. bias: [N] or [1, N],
-    float32 or out's dtype, or None. Zero points: int32 or int8, shaped like the scales, or None. a_row_sums: int32 [M]
+    float32 or out's dtype, or None. Zero points: int32 or int8, one value, [M] or [M, 1], [N] or [1, N]. a_row_sums: int32 [M]
     or [M, 1], b_column_sums: int32 [N] or [1, N], or None.
     Or a batch: out [B, M, N], and any of the others with a first dimension of B or 1.
 

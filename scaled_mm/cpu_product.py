@@ -5,19 +5,19 @@ Two implementations give the same integers:
 * "onednn_int8": `torch._int_mm`. Fast where the CPU has 8-bit dot products (VNNI, AMX, Arm's i8mm).
 * "float32": float32 matrix products over parts of K, summed in int32. |a * b| <= 2^14, so every partial sum over PART = 1024 values of K
   is at most 2^24 in absolute value: float32 holds it exactly, in any order of summation. Reduced precision for float32 products
-  (`torch.set_float32_matmul_precision`) changes nothing: bfloat16 and TF32 hold every int8 value, and they accumulate in float32.
+  (`torch.set_float32_matmul_precision`) changes nothing: bfloat16 and TF32 represent every int8 value exactly, and accumulate in float32.
 
-`choice` picks one per process. A CPU without 8-bit dot products needs it: there oneDNN either adds pairs of products in saturating 16-bit
-lanes (wrong for large values), or torch takes a scalar loop (exact, 13 to 19 times slower than a float32 product).
+`choice` picks one per process. Without 8-bit dot products `_int_mm` either saturates 16-bit sums of pairs (wrong for large values), or runs a
+scalar loop of torch's (exact, 13 to 19 times slower than a float32 product).
 
-What `torch._int_mm` needs from its caller (torch 2.13, oneDNN 3.12; the same since the CPU version appeared):
+Limits of `torch._int_mm` (torch 2.13, oneDNN 3.12; the same since its CPU version appeared):
 
-* It hands oneDNN's BLAS entry point whatever leading dimension the strides spell, cut to 32 bits, and drops the status.
-  A broadcast view, or a `[1, N]` matrix with strides (1, 1), is refused there, and the output is never written.
-* With neither stride 1 it takes oneDNN's scalar reference loop, some 4000 times slower.
+* It truncates strides to 32 bits, passes them to oneDNN as leading dimensions and ignores the status. oneDNN rejects a broadcast view, or a
+  `[1, N]` with strides (1, 1): out stays unwritten, without an error.
+* If neither stride is 1, oneDNN runs its scalar reference implementation, about 4000 times slower.
 * `out=` has to be contiguous.
 
-Hence `blas_operand`, which admits exactly the layouts that BLAS can express.
+`blas_operand` therefore copies any layout that BLAS cannot express.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ import torch
 from scaled_mm.errors import BadParamError
 
 VARIABLE = "SCALED_MM_CPU_KERNEL"
-"""Environment variable that forces an implementation; read once, at the first product."""
+"""Environment variable that forces an implementation; read when `choice` decides."""
 
 IMPLEMENTATIONS = ("onednn_int8", "float32")
 
 PART = 1024
-"""Values of K whose products float32 sums exactly: PART * 2^14 = 2^24."""
+"""Longest part of K that float32 sums exactly: PART * 2^14 = 2^24."""
 
 # Elements of b that "float32" converts at a time: 4 MiB, which mostly stay in L2 and L3 until they are multiplied.
 _TILE_ELEMENTS = 1 << 20
@@ -68,9 +68,9 @@ class Choice:
 
 
 def choice() -> Choice:
-    """The implementation of this process: decided at the first product, and again if oneDNN is switched on or off.
+    """The implementation of this process: decided at the first call, and once more if oneDNN is switched on or off.
 
-    BadParamError if SCALED_MM_CPU_KERNEL names none, or one that is not exact on this CPU.
+    BadParamError if SCALED_MM_CPU_KERNEL is unknown, or not exact on this CPU.
     """
     return _choose(torch.backends.mkldnn.enabled)
 
@@ -97,8 +97,8 @@ def _choose(onednn_enabled: bool) -> Choice:
 def int_mm_is_exact() -> bool:
     """Whether `torch._int_mm` gives the exact product on this CPU, whatever the values.
 
-    Tries the worst values: -128 and 127 in every pairing, which saturate 16-bit pairs in either operand's role, then random ones, through
-    each form of call that `accumulate` makes.
+    Tries random and extreme values (-128 and 127 in every pairing, which saturate 16-bit pairs in either operand's role) through every form
+    of call that `accumulate` makes.
     """
     generator = torch.Generator("cpu").manual_seed(0)
     k, n = 259, 64  # K is not a multiple of 4, so that the tail of the 4-way dot product is probed too
@@ -121,7 +121,7 @@ def int_mm_is_exact() -> bool:
 
 
 def _measure() -> dict[str, float]:
-    """Milliseconds of one product by each implementation: the least of three, taken in turn. At most 0.2 s, where oneDNN is a scalar loop."""
+    """Milliseconds of one product by each implementation: best of three, interleaved. At most 0.2 s, with a scalar loop."""
     a, b = torch.ones((64, 1024), dtype=torch.int8, device="cpu"), torch.ones((512, 1024), dtype=torch.int8, device="cpu").t()
     best = dict.fromkeys(IMPLEMENTATIONS, math.inf)
     for _ in range(3):

@@ -46,17 +46,15 @@ class PreparedWeight:
 def prepare_weight(
     b: torch.Tensor, b_zero_point: torch.Tensor | None = None, *, b_column_sums: torch.Tensor | None = None
 ) -> PreparedWeight:
-    """Computes b's column sums, which zero points of a need, once for all products with it, and lets them read b early.
+    """Computes b's column sums once, which zero points of a need, and marks b as constant, so that products may load it early.
 
     b: int8 [K, N] or [B, K, N], any strides, any device; kept, not copied.
     b_zero_point: int32 or int8: one value, [N], [1, N], or [B, 1, N] with b's B or 1; or None for a symmetric weight.
-    b_column_sums: int32 [N], [1, N], or [B, 1, N] with b's B or 1: used as they are, in place of the sums of b over K. A static zero point
-        of a may be folded into them: with `a_zero_point=torch.ones(1, dtype=torch.int32)` and zero_point * sums (vLLM's `azp_adj`) the
-        product subtracts zero_point * sums (docs/COMING_FROM.md).
+    b_column_sums: int32 [N], [1, N], or [B, 1, N] with b's B or 1: used in place of the sums of b over K. May hold zero_point * sums
+        (vLLM's `azp_adj`), with `a_zero_point=torch.ones(1, dtype=torch.int32)` and without b_zero_point (docs/COMING_FROM.md).
     Exact: a sum of K int8 values fits int32 for every K that a product takes.
-    Waits until b's device has done the current stream's work: b is then written, and products with it need not wait for a
-    preceding kernel to load it. Not while a CUDA graph is captured, a function is compiled or operators are traced, nor for a b that
-    is not aligned to 16 bytes: their products wait as ever.
+    Synchronizes the current stream of b's device, so that later kernels may load b early. Skipped during graph capture, compilation or
+    tracing, and for a b not aligned to 16 bytes; `constant` is then False.
     Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorDeviceError, naming the argument.
     """
     for name, tensor in (("b", b), ("b_zero_point", b_zero_point), ("b_column_sums", b_column_sums)):

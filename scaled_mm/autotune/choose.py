@@ -1,15 +1,13 @@
 """From measured times to the buckets of a table.
 
-The cliff rule: for products that differ in M alone, `time(M) <= 1.05 * time(M')`, M' being the next larger measured M. Fewer tokens
-may not take longer, but for 5% that are noise. Per token a smaller M is always slower where memory sets the pace (one token reads as
-many weights as sixteen), so a bound on time per token would forbid what no kernel can avoid; a product of M tokens, however, can
-always be computed as one of M' with rows that nobody reads.
+The cliff rule: for products that differ in M alone, `time(M) <= 1.05 * time(M')`, M' being the next larger measured M. Fewer tokens must
+not take longer, within 5% noise. Time per token cannot be bounded: a memory-bound kernel reads the same weights for 1 token as for 16.
+Total time can: M tokens can be padded to M'.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -40,7 +38,7 @@ class Cliff:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The row of one product. how: measured, or inherited from the next larger M, where it was not measured. us: microseconds, of a measured one."""
+    """The row of one product. how: "inherited" if taken from the next larger M, untimed; us (microseconds) is then None."""
 
     product: Product
     row: str
@@ -84,9 +82,8 @@ def few_rows(times: Times, near: float = NEAR) -> list[str]:
 def choose(times: Times, products: Collection[Product]) -> list[Choice]:
     """A row for every product that was measured, by N, K and M.
 
-    times: of rows that may win, the others left out. Each product gets its fastest row, out of the fewest that serve all; that minimizes the
-    sum, for no choice at one M changes another's time. Where that breaks the cliff rule, and the next M's row was not measured here,
-    the product takes that row: it computes what it would for the next M.
+    times: eligible rows only. Each product takes its fastest row among `few_rows`. On a cliff it inherits the row of the next larger M, if
+    that row was not timed here: it then computes what it would for the next M.
     """
     kept = few_rows(times)
     found: list[Choice] = []
@@ -108,11 +105,11 @@ def choose(times: Times, products: Collection[Product]) -> list[Choice]:
 
 
 def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelRow], times: Times) -> list[Bucket]:
-    """Buckets that give each product its chosen row where that was faster than the row of `base`; a table adds the buckets of `base` behind.
+    """Buckets for the products whose chosen row beats the row of `base`, or was inherited to close a cliff; the table appends `base`'s buckets.
 
-    rows: at least the chosen ones. A bucket serves what lies near a product: the same N and K, and M down to half or the next smaller
-    chosen M, as long as `base` has one row for all of these M. Rows that load weights early serve constant weights alone, with which
-    they were measured.
+    rows: at least the chosen ones. A bucket covers one N and K, and m <= M above M / 2 and the next smaller chosen M, as far as `base` has
+    one row down from M. A product whose base row was not timed gets none. Rows that load weights early serve constant weights only, as
+    measured.
     """
     of = {choice.product: choice for choice in choices}
     early = {row.name for row in rows if row.early_weights or row.generation == "decode"}
@@ -120,15 +117,16 @@ def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelRow
     for (N, K), ms in ladders(of).items():
         for smaller, M in zip([0, *ms], ms):
             choice, own = of[M, N, K], base.select(M, N, K, constant_b=True).row.name
-            if choice.row == own or (choice.us or 0.0) >= times[M, N, K].get(own, math.inf):
+            base_us = times[M, N, K].get(own)
+            if choice.row == own or base_us is None or (choice.us is not None and choice.us >= base_us):
                 continue
-            least = max(smaller + 1, M // 2 + 1, _least_with_one_row(base, M, N, K))
+            least = max(smaller + 1, M // 2 + 1, _least_m_with_same_row(base, M, N, K))
             found.append(Bucket(m=M, m_min=least, n=N, n_min=N, k=K, k_min=K, constant_b=choice.row in early, kernel=choice.row))
     return found
 
 
-def _least_with_one_row(base: TileTable, M: int, N: int, K: int) -> int:
-    """The smallest M' for which `base` has one row from M' to M."""
+def _least_m_with_same_row(base: TileTable, M: int, N: int, K: int) -> int:
+    """The smallest m such that `base` selects one row for all of m..M."""
     row = base.select(M, N, K, constant_b=True).row.name
     edges = {0, *(edge for bucket in base.buckets for edge in (bucket.m_min, (bucket.m or 0) + 1) if edge <= M)}  # where the row may change
     least = M

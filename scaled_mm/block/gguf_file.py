@@ -48,10 +48,10 @@ def load_gguf(
 ) -> dict[str, QuantizedTensor | torch.Tensor]:
     """The tensors of a GGUF file by name: quantized ones as QuantizedTensor, others as tensors of the dtype they have there.
 
-    Shapes are in torch's order, the last dimension the contiguous one: a matrix is [out, in]. Nothing is read before it is used: the
-    tensors are CPU views of the mapped file. Writing to one changes it in memory, never the file.
-    names: only these are returned, and only their types are looked at.
-    skip_unsupported: tensors of other types than those below are left out, not refused.
+    Shapes are in torch's order, the last dimension the contiguous one: a matrix is [out, in]. Tensors are lazy, copy-on-write CPU views of
+    the mapped file: writing to one never changes the file.
+    names: return only these; a type that is not supported is no error elsewhere.
+    skip_unsupported: omit tensors of other types than those below.
 
     The header is checked first, for all tensors of the file. A malformed file takes neither time nor memory:
     - the file is a regular file, little-endian, of GGUF version 2 or 3;
@@ -59,7 +59,7 @@ def load_gguf(
     - keys and tensor names are UTF-8, at most 65535 bytes, and occur once; value types and tensor types are known;
     - tensors have at most 4 dimensions, none of them 0, and K is a multiple of the type's block;
     - general.alignment is a uint32 and a power of two; tensors are aligned to it, lie in the file and do not overlap;
-    - at most 2^16 keys, 2^18 tensors, 2^22 values, 2^18 arrays and 8 levels of them: several times what models have.
+    - at most 2^16 keys, 2^18 tensors, 2^22 values, 2^18 arrays, nesting depth 8, and a bounded header: several times what models need.
 
     Raises ImportError without the `gguf` package, OSError (FileNotFoundError ...) for a file that cannot be opened, BadParamError that
     names `path` for a file that fails a check, BadParamError that names `names` for one that lacks a tensor of them, and
