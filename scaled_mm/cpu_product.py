@@ -37,6 +37,9 @@ VARIABLE = "SCALED_MM_CPU_KERNEL"
 
 IMPLEMENTATIONS = ("onednn_int8", "float32")
 
+DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
+"""CPU features without which `torch._int_mm` is not fast: x86's as Linux spells them, then Arm's."""
+
 PART = 1024
 """Longest part of K that float32 sums exactly: PART * 2^14 = 2^24."""
 
@@ -89,9 +92,20 @@ def _choose(onednn_enabled: bool) -> Choice:
         return Choice("float32", "oneDNN is switched off" if torch.backends.mkldnn.is_available() else "this torch has no oneDNN")
     if not int_mm_is_exact():
         return Choice("float32", "oneDNN's INT8 sums saturate on this CPU")
+    if (features := cpu_features()) and not features & DOT_PRODUCTS:
+        return Choice("float32", "this CPU has no 8-bit dot products")
     times = _measure()
     best, other = sorted(IMPLEMENTATIONS, key=times.__getitem__)
     return Choice(best, f"a 64 x 512 x 1024 product takes {times[best]:.3g} ms, {times[other]:.3g} ms by {other}")
+
+
+def cpu_features(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
+    """What Linux says the CPU has; empty where nothing says so."""
+    try:
+        with open(cpuinfo) as file:
+            return next((frozenset(line.partition(":")[2].split()) for line in file if line.lower().startswith(("flags", "features"))), frozenset())
+    except OSError:
+        return frozenset()
 
 
 def int_mm_is_exact() -> bool:
@@ -121,14 +135,14 @@ def int_mm_is_exact() -> bool:
 
 
 def _measure() -> dict[str, float]:
-    """Milliseconds of one product by each implementation: best of three, interleaved. At most 0.2 s, with a scalar loop."""
+    """Milliseconds of one product by each implementation: the best of several, interleaved. At most 0.2 s, with a scalar loop."""
     a, b = torch.ones((64, 1024), dtype=torch.int8, device="cpu"), torch.ones((512, 1024), dtype=torch.int8, device="cpu").t()
     best = dict.fromkeys(IMPLEMENTATIONS, math.inf)
-    for _ in range(3):
-        for name, product in (("onednn_int8", _product), ("float32", _product_float32)):
-            start = time.perf_counter()
-            product(a, b)
-            best[name] = min(best[name], (time.perf_counter() - start) * 1e3)
+    # float32 uses several threads, which a busy CPU holds up most.
+    for name, product in [("float32", _product_float32), ("onednn_int8", _product), ("float32", _product_float32)] * 4:
+        start = time.perf_counter()
+        product(a, b)
+        best[name] = min(best[name], (time.perf_counter() - start) * 1e3)
     return best
 
 

@@ -196,6 +196,7 @@ def test_a_cpu_whose_int8_product_is_exact_but_a_scalar_loop_takes_float32(new_c
             return int_mm(*args, **options)
 
     new_choice.setattr(torch, "_int_mm", scalar_loop)
+    new_choice.setattr(cpu_product, "cpu_features", frozenset)  # unknown: measured
     with torch.backends.mkldnn.flags(enabled=True):
         start = time.process_time()
         assert cpu.kernel_name() == "cpu_float32"
@@ -204,6 +205,20 @@ def test_a_cpu_whose_int8_product_is_exact_but_a_scalar_loop_takes_float32(new_c
         with sm.create_descriptor(sm.Handle("cpu"), **Case(2, 3, 4).make().inputs, out=torch.empty(2, 3)) as desc:
             assert desc.kernel.row == "cpu_float32" and "64 x 512 x 1024 product takes" in desc.kernel.reason
         run(Case(20, 30, 40, values="extremes"))
+
+
+def test_a_cpu_without_dot_products_is_known_by_its_features(new_choice, tmp_path):
+    """An AMD EPYC with AVX2: nothing is timed."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor\t: 0\nflags\t\t: fpu sse4_1 avx avx2 fma\n\nprocessor\t: 1\nflags\t\t: avx_vnni\n")
+    assert cpu_product.cpu_features(str(cpuinfo)) == {"fpu", "sse4_1", "avx", "avx2", "fma"}
+    assert cpu_product.cpu_features(str(tmp_path / "none")) == frozenset()
+    new_choice.setattr(cpu_product, "cpu_features", lambda: frozenset({"avx2", "fma"}))
+    new_choice.setattr(cpu_product, "int_mm_is_exact", lambda: True)
+    new_choice.setattr(cpu_product, "_measure", None)
+    new_choice.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    with torch.backends.mkldnn.flags(enabled=True):
+        assert cpu_product.choice() == cpu_product.Choice("float32", "this CPU has no 8-bit dot products")
 
 
 @pytest.mark.parametrize("forced", ["float32", "onednn_int8", "float64", ""])
