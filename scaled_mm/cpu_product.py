@@ -46,8 +46,8 @@ PART = 1024
 # Elements of b that "float32" converts at a time: 4 MiB, which mostly stay in L2 and L3 until they are multiplied.
 _TILE_ELEMENTS = 1 << 20
 _TILE_MIN_COLUMNS = 128
-# Elements of a that it converts at a time: 64 MiB.
-_ROWS_ELEMENTS = 16 << 20
+# Elements of the other operand that it converts at a time, and of a tile's products: 16 MiB each.
+_ROWS_ELEMENTS = 4 << 20
 
 # From this many elements of b on, the layout decides the speed of a small-M product more than call overhead does.
 _LARGE_WEIGHT = 4 << 20
@@ -199,22 +199,29 @@ def _product_by_rows(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None
 def _product_float32(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b by float32 products over parts of K, none longer than PART.
 
-    b is converted a tile at a time, several parts of K by some columns, and multiplied by one batched product. Zeros fill the last part.
+    The wider operand is converted a tile at a time, several parts of K by some columns, and multiplied by one batched product; the other
+    one, a block of rows at a time. Zeros fill the last part.
     """
     m, (k, n) = a.shape[0], b.shape
     acc = torch.empty((m, n), dtype=torch.int32, device="cpu") if into is None else into
+    if m > n:  # the same product, transposed
+        _product_float32(b.t(), a.t(), acc.t())
+        return acc
     parts = -(-k // PART)
     part = -(-k // parts)
     part = min(PART, -(-part // 16) * 16)  # whole vectors
+    padded = parts * part
     # A tile has the layout of its source, so that converting it reads and writes in order.
     k_is_contiguous = b.stride(0) == 1
-    columns = min(n, max(_TILE_MIN_COLUMNS, _TILE_ELEMENTS // (parts * part if k_is_contiguous else part)))
+    columns = min(n, max(_TILE_MIN_COLUMNS, _TILE_ELEMENTS // (padded if k_is_contiguous else part)))
     together = min(parts, max(1, _TILE_ELEMENTS // (columns * part)))
-    rows = min(m, max(1, _ROWS_ELEMENTS // (parts * part)))
-    tile, sums = (torch.empty(size, dtype=torch.float32, device="cpu") for size in (columns * together * part, rows * columns * together))
+    rows = min(m, max(1, _ROWS_ELEMENTS // max(padded, columns * together)))
+    sizes = (rows * padded, columns * together * part, rows * columns * together)
+    left, tile, sums = (torch.empty(size, dtype=torch.float32, device="cpu") for size in sizes)
     for top in range(0, m, rows):
         height = min(rows, m - top)
-        left = torch.nn.functional.pad(a[top : top + height].to(torch.float32), (0, parts * part - k)).view(height, parts, part).transpose(0, 1)
+        _convert(a[top : top + height], left[: height * padded].view(height, padded))
+        by_part = left[: height * padded].view(height, parts, part).transpose(0, 1)
         for start in range(0, n, columns):
             width = min(columns, n - start)
             target = acc[top : top + height, start : start + width]
@@ -228,14 +235,14 @@ def _product_float32(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None
                 else:
                     _convert(source.t(), right.view(count * part, width).t())
                     right = right.view(count, part, width)
-                products = torch.bmm(left[first : first + count], right, out=sums[: count * height * width].view(count, height, width))
+                products = torch.bmm(by_part[first : first + count], right, out=sums[: count * height * width].view(count, height, width))
                 integers = products.to(torch.int32).sum(0, dtype=torch.int32) if count > 1 else products[0].to(torch.int32)
                 target.copy_(integers) if first == 0 else target.add_(integers)
     return acc
 
 
 def _convert(source: torch.Tensor, tile: torch.Tensor) -> None:
-    """Writes source, int8 [N, K], into a float32 tile with zeros past K."""
+    """Writes source, int8 [rows, K], into float32 [rows, K or more] with zeros past K."""
     k = source.shape[1]
     tile[:, :k].copy_(source)
     if k < tile.shape[1]:

@@ -138,10 +138,10 @@ std::string vector_hint(const VectorRule& rule, const scaledMMTensorDesc_t& t) {
     if (__builtin_mul_overflow(values, t.shape[i], &values)) return "";
   }
   if (rule.batch > 0 && __builtin_mul_overflow(wanted, rule.batch, &wanted)) return "";
-  if (!rule.is_column || values != wanted || values == 1) return "";
+  if (!rule.is_column || values != wanted || values < 2) return "";
   const std::string length = std::to_string(rule.length);
   if (rule.batch < 0) return "; a is flat, so reshape it to [" + length + ", 1]";
-  return "; a is a batch, so reshape it to [" + std::to_string(rule.batch) + ", " + length + ", 1], or a to [" + std::to_string(wanted) + ", K]";
+  return "; this is a batch, so reshape it to [" + std::to_string(rule.batch) + ", " + length + ", 1]";
 }
 
 scaledMMStatus_t fail_vector(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t& t) {

@@ -108,30 +108,33 @@ def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelRow
     """Buckets for the products whose chosen row beats the row of `base`, or was inherited to close a cliff; the table appends `base`'s buckets.
 
     rows: at least the chosen ones. A bucket covers one N and K, and m <= M above M / 2 and the next smaller chosen M, as far as `base` has
-    one row down from M. A product whose base row was not timed gets none. Rows that load weights early serve constant weights only, as
-    measured.
+    one row down from M. A product whose base row was not timed gets none. It serves constant weights only, with which rows were measured,
+    if the chosen row loads weights early or `base` has another row for other weights.
     """
     of = {choice.product: choice for choice in choices}
     early = {row.name for row in rows if row.early_weights or row.generation == "decode"}
     found: list[Bucket] = []
     for (N, K), ms in ladders(of).items():
         for smaller, M in zip([0, *ms], ms):
-            choice, own = of[M, N, K], base.select(M, N, K, constant_b=True).row.name
+            choice = of[M, N, K]
+            own, of_others = (base.select(M, N, K, constant_b=constant_b).row.name for constant_b in (True, False))
             base_us = times[M, N, K].get(own)
             if choice.row == own or base_us is None or (choice.us is not None and choice.us >= base_us):
                 continue
-            least = max(smaller + 1, M // 2 + 1, _least_m_with_same_row(base, M, N, K))
-            found.append(Bucket(m=M, m_min=least, n=N, n_min=N, k=K, k_min=K, constant_b=choice.row in early, kernel=choice.row))
+            constant_only = choice.row in early or of_others != own
+            kinds = (True,) if constant_only else (True, False)
+            least = max(smaller + 1, M // 2 + 1, *(_least_m_with_same_row(base, M, N, K, constant_b) for constant_b in kinds))
+            found.append(Bucket(m=M, m_min=least, n=N, n_min=N, k=K, k_min=K, constant_b=constant_only, kernel=choice.row))
     return found
 
 
-def _least_m_with_same_row(base: TileTable, M: int, N: int, K: int) -> int:
+def _least_m_with_same_row(base: TileTable, M: int, N: int, K: int, constant_b: bool) -> int:
     """The smallest m such that `base` selects one row for all of m..M."""
-    row = base.select(M, N, K, constant_b=True).row.name
+    row = base.select(M, N, K, constant_b).row.name
     edges = {0, *(edge for bucket in base.buckets for edge in (bucket.m_min, (bucket.m or 0) + 1) if edge <= M)}  # where the row may change
     least = M
     for edge in sorted(edges, reverse=True):
-        if base.select(edge, N, K, constant_b=True).row.name != row:
+        if base.select(edge, N, K, constant_b).row.name != row:
             break
         least = edge
     return least

@@ -157,6 +157,12 @@ def _row_cells(table: TileTable, row: KernelRow, estimate: dict[str, Any]) -> di
     }
 
 
+def _bounds(least: int, most: int | None) -> str:
+    """`4096`, `open`, `9-16`, `17-open`."""
+    upper = "open" if most is None else str(most)
+    return f"{least}-{upper}" if least else upper
+
+
 def _buckets_view(table: TileTable) -> Any:
     view = common.narrow_table("buckets, the first that fits wins")
     for header in ("", "M <=", "N <=", "K <="):
@@ -167,7 +173,7 @@ def _buckets_view(table: TileTable) -> Any:
         if index and bucket.m != previous:
             view.add_section()
         previous = bucket.m
-        bounds = ("open" if bound is None else str(bound) for bound in (bucket.m, bucket.n, bucket.k))
+        bounds = (_bounds(least, most) for least, most in zip(bucket.least, (bucket.m, bucket.n, bucket.k)))
         condition = " (constant b)" if bucket.constant_b else f" ({bucket.activation} activations)" if bucket.activation else ""
         view.add_row(str(index), *bounds, bucket.kernel + condition)
     return view

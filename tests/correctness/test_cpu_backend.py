@@ -167,6 +167,23 @@ def test_float32_products_of_the_largest_values_are_exact_for_every_k(float32, k
     assert torch.equal(cpu_product.accumulate(a, b), (a.double() @ weight.double().t()).to(torch.int32))
 
 
+def test_float32_products_of_many_rows_and_small_k_hold_little_beside_their_output(float32):
+    """Once twice the output. In a process of its own: peaks do not fall again."""
+    script = """
+import resource, torch
+from scaled_mm import cpu_product
+a, b = torch.ones(6000, 16, dtype=torch.int8), torch.ones(16, 6000, dtype=torch.int8)
+cpu_product.accumulate(a[:64], b[:, :64])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+out = cpu_product.accumulate(a, b)
+assert bool((out == 16).all())
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / (out.numel() * 4))
+"""
+    environment = {**os.environ, cpu_product.VARIABLE: "float32", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and float(done.stdout) < 2, done.stderr + done.stdout
+
+
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_reduced_precision_of_float32_products_changes_nothing(float32, precision):
     before = torch.get_float32_matmul_precision()

@@ -250,8 +250,8 @@ def test_sparse_and_quantized_tensors_are_refused(device):
 @pytest.mark.parametrize(
     "a, a_scale, message",
     [
-        ((3, M, K), (3 * M, 1), rf"a_scale: expected .*, got \[{3 * M}, 1\]; a is a batch, so reshape it to \[3, {M}, 1\], or a to \[{3 * M}, K\]$"),
-        ((3, M, K), (3 * M,), rf"; a is a batch, so reshape it to \[3, {M}, 1\], or a to \[{3 * M}, K\]$"),
+        ((3, M, K), (3 * M, 1), rf"a_scale: expected .*, got \[{3 * M}, 1\]; this is a batch, so reshape it to \[3, {M}, 1\]$"),
+        ((3, M, K), (3 * M,), rf"; this is a batch, so reshape it to \[3, {M}, 1\]$"),
         ((3 * M, K), (3, M, 1), rf"; a is flat, so reshape it to \[{3 * M}, 1\]$"),
         ((3 * M, K), (3, M), rf"; a is flat, so reshape it to \[{3 * M}, 1\]$"),
         ((3, M, K), (M + 1, 1), rf"got \[{M + 1}, 1\]$"),

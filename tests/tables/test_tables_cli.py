@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -295,3 +296,9 @@ def test_explain_knows_that_one_row_has_no_stride_and_what_a_store_writes(call, 
     misfits = json.loads(out)["contiguous_misfits"]
     assert status == 0 and (misfits == []) is fits
     assert fits or sizes[0] > 1 or "writes whole pieces of 16" in misfits[0]
+
+
+def test_show_has_lower_bounds_of_buckets(call, table_file):
+    table_file.replace("buckets:\n", "buckets:\n  - {m: 64, m_min: 33, n: 1024, n_min: 1024, k_min: 512, kernel: large}\n")
+    status, out, _ = call("show", "--table", str(table_file.path))
+    assert status == 0 and re.search(r"33-64\s+1024-1024\s+512-open\s+large", out)
