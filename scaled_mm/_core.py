@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
 DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1")  # index: scaledMMDtype_t
 UNKNOWN_DTYPE = -1
 TENSOR_CONSTANT, TENSOR_PACKED = 1, 2
+GEMM, GROUPED_GEMM, BLOCK_SCALED_GEMM, BLOCK_GEMM = range(4)  # scaledMMProduct_t, and scaledMMTableKind_t
 BLOCK_MODES = ("auto", "w4a8", "w4a16")  # index: scaledMMBlockMode_t
 
 
@@ -106,6 +108,7 @@ class KernelChoiceC(ctypes.Structure):
 
 _PROVIDER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p)
 _handle, _tensor = ctypes.c_void_p, ctypes.POINTER(TensorDescC)
+_operands = ctypes.POINTER(_tensor)
 _SIGNATURES = {
     "scaledMMCreateHandle": (ctypes.POINTER(_handle), ctypes.c_int, ctypes.c_int32, ctypes.c_char_p),
     "scaledMMDestroyHandle": (_handle,),
@@ -114,26 +117,11 @@ _SIGNATURES = {
     "scaledMMRegisterTable": (ctypes.POINTER(_TableC),),
     "scaledMMSetKernelProvider": (_PROVIDER, ctypes.c_void_p),
     "scaledMMSetLastError": (ctypes.c_int, ctypes.c_char_p),
-    "scaledMMCreateGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 10, ctypes.c_char_p),
-    "scaledMMGetGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
-    "scaledMMGetGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
-    "scaledMMCheckGemmTensors": (_handle, *(_tensor,) * 10),
-    "scaledMMDestroyGemmDescriptor": (_handle,),
-    "scaledMMCreateGroupedGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 7, ctypes.c_char_p),
-    "scaledMMGetGroupedGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
-    "scaledMMGetGroupedGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
-    "scaledMMCheckGroupedGemmTensors": (_handle, *(_tensor,) * 7),
-    "scaledMMDestroyGroupedGemmDescriptor": (_handle,),
-    "scaledMMCreateBlockScaledGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 6, ctypes.c_char_p),
-    "scaledMMGetBlockScaledGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
-    "scaledMMGetBlockScaledGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
-    "scaledMMCheckBlockScaledGemmTensors": (_handle, *(_tensor,) * 6),
-    "scaledMMDestroyBlockScaledGemmDescriptor": (_handle,),
-    "scaledMMCreateBlockGemmDescriptor": (_handle, ctypes.POINTER(_handle), *(_tensor,) * 4, ctypes.c_int32, ctypes.c_char_p),
-    "scaledMMGetBlockGemmWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
-    "scaledMMGetBlockGemmKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
-    "scaledMMCheckBlockGemmTensors": (_handle, *(_tensor,) * 4),
-    "scaledMMDestroyBlockGemmDescriptor": (_handle,),
+    "scaledMMCreateDescriptor": (_handle, ctypes.POINTER(_handle), ctypes.c_int32, _operands, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p),
+    "scaledMMGetWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
+    "scaledMMGetKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
+    "scaledMMCheckTensors": (_handle, ctypes.c_int32, _operands, ctypes.c_int32),
+    "scaledMMDestroyDescriptor": (_handle,),
 }
 
 
@@ -154,6 +142,7 @@ def library() -> ctypes.CDLL:
         function = getattr(lib, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
     lib.scaledMMGetLastErrorMessage.restype = ctypes.c_char_p
+    lib.scaledMMGetOperandName.argtypes, lib.scaledMMGetOperandName.restype = (ctypes.c_int32, ctypes.c_int32), ctypes.c_char_p
     lib.scaledMMGetAbiVersion.restype = ctypes.c_int32
     if (version := lib.scaledMMGetAbiVersion()) != ABI_VERSION:
         raise InternalError(f"{path}: expected ABI version {ABI_VERSION}, got {version}")
@@ -221,18 +210,17 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
     return Status.SUCCESS
 
 
-TABLE_GEMM, TABLE_GROUPED_GEMM, TABLE_BLOCK_SCALED_GEMM, TABLE_BLOCK_GEMM = 0, 1, 2, 3
 
 
 def register_table(table: TileTable) -> None:
     """Give the core a tile table, with its sections; it replaces the architecture's former one."""
-    _register(table, TABLE_GEMM)
+    _register(table, GEMM)
     if table.grouped:
-        _register(table.grouped, TABLE_GROUPED_GEMM)
+        _register(table.grouped, GROUPED_GEMM)
     if table.block_scaled:
-        _register(table.block_scaled, TABLE_BLOCK_SCALED_GEMM)
+        _register(table.block_scaled, BLOCK_SCALED_GEMM)
     if table.block:
-        _register(table.block, TABLE_BLOCK_GEMM)
+        _register(table.block, BLOCK_GEMM)
 
 
 def _register(table: TileTable, kind: int) -> None:
@@ -257,6 +245,23 @@ def _register(table: TileTable, kind: int) -> None:
                     index[table.fallback], table.tuned, kind, 0, modes, len(modes))  # fmt: skip
         ),
     )
+
+
+# ---- descriptors ----------------------------------------------------------------------------------------------------------
+
+
+def operands(descs: Sequence[TensorDescC | None]) -> tuple[object, int]:
+    """(array, count) of the operands of a product, None for an absent one, as the C functions take them."""
+    return (_tensor * len(descs))(*(desc if desc is None else ctypes.pointer(desc) for desc in descs)), len(descs)
+
+
+@functools.cache
+def operand_names(product: int) -> tuple[str, ...]:
+    """The names of a kind's operands, in the order of the C interface."""
+    lib, names = library(), []
+    while (name := lib.scaledMMGetOperandName(product, len(names))) is not None:
+        names.append(name.decode())
+    return tuple(names)
 
 
 # ---- tensors ------------------------------------------------------------------------------------------------------------

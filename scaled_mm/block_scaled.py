@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm import block_scaled_ops, checks, ops
+from scaled_mm import _core, block_scaled_ops, checks, ops
 from scaled_mm.descriptor import Handle, Plan, _stream_address
 from scaled_mm.errors import BadParamError
 
@@ -56,7 +56,7 @@ def block_scaled_mm(
 class BlockScaledDescriptor(Plan):
     """A plan for a block-scaled product; made by `create_block_scaled_descriptor`. A context manager: leaving it destroys it."""
 
-    _KIND = "BlockScaledGemm"
+    _PRODUCT = _core.BLOCK_SCALED_GEMM
     _OPERANDS = _OPERANDS
 
     def calculate(self, out, a, b, a_scale, b_scale, bias=None, *, stream=None) -> None:

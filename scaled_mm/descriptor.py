@@ -231,15 +231,15 @@ def _encode(name: str, value: str | None) -> bytes | None:
 class Plan(_CObject):
     """What the plans for every kind of product have in common: made over the C interface, asked for their row, destroyed."""
 
-    _KIND = "Gemm"  # in the names of the C functions
+    _PRODUCT = _core.GEMM  # scaledMMProduct_t
     _OPERANDS: Sequence[str] = _OPERANDS  # in the order of the C interface
     _TAKES_PREPARED = False  # whether `calculate` takes a PreparedWeight
 
     def __init__(
         self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False,
-        options: Sequence[int] = (),
+        option: int = 0,
     ):  # fmt: skip
-        """options: what the C function takes between the tensors and the kernel's name."""
+        """option: the C function's."""
         self._pointer = ctypes.c_void_p()
         if not isinstance(handle, Handle) or not handle._pointer:
             raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
@@ -251,16 +251,16 @@ class Plan(_CObject):
         elif (b := described.get("b")) is not None and b.constant and not self._TAKES_PREPARED:
             raise BadParamError("b: expected a TensorDesc that is not constant, for this product takes no PreparedWeight, got one that is")
         self._planned = tuple(described.values())
-        c_descs = [desc and ctypes.byref(desc._c()) for desc in self._planned]
+        c_operands = _core.operands([desc and desc._c() for desc in self._planned])
         if self.device.type == "cuda":
             ops.load_cuda_operators()
         try:
-            _core.call(f"scaledMMCreate{self._KIND}Descriptor", handle._pointer, ctypes.byref(self._pointer), *c_descs, *options, forced)
+            _core.call("scaledMMCreateDescriptor", handle._pointer, ctypes.byref(self._pointer), self._PRODUCT, *c_operands, option, forced)
         except BadTensorDtypeError as error:
             raise ops.name_dtype(error, **tensors) from None
-        self._destroy = _Owner(f"scaledMMDestroy{self._KIND}Descriptor", self._pointer)
+        self._destroy = _Owner("scaledMMDestroyDescriptor", self._pointer)
         size = ctypes.c_size_t()
-        _core.call(f"scaledMMGet{self._KIND}WorkspaceSize", self._pointer, ctypes.byref(size))
+        _core.call("scaledMMGetWorkspaceSize", self._pointer, ctypes.byref(size))
         self.workspace_size: int = size.value
         self._product = f"{self._sizes(described)}, {str(described['out'].dtype).removeprefix('torch.')}"
 
@@ -275,7 +275,7 @@ class Plan(_CObject):
         if self.device.type == "cpu":
             return KernelChoice(*self._cpu_kernel(), -1, False)
         choice = _core.KernelChoiceC()
-        _core.call(f"scaledMMGet{self._KIND}Kernel", self._pointer, ctypes.byref(choice))
+        _core.call("scaledMMGetKernel", self._pointer, ctypes.byref(choice))
         return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
 
     def _cpu_kernel(self) -> tuple[str, str]:
@@ -303,7 +303,7 @@ class Plan(_CObject):
             if isinstance(tensor, TensorDesc):
                 raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
         try:
-            _core.call(f"scaledMMCheck{self._KIND}Tensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
+            _core.call("scaledMMCheckTensors", self._pointer, self._PRODUCT, *_core.operands([desc and desc._c() for desc in described]))
         except BadTensorDtypeError as error:
             raise self._named(error, tensors) from None
         ops.check_overlap(tensors, self._OPERANDS[1:])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm import checks, grouped_ops, ops
+from scaled_mm import _core, checks, grouped_ops, ops
 from scaled_mm.descriptor import Handle, Plan, TensorDesc, _stream_address
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
 
@@ -61,7 +61,7 @@ def grouped_scaled_mm(
 class GroupedDescriptor(Plan):
     """A plan for grouped products; made by `create_grouped_descriptor`. A context manager: leaving it destroys it."""
 
-    _KIND = "GroupedGemm"
+    _PRODUCT = _core.GROUPED_GEMM
     _OPERANDS = _OPERANDS
 
     def _sizes(self, described: dict[str, TensorDesc | None]) -> str:

@@ -1,137 +1,180 @@
-// A descriptor is a plan: validated, dispatched and prepared when it is created; calculate only fills in pointers.
+// The life cycle of a descriptor, for every kind of product: validated, dispatched and prepared when it is created; calculate only fills in
+// pointers. What is special to a kind: core/problem.h.
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
+#include <cstring>
 #include <memory>
 #include <new>
+#include <string>
 #include <utility>
 
-#include "core/gemm_info.h"
 #include "core/handle.h"
+#include "core/problem.h"
 #include "core/row_choice.h"
 #include "core/status.h"
+#include "core/tensors.h"
 
 using namespace scaled_mm;
 
-struct scaledMMGemmDescriptor : RowChoice {
-  static constexpr ObjectKind kObject = kGemmObject;
+namespace {
 
+// An operand as it was planned.
+struct PlannedOperand {
+  const char* name;
+  size_t pointer;     // where GemmLaunch has its data pointer
+  int64_t bytes;      // from the data pointer to the end of the last element
+  int64_t alignment;  // of the data pointer
+  bool given;
+};
+
+}  // namespace
+
+struct scaledMMDescriptor : RowChoice {
+  static constexpr ObjectKind kObject = kDescriptorObject;
+
+  ~scaledMMDescriptor() {
+    if (problem) problem->~Problem();
+  }
+
+  const ProblemKind* kind = nullptr;
   scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
-  GemmInfo info;
-  GemmLaunch launch;  // everything but the pointers
+  GemmLaunch launch;            // everything but the pointers
+  PlannedOperand operands[kMaxOperands];
+  bool empty;
 
   const Kernel* kernel = nullptr;
   const Kernel* zero_point_terms = nullptr;
   size_t terms_size = 0;      // bytes of the workspace for the zero-point terms, which come first in it
   size_t workspace_size = 0;  // with what the kernel asks for
 
-  // Kept from the second launch on: a plan that runs once has no use for it. Whoever finds it taken launches without.
+  // Allocated on the second launch. Concurrent launches that fail to acquire it encode their own parameters.
   std::unique_ptr<LaunchCache> cache;
   std::atomic<bool> cache_taken{false};
   std::atomic<bool> launched{false};
 
-  // The tensors it was created with, in the order of the interface; ndim -1 marks an absent one.
-  scaledMMTensorDesc_t tensors[kGemmTensors];
+  scaledMMTensorDesc_t tensors[kMaxOperands];  // it was created with; ndim -1 marks an absent one
+
+  Problem* problem = nullptr;  // in `memory`
+  alignas(std::max_align_t) unsigned char memory[kProblemBytes];
 };
 
 namespace {
 
-constexpr const char* kKind = "";  // in messages
-
-void fill_launch(scaledMMGemmDescriptor* d) {
-  const GemmInfo& info = d->info;
-  GemmLaunch& l = d->launch;
-  l = GemmLaunch{};
-  l.M = info.M;
-  l.N = info.N;
-  l.K = info.K;
-  l.batch = info.batch;
-  l.batch_strides = info.batch_strides;
-  l.a_stride_m = info.a_stride_m;
-  l.a_stride_k = info.a_stride_k;
-  l.b_stride_k = info.b_stride_k;
-  l.b_stride_n = info.b_stride_n;
-  l.out_stride_m = info.out_stride_m;
-  l.out_stride_n = info.out_stride_n;
-  l.constant_b = info.constant_b;
-  l.a_scale_stride = info.a_scale_stride;
-  l.b_scale_stride = info.b_scale_stride;
-  l.bias_stride = info.bias_stride;
-  l.bias_dtype = info.bias_dtype;
-  l.a_zero_point_stride = info.a_zero_point_stride;
-  l.b_zero_point_stride = info.b_zero_point_stride;
-  l.a_zero_point_dtype = info.a_zero_point_dtype;
-  l.b_zero_point_dtype = info.b_zero_point_dtype;
-  l.a_row_sums_stride = info.a_row_sums_stride;
-  l.b_column_sums_stride = info.b_column_sums_stride;
-  l.row_terms_batch_stride = info.row_term_batches() > 1 ? int32_t(info.M) : 0;
-  l.col_terms_batch_stride = info.column_term_batches() > 1 ? int32_t(info.N) : 0;
-  l.device = d->device.device_id;
-  l.multiprocessors = d->device.multiprocessors;
+scaledMMStatus_t check_kind(int32_t kind) {
+  if (kind >= 0 && kind < kNumProblemKinds) return SCALED_MM_STATUS_SUCCESS;
+  return fail(SCALED_MM_STATUS_BAD_PARAM, "product: expected a scaledMMProduct_t, got %d", int(kind));
 }
 
-scaledMMStatus_t plan(scaledMMHandle_t handle, const char* forced, scaledMMGemmDescriptor* d) {
-  d->device = handle->info;
-  fill_launch(d);
+scaledMMStatus_t check_count(const ProblemKind& kind, const void* operands, int32_t count) {
+  if (operands == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "operands: expected %d, got a null pointer", int(kind.num_operands));
+  if (count == kind.num_operands) return SCALED_MM_STATUS_SUCCESS;
+  return fail(SCALED_MM_STATUS_BAD_PARAM, "operands: expected %d of a %s, got %d", int(kind.num_operands), kind.name, int(count));
+}
+
+// That a live descriptor is one of this kind of product.
+scaledMMStatus_t check_descriptor(const scaledMMDescriptor* d, int32_t product) {
+  if (scaledMMStatus_t s = check_object("descriptor", d)) return s;
+  if (scaledMMStatus_t s = check_kind(product)) return s;
+  if (d->kind == kProblemKinds[product]) return SCALED_MM_STATUS_SUCCESS;
+  return fail(SCALED_MM_STATUS_BAD_PARAM, "descriptor: expected a %s descriptor, got a %s descriptor", kProblemKinds[product]->name, d->kind->name);
+}
+
+scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* operands, int32_t option, scaledMMDescriptor* d) {
+  const scaledMMTensorDesc_t* given[kMaxOperands] = {};
+  for (int i = 0; i < d->kind->num_operands; ++i) {
+    scaledMMTensorDesc_t& t = d->tensors[i];
+    if (operands[i] == nullptr) {
+      t.ndim = -1;
+      continue;
+    }
+    t = *operands[i];
+    if (t.flags & SCALED_MM_TENSOR_PACKED) memset(t.strides, 0, sizeof(t.strides));  // a packed tensor has none
+    given[i] = &t;
+  }
+  if (scaledMMStatus_t s = d->problem->validate(given, option)) return s;
+  d->problem->info.device = d->device.device_id;
+  d->problem->info.multiprocessors = d->device.multiprocessors;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+void plan_operands(scaledMMDescriptor* d) {
+  for (int i = 0; i < d->kind->num_operands; ++i) {
+    const OperandSpec& spec = d->kind->operands[i];
+    const scaledMMTensorDesc_t& t = d->tensors[i];
+    PlannedOperand& operand = d->operands[i];
+    operand = {spec.name, spec.pointer, 0, 1, t.ndim >= 0};
+    if (!operand.given) continue;
+    const int64_t of_row = spec.role == Role::kOut ? d->needs.align_out : spec.role == Role::kA ? d->needs.align_a : spec.role == Role::kB ? d->needs.align_b : 1;
+    operand.bytes = tensor_extent(t);
+    operand.alignment = std::max(of_row, tensor_alignment(t));
+  }
+}
+
+// The kernel, and its workspace.
+scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const char* forced, scaledMMDescriptor* d) {
   if (handle->info.device_type == SCALED_MM_DEVICE_CPU) {
     if (forced != nullptr) return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: expected none on a CPU, got %s", forced);
     return SCALED_MM_STATUS_SUCCESS;
   }
-  if (scaledMMStatus_t s = require_table(handle->arch, &d->table)) return s;
-  // A batch has as many tiles as one product of all its columns, and how many fill the GPU is what the edges of N are about.
-  const auto misfit_of = [d](const RowNeeds& needs) { return misfit(d->info, needs); };
-  const int32_t serves = d->info.constant_b ? SCALED_MM_BUCKET_CONSTANT_B : 0;
-  if (scaledMMStatus_t s = d->choose(forced, kKind, d->info.M, d->info.N * d->info.batch, d->info.K, serves, misfit_of)) return s;
-  if (d->info.empty()) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
+  Problem& problem = *d->problem;
+  if (scaledMMStatus_t s = require_table(handle->arch, &d->table, scaledMMTableKind_t(product))) return s;
+  problem.settle(*d->table);
+  const BucketKey key = problem.bucket();
+  const auto misfit_of = [&problem](const RowNeeds& needs) { return problem.misfit(needs); };
+  if (scaledMMStatus_t s = d->choose(forced, d->kind->label, key.M, key.N, key.K, key.serves, misfit_of)) return s;
+  if (problem.info.empty()) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
-  if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), d->info.out_dtype, device, shared_memory,
-                                          &d->row->slots[d->info.out_dtype], &d->kernel)) return s;
-  if (d->info.has_zero_point()) {
+  if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), problem.variant, device, shared_memory,
+                                          &d->row->slots[problem.variant], &d->kernel)) return s;
+  if (problem.terms_bytes) {
     if (scaledMMStatus_t s = require_kernel(handle->arch, kZeroPointTermsRow, -1, device, shared_memory,
                                             &handle->arch->zero_point_terms, &d->zero_point_terms)) return s;
-    d->terms_size = d->info.workspace_size();
+    d->terms_size = problem.terms_bytes;
   }
-  d->workspace_size = d->terms_size;
-  if (d->kernel->workspace_size) {
-    if (scaledMMStatus_t s = check_workspace_room(d->kernel->row, {d->info.M, d->info.N, d->info.batch})) return s;
-    d->terms_size = (d->terms_size + 15) / 16 * 16;
-    d->workspace_size = d->terms_size + size_t(d->kernel->workspace_size(d->info.M, d->info.N, d->info.batch));
+  size_t of_kernel = 0;
+  if (scaledMMStatus_t s = problem.workspace(*d->kernel, &of_kernel)) return s;
+  if (of_kernel) d->terms_size = (d->terms_size + 15) / 16 * 16;
+  d->workspace_size = d->terms_size + of_kernel;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+scaledMMStatus_t check_pointers(const scaledMMDescriptor& d, const void* const* pointers) {
+  const uintptr_t out_begin = address_of(pointers[0]), out_end = out_begin + uintptr_t(d.operands[0].bytes);
+  for (int i = 0; i < d.kind->num_operands; ++i) {
+    const PlannedOperand& operand = d.operands[i];
+    const void* pointer = pointers[i];
+    if (!operand.given) {
+      if (pointer == nullptr) continue;
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected null, as the descriptor was created without it, got a pointer", operand.name);
+    }
+    if (pointer == nullptr && operand.bytes > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a data pointer, got null", operand.name);
+    const uintptr_t begin = address_of(pointer);
+    if (begin & uintptr_t(operand.alignment - 1)) {
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT, "%s: expected a data pointer aligned to %lld bytes as the descriptor says, got %p", operand.name,
+                  static_cast<long long>(operand.alignment), pointer);
+    }
+    if (i > 0 && begin < out_end && out_begin < begin + uintptr_t(operand.bytes)) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "out: expected memory apart from every input, got an overlap with %s", operand.name);
+    }
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-struct Operand {
-  const char* name;
-  const void* pointer;
-  int64_t bytes;
-  bool wanted;
-  int64_t alignment;
-};
-
-scaledMMStatus_t check_pointers(const scaledMMGemmDescriptor& d, void* out, const Operand (&inputs)[kGemmTensors - 1]) {
-  const auto out_begin = reinterpret_cast<uintptr_t>(out);
-  const int64_t out_alignment = std::max<int64_t>(d.needs.align_out, dtype_bytes(d.info.out_dtype));
-  if (out == nullptr && d.info.bytes.out > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "out: expected a data pointer, got null");
-  if (out_begin % out_alignment) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
-                "out: expected a data pointer aligned to %d bytes as the descriptor says, got %p", int(out_alignment), out);
+scaledMMStatus_t check_workspace(const scaledMMDescriptor& d, const void* workspace, size_t size, const void* const* pointers) {
+  const size_t needed = d.workspace_size;
+  if (workspace == nullptr || size < needed) {
+    return fail(SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE, "workspace: expected at least %zu bytes, got %zu", needed, workspace ? size : size_t(0));
   }
-  for (const Operand& input : inputs) {
-    if (!input.wanted) {
-      if (input.pointer) return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected null, as the descriptor was created without it, got a pointer", input.name);
-      continue;
-    }
-    if (input.pointer == nullptr && input.bytes > 0) {
-      return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a data pointer, got null", input.name);
-    }
-    const auto begin = reinterpret_cast<uintptr_t>(input.pointer);
-    if (begin % input.alignment) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT,
-                  "%s: expected a data pointer aligned to %lld bytes as the descriptor says, got %p", input.name,
-                  static_cast<long long>(input.alignment), input.pointer);
-    }
-    if (begin < out_begin + d.info.bytes.out && out_begin < begin + input.bytes) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "out: expected memory apart from every input, got an overlap with %s", input.name);
+  const uintptr_t begin = address_of(workspace);
+  if (begin % 16) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT, "workspace: expected a pointer aligned to 16 bytes, got %p", workspace);
+  }
+  for (int i = 0; i < d.kind->num_operands; ++i) {
+    const uintptr_t other = address_of(pointers[i]);
+    if (d.operands[i].given && other < begin + needed && begin < other + uintptr_t(d.operands[i].bytes)) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "workspace: expected memory apart from every tensor, got an overlap with %s", d.operands[i].name);
     }
   }
   return SCALED_MM_STATUS_SUCCESS;
@@ -140,8 +183,8 @@ scaledMMStatus_t check_pointers(const scaledMMGemmDescriptor& d, void* out, cons
 // The descriptor's launch cache for a scope, or nullptr: on the first launch, and while another thread has it.
 class CacheLease {
  public:
-  explicit CacheLease(scaledMMGemmDescriptor* d) {
-    if (!d->launched.exchange(true, std::memory_order_relaxed)) return;
+  explicit CacheLease(scaledMMDescriptor* d) {
+    if (!d->kind->keeps_launches || !d->launched.exchange(true, std::memory_order_relaxed)) return;
     if (d->cache_taken.exchange(true, std::memory_order_acquire)) return;
     holder_ = d;
     if (!d->cache) {
@@ -157,7 +200,7 @@ class CacheLease {
   LaunchCache* get() const { return holder_ ? holder_->cache.get() : nullptr; }
 
  private:
-  scaledMMGemmDescriptor* holder_ = nullptr;
+  scaledMMDescriptor* holder_ = nullptr;
 };
 
 scaledMMStatus_t run(const Kernel& kernel, const GemmLaunch& launch) {
@@ -170,39 +213,43 @@ scaledMMStatus_t run(const Kernel& kernel, const GemmLaunch& launch) {
 
 }  // namespace
 
-scaledMMStatus_t scaledMMCreateGemmDescriptor(
-    scaledMMHandle_t handle, scaledMMGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
-    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
-    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
-    const scaledMMTensorDesc_t* b_zero_point, const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums,
-    const char* kernel) try {
+const char* scaledMMGetOperandName(int32_t product, int32_t index) {
+  if (product < 0 || product >= kNumProblemKinds || index < 0 || index >= kProblemKinds[product]->num_operands) return nullptr;
+  return kProblemKinds[product]->operands[index].name;
+}
+
+scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
+                                          const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option,
+                                          const char* kernel) try {
   if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
   *descriptor = nullptr;
-  if (scaledMMStatus_t status = check_object("handle", handle)) return status;
-  auto made = make_object<scaledMMGemmDescriptor>();
+  if (scaledMMStatus_t s = check_object("handle", handle)) return s;
+  if (scaledMMStatus_t s = check_kind(product)) return s;
+  if (scaledMMStatus_t s = check_count(*kProblemKinds[product], operands, num_operands)) return s;
+  auto made = make_object<scaledMMDescriptor>();
   if (made == nullptr) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "descriptor: out of host memory");
-  const scaledMMTensorDesc_t* tensors[] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
-  for (int i = 0; i < kGemmTensors; ++i) {
-    if (tensors[i]) made->tensors[i] = *tensors[i];
-    else made->tensors[i].ndim = -1;
-  }
-  scaledMMStatus_t status =
-      make_gemm_info({out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums}, &made->info);
-  if (status == SCALED_MM_STATUS_SUCCESS) status = plan(handle, kernel, made.get());
-  if (status == SCALED_MM_STATUS_SUCCESS) *descriptor = publish(std::move(made));
-  return status;
+  made->kind = kProblemKinds[product];
+  made->problem = made->kind->make(made->memory);
+  made->device = handle->info;
+  if (scaledMMStatus_t s = validate(operands, option, made.get())) return s;
+  if (scaledMMStatus_t s = plan_kernel(handle, product, kernel, made.get())) return s;
+  plan_operands(made.get());
+  made->launch = made->problem->info;
+  made->empty = made->problem->info.empty();
+  *descriptor = publish(std::move(made));
+  return SCALED_MM_STATUS_SUCCESS;
 } catch (const std::exception& error) {
   return fail_exception(error);
 }
 
-scaledMMStatus_t scaledMMGetGemmWorkspaceSize(scaledMMGemmDescriptor_t d, size_t* bytes) {
+scaledMMStatus_t scaledMMGetWorkspaceSize(scaledMMDescriptor_t d, size_t* bytes) {
   if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   if (bytes == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "bytes: expected a place to write to, got a null pointer");
   *bytes = d->workspace_size;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t d, int32_t* device_type, int32_t* device_id) {
+scaledMMStatus_t scaledMMGetDevice(scaledMMDescriptor_t d, int32_t* device_type, int32_t* device_id) {
   if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   if (device_type == nullptr || device_id == nullptr) {
     return fail(SCALED_MM_STATUS_NULL_POINTER, "device_type, device_id: expected places to write to, got a null pointer");
@@ -212,97 +259,49 @@ scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t d, int32_t* devi
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t d, scaledMMKernelChoice_t* choice) try {
+scaledMMStatus_t scaledMMGetKernel(scaledMMDescriptor_t d, scaledMMKernelChoice_t* choice) try {
   if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   if (choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "choice: expected a place to write to, got a null pointer");
-  d->describe(kKind, choice);
+  d->describe(d->kind->label + std::string(d->problem->mode()), choice);
   return SCALED_MM_STATUS_SUCCESS;
 } catch (const std::exception& error) {
   return fail_exception(error);
 }
 
-scaledMMStatus_t scaledMMCheckGemmTensors(scaledMMGemmDescriptor_t d, const scaledMMTensorDesc_t* out,
-                                          const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
-                                          const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-                                          const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
-                                          const scaledMMTensorDesc_t* b_zero_point,
-                                          const scaledMMTensorDesc_t* a_row_sums,
-                                          const scaledMMTensorDesc_t* b_column_sums) try {
-  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
-  const scaledMMTensorDesc_t* tensors[] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
-  for (int i = 0; i < kGemmTensors; ++i) {
+scaledMMStatus_t scaledMMCheckTensors(scaledMMDescriptor_t d, int32_t product, const scaledMMTensorDesc_t* const* operands,
+                                      int32_t num_operands) try {
+  if (scaledMMStatus_t status = check_descriptor(d, product)) return status;
+  if (scaledMMStatus_t status = check_count(*d->kind, operands, num_operands)) return status;
+  for (int i = 0; i < num_operands; ++i) {
     const scaledMMTensorDesc_t* expected = d->tensors[i].ndim < 0 ? nullptr : &d->tensors[i];
-    if (scaledMMStatus_t status = check_same(kGemmTensorNames[i], expected, tensors[i])) return status;
+    if (scaledMMStatus_t status = check_same(d->operands[i].name, expected, operands[i])) return status;
   }
   return SCALED_MM_STATUS_SUCCESS;
 } catch (const std::exception& error) {
   return fail_exception(error);
 }
 
-scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspace, size_t workspace_size, void* out,
-                                       const void* a, const void* b, const void* a_scale, const void* b_scale,
-                                       const void* bias, const void* a_zero_point, const void* b_zero_point,
-                                       const void* a_row_sums, const void* b_column_sums, void* stream) {
-  if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
-  const GemmInfo& info = d->info;
-  const Operand inputs[kGemmTensors - 1] = {
-      {"a", a, info.bytes.a, true, d->needs.align_a},
-      {"b", b, info.bytes.b, true, d->needs.align_b},
-      {"a_scale", a_scale, info.bytes.a_scale, info.has_scales, 4},
-      {"b_scale", b_scale, info.bytes.b_scale, info.has_scales, 4},
-      {"bias", bias, info.bytes.bias, info.has_bias, info.has_bias ? dtype_bytes(info.bias_dtype) : 1},
-      {"a_zero_point", a_zero_point, info.bytes.a_zero_point, info.has_a_zero_point,
-       info.has_a_zero_point ? dtype_bytes(info.a_zero_point_dtype) : 1},
-      {"b_zero_point", b_zero_point, info.bytes.b_zero_point, info.has_b_zero_point,
-       info.has_b_zero_point ? dtype_bytes(info.b_zero_point_dtype) : 1},
-      {"a_row_sums", a_row_sums, info.bytes.a_row_sums, info.has_a_row_sums, 4},
-      {"b_column_sums", b_column_sums, info.bytes.b_column_sums, info.has_b_column_sums, 4},
-  };
-  if (scaledMMStatus_t status = check_pointers(*d, out, inputs)) return status;
+scaledMMStatus_t scaledMMCalculate(scaledMMDescriptor_t d, int32_t product, void* workspace, size_t workspace_size, const void* const* pointers,
+                                   int32_t num_operands, void* stream) {
+  if (scaledMMStatus_t status = check_descriptor(d, product)) return status;
+  if (scaledMMStatus_t status = check_count(*d->kind, pointers, num_operands)) return status;
+  if (scaledMMStatus_t status = check_pointers(*d, pointers)) return status;
   if (d->device.device_type == SCALED_MM_DEVICE_CPU) {
     return fail(SCALED_MM_STATUS_DEVICE_NOT_SUPPORTED,
                 "handle: the C library launches on CUDA devices; on a CPU use the backend of the scaled_mm Python package");
   }
-  if (info.empty()) return SCALED_MM_STATUS_SUCCESS;
+  if (d->empty) return SCALED_MM_STATUS_SUCCESS;
 
   GemmLaunch launch = d->launch;
-  launch.a = a;
-  launch.b = b;
-  launch.out = out;
-  launch.a_scale = static_cast<const float*>(a_scale);
-  launch.b_scale = static_cast<const float*>(b_scale);
-  launch.bias = bias;
+  for (int i = 0; i < num_operands; ++i) memcpy(reinterpret_cast<char*>(&launch) + d->operands[i].pointer, &pointers[i], sizeof(void*));
   launch.stream = stream;
-  if (const size_t needed = d->workspace_size) {
-    if (workspace == nullptr || workspace_size < needed) {
-      return fail(SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE, "workspace: expected at least %zu bytes, got %zu", needed,
-                  workspace ? workspace_size : size_t(0));
-    }
-    if (reinterpret_cast<uintptr_t>(workspace) % 16) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT, "workspace: expected a pointer aligned to 16 bytes, got %p", workspace);
-    }
-    const auto begin = reinterpret_cast<uintptr_t>(workspace);
-    const auto overlaps = [&](const void* p, int64_t bytes) {
-      const auto other = reinterpret_cast<uintptr_t>(p);
-      return other < begin + needed && begin < other + uintptr_t(bytes);
-    };
-    if (overlaps(out, info.bytes.out)) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "workspace: expected memory apart from every tensor, got an overlap with out");
-    }
-    for (const Operand& input : inputs) {
-      if (input.wanted && overlaps(input.pointer, input.bytes)) {
-        return fail(SCALED_MM_STATUS_BAD_PARAM, "workspace: expected memory apart from every tensor, got an overlap with %s", input.name);
-      }
-    }
-    if (d->kernel->workspace_size) launch.workspace = static_cast<char*>(workspace) + d->terms_size;
+  if (d->workspace_size) {
+    if (scaledMMStatus_t status = check_workspace(*d, workspace, workspace_size, pointers)) return status;
+    if (d->workspace_size > d->terms_size) launch.workspace = static_cast<char*>(workspace) + d->terms_size;
   }
   if (d->zero_point_terms) {
-    launch.a_zero_point = a_zero_point;
-    launch.b_zero_point = b_zero_point;
-    launch.a_row_sums = static_cast<const int32_t*>(a_row_sums);
-    launch.b_column_sums = static_cast<const int32_t*>(b_column_sums);
     launch.row_terms = static_cast<int32_t*>(workspace);
-    launch.col_terms = launch.row_terms + info.column_terms_offset();
+    launch.col_terms = launch.row_terms + d->problem->column_terms_offset;
     if (scaledMMStatus_t status = run(*d->zero_point_terms, launch)) return status;
   }
   const CacheLease lease(d);
@@ -310,6 +309,6 @@ scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t d, void* workspa
   return run(*d->kernel, launch);
 }
 
-scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescriptor_t d) {
+scaledMMStatus_t scaledMMDestroyDescriptor(scaledMMDescriptor_t d) {
   return destroy_object("descriptor", d);
 }

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 8
+#define SCALED_MM_KERNEL_ABI_VERSION 9
 
 namespace scaled_mm {
 
@@ -24,7 +24,6 @@ struct LaunchCache {
 // those of expert 0. Strides in elements.
 struct Groups {
   int64_t experts;
-  const int32_t* offsets;  // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
   int64_t b_stride, b_scale_stride, bias_stride;  // from one expert to the next
 };
 
@@ -85,6 +84,7 @@ struct GemmLaunch {
   void* stream;        // cudaStream_t
   LaunchCache* cache;  // or nullptr
   const Groups* groups;  // nullptr unless the row is one of a grouped table
+  const int32_t* expert_offsets;  // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
 
   // Of a row of a block-scaled table: a_scale and b_scale from one block of K to the next; a_scale_stride is from row to row as
   // ever, b_scale_stride from one block of N to the next. 0 otherwise.

@@ -7,8 +7,7 @@
 namespace scaled_mm {
 namespace {
 
-constexpr const char* kNames[kObjectKinds] = {"handle", "GEMM descriptor", "grouped GEMM descriptor", "block-scaled GEMM descriptor",
-                                              "block GEMM descriptor"};
+constexpr const char* kNames[kObjectKinds] = {"handle", "descriptor"};
 
 struct Memory {
   std::mutex mutex;

@@ -14,7 +14,7 @@
 
 namespace scaled_mm {
 
-enum ObjectKind : uint32_t { kHandleObject, kGemmObject, kGroupedObject, kBlockScaledObject, kBlockObject, kObjectKinds };
+enum ObjectKind : uint32_t { kHandleObject, kDescriptorObject, kObjectKinds };
 
 constexpr uint64_t tag_of(ObjectKind kind) { return 0x5ca1edbb00000000u | kind; }
 constexpr uint64_t kDestroyed = 1 << 16;  // in the tag of an object that was destroyed

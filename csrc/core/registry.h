@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "core/gemm_info.h"
 #include "core/kernel_abi.h"
 
 namespace scaled_mm {
@@ -18,6 +17,14 @@ constexpr int kMaxDevices = 64;   // bits of KernelSlot::prepared
 struct KernelSlot {
   std::atomic<const Kernel*> kernel{nullptr};
   std::atomic<uint64_t> prepared{0};
+};
+
+// What a kernel row asks of the memory it works on, in bytes; see scaledMMTableRow_t. A row that needs anything needs K contiguous in a and b,
+// N contiguous in out, and row and batch strides that are multiples of its alignments.
+struct RowNeeds {
+  int32_t align_a = 1, align_b = 1, align_out = 1, store_bytes = 1;
+
+  bool any() const { return align_a > 1 || align_b > 1 || align_out > 1 || store_bytes > 1; }
 };
 
 struct TableRow {

@@ -41,7 +41,7 @@ struct RowChoice {
   }
 
   // Its strings live as long as the plan. kind: as above.
-  void describe(const char* kind, scaledMMKernelChoice_t* choice) {
+  void describe(const std::string& kind, scaledMMKernelChoice_t* choice) {
     std::call_once(reason_once_, [&] {
       if (row == nullptr) {
         reason_ = "the device is a CPU";

@@ -141,9 +141,8 @@ PyObject* status_object(scaledMMStatus_t status) {
 
 PyObject* not_mine() { return Py_NewRef(Py_NotImplemented); }
 
-scaledMMStatus_t launch(scaledMMGemmDescriptor_t descriptor, const Operands& o, void* workspace, size_t bytes, void* stream) {
-  return scaledMMCalculateGemm(descriptor, workspace, bytes, o.data[0], o.data[1], o.data[2], o.data[3], o.data[4],
-                               o.data[5], o.data[6], o.data[7], o.data[8], o.data[9], stream);
+scaledMMStatus_t launch(scaledMMDescriptor_t descriptor, const Operands& o, void* workspace, size_t bytes, void* stream) {
+  return scaledMMCalculate(descriptor, SCALED_MM_GEMM, workspace, bytes, o.data, kOperands, stream);
 }
 
 // Other Python threads run meanwhile: a launch waits when the queue is full, and a kernel may have to be compiled first.
@@ -159,16 +158,15 @@ class WithoutInterpreter {
 };
 
 scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stream, bool* needs_workspace) {
-  scaledMMGemmDescriptor_t descriptor = nullptr;
+  scaledMMDescriptor_t descriptor = nullptr;
   scaledMMStatus_t status =
-      scaledMMCreateGemmDescriptor(handle, &descriptor, o.present[0], o.present[1], o.present[2], o.present[3],
-                                   o.present[4], o.present[5], nullptr, nullptr, nullptr, nullptr, nullptr);
+      scaledMMCreateDescriptor(handle, &descriptor, SCALED_MM_GEMM, o.present, kOperands, 0, nullptr);
   if (status != SCALED_MM_STATUS_SUCCESS) return status;
   size_t workspace = 0;
-  status = scaledMMGetGemmWorkspaceSize(descriptor, &workspace);
+  status = scaledMMGetWorkspaceSize(descriptor, &workspace);
   *needs_workspace = status == SCALED_MM_STATUS_SUCCESS && workspace > 0;
   if (status == SCALED_MM_STATUS_SUCCESS && !*needs_workspace) status = launch(descriptor, o, nullptr, 0, stream);
-  const scaledMMStatus_t destroyed = scaledMMDestroyGemmDescriptor(descriptor);
+  const scaledMMStatus_t destroyed = scaledMMDestroyDescriptor(descriptor);
   return status != SCALED_MM_STATUS_SUCCESS ? status : destroyed;
 }
 
@@ -210,7 +208,7 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyErr_SetString(PyExc_TypeError, "calculate: expected 14 arguments");
     return nullptr;
   }
-  auto descriptor = static_cast<scaledMMGemmDescriptor_t>(PyLong_AsVoidPtr(args[0]));
+  auto descriptor = static_cast<scaledMMDescriptor_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t device = int32_t(PyLong_AsLong(args[1]));
   if (PyErr_Occurred()) return nullptr;
   Operands o;
@@ -243,8 +241,7 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   scaledMMStatus_t status;
   {
     const WithoutInterpreter others_may_run;
-    status = scaledMMCheckGemmTensors(descriptor, o.present[0], o.present[1], o.present[2], o.present[3], o.present[4], o.present[5],
-                                      o.present[6], o.present[7], o.present[8], o.present[9]);
+    status = scaledMMCheckTensors(descriptor, SCALED_MM_GEMM, o.present, kOperands);
     if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, memory, bytes, stream);
   }
   return written(args[4], status);

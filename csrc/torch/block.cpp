@@ -99,21 +99,21 @@ Argument activation_argument(const Tensor& tensor, int32_t device) {
   return argument("activation", tensor, device);
 }
 
-void calculate(scaledMMBlockGemmDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
+void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
   check(scaledMMCalculateBlockGemm(descriptor, workspace, workspace_size, o.out.data, o.weight.data, o.activation.data, o.bias.data, stream));
 }
 
 // Plan, run, forget.
 void run_once(const Operands& o, int32_t mode, int32_t device) {
-  scaledMMBlockGemmDescriptor_t descriptor = nullptr;
+  scaledMMDescriptor_t descriptor = nullptr;
   check(scaledMMCreateBlockGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.weight.get(), o.activation.get(), o.bias.get(),
                                           mode, nullptr));
   struct Owner {
-    scaledMMBlockGemmDescriptor_t descriptor;
-    ~Owner() { scaledMMDestroyBlockGemmDescriptor(descriptor); }
+    scaledMMDescriptor_t descriptor;
+    ~Owner() { scaledMMDestroyDescriptor(descriptor); }
   } owner{descriptor};
   size_t bytes = 0;
-  check(scaledMMGetBlockGemmWorkspaceSize(descriptor, &bytes));
+  check(scaledMMGetWorkspaceSize(descriptor, &bytes));
   void* stream = current_stream(device);
   if (bytes == 0) return calculate(descriptor, o, nullptr, 0, stream);
   const int64_t size = int64_t(bytes), stride = 1;
@@ -151,15 +151,16 @@ Tensor block_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t
   return out;
 }
 
-// `descriptor` is the address of a live scaledMMBlockGemmDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
+// `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
 void block_calculate(int64_t descriptor, Tensor out, Tensor weight, Tensor activation, OptionalTensor bias, OptionalTensor workspace,
                      int64_t fmt, int64_t rows, int64_t k, bool packed, int64_t stream) {
-  auto* plan = reinterpret_cast<scaledMMBlockGemmDescriptor_t>(descriptor);
+  auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
-  check(scaledMMGetBlockGemmDevice(plan, &device_type, &device));
+  check(scaledMMGetDevice(plan, &device_type, &device));
   const Operands o = {argument("out", out, device), weight_argument(weight, {code("fmt", fmt), rows, k, packed, false}, device),
                       activation_argument(activation, device), argument("bias", bias, device)};
-  check(scaledMMCheckBlockGemmTensors(plan, o.out.get(), o.weight.get(), o.activation.get(), o.bias.get()));
+  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(), o.weight.get(), o.activation.get(), o.bias.get()};
+  check(scaledMMCheckTensors(plan, SCALED_MM_BLOCK_GEMM, tensors, int32_t(std::size(tensors))));
   size_t bytes = 0;
   void* memory = nullptr;
   if (workspace.has_value()) {

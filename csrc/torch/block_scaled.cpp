@@ -9,20 +9,20 @@ struct Operands {
   Argument out, a, b, a_scale, b_scale, bias;
 };
 
-// No kernel asks for a workspace: scaledMMGetBlockScaledGemmWorkspaceSize answers 0.
-void calculate(scaledMMBlockScaledGemmDescriptor_t descriptor, const Operands& o, void* stream) {
+// No kernel asks for a workspace: scaledMMGetWorkspaceSize answers 0.
+void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* stream) {
   check(scaledMMCalculateBlockScaledGemm(descriptor, nullptr, 0, o.out.data, o.a.data, o.b.data, o.a_scale.data, o.b_scale.data,
                                          o.bias.data, stream));
 }
 
 // Plan, run, forget.
 void run_once(const Operands& o, int32_t device) {
-  scaledMMBlockScaledGemmDescriptor_t descriptor = nullptr;
+  scaledMMDescriptor_t descriptor = nullptr;
   check(scaledMMCreateBlockScaledGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(),
                                                 o.b_scale.get(), o.bias.get(), nullptr));
   struct Owner {
-    scaledMMBlockScaledGemmDescriptor_t descriptor;
-    ~Owner() { scaledMMDestroyBlockScaledGemmDescriptor(descriptor); }
+    scaledMMDescriptor_t descriptor;
+    ~Owner() { scaledMMDestroyDescriptor(descriptor); }
   } owner{descriptor};
   calculate(descriptor, o, current_stream(device));
 }
@@ -68,15 +68,16 @@ void block_scaled_mm_out(Tensor out, Tensor a, Tensor b, Tensor a_scale, Tensor 
   run_once(o, device);
 }
 
-// `descriptor` is the address of a live scaledMMBlockScaledGemmDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
+// `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
 void block_scaled_calculate(int64_t descriptor, Tensor out, Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, OptionalTensor bias,
                             int64_t stream) {
-  auto* plan = reinterpret_cast<scaledMMBlockScaledGemmDescriptor_t>(descriptor);
+  auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
-  check(scaledMMGetBlockScaledGemmDevice(plan, &device_type, &device));
+  check(scaledMMGetDevice(plan, &device_type, &device));
   Operands o = inputs(a, b, a_scale, b_scale, bias, device);
   o.out = argument("out", out, device);
-  check(scaledMMCheckBlockScaledGemmTensors(plan, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get()));
+  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get()};
+  check(scaledMMCheckTensors(plan, SCALED_MM_BLOCK_SCALED_GEMM, tensors, int32_t(std::size(tensors))));
   calculate(plan, o, stream == -1 ? current_stream(device) : reinterpret_cast<void*>(stream));
 }
 

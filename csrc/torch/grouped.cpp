@@ -9,22 +9,22 @@ struct Operands {
   Argument out, a, b, a_scale, b_scale, bias, expert_offsets;
 };
 
-void calculate(scaledMMGroupedGemmDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
+void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
   check(scaledMMCalculateGroupedGemm(descriptor, workspace, workspace_size, o.out.data, o.a.data, o.b.data, o.a_scale.data,
                                      o.b_scale.data, o.bias.data, o.expert_offsets.data, stream));
 }
 
 // Plan, run, forget.
 void run_once(const Operands& o, int32_t device) {
-  scaledMMGroupedGemmDescriptor_t descriptor = nullptr;
+  scaledMMDescriptor_t descriptor = nullptr;
   check(scaledMMCreateGroupedGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(),
                                             o.b_scale.get(), o.bias.get(), o.expert_offsets.get(), nullptr));
   struct Owner {
-    scaledMMGroupedGemmDescriptor_t descriptor;
-    ~Owner() { scaledMMDestroyGroupedGemmDescriptor(descriptor); }
+    scaledMMDescriptor_t descriptor;
+    ~Owner() { scaledMMDestroyDescriptor(descriptor); }
   } owner{descriptor};
   size_t bytes = 0;
-  check(scaledMMGetGroupedGemmWorkspaceSize(descriptor, &bytes));
+  check(scaledMMGetWorkspaceSize(descriptor, &bytes));
   void* stream = current_stream(device);
   if (bytes == 0) return calculate(descriptor, o, nullptr, 0, stream);
   const int64_t size = int64_t(bytes), stride = 1;
@@ -76,16 +76,16 @@ void grouped_scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scal
   run_once(o, device);
 }
 
-// `descriptor` is the address of a live scaledMMGroupedGemmDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
+// `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
 void grouped_calculate(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale,
                        Tensor expert_offsets, OptionalTensor bias, OptionalTensor workspace, int64_t stream) {
-  auto* plan = reinterpret_cast<scaledMMGroupedGemmDescriptor_t>(descriptor);
+  auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
-  check(scaledMMGetGroupedGemmDevice(plan, &device_type, &device));
+  check(scaledMMGetDevice(plan, &device_type, &device));
   Operands o = inputs(a, b, a_scale, b_scale, expert_offsets, bias, device);
   o.out = argument("out", out, device);
-  check(scaledMMCheckGroupedGemmTensors(plan, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get(),
-                                        o.expert_offsets.get()));
+  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get(), o.expert_offsets.get()};
+  check(scaledMMCheckTensors(plan, SCALED_MM_GROUPED_GEMM, tensors, int32_t(std::size(tensors))));
   size_t bytes = 0;
   void* memory = nullptr;
   if (workspace.has_value()) {

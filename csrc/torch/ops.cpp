@@ -10,7 +10,7 @@ struct Operands {
   Argument out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums;
 };
 
-void calculate(scaledMMGemmDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
+void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
   check(scaledMMCalculateGemm(descriptor, workspace, workspace_size, o.out.data, o.a.data, o.b.data, o.a_scale.data,
                               o.b_scale.data, o.bias.data, o.a_zero_point.data, o.b_zero_point.data,
                               o.a_row_sums.data, o.b_column_sums.data, stream));
@@ -18,16 +18,16 @@ void calculate(scaledMMGemmDescriptor_t descriptor, const Operands& o, void* wor
 
 // Plan, run, forget: the descriptor's validation and dispatch without its reuse.
 void run_once(const Operands& o, int32_t device) {
-  scaledMMGemmDescriptor_t descriptor = nullptr;
+  scaledMMDescriptor_t descriptor = nullptr;
   check(scaledMMCreateGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(),
                                      o.b_scale.get(), o.bias.get(), o.a_zero_point.get(), o.b_zero_point.get(),
                                      o.a_row_sums.get(), o.b_column_sums.get(), nullptr));
   struct Owner {
-    scaledMMGemmDescriptor_t descriptor;
-    ~Owner() { scaledMMDestroyGemmDescriptor(descriptor); }
+    scaledMMDescriptor_t descriptor;
+    ~Owner() { scaledMMDestroyDescriptor(descriptor); }
   } owner{descriptor};
   size_t bytes = 0;
-  check(scaledMMGetGemmWorkspaceSize(descriptor, &bytes));
+  check(scaledMMGetWorkspaceSize(descriptor, &bytes));
   void* stream = current_stream(device);
   if (bytes == 0) return calculate(descriptor, o, nullptr, 0, stream);
   const int64_t size = int64_t(bytes), stride = 1;
@@ -91,17 +91,17 @@ void scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, Optio
   run_once(o, device);
 }
 
-// `descriptor` is the address of a live scaledMMGemmDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
+// `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
 void calculate_op(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale,
                   OptionalTensor bias, OptionalTensor a_zero_point, OptionalTensor b_zero_point, OptionalTensor workspace,
                   int64_t stream, OptionalTensor a_row_sums, OptionalTensor b_column_sums) {
-  auto* plan = reinterpret_cast<scaledMMGemmDescriptor_t>(descriptor);
+  auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
-  check(scaledMMGetGemmDevice(plan, &device_type, &device));
+  check(scaledMMGetDevice(plan, &device_type, &device));
   Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
   o.out = argument("out", out, device);
-  check(scaledMMCheckGemmTensors(plan, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get(),
-                                 o.a_zero_point.get(), o.b_zero_point.get(), o.a_row_sums.get(), o.b_column_sums.get()));
+  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get(), o.a_zero_point.get(), o.b_zero_point.get(), o.a_row_sums.get(), o.b_column_sums.get()};
+  check(scaledMMCheckTensors(plan, SCALED_MM_GEMM, tensors, int32_t(std::size(tensors))));
   void* on = stream == -1 ? current_stream(device) : reinterpret_cast<void*>(stream);
   size_t bytes = 0;
   void* memory = nullptr;

@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <atomic>
+#include <iterator>
 #include <optional>
 #include <stdexcept>
 #include <string>

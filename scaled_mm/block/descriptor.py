@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 
 from scaled_mm import _core, checks
@@ -53,7 +51,7 @@ def _described(name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight |
 class BlockDescriptor(Plan):
     """A plan for a product with a block format's weight; made by `create_block_descriptor`. A context manager: leaving it destroys it."""
 
-    _KIND = "BlockGemm"
+    _PRODUCT = _core.BLOCK_GEMM
     _OPERANDS = _OPERANDS
 
     def __init__(self, handle: Handle, tensors: dict, mode: str, kernel: str | None):
@@ -61,7 +59,7 @@ class BlockDescriptor(Plan):
             raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
         described = {name: _described(name, value, handle.device) for name, value in tensors.items()}
         self._mode = mode
-        super().__init__(handle, described, kernel, options=(ops.mode_code(mode),))
+        super().__init__(handle, described, kernel, option=ops.mode_code(mode))
 
     def _sizes(self, described: dict[str, TensorDesc | None]) -> str:
         weight = described["weight"]
@@ -133,7 +131,7 @@ class BlockDescriptor(Plan):
                 raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
         described = [_described(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
         try:
-            _core.call("scaledMMCheckBlockGemmTensors", self._pointer, *(desc and ctypes.byref(desc._c()) for desc in described))
+            _core.call("scaledMMCheckTensors", self._pointer, self._PRODUCT, *_core.operands([desc and desc._c() for desc in described]))
         except BadTensorDtypeError as error:
             raise self._named(error, tensors) from None
 

@@ -59,13 +59,18 @@ def install_prebuilt(library: Path, name: str, key: str, folder: Path) -> Path:
 
 def core_key() -> str:
     """Of the sources alone: a prebuilt core serves on machines with another compiler, or none."""
-    return cache.digest("core", compile.sources_digest("core", "include"))
+    return cache.digest("core", compile.sources_digest("core", "problems", "include"))
+
+
+def core_sources() -> list[Path]:
+    """What the core is compiled from: its life cycle of a product, and one file for each kind of product."""
+    return sorted(path for room in ("core", "problems") for path in (csrc_dir() / room).glob("*.cpp"))
 
 
 def build_core() -> Path:
     """The C core, from the cache or compiled now; needs a C++ compiler only."""
     cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
-    sources = sorted((csrc_dir() / "core").glob("*.cpp"))
+    sources = core_sources()
 
     def build(folder: Path) -> None:
         with compile.progress_line("the C core"):

@@ -164,14 +164,14 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (8, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (9, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.BUILT_FOR[out][1] if out else -1) for row, out in names]
 
-    check_table(index.table.contents, table, _core.TABLE_GEMM)
-    check_table(index.grouped_table.contents, table.grouped, _core.TABLE_GROUPED_GEMM)
-    check_table(index.block_scaled_table.contents, table.block_scaled, _core.TABLE_BLOCK_SCALED_GEMM)
-    check_table(index.block_table.contents, table.block, _core.TABLE_BLOCK_GEMM)
+    check_table(index.table.contents, table, _core.GEMM)
+    check_table(index.grouped_table.contents, table.grouped, _core.GROUPED_GEMM)
+    check_table(index.block_scaled_table.contents, table.block_scaled, _core.BLOCK_SCALED_GEMM)
+    check_table(index.block_table.contents, table.block, _core.BLOCK_GEMM)
 
 
 def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:

@@ -98,32 +98,14 @@ def make(seed: int) -> tuple[Product, torch.Tensor]:
 class BlockCore(Core):
     """The C core's functions of block products, on a fake GPU."""
 
-    def __init__(self, *kernel_libraries: str):
-        super().__init__(*kernel_libraries)
-        self.lib.scaledMMCalculateBlockGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 5]
+    PRODUCT = _core.BLOCK_GEMM
 
     def plan(self, descs: list[TensorDesc | None], mode: str, kernel: str | None = None) -> ctypes.c_void_p:
-        descriptor = ctypes.c_void_p()
-        c_descs = [None if desc is None else ctypes.byref(desc._c()) for desc in descs]
-        encoded = kernel.encode() if kernel else None
-        _core.call("scaledMMCreateBlockGemmDescriptor", self.handle, ctypes.byref(descriptor), *c_descs, _core.BLOCK_MODES.index(mode), encoded)
-        return descriptor
-
-    def choice_of(self, descriptor) -> _core.KernelChoiceC:
-        choice = _core.KernelChoiceC()
-        _core.call("scaledMMGetBlockGemmKernel", descriptor, ctypes.byref(choice))
-        return choice
-
-    def workspace_size(self, descriptor) -> int:
-        size = ctypes.c_size_t()
-        _core.call("scaledMMGetBlockGemmWorkspaceSize", descriptor, ctypes.byref(size))
-        return size.value
+        return self.create_from(descs, kernel, _core.BLOCK_MODES.index(mode))
 
     def launch(self, descriptor, product: Product, workspace: torch.Tensor | None = None, size: int | None = None, **changed) -> None:
         tensors = {"out": product.out, "weight": product.weight, "activation": product.activation, "bias": product.bias, **changed}
-        pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors.values()]
-        bytes_ = 0 if workspace is None else workspace.numel() if size is None else size
-        _core.call("scaledMMCalculateBlockGemm", descriptor, None if workspace is None else workspace.data_ptr(), bytes_, *pointers, STREAM)
+        self.calculate(descriptor, tensors["out"], tensors, workspace, size)
 
 
 def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
@@ -138,7 +120,7 @@ def products(kernels: str, count: str) -> dict:
         m, n, k = product.shape
         forced = random.Random(seed).choice([None, None, *(row.name for row in TABLE.rows)])
         descriptor = core.plan(product.descs(), product.mode, forced)
-        choice, settled = core.choice_of(descriptor), product.settled_mode()
+        choice, settled = core.choice(descriptor), product.settled_mode()
         selection = TABLE.select(n, m, k, q8_1=settled == "w4a8")
         if forced is None:
             assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), f"{seed}: {choice.row}, not {selection}"
@@ -156,7 +138,7 @@ def products(kernels: str, count: str) -> dict:
         assert int((~product.memory.isnan()).sum()) == m * n, f"{seed}: written outside of out"
         rows[choice.row.decode()] = rows.get(choice.row.decode(), 0) + 1
         modes[f"{product.mode} {settled}"] = modes.get(f"{product.mode} {settled}", 0) + 1
-        _core.call("scaledMMDestroyBlockGemmDescriptor", descriptor)
+        core.destroy(descriptor)
     assert core.asked == [], core.asked
     return {"rows": rows, "modes": modes}
 
@@ -167,7 +149,7 @@ def buckets(kernels: str) -> dict:
     for kind in ("q8_1", *FLOATS):
         for mode in ("auto", "w4a8") if kind in ("q8_1", torch.float32) else ("auto", "w4a8", "w4a16"):
             descs = [TensorDesc((64, 8), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((8, 256), kind), None]
-            answer[f"{str(kind).removeprefix('torch.')} {mode}"] = core.choice_of(core.plan(descs, mode)).row.decode()
+            answer[f"{str(kind).removeprefix('torch.')} {mode}"] = core.choice(core.plan(descs, mode)).row.decode()
     return answer
 
 
@@ -239,8 +221,7 @@ def refusals(kernels: str) -> dict:
 
     def compare(**changed) -> list[str]:
         descs = dict(zip(("out", "weight", "activation", "bias"), product.descs())) | changed
-        c_descs = [None if desc is None else ctypes.byref(desc._c()) for desc in descs.values()]
-        return status_of(lambda: _core.call("scaledMMCheckBlockGemmTensors", descriptor, *c_descs))
+        return status_of(lambda: core.check(descriptor, list(descs.values())))
 
     m, _, k = product.shape
     answer |= {

@@ -11,7 +11,7 @@ import random
 import sys
 
 import torch
-from fake_gpu_script import STREAM, Core, status_of  # lets the next line find the tests
+from fake_gpu_script import Core, status_of  # lets the next line find the tests
 
 from correctness.block_scaled_cases import BIASES, SCALE_LAYOUTS, SCALE_VALUES, BlockCase  # isort: skip
 from correctness.cases import LAYOUTS  # isort: skip
@@ -19,31 +19,15 @@ from correctness.cases import LAYOUTS  # isort: skip
 from scaled_mm import TensorDesc, _core, reference
 from scaled_mm.tables import load_table
 
-_ORDER = ("out", "a", "b", "a_scale", "b_scale", "bias")
-
 
 class BlockScaledCore(Core):
     """The C core's block-scaled functions, on a fake GPU."""
 
-    def __init__(self, *kernel_libraries: str):
-        super().__init__(*kernel_libraries)
-        self.lib.scaledMMCalculateBlockScaledGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 7]
+    PRODUCT = _core.BLOCK_SCALED_GEMM
 
     def plan(self, out, inputs, kernel: str | None = None) -> ctypes.c_void_p:
-        tensors, descriptor = {**inputs, "out": out}, ctypes.c_void_p()
-        descs = [None if tensors[name] is None else ctypes.byref(TensorDesc.of(tensors[name])._c()) for name in _ORDER]
-        encoded = kernel.encode() if kernel else None
-        _core.call("scaledMMCreateBlockScaledGemmDescriptor", self.handle, ctypes.byref(descriptor), *descs, encoded)
-        return descriptor
-
-    def choice_of(self, descriptor) -> _core.KernelChoiceC:
-        choice = _core.KernelChoiceC()
-        _core.call("scaledMMGetBlockScaledGemmKernel", descriptor, ctypes.byref(choice))
-        return choice
-
-    def launch(self, descriptor, out, inputs) -> None:
-        pointers = [None if inputs[name] is None else inputs[name].data_ptr() for name in _ORDER[1:]]
-        _core.call("scaledMMCalculateBlockScaledGemm", descriptor, None, 0, out.data_ptr(), *pointers, STREAM)
+        tensors = {**inputs, "out": out}
+        return self.create(kernel, **{name: None if tensor is None else TensorDesc.of(tensor) for name, tensor in tensors.items()})
 
 
 def products(kernels: str, count: str) -> dict:
@@ -59,15 +43,15 @@ def products(kernels: str, count: str) -> dict:
         operands = case.make()
         out = operands.poisoned()
         descriptor = core.plan(out, operands.inputs)
-        choice = core.choice_of(descriptor)
+        choice = core.choice(descriptor)
         row, selection = choice.row.decode(), table.select(m, n, k)
         assert k == 0 or choice.bucket == selection.bucket_index, f"{case}: {choice.bucket}, not {selection}"
         assert row in (selection.row.name, table.fallback), f"{case}: {row}, not {selection}"
         assert not (usual and k > 0) or row == selection.row.name, f"{case}: {row}, {choice.reason}"
-        core.launch(descriptor, out, operands.inputs)
+        core.calculate(descriptor, out, operands.inputs, None)
         operands.check(out, row)
         rows[row] = rows.get(row, 0) + 1
-        _core.call("scaledMMDestroyBlockScaledGemmDescriptor", descriptor)
+        core.destroy(descriptor)
     assert core.asked == [], core.asked
     return {"rows": rows}
 
@@ -82,13 +66,13 @@ def refusals(kernels: str) -> dict:
     first = load_table("sm90").block_scaled.rows[0].name
     answer = {}
     for name, call in {
-        "no a_scale": lambda: core.launch(descriptor, out, {**inputs, "a_scale": None}),
-        "no bias": lambda: core.launch(descriptor, out, {**inputs, "bias": None}),
-        "odd pointer": lambda: core.launch(descriptor, out, {**inputs, "a": inputs["a"].view(-1)[1:]}),
-        "overlap": lambda: core.launch(descriptor, inputs["a_scale"], inputs),
+        "no a_scale": lambda: core.calculate(descriptor, out, {**inputs, "a_scale": None}, None),
+        "no bias": lambda: core.calculate(descriptor, out, {**inputs, "bias": None}, None),
+        "odd pointer": lambda: core.calculate(descriptor, out, {**inputs, "a": inputs["a"].view(-1)[1:]}, None),
+        "overlap": lambda: core.calculate(descriptor, inputs["a_scale"], inputs, None),
         "unknown row": lambda: core.plan(out, inputs, "generic_64x64x64"),
         "unaligned K": lambda: core.plan(unaligned.poisoned(), unaligned.inputs, first),
-        "fine": lambda: core.launch(descriptor, out, inputs),
+        "fine": lambda: core.calculate(descriptor, out, inputs, None),
     }.items():
         answer[name] = status_of(call)
     answer["right"] = reference.same_bits(out, operands.expected())

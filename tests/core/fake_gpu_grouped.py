@@ -18,37 +18,15 @@ from correctness.grouped_cases import grouped  # isort: skip
 from scaled_mm import TensorDesc, _core, reference
 from scaled_mm.tables import load_table
 
-_ORDER = ("out", "a", "b", "a_scale", "b_scale", "bias", "expert_offsets")
-
 
 class GroupedCore(Core):
     """The C core's grouped functions, on a fake GPU."""
 
-    def __init__(self, *kernel_libraries: str):
-        super().__init__(*kernel_libraries)
-        self.lib.scaledMMCalculateGroupedGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 8]
+    PRODUCT = _core.GROUPED_GEMM
 
     def plan(self, out, inputs, kernel: str | None = None) -> ctypes.c_void_p:
-        tensors, descriptor = {**inputs, "out": out}, ctypes.c_void_p()
-        descs = [None if tensors[name] is None else ctypes.byref(TensorDesc.of(tensors[name])._c()) for name in _ORDER]
-        encoded = kernel.encode() if kernel else None
-        _core.call("scaledMMCreateGroupedGemmDescriptor", self.handle, ctypes.byref(descriptor), *descs, encoded)
-        return descriptor
-
-    def choice_of(self, descriptor) -> _core.KernelChoiceC:
-        choice = _core.KernelChoiceC()
-        _core.call("scaledMMGetGroupedGemmKernel", descriptor, ctypes.byref(choice))
-        return choice
-
-    def size_of(self, descriptor) -> int:
-        size = ctypes.c_size_t()
-        _core.call("scaledMMGetGroupedGemmWorkspaceSize", descriptor, ctypes.byref(size))
-        return size.value
-
-    def launch(self, descriptor, out, inputs, workspace, size: int) -> None:
-        pointers = [None if inputs[name] is None else inputs[name].data_ptr() for name in _ORDER[1:]]
-        address = None if workspace is None else workspace.data_ptr()
-        _core.call("scaledMMCalculateGroupedGemm", descriptor, address, size, out.data_ptr(), *pointers, STREAM)
+        tensors = {**inputs, "out": out}
+        return self.create(kernel, **{name: None if tensor is None else TensorDesc.of(tensor) for name, tensor in tensors.items()})
 
 
 def grouped_products(kernels: str, count: str) -> dict:
@@ -64,19 +42,19 @@ def grouped_products(kernels: str, count: str) -> dict:
         )  # fmt: skip
         out = case.poisoned(pick([0, -N % 16]))
         descriptor = core.plan(out, case.inputs)
-        choice = core.choice_of(descriptor)
+        choice = core.choice(descriptor)
         row, selection = choice.row.decode(), table.select(-(-tokens // E), N, K)
         assert choice.bucket == selection.bucket_index, f"{case}: {choice.bucket}, not {selection}"
         assert row in (selection.row.name, table.fallback), f"{case}: {row}, not {selection}"
-        size = core.size_of(descriptor)
+        size = core.workspace_size(descriptor)
         stream.value = 0
-        core.launch(descriptor, out, case.inputs, aligned_bytes(size) if size else None, size)
+        core.calculate(descriptor, out, case.inputs, aligned_bytes(size) if size else None, size)
         expected = reference.grouped_scaled_mm(**case.inputs, out_dtype=case.out_dtype)
         assert reference.same_bits(out, expected), f"{case}: {reference.describe_difference(out, expected)}"
         begins = case.expert_offsets.max().item() > 0 and tokens > 0
         assert not begins or stream.value == STREAM, f"{case}: launched on another stream"
         rows[row] = rows.get(row, 0) + 1
-        _core.call("scaledMMDestroyGroupedGemmDescriptor", descriptor)
+        core.destroy(descriptor)
     assert core.asked == [], core.asked
     return {"rows": rows}
 
@@ -87,20 +65,20 @@ def grouped_refusals(kernels: str) -> dict:
     case = grouped(40, 4, 32, 16, bias="float32")
     out = case.poisoned()
     descriptor = core.plan(out, case.inputs)
-    size = core.size_of(descriptor)
+    size = core.workspace_size(descriptor)
     workspace = aligned_bytes(size)
     unaligned = grouped(40, 4, 31, 16)
     answer = {"size": size}
     for name, call in {
-        "no workspace": lambda: core.launch(descriptor, out, case.inputs, None, 0),
-        "small workspace": lambda: core.launch(descriptor, out, case.inputs, workspace, size - 1),
-        "workspace in a": lambda: core.launch(descriptor, out, case.inputs, case.a.view(torch.uint8), size),
-        "no offsets": lambda: core.launch(descriptor, out, {**case.inputs, "expert_offsets": None}, workspace, size),
-        "no bias": lambda: core.launch(descriptor, out, {**case.inputs, "bias": None}, workspace, size),
-        "odd pointer": lambda: core.launch(descriptor, out, {**case.inputs, "a": case.a.view(-1)[1:]}, workspace, size),
+        "no workspace": lambda: core.calculate(descriptor, out, case.inputs, None, 0),
+        "small workspace": lambda: core.calculate(descriptor, out, case.inputs, workspace, size - 1),
+        "workspace in a": lambda: core.calculate(descriptor, out, case.inputs, case.a.view(torch.uint8), size),
+        "no offsets": lambda: core.calculate(descriptor, out, {**case.inputs, "expert_offsets": None}, workspace, size),
+        "no bias": lambda: core.calculate(descriptor, out, {**case.inputs, "bias": None}, workspace, size),
+        "odd pointer": lambda: core.calculate(descriptor, out, {**case.inputs, "a": case.a.view(-1)[1:]}, workspace, size),
         "unknown row": lambda: core.plan(out, case.inputs, "generic_64x64x64"),
         "unaligned K": lambda: core.plan(unaligned.poisoned(), unaligned.inputs, load_table("sm90").grouped.rows[0].name),
-        "fine": lambda: core.launch(descriptor, out, case.inputs, workspace, size),
+        "fine": lambda: core.calculate(descriptor, out, case.inputs, workspace, size),
     }.items():
         answer[name] = status_of(call)
     return answer

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from correctness.batched import BATCHES, BIASES, OUT_BATCHES, VECTORS, ZERO_POINTS, BatchCase  # noqa: E402
 from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
 
-from scaled_mm import TensorDesc, _core, ops, reference  # noqa: E402
+from scaled_mm import TensorDesc, _core, reference  # noqa: E402
 from scaled_mm.autotune.write import tuned_table  # noqa: E402
 from scaled_mm.errors import ScaledMMError  # noqa: E402
 from scaled_mm.tables import Bucket, TileTable, load_table  # noqa: E402
@@ -33,9 +33,11 @@ STREAM = 0x5EED0
 class Core:
     """The C core with a fake GPU and these kernels; the provider that would build kernels is replaced by `provide`."""
 
+    PRODUCT = _core.GEMM
+
     def __init__(self, *kernel_libraries: str, arch: str | None = None, provide=None):
         self.lib = _core.library()
-        self.lib.scaledMMCalculateGemm.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p] * 11]
+        self.lib.scaledMMCalculate.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
         self.asked: list[tuple[str, str | None, int]] = []
         self.provide = provide
         self._provider = _core._PROVIDER(self._ask)
@@ -50,31 +52,40 @@ class Core:
         self.asked.append((arch.decode(), row.decode() if row else None, out_dtype))
         return self.provide(*self.asked[-1]) if self.provide else 0
 
-    def create(self, kernel: str | None = None, **descs: TensorDesc | None) -> ctypes.c_void_p:
+    def create_from(self, descs: list[TensorDesc | None], kernel: str | None = None, option: int = 0) -> ctypes.c_void_p:
+        """A descriptor of operands in the order of the C interface."""
         descriptor = ctypes.c_void_p()
-        order = ("out", *ops.INPUTS)
-        c_descs = [ctypes.byref(descs[name]._c()) if descs.get(name) is not None else None for name in order]
-        _core.call("scaledMMCreateGemmDescriptor", self.handle, ctypes.byref(descriptor), *c_descs, kernel.encode() if kernel else None)
+        operands = _core.operands([None if desc is None else desc._c() for desc in descs])
+        encoded = kernel.encode() if kernel else None
+        _core.call("scaledMMCreateDescriptor", self.handle, ctypes.byref(descriptor), self.PRODUCT, *operands, option, encoded)
         return descriptor
+
+    def create(self, kernel: str | None = None, **descs: TensorDesc | None) -> ctypes.c_void_p:
+        return self.create_from([descs.get(name) for name in _core.operand_names(self.PRODUCT)], kernel)
+
+    def check(self, descriptor, descs: list[TensorDesc | None]) -> None:
+        operands = _core.operands([None if desc is None else desc._c() for desc in descs])
+        _core.call("scaledMMCheckTensors", descriptor, self.PRODUCT, *operands)
 
     def choice(self, descriptor) -> _core.KernelChoiceC:
         choice = _core.KernelChoiceC()
-        _core.call("scaledMMGetGemmKernel", descriptor, ctypes.byref(choice))
+        _core.call("scaledMMGetKernel", descriptor, ctypes.byref(choice))
         return choice
 
     def workspace_size(self, descriptor) -> int:
         size = ctypes.c_size_t()
-        _core.call("scaledMMGetGemmWorkspaceSize", descriptor, ctypes.byref(size))
+        _core.call("scaledMMGetWorkspaceSize", descriptor, ctypes.byref(size))
         return size.value
 
     def calculate(self, descriptor, out, operands: dict, workspace: torch.Tensor | None, size: int | None = None) -> None:
-        pointers = [None if operands.get(name) is None else operands[name].data_ptr() for name in ops.INPUTS]
+        tensors = [out, *(operands.get(name) for name in _core.operand_names(self.PRODUCT)[1:])]
+        pointers = (ctypes.c_void_p * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
         address = workspace.data_ptr() if workspace is not None else None
         bytes_given = size if size is not None else (workspace.numel() if workspace is not None else 0)
-        _core.call("scaledMMCalculateGemm", descriptor, address, bytes_given, out.data_ptr(), *pointers, STREAM)
+        _core.call("scaledMMCalculate", descriptor, self.PRODUCT, address, bytes_given, pointers, len(tensors), STREAM)
 
     def destroy(self, descriptor) -> None:
-        _core.call("scaledMMDestroyGemmDescriptor", descriptor)
+        _core.call("scaledMMDestroyDescriptor", descriptor)
 
 
 def described(operands: Operands, out: torch.Tensor) -> dict[str, TensorDesc | None]:

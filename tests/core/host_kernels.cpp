@@ -164,7 +164,7 @@ scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size)
   const auto out_at = [&](int64_t m) { return static_cast<char*>(l.out) + m * l.out_stride_m * kOutBytes; };
   int64_t begin = 0;
   for (int64_t e = 0; e < groups->experts; ++e) {
-    const int64_t offset = groups->offsets[e], end = offset > l.M ? l.M : offset;
+    const int64_t offset = l.expert_offsets[e], end = offset > l.M ? l.M : offset;
     if (end <= begin) continue;
     GemmLaunch one = l;
     one.M = end - begin;

@@ -133,7 +133,7 @@ static void run(scaledMMHandle_t handle, const char* row, int64_t B, int64_t M, 
   const scaledMMTensorDesc_t bias_desc = batched(B, matrix(SCALED_MM_DTYPE_FLOAT32, 1, N, N, 1), N);
   const scaledMMTensorDesc_t za_desc = batched(B, matrix(SCALED_MM_DTYPE_INT32, M, 1, 1, 1), M);
   const scaledMMTensorDesc_t zb_desc = vector(SCALED_MM_DTYPE_INT8, N);
-  scaledMMGemmDescriptor_t d = NULL;
+  scaledMMDescriptor_t d = NULL;
   scaledMMKernelChoice_t choice;
   size_t bytes = 0;
   int64_t different = 0;
@@ -147,8 +147,8 @@ static void run(scaledMMHandle_t handle, const char* row, int64_t B, int64_t M, 
 
   CHECK(scaledMMCreateGemmDescriptor(handle, &d, &out_desc, &a_desc, &b_desc, &a_scale_desc, &b_scale_desc, &bias_desc,
                                      zero_points ? &za_desc : NULL, zero_points ? &zb_desc : NULL, NULL, NULL, row));
-  CHECK(scaledMMGetGemmKernel(d, &choice));
-  CHECK(scaledMMGetGemmWorkspaceSize(d, &bytes));
+  CHECK(scaledMMGetKernel(d, &choice));
+  CHECK(scaledMMGetWorkspaceSize(d, &bytes));
   {
     void *device_out = on_device(out, (size_t)(rows * N) * 4), *device_a = on_device(a, (size_t)(rows * K));
     void *device_b = on_device(b, (size_t)(products * N * K));
@@ -179,7 +179,7 @@ static void run(scaledMMHandle_t handle, const char* row, int64_t B, int64_t M, 
     }
   }
   printf("%s (%s): %ld of %ld elements differ\n", choice.row, choice.reason, (long)different, (long)(rows * N));
-  CHECK(scaledMMDestroyGemmDescriptor(d));
+  CHECK(scaledMMDestroyDescriptor(d));
   if (different) exit(1);
   free(a), free(b), free(a_scale), free(b_scale), free(bias), free(out), free(za), free(zb);
 }

@@ -31,7 +31,7 @@ def test_what_calculate_and_a_forced_row_refuse(ask, fake_gpu):
     expected = {
         "no workspace": ("INSUFFICIENT_WORKSPACE", f"workspace: expected at least {size} bytes, got 0"),
         "small workspace": ("INSUFFICIENT_WORKSPACE", f"workspace: expected at least {size} bytes, got {size - 1}"),
-        "workspace in a": ("BAD_PARAM", "workspace: expected memory apart from every input, got an overlap with a"),
+        "workspace in a": ("BAD_PARAM", "workspace: expected memory apart from every tensor, got an overlap with a"),
         "no offsets": ("NULL_POINTER", "expert_offsets: expected a data pointer, got null"),
         "no bias": ("NULL_POINTER", "bias: expected a data pointer, got null"),
         "odd pointer": ("BAD_TENSOR_ALIGNMENT", "a: expected a data pointer aligned to 16 bytes as the descriptor says"),

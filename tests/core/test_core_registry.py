@@ -95,7 +95,7 @@ def test_what_is_no_kernel_library_is_refused(tmp_path):
     (tmp_path / "text.so").write_text("not a library")
     with pytest.raises(BadParamError, match="path: expected a kernel library, .*text.so"):
         _core.call("scaledMMLoadKernels", str(tmp_path / "text.so").encode())
-    with pytest.raises(BadParamError, match="expected a kernel library of ABI version 8, got 0"):
+    with pytest.raises(BadParamError, match="expected a kernel library of ABI version 9, got 0"):
         _core.call("scaledMMLoadKernels", str(library.core_library()).encode())
 
 

@@ -57,7 +57,7 @@ static Product good(void) {
   return p;
 }
 
-static scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMGemmDescriptor_t* d, const Product* p) {
+static scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMDescriptor_t* d, const Product* p) {
   return scaledMMCreateGemmDescriptor(handle, d, &p->out, &p->a, &p->b, &p->a_scale, &p->b_scale, &p->bias, &p->a_zero_point,
                                       &p->b_zero_point, NULL, NULL, NULL);
 }
@@ -66,7 +66,7 @@ static scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMGemmDescriptor_t
 #define EXPECT_REFUSED(change, status, message)    \
   do {                                             \
     Product p = good();                            \
-    scaledMMGemmDescriptor_t d = NULL;             \
+    scaledMMDescriptor_t d = NULL;             \
     change;                                        \
     EXPECT(create(handle, &d, &p), status, message); \
     REQUIRE(d == NULL);                            \
@@ -121,10 +121,10 @@ static Product good_batch(void) {
 #define EXPECT_BATCH(change, status, message)      \
   do {                                             \
     Product p = good_batch();                      \
-    scaledMMGemmDescriptor_t d = NULL;             \
+    scaledMMDescriptor_t d = NULL;             \
     change;                                        \
     EXPECT(create(handle, &d, &p), status, message); \
-    if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d)); \
+    if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyDescriptor(d)); \
   } while (0)
 
 static void check_batches(scaledMMHandle_t handle) {
@@ -148,14 +148,14 @@ static void check_batches(scaledMMHandle_t handle) {
 static void check_sums(scaledMMHandle_t handle) {
   Product p = good();
   scaledMMTensorDesc_t rows = vector(SCALED_MM_DTYPE_INT32, M), columns = vector(SCALED_MM_DTYPE_INT32, N);
-  scaledMMGemmDescriptor_t d = NULL;
+  scaledMMDescriptor_t d = NULL;
 #define CREATE(a_row_sums, b_column_sums)                                                                          \
   scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, \
                                a_row_sums, b_column_sums, NULL)
   EXPECT_SUCCESS(CREATE(&rows, &columns));
-  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, NULL, &columns),
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_GEMM, (const scaledMMTensorDesc_t* const[]){&p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, NULL, &columns}, 10),
          BAD_PARAM, "a_row_sums: expected a tensor as the descriptor was created, got none");
-  EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
+  EXPECT_SUCCESS(scaledMMDestroyDescriptor(d));
   EXPECT(CREATE(&columns, &columns), BAD_TENSOR_SHAPE, "a_row_sums: expected [5] or [5, 1] (M = 5), got [24]");
   EXPECT(CREATE(NULL, &rows), BAD_TENSOR_SHAPE, "b_column_sums: expected [24] or [1, 24] (N = 24), got [5]");
   rows.dtype = SCALED_MM_DTYPE_INT8;
@@ -169,7 +169,7 @@ static void check_overflow(scaledMMHandle_t handle) {
   for (int kind = 0; kind < 4; ++kind) {
     for (int more = 0; more < 2; ++more) {
       Product p = good();
-      scaledMMGemmDescriptor_t d = NULL;
+      scaledMMDescriptor_t d = NULL;
       const int64_t k = longest[kind] + more;
       p.a = matrix(SCALED_MM_DTYPE_INT8, M, k, k, 1);
       p.b = matrix(SCALED_MM_DTYPE_INT8, k, N, 1, k);
@@ -178,14 +178,14 @@ static void check_overflow(scaledMMHandle_t handle) {
                                        kind & 1 ? &p.a_zero_point : NULL, kind & 2 ? &p.b_zero_point : NULL, NULL, NULL, NULL);
       if (more) EXPECT(status, OVERFLOW, "a: expected K <= ");
       else EXPECT_SUCCESS(status);
-      if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
+      if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyDescriptor(d));
     }
   }
 }
 
 static void check_null_pointers(scaledMMHandle_t handle) {
   Product p = good();
-  scaledMMGemmDescriptor_t d = NULL;
+  scaledMMDescriptor_t d = NULL;
   scaledMMHandleInfo_t info;
   size_t bytes;
   EXPECT(scaledMMCreateHandle(NULL, SCALED_MM_DEVICE_CPU, 0, NULL), NULL_POINTER, "handle: expected a place to write to");
@@ -197,9 +197,9 @@ static void check_null_pointers(scaledMMHandle_t handle) {
   EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, NULL, &p.b, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "a: expected a tensor");
   EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, NULL, &p.b_scale, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER,
          "a_scale: expected float32 scales");
-  EXPECT(scaledMMGetGemmWorkspaceSize(NULL, &bytes), NULL_POINTER, "descriptor");
-  EXPECT(scaledMMGetGemmKernel(NULL, NULL), NULL_POINTER, "descriptor");
-  EXPECT(scaledMMDestroyGemmDescriptor(NULL), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMGetWorkspaceSize(NULL, &bytes), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMGetKernel(NULL, NULL), NULL_POINTER, "descriptor");
+  EXPECT(scaledMMDestroyDescriptor(NULL), NULL_POINTER, "descriptor");
   EXPECT(scaledMMCalculateGemm(NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "descriptor");
   EXPECT(scaledMMLoadKernels(NULL), NULL_POINTER, "path");
   EXPECT(scaledMMRegisterTable(NULL), NULL_POINTER, "table");
@@ -211,21 +211,21 @@ static void check_calculate(scaledMMHandle_t handle) {
   static float a_scale[M], b_scale[N];
   static int32_t zero_points_a[M];
   Product p = good(), other;
-  scaledMMGemmDescriptor_t d = NULL;
+  scaledMMDescriptor_t d = NULL;
   scaledMMKernelChoice_t choice;
   size_t bytes = 1;
   int32_t device_type = -1, device_id = -1;
   EXPECT_SUCCESS(create(handle, &d, &p));
-  EXPECT_SUCCESS(scaledMMGetGemmWorkspaceSize(d, &bytes));
+  EXPECT_SUCCESS(scaledMMGetWorkspaceSize(d, &bytes));
   REQUIRE(bytes == 0); /* nothing will be launched */
-  EXPECT_SUCCESS(scaledMMGetGemmDevice(d, &device_type, &device_id));
+  EXPECT_SUCCESS(scaledMMGetDevice(d, &device_type, &device_id));
   REQUIRE(device_type == SCALED_MM_DEVICE_CPU && device_id == 0);
-  EXPECT_SUCCESS(scaledMMGetGemmKernel(d, &choice));
+  EXPECT_SUCCESS(scaledMMGetKernel(d, &choice));
   REQUIRE(strcmp(choice.row, "cpu") == 0 && choice.bucket == -1);
-  EXPECT_SUCCESS(scaledMMCheckGemmTensors(d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL));
+  EXPECT_SUCCESS(scaledMMCheckTensors(d, SCALED_MM_GEMM, (const scaledMMTensorDesc_t* const[]){&p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL}, 10));
   other = good();
   other.a.strides[0] = 2 * K;
-  EXPECT(scaledMMCheckGemmTensors(d, &p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL),
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_GEMM, (const scaledMMTensorDesc_t* const[]){&p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL}, 10),
          BAD_TENSOR_STRIDES, "a: expected strides [48, 1] as the descriptor was created");
 
 #define CALCULATE(out, a, bias) \
@@ -237,7 +237,7 @@ static void check_calculate(scaledMMHandle_t handle) {
   EXPECT(CALCULATE(out, a, NULL), NULL_POINTER, "bias: expected a data pointer");
   EXPECT(CALCULATE(out, a, bias), DEVICE_NOT_SUPPORTED, "the C library launches on CUDA devices");
 #undef CALCULATE
-  EXPECT_SUCCESS(scaledMMDestroyGemmDescriptor(d));
+  EXPECT_SUCCESS(scaledMMDestroyDescriptor(d));
 
   EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, NULL, NULL, NULL, NULL, "any"), BAD_PARAM,
          "kernel: expected none on a CPU, got any");
@@ -250,7 +250,7 @@ static void check_blocks(scaledMMHandle_t handle) {
   const scaledMMTensorDesc_t activation = {SCALED_MM_DTYPE_Q8_1, 2, {TOKENS, VALUES}, {VALUES / 32 * 36, 1}, 1, 0};
   const scaledMMTensorDesc_t floats = {SCALED_MM_DTYPE_FLOAT16, 2, {TOKENS, VALUES}, {VALUES, 1}, 16, 0};
   const scaledMMTensorDesc_t out = {SCALED_MM_DTYPE_FLOAT32, 2, {ROWS, TOKENS}, {1, ROWS}, 16, 0};
-  scaledMMBlockGemmDescriptor_t d = NULL;
+  scaledMMDescriptor_t d = NULL;
   scaledMMKernelChoice_t choice;
   size_t bytes = 1;
   int32_t device_type = -1, device_id = -1;
@@ -265,19 +265,19 @@ static void check_blocks(scaledMMHandle_t handle) {
   EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, SCALED_MM_BLOCK_AUTO, "any"), BAD_PARAM, "kernel: expected none on a CPU");
   REQUIRE(d == NULL);
   EXPECT_SUCCESS(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &packed, &floats, NULL, SCALED_MM_BLOCK_W4A16, NULL));
-  EXPECT_SUCCESS(scaledMMGetBlockGemmWorkspaceSize(d, &bytes));
-  EXPECT_SUCCESS(scaledMMGetBlockGemmDevice(d, &device_type, &device_id));
-  EXPECT_SUCCESS(scaledMMGetBlockGemmKernel(d, &choice));
+  EXPECT_SUCCESS(scaledMMGetWorkspaceSize(d, &bytes));
+  EXPECT_SUCCESS(scaledMMGetDevice(d, &device_type, &device_id));
+  EXPECT_SUCCESS(scaledMMGetKernel(d, &choice));
   REQUIRE(bytes == 0 && device_type == SCALED_MM_DEVICE_CPU && device_id == 0 && strcmp(choice.row, "cpu") == 0);
-  EXPECT_SUCCESS(scaledMMCheckBlockGemmTensors(d, &out, &packed, &floats, NULL));
-  EXPECT(scaledMMCheckBlockGemmTensors(d, &out, &blocks, &floats, NULL), BAD_PARAM, "weight: expected packed tiles");
-  EXPECT(scaledMMCheckBlockGemmTensors(d, &out, NULL, &floats, NULL), BAD_PARAM, "weight: expected a tensor as the descriptor was created, got none");
+  EXPECT_SUCCESS(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &packed, &floats, NULL}, 4));
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &blocks, &floats, NULL}, 4), BAD_PARAM, "weight: expected packed tiles");
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, NULL, &floats, NULL}, 4), BAD_PARAM, "weight: expected a tensor as the descriptor was created, got none");
   EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "out: expected a data pointer, got null");
   EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, (void*)4096, (void*)65544, (void*)1048576, NULL, NULL), BAD_TENSOR_ALIGNMENT,
          "weight: expected a data pointer aligned to 16 bytes");
   EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, (void*)4096, (void*)65536, (void*)1048576, NULL, NULL), DEVICE_NOT_SUPPORTED,
          "handle: the C library launches on CUDA devices");
-  EXPECT_SUCCESS(scaledMMDestroyBlockGemmDescriptor(d));
+  EXPECT_SUCCESS(scaledMMDestroyDescriptor(d));
 }
 
 static void check_devices(void) {

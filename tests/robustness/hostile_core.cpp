@@ -42,7 +42,7 @@ bool names_an_argument(const std::string& message) {
   static const char* const kNames[] = {"out",       "a",           "b",        "a_scale",  "b_scale",     "bias",      "a_zero_point", "b_zero_point",
                                        "a_row_sums", "b_column_sums", "expert_offsets", "weight", "activation", "mode", "kernel", "handle",
                                        "descriptor", "device",     "device_type", "arch",   "path",       "workspace", "bytes",        "choice",
-                                       "info",       "device_type, device_id", "kernel provider", "host memory", "table"};
+                                       "info",       "product", "operands", "option", "device_type, device_id", "kernel provider", "host memory", "table"};
   const std::string name = message.substr(0, message.find(':'));
   for (const char* known : kNames) {
     if (name == known) return true;
@@ -90,81 +90,43 @@ struct Descs {
   }
 };
 
-// The functions of each kind. Descriptors are void*: tests hand them to the wrong functions.
+// Descriptors are void*: tests hand over other objects too. Both ways to create and to calculate, the typed and the general one, in turn.
 scaledMMStatus_t create(scaledMMHandle_t handle, void** d, const Product& p) {
   const Descs s(p);
+  auto* made = reinterpret_cast<scaledMMDescriptor_t*>(d);
+  static std::atomic<unsigned> turn{0};
+  if (turn++ % 2) return scaledMMCreateDescriptor(handle, made, p.kind, s.t, kTensors[p.kind], p.kind == kBlock ? p.mode : 0, p.kernel);
   switch (p.kind) {
-    case kGemm: return scaledMMCreateGemmDescriptor(handle, reinterpret_cast<scaledMMGemmDescriptor_t*>(d), s.t[0], s.t[1], s.t[2], s.t[3], s.t[4],
-                                                    s.t[5], s.t[6], s.t[7], s.t[8], s.t[9], p.kernel);
-    case kGrouped: return scaledMMCreateGroupedGemmDescriptor(handle, reinterpret_cast<scaledMMGroupedGemmDescriptor_t*>(d), s.t[0], s.t[1], s.t[2],
-                                                              s.t[3], s.t[4], s.t[5], s.t[6], p.kernel);
-    case kBlockScaled: return scaledMMCreateBlockScaledGemmDescriptor(handle, reinterpret_cast<scaledMMBlockScaledGemmDescriptor_t*>(d), s.t[0], s.t[1],
-                                                                      s.t[2], s.t[3], s.t[4], s.t[5], p.kernel);
-    default: return scaledMMCreateBlockGemmDescriptor(handle, reinterpret_cast<scaledMMBlockGemmDescriptor_t*>(d), s.t[0], s.t[1], s.t[2], s.t[3],
-                                                      p.mode, p.kernel);
+    case kGemm: return scaledMMCreateGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], s.t[7], s.t[8], s.t[9], p.kernel);
+    case kGrouped: return scaledMMCreateGroupedGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], p.kernel);
+    case kBlockScaled: return scaledMMCreateBlockScaledGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], p.kernel);
+    default: return scaledMMCreateBlockGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], p.mode, p.kernel);
   }
 }
 
 scaledMMStatus_t check(Kind kind, void* d, const Product& p) {
-  const Descs s(p);
+  return scaledMMCheckTensors(static_cast<scaledMMDescriptor_t>(d), kind, Descs(p).t, kTensors[kind]);
+}
+
+scaledMMStatus_t calculate(Kind kind, void* object, void* workspace, size_t size, void* const (&p)[kMost]) {
+  auto* d = static_cast<scaledMMDescriptor_t>(object);
+  static std::atomic<unsigned> turn{0};
+  if (turn++ % 2) return scaledMMCalculate(d, kind, workspace, size, p, kTensors[kind], nullptr);
   switch (kind) {
-    case kGemm: return scaledMMCheckGemmTensors(static_cast<scaledMMGemmDescriptor_t>(d), s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6],
-                                                s.t[7], s.t[8], s.t[9]);
-    case kGrouped: return scaledMMCheckGroupedGemmTensors(static_cast<scaledMMGroupedGemmDescriptor_t>(d), s.t[0], s.t[1], s.t[2], s.t[3], s.t[4],
-                                                          s.t[5], s.t[6]);
-    case kBlockScaled: return scaledMMCheckBlockScaledGemmTensors(static_cast<scaledMMBlockScaledGemmDescriptor_t>(d), s.t[0], s.t[1], s.t[2],
-                                                                  s.t[3], s.t[4], s.t[5]);
-    default: return scaledMMCheckBlockGemmTensors(static_cast<scaledMMBlockGemmDescriptor_t>(d), s.t[0], s.t[1], s.t[2], s.t[3]);
+    case kGemm: return scaledMMCalculateGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], nullptr);
+    case kGrouped: return scaledMMCalculateGroupedGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], nullptr);
+    case kBlockScaled: return scaledMMCalculateBlockScaledGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], nullptr);
+    default: return scaledMMCalculateBlockGemm(d, workspace, size, p[0], p[1], p[2], p[3], nullptr);
   }
 }
 
-scaledMMStatus_t calculate(Kind kind, void* d, void* workspace, size_t size, void* const (&p)[kMost]) {
-  switch (kind) {
-    case kGemm: return scaledMMCalculateGemm(static_cast<scaledMMGemmDescriptor_t>(d), workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6],
-                                             p[7], p[8], p[9], nullptr);
-    case kGrouped: return scaledMMCalculateGroupedGemm(static_cast<scaledMMGroupedGemmDescriptor_t>(d), workspace, size, p[0], p[1], p[2], p[3],
-                                                       p[4], p[5], p[6], nullptr);
-    case kBlockScaled: return scaledMMCalculateBlockScaledGemm(static_cast<scaledMMBlockScaledGemmDescriptor_t>(d), workspace, size, p[0], p[1],
-                                                               p[2], p[3], p[4], p[5], nullptr);
-    default: return scaledMMCalculateBlockGemm(static_cast<scaledMMBlockGemmDescriptor_t>(d), workspace, size, p[0], p[1], p[2], p[3], nullptr);
-  }
-}
+scaledMMStatus_t get_workspace_size(void* d, size_t* bytes) { return scaledMMGetWorkspaceSize(static_cast<scaledMMDescriptor_t>(d), bytes); }
 
-scaledMMStatus_t get_workspace_size(Kind kind, void* d, size_t* bytes) {
-  switch (kind) {
-    case kGemm: return scaledMMGetGemmWorkspaceSize(static_cast<scaledMMGemmDescriptor_t>(d), bytes);
-    case kGrouped: return scaledMMGetGroupedGemmWorkspaceSize(static_cast<scaledMMGroupedGemmDescriptor_t>(d), bytes);
-    case kBlockScaled: return scaledMMGetBlockScaledGemmWorkspaceSize(static_cast<scaledMMBlockScaledGemmDescriptor_t>(d), bytes);
-    default: return scaledMMGetBlockGemmWorkspaceSize(static_cast<scaledMMBlockGemmDescriptor_t>(d), bytes);
-  }
-}
+scaledMMStatus_t get_device(void* d, int32_t* type, int32_t* id) { return scaledMMGetDevice(static_cast<scaledMMDescriptor_t>(d), type, id); }
 
-scaledMMStatus_t get_device(Kind kind, void* d, int32_t* type, int32_t* id) {
-  switch (kind) {
-    case kGemm: return scaledMMGetGemmDevice(static_cast<scaledMMGemmDescriptor_t>(d), type, id);
-    case kGrouped: return scaledMMGetGroupedGemmDevice(static_cast<scaledMMGroupedGemmDescriptor_t>(d), type, id);
-    case kBlockScaled: return scaledMMGetBlockScaledGemmDevice(static_cast<scaledMMBlockScaledGemmDescriptor_t>(d), type, id);
-    default: return scaledMMGetBlockGemmDevice(static_cast<scaledMMBlockGemmDescriptor_t>(d), type, id);
-  }
-}
+scaledMMStatus_t get_kernel(void* d, scaledMMKernelChoice_t* choice) { return scaledMMGetKernel(static_cast<scaledMMDescriptor_t>(d), choice); }
 
-scaledMMStatus_t get_kernel(Kind kind, void* d, scaledMMKernelChoice_t* choice) {
-  switch (kind) {
-    case kGemm: return scaledMMGetGemmKernel(static_cast<scaledMMGemmDescriptor_t>(d), choice);
-    case kGrouped: return scaledMMGetGroupedGemmKernel(static_cast<scaledMMGroupedGemmDescriptor_t>(d), choice);
-    case kBlockScaled: return scaledMMGetBlockScaledGemmKernel(static_cast<scaledMMBlockScaledGemmDescriptor_t>(d), choice);
-    default: return scaledMMGetBlockGemmKernel(static_cast<scaledMMBlockGemmDescriptor_t>(d), choice);
-  }
-}
-
-scaledMMStatus_t destroy(Kind kind, void* d) {
-  switch (kind) {
-    case kGemm: return scaledMMDestroyGemmDescriptor(static_cast<scaledMMGemmDescriptor_t>(d));
-    case kGrouped: return scaledMMDestroyGroupedGemmDescriptor(static_cast<scaledMMGroupedGemmDescriptor_t>(d));
-    case kBlockScaled: return scaledMMDestroyBlockScaledGemmDescriptor(static_cast<scaledMMBlockScaledGemmDescriptor_t>(d));
-    default: return scaledMMDestroyBlockGemmDescriptor(static_cast<scaledMMBlockGemmDescriptor_t>(d));
-  }
-}
+scaledMMStatus_t destroy(void* d) { return scaledMMDestroyDescriptor(static_cast<scaledMMDescriptor_t>(d)); }
 
 // ---- good products --------------------------------------------------------------------------------------------------------
 
@@ -325,9 +287,9 @@ void use(const Product& p, void* d, bool on_gpu, const Product& other, Random& r
   size_t bytes = 0;
   int32_t type = -1, id = -1;
   scaledMMKernelChoice_t choice = {};
-  EXPECT(get_workspace_size(p.kind, d, &bytes), SUCCESS);
-  EXPECT(get_device(p.kind, d, &type, &id), SUCCESS);
-  EXPECT(get_kernel(p.kind, d, &choice), SUCCESS);
+  EXPECT(get_workspace_size(d, &bytes), SUCCESS);
+  EXPECT(get_device(d, &type, &id), SUCCESS);
+  EXPECT(get_kernel(d, &choice), SUCCESS);
   REQUIRE(type == (on_gpu ? SCALED_MM_DEVICE_CUDA : SCALED_MM_DEVICE_CPU) && id == 0);
   REQUIRE(choice.row != nullptr && strlen(choice.row) > 0 && strlen(choice.reason) > 0 && bytes < size_t(1) << 62);
   EXPECT(check(p.kind, d, p), SUCCESS);
@@ -348,7 +310,7 @@ void try_product(scaledMMHandle_t handle, bool on_gpu, const Product& p, const P
     return;
   }
   use(p, d, on_gpu, other, random);
-  EXPECT(destroy(p.kind, d), SUCCESS);
+  EXPECT(destroy(d), SUCCESS);
 }
 
 // ---- malformed tensors ----------------------------------------------------------------------------------------------------
@@ -473,35 +435,40 @@ void null_pointers(scaledMMHandle_t handle) {
     for (bool& present : missing.present) present = false;
     EXPECT(create(handle, &d, missing), NULL_POINTER);
     EXPECT(create(handle, &d, p), SUCCESS);
-    EXPECT_MESSAGE(get_workspace_size(kind, d, nullptr), NULL_POINTER, "bytes: expected");
-    EXPECT_MESSAGE(get_kernel(kind, d, nullptr), NULL_POINTER, "choice: expected");
-    EXPECT(get_device(kind, d, nullptr, &id), NULL_POINTER);
-    EXPECT(get_device(kind, d, &type, nullptr), NULL_POINTER);
+    EXPECT_MESSAGE(get_workspace_size(d, nullptr), NULL_POINTER, "bytes: expected");
+    EXPECT_MESSAGE(get_kernel(d, nullptr), NULL_POINTER, "choice: expected");
+    EXPECT(get_device(d, nullptr, &id), NULL_POINTER);
+    EXPECT(get_device(d, &type, nullptr), NULL_POINTER);
     EXPECT(calculate(kind, d, nullptr, 0, none), NULL_POINTER);
     EXPECT(check(kind, d, missing), BAD_PARAM);
-    EXPECT(get_workspace_size(kind, nullptr, &bytes), NULL_POINTER);
-    EXPECT(get_kernel(kind, nullptr, &choice), NULL_POINTER);
-    EXPECT(get_device(kind, nullptr, &type, &id), NULL_POINTER);
+    EXPECT(get_workspace_size(nullptr, &bytes), NULL_POINTER);
+    EXPECT(get_kernel(nullptr, &choice), NULL_POINTER);
+    EXPECT(get_device(nullptr, &type, &id), NULL_POINTER);
     EXPECT(calculate(kind, nullptr, nullptr, 0, none), NULL_POINTER);
     EXPECT(check(kind, nullptr, p), NULL_POINTER);
-    EXPECT(destroy(kind, d), SUCCESS);
-    EXPECT(destroy(kind, nullptr), NULL_POINTER);
+    EXPECT(destroy(d), SUCCESS);
+    EXPECT(destroy(nullptr), NULL_POINTER);
   }
 }
 
-// Every function of a kind refuses the object, and names what came.
-void refuse_object(Kind kind, void* object, const char* got) {
+// What is told the kind refuses the object, and names what came.
+void refuse_kind(Kind kind, void* object, const char* got) {
   const Product p = plain(kind);
   void* const none[kMost] = {};
+  EXPECT_MESSAGE(check(kind, object, p), BAD_PARAM, got);
+  EXPECT_MESSAGE(calculate(kind, object, nullptr, 0, none), BAD_PARAM, got);
+}
+
+// Every function of descriptors does.
+void refuse_object(Kind kind, void* object, const char* got) {
   size_t bytes;
   int32_t type, id;
   scaledMMKernelChoice_t choice;
-  EXPECT_MESSAGE(get_workspace_size(kind, object, &bytes), BAD_PARAM, got);
-  EXPECT_MESSAGE(get_device(kind, object, &type, &id), BAD_PARAM, got);
-  EXPECT_MESSAGE(get_kernel(kind, object, &choice), BAD_PARAM, got);
-  EXPECT_MESSAGE(check(kind, object, p), BAD_PARAM, got);
-  EXPECT_MESSAGE(calculate(kind, object, nullptr, 0, none), BAD_PARAM, got);
-  EXPECT_MESSAGE(destroy(kind, object), BAD_PARAM, got);
+  EXPECT_MESSAGE(get_workspace_size(object, &bytes), BAD_PARAM, got);
+  EXPECT_MESSAGE(get_device(object, &type, &id), BAD_PARAM, got);
+  EXPECT_MESSAGE(get_kernel(object, &choice), BAD_PARAM, got);
+  refuse_kind(kind, object, got);
+  EXPECT_MESSAGE(destroy(object), BAD_PARAM, got);
 }
 
 void refuse_as_handle(void* object, const char* got) {
@@ -515,7 +482,6 @@ void refuse_as_handle(void* object, const char* got) {
 
 void wrong_objects() {
   static const char* const kNames[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor", "got a block GEMM descriptor"};
-  static const char* const kDestroyed[] = {"got a destroyed GEMM", "got a destroyed grouped", "got a destroyed block-scaled", "got a destroyed block GEMM"};
   scaledMMHandle_t handle = nullptr;
   void* objects[kKinds] = {};
   EXPECT(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CPU, 0, nullptr), SUCCESS);
@@ -523,18 +489,33 @@ void wrong_objects() {
   for (int kind = 0; kind < kKinds; ++kind) {
     context = "wrong kind " + std::to_string(kind);
     refuse_object(Kind(kind), handle, "got a handle");
-    refuse_as_handle(objects[kind], kNames[kind]);
+    refuse_as_handle(objects[kind], "got a descriptor");
     for (int other = 0; other < kKinds; ++other) {
-      if (other != kind) refuse_object(Kind(kind), objects[other], kNames[other]);
+      if (other != kind) refuse_kind(Kind(kind), objects[other], kNames[other]);
     }
+    const auto d = static_cast<scaledMMDescriptor_t>(objects[kind]);
+    const Descs descs(plain(Kind(kind)));
+    void* const none[kMost] = {};
+    for (int product : {-1, int(kKinds), INT_MAX, INT_MIN}) {
+      EXPECT_MESSAGE(scaledMMCheckTensors(d, product, descs.t, kMost), BAD_PARAM, "product: expected a scaledMMProduct_t");
+      EXPECT_MESSAGE(scaledMMCalculate(d, product, nullptr, 0, none, kMost, nullptr), BAD_PARAM, "product: expected a scaledMMProduct_t");
+      REQUIRE(scaledMMGetOperandName(product, 0) == nullptr);
+    }
+    for (int count : {-1, 0, kTensors[kind] - 1, kTensors[kind] + 1, INT_MAX}) {
+      EXPECT_MESSAGE(scaledMMCheckTensors(d, kind, descs.t, count), BAD_PARAM, "operands: expected");
+      EXPECT_MESSAGE(scaledMMCalculate(d, kind, nullptr, 0, none, count, nullptr), BAD_PARAM, "operands: expected");
+      REQUIRE(count < kTensors[kind] || scaledMMGetOperandName(kind, count) == nullptr);
+    }
+    EXPECT_MESSAGE(scaledMMCheckTensors(d, kind, nullptr, kTensors[kind]), NULL_POINTER, "operands: expected");
+    EXPECT_MESSAGE(scaledMMCalculate(d, kind, nullptr, 0, nullptr, kTensors[kind], nullptr), NULL_POINTER, "operands: expected");
   }
   alignas(16) static char memory[8192] = {};
   for (int kind = 0; kind < kKinds; ++kind) refuse_object(Kind(kind), memory + 64, "got a pointer that no create function wrote");
 
   for (int kind = 0; kind < kKinds; ++kind) {
     context = "destroyed " + std::to_string(kind);
-    EXPECT(destroy(Kind(kind), objects[kind]), SUCCESS);
-    refuse_object(Kind(kind), objects[kind], kDestroyed[kind]);
+    EXPECT(destroy(objects[kind]), SUCCESS);
+    refuse_object(Kind(kind), objects[kind], "got a destroyed descriptor");
   }
   EXPECT(scaledMMDestroyHandle(handle), SUCCESS);
   refuse_as_handle(handle, "got a destroyed handle");
@@ -547,7 +528,7 @@ void wrong_objects() {
   EXPECT(create(second, &d, plain(kGemm)), SUCCESS);
   EXPECT(scaledMMDestroyHandle(second), SUCCESS);
   EXPECT(check(kGemm, d, plain(kGemm)), SUCCESS);
-  EXPECT(destroy(kGemm, d), SUCCESS);
+  EXPECT(destroy(d), SUCCESS);
 }
 
 // ---- handles, names, libraries --------------------------------------------------------------------------------------------
@@ -622,7 +603,7 @@ void misaligned_out(scaledMMHandle_t cpu) {
     wild[0] = reinterpret_cast<void*>(4098);
     EXPECT(create(cpu, &d, plain(kind)), SUCCESS);
     EXPECT_MESSAGE(calculate(kind, d, nullptr, 0, wild), BAD_TENSOR_ALIGNMENT, "out: expected a data pointer aligned to 4 bytes");
-    EXPECT(destroy(kind, d), SUCCESS);
+    EXPECT(destroy(d), SUCCESS);
   }
 }
 
@@ -792,10 +773,10 @@ void no_host_memory(scaledMMHandle_t cpu, scaledMMHandle_t gpu, const char* kern
       EXPECT(create(on, &first, p), SUCCESS);  // takes the memory of a destroyed one
       without_memory("descriptors", SCALED_MM_STATUS_SUCCESS, [&] { return create(on, &d, p); });
       without_memory("wrong descriptors", SCALED_MM_STATUS_BAD_TENSOR_SHAPE, [&] { return create(on, &unused, wrong); });
-      without_memory("reasons", SCALED_MM_STATUS_SUCCESS, [&] { return get_kernel(kind, d, &choice); });
+      without_memory("reasons", SCALED_MM_STATUS_SUCCESS, [&] { return get_kernel(d, &choice); });
       without_memory("checks", SCALED_MM_STATUS_BAD_TENSOR_SHAPE, [&] { return check(kind, d, wrong); });
-      EXPECT(destroy(kind, d), SUCCESS);
-      EXPECT(destroy(kind, first), SUCCESS);
+      EXPECT(destroy(d), SUCCESS);
+      EXPECT(destroy(first), SUCCESS);
     }
   }
 }
@@ -845,7 +826,7 @@ void all_at_once(const char* kernels, int rounds) {
     }
   });
   in_threads([&](int) {
-    for (int kind = 0; kind < kKinds; ++kind) destroyed[kind] += destroy(Kind(kind), shared[kind]) == SCALED_MM_STATUS_SUCCESS;
+    for (int kind = 0; kind < kKinds; ++kind) destroyed[kind] += destroy(shared[kind]) == SCALED_MM_STATUS_SUCCESS;
   });
   context = "eight threads destroy one descriptor";
   for (std::atomic<int>& count : destroyed) REQUIRE(count == 1);

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm.build import cache, compile, toolchain
-from scaled_mm.build.paths import csrc_dir
+from scaled_mm.build import cache, compile, library, toolchain
 
 HERE = Path(__file__).resolve().parent
 DRIVER = HERE.parent / "core" / "fake_driver.c"
@@ -55,7 +54,7 @@ def test_no_call_of_the_c_interface_crashes_and_every_refusal_says_what_was_wron
     program, kernels, driver = (tmp_path / name for name in ("program", "kernels", "driver"))
     for folder in (program, kernels, driver):
         folder.mkdir()
-    sources = [HERE / "hostile_core.cpp", *sorted((csrc_dir() / "core").glob("*.cpp"))]
+    sources = [HERE / "hostile_core.cpp", *library.core_sources()]
     compile.run_ninja(program, "hostile", cxx, sources, [*flags, *(["-DHOSTILE_UNDER_THREAD_SANITIZER"] if threads else [])], sanitize, ["-ldl"])
     # The kernels write what they were handed to variables of their own, in every thread: without the thread sanitizer.
     own = [] if threads else sanitize

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 5
+#define SCALED_MM_ABI_VERSION 6
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -100,7 +100,7 @@ typedef struct {
 } scaledMMTensorDesc_t;
 
 typedef struct scaledMMHandle* scaledMMHandle_t;
-typedef struct scaledMMGemmDescriptor* scaledMMGemmDescriptor_t;
+typedef struct scaledMMDescriptor* scaledMMDescriptor_t;
 
 SCALED_MM_API int32_t scaledMMGetAbiVersion(void);
 SCALED_MM_API const char* scaledMMGetStatusName(scaledMMStatus_t status);
@@ -199,6 +199,53 @@ SCALED_MM_API scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* tabl
 typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, void* user);
 SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user);
 
+/* ---- products: one life cycle for every kind ---------------------------------------------------------------- */
+
+/* A kind of product. The sections below say what each computes and what its operands are, in their order, out first. */
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_GEMM = 0,
+  SCALED_MM_GROUPED_GEMM = 1,
+  SCALED_MM_BLOCK_SCALED_GEMM = 2,
+  SCALED_MM_BLOCK_GEMM = 3,
+} scaledMMProduct_t;
+
+#define SCALED_MM_MAX_OPERANDS 10
+
+/* The name of an operand of a kind; NULL past the last. */
+SCALED_MM_API const char* scaledMMGetOperandName(int32_t product, int32_t index);
+
+/* Validates a product and picks its kernel. operands: one pointer for each operand of the kind, NULL for an absent one. option: 0, or the
+ * mode of a SCALED_MM_BLOCK_GEMM. kernel: NULL, or the name of a row of the kind's table to use whatever the buckets say. */
+SCALED_MM_API scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
+                                                        const scaledMMTensorDesc_t* const* operands, int32_t num_operands,
+                                                        int32_t option, const char* kernel);
+
+/* The device of the handle that it was created with. */
+SCALED_MM_API scaledMMStatus_t scaledMMGetDevice(scaledMMDescriptor_t descriptor, int32_t* device_type, int32_t* device_id);
+
+SCALED_MM_API scaledMMStatus_t scaledMMGetWorkspaceSize(scaledMMDescriptor_t descriptor, size_t* bytes);
+
+typedef struct {
+  const char* row;    /* the kernel row; lives as long as the descriptor */
+  const char* reason; /* why: the bucket and the table, "forced", or what kept the faster rows out */
+  int32_t bucket;     /* index of the bucket; -1 when none was used */
+  int32_t tuned;
+} scaledMMKernelChoice_t;
+
+SCALED_MM_API scaledMMStatus_t scaledMMGetKernel(scaledMMDescriptor_t descriptor, scaledMMKernelChoice_t* choice);
+
+/* Compares tensors with the ones the descriptor was created with (dtype, shape, strides; not the alignment): SUCCESS, or
+ * which one differs and how. For bindings that hold tensors; calculate itself sees pointers only. */
+SCALED_MM_API scaledMMStatus_t scaledMMCheckTensors(scaledMMDescriptor_t descriptor, int32_t product,
+                                                    const scaledMMTensorDesc_t* const* operands, int32_t num_operands);
+
+/* `stream` is a cudaStream_t. pointers: of device memory, one for each operand of the kind; NULL for those that the descriptor was
+ * created without. Only the first, out, is written to. */
+SCALED_MM_API scaledMMStatus_t scaledMMCalculate(scaledMMDescriptor_t descriptor, int32_t product, void* workspace, size_t workspace_size,
+                                                 const void* const* pointers, int32_t num_operands, void* stream);
+
+SCALED_MM_API scaledMMStatus_t scaledMMDestroyDescriptor(scaledMMDescriptor_t descriptor);
+
 /* ---- INT8 GEMM --------------------------------------------------------------------------------------------- */
 
 /* out [M,N] int32 | float16 | bfloat16 | float32; a [M,K] int8; b [K,N] int8, any strides (fast when K is contiguous).
@@ -213,43 +260,24 @@ SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_
  * [B,M,1], what goes with b [B,1,N]; B may be 1 there, and so may M and N of scales and zero points. Vectors of one or two
  * dimensions are those of every product.
  * kernel: NULL, or the name of a row of the table to use whatever the buckets say. */
-SCALED_MM_API scaledMMStatus_t scaledMMCreateGemmDescriptor(
-    scaledMMHandle_t handle, scaledMMGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
-    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
-    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point,
-    const scaledMMTensorDesc_t* b_zero_point, const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums,
-    const char* kernel);
+static inline scaledMMStatus_t scaledMMCreateGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
+    const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
+    const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias,
+    const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point,
+    const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums, const char* kernel) {
+  const scaledMMTensorDesc_t* const operands[10] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point,
+    a_row_sums, b_column_sums};
+  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_GEMM, operands, 10, 0, kernel);
+}
 
-/* The device of the handle that it was created with. */
-SCALED_MM_API scaledMMStatus_t scaledMMGetGemmDevice(scaledMMGemmDescriptor_t descriptor, int32_t* device_type, int32_t* device_id);
-
-SCALED_MM_API scaledMMStatus_t scaledMMGetGemmWorkspaceSize(scaledMMGemmDescriptor_t descriptor, size_t* bytes);
-
-typedef struct {
-  const char* row;    /* the kernel row; lives as long as the descriptor */
-  const char* reason; /* why: the bucket and the table, "forced", or what kept the faster rows out */
-  int32_t bucket;     /* index of the bucket; -1 when none was used */
-  int32_t tuned;
-} scaledMMKernelChoice_t;
-
-SCALED_MM_API scaledMMStatus_t scaledMMGetGemmKernel(scaledMMGemmDescriptor_t descriptor, scaledMMKernelChoice_t* choice);
-
-/* Compares tensors with the ones the descriptor was created with (dtype, shape, strides; not the alignment): SUCCESS, or
- * which one differs and how. For bindings that hold tensors; calculate itself sees pointers only. */
-SCALED_MM_API scaledMMStatus_t scaledMMCheckGemmTensors(
-    scaledMMGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
-    const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point,
-    const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums);
-
-/* `stream` is a cudaStream_t. Pointers of tensors that the descriptor was created without are NULL. */
-SCALED_MM_API scaledMMStatus_t scaledMMCalculateGemm(scaledMMGemmDescriptor_t descriptor, void* workspace,
-                                                     size_t workspace_size, void* out, const void* a, const void* b,
-                                                     const void* a_scale, const void* b_scale, const void* bias,
-                                                     const void* a_zero_point, const void* b_zero_point,
-                                                     const void* a_row_sums, const void* b_column_sums, void* stream);
-
-SCALED_MM_API scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescriptor_t descriptor);
+static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descriptor, void* workspace,
+    size_t workspace_size, void* out, const void* a, const void* b, const void* a_scale, const void* b_scale,
+    const void* bias, const void* a_zero_point, const void* b_zero_point, const void* a_row_sums,
+    const void* b_column_sums, void* stream) {
+  const void* const pointers[10] = {out, a, b, a_scale, b_scale, bias,
+    a_zero_point, b_zero_point, a_row_sums, b_column_sums};
+  return scaledMMCalculate(descriptor, SCALED_MM_GEMM, workspace, workspace_size, pointers, 10, stream);
+}
 
 /* ---- grouped INT8 GEMM: a mixture of experts ---------------------------------------------------------------- */
 
@@ -266,29 +294,21 @@ SCALED_MM_API scaledMMStatus_t scaledMMDestroyGemmDescriptor(scaledMMGemmDescrip
  * NULL for an int32 out. bias [E,N], float32 or out's dtype, or NULL. expert_offsets: int32 [E], contiguous, in device
  * memory; read by the kernel, so its contents may change between launches and between replays of a graph.
  * kernel: NULL, or the name of a grouped row of the table. */
-typedef struct scaledMMGroupedGemmDescriptor* scaledMMGroupedGemmDescriptor_t;
-
-SCALED_MM_API scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(
-    scaledMMHandle_t handle, scaledMMGroupedGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
-    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
-    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets,
-    const char* kernel);
-
-/* These are to a grouped descriptor what their namesakes above are to the other one. */
-SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmDevice(scaledMMGroupedGemmDescriptor_t descriptor, int32_t* device_type,
-                                                            int32_t* device_id);
-SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmWorkspaceSize(scaledMMGroupedGemmDescriptor_t descriptor, size_t* bytes);
-SCALED_MM_API scaledMMStatus_t scaledMMGetGroupedGemmKernel(scaledMMGroupedGemmDescriptor_t descriptor,
-                                                            scaledMMKernelChoice_t* choice);
-SCALED_MM_API scaledMMStatus_t scaledMMCheckGroupedGemmTensors(
-    scaledMMGroupedGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+static inline scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle,
+    scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
     const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets);
-SCALED_MM_API scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMGroupedGemmDescriptor_t descriptor, void* workspace,
-                                                            size_t workspace_size, void* out, const void* a, const void* b,
-                                                            const void* a_scale, const void* b_scale, const void* bias,
-                                                            const void* expert_offsets, void* stream);
-SCALED_MM_API scaledMMStatus_t scaledMMDestroyGroupedGemmDescriptor(scaledMMGroupedGemmDescriptor_t descriptor);
+    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets, const char* kernel) {
+  const scaledMMTensorDesc_t* const operands[7] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
+  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_GROUPED_GEMM, operands, 7, 0, kernel);
+}
+
+static inline scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMDescriptor_t descriptor, void* workspace,
+    size_t workspace_size, void* out, const void* a, const void* b, const void* a_scale, const void* b_scale,
+    const void* bias, const void* expert_offsets, void* stream) {
+  const void* const pointers[7] = {out, a, b, a_scale, b_scale, bias,
+    expert_offsets};
+  return scaledMMCalculate(descriptor, SCALED_MM_GROUPED_GEMM, workspace, workspace_size, pointers, 7, stream);
+}
 
 /* ---- block-scaled INT8 GEMM -------------------------------------------------------------------------------- */
 
@@ -302,28 +322,20 @@ SCALED_MM_API scaledMMStatus_t scaledMMDestroyGroupedGemmDescriptor(scaledMMGrou
  * multiples of 128: the last blocks are then smaller. a_scale float32 [M,ceil(K/128)], b_scale float32 [ceil(K/128),ceil(N/128)],
  * any strides. bias [N] or [1,N], float32 or out's dtype, or NULL. K is not bounded: a block's sum is exact.
  * kernel: NULL, or the name of a block-scaled row of the table. */
-typedef struct scaledMMBlockScaledGemmDescriptor* scaledMMBlockScaledGemmDescriptor_t;
-
-SCALED_MM_API scaledMMStatus_t scaledMMCreateBlockScaledGemmDescriptor(
-    scaledMMHandle_t handle, scaledMMBlockScaledGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
-    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
-    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const char* kernel);
-
-/* These are to a block-scaled descriptor what their namesakes above are to the plain one. No kernel asks for a workspace yet. */
-SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmDevice(scaledMMBlockScaledGemmDescriptor_t descriptor,
-                                                                int32_t* device_type, int32_t* device_id);
-SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmWorkspaceSize(scaledMMBlockScaledGemmDescriptor_t descriptor, size_t* bytes);
-SCALED_MM_API scaledMMStatus_t scaledMMGetBlockScaledGemmKernel(scaledMMBlockScaledGemmDescriptor_t descriptor,
-                                                                scaledMMKernelChoice_t* choice);
-SCALED_MM_API scaledMMStatus_t scaledMMCheckBlockScaledGemmTensors(
-    scaledMMBlockScaledGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+static inline scaledMMStatus_t scaledMMCreateBlockScaledGemmDescriptor(scaledMMHandle_t handle,
+    scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
     const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-    const scaledMMTensorDesc_t* bias);
-SCALED_MM_API scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMBlockScaledGemmDescriptor_t descriptor, void* workspace,
-                                                                size_t workspace_size, void* out, const void* a, const void* b,
-                                                                const void* a_scale, const void* b_scale, const void* bias,
-                                                                void* stream);
-SCALED_MM_API scaledMMStatus_t scaledMMDestroyBlockScaledGemmDescriptor(scaledMMBlockScaledGemmDescriptor_t descriptor);
+    const scaledMMTensorDesc_t* bias, const char* kernel) {
+  const scaledMMTensorDesc_t* const operands[6] = {out, a, b, a_scale, b_scale, bias};
+  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_BLOCK_SCALED_GEMM, operands, 6, 0, kernel);
+}
+
+static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescriptor_t descriptor, void* workspace,
+    size_t workspace_size, void* out, const void* a, const void* b, const void* a_scale, const void* b_scale,
+    const void* bias, void* stream) {
+  const void* const pointers[6] = {out, a, b, a_scale, b_scale, bias};
+  return scaledMMCalculate(descriptor, SCALED_MM_BLOCK_SCALED_GEMM, workspace, workspace_size, pointers, 6, stream);
+}
 
 /* ---- block formats: products with llama.cpp's quantized weights ---------------------------------------------- */
 
@@ -338,29 +350,22 @@ SCALED_MM_API scaledMMStatus_t scaledMMDestroyBlockScaledGemmDescriptor(scaledMM
  * mode: scaledMMBlockMode_t; Q8_1 and float32 activations take AUTO or W4A8.
  * kernel: NULL, or the name of a block row of the table. */
 
+static inline scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(scaledMMHandle_t handle,
+    scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* weight,
+    const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias, int32_t mode, const char* kernel) {
+  const scaledMMTensorDesc_t* const operands[4] = {out, weight, activation, bias};
+  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_BLOCK_GEMM, operands, 4, mode, kernel);
+}
+
+static inline scaledMMStatus_t scaledMMCalculateBlockGemm(scaledMMDescriptor_t descriptor, void* workspace,
+    size_t workspace_size, void* out, const void* weight, const void* activation, const void* bias, void* stream) {
+  const void* const pointers[4] = {out, weight, activation, bias};
+  return scaledMMCalculate(descriptor, SCALED_MM_BLOCK_GEMM, workspace, workspace_size, pointers, 4, stream);
+}
+
 /* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no block format. A tile of a packed weight has the
  * bytes of its 64 x 8 blocks. */
 SCALED_MM_API int64_t scaledMMGetBlockBytes(int32_t dtype);
-
-typedef struct scaledMMBlockGemmDescriptor* scaledMMBlockGemmDescriptor_t;
-
-SCALED_MM_API scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(
-    scaledMMHandle_t handle, scaledMMBlockGemmDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
-    const scaledMMTensorDesc_t* weight, const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias,
-    int32_t mode, const char* kernel);
-
-/* These are to a block descriptor what their namesakes above are to the plain one. */
-SCALED_MM_API scaledMMStatus_t scaledMMGetBlockGemmDevice(scaledMMBlockGemmDescriptor_t descriptor, int32_t* device_type,
-                                                          int32_t* device_id);
-SCALED_MM_API scaledMMStatus_t scaledMMGetBlockGemmWorkspaceSize(scaledMMBlockGemmDescriptor_t descriptor, size_t* bytes);
-SCALED_MM_API scaledMMStatus_t scaledMMGetBlockGemmKernel(scaledMMBlockGemmDescriptor_t descriptor, scaledMMKernelChoice_t* choice);
-SCALED_MM_API scaledMMStatus_t scaledMMCheckBlockGemmTensors(
-    scaledMMBlockGemmDescriptor_t descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* weight,
-    const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias);
-SCALED_MM_API scaledMMStatus_t scaledMMCalculateBlockGemm(scaledMMBlockGemmDescriptor_t descriptor, void* workspace,
-                                                          size_t workspace_size, void* out, const void* weight,
-                                                          const void* activation, const void* bias, void* stream);
-SCALED_MM_API scaledMMStatus_t scaledMMDestroyBlockGemmDescriptor(scaledMMBlockGemmDescriptor_t descriptor);
 
 #if defined(__cplusplus)
 } /* extern "C" */

@@ -1,11 +1,16 @@
-#include "core/grouped_info.h"
-
+// The grouped product, a mixture of experts: validation is that of one expert's product, and what is added per expert.
+#include <iterator>
 #include <string>
 
 #include "core/status.h"
+#include "problems/gemm.h"
 
 namespace scaled_mm {
 namespace {
+
+struct GroupedTensors {
+  const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *expert_offsets;
+};
 
 // A tensor without its first dimension.
 scaledMMTensorDesc_t of_one_expert(const scaledMMTensorDesc_t& t) {
@@ -41,17 +46,44 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace
+class Grouped : public Problem {
+ public:
+  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
+    if (scaledMMStatus_t s = check_no_option(option)) return s;
+    return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6]});
+  }
 
-scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
+  // What m bounds is the rows per expert on average.
+  BucketKey bucket() const override {
+    const int64_t rows = groups_.experts > 0 ? (info.M + groups_.experts - 1) / groups_.experts : info.M;
+    return {rows, info.N, info.K, 0};
+  }
+
+  const char* misfit(const RowNeeds& needs) const override {
+    if (const char* why = scaled_mm::misfit(info, needs)) return why;
+    if (groups_.b_stride % needs.align_b != 0) return "the stride of b from expert to expert is not a multiple of the row's alignment";
+    return nullptr;
+  }
+
+  scaledMMStatus_t workspace(const Kernel& kernel, size_t* bytes) const override {
+    *bytes = kernel.grouped_workspace_size ? size_t(kernel.grouped_workspace_size(groups_.experts, info.multiprocessors)) : 0;
+    return SCALED_MM_STATUS_SUCCESS;
+  }
+
+ private:
+  scaledMMStatus_t validate(const GroupedTensors& t);
+
+  Groups groups_{};
+};
+
+scaledMMStatus_t Grouped::validate(const GroupedTensors& t) {
   if (scaledMMStatus_t s = check_operand("out", "[tokens, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
                                          SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, 2, t.out)) return s;
   if (scaledMMStatus_t s = check_operand("a", "[tokens, K]", {SCALED_MM_DTYPE_INT8}, 2, t.a)) return s;
   if (scaledMMStatus_t s = check_operand("b", "[E, K, N]", {SCALED_MM_DTYPE_INT8}, 3, t.b)) return s;
   if (scaledMMStatus_t s = check_operand("expert_offsets", "[E]", {SCALED_MM_DTYPE_INT32}, 1, t.expert_offsets)) return s;
-  *info = GroupedInfo{};
-  const int64_t E = t.b->shape[0], K = t.b->shape[1], N = t.b->shape[2];
-  info->experts = E;
+    const int64_t E = t.b->shape[0], K = t.b->shape[1], N = t.b->shape[2];
+  groups_.experts = E;
   if (K != t.a->shape[1]) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b: expected [E, K, N] with K = %lld as in a [tokens, K], got %s",
                 static_cast<long long>(t.a->shape[1]), tensor_shape(*t.b).c_str());
@@ -64,7 +96,7 @@ scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "expert_offsets: expected a contiguous tensor, got stride %lld",
                 static_cast<long long>(t.expert_offsets->strides[0]));
   }
-  info->b_stride = E > 1 ? t.b->strides[0] : 0;
+  groups_.b_stride = E > 1 ? t.b->strides[0] : 0;
 
   // The rest is what one expert's product would be refused for.
   const scaledMMTensorDesc_t b = of_one_expert(*t.b);
@@ -72,7 +104,7 @@ scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
   int64_t b_scale_stride_n = 0;
   const bool scaled = t.out->dtype != SCALED_MM_DTYPE_INT32;
   if (t.b_scale && scaled) {
-    if (scaledMMStatus_t s = check_b_scale(*t.b_scale, E, N, &info->b_scale_stride, &b_scale_stride_n)) return s;
+    if (scaledMMStatus_t s = check_b_scale(*t.b_scale, E, N, &groups_.b_scale_stride, &b_scale_stride_n)) return s;
     b_scale = {t.b_scale->dtype, 0, {}, {}, t.b_scale->alignment, 0};
   }
   if (t.bias && scaled) {
@@ -82,23 +114,29 @@ scaledMMStatus_t make_grouped_info(const GroupedTensors& t, GroupedInfo* info) {
                   static_cast<long long>(N), tensor_shape(*t.bias).c_str());
     }
     bias = of_one_expert(*t.bias);
-    info->bias_stride = E > 1 ? t.bias->strides[0] : 0;
+    groups_.bias_stride = E > 1 ? t.bias->strides[0] : 0;
   }
-  GemmInfo& gemm = info->gemm;
-  if (scaledMMStatus_t s = make_gemm_info({t.out, t.a, &b, t.a_scale, t.b_scale ? &b_scale : nullptr,
-                                           t.bias ? &bias : nullptr, nullptr, nullptr, nullptr, nullptr}, &gemm)) return s;
-  gemm.b_scale_stride = b_scale_stride_n;
-  gemm.bytes.b = tensor_extent(*t.b);
-  if (t.b_scale) gemm.bytes.b_scale = tensor_extent(*t.b_scale);
-  if (t.bias) gemm.bytes.bias = tensor_extent(*t.bias);
-  info->offsets_bytes = tensor_extent(*t.expert_offsets);
+  if (scaledMMStatus_t s = validate_gemm({t.out, t.a, &b, t.a_scale, t.b_scale ? &b_scale : nullptr, t.bias ? &bias : nullptr, nullptr, nullptr,
+                                          nullptr, nullptr}, &info)) return s;
+  info.b_scale_stride = b_scale_stride_n;
+  info.groups = &groups_;
+  info.constant_b = false;  // no grouped row reads weights early
+  variant = info.out_dtype;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-const char* misfit(const GroupedInfo& info, const RowNeeds& needs) {
-  if (const char* why = misfit(info.gemm, needs)) return why;
-  if (info.b_stride % needs.align_b != 0) return "the stride of b from expert to expert is not a multiple of the row's alignment";
-  return nullptr;
-}
+constexpr OperandSpec kOperands[] = {
+    {"out", offsetof(GemmLaunch, out), Role::kOut},
+    {"a", offsetof(GemmLaunch, a), Role::kA},
+    {"b", offsetof(GemmLaunch, b), Role::kB},
+    {"a_scale", offsetof(GemmLaunch, a_scale)},
+    {"b_scale", offsetof(GemmLaunch, b_scale)},
+    {"bias", offsetof(GemmLaunch, bias)},
+    {"expert_offsets", offsetof(GemmLaunch, expert_offsets)},
+};
+
+}  // namespace
+
+const ProblemKind kGrouped = {"grouped GEMM", "grouped ", std::size(kOperands), kOperands, false, make_problem<Grouped>};
 
 }  // namespace scaled_mm

@@ -1,0 +1,16 @@
+// Validation of the plain product, from which the grouped and the block-scaled one begin.
+#pragma once
+
+#include "core/tensors.h"
+#include "problems/kinds.h"
+
+namespace scaled_mm {
+
+struct GemmTensors {
+  const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *a_zero_point, *b_zero_point, *a_row_sums, *b_column_sums;
+};
+
+// one_sum: all of K is added up in one 32-bit integer, which bounds K.
+scaledMMStatus_t validate_gemm(const GemmTensors& tensors, ProductInfo* info, bool one_sum = true);
+
+}  // namespace scaled_mm

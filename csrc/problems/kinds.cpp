@@ -1,0 +1,11 @@
+// The kinds of product by scaledMMProduct_t. A new kind is one file beside this one, its name in kinds.h, and an entry here.
+#include "problems/kinds.h"
+
+#include <iterator>
+
+namespace scaled_mm {
+
+const ProblemKind* const kProblemKinds[] = {&kGemm, &kGrouped, &kBlockScaled, &kGguf};
+const int32_t kNumProblemKinds = std::size(kProblemKinds);
+
+}  // namespace scaled_mm
