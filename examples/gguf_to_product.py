@@ -3,7 +3,7 @@
     python examples/gguf_to_product.py [MODEL.gguf] [--tensor NAME] [--tokens 4] [--device cuda:0]
 
 Without a file a small one is written to a temporary folder first. Needs the package gguf (pip install gguf); a GPU is used
-if there is one. Exit status 1 if the product is further from the dequantized one than docs/BLOCK_FORMATS.md allows, or there is
+if there is one. Exit status 1 if the product is further from the dequantized one than docs/design/gguf-formats.md allows, or there is
 none; 2 if it could not be computed.
 """
 

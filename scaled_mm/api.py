@@ -30,7 +30,7 @@ def scaled_mm(
         acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])
         out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )
 
-    each float32 operation rounded by itself (docs/NUMERICS.md).
+    each float32 operation rounded by itself (docs/design/numerics.md).
 
     a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides are taken.
     a_scale: float32, one value, [M] or [M, 1]. b_scale: float32, one value, [N], [1, N] or [N, 1], as checkpoints store it.

@@ -10,7 +10,7 @@ A block holds 32 consecutive values of a row. Its bytes, little-endian, one afte
     u8   qs[16]       four and five bits: byte j has the low bits of element j (low nibble) and of j + 16 (high nibble)
     i8   qs[32]       eight bits: element j
 
-What they mean is in docs/BLOCK_FORMATS.md.
+What they mean is in docs/design/gguf-formats.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = 32
 """Values in a block, in every format."""
 
 TILE_ROWS, TILE_BLOCKS = 64, 8
-"""What a tile of a packed weight has on a GPU: rows, and blocks of each (docs/BLOCK_FORMATS.md)."""
+"""What a tile of a packed weight has on a GPU: rows, and blocks of each (docs/design/gguf-formats.md)."""
 
 
 @dataclasses.dataclass(frozen=True)

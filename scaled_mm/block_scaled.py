@@ -26,7 +26,7 @@ def block_scaled_mm(
         sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//128])
         out[m,n] = cast( sum[m,n] + bias[n] )
 
-    each float32 operation rounded by itself (docs/NUMERICS.md). K and N need not be multiples of 128: the last blocks are smaller then.
+    each float32 operation rounded by itself (docs/design/numerics.md). K and N need not be multiples of 128: the last blocks are smaller then.
 
     a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides are taken.
     a_scale: float32 [M, ceil(K/128)]. b_scale: float32 [ceil(K/128), ceil(N/128)]: the transpose of a checkpoint's

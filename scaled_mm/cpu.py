@@ -1,4 +1,4 @@
-"""The CPU backend: the exact product of `cpu_product` and the epilogue of docs/NUMERICS.md.
+"""The CPU backend: the exact product of `cpu_product` and the epilogue of docs/design/numerics.md.
 
 `gemm` gives the bits that every GPU kernel gives: the accumulator is an exact integer and the epilogue rounds once per
 float32 operation, in the documented order. Any shape and any strides run, M = 1 and K = 0 included.

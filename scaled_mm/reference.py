@@ -3,7 +3,7 @@
     acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])
     out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )
 
-docs/NUMERICS.md derives the bounds. The sum is taken by a float64 product of the zero-point-adjusted operands: with
+docs/design/numerics.md derives the bounds. The sum is taken by a float64 product of the zero-point-adjusted operands: with
 |a - za| <= 255 and |b - zb| <= 255 every partial sum is an integer of magnitude at most K * 255^2, and below 2^53
 float64 holds every integer, so no addition rounds, in whatever order the library adds (K up to 1.3e11; the operator
 stops at 131071). That never forms the correction terms that kernels use, so it checks them too.

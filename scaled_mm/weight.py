@@ -51,7 +51,7 @@ def prepare_weight(
     b: int8 [K, N] or [B, K, N], any strides, any device; kept, not copied.
     b_zero_point: int32 or int8: one value, [N], [1, N], or [B, 1, N] with b's B or 1; or None for a symmetric weight.
     b_column_sums: int32 [N], [1, N], or [B, 1, N] with b's B or 1: used in place of the sums of b over K. May hold zero_point * sums
-        (vLLM's `azp_adj`), with `a_zero_point=torch.ones(1, dtype=torch.int32)` and without b_zero_point (docs/COMING_FROM.md).
+        (vLLM's `azp_adj`), with `a_zero_point=torch.ones(1, dtype=torch.int32)` and without b_zero_point (docs/guide/coming-from.md).
     Exact: a sum of K int8 values fits int32 for every K that a product takes.
     Synchronizes the current stream of b's device, so that later kernels may load b early. Skipped during graph capture, compilation or
     tracing, and for a b not aligned to 16 bytes; `constant` is then False.

@@ -1,4 +1,4 @@
-// llama.cpp's blocks, 32 values of a row with their scale in front (docs/BLOCK_FORMATS.md), and the tiles that kernels read: 64 rows of
+// llama.cpp's blocks, 32 values of a row with their scale in front (docs/design/gguf-formats.md), and the tiles that kernels read: 64 rows of
 // 8 blocks, in the order of the tensor cores' fragments.
 //
 // A thread's levels of two blocks, of five bits: 16 pairs in five words; pair 8 block + 4 row + j is j of that fragment (levels.cuh). Bits 0, 5

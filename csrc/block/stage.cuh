@@ -158,7 +158,7 @@ __device__ inline float2 two_tf32(float v) {
   return {high, cut(v - high, 0x1000u)};
 }
 
-// float16 as the quantizer stores it: every NaN is the same (docs/BLOCK_FORMATS.md).
+// float16 as the quantizer stores it: every NaN is the same (docs/design/gguf-formats.md).
 __device__ inline float through_half(float v) { return __half2float(__float2half_rn(v)); }
 
 // What a kernel multiplies instead of x, and the factor and the addend of its block. All threads of a warp, those whose x is 0 as well.

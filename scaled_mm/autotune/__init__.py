@@ -5,5 +5,5 @@ Rooms: `candidates` (which rows are legal), `model` (a predicted time), `state` 
 cliff rule), `cells` (measured times out of any report), `write` (the table as YAML), `tune` (the whole run), `record`, `report`,
 `blocks` and `plots` (what it leaves behind).
 
-Nothing here is imported by `import scaled_mm`. docs/tuning.md is the guide.
+Nothing here is imported by `import scaled_mm`. docs/guide/tuning.md is the guide.
 """

@@ -1,4 +1,4 @@
-"""llama.cpp's block formats: quantizers, dequantizers, products and GGUF files (docs/BLOCK_FORMATS.md)."""
+"""llama.cpp's block formats: quantizers, dequantizers, products and GGUF files (docs/design/gguf-formats.md)."""
 
 from scaled_mm.block.dequantize import (
     dequantize_block,

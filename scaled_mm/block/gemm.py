@@ -106,7 +106,7 @@ def _quantized(fmt: str) -> Callable[..., torch.Tensor]:
 
     C[m,n] = sum over blocks of {formula}
 
-    {stored}docs/BLOCK_FORMATS.md has the bound on the error. A scale, minimum or sum (where it is read) that is not finite makes its
+    {stored}docs/design/gguf-formats.md has the bound on the error. A scale, minimum or sum (where it is read) that is not finite makes its
     row or column of C not finite, nothing else.
 
     weight_q: uint8 [M, K/32, {description.block_bytes}], or what `pack_block_weight` made of it. activation_q: uint8 [N, K/32, 36]. In both
@@ -129,7 +129,7 @@ def _float(fmt: str) -> Callable[..., torch.Tensor]:
     weight_q: uint8 [M, K/32, {description.block_bytes}]; the blocks of a row lie one after the other, other strides are taken. Or what
     `pack_block_weight` made of it. activation: float16 or bfloat16 [N, K], any strides. M, N, K: None, or what the operands have.
     The activations are not rounded; sums are float32, on a GPU those of a block's activations, which minima are multiplied with,
-    22 bits where the tensor cores add them. docs/BLOCK_FORMATS.md has the bound on the error. CPU or CUDA; there on the
+    22 bits where the tensor cores add them. docs/design/gguf-formats.md has the bound on the error. CPU or CUDA; there on the
     current stream, without synchronising.
     Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """

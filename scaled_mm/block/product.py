@@ -16,7 +16,7 @@ from scaled_mm.block_formats import BLOCK, BlockFormat
 _CHUNK_ELEMENTS = 1 << 20
 _CHUNK_MAX_ELEMENTS = 16 << 20
 _CHUNK_ROWS_OF_MANY_TOKENS = 1024
-# A product's float32 sums are over this many k at a time: in one sum over all of K the roundings add up (docs/BLOCK_FORMATS.md).
+# A product's float32 sums are over this many k at a time: in one sum over all of K the roundings add up (docs/design/gguf-formats.md).
 _CHUNK_K = 2048
 
 
@@ -25,7 +25,7 @@ def multiply(out: torch.Tensor, weight: Parts, description: BlockFormat, x: torc
 
     out: float32 [M, N], row-major or the transpose of that. weight: the parts of [M, K/32] blocks, w their values. x: float32 [N, K],
     contiguous. excess: float32 [N, K/32], how much a block's stored sum is above the sum of its x, or None; c: what the
-    formulas of docs/BLOCK_FORMATS.md multiply the sum with, m or -zero * d.
+    formulas of docs/design/gguf-formats.md multiply the sum with, m or -zero * d.
     """
     m, n = out.shape
     k = x.shape[1]

@@ -35,7 +35,7 @@ def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Ten
     1 / d is 0 where d is. d, m and s are stored as float16, to nearest even; q is computed with d before that rounding.
 
     Where a block has a NaN or an infinity, or d overflows float16 (65520), d is NaN or infinite, and products with the block are not
-    finite. Levels that come out NaN or infinite are stored as 0, by "absmax" as the level for 0. docs/BLOCK_FORMATS.md has the
+    finite. Levels that come out NaN or infinite are stored as 0, by "absmax" as the level for 0. docs/design/gguf-formats.md has the
     details. All but q8_1's and "absmax" has the bits of the `gguf` package; CPU and CUDA have the same bits. Nothing waits for the device.
 
     Source: ggml-quants.c of llama.cpp (`quantize_row_*_ref`), and for s its CUDA quantizer.

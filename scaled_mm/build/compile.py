@@ -55,7 +55,7 @@ def gencode(arch: str) -> str:
 def nvcc_flags(arch: str, cutlass: Path, nvcc_version: str) -> list[str]:
     """Flags for one kernel and an nvcc such as "13.0.88". They are part of its cache key.
 
-    NDEBUG: without it ptxas serialises wgmma. -fmad=false: the numerics allow no contraction (docs/NUMERICS.md); the
+    NDEBUG: without it ptxas serialises wgmma. -fmad=false: the numerics allow no contraction (docs/design/numerics.md); the
     epilogue spells its roundings out as well. Without CUTLASS's GDC macro: our kernels wait for the preceding one themselves
     (csrc/int8/c3x/early_weights.cuh). Compression makes a library a quarter to a half as large; every driver that
     runs CUDA 13 reads it, older ones may not, so older compilers leave it.

@@ -53,7 +53,8 @@ def main(argv: list[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _arguments(argv: list[str] | None) -> argparse.Namespace:
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command and all its subcommands; docs/reference/cli.md is made from it."""
     from scaled_mm import __version__
 
     parser = argparse.ArgumentParser(prog="scaled-mm", description="Quantized matrix multiplication: check, build, inspect, measure.")
@@ -65,6 +66,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         # A command with commands of its own sets the parser of the one that was called.
         subparser.set_defaults(run=module.run, parser=subparser)
         module.add_arguments(subparser)
+    return parser
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = build_parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of this command

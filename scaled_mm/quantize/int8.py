@@ -54,7 +54,7 @@ def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -
         q          = clamp(round half to even(x / scale) + zero_point, -128, 127)
 
     The range always includes 0, and the zero point is clamped to int8: a row that lies far from 0, such as 500 to 505, spends its values on
-    0 to 505. docs/COMING_FROM.md has a quantizer for such rows, with zero points outside of int8, which `scaled_mm` takes.
+    0 to 505. docs/guide/coming-from.md has a quantizer for such rows, with zero points outside of int8, which `scaled_mm` takes.
 
     A row of zeros has zero_point -128 and q = -128 then; one with a NaN or an infinity has zero_point 0 and q = 0.
 

@@ -11,7 +11,7 @@ from scaled_mm.errors import BadParamError, InternalError
 if TYPE_CHECKING:
     from scaled_mm.tables.schema import Bucket, KernelRow, TileTable
 
-# What a 32-bit accumulator holds exactly (docs/NUMERICS.md): without zero points, with one, with two.
+# What a 32-bit accumulator holds exactly (docs/design/numerics.md): without zero points, with one, with two.
 K_BOUNDS = (131071, 65793, 33025)
 _LARGEST_SIZE = 2**31 - 1
 _LARGEST_REACH = 2**60  # in elements, from a tensor's first to its last

@@ -254,7 +254,7 @@ def test_long_sums_are_within_the_bound_in_every_row(fmt):
             assert relative_error(out.cpu(), want) <= BOUND, (row, mode)
 
 
-# The products of formats with minima, of levels and of what their middle stands for, nearly cancel, and the tensor cores cut sums: docs/BLOCK_FORMATS.md.
+# The products of formats with minima, of levels and of what their middle stands for, nearly cancel, and the tensor cores cut sums: docs/design/gguf-formats.md.
 @pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("skewed", [False, True])

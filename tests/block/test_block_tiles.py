@@ -1,4 +1,4 @@
-"""A GPU's packed weights: every byte where docs/BLOCK_FORMATS.md says, and the blocks back bit by bit. On a CPU too: torch alone is used."""
+"""A GPU's packed weights: every byte where docs/design/gguf-formats.md says, and the blocks back bit by bit. On a CPU too: torch alone is used."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // Block products by plain loops over host memory, for the fake driver's device (see host_kernels.cpp): blocks and tiles are read byte by
-// byte as docs/BLOCK_FORMATS.md says, and sums are doubles. Float activations in mode w4a8 go through the workspace, all of which is spoilt.
+// byte as docs/design/gguf-formats.md says, and sums are doubles. Float activations in mode w4a8 go through the workspace, all of which is spoilt.
 #pragma once
 
 #include <cmath>
@@ -118,7 +118,7 @@ inline Block weight_block(const GemmLaunch& l, int64_t n, int64_t b) {
   return read_tile(bytes + (n / 64 * columns + b / 8) * 512 * layout_of(format).bytes, int(n % 64), int(b % 8), format);
 }
 
-// q8_1, as docs/BLOCK_FORMATS.md quantizes to it.
+// q8_1, as docs/design/gguf-formats.md quantizes to it.
 inline void quantize(const float (&x)[32], uint8_t* block) {
   float largest = 0, sums[32];
   for (int e = 0; e < 32; ++e) largest = std::fmax(largest, std::fabs(x[e]));

@@ -183,7 +183,7 @@ scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size)
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-// Block by block of K, as docs/NUMERICS.md says.
+// Block by block of K, as docs/design/numerics.md says.
 template <int kDtype, Maps kMaps>
 scaledMMStatus_t block_scaled_launch(const GemmLaunch& l, char* message, size_t size) {
   host_kernels_last_stream = l.stream;

@@ -3,7 +3,7 @@
  *   multiply <arch> <row> <alignment> <fallback row> <M> <N> <K> <kernel library> ...
  *
  * Loads libraries that `scaled-mm build` made, registers a table of the two rows, and compares every output with plain loops
- * that follow docs/NUMERICS.md. Exit status 0: the same bits. 77: there is no GPU. 2: too few arguments. */
+ * that follow docs/design/numerics.md. Exit status 0: the same bits. 77: there is no GPU. 2: too few arguments. */
 #include <scaled_mm/scaled_mm.h>
 
 #include <dlfcn.h>

@@ -17,7 +17,7 @@ from scaled_mm import reference
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OUT_DTYPES = (*FLOAT_DTYPES, torch.int32)
 
-# Largest K whose accumulators fit 32 bits for every input: see docs/NUMERICS.md.
+# Largest K whose accumulators fit 32 bits for every input: see docs/design/numerics.md.
 MAX_K_SYMMETRIC = 131071
 MAX_K_ONE_ZERO_POINT = 65793
 MAX_K_BOTH_ZERO_POINTS = 33025

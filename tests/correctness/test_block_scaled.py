@@ -125,7 +125,7 @@ def test_the_reference_is_the_sum_that_python_computes():
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", [(5, 130, 128), (17, 64, 1000), (64, 256, 4096), (3, 20, 40000)])
 def test_the_error_against_float64_is_within_the_bound(device, m, n, k, out_dtype):
-    """docs/NUMERICS.md: |out - exact| <= g * (sum |terms| + |bias|) + cast, g = (blocks + 2) u / (1 - (blocks + 2) u), u = 2^-24."""
+    """docs/design/numerics.md: |out - exact| <= g * (sum |terms| + |bias|) + cast, g = (blocks + 2) u / (1 - (blocks + 2) u), u = 2^-24."""
     operands = BlockCase(m, n, k, out_dtype, scale_values="signed", bias="float32", seed=k).make(device)
     t = operands.inputs
     out = sm.block_scaled_mm(**t, out_dtype=out_dtype).double()

@@ -31,7 +31,7 @@ CAST = {torch.float32: to_float32, torch.float16: to_float16, torch.bfloat16: to
 
 
 def by_hand(operands) -> list[list[float]]:
-    """The two formulas of docs/NUMERICS.md, read off the page."""
+    """The two formulas of docs/design/numerics.md, read off the page."""
     case = operands.case
 
     def values(t, count):

@@ -192,7 +192,7 @@ def test_an_entry_that_is_damaged_again_and_again_is_kept_aside_once(cache_root)
 
 
 def test_a_cache_that_is_removed_during_a_build_is_no_untyped_error(cache_root):
-    """docs/BUILDING.md: it may be removed at any time."""
+    """docs/design/builds-and-cache.md: it may be removed at any time."""
     def remove(folder: Path) -> None:
         fake(folder)
         shutil.rmtree(cache_root)

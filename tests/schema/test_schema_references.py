@@ -25,6 +25,6 @@ def test_solutions_pass_on_a_cpu(name):
     definition, workload = distinct()[name]
     traces = schema.evaluate(definition, collection().solutions[name], workload, "cpu", collection().root)
     assert [trace.evaluation.status for trace in traces] == ["PASSED", "PASSED"], [trace.evaluation.log for trace in traces]
-    if definition.op_type.startswith("gemm_q"):  # the bound of docs/BLOCK_FORMATS.md, which is the package's alone
+    if definition.op_type.startswith("gemm_q"):  # the bound of docs/design/gguf-formats.md, which is the package's alone
         ours = next(trace for trace in traces if trace.solution.startswith("scaled_mm_"))
         assert ours.evaluation.correctness.extra["out"]["relative_norm"] <= 2e-6

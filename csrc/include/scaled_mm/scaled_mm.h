@@ -14,7 +14,7 @@
  * created: it may be given the address of the destroyed one. Undefined: a pointer that no create function wrote, and an array or a
  * string that is shorter than it says.
  *
- * What is computed (docs/NUMERICS.md), each float operation rounded to nearest even, none contracted:
+ * What is computed (docs/design/numerics.md), each float operation rounded to nearest even, none contracted:
  *
  *   acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])       exact, 32-bit integer
  *   out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )              or acc itself, for an int32 out
@@ -71,7 +71,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_DTYPE_FLOAT16 = 2,
   SCALED_MM_DTYPE_BFLOAT16 = 3,
   SCALED_MM_DTYPE_FLOAT32 = 4,
-  /* llama.cpp's block formats, of block products alone: 32 values of a row in one block (docs/BLOCK_FORMATS.md). */
+  /* llama.cpp's block formats, of block products alone: 32 values of a row in one block (docs/design/gguf-formats.md). */
   SCALED_MM_DTYPE_Q4_0 = 5,
   SCALED_MM_DTYPE_Q4_1 = 6,
   SCALED_MM_DTYPE_Q5_0 = 7,
@@ -85,7 +85,7 @@ typedef enum SCALED_MM_ENUM_BASE {
 /* Of a weight (b): nothing that is in flight writes it, and nothing will while a product with it is in flight. Kernels may then read
  * it before the stream's preceding kernel has ended (programmatic dependent launch). Looked at when a descriptor is created. */
 #define SCALED_MM_TENSOR_CONSTANT 1
-/* Of a weight of a block product: its data are the tiles of docs/BLOCK_FORMATS.md, whatever its strides say. */
+/* Of a weight of a block product: its data are the tiles of docs/design/gguf-formats.md, whatever its strides say. */
 #define SCALED_MM_TENSOR_PACKED 2
 
 /* A strided tensor without its data. Strides and alignment: elements and bytes respectively. With a block format as dtype the shape
@@ -339,7 +339,7 @@ static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescript
 
 /* ---- block formats: products with llama.cpp's quantized weights ---------------------------------------------- */
 
-/* out = W A^T, summed in float32 (docs/BLOCK_FORMATS.md has the formula of each format and the bound on the error):
+/* out = W A^T, summed in float32 (docs/design/gguf-formats.md has the formula of each format and the bound on the error):
  *
  *   out[m,n] = cast( sum_k w[m,k] * a[n,k] + bias[m] )
  *

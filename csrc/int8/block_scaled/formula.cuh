@@ -1,4 +1,4 @@
-// The arithmetic of block-scaled products, in one place for every kernel (docs/NUMERICS.md). As in epilogue/formula.cuh each
+// The arithmetic of block-scaled products, in one place for every kernel (docs/design/numerics.md). As in epilogue/formula.cuh each
 // operation is an intrinsic that rounds once, so that no compiler contracts a multiplication and an addition into an fma.
 #pragma once
 

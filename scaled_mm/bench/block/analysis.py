@@ -8,7 +8,7 @@ from scaled_mm.bench.block.peers import OURS_Q8_1, OURS_W4A8
 from scaled_mm.bench.block.record import BlockCaseRecord, BlockDocument
 from scaled_mm.bench.peers import OURS
 
-#: Of docs/BLOCK_FORMATS.md: ||out - formula|| / ||formula||.
+#: Of docs/design/gguf-formats.md: ||out - formula|| / ||formula||.
 ERROR_BOUND = 2e-6
 #: How much longer fewer tokens may take than more of them.
 TOLERANCE = 0.05

@@ -89,7 +89,7 @@ _FIFTH = (
 
 
 def quantizer(name: str, rule: str) -> str:
-    """A text whose `quantize(x)` makes int8 blocks [..., bytes] of float [..., 32]; the formulas of docs/BLOCK_FORMATS.md."""
+    """A text whose `quantize(x)` makes int8 blocks [..., bytes] of float [..., 32]; the formulas of docs/design/gguf-formats.md."""
     fmt = FORMATS[name]
     top = 2**fmt.bits - 1
     body = ["\n\ndef quantize(x):\n", f'    """{name.upper()} blocks of the values [..., 32]."""\n', "    x = x.float()\n"]
