@@ -13,7 +13,7 @@
               refill    a step and the time to fetch one, over the stages that are not being read: few stages hide little
               A decode block waits for each step's wgmma before it takes the next: it needs a least time for a step
 
-The constants were fitted once to the H200's rows (tests/autotune/fit_model.py); docs/guide/tuning.md says how well it does there.
+The constants were fitted once to the H200's rows (tests/autotune/fit_model.py); docs/design/autotuner.md says how well it does there.
 For other GPUs the facts change and the constants stay: a guess, which is why the autotuner measures.
 """
 
@@ -109,7 +109,7 @@ class Constants:
 
 _MANY_ACCUMULATORS = 192
 _MMA_COLUMNS = (8, 16, 32, 64, 96, 128, 192, 256)
-FITTED = Constants()  # see docs/guide/tuning.md
+FITTED = Constants()  # see docs/design/autotuner.md
 
 
 def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITTED) -> float:
