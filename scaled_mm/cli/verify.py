@@ -78,12 +78,14 @@ def run(args: argparse.Namespace) -> int:
     """0 if every result equals the reference; 1 if one differs or is refused."""
     import torch
 
-    from scaled_mm import Handle
+    from scaled_mm import Handle, cpu_product
 
     device = common.device_of(args.device)
     shapes = args.shape or list(DEFAULT_SHAPES)
     handle = Handle(str(device))
-    if device.type == "cuda":
+    if device.type == "cpu":
+        cpu_product.choice()  # BadParamError for a variable that forces what cannot be had
+    else:
         _build_ahead(handle.arch, shapes, args.asymmetric)
     total = len(shapes) * len(_combinations())
     clock = _Clock(_TIMING_LIMIT_S[device.type]) if args.time else None

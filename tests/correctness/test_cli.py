@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import cpu, reference
+from scaled_mm import cpu, cpu_product, reference
 from scaled_mm.cli import common, doctor, main, verify
 from scaled_mm.tables import load_table
 
@@ -54,6 +54,17 @@ def test_verify_stops_timing_when_the_time_for_it_is_spent(capsys, monkeypatch):
     assert status == 0 and [case["median_us"] is not None for case in report["cases"]] == [True] + [False] * (CASES_PER_SHAPE - 1)
     assert main(arguments) == 0
     assert f"{CASES_PER_SHAPE - 1} of {CASES_PER_SHAPE} products were not timed" in capsys.readouterr().out
+
+
+def test_verify_cannot_be_carried_out_with_a_cpu_kernel_that_there_is_not(capsys, monkeypatch):
+    monkeypatch.setenv(cpu_product.VARIABLE, "float33")
+    cpu_product._choose.cache_clear()
+    try:
+        assert main(["verify", "--device", "cpu", "--shape", "1x2x3"]) == 2
+    finally:
+        cpu_product._choose.cache_clear()
+    printed = capsys.readouterr()
+    assert printed.out == "" and "BAD_PARAM: SCALED_MM_CPU_KERNEL: expected one of onednn_int8, float32, got 'float33'" in printed.err
 
 
 def test_verify_names_the_kernels_that_its_products_need():
