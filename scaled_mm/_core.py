@@ -137,7 +137,9 @@ def library() -> ctypes.CDLL:
     try:
         lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     except OSError as error:  # such as a file system that is mounted noexec
-        raise KernelNotBuiltError(f"{path}: expected a library that can be loaded: {error}; SCALED_MM_CACHE_DIR names another folder for it") from error
+        raise KernelNotBuiltError(
+            f"{path}: expected a library that can be loaded: {error}; SCALED_MM_CACHE_DIR names another folder for it"
+        ) from error
     for name, arguments in _SIGNATURES.items():
         function = getattr(lib, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
@@ -210,8 +212,6 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
     return Status.SUCCESS
 
 
-
-
 def register_table(table: TileTable) -> None:
     """Give the core a tile table, with its sections; it replaces the architecture's former one."""
     _register(table, GEMM)
@@ -241,8 +241,20 @@ def _register(table: TileTable, kind: int) -> None:
     call(
         "scaledMMRegisterTable",
         ctypes.byref(
-            _TableC(table.arch.encode(), _text(source.as_posix()), rows, len(rows), buckets, len(buckets),
-                    index[table.fallback], table.tuned, kind, 0, modes, len(modes))  # fmt: skip
+            _TableC(
+                table.arch.encode(),
+                _text(source.as_posix()),
+                rows,
+                len(rows),
+                buckets,
+                len(buckets),
+                index[table.fallback],
+                table.tuned,
+                kind,
+                0,
+                modes,
+                len(modes),
+            )
         ),
     )
 
@@ -274,9 +286,7 @@ def _dtype_codes() -> dict[torch.dtype | str, int]:
     return {getattr(torch, name, name): code for code, name in enumerate(DTYPES)}  # a block format goes by its name
 
 
-def tensor_desc(
-    dtype: torch.dtype | str, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int, flags: int
-) -> TensorDescC:  # fmt: skip
+def tensor_desc(dtype: torch.dtype | str, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int, flags: int) -> TensorDescC:
     """A C tensor descriptor. More than MAX_DIMS dimensions, or another dtype, pass through for the core to refuse."""
     kept = min(len(shape), MAX_DIMS)
     desc = TensorDescC(_dtype_codes().get(dtype, UNKNOWN_DTYPE), len(shape), alignment=alignment, flags=flags)

@@ -44,7 +44,8 @@ def scaled_mm(
     out: [M, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
 
     A batch: a [B, M, K], b [B, K, N], out [B, M, N], one launch. An a or b of two dimensions, or with a batch of 1, serves every
-    product; batch strides may be anything, also 0. What goes with a may then be [B, M, 1], what goes with b [B, 1, N] (b_scale also [B, N, 1]), with 1 for
+    product; batch strides may be anything, also 0. What goes with a may then be [B, M, 1], what goes with b [B, 1, N] (b_scale also [B, N, 1]), with
+    1 for
     B where all products share it, and for M and N of scales and zero points; vectors of one or two dimensions are shared.
 
     The output never requires a gradient, whatever the inputs do: nothing is differentiated.
@@ -67,15 +68,22 @@ def scaled_mm(
             if result is not NotImplemented:
                 return result
         if out is None:
-            return ops.scaled_mm(
-                a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums, constant_b
-            )  # fmt: skip
+            return ops.scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums, constant_b)
         ops.scaled_mm_out(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, constant_b)
         if not torch.compiler.is_compiling():
             checks.mark_written(out)
         return out
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(
-            ops.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias,
-            a_zero_point=a_zero_point, b_zero_point=b_zero_point, a_row_sums=a_row_sums, b_column_sums=b_column_sums,
-        ) from None  # fmt: skip
+            ops.typed_error(error),
+            out=out,
+            a=a,
+            b=b,
+            a_scale=a_scale,
+            b_scale=b_scale,
+            bias=bias,
+            a_zero_point=a_zero_point,
+            b_zero_point=b_zero_point,
+            a_row_sums=a_row_sums,
+            b_column_sums=b_column_sums,
+        ) from None

@@ -26,10 +26,14 @@ def grouped_gemm(out, a, b, a_scale, b_scale, bias, expert_offsets) -> None:
             continue
         rows = slice(begin, end)
         cpu.gemm(
-            out[rows], a[rows], b[expert],
+            out[rows],
+            a[rows],
+            b[expert],
             a_scale if a_scale is None or a_scale.numel() == 1 else a_scale[rows],
             b_scale if b_scale is None or b_scale.numel() == 1 else b_scale[expert],
-            None if bias is None else bias[expert], None, None,
-        )  # fmt: skip
+            None if bias is None else bias[expert],
+            None,
+            None,
+        )
         begin = end
     out[begin:].zero_()

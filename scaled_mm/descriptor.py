@@ -172,8 +172,13 @@ class TensorDesc:
         """What a tensor is: its shape, dtype, strides, and the alignment of its data pointer (at most 16)."""
         desc = object.__new__(cls)  # what a tensor says of itself needs none of the checks above
         desc.__dict__.update(
-            shape=tuple(tensor.shape), dtype=tensor.dtype, strides=tensor.stride(), alignment=_alignment_of(tensor.data_ptr()), constant=False, packed=False
-        )  # fmt: skip
+            shape=tuple(tensor.shape),
+            dtype=tensor.dtype,
+            strides=tensor.stride(),
+            alignment=_alignment_of(tensor.data_ptr()),
+            constant=False,
+            packed=False,
+        )
         return desc
 
     def _c(self) -> _core.TensorDescC:
@@ -236,9 +241,13 @@ class Plan(_CObject):
     _TAKES_PREPARED = False  # whether `calculate` takes a PreparedWeight
 
     def __init__(
-        self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False,
+        self,
+        handle: Handle,
+        tensors: dict[str, torch.Tensor | TensorDesc | None],
+        kernel: str | None,
+        constant_b: bool = False,
         option: int = 0,
-    ):  # fmt: skip
+    ):
         """option: the C function's."""
         self._pointer = ctypes.c_void_p()
         if not isinstance(handle, Handle) or not handle._pointer:
@@ -361,9 +370,7 @@ class Descriptor(Plan):
 
     _TAKES_PREPARED = True
 
-    def __init__(
-        self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False
-    ):  # fmt: skip
+    def __init__(self, handle: Handle, tensors: dict[str, torch.Tensor | TensorDesc | None], kernel: str | None, constant_b: bool = False):
         super().__init__(handle, tensors, kernel, constant_b)
         self._address = self._pointer.value
         self._device_index = self.device.index if self.device.type == "cuda" else -1
@@ -371,9 +378,21 @@ class Descriptor(Plan):
         self._constant_b = self._planned[2].constant
 
     def calculate(
-        self, out, a, b, a_scale=None, b_scale=None, bias=None, *, a_zero_point=None, b_zero_point=None, a_row_sums=None,
-        b_column_sums=None, workspace=None, stream=None,
-    ) -> None:  # fmt: skip
+        self,
+        out,
+        a,
+        b,
+        a_scale=None,
+        b_scale=None,
+        bias=None,
+        *,
+        a_zero_point=None,
+        b_zero_point=None,
+        a_row_sums=None,
+        b_column_sums=None,
+        workspace=None,
+        stream=None,
+    ) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
         b: a tensor, or the PreparedWeight of one; only the latter if the descriptor was created with a PreparedWeight.
@@ -395,9 +414,21 @@ class Descriptor(Plan):
             b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=self._needs_sums)
         if self._device_index >= 0 and fast.module is not None and not fast.intercepted():
             status = fast.module.calculate(
-                self._address, self._device_index, stream, workspace, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point,
-                a_row_sums, b_column_sums,
-            )  # fmt: skip
+                self._address,
+                self._device_index,
+                stream,
+                workspace,
+                out,
+                a,
+                b,
+                a_scale,
+                b_scale,
+                bias,
+                a_zero_point,
+                b_zero_point,
+                a_row_sums,
+                b_column_sums,
+            )
             if status is None:
                 return
             if status is not NotImplemented:
@@ -421,9 +452,20 @@ class Descriptor(Plan):
 
 
 def create_descriptor(
-    handle: Handle, *, out, a, b, a_scale=None, b_scale=None, bias=None, a_zero_point=None, b_zero_point=None, a_row_sums=None,
-    b_column_sums=None, kernel=None,
-) -> Descriptor:  # fmt: skip
+    handle: Handle,
+    *,
+    out,
+    a,
+    b,
+    a_scale=None,
+    b_scale=None,
+    bias=None,
+    a_zero_point=None,
+    b_zero_point=None,
+    a_row_sums=None,
+    b_column_sums=None,
+    kernel=None,
+) -> Descriptor:
     """Validate a product, or a batch of products, once and pick its kernel.
 
     Each argument is a TensorDesc or a tensor, as `scaled_mm` takes them; `out` [M, N] or [B, M, N] decides the output dtype.

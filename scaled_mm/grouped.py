@@ -55,7 +55,7 @@ def grouped_scaled_mm(
     except (RuntimeError, TypeError) as error:
         raise ops.name_dtype(
             ops.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias, expert_offsets=expert_offsets
-        ) from None  # fmt: skip
+        ) from None
 
 
 class GroupedDescriptor(Plan):
@@ -85,17 +85,13 @@ class GroupedDescriptor(Plan):
             return cpu_grouped.grouped_gemm(*tensors)
         self._check_data(out)
         try:
-            grouped_ops.grouped_calculate(
-                self._pointer.value, out, a, b, a_scale, b_scale, expert_offsets, bias, workspace, address
-            )  # fmt: skip
+            grouped_ops.grouped_calculate(self._pointer.value, out, a, b, a_scale, b_scale, expert_offsets, bias, workspace, address)
         except (RuntimeError, TypeError) as error:
             raise self._named(ops.typed_error(error), tensors) from None
         checks.mark_written(out)
 
 
-def create_grouped_descriptor(
-    handle: Handle, *, out, a, b, expert_offsets, a_scale=None, b_scale=None, bias=None, kernel=None
-) -> GroupedDescriptor:  # fmt: skip
+def create_grouped_descriptor(handle: Handle, *, out, a, b, expert_offsets, a_scale=None, b_scale=None, bias=None, kernel=None) -> GroupedDescriptor:
     """Validate a grouped product once and pick its kernel.
 
     Each argument is a TensorDesc or a tensor, as `grouped_scaled_mm` takes them; `out` [tokens, N] decides the output dtype.

@@ -220,31 +220,23 @@ def product_shape(a: torch.Tensor, b: torch.Tensor) -> tuple[int, ...]:
     return ((b if shares_a else a).shape[0], *matrix)
 
 
-def _scaled_mm_any(
-    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None, constant_b=False
-):  # fmt: skip
+def _scaled_mm_any(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None, constant_b=False):
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     if not _are_plain_cpu(inputs) and _runs_on_cuda(*inputs):
-        return scaled_mm(
-            a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums, constant_b
-        )  # fmt: skip
+        return scaled_mm(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums, b_column_sums, constant_b)
     out = torch.empty(product_shape(a, b), dtype=out_dtype, device="cpu")
     _run_on_cpu(out, *inputs)
     return out
 
 
-def _scaled_mm_out_any(
-    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None, constant_b=False
-):  # fmt: skip
+def _scaled_mm_out_any(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None, constant_b=False):
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     if not _are_plain_cpu((*inputs, out)) and _runs_on_cuda(*inputs, out):
         return scaled_mm_out(out, *inputs, constant_b)
     return _run_on_cpu(out, *inputs)
 
 
-def _calculate_any(
-    descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream, a_row_sums=None, b_column_sums=None
-):  # fmt: skip
+def _calculate_any(descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream, a_row_sums=None, b_column_sums=None):
     _common_device(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out, workspace)
     raise InternalError("calculate: torch.ops.scaled_mm.calculate takes CUDA tensors; use Descriptor.calculate")
 
@@ -298,9 +290,7 @@ def _check_fake(a, b, *others) -> tuple[int, ...]:
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm")
-def _scaled_mm_fake(
-    a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None, constant_b=False
-):  # fmt: skip
+def _scaled_mm_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, out_dtype, a_row_sums=None, b_column_sums=None, constant_b=False):
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     out = a.new_empty(_check_fake(*inputs), dtype=out_dtype)
     _check_meta(out, *inputs)
@@ -308,9 +298,7 @@ def _scaled_mm_fake(
 
 
 @torch.library.register_fake("scaled_mm::scaled_mm_out")
-def _scaled_mm_out_fake(
-    out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None, constant_b=False
-):  # fmt: skip
+def _scaled_mm_out_fake(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None, constant_b=False):
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     _check_fake(*inputs, out)
     _check_meta(out, *inputs)
@@ -319,5 +307,5 @@ def _scaled_mm_out_fake(
 @torch.library.register_fake("scaled_mm::calculate")
 def _calculate_fake(
     descriptor, out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, workspace, stream, a_row_sums=None, b_column_sums=None
-):  # fmt: skip
+):
     _check_fake(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, out, workspace)

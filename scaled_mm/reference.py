@@ -55,7 +55,9 @@ def scaled_mm(
 
 
 @torch.no_grad()
-def accumulators(a: torch.Tensor, b: torch.Tensor, a_zero_point: torch.Tensor | None = None, b_zero_point: torch.Tensor | None = None) -> torch.Tensor:
+def accumulators(
+    a: torch.Tensor, b: torch.Tensor, a_zero_point: torch.Tensor | None = None, b_zero_point: torch.Tensor | None = None
+) -> torch.Tensor:
     """acc of the formula above, int32 [M, N]. Operands and errors as `scaled_mm`, without a batch."""
     m, n = a.shape[0], b.shape[1]
     a_zero_point, b_zero_point = _column(a_zero_point, m), _row(b_zero_point, n)
@@ -72,9 +74,7 @@ def accumulators(a: torch.Tensor, b: torch.Tensor, a_zero_point: torch.Tensor | 
 
 
 @torch.no_grad()
-def scaled(
-    acc: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype
-) -> torch.Tensor:
+def scaled(acc: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
     """out of the formula above, [M, N], from int32 accumulators [M, N]. Scales and bias as `scaled_mm`, without a batch."""
     m, n = acc.shape
     a_scale, b_scale, bias = _column(a_scale, m), _row(b_scale, n), _row(bias, n)
@@ -102,9 +102,7 @@ def _batch(inputs: tuple[torch.Tensor | None, ...], out_dtype: torch.dtype) -> t
         a_i, b_i, a_scale, b_scale, bias, a_zero_point, b_zero_point = (
             t if t is None or t.dim() < 3 else t.expand(batch, *t.shape[1:])[i] for t in inputs
         )
-        out[i] = scaled_mm(
-            a_i, b_i, a_scale, b_scale, bias, out_dtype=out_dtype, a_zero_point=a_zero_point, b_zero_point=b_zero_point
-        )  # fmt: skip
+        out[i] = scaled_mm(a_i, b_i, a_scale, b_scale, bias, out_dtype=out_dtype, a_zero_point=a_zero_point, b_zero_point=b_zero_point)
     return out
 
 
@@ -139,9 +137,13 @@ def grouped_scaled_mm(
             continue
         rows = (expert_of == expert).nonzero().flatten()
         out[rows] = scaled_mm(
-            a[rows], b[expert], None if a_scale is None else a_scale[rows], None if b_scale is None else b_scale[expert],
-            None if bias is None else bias[expert], out_dtype=out_dtype,
-        )  # fmt: skip
+            a[rows],
+            b[expert],
+            None if a_scale is None else a_scale[rows],
+            None if b_scale is None else b_scale[expert],
+            None if bias is None else bias[expert],
+            out_dtype=out_dtype,
+        )
     return out
 
 

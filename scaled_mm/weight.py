@@ -43,9 +43,7 @@ class PreparedWeight:
 
 
 @torch.no_grad()
-def prepare_weight(
-    b: torch.Tensor, b_zero_point: torch.Tensor | None = None, *, b_column_sums: torch.Tensor | None = None
-) -> PreparedWeight:
+def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None, *, b_column_sums: torch.Tensor | None = None) -> PreparedWeight:
     """Computes b's column sums once, which zero points of a need, and marks b as constant, so that products may load it early.
 
     b: int8 [K, N] or [B, K, N], any strides, any device; kept, not copied.

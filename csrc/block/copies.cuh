@@ -39,4 +39,4 @@ __device__ inline void wait_for_copies() {
   __syncwarp();
 }
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

@@ -1,6 +1,7 @@
 // One or two tokens, 16-bit floats as they lie: a column of mma.sync's result is a pair of blocks and a token, not one of 8 tokens. Each lane
 // of a quad has whole blocks of the weight, other ones than its neighbours, and the operand is zeros but where a column meets its own blocks; so
-// the sums of all 8 blocks of a tile come in as many instructions as with 8 tokens, and a lane scales those of two blocks, not of all 8. Since Ampere.
+// the sums of all 8 blocks of a tile come in as many instructions as with 8 tokens, and a lane scales those of two blocks, not of all 8.
+// Since Ampere.
 #pragma once
 
 #include "block/instructions.cuh"
@@ -27,7 +28,7 @@ template <class F>
 struct Few : Rows {
   static constexpr int kTokens = 2;
 
-  uint4 values[kTileBlocks] = {};  // of a tile; always zeros in lanes whose column is not of their own blocks
+  uint4 values[kTileBlocks] = {}; // of a tile; always zeros in lanes whose column is not of their own blocks
 
   __device__ explicit Few(const RowsParams& params) : Rows{params} {}
 
@@ -35,7 +36,7 @@ struct Few : Rows {
   __device__ static int place(int n, int lane) {
     constexpr int kOfPair = F::kPairBytes / 512;
     if (n < 4 * kOfPair) return n * 512 + (lane ^ (n / kOfPair)) * 16;
-    if (F::kBits == 5 && n == 4) return n * 512 + (lane ^ (lane / 8 * 2)) * 16;  // four fifth words of a pair's row
+    if (F::kBits == 5 && n == 4) return n * 512 + (lane ^ (lane / 8 * 2)) * 16; // four fifth words of a pair's row
     return n * 512 + lane * 16;
   }
 
@@ -58,7 +59,7 @@ struct Few : Rows {
   template <class T>
   __device__ void add(float (&sums)[4], const uint8_t* band, uint8_t* slot, int lane) {
     const int g = lane / 4, t = lane % 4;
-    const bool own = g / 2 == t && g % 2 < p.tokens;  // column g is token g % 2 of pair g / 2
+    const bool own = g / 2 == t && g % 2 < p.tokens; // column g is token g % 2 of pair g / 2
 #pragma unroll
     for (int i = 0; i < kTileBlocks; ++i) load_shared_if(own, values[i], slot + g % 2 * kRowBytes + t * 128 + i * 16);
     uint4 fifths{};
@@ -120,4 +121,4 @@ struct Few : Rows {
   }
 };
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

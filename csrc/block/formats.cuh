@@ -14,15 +14,15 @@
 
 namespace scaled_mm::block {
 
-constexpr int kBlock = 32;                            // values
-constexpr int kTileRows = 64, kTileBlocks = 8;        // of a tile
-constexpr int kBandRows = 16;                         // of a band: what a warp multiplies
+constexpr int kBlock = 32;                     // values
+constexpr int kTileRows = 64, kTileBlocks = 8; // of a tile
+constexpr int kBandRows = 16;                  // of a band: what a warp multiplies
 constexpr int kTileK = kBlock * kTileBlocks;
 
 // One format of weights. kBits: of a level. kZero: the level that stands for 0. kMinimum: a second half follows the scale.
 template <int kDtype_, int kBits_, int kZero_, bool kMinimum_>
 struct Format {
-  static constexpr int kDtype = kDtype_;  // scaledMMDtype_t
+  static constexpr int kDtype = kDtype_; // scaledMMDtype_t
   static constexpr int kBits = kBits_, kZero = kZero_;
   static constexpr bool kMinimum = kMinimum_;
 
@@ -32,8 +32,8 @@ struct Format {
   static constexpr int kBytes = kLevelsOffset + (kBits == 8 ? kBlock : kBlock / 2);
 
   // A tile: four bands of 16 rows, each with its levels, fifth words, scales, minima.
-  static constexpr int kPairBytes = (kBits == 8 ? 2 : 1) * 512;  // of a band: levels of two blocks, 16 bytes a thread at a time
-  static constexpr int kBandHigh = 4 * kPairBytes;               // of five bits: the last of each thread's five words
+  static constexpr int kPairBytes = (kBits == 8 ? 2 : 1) * 512; // of a band: levels of two blocks, 16 bytes a thread at a time
+  static constexpr int kBandHigh = 4 * kPairBytes;              // of five bits: the last of each thread's five words
   static constexpr int kBandScales = kBandHigh + (kBits == 5 ? 4 * 128 : 0);
   static constexpr int kBandMinima = kBandScales + 256;
   static constexpr int kBandBytes = kBandMinima + (kMinimum ? 256 : 0);
@@ -58,4 +58,4 @@ __host__ __device__ constexpr int64_t tiles_of(int64_t size, int64_t tile) { ret
 // Halves in which blocks lie anywhere.
 __device__ inline float load_half(const uint8_t* p) { return __half2float(__ushort_as_half(uint16_t(p[0] | p[1] << 8))); }
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

@@ -23,14 +23,15 @@ __device__ inline void arrive(EmptyBarrier& barrier) {
 }
 
 __device__ inline void load_bytes(FullBarrier& barrier, void* to, const void* from, int bytes) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&barrier))
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+               "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&barrier))
                : "memory");
 }
 
 __device__ inline void load_box(FullBarrier& barrier, void* to, const CUtensorMap* map, int x, int y) {
-  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-               ::"r"(cute::cast_smem_ptr_to_uint(to)), "l"(map), "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(x), "r"(y)
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+                   cute::cast_smem_ptr_to_uint(to)),
+               "l"(map), "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(x), "r"(y)
                : "memory");
 }
 
@@ -72,4 +73,4 @@ struct Stages {
   }
 };
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

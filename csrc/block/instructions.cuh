@@ -47,4 +47,4 @@ __device__ inline uint4 load_matrices(uint32_t row) {
   return v;
 }
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

@@ -22,7 +22,7 @@ struct Pairs;
 
 template <>
 struct Pairs<__half> {
-  static constexpr uint32_t kBase = 0x64006400;  // 1024, whose last bit counts 1
+  static constexpr uint32_t kBase = 0x64006400; // 1024, whose last bit counts 1
   __device__ static __half2 of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
   __device__ static uint32_t bits(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
   // kBase + q in both, less 1024 + zero.
@@ -39,7 +39,7 @@ struct Pairs<__half> {
 
 template <>
 struct Pairs<__nv_bfloat16> {
-  static constexpr uint32_t kBase = 0x43004300;  // 128
+  static constexpr uint32_t kBase = 0x43004300; // 128
   __device__ static __nv_bfloat162 of(uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); }
   __device__ static uint32_t bits(__nv_bfloat162 value) { return *reinterpret_cast<const uint32_t*>(&value); }
   __device__ static uint32_t difference(uint32_t a, uint32_t b) { return bits(__hsub2(of(a), of(b))); }
@@ -84,7 +84,7 @@ __device__ inline uint32_t number_of_fives(const uint32_t (&words)[5], int n) {
     return P::template minus<F::kZero>(q);
   }
   const uint32_t word = words[n / 3];
-  if constexpr (P::kBase == 0x64006400) {  // its mantissa has room for the level where it is
+  if constexpr (P::kBase == 0x64006400) { // its mantissa has room for the level where it is
     if (n % 3 == 1) return P::template scaled_minus<F::kZero, 32>(bits_onto(P::kBase, word, 0x03e003e0u));
   }
   return P::template minus<F::kZero>(bits_onto(P::kBase, word >> (5 * (n % 3)), 0x001f001fu));
@@ -135,7 +135,7 @@ template <class F>
 struct PairLevels {
   static constexpr int kVectors = F::kBits == 8 ? 2 : 1;
   uint4 vectors[kVectors];
-  uint32_t fifth;  // of five bits: the last word
+  uint32_t fifth; // of five bits: the last word
 
   // band: its bytes, aligned to 16.
   __device__ void load(const uint8_t* band, int pair, int lane) {
@@ -172,10 +172,8 @@ struct PairScales {
   uint2 words;
 
   // scales: those of a band.
-  __device__ void load(const uint8_t* scales, int pair, int g) {
-    words = *reinterpret_cast<const uint2*>(scales + g * kTileBlocks * 4 + pair * 8);
-  }
+  __device__ void load(const uint8_t* scales, int pair, int g) { words = *reinterpret_cast<const uint2*>(scales + g * kTileBlocks * 4 + pair * 8); }
   __device__ float2 of(int block) const { return __half22float2(Pairs<__half>::of(block ? words.y : words.x)); }
 };
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

@@ -22,16 +22,16 @@ namespace scaled_mm::block {
 
 struct MmaParams {
   const uint8_t* tiles;
-  const uint4* values;    // [tiles of 8 tokens][blocks][lanes]
-  const float2* factors;  // as stage.cuh says
+  const uint4* values;   // [tiles of 8 tokens][blocks][lanes]
+  const float2* factors; // as stage.cuh says
   Output output;
-  int32_t tiles_k, strips;  // of the weight
-  int32_t width, parts;     // strips of a thread block, warps that share the K of one
-  int32_t groups;           // thread blocks that have all strips
+  int32_t tiles_k, strips; // of the weight
+  int32_t width, parts;    // strips of a thread block, warps that share the K of one
+  int32_t groups;          // thread blocks that have all strips
   bool early_weights;
-  int32_t inverse_width;    // 2^16 / width, from above
-  int32_t steps, one_more;  // kHasRows: tiles of each of the warps that share K, and how many of them have one more
-  RowsParams rows;          // kHasRows: instead of values and factors
+  int32_t inverse_width;   // 2^16 / width, from above
+  int32_t steps, one_more; // kHasRows: tiles of each of the warps that share K, and how many of them have one more
+  RowsParams rows;         // kHasRows: instead of values and factors
 };
 
 // 16 bytes a lane, now; the lanes that do not want any keep what they have.
@@ -61,10 +61,10 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   // Of a part. Other kernels divide (K is an int: no overflow): they have no registers for more arguments, and less of a hurry.
   const auto first_step = [&](int part) { return kHasRows ? part * p.steps + min(part, p.one_more) : p.tiles_k * part / p.parts; };
   const int begin = first_step(part), count = works ? first_step(part + 1) - begin : 0;
-  constexpr int kStrips = kTileRows / kRows;  // of a tile
+  constexpr int kStrips = kTileRows / kRows; // of a tile
   const uint8_t* const strips = p.tiles + (int64_t(strip / kStrips) * p.tiles_k + begin) * F::kTileBytes + strip % kStrips * kStageBytes;
-  const uint8_t* next = strips + lane * 16;  // of the next step that is to be loaded
-  int left = count;                          // such steps
+  const uint8_t* next = strips + lane * 16; // of the next step that is to be loaded
+  int left = count;                         // such steps
   const auto load = [&](int stage) {
     if (kStages > 1 && left > 0) {
       uint8_t* to = stages + stage * kStageBytes;
@@ -89,14 +89,14 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 #endif
   std::conditional_t<kFew, Few<F>, Rows> rows{p.rows};
   const int slot_bytes = kHasRows ? Rows::slot_bytes(p.rows.tokens, kSums) : 0;
-  uint8_t* slot = memory + kWarps * kStages * kStageBytes + begin * slot_bytes;  // of this step
+  uint8_t* slot = memory + kWarps * kStages * kStageBytes + begin * slot_bytes; // of this step
   if constexpr (kHasRows) {
     if (works) {
-      const int members = min(p.width, p.strips - group * p.width);  // the warps that have this part
+      const int members = min(p.width, p.strips - group * p.width); // the warps that have this part
       for (int i = place; i < count; i += members) rows.load(slot + i * slot_bytes, begin + i, lane);
       end_copies();
 #pragma unroll
-      for (int i = 1; i < kStages; ++i) load(i);  // so that memory has something to do meanwhile
+      for (int i = 1; i < kStages; ++i) load(i); // so that memory has something to do meanwhile
       wait_for_copies<kStages - 1>();
       for (int i = place; kSums && i < count; i += members) {
         for (int tile = 0; tile < kTiles; ++tile) rows.template add_up<T>(slot + i * slot_bytes, tile, lane);
@@ -109,15 +109,15 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   const float2* factors = kFactors != Factors::kNone ? p.factors + tile_of_k * kTileBlocks * kTokens : nullptr;
   // Activations are asked for kAhead pairs of blocks ahead, as many as there are registers for; of few tokens only those that there are.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-  constexpr bool kMany = true;  // its compiler needs more registers
+  constexpr bool kMany = true; // its compiler needs more registers
 #else
   constexpr bool kMany = false;
 #endif
   constexpr int kAhead = kTokens == 8 ? 4 : kTokens * kBands >= 64 && (kFactors != Factors::kNone || kMany) ? 1 : 2;
   const bool there = kTokens > 8 || token_tile * kTokens + g < p.output.M;
   uint4 x[kHasRows ? 1 : kAhead][2][kTiles] = {};
-  int pairs = count * (kTileBlocks / 2);  // not asked for yet
-  const auto load_values = [&](int pair, uint4 (&to)[2][kTiles]) {
+  int pairs = count * (kTileBlocks / 2); // not asked for yet
+  const auto load_values = [&](int pair, uint4(&to)[2][kTiles]) {
     const bool wanted = there && pairs > 0;
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
@@ -252,16 +252,17 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
 template <class F, int kTokens, int kBands, int kWarps, int kStages, int kArch = compiled_architecture()>
 struct Mma {
   static_assert(kTokens % 8 == 0 && kTokens <= 32 && kTileRows / kBandRows % kBands == 0 && kStages >= 1, "the rules of the table");
-  static constexpr bool kDependent = kArch >= 90, kAmpere = kArch >= 80;  // programmatic dependent launch; mma.sync of bfloat16 and TF32
+  static constexpr bool kDependent = kArch >= 90, kAmpere = kArch >= 80; // programmatic dependent launch; mma.sync of bfloat16 and TF32
   static constexpr int kRows = kBands * kBandRows;
-  static constexpr int kRing = kStages > 1 ? kWarps * kStages * kBands * F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
-  static constexpr int kSharedMemory = kRing > kPartial ? kRing : kPartial;  // without Rows, and a stage more for Few, which are taken if there is room for them
+  static constexpr int kRing = kStages > 1 ? kWarps *kStages *kBands *F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
+  static constexpr int kSharedMemory =
+      kRing > kPartial ? kRing : kPartial; // without Rows, and a stage more for Few, which are taken if there is room for them
   static constexpr bool kTakesRows = kTokens <= 16 && kAmpere && kStages > 1, kTakesFew = kTakesRows && kTokens == 8 && kBands == 1;
 
   // What a launch needs to know of its kernel.
   struct Choice {
     Activations activations;
-    bool more_stages;  // of Few, one more than kStages: there is less to multiply, so more is to be on its way
+    bool more_stages; // of Few, one more than kStages: there is less to multiply, so more is to be on its way
   };
 
   template <class T, Factors kFactors, Activations kActivations = Activations::kStaged, int kRingStages = kStages>
@@ -308,7 +309,8 @@ struct Mma {
     int most = 0;
     if (cudaError_t error = most_shared_memory(device, &most)) return cuda_failure(error, "cudaDeviceGetAttribute", message, size);
     for (const Values form : {Values::kHalf, Values::kQuantized, Values::kBfloat16}) {
-      for (const Choice c : {Choice{Activations::kStaged, false}, {Activations::kRows, false}, {Activations::kFew, false}, {Activations::kFew, true}}) {
+      for (const Choice c :
+           {Choice{Activations::kStaged, false}, {Activations::kRows, false}, {Activations::kFew, false}, {Activations::kFew, true}}) {
         const bool in_place = c.activations != Activations::kStaged;
         if (in_place && (form == Values::kQuantized || !(c.activations == Activations::kFew ? kTakesFew : kTakesRows))) continue;
         const auto prepare_one = [&](DeviceKernel& kernel) { return prepare_kernel(kernel, in_place ? most : kSharedMemory, device, message, size); };
@@ -351,9 +353,19 @@ struct Mma {
     Staged staged;
     if (scaledMMStatus_t status = stage<F>(l, {kTokens, staging, kAmpere, kDependent, staging}, &staged, message, size)) return status;
     const int parts = kWarps / width;
-    MmaParams p = {staged.tiles, static_cast<const uint4*>(staged.values), staged.factors,
-                   output_of(l), int32_t(tiles_k), int32_t(strips), width, parts, int32_t(groups), l.constant_b && l.blocks->packed,
-                   (1 << 16) / width + 1, int32_t(tiles_k / parts), int32_t(tiles_k % parts),
+    MmaParams p = {staged.tiles,
+                   static_cast<const uint4*>(staged.values),
+                   staged.factors,
+                   output_of(l),
+                   int32_t(tiles_k),
+                   int32_t(strips),
+                   width,
+                   parts,
+                   int32_t(groups),
+                   l.constant_b && l.blocks->packed,
+                   (1 << 16) / width + 1,
+                   int32_t(tiles_k / parts),
+                   int32_t(tiles_k % parts),
                    {static_cast<const uint8_t*>(l.a), staged.stride * 2, int32_t(l.K), int32_t(l.M)}};
     LaunchShape shape;
     shape.grid = dim3(unsigned(groups * token_tiles));
@@ -371,4 +383,4 @@ struct Mma {
   }
 };
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

@@ -13,7 +13,7 @@ struct Output {
   const void* bias;
   int64_t bias_stride;
   int32_t dtype, bias_dtype;
-  int32_t M, N;  // tokens, rows of the weight
+  int32_t M, N; // tokens, rows of the weight
 
   __device__ float bias_of(int n) const {
     if (bias == nullptr || n >= N) return 0.0f;
@@ -41,8 +41,7 @@ struct Output {
 };
 
 inline Output output_of(const GemmLaunch& l) {
-  return {l.out,      l.out_stride_m, l.out_stride_n, l.bias,        l.bias_stride,
-          l.blocks->out_dtype, l.bias_dtype,   int32_t(l.M),   int32_t(l.N)};
+  return {l.out, l.out_stride_m, l.out_stride_n, l.bias, l.bias_stride, l.blocks->out_dtype, l.bias_dtype, int32_t(l.M), int32_t(l.N)};
 }
 
 // A block's exact or rounded sum p, taken to the scales: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1.
@@ -101,4 +100,4 @@ struct Middles {
   }
 };
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

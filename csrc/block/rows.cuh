@@ -11,8 +11,8 @@
 namespace scaled_mm::block {
 
 struct RowsParams {
-  const uint8_t* from;  // every token's row is aligned to 16 bytes
-  int64_t stride;       // bytes from token to token
+  const uint8_t* from; // every token's row is aligned to 16 bytes
+  int64_t stride;      // bytes from token to token
   int32_t K, tokens;
 };
 
@@ -22,7 +22,7 @@ enum class Activations { kStaged, kRows, kFew };
 // A slot holds the k of one tile of the weight: of each token a row of 16-bit floats, then of each token the sums of its blocks, if those are
 // wanted, as Factors::kSums has them.
 struct Rows {
-  static constexpr int kTileBytes = kTileK * 2, kRowBytes = kTileBytes + 16;  // rows begin in different banks
+  static constexpr int kTileBytes = kTileK * 2, kRowBytes = kTileBytes + 16; // rows begin in different banks
   static constexpr int kSumBytes = kTileBlocks * int(sizeof(float2));
 
   const RowsParams& p;
@@ -39,7 +39,8 @@ struct Rows {
     for (int token = 0; token < p.tokens; ++token, to += kRowBytes, from += p.stride) copy_or_clear_async(to, from, there);
   }
 
-  // The operand of a block, 32 k of the tokens of tile `tile`, 8 each, in one slot. Tokens that there are not have the last one's: nobody stores their products.
+  // The operand of a block, 32 k of the tokens of tile `tile`, 8 each, in one slot. Lanes past the last token load its row:
+  // their products are not stored.
   __device__ uint4 operand(const uint8_t* slot, int block, int tile, int lane) const {
     const uint8_t* row = slot + min(tile * 8 + lane % 8, p.tokens - 1) * kRowBytes + lane / 8 * 16 + block * kBlock * 2;
     return load_matrices(uint32_t(__cvta_generic_to_shared(row)));
@@ -50,7 +51,7 @@ struct Rows {
   __device__ void add_up(uint8_t* slot, int tile, int lane) const {
     constexpr uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00 : 0x3f803f80;
     constexpr uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
-    const int own = lane / 4, token = tile * 8 + lane % 4 * 2;  // the block and the first of the tokens whose sums this lane stores
+    const int own = lane / 4, token = tile * 8 + lane % 4 * 2; // the block and the first of the tokens whose sums this lane stores
     float sums[2] = {};
 #pragma unroll
     for (int block = 0; block < kTileBlocks; ++block) {
@@ -80,4 +81,4 @@ __device__ inline void meet(int barrier, int warps) {
   }
 }
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

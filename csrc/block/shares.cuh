@@ -31,13 +31,13 @@ struct OutputTiles {
 };
 
 struct Shares {
-  int32_t whole;          // tiles of the output, the first ones, that are not shared
-  int32_t tiles;          // that are
-  int32_t blocks;         // thread blocks that share them, the first ones
-  int32_t steps;          // of a tile: along K, 256 each
-  int32_t each, longer;   // steps of a thread block; the first `longer` have one more
-  int32_t thread_blocks;  // of the kernel
-  float4* sums;           // [blocks + tiles - 1][tiles of 8 tokens][threads that multiply]: of block b's part of tile t at b + t
+  int32_t whole;         // tiles of the output, the first ones, that are not shared
+  int32_t tiles;         // that are
+  int32_t blocks;        // thread blocks that share them, the first ones
+  int32_t steps;         // of a tile: along K, 256 each
+  int32_t each, longer;  // steps of a thread block; the first `longer` have one more
+  int32_t thread_blocks; // of the kernel
+  float4* sums;          // [blocks + tiles - 1][tiles of 8 tokens][threads that multiply]: of block b's part of tile t at b + t
 
   __host__ __device__ int first_step(int block) const { return block * each + min(block, longer); }
   // Of the sums of a thread block's part of a tile, in units of whole tiles of them.
@@ -115,7 +115,7 @@ struct AddParams {
   Shares shares;
   Output output;
   OutputTiles tiles;
-  int32_t tokens;  // of a tile; its rows are half its threads
+  int32_t tokens; // of a tile; its rows are half its threads
 };
 
 // A thread block for 8 tokens of a tile.
@@ -152,4 +152,4 @@ static scaledMMStatus_t launch_add_shares(const AddParams& p, int rows, const Ge
   return launch_kernel(add_shares_kernel(), shape, params, l, message, size);
 }
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

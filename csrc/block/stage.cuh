@@ -37,10 +37,10 @@ inline Values values_of(const BlockOperands& o, bool has_bfloat16) {
 
 // What stands beside the activations for each token and block.
 enum class Factors {
-  kNone,    // the factor is 1, the addend 0
-  kScaled,  // (factor, addend)
-  kFloats,  // (factor, addend), levels are Centred
-  kSums,    // the factor is 1, levels are Centred; the addend as (high, low), to 22 bits, in the order of mma_m16n8k8_tf32's operand
+  kNone,   // the factor is 1, the addend 0
+  kScaled, // (factor, addend)
+  kFloats, // (factor, addend), levels are Centred
+  kSums,   // the factor is 1, levels are Centred; the addend as (high, low), to 22 bits, in the order of mma_m16n8k8_tf32's operand
 };
 
 // tf32: the kernel multiplies minima and sums by the tensor cores.
@@ -56,23 +56,23 @@ using Levels = std::conditional_t<kFactors == Factors::kFloats || kFactors == Fa
 
 struct StageParams {
   const uint8_t* a;
-  int64_t stride_m, stride_k;  // elements of floats; q8_1: bytes from row to row
-  int32_t dtype;               // scaledMMDtype_t
+  int64_t stride_m, stride_k; // elements of floats; q8_1: bytes from row to row
+  int32_t dtype;              // scaledMMDtype_t
   int32_t M;
   int64_t K;
-  void* values;     // [M, K] halves or bfloat16, or nullptr: the kernel reads a itself
-  float2* factors;  // [tiles of tokens][blocks, whole tiles of K][tokens of a tile], of Factors::kSums see there; or nullptr
-  int32_t tokens;   // of a tile
-  int32_t blocks;   // K / 32, rounded up to whole tiles of the weight
+  void* values;    // [M, K] halves or bfloat16, or nullptr: the kernel reads a itself
+  float2* factors; // [tiles of tokens][blocks, whole tiles of K][tokens of a tile], of Factors::kSums see there; or nullptr
+  int32_t tokens;  // of a tile
+  int32_t blocks;  // K / 32, rounded up to whole tiles of the weight
   Values form;
-  bool fragments;   // values in the order of mma.sync's operand: [tiles of 8 tokens][blocks][lanes][8 halves]
-  bool minimum;     // of the weight's format
-  bool sums;        // Factors::kSums
-  bool aligned;     // a's floats lie side by side, 16 bytes of them at a time; q8_1: 4 bytes
+  bool fragments; // values in the order of mma.sync's operand: [tiles of 8 tokens][blocks][lanes][8 halves]
+  bool minimum;   // of the weight's format
+  bool sums;      // Factors::kSums
+  bool aligned;   // a's floats lie side by side, 16 bytes of them at a time; q8_1: 4 bytes
   float zero;
 };
 
-constexpr int kEach = 8, kSharers = kBlock / kEach;  // activations of a thread, threads that share a block: side by side
+constexpr int kEach = 8, kSharers = kBlock / kEach; // activations of a thread, threads that share a block: side by side
 
 // Eight activations of a row, 16-bit floats or float32, from `at`. Exact.
 __device__ inline void load_floats(const StageParams& p, int64_t at, float (&x)[kEach]) {
@@ -126,7 +126,7 @@ __device__ inline float block_sum(const float (&x)[kEach]) {
   const bool upper = threadIdx.x & 2, right = threadIdx.x & 1;
   float four[4], two[2];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {  // of elements 0, 1, 4, 5, or of 2, 3, 6, 7
+  for (int i = 0; i < 4; ++i) { // of elements 0, 1, 4, 5, or of 2, 3, 6, 7
     const float low = x[i / 2 * 4 + i % 2], high = x[i / 2 * 4 + i % 2 + 2];
     four[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
   }
@@ -162,7 +162,7 @@ __device__ inline float2 two_tf32(float v) {
 __device__ inline float through_half(float v) { return __half2float(__float2half_rn(v)); }
 
 // What a kernel multiplies instead of x, and the factor and the addend of its block. All threads of a warp, those whose x is 0 as well.
-__device__ inline float2 quantize(const StageParams& p, float (&x)[kEach]) {  // as scaled_mm/block/quantize.py
+__device__ inline float2 quantize(const StageParams& p, float (&x)[kEach]) { // as scaled_mm/block/quantize.py
   const float sum = through_half(block_sum(x));
   bool finite = true;
 #pragma unroll
@@ -186,7 +186,7 @@ __device__ inline float2 scale(const StageParams& p, float (&x)[kEach]) {
   int exponent = 0;
   if (largest > 0.0f && largest < INFINITY) frexpf(largest, &exponent);
 #pragma unroll
-  for (int i = 0; i < kEach; ++i) x[i] = ldexpf(x[i], 15 - exponent);  // below 2^15; what underflows is below 2^-25 of the largest
+  for (int i = 0; i < kEach; ++i) x[i] = ldexpf(x[i], 15 - exponent); // below 2^15; what underflows is below 2^-25 of the largest
   return {ldexpf(1.0f, exponent - 15), sum};
 }
 
@@ -206,7 +206,7 @@ static __global__ void __launch_bounds__(256) stage_activations(const __grid_con
   if (p.dtype == SCALED_MM_DTYPE_Q8_1) {
     const uint8_t* q = p.a + m * p.stride_m + int64_t(block) * kActivationBytes;
     if (there) load_levels(q + kActivationLevels + part * kEach, p.aligned, x);
-    const float sum = p.zero != 0.0f ? block_sum(x) : 0.0f;  // of integers: exact
+    const float sum = p.zero != 0.0f ? block_sum(x) : 0.0f; // of integers: exact
     if (there) {
       const float d = load_half(q), s = load_half(q + kActivationSum);
       factor = {d, p.minimum ? s : p.zero != 0.0f ? p.zero * (d * sum - s) : 0.0f};
@@ -228,7 +228,7 @@ static __global__ void __launch_bounds__(256) stage_activations(const __grid_con
         pairs[i] = reinterpret_cast<const uint32_t&>(pair);
       }
     }
-    if (p.fragments) {  // element k of token g belongs to lane 4 g + k / 2 % 4; zeros beyond the end
+    if (p.fragments) { // element k of token g belongs to lane 4 g + k / 2 % 4; zeros beyond the end
       auto* to = static_cast<uint32_t*>(p.values) + ((int64_t(eight) * p.blocks + block) * 32 + g * 4) * 4 + part;
 #pragma unroll
       for (int i = 0; i < kEach / 2; ++i) to[i * 4] = pairs[i];
@@ -240,7 +240,7 @@ static __global__ void __launch_bounds__(256) stage_activations(const __grid_con
     const unsigned tile_m = eight * 8 / unsigned(p.tokens), token = eight * 8 % unsigned(p.tokens) + g;
     const int64_t blocks_before = int64_t(tile_m) * p.blocks;
     int64_t at = (blocks_before + block) * p.tokens + token;
-    if (p.sums) {  // [tiles of tokens][tiles of blocks][tiles of 8 tokens][lanes][blocks t and t + 4]
+    if (p.sums) { // [tiles of tokens][tiles of blocks][tiles of 8 tokens][lanes][blocks t and t + 4]
       const int64_t tile = (blocks_before / kTileBlocks + tile_k) * (p.tokens / 8) + token / 8;
       at = (tile * 32 + g * 4 + in_tile % 4) * 2 + in_tile / 4;
     }
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
           const uint8_t* h = q + F::kHighOffset;
           const uint32_t all = h[0] | uint32_t(h[1]) << 8 | uint32_t(h[2]) << 16 | uint32_t(h[3]) << 24;
 #pragma unroll
-          for (int j = 0; j < 4; ++j) {  // elements 2 t + 8 j and the next: nibbles of two bytes, and two bits
+          for (int j = 0; j < 4; ++j) { // elements 2 t + 8 j and the next: nibbles of two bytes, and two bits
             const uint8_t* from = levels + 2 * t + 8 * (j % 2);
             const int shift = j < 2 ? 0 : 4;
             const uint32_t one = from[0] >> shift & 15, next = from[1] >> shift & 15, two = all >> (2 * t + 8 * j);
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
       } else {
         uint32_t word = 0;
         if (there) {
-          for (int j = 0; j < 2; ++j) {  // bytes 2 t + 8 j and the next: their low nibbles are 16 elements before their high ones
+          for (int j = 0; j < 2; ++j) { // bytes 2 t + 8 j and the next: their low nibbles are 16 elements before their high ones
             const uint32_t one = levels[2 * t + 8 * j], next = levels[2 * t + 8 * j + 1];
             word |= (one & 15) << (4 * j) | (one >> 4) << (4 * j + 8) | (next & 15) << (4 * j + 16) | (next >> 4) << (4 * j + 24);
           }
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
 
 // The parts of a workspace. Values have theirs whether or not a kernel can read the activations where they lie: that depends on where.
 struct StageLayout {
-  int64_t tiles = 0, values = 0, factors = 0, end = 0;  // bytes from its start; kernels align them to 1024
+  int64_t tiles = 0, values = 0, factors = 0, end = 0; // bytes from its start; kernels align them to 1024
 };
 
 template <class F>
@@ -345,9 +345,9 @@ StageLayout stage_layout(int64_t M, int64_t N, int64_t K, const BlockOperands& o
 // The operands as the product's kernel finds them.
 struct Staged {
   const uint8_t* tiles;
-  const void* values;  // [M, K] halves or bfloat16, or these in the order of mma.sync's operand
-  int64_t stride;      // of values [M, K], in elements, from row to row
-  const float2* factors;  // nullptr: none
+  const void* values;    // [M, K] halves or bfloat16, or these in the order of mma.sync's operand
+  int64_t stride;        // of values [M, K], in elements, from row to row
+  const float2* factors; // nullptr: none
   Factors kind;
   Values form;
 };
@@ -407,14 +407,26 @@ scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged
   staged->factors = factors ? reinterpret_cast<const float2*>(workspace + layout.factors) : nullptr;
   if (l.K == 0 || (direct && !factors)) return SCALED_MM_STATUS_SUCCESS;
   static DeviceKernel kernel(&stage_activations);
-  StageParams p = {static_cast<const uint8_t*>(l.a), l.a_stride_m, l.a_stride_k, o.activation, int32_t(l.M), l.K,
-                   direct ? nullptr : workspace + layout.values, factors ? reinterpret_cast<float2*>(workspace + layout.factors) : nullptr,
-                   tokens, int32_t(tiles_k * kTileBlocks), staged->form, fragments, F::kMinimum, staged->kind == Factors::kSums,
-                   is_aligned(l), float(F::kZero)};
+  StageParams p = {static_cast<const uint8_t*>(l.a),
+                   l.a_stride_m,
+                   l.a_stride_k,
+                   o.activation,
+                   int32_t(l.M),
+                   l.K,
+                   direct ? nullptr : workspace + layout.values,
+                   factors ? reinterpret_cast<float2*>(workspace + layout.factors) : nullptr,
+                   tokens,
+                   int32_t(tiles_k * kTileBlocks),
+                   staged->form,
+                   fragments,
+                   F::kMinimum,
+                   staged->kind == Factors::kSums,
+                   is_aligned(l),
+                   float(F::kZero)};
   shape.grid = dim3(unsigned(tiles_of(l.M, tokens) * (tokens / 8) * tiles_k));
   shape.block = dim3(256);
   void* params[] = {&p};
   return launch_kernel(kernel, shape, params, l, message, size);
 }
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

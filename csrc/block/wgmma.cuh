@@ -26,10 +26,10 @@ namespace scaled_mm::block {
 // ---- the instruction --------------------------------------------------------------------------------------------------------
 
 template <class T, int kTokens>
-using Atom = decltype(cute::SM90::GMMA::rs_op_selector<
-                      std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>,
-                      std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>, float,
-                      cute::Shape<cute::_64, cute::Int<kTokens>, cute::_16>, cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::K>());
+using Atom = decltype(cute::SM90::GMMA::rs_op_selector<std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>,
+                                                       std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>, float,
+                                                       cute::Shape<cute::_64, cute::Int<kTokens>, cute::_16>, cute::SM90::GMMA::Major::K,
+                                                       cute::SM90::GMMA::Major::K>());
 
 // p (+)= a (64 x 16, registers) * b (16 x tokens, shared)
 template <class T, size_t... I>
@@ -46,7 +46,7 @@ __device__ inline uint64_t descriptor_of(const void* rows) {
 // ---- the kernel -------------------------------------------------------------------------------------------------------------
 
 struct WgmmaParams {
-  CUtensorMap values;  // [M, K], boxes of kTokens x 64
+  CUtensorMap values; // [M, K], boxes of kTokens x 64
   const uint8_t* tiles;
   const float2* factors;
   Output output;
@@ -59,9 +59,9 @@ struct WgmmaParams {
 template <class F, int kTokens_, int kRows_, int kStages_>
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
-  static constexpr bool kWide = kTokens >= 32;  // multiplies by wgmma, else by mma.sync
+  static constexpr bool kWide = kTokens >= 32; // multiplies by wgmma, else by mma.sync
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
-  static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes;  // stages of activations to a tile of the weight
+  static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes; // stages of activations to a tile of the weight
   // Two groups of 64 rows and many tokens: registers go from the loading warps to the others, which takes four of those.
   static constexpr bool kReconfigure = kWide && kGroups == 2;
   static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
@@ -74,18 +74,17 @@ struct WgmmaShape {
     uint8_t values[kValueStages][kBoxes][kTokens * 128];
     alignas(128) uint8_t tiles[kStages][kGroups][F::kTileBytes];
     union {
-      alignas(128) float2 factors[kValueStages][kBoxes * 2][kTokens];  // Factors::kScaled
-      alignas(128) uint4 sums_of_values[F::kMinimum ? kStages : 1][kTokens * kTileBlocks / 2];  // Factors::kSums
+      alignas(128) float2 factors[kValueStages][kBoxes * 2][kTokens];                          // Factors::kScaled
+      alignas(128) uint4 sums_of_values[F::kMinimum ? kStages : 1][kTokens * kTileBlocks / 2]; // Factors::kSums
     };
     FullBarrier tiles_full[kStages], values_full[kValueStages];
     EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
     Share share;
   };
   template <class Storage>
-  static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024);  // thread blocks in a multiprocessor; each keeps 1 KiB for the system
+  static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024); // thread blocks in a multiprocessor; each keeps 1 KiB for the system
   // Of up to 64 tokens two thread blocks, if few stages make room for both. Minima of 64 take too many registers.
-  static constexpr bool kPair =
-      (kTokens == 32 || (kTokens == 64 && !F::kMinimum)) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
+  static constexpr bool kPair = (kTokens == 32 || (kTokens == 64 && !F::kMinimum)) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
   static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
   using Storage = StorageOf<kValueStages>;
   // Thread blocks that a multiprocessor should hold at once, for many warps hide what each waits for: what its memory holds, or fewer.
@@ -171,7 +170,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       wait_for_preceding_kernel();
       Stages<kStages> tiles;
       Stages<kValueStages> values;
-      int loaded = 0;  // steps
+      int loaded = 0; // steps
       Work work = begin();
       do {
         const Part part = part_of(work);
@@ -247,7 +246,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       } else {
         // What is in flight and what was before it: sums of one block and kUnit tokens each.
         float sum[2][kUnitFragment];
-        Fragments fragments[2];  // by block
+        Fragments fragments[2]; // by block
         float2 scale[2], minimum[2] = {};
         const float2* factors[2] = {};
         // Adds a block that has been multiplied.
@@ -277,7 +276,11 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         };
         // Pairs of blocks between two moments when nothing is in flight: as many as spill no register (tests/build/test_build_rows.py), of 32
         // tokens as the compiler does not wait after each instruction for.
-        constexpr int kTogether = kScaled ? 1 : kTokens == 32 ? 2 : kTokens > 128 ? (F::kBits == 8 ? 2 : 1) : S::kPair && F::kBits == 5 ? 2 : kTileBlocks / 2;
+        constexpr int kTogether = kScaled                     ? 1
+                                  : kTokens == 32             ? 2
+                                  : kTokens > 128             ? (F::kBits == 8 ? 2 : 1)
+                                  : S::kPair && F::kBits == 5 ? 2
+                                                              : kTileBlocks / 2;
         // Whether what comes after such a moment, in the same step, is loaded and decoded before it.
         constexpr bool kAhead = !kScaled && kTogether < kTileBlocks / 2;
         PairLevels<Levels<F, kFactors>> levels;
@@ -298,7 +301,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
           if constexpr (kAhead) load(band, 0), decode(0);
 #pragma unroll 1
           for (int from = 0; from < kTileBlocks / 2; from += kTogether) {
-            int done = 0;  // the stage of activations before this one
+            int done = 0; // the stage of activations before this one
             if constexpr (!kAhead) load(band, from), decode(0);
             // The fragments of the block after `block`, while that is being multiplied. After a step's last pair those of that pair's first block,
             // which nobody uses: a branch would keep the compiler from making fragments between multiply-adds. 256 tokens and 8 bits find no
@@ -325,7 +328,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
                 cute::warpgroup_commit_batch();
                 // Fragments of the block before are read until its last unit has been waited for, which is after the first of this one.
                 if (kUnits > 1 && unit == kUnits - 1) prepare_after(block);
-                if (number > 0) {  // meanwhile the one before
+                if (number > 0) { // meanwhile the one before
                   cute::warpgroup_wait<1>();
                   fence(sum[now ^ 1]);
                   add(now ^ 1, unit > 0 ? b : b ^ 1, unit > 0 ? unit - 1 : kUnits - 1);
@@ -445,8 +448,8 @@ struct Wgmma {
   static scaledMMStatus_t run(const GemmLaunch& l, char* message, size_t size, KernelOf&& kernel_of) {
     const int64_t tiles_m = tiles_of(l.M, kTokens), tiles_n = tiles_of(l.N, kRows);
     if (tiles_n > INT_MAX / tiles_m) {
-      snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows",
-               INT_MAX, kTokens, kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
+      snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows", INT_MAX,
+               kTokens, kRows, static_cast<long long>(l.M), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     Staged staged;
@@ -491,4 +494,4 @@ struct Wgmma {
   }
 };
 
-}  // namespace scaled_mm::block
+} // namespace scaled_mm::block

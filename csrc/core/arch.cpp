@@ -17,7 +17,7 @@ struct Served {
   bool only;
 };
 constexpr Served kServed[] = {
-    {75, "sm75", false}, {80, "sm80", false}, {86, "sm89", false},  {87, "sm80", false},
+    {75, "sm75", false}, {80, "sm80", false}, {86, "sm89", false},   {87, "sm80", false},
     {88, "sm89", false}, {90, "sm90", true},  {100, "sm100", false}, {120, "sm120", false},
 };
 
@@ -45,14 +45,14 @@ int32_t capability_of(const char* name) {
   return *end == '\0' && value < 1000 ? int32_t(value) : 0;
 }
 
-}  // namespace
+} // namespace
 
 scaledMMStatus_t choose_arch(const char* forced, int32_t device_id, const DeviceProperties& device, char* name, size_t size) {
   const int32_t have = device.compute_capability;
   const Served* served = find_served(have);
   if (served == nullptr) {
-    return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
-                "device: expected compute capability 7.5 (Turing) or newer, got %d.%d on device %d", have / 10, have % 10, int(device_id));
+    return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED, "device: expected compute capability 7.5 (Turing) or newer, got %d.%d on device %d",
+                have / 10, have % 10, int(device_id));
   }
   const char* origin = "arch";
   if (forced == nullptr) {
@@ -71,9 +71,8 @@ scaledMMStatus_t choose_arch(const char* forced, int32_t device_id, const Device
       const int32_t oldest = oldest_of(*served).from;
       if (oldest > have || (served->only && oldest != have)) {
         return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
-                    "%s: expected an architecture whose kernels device %d of compute capability %d.%d can run, got %s, which needs %d.%d%s",
-                    origin, int(device_id), have / 10, have % 10, forced, oldest / 10, oldest % 10,
-                    served->only ? " and no other" : " or newer");
+                    "%s: expected an architecture whose kernels device %d of compute capability %d.%d can run, got %s, which needs %d.%d%s", origin,
+                    int(device_id), have / 10, have % 10, forced, oldest / 10, oldest % 10, served->only ? " and no other" : " or newer");
       }
       table = served->table;
     }
@@ -85,4 +84,4 @@ scaledMMStatus_t choose_arch(const char* forced, int32_t device_id, const Device
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

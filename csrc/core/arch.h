@@ -9,4 +9,4 @@ namespace scaled_mm {
 // SCALED_MM_ARCH, and without that the device's own.
 scaledMMStatus_t choose_arch(const char* forced, int32_t device_id, const DeviceProperties& device, char* name, size_t size);
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -21,13 +21,13 @@ namespace {
 // An operand as it was planned.
 struct PlannedOperand {
   const char* name;
-  size_t pointer;     // where GemmLaunch has its data pointer
-  int64_t bytes;      // from the data pointer to the end of the last element
-  int64_t alignment;  // of the data pointer
+  size_t pointer;    // where GemmLaunch has its data pointer
+  int64_t bytes;     // from the data pointer to the end of the last element
+  int64_t alignment; // of the data pointer
   bool given;
 };
 
-}  // namespace
+} // namespace
 
 struct scaledMMDescriptor : RowChoice {
   static constexpr ObjectKind kObject = kDescriptorObject;
@@ -37,24 +37,24 @@ struct scaledMMDescriptor : RowChoice {
   }
 
   const ProblemKind* kind = nullptr;
-  scaledMMHandleInfo_t device;  // a copy: the handle may be destroyed before the descriptor
-  GemmLaunch launch;            // everything but the pointers
+  scaledMMHandleInfo_t device; // a copy: the handle may be destroyed before the descriptor
+  GemmLaunch launch;           // everything but the pointers
   PlannedOperand operands[kMaxOperands];
   bool empty;
 
   const Kernel* kernel = nullptr;
   const Kernel* zero_point_terms = nullptr;
-  size_t terms_size = 0;      // bytes of the workspace for the zero-point terms, which come first in it
-  size_t workspace_size = 0;  // with what the kernel asks for
+  size_t terms_size = 0;     // bytes of the workspace for the zero-point terms, which come first in it
+  size_t workspace_size = 0; // with what the kernel asks for
 
   // Allocated on the second launch. Concurrent launches that fail to acquire it encode their own parameters.
   std::unique_ptr<LaunchCache> cache;
   std::atomic<bool> cache_taken{false};
   std::atomic<bool> launched{false};
 
-  scaledMMTensorDesc_t tensors[kMaxOperands];  // it was created with; ndim -1 marks an absent one
+  scaledMMTensorDesc_t tensors[kMaxOperands]; // it was created with; ndim -1 marks an absent one
 
-  Problem* problem = nullptr;  // in `memory`
+  Problem* problem = nullptr; // in `memory`
   alignas(std::max_align_t) unsigned char memory[kProblemBytes];
 };
 
@@ -88,7 +88,7 @@ scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* operands, int32_t o
       continue;
     }
     t = *operands[i];
-    if (t.flags & SCALED_MM_TENSOR_PACKED) memset(t.strides, 0, sizeof(t.strides));  // a packed tensor has none
+    if (t.flags & SCALED_MM_TENSOR_PACKED) memset(t.strides, 0, sizeof(t.strides)); // a packed tensor has none
     given[i] = &t;
   }
   if (scaledMMStatus_t s = d->problem->validate(given, option)) return s;
@@ -104,7 +104,10 @@ void plan_operands(scaledMMDescriptor* d) {
     PlannedOperand& operand = d->operands[i];
     operand = {spec.name, spec.pointer, 0, 1, t.ndim >= 0};
     if (!operand.given) continue;
-    const int64_t of_row = spec.role == Role::kOut ? d->needs.align_out : spec.role == Role::kA ? d->needs.align_a : spec.role == Role::kB ? d->needs.align_b : 1;
+    const int64_t of_row = spec.role == Role::kOut ? d->needs.align_out
+                           : spec.role == Role::kA ? d->needs.align_a
+                           : spec.role == Role::kB ? d->needs.align_b
+                                                   : 1;
     operand.bytes = tensor_extent(t);
     operand.alignment = std::max(of_row, tensor_alignment(t));
   }
@@ -122,13 +125,15 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
   const BucketKey key = problem.bucket();
   const auto misfit_of = [&problem](const RowNeeds& needs) { return problem.misfit(needs); };
   if (scaledMMStatus_t s = d->choose(forced, d->kind->label, key.M, key.N, key.K, key.serves, misfit_of)) return s;
-  if (problem.info.empty()) return SCALED_MM_STATUS_SUCCESS;  // nothing will be launched
+  if (problem.info.empty()) return SCALED_MM_STATUS_SUCCESS; // nothing will be launched
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
-  if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), problem.variant, device, shared_memory,
-                                          &d->row->slots[problem.variant], &d->kernel)) return s;
+  if (scaledMMStatus_t s =
+          require_kernel(handle->arch, d->row->name.c_str(), problem.variant, device, shared_memory, &d->row->slots[problem.variant], &d->kernel))
+    return s;
   if (problem.terms_bytes) {
-    if (scaledMMStatus_t s = require_kernel(handle->arch, kZeroPointTermsRow, -1, device, shared_memory,
-                                            &handle->arch->zero_point_terms, &d->zero_point_terms)) return s;
+    if (scaledMMStatus_t s =
+            require_kernel(handle->arch, kZeroPointTermsRow, -1, device, shared_memory, &handle->arch->zero_point_terms, &d->zero_point_terms))
+      return s;
     d->terms_size = problem.terms_bytes;
   }
   size_t of_kernel = 0;
@@ -152,8 +157,8 @@ scaledMMStatus_t check_pointers(const scaledMMDescriptor& d, const void* const* 
     if (pointer == nullptr && operand.bytes > 0) return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected a data pointer, got null", operand.name);
     const uintptr_t begin = address_of(pointer);
     if (begin & uintptr_t(operand.alignment - 1)) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT, "%s: expected a data pointer aligned to %lld bytes as the descriptor says, got %p", operand.name,
-                  static_cast<long long>(operand.alignment), pointer);
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT, "%s: expected a data pointer aligned to %lld bytes as the descriptor says, got %p",
+                  operand.name, static_cast<long long>(operand.alignment), pointer);
     }
     if (i > 0 && begin < out_end && out_begin < begin + uintptr_t(operand.bytes)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "out: expected memory apart from every input, got an overlap with %s", operand.name);
@@ -182,7 +187,7 @@ scaledMMStatus_t check_workspace(const scaledMMDescriptor& d, const void* worksp
 
 // The descriptor's launch cache for a scope, or nullptr: on the first launch, and while another thread has it.
 class CacheLease {
- public:
+public:
   explicit CacheLease(scaledMMDescriptor* d) {
     if (!d->kind->keeps_launches || !d->launched.exchange(true, std::memory_order_relaxed)) return;
     if (d->cache_taken.exchange(true, std::memory_order_acquire)) return;
@@ -199,7 +204,7 @@ class CacheLease {
   CacheLease& operator=(const CacheLease&) = delete;
   LaunchCache* get() const { return holder_ ? holder_->cache.get() : nullptr; }
 
- private:
+private:
   scaledMMDescriptor* holder_ = nullptr;
 };
 
@@ -211,7 +216,7 @@ scaledMMStatus_t run(const Kernel& kernel, const GemmLaunch& launch) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace
+} // namespace
 
 const char* scaledMMGetOperandName(int32_t product, int32_t index) {
   if (product < 0 || product >= kNumProblemKinds || index < 0 || index >= kProblemKinds[product]->num_operands) return nullptr;
@@ -219,8 +224,7 @@ const char* scaledMMGetOperandName(int32_t product, int32_t index) {
 }
 
 scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
-                                          const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option,
-                                          const char* kernel) try {
+                                          const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option, const char* kernel) try {
   if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
   *descriptor = nullptr;
   if (scaledMMStatus_t s = check_object("handle", handle)) return s;
@@ -309,6 +313,4 @@ scaledMMStatus_t scaledMMCalculate(scaledMMDescriptor_t d, int32_t product, void
   return run(*d->kernel, launch);
 }
 
-scaledMMStatus_t scaledMMDestroyDescriptor(scaledMMDescriptor_t d) {
-  return destroy_object("descriptor", d);
-}
+scaledMMStatus_t scaledMMDestroyDescriptor(scaledMMDescriptor_t d) { return destroy_object("descriptor", d); }

@@ -31,7 +31,7 @@ struct Driver {
   }
 };
 
-}  // namespace
+} // namespace
 
 scaledMMStatus_t query_device(int32_t device_id, DeviceProperties* properties) {
   static const Driver driver;
@@ -59,4 +59,4 @@ scaledMMStatus_t query_device(int32_t device_id, DeviceProperties* properties) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -6,11 +6,11 @@
 namespace scaled_mm {
 
 struct DeviceProperties {
-  int32_t compute_capability;  // 90 for 9.0
+  int32_t compute_capability; // 90 for 9.0
   int32_t multiprocessors;
-  int32_t max_shared_memory;  // bytes, opt-in, per block
+  int32_t max_shared_memory; // bytes, opt-in, per block
 };
 
 scaledMMStatus_t query_device(int32_t device_id, DeviceProperties* properties);
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

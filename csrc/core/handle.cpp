@@ -8,8 +8,7 @@
 
 using namespace scaled_mm;
 
-scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceType_t device_type, int32_t device_id,
-                                      const char* arch) try {
+scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceType_t device_type, int32_t device_id, const char* arch) try {
   if (handle == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "handle: expected a place to write to, got a null pointer");
   *handle = nullptr;
   scaledMMHandleInfo_t info = {};
@@ -42,9 +41,7 @@ scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceTy
   return fail_exception(error);
 }
 
-scaledMMStatus_t scaledMMDestroyHandle(scaledMMHandle_t handle) {
-  return destroy_object("handle", handle);
-}
+scaledMMStatus_t scaledMMDestroyHandle(scaledMMHandle_t handle) { return destroy_object("handle", handle); }
 
 scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, scaledMMHandleInfo_t* info) {
   if (scaledMMStatus_t status = check_object("handle", handle)) return status;

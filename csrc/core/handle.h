@@ -8,5 +8,5 @@ struct scaledMMHandle {
   static constexpr scaled_mm::ObjectKind kObject = scaled_mm::kHandleObject;
 
   scaledMMHandleInfo_t info;
-  scaled_mm::Arch* arch;  // nullptr on a CPU
+  scaled_mm::Arch* arch; // nullptr on a CPU
 };

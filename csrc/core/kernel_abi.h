@@ -15,7 +15,7 @@ namespace scaled_mm {
 // that a launch with the same pointers need not encode again. One launch uses it at a time.
 struct LaunchCache {
   static constexpr size_t kBytes = 4096, kAlignment = 128;
-  const void* pointers[8];  // a, b, out, a_scale, b_scale, bias, row_terms, col_terms of what `bytes` holds
+  const void* pointers[8]; // a, b, out, a_scale, b_scale, bias, row_terms, col_terms of what `bytes` holds
   bool filled;
   alignas(kAlignment) unsigned char bytes[kBytes];
 };
@@ -24,7 +24,7 @@ struct LaunchCache {
 // those of expert 0. Strides in elements.
 struct Groups {
   int64_t experts;
-  int64_t b_stride, b_scale_stride, bias_stride;  // from one expert to the next
+  int64_t b_stride, b_scale_stride, bias_stride; // from one expert to the next
 };
 
 // What a block product has beside the operands of GemmLaunch. There a is the activations, M tokens, and b the weight, N rows:
@@ -32,11 +32,11 @@ struct Groups {
 // Activations of floats have strides in elements. Of q8_1 a_stride_m is in bytes from row to row, a_stride_k a block's bytes. Blocks of
 // the weight: b_stride_n in bytes from row to row, those of a row contiguous, b_stride_k a block's bytes; tiles: both are 0.
 struct BlockOperands {
-  int32_t format;      // scaledMMDtype_t of the weight: SCALED_MM_DTYPE_Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0
-  int32_t activation;  // scaledMMDtype_t of a: FLOAT16, BFLOAT16, FLOAT32 or Q8_1
-  bool quantize;       // float activations are quantized to q8_1 first
-  bool packed;         // b is tiles (docs/design/gguf-formats.md), aligned to 16 bytes; else blocks as GGUF files have them
-  int32_t out_dtype;   // FLOAT16, BFLOAT16 or FLOAT32, decided at run time: one kernel serves all three
+  int32_t format;     // scaledMMDtype_t of the weight: SCALED_MM_DTYPE_Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0
+  int32_t activation; // scaledMMDtype_t of a: FLOAT16, BFLOAT16, FLOAT32 or Q8_1
+  bool quantize;      // float activations are quantized to q8_1 first
+  bool packed;        // b is tiles (docs/design/gguf-formats.md), aligned to 16 bytes; else blocks as GGUF files have them
+  int32_t out_dtype;  // FLOAT16, BFLOAT16 or FLOAT32, decided at run time: one kernel serves all three
 };
 
 // From one product of a batch to the next, in elements; 0: the same for all of them.
@@ -55,13 +55,13 @@ struct GemmLaunch {
   int64_t a_stride_m, a_stride_k;
   int64_t b_stride_k, b_stride_n;
   int64_t out_stride_m, out_stride_n;
-  bool constant_b;  // SCALED_MM_TENSOR_CONSTANT: may be read before the preceding kernel of the stream has ended
+  bool constant_b; // SCALED_MM_TENSOR_CONSTANT: may be read before the preceding kernel of the stream has ended
 
-  const float* a_scale;  // [M], stride 0 broadcasts one value; nullptr for an int32 out
-  const float* b_scale;  // [N]
-  const void* bias;      // [N] or nullptr
+  const float* a_scale; // [M], stride 0 broadcasts one value; nullptr for an int32 out
+  const float* b_scale; // [N]
+  const void* bias;     // [N] or nullptr
   int64_t a_scale_stride, b_scale_stride, bias_stride;
-  int32_t bias_dtype;    // scaledMMDtype_t
+  int32_t bias_dtype; // scaledMMDtype_t
 
   // Zero points in two steps: `prepare` writes the pairs below into the workspace, the epilogue subtracts
   //   row_terms[m].x * col_terms[n].x + col_terms[n].y * row_terms[m].y   =   za*(colsum - K*zb) + zb*rowsum
@@ -70,34 +70,34 @@ struct GemmLaunch {
   const void* b_zero_point;
   int64_t a_zero_point_stride, b_zero_point_stride;
   int32_t a_zero_point_dtype, b_zero_point_dtype;
-  const int32_t* a_row_sums;     // sums over K that the caller knows already, so that `prepare` need not read the
-  const int32_t* b_column_sums;  // operand; or nullptr
+  const int32_t* a_row_sums;    // sums over K that the caller knows already, so that `prepare` need not read the
+  const int32_t* b_column_sums; // operand; or nullptr
   int64_t a_row_sums_stride, b_column_sums_stride;
-  int32_t* row_terms;  // [M][2] = {za, rowsum(a)}; nullptr when there is no zero point
-  int32_t* col_terms;  // [N][2] = {colsum(b) - K*zb, zb}
-  int32_t row_terms_batch_stride, col_terms_batch_stride;  // in pairs: M and N, or 0 where all products share them
+  int32_t* row_terms;                                     // [M][2] = {za, rowsum(a)}; nullptr when there is no zero point
+  int32_t* col_terms;                                     // [N][2] = {colsum(b) - K*zb, zb}
+  int32_t row_terms_batch_stride, col_terms_batch_stride; // in pairs: M and N, or 0 where all products share them
 
-  void* workspace;     // what Kernel::workspace_size asked for, aligned to 16 bytes; nullptr for none. Holds anything
+  void* workspace; // what Kernel::workspace_size asked for, aligned to 16 bytes; nullptr for none. Holds anything
 
   int32_t device;
   int32_t multiprocessors;
-  void* stream;        // cudaStream_t
-  LaunchCache* cache;  // or nullptr
-  const Groups* groups;  // nullptr unless the row is one of a grouped table
-  const int32_t* expert_offsets;  // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
+  void* stream;                  // cudaStream_t
+  LaunchCache* cache;            // or nullptr
+  const Groups* groups;          // nullptr unless the row is one of a grouped table
+  const int32_t* expert_offsets; // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
 
   // Of a row of a block-scaled table: a_scale and b_scale from one block of K to the next; a_scale_stride is from row to row as
   // ever, b_scale_stride from one block of N to the next. 0 otherwise.
   int64_t a_scale_stride_k, b_scale_stride_k;
 
-  const BlockOperands* blocks;  // nullptr unless the row is one of a block table
+  const BlockOperands* blocks; // nullptr unless the row is one of a block table
 };
 
 // Writes a message of at most `size` bytes on failure.
 struct Kernel {
   const char* row;
-  int32_t out_dtype;           // scaledMMDtype_t; -1: serves every one (the zero-point preparation); of a block row the weight's format
-  int32_t shared_memory;       // bytes a block needs
+  int32_t out_dtype;     // scaledMMDtype_t; -1: serves every one (the zero-point preparation); of a block row the weight's format
+  int32_t shared_memory; // bytes a block needs
   // Once per device before the first launch: raises the shared memory limit, checks that the device can run it.
   scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);
   scaledMMStatus_t (*launch)(const GemmLaunch& args, char* message, size_t size);
@@ -111,10 +111,10 @@ struct Kernel {
 
 struct KernelLibrary {
   int32_t abi_version;
-  const char* arch;               // "sm90": the tile table its rows belong to
+  const char* arch; // "sm90": the tile table its rows belong to
   const Kernel* const* kernels;
   int64_t num_kernels;
-  const scaledMMTable_t* table;   // nullptr in a library of one row built just in time
+  const scaledMMTable_t* table; // nullptr in a library of one row built just in time
   const scaledMMTable_t* grouped_table;
   const scaledMMTable_t* block_scaled_table;
   const scaledMMTable_t* block_table;
@@ -123,7 +123,7 @@ struct KernelLibrary {
 // Row name of the kernel that fills row_terms and col_terms. No table lists it.
 constexpr char kZeroPointTermsRow[] = "zero_point_terms";
 
-}  // namespace scaled_mm
+} // namespace scaled_mm
 
 // The one symbol that a kernel library exports.
 extern "C" SCALED_MM_API const scaled_mm::KernelLibrary* scaled_mm_kernel_library(void);

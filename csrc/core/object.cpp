@@ -11,7 +11,7 @@ constexpr const char* kNames[kObjectKinds] = {"handle", "descriptor"};
 
 struct Memory {
   std::mutex mutex;
-  ObjectHeader* destroyed = nullptr;  // the last one first: it is in the caches
+  ObjectHeader* destroyed = nullptr; // the last one first: it is in the caches
 };
 
 // Never destroyed: objects may still be used while static objects die.
@@ -20,7 +20,7 @@ Memory& memory_of(ObjectKind kind) {
   return all[kind];
 }
 
-}  // namespace
+} // namespace
 
 void* take_memory(ObjectKind kind, size_t size) {
   Memory& memory = memory_of(kind);
@@ -54,4 +54,4 @@ scaledMMStatus_t fail_object(const char* name, ObjectKind kind, const void* obje
   return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected a %s, got a pointer that no create function wrote", name, kNames[kind]);
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

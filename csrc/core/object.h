@@ -17,18 +17,16 @@ namespace scaled_mm {
 enum ObjectKind : uint32_t { kHandleObject, kDescriptorObject, kObjectKinds };
 
 constexpr uint64_t tag_of(ObjectKind kind) { return 0x5ca1edbb00000000u | kind; }
-constexpr uint64_t kDestroyed = 1 << 16;  // in the tag of an object that was destroyed
+constexpr uint64_t kDestroyed = 1 << 16; // in the tag of an object that was destroyed
 
 struct alignas(std::max_align_t) ObjectHeader {
   std::atomic<uint64_t> tag;
-  ObjectHeader* next;  // of the destroyed objects
+  ObjectHeader* next; // of the destroyed objects
 };
 
-inline ObjectHeader* header_of(const void* object) {
-  return const_cast<ObjectHeader*>(static_cast<const ObjectHeader*>(object) - 1);
-}
+inline ObjectHeader* header_of(const void* object) { return const_cast<ObjectHeader*>(static_cast<const ObjectHeader*>(object) - 1); }
 
-void* take_memory(ObjectKind kind, size_t size);  // nullptr: out of host memory
+void* take_memory(ObjectKind kind, size_t size); // nullptr: out of host memory
 void keep_memory(ObjectKind kind, void* memory);
 
 struct Destroy {
@@ -73,4 +71,4 @@ scaledMMStatus_t destroy_object(const char* name, T* object) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -18,7 +18,8 @@ const char* batch_misfit(const ProductInfo& info, const RowNeeds& needs) {
   const int64_t out_bytes = dtype_bytes(info.out_dtype);
   if (info.batch > kBatchLimit) return "the batch has more than 65535 products";
   // Kernels count the rows and columns of a batch in 32 bits where they look for their zero-point terms.
-  if ((info.has_a_zero_point || info.has_b_zero_point) && info.batch * std::max(info.M, info.N) > INT_MAX) return "the batch has 2^31 rows or columns or more";
+  if ((info.has_a_zero_point || info.has_b_zero_point) && info.batch * std::max(info.M, info.N) > INT_MAX)
+    return "the batch has 2^31 rows or columns or more";
   if (s.a % needs.align_a != 0) return "the batch stride of a is not a multiple of the row's alignment";
   if (s.b % needs.align_b != 0) return "the batch stride of b is not a multiple of the row's alignment";
   if (s.out * out_bytes % needs.align_out != 0) return "the batch stride of out is not a multiple of the row's alignment";
@@ -26,14 +27,14 @@ const char* batch_misfit(const ProductInfo& info, const RowNeeds& needs) {
   return nullptr;
 }
 
-}  // namespace
+} // namespace
 
 const char* misfit(const ProductInfo& info, const RowNeeds& needs) {
   if (!needs.any()) return nullptr;
   // A dimension of one element has no stride to obey.
   const int64_t out_bytes = dtype_bytes(info.out_dtype);
   if (info.K == 0) return "K is 0";
-  constexpr int64_t kRoomForTiles = 2048;  // coordinates of tiles and clusters are 32-bit, their far corners too
+  constexpr int64_t kRoomForTiles = 2048; // coordinates of tiles and clusters are 32-bit, their far corners too
   if (info.M > INT32_MAX - kRoomForTiles || info.N > INT32_MAX - kRoomForTiles) return "M or N is within a tile of 2^31";
   if (info.K > 1 && info.a_stride_k != 1) return "a is not contiguous along K";
   if (info.M > 1 && info.a_stride_m % needs.align_a != 0) return "the row stride of a is not a multiple of the row's alignment";
@@ -73,4 +74,4 @@ scaledMMStatus_t check_workspace_room(const char* row, std::initializer_list<int
   return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "kernel: row %s has a workspace for at most 2^48 elements, got sizes %s]", row, text.c_str());
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -17,7 +17,7 @@ enum class Role { kOut, kA, kB, kOther };
 
 struct OperandSpec {
   const char* name;
-  size_t pointer;  // where GemmLaunch has its data pointer
+  size_t pointer; // where GemmLaunch has its data pointer
   Role role = Role::kOther;
 };
 
@@ -25,7 +25,7 @@ struct OperandSpec {
 struct ProductInfo : GemmLaunch {
   int32_t out_dtype;
   bool has_scales, has_bias, has_a_zero_point, has_b_zero_point, has_a_row_sums, has_b_column_sums;
-  int64_t a_alignment, b_alignment, out_alignment;  // bytes, of the data pointers
+  int64_t a_alignment, b_alignment, out_alignment; // bytes, of the data pointers
 
   bool empty() const { return M == 0 || N == 0 || batch == 0; }
 };
@@ -45,7 +45,7 @@ scaledMMStatus_t check_no_option(int32_t option);
 scaledMMStatus_t check_workspace_room(const char* row, std::initializer_list<int64_t> sizes);
 
 class Problem {
- public:
+public:
   virtual ~Problem() = default;
 
   // Checks the operands, in the order of the kind (nullptr: absent), and fills in what stands below. option: of the create function.
@@ -63,7 +63,7 @@ class Problem {
   virtual const char* mode() const { return ""; }
 
   ProductInfo info{};
-  int32_t variant = 0;  // which kernel of a row: scaledMMDtype_t of out, or of a GGUF weight its format
+  int32_t variant = 0; // which kernel of a row: scaledMMDtype_t of out, or of a GGUF weight its format
   // Of zero points: bytes at the start of the workspace, and where those of columns begin, in int32s.
   size_t terms_bytes = 0;
   int64_t column_terms_offset = 0;
@@ -71,17 +71,17 @@ class Problem {
 
 // A kind of product: one entry of kProblemKinds (problems/kinds.cpp).
 struct ProblemKind {
-  const char* name;   // in messages: "GEMM", "grouped GEMM"
-  const char* label;  // before "row" and "bucket": "", "grouped "
+  const char* name;  // in messages: "GEMM", "grouped GEMM"
+  const char* label; // before "row" and "bucket": "", "grouped "
   int32_t num_operands;
   const OperandSpec* operands;
-  bool keeps_launches;             // its rows may use a LaunchCache
-  Problem* (*make)(void* memory);  // in kProblemBytes of memory
+  bool keeps_launches;            // its rows may use a LaunchCache
+  Problem* (*make)(void* memory); // in kProblemBytes of memory
 };
 
 constexpr size_t kProblemBytes = 768;
 
-extern const ProblemKind* const kProblemKinds[];  // by scaledMMProduct_t
+extern const ProblemKind* const kProblemKinds[]; // by scaledMMProduct_t
 extern const int32_t kNumProblemKinds;
 
 template <class T>
@@ -90,4 +90,4 @@ Problem* make_problem(void* memory) {
   return new (memory) T;
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -15,8 +15,8 @@ namespace {
 struct Registry {
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<Arch>> archs;
-  std::map<std::tuple<std::string, std::string, int32_t>, const Kernel*> kernels;  // arch, row, out dtype
-  std::vector<std::unique_ptr<Table>> tables;  // replaced ones too: descriptors may point into them
+  std::map<std::tuple<std::string, std::string, int32_t>, const Kernel*> kernels; // arch, row, out dtype
+  std::vector<std::unique_ptr<Table>> tables;                                     // replaced ones too: descriptors may point into them
   scaledMMKernelProvider_t provider = nullptr;
   void* provider_user = nullptr;
 };
@@ -53,7 +53,7 @@ scaledMMStatus_t ask_provider(const Arch& arch, const char* row, int32_t out_dty
   return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "kernel provider: expected a scaledMMStatus_t, got %d", int(status));
 }
 
-}  // namespace
+} // namespace
 
 const TableRow* Table::find_row(const char* name) const {
   for (int32_t i = 0; i < num_rows; ++i) {
@@ -68,14 +68,14 @@ int32_t Table::find_bucket(int64_t M, int64_t N, int64_t K, int32_t serves) cons
     if ((b.flags & ~serves) != 0) continue;
     if (M >= b.m_min && M <= b.m_max && N >= b.n_min && N <= b.n_max && K >= b.k_min && K <= b.k_max) return int32_t(i);
   }
-  return -1;  // unreachable: scaledMMRegisterTable refuses a table without an open last bucket
+  return -1; // unreachable: scaledMMRegisterTable refuses a table without an open last bucket
 }
 
 int32_t Table::find_mode(int64_t tokens) const {
   for (const scaledMMTableMode_t& rule : modes) {
     if (tokens <= rule.m_max) return rule.mode;
   }
-  return SCALED_MM_BLOCK_AUTO;  // unreachable: scaledMMRegisterTable refuses a block table without an open last mode
+  return SCALED_MM_BLOCK_AUTO; // unreachable: scaledMMRegisterTable refuses a block table without an open last mode
 }
 
 Arch* find_arch(const char* name) {
@@ -98,12 +98,12 @@ scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKin
   *table = slot.load(std::memory_order_acquire);
   if (*table) return SCALED_MM_STATUS_SUCCESS;
   return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
-              "handle: no tile table%s is registered for %s; load kernels built with `scaled-mm build --arch %s`",
-              kTableNames[kind], arch->name.c_str(), arch->name.c_str());
+              "handle: no tile table%s is registered for %s; load kernels built with `scaled-mm build --arch %s`", kTableNames[kind],
+              arch->name.c_str(), arch->name.c_str());
 }
 
-scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory,
-                                KernelSlot* slot, const Kernel** kernel) {
+scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory, KernelSlot* slot,
+                                const Kernel** kernel) {
   *kernel = slot->kernel.load(std::memory_order_acquire);
   if (*kernel == nullptr) {
     *kernel = find_kernel(*arch, row, out_dtype);
@@ -123,8 +123,7 @@ scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, 
   const uint64_t bit = uint64_t(1) << device;
   if (slot->prepared.load(std::memory_order_acquire) & bit) return SCALED_MM_STATUS_SUCCESS;
   if ((*kernel)->shared_memory > max_shared_memory) {
-    return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
-                "kernel: row %s needs %d bytes of shared memory, device %d lets a block have %d", row,
+    return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED, "kernel: row %s needs %d bytes of shared memory, device %d lets a block have %d", row,
                 int((*kernel)->shared_memory), int(device), int(max_shared_memory));
   }
   char message[512] = "";
@@ -135,7 +134,7 @@ scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, 
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm
 
 using namespace scaled_mm;
 
@@ -173,14 +172,14 @@ scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
   for (int64_t i = 0; i < table.num_modes; ++i) {
     const int32_t mode = table.modes[i].mode;
     if (mode != SCALED_MM_BLOCK_W4A8 && mode != SCALED_MM_BLOCK_W4A16) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got %d",
-                  table.source, int(mode));
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got %d", table.source,
+                  int(mode));
     }
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace
+} // namespace
 
 scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user) try {
   Registry& r = registry();
@@ -193,20 +192,19 @@ scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, vo
 }
 
 scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
-  if (table == nullptr || table->arch == nullptr || table->source == nullptr || table->rows == nullptr ||
-      table->buckets == nullptr) {
+  if (table == nullptr || table->arch == nullptr || table->source == nullptr || table->rows == nullptr || table->buckets == nullptr) {
     return fail(SCALED_MM_STATUS_NULL_POINTER, "table: expected arch, source, rows and buckets, got a null pointer");
   }
   const size_t arch_bytes = strlen(table->arch);
   if (arch_bytes < 1 || arch_bytes > kMostArchBytes) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected an arch of 1 to %zu bytes, got %.200s", table->source, kMostArchBytes, table->arch);
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected an arch of 1 to %zu bytes, got %.200s", table->source, kMostArchBytes,
+                table->arch);
   }
   if (table->num_rows < 1 || table->num_rows > kMostEntries || table->num_buckets < 1 || table->num_buckets > kMostEntries ||
       table->fallback_row < 0 || table->fallback_row >= table->num_rows) {
     return fail(SCALED_MM_STATUS_BAD_PARAM,
-                "table %.200s: expected rows, buckets and a fallback among the rows, at most 65536 of each, got %lld, %lld and row %d",
-                table->source, static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets),
-                int(table->fallback_row));
+                "table %.200s: expected rows, buckets and a fallback among the rows, at most 65536 of each, got %lld, %lld and row %d", table->source,
+                static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets), int(table->fallback_row));
   }
   if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_BLOCK_GEMM) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
@@ -222,12 +220,12 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
   for (int32_t i = 0; i < copy->num_rows; ++i) {
     const scaledMMTableRow_t& row = table->rows[i];
     if (row.name == nullptr || row.align_a < 1 || row.align_b < 1 || row.align_out < 1 || row.store_bytes < 1) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected a name, and alignments and store_bytes of at least 1",
-                  table->source, int(i));
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected a name, and alignments and store_bytes of at least 1", table->source,
+                  int(i));
     }
     if (!is_alignment(row.align_a) || !is_alignment(row.align_b) || !is_alignment(row.align_out)) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected alignments that are powers of two, got %d, %d and %d",
-                  table->source, int(i), int(row.align_a), int(row.align_b), int(row.align_out));
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected alignments that are powers of two, got %d, %d and %d", table->source,
+                  int(i), int(row.align_a), int(row.align_b), int(row.align_out));
     }
     copy->rows[i].name = row.name;
     copy->rows[i].needs = {row.align_a, row.align_b, row.align_out, row.store_bytes};
@@ -243,20 +241,20 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
     }
     if ((bucket.flags & ~bucket_flags(table->kind)) != 0) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket: expected flags %s, got %d", table->source,
-                  bucket_flags_text(table->kind), int(bucket.flags));
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket: expected flags %s, got %d", table->source, bucket_flags_text(table->kind),
+                  int(bucket.flags));
     }
   }
   const scaledMMTableBucket_t& last = copy->buckets.back();
-  if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX || last.m_min > 0 || last.n_min > 0 ||
-      last.k_min > 0 || last.flags != 0) {
+  if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX || last.m_min > 0 || last.n_min > 0 || last.k_min > 0 ||
+      last.flags != 0) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: the last bucket must be open in M, N and K, to any %s", table->source,
                 table->kind == SCALED_MM_TABLE_BLOCK_GEMM ? "activations" : "b");
   }
   Arch* arch = find_arch(copy->arch.c_str());
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
-  r.tables.push_back(std::move(copy));  // before anything finds it: this may throw
+  r.tables.push_back(std::move(copy)); // before anything finds it: this may throw
   arch->tables[table->kind].store(r.tables.back().get(), std::memory_order_release);
   return SCALED_MM_STATUS_SUCCESS;
 } catch (const std::exception& error) {
@@ -274,8 +272,8 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
   if (content == nullptr || content->abi_version != SCALED_MM_KERNEL_ABI_VERSION) {
     const int version = content ? int(content->abi_version) : 0;
     dlclose(library);
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library of ABI version %d, got %d from %s",
-                SCALED_MM_KERNEL_ABI_VERSION, version, path);
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library of ABI version %d, got %d from %s", SCALED_MM_KERNEL_ABI_VERSION,
+                version, path);
   }
   {
     Registry& r = registry();
@@ -292,7 +290,7 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
       if (scaledMMStatus_t status = scaledMMRegisterTable(table)) return status;
     }
   }
-  return SCALED_MM_STATUS_SUCCESS;  // stays open for the life of the process: its kernels are registered
+  return SCALED_MM_STATUS_SUCCESS; // stays open for the life of the process: its kernels are registered
 } catch (const std::exception& error) {
   return fail_exception(error);
 }

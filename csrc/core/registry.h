@@ -10,8 +10,8 @@
 
 namespace scaled_mm {
 
-constexpr int kDtypes = 11;       // scaledMMDtype_t
-constexpr int kMaxDevices = 64;   // bits of KernelSlot::prepared
+constexpr int kDtypes = 11;     // scaledMMDtype_t
+constexpr int kMaxDevices = 64; // bits of KernelSlot::prepared
 
 // One kernel as the dispatch sees it: found once, prepared once per device, then two loads a launch.
 struct KernelSlot {
@@ -50,21 +50,21 @@ struct Table {
   int32_t find_mode(int64_t tokens) const;
 };
 
-constexpr int kTableKinds = 4;  // scaledMMTableKind_t
+constexpr int kTableKinds = 4; // scaledMMTableKind_t
 
 struct Arch {
   std::string name;
-  std::atomic<const Table*> tables[kTableKinds]{};  // by scaledMMTableKind_t
+  std::atomic<const Table*> tables[kTableKinds]{}; // by scaledMMTableKind_t
   KernelSlot zero_point_terms;
 };
 
-Arch* find_arch(const char* name);  // made on first use, never freed
+Arch* find_arch(const char* name); // made on first use, never freed
 
 // The table of an architecture, asking the provider for it (row NULL) if none is registered.
 scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKind_t kind = SCALED_MM_TABLE_GEMM);
 
 // The kernel for a slot, prepared on the device; asks the provider when no library holds it.
-scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory,
-                                KernelSlot* slot, const Kernel** kernel);
+scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory, KernelSlot* slot,
+                                const Kernel** kernel);
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

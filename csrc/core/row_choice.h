@@ -10,12 +10,12 @@
 namespace scaled_mm {
 
 struct RowChoice {
-  const Table* table = nullptr;  // nullptr: the device is a CPU
+  const Table* table = nullptr; // nullptr: the device is a CPU
   const TableRow* row = nullptr;
   const TableRow* bucket_row = nullptr;
-  int32_t bucket = -1;           // -1: the row was forced by name
-  const char* misfit = nullptr;  // why the bucket's own row was passed over
-  RowNeeds needs;                // of the row
+  int32_t bucket = -1;          // -1: the row was forced by name
+  const char* misfit = nullptr; // why the bucket's own row was passed over
+  RowNeeds needs;               // of the row
 
   // The row named `forced`, or that of the bucket of (M, N, K), or the fallback. serves: see find_bucket. kind: in messages, "" or "grouped ".
   // misfit_of(needs): why a row with these needs cannot take the product, nullptr when it can.
@@ -58,9 +58,9 @@ struct RowChoice {
     choice->tuned = table && table->tuned;
   }
 
- private:
+private:
   std::once_flag reason_once_;
-  std::string reason_;  // written on demand
+  std::string reason_; // written on demand
 };
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

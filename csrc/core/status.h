@@ -18,4 +18,4 @@ const char* dtype_name(int32_t dtype);
 // 0 for a value that is no dtype. Of a block format 1: its strides are in bytes, and its blocks at any address.
 int64_t dtype_bytes(int32_t dtype);
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -49,7 +49,7 @@ AllowedFlags allowed_flags(const char* name) {
   return {0, "0"};
 }
 
-}  // namespace
+} // namespace
 
 std::string tensor_shape(const scaledMMTensorDesc_t& t) { return list_text(t.shape, t.ndim); }
 
@@ -79,8 +79,7 @@ scaledMMStatus_t check_dtype(const char* name, Dtypes expected, const scaledMMTe
 // Of a tensor whose dtype was checked before.
 scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   if (t.ndim < 0 || t.ndim > SCALED_MM_MAX_DIMS) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 0 to %d dimensions, got %d", name,
-                SCALED_MM_MAX_DIMS, int(t.ndim));
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 0 to %d dimensions, got %d", name, SCALED_MM_MAX_DIMS, int(t.ndim));
   }
   const AllowedFlags allowed = allowed_flags(name);
   if ((t.flags & ~allowed.flags) != 0) {
@@ -89,28 +88,26 @@ scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   int64_t last = 0;
   for (int i = 0; i < t.ndim; ++i) {
     if (t.shape[i] < 0 || t.shape[i] > INT_MAX) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected sizes from 0 to %d, got %lld in dimension %d", name,
-                  INT_MAX, static_cast<long long>(t.shape[i]), i);
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected sizes from 0 to %d, got %lld in dimension %d", name, INT_MAX,
+                  static_cast<long long>(t.shape[i]), i);
     }
     if (t.strides[i] < 0) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected strides of 0 or more, got %lld in dimension %d",
-                  name, static_cast<long long>(t.strides[i]), i);
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected strides of 0 or more, got %lld in dimension %d", name,
+                  static_cast<long long>(t.strides[i]), i);
     }
     int64_t reach;
-    if (t.shape[i] > 1 && (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &reach) ||
-                           __builtin_add_overflow(last, reach, &last) || last > (int64_t(1) << 60))) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: shape %s with stride %lld in dimension %d reaches past 2^60",
-                  name, tensor_shape(t).c_str(), static_cast<long long>(t.strides[i]), i);
+    if (t.shape[i] > 1 &&
+        (__builtin_mul_overflow(t.shape[i] - 1, t.strides[i], &reach) || __builtin_add_overflow(last, reach, &last) || last > (int64_t(1) << 60))) {
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: shape %s with stride %lld in dimension %d reaches past 2^60", name,
+                  tensor_shape(t).c_str(), static_cast<long long>(t.strides[i]), i);
     }
   }
   if (t.alignment < 1 || (t.alignment & (t.alignment - 1)) != 0) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected an alignment that is a power of two, got %lld", name,
-                static_cast<long long>(t.alignment));
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected an alignment that is a power of two, got %lld", name, static_cast<long long>(t.alignment));
   }
   if (t.alignment < dtype_bytes(t.dtype)) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT, "%s: expected an alignment of at least %lld bytes for %s, got %lld",
-                name, static_cast<long long>(dtype_bytes(t.dtype)), dtype_name(t.dtype),
-                static_cast<long long>(t.alignment));
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_ALIGNMENT, "%s: expected an alignment of at least %lld bytes for %s, got %lld", name,
+                static_cast<long long>(dtype_bytes(t.dtype)), dtype_name(t.dtype), static_cast<long long>(t.alignment));
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -120,8 +117,8 @@ scaledMMStatus_t check_matrix(const char* name, const char* shape, Dtypes dtypes
   if (scaledMMStatus_t status = check_dtype(name, dtypes, *t)) return status;
   if (scaledMMStatus_t status = check_tensor(name, *t)) return status;
   if (t->ndim != 2 && t->ndim != 3) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 2 dimensions [%s] or 3 [B, %s], got %d: %s", name, shape, shape,
-                int(t->ndim), tensor_shape(*t).c_str());
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 2 dimensions [%s] or 3 [B, %s], got %d: %s", name, shape, shape, int(t->ndim),
+                tensor_shape(*t).c_str());
   }
   const int row = t->ndim - 2;
   const bool batched = row == 1 && t->shape[0] != 1;
@@ -159,10 +156,9 @@ scaledMMStatus_t fail_vector(const char* name, const VectorRule& rule, const sca
               vector_hint(rule, t).c_str());
 }
 
-}  // namespace
+} // namespace
 
-scaledMMStatus_t check_vector(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t& t, int64_t* stride,
-                              int64_t* batch_stride) {
+scaledMMStatus_t check_vector(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t& t, int64_t* stride, int64_t* batch_stride) {
   if (scaledMMStatus_t status = check_tensor(name, t)) return status;
   *batch_stride = 0;
   if (t.ndim == 1 && t.shape[0] == rule.length) {
@@ -184,24 +180,22 @@ scaledMMStatus_t check_vector(const char* name, const VectorRule& rule, const sc
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-scaledMMStatus_t check_scale(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t* t, int64_t* stride,
-                             int64_t* batch_stride) {
+scaledMMStatus_t check_scale(const char* name, const VectorRule& rule, const scaledMMTensorDesc_t* t, int64_t* stride, int64_t* batch_stride) {
   if (t == nullptr) {
-    return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected float32 scales (only an int32 out goes without), got none",
-                name);
+    return fail(SCALED_MM_STATUS_NULL_POINTER, "%s: expected float32 scales (only an int32 out goes without), got none", name);
   }
   if (scaledMMStatus_t status = check_dtype(name, {SCALED_MM_DTYPE_FLOAT32}, *t)) return status;
   return check_vector(name, rule, *t, stride, batch_stride);
 }
 
-scaledMMStatus_t check_integers(const char* name, const VectorRule& rule, Dtypes dtypes, const scaledMMTensorDesc_t& t,
-                                int64_t* stride, int64_t* batch_stride) {
+scaledMMStatus_t check_integers(const char* name, const VectorRule& rule, Dtypes dtypes, const scaledMMTensorDesc_t& t, int64_t* stride,
+                                int64_t* batch_stride) {
   if (scaledMMStatus_t status = check_dtype(name, dtypes, t)) return status;
   return check_vector(name, rule, t, stride, batch_stride);
 }
 
 scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& t) {
-  int order[SCALED_MM_MAX_DIMS], count = 0;  // by stride: three at most, so inserted
+  int order[SCALED_MM_MAX_DIMS], count = 0; // by stride: three at most, so inserted
   for (int i = 0; i < t.ndim; ++i) {
     if (t.shape[i] == 0) return SCALED_MM_STATUS_SUCCESS;
     if (t.shape[i] == 1) continue;
@@ -212,7 +206,8 @@ scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& 
   int64_t reach = 0;
   for (int i = 0; i < count; ++i) {
     if (t.strides[order[i]] <= reach) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got %s for shape %s",
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES,
+                  "%s: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got %s for shape %s",
                   name, list_text(t.strides, t.ndim).c_str(), tensor_shape(t).c_str());
     }
     reach += (t.shape[order[i]] - 1) * t.strides[order[i]];
@@ -222,15 +217,15 @@ scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& 
 
 scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expected, const scaledMMTensorDesc_t* got) {
   if ((expected == nullptr) != (got == nullptr)) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected %s as the descriptor was created, got %s", name,
-                expected ? "a tensor" : "none", got ? "a tensor" : "none");
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected %s as the descriptor was created, got %s", name, expected ? "a tensor" : "none",
+                got ? "a tensor" : "none");
   }
   if (expected == nullptr) return SCALED_MM_STATUS_SUCCESS;
   if (got->dtype != expected->dtype) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected %s as the descriptor was created, got %s", name,
-                dtype_name(expected->dtype), dtype_name(got->dtype));
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected %s as the descriptor was created, got %s", name, dtype_name(expected->dtype),
+                dtype_name(got->dtype));
   }
-  const bool packed = (expected->flags & SCALED_MM_TENSOR_PACKED) != 0;  // such a tensor has no strides
+  const bool packed = (expected->flags & SCALED_MM_TENSOR_PACKED) != 0; // such a tensor has no strides
   if (packed != ((got->flags & SCALED_MM_TENSOR_PACKED) != 0)) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected %s as the descriptor was created, got %s", name, packed ? "packed tiles" : "blocks",
                 packed ? "blocks" : "packed tiles");
@@ -241,8 +236,7 @@ scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expect
     same_strides = same_strides && (packed || expected->shape[i] <= 1 || got->strides[i] == expected->strides[i]);
   }
   if (!same_shape) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s as the descriptor was created, got %s", name,
-                tensor_shape(*expected).c_str(),
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s as the descriptor was created, got %s", name, tensor_shape(*expected).c_str(),
                 got->ndim <= SCALED_MM_MAX_DIMS ? tensor_shape(*got).c_str() : "more dimensions");
   }
   if (!same_strides) {
@@ -257,22 +251,22 @@ scaledMMStatus_t check_operand(const char* name, const char* shape, Dtypes dtype
   if (scaledMMStatus_t status = check_dtype(name, dtypes, *t)) return status;
   if (scaledMMStatus_t status = check_tensor(name, *t)) return status;
   if (ndim >= 0 && t->ndim != ndim) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %d dimension%s %s, got %d: %s", name, int(ndim), ndim == 1 ? "" : "s",
-                shape, int(t->ndim), tensor_shape(*t).c_str());
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %d dimension%s %s, got %d: %s", name, int(ndim), ndim == 1 ? "" : "s", shape,
+                int(t->ndim), tensor_shape(*t).c_str());
   }
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm
 
 int64_t scaledMMGetBlockBytes(int32_t dtype) {
   switch (dtype) {
-    case SCALED_MM_DTYPE_Q4_0: return 18;
-    case SCALED_MM_DTYPE_Q4_1: return 20;
-    case SCALED_MM_DTYPE_Q5_0: return 22;
-    case SCALED_MM_DTYPE_Q5_1: return 24;
-    case SCALED_MM_DTYPE_Q8_0: return 34;
-    case SCALED_MM_DTYPE_Q8_1: return 36;
-    default: return 0;
+  case SCALED_MM_DTYPE_Q4_0: return 18;
+  case SCALED_MM_DTYPE_Q4_1: return 20;
+  case SCALED_MM_DTYPE_Q5_0: return 22;
+  case SCALED_MM_DTYPE_Q5_1: return 24;
+  case SCALED_MM_DTYPE_Q8_0: return 34;
+  case SCALED_MM_DTYPE_Q8_1: return 36;
+  default: return 0;
   }
 }

@@ -11,10 +11,10 @@ namespace scaled_mm {
 
 using Dtypes = std::initializer_list<int32_t>;
 
-std::string tensor_shape(const scaledMMTensorDesc_t& t);  // "[16, 4096]"
-int64_t tensor_extent(const scaledMMTensorDesc_t& t);     // bytes from the data pointer to the end of the last element, or block
+std::string tensor_shape(const scaledMMTensorDesc_t& t); // "[16, 4096]"
+int64_t tensor_extent(const scaledMMTensorDesc_t& t);    // bytes from the data pointer to the end of the last element, or block
 
-constexpr int64_t kPackedAlignment = 16;  // bytes, of a packed weight
+constexpr int64_t kPackedAlignment = 16; // bytes, of a packed weight
 // What a data pointer must be a multiple of, whatever the kernel.
 int64_t tensor_alignment(const scaledMMTensorDesc_t& t);
 
@@ -40,9 +40,9 @@ scaledMMStatus_t check_matrix(const char* name, const char* shape, Dtypes dtypes
 struct VectorRule {
   const char* dim;
   int64_t length;
-  bool is_column, one_value;  // one_value: a single value for the whole vector will do
+  bool is_column, one_value; // one_value: a single value for the whole vector will do
   int64_t batch;
-  bool either_way = false;  // along N also as a column [N, 1], which is how checkpoints store scales of output channels
+  bool either_way = false; // along N also as a column [N, 1], which is how checkpoints store scales of output channels
 };
 
 // One value, [length], [length, 1] / [1, length], in a batch also [B, length, 1] / [B, 1, length], where B and, if one value
@@ -54,4 +54,4 @@ scaledMMStatus_t check_scale(const char* name, const VectorRule& rule, const sca
 scaledMMStatus_t check_integers(const char* name, const VectorRule& rule, Dtypes dtypes, const scaledMMTensorDesc_t& t, int64_t* stride,
                                 int64_t* batch_stride);
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -52,11 +52,11 @@ inline DriverFunction<SetContextFunction> driver_set_context("cuCtxSetCurrent");
 // context here: the driver's calls (launches, tensor maps) need one, and only the runtime's make one. Afterwards the thread has the
 // context that it came with, be it the device's own or another; one that came with none has its device back, with a context.
 class CurrentDevice {
- public:
+public:
   explicit CurrentDevice(int device) {
     GetContextFunction get_context = nullptr;
     if ((error_ = cudaGetDevice(&previous_)) != cudaSuccess || (error_ = driver_get_context.find(&get_context)) != cudaSuccess) return;
-    error_ = static_cast<cudaError_t>(get_context(&context_));  // one numbering for both
+    error_ = static_cast<cudaError_t>(get_context(&context_)); // one numbering for both
     if (error_ != cudaSuccess || (previous_ == device && context_ != nullptr)) return;
     error_ = cudaSetDevice(device);
     restore_ = error_ == cudaSuccess && previous_ != device;
@@ -72,7 +72,7 @@ class CurrentDevice {
   CurrentDevice& operator=(const CurrentDevice&) = delete;
   cudaError_t error() const { return error_; }
 
- private:
+private:
   int previous_ = 0;
   CUcontext context_ = nullptr;
   bool restore_ = false;
@@ -82,7 +82,7 @@ class CurrentDevice {
 // A kernel and the driver's handle of it on each device, looked up once: a launch through the runtime looks it up every
 // time, which took 1.7 of 4.1 us on the host (docs/decisions/0003).
 class DeviceKernel {
- public:
+public:
   template <class... Params>
   explicit DeviceKernel(void (*kernel)(Params...)) : symbol_(reinterpret_cast<const void*>(kernel)) {}
 
@@ -98,7 +98,7 @@ class DeviceKernel {
     return error;
   }
 
- private:
+private:
   static constexpr int kDevices = 64;
   const void* symbol_;
   std::atomic<cudaFunction_t> functions_[kDevices] = {};
@@ -110,7 +110,7 @@ inline scaledMMStatus_t prepare_kernel(DeviceKernel& kernel, int shared_memory, 
   if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
   cudaFunction_t function;
   if (cudaError_t error = kernel.function(device, &function)) {
-    cudaGetLastError();  // not sticky: the next launch must not find it
+    cudaGetLastError(); // not sticky: the next launch must not find it
     return cuda_failure(error, "cudaGetFuncBySymbol", message, size);
   }
   if (shared_memory < 48 * 1024) return SCALED_MM_STATUS_SUCCESS;
@@ -128,8 +128,8 @@ struct LaunchShape {
   bool dependent = false;
 };
 
-inline scaledMMStatus_t launch_kernel(DeviceKernel& kernel, const LaunchShape& shape, void** params, const GemmLaunch& args,
-                                      char* message, size_t size) {
+inline scaledMMStatus_t launch_kernel(DeviceKernel& kernel, const LaunchShape& shape, void** params, const GemmLaunch& args, char* message,
+                                      size_t size) {
   CurrentDevice current(args.device);
   if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
   cudaFunction_t function;
@@ -168,4 +168,4 @@ inline scaledMMStatus_t launch_kernel(DeviceKernel& kernel, const LaunchShape& s
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -17,32 +17,32 @@ struct BlockScaledTensors {
 
 int64_t blocks_of(int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; }
 
-scaledMMStatus_t check_scale(const char* name, const char* shape, const char* sizes, int64_t rows, int64_t columns,
-                             const scaledMMTensorDesc_t* t) {
+scaledMMStatus_t check_scale(const char* name, const char* shape, const char* sizes, int64_t rows, int64_t columns, const scaledMMTensorDesc_t* t) {
   if (scaledMMStatus_t s = check_operand(name, shape, {SCALED_MM_DTYPE_FLOAT32}, 2, t)) return s;
   if (t->shape[0] == rows && t->shape[1] == columns) return SCALED_MM_STATUS_SUCCESS;
-  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s = [%lld, %lld] (%s), got %s", name, shape,
-              static_cast<long long>(rows), static_cast<long long>(columns), sizes, tensor_shape(*t).c_str());
+  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s = [%lld, %lld] (%s), got %s", name, shape, static_cast<long long>(rows),
+              static_cast<long long>(columns), sizes, tensor_shape(*t).c_str());
 }
 
 // A dimension of one has no stride of its own.
 int64_t stride_of(const scaledMMTensorDesc_t& t, int dimension) { return t.shape[dimension] > 1 ? t.strides[dimension] : 0; }
 
 class BlockScaled : public Problem {
- public:
+public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
     if (scaledMMStatus_t s = check_no_option(option)) return s;
     return validate({t[0], t[1], t[2], t[3], t[4], t[5]});
   }
 
   BucketKey bucket() const override { return {info.M, info.N, info.K, 0}; }
- private:
+
+private:
   scaledMMStatus_t validate(const BlockScaledTensors& t);
 };
 
 scaledMMStatus_t BlockScaled::validate(const BlockScaledTensors& t) {
-  if (scaledMMStatus_t s = check_operand("out", "[M, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32},
-                                         2, t.out)) return s;
+  if (scaledMMStatus_t s = check_operand("out", "[M, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32}, 2, t.out))
+    return s;
   if (scaledMMStatus_t s = check_operand("a", "[M, K]", {SCALED_MM_DTYPE_INT8}, 2, t.a)) return s;
   if (scaledMMStatus_t s = check_operand("b", "[K, N]", {SCALED_MM_DTYPE_INT8}, 2, t.b)) return s;
   // One value for each scale: the rest is what a plain product would be refused for. K is a sum of floats here, and not bounded.
@@ -59,22 +59,18 @@ scaledMMStatus_t BlockScaled::validate(const BlockScaledTensors& t) {
   info.a_scale_stride_k = stride_of(*t.a_scale, 1);
   info.b_scale_stride_k = stride_of(*t.b_scale, 0);
   info.b_scale_stride = stride_of(*t.b_scale, 1);
-  info.constant_b = false;  // no block-scaled row reads weights early
+  info.constant_b = false; // no block-scaled row reads weights early
   variant = info.out_dtype;
   return SCALED_MM_STATUS_SUCCESS;
 }
 
 constexpr OperandSpec kOperands[] = {
-    {"out", offsetof(GemmLaunch, out), Role::kOut},
-    {"a", offsetof(GemmLaunch, a), Role::kA},
-    {"b", offsetof(GemmLaunch, b), Role::kB},
-    {"a_scale", offsetof(GemmLaunch, a_scale)},
-    {"b_scale", offsetof(GemmLaunch, b_scale)},
-    {"bias", offsetof(GemmLaunch, bias)},
+    {"out", offsetof(GemmLaunch, out), Role::kOut}, {"a", offsetof(GemmLaunch, a), Role::kA},   {"b", offsetof(GemmLaunch, b), Role::kB},
+    {"a_scale", offsetof(GemmLaunch, a_scale)},     {"b_scale", offsetof(GemmLaunch, b_scale)}, {"bias", offsetof(GemmLaunch, bias)},
 };
 
-}  // namespace
+} // namespace
 
 const ProblemKind kBlockScaled = {"block-scaled GEMM", "block-scaled ", std::size(kOperands), kOperands, false, make_problem<BlockScaled>};
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -23,8 +23,7 @@ void fold_batch(ProductInfo* info) {
   if (s.b || s.b_scale || s.bias || s.b_zero_point || s.b_column_sums || !s.a || info->batch * info->M > INT_MAX) return;
   ProductInfo folded = *info;
   const bool even = rows_fold(info->M, s.a, &folded.a_stride_m) && rows_fold(info->M, s.out, &folded.out_stride_m) &&
-                    rows_fold(info->M, s.a_scale, &folded.a_scale_stride) &&
-                    rows_fold(info->M, s.a_zero_point, &folded.a_zero_point_stride) &&
+                    rows_fold(info->M, s.a_scale, &folded.a_scale_stride) && rows_fold(info->M, s.a_zero_point, &folded.a_zero_point_stride) &&
                     rows_fold(info->M, s.a_row_sums, &folded.a_row_sums_stride);
   if (!even) return;
   folded.M = info->batch * info->M;
@@ -33,13 +32,14 @@ void fold_batch(ProductInfo* info) {
   *info = folded;
 }
 
-}  // namespace
+} // namespace
 
 scaledMMStatus_t validate_gemm(const GemmTensors& t, ProductInfo* info, bool one_sum) {
   constexpr int32_t kInt8 = SCALED_MM_DTYPE_INT8;
   Matrix out, a, b;
-  if (scaledMMStatus_t s = check_matrix("out", "M, N", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
-                                        SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, t.out, &out)) return s;
+  if (scaledMMStatus_t s = check_matrix(
+          "out", "M, N", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, t.out, &out))
+    return s;
   if (scaledMMStatus_t s = check_matrix("a", "M, K", {kInt8}, t.a, &a)) return s;
   if (scaledMMStatus_t s = check_matrix("b", "K, N", {kInt8}, t.b, &b)) return s;
   *info = ProductInfo{};
@@ -52,8 +52,7 @@ scaledMMStatus_t validate_gemm(const GemmTensors& t, ProductInfo* info, bool one
   info->out_dtype = t.out->dtype;
   const long long M = info->M, N = info->N, K = info->K, B = info->batch;
   if (b.rows != info->K) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b: expected [K, N] with K = %lld as in a [M, K], got %s", K,
-                tensor_shape(*t.b).c_str());
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b: expected [K, N] with K = %lld as in a [M, K], got %s", K, tensor_shape(*t.b).c_str());
   }
   if (b.batch != info->batch && b.batch != 1) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b: expected [B, K, N] with B = %lld as in a [B, M, K], or 1, got %s", B,
@@ -61,11 +60,9 @@ scaledMMStatus_t validate_gemm(const GemmTensors& t, ProductInfo* info, bool one
   }
   if (t.out->ndim != (batched ? 3 : 2) || out.batch != info->batch || out.rows != info->M || out.columns != info->N) {
     if (!batched) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [M, N] = [%lld, %lld], got %s", M, N,
-                  tensor_shape(*t.out).c_str());
+      return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [M, N] = [%lld, %lld], got %s", M, N, tensor_shape(*t.out).c_str());
     }
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [%lld, %lld, %lld], got %s", B, M, N,
-                tensor_shape(*t.out).c_str());
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [%lld, %lld, %lld], got %s", B, M, N, tensor_shape(*t.out).c_str());
   }
 
   info->a_stride_m = a.stride_row;
@@ -96,8 +93,8 @@ scaledMMStatus_t validate_gemm(const GemmTensors& t, ProductInfo* info, bool one
     if (scaledMMStatus_t s = check_scale("b_scale", channels, t.b_scale, &info->b_scale_stride, &strides.b_scale)) return s;
     if (t.bias) {
       if (t.bias->dtype != info->out_dtype && t.bias->dtype != SCALED_MM_DTYPE_FLOAT32) {
-        return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "bias: expected out's dtype %s or float32, got %s",
-                    dtype_name(info->out_dtype), dtype_name(t.bias->dtype));
+        return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "bias: expected out's dtype %s or float32, got %s", dtype_name(info->out_dtype),
+                    dtype_name(t.bias->dtype));
       }
       info->has_bias = true;
       info->bias_dtype = t.bias->dtype;
@@ -107,32 +104,35 @@ scaledMMStatus_t validate_gemm(const GemmTensors& t, ProductInfo* info, bool one
   if (t.a_zero_point) {
     info->has_a_zero_point = true;
     info->a_zero_point_dtype = t.a_zero_point->dtype;
-    if (scaledMMStatus_t s = check_integers("a_zero_point", rows, {SCALED_MM_DTYPE_INT32, kInt8}, *t.a_zero_point,
-                                            &info->a_zero_point_stride, &strides.a_zero_point)) return s;
+    if (scaledMMStatus_t s =
+            check_integers("a_zero_point", rows, {SCALED_MM_DTYPE_INT32, kInt8}, *t.a_zero_point, &info->a_zero_point_stride, &strides.a_zero_point))
+      return s;
   }
   if (t.b_zero_point) {
     info->has_b_zero_point = true;
     info->b_zero_point_dtype = t.b_zero_point->dtype;
-    if (scaledMMStatus_t s = check_integers("b_zero_point", columns, {SCALED_MM_DTYPE_INT32, kInt8}, *t.b_zero_point,
-                                            &info->b_zero_point_stride, &strides.b_zero_point)) return s;
+    if (scaledMMStatus_t s = check_integers("b_zero_point", columns, {SCALED_MM_DTYPE_INT32, kInt8}, *t.b_zero_point, &info->b_zero_point_stride,
+                                            &strides.b_zero_point))
+      return s;
   }
   if (t.a_row_sums) {
     info->has_a_row_sums = true;
-    if (scaledMMStatus_t s = check_integers("a_row_sums", every_row, {SCALED_MM_DTYPE_INT32}, *t.a_row_sums,
-                                            &info->a_row_sums_stride, &strides.a_row_sums)) return s;
+    if (scaledMMStatus_t s =
+            check_integers("a_row_sums", every_row, {SCALED_MM_DTYPE_INT32}, *t.a_row_sums, &info->a_row_sums_stride, &strides.a_row_sums))
+      return s;
   }
   if (t.b_column_sums) {
     info->has_b_column_sums = true;
-    if (scaledMMStatus_t s = check_integers("b_column_sums", every_column, {SCALED_MM_DTYPE_INT32}, *t.b_column_sums,
-                                            &info->b_column_sums_stride, &strides.b_column_sums)) return s;
+    if (scaledMMStatus_t s = check_integers("b_column_sums", every_column, {SCALED_MM_DTYPE_INT32}, *t.b_column_sums, &info->b_column_sums_stride,
+                                            &strides.b_column_sums))
+      return s;
   }
 
   // |a - za| <= 255 with a zero point in -128..127 and 128 without one; the sum of K products must stay below 2^31.
   const int64_t largest = (info->has_a_zero_point ? 255 : 128) * (info->has_b_zero_point ? 255 : 128);
   const int64_t bound = (int64_t(1) << 31) - 1;
   if (one_sum && info->K > bound / largest) {
-    return fail(SCALED_MM_STATUS_OVERFLOW,
-                "a: expected K <= %lld, beyond which a 32-bit accumulator is not exact %s, got K = %lld",
+    return fail(SCALED_MM_STATUS_OVERFLOW, "a: expected K <= %lld, beyond which a 32-bit accumulator is not exact %s, got K = %lld",
                 static_cast<long long>(bound / largest),
                 (info->has_a_zero_point || info->has_b_zero_point) ? "with the zero points given" : "without zero points", K);
   }
@@ -142,7 +142,7 @@ scaledMMStatus_t validate_gemm(const GemmTensors& t, ProductInfo* info, bool one
   info->out_alignment = t.out->alignment;
   info->constant_b = (t.b->flags & SCALED_MM_TENSOR_CONSTANT) != 0;
   if (info->batch <= 1) {
-    strides = {};  // an empty batch has none either
+    strides = {}; // an empty batch has none either
   } else if (!info->empty()) {
     fold_batch(info);
   }
@@ -163,7 +163,7 @@ int64_t column_term_batches(const ProductInfo& info) {
 }
 
 class Gemm : public Problem {
- public:
+public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
     if (scaledMMStatus_t s = check_no_option(option)) return s;
     if (scaledMMStatus_t s = validate_gemm({t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]}, &info)) return s;
@@ -172,7 +172,7 @@ class Gemm : public Problem {
     info.row_terms_batch_stride = row_batches > 1 ? int32_t(info.M) : 0;
     info.col_terms_batch_stride = column_batches > 1 ? int32_t(info.N) : 0;
     if (info.has_a_zero_point || info.has_b_zero_point) {
-      column_terms_offset = (row_batches * info.M + 1) / 2 * 4;  // they start on 16 bytes
+      column_terms_offset = (row_batches * info.M + 1) / 2 * 4; // they start on 16 bytes
       terms_bytes = size_t(4) * column_terms_offset + size_t(8) * column_batches * info.N;
     }
     return SCALED_MM_STATUS_SUCCESS;
@@ -203,8 +203,8 @@ constexpr OperandSpec kOperands[] = {
     {"b_column_sums", offsetof(GemmLaunch, b_column_sums)},
 };
 
-}  // namespace
+} // namespace
 
 const ProblemKind kGemm = {"GEMM", "", std::size(kOperands), kOperands, true, make_problem<Gemm>};
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

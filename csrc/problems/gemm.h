@@ -13,4 +13,4 @@ struct GemmTensors {
 // one_sum: all of K is added up in one 32-bit integer, which bounds K.
 scaledMMStatus_t validate_gemm(const GemmTensors& tensors, ProductInfo* info, bool one_sum = true);
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

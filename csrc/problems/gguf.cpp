@@ -9,7 +9,7 @@
 namespace scaled_mm {
 namespace {
 
-constexpr int64_t kBlock = 32;  // values
+constexpr int64_t kBlock = 32; // values
 
 long long number(int64_t value) { return static_cast<long long>(value); }
 
@@ -26,7 +26,7 @@ scaledMMStatus_t check_blocks(const char* name, const scaledMMTensorDesc_t& t) {
 }
 
 class Gguf : public Problem {
- public:
+public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
     info.batch = 1;
     info.blocks = &blocks_;
@@ -44,7 +44,7 @@ class Gguf : public Problem {
 
   BucketKey bucket() const override { return {info.M, info.N, info.K, mode_ == SCALED_MM_BLOCK_W4A8 ? SCALED_MM_BUCKET_Q8_1 : 0}; }
 
-  const char* misfit(const RowNeeds&) const override { return nullptr; }  // such a row takes any operands
+  const char* misfit(const RowNeeds&) const override { return nullptr; } // such a row takes any operands
 
   scaledMMStatus_t workspace(const Kernel& kernel, size_t* bytes) const override {
     *bytes = 0;
@@ -59,7 +59,7 @@ class Gguf : public Problem {
 
   const char* mode() const override { return mode_ == SCALED_MM_BLOCK_W4A8 ? "w4a8 " : "w4a16 "; }
 
- private:
+private:
   scaledMMStatus_t check_weight(const scaledMMTensorDesc_t* t);
   scaledMMStatus_t check_activation(const scaledMMTensorDesc_t* t);
   scaledMMStatus_t check_out(const scaledMMTensorDesc_t* t);
@@ -72,13 +72,14 @@ class Gguf : public Problem {
     blocks_.quantize = mode == SCALED_MM_BLOCK_W4A8 && blocks_.activation != SCALED_MM_DTYPE_Q8_1;
   }
 
-  int32_t mode_ = SCALED_MM_BLOCK_AUTO;  // scaledMMBlockMode_t
+  int32_t mode_ = SCALED_MM_BLOCK_AUTO; // scaledMMBlockMode_t
   BlockOperands blocks_{};
 };
 
 scaledMMStatus_t Gguf::check_weight(const scaledMMTensorDesc_t* t) {
-  if (scaledMMStatus_t s = check_operand("weight", "[M, K]", {SCALED_MM_DTYPE_Q4_0, SCALED_MM_DTYPE_Q4_1, SCALED_MM_DTYPE_Q5_0,
-                                         SCALED_MM_DTYPE_Q5_1, SCALED_MM_DTYPE_Q8_0}, 2, t)) return s;
+  if (scaledMMStatus_t s = check_operand(
+          "weight", "[M, K]", {SCALED_MM_DTYPE_Q4_0, SCALED_MM_DTYPE_Q4_1, SCALED_MM_DTYPE_Q5_0, SCALED_MM_DTYPE_Q5_1, SCALED_MM_DTYPE_Q8_0}, 2, t))
+    return s;
   if (scaledMMStatus_t s = check_blocks("weight", *t)) return s;
   info.N = t->shape[0];
   info.K = t->shape[1];
@@ -97,8 +98,9 @@ scaledMMStatus_t Gguf::check_weight(const scaledMMTensorDesc_t* t) {
 }
 
 scaledMMStatus_t Gguf::check_activation(const scaledMMTensorDesc_t* t) {
-  if (scaledMMStatus_t s = check_operand("activation", "[N, K]", {SCALED_MM_DTYPE_Q8_1, SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
-                                         SCALED_MM_DTYPE_FLOAT32}, 2, t)) return s;
+  if (scaledMMStatus_t s = check_operand("activation", "[N, K]",
+                                         {SCALED_MM_DTYPE_Q8_1, SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32}, 2, t))
+    return s;
   const bool blocks = t->dtype == SCALED_MM_DTYPE_Q8_1;
   if (blocks) {
     if (scaledMMStatus_t s = check_blocks("activation", *t)) return s;
@@ -115,8 +117,8 @@ scaledMMStatus_t Gguf::check_activation(const scaledMMTensorDesc_t* t) {
 }
 
 scaledMMStatus_t Gguf::check_out(const scaledMMTensorDesc_t* t) {
-  if (scaledMMStatus_t s = check_operand("out", "[M, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32},
-                                         2, t)) return s;
+  if (scaledMMStatus_t s = check_operand("out", "[M, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32}, 2, t))
+    return s;
   if (t->shape[0] != info.N || t->shape[1] != info.M) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [M, N] = [%lld, %lld], got %s", number(info.N), number(info.M),
                 tensor_shape(*t).c_str());
@@ -165,8 +167,8 @@ constexpr OperandSpec kOperands[] = {
     {"bias", offsetof(GemmLaunch, bias)},
 };
 
-}  // namespace
+} // namespace
 
 const ProblemKind kGguf = {"block GEMM", "block ", std::size(kOperands), kOperands, false, make_problem<Gguf>};
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -37,7 +37,8 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
   if (t.ndim == 3 && t.shape[2] == 1 && t.shape[1] == N) along = 1;
   if (!per_expert || along == -2) {
     const std::string e = std::to_string(E), n = std::to_string(N);
-    const std::string forms = "one value, [" + e + "], [" + e + ", 1, 1], [" + e + ", " + n + "], [" + e + ", 1, " + n + "] or [" + e + ", " + n + ", 1]";
+    const std::string forms =
+        "one value, [" + e + "], [" + e + ", 1, 1], [" + e + ", " + n + "], [" + e + ", 1, " + n + "] or [" + e + ", " + n + ", 1]";
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b_scale: expected %s (E = %s, N = %s), got %s", forms.c_str(), e.c_str(), n.c_str(),
                 tensor_shape(t).c_str());
   }
@@ -47,7 +48,7 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
 }
 
 class Grouped : public Problem {
- public:
+public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
     if (scaledMMStatus_t s = check_no_option(option)) return s;
     return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6]});
@@ -70,27 +71,28 @@ class Grouped : public Problem {
     return SCALED_MM_STATUS_SUCCESS;
   }
 
- private:
+private:
   scaledMMStatus_t validate(const GroupedTensors& t);
 
   Groups groups_{};
 };
 
 scaledMMStatus_t Grouped::validate(const GroupedTensors& t) {
-  if (scaledMMStatus_t s = check_operand("out", "[tokens, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16,
-                                         SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, 2, t.out)) return s;
+  if (scaledMMStatus_t s = check_operand(
+          "out", "[tokens, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, 2, t.out))
+    return s;
   if (scaledMMStatus_t s = check_operand("a", "[tokens, K]", {SCALED_MM_DTYPE_INT8}, 2, t.a)) return s;
   if (scaledMMStatus_t s = check_operand("b", "[E, K, N]", {SCALED_MM_DTYPE_INT8}, 3, t.b)) return s;
   if (scaledMMStatus_t s = check_operand("expert_offsets", "[E]", {SCALED_MM_DTYPE_INT32}, 1, t.expert_offsets)) return s;
-    const int64_t E = t.b->shape[0], K = t.b->shape[1], N = t.b->shape[2];
+  const int64_t E = t.b->shape[0], K = t.b->shape[1], N = t.b->shape[2];
   groups_.experts = E;
   if (K != t.a->shape[1]) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b: expected [E, K, N] with K = %lld as in a [tokens, K], got %s",
                 static_cast<long long>(t.a->shape[1]), tensor_shape(*t.b).c_str());
   }
   if (t.expert_offsets->shape[0] != E) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "expert_offsets: expected [E] = [%lld] as in b [E, K, N], got %s",
-                static_cast<long long>(E), tensor_shape(*t.expert_offsets).c_str());
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "expert_offsets: expected [E] = [%lld] as in b [E, K, N], got %s", static_cast<long long>(E),
+                tensor_shape(*t.expert_offsets).c_str());
   }
   if (E > 1 && t.expert_offsets->strides[0] != 1) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "expert_offsets: expected a contiguous tensor, got stride %lld",
@@ -116,11 +118,12 @@ scaledMMStatus_t Grouped::validate(const GroupedTensors& t) {
     bias = of_one_expert(*t.bias);
     groups_.bias_stride = E > 1 ? t.bias->strides[0] : 0;
   }
-  if (scaledMMStatus_t s = validate_gemm({t.out, t.a, &b, t.a_scale, t.b_scale ? &b_scale : nullptr, t.bias ? &bias : nullptr, nullptr, nullptr,
-                                          nullptr, nullptr}, &info)) return s;
+  if (scaledMMStatus_t s = validate_gemm(
+          {t.out, t.a, &b, t.a_scale, t.b_scale ? &b_scale : nullptr, t.bias ? &bias : nullptr, nullptr, nullptr, nullptr, nullptr}, &info))
+    return s;
   info.b_scale_stride = b_scale_stride_n;
   info.groups = &groups_;
-  info.constant_b = false;  // no grouped row reads weights early
+  info.constant_b = false; // no grouped row reads weights early
   variant = info.out_dtype;
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -135,8 +138,8 @@ constexpr OperandSpec kOperands[] = {
     {"expert_offsets", offsetof(GemmLaunch, expert_offsets)},
 };
 
-}  // namespace
+} // namespace
 
 const ProblemKind kGrouped = {"grouped GEMM", "grouped ", std::size(kOperands), kOperands, false, make_problem<Grouped>};
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -8,4 +8,4 @@ namespace scaled_mm {
 const ProblemKind* const kProblemKinds[] = {&kGemm, &kGrouped, &kBlockScaled, &kGguf};
 const int32_t kNumProblemKinds = std::size(kProblemKinds);
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -7,4 +7,4 @@ namespace scaled_mm {
 
 extern const ProblemKind kGemm, kGrouped, kBlockScaled, kGguf;
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

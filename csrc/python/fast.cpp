@@ -50,16 +50,16 @@ struct DLPackExchangeAPI {
 const DLPackExchangeAPI* api = nullptr;
 PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
-PyObject* is_neg = nullptr;             // the name of the method
-PyObject* requires_grad = nullptr;      // the name of the attribute
-PyObject* is_inference = nullptr;       // the name of the method
-PyObject* is_inference_mode_enabled = nullptr;  // torch's function
-PyObject* increment_version = nullptr;  // torch's function: autograd is told that a tensor it may have kept has changed
+PyObject* is_neg = nullptr;                    // the name of the method
+PyObject* requires_grad = nullptr;             // the name of the attribute
+PyObject* is_inference = nullptr;              // the name of the method
+PyObject* is_inference_mode_enabled = nullptr; // torch's function
+PyObject* increment_version = nullptr;         // torch's function: autograd is told that a tensor it may have kept has changed
 
 constexpr int kOperands = 10;
-constexpr const char* kNames[kOperands] = {"out",  "a",            "b",            "a_scale",    "b_scale",
-                                           "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums"};
-constexpr int kRunOperands = 6;  // those that a product without zero points has
+constexpr const char* kNames[kOperands] = {"out",          "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "a_row_sums",
+                                           "b_column_sums"};
+constexpr int kRunOperands = 6; // those that a product without zero points has
 constexpr int kB = 2;
 
 struct Operands {
@@ -84,7 +84,7 @@ Answer read_tensor(PyObject* object, DLTensor* t) {
   // Exactly a tensor or a parameter: a subclass may mean something else by its data.
   if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type) return Answer::kNotMine;
   if (api->dltensor_from_py_object_no_sync(object, t) != 0) {
-    PyErr_Clear();  // sparse, meta, batched ...: the operator names it
+    PyErr_Clear(); // sparse, meta, batched ...: the operator names it
     return Answer::kNotMine;
   }
   // DLPack lets the strides of a contiguous tensor be null; torch writes them.
@@ -111,8 +111,8 @@ Answer read_operands(PyObject* const* objects, int count, int32_t device, Operan
     if (Answer answer = read_tensor(objects[i], &t); answer != Answer::kFine) return answer;
     if (t.device.type != kDLCUDA) return Answer::kNotMine;
     if (t.device.id != device) {
-      const std::string message = std::string(kNames[i]) + ": expected a tensor on cuda:" + std::to_string(device) +
-                                  ", got one on cuda:" + std::to_string(t.device.id);
+      const std::string message =
+          std::string(kNames[i]) + ": expected a tensor on cuda:" + std::to_string(device) + ", got one on cuda:" + std::to_string(t.device.id);
       scaledMMSetLastError(SCALED_MM_STATUS_BAD_TENSOR_DEVICE, message.c_str());
       return Answer::kRefused;
     }
@@ -135,9 +135,7 @@ Answer read_operands(PyObject* const* objects, int count, int32_t device, Operan
 }
 
 // None for success: the caller compares identities.
-PyObject* status_object(scaledMMStatus_t status) {
-  return status == SCALED_MM_STATUS_SUCCESS ? Py_NewRef(Py_None) : PyLong_FromLong(status);
-}
+PyObject* status_object(scaledMMStatus_t status) { return status == SCALED_MM_STATUS_SUCCESS ? Py_NewRef(Py_None) : PyLong_FromLong(status); }
 
 PyObject* not_mine() { return Py_NewRef(Py_NotImplemented); }
 
@@ -147,20 +145,19 @@ scaledMMStatus_t launch(scaledMMDescriptor_t descriptor, const Operands& o, void
 
 // Other Python threads run meanwhile: a launch waits when the queue is full, and a kernel may have to be compiled first.
 class WithoutInterpreter {
- public:
+public:
   WithoutInterpreter() : state_(PyEval_SaveThread()) {}
   ~WithoutInterpreter() { PyEval_RestoreThread(state_); }
   WithoutInterpreter(const WithoutInterpreter&) = delete;
   WithoutInterpreter& operator=(const WithoutInterpreter&) = delete;
 
- private:
+private:
   PyThreadState* state_;
 };
 
 scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stream, bool* needs_workspace) {
   scaledMMDescriptor_t descriptor = nullptr;
-  scaledMMStatus_t status =
-      scaledMMCreateDescriptor(handle, &descriptor, SCALED_MM_GEMM, o.present, kOperands, 0, nullptr);
+  scaledMMStatus_t status = scaledMMCreateDescriptor(handle, &descriptor, SCALED_MM_GEMM, o.present, kOperands, 0, nullptr);
   if (status != SCALED_MM_STATUS_SUCCESS) return status;
   size_t workspace = 0;
   status = scaledMMGetWorkspaceSize(descriptor, &workspace);
@@ -222,7 +219,7 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (answer == Answer::kFine) {
       int64_t elements = 1;
       for (int d = w.ndim - 1; d >= 0; --d) {
-        if (w.shape[d] != 1 && w.strides[d] != elements) return not_mine();  // not contiguous: the operator says so
+        if (w.shape[d] != 1 && w.strides[d] != elements) return not_mine(); // not contiguous: the operator says so
         elements *= w.shape[d];
       }
       if (w.device.type != kDLCUDA || w.device.id != device) return not_mine();
@@ -270,16 +267,17 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const WithoutInterpreter others_may_run;
     status = run_once(handle, o, stream, &needs_workspace);
   }
-  return needs_workspace ? not_mine() : status_object(status);  // a split-K row: the operator allocates it
+  return needs_workspace ? not_mine() : status_object(status); // a split-K row: the operator allocates it
 }
 
-// bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled) -> whether this torch has an exchange table that is understood here
+// bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled) -> whether this torch has an exchange table
+// that is understood here
 PyObject* bind(PyObject*, PyObject* args) {
   PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr, *mode = nullptr;
   if (!PyArg_ParseTuple(args, "O!O!OO", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment, &mode)) return nullptr;
   PyObject* capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
-    PyErr_Clear();  // a torch from before the table
+    PyErr_Clear(); // a torch from before the table
     Py_RETURN_FALSE;
   }
   // The table is a static object of torch's; the capsule need not outlive this call.
@@ -308,6 +306,6 @@ PyMethodDef methods[] = {
 
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "scaled_mm_fast", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-}  // namespace
+} // namespace
 
 PyMODINIT_FUNC PyInit_scaled_mm_fast(void) { return PyModule_Create(&module); }

@@ -62,12 +62,12 @@ int32_t code(const char* name, int64_t value) {
 
 Argument weight_argument(const Tensor& tensor, const Weight& weight, int32_t device) {
   if (weight.rows < 0 || weight.k < 0 || weight.k % kBlock) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "weight: expected rows and k of 0 or more, k a multiple of 32, got " +
-                                                 std::to_string(weight.rows) + " and " + std::to_string(weight.k));
+    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE,
+          "weight: expected rows and k of 0 or more, k a multiple of 32, got " + std::to_string(weight.rows) + " and " + std::to_string(weight.k));
   }
-  if (weight.rows > INT32_MAX || weight.k > INT32_MAX) {  // before anything is reckoned from them
-    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "weight: expected rows and k of at most 2147483647, got " + std::to_string(weight.rows) +
-                                                 " and " + std::to_string(weight.k));
+  if (weight.rows > INT32_MAX || weight.k > INT32_MAX) { // before anything is reckoned from them
+    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE,
+          "weight: expected rows and k of at most 2147483647, got " + std::to_string(weight.rows) + " and " + std::to_string(weight.k));
   }
   if (weight.format == SCALED_MM_DTYPE_Q8_1 || scaledMMGetBlockBytes(weight.format) == 0) {
     raise(SCALED_MM_STATUS_BAD_PARAM, "fmt: expected the scaledMMDtype_t of a weight's format, got " + std::to_string(weight.format));
@@ -75,8 +75,9 @@ Argument weight_argument(const Tensor& tensor, const Weight& weight, int32_t dev
   const int64_t blocks = weight.k / kBlock;
   Argument given;
   if (weight.packed) {
-    given = bytes_argument("weight", tensor, device, {ceil_div(weight.rows, kTileRows), ceil_div(blocks, kTileBlocks),
-                                                      kTileRows * kTileBlocks * scaledMMGetBlockBytes(weight.format)});
+    given = bytes_argument(
+        "weight", tensor, device,
+        {ceil_div(weight.rows, kTileRows), ceil_div(blocks, kTileBlocks), kTileRows * kTileBlocks * scaledMMGetBlockBytes(weight.format)});
     check_contiguous("weight", tensor);
     given.desc.dtype = weight.format;
     given.desc.ndim = 2;
@@ -106,8 +107,8 @@ void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* workspa
 // Plan, run, forget.
 void run_once(const Operands& o, int32_t mode, int32_t device) {
   scaledMMDescriptor_t descriptor = nullptr;
-  check(scaledMMCreateBlockGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.weight.get(), o.activation.get(), o.bias.get(),
-                                          mode, nullptr));
+  check(scaledMMCreateBlockGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.weight.get(), o.activation.get(), o.bias.get(), mode,
+                                          nullptr));
   struct Owner {
     scaledMMDescriptor_t descriptor;
     ~Owner() { scaledMMDestroyDescriptor(descriptor); }
@@ -121,8 +122,8 @@ void run_once(const Operands& o, int32_t mode, int32_t device) {
   calculate(descriptor, o, workspace.data_ptr(), bytes, stream);
 }
 
-Tensor block_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t fmt, int64_t rows, int64_t k, bool packed,
-                  bool constant_weight, torch::headeronly::ScalarType out_dtype, int64_t mode, bool transposed_out) {
+Tensor block_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t fmt, int64_t rows, int64_t k, bool packed, bool constant_weight,
+                  torch::headeronly::ScalarType out_dtype, int64_t mode, bool transposed_out) {
   const int32_t device = device_of(weight, "weight");
   Operands o = {{},
                 weight_argument(weight, {code("fmt", fmt), rows, k, packed, constant_weight}, device),
@@ -130,20 +131,18 @@ Tensor block_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t
                 argument("bias", bias, device)};
   const int32_t dtype = to_dtype(int32_t(out_dtype));
   if (dtype != SCALED_MM_DTYPE_FLOAT16 && dtype != SCALED_MM_DTYPE_BFLOAT16 && dtype != SCALED_MM_DTYPE_FLOAT32) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE,
-          std::string("out_dtype: expected float16, bfloat16 or float32, got ") + dtype_text(int32_t(out_dtype)));
+    raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, std::string("out_dtype: expected float16, bfloat16 or float32, got ") + dtype_text(int32_t(out_dtype)));
   }
   // Enough to size the output; everything else is the core's to check.
   if (o.activation.desc.ndim != 2) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE,
-          "activation: expected 2 dimensions [N, K], got " + std::to_string(o.activation.desc.ndim));
+    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "activation: expected 2 dimensions [N, K], got " + std::to_string(o.activation.desc.ndim));
   }
   const int64_t tokens = o.activation.desc.shape[0];
   const int64_t sizes[2] = {transposed_out ? tokens : rows, transposed_out ? rows : tokens};
   const int64_t strides[2] = {sizes[1] > 0 ? sizes[1] : 1, 1};
   Tensor out = empty(2, sizes, strides, int32_t(out_dtype), device);
   o.out = argument("out", out, device);
-  if (transposed_out) {  // to the core it is [M, N] all the same
+  if (transposed_out) { // to the core it is [M, N] all the same
     std::swap(o.out.desc.shape[0], o.out.desc.shape[1]);
     std::swap(o.out.desc.strides[0], o.out.desc.strides[1]);
   }
@@ -152,8 +151,8 @@ Tensor block_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t
 }
 
 // `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
-void block_calculate(int64_t descriptor, Tensor out, Tensor weight, Tensor activation, OptionalTensor bias, OptionalTensor workspace,
-                     int64_t fmt, int64_t rows, int64_t k, bool packed, int64_t stream) {
+void block_calculate(int64_t descriptor, Tensor out, Tensor weight, Tensor activation, OptionalTensor bias, OptionalTensor workspace, int64_t fmt,
+                     int64_t rows, int64_t k, bool packed, int64_t stream) {
   auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
   check(scaledMMGetDevice(plan, &device_type, &device));
@@ -172,7 +171,7 @@ void block_calculate(int64_t descriptor, Tensor out, Tensor weight, Tensor activ
   calculate(plan, o, memory, bytes, stream == -1 ? current_stream(device) : reinterpret_cast<void*>(stream));
 }
 
-}  // namespace
+} // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(scaled_mm, CUDA, m) {
   m.impl("block_gemm", TORCH_BOX(&block_gemm));

@@ -11,15 +11,15 @@ struct Operands {
 
 // No kernel asks for a workspace: scaledMMGetWorkspaceSize answers 0.
 void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* stream) {
-  check(scaledMMCalculateBlockScaledGemm(descriptor, nullptr, 0, o.out.data, o.a.data, o.b.data, o.a_scale.data, o.b_scale.data,
-                                         o.bias.data, stream));
+  check(
+      scaledMMCalculateBlockScaledGemm(descriptor, nullptr, 0, o.out.data, o.a.data, o.b.data, o.a_scale.data, o.b_scale.data, o.bias.data, stream));
 }
 
 // Plan, run, forget.
 void run_once(const Operands& o, int32_t device) {
   scaledMMDescriptor_t descriptor = nullptr;
-  check(scaledMMCreateBlockScaledGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(),
-                                                o.b_scale.get(), o.bias.get(), nullptr));
+  check(scaledMMCreateBlockScaledGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(),
+                                                o.bias.get(), nullptr));
   struct Owner {
     scaledMMDescriptor_t descriptor;
     ~Owner() { scaledMMDestroyDescriptor(descriptor); }
@@ -38,8 +38,7 @@ Operands inputs(const Tensor& a, const Tensor& b, const Tensor& a_scale, const T
 
 void check_matrix(const char* name, const char* shape, const Argument& given) {
   if (given.desc.ndim == 2) return;
-  raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE,
-        std::string(name) + ": expected 2 dimensions " + shape + ", got " + std::to_string(given.desc.ndim));
+  raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, std::string(name) + ": expected 2 dimensions " + shape + ", got " + std::to_string(given.desc.ndim));
 }
 
 Tensor block_scaled_mm(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, OptionalTensor bias, torch::headeronly::ScalarType out_dtype) {
@@ -47,8 +46,7 @@ Tensor block_scaled_mm(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Optio
   Operands o = inputs(a, b, a_scale, b_scale, bias, device);
   const int32_t dtype = to_dtype(int32_t(out_dtype));
   if (dtype != SCALED_MM_DTYPE_FLOAT16 && dtype != SCALED_MM_DTYPE_BFLOAT16 && dtype != SCALED_MM_DTYPE_FLOAT32) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE,
-          std::string("out_dtype: expected float16, bfloat16 or float32, got ") + dtype_text(int32_t(out_dtype)));
+    raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, std::string("out_dtype: expected float16, bfloat16 or float32, got ") + dtype_text(int32_t(out_dtype)));
   }
   // Enough to size the output; everything else is the core's to check.
   check_matrix("a", "[M, K]", o.a);
@@ -69,8 +67,7 @@ void block_scaled_mm_out(Tensor out, Tensor a, Tensor b, Tensor a_scale, Tensor 
 }
 
 // `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
-void block_scaled_calculate(int64_t descriptor, Tensor out, Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, OptionalTensor bias,
-                            int64_t stream) {
+void block_scaled_calculate(int64_t descriptor, Tensor out, Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, OptionalTensor bias, int64_t stream) {
   auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
   check(scaledMMGetDevice(plan, &device_type, &device));
@@ -81,7 +78,7 @@ void block_scaled_calculate(int64_t descriptor, Tensor out, Tensor a, Tensor b, 
   calculate(plan, o, stream == -1 ? current_stream(device) : reinterpret_cast<void*>(stream));
 }
 
-}  // namespace
+} // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(scaled_mm, CUDA, m) {
   m.impl("block_scaled_mm", TORCH_BOX(&block_scaled_mm));

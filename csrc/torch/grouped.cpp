@@ -10,15 +10,15 @@ struct Operands {
 };
 
 void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
-  check(scaledMMCalculateGroupedGemm(descriptor, workspace, workspace_size, o.out.data, o.a.data, o.b.data, o.a_scale.data,
-                                     o.b_scale.data, o.bias.data, o.expert_offsets.data, stream));
+  check(scaledMMCalculateGroupedGemm(descriptor, workspace, workspace_size, o.out.data, o.a.data, o.b.data, o.a_scale.data, o.b_scale.data,
+                                     o.bias.data, o.expert_offsets.data, stream));
 }
 
 // Plan, run, forget.
 void run_once(const Operands& o, int32_t device) {
   scaledMMDescriptor_t descriptor = nullptr;
-  check(scaledMMCreateGroupedGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(),
-                                            o.b_scale.get(), o.bias.get(), o.expert_offsets.get(), nullptr));
+  check(scaledMMCreateGroupedGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(),
+                                            o.bias.get(), o.expert_offsets.get(), nullptr));
   struct Owner {
     scaledMMDescriptor_t descriptor;
     ~Owner() { scaledMMDestroyDescriptor(descriptor); }
@@ -32,8 +32,8 @@ void run_once(const Operands& o, int32_t device) {
   calculate(descriptor, o, workspace.data_ptr(), bytes, stream);
 }
 
-Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale, const OptionalTensor& b_scale,
-                const Tensor& expert_offsets, const OptionalTensor& bias, int32_t device) {
+Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale, const OptionalTensor& b_scale, const Tensor& expert_offsets,
+                const OptionalTensor& bias, int32_t device) {
   return {{},
           argument("a", a, device),
           argument("b", b, device),
@@ -45,12 +45,12 @@ Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale,
 
 void check_dims(const char* name, int32_t ndim, const char* shape, const Argument& given) {
   if (given.desc.ndim == ndim) return;
-  raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, std::string(name) + ": expected " + std::to_string(ndim) + " dimensions " + shape +
-                                               ", got " + std::to_string(given.desc.ndim));
+  raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE,
+        std::string(name) + ": expected " + std::to_string(ndim) + " dimensions " + shape + ", got " + std::to_string(given.desc.ndim));
 }
 
-Tensor grouped_scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, Tensor expert_offsets,
-                         OptionalTensor bias, torch::headeronly::ScalarType out_dtype) {
+Tensor grouped_scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, Tensor expert_offsets, OptionalTensor bias,
+                         torch::headeronly::ScalarType out_dtype) {
   const int32_t device = device_of(a);
   Operands o = inputs(a, b, a_scale, b_scale, expert_offsets, bias, device);
   if (to_dtype(int32_t(out_dtype)) < 0 || out_dtype == torch::headeronly::ScalarType::Char) {
@@ -77,14 +77,15 @@ void grouped_scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scal
 }
 
 // `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
-void grouped_calculate(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale,
-                       Tensor expert_offsets, OptionalTensor bias, OptionalTensor workspace, int64_t stream) {
+void grouped_calculate(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, Tensor expert_offsets,
+                       OptionalTensor bias, OptionalTensor workspace, int64_t stream) {
   auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
   check(scaledMMGetDevice(plan, &device_type, &device));
   Operands o = inputs(a, b, a_scale, b_scale, expert_offsets, bias, device);
   o.out = argument("out", out, device);
-  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get(), o.expert_offsets.get()};
+  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(),           o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get(),
+                                                 o.expert_offsets.get()};
   check(scaledMMCheckTensors(plan, SCALED_MM_GROUPED_GEMM, tensors, int32_t(std::size(tensors))));
   size_t bytes = 0;
   void* memory = nullptr;
@@ -97,7 +98,7 @@ void grouped_calculate(int64_t descriptor, Tensor out, Tensor a, Tensor b, Optio
   calculate(plan, o, memory, bytes, stream == -1 ? current_stream(device) : reinterpret_cast<void*>(stream));
 }
 
-}  // namespace
+} // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(scaled_mm, CUDA, m) {
   m.impl("grouped_scaled_mm", TORCH_BOX(&grouped_scaled_mm));

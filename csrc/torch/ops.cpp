@@ -11,17 +11,15 @@ struct Operands {
 };
 
 void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
-  check(scaledMMCalculateGemm(descriptor, workspace, workspace_size, o.out.data, o.a.data, o.b.data, o.a_scale.data,
-                              o.b_scale.data, o.bias.data, o.a_zero_point.data, o.b_zero_point.data,
-                              o.a_row_sums.data, o.b_column_sums.data, stream));
+  check(scaledMMCalculateGemm(descriptor, workspace, workspace_size, o.out.data, o.a.data, o.b.data, o.a_scale.data, o.b_scale.data, o.bias.data,
+                              o.a_zero_point.data, o.b_zero_point.data, o.a_row_sums.data, o.b_column_sums.data, stream));
 }
 
 // Plan, run, forget: the descriptor's validation and dispatch without its reuse.
 void run_once(const Operands& o, int32_t device) {
   scaledMMDescriptor_t descriptor = nullptr;
-  check(scaledMMCreateGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(),
-                                     o.b_scale.get(), o.bias.get(), o.a_zero_point.get(), o.b_zero_point.get(),
-                                     o.a_row_sums.get(), o.b_column_sums.get(), nullptr));
+  check(scaledMMCreateGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(),
+                                     o.bias.get(), o.a_zero_point.get(), o.b_zero_point.get(), o.a_row_sums.get(), o.b_column_sums.get(), nullptr));
   struct Owner {
     scaledMMDescriptor_t descriptor;
     ~Owner() { scaledMMDestroyDescriptor(descriptor); }
@@ -35,9 +33,9 @@ void run_once(const Operands& o, int32_t device) {
   calculate(descriptor, o, workspace.data_ptr(), bytes, stream);
 }
 
-Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale, const OptionalTensor& b_scale,
-                const OptionalTensor& bias, const OptionalTensor& a_zero_point, const OptionalTensor& b_zero_point,
-                const OptionalTensor& a_row_sums, const OptionalTensor& b_column_sums, int32_t device) {
+Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale, const OptionalTensor& b_scale, const OptionalTensor& bias,
+                const OptionalTensor& a_zero_point, const OptionalTensor& b_zero_point, const OptionalTensor& a_row_sums,
+                const OptionalTensor& b_column_sums, int32_t device) {
   return {{},
           argument("a", a, device),
           argument("b", b, device),
@@ -53,15 +51,14 @@ Operands inputs(const Tensor& a, const Tensor& b, const OptionalTensor& a_scale,
 // Products in an operand; a matrix is one.
 int64_t batch_of(const char* name, const char* shape, const scaledMMTensorDesc_t& desc) {
   if (desc.ndim != 2 && desc.ndim != 3) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE,
-          std::string(name) + ": expected 2 dimensions " + shape + ", got " + std::to_string(desc.ndim));
+    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, std::string(name) + ": expected 2 dimensions " + shape + ", got " + std::to_string(desc.ndim));
   }
   return desc.ndim == 3 ? desc.shape[0] : 1;
 }
 
-Tensor scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias,
-                 OptionalTensor a_zero_point, OptionalTensor b_zero_point, torch::headeronly::ScalarType out_dtype,
-                 OptionalTensor a_row_sums, OptionalTensor b_column_sums, bool constant_b) {
+Tensor scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias, OptionalTensor a_zero_point,
+                 OptionalTensor b_zero_point, torch::headeronly::ScalarType out_dtype, OptionalTensor a_row_sums, OptionalTensor b_column_sums,
+                 bool constant_b) {
   const int32_t device = device_of(a);
   Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
   if (constant_b) o.b.desc.flags = SCALED_MM_TENSOR_CONSTANT;
@@ -81,9 +78,8 @@ Tensor scaled_mm(Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_sc
   return out;
 }
 
-void scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias,
-                   OptionalTensor a_zero_point, OptionalTensor b_zero_point, OptionalTensor a_row_sums,
-                   OptionalTensor b_column_sums, bool constant_b) {
+void scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias, OptionalTensor a_zero_point,
+                   OptionalTensor b_zero_point, OptionalTensor a_row_sums, OptionalTensor b_column_sums, bool constant_b) {
   const int32_t device = device_of(a);
   Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
   if (constant_b) o.b.desc.flags = SCALED_MM_TENSOR_CONSTANT;
@@ -92,15 +88,24 @@ void scaled_mm_out(Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, Optio
 }
 
 // `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
-void calculate_op(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale,
-                  OptionalTensor bias, OptionalTensor a_zero_point, OptionalTensor b_zero_point, OptionalTensor workspace,
-                  int64_t stream, OptionalTensor a_row_sums, OptionalTensor b_column_sums) {
+void calculate_op(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTensor a_scale, OptionalTensor b_scale, OptionalTensor bias,
+                  OptionalTensor a_zero_point, OptionalTensor b_zero_point, OptionalTensor workspace, int64_t stream, OptionalTensor a_row_sums,
+                  OptionalTensor b_column_sums) {
   auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
   check(scaledMMGetDevice(plan, &device_type, &device));
   Operands o = inputs(a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums, device);
   o.out = argument("out", out, device);
-  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(), o.a.get(), o.b.get(), o.a_scale.get(), o.b_scale.get(), o.bias.get(), o.a_zero_point.get(), o.b_zero_point.get(), o.a_row_sums.get(), o.b_column_sums.get()};
+  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(),
+                                                 o.a.get(),
+                                                 o.b.get(),
+                                                 o.a_scale.get(),
+                                                 o.b_scale.get(),
+                                                 o.bias.get(),
+                                                 o.a_zero_point.get(),
+                                                 o.b_zero_point.get(),
+                                                 o.a_row_sums.get(),
+                                                 o.b_column_sums.get()};
   check(scaledMMCheckTensors(plan, SCALED_MM_GEMM, tensors, int32_t(std::size(tensors))));
   void* on = stream == -1 ? current_stream(device) : reinterpret_cast<void*>(stream);
   size_t bytes = 0;
@@ -114,7 +119,7 @@ void calculate_op(int64_t descriptor, Tensor out, Tensor a, Tensor b, OptionalTe
   calculate(plan, o, memory, bytes, on);
 }
 
-}  // namespace
+} // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(scaled_mm, CUDA, m) {
   m.impl("scaled_mm", TORCH_BOX(&scaled_mm));

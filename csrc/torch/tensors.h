@@ -37,12 +37,12 @@ inline void check_torch(AOTITorchError error, const char* what) {
 inline int32_t to_dtype(int32_t torch_dtype) {
   // c10::ScalarType's numbers, which are part of torch's serialised formats.
   switch (torch_dtype) {
-    case 1: return SCALED_MM_DTYPE_INT8;
-    case 3: return SCALED_MM_DTYPE_INT32;
-    case 5: return SCALED_MM_DTYPE_FLOAT16;
-    case 6: return SCALED_MM_DTYPE_FLOAT32;
-    case 15: return SCALED_MM_DTYPE_BFLOAT16;
-    default: return -1;
+  case 1: return SCALED_MM_DTYPE_INT8;
+  case 3: return SCALED_MM_DTYPE_INT32;
+  case 5: return SCALED_MM_DTYPE_FLOAT16;
+  case 6: return SCALED_MM_DTYPE_FLOAT32;
+  case 15: return SCALED_MM_DTYPE_BFLOAT16;
+  default: return -1;
   }
 }
 
@@ -120,8 +120,8 @@ inline void check_contiguous(const char* name, const Tensor& tensor) {
   check_torch(aoti_torch_get_dim(tensor.get(), &ndim), "get_dim");
   check_torch(aoti_torch_get_sizes(tensor.get(), &sizes), "get_sizes");
   check_torch(aoti_torch_get_strides(tensor.get(), &strides), "get_strides");
-  raise(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, std::string(name) + ": expected a contiguous tensor, got strides " + list_text(strides, ndim) +
-                                                 " for shape " + list_text(sizes, ndim));
+  raise(SCALED_MM_STATUS_BAD_TENSOR_STRIDES,
+        std::string(name) + ": expected a contiguous tensor, got strides " + list_text(strides, ndim) + " for shape " + list_text(sizes, ndim));
 }
 
 inline int32_t device_of(const Tensor& a, const char* name = "a") {
@@ -145,7 +145,7 @@ inline scaledMMHandle_t handle_of(int32_t device) {
   if (handle == nullptr) {
     check(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CUDA, device, nullptr));
     scaledMMHandle_t expected = nullptr;
-    if (!handles[device].compare_exchange_strong(expected, handle)) {  // another thread was first
+    if (!handles[device].compare_exchange_strong(expected, handle)) { // another thread was first
       check(scaledMMDestroyHandle(handle));
       handle = expected;
     }
@@ -165,4 +165,4 @@ inline void* current_stream(int32_t device) {
   return stream;
 }
 
-}  // namespace scaled_mm_torch
+} // namespace scaled_mm_torch

@@ -103,8 +103,17 @@ def _c3x_rows() -> Iterator[KernelRow]:
         if prefetch and schedule == "pingpong":
             continue  # it has several tiles a block: the first one's loads are a small part
         early = early_weights(m, n, swap_ab, prefetch)
-        yield _row(generation="c3x", tile=[m, n, k], schedule=schedule, cluster=list(cluster), swap_ab=swap_ab, swizzle=swizzle,
-                   prefetch=prefetch, stages=stages, early_weights=early)  # fmt: skip
+        yield _row(
+            generation="c3x",
+            tile=[m, n, k],
+            schedule=schedule,
+            cluster=list(cluster),
+            swap_ab=swap_ab,
+            swizzle=swizzle,
+            prefetch=prefetch,
+            stages=stages,
+            early_weights=early,
+        )
 
 
 def _decode_rows() -> Iterator[KernelRow]:

@@ -32,9 +32,12 @@ class Measurer:
     """
 
     def __init__(
-        self, setup: dict[str, Any], command: Sequence[str] = WORKER, answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        self,
+        setup: dict[str, Any],
+        command: Sequence[str] = WORKER,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
         start_timeout_s: float = START_TIMEOUT_S,
-    ):  # fmt: skip
+    ):
         self._setup, self._command = setup, list(command)
         self._answer_timeout_s, self._start_timeout_s = answer_timeout_s, start_timeout_s
         self._child: subprocess.Popen[str] | None = None

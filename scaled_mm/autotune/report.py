@@ -86,8 +86,11 @@ def summary_lines(document: AutotuneDocument) -> list[str]:
     ]
     factors = [one.factor for one in plots.speedups(document)]
     if factors:
-        lines.insert(0, f"{geometric_mean(factors):.3f}x over the table before, geometric mean of {len(factors)} products; "
-                        f"from {min(factors):.2f}x to {max(factors):.2f}x.")  # fmt: skip
+        lines.insert(
+            0,
+            f"{geometric_mean(factors):.3f}x over the table before, geometric mean of {len(factors)} products; "
+            f"from {min(factors):.2f}x to {max(factors):.2f}x.",
+        )
     if document.ended:
         lines.append(f"Timing ended early: {document.ended}")
     return lines
@@ -155,11 +158,7 @@ def accuracy_text(accuracy: Accuracy) -> str:
 
 
 def _failures(document: AutotuneDocument) -> list[Block]:
-    lines = [
-        f"{cell.row} {cell.outcome} at {cell.M}x{cell.N}x{cell.K}: {cell.message}"
-        for cell in document.cells
-        if cell.outcome != "timed"
-    ]
+    lines = [f"{cell.row} {cell.outcome} at {cell.M}x{cell.N}x{cell.K}: {cell.message}" for cell in document.cells if cell.outcome != "timed"]
     lines += [f"{row} did not compile: {message}" for row, message in document.unbuilt.items()]
     return [Heading(2, "Failures"), Items(lines)] if lines else []
 

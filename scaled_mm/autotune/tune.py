@@ -149,9 +149,16 @@ class Run:
     """One run. `tune` is what to call."""
 
     def __init__(
-        self, base: TileTable, plan: Plan, settings: Settings, journal: Journal, kernels: Kernels, measurer: Measurer, progress: Progress,
+        self,
+        base: TileTable,
+        plan: Plan,
+        settings: Settings,
+        journal: Journal,
+        kernels: Kernels,
+        measurer: Measurer,
+        progress: Progress,
         clock: Callable[[], float] = time.monotonic,
-    ):  # fmt: skip
+    ):
         self.outcome = Outcome(plan)
         self._base, self._plan, self._settings, self._journal, self._kernels = base, plan, settings, journal, kernels
         self._measurer, self._progress, self._clock = measurer, progress, clock
@@ -249,9 +256,17 @@ class Run:
 
 
 def tune(
-    base: TileTable, products: Collection[Product], gpu: GpuFacts, settings: Settings, journal: Journal, kernels: Kernels,
-    measurer: Measurer, progress: Progress, clock: Callable[[], float] = time.monotonic, plan: Plan | None = None,
-) -> Outcome:  # fmt: skip
+    base: TileTable,
+    products: Collection[Product],
+    gpu: GpuFacts,
+    settings: Settings,
+    journal: Journal,
+    kernels: Kernels,
+    measurer: Measurer,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+    plan: Plan | None = None,
+) -> Outcome:
     """Tunes a table for some products; every cell is in the journal as soon as it is measured.
 
     A candidate that does not compile, crashes or hangs is an outcome. An interrupt passes through; the journal has what was measured.
@@ -272,13 +287,20 @@ def chosen_us(outcome: Outcome) -> Mapping[Product, float]:
 
 def product_record(
     case: Case | None, base: TileTable, choices: Mapping[Product, Choice], times: choose.Times, gpu: str, product: Product | None = None
-) -> ProductRecord:  # fmt: skip
+) -> ProductRecord:
     """The record of a case that was asked for, or of another `product`. gpu: the driver's name, for the roof."""
     M, N, K = product or (case.M, case.N, case.K)
     own = base.select(M, N, K, constant_b=True).row.name
     choice = choices.get((M, N, K))
     return ProductRecord(
-        shape=case.shape if case else f"{N}x{K}", M=M, N=N, K=K,
-        row=choice.row if choice else None, how=choice.how if choice else "none", us=choice.us if choice else None,
-        base_row=own, base_us=times.get((M, N, K), {}).get(own), roof_us=roof_us(M, N, K, gpu),
-    )  # fmt: skip
+        shape=case.shape if case else f"{N}x{K}",
+        M=M,
+        N=N,
+        K=K,
+        row=choice.row if choice else None,
+        how=choice.how if choice else "none",
+        us=choice.us if choice else None,
+        base_row=own,
+        base_us=times.get((M, N, K), {}).get(own),
+        roof_us=roof_us(M, N, K, gpu),
+    )

@@ -19,9 +19,7 @@ def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelRow], buckets: S
     """The table of one GPU model: `buckets` and their rows, and behind them all that the base has. rows: at least those that buckets name."""
     more = {bucket.kernel for bucket in buckets} - {row.name for row in base.rows}
     added = tuple(row for row in rows if row.name in more)
-    return base.model_copy(
-        update=dict(tuned=True, gpu=gpu, version=__version__, rows=(*base.rows, *added), buckets=(*buckets, *base.buckets))
-    )
+    return base.model_copy(update=dict(tuned=True, gpu=gpu, version=__version__, rows=(*base.rows, *added), buckets=(*buckets, *base.buckets)))
 
 
 def write_table(table: TileTable, path: Path, comment: Sequence[str]) -> TileTable:

@@ -131,12 +131,7 @@ def of_roof(case: CaseRecord) -> float | None:
 
 def failures(document: BenchDocument) -> list[tuple[CaseRecord, str, str]]:
     """(case, implementation, message) of everything that failed."""
-    return [
-        (case, name, result.failed)
-        for case in document.cases
-        for name, result in case.results.items()
-        if result.failed is not None
-    ]
+    return [(case, name, result.failed) for case in document.cases for name, result in case.results.items() if result.failed is not None]
 
 
 def wrong_cases(document: BenchDocument) -> list[CaseRecord]:

@@ -170,9 +170,7 @@ def _random_int8(rows: int, columns: int, device: torch.device, generator: torch
     return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device, generator=generator)
 
 
-def _random_scale(
-    shape: tuple[int, int], divisor: float, device: torch.device, generator: torch.Generator
-) -> torch.Tensor:
+def _random_scale(shape: tuple[int, int], divisor: float, device: torch.device, generator: torch.Generator) -> torch.Tensor:
     return (torch.rand(shape, device=device, generator=generator) + 0.5) / divisor
 
 

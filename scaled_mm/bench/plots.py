@@ -41,7 +41,7 @@ def unavailable() -> str | None:
         importlib.import_module("matplotlib.backends.backend_agg")
         importlib.import_module("matplotlib.figure")
     except ModuleNotFoundError as error:
-        return f"{error.name} is not installed; pip install \".[bench]\""
+        return f'{error.name} is not installed; pip install ".[bench]"'
     except Exception as error:  # whatever an extension module fails with: the measurements are worth more than their plots
         return f"matplotlib cannot be loaded in this process, {type(error).__name__}: {error}; `scaled-mm report DIR` draws them afterwards"
     return None
@@ -88,9 +88,7 @@ def speedup_figure(speedups: list[Speedup], against: str, document: BenchDocumen
                 color = "white" if abs(grid[y][x]) > 0.65 * reach else "black"
                 axes.text(x, y, f"{factors[shape, m]:.2f}", ha="center", va="center", fontsize=9, color=color)
     overall = analysis.geometric_mean(one.factor for one in speedups)
-    axes.set_title(
-        f"{document.environment.gpu}: speed-up, geometric mean {overall:.3f}x\nover {against}", fontsize=10, loc="left"
-    )
+    axes.set_title(f"{document.environment.gpu}: speed-up, geometric mean {overall:.3f}x\nover {against}", fontsize=10, loc="left")
     return figure
 
 

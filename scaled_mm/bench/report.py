@@ -258,9 +258,7 @@ def _recorded_section(document: BenchDocument, recorded: Recorded) -> list[Block
 def _overhead_table(document: BenchDocument) -> list[Block]:
     if not document.overhead:
         return []
-    rows = [
-        [f"`{one.name}`", f"failed: {one.failed}" if one.us is None else f"{one.us:.2f}"] for one in document.overhead
-    ]
+    rows = [[f"`{one.name}`", f"failed: {one.failed}" if one.us is None else f"{one.us:.2f}"] for one in document.overhead]
     what = "the whole call, there is no queue" if document.environment.arch == "cpu" else "the GPU's work not included"
     said = f"Microseconds per call on the host, {what}."
     return [Heading(2, "Host overhead"), Text(said), Table(["call", "µs"], rows, "lr")]
@@ -268,11 +266,7 @@ def _overhead_table(document: BenchDocument) -> list[Block]:
 
 def what_did_not_run(document, name_of: Callable[[object], str]) -> list[Block]:
     """Implementations that could not run, and cases, named by `name_of`, on which one failed."""
-    lines = [
-        f"`{one.name}` ({one.label}): {one.unavailable}"
-        for one in document.implementations
-        if one.unavailable is not None
-    ]
+    lines = [f"`{one.name}` ({one.label}): {one.unavailable}" for one in document.implementations if one.unavailable is not None]
     grouped: dict[tuple[str, str], list[str]] = {}
     for case, name, message in analysis.failures(document):
         grouped.setdefault((name, message), []).append(name_of(case))

@@ -55,9 +55,7 @@ def run_rows(
         yield [rows_of_case(layer.inputs(case), names, options, progress, make_peer) for case in layer.cases]
 
 
-def rows_of_case(
-    inputs: Inputs, names: list[str], options: Options, progress: Progress, make_peer: MakePeer = Ours
-) -> dict:
+def rows_of_case(inputs: Inputs, names: list[str], options: Options, progress: Progress, make_peer: MakePeer = Ours) -> dict:
     """One entry of `rows.json`."""
     case = inputs.case
     failed: dict[str, str] = {}

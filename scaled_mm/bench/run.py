@@ -184,17 +184,13 @@ def reference_product(inputs: Inputs, options: Options) -> tuple[torch.Tensor | 
     if gmac > options.check_limit_gmac:
         return None, f"not checked: {gmac:.0f} billion multiply-adds, above the limit of {options.check_limit_gmac:g}"
     try:
-        expected = reference(
-            inputs.a, inputs.b(0), inputs.a_scale, inputs.b_scale(0), None, out_dtype=inputs.out(0).dtype
-        )
+        expected = reference(inputs.a, inputs.b(0), inputs.a_scale, inputs.b_scale(0), None, out_dtype=inputs.out(0).dtype)
     except torch.OutOfMemoryError as error:
         return None, f"not checked: {describe(error)}"
     return expected, "checked"
 
 
-def compare_once(
-    peer: Peer, call: Callable[[], torch.Tensor], inputs: Inputs, expected: torch.Tensor | None
-) -> dict[str, float | bool]:
+def compare_once(peer: Peer, call: Callable[[], torch.Tensor], inputs: Inputs, expected: torch.Tensor | None) -> dict[str, float | bool]:
     """Runs one call over poisoned outputs and compares it with the reference: relative error and equality of bits."""
     if expected is None:
         return {}

@@ -266,9 +266,7 @@ class CpuRunner(Runner):
         self._calls.clear()
 
 
-def open_runner(
-    calls: Sequence[Call], device: torch.device, budget_ms: float = DEFAULT_BUDGET_MS, cold: bool = True
-) -> Runner:
+def open_runner(calls: Sequence[Call], device: torch.device, budget_ms: float = DEFAULT_BUDGET_MS, cold: bool = True) -> Runner:
     """Warms up `calls` (one zero-argument callable per weight set) and readies them: a captured graph on a GPU.
 
     cold: whether the sets exceed the cache (`is_cold`); it only names the method. Errors of the callables pass through.
@@ -315,8 +313,7 @@ def interleave(runners: Mapping[str, Runner], rounds: int = ROUNDS, limit_us: fl
             if limit_us is not None and statistics.median(collected[name][-1]) > limit_us:
                 slow.add(name)
     return {
-        name: failed[name] if name in failed else summarize(collected[name], runner.plan.calls, runner.method)
-        for name, runner in runners.items()
+        name: failed[name] if name in failed else summarize(collected[name], runner.plan.calls, runner.method) for name, runner in runners.items()
     }
 
 
@@ -329,9 +326,7 @@ def summarize(rounds: Sequence[Sequence[float]], calls: int, method: str) -> Tim
     return Timing(us=median, samples=samples, calls_per_graph=calls, method=method, spread=spread)
 
 
-def measure(
-    calls: Sequence[Call], device: torch.device, budget_ms: float = DEFAULT_BUDGET_MS, cold: bool = True
-) -> Timing:
+def measure(calls: Sequence[Call], device: torch.device, budget_ms: float = DEFAULT_BUDGET_MS, cold: bool = True) -> Timing:
     """Times one implementation alone; raises what its calls raise."""
     runner = open_runner(calls, device, budget_ms, cold)
     try:
@@ -391,10 +386,7 @@ def host_overhead(
         for name in order:
             if name not in failed:
                 turn(name, batches // rounds)
-    return {
-        name: failed[name] if name in failed else Overhead(statistics.median(samples[name]), samples[name], count)
-        for name in calls
-    }
+    return {name: failed[name] if name in failed else Overhead(statistics.median(samples[name]), samples[name], count) for name in calls}
 
 
 def wake(device: torch.device, ms: float = 200.0) -> None:

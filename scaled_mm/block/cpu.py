@@ -34,9 +34,14 @@ def _operands(activation: torch.Tensor, mode: str) -> tuple[torch.Tensor, ...]:
 
 @torch.no_grad()
 def gemm(
-    weight: layout.Parts, description: BlockFormat, activation: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype, mode: str,
+    weight: layout.Parts,
+    description: BlockFormat,
+    activation: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    mode: str,
     transposed_out: bool,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """W A^T + bias as [M, N], or its transpose [N, M], contiguous. Everything was checked before.
 
     weight: the fields of [M, K/32] blocks. activation: q8_1 blocks uint8 [N, K/32, 36], or floats [N, K]. bias: [M] or None.

@@ -99,9 +99,7 @@ class BlockDescriptor(Plan):
         rows, k = planned.shape
         code = ops.format_code(planned.dtype)
         try:
-            ops.block_calculate(
-                self._pointer.value, out, memory, activation, bias, workspace, code, rows, k, packed, address
-            )  # fmt: skip
+            ops.block_calculate(self._pointer.value, out, memory, activation, bias, workspace, code, rows, k, packed, address)
         except (RuntimeError, TypeError) as error:
             raise self._named(plain_ops.typed_error(error), (out, memory, activation, bias)) from None
         checks.mark_written(out)
@@ -140,8 +138,9 @@ class BlockDescriptor(Plan):
         if not self._are_described((out, weight, activation, bias)):
             self._check_described((out, weight, activation, bias))
         packed = isinstance(weight, PackedBlockWeight)
-        plain_ops.check_overlap((out, *(weight.fields if packed else (weight,)), activation, bias),
-                                (*(["weight"] * (4 if packed else 1)), "activation", "bias"))  # fmt: skip
+        plain_ops.check_overlap(
+            (out, *(weight.fields if packed else (weight,)), activation, bias), (*(["weight"] * (4 if packed else 1)), "activation", "bias")
+        )
         description = lookup(self._planned[1].dtype)
         fields = weight.parts() if packed else layout.take_apart(weight, description)
         turned = out.stride(0) < out.stride(1)  # as the output of a layer, whose bits are then the same
@@ -149,9 +148,7 @@ class BlockDescriptor(Plan):
         out.copy_(value.t() if turned else value)
 
 
-def create_block_descriptor(
-    handle: Handle, *, out, weight, activation, bias=None, mode: str = "auto", kernel: str | None = None
-) -> BlockDescriptor:
+def create_block_descriptor(handle: Handle, *, out, weight, activation, bias=None, mode: str = "auto", kernel: str | None = None) -> BlockDescriptor:
     """Validate out = W A^T + bias once, with a weight of a block format, and pick its kernel.
 
     out: [M, N], float32, float16 or bfloat16, any strides under which no elements overlap.

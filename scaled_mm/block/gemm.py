@@ -16,9 +16,14 @@ from scaled_mm.ops import typed_error
 
 
 def run(
-    weight: torch.Tensor | PackedBlockWeight, fmt: str, activation: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype,
-    mode: str, transposed_out: bool,
-) -> torch.Tensor:  # fmt: skip
+    weight: torch.Tensor | PackedBlockWeight,
+    fmt: str,
+    activation: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    mode: str,
+    transposed_out: bool,
+) -> torch.Tensor:
     """The operator that a weight takes: blocks, tiles, or the fields of a CPU's packed one."""
     code, result = ops.format_code(fmt), (out_dtype, ops.mode_code(mode), transposed_out)
     try:

@@ -26,16 +26,13 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _WEIGHT = "int fmt, SymInt rows, SymInt k, bool packed"
 _RESULT = "ScalarType out_dtype, int mode, bool transposed_out"
 _library = torch.library.Library("scaled_mm", "FRAGMENT")
-_library.define(
-    f"block_gemm(Tensor weight, Tensor activation, Tensor? bias, {_WEIGHT}, bool constant_weight, {_RESULT}) -> Tensor", tags=_TAGS
-)
+_library.define(f"block_gemm(Tensor weight, Tensor activation, Tensor? bias, {_WEIGHT}, bool constant_weight, {_RESULT}) -> Tensor", tags=_TAGS)
 _library.define(
     f"block_gemm_fields(Tensor levels, Tensor? high, Tensor d, Tensor? m, Tensor activation, Tensor? bias, int fmt, {_RESULT}) -> Tensor",
     tags=_TAGS,
 )
 _library.define(
-    "block_calculate(int descriptor, Tensor(a!) out, Tensor weight, Tensor activation, Tensor? bias, Tensor? workspace, "
-    f"{_WEIGHT}, int stream) -> ()"
+    f"block_calculate(int descriptor, Tensor(a!) out, Tensor weight, Tensor activation, Tensor? bias, Tensor? workspace, {_WEIGHT}, int stream) -> ()"
 )
 
 block_gemm = torch.ops.scaled_mm.block_gemm.default

@@ -37,8 +37,11 @@ class PackedBlockWeight:
         if (self.tiles is None) == (self.fields is None):
             raise BadParamError(f"tiles: expected tiles or fields, got {'neither' if self.tiles is None else 'both'}")
         blocks = self.k // BLOCK
-        name, part, expected = ("fields", self.fields.d, (self.rows, blocks)) if self.tiles is None else (
-            "tiles", self.tiles, tiles.shape(self.rows, blocks, description))  # fmt: skip
+        name, part, expected = (
+            ("fields", self.fields.d, (self.rows, blocks))
+            if self.tiles is None
+            else ("tiles", self.tiles, tiles.shape(self.rows, blocks, description))
+        )
         if self.k % BLOCK or tuple(part.shape) != expected:
             raise BadTensorShapeError(f"rows, k: expected those of the {name}, {list(part.shape)} here, got {got}")
 

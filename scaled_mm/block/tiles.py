@@ -1,7 +1,8 @@
 """Packed weights on a GPU: tiles of 64 rows by 8 blocks, each part in the order in which the threads of a kernel read it.
 
 uint8 [ceil(M/64), ceil(K/256), 512 * bytes of a block]; rows and blocks past the end are zero bytes. A tile is four bands of 16 rows, the parts
-of a band one after the other: levels, fifth words of levels (q5_0, q5_1), d, m (q4_1, q5_1). docs/design/gguf-formats.md has the place of every byte. No arithmetic.
+of a band one after the other: levels, fifth words of levels (q5_0, q5_1), d, m (q4_1, q5_1). docs/design/gguf-formats.md has the place of every
+byte. No arithmetic.
 
 Axes below: w and g, warp and group of a thread; h, which of its two rows; row = 16 w + 8 h + g. t, the thread in its group. Blocks are
 b = 2 p + e. Elements of a block: 8 q + 2 t + o, q = 2 y + s; of bytes 16 u + 8 v + 2 t + o. Pairs of five bits: n = 8 e + 4 h + q.

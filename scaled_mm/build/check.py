@@ -89,7 +89,7 @@ def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]
 
 def compile_kernels(
     table: TileTable, names: Sequence[library.KernelName], jobs: int | None = None, on_kernel: Callable[[list[Compiled]], None] | None = None
-) -> list[Compiled]:  # fmt: skip
+) -> list[Compiled]:
     """Compile kernels of a table, `jobs` at a time (default: one per core); on_kernel is called with each one's results in order."""
     found: list[Compiled] = []
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
@@ -109,7 +109,8 @@ def compile_kernels(
 
 
 def kernels_to_check(table: TileTable) -> list[library.KernelName]:
-    """Every row for its first dtype, bfloat16 (a block row for its first format), and the others, which differ in the epilogue alone, for the row with the most accumulators."""
+    """Every row for its first dtype, bfloat16 (a block row for its first format), and the others, which differ in the epilogue alone, for the row
+    with the most accumulators."""
     from scaled_mm.build.codegen import ZERO_POINT_TERMS, out_dtypes
     from scaled_mm.tables.rules import row_cost
 

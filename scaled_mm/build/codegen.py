@@ -154,8 +154,11 @@ def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     source = f"tuned/{slug(table.gpu)}.yaml" if table.gpu else f"{table.arch}.yaml"
     rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}}}' for row in table.rows]
     buckets = [
-        "{" + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k))
-        + ", " + ", ".join(map(str, (index[bucket.kernel], bucket.flags, *bucket.least))) + "}"
+        "{"
+        + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k))
+        + ", "
+        + ", ".join(map(str, (index[bucket.kernel], bucket.flags, *bucket.least)))
+        + "}"
         for bucket in table.buckets
     ]
     modes = [f"{{{rule.m or _INT64_MAX}, {BLOCK_MODES.index(rule.mode)}, 0}}" for rule in table.auto]
@@ -182,8 +185,6 @@ def library_source(arch: str, symbols: list[str], table: TileTable | None = None
         if content:
             lines += _table_lines(content, name, kind)
     pointers = ", ".join(f"&{name}" if content else "nullptr" for name, content in tables.items())
-    lines.append(
-        f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, {pointers}}};'
-    )
+    lines.append(f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, {pointers}}};')
     lines.append("}\nconst scaled_mm::KernelLibrary* scaled_mm_kernel_library(void) { return &library; }\n")
     return "\n".join(lines)

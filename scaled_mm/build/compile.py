@@ -62,10 +62,18 @@ def nvcc_flags(arch: str, cutlass: Path, nvcc_version: str) -> list[str]:
     """
     compressed = ["--compress-mode=size"] if int(nvcc_version.partition(".")[0]) >= 13 else []
     return [
-        "-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "--expt-relaxed-constexpr",
-        f"-gencode={gencode(arch)}", *compressed, "-Xcompiler=-fPIC,-fvisibility=hidden",
-        f"-I{csrc_dir()}", f"-I{include_dir()}", f"-I{cutlass}",
-    ]  # fmt: skip
+        "-std=c++17",
+        "-O3",
+        "-DNDEBUG",
+        "-fmad=false",
+        "--expt-relaxed-constexpr",
+        f"-gencode={gencode(arch)}",
+        *compressed,
+        "-Xcompiler=-fPIC,-fvisibility=hidden",
+        f"-I{csrc_dir()}",
+        f"-I{include_dir()}",
+        f"-I{cutlass}",
+    ]
 
 
 @functools.cache
@@ -170,7 +178,8 @@ def end_all() -> None:
 
 
 def run_program(command: Sequence[str], environment: dict[str, str], folder: Path | None = None) -> subprocess.CompletedProcess:
-    """The output and exit status of a program, which is run in a folder. One that this process is interrupted in ends first, with what it has started.
+    """The output and exit status of a program, which is run in a folder. One that this process is interrupted in ends first, with what it has
+    started.
 
     `subprocess.run` would kill it, and ninja's compilers would go on for a minute.
     """
@@ -193,9 +202,14 @@ def run_program(command: Sequence[str], environment: dict[str, str], folder: Pat
 
 
 def run_ninja(
-    folder: Path, name: str, compiler: Path | str, sources: Sequence[Path], flags: Sequence[str], linkflags: Sequence[str],
+    folder: Path,
+    name: str,
+    compiler: Path | str,
+    sources: Sequence[Path],
+    flags: Sequence[str],
+    linkflags: Sequence[str],
     libraries: Sequence[str] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Compile `sources` to objects in `folder` and link them to `folder / cache.LIBRARY`. Commands run in `folder`.
 
     Raises KernelNotBuiltError with the end of the compiler's output; the whole output stays in the cache folder. Also where a compiler
@@ -204,8 +218,13 @@ def run_ninja(
     """
     ninja = toolchain.require("ninja", toolchain.find_ninja())
     with speakable(folder, flags, linkflags, libraries) as (flags, linkflags, libraries):
-        lines = [_NINJA, f"compiler = {_command(compiler)}", f"flags = {_command(*flags)}",
-                 f"linkflags = {_command(*linkflags)}", f"libraries = {_command(*libraries)}"]  # fmt: skip
+        lines = [
+            _NINJA,
+            f"compiler = {_command(compiler)}",
+            f"flags = {_command(*flags)}",
+            f"linkflags = {_command(*linkflags)}",
+            f"libraries = {_command(*libraries)}",
+        ]
         objects = []
         for source in sources:
             objects.append(f"{source.stem}.o")

@@ -22,8 +22,10 @@ def machine_table(arch: str) -> TileTable:
     if tuned is None:
         return base
     if tuned.version != __version__:
-        _warn_once(f"{tuned.source} was measured with scaled_mm {tuned.version}, this is {__version__}: its rows may no longer be the fastest; "
-                   "`scaled-mm autotune` measures again, and without the file the architecture's table serves")  # fmt: skip
+        _warn_once(
+            f"{tuned.source} was measured with scaled_mm {tuned.version}, this is {__version__}: its rows may no longer be the fastest; "
+            "`scaled-mm autotune` measures again, and without the file the architecture's table serves"
+        )
     if (toolchain.find_nvcc() and toolchain.find_cutlass()) or library.arch_library(tuned):
         return tuned
     _warn_once(f"{tuned.source} is not used: no library was built from it, and there is no nvcc to compile its kernels")

@@ -213,7 +213,7 @@ def arch_library(table: TileTable) -> Path | None:
 
 def build_kernels(
     table: TileTable, names: Sequence[KernelName], jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None
-) -> dict[KernelName, Path]:  # fmt: skip
+) -> dict[KernelName, Path]:
     """Build kernels in parallel; those in the cache are not built again, so an interrupted build goes on where it stopped.
 
     jobs: kernels at a time; default: one per core. on_kernel(name, done, total) is called as each one is finished.

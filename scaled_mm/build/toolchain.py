@@ -172,8 +172,7 @@ def cxx_version() -> str:
 
 
 HOW_TO_GET = {
-    "nvcc": 'install the CUDA toolkit (12.0 or newer), or `pip install ".[cuda]"`, which brings one from PyPI; '
-    "or set CUDA_HOME or SCALED_MM_NVCC",
+    "nvcc": 'install the CUDA toolkit (12.0 or newer), or `pip install ".[cuda]"`, which brings one from PyPI; or set CUDA_HOME or SCALED_MM_NVCC',
     "CUTLASS": "`pip install nvidia-cutlass==4.2.0.0`, or set SCALED_MM_CUTLASS to a checkout",
     "ninja": "`pip install ninja`",
     "C++ compiler": "install g++ (Debian: `apt-get install g++`), or set CXX",

@@ -38,8 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     minutes = common.number("a number of minutes above 0", lambda value: value > 0)
     add("--budget", type=minutes, default=30.0, metavar="MINUTES", help="minutes for compiling and timing; default 30")
     add("--top", type=common.integer(1), default=12, metavar="N", help="candidates per product; the table's row is measured in any case; default 12")
-    add("--budget-ms", type=common.number("a number above 0", lambda value: value > 0), default=40.0, metavar="MS",
-        help="milliseconds of samples per candidate and product; default 40")  # fmt: skip
+    add(
+        "--budget-ms",
+        type=common.number("a number above 0", lambda value: value > 0),
+        default=40.0,
+        metavar="MS",
+        help="milliseconds of samples per candidate and product; default 40",
+    )
     add("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time; default one per core")
     add("--seed", type=common.seed, help="seed of the random inputs; default a new one, which the report records")
     add("--device", help="cuda:0, ...; default the first GPU")
@@ -163,7 +168,9 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     record.save(document, out)
     paths = render(out)
     _say(console, document)
-    console.print(f"wrote {', '.join(map(str, [*([path] if document.table else []), out / record.AUTOTUNE_JSON, *paths]))}", highlight=False, markup=False)
+    console.print(
+        f"wrote {', '.join(map(str, [*([path] if document.table else []), out / record.AUTOTUNE_JSON, *paths]))}", highlight=False, markup=False
+    )
     return OK if outcome.choices else NOTHING_TIMED
 
 
@@ -194,7 +201,7 @@ def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: i
         left_out=[record.LeftOut(row=name, M=M, N=N, K=K) for (M, N, K), name in outcome.left_out],
         cliffs=[str(cliff) for cliff in choose.cliffs(tune.chosen_us(outcome))],
         accuracy=measured_accuracy,
-    )  # fmt: skip
+    )
 
 
 def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -> None:
@@ -206,7 +213,8 @@ def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -
         "",
         document.command,
         f"{document.created}, driver {environment.driver or 'unknown'}, CUDA {environment.cuda or 'none'}, commit {environment.git_commit or 'none'}",
-        f"{how.count('measured')} products measured, {how.count('inherited')} with the row of the next larger M. {len(outcome.buckets)} buckets changed.",
+        f"{how.count('measured')} products measured, {how.count('inherited')} with the row of the next larger M. "
+        f"{len(outcome.buckets)} buckets changed.",
         f"The sections grouped, block_scaled and block are those of {document.base}, not tuned.",
     ]
     write_table(tuned_table(base, environment.gpu, list(outcome.plan.rows.values()), outcome.buckets), path, comment)
@@ -246,8 +254,13 @@ def _progress(console: Console) -> Iterator[Any]:
     """A progress bar; yields what `tune` tells its phases and steps. Without a terminal, a line for each phase."""
     from rich import progress
 
-    columns = (progress.TextColumn("{task.fields[phase]}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-               progress.TimeElapsedColumn(), progress.TextColumn("{task.description}"))  # fmt: skip
+    columns = (
+        progress.TextColumn("{task.fields[phase]}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.description}"),
+    )
     with progress.Progress(*columns, console=console, transient=True) as bar:
         yield _Bar(bar, console)
 

@@ -203,9 +203,7 @@ def _run_bench(
     return OK
 
 
-def _new_document(
-    args: argparse.Namespace, device: torch.device, chosen: list[Peer], options: Options
-) -> BenchDocument:
+def _new_document(args: argparse.Namespace, device: torch.device, chosen: list[Peer], options: Options) -> BenchDocument:
     from datetime import datetime, timezone
 
     from scaled_mm.bench import run, timing

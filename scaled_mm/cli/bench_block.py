@@ -123,9 +123,7 @@ def _peers(args: argparse.Namespace, device: torch.device) -> list[Peer]:
     return [ours, *peers.select(args.peers, device, others)]
 
 
-def _new_document(
-    args: argparse.Namespace, device: torch.device, planned: Plan, options: Options, command: str
-) -> BlockDocument:
+def _new_document(args: argparse.Namespace, device: torch.device, planned: Plan, options: Options, command: str) -> BlockDocument:
     from datetime import datetime, timezone
 
     from scaled_mm.bench import run, timing
@@ -136,9 +134,7 @@ def _new_document(
     return BlockDocument(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=command,
-        settings=BlockSettings(
-            budget_ms=options.budget_ms, rounds=timing.ROUNDS, check=options.check, seed=options.seed, kernel=args.kernel
-        ),
+        settings=BlockSettings(budget_ms=options.budget_ms, rounds=timing.ROUNDS, check=options.check, seed=options.seed, kernel=args.kernel),
         environment=planned.environment,
         clocks=[clocks] if clocks is not None else [],
         implementations=run.implementations(planned.peers, device),

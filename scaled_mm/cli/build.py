@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
     names = [(row, out) for row, out in of_rows if not wanted or out in wanted]
     if not names:
         there = ", ".join(sorted({out for _, out in of_rows if out}))
-        raise KernelNotFoundError(f"--out-dtype, --format: expected some of {there}, which these rows of {table.source} have, got {', '.join(wanted)}")
+        raise KernelNotFoundError(
+            f"--out-dtype, --format: expected some of {there}, which these rows of {table.source} have, got {', '.join(wanted)}"
+        )
     whole = len(names) == len(library.kernel_names(table))
     if args.out and not whole:
         raise BadParamError("--out: expected no --row, --out-dtype or --format with it, for it copies a whole architecture's library")

@@ -280,9 +280,7 @@ def _cxx() -> Finding:
 
     cxx = find_cxx()
     if cxx is None:
-        return Finding(
-            "C++ compiler", None, "building the core library and kernels from source", HOW_TO_GET["C++ compiler"]
-        )
+        return Finding("C++ compiler", None, "building the core library and kernels from source", HOW_TO_GET["C++ compiler"])
     return Finding("C++ compiler", f"{cxx_version()} ({cxx})")
 
 
@@ -292,9 +290,7 @@ def _cache() -> Finding:
     cache.check_writable()
     entries = cache.entries()
     size = sum(entry.size for entry in entries)
-    details = [
-        {"kind": entry.kind, "name": entry.name, "size": entry.size, "path": str(entry.path)} for entry in entries
-    ]
+    details = [{"kind": entry.kind, "name": entry.name, "size": entry.size, "path": str(entry.path)} for entry in entries]
     counts = collections.Counter(entry.kind for entry in entries)
     content = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
     found = f"{cache.cache_dir()}: {f'{content}; {size / 2**20:.1f} MiB' if entries else 'empty'}"

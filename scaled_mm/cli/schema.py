@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--root", type=Path, metavar="DIR", help="a folder with definitions/; default: this package's own schemas")
         if name in ("list", "draw", "run"):
             command.add_argument("names", nargs="*", metavar="NAME", help="the same as --definition NAME")
-            command.add_argument("--definition", action="append", metavar="NAME", help="this one, or those of a pattern such as 'gemm_q*' (repeatable); default: all")
+            command.add_argument(
+                "--definition", action="append", metavar="NAME", help="this one, or those of a pattern such as 'gemm_q*' (repeatable); default: all"
+            )
         command.set_defaults(parser=command)
     made["list"].add_argument("--group", help="gemm, quantization, activation, normalization or attention")
     made["show"].add_argument("name", help="of a definition or a solution")
@@ -94,7 +96,10 @@ def _list(args: argparse.Namespace) -> int:
         table.add_column(column, justify="right" if column in ("solutions", "workloads", "traces") else "left", no_wrap=True)
     before = None
     for row in rows:
-        first = [row["group"] if row["group"] != (before or {}).get("group") else "", row["op_type"] if row["op_type"] != (before or {}).get("op_type") else ""]
+        first = [
+            row["group"] if row["group"] != (before or {}).get("group") else "",
+            row["op_type"] if row["op_type"] != (before or {}).get("op_type") else "",
+        ]
         table.add_row(*first, row["name"], *(str(row[name]) for name in ("solutions", "workloads", "traces")))
         before = row
     common.console(markup=False).print(table)
@@ -140,7 +145,8 @@ def _show(args: argparse.Namespace) -> int:
 
 def _show_solution(solution: Solution) -> None:
     print(f"{solution.name}: {solution.description or 'no description'}")
-    print(f"\n  of {solution.definition}, by {solution.author}; {solution.spec.language}, {solution.spec.entry_point}, for {', '.join(solution.spec.target_hardware)}")
+    spec = solution.spec
+    print(f"\n  of {solution.definition}, by {solution.author}; {spec.language}, {spec.entry_point}, for {', '.join(spec.target_hardware)}")
     for source in solution.sources:
         print(f"\n  {source.path}\n")
         print("\n".join(f"    {line}".rstrip() for line in source.content.splitlines()))
@@ -160,7 +166,11 @@ def _validate(args: argparse.Namespace) -> int:
     count = 0
     for name, definition in collection.definitions.items() if not args.no_run else ():
         if name not in collection.workloads:
-            problems.append(schema.SchemaError(f"definitions/{definition.op_type}/{name}.json: workloads: expected one at least, without which the reference cannot be run"))
+            problems.append(
+                schema.SchemaError(
+                    f"definitions/{definition.op_type}/{name}.json: workloads: expected one at least, without which the reference cannot be run"
+                )
+            )
     if not args.no_run:
         for definition, workload in collection.references():
             count += 1
@@ -219,7 +229,9 @@ def _run(args: argparse.Namespace) -> int:
     log = common.LogLines(console.is_terminal)
     log.begin(f"{sum(len(solutions) for _, solutions, _ in work)} runs on {device}")
     traces: list[Trace] = []
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"), console=console, disable=not console.is_terminal) as progress:
+    with Progress(
+        BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"), console=console, disable=not console.is_terminal
+    ) as progress:
         task = progress.add_task("", total=len(work))
         for number, (definition, solutions, workload) in enumerate(work):
             progress.update(task, completed=number, description=workload.uuid)
@@ -238,7 +250,8 @@ def _run(args: argparse.Namespace) -> int:
         for trace in failed:
             print(f"{trace.solution} on {trace.workload.uuid}: {trace.evaluation.status}: {trace.evaluation.log.strip()}", file=sys.stderr)
     print(
-        f"{len(traces) - len(failed)} of {len(traces)} passed{f', {left_out} workloads of more than {limit} million elements left out (--limit)' if left_out else ''}",
+        f"{len(traces) - len(failed)} of {len(traces)} "
+        f"passed{f', {left_out} workloads of more than {limit} million elements left out (--limit)' if left_out else ''}",
         file=sys.stderr if args.json else sys.stdout,
     )
     return 1 if failed else 0
@@ -248,7 +261,10 @@ def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -
     """(definition, solutions, workload) of each run, and how many workloads the limit left out. SchemaError if nothing is to be done."""
     from scaled_mm import schema
 
-    known = {"--solution": [one.name for several in collection.solutions.values() for one in several], "--workload": [one.uuid for several in collection.workloads.values() for one in several]}
+    known = {
+        "--solution": [one.name for several in collection.solutions.values() for one in several],
+        "--workload": [one.uuid for several in collection.workloads.values() for one in several],
+    }
     for option, names in known.items():
         for pattern in getattr(args, option[2:]) or ():
             if not fnmatch.filter(names, pattern):
@@ -264,7 +280,11 @@ def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -
             else:
                 work.append((definition, solutions, workload))
     if not work:
-        why = f"{left_out} workloads have more than {limit} million elements (--limit)" if left_out else "no solution and workload of these definitions go by those names"
+        why = (
+            f"{left_out} workloads have more than {limit} million elements (--limit)"
+            if left_out
+            else "no solution and workload of these definitions go by those names"
+        )
         raise schema.SchemaError(f"--definition, --solution, --workload: expected something to run; {why}")
     return work, left_out
 
@@ -304,9 +324,19 @@ def _trace_table(title: str, traces):
     for trace in traces:
         done = trace.evaluation
         author = trace.solution.removesuffix(f"_{trace.definition}")
-        times = (f"{done.performance.latency_ms:.4f}", f"{done.performance.reference_latency_ms:.4f}", f"{done.performance.speedup_factor:.2f}") if done.performance else ("", "", "")
+        times = (
+            (f"{done.performance.latency_ms:.4f}", f"{done.performance.reference_latency_ms:.4f}", f"{done.performance.speedup_factor:.2f}")
+            if done.performance
+            else ("", "", "")
+        )
         extra = (done.correctness.extra or {}).values() if done.correctness else ()
         ours = [one for one in extra if isinstance(one, dict) and {"bit_equal", "relative_norm"} <= set(one)]  # other tools write others
-        error = "same bits" if ours and all(one["bit_equal"] for one in ours) else f"{max(float(one['relative_norm']) for one in ours):.1e}" if ours else ""
+        error = (
+            "same bits"
+            if ours and all(one["bit_equal"] for one in ours)
+            else f"{max(float(one['relative_norm']) for one in ours):.1e}"
+            if ours
+            else ""
+        )
         table.add_row(trace.workload.uuid, author, done.status, *times, error)
     return table

@@ -251,7 +251,11 @@ def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]
     def say(kernels: list[Compiled]) -> None:
         for kernel in kernels if not quiet else ():
             name = f"{kernel.row} {kernel.out_dtype or ''}".rstrip()
-            print(f"{table.arch} {name} {kernel.code}: {kernel.registers} registers, {kernel.spilled} bytes spilled{', serialized' * kernel.serialized}", flush=True)
+            print(
+                f"{table.arch} {name} {kernel.code}: {kernel.registers} registers, {kernel.spilled} bytes "
+                f"spilled{', serialized' * kernel.serialized}",
+                flush=True,
+            )
 
     table = load_table(path)
     try:

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
     from scaled_mm.tables import TileTable
 
 # Multiprocessors of a common GPU that each table serves.
-_MULTIPROCESSORS = {"sm75": ("T4", 40), "sm80": ("A100", 108), "sm89": ("L40S", 142), "sm90": ("H200", 132), "sm100": ("B200", 148), "sm120": ("RTX 5090", 170)}
+_MULTIPROCESSORS = {
+    "sm75": ("T4", 40),
+    "sm80": ("A100", 108),
+    "sm89": ("L40S", 142),
+    "sm90": ("H200", 132),
+    "sm100": ("B200", 148),
+    "sm120": ("RTX 5090", 170),
+}
 _GPUS = ", ".join(f"{count} for {arch}, {gpu}" for arch, (gpu, count) in _MULTIPROCESSORS.items())
 
 
@@ -105,9 +112,7 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
         shape.append(f"prefetch {row.prefetch}")
     if row.early_weights:
         shape.append("early weights")
-    print(
-        f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}"
-    )
+    print(f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}")
     split = f" x {row.split_k} parts of K" if row.split_k > 1 else ""
     print(f"  tiles   {tiles}{split}: {blocks / sms:.2f} waves on {sms} multiprocessors")
     stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
@@ -138,7 +143,16 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     row, limit = selection.row, shared_memory_of(section)
     stages, memory = rules_block.stages(row, args.format, limit), rules_block.shared_memory(row, args.format, limit)
     if args.json:
-        head = {"format": args.format, "M": M, "N": N, "K": K, "arch": section.arch, "source": section.source, "tuned": section.tuned, "gpu": section.gpu}
+        head = {
+            "format": args.format,
+            "M": M,
+            "N": N,
+            "K": K,
+            "arch": section.arch,
+            "source": section.source,
+            "tuned": section.tuned,
+            "gpu": section.gpu,
+        }
         chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
         other = {"kernel": quantized.row.name, "bucket": quantized.bucket_index, "reason": quantized.reason}
         estimate = {"stages": stages, "shared_memory_bytes": memory}

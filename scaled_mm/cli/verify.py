@@ -40,7 +40,8 @@ class Result:
     """One product, computed by `sm.scaled_mm` and through a descriptor.
 
     `relative_error`: ||out - ref|| / ||ref|| against the float32 product of the matrices before quantization; an int32
-    out is scaled first. `median_us`: one call of the descriptor, None without --time, or when the time for measuring was spent. `difference`: None when equal.
+    out is scaled first. `median_us`: one call of the descriptor, None without --time, or when the time for measuring was spent. `difference`: None
+    when equal.
     `error`: why there is no product, None when there is one.
     """
 
@@ -151,9 +152,7 @@ def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: 
         library.build_kernels(table, names, on_kernel=lambda *_: advance())
 
 
-def verify_shape(
-    handle: Handle, device: torch.device, m: int, n: int, k: int, asymmetric: bool, clock: _Clock | None, seed: int
-) -> Iterator[Result]:
+def verify_shape(handle: Handle, device: torch.device, m: int, n: int, k: int, asymmetric: bool, clock: _Clock | None, seed: int) -> Iterator[Result]:
     """One Result for each out dtype, with and without bias, of the product [m, k] x [k, n] of the same two matrices.
 
     clock: measures each product; None: nothing is timed.
@@ -214,9 +213,7 @@ def _combinations() -> list[tuple[str, bool]]:
     return [(name, bias) for name in OUT_DTYPES for bias in (False, True) if name != "int32" or not bias]
 
 
-def _compare(
-    handle: Handle, case: Result, inputs: dict[str, Any], expected: torch.Tensor, clock: _Clock | None
-) -> tuple[Result, torch.Tensor]:
+def _compare(handle: Handle, case: Result, inputs: dict[str, Any], expected: torch.Tensor, clock: _Clock | None) -> tuple[Result, torch.Tensor]:
     """The result with its verdict, and what `sm.scaled_mm` wrote. Every output is poisoned before it is written.
 
     With zero points a prepared weight too; it and the descriptor get the sums that the quantizer and the weight know.
@@ -248,11 +245,7 @@ def _compare(
 
         calculate()
         kernel, reason = descriptor.kernel.row, descriptor.kernel.reason
-        differences = [
-            f"{what}: {reference.describe_difference(out, expected)}"
-            for what, out in outputs
-            if not reference.same_bits(out, expected)
-        ]
+        differences = [f"{what}: {reference.describe_difference(out, expected)}" for what, out in outputs if not reference.same_bits(out, expected)]
         if clock is not None:
             median_us = clock.measure(calculate, expected.device)
     verdict = dataclasses.replace(

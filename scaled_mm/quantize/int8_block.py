@@ -26,7 +26,8 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tens
       scale [..., ceil(N/128), ceil(K/128)], as checkpoints store it (`weight_scale_inv`); scale.t() is the `b_scale` for b = q.t().
 
     Blocks at the end of K or N are smaller where these are no multiples of 128. Returns (q, scale): q int8, contiguous, of x's shape;
-    scale float32, contiguous. Within a block q * scale is off by at most scale / 2 and what rounding x / scale adds, 2^-17 of the scale at most; its zeros, NaN and infinities are those of
+    scale float32, contiguous. Within a block q * scale is off by at most scale / 2 and what rounding x / scale adds, 2^-17 of the scale at most; its
+    zeros, NaN and infinities are those of
     `quantize_int8`: a scale is never below 2^-126, and where a block has NaN or infinity its scale is that and its q are 0. CPU and GPU
     give the same bits. Nothing waits for the device.
 

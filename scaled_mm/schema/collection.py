@@ -1,9 +1,9 @@
 """Loading a folder of schema files: what is where, what goes with what, and every problem by its file, field and reason.
 
-    definitions/<op_type>/<name>.json
-    solutions/<author>/<op_type>/<definition>/<name>.json
-    workloads/<op_type>/<definition>.jsonl
-    traces/<author>/<op_type>/<definition>.jsonl, or traces/<op_type>/<definition>.jsonl
+definitions/<op_type>/<name>.json
+solutions/<author>/<op_type>/<definition>/<name>.json
+workloads/<op_type>/<definition>.jsonl
+traces/<author>/<op_type>/<definition>.jsonl, or traces/<op_type>/<definition>.jsonl
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ class Collection:
     def solution(self, name: str) -> Solution:
         """By name, which is one among all definitions."""
         return _named(name, {one.name: one for several in self.solutions.values() for one in several}, "solution")
-
 
     def references(self) -> list[tuple[Definition, Workload]]:
         """Each text of a reference once for the same inputs and outputs, with the smallest workload that any of its definitions has."""

@@ -28,7 +28,9 @@ def check(expression: str, axes: set[str]) -> None:
     for node in ast.walk(tree):
         integer = isinstance(node, ast.Constant) and type(node.value) is int
         if not integer and not isinstance(node, (ast.Name, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, *_ALLOWED)):
-            raise ValueError(f"expected axes, integers, + - * // %, comparisons, and, or, not; got {ast.unparse(node) or type(node).__name__!r} in {expression!r}")
+            raise ValueError(
+                f"expected axes, integers, + - * // %, comparisons, and, or, not; got {ast.unparse(node) or type(node).__name__!r} in {expression!r}"
+            )
     unknown = names(expression) - axes
     if unknown:
         raise ValueError(f"expected names of axes ({', '.join(sorted(axes))}), got {', '.join(sorted(unknown))} in {expression!r}")

@@ -138,5 +138,7 @@ def _pages(definition: Definition, workload: Workload, name: str, shape: tuple[i
     if name == "context_lens":
         return torch.randint(1, sizes["max_blocks"] * sizes["block_size"] + 1, shape, generator=generator)
     if math.prod(shape) > sizes["num_blocks"]:
-        raise SchemaError(f"workload.axes: expected at least {math.prod(shape)} num_blocks, a page for each entry of block_tables, got {sizes['num_blocks']}")
+        raise SchemaError(
+            f"workload.axes: expected at least {math.prod(shape)} num_blocks, a page for each entry of block_tables, got {sizes['num_blocks']}"
+        )
     return torch.randperm(sizes["num_blocks"], generator=generator)[: math.prod(shape)].view(shape)

@@ -169,7 +169,10 @@ class Definition(_Model):
             tensor, expected = tensors[name], LOGICAL_DTYPES[fmt].block_bytes
             last = self.axes[tensor.shape[-1]] if tensor.shape and len(tensor.shape) > 1 else None
             if tensor.dtype != "int8" or last is None or last.value != expected:
-                raise ValueError(f"tags: logical:{name}={fmt}: expected int8 with an axis of blocks and a last const axis of {expected} bytes, got {tensor.dtype} {tensor.shape}")
+                raise ValueError(
+                    f"tags: logical:{name}={fmt}: expected int8 with an axis of blocks and a last const axis of {expected} bytes, "
+                    f"got {tensor.dtype} {tensor.shape}"
+                )
 
     @property
     def group(self) -> str:
@@ -277,7 +280,10 @@ class Workload(_Model):
             if scalar and not _is_a(given.value, definition.inputs[name].dtype):
                 raise SchemaError(f"workload.inputs.{name}.value: expected a finite {definition.inputs[name].dtype}, got {given.value!r}")
             if name in definition.logical and given.type == "random":
-                raise SchemaError(f"workload.inputs.{name}: expected safetensors for {definition.logical[name]} blocks, for random bytes have scales that are not finite")
+                raise SchemaError(
+                    f"workload.inputs.{name}: expected safetensors for {definition.logical[name]} blocks, for random bytes have "
+                    "scales that are not finite"
+                )
 
 
 class Correctness(_Model):

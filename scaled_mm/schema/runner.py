@@ -79,7 +79,10 @@ def reference_outputs(definition: Definition, run: Run, inputs: Sequence) -> lis
     for name, value in zip(definition.outputs, outputs):
         bad = int((~_wide(value).isfinite()).sum()) if value.is_floating_point() else 0
         if bad:
-            raise SchemaError(f"{definition.name}: reference: expected finite numbers, {bad} of {value.numel()} of output {name} are NaN or infinite, with which anything passes")
+            raise SchemaError(
+                f"{definition.name}: reference: expected finite numbers, {bad} of {value.numel()} of output {name} are NaN or "
+                "infinite, with which anything passes"
+            )
     return [value.clone() for value in outputs]  # not views of what it was given
 
 
@@ -270,7 +273,10 @@ def _unlike(definition: Definition, inputs: Sequence, outputs: Sequence) -> tupl
         if out.dtype != torch_dtype(tensor.dtype):
             return "INCORRECT_DTYPE", f"output {name}: expected {tensor.dtype}, got {str(out.dtype).removeprefix('torch.')}"
         if out.layout is not torch.strided or (devices and out.device != devices[0]):
-            return "RUNTIME_ERROR", f"output {name}: expected a strided tensor on {devices[0] if devices else 'the device'}, got {out.layout} on {out.device}"
+            return (
+                "RUNTIME_ERROR",
+                f"output {name}: expected a strided tensor on {devices[0] if devices else 'the device'}, got {out.layout} on {out.device}",
+            )
     return None
 
 

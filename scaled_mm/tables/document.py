@@ -66,9 +66,7 @@ class _Reader:
                 continue
             key = key_node.value
             if key in result:
-                self._problem(
-                    key_node, (*path, key), f"the key {key!r} stands twice, first on line {self.keys[(*path, key)]}"
-                )
+                self._problem(key_node, (*path, key), f"the key {key!r} stands twice, first on line {self.keys[(*path, key)]}")
                 continue
             self.keys[(*path, key)] = key_node.start_mark.line + 1
             result[key] = self.read(value_node, (*path, key))

@@ -81,9 +81,7 @@ def load_table(arch_or_path: str | os.PathLike[str]) -> TileTable:
         tables = dict(available_tables())
         name = arch_or_path if arch_or_path in tables else table_of(arch_or_path)
         if name not in tables:
-            raise ArchitectureNotSupportedError(
-                f"arch: no tile table for {arch_or_path!r}; there are: {', '.join(tables)}"
-            )
+            raise ArchitectureNotSupportedError(f"arch: no tile table for {arch_or_path!r}; there are: {', '.join(tables)}")
         return _Loader(tables[name], expected_arch=name).load()
     return _Loader(Path(arch_or_path)).load()
 
@@ -110,17 +108,21 @@ class _Loader:
         self.document: Document = read_document(self.path)
         data = self.document.value
         if not isinstance(data, dict):
-            raise TableError(
-                [Problem(str(self.path), self.document.line(()), "", "expected keys: arch, fallback, rows, buckets")]
-            )
+            raise TableError([Problem(str(self.path), self.document.line(()), "", "expected keys: arch, fallback, rows, buckets")])
         header = self._validate(_Header, {k: v for k, v in data.items() if k not in ("rows", "buckets", *_SECTIONS)}, ())
         arch = self._arch(header)
         section = self._section(data, header, arch, ())
         others = {key: self._other(key, data[key], arch) for key in _SECTIONS if key in data}
         if self.problems:
             raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
-        common = dict(arch=header.arch, serves=tuple(header.serves or [header.arch]), source=str(self.path), tuned=header.tuned, gpu=header.gpu,
-                      version=header.version)  # fmt: skip
+        common = dict(
+            arch=header.arch,
+            serves=tuple(header.serves or [header.arch]),
+            source=str(self.path),
+            tuned=header.tuned,
+            gpu=header.gpu,
+            version=header.version,
+        )
         rest = common | dict(tuned=False, gpu=None, version=None)  # what the autotuner measures is the table itself
         return TileTable(**common, **section, **{key: TileTable(**rest, **other) for key, other in others.items()})
 
@@ -164,10 +166,16 @@ class _Loader:
         if header is None:
             return None
         if header.tuned != (header.gpu is not None):
-            what = "a tuned table says which GPU it was measured on: add gpu" if header.tuned else "a table with a gpu is a tuned one: add tuned: true"
+            what = (
+                "a tuned table says which GPU it was measured on: add gpu" if header.tuned else "a table with a gpu is a tuned one: add tuned: true"
+            )
             self._problem(("tuned" if header.tuned else "gpu",), what)
         if header.tuned != (header.version is not None):
-            what = "a tuned table says which scaled_mm measured it: add version" if header.tuned else "a table with a version is a tuned one: add tuned: true"
+            what = (
+                "a tuned table says which scaled_mm measured it: add version"
+                if header.tuned
+                else "a table with a version is a tuned one: add tuned: true"
+            )
             self._problem(("tuned" if header.tuned else "version",), what)
         if header.arch not in rules.SHARED_MEMORY:
             self._problem(("arch",), f"unknown architecture {header.arch!r}; known: {', '.join(rules.SHARED_MEMORY)}")
@@ -256,9 +264,7 @@ class _Loader:
             return model.model_validate(entry)
         except ValidationError as error:
             for detail in error.errors(include_url=False):
-                self._problem(
-                    (*path, *detail["loc"]), _reason(detail, model), of_key=detail["type"] == "extra_forbidden"
-                )
+                self._problem((*path, *detail["loc"]), _reason(detail, model), of_key=detail["type"] == "extra_forbidden")
             return None
 
     def _problem(self, path: NodePath, reason: str, of_key: bool = False) -> None:

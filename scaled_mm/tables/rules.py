@@ -145,10 +145,7 @@ def _cluster(row: KernelRow) -> Iterator[tuple[str, str]]:
         if size % (parts * SWIZZLE_ROWS) and size % SWIZZLE_ROWS == 0:
             yield (
                 "cluster",
-                (
-                    f"the {parts} blocks along {axis} share tile {side} = {size}: "
-                    f"each part must be a multiple of {SWIZZLE_ROWS} rows"
-                ),
+                (f"the {parts} blocks along {axis} share tile {side} = {size}: each part must be a multiple of {SWIZZLE_ROWS} rows"),
             )
 
 
@@ -273,10 +270,7 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list
                 findings.append(Finding(("buckets", index, f"{axis}_min"), f"expected {most} or less, which is {axis}, got {least}"))
         for earlier in range(index):
             if _contains(buckets[earlier], bucket):
-                reason = (
-                    f"unreachable: bucket {earlier} ({describe_bucket(buckets[earlier])}) comes first "
-                    f"and takes all of {describe_bucket(bucket)}"
-                )
+                reason = f"unreachable: bucket {earlier} ({describe_bucket(buckets[earlier])}) comes first and takes all of {describe_bucket(bucket)}"
                 findings.append(Finding(("buckets", index), reason))
                 break
     if not buckets:

@@ -57,7 +57,10 @@ def findings(row: KernelRow, limit: int) -> Iterator[tuple[str, str]]:
     if row.cluster.n != 1 or row.cluster.m not in SHARES:
         yield "cluster", f"cluster {row.cluster}; expected m of {', '.join(map(str, SHARES))}, tiles of columns that share rows of a, and n = 1"
     elif row.cluster.m * row.split_k > MAX_CLUSTER:
-        yield "cluster", f"{row.cluster.m} tiles of {row.split_k} blocks each; a cluster of {MAX_CLUSTER} blocks is the most that every GPU can schedule"
+        yield (
+            "cluster",
+            f"{row.cluster.m} tiles of {row.split_k} blocks each; a cluster of {MAX_CLUSTER} blocks is the most that every GPU can schedule",
+        )
     elif row.tile.n % (8 * row.cluster.m):
         yield "cluster", f"tile n = {row.tile.n}: each of {row.cluster.m} blocks loads a part of the rows, whole groups of 8"
     if row.schedule not in (None, "cooperative"):

@@ -12,7 +12,7 @@ from scaled_mm.errors import InternalError, KernelNotBuiltError
 H200 = facts("NVIDIA H200", "sm90", 132)
 
 # A child that needs neither torch nor a GPU: the row's name says what it does.
-CHILD = f'''\
+CHILD = f"""\
 import os, runpy, sys, time
 serve = runpy.run_path({worker.__file__!r})["serve"]
 
@@ -45,7 +45,7 @@ class Bench:
         return not self.lost
 
 raise SystemExit(serve(Bench()))
-'''
+"""
 
 
 def child_command(folder: Path) -> list[str]:

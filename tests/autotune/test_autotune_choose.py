@@ -84,8 +84,9 @@ def random_products(dice: random.Random, count: int) -> dict:
     groups = [(dice.choice((512, 1024, 4096, 11008)), dice.choice((512, 2048, 4096))) for _ in range(count)]
     return {
         (M, N, K): dice.choice([row.name for row in BASE.rows if row.generation in ("c3x", "decode")])
-        for N, K in groups for M in dice.sample((1, 8, 16, 17, 64, 100, 640, 4096), dice.randint(1, 5))
-    }  # fmt: skip
+        for N, K in groups
+        for M in dice.sample((1, 8, 16, 17, 64, 100, 640, 4096), dice.randint(1, 5))
+    }
 
 
 def test_every_product_is_served_by_the_row_that_was_chosen_for_it():
@@ -168,9 +169,11 @@ def test_a_table_that_would_not_load_leaves_what_was_there(tmp_path):
 def test_tuned_and_what_it_was_measured_with_go_together(tmp_path):
     text = table_text(load_table("sm90"))
     for new, field in (
-        ("tuned: true\nversion: 0.1.0", "tuned"), ("tuned: true\ngpu: NVIDIA H200", "tuned"),
-        ("tuned: false\ngpu: NVIDIA H200", "gpu"), ("tuned: false\nversion: 0.1.0", "version"),
-    ):  # fmt: skip
+        ("tuned: true\nversion: 0.1.0", "tuned"),
+        ("tuned: true\ngpu: NVIDIA H200", "tuned"),
+        ("tuned: false\ngpu: NVIDIA H200", "gpu"),
+        ("tuned: false\nversion: 0.1.0", "version"),
+    ):
         path = tmp_path / "table.yaml"
         path.write_text(text.replace("tuned: false", new))
         [problem] = check_table(path)

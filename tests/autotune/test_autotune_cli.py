@@ -30,10 +30,26 @@ WORDS = ["--shapes", "8B_o,16x28672x4096", "--m", "1,64,2048", "--top", "4", "--
 
 def environment(device=None) -> Environment:
     return Environment(
-        device="cuda:0", gpu="NVIDIA H200", arch="sm90", cpu="a CPU", platform="Linux", python="3.12.0", torch="2.11.0", cuda="13.0",
-        driver="580.1", cutlass="4.2.0.0", scaled_mm="0.1.0", git_commit="0123abc", git_dirty=False, multiprocessors=132,
-        memory_bytes=150_000_000_000, cache_bytes=60 << 20, sm_max_mhz=1980.0, power_limit_w=700.0, nvidia_smi="read",
-    )  # fmt: skip
+        device="cuda:0",
+        gpu="NVIDIA H200",
+        arch="sm90",
+        cpu="a CPU",
+        platform="Linux",
+        python="3.12.0",
+        torch="2.11.0",
+        cuda="13.0",
+        driver="580.1",
+        cutlass="4.2.0.0",
+        scaled_mm="0.1.0",
+        git_commit="0123abc",
+        git_dirty=False,
+        multiprocessors=132,
+        memory_bytes=150_000_000_000,
+        cache_bytes=60 << 20,
+        sm_max_mhz=1980.0,
+        power_limit_w=700.0,
+        nvidia_smi="read",
+    )
 
 
 class FakeMeasurer(Measurer):
@@ -184,7 +200,10 @@ def test_a_dry_run_lists_candidates_of_any_architecture_without_a_gpu(arch, caps
         (["--shapes", "nonsense"], "--shapes: unknown shape 'nonsense'"),
         (["--shapes", ""], "--shapes: expected at least one shape"),
         (["--shapes", "1x4096x1000", "--arch", "sm90", "--dry-run"], "--shapes: expected sizes that tuned rows take, got 1x4096x1000"),
-        (["--shapes", "1x1x1000000", "--arch", "sm89", "--dry-run"], "--shapes: expected K <= 131071, beyond which a 32-bit accumulator is not exact, got 1x1x1000000"),
+        (
+            ["--shapes", "1x1x1000000", "--arch", "sm89", "--dry-run"],
+            "--shapes: expected K <= 131071, beyond which a 32-bit accumulator is not exact, got 1x1x1000000",
+        ),
         (["--shapes", f"{2**31}x64x64", "--arch", "sm89", "--dry-run"], "--shapes: expected M, N and K <= 2147483647, got 2147483648x64x64"),
         (["--m", "0"], "--m: M must be a positive integer or a range like 1-64, got '0'"),
         (["--arch", "sm70", "--dry-run"], "sm70"),

@@ -192,4 +192,3 @@ def test_a_cliff_is_closed_by_timing_the_row_of_the_next_larger_m(tmp_path):
     us = chosen_us(found)
     assert us[64, 4096, 4096] <= CLIFF * us[1024, 4096, 4096]
     assert [cliff.M for cliff in cliffs(us) if cliff.N == 4096 and cliff.M == 64] == []
-

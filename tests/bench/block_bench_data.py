@@ -54,16 +54,27 @@ def write_program(path: Path, text: str = PERF_LINES, status: int = 0) -> Path:
     return path
 
 
-def case_of(M: int, us: float, *, fmt: str = "q4_0", kernel: str = "row_a", error: float | None = 3e-7, llama_us: float | None = None, **more: Result) -> BlockCaseRecord:  # fmt: skip
+def case_of(
+    M: int, us: float, *, fmt: str = "q4_0", kernel: str = "row_a", error: float | None = 3e-7, llama_us: float | None = None, **more: Result
+) -> BlockCaseRecord:
     """4096x4096 of 4.5-bit blocks; ours takes `us`, in mode w4a8 a tenth longer."""
     results = {
         "ours": measured(us, error=error, kernel=kernel, reason="block w4a16 bucket 0"),
         "ours_w4a8": measured(us * 1.1, error=error, kernel=kernel),
     } | more
     return BlockCaseRecord(
-        fmt=fmt, shape="4096x4096", M=M, N=4096, K=4096, weight_bytes=4096 * 128 * 18, rotation=20, outputs=20, cold=True, llama_us=llama_us,
+        fmt=fmt,
+        shape="4096x4096",
+        M=M,
+        N=4096,
+        K=4096,
+        weight_bytes=4096 * 128 * 18,
+        rotation=20,
+        outputs=20,
+        cold=True,
+        llama_us=llama_us,
         results=results,
-    )  # fmt: skip
+    )
 
 
 def block_document(cases: list[BlockCaseRecord], unavailable: str | None = None, status: str = "recorded") -> BlockDocument:
@@ -73,9 +84,17 @@ def block_document(cases: list[BlockCaseRecord], unavailable: str | None = None,
         settings=BlockSettings(budget_ms=60, rounds=4, check=True, seed=7, kernel=None),
         environment=environment(),
         implementations=[
-            Implementation(name=peer.name, label=peer.label, int8=False, rival=False, version=None, library=None, unavailable=unavailable if peer.name == "ours_w4a8" else None)
+            Implementation(
+                name=peer.name,
+                label=peer.label,
+                int8=False,
+                rival=False,
+                version=None,
+                library=None,
+                unavailable=unavailable if peer.name == "ours_w4a8" else None,
+            )
             for peer in every_peer()[:2]
         ],
         llama=LlamaSource(status=status, told="where llama.cpp's times come from"),
         cases=cases,
-    )  # fmt: skip
+    )

@@ -45,8 +45,12 @@ def make_inputs(fmt: str = "q4_0", tokens: int = 5, sets: int = 3) -> BlockInput
 def test_formats_cross_with_weights_and_tokens_weight_by_weight():
     cases = parse_cases(("q8_0", "q4_0"), "64x96, 8B_o, 7x64x96", (1, 2))
     assert [(case.fmt, case.shape, case.M) for case in cases][:5] == [
-        ("q8_0", "64x96", 1), ("q8_0", "64x96", 2), ("q8_0", "64x96", 7), ("q8_0", "8B_o", 1), ("q8_0", "8B_o", 2),
-    ]  # fmt: skip
+        ("q8_0", "64x96", 1),
+        ("q8_0", "64x96", 2),
+        ("q8_0", "64x96", 7),
+        ("q8_0", "8B_o", 1),
+        ("q8_0", "8B_o", 2),
+    ]
     assert cases[5] == BlockCase("64x96", 1, 64, 96, "q4_0") and len(cases) == 10
     assert [len(group) for group in group_by_format(cases)] == [3, 2, 3, 2]
     assert str(cases[0]) == "q8_0 64x96 M=1 N=64 K=96"
@@ -211,8 +215,13 @@ def test_the_command_writes_a_report_and_prints_its_json(tmp_path, capsys):
     document = load(out)
     assert json.loads(printed.out) == document.model_dump(mode="json")
     assert [(case.fmt, case.M, case.llama_us) for case in document.cases] == [
-        ("q4_1", 1, None), ("q4_1", 2, None), ("q4_1", 3, 4.03), ("q4_0", 1, None), ("q4_0", 2, None), ("q4_0", 3, None),
-    ]  # fmt: skip
+        ("q4_1", 1, None),
+        ("q4_1", 2, None),
+        ("q4_1", 3, 4.03),
+        ("q4_0", 1, None),
+        ("q4_0", 2, None),
+        ("q4_0", 3, None),
+    ]
     assert document.llama.status == "measured" and "--block" in document.command and "--formats q4_1,q4_0" in document.command
     assert "onotone within 5%" in printed.err and "6 of 6 checked cases" in printed.err
     text = (out / "bench_block.md").read_text()

@@ -13,9 +13,7 @@ from scaled_mm.bench.environment import git_state, parse_smi, query_smi, slug
 from scaled_mm.bench.record import BenchDocument, CaseRecord, Result, load, save, write_atomically
 
 RECORDED = analysis.load_recorded()
-NEEDS_MATPLOTLIB = pytest.mark.skipif(
-    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
-)
+NEEDS_MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
 
 def written(document: BenchDocument) -> str:
@@ -132,12 +130,14 @@ def test_rendering_is_a_pure_function_of_bench_json(tmp_path):
     assert all(content.startswith(b"\x89PNG") for name, content in before.items() if name.endswith("png"))
     assert "![speedup](speedup.png)" in (first / "bench.md").read_text()
     page = (first / "bench.html").read_text()
-    assert page.count("data:image/png;base64,") == 3 and "src=\"speedup" not in page  # it needs no file beside it
+    assert page.count("data:image/png;base64,") == 3 and 'src="speedup' not in page  # it needs no file beside it
     assert "<code>t64x16x256</code>" in page and "<strong>1.162x</strong>" in page
 
 
 @pytest.mark.parametrize(
-    "error, said", [(ModuleNotFoundError("gone", name="matplotlib"), "matplotlib is not installed"), (SystemError("NULL"), "SystemError: NULL")], ids=["gone", "broken"]
+    "error, said",
+    [(ModuleNotFoundError("gone", name="matplotlib"), "matplotlib is not installed"), (SystemError("NULL"), "SystemError: NULL")],
+    ids=["gone", "broken"],
 )
 def test_a_report_without_matplotlib_says_why_it_has_no_plots(tmp_path, monkeypatch, error, said):
     from scaled_mm.bench import plots

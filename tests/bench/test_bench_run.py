@@ -61,9 +61,7 @@ def test_fp8_copies_hold_the_same_matrix():
 EXACT_INT_MM = pytest.mark.skipif(not int_mm_is_exact(), reason="torch._int_mm is not exact on this CPU")
 
 
-@pytest.mark.parametrize(
-    ("peer", "error"), [(Bf16(), 2e-2), (Fp32(), 2e-3), pytest.param(IntMMEpilogue(), 0.0, marks=EXACT_INT_MM)]
-)
+@pytest.mark.parametrize(("peer", "error"), [(Bf16(), 2e-2), (Fp32(), 2e-3), pytest.param(IntMMEpilogue(), 0.0, marks=EXACT_INT_MM)])
 def test_every_cpu_peer_computes_the_same_product_for_every_weight_set(peer, error):
     inputs = make_inputs()
     inputs.poison()

@@ -29,8 +29,20 @@ ROUNDING = {torch.float32: BOUND, torch.float16: 2.0**-11 + BOUND, torch.bfloat1
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 KINDS = ["q8_1", *FLOATS]
 # Odd ones, edges of tiles (rows by 64, tokens by 8) and of blocks of 256 k.
-SHAPES = [(1, 1, 32), (1, 300, 64), (300, 1, 4096), (63, 7, 96), (64, 8, 256), (65, 9, 288), (127, 17, 2048), (129, 33, 320), (191, 63, 1056),
-          (257, 65, 512), (300, 129, 2080), (255, 300, 4064)]  # fmt: skip
+SHAPES = [
+    (1, 1, 32),
+    (1, 300, 64),
+    (300, 1, 4096),
+    (63, 7, 96),
+    (64, 8, 256),
+    (65, 9, 288),
+    (127, 17, 2048),
+    (129, 33, 320),
+    (191, 63, 1056),
+    (257, 65, 512),
+    (300, 129, 2080),
+    (255, 300, 4064),
+]
 
 
 def gemm(fmt: str):
@@ -176,7 +188,14 @@ def test_views_of_activations_and_outputs_give_the_same(fmt, dtype, mode):
     weight_q, _ = operands(fmt, 65, 9, 288)
     packed, handle = sm.pack_block_weight(weight_q, fmt), sm.Handle("cuda")
     wide = torch.randn(20, 700, generator=seeded(4)).to(dtype).cuda()
-    views = (wide[:9, :288], wide[:9, 1:289], wide[::2, 5:293][:9], wide[:9, ::2][:, :288], wide[:9, :288].t().contiguous().t(), wide[:1, :288].expand(9, 288))
+    views = (
+        wide[:9, :288],
+        wide[:9, 1:289],
+        wide[::2, 5:293][:9],
+        wide[:9, ::2][:, :288],
+        wide[:9, :288].t().contiguous().t(),
+        wide[:1, :288].expand(9, 288),
+    )
     for x in views:
         want = expected(weight_q, fmt, x.contiguous(), mode)
         for weight in (weight_q, packed):
@@ -254,7 +273,8 @@ def test_long_sums_are_within_the_bound_in_every_row(fmt):
             assert relative_error(out.cpu(), want) <= BOUND, (row, mode)
 
 
-# The products of formats with minima, of levels and of what their middle stands for, nearly cancel, and the tensor cores cut sums: docs/design/gguf-formats.md.
+# The products of formats with minima, of levels and of what their middle stands for, nearly cancel, and the tensor cores cut sums:
+# docs/design/gguf-formats.md.
 @pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("skewed", [False, True])
@@ -274,7 +294,8 @@ def test_weights_whose_levels_are_far_from_their_middle_are_within_the_bound_in_
             assert relative_error(out, want[:, :tokens]) <= bound, (arch, row, tokens, x is odd)
 
 
-# Rows of the weight and K, on an H200: warps that have a K of their own, that share one by 8 or by 2, the last ones fewer; what fits shared memory, or
+# Rows of the weight and K, on an H200: warps that have a K of their own, that share one by 8 or by 2, the last ones fewer; what fits shared memory,
+# or
 # not; thread blocks of 14 strips, whose other two warps are idle, and of 10, twice for each multiprocessor.
 @pytest.mark.parametrize(
     "m, k", [(70, 32), (70, 544), (2117, 1056), (4100, 4096), (4100, 14336), (300, 28672), (15000, 1312), (28672, 800), (40000, 288)]
@@ -321,7 +342,10 @@ def test_one_or_two_tokens_that_lie_well_have_a_kernel_of_their_own(fmt):
     tables = [load_table(arch) for arch, row in rows_here() if row == "block_mma_16x8_x2"]
     assert tables
     for table, tokens in itertools.product(tables, (1, 2, 3)):
-        handle, staged = sm.Handle("cuda", arch=table.arch), rules_block.stages(table.row("block_mma_16x8_x2"), fmt, rules.shared_memory_of(table)) == 1
+        handle, staged = (
+            sm.Handle("cuda", arch=table.arch),
+            rules_block.stages(table.row("block_mma_16x8_x2"), fmt, rules.shared_memory_of(table)) == 1,
+        )
         compute(handle, weight, x[:tokens], m, tokens, kernel="block_mma_16x8_x2", mode="w4a16")  # loads it
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -526,7 +550,11 @@ def test_what_a_descriptor_refuses():
         assert descriptor.kernel.reason.startswith("block w4a8 bucket ")
         for arguments, error, message in [
             ((out, weight_q, x), BadParamError, "^weight: expected a constant PackedBlockWeight"),
-            ((out, sm.pack_block_weight(weight_q[:64], "q4_0"), x), BadTensorShapeError, r"^weight: expected \[65, 288\] as the descriptor was created"),
+            (
+                (out, sm.pack_block_weight(weight_q[:64], "q4_0"), x),
+                BadTensorShapeError,
+                r"^weight: expected \[65, 288\] as the descriptor was created",
+            ),
             ((out, packed, x.half()), BadTensorDtypeError, "^activation: expected float32 as the descriptor was created, got float16"),
             ((out.t().contiguous().t(), packed, x), ScaledMMError, "^out: expected strides"),
             ((out, packed, x.cpu()), BadTensorDeviceError, "^activation: expected a tensor on cuda:0"),

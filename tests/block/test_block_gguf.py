@@ -100,7 +100,9 @@ def test_some_tensors_can_be_asked_for(model):
 def test_a_type_that_is_no_block_format_here_is_refused_by_name_unless_it_is_not_asked_for(tmp_path):
     other = np.zeros((2, 210), dtype=np.uint8)
     path = write(tmp_path / "q6.gguf", {"a": (np.ones(3, np.float32), None), "output.weight": (other, gguf.GGMLQuantizationType.Q6_K)})
-    with pytest.raises(BadTensorDtypeError, match=r"^output.weight: expected a tensor of type Q4_0, .*F32.*, got Q6_K; skip_unsupported=True loads the others$"):
+    with pytest.raises(
+        BadTensorDtypeError, match=r"^output.weight: expected a tensor of type Q4_0, .*F32.*, got Q6_K; skip_unsupported=True loads the others$"
+    ):
         sm.load_gguf(path)
     assert sm.load_gguf(path, ["a"])["a"].tolist() == [1, 1, 1]
     loaded = sm.load_gguf(path, skip_unsupported=True)

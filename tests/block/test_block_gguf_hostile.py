@@ -86,7 +86,10 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "array_length_2_64_of_bytes": (of_key("a", ARRAY, array(U8, 2**64 - 1)), "key 'a' at byte 49: expected 18446744073709551615 bytes.*" + CUT),
     "array_one_value_short": (of_key("a", ARRAY, array(U32, 4, bytes(15))), "expected 16 bytes, got 15 up to the end" + CUT),
     "array_length_cut": (of_key("a", ARRAY, u32(U32) + b"abc"), "key 'a' at byte 37: expected 12 bytes, got 7 up to the end" + CUT),
-    "array_of_strings_2_61": (of_key("a", ARRAY, array(STRING, 2**61, text("x") * 9)), "expected 18446744073709551616 bytes, got 81 up to the end" + CUT),
+    "array_of_strings_2_61": (
+        of_key("a", ARRAY, array(STRING, 2**61, text("x") * 9)),
+        "expected 18446744073709551616 bytes, got 81 up to the end" + CUT,
+    ),
     "array_of_strings_cut": (of_key("a", ARRAY, array(STRING, 9, text("xyz") * 8)), "key 'a': got a string that reaches byte 137 of 137" + CUT),
     "array_string_length_2_64": (
         of_key("a", ARRAY, array(STRING, 2, text("x") + u64(2**64 - 1))),
@@ -94,11 +97,20 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     ),
     "array_of_unknown_type": (of_key("a", ARRAY, array(13, 1, bytes(8))), "key 'a': expected a value type from 0 to 12, got 13$"),
     "empty_array_of_unknown_type": (of_key("a", ARRAY, array(99, 0)), "key 'a': expected a value type from 0 to 12, got 99$"),
-    "nested_array_length_2_61": (of_key("a", ARRAY, array(ARRAY, 1, array(U32, 2**61))), "expected 9223372036854775808 bytes, got 0 up to the end" + CUT),
-    "array_of_arrays_2_61": (of_key("a", ARRAY, array(ARRAY, 2**61, array(U8, 0))), "expected 27670116110564327424 bytes, got 12 up to the end" + CUT),
+    "nested_array_length_2_61": (
+        of_key("a", ARRAY, array(ARRAY, 1, array(U32, 2**61))),
+        "expected 9223372036854775808 bytes, got 0 up to the end" + CUT,
+    ),
+    "array_of_arrays_2_61": (
+        of_key("a", ARRAY, array(ARRAY, 2**61, array(U8, 0))),
+        "expected 27670116110564327424 bytes, got 12 up to the end" + CUT,
+    ),
     "arrays_in_9_levels": (nested(9), "expected at most 8 levels of arrays in key 'a', got 9$"),
     "arrays_in_100000_levels": (nested(100_000), "expected at most 8 levels of arrays in key 'a', got 9$"),
-    "more_values_than_a_model_has": (of_key("a", ARRAY, array(U8, 2**22, bytes(2**22))), "expected at most 4194304 values up to key 'a', got 4194305$"),
+    "more_values_than_a_model_has": (
+        of_key("a", ARRAY, array(U8, 2**22, bytes(2**22))),
+        "expected at most 4194304 values up to key 'a', got 4194305$",
+    ),
     "more_arrays_than_a_model_has": (
         of_key("a", ARRAY, array(ARRAY, 2**18, array(U8, 0) * 2**18)),
         "expected at most 262144 arrays up to key 'a', got 262145$",
@@ -135,7 +147,10 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "dimensions_minus_1_twice": (of_tensor(dims=(2**64 - 1, 2**64 - 1)), "product is less than 2.63, got "),  # 1 modulo 2^64
     "product_overflows_to_0": (of_tensor(dims=(2**32, 2**32)), "product is less than 2.63, got .4294967296, 4294967296.$"),
     "product_overflows_to_8": (of_tensor(dims=(2**61 + 1, 8)), "product is less than 2.63, got .2305843009213693953, 8.$"),
-    "bytes_overflow_to_32": (of_tensor(dims=(2**62 + 8,)), "data up to tensor 't' at byte 64: expected 18446744073709551648 bytes, got 256 up to the end" + CUT),
+    "bytes_overflow_to_32": (
+        of_tensor(dims=(2**62 + 8,)),
+        "data up to tensor 't' at byte 64: expected 18446744073709551648 bytes, got 256 up to the end" + CUT,
+    ),
     "unknown_tensor_type": (of_tensor(kind=4), "tensor 't': expected a tensor type that the package gguf knows, got 4$"),
     "tensor_type_2_32": (of_tensor(kind=2**32 - 1), "tensor 't': expected a tensor type that the package gguf knows, got 4294967295$"),
     "k_of_half_a_block": (of_tensor(dims=(48, 2), kind=TQ4_0), r"tensor 't': .*, K, to be a multiple of 32, got dimensions \[48, 2\]$"),
@@ -345,7 +360,10 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path, monkeypatc
         monkeypatch.chdir(tmp_path)  # the path of a socket is at most 107 bytes
         server.bind("socket")
         for path, kind in ((tmp_path / "fifo", "FIFO"), (tmp_path, "directory"), ("/dev/zero", "device"), (tmp_path / "socket", "socket")):
-            with limits(seconds=2), pytest.raises(BadParamError, match=f"^path: expected a regular file, got {re.escape(str(path))}, which is a {kind}$"):
+            with (
+                limits(seconds=2),
+                pytest.raises(BadParamError, match=f"^path: expected a regular file, got {re.escape(str(path))}, which is a {kind}$"),
+            ):
                 sm.load_gguf(path)
 
 

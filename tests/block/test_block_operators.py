@@ -127,31 +127,42 @@ def test_meta_tensors_have_shapes_alone():
     assert y.is_meta and y.shape == (N, M) and y.dtype is torch.float16
 
 
-@pytest.mark.parametrize("changed, error, message", [
-    (dict(weight_q=weight("q5_0")), BadTensorShapeError, r"^weight: expected \[..., K/32, 18\] for q4_0, got \[40, 3, 22\]"),
-    (dict(weight_q=weight("q4_0").float()), BadTensorDtypeError, "^weight: expected uint8, got torch.float32"),
-    (dict(weight_q=weight("q4_0")[0]), BadTensorShapeError, r"^weight: expected 3 dimensions \[rows, K/32, 18\], got \[3, 18\]"),
-    (dict(rows=41), BadTensorShapeError, r"^weight: expected \[41, 3, 18\] of rows = 41, k = 96, got \[40, 3, 18\]"),
-    (dict(k=128), BadTensorShapeError, r"^weight: expected \[40, 4, 18\] of rows = 40, k = 128"),
-    (dict(packed=True), BadTensorShapeError, r"^weight: expected \[1, 1, 9216\] of rows = 40, k = 96, got \[40, 3, 18\]"),
-    (dict(weight_q=torch.zeros(1, 1, 2 * 9216, dtype=torch.uint8)[..., ::2], packed=True), BadTensorStridesError, "^weight: expected contiguous tiles"),
-    (dict(weight_q=random_blocks(M, 6, "q4_0")[:, ::2]), BadTensorStridesError, "^weight: expected blocks one after the other"),
-    (dict(weight_q=None), (NullPointerError, RuntimeError), "weight"),
-    (dict(fmt="q8_1"), BadParamError, "^fmt: expected the format of a weight, one of 'q4_0', .* got 'q8_1'"),
-    (dict(fmt=99), BadParamError, "^fmt: expected one of 'q4_0', .* got 99"),
-    (dict(x=activation()[:, :64]), BadTensorShapeError, r"^activation: expected \[N, K\] with K = 96 as in weight \[M, K\], got \[6, 64\]"),
-    (dict(x=activation()[0]), BadTensorShapeError, r"^activation: expected 2 dimensions \[N, K\], got 1: \[96\]"),
-    (dict(x=activation().double()), BadTensorDtypeError, "^activation: expected float16, bfloat16, float32, or uint8 for q8_1, got float64"),
-    (dict(x=random_blocks(N, 6, "q8_1")[:, ::2]), BadTensorStridesError, "^activation: expected blocks one after the other"),
-    (dict(x=activation().to("meta")), BadTensorDeviceError, "^activation: expected a tensor on cpu, got one on meta"),
-    (dict(bias=torch.zeros(M, dtype=torch.half)), BadTensorDtypeError, "^bias: expected out's dtype torch.float32 or torch.float32, got torch.float16"),
-    (dict(bias=torch.zeros(1, M)), BadTensorShapeError, r"^bias: expected 1 dimension \[M\], got 2: \[1, 40\]"),
-    (dict(bias=torch.zeros(M - 1)), BadTensorShapeError, r"^bias: expected \[M\] with M = 40 as in weight \[M, K\], got \[39\]"),
-    (dict(out_dtype=torch.float64), BadTensorDtypeError, "^out_dtype: expected float16, bfloat16 or float32, got float64"),
-    (dict(mode=3), BadParamError, "^mode: expected a scaledMMBlockMode_t, got 3"),
-    (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with float32 activations, got w4a16"),
-    (dict(x=sm.quantize_q8_1(activation()), mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed, error, message",
+    [
+        (dict(weight_q=weight("q5_0")), BadTensorShapeError, r"^weight: expected \[..., K/32, 18\] for q4_0, got \[40, 3, 22\]"),
+        (dict(weight_q=weight("q4_0").float()), BadTensorDtypeError, "^weight: expected uint8, got torch.float32"),
+        (dict(weight_q=weight("q4_0")[0]), BadTensorShapeError, r"^weight: expected 3 dimensions \[rows, K/32, 18\], got \[3, 18\]"),
+        (dict(rows=41), BadTensorShapeError, r"^weight: expected \[41, 3, 18\] of rows = 41, k = 96, got \[40, 3, 18\]"),
+        (dict(k=128), BadTensorShapeError, r"^weight: expected \[40, 4, 18\] of rows = 40, k = 128"),
+        (dict(packed=True), BadTensorShapeError, r"^weight: expected \[1, 1, 9216\] of rows = 40, k = 96, got \[40, 3, 18\]"),
+        (
+            dict(weight_q=torch.zeros(1, 1, 2 * 9216, dtype=torch.uint8)[..., ::2], packed=True),
+            BadTensorStridesError,
+            "^weight: expected contiguous tiles",
+        ),
+        (dict(weight_q=random_blocks(M, 6, "q4_0")[:, ::2]), BadTensorStridesError, "^weight: expected blocks one after the other"),
+        (dict(weight_q=None), (NullPointerError, RuntimeError), "weight"),
+        (dict(fmt="q8_1"), BadParamError, "^fmt: expected the format of a weight, one of 'q4_0', .* got 'q8_1'"),
+        (dict(fmt=99), BadParamError, "^fmt: expected one of 'q4_0', .* got 99"),
+        (dict(x=activation()[:, :64]), BadTensorShapeError, r"^activation: expected \[N, K\] with K = 96 as in weight \[M, K\], got \[6, 64\]"),
+        (dict(x=activation()[0]), BadTensorShapeError, r"^activation: expected 2 dimensions \[N, K\], got 1: \[96\]"),
+        (dict(x=activation().double()), BadTensorDtypeError, "^activation: expected float16, bfloat16, float32, or uint8 for q8_1, got float64"),
+        (dict(x=random_blocks(N, 6, "q8_1")[:, ::2]), BadTensorStridesError, "^activation: expected blocks one after the other"),
+        (dict(x=activation().to("meta")), BadTensorDeviceError, "^activation: expected a tensor on cpu, got one on meta"),
+        (
+            dict(bias=torch.zeros(M, dtype=torch.half)),
+            BadTensorDtypeError,
+            "^bias: expected out's dtype torch.float32 or torch.float32, got torch.float16",
+        ),
+        (dict(bias=torch.zeros(1, M)), BadTensorShapeError, r"^bias: expected 1 dimension \[M\], got 2: \[1, 40\]"),
+        (dict(bias=torch.zeros(M - 1)), BadTensorShapeError, r"^bias: expected \[M\] with M = 40 as in weight \[M, K\], got \[39\]"),
+        (dict(out_dtype=torch.float64), BadTensorDtypeError, "^out_dtype: expected float16, bfloat16 or float32, got float64"),
+        (dict(mode=3), BadParamError, "^mode: expected a scaledMMBlockMode_t, got 3"),
+        (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with float32 activations, got w4a16"),
+        (dict(x=sm.quantize_q8_1(activation()), mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
+    ],
+)
 def test_what_an_operator_cannot_compute_is_refused_with_the_arguments_name(changed, error, message):
     with pytest.raises(error, match=message):
         call(**{"weight_q": weight("q4_0"), "x": activation(), **changed})
@@ -162,15 +173,28 @@ def fields_of(fmt: str, **changed) -> list:
     return list({**dict(levels=levels, high=high, d=d, m=m), **changed}.values())
 
 
-@pytest.mark.parametrize("fmt, changed, error, message", [
-    ("q5_0", dict(high=None), BadParamError, "^high: expected a tensor for q5_0, got None"),
-    ("q4_1", dict(m=None), BadParamError, "^m: expected a tensor for q4_1, got None"),
-    ("q4_0", dict(m=torch.zeros(M, 3, dtype=torch.half)), BadParamError, "^m: expected None for q4_0, got a tensor"),
-    ("q4_0", dict(levels=torch.zeros(3, 3, 16, dtype=torch.uint8)), BadTensorShapeError, r"^levels: expected \[40, 3, 16\] for q4_0, got \[3, 3, 16\]"),
-    ("q8_0", dict(levels=torch.zeros(M, 3, 16, dtype=torch.uint8)), BadTensorDtypeError, "^levels: expected torch.int8 for q8_0, got torch.uint8"),
-    ("q4_0", dict(d=torch.zeros(M, dtype=torch.half)), BadTensorShapeError, r"^d: expected 2 dimensions \[M, K/32\], got \[40\]"),
-    ("q4_0", dict(d=torch.zeros(M, 3)), BadTensorDtypeError, "^d: expected torch.float16 for q4_0, got torch.float32"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fmt, changed, error, message",
+    [
+        ("q5_0", dict(high=None), BadParamError, "^high: expected a tensor for q5_0, got None"),
+        ("q4_1", dict(m=None), BadParamError, "^m: expected a tensor for q4_1, got None"),
+        ("q4_0", dict(m=torch.zeros(M, 3, dtype=torch.half)), BadParamError, "^m: expected None for q4_0, got a tensor"),
+        (
+            "q4_0",
+            dict(levels=torch.zeros(3, 3, 16, dtype=torch.uint8)),
+            BadTensorShapeError,
+            r"^levels: expected \[40, 3, 16\] for q4_0, got \[3, 3, 16\]",
+        ),
+        (
+            "q8_0",
+            dict(levels=torch.zeros(M, 3, 16, dtype=torch.uint8)),
+            BadTensorDtypeError,
+            "^levels: expected torch.int8 for q8_0, got torch.uint8",
+        ),
+        ("q4_0", dict(d=torch.zeros(M, dtype=torch.half)), BadTensorShapeError, r"^d: expected 2 dimensions \[M, K/32\], got \[40\]"),
+        ("q4_0", dict(d=torch.zeros(M, 3)), BadTensorDtypeError, "^d: expected torch.float16 for q4_0, got torch.float32"),
+    ],
+)
 def test_fields_that_are_not_those_of_the_format_are_refused_also_without_data(fmt, changed, error, message):
     rest = (ops.format_code(fmt), torch.float32, ops.mode_code("auto"), True)
     with pytest.raises(error, match=message):
@@ -247,7 +271,11 @@ def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
         ((out.t().contiguous().t(), weight_q, activation_q), ScaledMMError, "^out: expected strides .* as the descriptor was created"),
         ((out, weight_q, activation_q, torch.zeros(M)), BadParamError, "^bias: expected none as the descriptor was created, got a tensor"),
         ((out, planned["weight"], activation_q), BadParamError, "^weight: expected a tensor, got a TensorDesc"),
-        ((out, weight_q.float(), activation_q), BadTensorDtypeError, "^weight: expected blocks, uint8, or a PackedBlockWeight, got float32; sm.quantize_block makes blocks$"),
+        (
+            (out, weight_q.float(), activation_q),
+            BadTensorDtypeError,
+            "^weight: expected blocks, uint8, or a PackedBlockWeight, got float32; sm.quantize_block makes blocks$",
+        ),
     ]:
         with pytest.raises(error, match=message):
             descriptor.calculate(*arguments)
@@ -268,7 +296,11 @@ def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
         (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
         (dict(kernel="block_mma_16x8_x2"), BadParamError, "^kernel: expected none on a CPU, got block_mma_16x8_x2"),
         (dict(activation=packed), BadParamError, "^activation: expected a tensor or a TensorDesc, got a PackedBlockWeight"),
-        (dict(activation=torch.zeros(N, 3, 35, dtype=torch.uint8)), BadTensorShapeError, r"^activation: expected blocks \[rows, K/32, bytes of a block: 18 for q4_0"),
+        (
+            dict(activation=torch.zeros(N, 3, 35, dtype=torch.uint8)),
+            BadTensorShapeError,
+            r"^activation: expected blocks \[rows, K/32, bytes of a block: 18 for q4_0",
+        ),
         (dict(weight=desc((M, K + 16), "q4_0")), BadTensorShapeError, "^weight: expected K a multiple of 32"),
     ]:
         with pytest.raises(error, match=message):

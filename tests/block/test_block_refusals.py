@@ -134,7 +134,9 @@ def test_a_tensor_of_a_gguf_file_is_told_to_give_its_blocks(function):
     tensor = sm.QuantizedTensor("q4_0", random_blocks(3, 4, "q4_0", finite=True))
     with pytest.raises(BadParamError, match=f"^{name}: expected a tensor, got a QuantizedTensor; give its .q, and its .fmt$"):
         call(tensor, "q4_0")
-    with pytest.raises(BadParamError, match="^packed: expected what pack_block_weight returns, got a QuantizedTensor; give its .q, and its .fmt, to pack_"):
+    with pytest.raises(
+        BadParamError, match="^packed: expected what pack_block_weight returns, got a QuantizedTensor; give its .q, and its .fmt, to pack_"
+    ):
         sm.block_linear(torch.ones(2, 128), tensor)
     call(tensor.q, tensor.fmt)
     sm.block_linear(torch.ones(2, 128), sm.pack_block_weight(tensor.q, tensor.fmt))

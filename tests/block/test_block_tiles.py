@@ -91,9 +91,24 @@ def test_every_byte_is_where_the_documentation_says(fmt, m, blocks):
 @pytest.mark.parametrize("fmt", ["q5_0", "q5_1"])
 def test_each_bit_of_a_thread_s_levels_of_five_bits_has_one_place(fmt):
     # (block, row of the band, element) of lane 0 and bit of its level: (byte of the 16, or of the fifth word, and bit of it)
-    places = {(0, 0, 0, 0): (0, 0), (0, 0, 1, 4): (2, 4), (0, 0, 8, 0): (0, 5), (0, 0, 8, 3): (1, 0), (0, 0, 16, 0): (1, 2), (0, 0, 24, 0): (4, 0),
-              (0, 8, 0, 0): (4, 5), (0, 8, 24, 4): (9, 1), (1, 0, 0, 0): (9, 2), (1, 0, 8, 0): (12, 0), (1, 8, 16, 4): (2048 + 1, 6),
-              (1, 8, 24, 0): (1, 7), (1, 8, 24, 1): (5, 7), (1, 8, 24, 3): (13, 7), (1, 8, 24, 4): (2048 + 1, 7), (1, 8, 25, 4): (2048 + 3, 7)}  # fmt: skip
+    places = {
+        (0, 0, 0, 0): (0, 0),
+        (0, 0, 1, 4): (2, 4),
+        (0, 0, 8, 0): (0, 5),
+        (0, 0, 8, 3): (1, 0),
+        (0, 0, 16, 0): (1, 2),
+        (0, 0, 24, 0): (4, 0),
+        (0, 8, 0, 0): (4, 5),
+        (0, 8, 24, 4): (9, 1),
+        (1, 0, 0, 0): (9, 2),
+        (1, 0, 8, 0): (12, 0),
+        (1, 8, 16, 4): (2048 + 1, 6),
+        (1, 8, 24, 0): (1, 7),
+        (1, 8, 24, 1): (5, 7),
+        (1, 8, 24, 3): (13, 7),
+        (1, 8, 24, 4): (2048 + 1, 7),
+        (1, 8, 25, 4): (2048 + 3, 7),
+    }
     levels = 6 if fmt == "q5_0" else 8
     for (block, row, element, bit), (byte, place) in places.items():
         q = torch.zeros((64, 8, BLOCK_BYTES[fmt]), dtype=torch.uint8)

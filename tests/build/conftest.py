@@ -9,8 +9,16 @@ import pytest
 
 from scaled_mm.build import compile, toolchain
 
-_LOOKS = (toolchain.find_nvcc, toolchain.find_cutlass, toolchain.cutlass_version, toolchain.find_ninja, toolchain.find_cxx,
-          toolchain.cxx_version, compile.sources_digest, compile._own_header)  # fmt: skip
+_LOOKS = (
+    toolchain.find_nvcc,
+    toolchain.find_cutlass,
+    toolchain.cutlass_version,
+    toolchain.find_ninja,
+    toolchain.find_cxx,
+    toolchain.cxx_version,
+    compile.sources_digest,
+    compile._own_header,
+)
 
 
 @pytest.fixture

@@ -21,7 +21,8 @@ int wrong() {
       seen[n][m] = true;
     }
   }
-  for (auto& column : seen) for (bool one : column) found += !one;
+  for (auto& column : seen)
+    for (bool one : column) found += !one;
   return found;
 }
 

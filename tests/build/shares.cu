@@ -18,7 +18,7 @@ struct Found {
 void deal(int tiles, int steps, int slots, int most, int tokens, Found* found) {
   const Shares shares = share_tiles(tiles, steps, slots, most, tokens);
   std::vector<int> times(size_t(tiles) * steps), whole(tiles);
-  std::vector<std::vector<std::tuple<int, int, int>>> parts(tiles);  // (thread block, first step, steps)
+  std::vector<std::vector<std::tuple<int, int, int>>> parts(tiles); // (thread block, first step, steps)
   std::set<int64_t> places;
   found->wrong += shares.thread_blocks < shares.blocks || (shares.blocks > 0 && shares.blocks > slots) || shares.blocks > shares.tiles * most;
   for (int block = 0; block < shares.thread_blocks; ++block) {
@@ -70,12 +70,13 @@ int misplaced(int rows, int tokens) {
   OutputTiles::Place before{0, 0};
   for (int tile = 0; tile < rows * tokens; ++tile) {
     const OutputTiles::Place at = grid.place_of(tile);
-    wrong += at.row_tile < 0 || at.row_tile >= rows || at.token_tile < 0 || at.token_tile >= tokens || !places.emplace(at.row_tile, at.token_tile).second;
+    wrong +=
+        at.row_tile < 0 || at.row_tile >= rows || at.token_tile < 0 || at.token_tile >= tokens || !places.emplace(at.row_tile, at.token_tile).second;
     const bool same_panel = at.token_tile / OutputTiles::kPanel == before.token_tile / OutputTiles::kPanel;
     wrong += same_panel ? at.row_tile < before.row_tile || at.row_tile > before.row_tile + 1 : at.row_tile != 0 || before.row_tile != rows - 1;
     before = at;
   }
-  const OutputTiles::Place beyond = grid.place_of(rows * tokens);  // of a share's last part, if that has no steps
+  const OutputTiles::Place beyond = grid.place_of(rows * tokens); // of a share's last part, if that has no steps
   return wrong + (beyond.row_tile < rows && beyond.token_tile < tokens);
 }
 
@@ -100,6 +101,6 @@ int main() {
       }
     }
   }
-  const Shares large = share_tiles(100, 1 << 25, 132, 16, 128);  // more steps than an int counts
+  const Shares large = share_tiles(100, 1 << 25, 132, 16, 128); // more steps than an int counts
   printf("%d %d %d %d\n", found.wrong, found.shared > 1000, found.two_parts > 1000, large.blocks);
 }

@@ -18,8 +18,8 @@ int main() {
             const dim3 blocks(unsigned(rounded_up(m, cluster_m)), unsigned(rounded_up(n, cluster_n)), 1);
             params.initialize(blocks, {cluster_m, cluster_n, 1}, gpu, most, Params::RasterOrderOptions::Heuristic);
             if (int64_t(params.blocks_per_problem_) != scheduled_tiles(grid, most)) {
-              printf("%d x %d tiles, clusters of %d x %d, groups of %d: CUTLASS computes %lld, expected %lld\n", m, n, cluster_m, cluster_n,
-                     most, static_cast<long long>(params.blocks_per_problem_), static_cast<long long>(scheduled_tiles(grid, most)));
+              printf("%d x %d tiles, clusters of %d x %d, groups of %d: CUTLASS computes %lld, expected %lld\n", m, n, cluster_m, cluster_n, most,
+                     static_cast<long long>(params.blocks_per_problem_), static_cast<long long>(scheduled_tiles(grid, most)));
               return 1;
             }
             const int picked = swizzle_of(grid, most);

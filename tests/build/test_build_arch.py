@@ -74,7 +74,8 @@ def test_the_compilers_report_is_read_for_each_gpu(tmp_path, monkeypatch, serial
     report = f"ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are {reason}\n" if serialized else ""
     report += "".join(
         f"ptxas info    : Compiling entry function '_Z6kernel_{code}' for '{code}'\n"
-        f"ptxas info    : Function properties for _Z6kernel_{code}\n    64 bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
+        f"ptxas info    : Function properties for _Z6kernel_{code}\n"
+        f"    64 bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
         f"ptxas info    : Used {registers} registers, used 1 barriers, 584 bytes cmem[0]\n"
         for code, registers, stores, loads in (("sm_86", 128, 172, 72), ("sm_89", 160, 0, 0))
     )

@@ -101,9 +101,7 @@ def test_processes_that_need_the_same_entry_at_once_build_it_once(cache_root, tm
 
 def test_threads_that_need_the_same_entry_at_once_build_it_once(cache_root, tmp_path):
     log = tmp_path / "builds"
-    threads = [
-        threading.Thread(target=cache.get_or_build, args=("kernel", "row", "key", logging_build(log, 0.1))) for _ in range(8)
-    ]
+    threads = [threading.Thread(target=cache.get_or_build, args=("kernel", "row", "key", logging_build(log, 0.1))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

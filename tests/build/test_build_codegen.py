@@ -60,37 +60,102 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
 @pytest.mark.parametrize(
     "fields, changed",
     [
-        *((C3X, change) for change in (
-            dict(tile=[256, 128, 128]), dict(tile=[128, 64, 128]), dict(tile=[128, 128, 64]), dict(cluster=[2, 1]),
-            dict(cluster=[1, 2]), dict(schedule="pingpong"), dict(schedule="warp_specialized"), dict(stages=3),
-            dict(swap_ab=True), dict(raster="along_m"), dict(raster="along_n"), dict(swizzle=4), dict(prefetch=1024), dict(early_weights=True),
-            dict(name="other"),
-        )),
+        *(
+            (C3X, change)
+            for change in (
+                dict(tile=[256, 128, 128]),
+                dict(tile=[128, 64, 128]),
+                dict(tile=[128, 128, 64]),
+                dict(cluster=[2, 1]),
+                dict(cluster=[1, 2]),
+                dict(schedule="pingpong"),
+                dict(schedule="warp_specialized"),
+                dict(stages=3),
+                dict(swap_ab=True),
+                dict(raster="along_m"),
+                dict(raster="along_n"),
+                dict(swizzle=4),
+                dict(prefetch=1024),
+                dict(early_weights=True),
+                dict(name="other"),
+            )
+        ),
         *((DECODE, change) for change in (dict(tile=[64, 32, 128]), dict(tile=[128, 16, 128]), dict(split_k=2), dict(stages=6), dict(name="other"))),
-        *((C2X, change) for change in (
-            dict(tile=[64, 128, 64]), dict(tile=[128, 64, 64]), dict(tile=[128, 128, 128]), dict(warp=[32, 64, 64]),
-            dict(warp=[64, 32, 64]), dict(warp=[64, 64, 32]), dict(stages=4), dict(swizzle=4), dict(split_k=2), dict(name="other"),
-        )),
-        *((GENERIC, change) for change in (
-            dict(tile=[32, 64, 64]), dict(tile=[64, 32, 64]), dict(tile=[64, 64, 32]), dict(name="other"), dict(grouped=True),
-        )),
-        *((GROUPED_C3X, change) for change in (
-            dict(tile=[256, 128, 128]), dict(cluster=[2, 1]), dict(schedule="pingpong"), dict(stages=3), dict(swap_ab=True),
-            dict(raster="along_n"), dict(swizzle=4), dict(grouped=False), dict(name="other"),
-        )),
-        *((GROUPED_C2X, change) for change in (
-            dict(tile=[64, 128, 64]), dict(warp=[32, 64, 64]), dict(stages=4), dict(swizzle=4), dict(grouped=False), dict(name="other"),
-        )),
-        *((BLOCK_SCALED, change) for change in (
-            dict(tile=[64, 128, 128]), dict(tile=[128, 64, 128]), dict(warp=[32, 32, 128]), dict(warp=[64, 16, 128]), dict(stages=4), dict(swizzle=4),
-            dict(block_scaled=False), dict(name="other"),
-        )),
-        *((BLOCK_SCALED_GENERIC, change) for change in (
-            dict(tile=[32, 64, 128]), dict(tile=[64, 32, 128]), dict(block_scaled=False), dict(name="other"),
-        )),
+        *(
+            (C2X, change)
+            for change in (
+                dict(tile=[64, 128, 64]),
+                dict(tile=[128, 64, 64]),
+                dict(tile=[128, 128, 128]),
+                dict(warp=[32, 64, 64]),
+                dict(warp=[64, 32, 64]),
+                dict(warp=[64, 64, 32]),
+                dict(stages=4),
+                dict(swizzle=4),
+                dict(split_k=2),
+                dict(name="other"),
+            )
+        ),
+        *(
+            (GENERIC, change)
+            for change in (
+                dict(tile=[32, 64, 64]),
+                dict(tile=[64, 32, 64]),
+                dict(tile=[64, 64, 32]),
+                dict(name="other"),
+                dict(grouped=True),
+            )
+        ),
+        *(
+            (GROUPED_C3X, change)
+            for change in (
+                dict(tile=[256, 128, 128]),
+                dict(cluster=[2, 1]),
+                dict(schedule="pingpong"),
+                dict(stages=3),
+                dict(swap_ab=True),
+                dict(raster="along_n"),
+                dict(swizzle=4),
+                dict(grouped=False),
+                dict(name="other"),
+            )
+        ),
+        *(
+            (GROUPED_C2X, change)
+            for change in (
+                dict(tile=[64, 128, 64]),
+                dict(warp=[32, 64, 64]),
+                dict(stages=4),
+                dict(swizzle=4),
+                dict(grouped=False),
+                dict(name="other"),
+            )
+        ),
+        *(
+            (BLOCK_SCALED, change)
+            for change in (
+                dict(tile=[64, 128, 128]),
+                dict(tile=[128, 64, 128]),
+                dict(warp=[32, 32, 128]),
+                dict(warp=[64, 16, 128]),
+                dict(stages=4),
+                dict(swizzle=4),
+                dict(block_scaled=False),
+                dict(name="other"),
+            )
+        ),
+        *(
+            (BLOCK_SCALED_GENERIC, change)
+            for change in (
+                dict(tile=[32, 64, 128]),
+                dict(tile=[64, 32, 128]),
+                dict(block_scaled=False),
+                dict(name="other"),
+            )
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_every_field_of_a_row_reaches_the_source(fields, changed):
     assert source(fields, **changed) != source(fields)
 
@@ -131,14 +196,26 @@ def test_editing_a_row_changes_its_kernel_and_no_other(tmp_path):
 
 
 class Kernel(ctypes.Structure):
-    _fields_ = [("row", ctypes.c_char_p), ("out_dtype", ctypes.c_int32), ("shared_memory", ctypes.c_int32),
-                ("prepare", ctypes.c_void_p), ("launch", ctypes.c_void_p)]  # fmt: skip
+    _fields_ = [
+        ("row", ctypes.c_char_p),
+        ("out_dtype", ctypes.c_int32),
+        ("shared_memory", ctypes.c_int32),
+        ("prepare", ctypes.c_void_p),
+        ("launch", ctypes.c_void_p),
+    ]
 
 
 class KernelLibrary(ctypes.Structure):
-    _fields_ = [("abi_version", ctypes.c_int32), ("arch", ctypes.c_char_p), ("kernels", ctypes.POINTER(ctypes.POINTER(Kernel))),
-                ("num_kernels", ctypes.c_int64), ("table", ctypes.POINTER(_core._TableC)), ("grouped_table", ctypes.POINTER(_core._TableC)),
-                ("block_scaled_table", ctypes.POINTER(_core._TableC)), ("block_table", ctypes.POINTER(_core._TableC))]  # fmt: skip
+    _fields_ = [
+        ("abi_version", ctypes.c_int32),
+        ("arch", ctypes.c_char_p),
+        ("kernels", ctypes.POINTER(ctypes.POINTER(Kernel))),
+        ("num_kernels", ctypes.c_int64),
+        ("table", ctypes.POINTER(_core._TableC)),
+        ("grouped_table", ctypes.POINTER(_core._TableC)),
+        ("block_scaled_table", ctypes.POINTER(_core._TableC)),
+        ("block_table", ctypes.POINTER(_core._TableC)),
+    ]
 
 
 def compile_index(folder: Path, table: TileTable, names: list[library.KernelName], with_table: bool) -> ctypes.CDLL:
@@ -184,9 +261,9 @@ def check_table(inside: _core._TableC, table: TileTable, kind: int) -> None:
     ]
     assert rows[inside.fallback_row].name.decode() == table.fallback
     open_bound = 2**63 - 1
-    assert [(b.m_max, b.n_max, b.k_max, b.flags, rows[b.row].name.decode(), b.m_min, b.n_min, b.k_min) for b in inside.buckets[: len(table.buckets)]] == [
-        (*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), b.flags, b.kernel, *b.least) for b in table.buckets
-    ]
+    assert [
+        (b.m_max, b.n_max, b.k_max, b.flags, rows[b.row].name.decode(), b.m_min, b.n_min, b.k_min) for b in inside.buckets[: len(table.buckets)]
+    ] == [(*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), b.flags, b.kernel, *b.least) for b in table.buckets]
     modes = [(rule.m_max, _core.BLOCK_MODES[rule.mode]) for rule in inside.modes[: inside.num_modes]]
     assert modes == [(open_bound if rule.m is None else rule.m, rule.mode) for rule in table.auto]
 

@@ -79,12 +79,15 @@ def check_two_at_a_time(table: TileTable, names: list[library.KernelName], compi
 def test_decode_rows_compile_without_spills_within_their_shared_memory(cache_root, compiler_says):
     rows = [
         KernelRow.model_validate({"name": f"decode_{i}", "generation": "decode", "swap_ab": True, **fields})
-        for i, fields in enumerate([
-            dict(tile=[64, 16, 128], split_k=4, stages=8), dict(tile=[128, 128, 128], split_k=8, stages=5),
-            dict(tile=[64, 64, 128], split_k=2, stages=4, cluster=[2, 1], schedule="cooperative"),
-            dict(tile=[128, 8, 128], stages=6, schedule="cooperative"),
-        ])
-    ]  # fmt: skip
+        for i, fields in enumerate(
+            [
+                dict(tile=[64, 16, 128], split_k=4, stages=8),
+                dict(tile=[128, 128, 128], split_k=8, stages=5),
+                dict(tile=[64, 64, 128], split_k=2, stages=4, cluster=[2, 1], schedule="cooperative"),
+                dict(tile=[128, 8, 128], stages=6, schedule="cooperative"),
+            ]
+        )
+    ]
     check_two_at_a_time(TABLE.model_copy(update={"rows": (*TABLE.rows, *rows)}), [(row.name, "fp32") for row in rows], compiler_says)
 
 

@@ -44,9 +44,11 @@ def nvcc(path: Path, version: str) -> Path:
 
 @pytest.mark.parametrize(
     "finder, how",
-    [("find_nvcc", r'nvcc: needed for building, not found; .*CUDA toolkit.*pip install "\.\[cuda\]"'),
-     ("find_cutlass", r"CUTLASS: needed for building, not found; `pip install nvidia-cutlass==4\.2\.0\.0`")],
-)  # fmt: skip
+    [
+        ("find_nvcc", r'nvcc: needed for building, not found; .*CUDA toolkit.*pip install "\.\[cuda\]"'),
+        ("find_cutlass", r"CUTLASS: needed for building, not found; `pip install nvidia-cutlass==4\.2\.0\.0`"),
+    ],
+)
 def test_a_kernel_that_cannot_be_built_says_what_is_missing_and_how_to_get_it(monkeypatch, finder, how):
     monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(Path("nvcc"), "13.0.88", "test"))
     monkeypatch.setattr(toolchain, "find_cutlass", lambda: Path("include"))
@@ -88,7 +90,7 @@ def test_nvcc_is_taken_from_the_variable_then_cuda_home_then_path_then_toolkit_t
         ("environment variable CUDA_PATH", tmp_path / "path" / "bin" / "nvcc", lambda: monkeypatch.setenv("CUDA_PATH", str(tmp_path / "path"))),
         ("environment variable CUDA_HOME", tmp_path / "home" / "bin" / "nvcc", lambda: monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))),
         ("environment variable SCALED_MM_NVCC", tmp_path / "own", lambda: monkeypatch.setenv("SCALED_MM_NVCC", str(tmp_path / "own"))),
-    ]  # fmt: skip
+    ]
     for minor, (origin, path, announce) in enumerate(places):  # each goes before those already there
         nvcc(path, f"13.{minor}.7")
         announce()

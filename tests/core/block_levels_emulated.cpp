@@ -51,7 +51,7 @@ void read_tile(const uint8_t* tile, float* numbers) {
       levels.load(tile + warp * F::kBandBytes, pair, lane);
       for (int b = 0; b < 2; ++b) {
         const Fragments f = levels.template fragments<T>(b);
-        for (int i = 0; i < 16; ++i) {  // of a lane's values: which of two instructions, register and half
+        for (int i = 0; i < 16; ++i) { // of a lane's values: which of two instructions, register and half
           const int a = i / 8, of = i / 2 % 4, half = i % 2;
           const int row = warp * kBandRows + g + of % 2 * 8, k = (2 * pair + b) * kBlock + a * 16 + of / 2 * 8 + 2 * t + half;
           numbers[row * kTileK + k] = value_of(f.a[a][of] >> 16 * half & 0xffff, static_cast<const T*>(nullptr));
@@ -82,11 +82,11 @@ void read_middles(const uint8_t* tile, float* high, float* low) {
   }
 }
 
-}  // namespace
+} // namespace
 
-#define EMULATE_FORMAT(F)                                                                                                    \
-  extern "C" void F##_half(const uint8_t* tile, float* numbers) { read_tile<F, __half>(tile, numbers); }                     \
-  extern "C" void F##_bfloat16(const uint8_t* tile, float* numbers) { read_tile<F, __nv_bfloat16>(tile, numbers); }          \
+#define EMULATE_FORMAT(F)                                                                                                                            \
+  extern "C" void F##_half(const uint8_t* tile, float* numbers) { read_tile<F, __half>(tile, numbers); }                                             \
+  extern "C" void F##_bfloat16(const uint8_t* tile, float* numbers) { read_tile<F, __nv_bfloat16>(tile, numbers); }                                  \
   extern "C" void F##_tiles(const uint8_t* weight, int64_t rows, int64_t blocks, uint8_t* tiles) { write_tiles<F>(weight, rows, blocks, tiles); }
 
 EMULATE_FORMAT(Q4_0)
@@ -95,9 +95,9 @@ EMULATE_FORMAT(Q5_0)
 EMULATE_FORMAT(Q5_1)
 EMULATE_FORMAT(Q8_0)
 
-#define EMULATE_MINIMUM(F)                                                                                                          \
-  extern "C" void F##_middles(const uint8_t* tile, float* high, float* low) { read_middles<F>(tile, high, low); }                  \
-  extern "C" void F##_centred(const uint8_t* tile, float* numbers) { read_tile<Levels<F, Factors::kSums>, __half>(tile, numbers); } \
+#define EMULATE_MINIMUM(F)                                                                                                                           \
+  extern "C" void F##_middles(const uint8_t* tile, float* high, float* low) { read_middles<F>(tile, high, low); }                                    \
+  extern "C" void F##_centred(const uint8_t* tile, float* numbers) { read_tile<Levels<F, Factors::kSums>, __half>(tile, numbers); }                  \
   extern "C" void F##_centred_bfloat16(const uint8_t* tile, float* numbers) { read_tile<Levels<F, Factors::kFloats>, __nv_bfloat16>(tile, numbers); }
 
 EMULATE_MINIMUM(Q4_1)

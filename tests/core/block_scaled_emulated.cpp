@@ -15,13 +15,17 @@ int run_c2x(const GemmLaunch* l, bool eager) {
   const int tiles_m = int((l->M + Shape::kTileM - 1) / Shape::kTileM), tiles_n = int((l->N + Shape::kTileN - 1) / Shape::kTileN);
   const block_scaled::TileProblem p{{static_cast<const int8_t*>(l->a), l->M, l->M > 1 ? l->a_stride_m : 0},
                                     {static_cast<const int8_t*>(l->b), l->N, l->N > 1 ? l->b_stride_n : 0},
-                                    int(l->K), tiles_m, tiles_n, block_scaled::scales_of(*l), epilogue_operands(*l),
-                                    l->out, l->M > 1 ? l->out_stride_m : 0};
+                                    int(l->K),
+                                    tiles_m,
+                                    tiles_n,
+                                    block_scaled::scales_of(*l),
+                                    epilogue_operands(*l),
+                                    l->out,
+                                    l->M > 1 ? l->out_stride_m : 0};
   gpu::shared_size = Shape::kSharedMemory;
   for (int block = 0; block < tiles_m * tiles_n; ++block) {
-    gpu::run_block(Shape::kThreads, unsigned(block), eager, [&] {
-      block_scaled::compute_tile<Shape>(p, int(blockIdx.x), int(threadIdx.x), gpu::shared_memory);
-    });
+    gpu::run_block(Shape::kThreads, unsigned(block), eager,
+                   [&] { block_scaled::compute_tile<Shape>(p, int(blockIdx.x), int(threadIdx.x), gpu::shared_memory); });
   }
   return 0;
 }
@@ -42,9 +46,8 @@ int run_generic(const GemmLaunch* l, bool eager) {
   gpu::shared_size = block_scaled::kGenericBytes<kTileM, kTileN>;
   const int tiles = p.tiles_n * int((l->M + kTileM - 1) / kTileM);
   for (int block = 0; block < tiles; ++block) {
-    gpu::run_block(block_scaled::kGenericThreads, unsigned(block), eager, [&] {
-      block_scaled::compute_generic_tile<kTileM, kTileN, Out>(p, int(blockIdx.x), gpu::shared_memory);
-    });
+    gpu::run_block(block_scaled::kGenericThreads, unsigned(block), eager,
+                   [&] { block_scaled::compute_generic_tile<kTileM, kTileN, Out>(p, int(blockIdx.x), gpu::shared_memory); });
   }
   return 0;
 }
@@ -76,15 +79,15 @@ GemmLaunch launch_of(const Product& p) {
   return l;
 }
 
-}  // namespace
+} // namespace
 
-#define EMULATE_C2X(name, ...)                                                                  \
-  extern "C" __attribute__((visibility("default"))) int name(const Product* p) {               \
-    const GemmLaunch l = launch_of(*p);                                                         \
-    return run_c2x<__VA_ARGS__>(&l, p->eager != 0);                                             \
+#define EMULATE_C2X(name, ...)                                                                                                                       \
+  extern "C" __attribute__((visibility("default"))) int name(const Product* p) {                                                                     \
+    const GemmLaunch l = launch_of(*p);                                                                                                              \
+    return run_c2x<__VA_ARGS__>(&l, p->eager != 0);                                                                                                  \
   }
-#define EMULATE_GENERIC(name, m, n, out)                                                        \
-  extern "C" __attribute__((visibility("default"))) int name(const Product* p) {               \
-    const GemmLaunch l = launch_of(*p);                                                         \
-    return run_generic<m, n, out>(&l, p->eager != 0);                                           \
+#define EMULATE_GENERIC(name, m, n, out)                                                                                                             \
+  extern "C" __attribute__((visibility("default"))) int name(const Product* p) {                                                                     \
+    const GemmLaunch l = launch_of(*p);                                                                                                              \
+    return run_generic<m, n, out>(&l, p->eager != 0);                                                                                                \
   }

@@ -28,11 +28,11 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   const int capability = number("FAKE_COMPUTE_CAPABILITY", 90);
   (void)device;
   switch (attribute) {
-    case 16: *value = 132; return 0;             /* multiprocessors */
-    case 75: *value = capability / 10; return 0; /* compute capability, major and minor */
-    case 76: *value = capability % 10; return 0;
-    case 97: *value = 232448; return 0;          /* shared memory that a block may opt in to */
-    default: return 1;
+  case 16: *value = 132; return 0;             /* multiprocessors */
+  case 75: *value = capability / 10; return 0; /* compute capability, major and minor */
+  case 76: *value = capability % 10; return 0;
+  case 97: *value = 232448; return 0; /* shared memory that a block may opt in to */
+  default: return 1;
   }
 }
 

@@ -28,8 +28,21 @@ def c_compiler() -> str:
 
 def compile_c(source: str, target: Path, *extra: str) -> Path:
     """A C11 source of this folder, without one warning."""
-    command = [c_compiler(), "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "-O1", "-ffp-contract=off",
-               f"-I{include_dir()}", str(HERE / source), *extra, "-o", str(target)]  # fmt: skip
+    command = [
+        c_compiler(),
+        "-std=c11",
+        "-Wall",
+        "-Wextra",
+        "-pedantic",
+        "-Werror",
+        "-O1",
+        "-ffp-contract=off",
+        f"-I{include_dir()}",
+        str(HERE / source),
+        *extra,
+        "-o",
+        str(target),
+    ]
     subprocess.run(command, check=True, timeout=120)
     return target
 

@@ -1,6 +1,6 @@
 """What test_core_block.py runs in a process of its own, where libcuda.so.1 is the fake driver.
 
-    fake_gpu_block.py FUNCTION ARGUMENTS...     prints one JSON document
+fake_gpu_block.py FUNCTION ARGUMENTS...     prints one JSON document
 """
 
 from __future__ import annotations
@@ -156,8 +156,12 @@ def buckets(kernels: str) -> dict:
 def told(kernels: str) -> dict:
     """Whether a launch was told that the weight is constant, of a descriptor whose weight was and of one whose weight was not."""
     core, loaded = BlockCore(kernels), ctypes.CDLL(kernels)
-    constant, stream = (kind.in_dll(loaded, f"host_kernels_last_{name}") for kind, name in ((ctypes.c_bool, "constant_b"), (ctypes.c_void_p, "stream")))
-    product, _ = next(made for seed in range(10**6) if (made := make(seed))[0].packed and made[0].settled_mode() == "w4a16" and min(made[0].shape) > 0)
+    constant, stream = (
+        kind.in_dll(loaded, f"host_kernels_last_{name}") for kind, name in ((ctypes.c_bool, "constant_b"), (ctypes.c_void_p, "stream"))
+    )
+    product, _ = next(
+        made for seed in range(10**6) if (made := make(seed))[0].packed and made[0].settled_mode() == "w4a16" and min(made[0].shape) > 0
+    )
     answer = {}
     for flag in (True, False):
         descs = product.descs()
@@ -200,8 +204,15 @@ def refusals(kernels: str) -> dict:
         "w4a16 of float32": status_of(create("w4a16", activation=floats(9, 256))),
         "a row of another table": status_of(create(kernel="generic_64x64x64")),
     }
-    product, _ = next(made for seed in range(10**6) if (made := make(seed))[0].mode == "w4a8" and made[0].activation.dtype in FLOATS
-                      and made[0].packed and made[0].bias is not None and min(made[0].shape) > 1)  # fmt: skip
+    product, _ = next(
+        made
+        for seed in range(10**6)
+        if (made := make(seed))[0].mode == "w4a8"
+        and made[0].activation.dtype in FLOATS
+        and made[0].packed
+        and made[0].bias is not None
+        and min(made[0].shape) > 1
+    )
     descriptor = core.plan(product.descs(), "w4a8")
     size = core.workspace_size(descriptor)
     workspace = torch.zeros(size + 16, dtype=torch.uint8)

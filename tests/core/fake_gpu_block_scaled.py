@@ -1,6 +1,6 @@
 """What test_core_block_scaled.py runs in a process of its own, where libcuda.so.1 is the fake driver.
 
-    fake_gpu_block_scaled.py FUNCTION ARGUMENTS...     prints one JSON document
+fake_gpu_block_scaled.py FUNCTION ARGUMENTS...     prints one JSON document
 """
 
 from __future__ import annotations
@@ -37,9 +37,19 @@ def products(kernels: str, count: str) -> dict:
         m, n, k = pick([0, 1, 5, 16, 17, 40]), pick([1, 4, 16, 130]), pick([0, 1, 16, 128, 130, 272])
         usual = pick([True, False])
         case = BlockCase(
-            m, n, k, pick([torch.bfloat16, torch.float32]), pad=16 if usual else 0, a_layout=pick(LAYOUTS), b_layout=pick(LAYOUTS),
-            out_layout=pick(LAYOUTS), scale_values=pick(SCALE_VALUES), scale_layout=pick(SCALE_LAYOUTS), bias=pick(BIASES), seed=seed,
-        )  # fmt: skip
+            m,
+            n,
+            k,
+            pick([torch.bfloat16, torch.float32]),
+            pad=16 if usual else 0,
+            a_layout=pick(LAYOUTS),
+            b_layout=pick(LAYOUTS),
+            out_layout=pick(LAYOUTS),
+            scale_values=pick(SCALE_VALUES),
+            scale_layout=pick(SCALE_LAYOUTS),
+            bias=pick(BIASES),
+            seed=seed,
+        )
         operands = case.make()
         out = operands.poisoned()
         descriptor = core.plan(out, operands.inputs)

@@ -1,6 +1,6 @@
 """What test_core_grouped.py runs in processes of their own, where libcuda.so.1 is the fake driver.
 
-    fake_gpu_grouped.py FUNCTION ARGUMENTS...     prints one JSON document
+fake_gpu_grouped.py FUNCTION ARGUMENTS...     prints one JSON document
 """
 
 from __future__ import annotations
@@ -36,10 +36,19 @@ def grouped_products(kernels: str, count: str) -> dict:
     for seed in range(int(count)):
         tokens, E, K, N = pick([0, 1, 5, 40, 150]), pick([1, 2, 7, 60]), pick([1, 16, 32, 33]), pick([4, 8, 16, 19])
         case = grouped(
-            tokens, E, K, N, seed=seed, out_dtype=pick([torch.bfloat16, torch.float32, torch.int32]), bias=pick([None, "out", "float32"]),
-            offsets=pick(["random", "one", "short", "wild"]), a_scale=pick(["one", "vector", "matrix"]), pad=pick([0, 0, -K % 16]),
-            b_scale=pick(["one", "expert", "expert3", "matrix", "matrix3", "strided"]), b_layout=pick(["columns", "columns", "rows"]),
-        )  # fmt: skip
+            tokens,
+            E,
+            K,
+            N,
+            seed=seed,
+            out_dtype=pick([torch.bfloat16, torch.float32, torch.int32]),
+            bias=pick([None, "out", "float32"]),
+            offsets=pick(["random", "one", "short", "wild"]),
+            a_scale=pick(["one", "vector", "matrix"]),
+            pad=pick([0, 0, -K % 16]),
+            b_scale=pick(["one", "expert", "expert3", "matrix", "matrix3", "strided"]),
+            b_layout=pick(["columns", "columns", "rows"]),
+        )
         out = case.poisoned(pick([0, -N % 16]))
         descriptor = core.plan(out, case.inputs)
         choice = core.choice(descriptor)

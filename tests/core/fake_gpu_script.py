@@ -37,7 +37,15 @@ class Core:
 
     def __init__(self, *kernel_libraries: str, arch: str | None = None, provide=None):
         self.lib = _core.library()
-        self.lib.scaledMMCalculate.argtypes = [ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
+        self.lib.scaledMMCalculate.argtypes = [
+            ctypes.c_void_p,
+            ctypes.c_int32,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+            ctypes.c_int32,
+            ctypes.c_void_p,
+        ]
         self.asked: list[tuple[str, str | None, int]] = []
         self.provide = provide
         self._provider = _core._PROVIDER(self._ask)
@@ -168,11 +176,25 @@ def batch_cases(count: int, seed: int):
         if index % 3 > 1:
             layouts = dict(a_layout=pick(("rows", "padded_rows")), b_layout="columns", out_layout="rows")
         yield BatchCase(
-            pick((0, 1, 2, 3, 5)), m, n, k, pick((torch.bfloat16, torch.float32, torch.int32)), a_batch=pick(BATCHES), b_batch=pick(BATCHES),
-            out_batch=pick(OUT_BATCHES), a_scale=pick(VECTORS), b_scale=pick(VECTORS), bias=pick(BIASES), bias_dtype=pick(("out", "float32")),
-            a_zero_point=pick(ZERO_POINTS), b_zero_point=pick(ZERO_POINTS), zero_point_dtype=pick((torch.int32, torch.int8)),
-            sums=pick((False, True)), seed=index, **layouts,
-        )  # fmt: skip
+            pick((0, 1, 2, 3, 5)),
+            m,
+            n,
+            k,
+            pick((torch.bfloat16, torch.float32, torch.int32)),
+            a_batch=pick(BATCHES),
+            b_batch=pick(BATCHES),
+            out_batch=pick(OUT_BATCHES),
+            a_scale=pick(VECTORS),
+            b_scale=pick(VECTORS),
+            bias=pick(BIASES),
+            bias_dtype=pick(("out", "float32")),
+            a_zero_point=pick(ZERO_POINTS),
+            b_zero_point=pick(ZERO_POINTS),
+            zero_point_dtype=pick((torch.int32, torch.int8)),
+            sums=pick((False, True)),
+            seed=index,
+            **layouts,
+        )
 
 
 def batches(kernels: str, count: str, seed: str) -> dict:
@@ -200,9 +222,14 @@ def batch_choices(kernels: str) -> dict:
     core = Core(kernels)
 
     def choose(B, M, N, K, **options):
-        descs = {"out": TensorDesc((B, M, N), torch.bfloat16), "a": TensorDesc((B, M, K), torch.int8),
-                 "b": TensorDesc((B, K, N), torch.int8, (K * N, 1, K)), "a_scale": TensorDesc((B, M, 1), torch.float32),
-                 "b_scale": TensorDesc((1,), torch.float32), **options}  # fmt: skip
+        descs = {
+            "out": TensorDesc((B, M, N), torch.bfloat16),
+            "a": TensorDesc((B, M, K), torch.int8),
+            "b": TensorDesc((B, K, N), torch.int8, (K * N, 1, K)),
+            "a_scale": TensorDesc((B, M, 1), torch.float32),
+            "b_scale": TensorDesc((1,), torch.float32),
+            **options,
+        }
         descriptor = core.create(**descs)
         choice = core.choice(descriptor)
         return [choice.row.decode(), choice.reason.decode(), core.workspace_size(descriptor)]
@@ -222,17 +249,24 @@ def batch_choices(kernels: str) -> dict:
         "far apart": choose(3, 100, 64, 128, a=TensorDesc((3, 100, 128), torch.int8, (1 << 40, 128, 1))),
         "65535": choose(65535, 1, 64, 128),
         "65536": choose(65536, 1, 64, 128),
-        "forced": status_of(lambda: core.create("c3x_256x192x128_co", out=TensorDesc((65536, 1, 64), torch.int32),
-                                                a=TensorDesc((65536, 1, 128), torch.int8), b=TensorDesc((65536, 128, 64), torch.int8, (8192, 1, 128)))),
-    }  # fmt: skip
+        "forced": status_of(
+            lambda: core.create(
+                "c3x_256x192x128_co",
+                out=TensorDesc((65536, 1, 64), torch.int32),
+                a=TensorDesc((65536, 1, 128), torch.int8),
+                b=TensorDesc((65536, 128, 64), torch.int8, (8192, 1, 128)),
+            )
+        ),
+    }
 
 
 def sums(kernels: str) -> dict:
     """Sums that are given are used instead of reading the operand: wrong ones show, and only where they are needed."""
     core, answers = Core(kernels), {}
     for points in ("a", "b", "ab"):
-        case = BatchCase(3, 5, 32, 48, torch.float32, sums=True, a_zero_point="each" if "a" in points else None,
-                         b_zero_point="each" if "b" in points else None)  # fmt: skip
+        case = BatchCase(
+            3, 5, 32, 48, torch.float32, sums=True, a_zero_point="each" if "a" in points else None, b_zero_point="each" if "b" in points else None
+        )
         operands = case.make()
         out, _ = operands.poisoned_out()
         expected = operands.expected()
@@ -293,8 +327,13 @@ def threads(kernels: str) -> dict:
 
 
 def product_descs(M: int, N: int, K: int, dtype=torch.bfloat16, **options) -> dict[str, TensorDesc]:
-    descs = {"out": TensorDesc((M, N), dtype), "a": TensorDesc((M, K), torch.int8), "b": TensorDesc((K, N), torch.int8, (1, K)),
-             "a_scale": TensorDesc((M, 1), torch.float32), "b_scale": TensorDesc((1, N), torch.float32)}  # fmt: skip
+    descs = {
+        "out": TensorDesc((M, N), dtype),
+        "a": TensorDesc((M, K), torch.int8),
+        "b": TensorDesc((K, N), torch.int8, (1, K)),
+        "a_scale": TensorDesc((M, 1), torch.float32),
+        "b_scale": TensorDesc((1, N), torch.float32),
+    }
     return {**descs, **options}
 
 
@@ -312,7 +351,10 @@ def dispatch(kernels: str) -> dict:
     core, table = Core(kernels), load_table("sm90")
     found = agreement(core, table, edges((bucket.m for bucket in table.buckets), 1))
     near = dict(n=4096, n_min=4096, k=4096, k_min=4096)
-    buckets = [Bucket(m=640, m_min=321, kernel=table.buckets[0].kernel, **near), Bucket(m=64, m_min=33, constant_b=True, kernel=table.buckets[0].kernel, **near)]
+    buckets = [
+        Bucket(m=640, m_min=321, kernel=table.buckets[0].kernel, **near),
+        Bucket(m=64, m_min=33, constant_b=True, kernel=table.buckets[0].kernel, **near),
+    ]
     tuned = tuned_table(table, "a GPU", table.rows, buckets)
     _core.register_table(tuned)
     again = agreement(core, tuned, [1, 32, 33, 64, 65, 320, 321, 640, 641])
@@ -345,12 +387,17 @@ def forced(kernels: str) -> dict:
     for row in table.rows:
         choice = core.choice(core.create(row.name, **product_descs(3, 64, 128)))
         assert choice.row.decode() == row.name and choice.bucket == -1 and "forced by name" in choice.reason.decode()
-    misfits = {"unaligned K": product_descs(3, 64, 100), "unaligned N": product_descs(3, 63, 128), "end of a row": product_descs(3, 63, 128, out=TensorDesc((3, 63), torch.bfloat16, (64, 1))),
-               "end of one row": product_descs(1, 63, 128), "K of zero": product_descs(3, 64, 0),
-               "row-major b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8)),
-               "pointer of a": product_descs(3, 64, 128, a=TensorDesc((3, 128), torch.int8, alignment=8)),
-               "pointer of b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8, (1, 128), alignment=8)),
-               "pointer of out": product_descs(3, 64, 128, out=TensorDesc((3, 64), torch.bfloat16, alignment=8))}  # fmt: skip
+    misfits = {
+        "unaligned K": product_descs(3, 64, 100),
+        "unaligned N": product_descs(3, 63, 128),
+        "end of a row": product_descs(3, 63, 128, out=TensorDesc((3, 63), torch.bfloat16, (64, 1))),
+        "end of one row": product_descs(1, 63, 128),
+        "K of zero": product_descs(3, 64, 0),
+        "row-major b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8)),
+        "pointer of a": product_descs(3, 64, 128, a=TensorDesc((3, 128), torch.int8, alignment=8)),
+        "pointer of b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8, (1, 128), alignment=8)),
+        "pointer of out": product_descs(3, 64, 128, out=TensorDesc((3, 64), torch.bfloat16, alignment=8)),
+    }
     decode = next(row.name for row in table.rows if row.generation == "decode")  # any out that is contiguous along N
     for name in ("unaligned N", "end of a row", "end of one row", "pointer of out"):
         assert core.choice(core.create(decode, **misfits[name])).row.decode() == decode

@@ -40,7 +40,7 @@ inline float float_at(const void* data, int64_t index, int32_t dtype) {
 
 struct Block {
   int level[32];
-  double d, second;  // second: m, s or 0
+  double d, second; // second: m, s or 0
 };
 
 struct Layout {
@@ -50,12 +50,12 @@ struct Layout {
 
 inline Layout layout_of(int32_t format) {
   switch (format) {
-    case SCALED_MM_DTYPE_Q4_0: return {4, 8, 18, false};
-    case SCALED_MM_DTYPE_Q4_1: return {4, 0, 20, true};
-    case SCALED_MM_DTYPE_Q5_0: return {5, 16, 22, false};
-    case SCALED_MM_DTYPE_Q5_1: return {5, 0, 24, true};
-    case SCALED_MM_DTYPE_Q8_0: return {8, 0, 34, false};
-    default: return {8, 0, 36, true};
+  case SCALED_MM_DTYPE_Q4_0: return {4, 8, 18, false};
+  case SCALED_MM_DTYPE_Q4_1: return {4, 0, 20, true};
+  case SCALED_MM_DTYPE_Q5_0: return {5, 16, 22, false};
+  case SCALED_MM_DTYPE_Q5_1: return {5, 0, 24, true};
+  case SCALED_MM_DTYPE_Q8_0: return {8, 0, 34, false};
+  default: return {8, 0, 36, true};
   }
 }
 
@@ -66,8 +66,10 @@ inline Block read_block(const uint8_t* p, int32_t format) {
   const uint8_t* high = p;
   if (f.bits == 5) p += 4;
   for (int e = 0; e < 32; ++e) {
-    if (f.bits == 8) block.level[e] = int8_t(p[e]);
-    else block.level[e] = e < 16 ? p[e] & 15 : p[e - 16] >> 4;
+    if (f.bits == 8)
+      block.level[e] = int8_t(p[e]);
+    else
+      block.level[e] = e < 16 ? p[e] & 15 : p[e - 16] >> 4;
     if (f.bits == 5) block.level[e] |= (high[e / 8] >> (e % 8) & 1) << 4;
   }
   return block;
@@ -95,13 +97,13 @@ inline Block read_tile(const uint8_t* tile, int r, int b, int32_t format) {
     const int element[8] = {2 * t, 2 * t + 8, 2 * t + 16, 2 * t + 24, 2 * t + 1, 2 * t + 9, 2 * t + 17, 2 * t + 25};
     for (int j = 0; j < 8; ++j) {
       if (f.bits == 8) {
-        constexpr int kByte[8] = {0, 4, 1, 5, 2, 6, 3, 7};  // of the row's two words
+        constexpr int kByte[8] = {0, 4, 1, 5, 2, 6, 3, 7}; // of the row's two words
         block.level[element[j]] = int8_t(band[b * 512 + i * 16 + 8 * h + kByte[j]]);
         continue;
       }
       const uint8_t* words = band + pair * 512 + i * 16;
-      block.level[element[j]] = f.bits == 5 ? five_bits(words, band + 2048 + pair * 128 + i * 4, 4 * c + j % 4, j / 4)
-                                            : int(word_at(words + 4 * c) >> 4 * j & 15);
+      block.level[element[j]] =
+          f.bits == 5 ? five_bits(words, band + 2048 + pair * 128 + i * 4, 4 * c + j % 4, j / 4) : int(word_at(words + 4 * c) >> 4 * j & 15);
     }
   }
   const int at = 128 * f.bytes - (f.second ? 512 : 256) + (g * 8 + b) * 4 + 2 * h;
@@ -132,7 +134,9 @@ inline void quantize(const float (&x)[32], uint8_t* block) {
   for (int e = 0; e < 32; ++e) block[4 + e] = uint8_t(int8_t(std::round(x[e] * inverse)));
 }
 
-inline int64_t workspace_size(int64_t M, int64_t, int64_t K, const BlockOperands& blocks, int32_t) { return blocks.quantize ? M * (K / 32) * 36 + 20 : 0; }
+inline int64_t workspace_size(int64_t M, int64_t, int64_t K, const BlockOperands& blocks, int32_t) {
+  return blocks.quantize ? M * (K / 32) * 36 + 20 : 0;
+}
 
 // One activation's part of a block: with its sum and scale as stored, or floats.
 inline double block_product(const Block& w, const Layout& f, const uint8_t* q8_1, const double* floats) {
@@ -200,9 +204,9 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace host_block
+} // namespace host_block
 
-#define HOST_BLOCK_KERNEL(symbol, row, format)                                                                                \
-  extern "C" const scaled_mm::Kernel symbol;                                                                                  \
-  const scaled_mm::Kernel symbol = {row,     SCALED_MM_DTYPE_##format, 1024, &prepare, &host_block::launch<SCALED_MM_DTYPE_##format>, \
-                                    nullptr, nullptr,                  &host_block::workspace_size};
+#define HOST_BLOCK_KERNEL(symbol, row, format)                                                                                                       \
+  extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
+  const scaled_mm::Kernel symbol = {row,     SCALED_MM_DTYPE_##format,   1024, &prepare, &host_block::launch<SCALED_MM_DTYPE_##format>, nullptr,     \
+                                    nullptr, &host_block::workspace_size};

@@ -27,7 +27,7 @@ float bf16_to_float(const void* p) {
   return value;
 }
 
-uint16_t to_bf16(float value) {  // to nearest, ties to even
+uint16_t to_bf16(float value) { // to nearest, ties to even
   uint32_t bits;
   memcpy(&bits, &value, 4);
   if (value != value) return 0x7fff;
@@ -52,8 +52,10 @@ scaledMMStatus_t zero_point_terms(const GemmLaunch& l, char*, size_t) {
   for (int64_t i = 0; i < (l.row_terms_batch_stride ? l.batch : 1); ++i) {
     for (int64_t m = 0; m < l.M; ++m) {
       uint32_t sum = 0;
-      if (l.a_row_sums) sum = uint32_t(l.a_row_sums[i * s.a_row_sums + m * l.a_row_sums_stride]);
-      else for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(a_at(l, i, m, k)));
+      if (l.a_row_sums)
+        sum = uint32_t(l.a_row_sums[i * s.a_row_sums + m * l.a_row_sums_stride]);
+      else
+        for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(a_at(l, i, m, k)));
       int32_t* terms = l.row_terms + 2 * (i * l.row_terms_batch_stride + m);
       terms[0] = zero_point(l.a_zero_point, i * s.a_zero_point + m * l.a_zero_point_stride, l.a_zero_point_dtype);
       terms[1] = int32_t(sum);
@@ -62,8 +64,10 @@ scaledMMStatus_t zero_point_terms(const GemmLaunch& l, char*, size_t) {
   for (int64_t i = 0; i < (l.col_terms_batch_stride ? l.batch : 1); ++i) {
     for (int64_t n = 0; n < l.N; ++n) {
       uint32_t sum = 0;
-      if (l.b_column_sums) sum = uint32_t(l.b_column_sums[i * s.b_column_sums + n * l.b_column_sums_stride]);
-      else for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(b_at(l, i, k, n)));
+      if (l.b_column_sums)
+        sum = uint32_t(l.b_column_sums[i * s.b_column_sums + n * l.b_column_sums_stride]);
+      else
+        for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(b_at(l, i, k, n)));
       const int32_t zb = zero_point(l.b_zero_point, i * s.b_zero_point + n * l.b_zero_point_stride, l.b_zero_point_dtype);
       int32_t* terms = l.col_terms + 2 * (i * l.col_terms_batch_stride + n);
       terms[0] = int32_t(sum - uint32_t(l.K) * uint32_t(zb));
@@ -99,9 +103,12 @@ const char* tensor_map_refuses(const GemmLaunch& l, Maps maps, int64_t out_bytes
 
 template <int kDtype>
 void store(void* out, int64_t index, int32_t acc, float value) {
-  if (kDtype == SCALED_MM_DTYPE_INT32) static_cast<int32_t*>(out)[index] = acc;
-  else if (kDtype == SCALED_MM_DTYPE_FLOAT32) static_cast<float*>(out)[index] = value;
-  else static_cast<uint16_t*>(out)[index] = to_bf16(value);
+  if (kDtype == SCALED_MM_DTYPE_INT32)
+    static_cast<int32_t*>(out)[index] = acc;
+  else if (kDtype == SCALED_MM_DTYPE_FLOAT32)
+    static_cast<float*>(out)[index] = value;
+  else
+    static_cast<uint16_t*>(out)[index] = to_bf16(value);
 }
 
 // Element [m, n] of product i.
@@ -199,8 +206,8 @@ scaledMMStatus_t block_scaled_launch(const GemmLaunch& l, char* message, size_t 
       for (int64_t block = 0; block * 128 < l.K; ++block) {
         int32_t acc = 0;
         for (int64_t k = block * 128; k < l.K && k < block * 128 + 128; ++k) acc += int32_t(a_at(l, 0, m, k)) * int32_t(b_at(l, 0, k, n));
-        const float scale = l.a_scale[m * l.a_scale_stride + block * l.a_scale_stride_k] *
-                            l.b_scale[block * l.b_scale_stride_k + n / 128 * l.b_scale_stride];
+        const float scale =
+            l.a_scale[m * l.a_scale_stride + block * l.a_scale_stride_k] * l.b_scale[block * l.b_scale_stride_k + n / 128 * l.b_scale_stride];
         const float value = float(acc) * scale;
         sum = sum + value;
       }
@@ -241,25 +248,25 @@ scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_
   return launch<SCALED_MM_DTYPE_FLOAT32, Maps::kNone>(l, message, size);
 }
 
-}  // namespace
+} // namespace
 
-#define HOST_KERNEL(symbol, row, dtype, maps)  \
-  extern "C" const scaled_mm::Kernel symbol;          \
+#define HOST_KERNEL(symbol, row, dtype, maps)                                                                                                        \
+  extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
   const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &launch<dtype, Maps::maps>};
-#define HOST_GROUPED_KERNEL(symbol, row, dtype, maps)                                             \
-  extern "C" const scaled_mm::Kernel symbol;                                                             \
-  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &grouped_launch<dtype, Maps::maps>, nullptr, \
-                                    Maps::maps != Maps::kNone ? &grouped_workspace_size : nullptr};
-#define HOST_BLOCK_SCALED_KERNEL(symbol, row, dtype, maps) \
-  extern "C" const scaled_mm::Kernel symbol;                      \
+#define HOST_GROUPED_KERNEL(symbol, row, dtype, maps)                                                                                                \
+  extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
+  const scaled_mm::Kernel symbol = {                                                                                                                 \
+      row, dtype, 1024, &prepare, &grouped_launch<dtype, Maps::maps>, nullptr, Maps::maps != Maps::kNone ? &grouped_workspace_size : nullptr};
+#define HOST_BLOCK_SCALED_KERNEL(symbol, row, dtype, maps)                                                                                           \
+  extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
   const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &block_scaled_launch<dtype, Maps::maps>};
-#define HOST_ZERO_POINT_TERMS(symbol)                 \
-  extern "C" const scaled_mm::Kernel symbol;          \
+#define HOST_ZERO_POINT_TERMS(symbol)                                                                                                                \
+  extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
   const scaled_mm::Kernel symbol = {"zero_point_terms", -1, 0, &prepare, &zero_point_terms};
 // Kernels that something is wrong with.
-#define BROKEN_KERNEL(symbol, row, shared_memory, prepare_function, launch_function) \
-  extern "C" const scaled_mm::Kernel symbol;                                         \
+#define BROKEN_KERNEL(symbol, row, shared_memory, prepare_function, launch_function)                                                                 \
+  extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
   const scaled_mm::Kernel symbol = {row, SCALED_MM_DTYPE_FLOAT32, shared_memory, &prepare_function, &launch_function};
-#define WORKSPACE_KERNEL(symbol, row)        \
-  extern "C" const scaled_mm::Kernel symbol; \
+#define WORKSPACE_KERNEL(symbol, row)                                                                                                                \
+  extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
   const scaled_mm::Kernel symbol = {row, SCALED_MM_DTYPE_FLOAT32, 0, &prepare, &launch_with_workspace, &workspace_size};

@@ -11,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(call)                                                                                                     \
-  do {                                                                                                                  \
-    scaledMMStatus_t status_ = (call);                                                                                  \
-    if (status_ != SCALED_MM_STATUS_SUCCESS) {                                                                          \
-      fprintf(stderr, "%s: %s: %s\n", #call, scaledMMGetStatusName(status_), scaledMMGetLastErrorMessage());            \
-      exit(1);                                                                                                          \
-    }                                                                                                                   \
+#define CHECK(call)                                                                                                                                  \
+  do {                                                                                                                                               \
+    scaledMMStatus_t status_ = (call);                                                                                                               \
+    if (status_ != SCALED_MM_STATUS_SUCCESS) {                                                                                                       \
+      fprintf(stderr, "%s: %s: %s\n", #call, scaledMMGetStatusName(status_), scaledMMGetLastErrorMessage());                                         \
+      exit(1);                                                                                                                                       \
+    }                                                                                                                                                \
   } while (0)
 
 /* ---- the driver ------------------------------------------------------------------------------------------------- */
@@ -145,35 +145,35 @@ static void run(scaledMMHandle_t handle, const char* row, int64_t B, int64_t M, 
   for (int64_t n = 0; n < products * N; ++n) bias[n] = (float)(next_random() % 4000) - 2000.0f;
   memset(out, 0xff, (size_t)(rows * N) * 4); /* NaN: an element that is not written shows */
 
-  CHECK(scaledMMCreateGemmDescriptor(handle, &d, &out_desc, &a_desc, &b_desc, &a_scale_desc, &b_scale_desc, &bias_desc,
-                                     zero_points ? &za_desc : NULL, zero_points ? &zb_desc : NULL, NULL, NULL, row));
+  CHECK(scaledMMCreateGemmDescriptor(handle, &d, &out_desc, &a_desc, &b_desc, &a_scale_desc, &b_scale_desc, &bias_desc, zero_points ? &za_desc : NULL,
+                                     zero_points ? &zb_desc : NULL, NULL, NULL, row));
   CHECK(scaledMMGetKernel(d, &choice));
   CHECK(scaledMMGetWorkspaceSize(d, &bytes));
   {
     void *device_out = on_device(out, (size_t)(rows * N) * 4), *device_a = on_device(a, (size_t)(rows * K));
-    void *device_b = on_device(b, (size_t)(products * N * K));
+    void* device_b = on_device(b, (size_t)(products * N * K));
     void *device_a_scale = on_device(a_scale, (size_t)rows * 4), *device_b_scale = on_device(b_scale, (size_t)N * 4);
     void *device_bias = on_device(bias, (size_t)(products * N) * 4), *workspace = bytes ? on_device(NULL, bytes) : NULL;
     void *device_za = zero_points ? on_device(za, (size_t)rows * 4) : NULL, *device_zb = zero_points ? on_device(zb, (size_t)N) : NULL;
     cuda(cuCtxSynchronize(), "cuCtxSynchronize");
     if (bytes) {
-      scaledMMStatus_t status = scaledMMCalculateGemm(d, workspace, bytes - 1, device_out, device_a, device_b, device_a_scale,
-                                                      device_b_scale, device_bias, device_za, device_zb, NULL, NULL, stream);
+      scaledMMStatus_t status = scaledMMCalculateGemm(d, workspace, bytes - 1, device_out, device_a, device_b, device_a_scale, device_b_scale,
+                                                      device_bias, device_za, device_zb, NULL, NULL, stream);
       if (status != SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE) {
         fprintf(stderr, "a workspace that is too small: got %s\n", scaledMMGetStatusName(status));
         exit(1);
       }
     }
-    CHECK(scaledMMCalculateGemm(d, workspace, bytes, device_out, device_a, device_b, device_a_scale, device_b_scale, device_bias,
-                                device_za, device_zb, NULL, NULL, stream));
+    CHECK(scaledMMCalculateGemm(d, workspace, bytes, device_out, device_a, device_b, device_a_scale, device_b_scale, device_bias, device_za,
+                                device_zb, NULL, NULL, stream));
     cuda(cuStreamSynchronize(stream), "cuStreamSynchronize");
     cuda(cuMemcpyDtoH(out, (DevicePointer)(size_t)device_out, (size_t)(rows * N) * 4), "cuMemcpyDtoH");
   }
   for (int64_t m = 0; m < rows; ++m) {
     const int64_t first = m / M * N; /* of the product's weight and bias */
     for (int64_t n = 0; n < N; ++n) {
-      const float want = expected(a + m * K, b + (first + n) * K, K, a_scale[m], b_scale[n], bias[first + n], zero_points ? za[m] : 0,
-                                  zero_points ? zb[n] : 0);
+      const float want =
+          expected(a + m * K, b + (first + n) * K, K, a_scale[m], b_scale[n], bias[first + n], zero_points ? za[m] : 0, zero_points ? zb[n] : 0);
       if (memcmp(&want, &out[m * N + n], 4) == 0) continue;
       if (different++ == 0) fprintf(stderr, "[%ld, %ld]: expected %.9g, got %.9g\n", (long)m, (long)n, (double)want, (double)out[m * N + n]);
     }
@@ -208,9 +208,9 @@ int main(int argc, char** argv) {
     cuda(cuStreamCreate(&stream, 1 /* does not wait for the default stream */), "cuStreamCreate");
     for (int zero_points = 0; zero_points < 2; ++zero_points) {
       for (int64_t B = 0; B < 4; B += 3) {
-        run(handle, NULL, B, M, N, K, zero_points, stream);                             /* the bucket's row */
-        run(handle, NULL, B, M + 1, N + 3, K + 5, zero_points, stream);                 /* unaligned: the fallback */
-        run(handle, fallback, B, M, N, K, zero_points, stream);                         /* forced */
+        run(handle, NULL, B, M, N, K, zero_points, stream);             /* the bucket's row */
+        run(handle, NULL, B, M + 1, N + 3, K + 5, zero_points, stream); /* unaligned: the fallback */
+        run(handle, fallback, B, M, N, K, zero_points, stream);         /* forced */
       }
     }
     CHECK(scaledMMDestroyHandle(handle));

@@ -25,8 +25,21 @@ def emulated(tmp_path_factory):
         pytest.skip("needs a C++ compiler and the headers of a CUDA toolkit")
     library = tmp_path_factory.mktemp("emulated") / "levels.so"
     includes = [f"-I{HERE / 'emulated'}", f"-I{HERE}", f"-I{csrc_dir()}", f"-I{include_dir()}", f"-isystem{include}"]
-    command = [str(cxx), "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", "-D__CUDA_ARCH_LIST__=900",
-               *includes, str(HERE / "block_levels_emulated.cpp"), "-o", str(library)]  # fmt: skip
+    command = [
+        str(cxx),
+        "-std=c++17",
+        "-O1",
+        "-ffp-contract=off",
+        "-fPIC",
+        "-shared",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        "-D__CUDA_ARCH_LIST__=900",
+        *includes,
+        str(HERE / "block_levels_emulated.cpp"),
+        "-o",
+        str(library),
+    ]
     subprocess.run(command, check=True, timeout=600)
     return ctypes.CDLL(str(library))
 

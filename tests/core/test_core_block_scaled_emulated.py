@@ -26,8 +26,19 @@ from correctness.block_scaled_cases import BlockCase  # noqa: E402
 # A row is emulated once, whatever tables it is in.
 ROWS = {row.name: row for arch, _ in available_tables() for row in load_table(arch).block_scaled.rows}
 SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-STRIDES = ("a_stride_m", "a_stride_k", "b_stride_k", "b_stride_n", "out_stride_m", "out_stride_n", "a_scale_stride_m", "a_scale_stride_k",
-           "b_scale_stride_k", "b_scale_stride_n", "bias_stride")  # fmt: skip
+STRIDES = (
+    "a_stride_m",
+    "a_stride_k",
+    "b_stride_k",
+    "b_stride_n",
+    "out_stride_m",
+    "out_stride_n",
+    "a_scale_stride_m",
+    "a_scale_stride_k",
+    "b_scale_stride_k",
+    "b_scale_stride_n",
+    "bias_stride",
+)
 
 
 class Product(ctypes.Structure):
@@ -64,16 +75,37 @@ def emulate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("emulated")
     (folder / "rows.cpp").write_text("\n".join(lines) + "\n")
     includes = [f"-I{HERE / 'emulated'}", f"-I{HERE}", f"-I{csrc_dir()}", f"-I{include_dir()}", f"-isystem{include}"]
-    command = [str(cxx), "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", *includes,
-               str(folder / "rows.cpp"), "-o", str(folder / "rows.so")]  # fmt: skip
+    command = [
+        str(cxx),
+        "-std=c++17",
+        "-O1",
+        "-ffp-contract=off",
+        "-fPIC",
+        "-shared",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        *includes,
+        str(folder / "rows.cpp"),
+        "-o",
+        str(folder / "rows.so"),
+    ]
     subprocess.run(command, check=True, timeout=600)
     library = ctypes.CDLL(str(folder / "rows.so"))
 
     def emulate(row: str, operands, out: torch.Tensor, eager: bool) -> None:
         t = operands.inputs
         bias = t["bias"]
-        product = Product(*out.shape, t["a"].shape[1], *(None if x is None else x.data_ptr() for x in (t["a"], t["b"], out, t["a_scale"], t["b_scale"], bias)))
-        strides = [*t["a"].stride(), *t["b"].stride(), *out.stride(), *t["a_scale"].stride(), *t["b_scale"].stride(), bias.stride(-1) if bias is not None else 0]
+        product = Product(
+            *out.shape, t["a"].shape[1], *(None if x is None else x.data_ptr() for x in (t["a"], t["b"], out, t["a_scale"], t["b_scale"], bias))
+        )
+        strides = [
+            *t["a"].stride(),
+            *t["b"].stride(),
+            *out.stride(),
+            *t["a_scale"].stride(),
+            *t["b_scale"].stride(),
+            bias.stride(-1) if bias is not None else 0,
+        ]
         for name, stride in zip(STRIDES, strides):
             setattr(product, name, stride)
         product.bias_dtype = _core.DTYPES.index(str(bias.dtype).removeprefix("torch.")) if bias is not None else 0
@@ -98,9 +130,14 @@ def check(emulate, row: str, case: BlockCase, eager: bool) -> None:
 def test_every_row_has_the_bits_of_the_reference(emulate, row, eager):
     tile = ROWS[row].tile
     shapes = [
-        (tile.m, tile.n, 128), (tile.m + 1, tile.n + 1, 128 * 12 + 1), (1, tile.n + 7, 255), (tile.m - 3, 130, 17), (2 * tile.m + 5, 5 * tile.n - 9, 300),
-        (3, 3, 1), (5, 64, 1000),
-    ]  # fmt: skip
+        (tile.m, tile.n, 128),
+        (tile.m + 1, tile.n + 1, 128 * 12 + 1),
+        (1, tile.n + 7, 255),
+        (tile.m - 3, 130, 17),
+        (2 * tile.m + 5, 5 * tile.n - 9, 300),
+        (3, 3, 1),
+        (5, 64, 1000),
+    ]
     for seed, (m, n, k) in enumerate(shapes):
         out_dtype = list(SUFFIXES)[seed % 3]
         check(emulate, row, BlockCase(m, n, k, out_dtype, pad=16, bias=(None, "float32", "out")[seed % 3], seed=seed), eager)
@@ -108,7 +145,9 @@ def test_every_row_has_the_bits_of_the_reference(emulate, row, eager):
 
 @pytest.mark.parametrize("row", ROWS)
 def test_every_row_takes_any_scales(emulate, row):
-    for seed, (layout, values) in enumerate([("columns", "signed"), ("padded", "wide"), ("broadcast", "positive"), ("rows", "special"), ("columns", "special")]):
+    for seed, (layout, values) in enumerate(
+        [("columns", "signed"), ("padded", "wide"), ("broadcast", "positive"), ("rows", "special"), ("columns", "special")]
+    ):
         check(emulate, row, BlockCase(19, 150, 400, pad=16, scale_layout=layout, scale_values=values, bias="strided", seed=seed), False)
 
 
@@ -118,10 +157,17 @@ def test_every_row_sums_the_largest_values_of_a_block_exactly(emulate, row):
         check(emulate, row, BlockCase(17, 33, 384, torch.float32, pad=16, values=values), False)
 
 
-@pytest.mark.parametrize("a_layout, b_layout, out_layout", [
-    ("offset_rows", "offset_columns", "rows"), ("columns", "rows", "columns"), ("every_second", "every_second", "every_second"),
-    ("padded_rows", "every_second_row", "padded_columns"), ("rows", "columns", "offset_rows"), ("offset_columns", "offset_rows", "rows"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "a_layout, b_layout, out_layout",
+    [
+        ("offset_rows", "offset_columns", "rows"),
+        ("columns", "rows", "columns"),
+        ("every_second", "every_second", "every_second"),
+        ("padded_rows", "every_second_row", "padded_columns"),
+        ("rows", "columns", "offset_rows"),
+        ("offset_columns", "offset_rows", "rows"),
+    ],
+)
 def test_the_generic_row_takes_any_layout(emulate, a_layout, b_layout, out_layout):
     row = next(name for name, row in ROWS.items() if row.generation == "generic")
     for seed, (m, n, k) in enumerate([(1, 1, 1), (5, 7, 130), (65, 70, 300), (64, 64, 256), (2, 3, 0)]):

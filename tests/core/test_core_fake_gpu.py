@@ -54,9 +54,13 @@ def test_a_batch_is_dispatched_as_one_product_of_a_shared_weight_or_as_what_it_i
     assert answer["own weights"][2] == 0
     assert answer["zero points"][2] == 8 * 3 * (100 + 64)
     assert answer["zero points of a shared b"][2] == 8 * (3 * 100 + 64)  # the column sums are there once
-    for name, why in {"batch stride of a": "the batch stride of a is not a multiple", "batch stride of b": "the batch stride of b is not a multiple",
-                      "batch stride of out": "the batch stride of out is not a multiple", "far apart": "a batch stride is 2^40 bytes or more",
-                      "65536": "the batch has more than 65535 products"}.items():  # fmt: skip
+    for name, why in {
+        "batch stride of a": "the batch stride of a is not a multiple",
+        "batch stride of b": "the batch stride of b is not a multiple",
+        "batch stride of out": "the batch stride of out is not a multiple",
+        "far apart": "a batch stride is 2^40 bytes or more",
+        "65536": "the batch has more than 65535 products",
+    }.items():
         row, reason, _ = answer[name]
         assert row == TABLE.fallback and why in reason, name
     status, message = answer["forced"]
@@ -65,9 +69,16 @@ def test_a_batch_is_dispatched_as_one_product_of_a_shared_weight_or_as_what_it_i
 
 def test_sums_that_are_given_take_the_place_of_reading_the_operand(ask, fake_gpu):
     assert ask("sums", fake_gpu.kernels) == {
-        "a None": True, "a a_row_sums": True, "a b_column_sums": False, "b None": True, "b a_row_sums": False, "b b_column_sums": True,
-        "ab None": True, "ab a_row_sums": False, "ab b_column_sums": False,
-    }  # fmt: skip
+        "a None": True,
+        "a a_row_sums": True,
+        "a b_column_sums": False,
+        "b None": True,
+        "b a_row_sums": False,
+        "b b_column_sums": True,
+        "ab None": True,
+        "ab a_row_sums": False,
+        "ab b_column_sums": False,
+    }
 
 
 def test_many_threads_may_use_one_descriptor(ask, fake_gpu):
@@ -84,9 +95,15 @@ def test_a_forced_row_runs_or_says_why_it_cannot(ask, fake_gpu):
     answer = ask("forced", fake_gpu.kernels)
     status, message = answer.pop("unknown")
     assert status == "KERNEL_NOT_FOUND" and message.startswith("kernel: expected a row of sm90 (") and message.endswith("got c3x_1x1x1")
-    reasons = {"unaligned K": "stride of a", "unaligned N": "stride of out", "K of zero": "K is 0",
-               "end of a row": "whole vectors", "end of one row": "whole vectors",
-               "row-major b": "b is not contiguous along K", **{f"pointer of {name}": f"the data pointer of {name} is not aligned" for name in ("a", "b", "out")}}  # fmt: skip
+    reasons = {
+        "unaligned K": "stride of a",
+        "unaligned N": "stride of out",
+        "K of zero": "K is 0",
+        "end of a row": "whole vectors",
+        "end of one row": "whole vectors",
+        "row-major b": "b is not contiguous along K",
+        **{f"pointer of {name}": f"the data pointer of {name} is not aligned" for name in ("a", "b", "out")},
+    }
     assert answer.keys() == reasons.keys()
     for name, (status, message) in answer.items():
         assert status == "BAD_PARAM" and "cannot take this product: " in message and reasons[name] in message, message
@@ -169,7 +186,9 @@ def test_a_gpu_has_the_table_that_says_it_serves_it(device, capability, arch):
     assert device(FAKE_COMPUTE_CAPABILITY=str(capability)) == f"{arch} {capability} 132 232448"
 
 
-@pytest.mark.parametrize("capability, arch", [(76, "sm75"), (81, "sm80"), (91, "sm89"), (101, "sm100"), (122, "sm120"), (130, "sm120"), (200, "sm120")])
+@pytest.mark.parametrize(
+    "capability, arch", [(76, "sm75"), (81, "sm80"), (91, "sm89"), (101, "sm100"), (122, "sm120"), (130, "sm120"), (200, "sm120")]
+)
 def test_a_gpu_that_no_table_knows_has_that_of_the_newest_whose_code_it_runs(device, capability, arch):
     assert device(FAKE_COMPUTE_CAPABILITY=str(capability)) == f"{arch} {capability} 132 232448"
 
@@ -187,9 +206,15 @@ def test_an_empty_variable_forces_nothing(device):
 
 @pytest.mark.parametrize(
     "capability, name, needs",
-    [(90, "sm100", "10.0 or newer"), (90, "sm121", "12.0 or newer"), (80, "sm89", "8.6 or newer"), (75, "sm80", "8.0 or newer"),
-     (100, "sm90", "9.0 and no other"), (89, "sm90", "9.0 and no other")],
-)  # fmt: skip
+    [
+        (90, "sm100", "10.0 or newer"),
+        (90, "sm121", "12.0 or newer"),
+        (80, "sm89", "8.6 or newer"),
+        (75, "sm80", "8.0 or newer"),
+        (100, "sm90", "9.0 and no other"),
+        (89, "sm90", "9.0 and no other"),
+    ],
+)
 def test_an_architecture_whose_code_the_device_cannot_run_is_refused(device, capability, name, needs):
     have = f"{capability // 10}.{capability % 10}"
     for origin, answer in (

@@ -25,8 +25,13 @@ class Product:
         M, N, K = shape
         self.a = torch.empty((M, K), dtype=torch.int8, device=device)
         self.weight = torch.empty((N, K), dtype=torch.int8, device=device)
-        self.inputs = {"a": self.a, "b": self.weight.t(), "a_scale": torch.rand(M, 1, device=device) + 0.01,
-                       "b_scale": torch.rand(N, device=device) + 0.01, "bias": torch.randn(N, device=device).bfloat16()}  # fmt: skip
+        self.inputs = {
+            "a": self.a,
+            "b": self.weight.t(),
+            "a_scale": torch.rand(M, 1, device=device) + 0.01,
+            "b_scale": torch.rand(N, device=device) + 0.01,
+            "bias": torch.randn(N, device=device).bfloat16(),
+        }
         if zero_points:
             self.inputs["a_zero_point"] = torch.randint(-128, 128, (M,), dtype=torch.int32, device=device)
             self.inputs["b_zero_point"] = torch.randint(-128, 128, (N,), dtype=torch.int8, device=device)

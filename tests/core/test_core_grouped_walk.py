@@ -22,7 +22,18 @@ def walk(tmp_path_factory):
     if cxx is None:
         pytest.skip("no C++ compiler here")
     program = tmp_path_factory.mktemp("warp") / "warp"
-    command = [str(cxx), "-std=c++17", "-O1", "-Wall", "-Wno-unknown-pragmas", "-Werror", f"-I{csrc_dir()}", str(HERE / "warp.cpp"), "-o", str(program)]
+    command = [
+        str(cxx),
+        "-std=c++17",
+        "-O1",
+        "-Wall",
+        "-Wno-unknown-pragmas",
+        "-Werror",
+        f"-I{csrc_dir()}",
+        str(HERE / "warp.cpp"),
+        "-o",
+        str(program),
+    ]
     subprocess.run(command, check=True, timeout=120)
 
     def walk(tokens: int, tiles_n: int, grid: int, offsets: list[int]):

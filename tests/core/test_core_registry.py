@@ -65,7 +65,10 @@ def test_a_table_is_registered_and_replaced():
         (dict(kind=3), "expected modes, the last of them open"),
         (dict(kind=3, modes=((8, 1),)), "expected modes, the last of them open"),
         (dict(kind=3, modes=((8, 0), (OPEN, 1))), "a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got 0"),
-        (dict(kind=3, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))), "expected flags 0 or SCALED_MM_BUCKET_Q8_1, got 1"),
+        (
+            dict(kind=3, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))),
+            "expected flags 0 or SCALED_MM_BUCKET_Q8_1, got 1",
+        ),
         (dict(kind=3, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, 0, 2),)), "the last bucket must be open in M, N and K, to any activations"),
         (dict(rows=((None, 1, 1, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
     ],

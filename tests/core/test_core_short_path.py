@@ -29,7 +29,9 @@ def answer(fake_gpu, tmp_path_factory):
     assert source.count("kDLCUDA = 2") == 1
     (folder / "fast.cpp").write_text(source.replace("kDLCUDA = 2", "kDLCUDA = 1"))
     library = folder / "scaled_mm_fast.so"
-    subprocess.run([toolchain.find_cxx(), *compile.cxx_flags(), f"-isystem{headers}", "-shared", str(folder / "fast.cpp"), "-o", str(library)], check=True)
+    subprocess.run(
+        [toolchain.find_cxx(), *compile.cxx_flags(), f"-isystem{headers}", "-shared", str(folder / "fast.cpp"), "-o", str(library)], check=True
+    )
     done = fake_gpu.run([sys.executable, SCRIPT, fake_gpu.kernels, library])
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return json.loads(done.stdout)

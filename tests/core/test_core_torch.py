@@ -23,11 +23,16 @@ def operands(device: str, M: int = 5, N: int = 32, K: int = 48, seed: int = 0, z
     a, weight = (torch.randint(-128, 128, (rows, K), dtype=torch.int8, generator=generator) for rows in (M, N))
     made = {"a": a, "weight": weight}
     if scaled:
-        made |= {"a_scale": torch.rand(M, 1, generator=generator), "b_scale": torch.rand(N, generator=generator),
-                 "bias": torch.randn(N, generator=generator)}  # fmt: skip
+        made |= {
+            "a_scale": torch.rand(M, 1, generator=generator),
+            "b_scale": torch.rand(N, generator=generator),
+            "bias": torch.randn(N, generator=generator),
+        }
     if zero_points:
-        made |= {"a_zero_point": torch.randint(-128, 128, (M,), dtype=torch.int32, generator=generator),
-                 "b_zero_point": torch.randint(-128, 128, (1, N), dtype=torch.int8, generator=generator)}  # fmt: skip
+        made |= {
+            "a_zero_point": torch.randint(-128, 128, (M,), dtype=torch.int32, generator=generator),
+            "b_zero_point": torch.randint(-128, 128, (1, N), dtype=torch.int8, generator=generator),
+        }
     made = {name: tensor.to(device) for name, tensor in made.items()}
     made["b"] = made.pop("weight").t()
     return made
@@ -79,10 +84,15 @@ def test_what_torch_can_see_without_data_is_refused_while_tracing(device):
 def batched_operands(device: str, B: int = 3, M: int = 5, shared_weight: bool = False, seed: int = 0) -> dict:
     generator = torch.Generator().manual_seed(seed)
     a, weight = (torch.randint(-128, 128, (B, rows, 48), dtype=torch.int8, generator=generator) for rows in (M, 32))
-    made = {"a": a, "weight": weight[0] if shared_weight else weight, "a_scale": torch.rand(B, M, 1, generator=generator),
-            "b_scale": torch.rand(1 if shared_weight else B, 1, 32, generator=generator), "bias": torch.randn(32, generator=generator),
-            "a_zero_point": torch.randint(-128, 128, (B, M, 1), dtype=torch.int32, generator=generator),
-            "b_zero_point": torch.randint(-128, 128, (1, 32), dtype=torch.int8, generator=generator)}  # fmt: skip
+    made = {
+        "a": a,
+        "weight": weight[0] if shared_weight else weight,
+        "a_scale": torch.rand(B, M, 1, generator=generator),
+        "b_scale": torch.rand(1 if shared_weight else B, 1, 32, generator=generator),
+        "bias": torch.randn(32, generator=generator),
+        "a_zero_point": torch.randint(-128, 128, (B, M, 1), dtype=torch.int32, generator=generator),
+        "b_zero_point": torch.randint(-128, 128, (1, 32), dtype=torch.int8, generator=generator),
+    }
     made = {name: tensor.to(device) for name, tensor in made.items()}
     made["b"] = made.pop("weight").mT
     return made
@@ -99,8 +109,18 @@ def test_opcheck_finds_nothing_wrong_with_batches_and_sums(device, shared_weight
 
 
 def test_the_fake_output_of_a_batch_is_what_the_real_one_is(device):
-    pairs = [((3, 5, 16), (3, 16, 8)), ((3, 5, 16), (1, 16, 8)), ((1, 5, 16), (3, 16, 8)), ((3, 5, 16), (16, 8)), ((5, 16), (3, 16, 8)),
-             ((1, 5, 16), (16, 8)), ((0, 5, 16), (1, 16, 8)), ((3, 0, 16), (3, 16, 8)), ((3, 5, 16), (3, 16, 0)), ((3, 5, 0), (3, 0, 8))]  # fmt: skip
+    pairs = [
+        ((3, 5, 16), (3, 16, 8)),
+        ((3, 5, 16), (1, 16, 8)),
+        ((1, 5, 16), (3, 16, 8)),
+        ((3, 5, 16), (16, 8)),
+        ((5, 16), (3, 16, 8)),
+        ((1, 5, 16), (16, 8)),
+        ((0, 5, 16), (1, 16, 8)),
+        ((3, 0, 16), (3, 16, 8)),
+        ((3, 5, 16), (3, 16, 0)),
+        ((3, 5, 0), (3, 0, 8)),
+    ]
     for shape_a, shape_b in pairs:
         a, b = (torch.zeros(shape, dtype=torch.int8, device=device) for shape in (shape_a, shape_b))
         real = sm.scaled_mm(a, b, out_dtype=torch.int32)
@@ -131,7 +151,10 @@ def check_refused_alike(call, right: dict, wrong: list[dict]) -> None:
     """Every change of right arguments is refused in the same words on the CPU and on the meta device, and nothing else is."""
 
     def to_meta(arguments: dict) -> dict:  # `to` would not keep the strides of 0
-        return {name: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
+        return {
+            name: torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") if isinstance(v, torch.Tensor) else v
+            for name, v in arguments.items()
+        }
 
     real, meta = call(**right), call(**to_meta(right))
     assert (meta.shape, meta.dtype, meta.device.type) == (real.shape, real.dtype, "meta")
@@ -143,13 +166,25 @@ def test_meta_tensors_are_refused_in_the_words_of_all_others():
     right = operands("cpu", zero_points=True)
     a, b = right["a"], right["b"]
     long = {"a": a[:1, :1].expand(2, 131072), "b": b[:1, :1].expand(131072, 3)}
-    check_refused_alike(sm.scaled_mm, right, [
-        {"a": a.float()}, {"b": b.double()}, {"b": b[1:]}, {"a_scale": None}, {"b_scale": right["b_scale"][1:]},
-        {"bias": right["bias"].half()}, {"a_zero_point": right["a_zero_point"].long()}, {"out": torch.empty(5, 31)},
-        {"out": torch.empty(1, 32).expand(5, 32)}, {"out": torch.empty(5, 32, dtype=torch.int8)}, {"a": a[None, None]},
-        {"out_dtype": torch.int32}, {**long, "a_scale": right["a_scale"][:2], "b_scale": torch.ones(1), "bias": None,
-                                      "a_zero_point": None, "b_zero_point": None},
-    ])  # fmt: skip
+    check_refused_alike(
+        sm.scaled_mm,
+        right,
+        [
+            {"a": a.float()},
+            {"b": b.double()},
+            {"b": b[1:]},
+            {"a_scale": None},
+            {"b_scale": right["b_scale"][1:]},
+            {"bias": right["bias"].half()},
+            {"a_zero_point": right["a_zero_point"].long()},
+            {"out": torch.empty(5, 31)},
+            {"out": torch.empty(1, 32).expand(5, 32)},
+            {"out": torch.empty(5, 32, dtype=torch.int8)},
+            {"a": a[None, None]},
+            {"out_dtype": torch.int32},
+            {**long, "a_scale": right["a_scale"][:2], "b_scale": torch.ones(1), "bias": None, "a_zero_point": None, "b_zero_point": None},
+        ],
+    )
     sm.scaled_mm(*(t.to("meta") for t in (a, b, right["a_scale"], right["b_scale"])), out=torch.empty(5, 32, device="meta"))
 
 
@@ -162,15 +197,34 @@ def test_meta_tensors_of_the_other_products_are_refused_in_the_words_of_all_othe
     generator = torch.Generator().manual_seed(1)
     a, w = (torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator) for shape in ((6, 256), (4, 32, 256)))
     grouped = dict(a=a, b=w.mT, a_scale=torch.rand(6), b_scale=torch.rand(4), expert_offsets=torch.tensor([1, 2, 4, 6], dtype=torch.int32))
-    check_refused_alike(sm.grouped_scaled_mm, grouped, [
-        {"a": a.float()}, {"b": w.mT[:, 1:]}, {"a_scale": None}, {"b_scale": torch.rand(3)}, {"out": torch.empty(6, 31)},
-        {"expert_offsets": torch.zeros(4)}, {"expert_offsets": torch.zeros(3, dtype=torch.int32)}, {"a": a[None]},
-    ])  # fmt: skip
+    check_refused_alike(
+        sm.grouped_scaled_mm,
+        grouped,
+        [
+            {"a": a.float()},
+            {"b": w.mT[:, 1:]},
+            {"a_scale": None},
+            {"b_scale": torch.rand(3)},
+            {"out": torch.empty(6, 31)},
+            {"expert_offsets": torch.zeros(4)},
+            {"expert_offsets": torch.zeros(3, dtype=torch.int32)},
+            {"a": a[None]},
+        ],
+    )
     blocks = dict(a=a, b=w[0].t(), a_scale=torch.rand(6, 2), b_scale=torch.rand(2, 1))
-    check_refused_alike(sm.block_scaled_mm, blocks, [
-        {"a": a.float()}, {"b": w[0].t()[1:]}, {"a_scale": torch.rand(6, 1)}, {"b_scale": torch.rand(1, 2)}, {"out": torch.empty(6, 31)},
-        {"bias": torch.rand(31)}, {"b": w.mT},
-    ])  # fmt: skip
+    check_refused_alike(
+        sm.block_scaled_mm,
+        blocks,
+        [
+            {"a": a.float()},
+            {"b": w[0].t()[1:]},
+            {"a_scale": torch.rand(6, 1)},
+            {"b_scale": torch.rand(1, 2)},
+            {"out": torch.empty(6, 31)},
+            {"bias": torch.rand(31)},
+            {"b": w.mT},
+        ],
+    )
 
 
 # ---- torch.compile --------------------------------------------------------------------------------------------------------

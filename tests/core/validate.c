@@ -58,18 +58,18 @@ static Product good(void) {
 }
 
 static scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMDescriptor_t* d, const Product* p) {
-  return scaledMMCreateGemmDescriptor(handle, d, &p->out, &p->a, &p->b, &p->a_scale, &p->b_scale, &p->bias, &p->a_zero_point,
-                                      &p->b_zero_point, NULL, NULL, NULL);
+  return scaledMMCreateGemmDescriptor(handle, d, &p->out, &p->a, &p->b, &p->a_scale, &p->b_scale, &p->bias, &p->a_zero_point, &p->b_zero_point, NULL,
+                                      NULL, NULL);
 }
 
 /* One field of a good product changed: the status, and a message that names the argument. */
-#define EXPECT_REFUSED(change, status, message)    \
-  do {                                             \
-    Product p = good();                            \
-    scaledMMDescriptor_t d = NULL;             \
-    change;                                        \
-    EXPECT(create(handle, &d, &p), status, message); \
-    REQUIRE(d == NULL);                            \
+#define EXPECT_REFUSED(change, status, message)                                                                                                      \
+  do {                                                                                                                                               \
+    Product p = good();                                                                                                                              \
+    scaledMMDescriptor_t d = NULL;                                                                                                                   \
+    change;                                                                                                                                          \
+    EXPECT(create(handle, &d, &p), status, message);                                                                                                 \
+    REQUIRE(d == NULL);                                                                                                                              \
   } while (0)
 
 static void check_refusals(scaledMMHandle_t handle) {
@@ -118,13 +118,13 @@ static Product good_batch(void) {
   return p;
 }
 
-#define EXPECT_BATCH(change, status, message)      \
-  do {                                             \
-    Product p = good_batch();                      \
-    scaledMMDescriptor_t d = NULL;             \
-    change;                                        \
-    EXPECT(create(handle, &d, &p), status, message); \
-    if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyDescriptor(d)); \
+#define EXPECT_BATCH(change, status, message)                                                                                                        \
+  do {                                                                                                                                               \
+    Product p = good_batch();                                                                                                                        \
+    scaledMMDescriptor_t d = NULL;                                                                                                                   \
+    change;                                                                                                                                          \
+    EXPECT(create(handle, &d, &p), status, message);                                                                                                 \
+    if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyDescriptor(d));                                                                                     \
   } while (0)
 
 static void check_batches(scaledMMHandle_t handle) {
@@ -136,24 +136,29 @@ static void check_batches(scaledMMHandle_t handle) {
   EXPECT_BATCH(p.b.shape[0] = 2, BAD_TENSOR_SHAPE, "b: expected [B, K, N] with B = 3 as in a [B, M, K], or 1, got [2, 48, 24]");
   EXPECT_BATCH(p.out = good().out, BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [3, 5, 24], got [5, 24]");
   EXPECT_BATCH(p.out.shape[0] = 4, BAD_TENSOR_SHAPE, "out: expected [B, M, N] = [3, 5, 24], got [4, 5, 24]");
-  EXPECT_BATCH(p.out.strides[0] = 0, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got [0, 24, 1]");
+  EXPECT_BATCH(p.out.strides[0] = 0, BAD_TENSOR_STRIDES,
+               "out: expected strides under which no two elements overlap, each larger than all that the smaller ones reach, got [0, 24, 1]");
   EXPECT_BATCH(p.out.strides[0] = M * N - 1, BAD_TENSOR_STRIDES, "out: expected strides under which no two elements overlap");
   EXPECT_BATCH(p.a_scale.shape[0] = 2, BAD_TENSOR_SHAPE,
                "a_scale: expected one value, [5], [5, 1] or [3, 5, 1] with 1 in any place (B = 3, M = 5), got [2, 5, 1]");
   EXPECT_BATCH(p.bias = batched(matrix(SCALED_MM_DTYPE_FLOAT32, 1, 1, 1, 1), B, 1), BAD_TENSOR_SHAPE,
                "bias: expected [24], [1, 24] or [3, 1, 24] with 1 for B (B = 3, N = 24), got [3, 1, 1]");
-  EXPECT_REFUSED(p.a_scale = batched(matrix(SCALED_MM_DTYPE_FLOAT32, M, 1, 1, 1), 1, M), BAD_TENSOR_SHAPE, "a_scale: expected one value, [5] or [5, 1]");
+  EXPECT_REFUSED(p.a_scale = batched(matrix(SCALED_MM_DTYPE_FLOAT32, M, 1, 1, 1), 1, M), BAD_TENSOR_SHAPE,
+                 "a_scale: expected one value, [5] or [5, 1]");
 }
 
 static void check_sums(scaledMMHandle_t handle) {
   Product p = good();
   scaledMMTensorDesc_t rows = vector(SCALED_MM_DTYPE_INT32, M), columns = vector(SCALED_MM_DTYPE_INT32, N);
   scaledMMDescriptor_t d = NULL;
-#define CREATE(a_row_sums, b_column_sums)                                                                          \
-  scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, \
-                               a_row_sums, b_column_sums, NULL)
+#define CREATE(a_row_sums, b_column_sums)                                                                                                            \
+  scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, a_row_sums,           \
+                               b_column_sums, NULL)
   EXPECT_SUCCESS(CREATE(&rows, &columns));
-  EXPECT(scaledMMCheckTensors(d, SCALED_MM_GEMM, (const scaledMMTensorDesc_t* const[]){&p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point, &p.b_zero_point, NULL, &columns}, 10),
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_GEMM,
+                              (const scaledMMTensorDesc_t* const[]){&p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL, &p.a_zero_point,
+                                                                    &p.b_zero_point, NULL, &columns},
+                              10),
          BAD_PARAM, "a_row_sums: expected a tensor as the descriptor was created, got none");
   EXPECT_SUCCESS(scaledMMDestroyDescriptor(d));
   EXPECT(CREATE(&columns, &columns), BAD_TENSOR_SHAPE, "a_row_sums: expected [5] or [5, 1] (M = 5), got [24]");
@@ -173,11 +178,12 @@ static void check_overflow(scaledMMHandle_t handle) {
       const int64_t k = longest[kind] + more;
       p.a = matrix(SCALED_MM_DTYPE_INT8, M, k, k, 1);
       p.b = matrix(SCALED_MM_DTYPE_INT8, k, N, 1, k);
-      scaledMMStatus_t status =
-          scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL,
-                                       kind & 1 ? &p.a_zero_point : NULL, kind & 2 ? &p.b_zero_point : NULL, NULL, NULL, NULL);
-      if (more) EXPECT(status, OVERFLOW, "a: expected K <= ");
-      else EXPECT_SUCCESS(status);
+      scaledMMStatus_t status = scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, NULL,
+                                                             kind & 1 ? &p.a_zero_point : NULL, kind & 2 ? &p.b_zero_point : NULL, NULL, NULL, NULL);
+      if (more)
+        EXPECT(status, OVERFLOW, "a: expected K <= ");
+      else
+        EXPECT_SUCCESS(status);
       if (d != NULL) EXPECT_SUCCESS(scaledMMDestroyDescriptor(d));
     }
   }
@@ -194,7 +200,8 @@ static void check_null_pointers(scaledMMHandle_t handle) {
   EXPECT(scaledMMGetHandleInfo(handle, NULL), NULL_POINTER, "info");
   EXPECT(create(NULL, &d, &p), NULL_POINTER, "handle: expected a handle");
   EXPECT(create(handle, NULL, &p), NULL_POINTER, "descriptor: expected a place to write to");
-  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, NULL, &p.b, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "a: expected a tensor");
+  EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, NULL, &p.b, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER,
+         "a: expected a tensor");
   EXPECT(scaledMMCreateGemmDescriptor(handle, &d, &p.out, &p.a, &p.b, NULL, &p.b_scale, NULL, NULL, NULL, NULL, NULL, NULL), NULL_POINTER,
          "a_scale: expected float32 scales");
   EXPECT(scaledMMGetWorkspaceSize(NULL, &bytes), NULL_POINTER, "descriptor");
@@ -222,14 +229,18 @@ static void check_calculate(scaledMMHandle_t handle) {
   REQUIRE(device_type == SCALED_MM_DEVICE_CPU && device_id == 0);
   EXPECT_SUCCESS(scaledMMGetKernel(d, &choice));
   REQUIRE(strcmp(choice.row, "cpu") == 0 && choice.bucket == -1);
-  EXPECT_SUCCESS(scaledMMCheckTensors(d, SCALED_MM_GEMM, (const scaledMMTensorDesc_t* const[]){&p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL}, 10));
+  EXPECT_SUCCESS(scaledMMCheckTensors(
+      d, SCALED_MM_GEMM,
+      (const scaledMMTensorDesc_t* const[]){&p.out, &p.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL}, 10));
   other = good();
   other.a.strides[0] = 2 * K;
-  EXPECT(scaledMMCheckTensors(d, SCALED_MM_GEMM, (const scaledMMTensorDesc_t* const[]){&p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point, &p.b_zero_point, NULL, NULL}, 10),
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_GEMM,
+                              (const scaledMMTensorDesc_t* const[]){&p.out, &other.a, &p.b, &p.a_scale, &p.b_scale, &p.bias, &p.a_zero_point,
+                                                                    &p.b_zero_point, NULL, NULL},
+                              10),
          BAD_TENSOR_STRIDES, "a: expected strides [48, 1] as the descriptor was created");
 
-#define CALCULATE(out, a, bias) \
-  scaledMMCalculateGemm(d, NULL, 0, out, a, b, a_scale, b_scale, bias, zero_points_a, zero_points_b, NULL, NULL, NULL)
+#define CALCULATE(out, a, bias) scaledMMCalculateGemm(d, NULL, 0, out, a, b, a_scale, b_scale, bias, zero_points_a, zero_points_b, NULL, NULL, NULL)
   EXPECT(CALCULATE(NULL, a, bias), NULL_POINTER, "out: expected a data pointer");
   EXPECT(CALCULATE(out, NULL, bias), NULL_POINTER, "a: expected a data pointer");
   EXPECT(CALCULATE((char*)out + 1, a, bias), BAD_TENSOR_ALIGNMENT, "out: expected a data pointer aligned");
@@ -246,7 +257,8 @@ static void check_calculate(scaledMMHandle_t handle) {
 static void check_blocks(scaledMMHandle_t handle) {
   enum { ROWS = 65, TOKENS = 9, VALUES = 288 };
   const scaledMMTensorDesc_t blocks = {SCALED_MM_DTYPE_Q4_0, 2, {ROWS, VALUES}, {VALUES / 32 * 18, 1}, 1, 0};
-  const scaledMMTensorDesc_t packed = {SCALED_MM_DTYPE_Q4_0, 2, {ROWS, VALUES}, {-1, INT64_MAX} /* not read */, 16, SCALED_MM_TENSOR_PACKED | SCALED_MM_TENSOR_CONSTANT};
+  const scaledMMTensorDesc_t packed = {SCALED_MM_DTYPE_Q4_0,           2,  {ROWS, VALUES},
+                                       {-1, INT64_MAX} /* not read */, 16, SCALED_MM_TENSOR_PACKED | SCALED_MM_TENSOR_CONSTANT};
   const scaledMMTensorDesc_t activation = {SCALED_MM_DTYPE_Q8_1, 2, {TOKENS, VALUES}, {VALUES / 32 * 36, 1}, 1, 0};
   const scaledMMTensorDesc_t floats = {SCALED_MM_DTYPE_FLOAT16, 2, {TOKENS, VALUES}, {VALUES, 1}, 16, 0};
   const scaledMMTensorDesc_t out = {SCALED_MM_DTYPE_FLOAT32, 2, {ROWS, TOKENS}, {1, ROWS}, 16, 0};
@@ -261,8 +273,10 @@ static void check_blocks(scaledMMHandle_t handle) {
          "weight: expected q4_0, q4_1, q5_0, q5_1 or q8_0, got float16");
   EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &activation, NULL, SCALED_MM_BLOCK_W4A16, NULL), BAD_PARAM,
          "mode: expected auto or w4a8 with q8_1 activations, got w4a16");
-  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, 3, NULL), BAD_PARAM, "mode: expected a scaledMMBlockMode_t, got 3");
-  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, SCALED_MM_BLOCK_AUTO, "any"), BAD_PARAM, "kernel: expected none on a CPU");
+  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, 3, NULL), BAD_PARAM,
+         "mode: expected a scaledMMBlockMode_t, got 3");
+  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, SCALED_MM_BLOCK_AUTO, "any"), BAD_PARAM,
+         "kernel: expected none on a CPU");
   REQUIRE(d == NULL);
   EXPECT_SUCCESS(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &packed, &floats, NULL, SCALED_MM_BLOCK_W4A16, NULL));
   EXPECT_SUCCESS(scaledMMGetWorkspaceSize(d, &bytes));
@@ -270,8 +284,10 @@ static void check_blocks(scaledMMHandle_t handle) {
   EXPECT_SUCCESS(scaledMMGetKernel(d, &choice));
   REQUIRE(bytes == 0 && device_type == SCALED_MM_DEVICE_CPU && device_id == 0 && strcmp(choice.row, "cpu") == 0);
   EXPECT_SUCCESS(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &packed, &floats, NULL}, 4));
-  EXPECT(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &blocks, &floats, NULL}, 4), BAD_PARAM, "weight: expected packed tiles");
-  EXPECT(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, NULL, &floats, NULL}, 4), BAD_PARAM, "weight: expected a tensor as the descriptor was created, got none");
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &blocks, &floats, NULL}, 4), BAD_PARAM,
+         "weight: expected packed tiles");
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, NULL, &floats, NULL}, 4), BAD_PARAM,
+         "weight: expected a tensor as the descriptor was created, got none");
   EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "out: expected a data pointer, got null");
   EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, (void*)4096, (void*)65544, (void*)1048576, NULL, NULL), BAD_TENSOR_ALIGNMENT,
          "weight: expected a data pointer aligned to 16 bytes");

@@ -15,7 +15,9 @@ using std::min;
 
 namespace {
 constexpr int kLanes = 32;
-struct { unsigned x; } threadIdx;
+struct {
+  unsigned x;
+} threadIdx;
 ucontext_t lanes[kLanes], after;
 std::vector<char> stacks[kLanes];
 int exchange[kLanes];
@@ -48,7 +50,7 @@ unsigned __ballot_sync(unsigned, bool predicate) {
   return bits;
 }
 int __ffs(int bits) { return __builtin_ffs(bits); }
-}  // namespace
+} // namespace
 
 #include "int8/grouped/walk.cuh"
 
@@ -66,7 +68,7 @@ void walk_all(int lane) {
     if (lane == 0) printf("end %d\n", walk.rows_end());
   }
 }
-}  // namespace
+} // namespace
 
 int main(int argc, char** argv) {
   if (argc < 4) return 2;
@@ -80,7 +82,7 @@ int main(int argc, char** argv) {
     getcontext(&lanes[i]);
     lanes[i].uc_stack.ss_sp = stacks[i].data();
     lanes[i].uc_stack.ss_size = stacks[i].size();
-    lanes[i].uc_link = i + 1 < kLanes ? &lanes[i + 1] : &after;  // they end in turn, as they began
+    lanes[i].uc_link = i + 1 < kLanes ? &lanes[i + 1] : &after; // they end in turn, as they began
     makecontext(&lanes[i], reinterpret_cast<void (*)()>(walk_all), 1, i);
   }
   swapcontext(&after, &lanes[0]);

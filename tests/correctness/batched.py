@@ -147,7 +147,9 @@ def operand(batch: int, rows: int, columns: int, layout: str, how: str, generato
 def vector(kind: str, batch: int | None, size: int, along: str, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     """A scale, bias or vector of zero points; for a plain product (batch None) the nearest kind that it takes."""
     if batch is None:
-        kind = {"one_3d": "one", "each_one": "one", "shared_3d": "vector", "each": "vector", "each_expanded": "vector", "each_column": "column"}.get(kind, kind)
+        kind = {"one_3d": "one", "each_one": "one", "shared_3d": "vector", "each": "vector", "each_expanded": "vector", "each_column": "column"}.get(
+            kind, kind
+        )
     length = 1 if kind in ("one", "one_3d", "each_one") else size
     count = batch if kind in ("each", "each_one", "each_column") else 1
     if dtype.is_floating_point:

@@ -212,9 +212,7 @@ def scale(kind: str, size: int, along: str, values: str, generator: torch.Genera
     return _shaped(kind, _floats(1 if kind.startswith("one") else size, values, generator), along)
 
 
-def bias(
-    kind: str | None, n: int, out_dtype: torch.dtype, values: str, generator: torch.Generator
-) -> torch.Tensor | None:
+def bias(kind: str | None, n: int, out_dtype: torch.dtype, values: str, generator: torch.Generator) -> torch.Tensor | None:
     if kind is None:
         return None
     data = _floats(n, values, generator) * (1.0 if values == "special" else 100.0)
@@ -249,9 +247,7 @@ def _shaped(kind: str, data: torch.Tensor, along: str) -> torch.Tensor:
     raise ValueError(f"kind {kind!r}")
 
 
-def poisoned(
-    m: int, n: int, dtype: torch.dtype, layout: str = "rows", device: str | torch.device = "cpu"
-) -> torch.Tensor:
+def poisoned(m: int, n: int, dtype: torch.dtype, layout: str = "rows", device: str | torch.device = "cpu") -> torch.Tensor:
     """[m, n] full of NaN (an unlikely number for int32), so that an element nobody writes shows; so is the memory between and behind."""
     view = strided(m, n, layout, dtype)
     memory = torch.full((view.untyped_storage().nbytes() // view.element_size() + 16,), _poison(dtype), dtype=dtype)

@@ -67,9 +67,21 @@ def random_offsets(tokens: int, experts: int, generator: torch.Generator, kind: 
 
 
 def grouped(
-    tokens: int, E: int, K: int, N: int, *, out_dtype=torch.bfloat16, offsets="random", a_scale="vector", b_scale="matrix", bias=None,
-    b_layout="columns", pad=0, seed=0, device="cpu",
-) -> Grouped:  # fmt: skip
+    tokens: int,
+    E: int,
+    K: int,
+    N: int,
+    *,
+    out_dtype=torch.bfloat16,
+    offsets="random",
+    a_scale="vector",
+    b_scale="matrix",
+    bias=None,
+    b_layout="columns",
+    pad=0,
+    seed=0,
+    device="cpu",
+) -> Grouped:
     """A grouped product of random numbers.
 
     a_scale: one, vector, matrix; b_scale: one, expert, expert3, matrix, matrix3, column3, strided; bias: None, out, float32.
@@ -80,7 +92,15 @@ def grouped(
     a, weight = integers(tokens, K + pad)[:, :K], integers(E, N, K + pad)[:, :, :K]
     b = weight.transpose(1, 2)
     scales_a = {"one": (), "vector": (tokens,), "matrix": (tokens, 1)}
-    scales_b = {"one": (1,), "expert": (E,), "expert3": (E, 1, 1), "matrix": (E, N), "matrix3": (E, 1, N), "column3": (E, N, 1), "strided": (E, 2 * N)}
+    scales_b = {
+        "one": (1,),
+        "expert": (E,),
+        "expert3": (E, 1, 1),
+        "matrix": (E, N),
+        "matrix3": (E, 1, N),
+        "column3": (E, N, 1),
+        "strided": (E, 2 * N),
+    }
     made = dict(a=a, b=b, a_scale=None, b_scale=None, bias=None)
     if out_dtype is not torch.int32:
         made["a_scale"] = torch.rand(scales_a[a_scale], generator=generator) + 0.01

@@ -67,9 +67,7 @@ def violations(descs: dict[str, Desc | None]) -> set[Status]:
             found.add(Status.BAD_PARAM)
     else:
         for name, shapes in (("a_scale", of_rows), ("b_scale", of_channels)):
-            found |= (
-                _vector(descs[name], (*shapes, *one_each), (torch.float32,), one_value=True) if descs[name] else {Status.NULL_POINTER}
-            )
+            found |= _vector(descs[name], (*shapes, *one_each), (torch.float32,), one_value=True) if descs[name] else {Status.NULL_POINTER}
         if descs["bias"] is not None:
             found |= _vector(descs["bias"], of_columns, (out.dtype, torch.float32), one_value=False)
     for name, shapes in (("a_zero_point", of_rows), ("b_zero_point", of_columns)):

@@ -85,8 +85,20 @@ def test_every_shape_of_scale_is_taken_in_a_batch(device, a_scale, b_scale):
 @pytest.mark.parametrize("b_zero_point", ZERO_POINTS)
 def test_bias_and_zero_points_of_each_product_are_its_own(device, bias, a_zero_point, b_zero_point):
     for dtype, (a_batch, b_batch), sums in zip((torch.int32, torch.int8), (("each", "each"), ("each", "matrix")), (True, False)):
-        case = BatchCase(3, 7, 16, 48, a_batch=a_batch, b_batch=b_batch, bias=bias, bias_dtype="float32", sums=sums,
-                         a_zero_point=a_zero_point, b_zero_point=b_zero_point, zero_point_dtype=dtype)  # fmt: skip
+        case = BatchCase(
+            3,
+            7,
+            16,
+            48,
+            a_batch=a_batch,
+            b_batch=b_batch,
+            bias=bias,
+            bias_dtype="float32",
+            sums=sums,
+            a_zero_point=a_zero_point,
+            b_zero_point=b_zero_point,
+            zero_point_dtype=dtype,
+        )
         check(case, device)
 
 
@@ -216,6 +228,10 @@ def test_a_shared_weight_gives_the_rows_of_one_tall_product(device, how):
     operands = BatchCase(4, 3, 32, 48, b_batch=how, b_scale="vector", bias="vector", b_zero_point="one").make(device)
     out = sm.scaled_mm(**operands.inputs)
     b = operands.inputs["b"]
-    flat = {**operands.inputs, "a": operands.inputs["a"].reshape(12, 48), "a_scale": operands.inputs["a_scale"].reshape(12, 1),
-            "b": b if b.dim() == 2 else b[0]}  # fmt: skip
+    flat = {
+        **operands.inputs,
+        "a": operands.inputs["a"].reshape(12, 48),
+        "a_scale": operands.inputs["a_scale"].reshape(12, 1),
+        "b": b if b.dim() == 2 else b[0],
+    }
     assert reference.same_bits(out.reshape(12, 32), sm.scaled_mm(**flat))

@@ -45,7 +45,7 @@ ALIGNED = {
     "a K of fifteen": BatchCase(3, 33, 136, 15, bias="vector", **TAILS),
     "one row each": BatchCase(17, 1, 144, 272, bias="vector", b_zero_point="each_one"),
     "a tall product of a shared b": BatchCase(17, 9, 144, 272, b_batch="matrix", b_scale="vector", bias="vector", a_zero_point="each"),
-}  # fmt: skip
+}
 
 
 @functools.cache

@@ -175,8 +175,13 @@ def test_what_has_the_wrong_shape_is_refused_by_name(device, changed, error, mes
 
 def test_wrong_dtypes_are_refused_by_name(device):
     inputs = made(device)
-    for name, dtype, expected in (("a", torch.uint8, "int8"), ("b", torch.float32, "int8"), ("a_scale", torch.float16, "float32"), ("b_scale", torch.float64, "float32"),
-                                  ("bias", torch.float16, "out's dtype bfloat16 or float32")):  # fmt: skip
+    for name, dtype, expected in (
+        ("a", torch.uint8, "int8"),
+        ("b", torch.float32, "int8"),
+        ("a_scale", torch.float16, "float32"),
+        ("b_scale", torch.float64, "float32"),
+        ("bias", torch.float16, "out's dtype bfloat16 or float32"),
+    ):
         with pytest.raises(BadTensorDtypeError, match=f"^{name}: expected {expected}, got {str(dtype).removeprefix('torch.')}"):
             sm.block_scaled_mm(**{**inputs, name: inputs[name].to(dtype)})
     for out_dtype in (torch.int32, torch.float64, "bfloat16", None):

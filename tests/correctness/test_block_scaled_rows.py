@@ -42,7 +42,7 @@ ALIGNED = [
         ((4096, 264, 384), "float32", "rows", "signed"),
         ((3, 7, 7168), None, "columns", "positive"),
     )
-]  # fmt: skip
+]
 ANY = [
     BlockCase(1, 1, 1),
     BlockCase(65, 130, 31, bias="out"),

@@ -83,7 +83,9 @@ def test_verify_compiles_nothing_but_what_it_named_beforehand(capsys, monkeypatc
     """Kernels are compiled at once, one a core; a product that compiled one more would do it alone."""
     monkeypatch.setenv("SCALED_MM_CACHE_DIR", str(tmp_path))
     script = "import sys; from scaled_mm.cli import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run([sys.executable, "-c", script, "verify", "--shape", "1x512x512", "--shape", "33x40x37", *mode], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "verify", "--shape", "1x512x512", "--shape", "33x40x37", *mode], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "building kernel" not in done.stderr
 
@@ -255,9 +257,7 @@ def test_doctor_passes_where_the_cpu_backend_works(capsys):
     findings = {finding["name"]: finding for finding in report["findings"]}
     assert cpu.kernel_name() in findings["CPU backend"]["found"]
     assert torch.__version__ in findings["torch"]["found"]
-    assert {"Python", "core library", "nvcc", "CUTLASS headers", "ninja", "C++ compiler", "build cache"} <= set(
-        findings
-    )
+    assert {"Python", "core library", "nvcc", "CUTLASS headers", "ninja", "C++ compiler", "build cache"} <= set(findings)
     for finding in findings.values():
         assert finding["found"] or (finding["needed_for"] and (finding["get"] or finding["reason"])), finding
 
@@ -309,7 +309,8 @@ def look_again():
 
 
 @pytest.mark.parametrize(
-    "variable, name", [("SCALED_MM_NVCC", "nvcc"), ("SCALED_MM_CUTLASS", "CUTLASS headers"), ("CXX", "C++ compiler"), ("SCALED_MM_ARCH", "forced architecture")]
+    "variable, name",
+    [("SCALED_MM_NVCC", "nvcc"), ("SCALED_MM_CUTLASS", "CUTLASS headers"), ("CXX", "C++ compiler"), ("SCALED_MM_ARCH", "forced architecture")],
 )
 def test_doctor_keeps_what_is_wrong_apart_from_what_to_do(capsys, monkeypatch, look_again, variable, name):
     monkeypatch.setenv(variable, "/x")

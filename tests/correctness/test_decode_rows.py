@@ -20,21 +20,51 @@ SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"
 # number of blocks, both widths.
 ROWS = {
     f"decode_{columns}x{rows}x128{'_co' if persistent else ''}{f'_c{share}1' if share > 1 else ''}_k{split}_x{stages}": dict(
-        generation="decode", tile=[columns, rows, 128], swap_ab=True, split_k=split, cluster=[share, 1], stages=stages,
+        generation="decode",
+        tile=[columns, rows, 128],
+        swap_ab=True,
+        split_k=split,
+        cluster=[share, 1],
+        stages=stages,
         schedule="cooperative" if persistent else None,
     )
     for columns, rows, split, share, stages, persistent in (
-        (64, 8, 1, 1, 12, False), (64, 16, 4, 1, 8, False), (64, 16, 4, 1, 2, False), (64, 24, 2, 1, 3, False), (64, 64, 8, 1, 4, False),
-        (128, 64, 1, 1, 5, False), (128, 128, 4, 1, 4, False), (64, 96, 8, 1, 5, False), (64, 256, 2, 1, 3, False),
-        (64, 16, 1, 2, 8, False), (64, 32, 2, 4, 3, False), (128, 64, 1, 8, 4, False), (64, 64, 4, 2, 4, False),
-        (64, 8, 1, 1, 6, True), (64, 8, 4, 1, 7, True), (128, 16, 4, 2, 5, True), (64, 32, 8, 1, 2, True), (64, 64, 2, 4, 4, True),
-        (128, 64, 1, 2, 3, True), (64, 24, 2, 1, 12, True), (64, 128, 1, 4, 3, True),
+        (64, 8, 1, 1, 12, False),
+        (64, 16, 4, 1, 8, False),
+        (64, 16, 4, 1, 2, False),
+        (64, 24, 2, 1, 3, False),
+        (64, 64, 8, 1, 4, False),
+        (128, 64, 1, 1, 5, False),
+        (128, 128, 4, 1, 4, False),
+        (64, 96, 8, 1, 5, False),
+        (64, 256, 2, 1, 3, False),
+        (64, 16, 1, 2, 8, False),
+        (64, 32, 2, 4, 3, False),
+        (128, 64, 1, 8, 4, False),
+        (64, 64, 4, 2, 4, False),
+        (64, 8, 1, 1, 6, True),
+        (64, 8, 4, 1, 7, True),
+        (128, 16, 4, 2, 5, True),
+        (64, 32, 8, 1, 2, True),
+        (64, 64, 2, 4, 4, True),
+        (128, 64, 1, 2, 3, True),
+        (64, 24, 2, 1, 12, True),
+        (64, 128, 1, 4, 3, True),
     )
-}  # fmt: skip
+}
 # Fewer steps of K than blocks, K and N that end inside a tile, N that ends inside 16 bytes, several tiles of rows, several
 # waves; at last several tiles for each persistent cluster, uneven parts of K, and N that ends inside tiles side by side.
-SHAPES = [(1, 256, 512), (7, 13, 48), (3, 64, 16), (16, 4096, 4096), (17, 136, 1040), (64, 1000, 3984), (130, 72, 272), (9, 28672, 256),
-          (200, 14000, 1040)]  # fmt: skip
+SHAPES = [
+    (1, 256, 512),
+    (7, 13, 48),
+    (3, 64, 16),
+    (16, 4096, 4096),
+    (17, 136, 1040),
+    (64, 1000, 3984),
+    (130, 72, 272),
+    (9, 28672, 256),
+    (200, 14000, 1040),
+]
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +87,10 @@ def test_every_decode_row_is_bit_equal_to_the_reference(handle, row, out_dtype):
     for seed, (M, N, K) in enumerate(SHAPES):
         a, b = operands(M, N, K, seed)
         options = {} if out_dtype == torch.int32 else {**scales(M, N, "vector"), "bias": torch.randn(N, device="cuda")}
-        zero_points = {"a_zero_point": torch.randint(-128, 128, (M, 1), dtype=torch.int32, device="cuda"),
-                       "b_zero_point": torch.randint(-128, 128, (1, N), dtype=torch.int8, device="cuda")}  # fmt: skip
+        zero_points = {
+            "a_zero_point": torch.randint(-128, 128, (M, 1), dtype=torch.int32, device="cuda"),
+            "b_zero_point": torch.randint(-128, 128, (1, N), dtype=torch.int8, device="cuda"),
+        }
         for points in ({}, zero_points):
             expected = reference.scaled_mm(a, b, options.get("a_scale"), options.get("b_scale"), options.get("bias"), out_dtype=out_dtype, **points)
             out = run(handle, row, a, b, out_dtype, **options, **points)
@@ -70,7 +102,11 @@ def test_every_decode_row_gives_each_product_of_a_batch_its_bits_beside_nothing_
     B, M, N, K = 3, 20, 130, 400
     a = torch.randint(-128, 128, (B, M, K), dtype=torch.int8, device="cuda")
     b = torch.randint(-128, 128, (B, N, K), dtype=torch.int8, device="cuda").mT
-    options = {"a_scale": torch.rand(B, M, 1, device="cuda"), "b_scale": torch.rand(B, 1, N, device="cuda"), "bias": torch.randn(B, 1, N, device="cuda")}
+    options = {
+        "a_scale": torch.rand(B, M, 1, device="cuda"),
+        "b_scale": torch.rand(B, 1, N, device="cuda"),
+        "bias": torch.randn(B, 1, N, device="cuda"),
+    }
     around = torch.full((B, M, N + 7), -3.0, device="cuda")
     out = around[:, :, 2 : 2 + N]  # aligned to 8 bytes, rows apart by 4 * 137
     with sm.create_descriptor(handle, out=out, a=a, b=b, kernel=row, **options) as desc:

@@ -25,8 +25,21 @@ pytestmark = pytest.mark.gpu
 ROWS = [(arch, row.name) for arch, table in TABLES.items() if arch != "sm90" for row in table.rows]
 OUT_DTYPES = list(SUFFIXES)
 # M around the tiles' edges; N and K that end inside a tile, K inside a 16-byte vector too (with padded rows); several tiles each way.
-SHAPES = [(1, 256, 512), (7, 128, 16), (17, 4096, 256), (16, 136, 1040), (33, 264, 4096), (65, 392, 144), (130, 520, 2000),
-          (257, 1000, 784), (333, 1096, 100), (64, 72, 15), (1024, 1024, 1024), (3, 20, 8), (129, 4100, 333)]  # fmt: skip
+SHAPES = [
+    (1, 256, 512),
+    (7, 128, 16),
+    (17, 4096, 256),
+    (16, 136, 1040),
+    (33, 264, 4096),
+    (65, 392, 144),
+    (130, 520, 2000),
+    (257, 1000, 784),
+    (333, 1096, 100),
+    (64, 72, 15),
+    (1024, 1024, 1024),
+    (3, 20, 8),
+    (129, 4100, 333),
+]
 
 
 def padded(rows: int, columns: int, multiple: int) -> torch.Tensor:
@@ -120,7 +133,10 @@ def test_sums_close_to_the_end_of_int32_are_exact_and_do_not_saturate(handle_for
     assert (run(handle, row, a, b, torch.int32) == 128 * 128 * K).all()
     K = 2**15
     a, b = torch.full((33, K), 127, dtype=torch.int8, device="cuda"), torch.full((72, K), 127, dtype=torch.int8, device="cuda").t()
-    zeros = {"a_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda"), "b_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda")}
+    zeros = {
+        "a_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda"),
+        "b_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda"),
+    }
     assert (run(handle, row, a, b, torch.int32, **zeros) == 255 * 255 * K).all()
 
 
@@ -138,7 +154,7 @@ def test_every_architecture_takes_any_stride_and_alignment_on_its_fallback(handl
             ("odd columns and addresses", dense[1 : M + 1, 1 : K + 1], weight[1 : N + 1, 1 : K + 1].t(), whole[:N, :M].t()),
             ("every other element", dense[: 2 * M : 2, : 2 * K : 2], weight[: 2 * N : 2, : 2 * K : 2].t(), whole[: 2 * N : 2, : 2 * M : 2].t()),
             ("columns of a", dense[:M, :K].t().contiguous().t(), weight[:N, :K].t(), whole.flatten()[: M * N].view(M, N)),
-        ]:  # fmt: skip
+        ]:
             whole.fill_(-77777 if out_dtype == torch.int32 else float("nan"))
             options = {**scalings(M, N, out_dtype)[0], **zero_points(M, N)[3]}
             with sm.create_descriptor(handle, out=out, a=a, b=b, kernel=row, **options) as desc:

@@ -147,7 +147,7 @@ REFUSALS = [
     (dict(out=lambda c: c.poisoned()[0].expand(50, 40)), BadTensorStridesError, "out: expected strides"),
     (dict(out=lambda c: c.poisoned().double()), BadTensorDtypeError, "out: expected"),
     (dict(out=lambda c: c.poisoned().int()), BadParamError, "a_scale: expected none with an int32 out"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("changed, error, message", REFUSALS, ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")

@@ -32,7 +32,6 @@ def dtypes_of(arch: str) -> list[torch.dtype]:
     return list(SUFFIXES) if arch in ALL_DTYPES else [torch.bfloat16, torch.int32]
 
 
-
 # tokens, E, K, N and options. Rows of K and of out end on 16 bytes (pad, padding), the sizes themselves need not.
 ALIGNED = [
     ((1, 1, 512, 256), {}),
@@ -45,7 +44,7 @@ ALIGNED = [
     ((777, 3, 333, 40), dict(pad=3, padding=8, offsets="wild", b_scale="one")),
     ((2048, 2000, 64, 24), dict(bias="float32")),
     ((40, 300, 512, 392), dict(offsets="short", a_scale="matrix", b_scale="expert3")),
-]  # fmt: skip
+]
 ANY = [
     ((129, 5, 31, 13), dict(bias="out")),
     ((200, 6, 64, 40), dict(b_layout="rows", bias="float32")),
@@ -72,9 +71,7 @@ def handle_for():
     borrower = TABLES[BORROWER]
     own = {row.name for row in borrower.grouped.rows}
     extra = {row.name: row for table in TABLES.values() for row in table.grouped.rows if row.generation == "c2x" and row.name not in own}
-    merged = borrower.model_copy(
-        update={"grouped": borrower.grouped.model_copy(update={"rows": (*borrower.grouped.rows, *extra.values())})}
-    )
+    merged = borrower.model_copy(update={"grouped": borrower.grouped.model_copy(update={"rows": (*borrower.grouped.rows, *extra.values())})})
 
     def build(table, rows, suffixes) -> None:
         if library.arch_library(table) is not None:

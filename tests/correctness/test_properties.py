@@ -59,9 +59,7 @@ ODD_SIZES = st.one_of(
     st.integers(-2, 40),
     st.sampled_from([33025, 33026, 65793, 65794, 131071, 131072, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**64]),
 )
-ODD_STRIDES = st.one_of(
-    st.integers(-2, 80), st.sampled_from([2**29, 2**31, 2**59, 2**60, 2**62, 2**63 - 1, 2**64, -(2**63)])
-)
+ODD_STRIDES = st.one_of(st.integers(-2, 80), st.sampled_from([2**29, 2**31, 2**59, 2**60, 2**62, 2**63 - 1, 2**64, -(2**63)]))
 ODD_ALIGNMENTS = st.sampled_from([-16, 0, 1, 2, 3, 4, 8, 16, 24, 128, 2**40, 2**62, 2**63, 2**64, 2**64 + 16])
 DTYPES = st.sampled_from(
     [
@@ -111,9 +109,7 @@ def products(draw) -> dict[str, Desc | None]:
         "b": Desc((k, n), torch.int8, draw(st.sampled_from([(1, max(k, 1)), (max(n, 1), 1), (1, 0), (2, 2 * k + 1)]))),
         "a_scale": _vector(draw, m, True, [torch.float32]) if scaled else None,
         "b_scale": _vector(draw, n, False, [torch.float32]) if scaled else None,
-        "bias": _vector(draw, n, False, [dtype, torch.float32], one_value=False)
-        if scaled and draw(st.booleans())
-        else None,
+        "bias": _vector(draw, n, False, [dtype, torch.float32], one_value=False) if scaled and draw(st.booleans()) else None,
         "a_zero_point": _vector(draw, m, True, [torch.int32, torch.int8]) if draw(st.booleans()) else None,
         "b_zero_point": _vector(draw, n, False, [torch.int32, torch.int8]) if draw(st.booleans()) else None,
         "a_row_sums": None,
@@ -239,10 +235,7 @@ def without_sums(inputs: dict[str, torch.Tensor | None]) -> dict[str, torch.Tens
 def test_a_descriptor_is_made_exactly_for_valid_products_and_computes_them(device, descs):
     broken = violations(descs)
     try:
-        given_descs = {
-            name: None if d is None else sm.TensorDesc(d.shape, d.dtype, d.strides, d.alignment)
-            for name, d in descs.items()
-        }
+        given_descs = {name: None if d is None else sm.TensorDesc(d.shape, d.dtype, d.strides, d.alignment) for name, d in descs.items()}
         descriptor = sm.create_descriptor(sm.Handle(device), **given_descs)
     except ScaledMMError as error:
         assert error.status in broken, f"refused with {error.status.name}: {error}; broken: {broken}"
@@ -298,9 +291,7 @@ def test_a_call_is_refused_with_a_reason_or_equals_the_reference(device, descs):
         st.lists(st.integers(-3, 9), max_size=5),
     ),
     dtype=st.sampled_from([torch.int8, torch.int8, "int8", None, 3]),
-    strides=st.one_of(
-        st.none(), st.tuples(st.sampled_from([5, 5, "5", 5.9]), st.just(1)), st.lists(st.integers(-3, 9), max_size=5)
-    ),
+    strides=st.one_of(st.none(), st.tuples(st.sampled_from([5, 5, "5", 5.9]), st.just(1)), st.lists(st.integers(-3, 9), max_size=5)),
     alignment=st.sampled_from([16, 16, 0, -1, None, "16", 2.0, 2**80, 2**64 + 16]),
 )
 def test_a_description_of_anything_at_all_is_taken_or_refused_in_words(device, shape, dtype, strides, alignment):

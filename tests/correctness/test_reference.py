@@ -58,9 +58,7 @@ def by_hand(operands) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "zero_points", list(itertools.product((None, "one_0d_int32", "vector_int8"), (None, "one_1d_int8", "vector_int32")))
-)
+@pytest.mark.parametrize("zero_points", list(itertools.product((None, "one_0d_int32", "vector_int8"), (None, "one_1d_int8", "vector_int32"))))
 def test_the_reference_equals_python_integers_and_ieee_rounding(out_dtype, zero_points):
     for seed, (m, n, k) in enumerate([(1, 1, 1), (3, 4, 5), (2, 7, 64), (5, 3, 0), (4, 4, 700)]):
         for bias, scales in (("out", "vector"), (None, "one_0d"), ("float32", "matrix")):

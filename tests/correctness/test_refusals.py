@@ -93,9 +93,7 @@ def test_a_dtype_that_the_core_has_no_number_for_is_named_as_torch_does(device, 
 
 def test_a_bias_of_another_dtype_than_out_or_float32_is_refused(device):
     refused(device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.float16, device=device))
-    refused(
-        device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.bfloat16, device=device), out_dtype=torch.float16
-    )
+    refused(device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.bfloat16, device=device), out_dtype=torch.float16)
     refused(device, BadTensorDtypeError, "bias", bias=zeros(N, dtype=torch.float64, device=device))
 
 
@@ -325,9 +323,7 @@ def test_calculate_refuses_tensors_that_the_descriptor_was_not_made_for(device, 
     inputs["out"] = zeros(M, N, dtype=torch.bfloat16, device=device)
     with sm.create_descriptor(sm.Handle(device), **inputs) as descriptor:
         workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=device)
-        longer = strided(
-            *([1] * (2 - inputs[name].dim())), *(s + 1 for s in inputs[name].shape), "rows", inputs[name].dtype
-        )
+        longer = strided(*([1] * (2 - inputs[name].dim())), *(s + 1 for s in inputs[name].shape), "rows", inputs[name].dtype)
         longer = longer.reshape([s + 1 for s in inputs[name].shape]).to(device)
         for wrong in (longer, inputs[name].to(torch.float64), inputs[name].to("meta")):
             with pytest.raises(ScaledMMError, match=name):

@@ -14,8 +14,17 @@ pytestmark = pytest.mark.gpu
 ROWS = [row.name for row in load_table("sm90").rows]
 OUT_DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int32]
 # M around every tile edge, N and K that end inside a tile, and one of several waves.
-SHAPES = [(1, 256, 512), (7, 128, 16), (16, 4096, 256), (17, 136, 1040), (64, 1024, 4096), (129, 392, 144), (333, 1000, 784),
-          (1024, 2048, 1024), (8192, 512, 256)]  # fmt: skip
+SHAPES = [
+    (1, 256, 512),
+    (7, 128, 16),
+    (16, 4096, 256),
+    (17, 136, 1040),
+    (64, 1024, 4096),
+    (129, 392, 144),
+    (333, 1000, 784),
+    (1024, 2048, 1024),
+    (8192, 512, 256),
+]
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +137,13 @@ def test_every_row_waits_for_what_the_preceding_kernel_writes_though_constant_we
         first = reference.scaled_mm(x, weight.b, None, None, out_dtype=torch.int32)
         bytes_of = first.view(torch.int8)
         second = reference.scaled_mm(bytes_of, wide.b, half, half, out_dtype=torch.float32)
-        return (first, second, reference.scaled_mm(bytes_of, wide.b, second[:, :1], ones, second[0]),
-                reference.scaled_mm(bytes_of, bytes_of.t(), half, half, out_dtype=torch.float32), first)  # fmt: skip
+        return (
+            first,
+            second,
+            reference.scaled_mm(bytes_of, wide.b, second[:, :1], ones, second[0]),
+            reference.scaled_mm(bytes_of, bytes_of.t(), half, half, out_dtype=torch.float32),
+            first,
+        )
 
     plans = [sm.create_descriptor(handle, out=out, kernel=row, **inputs) for out, inputs in products]
     for plan, (out, inputs) in zip(plans, products):

@@ -146,9 +146,7 @@ def test_the_largest_k_is_exact_for_the_worst_values_and_the_next_is_refused(dev
         a = torch.full((2, depth), -128, dtype=torch.int8, device=device)
         b = torch.full((3, depth), -128, dtype=torch.int8, device=device).t()
         zero_points = [None if z is None else torch.tensor([z], dtype=torch.int8, device=device) for z in (za, zb)]
-        return sm.scaled_mm(
-            a, b, None, None, out_dtype=torch.int32, a_zero_point=zero_points[0], b_zero_point=zero_points[1]
-        )
+        return sm.scaled_mm(a, b, None, None, out_dtype=torch.int32, a_zero_point=zero_points[0], b_zero_point=zero_points[1])
 
     assert product(k).unique().tolist() == [k * (-128 - (za or 0)) * (-128 - (zb or 0))]
     with pytest.raises(AccumulatorOverflowError, match=f"K <= {k}"):
@@ -177,9 +175,7 @@ def test_random_mixes_of_everything_equal_the_reference(device):
 
 
 def test_inputs_are_left_alone(device):
-    operands = Case(
-        20, 32, 48, bias="float32", a_zero_point="vector_int32", b_zero_point="vector_int32", a_layout="offset_rows"
-    ).make(device)
+    operands = Case(20, 32, 48, bias="float32", a_zero_point="vector_int32", b_zero_point="vector_int32", a_layout="offset_rows").make(device)
     kept = {name: t.clone() for name, t in operands.inputs.items()}
     sm.scaled_mm(**operands.inputs)
     for name, t in operands.inputs.items():

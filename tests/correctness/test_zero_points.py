@@ -350,7 +350,9 @@ def test_column_sums_that_cannot_be_a_weights_are_refused_by_name(device):
             sm.prepare_weight(weight, b_column_sums=column_sums)
 
 
-@pytest.mark.parametrize("name, shapes", [("a_row_sums", [(), (1,), (1, 5), (6,), (5, 2), (1, 5, 1)]), ("b_column_sums", [(), (1,), (16, 1), (17,), (1, 1, 16)])])
+@pytest.mark.parametrize(
+    "name, shapes", [("a_row_sums", [(), (1,), (1, 5), (6,), (5, 2), (1, 5, 1)]), ("b_column_sums", [(), (1,), (16, 1), (17,), (1, 1, 16)])]
+)
 def test_sums_of_another_shape_or_dtype_are_refused_with_and_without_zero_points(device, name, shapes):
     for zero_point in (None, "vector_int32"):
         operands = Case(5, 16, 32, a_zero_point=zero_point, b_zero_point=zero_point).make(device)

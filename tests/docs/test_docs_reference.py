@@ -71,7 +71,10 @@ def test_the_built_in_errors_that_a_class_is_are_documented():
     text = (REFERENCE / "errors.md").read_text()
     rows = {row[0].strip("` "): row[2] for row in re.findall(r"^\|([^|]+)\|([^|]+)\|([^|]+)\|", text, re.MULTILINE)}
     for cls in of_this_package(ScaledMMError) - {ScaledMMError}:
-        also = {base.__name__ for base in cls.__mro__ if base.__module__ == "builtins" and issubclass(base, Exception)} - {"Exception", "RuntimeError"}
+        also = {base.__name__ for base in cls.__mro__ if base.__module__ == "builtins" and issubclass(base, Exception)} - {
+            "Exception",
+            "RuntimeError",
+        }
         shown = set(re.findall(r"`(\w+)`", rows[cls.__name__]))
         assert shown <= also and (bool(shown) == bool(also - {"ArithmeticError", "LookupError"})), cls
 

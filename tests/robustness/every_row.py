@@ -1,7 +1,8 @@
 """One run of every row of a tile table, for tools that watch the kernels: `python every_row.py [ARCH]`.
 
 Small products that end inside a tile on every side, all output dtypes, scales, bias, zero points. Inputs are made on the CPU and
-results are compared there, so that hardly a kernel but ours runs on the GPU. Prints the number of products; exits 1 if one differs (of block formats, whose sums are floats, by more than 2e-6 in the norm).
+results are compared there, so that hardly a kernel but ours runs on the GPU. Prints the number of products; exits 1 if one differs (of block
+formats, whose sums are floats, by more than 2e-6 in the norm).
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def options_of(out_dtype: torch.dtype) -> list[tuple[str, ...]]:
     return [scales, (*scales, "bias"), (*scales, "bias", "a_zero_point", "b_zero_point")]
 
 
-def run(handle: sm.Handle, row: str, out_dtype: torch.dtype, product: dict[str, torch.Tensor], names: tuple[str, ...], prepared: bool = False) -> bool:
+def run(
+    handle: sm.Handle, row: str, out_dtype: torch.dtype, product: dict[str, torch.Tensor], names: tuple[str, ...], prepared: bool = False
+) -> bool:
     device = {name: product[name].t().cuda().t() if name == "b" else product[name].cuda() for name in ("a", "b", *names)}
     if prepared:
         device["b"] = sm.prepare_weight(device["b"], device.pop("b_zero_point", None))
@@ -102,10 +105,16 @@ def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
         "a": torch.randint(-128, 128, (tokens, K), dtype=torch.int8, generator=generator),
         "b": torch.randint(-128, 128, (3, N, K), dtype=torch.int8, generator=generator).transpose(1, 2),
         "expert_offsets": torch.tensor([high + 3, high + 3, tokens - 2], dtype=torch.int32),
-        "a_scale": None, "b_scale": None, "bias": None,
-    }  # fmt: skip
+        "a_scale": None,
+        "b_scale": None,
+        "bias": None,
+    }
     if out_dtype != torch.int32:
-        product |= {"a_scale": torch.rand(tokens, 1, generator=generator), "b_scale": torch.rand(3, N, generator=generator), "bias": torch.randn(3, N, generator=generator)}
+        product |= {
+            "a_scale": torch.rand(tokens, 1, generator=generator),
+            "b_scale": torch.rand(3, N, generator=generator),
+            "bias": torch.randn(3, N, generator=generator),
+        }
     device = {name: t if t is None else t.mT.cuda().mT if name == "b" else t.cuda() for name, t in product.items()}
     out = torch.zeros(tokens, N, dtype=out_dtype).cuda()
     with sm.create_grouped_descriptor(handle, out=out, kernel=row.name, **device) as descriptor:

@@ -25,8 +25,8 @@
 namespace {
 
 std::atomic<int> failures{0};
-std::atomic<long> calls{0}, launches[4]{};  // launches: by Kind, of products that are not empty
-thread_local std::string context;  // what is being tried, for messages
+std::atomic<long> calls{0}, launches[4]{}; // launches: by Kind, of products that are not empty
+thread_local std::string context;          // what is being tried, for messages
 
 void require(int line, bool holds, const char* what) {
   if (holds || ++failures > 20) return;
@@ -39,15 +39,43 @@ void require(int line, bool holds, const char* what) {
 constexpr const char* kStale = "stale";
 
 bool names_an_argument(const std::string& message) {
-  static const char* const kNames[] = {"out",       "a",           "b",        "a_scale",  "b_scale",     "bias",      "a_zero_point", "b_zero_point",
-                                       "a_row_sums", "b_column_sums", "expert_offsets", "weight", "activation", "mode", "kernel", "handle",
-                                       "descriptor", "device",     "device_type", "arch",   "path",       "workspace", "bytes",        "choice",
-                                       "info",       "product", "operands", "option", "device_type, device_id", "kernel provider", "host memory", "table"};
+  static const char* const kNames[] = {"out",
+                                       "a",
+                                       "b",
+                                       "a_scale",
+                                       "b_scale",
+                                       "bias",
+                                       "a_zero_point",
+                                       "b_zero_point",
+                                       "a_row_sums",
+                                       "b_column_sums",
+                                       "expert_offsets",
+                                       "weight",
+                                       "activation",
+                                       "mode",
+                                       "kernel",
+                                       "handle",
+                                       "descriptor",
+                                       "device",
+                                       "device_type",
+                                       "arch",
+                                       "path",
+                                       "workspace",
+                                       "bytes",
+                                       "choice",
+                                       "info",
+                                       "product",
+                                       "operands",
+                                       "option",
+                                       "device_type, device_id",
+                                       "kernel provider",
+                                       "host memory",
+                                       "table"};
   const std::string name = message.substr(0, message.find(':'));
   for (const char* known : kNames) {
     if (name == known) return true;
   }
-  return message.compare(0, 6, "table ") == 0;  // with its source
+  return message.compare(0, 6, "table ") == 0; // with its source
 }
 
 // Of a call that came after SetLastError(kStale).
@@ -64,10 +92,10 @@ scaledMMStatus_t checked(int line, scaledMMStatus_t status) {
 }
 #define CALL(call) (scaledMMSetLastError(SCALED_MM_STATUS_SUCCESS, kStale), checked(__LINE__, call))
 #define EXPECT(call, status) REQUIRE(CALL(call) == SCALED_MM_STATUS_##status)
-#define EXPECT_MESSAGE(call, status, text) \
-  do {                                     \
-    EXPECT(call, status);                  \
-    REQUIRE(strstr(scaledMMGetLastErrorMessage(), text) != nullptr); \
+#define EXPECT_MESSAGE(call, status, text)                                                                                                           \
+  do {                                                                                                                                               \
+    EXPECT(call, status);                                                                                                                            \
+    REQUIRE(strstr(scaledMMGetLastErrorMessage(), text) != nullptr);                                                                                 \
   } while (0)
 
 // ---- the four kinds of product --------------------------------------------------------------------------------------------
@@ -97,10 +125,11 @@ scaledMMStatus_t create(scaledMMHandle_t handle, void** d, const Product& p) {
   static std::atomic<unsigned> turn{0};
   if (turn++ % 2) return scaledMMCreateDescriptor(handle, made, p.kind, s.t, kTensors[p.kind], p.kind == kBlock ? p.mode : 0, p.kernel);
   switch (p.kind) {
-    case kGemm: return scaledMMCreateGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], s.t[7], s.t[8], s.t[9], p.kernel);
-    case kGrouped: return scaledMMCreateGroupedGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], p.kernel);
-    case kBlockScaled: return scaledMMCreateBlockScaledGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], p.kernel);
-    default: return scaledMMCreateBlockGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], p.mode, p.kernel);
+  case kGemm:
+    return scaledMMCreateGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], s.t[7], s.t[8], s.t[9], p.kernel);
+  case kGrouped: return scaledMMCreateGroupedGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], p.kernel);
+  case kBlockScaled: return scaledMMCreateBlockScaledGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], p.kernel);
+  default: return scaledMMCreateBlockGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], p.mode, p.kernel);
   }
 }
 
@@ -113,10 +142,10 @@ scaledMMStatus_t calculate(Kind kind, void* object, void* workspace, size_t size
   static std::atomic<unsigned> turn{0};
   if (turn++ % 2) return scaledMMCalculate(d, kind, workspace, size, p, kTensors[kind], nullptr);
   switch (kind) {
-    case kGemm: return scaledMMCalculateGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], nullptr);
-    case kGrouped: return scaledMMCalculateGroupedGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], nullptr);
-    case kBlockScaled: return scaledMMCalculateBlockScaledGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], nullptr);
-    default: return scaledMMCalculateBlockGemm(d, workspace, size, p[0], p[1], p[2], p[3], nullptr);
+  case kGemm: return scaledMMCalculateGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], nullptr);
+  case kGrouped: return scaledMMCalculateGroupedGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], nullptr);
+  case kBlockScaled: return scaledMMCalculateBlockScaledGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], nullptr);
+  default: return scaledMMCalculateBlockGemm(d, workspace, size, p[0], p[1], p[2], p[3], nullptr);
   }
 }
 
@@ -133,7 +162,9 @@ scaledMMStatus_t destroy(void* d) { return scaledMMDestroyDescriptor(static_cast
 using Random = std::mt19937_64;
 int64_t below(Random& random, int64_t limit) { return int64_t(random() % uint64_t(limit)); }
 template <class T, size_t kCount>
-T pick(Random& random, const T (&values)[kCount]) { return values[random() % kCount]; }
+T pick(Random& random, const T (&values)[kCount]) {
+  return values[random() % kCount];
+}
 
 scaledMMTensorDesc_t vector(int32_t dtype, int64_t length) { return {dtype, 1, {length, -1, -1}, {1, -1, -1}, 16, 0}; }
 // The fast dimension is contiguous, the other steps over `pad` elements more.
@@ -220,12 +251,13 @@ Product good_block(Random& random, int64_t M, int64_t N, int64_t K, int32_t out)
 Product good(Random& random, Kind kind) {
   const int64_t kSizes[] = {0, 1, 2, 5, 16, 17, 32, 48, 64}, kDepths[] = {0, 1, 16, 32, 48, 64, 160, 288};
   const int64_t M = pick(random, kSizes), N = pick(random, kSizes), K = pick(random, kDepths);
-  const int32_t out = pick(random, {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32});
+  const int32_t out =
+      pick(random, {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32});
   switch (kind) {
-    case kGemm: return good_gemm(random, M, N, K, out);
-    case kGrouped: return good_grouped(random, M, N, K, out);
-    case kBlockScaled: return good_block_scaled(random, M, N, K, out);
-    default: return good_block(random, M, N, K, out);
+  case kGemm: return good_gemm(random, M, N, K, out);
+  case kGrouped: return good_grouped(random, M, N, K, out);
+  case kBlockScaled: return good_block_scaled(random, M, N, K, out);
+  default: return good_block(random, M, N, K, out);
   }
 }
 
@@ -242,9 +274,12 @@ int64_t span_of(const scaledMMTensorDesc_t& t) {
     last += __int128(t.shape[i] - 1) * t.strides[i];
   }
   __int128 span = last + 1;
-  if (bytes == 0) span *= t.dtype == kInt8 ? 1 : t.dtype == SCALED_MM_DTYPE_FLOAT16 || t.dtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4;
-  else if (t.flags & SCALED_MM_TENSOR_PACKED) span = __int128((t.shape[0] + 63) / 64) * ((t.shape[1] + 255) / 256) * 512 * bytes;
-  else span = __int128(t.shape[0] - 1) * t.strides[0] + t.shape[1] / 32 * bytes;
+  if (bytes == 0)
+    span *= t.dtype == kInt8 ? 1 : t.dtype == SCALED_MM_DTYPE_FLOAT16 || t.dtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4;
+  else if (t.flags & SCALED_MM_TENSOR_PACKED)
+    span = __int128((t.shape[0] + 63) / 64) * ((t.shape[1] + 255) / 256) * 512 * bytes;
+  else
+    span = __int128(t.shape[0] - 1) * t.strides[0] + t.shape[1] / 32 * bytes;
   return span > kMostBytes ? kMostBytes + 1 : int64_t(span);
 }
 
@@ -262,8 +297,8 @@ void launch(const Product& p, void* d, size_t workspace_size, Random& random) {
     fits = bytes <= kMostBytes;
     if (!fits) break;
     allocated.push_back(pointers[i] = malloc(size_t(bytes)));
-    for (int64_t at = 0; at < bytes; ++at) static_cast<uint8_t*>(pointers[i])[at] = uint8_t(random() & 0x3f);  // floats stay small
-    if (p.kind == kGrouped && i == 6 && bytes >= 4) memset(pointers[i], pick(random, {0, 0x80, 0xff, 0x7f}), 4);  // offsets are not believed
+    for (int64_t at = 0; at < bytes; ++at) static_cast<uint8_t*>(pointers[i])[at] = uint8_t(random() & 0x3f);    // floats stay small
+    if (p.kind == kGrouped && i == 6 && bytes >= 4) memset(pointers[i], pick(random, {0, 0x80, 0xff, 0x7f}), 4); // offsets are not believed
   }
   if (fits) {
     void* workspace = malloc(workspace_size);
@@ -274,7 +309,7 @@ void launch(const Product& p, void* d, size_t workspace_size, Random& random) {
     for (int i = 0; i < kTensors[p.kind]; ++i) {
       if (p.present[i] && i > 0) continue;
       void* kept = pointers[i];
-      pointers[i] = static_cast<char*>(kept) + 1;  // out is misaligned, or an absent tensor has a pointer
+      pointers[i] = static_cast<char*>(kept) + 1; // out is misaligned, or an absent tensor has a pointer
       REQUIRE(CALL(calculate(p.kind, d, workspace, workspace_size, pointers)) != SCALED_MM_STATUS_SUCCESS);
       pointers[i] = kept;
     }
@@ -315,19 +350,57 @@ void try_product(scaledMMHandle_t handle, bool on_gpu, const Product& p, const P
 
 // ---- malformed tensors ----------------------------------------------------------------------------------------------------
 
-constexpr int64_t kValues[] = {INT64_MIN, INT64_MIN + 1, -(int64_t(1) << 40), INT32_MIN, -16, -1, 0, 1, 2, 3, 4, 5, 8, 11, 15, 16, 17, 31, 32, 64, 127, 128,
-                               255, 256, 65535, 65536, 131071, 131072, INT32_MAX - 31, INT32_MAX - 1, INT32_MAX, int64_t(1) << 31, int64_t(1) << 32,
-                               (int64_t(1) << 40) - 1, int64_t(1) << 40, int64_t(1) << 59, int64_t(1) << 60, (int64_t(1) << 60) + 1,
-                               int64_t(1) << 61, int64_t(1) << 62, INT64_MAX - 1, INT64_MAX};
+constexpr int64_t kValues[] = {INT64_MIN,
+                               INT64_MIN + 1,
+                               -(int64_t(1) << 40),
+                               INT32_MIN,
+                               -16,
+                               -1,
+                               0,
+                               1,
+                               2,
+                               3,
+                               4,
+                               5,
+                               8,
+                               11,
+                               15,
+                               16,
+                               17,
+                               31,
+                               32,
+                               64,
+                               127,
+                               128,
+                               255,
+                               256,
+                               65535,
+                               65536,
+                               131071,
+                               131072,
+                               INT32_MAX - 31,
+                               INT32_MAX - 1,
+                               INT32_MAX,
+                               int64_t(1) << 31,
+                               int64_t(1) << 32,
+                               (int64_t(1) << 40) - 1,
+                               int64_t(1) << 40,
+                               int64_t(1) << 59,
+                               int64_t(1) << 60,
+                               (int64_t(1) << 60) + 1,
+                               int64_t(1) << 61,
+                               int64_t(1) << 62,
+                               INT64_MAX - 1,
+                               INT64_MAX};
 constexpr int kFields = 10;
 
 void set_field(scaledMMTensorDesc_t* t, int field, int64_t value) {
   switch (field) {
-    case 0: t->dtype = int32_t(value); break;
-    case 1: t->ndim = int32_t(value); break;
-    case 8: t->alignment = value; break;
-    case 9: t->flags = value; break;
-    default: (field < 5 ? t->shape[field - 2] : t->strides[field - 5]) = value;
+  case 0: t->dtype = int32_t(value); break;
+  case 1: t->ndim = int32_t(value); break;
+  case 8: t->alignment = value; break;
+  case 9: t->flags = value; break;
+  default: (field < 5 ? t->shape[field - 2] : t->strides[field - 5]) = value;
   }
 }
 
@@ -345,7 +418,8 @@ void one_field_at_a_time(scaledMMHandle_t handle, bool on_gpu) {
         if (p.present[tensor]) continue;
         for (int field = 0; field < kFields; ++field) {
           for (int64_t value : kValues) {
-            context = "kind " + std::to_string(kind) + ", tensor " + std::to_string(tensor) + ", field " + std::to_string(field) + " = " + std::to_string(value);
+            context = "kind " + std::to_string(kind) + ", tensor " + std::to_string(tensor) + ", field " + std::to_string(field) + " = " +
+                      std::to_string(value);
             p = base;
             set_field(&p.tensors[tensor], field, value);
             try_product(handle, on_gpu, p, base, random);
@@ -398,7 +472,7 @@ void broadcast_giants(scaledMMHandle_t handle, bool on_gpu) {
   put(&p, 3, vector(kFloat, 1));
   put(&p, 4, vector(kFloat, 1));
   try_product(handle, on_gpu, p, p, random);
-  p.kernel = on_gpu ? "split" : nullptr;  // a row that asks for eight bytes for each element of out
+  p.kernel = on_gpu ? "split" : nullptr; // a row that asks for eight bytes for each element of out
   void* d = nullptr;
   if (on_gpu) EXPECT_MESSAGE(create(handle, &d, p), BAD_TENSOR_SHAPE, "kernel: row split has a workspace for at most 2^48 elements");
 }
@@ -481,7 +555,8 @@ void refuse_as_handle(void* object, const char* got) {
 }
 
 void wrong_objects() {
-  static const char* const kNames[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor", "got a block GEMM descriptor"};
+  static const char* const kNames[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor",
+                                       "got a block GEMM descriptor"};
   scaledMMHandle_t handle = nullptr;
   void* objects[kKinds] = {};
   EXPECT(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CPU, 0, nullptr), SUCCESS);
@@ -636,11 +711,11 @@ struct Table {
   }
 };
 
-#define EXPECT_TABLE(change, status)                \
-  do {                                              \
-    Table t;                                        \
-    change;                                         \
-    EXPECT(scaledMMRegisterTable(&t.table), status); \
+#define EXPECT_TABLE(change, status)                                                                                                                 \
+  do {                                                                                                                                               \
+    Table t;                                                                                                                                         \
+    change;                                                                                                                                          \
+    EXPECT(scaledMMRegisterTable(&t.table), status);                                                                                                 \
   } while (0)
 
 void tables() {
@@ -723,7 +798,7 @@ void providers() {
 
 // ---- a host without memory ------------------------------------------------------------------------------------------------
 
-thread_local long allocations_left = -1;  // then operator new fails; -1: never
+thread_local long allocations_left = -1; // then operator new fails; -1: never
 thread_local bool allocation_failed = false;
 
 // The call with every one of its allocations failing in turn, until it has all that it asks for.
@@ -749,7 +824,7 @@ void without_memory(const char* what, scaledMMStatus_t last, const Call& call) {
 
 void no_host_memory(scaledMMHandle_t cpu, scaledMMHandle_t gpu, const char* kernels) {
 #if defined(HOSTILE_UNDER_THREAD_SANITIZER)
-  return;  // its pthread_once knows no exceptions
+  return; // its pthread_once knows no exceptions
 #endif
   const std::string name(100, 'n');
   without_memory("tables", SCALED_MM_STATUS_SUCCESS, [&] {
@@ -770,7 +845,7 @@ void no_host_memory(scaledMMHandle_t cpu, scaledMMHandle_t gpu, const char* kern
     for (scaledMMHandle_t on : {cpu, gpu}) {
       void *first = nullptr, *d = nullptr, *unused = nullptr;
       scaledMMKernelChoice_t choice;
-      EXPECT(create(on, &first, p), SUCCESS);  // takes the memory of a destroyed one
+      EXPECT(create(on, &first, p), SUCCESS); // takes the memory of a destroyed one
       without_memory("descriptors", SCALED_MM_STATUS_SUCCESS, [&] { return create(on, &d, p); });
       without_memory("wrong descriptors", SCALED_MM_STATUS_BAD_TENSOR_SHAPE, [&] { return create(on, &unused, wrong); });
       without_memory("reasons", SCALED_MM_STATUS_SUCCESS, [&] { return get_kernel(d, &choice); });
@@ -810,7 +885,7 @@ void all_at_once(const char* kernels, int rounds) {
       try_product(handle, on_gpu, p, plain(kind), random);
       const std::string own = "handle: of " + context;
       scaledMMSetLastError(SCALED_MM_STATUS_BAD_PARAM, own.c_str());
-      use(plain(kind), shared[kind], true, p, random);  // several threads use one descriptor
+      use(plain(kind), shared[kind], true, p, random); // several threads use one descriptor
       scaledMMSetLastError(SCALED_MM_STATUS_BAD_PARAM, own.c_str());
       std::this_thread::yield();
       REQUIRE(own == scaledMMGetLastErrorMessage());
@@ -833,7 +908,7 @@ void all_at_once(const char* kernels, int rounds) {
   EXPECT(scaledMMDestroyHandle(gpu), SUCCESS);
 }
 
-}  // namespace
+} // namespace
 
 // The program's own, so that they can fail.
 void* operator new(size_t size) {
@@ -876,7 +951,8 @@ int main(int argc, char** argv) {
       {"messages", [&] { misaligned_out(cpu), unknown_out_dtype(cpu); }},
       {"giants", [&] { broadcast_giants(cpu, false), broadcast_giants(gpu, true); }},
       {"fields", [&] { one_field_at_a_time(cpu, false), one_field_at_a_time(gpu, true); }},
-      {"random", [&] {
+      {"random",
+       [&] {
          for (uint64_t seed : {11, 12, 13}) random_fields(cpu, false, seed, rounds), random_fields(gpu, true, seed, rounds);
          for (const std::atomic<long>& count : launches) REQUIRE(count > rounds / 20);
        }},

@@ -24,10 +24,9 @@ HOST_BLOCK_KERNEL(blocks_q8_0, "blocks", Q8_0)
 namespace {
 
 constexpr int64_t kOpen = INT64_MAX;
-const Kernel* const kernels[] = {&terms,             &any_bf16,          &any_fp32,           &any_int32,       &fast_bf16,       &fast_fp32,
-                                 &fast_int32,        &split_fp32,        &grouped_any_fp32,   &grouped_any_int32, &grouped_fast_fp32,
-                                 &grouped_fast_int32, &scaled_any_bf16,  &scaled_any_fp32,    &scaled_fast_fp32, &blocks_q4_0,     &blocks_q5_1,
-                                 &blocks_q8_0};
+const Kernel* const kernels[] = {&terms,           &any_bf16,        &any_fp32,         &any_int32,         &fast_bf16,         &fast_fp32,
+                                 &fast_int32,      &split_fp32,      &grouped_any_fp32, &grouped_any_int32, &grouped_fast_fp32, &grouped_fast_int32,
+                                 &scaled_any_bf16, &scaled_any_fp32, &scaled_fast_fp32, &blocks_q4_0,       &blocks_q5_1,       &blocks_q8_0};
 
 #define ROWS(any, fast) {{any, 1, 1, 1, 1}, {fast, 16, 16, 16, 16}, {"split", 1, 1, 1, 2}}
 const scaledMMTableRow_t gemm_rows[] = ROWS("any", "fast"), grouped_rows[] = ROWS("grouped_any", "grouped_fast"),
@@ -40,8 +39,9 @@ const scaledMMTable_t gemm = {"sm90", "hostile", gemm_rows, 3, gemm_buckets, 2, 
 const scaledMMTable_t grouped = {"sm90", "hostile", grouped_rows, 2, fast_buckets, 1, 0, 0, SCALED_MM_TABLE_GROUPED_GEMM, 0, nullptr, 0};
 const scaledMMTable_t scaled = {"sm90", "hostile", scaled_rows, 2, fast_buckets, 1, 0, 0, SCALED_MM_TABLE_BLOCK_SCALED_GEMM, 0, nullptr, 0};
 const scaledMMTable_t blocks = {"sm90", "hostile", block_rows, 1, block_buckets, 1, 0, 0, SCALED_MM_TABLE_BLOCK_GEMM, 0, modes, 2};
-const scaled_mm::KernelLibrary library = {SCALED_MM_KERNEL_ABI_VERSION, "sm90", kernels, sizeof(kernels) / sizeof(*kernels), &gemm, &grouped, &scaled, &blocks};
+const scaled_mm::KernelLibrary library = {
+    SCALED_MM_KERNEL_ABI_VERSION, "sm90", kernels, sizeof(kernels) / sizeof(*kernels), &gemm, &grouped, &scaled, &blocks};
 
-}  // namespace
+} // namespace
 
 const scaled_mm::KernelLibrary* scaled_mm_kernel_library(void) { return &library; }

@@ -193,6 +193,7 @@ def test_an_entry_that_is_damaged_again_and_again_is_kept_aside_once(cache_root)
 
 def test_a_cache_that_is_removed_during_a_build_is_no_untyped_error(cache_root):
     """docs/design/builds-and-cache.md: it may be removed at any time."""
+
     def remove(folder: Path) -> None:
         fake(folder)
         shutil.rmtree(cache_root)
@@ -242,9 +243,7 @@ def test_a_compiler_that_meets_a_full_disk_says_so_even_where_its_log_cannot_be_
     compiler = program(tmp_path / "compiler", "#!/bin/sh\necho 'fatal error: No space left on device' >&2\nexit 1\n")
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(KernelNotBuiltError) as caught:
-        cache.get_or_build(
-            "kernel", "row", "key", lambda folder: compile.run_ninja(folder, "main", compiler, [Path(__file__)], [], [])
-        )
+        cache.get_or_build("kernel", "row", "key", lambda folder: compile.run_ninja(folder, "main", compiler, [Path(__file__)], [], []))
     assert "main: the compiler failed (status 1); its log could not be kept in" in str(caught.value)
     assert "fatal error: No space left on device" in str(caught.value)
     assert left(cache_root) == []

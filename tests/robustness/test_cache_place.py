@@ -17,7 +17,22 @@ from scaled_mm.errors import KernelNotBuiltError
 
 PACKAGE = Path(cache.__file__).parent.parent
 BARE_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # file names are ASCII, and bytes
-NAMES = ["sp ace", "quo'te", 'dq"uote', "com,ma", "dol$lar", "per%cent", "col:on", "back\\slash", "(a)&b;c", "tick`id`", "[a]*?", "#~", "é中", "new\nline"]
+NAMES = [
+    "sp ace",
+    "quo'te",
+    'dq"uote',
+    "com,ma",
+    "dol$lar",
+    "per%cent",
+    "col:on",
+    "back\\slash",
+    "(a)&b;c",
+    "tick`id`",
+    "[a]*?",
+    "#~",
+    "é中",
+    "new\nline",
+]
 # A library with a header from the folder's neighbour: both names pass through ninja, and a shell. Without torch, whose import takes seconds.
 BUILD = f"""
 import ctypes, os, sys, types
@@ -59,7 +74,9 @@ def test_any_name_does_for_the_cache_and_the_sources(tmp_path, names, locale):
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "answer.h").write_text("#define ANSWER 42\n")
-    done = subprocess.run([sys.executable, "-c", BUILD, *(str(tmp_path / name) for name in names)], env={**os.environ, **locale}, capture_output=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, *(str(tmp_path / name) for name in names)], env={**os.environ, **locale}, capture_output=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr.decode(errors="replace")
 
 
@@ -102,7 +119,9 @@ def test_a_user_without_a_home_is_told_to_name_a_folder(monkeypatch):
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
     for use in (get, cache.check_writable, cache.entries):
-        with pytest.raises(KernelNotBuiltError, match="^SCALED_MM_CACHE_DIR: expected a folder for the cache, got none, and this user has no home folder$"):
+        with pytest.raises(
+            KernelNotBuiltError, match="^SCALED_MM_CACHE_DIR: expected a folder for the cache, got none, and this user has no home folder$"
+        ):
             use()
 
 
@@ -166,7 +185,10 @@ def test_a_cache_is_made_for_its_user_alone(tmp_path, monkeypatch):
 def test_a_cache_that_others_may_write_to_is_refused_before_anything_is_loaded_or_built(root, mode):
     root.chmod(mode)
     for use in (get, lambda: get("another"), lambda: cache.find("kernel", "row", "key"), cache.check_writable):
-        with pytest.raises(KernelNotBuiltError, match=REFUSED + rf"{root}, which others may write to \(mode {mode:04o}\); `chmod go-w {root}`, .*SCALED_MM_TRUST_CACHE=1"):
+        with pytest.raises(
+            KernelNotBuiltError,
+            match=REFUSED + rf"{root}, which others may write to \(mode {mode:04o}\); `chmod go-w {root}`, .*SCALED_MM_TRUST_CACHE=1",
+        ):
             use()
     assert not (root / "kernel-row-another").exists()
     root.chmod(mode & ~0o022)
@@ -177,7 +199,9 @@ def test_a_cache_of_another_user_is_refused_and_may_be_trusted(root, monkeypatch
     """Such as a mounted one in a container that runs as root."""
     stat = Path.stat
     monkeypatch.setattr(Path, "stat", lambda path, **options: StatusOfAnother(stat(path, **options)))
-    with pytest.raises(KernelNotBuiltError, match=REFUSED + rf"{root}, which belongs to user 4242, while this is user {os.geteuid()}; name another") as caught:
+    with pytest.raises(
+        KernelNotBuiltError, match=REFUSED + rf"{root}, which belongs to user 4242, while this is user {os.geteuid()}; name another"
+    ) as caught:
         get()
     assert "chmod" not in str(caught.value)
     monkeypatch.setenv("SCALED_MM_TRUST_CACHE", "1")
@@ -238,6 +262,8 @@ def test_the_room_of_setup_py_is_as_trusted_as_the_sources(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "scaled_mm", ignore=shutil.ignore_patterns("__pycache__", "lib", "csrc"))
     (tmp_path / "build" / "cache").mkdir(parents=True)
     (tmp_path / "build" / "cache").chmod(0o777)
-    (tmp_path / "setup.py").write_text(text + 'build_room()\nfrom scaled_mm.build import cache\ncache.get_or_build("kernel", "row", "key", '
-                                       'lambda folder: (folder / "library.so").write_bytes(b"x"))\n')  # fmt: skip
+    (tmp_path / "setup.py").write_text(
+        text + 'build_room()\nfrom scaled_mm.build import cache\ncache.get_or_build("kernel", "row", "key", '
+        'lambda folder: (folder / "library.so").write_bytes(b"x"))\n'
+    )
     subprocess.run([sys.executable, str(tmp_path / "setup.py")], check=True, timeout=120)

@@ -22,7 +22,9 @@ def shell(arguments: str, **variables: str) -> subprocess.CompletedProcess:
     """`scaled-mm` as a shell starts it; "$TABLE" is a file that is there."""
     environment = {**os.environ, "TABLE": str(configs_dir() / "sm90.yaml"), **variables}
     environment.pop("PYTHONUNBUFFERED", None)  # with it argparse drops what it cannot write
-    return subprocess.run(["bash", "-c", f'"{sys.executable}" -m scaled_mm {arguments}'], env=environment, capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
+    return subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -m scaled_mm {arguments}'], env=environment, capture_output=True, timeout=120, stdin=subprocess.DEVNULL
+    )
 
 
 # ---- streams ------------------------------------------------------------------------------------------------------------
@@ -40,7 +42,12 @@ def test_errors_go_nowhere_but_to_stderr_even_if_it_is_closed():
 
 @pytest.mark.parametrize(
     "arguments, status",
-    [("--help > /dev/full", 2), ("table show --frob 2> /dev/full", 2), ("table show --table /nowhere/x.yaml 2> /dev/full", 2), ("table explain 1 2 3 <&-", 0)],
+    [
+        ("--help > /dev/full", 2),
+        ("table show --frob 2> /dev/full", 2),
+        ("table show --table /nowhere/x.yaml 2> /dev/full", 2),
+        ("table explain 1 2 3 <&-", 0),
+    ],
 )
 def test_a_full_stream_leaves_the_exit_status_one_that_is_documented(arguments, status):
     done = shell(arguments)
@@ -104,7 +111,14 @@ def test_a_document_has_no_number_that_json_lacks(capsys):
 
 @pytest.mark.parametrize(
     "variables",
-    [{"COLUMNS": "1"}, {"COLUMNS": "20"}, {"COLUMNS": "x"}, {"COLUMNS": "1", "FORCE_COLOR": "1"}, {"TERM": "dumb", "FORCE_COLOR": "1"}, {"TERM": None}],
+    [
+        {"COLUMNS": "1"},
+        {"COLUMNS": "20"},
+        {"COLUMNS": "x"},
+        {"COLUMNS": "1", "FORCE_COLOR": "1"},
+        {"TERM": "dumb", "FORCE_COLOR": "1"},
+        {"TERM": None},
+    ],
     ids=str,
 )
 def test_any_terminal_will_do(capsys, monkeypatch, variables):
@@ -137,7 +151,9 @@ def test_brackets_in_the_name_of_a_file_are_no_markup(capsys, tmp_path, name):
         assert str(table) in capsys.readouterr().out.replace("\n", "")
 
 
-@pytest.mark.parametrize("variables, printed", [(BARE_LOCALE, "é".encode()), ({"PYTHONIOENCODING": "ascii"}, rb"\xe9")], ids=["the C locale", "ascii"])
+@pytest.mark.parametrize(
+    "variables, printed", [(BARE_LOCALE, "é".encode()), ({"PYTHONIOENCODING": "ascii"}, rb"\xe9")], ids=["the C locale", "ascii"]
+)
 def test_a_name_that_the_locale_cannot_print_fails_no_command(tmp_path, variables, printed):
     name = os.fsencode(tmp_path) + "/é".encode() + b"\xff.yaml"
     shutil.copy(configs_dir() / "sm90.yaml", name)

@@ -27,7 +27,7 @@ echo compiled > "$2"
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory) -> Path:
     """A copy of the sources, as git has them."""
-    root = tmp_path_factory.mktemp("install") / "we'ird \"path\""
+    root = tmp_path_factory.mktemp("install") / 'we\'ird "path"'
     root.mkdir()
     ignored = shutil.ignore_patterns("__pycache__", "lib", "build.ninja", "blob")  # of schemas/blob it would be 62 files more
     for name in COPIED:
@@ -72,8 +72,9 @@ def test_a_tree_that_cannot_be_written_to_is_installed_and_left_as_it_is(tree, t
     compiler.write_text(COMPILER)
     compiler.chmod(0o755)
     before = files(tree, ".")
-    done = setup(tree, "bdist_wheel", "--dist-dir", str(tmp_path / "dist"), "--bdist-dir", str(tmp_path / "bdist"),
-                 before=READ_ONLY, CXX=str(compiler))  # fmt: skip
+    done = setup(
+        tree, "bdist_wheel", "--dist-dir", str(tmp_path / "dist"), "--bdist-dir", str(tmp_path / "bdist"), before=READ_ONLY, CXX=str(compiler)
+    )
     assert done.returncode == 0, done.stderr
     assert {name for name in files(tree, ".") - before if "__pycache__" not in name} == set()
     (wheel,) = (tmp_path / "dist").iterdir()
@@ -86,7 +87,18 @@ def test_a_tree_that_cannot_be_written_to_is_installed_and_left_as_it_is(tree, t
 
 def test_without_a_compiler_the_last_line_says_how_to_get_one(tree, tmp_path):
     """Of setup.py's output, which pip prints."""
-    done = setup(tree, "bdist_wheel", "--dist-dir", str(tmp_path / "dist"), "--bdist-dir", str(tmp_path / "bdist"),
-                 before=READ_ONLY, PATH=str(tmp_path), CXX="")  # fmt: skip
+    done = setup(
+        tree,
+        "bdist_wheel",
+        "--dist-dir",
+        str(tmp_path / "dist"),
+        "--bdist-dir",
+        str(tmp_path / "bdist"),
+        before=READ_ONLY,
+        PATH=str(tmp_path),
+        CXX="",
+    )
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith("C++ compiler: needed for building, not found; install g++ (Debian: `apt-get install g++`), or set CXX")
+    assert done.stderr.splitlines()[-1].endswith(
+        "C++ compiler: needed for building, not found; install g++ (Debian: `apt-get install g++`), or set CXX"
+    )

@@ -175,7 +175,11 @@ def errors() -> list[type[sm.ScaledMMError]]:
 def test_an_error_survives_copies_and_every_protocol_of_pickle(error):
     for made in (error("a: expected int8, got float32"), error("what", sm.Status.CUDA_ERROR)):
         made.note = "kept"
-        for copied in (copy.copy(made), copy.deepcopy(made), *(pickle.loads(pickle.dumps(made, number)) for number in range(pickle.HIGHEST_PROTOCOL + 1))):
+        for copied in (
+            copy.copy(made),
+            copy.deepcopy(made),
+            *(pickle.loads(pickle.dumps(made, number)) for number in range(pickle.HIGHEST_PROTOCOL + 1)),
+        ):
             assert type(copied) is error and str(copied) == str(made) and copied.args == made.args and copied.note == "kept"
             assert copied.status is made.status and type(copied.status) is sm.Status
 

@@ -77,7 +77,10 @@ def test_sums_of_the_longest_k_are_exact(name):
     a[0], b = 127, torch.randint(-128, 128, (4096, 14336), generator=g, dtype=torch.int8)
     b[0], b[1], b[2] = 127, -128, torch.where(torch.arange(14336) % 2 == 0, 127, 126)
     given = {"a": a, "b": b, "a_scale": torch.tensor([1.0, 0.3]), "b_scale": torch.rand(4096, generator=g), "bias": torch.randn(4096, generator=g)}
-    given |= {"a_zero_point": torch.tensor([-128, 3], dtype=torch.int8), "b_zero_point": torch.randint(-128, 128, (4096,), generator=g, dtype=torch.int8)}
+    given |= {
+        "a_zero_point": torch.tensor([-128, 3], dtype=torch.int8),
+        "b_zero_point": torch.randint(-128, 128, (4096,), generator=g, dtype=torch.int8),
+    }
     both_pass(name, [given[one] for one in definition.inputs])
 
 

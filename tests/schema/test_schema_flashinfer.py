@@ -41,7 +41,9 @@ def test_both_readers_read_the_same(trace_set):
     for kind in ("solutions", "traces"):
         for name, several in getattr(ours, kind).items():
             theirs = getattr(trace_set, kind)[name]
-            assert [one.model_dump(mode="json", exclude_unset=True) for one in several] == [one.model_dump(mode="json", exclude_unset=True) for one in theirs]
+            assert [one.model_dump(mode="json", exclude_unset=True) for one in several] == [
+                one.model_dump(mode="json", exclude_unset=True) for one in theirs
+            ]
     for name, several in ours.workloads.items():
         assert [one.model_dump(mode="json") for one in several] == [trace.workload.model_dump(mode="json") for trace in trace_set.workloads[name]]
 
@@ -117,6 +119,8 @@ def test_the_real_package_reads_the_inputs_that_are_kept(trace_set):
 
 def test_a_trace_of_ours_is_a_trace_of_theirs(tmp_path):
     definition, workload = collection().definitions["quantize_q8_1"], collection().workloads["quantize_q8_1"][0]
-    for solution, trace in zip(collection().solutions["quantize_q8_1"], schema.evaluate(definition, collection().solutions["quantize_q8_1"], workload, "cpu")):
+    for solution, trace in zip(
+        collection().solutions["quantize_q8_1"], schema.evaluate(definition, collection().solutions["quantize_q8_1"], workload, "cpu")
+    ):
         theirs = Trace.model_validate_json(trace.model_dump_json(exclude_unset=True))
         assert theirs.is_successful() and theirs.solution == solution.name and theirs.evaluation.performance.latency_ms > 0

@@ -21,7 +21,15 @@ def test_solutions_pass_on_a_gpu(name):
 
 def test_the_stock_benchmark_passes_every_solution(tmp_path):
     bench = pytest.importorskip("flashinfer_bench")
-    names = ["gemm_fp32_baseline", "gemm_int8_scaled_bias_zp", "gemm_q4_0_w4a16", "gemm_q5_1_q8_1_w5a8", "gemm_q8_0_q8_1_bs32", "quantize_q4_0", "quantize_int8_dynamic"]
+    names = [
+        "gemm_fp32_baseline",
+        "gemm_int8_scaled_bias_zp",
+        "gemm_q4_0_w4a16",
+        "gemm_q5_1_q8_1_w5a8",
+        "gemm_q8_0_q8_1_bs32",
+        "quantize_q4_0",
+        "quantize_int8_dynamic",
+    ]
     root = small_folder(tmp_path / "schemas", names)
     assert cli.main(["schema", "draw", "--root", str(root), "--out", str(root)]) == 0  # it reads files that are there, and draws none
     config = bench.BenchmarkConfig(warmup_runs=1, iterations=3, num_trials=1, log_dir=str(tmp_path / "logs"))

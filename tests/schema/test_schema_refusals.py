@@ -29,13 +29,25 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     "file, fields, said",
     [
-        (DEFINITION, {"inputs__weight_q__dtype": "uint8"}, "inputs.weight_q.dtype: expected one of float32, .*, got 'uint8'; packed blocks are stored as int8"),
+        (
+            DEFINITION,
+            {"inputs__weight_q__dtype": "uint8"},
+            "inputs.weight_q.dtype: expected one of float32, .*, got 'uint8'; packed blocks are stored as int8",
+        ),
         (DEFINITION, {"inputs__weight_q__dtype": "q4_0"}, "inputs.weight_q.dtype: expected one of .*, got 'q4_0'; packed blocks are stored as int8"),
         (DEFINITION, {"outputs__out__dtype": "float12"}, r"outputs.out.dtype: expected one of .*, got 'float12' \("),
         (DEFINITION, {"reference": "import torch\n"}, "reference: expected a top-level function run, there is none"),
         (DEFINITION, {"reference": "def run(:\n"}, "reference: expected Python, got .* in line 1"),
-        (DEFINITION, {"reference": TEXT.replace("activation, weight_q", "weight_q, activation")}, r"reference: expected run\(activation, weight_q\), .*got run\(weight_q"),
-        (DEFINITION, {"reference": TEXT.replace("weight_q)", "weight_q=None)", 1)}, "reference: expected run with positional parameters and no defaults"),
+        (
+            DEFINITION,
+            {"reference": TEXT.replace("activation, weight_q", "weight_q, activation")},
+            r"reference: expected run\(activation, weight_q\), .*got run\(weight_q",
+        ),
+        (
+            DEFINITION,
+            {"reference": TEXT.replace("weight_q)", "weight_q=None)", 1)},
+            "reference: expected run with positional parameters and no defaults",
+        ),
         (DEFINITION, {"axes__L": {"type": "var"}}, "axes.L: expected a var axis to be in the shape of an input"),
         (DEFINITION, {"axes__L": {"type": "const", "value": 3}}, "axes.L: expected an axis that a tensor has; none does"),
         (DEFINITION, {"axes__L": {"type": "var"}, "outputs__out__shape": ["M", "L"]}, "axes.L: expected a var axis to be in the shape of an input"),
@@ -60,7 +72,11 @@ def folder(tmp_path):
         (DEFINITION, {"constraints": ["K.real == 1"]}, "constraints.0: expected axes, integers, .*got 'K.real'"),
         (DEFINITION, {"tags": ["logical:weight_q=q4_0"]}, "tags: expected one compare:bits or compare:norm=<bound>, got 0"),
         (DEFINITION, {"tags": ["compare:norm=2"]}, "tags: expected compare:bits or compare:norm=<bound between 0 and 1>, got compare:norm=2"),
-        (DEFINITION, {"tags": ["compare:bits", "logical:weight_q=q5_0"]}, "tags: logical:weight_q=q5_0: expected int8 with an axis of blocks and a last const axis of 22 bytes"),
+        (
+            DEFINITION,
+            {"tags": ["compare:bits", "logical:weight_q=q5_0"]},
+            "tags: logical:weight_q=q5_0: expected int8 with an axis of blocks and a last const axis of 22 bytes",
+        ),
         (DEFINITION, {"tags": ["compare:bits", "logical:weights=q4_0"]}, "tags: logical:weights=q4_0 names no input or output"),
         (DEFINITION, {"tags": ["compare:bits", "logical:weight_q=q3_k"]}, "tags: logical:weight_q=: expected one of q4_0, .*, got 'q3_k'"),
         (DEFINITION, {"refrence": "x"}, "refrence: expected no such field"),
@@ -74,14 +90,26 @@ def folder(tmp_path):
         (SOLUTION, {"spec__entry_point": "main.py"}, "spec.entry_point: .*pattern"),
         (SOLUTION, {"spec__language": "fortran"}, "spec.language: .*got 'fortran'"),
         (SOLUTION, {"sources__0__path": "../main.py"}, "sources.0.path: expected a path that stays inside its folder, got '../main.py'"),
-        (WORKLOADS, {"solution": "x", "evaluation": {"status": "TIMEOUT", "environment": {"hardware": "h"}, "timestamp": "t"}}, "line 1: solution: expected null in workloads/"),
+        (
+            WORKLOADS,
+            {"solution": "x", "evaluation": {"status": "TIMEOUT", "environment": {"hardware": "h"}, "timestamp": "t"}},
+            "line 1: solution: expected null in workloads/",
+        ),
         (WORKLOADS, {"workload__axes__M": -1}, "line 1: workload.axes.M: .*greater than or equal to 0"),
         (WORKLOADS, {"workload__axes__M": None}, r"line 1: axes: expected values of \['M', 'N', 'K', 'KB'\]"),
         (WORKLOADS, {"workload__axes__K": 128}, r"line 1: constraints.0: expected K == 32 \* KB to hold, got K = 128, KB = 8"),
         (WORKLOADS, {"workload__inputs__weight_q": {"type": "random"}}, "line 1: workload.inputs.weight_q: expected safetensors for q4_0 blocks"),
-        (WORKLOADS, {"workload__inputs__activation": {"type": "scalar", "value": 1}}, "line 1: workload.inputs.activation: expected a tensor, got type 'scalar'"),
+        (
+            WORKLOADS,
+            {"workload__inputs__activation": {"type": "scalar", "value": 1}},
+            "line 1: workload.inputs.activation: expected a tensor, got type 'scalar'",
+        ),
         (WORKLOADS, {"workload__inputs__activation": None}, r"line 1: workload.inputs: expected \['activation', 'weight_q'\]"),
-        (WORKLOADS, {"workload__inputs__weight_q__path": "/etc/passwd"}, "line 1: workload.inputs.weight_q.path: expected a path that stays inside its folder"),
+        (
+            WORKLOADS,
+            {"workload__inputs__weight_q__path": "/etc/passwd"},
+            "line 1: workload.inputs.weight_q.path: expected a path that stays inside its folder",
+        ),
         (WORKLOADS, {"workload__axes__M": 2**31}, "line 1: workload.axes.M: .*less than or equal to 2147483647"),
         (WORKLOADS, {"workload__inputs__weight_q__type": None}, "line 1: workload.inputs.weight_q: expected a type: random, scalar or safetensors"),
         (WORKLOADS, {"definition": "gemm_q9"}, "line 1: definition: expected the name of a definition"),
@@ -134,7 +162,9 @@ def test_a_field_twice_is_refused(folder):
         schema.load(folder)
 
 
-@pytest.mark.parametrize("dtype, value, said", [("int32", 1.5, "finite int32, got 1.5"), ("float32", True, "finite float32, got True"), ("bool", 1, "finite bool, got 1")])
+@pytest.mark.parametrize(
+    "dtype, value, said", [("int32", 1.5, "finite int32, got 1.5"), ("float32", True, "finite float32, got True"), ("bool", 1, "finite bool, got 1")]
+)
 def test_a_scalar_of_another_kind_is_refused(tmp_path, dtype, value, said):
     root = small_folder(tmp_path, ("rmsnorm_h4096",))
     path = root / "workloads/rmsnorm/rmsnorm_h4096.jsonl"
@@ -179,7 +209,9 @@ def test_a_definition_that_copies_a_text_and_says_otherwise_is_refused(folder, c
     (folder / copied).write_text((folder / DEFINITION).read_text())
     edit(folder / copied, name="gemm_q4_0_copy", outputs__out__dtype="int32")
     lines = (folder / WORKLOADS).read_text().splitlines()[:1]
-    (folder / WORKLOADS.replace(NAME, "gemm_q4_0_copy")).write_text("\n".join(lines).replace(f'"definition":"{NAME}"', '"definition":"gemm_q4_0_copy"') + "\n")
+    (folder / WORKLOADS.replace(NAME, "gemm_q4_0_copy")).write_text(
+        "\n".join(lines).replace(f'"definition":"{NAME}"', '"definition":"gemm_q4_0_copy"') + "\n"
+    )
     assert cli.main(["schema", "validate", "--root", str(folder)]) == 1
     assert f"{copied}: gemm_q4_0_copy: " in capsys.readouterr().err  # its inputs' file is not its own, or its output no int32
 
@@ -251,7 +283,10 @@ def test_every_problem_is_reported_one_by_one(folder, capsys):
 @pytest.mark.parametrize(
     "text, said",
     [
-        (TEXT.replace("torch.zeros(", "float('nan') * torch.zeros("), "reference: expected finite numbers, 240 of 240 of output out are NaN or infinite"),
+        (
+            TEXT.replace("torch.zeros(", "float('nan') * torch.zeros("),
+            "reference: expected finite numbers, 240 of 240 of output out are NaN or infinite",
+        ),
         (TEXT.replace("torch.zeros(", "1 / torch.zeros("), "reference: expected finite numbers, 240 of 240"),
         (TEXT.replace("weight_q.shape[0]", "3"), r"reference: output out: expected \[5, 48\], got \[5, 3\]"),
         (TEXT.replace("device=activation.device", "dtype=torch.int32"), "reference: output out: expected float32, got int32"),
@@ -278,7 +313,7 @@ def test_files_of_inputs_that_are_not_what_the_definition_says_are_refused(folde
 
     collection = schema.load(folder)
     definition, workload = collection.definitions[NAME], collection.workloads[NAME][0]
-    (path, tensors), = schema.blob_tensors(definition, workload).items()
+    ((path, tensors),) = schema.blob_tensors(definition, workload).items()
     for spoilt, said in (
         ({"other": tensors["weight_q"]}, "expected the tensor 'weight_q' of input weight_q, got other"),
         ({"weight_q": tensors["weight_q"][:1].clone()}, r"weight_q: expected torch.int8 \[48, 8, 18\], got torch.int8 \[1, 8, 18\]"),

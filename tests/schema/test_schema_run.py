@@ -16,7 +16,10 @@ from scaled_mm.schema.catalog.entry import OURS
 
 NAME = "gemm_q4_0_w4a16"
 SOLUTION = f"solutions/scaled_mm/gemm_q4_0/{NAME}/scaled_mm_{NAME}.json"
-RIGHT = "import torch\nimport scaled_mm\n\n\ndef right(activation, weight_q):\n    return scaled_mm.gemm_q4_0(weight_q.view(torch.uint8), activation).t()\n\n\n"
+RIGHT = (
+    "import torch\nimport scaled_mm\n\n\ndef right(activation, weight_q):\n"
+    "    return scaled_mm.gemm_q4_0(weight_q.view(torch.uint8), activation).t()\n\n\n"
+)
 HEAD = "import torch\n\n\ndef run(activation, weight_q):\n"
 SIZE = "activation.shape[0], weight_q.shape[0]"
 
@@ -45,8 +48,16 @@ DIGESTS = {
         (f"{HEAD}    return torch.zeros({SIZE}, device='meta')\n", "RUNTIME_ERROR", "expected a strided tensor on cpu, got torch.strided on meta"),
         (f"{HEAD}    return torch.zeros({SIZE}).to_sparse()\n", "RUNTIME_ERROR", "got torch.sparse_coo on cpu"),
         (f"{HEAD}    activation.zero_()\n    return torch.zeros({SIZE})\n", "RUNTIME_ERROR", "input activation: expected it to be left as it was"),
-        (f"{RIGHT}kept = []\n\n\ndef run(activation, weight_q):\n    kept or kept.append(right(activation, weight_q))\n    return kept[0]\n", "INCORRECT_NUMERICAL", "after it was timed, on other numbers"),
-        (f"{RIGHT}count = [0]\n\n\ndef run(activation, weight_q):\n    count[0] += 1\n    return right(activation, weight_q) * (count[0] == 1)\n", "INCORRECT_NUMERICAL", "after it was timed"),
+        (
+            f"{RIGHT}kept = []\n\n\ndef run(activation, weight_q):\n    kept or kept.append(right(activation, weight_q))\n    return kept[0]\n",
+            "INCORRECT_NUMERICAL",
+            "after it was timed, on other numbers",
+        ),
+        (
+            f"{RIGHT}count = [0]\n\n\ndef run(activation, weight_q):\n    count[0] += 1\n    return right(activation, weight_q) * (count[0] == 1)\n",
+            "INCORRECT_NUMERICAL",
+            "after it was timed",
+        ),
     ],
 )
 def test_what_a_solution_does_wrong_is_its_status(tmp_path, text, status, said, capsys):
@@ -68,7 +79,7 @@ def test_a_solution_in_another_language_is_a_compile_error_that_says_so(tmp_path
     root = small_folder(tmp_path)
     edit(root / SOLUTION, spec__language="triton")
     ours = next(one for one in schema.load(root).solutions[NAME] if one.author == OURS)
-    trace, = schema.evaluate(collection().definitions[NAME], [ours], collection().workloads[NAME][0], "cpu")
+    (trace,) = schema.evaluate(collection().definitions[NAME], [ours], collection().workloads[NAME][0], "cpu")
     assert trace.evaluation.status == "COMPILE_ERROR" and "spec.language: expected 'python', which is what this reader builds" in trace.evaluation.log
 
 
@@ -113,7 +124,7 @@ def test_a_draw_is_the_same_every_time_and_differs_by_name_and_workload():
 def test_files_of_inputs_are_read_where_they_are(tmp_path):
     root = small_folder(tmp_path)
     definition, workload = collection().definitions[NAME], collection().workloads[NAME][0]
-    (name, tensors), = schema.blob_tensors(definition, workload).items()
+    ((name, tensors),) = schema.blob_tensors(definition, workload).items()
     from safetensors.torch import save_file
 
     save_file({"weight_q": torch.zeros_like(tensors["weight_q"])}, root / name)
@@ -248,7 +259,7 @@ def test_times_are_milliseconds_and_speed_is_the_reference_over_the_solution(tmp
     slow = "import time\n" + RIGHT + "def run(activation, weight_q):\n    time.sleep(0.02)\n    return right(activation, weight_q)\n"
     edit(root / SOLUTION, sources=[{"path": "main.py", "content": slow}])
     ours = next(one for one in schema.load(root).solutions[NAME] if one.author == OURS)
-    trace, = schema.evaluate(collection().definitions[NAME], [ours], collection().workloads[NAME][0], "cpu")
+    (trace,) = schema.evaluate(collection().definitions[NAME], [ours], collection().workloads[NAME][0], "cpu")
     measured = trace.evaluation.performance
     assert 20 <= measured.latency_ms < 200
     assert measured.speedup_factor == pytest.approx(measured.reference_latency_ms / measured.latency_ms)

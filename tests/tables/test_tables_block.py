@@ -64,27 +64,48 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
         assert rules_block.shared_memory(row, fmt, limit) == expected <= limit, (fields, fmt)
 
 
-@pytest.mark.parametrize("fields, changed, arch, field, reason", [
-    (MMA, dict(generation="c2x"), "sm80", "generation", "no kernel of block products is a c2x one; expected block_mma or block_wgmma"),
-    (MMA, dict(block=False), "sm80", "generation", "they stand in the section block"),
-    (MMA, dict(stages="auto"), "sm80", "stages", "stages = auto; a block_mma row says how many, 1 for none"),
-    (MMA, dict(stages=5), "sm80", "stages", "5 stages of 36864 bytes and 0 beside them, for q4_0, which takes least, are more shared memory than"),
-    (MMA, dict(split_k=2), "sm80", "split_k", "a block_mma row has none: leave it out"),
-    (MMA, dict(grouped=True), "sm80", "grouped", "a block_mma row has none: leave it out"),
-    (MMA, dict(tile=[12, 16, 256]), "sm80", "tile", "tile m = 12 tokens, expected 8, 16, 32"),
-    (MMA, dict(tile=[64, 16, 256]), "sm80", "tile", "tile m = 64 tokens, expected 8, 16, 32"),
-    (MMA, dict(tile=[8, 64, 256]), "sm80", "tile", "tile n = 64 rows of the weight, expected 16 or 32"),
-    (MMA, dict(tile=[8, 16, 128]), "sm80", "tile", "tile k = 128, expected 256"),
-    (WGMMA, {}, "sm80", "generation", "block_wgmma rows use wgmma, which sm80 lacks; they run on sm90"),
-    (WGMMA, dict(tile=[64, 96, 256]), "sm90", "tile", "tile n = 96 rows of the weight, expected 64 or 128"),
-    (WGMMA, dict(schedule="pingpong"), "sm90", "schedule", "a block_wgmma row has none"),
-    (WGMMA, dict(stages="auto"), "sm90", "stages", "stages = auto; a block_wgmma row says how many, at least 2"),
-    (WGMMA, dict(stages=1), "sm90", "stages", "stages = 1; a block_wgmma row says how many, at least 2"),
-    (WGMMA, dict(split_k=17), "sm90", "split_k", "split_k = 17, expected 1 to 16"),
-    (WGMMA, dict(stages=10), "sm90", "stages", "10 stages of 18432 bytes and 57344 beside them, for q4_0, which takes least, are more shared memory than the 232448"),
-    (WGMMA, dict(tile=[192, 128, 256]), "sm90", "tile", "tile m = 192 tokens, expected 8, 16, 32, 64, 128, 256"),
-    (dict(WGMMA, tile=[256, 128, 256], stages=2), dict(stages=5), "sm90", "stages", "5 stages of 18432 bytes and 149504 beside them, for q4_0, which takes least, are more shared memory"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields, changed, arch, field, reason",
+    [
+        (MMA, dict(generation="c2x"), "sm80", "generation", "no kernel of block products is a c2x one; expected block_mma or block_wgmma"),
+        (MMA, dict(block=False), "sm80", "generation", "they stand in the section block"),
+        (MMA, dict(stages="auto"), "sm80", "stages", "stages = auto; a block_mma row says how many, 1 for none"),
+        (
+            MMA,
+            dict(stages=5),
+            "sm80",
+            "stages",
+            "5 stages of 36864 bytes and 0 beside them, for q4_0, which takes least, are more shared memory than",
+        ),
+        (MMA, dict(split_k=2), "sm80", "split_k", "a block_mma row has none: leave it out"),
+        (MMA, dict(grouped=True), "sm80", "grouped", "a block_mma row has none: leave it out"),
+        (MMA, dict(tile=[12, 16, 256]), "sm80", "tile", "tile m = 12 tokens, expected 8, 16, 32"),
+        (MMA, dict(tile=[64, 16, 256]), "sm80", "tile", "tile m = 64 tokens, expected 8, 16, 32"),
+        (MMA, dict(tile=[8, 64, 256]), "sm80", "tile", "tile n = 64 rows of the weight, expected 16 or 32"),
+        (MMA, dict(tile=[8, 16, 128]), "sm80", "tile", "tile k = 128, expected 256"),
+        (WGMMA, {}, "sm80", "generation", "block_wgmma rows use wgmma, which sm80 lacks; they run on sm90"),
+        (WGMMA, dict(tile=[64, 96, 256]), "sm90", "tile", "tile n = 96 rows of the weight, expected 64 or 128"),
+        (WGMMA, dict(schedule="pingpong"), "sm90", "schedule", "a block_wgmma row has none"),
+        (WGMMA, dict(stages="auto"), "sm90", "stages", "stages = auto; a block_wgmma row says how many, at least 2"),
+        (WGMMA, dict(stages=1), "sm90", "stages", "stages = 1; a block_wgmma row says how many, at least 2"),
+        (WGMMA, dict(split_k=17), "sm90", "split_k", "split_k = 17, expected 1 to 16"),
+        (
+            WGMMA,
+            dict(stages=10),
+            "sm90",
+            "stages",
+            "10 stages of 18432 bytes and 57344 beside them, for q4_0, which takes least, are more shared memory than the 232448",
+        ),
+        (WGMMA, dict(tile=[192, 128, 256]), "sm90", "tile", "tile m = 192 tokens, expected 8, 16, 32, 64, 128, 256"),
+        (
+            dict(WGMMA, tile=[256, 128, 256], stages=2),
+            dict(stages=5),
+            "sm90",
+            "stages",
+            "5 stages of 18432 bytes and 149504 beside them, for q4_0, which takes least, are more shared memory",
+        ),
+    ],
+)
 def test_what_is_wrong_with_a_row_is_said_with_its_field(fields, changed, arch, field, reason):
     assert row_findings(KernelRow.model_validate(fields), "sm90") == []
     found = row_findings(KernelRow.model_validate({**fields, **changed}), arch)
@@ -105,8 +126,14 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         (lambda s: s.pop("auto"), ("block.auto", "required key is missing")),
         (lambda s: s.update(auto=[]), ("block.auto", "the last rule must be open")),
         (lambda s: s["auto"].pop(), ("block.auto", "the last rule must be open")),
-        (lambda s: s["auto"].__setitem__(slice(0, 0), [{"m": 8, "mode": "w4a8"}, {"m": 8, "mode": "w4a8"}]), ("block.auto[1]", "unreachable: expected more tokens than the rule before, m <= 8")),
-        (lambda s: s["auto"].append({"m": 64, "mode": "w4a8"}), ("block.auto[1]", "unreachable: expected more tokens than the rule before, m <= open")),
+        (
+            lambda s: s["auto"].__setitem__(slice(0, 0), [{"m": 8, "mode": "w4a8"}, {"m": 8, "mode": "w4a8"}]),
+            ("block.auto[1]", "unreachable: expected more tokens than the rule before, m <= 8"),
+        ),
+        (
+            lambda s: s["auto"].append({"m": 64, "mode": "w4a8"}),
+            ("block.auto[1]", "unreachable: expected more tokens than the rule before, m <= open"),
+        ),
         (lambda s: s["auto"][0].update(mode="auto"), ("block.auto[0].mode", "w4a8")),
         (lambda s: s["auto"][0].update(n=8), ("block.auto[0].n", "unknown key; known keys: m, mode")),
         (lambda s: s.update(auto={"mode": "w4a8"}), ("block.auto", "expected a list")),
@@ -143,4 +170,6 @@ def test_show_has_the_section(capsys):
     assert main(["table", "show", "--arch", "sm80", "--json"]) == 0
     section = json.loads(capsys.readouterr().out)["block"]
     assert section["auto"] == [{"m": None, "mode": "w4a16"}]
-    assert [row["name"] for row in section["rows"]] == ["block_mma_16x8_x2", "block_mma_16x16_x2", "block_mma_32x32_x2"] and section["fallback"] == "block_mma_32x32_x2"
+    assert [row["name"] for row in section["rows"]] == ["block_mma_16x8_x2", "block_mma_16x16_x2", "block_mma_32x32_x2"] and section[
+        "fallback"
+    ] == "block_mma_32x32_x2"

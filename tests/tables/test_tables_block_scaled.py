@@ -33,27 +33,30 @@ def test_m_chooses_the_row(arch):
             assert row_cost(row, arch).shared_memory <= SHARED_MEMORY[served]
 
 
-@pytest.mark.parametrize("changed, field, reason", [
-    (dict(generation="c3x", schedule="pingpong"), "generation", "expected c2x or generic"),
-    (dict(tile=[128, 128, 64], warp=[64, 32, 64]), "tile", "tile k = 64, expected 128"),
-    (dict(tile=[128, 256, 128]), "tile", "tile n = 256, expected 16, 32, 64 or 128"),
-    (dict(tile=[128, 96, 128]), "tile", "tile n = 96"),
-    (dict(warp=None), "warp", "needs a warp tile"),
-    (dict(warp=[64, 8, 128]), "warp", "warp n = 8, expected a multiple of 16"),
-    (dict(warp=[48, 32, 128]), "warp", "warp m = 48 does not divide tile m = 128"),
-    (dict(warp=[64, 32, 64]), "warp", "warp k = 64, expected 128"),
-    (dict(warp=[32, 16, 128]), "warp", "32 warps, expected an even number of at most 8"),
-    (dict(warp=[64, 128, 128]), "warp", "64 threads fetch one row's scale each, and the tile has 128"),
-    (dict(warp=[64, 64, 128]), "warp", "256 registers per thread, at most 128"),
-    (dict(tile=[16, 128, 128], warp=[16, 16, 128]), "tile", "tile m = 16 rows of 128 bytes; 256 threads load 4096 bytes at a time"),
-    (dict(stages=2), "stages", "with asynchronous copies at least 3"),
-    (dict(stages="auto"), "stages", "says how many"),
-    (dict(stages=6), "stages", "sm80 has 166912"),
-    (dict(split_k=2), "split_k", "a block-scaled c2x row has none"),
-    (dict(grouped=True), "grouped", "a block-scaled c2x row has none"),
-    (dict(generation="generic"), "warp", "a block-scaled generic row has none"),
-    (dict(generation="generic", warp=None, stages="auto"), "tile", "2 x 2 warps, and 32 or 64 each way"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "changed, field, reason",
+    [
+        (dict(generation="c3x", schedule="pingpong"), "generation", "expected c2x or generic"),
+        (dict(tile=[128, 128, 64], warp=[64, 32, 64]), "tile", "tile k = 64, expected 128"),
+        (dict(tile=[128, 256, 128]), "tile", "tile n = 256, expected 16, 32, 64 or 128"),
+        (dict(tile=[128, 96, 128]), "tile", "tile n = 96"),
+        (dict(warp=None), "warp", "needs a warp tile"),
+        (dict(warp=[64, 8, 128]), "warp", "warp n = 8, expected a multiple of 16"),
+        (dict(warp=[48, 32, 128]), "warp", "warp m = 48 does not divide tile m = 128"),
+        (dict(warp=[64, 32, 64]), "warp", "warp k = 64, expected 128"),
+        (dict(warp=[32, 16, 128]), "warp", "32 warps, expected an even number of at most 8"),
+        (dict(warp=[64, 128, 128]), "warp", "64 threads fetch one row's scale each, and the tile has 128"),
+        (dict(warp=[64, 64, 128]), "warp", "256 registers per thread, at most 128"),
+        (dict(tile=[16, 128, 128], warp=[16, 16, 128]), "tile", "tile m = 16 rows of 128 bytes; 256 threads load 4096 bytes at a time"),
+        (dict(stages=2), "stages", "with asynchronous copies at least 3"),
+        (dict(stages="auto"), "stages", "says how many"),
+        (dict(stages=6), "stages", "sm80 has 166912"),
+        (dict(split_k=2), "split_k", "a block-scaled c2x row has none"),
+        (dict(grouped=True), "grouped", "a block-scaled c2x row has none"),
+        (dict(generation="generic"), "warp", "a block-scaled generic row has none"),
+        (dict(generation="generic", warp=None, stages="auto"), "tile", "2 x 2 warps, and 32 or 64 each way"),
+    ],
+)
 def test_what_is_wrong_with_a_row_is_said_with_its_field(changed, field, reason):
     assert row_findings(KernelRow.model_validate(ROW), "sm80") == []
     found = row_findings(KernelRow.model_validate({**ROW, **changed}), "sm80")
@@ -69,7 +72,10 @@ def test_turing_takes_two_stages():
 def test_the_section_is_checked_like_the_table(tmp_path):
     for edit, expected in [
         (lambda s: s["rows"][0].update(stages=2), ("block_scaled.rows[0].stages", "at least 3")),
-        (lambda s: s["rows"][0].update(block_scaled=True), ("block_scaled.rows[0].block_scaled", "the section says which rows are block-scaled: leave it out")),
+        (
+            lambda s: s["rows"][0].update(block_scaled=True),
+            ("block_scaled.rows[0].block_scaled", "the section says which rows are block-scaled: leave it out"),
+        ),
         (lambda s: s["rows"][0].update(name="generic_64x64x64"), ("block_scaled.rows[0].name", "is taken by the row on line")),
         (lambda s: s["buckets"].pop(), ("block_scaled.buckets[3]", "the last bucket must be open")),
         (lambda s: s.update(fallback=s["rows"][0]["name"]), ("block_scaled.fallback", "the fallback takes any strides")),

@@ -50,7 +50,7 @@ ILLEGAL = {
     "a schedule": ("sm80", dict(schedule="pingpong"), "schedule", "leave it out"),
     "swap_ab": ("sm80", dict(swap_ab=True), "swap_ab", "leave it out"),
     "a raster": ("sm80", dict(raster="along_m"), "raster", "leave it out"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("arch, changes, field, reason", ILLEGAL.values(), ids=ILLEGAL)

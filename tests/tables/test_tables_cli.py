@@ -60,9 +60,7 @@ def test_show_json_has_the_whole_table(call):
     shown, table = json.loads(out), load_table("sm90")
     assert status == 0 and shown["arch"] == "sm90" and shown["fallback"] == table.fallback and shown["tuned"] is False
     assert [row["name"] for row in shown["rows"]] == [row.name for row in table.rows]
-    assert [(b["m"], b["n"], b["k"], b["kernel"]) for b in shown["buckets"]] == [
-        (b.m, b.n, b.k, b.kernel) for b in table.buckets
-    ]
+    assert [(b["m"], b["n"], b["k"], b["kernel"]) for b in shown["buckets"]] == [(b.m, b.n, b.k, b.kernel) for b in table.buckets]
     large = next(row for row in shown["rows"] if row["name"] == "c3x_128x128x128_pp_c12_swap")
     assert large["tile"] == [128, 128, 128] and large["estimate"]["accumulator_registers"] == 128
     assert large["estimate"]["shared_memory_bytes"] <= 227 * 1024 and large["alignment_bytes"] == {
@@ -91,9 +89,7 @@ def test_check_prints_each_problem_with_its_line_and_exits_1(call, table_file):
     assert status == 1 and "2 problems" in err
     first, second = out.splitlines()
     assert first.startswith(f"{table_file.path}:{table_file.line_of('swap_ab')}: rows[0].swap_ab: ")
-    assert second.startswith(
-        f"{table_file.path}:{table_file.line_of('huge')}: buckets[2].kernel: no row is named 'huge'"
-    )
+    assert second.startswith(f"{table_file.path}:{table_file.line_of('huge')}: buckets[2].kernel: no row is named 'huge'")
 
 
 def test_check_json_lists_file_line_field_and_reason(call, table_file):
@@ -290,7 +286,16 @@ def test_the_bounds_on_k_are_those_that_the_operator_has():
             sm.scaled_mm(one.expand(1, bound + 1), one.expand(bound + 1, 1), scale, scale, **points)
 
 
-@pytest.mark.parametrize("arch, sizes, fits", [("sm80", (1, 4100, 4096), True), ("sm80", (2, 4100, 4096), False), ("sm90", (1, 20004, 4096), False), ("sm90", (1, 20008, 4096), True), ("sm90", (1, 4099, 4096), True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "arch, sizes, fits",
+    [
+        ("sm80", (1, 4100, 4096), True),
+        ("sm80", (2, 4100, 4096), False),
+        ("sm90", (1, 20004, 4096), False),
+        ("sm90", (1, 20008, 4096), True),
+        ("sm90", (1, 4099, 4096), True),
+    ],
+)
 def test_explain_knows_that_one_row_has_no_stride_and_what_a_store_writes(call, arch, sizes, fits):
     status, out, _ = call("explain", *sizes, "--arch", arch, "--json")
     misfits = json.loads(out)["contiguous_misfits"]

@@ -36,7 +36,11 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
         stages = rules_block.stages(selection.row, fmt, shared_memory_of(table))
         status, out = explain(tokens, 4096, 14336, "--arch", arch, "--format", fmt)
         assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
-        assert (f"{stages} stages of the weight" if stages > 1 else "no stages") in out and "auto is w4a16" in out and "with q8_1 activations block" not in out
+        assert (
+            (f"{stages} stages of the weight" if stages > 1 else "no stages") in out
+            and "auto is w4a16" in out
+            and "with q8_1 activations block" not in out
+        )
         tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
         assert f"a tile is {tokens_of_a_tile} tokens x {rows_of_a_tile} rows" in out
         assert ("a tile has 128 tokens" in out) is (tokens_of_a_tile > 128)
@@ -87,7 +91,9 @@ def test_a_tuned_table_without_the_section_leaves_it_to_the_architecture(explain
     path.write_text(text[: text.index("\nblock:\n") + 1])
     assert load_table(path).block is None
     for how in ((), ("--json",)):
-        assert explain(16, 4096, 4096, "--table", path, "--format", "q4_0", *how) == explain(16, 4096, 4096, "--arch", "sm90", "--format", "q4_0", *how)
+        assert explain(16, 4096, 4096, "--table", path, "--format", "q4_0", *how) == explain(
+            16, 4096, 4096, "--arch", "sm90", "--format", "q4_0", *how
+        )
 
 
 @pytest.mark.parametrize("fmt", ["q4_0", "q8_0"])
@@ -95,9 +101,19 @@ def test_it_refuses_what_the_core_refuses_and_no_smaller_product(explain, fmt):
     import scaled_mm as sm
 
     edge, large, long = 2**30 + 1, 2**31 - 1, 2**31 - 32  # edge times 2^30 is above 2^60
-    cases = [((1, 1, 31), "multiple of 32"), ((1, 1, 32), None), ((3, 5, 0), None), ((edge, 2**30, 32), "out"), ((2**30, 2**30, 32), None),
-             ((large, 1, long), "activation"), ((2**29, 1, long), None), ((large, 0, long), "activation"), ((1, large, long), "weight"),
-             ((0, large, long), "weight"), ((1, 2**30, 2**30 + 32), None if fmt == "q4_0" else "weight")]  # fmt: skip
+    cases = [
+        ((1, 1, 31), "multiple of 32"),
+        ((1, 1, 32), None),
+        ((3, 5, 0), None),
+        ((edge, 2**30, 32), "out"),
+        ((2**30, 2**30, 32), None),
+        ((large, 1, long), "activation"),
+        ((2**29, 1, long), None),
+        ((large, 0, long), "activation"),
+        ((1, large, long), "weight"),
+        ((0, large, long), "weight"),
+        ((1, 2**30, 2**30 + 32), None if fmt == "q4_0" else "weight"),
+    ]
     for (tokens, rows, k), reason in cases:
         status, out = explain(tokens, rows, k, "--format", fmt, "--json")
         answer = json.loads(out)

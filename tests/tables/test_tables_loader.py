@@ -84,9 +84,7 @@ def test_an_unknown_row_name_is_refused_with_the_names_that_exist(table_file):
 
 def test_editing_a_row_and_loading_again_changes_the_result(table_file):
     before = load_table(table_file.path)
-    table_file.replace("tile: [64, 16, 256]", "tile: [64, 32, 128]").replace(
-        "{n: 8192, kernel: large}", "{n: 8192, kernel: small}"
-    )
+    table_file.replace("tile: [64, 16, 256]", "tile: [64, 32, 128]").replace("{n: 8192, kernel: large}", "{n: 8192, kernel: small}")
     after = load_table(table_file.path)
     assert before.select(1, 1, 1).row.tile == (64, 16, 256)
     assert after.select(1, 1, 1).row.tile == (64, 32, 128)
@@ -180,7 +178,13 @@ BROKEN = {
         "constant_b: true",
         "unreachable: bucket 1 (M <= 16, N <= 8192",
     ),
-    "last bucket for constant weights": ("  - {kernel: large}\n", "  - {constant_b: true, kernel: large}\n", "buckets[2]", "constant_b", "must be open"),
+    "last bucket for constant weights": (
+        "  - {kernel: large}\n",
+        "  - {constant_b: true, kernel: large}\n",
+        "buckets[2]",
+        "constant_b",
+        "must be open",
+    ),
     "bucket after the open one": (
         "  - {kernel: large}\n",
         "  - {kernel: large}\n  - {kernel: small}\n",
@@ -330,9 +334,7 @@ def test_a_table_without_buckets_is_refused(table_file, buckets, reason):
 
 
 def test_every_problem_of_a_file_is_reported_in_the_order_of_its_lines(table_file):
-    table_file.replace("arch: sm90", "arch: sm91").replace("swap_ab: true", "swap_ab: 1").replace(
-        "{kernel: large}", "{kernel: huge}"
-    )
+    table_file.replace("arch: sm90", "arch: sm91").replace("swap_ab: true", "swap_ab: 1").replace("{kernel: large}", "{kernel: huge}")
     problems = check_table(table_file.path)
     assert [problem.field for problem in problems] == ["arch", "rows[0].swap_ab", "buckets[2].kernel"]
     with pytest.raises(TableError) as caught:
@@ -368,9 +370,7 @@ def test_a_file_that_is_no_plain_yaml_mapping_is_refused_with_its_line(tmp_path,
     assert reason in problems[0].reason and str(problems[0]).startswith(f"{path}:{line}: ")
 
 
-@pytest.mark.parametrize(
-    "value", ["", "7", "-1", "1e3", "x", "true", "null", "2020-01-01", "[]", "[[1]]", "{a: 1}", "0x"]
-)
+@pytest.mark.parametrize("value", ["", "7", "-1", "1e3", "x", "true", "null", "2020-01-01", "[]", "[[1]]", "{a: 1}", "0x"])
 def test_whatever_one_value_becomes_the_table_loads_or_is_refused_with_a_line(table_file, value):
     good = table_file.path.read_text()
     refused = 0
@@ -386,9 +386,7 @@ def test_whatever_one_value_becomes_the_table_loads_or_is_refused_with_a_line(ta
 
 def test_a_file_that_does_not_exist_or_is_not_text_is_refused_by_name(tmp_path):
     missing = tmp_path / "none.yaml"
-    assert [str(problem) for problem in check_table(missing)] == [
-        f"{missing}: cannot be read: No such file or directory"
-    ]
+    assert [str(problem) for problem in check_table(missing)] == [f"{missing}: cannot be read: No such file or directory"]
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"arch: \xff\xfe")
     assert "not UTF-8" in str(check_table(binary)[0])
@@ -415,6 +413,14 @@ def test_lower_bounds_of_a_bucket_leave_what_is_below_to_the_next(table_file):
     """As the autotuner writes them."""
     table_file.replace("buckets:\n", "buckets:\n  - {m: 64, m_min: 33, n: 1024, n_min: 1024, k_min: 512, kernel: large}\n")
     table = load_table(table_file.path)
-    served = {(64, 1024, 512): 0, (33, 1024, 9999): 0, (32, 1024, 512): 3, (65, 1024, 512): 4, (64, 1023, 512): 3, (64, 1025, 512): 4, (64, 1024, 511): 3}
+    served = {
+        (64, 1024, 512): 0,
+        (33, 1024, 9999): 0,
+        (32, 1024, 512): 3,
+        (65, 1024, 512): 4,
+        (64, 1023, 512): 3,
+        (64, 1025, 512): 4,
+        (64, 1024, 511): 3,
+    }
     assert {product: table.select(*product).bucket_index for product in served} == served
     assert "bucket 0 (33 <= M <= 64, N = 1024, K >= 512)" in table.select(64, 1024, 512).reason

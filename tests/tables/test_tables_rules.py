@@ -109,7 +109,9 @@ ILLEGAL_DECODE = {
 }
 
 
-@pytest.mark.parametrize("changes", [dict(cluster=[2, 1]), dict(schedule="cooperative"), dict(cluster=[4, 1], split_k=1, tile=[64, 32, 128])], ids=str)
+@pytest.mark.parametrize(
+    "changes", [dict(cluster=[2, 1]), dict(schedule="cooperative"), dict(cluster=[4, 1], split_k=1, tile=[64, 32, 128])], ids=str
+)
 def test_a_decode_row_may_share_rows_of_a_and_be_persistent(table_file, changes):
     table_file.replace(LARGE, large(**{**DECODE, **changes}))
     assert load_table(table_file.path).row("large").generation == "decode"

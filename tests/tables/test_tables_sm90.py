@@ -31,9 +31,7 @@ def table():
 def edges(bounds):
     """Each bound with its neighbours, 1, and a size beyond the last."""
     finite = sorted({bound for bound in bounds if bound is not None})
-    return sorted(
-        {1, *(size for bound in finite for size in (bound - 1, bound, bound + 1)), 4 * max(finite, default=1)}
-    )
+    return sorted({1, *(size for bound in finite for size in (bound - 1, bound, bound + 1)), 4 * max(finite, default=1)})
 
 
 def times_of(case, constant_b: bool) -> dict[str, float]:

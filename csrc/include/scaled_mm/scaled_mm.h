@@ -113,8 +113,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMSetLastError(scaledMMStatus_t status, con
 
 /* `arch`: NULL for the device's own tile table, or that which the environment's SCALED_MM_ARCH names; or the name of another
  * one to force it: "sm80" runs the kernels of compute capability 8.0 on any newer GPU, compiled by the driver from their PTX. */
-SCALED_MM_API scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceType_t device_type,
-                                                    int32_t device_id, const char* arch);
+SCALED_MM_API scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceType_t device_type, int32_t device_id, const char* arch);
 SCALED_MM_API scaledMMStatus_t scaledMMDestroyHandle(scaledMMHandle_t handle);
 
 typedef struct {
@@ -122,8 +121,8 @@ typedef struct {
   int32_t device_id;
   int32_t compute_capability; /* 90 for 9.0; 0 on a CPU */
   int32_t multiprocessors;
-  int32_t max_shared_memory;  /* bytes that one block may opt in to */
-  char arch[16];              /* the tile table in force: "sm90"; "cpu" on a CPU */
+  int32_t max_shared_memory; /* bytes that one block may opt in to */
+  char arch[16];             /* the tile table in force: "sm90"; "cpu" on a CPU */
 } scaledMMHandleInfo_t;
 
 SCALED_MM_API scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, scaledMMHandleInfo_t* info);
@@ -134,8 +133,8 @@ SCALED_MM_API scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, sc
 SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
 
 typedef struct {
-  const char* name;          /* of the kernel row */
-  int32_t align_a, align_b;  /* bytes: data pointers and row strides of a, b, out must be multiples; 1: any, and any strides */
+  const char* name;         /* of the kernel row */
+  int32_t align_a, align_b; /* bytes: data pointers and row strides of a, b, out must be multiples; 1: any, and any strides */
   int32_t align_out;
   int32_t store_bytes; /* the kernel writes a row of out in whole pieces of these, which N has to fill; 1: any N */
 } scaledMMTableRow_t;
@@ -195,7 +194,8 @@ SCALED_MM_API scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* tabl
 /* Called when a descriptor needs a kernel that no library holds: build and load it (scaledMMLoadKernels), return SUCCESS;
  * with row NULL when a handle's architecture has no tile table yet: register those it has. out_dtype -1: a kernel for every dtype;
  * of a row of a SCALED_MM_TABLE_BLOCK_GEMM it is the format of the weight.
- * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once. NULL takes the provider away. */
+ * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once.
+ * NULL takes the provider away. */
 typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, void* user);
 SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user);
 
@@ -217,8 +217,8 @@ SCALED_MM_API const char* scaledMMGetOperandName(int32_t product, int32_t index)
 /* Validates a product and picks its kernel. operands: one pointer for each operand of the kind, NULL for an absent one. option: 0, or the
  * mode of a SCALED_MM_BLOCK_GEMM. kernel: NULL, or the name of a row of the kind's table to use whatever the buckets say. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
-                                                        const scaledMMTensorDesc_t* const* operands, int32_t num_operands,
-                                                        int32_t option, const char* kernel);
+                                                        const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option,
+                                                        const char* kernel);
 
 /* The device of the handle that it was created with. */
 SCALED_MM_API scaledMMStatus_t scaledMMGetDevice(scaledMMDescriptor_t descriptor, int32_t* device_type, int32_t* device_id);
@@ -236,8 +236,8 @@ SCALED_MM_API scaledMMStatus_t scaledMMGetKernel(scaledMMDescriptor_t descriptor
 
 /* Compares tensors with the ones the descriptor was created with (dtype, shape, strides; not the alignment): SUCCESS, or
  * which one differs and how. For bindings that hold tensors; calculate itself sees pointers only. */
-SCALED_MM_API scaledMMStatus_t scaledMMCheckTensors(scaledMMDescriptor_t descriptor, int32_t product,
-                                                    const scaledMMTensorDesc_t* const* operands, int32_t num_operands);
+SCALED_MM_API scaledMMStatus_t scaledMMCheckTensors(scaledMMDescriptor_t descriptor, int32_t product, const scaledMMTensorDesc_t* const* operands,
+                                                    int32_t num_operands);
 
 /* `stream` is a cudaStream_t. pointers: of device memory, one for each operand of the kind; NULL for those that the descriptor was
  * created without. Only the first, out, is written to. */
@@ -261,21 +261,21 @@ SCALED_MM_API scaledMMStatus_t scaledMMDestroyDescriptor(scaledMMDescriptor_t de
  * dimensions are those of every product.
  * kernel: NULL, or the name of a row of the table to use whatever the buckets say. */
 static inline scaledMMStatus_t scaledMMCreateGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
-    const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
-    const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias,
-    const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point,
-    const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums, const char* kernel) {
-  const scaledMMTensorDesc_t* const operands[10] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point,
-    a_row_sums, b_column_sums};
+                                                            const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+                                                            const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+                                                            const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias,
+                                                            const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point,
+                                                            const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums,
+                                                            const char* kernel) {
+  const scaledMMTensorDesc_t* const operands[10] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
   return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_GEMM, operands, 10, 0, kernel);
 }
 
-static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descriptor, void* workspace,
-    size_t workspace_size, void* out, const void* a, const void* b, const void* a_scale, const void* b_scale,
-    const void* bias, const void* a_zero_point, const void* b_zero_point, const void* a_row_sums,
-    const void* b_column_sums, void* stream) {
-  const void* const pointers[10] = {out, a, b, a_scale, b_scale, bias,
-    a_zero_point, b_zero_point, a_row_sums, b_column_sums};
+static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
+                                                     const void* a, const void* b, const void* a_scale, const void* b_scale, const void* bias,
+                                                     const void* a_zero_point, const void* b_zero_point, const void* a_row_sums,
+                                                     const void* b_column_sums, void* stream) {
+  const void* const pointers[10] = {out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
   return scaledMMCalculate(descriptor, SCALED_MM_GEMM, workspace, workspace_size, pointers, 10, stream);
 }
 
@@ -294,19 +294,19 @@ static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descri
  * NULL for an int32 out. bias [E,N], float32 or out's dtype, or NULL. expert_offsets: int32 [E], contiguous, in device
  * memory; read by the kernel, so its contents may change between launches and between replays of a graph.
  * kernel: NULL, or the name of a grouped row of the table. */
-static inline scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle,
-    scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
-    const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-    const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets, const char* kernel) {
+static inline scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
+                                                                   const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+                                                                   const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+                                                                   const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias,
+                                                                   const scaledMMTensorDesc_t* expert_offsets, const char* kernel) {
   const scaledMMTensorDesc_t* const operands[7] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
   return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_GROUPED_GEMM, operands, 7, 0, kernel);
 }
 
-static inline scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMDescriptor_t descriptor, void* workspace,
-    size_t workspace_size, void* out, const void* a, const void* b, const void* a_scale, const void* b_scale,
-    const void* bias, const void* expert_offsets, void* stream) {
-  const void* const pointers[7] = {out, a, b, a_scale, b_scale, bias,
-    expert_offsets};
+static inline scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
+                                                            const void* a, const void* b, const void* a_scale, const void* b_scale, const void* bias,
+                                                            const void* expert_offsets, void* stream) {
+  const void* const pointers[7] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
   return scaledMMCalculate(descriptor, SCALED_MM_GROUPED_GEMM, workspace, workspace_size, pointers, 7, stream);
 }
 
@@ -322,17 +322,18 @@ static inline scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMDescriptor_t
  * multiples of 128: the last blocks are then smaller. a_scale float32 [M,ceil(K/128)], b_scale float32 [ceil(K/128),ceil(N/128)],
  * any strides. bias [N] or [1,N], float32 or out's dtype, or NULL. K is not bounded: a block's sum is exact.
  * kernel: NULL, or the name of a block-scaled row of the table. */
-static inline scaledMMStatus_t scaledMMCreateBlockScaledGemmDescriptor(scaledMMHandle_t handle,
-    scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
-    const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale,
-    const scaledMMTensorDesc_t* bias, const char* kernel) {
+static inline scaledMMStatus_t scaledMMCreateBlockScaledGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
+                                                                       const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+                                                                       const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+                                                                       const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias,
+                                                                       const char* kernel) {
   const scaledMMTensorDesc_t* const operands[6] = {out, a, b, a_scale, b_scale, bias};
   return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_BLOCK_SCALED_GEMM, operands, 6, 0, kernel);
 }
 
-static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescriptor_t descriptor, void* workspace,
-    size_t workspace_size, void* out, const void* a, const void* b, const void* a_scale, const void* b_scale,
-    const void* bias, void* stream) {
+static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
+                                                                const void* a, const void* b, const void* a_scale, const void* b_scale,
+                                                                const void* bias, void* stream) {
   const void* const pointers[6] = {out, a, b, a_scale, b_scale, bias};
   return scaledMMCalculate(descriptor, SCALED_MM_BLOCK_SCALED_GEMM, workspace, workspace_size, pointers, 6, stream);
 }
@@ -350,15 +351,16 @@ static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescript
  * mode: scaledMMBlockMode_t; Q8_1 and float32 activations take AUTO or W4A8.
  * kernel: NULL, or the name of a block row of the table. */
 
-static inline scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(scaledMMHandle_t handle,
-    scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* weight,
-    const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias, int32_t mode, const char* kernel) {
+static inline scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
+                                                                 const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* weight,
+                                                                 const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias,
+                                                                 int32_t mode, const char* kernel) {
   const scaledMMTensorDesc_t* const operands[4] = {out, weight, activation, bias};
   return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_BLOCK_GEMM, operands, 4, mode, kernel);
 }
 
-static inline scaledMMStatus_t scaledMMCalculateBlockGemm(scaledMMDescriptor_t descriptor, void* workspace,
-    size_t workspace_size, void* out, const void* weight, const void* activation, const void* bias, void* stream) {
+static inline scaledMMStatus_t scaledMMCalculateBlockGemm(scaledMMDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
+                                                          const void* weight, const void* activation, const void* bias, void* stream) {
   const void* const pointers[4] = {out, weight, activation, bias};
   return scaledMMCalculate(descriptor, SCALED_MM_BLOCK_GEMM, workspace, workspace_size, pointers, 4, stream);
 }

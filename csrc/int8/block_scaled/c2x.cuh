@@ -34,8 +34,13 @@ struct C2x {
     // A dimension of one has no stride of its own.
     TileProblem p{{static_cast<const int8_t*>(l.a), l.M, l.M > 1 ? l.a_stride_m : 0},
                   {static_cast<const int8_t*>(l.b), l.N, l.N > 1 ? l.b_stride_n : 0},
-                  int(l.K), int((l.M + kTileM - 1) / kTileM), int((l.N + kTileN - 1) / kTileN), scales_of(l), epilogue_operands(l),
-                  l.out, l.M > 1 ? l.out_stride_m : 0};
+                  int(l.K),
+                  int((l.M + kTileM - 1) / kTileM),
+                  int((l.N + kTileN - 1) / kTileN),
+                  scales_of(l),
+                  epilogue_operands(l),
+                  l.out,
+                  l.M > 1 ? l.out_stride_m : 0};
     LaunchShape shape;
     shape.grid = dim3(unsigned(tiles));
     shape.block = dim3(Shape::kThreads);
@@ -47,4 +52,4 @@ struct C2x {
   static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, kSharedMemory, &prepare, &launch}; }
 };
 
-}  // namespace scaled_mm::block_scaled
+} // namespace scaled_mm::block_scaled

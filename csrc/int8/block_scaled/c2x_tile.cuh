@@ -37,15 +37,13 @@ __device__ inline uint4 load_chunk(const int8_t* data, int bytes) {
 // A thread's chunks of kRows rows of one operand: the same chunk of every kStep-th row, so that eight neighbours read a row.
 template <int kRows, int kThreads>
 class TileCopy {
- public:
+public:
   static constexpr int kStep = kThreads / kChunks, kEach = kRows / kStep;
   static_assert(kThreads % (8 * kChunks) == 0 && kRows % kStep == 0, "whole steps, whose rows are swizzled alike");
 
   __device__ TileCopy(const Rows& rows, int64_t first, int K, int thread)
-      : data_(rows.data + (first + thread / kChunks) * rows.stride + thread % kChunks * kChunk),
-        step_(kStep * rows.stride),
-        left_(K - thread % kChunks * kChunk),
-        rows_(rows.count - first - thread / kChunks),
+      : data_(rows.data + (first + thread / kChunks) * rows.stride + thread % kChunks * kChunk), step_(kStep * rows.stride),
+        left_(K - thread % kChunks * kChunk), rows_(rows.count - first - thread / kChunks),
         offset_(Swizzled::offset(thread / kChunks, thread % kChunks)) {}
 
   __device__ void start(int block, uint32_t shared) const {
@@ -65,7 +63,7 @@ class TileCopy {
     for (int i = 0; i < kEach; ++i) store_shared(shared + offset_ + i * kStep * Swizzled::kPitch, chunks[i]);
   }
 
- private:
+private:
   __device__ int bytes(int i, int block) const {
     if (i * kStep >= rows_) return 0;
     const int left = left_ - block * kBlock;
@@ -74,8 +72,8 @@ class TileCopy {
 
   const int8_t* data_;
   int64_t step_;
-  int left_;      // bytes of a row from the thread's chunk of the first block on
-  int64_t rows_;  // from the thread's first row on
+  int left_;     // bytes of a row from the thread's chunk of the first block on
+  int64_t rows_; // from the thread's first row on
   uint32_t offset_;
 };
 
@@ -87,7 +85,7 @@ struct TileShape {
   static constexpr int kStageBytes = (kTileM + kTileN) * kBlock;
   // The finished tile takes the place of the stages.
   static constexpr int kOutPitch = kTileN * int(sizeof(Out)) + kChunk;
-  static constexpr int kRingBytes = kStages * kStageBytes > kTileM * kOutPitch ? kStages * kStageBytes : kTileM * kOutPitch;
+  static constexpr int kRingBytes = kStages * kStageBytes > kTileM* kOutPitch ? kStages* kStageBytes : kTileM* kOutPitch;
   static constexpr int kSharedMemory = kRingBytes + 2 * kTileM * int(sizeof(float));
   static_assert(kBlock % kTileN == 0, "a tile has one scale of b for a block of K");
   static_assert(kThreads >= kTileM, "a thread has at most one row's scale");
@@ -116,9 +114,7 @@ __device__ inline void compute_tile(const TileProblem& p, int block, int thread,
   ScaleLoader<kTileM> scales(p.scales, p.a.count, tile_m, tile_n, reinterpret_cast<float*>(shared + Shape::kRingBytes), thread);
   WarpTile<Swizzled, Shape::kWarpM, Shape::kWarpN> tile;
   tile.clear();
-  const auto multiply = [&](int k) {
-    tile.multiply_block(stage_a(k) + warp_m * kBlock, stage_b(k) + warp_n * kBlock, scales.of(k) + warp_m, lane);
-  };
+  const auto multiply = [&](int k) { tile.multiply_block(stage_a(k) + warp_m * kBlock, stage_b(k) + warp_n * kBlock, scales.of(k) + warp_m, lane); };
 
   const int blocks = blocks_of(p.K);
   if (blocks > 0) {
@@ -136,7 +132,7 @@ __device__ inline void compute_tile(const TileProblem& p, int block, int thread,
     }
     for (int k = 0; k < blocks; ++k) {
       wait_for_copies<kStages - 2>();
-      __syncthreads();  // block k has arrived for every thread, and nobody reads block k - 1 any more
+      __syncthreads(); // block k has arrived for every thread, and nobody reads block k - 1 any more
       if (const int next = k + kStages - 1; next < blocks) {
         copy_a.start(next, stage_a(next));
         copy_b.start(next, stage_b(next));
@@ -160,7 +156,7 @@ __device__ inline void compute_tile(const TileProblem& p, int block, int thread,
         copy_a.fetch(k + 1, chunks_a);
         copy_b.fetch(k + 1, chunks_b);
       }
-      __syncthreads();  // as above
+      __syncthreads(); // as above
       if (more) scales.fetch(k + 1);
       multiply(k);
       if (more) {
@@ -192,4 +188,4 @@ __device__ inline void compute_tile(const TileProblem& p, int block, int thread,
   }
 }
 
-}  // namespace scaled_mm::block_scaled
+} // namespace scaled_mm::block_scaled

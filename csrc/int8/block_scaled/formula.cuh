@@ -32,4 +32,4 @@ __device__ inline void cast(float* out, float x, float y) { *reinterpret_cast<fl
 __device__ inline void cast(__half* out, float x, float y) { *reinterpret_cast<__half2*>(out) = __floats2half2_rn(x, y); }
 __device__ inline void cast(__nv_bfloat16* out, float x, float y) { *reinterpret_cast<__nv_bfloat162*>(out) = __floats2bfloat162_rn(x, y); }
 
-}  // namespace scaled_mm::block_scaled
+} // namespace scaled_mm::block_scaled

@@ -25,7 +25,7 @@ constexpr int kGenericBytes = (kTileM + kTileN) * Padded::kPitch + 2 * kTileM * 
 // shared: kGenericBytes on 16.
 template <int kTileM, int kTileN, class Out>
 __device__ inline void compute_generic_tile(const GenericProblem& p, int block, unsigned char* shared) {
-  constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2;  // 2 x 2 warps
+  constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2; // 2 x 2 warps
   static_assert(kBlock % kTileN == 0 && kTileM <= kGenericThreads, "one scale of b for a block of K, one row's scale for a thread");
   using LoaderA = generic::TileLoader<kTileM, kBlock, kGenericThreads>;
   using LoaderB = generic::TileLoader<kTileN, kBlock, kGenericThreads>;
@@ -55,9 +55,9 @@ __device__ inline void compute_generic_tile(const GenericProblem& p, int block, 
     loader_b.store(shared_b, p.access_b);
     scales.publish(k);
     __syncthreads();
-    if (k + 1 < blocks) fetch(k + 1);  // the next block travels while this one is multiplied
-    tile.multiply_block(shared_address(shared_a) + warp_m * Padded::kPitch, shared_address(shared_b) + warp_n * Padded::kPitch,
-                        scales.of(k) + warp_m, lane);
+    if (k + 1 < blocks) fetch(k + 1); // the next block travels while this one is multiplied
+    tile.multiply_block(shared_address(shared_a) + warp_m * Padded::kPitch, shared_address(shared_b) + warp_n * Padded::kPitch, scales.of(k) + warp_m,
+                        lane);
     __syncthreads();
   }
 
@@ -107,9 +107,7 @@ struct Generic {
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }
 
-  static constexpr Kernel entry(const char* row) {
-    return {row, DtypeOf<Out>::value, kGenericBytes<kTileM, kTileN>, &prepare, &launch};
-  }
+  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, kGenericBytes<kTileM, kTileN>, &prepare, &launch}; }
 };
 
-}  // namespace scaled_mm::block_scaled
+} // namespace scaled_mm::block_scaled

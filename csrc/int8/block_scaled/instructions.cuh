@@ -32,4 +32,4 @@ __device__ inline void load_matrices(uint32_t (&words)[4], uint32_t shared) {
                : "memory");
 }
 
-}  // namespace scaled_mm::block_scaled
+} // namespace scaled_mm::block_scaled

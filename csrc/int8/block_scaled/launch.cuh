@@ -24,4 +24,4 @@ inline scaledMMStatus_t count_tiles(const GemmLaunch& l, int tile_m, int tile_n,
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-}  // namespace scaled_mm::block_scaled
+} // namespace scaled_mm::block_scaled

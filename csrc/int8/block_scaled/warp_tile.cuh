@@ -7,8 +7,8 @@
 
 namespace scaled_mm::block_scaled {
 
-constexpr int kChunk = 16;                    // bytes that are moved at once
-constexpr int kChunks = kBlock / kChunk;      // in a row of a tile
+constexpr int kChunk = 16;               // bytes that are moved at once
+constexpr int kChunks = kBlock / kChunk; // in a row of a tile
 
 // Where a chunk of a row lies in shared memory. Eight rows' chunks of the same k must lie in different banks, for the instruction
 // that loads matrices reads those at once. Swizzled does it by permuting each row's chunks, Padded by a gap after each row.
@@ -30,7 +30,7 @@ struct Scales {
 
 template <int kTileM>
 class ScaleLoader {
- public:
+public:
   __device__ ScaleLoader(const Scales& s, int64_t M, int64_t tile_m, int64_t tile_n, float* shared, int thread)
       : shared_(shared), thread_(thread), active_(thread < kTileM && tile_m + thread < M), a_stride_(s.a_stride_k), b_stride_(s.b_stride_k) {
     if (active_) {
@@ -46,8 +46,8 @@ class ScaleLoader {
   }
   __device__ const float* of(int block) const { return shared_ + block % 2 * kTileM; }
 
- private:
-  float* shared_;  // [2][kTileM]
+private:
+  float* shared_; // [2][kTileM]
   int thread_;
   bool active_;
   const float *a_ = nullptr, *b_ = nullptr;
@@ -142,4 +142,4 @@ struct WarpTile {
   }
 };
 
-}  // namespace scaled_mm::block_scaled
+} // namespace scaled_mm::block_scaled

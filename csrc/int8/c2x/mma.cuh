@@ -42,7 +42,7 @@ struct MmaS8 {
   }
 };
 
-}  // namespace scaled_mm::c2x
+} // namespace scaled_mm::c2x
 
 namespace cutlass::arch {
 
@@ -54,4 +54,4 @@ template <>
 struct Mma<gemm::GemmShape<16, 8, 32>, 32, int8_t, layout::RowMajor, int8_t, layout::ColumnMajor, int, layout::RowMajor, OpMultiplyAdd>
     : scaled_mm::c2x::MmaS8<gemm::GemmShape<16, 8, 32>, Sm80, 4, 2, 4> {};
 
-}  // namespace cutlass::arch
+} // namespace cutlass::arch

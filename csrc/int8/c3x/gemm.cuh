@@ -31,17 +31,23 @@ struct Cooperative {
   using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
 };
 
-template <class T> struct CutlassType { using type = T; };
-template <> struct CutlassType<__half> { using type = cutlass::half_t; };
-template <> struct CutlassType<__nv_bfloat16> { using type = cutlass::bfloat16_t; };
+template <class T> struct CutlassType {
+  using type = T;
+};
+template <> struct CutlassType<__half> {
+  using type = cutlass::half_t;
+};
+template <> struct CutlassType<__nv_bfloat16> {
+  using type = cutlass::bfloat16_t;
+};
 
 using Raster = cutlass::gemm::kernel::detail::RasterOrderOptions;
 
 // kStages 0: as many as fit beside the epilogue. kRaster and kSwizzle: the order in which a persistent grid walks the
 // tiles, which decides what of a and b is still in L2 when the next tile wants it. kPrefetch: see PrefetchingKernel, 0 none.
 // kEarlyWeights: see EarlyWeights.
-template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB,
-          Raster kRaster, int kSwizzle, int kPrefetch, bool kEarlyWeights, class Out>
+template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB, Raster kRaster, int kSwizzle,
+          int kPrefetch, bool kEarlyWeights, class Out>
 struct Gemm {
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>;
@@ -52,26 +58,23 @@ struct Gemm {
 
   // Beside the accumulators of the widest tiles too few registers are left for 16 four-byte results at a time.
   static constexpr bool kNarrowStore = sizeof(Out) == 4 && kTileM == 256 && kTileN >= 192;
-  using StoreTile = cute::conditional_t<kNarrowStore, cute::Shape<cute::_128, cute::_16>,
-                                        cutlass::epilogue::collective::EpilogueTileAuto>;
+  using StoreTile = cute::conditional_t<kNarrowStore, cute::Shape<cute::_128, cute::_16>, cutlass::epilogue::collective::EpilogueTileAuto>;
 
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, StoreTile, int32_t, float, void, LayoutOut, kAlignOut, ElementOut, LayoutOut,
-      kAlignOut, typename Schedule::Epilogue, ScaledEpilogueSm90<Tile, ElementOut, kSwapAB>>::CollectiveOp;
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, StoreTile, int32_t, float, void, LayoutOut, kAlignOut, ElementOut,
+      LayoutOut, kAlignOut, typename Schedule::Epilogue, ScaledEpilogueSm90<Tile, ElementOut, kSwapAB>>::CollectiveOp;
 
-  using Stages = cute::conditional_t<
-      kStages == 0,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>,
-      cutlass::gemm::collective::StageCount<kStages>>;
+  using Stages = cute::conditional_t<kStages == 0, cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>,
+                                     cutlass::gemm::collective::StageCount<kStages>>;
 
-  using BaseMainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor, 16, int8_t,
-      cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster, Stages, typename Schedule::Mainloop>::CollectiveOp;
-  using Mainloop = EarlyWeights<BaseMainloop, kSwapAB ? 0 : 1>;  // also the one that waits for the preceding kernel
+  using BaseMainloop =
+      typename cutlass::gemm::collective::CollectiveBuilder<cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor,
+                                                            16, int8_t, cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster, Stages,
+                                                            typename Schedule::Mainloop>::CollectiveOp;
+  using Mainloop = EarlyWeights<BaseMainloop, kSwapAB ? 0 : 1>; // also the one that waits for the preceding kernel
 
   static constexpr bool kPersistent = !cute::is_same_v<Schedule, WarpSpecialized>;
-  using BaseKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue,
-                                                          cutlass::gemm::PersistentScheduler>;
+  using BaseKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, cutlass::gemm::PersistentScheduler>;
   using GemmKernel = PrefetchingKernel<BaseKernel, kPersistent, kSwapAB, kPrefetch>;
 
   static DeviceKernel& kernel() {
@@ -106,11 +109,10 @@ struct Gemm {
     cute::get<kSwapAB ? 1 : 0>(out_stride) = ldd;
     cute::get<2>(out_stride) = batch.out;
 
-    typename GemmKernel::Arguments arguments{
-        cutlass::gemm::GemmUniversalMode::kGemm,
-        {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), int(l.batch)},
-        {{first, first_stride, second, second_stride}, kEarlyWeights && l.constant_b},
-        {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
+    typename GemmKernel::Arguments arguments{cutlass::gemm::GemmUniversalMode::kGemm,
+                                             {int(kSwapAB ? l.N : l.M), int(kSwapAB ? l.M : l.N), int(l.K), int(l.batch)},
+                                             {{first, first_stride, second, second_stride}, kEarlyWeights && l.constant_b},
+                                             {epilogue_operands(l), nullptr, {}, static_cast<ElementOut*>(l.out), out_stride}};
     if constexpr (kPersistent) {
       arguments.scheduler.raster_order = kRaster;
       const TileGrid grid{((kSwapAB ? l.N : l.M) + kTileM - 1) / kTileM, ((kSwapAB ? l.M : l.N) + kTileN - 1) / kTileN, kClusterM, kClusterN};
@@ -134,7 +136,7 @@ struct Gemm {
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     if constexpr (!kPersistent) {
-      constexpr int64_t kMost = int64_t(65535) * kTileN;  // one block a tile, and a grid is no higher
+      constexpr int64_t kMost = int64_t(65535) * kTileN; // one block a tile, and a grid is no higher
       if ((kSwapAB ? l.M : l.N) > kMost) {
         snprintf(message, size, "out: expected at most %lld %s for this kernel, got M = %lld, N = %lld", static_cast<long long>(kMost),
                  kSwapAB ? "rows" : "columns", static_cast<long long>(l.M), static_cast<long long>(l.N));
@@ -144,9 +146,7 @@ struct Gemm {
     return launch_with_maps<Params>(l, message, size, &encode, &check_encoded<Params>, &launch_encoded);
   }
 
-  static constexpr Kernel entry(const char* row) {
-    return {row, DtypeOf<Out>::value, int32_t(GemmKernel::SharedStorageSize), &prepare, &launch};
-  }
+  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t(GemmKernel::SharedStorageSize), &prepare, &launch}; }
 };
 
-}  // namespace scaled_mm::c3x
+} // namespace scaled_mm::c3x

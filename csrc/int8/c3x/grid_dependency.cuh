@@ -12,4 +12,4 @@ __device__ inline void wait_for_preceding_kernel() { asm volatile("griddepcontro
 // by itself.
 __device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

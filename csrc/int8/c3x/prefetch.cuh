@@ -17,14 +17,14 @@ struct PrefetchingKernel : Base {
 
   CUTLASS_DEVICE void operator()(Params const& params, char* shared) {
     let_next_kernel_start();
-    constexpr unsigned kIdleWarp = 1;  // of the producer's warpgroup, in all three schedules
+    constexpr unsigned kIdleWarp = 1; // of the producer's warpgroup, in all three schedules
     if constexpr (kBytes > 0) {
       if (threadIdx.x == kIdleWarp * cutlass::NumThreadsPerWarp && !params.mainloop.early_weights) prefetch(params);
     }
     Base::operator()(params, shared);
   }
 
- private:
+private:
   CUTLASS_DEVICE static void prefetch(Params const& params) {
     using namespace cute;
     int first = blockIdx.x, second = blockIdx.y, batch = blockIdx.z;
@@ -57,4 +57,4 @@ struct PrefetchingKernel : Base {
   }
 };
 
-}  // namespace scaled_mm::c3x
+} // namespace scaled_mm::c3x

@@ -8,7 +8,7 @@
 namespace scaled_mm::c3x {
 
 struct TileGrid {
-  int64_t tiles_m, tiles_n;  // that hold something of the product
+  int64_t tiles_m, tiles_n; // that hold something of the product
   int cluster_m, cluster_n;
 };
 
@@ -29,4 +29,4 @@ constexpr int swizzle_of(const TileGrid& grid, int most) {
   return most;
 }
 
-}  // namespace scaled_mm::c3x
+} // namespace scaled_mm::c3x

@@ -20,8 +20,8 @@ bool is_encoded(const Tma& tma) {
 
 template <class Params>
 scaledMMStatus_t check_encoded(const Params& params, char* message, size_t size) {
-  const char* refused = !is_encoded(params.mainloop.tma_load_a)   ? "first"
-                        : !is_encoded(params.mainloop.tma_load_b) ? "second"
+  const char* refused = !is_encoded(params.mainloop.tma_load_a)    ? "first"
+                        : !is_encoded(params.mainloop.tma_load_b)  ? "second"
                         : !is_encoded(params.epilogue.tma_store_d) ? "output"
                                                                    : nullptr;
   if (refused == nullptr) return SCALED_MM_STATUS_SUCCESS;
@@ -29,7 +29,7 @@ scaledMMStatus_t check_encoded(const Params& params, char* message, size_t size)
   return SCALED_MM_STATUS_CUDA_ERROR;
 }
 
-}  // namespace scaled_mm::c3x
+} // namespace scaled_mm::c3x
 
 namespace scaled_mm {
 
@@ -42,7 +42,7 @@ scaledMMStatus_t launch_with_maps(const GemmLaunch& l, char* message, size_t siz
   if (l.cache && l.cache->filled && memcmp(pointers, l.cache->pointers, sizeof(pointers)) == 0) {
     return launch(*reinterpret_cast<Params*>(l.cache->bytes), l, message, size);
   }
-  CurrentDevice current(l.device);  // the driver encodes tensor maps
+  CurrentDevice current(l.device); // the driver encodes tensor maps
   if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
   Params params = encode(l);
   if (scaledMMStatus_t status = check(params, message, size)) return status;
@@ -54,4 +54,4 @@ scaledMMStatus_t launch_with_maps(const GemmLaunch& l, char* message, size_t siz
   return launch(params, l, message, size);
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

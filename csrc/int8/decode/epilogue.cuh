@@ -10,7 +10,7 @@ using namespace cute;
 // What the epilogue needs of this block's rows and columns: fetched before the tile is multiplied, put into shared memory after it.
 template <int kColumns, class Out, class S>
 class Operands {
- public:
+public:
   __device__ void fetch(const EpilogueOperands& e, int first_column, int first_row, int columns, int rows, int batch) {
     const int thread = int(threadIdx.x);
     if (thread < columns) {
@@ -45,7 +45,7 @@ class Operands {
     }
   }
 
- private:
+private:
   static constexpr int kThreads = consumers(kColumns), kEach = (S::kSlice + kThreads - 1) / kThreads;
   float b_scale_ = 0.0f, bias_ = 0.0f, a_scale_[kEach] = {};
   int2 col_terms_ = {0, 0}, row_terms_[kEach] = {};
@@ -134,4 +134,4 @@ __device__ void store(const P& p, const S& shared, int first_column, int first_r
   }
 }
 
-}  // namespace scaled_mm::decode
+} // namespace scaled_mm::decode

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   const int all_steps = p.K / kStepK + (p.K % kStepK != 0);
   const int begin = int(int64_t(all_steps) * part / kSplit), steps = int(int64_t(all_steps) * (part + 1) / kSplit) - begin;
   const Tiles<kPersistent> mine = {p.tiles_m, p.groups_n, p.tiles_m * p.groups_n * p.batch, int(blockIdx.x) / kBlocks, p.clusters};
-  const Place home = mine.place();  // before anything is waited for: a division takes a hundred cycles
+  const Place home = mine.place(); // before anything is waited for: a division takes a hundred cycles
   const int64_t total = int64_t(steps) * mine.left();
 
   // One thread makes the barriers and loads: it need not wait for the others to see the barriers before it asks for weights.
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
       }
     }
     cutlass::arch::fence_barrier_init();
-    cutlass::arch::fence_view_async_shared();  // the barriers, for the loads that this thread starts
+    cutlass::arch::fence_view_async_shared(); // the barriers, for the loads that this thread starts
     if (p.early_weights) {
       for_the_first([&](const Place& place, int step, int stage) { loader.weights(place, step, stage); });
     } else {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   }
   __syncwarp();
   if constexpr (kBlocks > 1) {
-    cluster_arrive_relaxed();  // the barriers are all that the others must see, and their fence is above
+    cluster_arrive_relaxed(); // the barriers are all that the others must see, and their fence is above
     cluster_wait();
   } else {
     __syncthreads();
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
       loader.activations(place, step, stage);
     });
     Ring<kStages> ring;
-    int skip = first;  // those are under way
+    int skip = first; // those are under way
     Place place = home;
     for (Tiles<kPersistent> tile = mine; tile.valid(); tile.next()) {
       if (tile.index != mine.index) place = tile.place();
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   // Where the accumulators of the first slice are in the tile, which is where those of any are in theirs.
   const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kRows>>{}));
   auto all = partition_fragment_C(mma, Shape<Int<kColumns>, Int<kRows>>{});
-  constexpr int kOwn = int(size(all)) / S::kOwners;  // a thread's accumulators go down the rows by fragments of 8, so a slice is a run of them
+  constexpr int kOwn = int(size(all)) / S::kOwners; // a thread's accumulators go down the rows by fragments of 8, so a slice is a run of them
   Ring<kStages> ring;
   Releases<kSplit, kShare, S> releases(shared, total - kStages, part);
   Place place = home;
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
     operands.put(p.epilogue, shared);
     sync_consumers();
     if constexpr (kSplit > 1 && kPersistent) {
-      if (tile.index + S::kBuffers * tile.stride < tile.count) drain<kSplit>(shared, share, number);  // else nobody waits, or is there
+      if (tile.index + S::kBuffers * tile.stride < tile.count) drain<kSplit>(shared, share, number); // else nobody waits, or is there
     }
     compute<Out>(p.epilogue, shared, sums, where);
     sync_consumers();
@@ -155,7 +155,7 @@ struct Gemm {
   using Mma = decltype(make_tiled_mma(GMMA::ss_op_selector<int8_t, int8_t, int32_t, Shape<_64, Int<kRows>, Int<kStepK>>>(),
                                       Layout<Shape<Int<kColumns / 64>, _1, _1>>{}));
   using P = Params<kColumns, kRows, kShare>;
-  static constexpr int kBlocks = kSplit * kShare;  // of a cluster
+  static constexpr int kBlocks = kSplit * kShare; // of a cluster
   static constexpr int kSharedMemory = int(sizeof(Shared<kColumns, kRows, kSplit, kStages, kPersistent, Out>));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
   static_assert(sizeof(P) <= LaunchCache::kBytes && alignof(P) <= LaunchCache::kAlignment, "the parameters fit a launch cache");
@@ -192,12 +192,24 @@ struct Gemm {
     // A dimension of one has no stride of its own, but a tensor map wants a legal one.
     const int64_t packed_k = (l.K + 15) / 16 * 16, lda = l.M > 1 ? l.a_stride_m : packed_k, ldb = l.N > 1 ? l.b_stride_n : packed_k;
     const auto whole = [](int64_t elements) { return elements * int64_t(sizeof(Out)) % 16 == 0; };
-    const bool whole_vectors = l.out_stride_n == 1 && whole(l.out_stride_m) && whole(l.batch_strides.out) && whole(l.N) &&
-                               reinterpret_cast<uintptr_t>(l.out) % 16 == 0;
+    const bool whole_vectors =
+        l.out_stride_n == 1 && whole(l.out_stride_m) && whole(l.batch_strides.out) && whole(l.N) && reinterpret_cast<uintptr_t>(l.out) % 16 == 0;
     return {map_of<kColumns, SM90_TMA_LOAD>(operand(l.b, l.N, l.K, l.batch, ldb, l.batch_strides.b)),
             map_of<kRows / kShare, ActivationLoad<kShare>>(operand(l.a, l.M, l.K, l.batch, lda, l.batch_strides.a)),
-            int(l.M), int(l.N), int(l.K), int(l.batch), int(tiles_m(l)), int(groups_n(l)), 0, l.constant_b, whole_vectors, l.out,
-            l.out_stride_m, l.out_stride_n, l.batch_strides.out, epilogue_operands(l)};
+            int(l.M),
+            int(l.N),
+            int(l.K),
+            int(l.batch),
+            int(tiles_m(l)),
+            int(groups_n(l)),
+            0,
+            l.constant_b,
+            whole_vectors,
+            l.out,
+            l.out_stride_m,
+            l.out_stride_n,
+            l.batch_strides.out,
+            epilogue_operands(l)};
   }
 
   static scaledMMStatus_t launch_encoded(P& params, const GemmLaunch& l, char* message, size_t size) {
@@ -212,7 +224,7 @@ struct Gemm {
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    constexpr int64_t kMost = INT_MAX / std::max(kBlocks, 2);  // a grid is no wider, and Tiles counts to twice as many
+    constexpr int64_t kMost = INT_MAX / std::max(kBlocks, 2); // a grid is no wider, and Tiles counts to twice as many
     if (l.M > INT_MAX - kRows || l.N > INT_MAX - kColumns * kShare || tiles_m(l) * groups_n(l) > kMost / l.batch) {
       snprintf(message, size, "out: expected at most %lld tiles of %d x %d for this kernel, got M = %lld, N = %lld, B = %lld",
                static_cast<long long>(kMost), kRows, kColumns * kShare, static_cast<long long>(l.M), static_cast<long long>(l.N),
@@ -231,4 +243,4 @@ struct Gemm {
   static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t(kSharedMemory), &prepare, &launch}; }
 };
 
-}  // namespace scaled_mm::decode
+} // namespace scaled_mm::decode

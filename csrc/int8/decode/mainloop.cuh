@@ -11,7 +11,7 @@ using namespace cute;
 // that could be computed once a tile.
 template <int kColumns, int kRows, int kSplit, int kShare, class S>
 class Loader {
- public:
+public:
   __device__ Loader(const Params<kColumns, kRows, kShare>& p, S& shared, int part, int share) : p_(p), shared_(shared), part_(part), share_(share) {}
 
   // A stage's barrier is told to wait for both operands.
@@ -42,7 +42,7 @@ class Loader {
     }
   }
 
- private:
+private:
   template <int kTile, class M>
   __device__ auto source(const M& map, int rows, int tile, int batch, int step) {
     const auto all = map.get_tma_tensor(make_shape(rows, p_.K, p_.batch));
@@ -62,7 +62,7 @@ class Loader {
 // block that has ended.
 template <int kSplit, int kShare, class S>
 class Releases {
- public:
+public:
   __device__ Releases(S& shared, int64_t count, int part) : shared_(shared), left_(count), part_(part) {}
 
   __device__ void release(int stage) {
@@ -76,7 +76,7 @@ class Releases {
     }
   }
 
- private:
+private:
   S& shared_;
   int64_t left_;
   const int part_;
@@ -87,10 +87,8 @@ template <int kColumns, int kRows, int kStages, class Mma, class S, class R, cla
 __device__ void multiply(const Mma& mma, S& shared, int steps, Ring<kStages>& ring, R& releases, Accumulators& sums) {
   Mma tiled = mma;
   const auto thread = tiled.get_thread_slice(int(threadIdx.x));
-  const auto weights = thread.make_fragment_A(
-      thread.partition_A(make_tensor(make_smem_ptr(&shared.weights[0][0]), Steps<kColumns, kStages>{})));
-  const auto activations = thread.make_fragment_B(
-      thread.partition_B(make_tensor(make_smem_ptr(&shared.activations[0][0]), Steps<kRows, kStages>{})));
+  const auto weights = thread.make_fragment_A(thread.partition_A(make_tensor(make_smem_ptr(&shared.weights[0][0]), Steps<kColumns, kStages>{})));
+  const auto activations = thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&shared.activations[0][0]), Steps<kRows, kStages>{})));
   tiled.accumulate_ = GMMA::ScaleOut::Zero;
   int done = ring.stage;
   for (int step = 0; step < steps; ++step, ring.advance()) {
@@ -103,7 +101,7 @@ __device__ void multiply(const Mma& mma, S& shared, int steps, Ring<kStages>& ri
       tiled.accumulate_ = GMMA::ScaleOut::One;
     }
     warpgroup_commit_batch();
-    warpgroup_wait<1>();  // this step is in flight; the one before it has ended, and its stage is free
+    warpgroup_wait<1>(); // this step is in flight; the one before it has ended, and its stage is free
     if (step > 0) releases.release(done);
     done = ring.stage;
   }
@@ -116,4 +114,4 @@ __device__ void multiply(const Mma& mma, S& shared, int steps, Ring<kStages>& ri
   }
 }
 
-}  // namespace scaled_mm::decode
+} // namespace scaled_mm::decode

@@ -12,22 +12,21 @@ using EmptyBarrier = cutlass::arch::ClusterBarrier;
 // Stores four words into another block's shared memory in the cluster, and counts their bytes at that block's barrier. Both addresses are
 // those that cute::set_block_rank gives.
 __device__ inline void store_remote(uint32_t words, uint32_t barrier, int x, int y, int z, int w) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
-               ::"r"(words), "r"(x), "r"(y), "r"(z), "r"(w), "r"(barrier)
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(words), "r"(x), "r"(y), "r"(z),
+               "r"(w), "r"(barrier)
                : "memory");
 }
 
 // Ends when a barrier's phase has, with all that other blocks of the cluster did before they arrived.
 __device__ inline void wait_for_cluster(uint32_t barrier, uint32_t phase) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}"
-      ::"r"(barrier), "r"(phase)
-      : "memory");
+  asm volatile("{\n"
+               ".reg .pred done;\n"
+               "again:\n"
+               "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+               "@!done bra again;\n"
+               "}" ::"r"(barrier),
+               "r"(phase)
+               : "memory");
 }
 
 // Arrives at another block's barrier: what this thread did before is visible to whoever waits there.
@@ -58,7 +57,7 @@ struct Place {
 // columns come side by side, for they need the same weights.
 template <bool kPersistent>
 struct Tiles {
-  int row_tiles, groups, count;  // along M; along N; in all products of the batch
+  int row_tiles, groups, count; // along M; along N; in all products of the batch
   int index, stride;
 
   __device__ bool valid() const { return index < count; }
@@ -67,4 +66,4 @@ struct Tiles {
   __device__ int left() const { return !valid() ? 0 : kPersistent ? (count - index + stride - 1) / stride : 1; }
 };
 
-}  // namespace scaled_mm::decode
+} // namespace scaled_mm::decode

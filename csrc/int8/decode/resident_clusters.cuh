@@ -6,7 +6,7 @@
 namespace scaled_mm::decode {
 
 class ResidentClusters {
- public:
+public:
   // shape: of a launch of one cluster. The kernel has been prepared on the device.
   scaledMMStatus_t find(DeviceKernel& kernel, const LaunchShape& shape, int device, int* clusters, char* message, size_t size) {
     std::atomic<int>* kept = device >= 0 && device < kDevices ? &clusters_[device] : nullptr;
@@ -35,9 +35,9 @@ class ResidentClusters {
     return SCALED_MM_STATUS_SUCCESS;
   }
 
- private:
+private:
   static constexpr int kDevices = 64;
   std::atomic<int> clusters_[kDevices] = {};
 };
 
-}  // namespace scaled_mm::decode
+} // namespace scaled_mm::decode

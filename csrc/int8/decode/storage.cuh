@@ -15,8 +15,8 @@ namespace scaled_mm::decode {
 
 using namespace cute;
 
-constexpr int kStepK = 128;  // of a stage: the width of the swizzle
-constexpr int consumers(int columns) { return columns * 2; }  // threads: a warpgroup for 64 columns
+constexpr int kStepK = 128;                                  // of a stage: the width of the swizzle
+constexpr int consumers(int columns) { return columns * 2; } // threads: a warpgroup for 64 columns
 
 using SwizzledRows = GMMA::Layout_K_SW128_Atom<int8_t>;
 template <int kRows>
@@ -43,8 +43,8 @@ struct Params {
   Map<kColumns, SM90_TMA_LOAD> weights;
   Map<kRows / kShare, ActivationLoad<kShare>> activations;
   int M, N, K, batch;
-  int tiles_m, groups_n, clusters;  // tiles along M, groups of kShare tiles along N; clusters in the grid
-  bool early_weights, whole_vectors;  // whole_vectors: out takes stores of 16 bytes
+  int tiles_m, groups_n, clusters;   // tiles along M, groups of kShare tiles along N; clusters in the grid
+  bool early_weights, whole_vectors; // whole_vectors: out takes stores of 16 bytes
   void* out;
   int64_t out_stride_m, out_stride_n, out_batch;
   EpilogueOperands epilogue;
@@ -58,15 +58,15 @@ template <int kSums, int kOthers, int kBuffers>
 struct Exchange {
   int4 sums[kBuffers][kOthers][kSums / 4];
   FullBarrier summed[kBuffers];   // all others' are there
-  EmptyBarrier drained[kBuffers];  // all owners have taken theirs
+  EmptyBarrier drained[kBuffers]; // all owners have taken theirs
 };
 struct NoExchange {};
 
 template <int kColumns, int kRows, int kSplit, int kStages, bool kPersistent, class Out>
 struct alignas(1024) Shared {
-  static constexpr int kOwners = owners(kRows, kSplit), kSlice = kRows / kOwners;  // rows that a block owns
+  static constexpr int kOwners = owners(kRows, kSplit), kSlice = kRows / kOwners; // rows that a block owns
   static constexpr int kBuffers = kPersistent ? 2 : 1;
-  static constexpr int kPitch = kColumns + 16 / int(sizeof(Out));  // four rows of a fragment fall into different banks
+  static constexpr int kPitch = kColumns + 16 / int(sizeof(Out)); // four rows of a fragment fall into different banks
   int8_t weights[kStages][kColumns * kStepK];
   int8_t activations[kStages][kRows * kStepK];
   Out out[kSlice][kPitch];
@@ -77,4 +77,4 @@ struct alignas(1024) Shared {
   int2 col_terms[kColumns], row_terms[kSlice];
 };
 
-}  // namespace scaled_mm::decode
+} // namespace scaled_mm::decode

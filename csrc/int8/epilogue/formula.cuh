@@ -14,10 +14,18 @@
 namespace scaled_mm {
 
 template <class T> struct DtypeOf;
-template <> struct DtypeOf<int32_t> { static constexpr int32_t value = SCALED_MM_DTYPE_INT32; };
-template <> struct DtypeOf<float> { static constexpr int32_t value = SCALED_MM_DTYPE_FLOAT32; };
-template <> struct DtypeOf<__half> { static constexpr int32_t value = SCALED_MM_DTYPE_FLOAT16; };
-template <> struct DtypeOf<__nv_bfloat16> { static constexpr int32_t value = SCALED_MM_DTYPE_BFLOAT16; };
+template <> struct DtypeOf<int32_t> {
+  static constexpr int32_t value = SCALED_MM_DTYPE_INT32;
+};
+template <> struct DtypeOf<float> {
+  static constexpr int32_t value = SCALED_MM_DTYPE_FLOAT32;
+};
+template <> struct DtypeOf<__half> {
+  static constexpr int32_t value = SCALED_MM_DTYPE_FLOAT16;
+};
+template <> struct DtypeOf<__nv_bfloat16> {
+  static constexpr int32_t value = SCALED_MM_DTYPE_BFLOAT16;
+};
 
 // What the epilogue reads besides the accumulators: the operands of the fused formula.
 struct EpilogueOperands {
@@ -26,17 +34,27 @@ struct EpilogueOperands {
   const void* bias;
   int64_t a_scale_stride, b_scale_stride, bias_stride;
   int32_t bias_dtype;
-  const int2* row_terms;  // {za, rowsum}, nullptr without zero points
-  const int2* col_terms;  // {colsum - K*zb, zb}
+  const int2* row_terms; // {za, rowsum}, nullptr without zero points
+  const int2* col_terms; // {colsum - K*zb, zb}
   // From one product of a batch to the next, in elements of each; 0 where they share it.
   int64_t a_scale_batch, b_scale_batch, bias_batch;
   int32_t row_terms_batch, col_terms_batch;
 };
 
 inline EpilogueOperands epilogue_operands(const GemmLaunch& l) {
-  return {l.a_scale, l.b_scale, l.bias, l.a_scale_stride, l.b_scale_stride, l.bias_stride, l.bias_dtype,
-          reinterpret_cast<const int2*>(l.row_terms), reinterpret_cast<const int2*>(l.col_terms),
-          l.batch_strides.a_scale, l.batch_strides.b_scale, l.batch_strides.bias, l.row_terms_batch_stride,
+  return {l.a_scale,
+          l.b_scale,
+          l.bias,
+          l.a_scale_stride,
+          l.b_scale_stride,
+          l.bias_stride,
+          l.bias_dtype,
+          reinterpret_cast<const int2*>(l.row_terms),
+          reinterpret_cast<const int2*>(l.col_terms),
+          l.batch_strides.a_scale,
+          l.batch_strides.b_scale,
+          l.batch_strides.bias,
+          l.row_terms_batch_stride,
           l.col_terms_batch_stride};
 }
 
@@ -59,12 +77,8 @@ __device__ inline float load_b_scale(const EpilogueOperands& e, int batch, int64
 }
 
 // Of one product; only where there are zero points.
-__device__ inline const int2* row_terms_of(const EpilogueOperands& e, int batch) {
-  return e.row_terms + int64_t(batch) * e.row_terms_batch;
-}
-__device__ inline const int2* col_terms_of(const EpilogueOperands& e, int batch) {
-  return e.col_terms + int64_t(batch) * e.col_terms_batch;
-}
+__device__ inline const int2* row_terms_of(const EpilogueOperands& e, int batch) { return e.row_terms + int64_t(batch) * e.row_terms_batch; }
+__device__ inline const int2* col_terms_of(const EpilogueOperands& e, int batch) { return e.col_terms + int64_t(batch) * e.col_terms_batch; }
 
 // acc - (za * (colsum - K*zb) + zb * rowsum), modulo 2^32: exact because the true result fits.
 __device__ inline int32_t subtract_zero_points(int32_t acc, int2 row, int2 col) {
@@ -76,4 +90,4 @@ __device__ inline float scale_and_bias(int32_t acc, float a_scale, float b_scale
   return __fadd_rn(__fmul_rn(__fmul_rn(__int2float_rn(acc), b_scale), a_scale), bias);
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

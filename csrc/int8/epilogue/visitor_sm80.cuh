@@ -15,7 +15,7 @@ struct KTail {
   const int8_t *a, *b;
   int64_t a_stride, b_stride;
   int begin, end;
-  int64_t a_batch = 0, b_batch = 0;  // from one product of a batch to the next
+  int64_t a_batch = 0, b_batch = 0; // from one product of a batch to the next
 };
 
 // Four bytes of a row from k on, zero past its end. Rows start on 16 bytes and k is a multiple of 4.
@@ -58,8 +58,8 @@ template <class ThreadMap, class Out>
 struct ScaledEpilogueSm80 {
   static constexpr bool kScaled = DtypeOf<Out>::value != SCALED_MM_DTYPE_INT32;
   static constexpr int kVector = ThreadMap::kElementsPerAccess;
-  static constexpr int kColumns = ThreadMap::Iterations::kColumn;  // vectors of a thread side by side in a row
-  static constexpr int kRows = ThreadMap::Iterations::kRow;        // rows of a thread in a step
+  static constexpr int kColumns = ThreadMap::Iterations::kColumn; // vectors of a thread side by side in a row
+  static constexpr int kRows = ThreadMap::Iterations::kRow;       // rows of a thread in a step
   static_assert(kVector * sizeof(Out) == 16, "a thread stores 16 bytes at a time");
 
   struct Params {
@@ -76,12 +76,12 @@ struct ScaledEpilogueSm80 {
   template <class Coords>
   struct Callbacks : cutlass::epilogue::threadblock::detail::EmptyCallbacks {
     Params const& p;
-    Coords coords;  // (VECTOR, COLUMN, ROW, STEP) -> (m, n) in out
+    Coords coords; // (VECTOR, COLUMN, ROW, STEP) -> (m, n) in out
     int M, N, batch;
     float b_scale[kColumns][kVector], bias[kColumns][kVector];
     float a_scale[kRows];
 
-    CUTLASS_DEVICE Callbacks(Params const& params, Coords const& where, int m, int n) 
+    CUTLASS_DEVICE Callbacks(Params const& params, Coords const& where, int m, int n)
         : p(params), coords(where), M(m), N(n), batch(int(blockIdx.z)) {}
 
     CUTLASS_DEVICE void begin_epilogue() {
@@ -157,8 +157,8 @@ struct ScaledEpilogueSm80 {
     return Callbacks<decltype(coords)>(params_, coords, cute::get<0>(shape), cute::get<1>(shape));
   }
 
- private:
+private:
   Params const& params_;
 };
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

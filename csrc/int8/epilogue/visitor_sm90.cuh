@@ -29,14 +29,19 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
   };
 
   template <class ProblemShape>
-  static constexpr Params to_underlying_arguments(ProblemShape const&, Arguments const& args, void*) { return args; }
+  static constexpr Params to_underlying_arguments(ProblemShape const&, Arguments const& args, void*) {
+    return args;
+  }
   template <class ProblemShape>
-  static bool can_implement(ProblemShape const&, Arguments const&) { return true; }
+  static bool can_implement(ProblemShape const&, Arguments const&) {
+    return true;
+  }
   template <class ProblemShape>
-  static size_t get_workspace_size(ProblemShape const&, Arguments const&) { return 0; }
+  static size_t get_workspace_size(ProblemShape const&, Arguments const&) {
+    return 0;
+  }
   template <class ProblemShape>
-  static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*, cudaStream_t,
-                                              cutlass::CudaHostAdapter* = nullptr) {
+  static cutlass::Status initialize_workspace(ProblemShape const&, Arguments const&, void*, cudaStream_t, cutlass::CudaHostAdapter* = nullptr) {
     return cutlass::Status::kSuccess;
   }
 
@@ -50,28 +55,26 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
   // Operands: EpilogueOperands, or a reference to some that outlive the tile.
   template <class Operands, class RegFirst, class SharedSecond, class RegSecond, class Coords, class Residue>
   struct ConsumerStoreCallbacks : cutlass::epilogue::fusion::detail::EmptyConsumerStoreCallbacks {
-    RegFirst r_scale, r_bias;         // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the second dimension
-    SharedSecond s_scale, s_bias;     // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the first dimension
-    RegSecond c_scale, c_bias;        // (CPY,CPY_M,CPY_N) of the subtiles at hand
-    Coords coords;       // relative to the thread's first element
-    Residue residue;     // from there to the end of the problem
-    int first, second;   // the thread's first element in the problem
-    int first_term;      // among the batch's terms along the first dimension; one register, where a pointer makes the widest tile spill
-    int tile_second;     // the tile's first element along the second dimension
+    RegFirst r_scale, r_bias;     // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the second dimension
+    SharedSecond s_scale, s_bias; // (CPY,CPY_M,CPY_N,EPI_M,EPI_N), constant along the first dimension
+    RegSecond c_scale, c_bias;    // (CPY,CPY_M,CPY_N) of the subtiles at hand
+    Coords coords;                // relative to the thread's first element
+    Residue residue;              // from there to the end of the problem
+    int first, second;            // the thread's first element in the problem
+    int first_term;               // among the batch's terms along the first dimension; one register, where a pointer makes the widest tile spill
+    int tile_second;              // the tile's first element along the second dimension
     int batch;
-    int second_left;     // elements from there to the end of the problem
+    int second_left; // elements from there to the end of the problem
     int thread, threads;
     Operands e;
     SharedStorage& shared;
 
-    CUTLASS_DEVICE ConsumerStoreCallbacks(RegFirst rs, RegFirst rb, SharedSecond ss, SharedSecond sb, RegSecond cs,
-                                          RegSecond cb, Coords c, Residue r, int first_, int second_,
-                                          int tile_second_, int batch_, int second_left_, int thread_, int threads_, Operands e_,
-                                          SharedStorage& shared_)
-        : r_scale(rs), r_bias(rb), s_scale(ss), s_bias(sb), c_scale(cs), c_bias(cb), coords(c),
-          residue(r), first(first_), second(second_),
-          first_term(batch_ * (SwapAB ? e_.col_terms_batch : e_.row_terms_batch) + first_), tile_second(tile_second_),
-          batch(batch_), second_left(second_left_), thread(thread_), threads(threads_), e(e_), shared(shared_) {}
+    CUTLASS_DEVICE ConsumerStoreCallbacks(RegFirst rs, RegFirst rb, SharedSecond ss, SharedSecond sb, RegSecond cs, RegSecond cb, Coords c, Residue r,
+                                          int first_, int second_, int tile_second_, int batch_, int second_left_, int thread_, int threads_,
+                                          Operands e_, SharedStorage& shared_)
+        : r_scale(rs), r_bias(rb), s_scale(ss), s_bias(sb), c_scale(cs), c_bias(cb), coords(c), residue(r), first(first_), second(second_),
+          first_term(batch_ * (SwapAB ? e_.col_terms_batch : e_.row_terms_batch) + first_), tile_second(tile_second_), batch(batch_),
+          second_left(second_left_), thread(thread_), threads(threads_), e(e_), shared(shared_) {}
 
     CUTLASS_DEVICE void begin() {
       using namespace cute;
@@ -116,7 +119,7 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     CUTLASS_DEVICE void begin_loop(int epi_m, int epi_n) {
       using namespace cute;
       if constexpr (kScaled) {
-        if (epi_m == 0) {  // the collective walks the subtiles of a column before it goes to the next
+        if (epi_m == 0) { // the collective walks the subtiles of a column before it goes to the next
           copy_aligned(filter_zeros(s_scale(_, _, _, epi_m, epi_n)), filter_zeros(c_scale));
           if constexpr (!SwapAB) copy_aligned(filter_zeros(s_bias(_, _, _, epi_m, epi_n)), filter_zeros(c_bias));
         }
@@ -124,8 +127,8 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     }
 
     template <typename ElementAccumulator, int FragmentSize>
-    CUTLASS_DEVICE cutlass::Array<ElementOut, FragmentSize> visit(
-        cutlass::Array<ElementAccumulator, FragmentSize> const& acc, int epi_v, int epi_m, int epi_n) {
+    CUTLASS_DEVICE cutlass::Array<ElementOut, FragmentSize> visit(cutlass::Array<ElementAccumulator, FragmentSize> const& acc, int epi_v, int epi_m,
+                                                                  int epi_n) {
       using namespace cute;
       auto where = coords(_, _, _, epi_m, epi_n);
       auto scale = r_scale(_, _, _, epi_m, epi_n);
@@ -133,7 +136,7 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
       const int in_tile = second - tile_second;
 
       cutlass::Array<int32_t, FragmentSize> exact = acc;
-      if (e.row_terms) {  // read again for every fragment: kept in registers, they make the widest tile spill
+      if (e.row_terms) { // read again for every fragment: kept in registers, they make the widest tile spill
         const int2* first_terms = SwapAB ? e.col_terms : e.row_terms;
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < FragmentSize; ++i) {
@@ -141,8 +144,7 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
           const int from_first = int(get<0>(where(at)));
           const int2 of_first = from_first < get<0>(residue) ? first_terms[first_term + from_first] : make_int2(0, 0);
           const int2 of_second = shared.terms[in_tile + int(get<1>(where(at)))];
-          exact[i] = SwapAB ? subtract_zero_points(acc[i], of_second, of_first)
-                            : subtract_zero_points(acc[i], of_first, of_second);
+          exact[i] = SwapAB ? subtract_zero_points(acc[i], of_second, of_first) : subtract_zero_points(acc[i], of_first, of_second);
         }
       }
       if constexpr (!kScaled) {
@@ -152,8 +154,8 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
         CUTLASS_PRAGMA_UNROLL
         for (int i = 0; i < FragmentSize; ++i) {
           const int at = epi_v * FragmentSize + i;
-          result[i] = SwapAB ? scale_and_bias(exact[i], c_scale(at), scale(at), bias(at))
-                             : scale_and_bias(exact[i], scale(at), c_scale(at), c_bias(at));
+          result[i] =
+              SwapAB ? scale_and_bias(exact[i], c_scale(at), scale(at), bias(at)) : scale_and_bias(exact[i], scale(at), c_scale(at), c_bias(at));
         }
         return cutlass::NumericArrayConverter<ElementOut, float, FragmentSize>{}(result);
       }
@@ -161,28 +163,25 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
   };
 
   template <bool ReferenceSrc, class... Args>
-  CUTLASS_DEVICE auto get_consumer_store_callbacks(
-      cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args) {
+  CUTLASS_DEVICE auto get_consumer_store_callbacks(cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args) {
     return make_callbacks<ReferenceSrc, Params const&>(args, *params_, int(cute::get<3>(args.tile_coord_mnkl)));
   }
 
- protected:
+protected:
   template <bool ReferenceSrc, class Operands, class... Args>
   CUTLASS_DEVICE auto make_callbacks(cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args, Operands e, int batch) {
     using namespace cute;
     auto [M, N, K, L] = args.problem_shape_mnkl;
     auto [m, n, k, l] = args.tile_coord_mnkl;
     // A layout that is constant along the second dimension gives register tensors with one value a row of the tile.
-    auto rows_only = make_tensor(make_gmem_ptr(static_cast<float const*>(nullptr)),
-                                 make_layout(make_shape(M, N, L), make_stride(_1{}, _0{}, _0{})));
-    auto partition = cutlass::epilogue::fusion::sm90_partition_for_epilogue<ReferenceSrc>(
-        rows_only, args.tile_shape_mnk, args.tile_coord_mnkl, args.epi_tile, args.tiled_copy, args.thread_idx);
+    auto rows_only = make_tensor(make_gmem_ptr(static_cast<float const*>(nullptr)), make_layout(make_shape(M, N, L), make_stride(_1{}, _0{}, _0{})));
+    auto partition = cutlass::epilogue::fusion::sm90_partition_for_epilogue<ReferenceSrc>(rows_only, args.tile_shape_mnk, args.tile_coord_mnkl,
+                                                                                          args.epi_tile, args.tiled_copy, args.thread_idx);
     auto r_first = make_tensor_like<float>(partition);
     // And one that is constant along the first dimension: a row of the tile in shared memory.
     auto shared_row = [&](float* row) {
       auto tile = make_tensor(make_smem_ptr(row), make_shape(size<0>(CtaTile{}), size<1>(CtaTile{})), make_stride(_0{}, _1{}));
-      return cutlass::epilogue::fusion::sm90_partition_for_epilogue<ReferenceSrc>(tile, args.epi_tile, args.tiled_copy,
-                                                                                  args.thread_idx);
+      return cutlass::epilogue::fusion::sm90_partition_for_epilogue<ReferenceSrc>(tile, args.epi_tile, args.tiled_copy, args.thread_idx);
     };
     auto s_scale = shared_row(storage_->scale);
     auto s_bias = shared_row(storage_->bias);
@@ -190,14 +189,13 @@ struct ScaledEpilogueSm90 : cutlass::epilogue::fusion::detail::Sm90VisitorImpl<>
     const int tile_second = int(n) * kSecond;
     return ConsumerStoreCallbacks<Operands, decltype(r_first), decltype(s_scale), decltype(c_second), decltype(args.tCcD),
                                   decltype(args.residue_tCcD)>(
-        r_first, r_first, s_scale, s_bias, c_second, c_second, args.tCcD, args.residue_tCcD,
-        int(M) - int(get<0>(args.residue_tCcD)), int(N) - int(get<1>(args.residue_tCcD)), tile_second, batch,
-        int(N) - tile_second, args.thread_idx, int(size(args.tiled_copy)), e, *storage_);
+        r_first, r_first, s_scale, s_bias, c_second, c_second, args.tCcD, args.residue_tCcD, int(M) - int(get<0>(args.residue_tCcD)),
+        int(N) - int(get<1>(args.residue_tCcD)), tile_second, batch, int(N) - tile_second, args.thread_idx, int(size(args.tiled_copy)), e, *storage_);
   }
 
- private:
+private:
   Params const* params_ = nullptr;
   SharedStorage* storage_ = nullptr;
 };
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

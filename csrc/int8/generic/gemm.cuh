@@ -14,12 +14,11 @@ struct Operand {
   int64_t rows, K, stride_row, stride_k, stride_batch;
 };
 
-enum class Access { kAligned, kContiguous, kStrided };  // along K: 16-byte loads, bytes in a row, bytes apart
+enum class Access { kAligned, kContiguous, kStrided }; // along K: 16-byte loads, bytes in a row, bytes apart
 
 inline Access access_of(const Operand& o) {
   if (o.K > 1 && o.stride_k != 1) return Access::kStrided;
-  const bool aligned = reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && (o.rows <= 1 || o.stride_row % 16 == 0) &&
-                       o.stride_batch % 16 == 0;
+  const bool aligned = reinterpret_cast<uintptr_t>(o.data) % 16 == 0 && (o.rows <= 1 || o.stride_row % 16 == 0) && o.stride_batch % 16 == 0;
   return aligned ? Access::kAligned : Access::kContiguous;
 }
 
@@ -47,8 +46,8 @@ __device__ inline uint32_t load_unaligned(const int8_t* row, int64_t k, int64_t 
 template <int kRows, int kTileK, int kThreads>
 struct TileLoader {
   static constexpr int kWordsPerRow = kTileK / 4;
-  static constexpr int kWords = kRows * kWordsPerRow / kThreads;  // a thread's share
-  static constexpr int kPitch = kWordsPerRow + 4;                 // in words: rows 20 banks apart meet no conflict
+  static constexpr int kWords = kRows * kWordsPerRow / kThreads; // a thread's share
+  static constexpr int kPitch = kWordsPerRow + 4;                // in words: rows 20 banks apart meet no conflict
   static_assert(kRows * kWordsPerRow % (4 * kThreads) == 0, "every thread moves whole 16-byte vectors");
 
   uint32_t words[kWords];
@@ -70,7 +69,10 @@ struct TileLoader {
                            load_bytes(data, k + 12, o.K, 1));
           }
         }
-        words[i] = v.x; words[i + 1] = v.y; words[i + 2] = v.z; words[i + 3] = v.w;
+        words[i] = v.x;
+        words[i + 1] = v.y;
+        words[i + 2] = v.z;
+        words[i + 3] = v.w;
       }
     } else {
 #pragma unroll
@@ -105,7 +107,7 @@ struct TileLoader {
     }
   }
 
- private:
+private:
   // Neighbouring threads read neighbouring addresses: along K where that is contiguous, else along the rows.
   __device__ static void place(Access access, int i, int& row, int& word) {
     const int at = threadIdx.x + i * kThreads;
@@ -116,9 +118,7 @@ struct TileLoader {
 
 __device__ inline void store_out(int32_t* p, int32_t acc, float, float, float) { *p = acc; }
 __device__ inline void store_out(float* p, int32_t acc, float a, float b, float bias) { *p = scale_and_bias(acc, a, b, bias); }
-__device__ inline void store_out(__half* p, int32_t acc, float a, float b, float bias) {
-  *p = __float2half_rn(scale_and_bias(acc, a, b, bias));
-}
+__device__ inline void store_out(__half* p, int32_t acc, float a, float b, float bias) { *p = __float2half_rn(scale_and_bias(acc, a, b, bias)); }
 __device__ inline void store_out(__nv_bfloat16* p, int32_t acc, float a, float b, float bias) {
   *p = __float2bfloat16_rn(scale_and_bias(acc, a, b, bias));
 }
@@ -129,7 +129,7 @@ struct Problem {
   void* out;
   int64_t out_stride_m, out_stride_n, out_stride_batch;
   EpilogueOperands epilogue;
-  int tiles_n, tiles;  // in a row of tiles, in a product
+  int tiles_n, tiles; // in a row of tiles, in a product
 };
 
 constexpr int kThreads = 128;
@@ -137,7 +137,7 @@ constexpr int kThreads = 128;
 // One tile of a product's out, from row tile_m and column tile_n on, by all threads of a block.
 template <int kTileM, int kTileN, int kTileK, class Out>
 __device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64_t tile_m, int64_t tile_n) {
-  constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2;  // 2 x 2 warps
+  constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2; // 2 x 2 warps
   constexpr int kMmaM = kWarpM / 16, kMmaN = kWarpN / 8;
   static_assert(kWarpM % 16 == 0 && kWarpN % 8 == 0 && kTileK % 32 == 0, "whole m16n8k32 fragments");
   using LoaderA = TileLoader<kTileM, kTileK, kThreads>;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64
   __shared__ alignas(16) uint32_t shared_b[kTileN * kPitch];
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int group = lane / 4, quad = lane % 4;  // the fragment layouts of mma.m16n8k32
+  const int group = lane / 4, quad = lane % 4; // the fragment layouts of mma.m16n8k32
   const int warp_m = warp / 2 * kWarpM, warp_n = warp % 2 * kWarpN;
 
   int acc[kMmaM][kMmaN][4] = {};
@@ -162,7 +162,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64
     loader_a.store(shared_a, p.access_a);
     loader_b.store(shared_b, p.access_b);
     __syncthreads();
-    if (k + kTileK < K) {  // the next tile travels while this one is multiplied
+    if (k + kTileK < K) { // the next tile travels while this one is multiplied
       loader_a.load(p.a, batch, p.access_a, tile_m, k + kTileK);
       loader_b.load(p.b, batch, p.access_b, tile_n, k + kTileK);
     }
@@ -248,16 +248,14 @@ struct Gemm {
     return one;
   }
 
-  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
-    return prepare_kernel(kernel(), 0, device, message, size);
-  }
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return prepare_kernel(kernel(), 0, device, message, size); }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     Problem p = problem_of(l, kTileN);
     const int64_t tiles = int64_t(p.tiles_n) * ((l.M + kTileM - 1) / kTileM);
     if (tiles > INT32_MAX / l.batch) {
-      snprintf(message, size, "out: expected at most %d tiles of %dx%d, got M = %lld, N = %lld, a batch of %lld", INT32_MAX, kTileM,
-               kTileN, static_cast<long long>(l.M), static_cast<long long>(l.N), static_cast<long long>(l.batch));
+      snprintf(message, size, "out: expected at most %d tiles of %dx%d, got M = %lld, N = %lld, a batch of %lld", INT32_MAX, kTileM, kTileN,
+               static_cast<long long>(l.M), static_cast<long long>(l.N), static_cast<long long>(l.batch));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     p.tiles = int(tiles);
@@ -268,9 +266,7 @@ struct Gemm {
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }
 
-  static constexpr Kernel entry(const char* row) {
-    return {row, DtypeOf<Out>::value, int32_t((kTileM + kTileN) * (kTileK + 16)), &prepare, &launch};
-  }
+  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t((kTileM + kTileN) * (kTileK + 16)), &prepare, &launch}; }
 };
 
-}  // namespace scaled_mm::generic
+} // namespace scaled_mm::generic

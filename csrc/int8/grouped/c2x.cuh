@@ -12,9 +12,9 @@ struct C2xProblem {
   ExpertStrides strides;
   typename Row::Mma::IteratorA::Params a_params;
   typename Row::Mma::IteratorB::Params b_params;
-  int N, K;  // K: whole 16-byte vectors; the epilogue adds what is left
+  int N, K; // K: whole 16-byte vectors; the epilogue adds what is left
   int tiles_n;
-  typename Row::Visitor::Params epilogue;  // of expert 0, as if all tokens were its
+  typename Row::Visitor::Params epilogue; // of expert 0, as if all tokens were its
 };
 
 template <class Row>
@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Row::kThreads, 1) c2x_kernel(const __grid_cons
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<typename Row::SharedStorage*>(shared_bytes);
   const int thread = int(threadIdx.x), lane = thread % 32;
-  const int warp = __shfl_sync(kWholeWarp, thread / 32, 0);  // the same for the whole warp, and the compiler knows it
+  const int warp = __shfl_sync(kWholeWarp, thread / 32, 0); // the same for the whole warp, and the compiler knows it
   const auto& all = p.epilogue;
 
   TileWalk<Mma::Shape::kM> walk(p.experts, p.tiles_n);
@@ -38,15 +38,15 @@ __global__ void __launch_bounds__(Row::kThreads, 1) c2x_kernel(const __grid_cons
 
     typename Mma::FragmentC accumulators;
     accumulators.clear();
-    __syncthreads();  // shared memory still holds the epilogue of the tile before
+    __syncthreads(); // shared memory still holds the epilogue of the tile before
     if (const int iterations = (p.K + Mma::Shape::kK - 1) / Mma::Shape::kK) {
       Mma mma(shared.mainloop, thread, warp, lane);
       mma(iterations, accumulators, iterator_a, iterator_b, accumulators);
     }
-    const typename Row::Visitor::Params own{
-        operands_of_expert(all.operands, p.strides, walk.expert, begin),
-        {a, b, all.tail.a_stride, all.tail.b_stride, all.tail.begin, all.tail.end},
-        all.out + begin * all.out_stride, all.out_stride};
+    const typename Row::Visitor::Params own{operands_of_expert(all.operands, p.strides, walk.expert, begin),
+                                            {a, b, all.tail.a_stride, all.tail.b_stride, all.tail.begin, all.tail.end},
+                                            all.out + begin * all.out_stride,
+                                            all.out_stride};
     typename Row::Epilogue epilogue(own, shared.epilogue, thread, warp, lane);
     epilogue(accumulators, tile, cute::make_shape(rows, p.N, 1), thread);
   }
@@ -73,8 +73,13 @@ struct C2x {
     const auto *a = static_cast<const int8_t*>(l.a), *b = static_cast<const int8_t*>(l.b);
     const int K = int(l.K), whole = K / 16 * 16;
     const int64_t tiles_n = (l.N + Mma::Shape::kN - 1) / Mma::Shape::kN;
-    C2xProblem<Row> p{experts_of(l), expert_strides(l), typename Mma::IteratorA::Params(cutlass::layout::RowMajor(lda)),
-                      typename Mma::IteratorB::Params(cutlass::layout::ColumnMajor(ldb)), int(l.N), whole, int(tiles_n),
+    C2xProblem<Row> p{experts_of(l),
+                      expert_strides(l),
+                      typename Mma::IteratorA::Params(cutlass::layout::RowMajor(lda)),
+                      typename Mma::IteratorB::Params(cutlass::layout::ColumnMajor(ldb)),
+                      int(l.N),
+                      whole,
+                      int(tiles_n),
                       {epilogue_operands(l), {a, b, lda, ldb, whole, K}, static_cast<Out*>(l.out), ldd}};
     return kernel().launch(l, Mma::Shape::kM, Mma::Shape::kN, &p, message, size);
   }
@@ -82,4 +87,4 @@ struct C2x {
   static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, kSharedMemory, &prepare, &launch}; }
 };
 
-}  // namespace scaled_mm::grouped
+} // namespace scaled_mm::grouped

@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(Gemm::GemmKernel::MaxThreadsPerBlock, 1)
   typename Gemm::GemmKernel{}(params, shared_memory);
 }
 
-template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB_,
-          c3x::Raster kRaster, int kSwizzle, class Out>
+template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB_, c3x::Raster kRaster,
+          int kSwizzle, class Out>
 struct C3x {
   static constexpr bool kSwapAB = kSwapAB_;
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
@@ -98,18 +98,15 @@ struct C3x {
   static constexpr int kAlignOut = 16 / sizeof(Out);
 
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster,
-      cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void, LayoutOut*, kAlignOut, ElementOut, LayoutOut*,
-      kAlignOut, typename Schedule::Epilogue, EpilogueSm90<Tile, ElementOut, kSwapAB>>::CollectiveOp;
+      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, cutlass::epilogue::collective::EpilogueTileAuto, int32_t, float, void,
+      LayoutOut*, kAlignOut, ElementOut, LayoutOut*, kAlignOut, typename Schedule::Epilogue, EpilogueSm90<Tile, ElementOut, kSwapAB>>::CollectiveOp;
 
-  using Stages = cute::conditional_t<
-      kStages == 0,
-      cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>,
-      cutlass::gemm::collective::StageCount<kStages>>;
+  using Stages = cute::conditional_t<kStages == 0, cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>,
+                                     cutlass::gemm::collective::StageCount<kStages>>;
 
-  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
-      cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor*, 16, int8_t,
-      cutlass::layout::ColumnMajor*, 16, int32_t, Tile, Cluster, Stages, typename Schedule::Mainloop>::CollectiveOp;
+  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t,
+                                                                         cutlass::layout::RowMajor*, 16, int8_t, cutlass::layout::ColumnMajor*, 16,
+                                                                         int32_t, Tile, Cluster, Stages, typename Schedule::Mainloop>::CollectiveOp;
 
   using Shape = cute::Shape<int, int, int>;
   using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<Shape>, Mainloop, Epilogue>;
@@ -131,7 +128,7 @@ struct C3x {
   // The parts of the workspace, in order, each aligned as a tensor map in memory has to be.
   static constexpr uintptr_t kAlignment = 128;
   class Layout {
-   public:
+  public:
     explicit Layout(void* memory) : at_(reinterpret_cast<uintptr_t>(memory)) {}
     template <class T>
     T* take(int64_t count) {
@@ -142,15 +139,14 @@ struct C3x {
     }
     uintptr_t end() const { return at_; }
 
-   private:
+  private:
     uintptr_t at_;
   };
 
   static Problems<C3x> problems_in(Layout& layout, int64_t experts) {
-    return {layout.template take<Shape>(experts),         layout.template take<const int8_t*>(experts),
-            layout.template take<const int8_t*>(experts), layout.template take<ElementOut*>(experts),
-            layout.template take<StrideFirst>(experts),   layout.template take<StrideSecond>(experts),
-            layout.template take<StrideOut>(experts),     layout.template take<int32_t>(experts)};
+    return {layout.template take<Shape>(experts),       layout.template take<const int8_t*>(experts), layout.template take<const int8_t*>(experts),
+            layout.template take<ElementOut*>(experts), layout.template take<StrideFirst>(experts),   layout.template take<StrideSecond>(experts),
+            layout.template take<StrideOut>(experts),   layout.template take<int32_t>(experts)};
   }
 
   // Of CUTLASS's own workspace: the tensor maps of each multiprocessor.
@@ -164,25 +160,33 @@ struct C3x {
     Layout layout(nullptr);
     layout.template take<char>(maps_bytes(multiprocessors));
     problems_in(layout, experts);
-    return int64_t(layout.end() + kAlignment);  // the workspace itself is aligned to 16 bytes
+    return int64_t(layout.end() + kAlignment); // the workspace itself is aligned to 16 bytes
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     if (l.M > INT_MAX - kTileM - kTileN || l.N > INT_MAX - kTileM - kTileN) {
-      snprintf(message, size, "out: expected at most %d rows and columns and a tile, got %lld tokens, N = %lld", INT_MAX,
-               static_cast<long long>(l.M), static_cast<long long>(l.N));
+      snprintf(message, size, "out: expected at most %d rows and columns and a tile, got %lld tokens, N = %lld", INT_MAX, static_cast<long long>(l.M),
+               static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
-    CurrentDevice current(l.device);  // the driver encodes tensor maps
+    CurrentDevice current(l.device); // the driver encodes tensor maps
     if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
     Layout layout(l.workspace);
     void* const maps = layout.template take<char>(maps_bytes(l.multiprocessors));
     const Problems<C3x> problems = problems_in(layout, l.groups->experts);
     // A dimension of one has no stride of its own, but a tensor map wants a legal one.
     const int64_t packed_k = (l.K + 15) / 16 * 16, packed_n = (l.N + kAlignOut - 1) / kAlignOut * kAlignOut;
-    Preparation<C3x> p{experts_of(l), int(l.N), int(l.K), static_cast<const int8_t*>(l.a), static_cast<const int8_t*>(l.b),
-                       static_cast<ElementOut*>(l.out), l.M > 1 ? l.a_stride_m : packed_k, l.N > 1 ? l.b_stride_n : packed_k,
-                       l.M > 1 ? l.out_stride_m : packed_n, l.groups->b_stride, problems};
+    Preparation<C3x> p{experts_of(l),
+                       int(l.N),
+                       int(l.K),
+                       static_cast<const int8_t*>(l.a),
+                       static_cast<const int8_t*>(l.b),
+                       static_cast<ElementOut*>(l.out),
+                       l.M > 1 ? l.a_stride_m : packed_k,
+                       l.N > 1 ? l.b_stride_n : packed_k,
+                       l.M > 1 ? l.out_stride_m : packed_n,
+                       l.groups->b_stride,
+                       problems};
     Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
     arguments.problem_shape = {int32_t(l.groups->experts), problems.shapes, nullptr};
@@ -210,4 +214,4 @@ struct C3x {
   }
 };
 
-}  // namespace scaled_mm::grouped
+} // namespace scaled_mm::grouped

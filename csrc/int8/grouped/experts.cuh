@@ -9,18 +9,14 @@ namespace scaled_mm::grouped {
 inline Experts experts_of(const GemmLaunch& l) { return {l.expert_offsets, int(l.groups->experts), int(l.M)}; }
 
 // Tiles that the experts can have at most, whatever the offsets: one that is not full for each expert with rows.
-inline int64_t most_tiles_m(const GemmLaunch& l, int64_t tile_m) {
-  return l.M / tile_m + (l.groups->experts < l.M ? l.groups->experts : l.M);
-}
+inline int64_t most_tiles_m(const GemmLaunch& l, int64_t tile_m) { return l.M / tile_m + (l.groups->experts < l.M ? l.groups->experts : l.M); }
 
 // From one expert to the next, in elements.
 struct ExpertStrides {
   int64_t b, b_scale, bias;
 };
 
-inline ExpertStrides expert_strides(const GemmLaunch& l) {
-  return {l.groups->b_stride, l.groups->b_scale_stride, l.groups->bias_stride};
-}
+inline ExpertStrides expert_strides(const GemmLaunch& l) { return {l.groups->b_stride, l.groups->b_scale_stride, l.groups->bias_stride}; }
 
 // The epilogue's operands with m and n counted from an expert's first row and column.
 __device__ inline EpilogueOperands operands_of_expert(const EpilogueOperands& all, const ExpertStrides& strides, int expert, int begin) {
@@ -42,4 +38,4 @@ __device__ inline void clear_rows(Out* out, int64_t stride_m, int64_t stride_n, 
   }
 }
 
-}  // namespace scaled_mm::grouped
+} // namespace scaled_mm::grouped

@@ -9,7 +9,7 @@ namespace scaled_mm::grouped {
 struct GenericProblem {
   Experts experts;
   ExpertStrides strides;
-  generic::Problem all;  // of expert 0, as if all tokens were its
+  generic::Problem all; // of expert 0, as if all tokens were its
 };
 
 template <int kTileM, int kTileN, int kTileK, class Out>
@@ -48,9 +48,7 @@ struct Generic {
     return kernel().launch(l, kTileM, kTileN, &p, message, size);
   }
 
-  static constexpr Kernel entry(const char* row) {
-    return {row, DtypeOf<Out>::value, int32_t((kTileM + kTileN) * (kTileK + 16)), &prepare, &launch};
-  }
+  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t((kTileM + kTileN) * (kTileK + 16)), &prepare, &launch}; }
 };
 
-}  // namespace scaled_mm::grouped
+} // namespace scaled_mm::grouped

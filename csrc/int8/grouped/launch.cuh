@@ -10,10 +10,9 @@ namespace scaled_mm::grouped {
 
 // A kernel, and how many of its blocks a multiprocessor of each device takes.
 class PersistentKernel {
- public:
+public:
   template <class... Params>
-  PersistentKernel(void (*kernel)(Params...), int threads, int shared_memory)
-      : kernel_(kernel), threads_(threads), shared_memory_(shared_memory) {}
+  PersistentKernel(void (*kernel)(Params...), int threads, int shared_memory) : kernel_(kernel), threads_(threads), shared_memory_(shared_memory) {}
 
   scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     if (scaledMMStatus_t status = prepare_kernel(kernel_, shared_memory_, device, message, size)) return status;
@@ -33,9 +32,8 @@ class PersistentKernel {
     const int64_t tiles_n = (l.N + tile_n - 1) / tile_n, tiles_m = most_tiles_m(l, tile_m);
     const int64_t running = int64_t(blocks_[l.device % kDevices].load(std::memory_order_relaxed)) * l.multiprocessors;
     if (l.M > INT_MAX - tile_m || l.N > INT_MAX - tile_n || tiles_m > (INT_MAX - running) / tiles_n) {
-      snprintf(message, size, "out: expected at most %d rows, columns and tiles of %dx%d, got %lld tokens, %lld experts, N = %lld",
-               INT_MAX, int(tile_m), int(tile_n), static_cast<long long>(l.M), static_cast<long long>(l.groups->experts),
-               static_cast<long long>(l.N));
+      snprintf(message, size, "out: expected at most %d rows, columns and tiles of %dx%d, got %lld tokens, %lld experts, N = %lld", INT_MAX,
+               int(tile_m), int(tile_n), static_cast<long long>(l.M), static_cast<long long>(l.groups->experts), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     // Without experts there are no tiles, but rows to clear.
@@ -48,11 +46,11 @@ class PersistentKernel {
     return launch_kernel(kernel_, shape, pointers, l, message, size);
   }
 
- private:
+private:
   static constexpr int kDevices = 64;
   DeviceKernel kernel_;
   int threads_, shared_memory_;
   std::atomic<int> blocks_[kDevices] = {};
 };
 
-}  // namespace scaled_mm::grouped
+} // namespace scaled_mm::grouped

@@ -41,8 +41,8 @@ __device__ inline int inclusive_max(int value, int lane) {
 template <int kPerLane>
 struct ExpertWindow {
   static constexpr int kSize = 32 * kPerLane;
-  int before;         // row where the lane's first expert begins
-  int end[kPerLane];  // row past each one's last
+  int before;        // row where the lane's first expert begins
+  int end[kPerLane]; // row past each one's last
 
   // rows_before: where the window begins. All lanes of a warp take part.
   __device__ void load(const Experts& experts, int first, int rows_before, int lane) {
@@ -69,9 +69,9 @@ struct ExpertWindow {
 // the registers, and the window's offsets are in L1 by then.
 template <int kTileM>
 class TileWalk {
- public:
-  int expert, begin, rows;  // of the tile that was found: its expert, that one's first row and number of rows
-  int in_expert;            // number of the tile among its expert's
+public:
+  int expert, begin, rows; // of the tile that was found: its expert, that one's first row and number of rows
+  int in_expert;           // number of the tile among its expert's
 
   __device__ TileWalk(const Experts& experts, int tiles_n) : experts_(experts), tiles_n_(tiles_n) {}
 
@@ -123,7 +123,7 @@ class TileWalk {
   // After find() answered false: the row past the last expert's last.
   __device__ int rows_end() const { return begin; }
 
- private:
+private:
   static constexpr int kPerLane = 4;
   using Window = ExpertWindow<kPerLane>;
 
@@ -131,7 +131,7 @@ class TileWalk {
 
   const Experts& experts_;
   int tiles_n_;
-  int first_ = 0, rows_before_ = 0, tiles_before_ = 0;  // of the window: its first expert, what lies before it
+  int first_ = 0, rows_before_ = 0, tiles_before_ = 0; // of the window: its first expert, what lies before it
 };
 
-}  // namespace scaled_mm::grouped
+} // namespace scaled_mm::grouped

@@ -6,22 +6,22 @@
 namespace scaled_mm::zero_point_terms {
 
 struct Side {
-  const int8_t* data;  // rows of K: a's are m, b's are n
+  const int8_t* data; // rows of K: a's are m, b's are n
   int64_t rows, stride_row, stride_k, stride_batch;
-  const void* zero_point;  // of this side, or nullptr
+  const void* zero_point; // of this side, or nullptr
   int64_t zero_point_stride, zero_point_stride_batch;
-  const int32_t* sums;  // of the rows, where the caller knows them, or nullptr
+  const int32_t* sums; // of the rows, where the caller knows them, or nullptr
   int64_t sums_stride, sums_stride_batch;
   int32_t zero_point_dtype;
-  bool sum_wanted;  // the other side has zero points
+  bool sum_wanted; // the other side has zero points
   bool is_b;
-  int2* terms;  // of all products, one after the other
+  int2* terms; // of all products, one after the other
 };
 
 struct Problem {
   Side a, b;
   int64_t K;
-  int blocks_a, blocks_per_a, blocks_per_b;  // all for a, then for one product of each side
+  int blocks_a, blocks_per_a, blocks_per_b; // all for a, then for one product of each side
 };
 
 constexpr int kThreads = 256;
@@ -30,15 +30,14 @@ constexpr int kRowsPerBlock = 32;
 __device__ inline int32_t zero_point_at(const Side& s, int batch, int64_t row) {
   if (s.zero_point == nullptr) return 0;
   const int64_t i = batch * s.zero_point_stride_batch + row * s.zero_point_stride;
-  return s.zero_point_dtype == SCALED_MM_DTYPE_INT8 ? static_cast<const int8_t*>(s.zero_point)[i]
-                                                    : static_cast<const int32_t*>(s.zero_point)[i];
+  return s.zero_point_dtype == SCALED_MM_DTYPE_INT8 ? static_cast<const int8_t*>(s.zero_point)[i] : static_cast<const int32_t*>(s.zero_point)[i];
 }
 
 __device__ inline void write_terms(const Side& s, int batch, int64_t row, uint32_t sum, int64_t K) {
   const int32_t zero_point = zero_point_at(s, batch, row);
   // a: {za, rowsum}; b: {colsum - K*zb, zb}. Modulo 2^32, as the epilogue's arithmetic.
-  s.terms[batch * s.rows + row] = s.is_b ? make_int2(int32_t(sum - uint32_t(K) * uint32_t(zero_point)), zero_point)
-                                         : make_int2(zero_point, int32_t(sum));
+  s.terms[batch * s.rows + row] =
+      s.is_b ? make_int2(int32_t(sum - uint32_t(K) * uint32_t(zero_point)), zero_point) : make_int2(zero_point, int32_t(sum));
 }
 
 __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Problem p) {
@@ -58,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) kernel(const __grid_constant__ Probl
     return;
   }
   const int8_t* const rows = s.data + batch * s.stride_batch;
-  if (s.stride_k == 1) {  // a warp a row: its lanes read along K
+  if (s.stride_k == 1) { // a warp a row: its lanes read along K
     for (int64_t row = first + warp; row < s.rows && row < first + kRowsPerBlock; row += kWarps) {
       const int8_t* data = rows + row * s.stride_row;
       int32_t sum = 0;
@@ -97,19 +96,41 @@ inline DeviceKernel& device_kernel() {
   return one;
 }
 
-inline scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
-  return prepare_kernel(device_kernel(), 0, device, message, size);
-}
+inline scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return prepare_kernel(device_kernel(), 0, device, message, size); }
 
 inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   const BatchStrides& batch = l.batch_strides;
   Problem p;
-  p.a = {static_cast<const int8_t*>(l.a), l.M, l.a_stride_m, l.a_stride_k, batch.a, l.a_zero_point, l.a_zero_point_stride,
-         batch.a_zero_point, l.a_row_sums, l.a_row_sums_stride, batch.a_row_sums, l.a_zero_point_dtype,
-         l.b_zero_point != nullptr, false, reinterpret_cast<int2*>(l.row_terms)};
-  p.b = {static_cast<const int8_t*>(l.b), l.N, l.b_stride_n, l.b_stride_k, batch.b, l.b_zero_point, l.b_zero_point_stride,
-         batch.b_zero_point, l.b_column_sums, l.b_column_sums_stride, batch.b_column_sums, l.b_zero_point_dtype,
-         l.a_zero_point != nullptr, true, reinterpret_cast<int2*>(l.col_terms)};
+  p.a = {static_cast<const int8_t*>(l.a),
+         l.M,
+         l.a_stride_m,
+         l.a_stride_k,
+         batch.a,
+         l.a_zero_point,
+         l.a_zero_point_stride,
+         batch.a_zero_point,
+         l.a_row_sums,
+         l.a_row_sums_stride,
+         batch.a_row_sums,
+         l.a_zero_point_dtype,
+         l.b_zero_point != nullptr,
+         false,
+         reinterpret_cast<int2*>(l.row_terms)};
+  p.b = {static_cast<const int8_t*>(l.b),
+         l.N,
+         l.b_stride_n,
+         l.b_stride_k,
+         batch.b,
+         l.b_zero_point,
+         l.b_zero_point_stride,
+         batch.b_zero_point,
+         l.b_column_sums,
+         l.b_column_sums_stride,
+         batch.b_column_sums,
+         l.b_zero_point_dtype,
+         l.a_zero_point != nullptr,
+         true,
+         reinterpret_cast<int2*>(l.col_terms)};
   p.K = l.K;
   p.blocks_per_a = int((l.M + kRowsPerBlock - 1) / kRowsPerBlock);
   p.blocks_per_b = int((l.N + kRowsPerBlock - 1) / kRowsPerBlock);
@@ -132,4 +153,4 @@ inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) 
 
 constexpr Kernel entry() { return {kZeroPointTermsRow, -1, 0, &prepare, &launch}; }
 
-}  // namespace scaled_mm::zero_point_terms
+} // namespace scaled_mm::zero_point_terms

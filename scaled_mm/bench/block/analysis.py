@@ -47,7 +47,7 @@ def llama_ratio(case: BlockCaseRecord, name: str) -> float | None:
 
 
 def check_of(case: BlockCaseRecord) -> str:
-    """"yes" when all of ours that ran are within the bound, else "NO" with the largest error, or "not checked"."""
+    """ "yes" when all of ours that ran are within the bound, else "NO" with the largest error, or "not checked"."""
     errors = [result.error for name in OURS_ALL if (result := case.results.get(name)) is not None and result.error is not None]
     if not errors:
         return "not checked"

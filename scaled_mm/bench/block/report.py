@@ -175,12 +175,16 @@ def _hand_overs(document: BlockDocument) -> list[Block]:
         return []
     rows = [
         [
-            f"{pair.first.fmt} {pair.first.shape}", pair.name, f"{pair.first.M}, {pair.second.M}",
+            f"{pair.first.fmt} {pair.first.shape}",
+            pair.name,
+            f"{pair.first.M}, {pair.second.M}",
             f"`{analysis.kernel_of(pair.first, pair.name)}`, `{analysis.kernel_of(pair.second, pair.name)}`",
-            f"{analysis.us_of(pair.first, pair.name):.2f}", f"{analysis.us_of(pair.second, pair.name):.2f}", f"{1 / pair.ratio:.2f}x",
+            f"{analysis.us_of(pair.first, pair.name):.2f}",
+            f"{analysis.us_of(pair.second, pair.name):.2f}",
+            f"{1 / pair.ratio:.2f}x",
         ]
         for pair in pairs
-    ]  # fmt: skip
+    ]
     said = "From one number of tokens to the next. Below 1 the first of the two kernels had better have ended earlier, well above 1 later."
     columns = ["weight", "implementation", "tokens", "kernels", "µs before", "µs after", "step"]
     return [Heading(2, "Where one kernel hands over to another"), Text(said), Table(columns, rows, "llllrrr")]

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from scaled_mm.schema.catalog.entry import Entry
 from scaled_mm.schema.catalog.gemm import FLOAT_NORM, HALF_NORM
 
-_SOFTMAX = '''import torch
+_SOFTMAX = """import torch
 
 
 def run(x):
     wide = x.double()
     e = torch.exp(wide - wide.amax(-1, keepdim=True))
     return (e / e.sum(-1, keepdim=True)).to(torch.float32)
-'''
+"""
 
 _ROPE = '''import torch
 
@@ -33,14 +33,15 @@ def run(query, key, cos, sin):
 
 _ROPE_FLOAT = _ROPE.replace(".double()", ".float()")
 
-_ROPE_OURS = '''import torch
+_ROPE_OURS = """import torch
 
 
 def run(query, key, cos, sin):
     cos, sin = cos.float()[:, None], sin.float()[:, None]
     half = cos.shape[-1] // 2
-    return tuple(torch.addcmul(x * cos, torch.roll(x, half, -1) * torch.where(torch.arange(2 * half, device=x.device) < half, -1, 1), sin).to(x.dtype) for x in (query, key))
-'''
+    sign = torch.where(torch.arange(2 * half, device=query.device) < half, -1, 1)
+    return tuple(torch.addcmul(x * cos, torch.roll(x, half, -1) * sign, sin).to(x.dtype) for x in (query, key))
+"""
 
 _DECODE = '''import torch
 
@@ -51,14 +52,15 @@ def run(query, key_cache, value_cache, context_lens, block_tables, scale):
     out = torch.empty_like(query)
     for b in range(query.shape[0]):
         length, pages = int(context_lens[b]), block_tables[b].long()
-        keys, values = (cache[pages].flatten(0, 1)[:length].double().repeat_interleave(query.shape[1] // cache.shape[2], dim=1) for cache in (key_cache, value_cache))
+        group = query.shape[1] // key_cache.shape[2]
+        keys, values = (cache[pages].flatten(0, 1)[:length].double().repeat_interleave(group, dim=1) for cache in (key_cache, value_cache))
         scores = torch.einsum("hd,lhd->hl", query[b].double(), keys) * scale
         weights = torch.exp(scores - scores.amax(-1, keepdim=True))
         out[b] = torch.einsum("hl,lhd->hd", weights / weights.sum(-1, keepdim=True), values).to(query.dtype)
     return out
 '''
 
-_DECODE_OURS = '''import torch
+_DECODE_OURS = """import torch
 
 
 def run(query, key_cache, value_cache, context_lens, block_tables, scale):
@@ -66,9 +68,9 @@ def run(query, key_cache, value_cache, context_lens, block_tables, scale):
     mask = torch.arange(keys.shape[2], device=query.device) < context_lens[:, None]
     out = torch.nn.functional.scaled_dot_product_attention(query[:, :, None], keys, values, mask[:, None, None], scale=scale, enable_gqa=True)
     return out[:, :, 0]
-'''
+"""
 
-_DECODE_PLAIN = '''import torch
+_DECODE_PLAIN = """import torch
 
 
 def run(query, key_cache, value_cache, context_lens, block_tables, scale):
@@ -79,7 +81,7 @@ def run(query, key_cache, value_cache, context_lens, block_tables, scale):
     beyond = torch.arange(keys.shape[1], device=query.device) >= context_lens[:, None]
     weights = torch.softmax(scores.masked_fill(beyond[:, None, None], float("-inf")), dim=-1)
     return torch.einsum("bkgl,blkd->bkgd", weights, values).flatten(1, 2).to(query.dtype)
-'''
+"""
 
 
 def entries() -> Iterator[Entry]:

@@ -10,13 +10,13 @@ from scaled_mm.schema.catalog.gemm import HALF_NORM
 _TOKENS = [{"T": 1}, {"T": 16}, {"T": 512}]
 _NOTE = "torch's own kernels: the package has none of its own"
 
-_SILU = '''import torch
+_SILU = """import torch
 
 
 def run(x):
     wide = x.double()
     return (wide / (1 + torch.exp(-wide))).to(torch.bfloat16)
-'''
+"""
 
 _GELU = '''import torch
 
@@ -27,21 +27,21 @@ def run(x):
     return (wide * 0.5 * (1 + torch.erf(wide / 2**0.5))).to(torch.bfloat16)
 '''
 
-_SILU_AND_MUL = '''import torch
+_SILU_AND_MUL = """import torch
 
 
 def run(x):
     gate, up = x.double().chunk(2, dim=-1)
     return (gate / (1 + torch.exp(-gate)) * up).to(torch.bfloat16)
-'''
+"""
 
-_RMSNORM = '''import torch
+_RMSNORM = """import torch
 
 
 def run(x, weight, epsilon):
     wide = x.double()
     return (wide / (wide.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()).to(torch.bfloat16)
-'''
+"""
 
 _ADD_RMS_NORM = '''import torch
 
@@ -59,7 +59,12 @@ def entries() -> Iterator[Entry]:
     for hidden in (4096, 14336, 28672):
         yield _activation("silu", hidden, "silu(x) = x * sigmoid(x)", _SILU, "torch.nn.functional.silu(x)", "x * torch.sigmoid(x)")
         yield _activation(
-            "gelu", hidden, "gelu(x) = x * Phi(x), exact", _GELU, "torch.nn.functional.gelu(x)", "(x.float() * 0.5 * (1 + torch.erf(x.float() * 0.5**0.5))).to(x.dtype)"
+            "gelu",
+            hidden,
+            "gelu(x) = x * Phi(x), exact",
+            _GELU,
+            "torch.nn.functional.gelu(x)",
+            "(x.float() * 0.5 * (1 + torch.erf(x.float() * 0.5**0.5))).to(x.dtype)",
         )
     for hidden in (14336, 28672):
         yield Entry(
@@ -71,7 +76,8 @@ def entries() -> Iterator[Entry]:
             outputs={"y": ("bfloat16", ["T", "H"])},
             reference=_SILU_AND_MUL,
             ours="import torch\n\n\ndef run(x):\n    gate, up = x.chunk(2, dim=-1)\n    return torch.nn.functional.silu(gate) * up\n",
-            plain="import torch\n\n\ndef run(x):\n    gate, up = x.float().chunk(2, dim=-1)\n    return (gate * torch.sigmoid(gate) * up).to(x.dtype)\n",
+            plain="import torch\n\n\ndef run(x):\n    gate, up = x.float().chunk(2, dim=-1)\n"
+            "    return (gate * torch.sigmoid(gate) * up).to(x.dtype)\n",
             note=_NOTE,
             compare=HALF_NORM,
             constraints=["H2 == 2 * H"],

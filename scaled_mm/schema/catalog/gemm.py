@@ -96,7 +96,8 @@ def _int8(bias: bool, zero_points: bool) -> Iterator[Entry]:
         yield Entry(
             name=f"gemm_int8_scaled{'_bias' if bias else ''}{'_zp' if zero_points else ''}{suffix}",
             op_type="gemm_int8_scaled",
-            description="acc = (a - a_zero_point) (b - b_zero_point)^T, exact; out = bfloat16((float32(acc) * b_scale) * a_scale + bias), each operation "
+            description="acc = (a - a_zero_point) (b - b_zero_point)^T, exact; out = bfloat16((float32(acc) * b_scale) * a_scale + "
+            "bias), each operation "
             f"rounded by itself. Here with{' bias' if bias else 'out bias'} and with{' zero points' if zero_points else 'out zero points'}.",
             axes=axes,
             inputs={
@@ -135,11 +136,13 @@ def _block_shapes(with_k: bool) -> Iterator[tuple[str, dict[str, int | None], li
 def _block(fmt: str) -> Iterator[Entry]:
     bits = FORMATS[fmt].bits
     reference = texts.reader(texts.values(fmt)) + (
-        f'\n\ndef run(activation, weight_q):\n    """activation [M, K] times the transpose of the weight\'s values [N, K], in float64, rounded once."""\n'
+        "\n\ndef run(activation, weight_q):\n"
+        '    """activation [M, K] times the transpose of the weight\'s values [N, K], in float64, rounded once."""\n'
         f"    weight = {fmt}_values(weight_q).flatten(-2)\n    return (activation.double() @ weight.t()).to(torch.float32)\n"
     )
     plain = texts.reader(texts.values(fmt)) + (
-        f"\n\ndef run(activation, weight_q):\n    weight = {fmt}_values(weight_q).to(torch.float32).flatten(-2)\n    return activation.to(torch.float32) @ weight.t()\n"
+        "\n\ndef run(activation, weight_q):\n"
+        f"    weight = {fmt}_values(weight_q).to(torch.float32).flatten(-2)\n    return activation.to(torch.float32) @ weight.t()\n"
     )
     for suffix, axes, workloads, constraints in _block_shapes(with_k=True):
         yield Entry(
@@ -150,7 +153,8 @@ def _block(fmt: str) -> Iterator[Entry]:
             inputs={"activation": ("float16", ["M", "K"]), "weight_q": (fmt, ["N", "KB"])},
             outputs={"out": ("float32", ["M", "N"])},
             reference=reference,
-            ours=f"import torch\nimport scaled_mm\n\n\ndef run(activation, weight_q):\n    return scaled_mm.gemm_{fmt}(weight_q.view(torch.uint8), activation).t()\n",
+            ours="import torch\nimport scaled_mm\n\n\ndef run(activation, weight_q):\n"
+            f"    return scaled_mm.gemm_{fmt}(weight_q.view(torch.uint8), activation).t()\n",
             plain=plain,
             compare=FLOAT_NORM,
             constraints=constraints,
@@ -179,9 +183,7 @@ def _product(fmt: str, dtype: str) -> str:
     )
 
 
-_COMPENSATION = {
-    name: f"-{one.zero} d s" if one.zero else "m s" if one.second == "m" else "nothing else" for name, one in WEIGHT_FORMATS.items()
-}
+_COMPENSATION = {name: f"-{one.zero} d s" if one.zero else "m s" if one.second == "m" else "nothing else" for name, one in WEIGHT_FORMATS.items()}
 
 
 def _q8_1_texts(fmt: str) -> tuple[str, str]:
@@ -218,7 +220,8 @@ def _whole_path(fmt: str) -> Entry:
     return Entry(
         name=f"gemm_{fmt}_q8_1_bs32",
         op_type=f"gemm_{fmt}_q8_1",
-        description=f"The same from a float16 activation, which is quantized to Q8_1 in blocks of 32 first: the whole path of a {fmt.upper()} layer with 8-bit activations.",
+        description="The same from a float16 activation, which is quantized to Q8_1 in blocks of 32 first: the whole path of a "
+        f"{fmt.upper()} layer with 8-bit activations.",
         axes={"M": None, "N": None, "KB": None, "BS": 32},
         inputs={"activation": ("float16", ["M", "KB", "BS"]), "weight_q": (fmt, ["N", "KB"])},
         outputs={"out": ("float32", ["M", "N"])},

@@ -51,7 +51,8 @@ def _dequantize(name: str) -> Entry:
         inputs={"q": (name, ["R", "KB"])},
         outputs={"x": ("float32", ["R", "KB", "BS"])},
         reference=texts.reader(texts.values(name)) + f"\n\ndef run(q):\n    return {name}_values(q).to(torch.float32)\n",
-        ours=f"import torch\nimport scaled_mm\n\n\ndef run(q):\n    return scaled_mm.dequantize_{name}(q.view(torch.uint8)).unflatten(-1, (-1, 32))\n",
+        ours="import torch\nimport scaled_mm\n\n\ndef run(q):\n"
+        f"    return scaled_mm.dequantize_{name}(q.view(torch.uint8)).unflatten(-1, (-1, 32))\n",
         note="the package's dequantizer, torch operations",
         compare="bits",
         workloads=[_SMALL, _LARGE],
@@ -66,12 +67,12 @@ def run(x, scale, offset):
     return (x.to(torch.float32) * scale + offset).round().clamp(-128, 127).to(torch.int8)
 '''
 
-_STATIC_IN_PLACE = '''import torch
+_STATIC_IN_PLACE = """import torch
 
 
 def run(x, scale, offset):
     return x.to(torch.float32).mul(scale).add_(offset).round_().clamp_(-128, 127).to(torch.int8)
-'''
+"""
 
 
 def _static() -> Iterator[Entry]:
@@ -96,12 +97,16 @@ def _dynamic(smooth: bool) -> Iterator[Entry]:
     arguments = "x, smooth_scales" if smooth else "x"
     widened = "x.to(torch.float32) * smooth_scales" if smooth else "x.to(torch.float32)"
     reference = (
-        f'import torch\n\n\ndef run({arguments}):\n    """scale_out = max|row| / 127, at least 2^-126; y = round half to even(row / scale_out)."""\n    x = {widened}\n'
+        f"import torch\n\n\ndef run({arguments}):\n"
+        f'    """scale_out = max|row| / 127, at least 2^-126; y = round half to even(row / scale_out)."""\n    x = {widened}\n'
         "    divisor = torch.full((), 127.0, device=x.device)  # a division by a number of the host multiplies by its reciprocal on a GPU\n"
         "    scale_out = (x.abs().amax(-1, keepdim=True) / divisor).clamp_min(2.0**-126)\n"
         "    y = (x / scale_out).round().clamp(-127, 127).to(torch.int8)\n    return y, scale_out.squeeze(-1)\n"
     )
-    ours = f"import torch\nimport scaled_mm\n\n\ndef run({arguments}):\n    y, scale = scaled_mm.quantize_int8({widened if smooth else 'x'})\n    return y, scale.squeeze(-1)\n"
+    ours = (
+        f"import torch\nimport scaled_mm\n\n\ndef run({arguments}):\n"
+        f"    y, scale = scaled_mm.quantize_int8({widened if smooth else 'x'})\n    return y, scale.squeeze(-1)\n"
+    )
     if not smooth:
         ours = ours.replace("import torch\n", "")
     for hidden in (None, *_HIDDEN):

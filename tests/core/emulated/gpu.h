@@ -29,8 +29,8 @@ struct Copy {
 struct Thread {
   ucontext_t context;
   std::vector<char> stack;
-  std::vector<std::vector<Copy>> groups;  // committed copies, oldest first
-  std::vector<Copy> open;                 // not committed yet
+  std::vector<std::vector<Copy>> groups; // committed copies, oldest first
+  std::vector<Copy> open;                // not committed yet
 };
 
 struct Index {
@@ -44,7 +44,7 @@ inline std::function<void()> body;
 inline bool eager;
 inline int finished;
 alignas(128) inline unsigned char shared_memory[256 * 1024];
-inline size_t shared_size;  // of it, that the block may touch
+inline size_t shared_size; // of it, that the block may touch
 
 [[noreturn]] inline void fail(const char* what) {
   fprintf(stderr, "thread %u of block %u: %s\n", thread_index.x, block_index.x, what);
@@ -95,7 +95,7 @@ inline void run_block(int count, unsigned block, bool copies_are_eager, std::fun
     getcontext(&t.context);
     t.context.uc_stack.ss_sp = t.stack.data();
     t.context.uc_stack.ss_size = t.stack.size();
-    t.context.uc_link = i % kLanes + 1 < kLanes ? &threads[size_t(i) + 1].context : &scheduler;  // lanes end in turn, as they began
+    t.context.uc_link = i % kLanes + 1 < kLanes ? &threads[size_t(i) + 1].context : &scheduler; // lanes end in turn, as they began
     makecontext(&t.context, reinterpret_cast<void (*)()>(entry), 1, i);
   }
   const int warps = count / kLanes;
@@ -113,7 +113,7 @@ inline void run_block(int count, unsigned block, bool copies_are_eager, std::fun
   }
 }
 
-}  // namespace gpu
+} // namespace gpu
 
 // The next lane runs up to its own; the last one's goes back to the scheduler.
 inline void __syncthreads() {
@@ -132,9 +132,7 @@ inline float __int_as_float(int x) {
   memcpy(&y, &x, 4);
   return y;
 }
-inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned shift) {
-  return uint32_t(((uint64_t(high) << 32) | low) >> (shift % 32));
-}
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned shift) { return uint32_t(((uint64_t(high) << 32) | low) >> (shift % 32)); }
 
 #define threadIdx gpu::thread_index
 #define blockIdx gpu::block_index

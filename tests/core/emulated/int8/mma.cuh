@@ -25,4 +25,4 @@ inline void mma_m16n8k32(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b
   gpu::meet();
 }
 
-}  // namespace scaled_mm
+} // namespace scaled_mm

@@ -53,4 +53,4 @@ inline void load_matrices(uint32_t (&words)[4], uint32_t shared) {
   gpu::meet();
 }
 
-}  // namespace scaled_mm::block_scaled
+} // namespace scaled_mm::block_scaled
