@@ -26,14 +26,14 @@ ARCHS = [arch.strip() for arch in os.environ.get("SCALED_MM_BUILD_ARCHS", "").sp
 
 
 def build_room():
-    """scaled_mm.build.library, without importing the package itself: that would need torch."""
+    """scaled_mm.jit.library, without importing the package itself: that would need torch."""
     package = types.ModuleType("scaled_mm")
     package.__path__ = [str(ROOT / "scaled_mm")]
     sys.modules.setdefault("scaled_mm", package)
     # Build in the build tree, not in the cache of whoever installs.
     os.environ["SCALED_MM_CACHE_DIR"] = str(BUILD / "cache")
     os.environ["SCALED_MM_TRUST_CACHE"] = "1"  # who may write to the sources may have them run anyway
-    from scaled_mm.build import library
+    from scaled_mm.jit import library
 
     return library
 

@@ -15,11 +15,11 @@ import sys
 from pathlib import Path
 
 import scaled_mm as sm
-from scaled_mm.bench.block import analysis, llama
-from scaled_mm.bench.block.cases import parse_cases, parse_formats
-from scaled_mm.bench.block.peers import OURS_W4A8, every_peer
-from scaled_mm.bench.block.run import run_grid
 from scaled_mm.bench.environment import read_environment
+from scaled_mm.bench.gguf import analysis, llama
+from scaled_mm.bench.gguf.cases import parse_cases, parse_formats
+from scaled_mm.bench.gguf.peers import OURS_W4A8, every_peer
+from scaled_mm.bench.gguf.run import run_grid
 from scaled_mm.bench.peers import OURS
 from scaled_mm.bench.report import noise
 from scaled_mm.bench.run import Options

@@ -1,10 +1,7 @@
 """Quantized matrix multiplication for inference: INT8 with fused scales, bias and zero points, the same bits everywhere."""
 
-from scaled_mm import block
-from scaled_mm.api import scaled_mm
-from scaled_mm.block import *  # noqa: F403  (its __all__, which is part of ours)
-from scaled_mm.block_scaled import BlockScaledDescriptor, block_scaled_mm, create_block_scaled_descriptor
-from scaled_mm.descriptor import Descriptor, Handle, KernelChoice, TensorDesc, create_descriptor
+from scaled_mm import gguf
+from scaled_mm.core.descriptor import Descriptor, Handle, KernelChoice, TensorDesc, create_descriptor
 from scaled_mm.errors import (
     AccumulatorOverflowError,
     ArchitectureNotSupportedError,
@@ -24,9 +21,12 @@ from scaled_mm.errors import (
     ScaledMMError,
     Status,
 )
-from scaled_mm.grouped import GroupedDescriptor, create_grouped_descriptor, grouped_scaled_mm
+from scaled_mm.gguf import *  # noqa: F403  (its __all__, which is part of ours)
+from scaled_mm.products.block_scaled import BlockScaledDescriptor, block_scaled_mm, create_block_scaled_descriptor
+from scaled_mm.products.gemm import scaled_mm
+from scaled_mm.products.grouped import GroupedDescriptor, create_grouped_descriptor, grouped_scaled_mm
+from scaled_mm.products.prepared_weight import PreparedWeight, prepare_weight
 from scaled_mm.quantize import AsymmetricInt8, quantize_int8, quantize_int8_block
-from scaled_mm.weight import PreparedWeight, prepare_weight
 
 __version__ = "0.1.0"
 
@@ -65,5 +65,5 @@ __all__ = [
     "quantize_int8",
     "quantize_int8_block",
     "scaled_mm",
-    *block.__all__,
+    *gguf.__all__,
 ]

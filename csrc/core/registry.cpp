@@ -75,7 +75,7 @@ int32_t Table::find_mode(int64_t tokens) const {
   for (const scaledMMTableMode_t& rule : modes) {
     if (tokens <= rule.m_max) return rule.mode;
   }
-  return SCALED_MM_BLOCK_AUTO; // unreachable: scaledMMRegisterTable refuses a block table without an open last mode
+  return SCALED_MM_GGUF_AUTO; // unreachable: scaledMMRegisterTable refuses a block table without an open last mode
 }
 
 Arch* find_arch(const char* name) {
@@ -150,17 +150,17 @@ bool is_alignment(int32_t bytes) { return bytes >= 1 && (bytes & (bytes - 1)) ==
 // Flags that the buckets of a kind of table may have.
 int32_t bucket_flags(int32_t kind) {
   if (kind == SCALED_MM_TABLE_GEMM) return SCALED_MM_BUCKET_CONSTANT_B;
-  return kind == SCALED_MM_TABLE_BLOCK_GEMM ? SCALED_MM_BUCKET_Q8_1 : 0;
+  return kind == SCALED_MM_TABLE_GGUF_GEMM ? SCALED_MM_BUCKET_Q8_1 : 0;
 }
 
 const char* bucket_flags_text(int32_t kind) {
   if (kind == SCALED_MM_TABLE_GEMM) return "0 or SCALED_MM_BUCKET_CONSTANT_B";
-  return kind == SCALED_MM_TABLE_BLOCK_GEMM ? "0 or SCALED_MM_BUCKET_Q8_1" : "0";
+  return kind == SCALED_MM_TABLE_GGUF_GEMM ? "0 or SCALED_MM_BUCKET_Q8_1" : "0";
 }
 
 // Of a block table: what AUTO is for every number of tokens. Of any other: nothing.
 scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
-  if (table.kind != SCALED_MM_TABLE_BLOCK_GEMM) {
+  if (table.kind != SCALED_MM_TABLE_GGUF_GEMM) {
     if (table.num_modes == 0) return SCALED_MM_STATUS_SUCCESS;
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected modes in a table of block products alone, got %lld", table.source,
                 static_cast<long long>(table.num_modes));
@@ -171,8 +171,8 @@ scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
   }
   for (int64_t i = 0; i < table.num_modes; ++i) {
     const int32_t mode = table.modes[i].mode;
-    if (mode != SCALED_MM_BLOCK_W4A8 && mode != SCALED_MM_BLOCK_W4A16) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got %d", table.source,
+    if (mode != SCALED_MM_GGUF_W4A8 && mode != SCALED_MM_GGUF_W4A16) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a mode: expected SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16, got %d", table.source,
                   int(mode));
     }
   }
@@ -206,7 +206,7 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
                 "table %.200s: expected rows, buckets and a fallback among the rows, at most 65536 of each, got %lld, %lld and row %d", table->source,
                 static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets), int(table->fallback_row));
   }
-  if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_BLOCK_GEMM) {
+  if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_GGUF_GEMM) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
   }
   if (scaledMMStatus_t status = check_modes(*table)) return status;
@@ -249,7 +249,7 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
   if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX || last.m_min > 0 || last.n_min > 0 || last.k_min > 0 ||
       last.flags != 0) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: the last bucket must be open in M, N and K, to any %s", table->source,
-                table->kind == SCALED_MM_TABLE_BLOCK_GEMM ? "activations" : "b");
+                table->kind == SCALED_MM_TABLE_GGUF_GEMM ? "activations" : "b");
   }
   Arch* arch = find_arch(copy->arch.c_str());
   Registry& r = registry();

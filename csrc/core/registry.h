@@ -46,7 +46,7 @@ struct Table {
   const TableRow* find_row(const char* name) const;
   // Index of the first bucket that fits. serves: which flags of buckets (SCALED_MM_BUCKET_*) the product answers.
   int32_t find_bucket(int64_t M, int64_t N, int64_t K, int32_t serves) const;
-  // scaledMMBlockMode_t that AUTO is for this many tokens.
+  // scaledMMGgufMode_t that AUTO is for this many tokens.
   int32_t find_mode(int64_t tokens) const;
 };
 

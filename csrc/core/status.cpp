@@ -48,7 +48,7 @@ const char* dtype_name(int32_t dtype) {
   case SCALED_MM_DTYPE_Q5_1: return "q5_1";
   case SCALED_MM_DTYPE_Q8_0: return "q8_0";
   case SCALED_MM_DTYPE_Q8_1: return "q8_1";
-  default: return "an unknown dtype"; // scaled_mm/ops.py puts torch's name in its place
+  default: return "an unknown dtype"; // scaled_mm/core/operators.py puts torch's name in its place
   }
 }
 

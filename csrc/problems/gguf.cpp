@@ -39,10 +39,10 @@ public:
   }
 
   void settle(const Table& table) override {
-    if (mode_ == SCALED_MM_BLOCK_AUTO) set_mode(table.find_mode(info.M));
+    if (mode_ == SCALED_MM_GGUF_AUTO) set_mode(table.find_mode(info.M));
   }
 
-  BucketKey bucket() const override { return {info.M, info.N, info.K, mode_ == SCALED_MM_BLOCK_W4A8 ? SCALED_MM_BUCKET_Q8_1 : 0}; }
+  BucketKey bucket() const override { return {info.M, info.N, info.K, mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_Q8_1 : 0}; }
 
   const char* misfit(const RowNeeds&) const override { return nullptr; } // such a row takes any operands
 
@@ -57,7 +57,7 @@ public:
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  const char* mode() const override { return mode_ == SCALED_MM_BLOCK_W4A8 ? "w4a8 " : "w4a16 "; }
+  const char* mode() const override { return mode_ == SCALED_MM_GGUF_W4A8 ? "w4a8 " : "w4a16 "; }
 
 private:
   scaledMMStatus_t check_weight(const scaledMMTensorDesc_t* t);
@@ -69,10 +69,10 @@ private:
   // AUTO is the table's to settle.
   void set_mode(int32_t mode) {
     mode_ = mode;
-    blocks_.quantize = mode == SCALED_MM_BLOCK_W4A8 && blocks_.activation != SCALED_MM_DTYPE_Q8_1;
+    blocks_.quantize = mode == SCALED_MM_GGUF_W4A8 && blocks_.activation != SCALED_MM_DTYPE_Q8_1;
   }
 
-  int32_t mode_ = SCALED_MM_BLOCK_AUTO; // scaledMMBlockMode_t
+  int32_t mode_ = SCALED_MM_GGUF_AUTO; // scaledMMGgufMode_t
   BlockOperands blocks_{};
 };
 
@@ -148,15 +148,15 @@ scaledMMStatus_t Gguf::check_bias(const scaledMMTensorDesc_t* t) {
 }
 
 scaledMMStatus_t Gguf::check_mode(int32_t mode) {
-  if (mode != SCALED_MM_BLOCK_AUTO && mode != SCALED_MM_BLOCK_W4A8 && mode != SCALED_MM_BLOCK_W4A16) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "mode: expected a scaledMMBlockMode_t, got %d", int(mode));
+  if (mode != SCALED_MM_GGUF_AUTO && mode != SCALED_MM_GGUF_W4A8 && mode != SCALED_MM_GGUF_W4A16) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "mode: expected a scaledMMGgufMode_t, got %d", int(mode));
   }
   const int32_t dtype = blocks_.activation;
   const bool only_w4a8 = dtype == SCALED_MM_DTYPE_Q8_1 || dtype == SCALED_MM_DTYPE_FLOAT32;
-  if (only_w4a8 && mode == SCALED_MM_BLOCK_W4A16) {
+  if (only_w4a8 && mode == SCALED_MM_GGUF_W4A16) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "mode: expected auto or w4a8 with %s activations, got w4a16", dtype_name(dtype));
   }
-  set_mode(only_w4a8 ? int32_t(SCALED_MM_BLOCK_W4A8) : mode);
+  set_mode(only_w4a8 ? int32_t(SCALED_MM_GGUF_W4A8) : mode);
   return SCALED_MM_STATUS_SUCCESS;
 }
 

@@ -1,4 +1,4 @@
-// The block-scaled operators for CUDA tensors. Their schemas, fake implementations and CPU registration: scaled_mm/block_scaled_ops.py.
+// The block-scaled operators for CUDA tensors. Their schemas, fake implementations and CPU registration: scaled_mm/products/block_scaled_ops.py.
 #include "torch/tensors.h"
 
 using namespace scaled_mm_torch;

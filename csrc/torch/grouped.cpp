@@ -1,4 +1,4 @@
-// The grouped operators for CUDA tensors. Their schemas, fake implementations and CPU registration: scaled_mm/grouped_ops.py.
+// The grouped operators for CUDA tensors. Their schemas, fake implementations and CPU registration: scaled_mm/products/grouped_ops.py.
 #include "torch/tensors.h"
 
 using namespace scaled_mm_torch;

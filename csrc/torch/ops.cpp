@@ -1,5 +1,5 @@
 // torch.ops.scaled_mm for CUDA tensors, over the C interface and through torch's stable ABI alone: one binary for every
-// torch from 2.10 on. The schemas, their fake implementations and the CPU backend are in scaled_mm/ops.py.
+// torch from 2.10 on. The schemas, their fake implementations and the CPU backend are in scaled_mm/core/operators.py.
 #include "torch/tensors.h"
 
 using namespace scaled_mm_torch;

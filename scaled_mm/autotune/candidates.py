@@ -48,7 +48,7 @@ def candidates(table: TileTable) -> list[KernelRow]:
     A table serves several architectures; a candidate is legal on all of them, as the table's own rows are. No generic rows:
     they are the fallback, not rivals. Names are unique; one that the table has means the table's row.
     """
-    own = {row.name: row for row in table.rows if row.generation != "generic"}
+    own = {row.name: row for row in table.rows if row.family != "generic"}
     served = table.serves or (table.arch,)
     found = dict(own)
     rows = itertools.chain(_decode_rows(), _c3x_rows()) if table.arch in C3X_ARCHES else _c2x_rows(table.arch)
@@ -63,13 +63,13 @@ def row_name(row: KernelRow) -> str:
 
     Not in it: raster, which stays heuristic here, and early_weights, which `early_weights` sets from the other fields.
     """
-    if row.generation == "generic":
+    if row.family == "generic":
         return f"generic_{row.tile}"
-    if row.generation == "c2x":
+    if row.family == "c2x":
         options = "".join(f"_{letter}{value}" for letter, value in (("z", row.swizzle), ("k", row.split_k)) if value > 1)
         return f"c2x_{row.tile}_w{row.warp}_s{row.stages}{options}"
     cluster = "" if row.cluster == (1, 1) else f"_c{row.cluster.m}{row.cluster.n}"
-    if row.generation == "decode":
+    if row.family == "decode":
         return f"decode_{row.tile}{'_co' if row.schedule else ''}{cluster}_k{row.split_k}_x{row.stages}"
     swizzle = "" if row.swizzle == 1 else f"_s{row.swizzle}"
     prefetch = "" if row.prefetch == 0 else f"_p{row.prefetch}"
@@ -104,7 +104,7 @@ def _c3x_rows() -> Iterator[KernelRow]:
             continue  # it has several tiles a block: the first one's loads are a small part
         early = early_weights(m, n, swap_ab, prefetch)
         yield _row(
-            generation="c3x",
+            family="c3x",
             tile=[m, n, k],
             schedule=schedule,
             cluster=list(cluster),
@@ -120,7 +120,7 @@ def _decode_rows() -> Iterator[KernelRow]:
     for m, n, split_k, share, schedule in itertools.product(_DECODE_TILE_M, _DECODE_TILE_N, _DECODE_SPLITS, _DECODE_SHARES, (None, "cooperative")):
         if n % (8 * share) or share * split_k > MAX_CLUSTER:
             continue
-        fields = dict(generation="decode", tile=[m, n, 128], swap_ab=True, split_k=split_k, cluster=[share, 1], schedule=schedule)
+        fields = dict(family="decode", tile=[m, n, 128], swap_ab=True, split_k=split_k, cluster=[share, 1], schedule=schedule)
         for stages in {_decode_stages(_row(**fields, stages=2), blocks) for blocks in _DECODE_RESIDENT}:
             if stages >= 2:
                 yield _row(**fields, stages=stages)
@@ -140,4 +140,4 @@ def _c2x_rows(arch: str) -> Iterator[KernelRow]:
                 continue
             for stages, swizzle, split_k in itertools.product(stages_of, _C2X_SWIZZLES, _C2X_SPLITS):
                 for warp_k in {64, k}:
-                    yield _row(generation="c2x", tile=[m, n, k], warp=[warp_m, warp_n, warp_k], stages=stages, swizzle=swizzle, split_k=split_k)
+                    yield _row(family="c2x", tile=[m, n, k], warp=[warp_m, warp_n, warp_k], stages=stages, swizzle=swizzle, split_k=split_k)

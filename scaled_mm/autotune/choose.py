@@ -112,7 +112,7 @@ def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelRow
     if the chosen row loads weights early or `base` has another row for other weights.
     """
     of = {choice.product: choice for choice in choices}
-    early = {row.name for row in rows if row.early_weights or row.generation == "decode"}
+    early = {row.name for row in rows if row.early_weights or row.family == "decode"}
     found: list[Bucket] = []
     for (N, K), ms in ladders(of).items():
         for smaller, M in zip([0, *ms], ms):

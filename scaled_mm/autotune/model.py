@@ -115,16 +115,16 @@ FITTED = Constants()  # see docs/design/autotuner.md
 def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITTED) -> float:
     """Microseconds of out [M,N] = a [M,K] x b [K,N] with 16-bit out. Positive, finite."""
     M, N, K = product
-    tile, cost = row.tile, decode_cost(row, 2) if row.generation == "decode" else row_cost(row, gpu.arch)
+    tile, cost = row.tile, decode_cost(row, 2) if row.family == "decode" else row_cost(row, gpu.arch)
     over_m, over_n = (N, M) if row.swap_ab else (M, N)  # of the MMA
     tiles_m = math.ceil(math.ceil(over_m / tile.m) / row.cluster.m) * row.cluster.m
     tiles_n = math.ceil(math.ceil(over_n / tile.n) / row.cluster.n) * row.cluster.n
     blocks = tiles_m * tiles_n * row.split_k
     resident = max(1, gpu.shared_memory // (cost.shared_memory + KIB))
-    if row.generation == "c2x":
+    if row.family == "c2x":
         m, n, k = warps(row)
         resident = min(resident, max(1, 2048 // 32 // (m * n * k)), max(1, 512 // ((cost.accumulators + 64) * m * n * k // 4)))
-    elif row.generation == "c3x" and row.schedule != "warp_specialized":  # a persistent grid
+    elif row.family == "c3x" and row.schedule != "warp_specialized":  # a persistent grid
         resident = 1
     slots = gpu.multiprocessors * resident
     waves = math.ceil(blocks / slots)
@@ -133,11 +133,11 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     steps = math.ceil(K / row.split_k / tile.k)
     per_operation = 1 / tile.m + 1 / tile.n
     rate = gpu.operations / gpu.multiprocessors * c.tensor / 1e6  # operations per microsecond
-    if row.generation in ("c3x", "decode"):
+    if row.family in ("c3x", "decode"):
         # Cycles of one wgmma of 64 x n x 32: n / 2 of the tensor cores, 16 + n / 4 to read its operands from shared memory. CUTLASS builds
         # a tile from the widest of its MMAs that divides it: 112 columns are seven of 16.
         n = max(columns for columns in _MMA_COLUMNS if tile.n % columns == 0)
-        rate *= (n / 2) / max(n / 2 * (c.decode_multiply if row.generation == "decode" else 1), 16 + n / 4)
+        rate *= (n / 2) / max(n / 2 * (c.decode_multiply if row.family == "decode" else 1), 16 + n / 4)
     multiply = 2 * tile.m * tile.n * tile.k / rate * (1 + c.power * per_operation)
     if (cost.accumulators or 0) > _MANY_ACCUMULATORS:
         multiply *= 1 + c.pressure
@@ -147,9 +147,9 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     if row.schedule == "pingpong" and waves > 1:
         epilogue /= 2  # behind the other warpgroup's main loop, but for the last
     step = together * max(multiply, load)
-    if row.generation == "decode":
+    if row.family == "decode":
         step = max(step, c.decode_step_us + c.decode_column_us * tile.n)
-    if row.generation in ("c3x", "decode") and cost.stages > 1:  # a stage is filled anew when the step after its own has begun
+    if row.family in ("c3x", "decode") and cost.stages > 1:  # a stage is filled anew when the step after its own has begun
         step = max(step, (multiply + c.refill_us) / (cost.stages - 1))
     block = step * steps + epilogue + c.wave_us
 
@@ -160,8 +160,8 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     memory = max(traffic_bytes(M, N, K), c.reread * waves * _wave_bytes(row, (tiles_m, tiles_n), slots, K)) / sustained * 1e6
     memory *= 1 + c.padding * (1 - useful / (tile.m + tile.n))
 
-    start = c.start_us + c.split_us * (row.split_k > 1 and row.generation == "c2x") - c.prefetch_us * (row.prefetch > 0)
-    if row.generation == "decode":
+    start = c.start_us + c.split_us * (row.split_k > 1 and row.family == "c2x") - c.prefetch_us * (row.prefetch > 0)
+    if row.family == "decode":
         start += c.decode_us + c.decode_split_us * math.log2(row.split_k)
     start += c.ws_us * (row.schedule == "warp_specialized" and blocks > slots)
     start += c.cluster_us * (row.cluster.m * row.cluster.n - 1) + c.swap_us * row.swap_ab

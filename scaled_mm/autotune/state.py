@@ -14,8 +14,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from scaled_mm.build.cache import digest
 from scaled_mm.errors import BadParamError
+from scaled_mm.jit.cache import digest
 
 #: What became of a cell. wrong: its bits are not the reference's. failed: it raised. crashed: its process ended. hung: it was killed.
 Outcome = Literal["timed", "wrong", "failed", "crashed", "hung"]

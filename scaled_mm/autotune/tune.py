@@ -55,12 +55,12 @@ class BuiltKernels:
         self._table = table
 
     def key(self, row: KernelRow) -> str:
-        from scaled_mm.build import library
+        from scaled_mm.jit import library
 
         return library.kernel_key(self._table, (row.name, "bf16"))
 
     def build(self, row: KernelRow) -> Path:
-        from scaled_mm.build import library
+        from scaled_mm.jit import library
 
         return library.build_kernel(self._table, (row.name, "bf16"), announce=False)
 

@@ -29,15 +29,15 @@ class GpuBench:
     def start(self, setup: dict[str, Any]) -> str:
         import torch
 
-        from scaled_mm import _core
         from scaled_mm.bench import timing
         from scaled_mm.bench.run import Options
+        from scaled_mm.core import binding
         from scaled_mm.tables import TileTable
 
         self.device = torch.device(setup["device"])
         torch.cuda.set_device(self.device)
         self.options = Options(budget_ms=setup["budget_ms"], seed=setup["seed"])
-        _core.register_table(TileTable.model_validate(setup["table"]))
+        binding.register_table(TileTable.model_validate(setup["table"]))
         self.generator = torch.Generator(self.device).manual_seed(setup["seed"])
         self.weights = self.inputs = self.expected = None
         self.loaded: set[str] = set()
@@ -45,13 +45,13 @@ class GpuBench:
         return torch.cuda.get_device_name(self.device)
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        from scaled_mm import _core
         from scaled_mm.bench.peers import OURS, Ours
         from scaled_mm.bench.run import describe, time_one
+        from scaled_mm.core import binding
 
         try:
             if request["library"] not in self.loaded:
-                _core.call("scaledMMLoadKernels", request["library"].encode())
+                binding.call("scaledMMLoadKernels", request["library"].encode())
                 self.loaded.add(request["library"])
             self._prepare(request["M"], request["N"], request["K"])
             result = time_one(Ours(request["row"], name=OURS), self.inputs, self.expected, self.options, request["limit_us"])

@@ -12,7 +12,7 @@ from scaled_mm import __version__
 from scaled_mm.bench.record import write_atomically
 from scaled_mm.tables import Bucket, KernelRow, TileTable, load_table
 
-_MARKS = ("grouped", "block_scaled", "block")  # the section says it
+_MARKS = ("grouped", "block_scaled", "gguf")  # the section says it
 
 
 def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelRow], buckets: Sequence[Bucket]) -> TileTable:

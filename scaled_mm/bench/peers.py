@@ -240,7 +240,7 @@ class IntMMEpilogue(Peer):
         return inputs.keeping(lambda i: epilogue(torch._int_mm(inputs.a, inputs.b(i)), inputs, i))
 
     def details(self, inputs: Inputs) -> dict[str, str]:
-        from scaled_mm.cpu_product import int_mm_is_exact
+        from scaled_mm.cpu.integer_product import int_mm_is_exact
 
         return {} if int_mm_is_exact() else {"note": "torch._int_mm saturates on this CPU: its results are not exact"}
 

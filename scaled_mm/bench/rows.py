@@ -28,8 +28,8 @@ MakePeer = Callable[[str | None, str], Peer]
 
 def row_names(text: str, arch: str) -> list[str]:
     """`all` or a comma list -> names of rows of the table that serves the architecture here. Raises KernelNotFoundError for others."""
-    from scaled_mm.build.dispatch import callable_table
     from scaled_mm.errors import KernelNotFoundError
+    from scaled_mm.jit.dispatch import callable_table
 
     table = callable_table(arch)
     known = [row.name for row in table.rows]

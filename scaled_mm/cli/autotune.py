@@ -133,7 +133,7 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     from scaled_mm.autotune.write import tuned_table
     from scaled_mm.bench import plots
     from scaled_mm.bench.environment import read_environment, report_folder
-    from scaled_mm.build import library
+    from scaled_mm.jit import library
     from scaled_mm.tables.tuned import tuned_path
 
     plots.preload()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaled_mm.cli import bench_block, common
+from scaled_mm.cli import bench_gguf, common
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=common.seed, help="seed of the random inputs; default a new one, which the report records")
     add("--render", type=Path, metavar="DIR", help="only render the report of DIR/bench.json again")
     add("--json", action="store_true", help="print the document on stdout")
-    bench_block.add_arguments(parser)
+    bench_gguf.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
 
     console = common.console(stderr=args.json)
     try:
-        bench_block.check_options(args)
+        bench_gguf.check_options(args)
         if args.block:
             device = common.device_of(args.device)
-            planned = bench_block.plan(args, device)
+            planned = bench_gguf.plan(args, device)
     except (ValueError, ScaledMMError) as error:
         return _usage(args, str(error))
     if args.block:
-        return bench_block.run(args, planned, _options(args, device), device, _command(args), console)
+        return bench_gguf.run(args, planned, _options(args, device), device, _command(args), console)
     if args.render is not None:
         return _render(args, console)
     try:

@@ -8,8 +8,8 @@ import shutil
 import time
 from pathlib import Path
 
-from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.cli import common
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 HELP = "compile the kernels of an architecture ahead of time"
 
@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from scaled_mm.build import library
     from scaled_mm.errors import BadParamError, KernelNotFoundError
+    from scaled_mm.jit import library
 
     table = common.table_of(args.arch)
     for row in args.row or ():

@@ -87,7 +87,7 @@ def _torch() -> Finding:
 
 def _core_library() -> Finding:
     import scaled_mm as sm
-    from scaled_mm.build.library import core_library
+    from scaled_mm.jit.library import core_library
 
     sm.Handle("cpu").destroy()
     return Finding("core library", str(core_library()), required=True)
@@ -98,7 +98,9 @@ def _cpu_backend() -> Finding:
     import torch
 
     import scaled_mm as sm
-    from scaled_mm import cpu, cpu_product, reference
+    from scaled_mm import reference
+    from scaled_mm.cpu import gemm as cpu_gemm
+    from scaled_mm.cpu import integer_product
 
     generator = torch.Generator().manual_seed(0)
     a, w = (torch.randint(-128, 128, (rows, 333), dtype=torch.int8, generator=generator) for rows in (17, 65))
@@ -110,7 +112,7 @@ def _cpu_backend() -> Finding:
     if not reference.same_bits(out, expected):
         raise RuntimeError(f"a product differs from the reference: {reference.describe_difference(out, expected)}")
     threads = torch.get_num_threads()
-    found = f"works, {cpu.kernel_name()} on {threads} thread{'s' * (threads > 1)} ({cpu_product.choice().reason})"
+    found = f"works, {cpu_gemm.kernel_name()} on {threads} thread{'s' * (threads > 1)} ({integer_product.choice().reason})"
     return Finding("CPU backend", found, required=True)
 
 
@@ -138,12 +140,12 @@ def _torch_operators() -> list[Finding]:
     """Loads them, which compiles them the first time."""
     import torch
 
-    from scaled_mm import fast, ops
-    from scaled_mm.build.library import torch_library
+    from scaled_mm.core import fast, operators
+    from scaled_mm.jit.library import torch_library
 
     if torch.version.cuda is None:
         return [Finding("torch operators", None, "products of CUDA tensors", _CUDA_TORCH)]
-    ops.load_cuda_operators()
+    operators.load_cuda_operators()
     operators = Finding("torch operators", str(torch_library()))
     if fast.module is None:
         get = "install Python's headers (Debian: `apt-get install python3-dev`); if they are there, this torch is too old"
@@ -172,8 +174,8 @@ def _gpus() -> list[Finding]:
 def _gpu_table(index: int) -> Finding:
     """The tile table that a handle on this GPU takes."""
     import scaled_mm as sm
-    from scaled_mm.build.dispatch import machine_table
     from scaled_mm.errors import ScaledMMError
+    from scaled_mm.jit.dispatch import machine_table
 
     name = f"tile table of GPU {index}"
     try:
@@ -226,7 +228,7 @@ def _tables() -> list[Finding]:
 
 def _shipped_kernels() -> list[Finding]:
     """Kernels that were built into the package; nothing to say without any."""
-    from scaled_mm.build import library
+    from scaled_mm.jit import library
     from scaled_mm.tables import load_table
 
     serving, findings = [], []
@@ -248,7 +250,7 @@ _BUILDING = "building GPU kernels"
 
 
 def _nvcc() -> Finding:
-    from scaled_mm.build.toolchain import HOW_TO_GET, find_nvcc
+    from scaled_mm.jit.toolchain import HOW_TO_GET, find_nvcc
 
     nvcc = find_nvcc()
     if nvcc is None:
@@ -257,7 +259,7 @@ def _nvcc() -> Finding:
 
 
 def _cutlass() -> Finding:
-    from scaled_mm.build.toolchain import HOW_TO_GET, cutlass_version, find_cutlass
+    from scaled_mm.jit.toolchain import HOW_TO_GET, cutlass_version, find_cutlass
 
     include = find_cutlass()
     if include is None:
@@ -266,7 +268,7 @@ def _cutlass() -> Finding:
 
 
 def _ninja() -> Finding:
-    from scaled_mm.build.toolchain import HOW_TO_GET, find_ninja
+    from scaled_mm.jit.toolchain import HOW_TO_GET, find_ninja
 
     ninja = find_ninja()
     if ninja is None:
@@ -276,7 +278,7 @@ def _ninja() -> Finding:
 
 
 def _cxx() -> Finding:
-    from scaled_mm.build.toolchain import HOW_TO_GET, cxx_version, find_cxx
+    from scaled_mm.jit.toolchain import HOW_TO_GET, cxx_version, find_cxx
 
     cxx = find_cxx()
     if cxx is None:
@@ -285,7 +287,7 @@ def _cxx() -> Finding:
 
 
 def _cache() -> Finding:
-    from scaled_mm.build import cache
+    from scaled_mm.jit import cache
 
     cache.check_writable()
     entries = cache.entries()

@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from scaled_mm.autotune import report as autotune_report
     from scaled_mm.bench import plots
     from scaled_mm.bench import report as bench_report
-    from scaled_mm.bench.block import report as block_report
+    from scaled_mm.bench.gguf import report as block_report
 
     renderers = {"autotune.json": autotune_report.render, "bench.json": bench_report.render, "bench_block.json": block_report.render}
     paths = []
@@ -74,7 +74,7 @@ def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
     from scaled_mm.autotune import record as autotune_record
     from scaled_mm.bench import record as bench_record
     from scaled_mm.bench.analysis import us_of
-    from scaled_mm.bench.block import record as block_record
+    from scaled_mm.bench.gguf import record as block_record
     from scaled_mm.bench.peers import OURS
 
     names = _runs(option, directory)

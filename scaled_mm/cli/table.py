@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from scaled_mm.build.check import Compiled
+    from scaled_mm.jit.check import Compiled
     from scaled_mm.tables import KernelRow, Problem, TileTable
 
 HELP = "show a tile table, check tables, or explain which kernel serves a product"
@@ -92,9 +92,9 @@ def _show(args: argparse.Namespace) -> int:
         ]
         head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "gpu": table.gpu}
         of = {id(section): content for section, content in zip(sections, contents)}
-        if table.block:
-            of[id(table.block)]["auto"] = [rule.model_dump(mode="json") for rule in table.block.auto]
-        others = {name: of.get(id(getattr(table, name))) for name in ("grouped", "block_scaled", "block")}
+        if table.gguf:
+            of[id(table.gguf)]["auto"] = [rule.model_dump(mode="json") for rule in table.gguf.auto]
+        others = {name: of.get(id(getattr(table, name))) for name in ("grouped", "block_scaled", "gguf")}
         common.print_json({**head, **contents[0], **others}, indent=2)
         return 0
     console = common.console(markup=False)
@@ -105,7 +105,7 @@ def _show(args: argparse.Namespace) -> int:
             console.print(f"grouped products (M: rows per expert), fallback {section.fallback}", highlight=False, soft_wrap=True)
         if section is table.block_scaled:
             console.print(f"block-scaled products, fallback {section.fallback}", highlight=False, soft_wrap=True)
-        if section is table.block:
+        if section is table.gguf:
             beyond = " beyond" if len(section.auto) > 1 else ""
             modes = ", ".join(rule.mode + (beyond if rule.m is None else f" to {rule.m} tokens") for rule in section.auto)
             what = f"block formats (M: tokens, N: rows of the weight), fallback {section.fallback}; mode auto: {modes}"
@@ -142,7 +142,7 @@ def _rows_view(table: TileTable, rows: list[dict[str, Any]], console: Console) -
 def _row_cells(table: TileTable, row: KernelRow, estimate: dict[str, Any]) -> dict[str, str]:
     registers = estimate["accumulator_registers"]
     uses = sum(bucket.kernel == row.name for bucket in table.buckets)
-    auto = row.stages == "auto" and row.generation == "c3x"
+    auto = row.stages == "auto" and row.family == "c3x"
     return {
         "name": row.name,
         "tile": str(row.tile),
@@ -183,8 +183,8 @@ def _buckets_view(table: TileTable) -> Any:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from scaled_mm.build import toolchain
     from scaled_mm.errors import BadParamError
+    from scaled_mm.jit import toolchain
     from scaled_mm.tables import check_table
 
     if args.compile:
@@ -244,8 +244,8 @@ def _look_for_cliffs(args: argparse.Namespace, path: Path, problems: list[Proble
 
 def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]:
     """Compile a table's rows, say how each came out, and add a problem for what spills, is serialized or does not compile."""
-    from scaled_mm.build import check
     from scaled_mm.errors import KernelNotBuiltError
+    from scaled_mm.jit import check
     from scaled_mm.tables import Problem, load_table
 
     def say(kernels: list[Compiled]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from scaled_mm.block_formats import WEIGHT_FORMATS
 from scaled_mm.cli import common
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     from scaled_mm.tables import TileTable
@@ -112,7 +112,7 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
         shape.append(f"prefetch {row.prefetch}")
     if row.early_weights:
         shape.append("early weights")
-    print(f"  kernel  {row.generation}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}")
+    print(f"  kernel  {row.family}, {', '.join(part for part in shape if part)}{', swap_ab' if row.swap_ab else ''}")
     split = f" x {row.split_k} parts of K" if row.split_k > 1 else ""
     print(f"  tiles   {tiles}{split}: {blocks / sms:.2f} waves on {sms} multiprocessors")
     stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
@@ -130,18 +130,18 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
 
 
 def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
-    from scaled_mm.tables import load_table, rules_block
+    from scaled_mm.tables import load_table, rules_gguf
     from scaled_mm.tables.rules import shared_memory_of
     from scaled_mm.tables.select import block_refusal
 
     M, N, K = args.M, args.N, args.K
     if (reason := block_refusal(M, N, K, args.format)) is not None:
         return _refused(args, table, reason)
-    section = table.block or load_table(table.arch).block  # as calls: a tuned table may lack it
+    section = table.gguf or load_table(table.arch).gguf  # as calls: a tuned table may lack it
     mode = next(rule.mode for rule in section.auto if rule.m is None or M <= rule.m)
     selection, quantized = (section.select(M, N, K, q8_1=q8_1) for q8_1 in (mode == "w4a8", True))
     row, limit = selection.row, shared_memory_of(section)
-    stages, memory = rules_block.stages(row, args.format, limit), rules_block.shared_memory(row, args.format, limit)
+    stages, memory = rules_gguf.stages(row, args.format, limit), rules_gguf.shared_memory(row, args.format, limit)
     if args.json:
         head = {
             "format": args.format,
@@ -162,12 +162,12 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     print(f"  why     {selection.reason}")
     print(f"  mode    auto is {mode} for float16 and bfloat16 activations; float32 ones are quantized to q8_1")
     print(f"  table   {f'tuned on {section.gpu}' if section.tuned else 'not tuned'}")
-    print(f"  kernel  {row.generation}, a tile is {row.tile.m} tokens x {row.tile.n} rows of the weight x {row.tile.k} k")
+    print(f"  kernel  {row.family}, a tile is {row.tile.m} tokens x {row.tile.n} rows of the weight x {row.tile.k} k")
     ring = f"{stages} stages of the weight" if stages > 1 else "no stages, the weight goes from memory to registers"
     print(f"  cost    {ring}, {memory / 1024:.1f} KB of shared memory")
     if quantized.row != row:
         print(f"  note    with q8_1 activations {quantized.row.name}: {quantized.reason}")
-    for note in rules_block.notes(row, args.format, limit) if M and N else ():
+    for note in rules_gguf.notes(row, args.format, limit) if M and N else ():
         print(f"  note    {note}")
     if M == 0 or N == 0:
         print("  note    there is nothing to compute: no kernel is launched")

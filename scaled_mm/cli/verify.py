@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scaled_mm import Handle
-    from scaled_mm.build.library import KernelName
+    from scaled_mm.jit.library import KernelName
     from scaled_mm.tables import TileTable
 
 HELP = "check on this machine that every result equals the reference, bit for bit"
@@ -79,13 +79,14 @@ def run(args: argparse.Namespace) -> int:
     """0 if every result equals the reference; 1 if one differs or is refused."""
     import torch
 
-    from scaled_mm import Handle, cpu_product
+    from scaled_mm import Handle
+    from scaled_mm.cpu import integer_product
 
     device = common.device_of(args.device)
     shapes = args.shape or list(DEFAULT_SHAPES)
     handle = Handle(str(device))
     if device.type == "cpu":
-        cpu_product.choice()  # BadParamError for a variable that forces what cannot be had
+        integer_product.choice()  # BadParamError for a variable that forces what cannot be had
     else:
         _build_ahead(handle.arch, shapes, args.asymmetric)
     total = len(shapes) * len(_combinations())
@@ -128,7 +129,7 @@ class _Clock:
 
 def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> list[KernelName]:
     """The kernels of a table that `verify` of these shapes launches: contiguous tensors, with zero points a prepared weight too."""
-    from scaled_mm.build import codegen
+    from scaled_mm.jit import codegen
     from scaled_mm.tables.select import contiguous_misfits
 
     names: set[KernelName] = {(codegen.ZERO_POINT_TERMS, None)} if asymmetric else set()
@@ -141,8 +142,8 @@ def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asy
 
 def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> None:
     """Compiles what the products need, one kernel a core: the products themselves would compile them one after the other."""
-    from scaled_mm.build import dispatch, library
     from scaled_mm.errors import KernelNotBuiltError
+    from scaled_mm.jit import dispatch, library
 
     table = dispatch.machine_table(arch)
     if library.arch_library(table) is not None:

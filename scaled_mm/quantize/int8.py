@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from scaled_mm.checks import check_strided
+from scaled_mm.core.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.quantize.ops import operator
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.checks import check_strided
+from scaled_mm.core.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.quantize.int8 import quantized, scale_of
 from scaled_mm.quantize.ops import operator

@@ -92,7 +92,7 @@ def _drawn(definition: Definition, workload: Workload, name: str, shape: tuple[i
     digest = hashlib.sha256(f"{definition.name}/{workload.uuid}/{name}{salt}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:6], "little"))
     if name in definition.logical:
-        from scaled_mm.block import quantize_block
+        from scaled_mm.gguf import quantize_block
 
         values = _normal((*shape[:-2], shape[-2] * 32), generator, device)
         return quantize_block(values, definition.logical[name], rule="ggml").view(torch.int8)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from scaled_mm.block_formats import FORMATS, WEIGHT_FORMATS
+from scaled_mm.gguf_formats import FORMATS, WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     import torch

@@ -40,7 +40,7 @@ class _SectionHeader(BaseModel):
 
 
 # Sections besides the table itself, by key; each marks its rows with a field of that name.
-_SECTIONS = ("grouped", "block_scaled", "block")
+_SECTIONS = ("grouped", "block_scaled", "gguf")
 
 
 def configs_dir() -> Path:
@@ -148,10 +148,10 @@ class _Loader:
         if not isinstance(data, dict):
             self._problem(path, f"expected keys (fallback, rows, buckets), got {data!r}")
             return None
-        lists = ("rows", "buckets", "auto") if key == "block" else ("rows", "buckets")
+        lists = ("rows", "buckets", "auto") if key == "gguf" else ("rows", "buckets")
         header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in lists}, path)
         section = self._section(data, header, arch, path)
-        return section | dict(auto=self._modes(data, path)) if key == "block" else section
+        return section | dict(auto=self._modes(data, path)) if key == "gguf" else section
 
     def _modes(self, data: Mapping[str, Any], at: NodePath) -> tuple[ModeRule, ...]:
         entries = self._list(data, "auto", at)
@@ -241,7 +241,7 @@ class _Loader:
                 buckets.append(bucket)
                 if bucket.constant_b and at:
                     self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
-                if bucket.activation and at != ("block",):
+                if bucket.activation and at != ("gguf",):
                     self._problem((*path, "activation"), "of block products alone: leave it out")
         return buckets, [path for path, _, _ in flat]
 

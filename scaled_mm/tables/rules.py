@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from scaled_mm.tables import rules_block, rules_block_scaled, rules_c2x, rules_decode
+from scaled_mm.tables import rules_block_scaled, rules_c2x, rules_decode, rules_gguf
 from scaled_mm.tables.schema import Bucket, KernelRow, ModeRule, RowCost, TileTable
 from scaled_mm.tables.select import describe_bucket
 
@@ -82,16 +82,16 @@ def row_cost(row: KernelRow, arch: str) -> RowCost:
     stages = (shared memory - epilogue) / (tile_m * tile_k + tile_n * tile_k + 16 bytes of barriers), as CUTLASS's
     StageCountAutoCarveout counts them. The generic kernel has one stage and no TMA epilogue.
     """
-    if row.block:
-        return rules_block.cost(row, SHARED_MEMORY[arch])
+    if row.gguf:
+        return rules_gguf.cost(row, SHARED_MEMORY[arch])
     if row.block_scaled:
         return rules_block_scaled.cost(row)
-    if row.generation == "c2x":
+    if row.family == "c2x":
         return rules_c2x.cost(row)
-    if row.generation == "decode":
+    if row.family == "decode":
         return rules_decode.cost(row)
     stage = (row.tile.m + row.tile.n) * row.tile.k
-    if row.generation == "generic":
+    if row.family == "generic":
         return RowCost(stage, 0, 1, stage, None)
     stage = _round_up(stage, 128) + 16
     epilogue = epilogue_bytes(row)
@@ -228,25 +228,25 @@ def _grouped(row: KernelRow) -> Iterator[tuple[str, str]]:
 
 def row_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
     """(field, reason) for every rule of `arch` that the row breaks; `arch` is a key of SHARED_MEMORY."""
-    if row.block:
-        return list(rules_block.findings(row, arch, SHARED_MEMORY[arch]))
-    if row.generation in rules_block.GENERATIONS:
-        return [("generation", f"{row.generation} rows are those of block products: they stand in the section block")]
+    if row.gguf:
+        return list(rules_gguf.findings(row, arch, SHARED_MEMORY[arch]))
+    if row.family in rules_gguf.FAMILIES:
+        return [("family", f"{row.family} rows are those of block products: they stand in the section gguf")]
     if row.block_scaled:
         return list(rules_block_scaled.findings(row, arch, SHARED_MEMORY[arch]))
-    return [*(_grouped(row) if row.grouped else ()), *_generation_findings(row, arch)]
+    return [*(_grouped(row) if row.grouped else ()), *_family_findings(row, arch)]
 
 
-def _generation_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
-    if row.generation == "c2x":
+def _family_findings(row: KernelRow, arch: str) -> list[tuple[str, str]]:
+    if row.family == "c2x":
         return list(rules_c2x.findings(row, arch, SHARED_MEMORY[arch]))
     if row.warp is not None:
-        return [("warp", f"a {row.generation} row has none: leave it out")]
-    if row.generation == "generic":
+        return [("warp", f"a {row.family} row has none: leave it out")]
+    if row.family == "generic":
         return list(_generic(row, arch))
     if arch not in C3X_ARCHES:
-        return [("generation", f"{row.generation} rows use wgmma, which {arch} lacks; they run on {', '.join(C3X_ARCHES)}")]
-    if row.generation == "decode":
+        return [("family", f"{row.family} rows use wgmma, which {arch} lacks; they run on {', '.join(C3X_ARCHES)}")]
+    if row.family == "decode":
         return list(rules_decode.findings(row, SHARED_MEMORY[arch]))
     return [*_tile_and_schedule(row), *_cluster(row), *_resources(row, arch)]
 
@@ -286,7 +286,7 @@ def fallback_findings(fallback: str, rows: Sequence[KernelRow], row_names: Seque
     if fallback not in row_names:
         return [Finding(("fallback",), f"no row is named {fallback!r}")]
     return [
-        Finding(("fallback",), f"{fallback!r} is a {row.generation} row; the fallback takes any strides: a generic row")
+        Finding(("fallback",), f"{fallback!r} is a {row.family} row; the fallback takes any strides: a generic row")
         for row in rows
         if row.name == fallback and row.alignment != (1, 1, 1)
     ]

@@ -13,8 +13,8 @@ from scaled_mm.tables.schema import KernelRow, RowCost
 BLOCK = 128  # k of a scale, and columns of one of b
 _CHUNK = 16  # bytes moved at once, and the padding of a finished row in shared memory
 _GENERIC_THREADS = 128
-_FIELDS = ("name", "generation", "tile", "warp", "stages", "swizzle", "block_scaled")
-_GENERIC_FIELDS = ("name", "generation", "tile", "block_scaled")
+_FIELDS = ("name", "family", "tile", "warp", "stages", "swizzle", "block_scaled")
+_GENERIC_FIELDS = ("name", "family", "tile", "block_scaled")
 
 
 def threads(row: KernelRow) -> int:
@@ -25,7 +25,7 @@ def cost(row: KernelRow, out_bytes: int = 4) -> RowCost:
     """Shared memory: the ring of stages, later in its place the finished tile, and two blocks' scales. Accumulators: int32 and float32."""
     m, n, k = row.tile
     scales = 2 * m * 4
-    if row.generation == "generic":
+    if row.family == "generic":
         stage = (m + n) * (k + _CHUNK)
         return RowCost(stage, 0, 1, stage + scales, 2 * m * n // _GENERIC_THREADS)
     stage, finished = (m + n) * k, m * (n * out_bytes + _CHUNK)
@@ -36,17 +36,17 @@ def cost(row: KernelRow, out_bytes: int = 4) -> RowCost:
 
 def findings(row: KernelRow, arch: str, limit: int) -> Iterator[tuple[str, str]]:
     """(field, reason) for every rule broken; `limit`: bytes of shared memory that a block may have."""
-    if row.generation not in ("c2x", "generic"):
-        yield "generation", f"no block-scaled kernel is a {row.generation} one; expected c2x or generic"
+    if row.family not in ("c2x", "generic"):
+        yield "family", f"no block-scaled kernel is a {row.family} one; expected c2x or generic"
         return
     for field, info in KernelRow.model_fields.items():
-        if field not in (_FIELDS if row.generation == "c2x" else _GENERIC_FIELDS) and getattr(row, field) != info.default:
-            yield field, f"a block-scaled {row.generation} row has none: leave it out"
+        if field not in (_FIELDS if row.family == "c2x" else _GENERIC_FIELDS) and getattr(row, field) != info.default:
+            yield field, f"a block-scaled {row.family} row has none: leave it out"
     if row.tile.k != BLOCK:
         yield "tile", f"tile k = {row.tile.k}, expected {BLOCK}: a tile of K is a block of scales"
     if row.tile.n % 16 or BLOCK % row.tile.n:
         yield "tile", f"tile n = {row.tile.n}, expected 16, 32, 64 or 128: the columns of a tile share a scale"
-    if row.generation == "generic":
+    if row.family == "generic":
         if row.tile.m not in (32, 64) or row.tile.n not in (32, 64):
             yield "tile", f"tile {row.tile.m} x {row.tile.n}; a generic row has 2 x 2 warps, and 32 or 64 each way"
         return

@@ -15,7 +15,7 @@ WARP_SIZE = 32
 MAX_WARPS = 8
 # A thread has 255 registers; beside these it holds operand fragments, scales and addresses.
 MAX_ACCUMULATORS = 128
-_FIELDS = ("name", "generation", "tile", "warp", "stages", "swizzle", "split_k", "grouped")
+_FIELDS = ("name", "family", "tile", "warp", "stages", "swizzle", "split_k", "grouped")
 _SPLITS = (1, 2, 4, 8)
 _ACCESS_BYTES = 16
 _OUT_BYTES = (2, 4)

@@ -12,7 +12,7 @@ MAX_ROWS = 256  # of a, the narrow side of the MMA
 SPLITS = (1, 2, 4, 8)  # blocks of a cluster that share K
 SHARES = (1, 2, 4, 8)  # tiles of columns in a cluster
 MAX_CLUSTER = 8  # blocks: the most that every GPU can schedule
-_FIELDS = ("name", "generation", "tile", "swap_ab", "split_k", "stages", "cluster", "schedule")
+_FIELDS = ("name", "family", "tile", "swap_ab", "split_k", "stages", "cluster", "schedule")
 _WARPGROUP = 128  # threads
 
 

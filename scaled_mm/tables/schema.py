@@ -101,13 +101,13 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 class KernelRow(BaseModel):
     """One kernel: everything the build needs to generate its translation unit.
 
-    generation: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; decode is a kernel for
+    family: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; decode is a kernel for
         few rows of a on SM90, whose split_k blocks of a cluster share a tile's K, and whose cluster m tiles of columns share what
-        they read of a; generic takes any strides and alignment on every architecture. block_mma (mma.sync) and block_wgmma (SM90)
+        they read of a; generic takes any strides and alignment on every architecture. gguf_mma (mma.sync) and gguf_wgmma (SM90)
         are those of block products, whose m is the tokens and n the rows of the weight; they take any operands.
     warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
         A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
-        their int32 sums in the workspace. A block_wgmma row's: as many at most, on average, that share the K of a tile
+        their int32 sums in the workspace. A gguf_wgmma row's: as many at most, on average, that share the K of a tile
         that is left after whole rounds of tiles.
     schedule: of c3x rows; a decode row has cooperative where its blocks are persistent.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
@@ -117,14 +117,14 @@ class KernelRow(BaseModel):
     prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
     early_weights: where the weights are constant (a PreparedWeight), fill the stages of a block's first tile with them instead.
     stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue. Of a block row: as many, or what fits of the
-        format's; 1 of a block_mma row is none, weights go from memory to registers.
-    grouped, block_scaled, block: set for the rows of a table's section of that name, and for no others.
+        format's; 1 of a gguf_mma row is none, weights go from memory to registers.
+    grouped, block_scaled, gguf: set for the rows of a table's section of that name, and for no others.
     """
 
     model_config = _FROZEN
 
     name: RowName
-    generation: Literal["c3x", "c2x", "decode", "generic", "block_mma", "block_wgmma"]
+    family: Literal["c3x", "c2x", "decode", "generic", "gguf_mma", "gguf_wgmma"]
     tile: TileShape
     warp: TileShape | None = None
     cluster: ClusterShape = ClusterShape(1, 1)
@@ -139,19 +139,19 @@ class KernelRow(BaseModel):
     split_k: _Positive = 1
     grouped: StrictBool = False
     block_scaled: StrictBool = False
-    block: StrictBool = False
+    gguf: StrictBool = False
 
     @property
     def alignment(self) -> tuple[int, int, int]:
         """Bytes that pointers and row strides of (a, b, out) must be multiples of: 16 is what TMA asks for."""
-        if self.block:
+        if self.gguf:
             return (1, 1, 1)
-        return {"generic": (1, 1, 1), "decode": (16, 16, 1)}.get(self.generation, (16, 16, 16))
+        return {"generic": (1, 1, 1), "decode": (16, 16, 1)}.get(self.family, (16, 16, 16))
 
     @property
     def store_bytes(self) -> int:
         """The kernel writes a row of out in whole pieces of these bytes, so that N must fill them: a TMA store does not cut its 16."""
-        return 16 if self.generation == "c3x" else 1
+        return 16 if self.family == "c3x" else 1
 
 
 class Bucket(BaseModel):
@@ -208,7 +208,7 @@ class TileTable(BaseModel):
     fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
     grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
     block_scaled: rows and buckets of block-scaled products.
-    block: rows and buckets of products with block formats (m: tokens, n: rows of the weight), and `auto`.
+    gguf: rows and buckets of products with block formats (m: tokens, n: rows of the weight), and `auto`.
     auto: of `block` alone: the first that fits says what mode "auto" is.
     """
 
@@ -225,13 +225,13 @@ class TileTable(BaseModel):
     fallback: str
     grouped: TileTable | None = None
     block_scaled: TileTable | None = None
-    block: TileTable | None = None
+    gguf: TileTable | None = None
     auto: tuple[ModeRule, ...] = ()
 
     @property
     def sections(self) -> tuple[TileTable, ...]:
         """The table itself and the sections that it has."""
-        return (self, *(section for section in (self.grouped, self.block_scaled, self.block) if section))
+        return (self, *(section for section in (self.grouped, self.block_scaled, self.gguf) if section))
 
     @property
     def all_rows(self) -> tuple[KernelRow, ...]:

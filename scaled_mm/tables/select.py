@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from scaled_mm.block_formats import BLOCK, lookup
 from scaled_mm.errors import BadParamError, InternalError
+from scaled_mm.gguf_formats import BLOCK, lookup
 
 if TYPE_CHECKING:
     from scaled_mm.tables.schema import Bucket, KernelRow, TileTable

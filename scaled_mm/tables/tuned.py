@@ -45,7 +45,7 @@ def with_rows_of(table: TileTable, base: TileTable) -> TileTable:
     Sections that it lacks, as one written before they were there, are the architecture's.
     """
     names = {row.name for row in table.rows}
-    sections = {key: getattr(table, key) or getattr(base, key) for key in ("grouped", "block_scaled", "block")}
+    sections = {key: getattr(table, key) or getattr(base, key) for key in ("grouped", "block_scaled", "gguf")}
     return table.model_copy(update={"rows": (*table.rows, *(row for row in base.rows if row.name not in names)), **sections})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scaled_mm.autotune.candidates import candidates, early_weights, row_name
-from scaled_mm.build.codegen import kernel_source
+from scaled_mm.jit.codegen import kernel_source
 from scaled_mm.tables import available_tables, load_table
 from scaled_mm.tables.rules import row_findings
 
@@ -36,7 +36,7 @@ def test_every_candidate_has_the_canonical_name_of_its_fields_and_no_two_the_sam
 
 
 def test_every_row_of_the_table_is_a_candidate_with_all_of_its_fields(table, rows):
-    own = [row for row in table.rows if row.generation != "generic"]
+    own = [row for row in table.rows if row.family != "generic"]
     assert rows[: len(own)] == own
 
 
@@ -51,6 +51,6 @@ def test_a_name_means_the_same_row_on_every_architecture():
 
 
 def test_early_weights_follow_the_habit_of_the_sm90_table():
-    own = [row for row in load_table("sm90").rows if row.generation == "c3x"]
+    own = [row for row in load_table("sm90").rows if row.family == "c3x"]
     other = [row.name for row in own if row.early_weights != early_weights(row.tile.m, row.tile.n, row.swap_ab, row.prefetch)]
     assert other == ["c3x_128x128x128_co_c41_swap"]

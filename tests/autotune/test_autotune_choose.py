@@ -83,7 +83,7 @@ def tuned(chosen: dict, us: float = 1.0, base_us: float = 2.0) -> TileTable:
 def random_products(dice: random.Random, count: int) -> dict:
     groups = [(dice.choice((512, 1024, 4096, 11008)), dice.choice((512, 2048, 4096))) for _ in range(count)]
     return {
-        (M, N, K): dice.choice([row.name for row in BASE.rows if row.generation in ("c3x", "decode")])
+        (M, N, K): dice.choice([row.name for row in BASE.rows if row.family in ("c3x", "decode")])
         for N, K in groups
         for M in dice.sample((1, 8, 16, 17, 64, 100, 640, 4096), dice.randint(1, 5))
     }
@@ -124,7 +124,7 @@ def test_a_row_that_is_no_faster_than_the_tables_own_changes_nothing():
 
 
 def test_rows_that_load_weights_early_serve_constant_weights_alone():
-    early = next(row.name for row in BASE.rows if row.generation == "decode")
+    early = next(row.name for row in BASE.rows if row.family == "decode")
     table = tuned({(2, 5120, 5120): early})
     assert table.select(2, 5120, 5120, constant_b=True).row.name == early
     assert table.select(2, 5120, 5120).row.name == BASE.select(2, 5120, 5120).row.name

@@ -19,8 +19,8 @@ from scaled_mm.autotune.report import REPORT_HTML, REPORT_MD
 from scaled_mm.bench import environment as bench_environment
 from scaled_mm.bench.plots import NAMES
 from scaled_mm.bench.record import Environment
-from scaled_mm.build import library
 from scaled_mm.cli import autotune, main, report
+from scaled_mm.jit import library
 from scaled_mm.tables import check_table, load_table
 from scaled_mm.tables.tuned import tuned_path
 

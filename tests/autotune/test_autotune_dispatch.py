@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import scaled_mm
-from scaled_mm import _core
 from scaled_mm.autotune.write import tuned_table, write_table
-from scaled_mm.build import codegen, dispatch, library, toolchain
 from scaled_mm.cli import main
+from scaled_mm.core import binding
+from scaled_mm.jit import codegen, dispatch, library, toolchain
 from scaled_mm.tables import Bucket, TableError, load_table, loader, tuned
 
 WINNER = "c3x_64x32x256_pp_swap"
@@ -105,9 +105,9 @@ def test_a_file_for_another_gpu_than_its_name_says_is_refused(configs, machine):
 def test_the_core_is_given_the_tuned_table_and_its_name(configs, machine, monkeypatch):
     machine(H200)
     seen = []
-    monkeypatch.setattr(_core, "call", lambda name, *arguments: seen.append((name, arguments)))
+    monkeypatch.setattr(binding, "call", lambda name, *arguments: seen.append((name, arguments)))
     monkeypatch.setattr(library, "arch_library", lambda table: f"library of {table.source}" if table.tuned else None)
-    _core._provide("sm90", None, -1)
+    binding._provide("sm90", None, -1)
     registered = {argument[0]._obj.kind: argument[0]._obj for name, argument in seen if name == "scaledMMRegisterTable"}
     assert (registered[0].source, registered[0].tuned) == (b"tuned/h200.yaml", 1)
     assert registered[1].tuned == registered[2].tuned == 0  # grouped and block-scaled products were not measured

@@ -73,7 +73,7 @@ def test_twelve_candidates_of_ten_thousand_nearly_always_have_one_close_to_the_b
 def test_every_row_of_every_table_has_a_positive_time_that_grows_with_the_product(arch):
     gpu = typical(arch)
     for row in load_table(arch).rows:
-        if row.generation != "generic":
+        if row.family != "generic":
             small, large = predict(row, (1, 1024, 1024), gpu), predict(row, (4096, 8192, 8192), gpu)
             assert 0 < small < large < 1e6
 

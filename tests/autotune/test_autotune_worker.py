@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from scaled_mm import _core
 from scaled_mm.autotune.worker import GpuBench
 from scaled_mm.bench import peers
 from scaled_mm.bench.run import Options
+from scaled_mm.core import binding
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from bench_data import StandIn  # noqa: E402
@@ -27,7 +27,7 @@ def bench(monkeypatch):
     made.weights = made.inputs = made.expected = None
     made.loaded = set()
     loaded = []
-    monkeypatch.setattr(_core, "call", lambda name, *arguments: loaded.append((name, arguments)))
+    monkeypatch.setattr(binding, "call", lambda name, *arguments: loaded.append((name, arguments)))
     monkeypatch.setattr(peers, "Ours", lambda row, name: StandIn(name))
     made.calls = loaded
     return made

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from scaled_mm.bench import timing
-from scaled_mm.bench.block import peers as block_peers
-from scaled_mm.bench.block.cases import BlockCase
-from scaled_mm.bench.block.run import BlockLayer
+from scaled_mm.bench.gguf import peers as block_peers
+from scaled_mm.bench.gguf.cases import BlockCase
+from scaled_mm.bench.gguf.run import BlockLayer
 from scaled_mm.bench.peers import OURS, Ours, every_peer
 from scaled_mm.bench.run import Layer
 from scaled_mm.bench.shapes import LLM_SHAPES, Case
-from scaled_mm.block_formats import WEIGHT_FORMATS
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_gpu import FakeGpu, compile_c
 
-from scaled_mm.build import library
+from scaled_mm.jit import library
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm.build import cache, codegen, compile, toolchain
-from scaled_mm.build.paths import include_dir
+from scaled_mm.jit import cache, codegen, compile, toolchain
+from scaled_mm.jit.paths import include_dir
 from scaled_mm.tables import TileTable, load_table
 
 HERE = Path(__file__).resolve().parent
@@ -56,7 +56,7 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
     entries = ['#include "host_kernels.cpp"', f"HOST_ZERO_POINT_TERMS({codegen.symbol(codegen.ZERO_POINT_TERMS, None)})"]
     symbols = [codegen.symbol(codegen.ZERO_POINT_TERMS, None)]
     for row in table.all_rows:
-        for fmt in codegen.out_dtypes(row) if row.block else ():
+        for fmt in codegen.out_dtypes(row) if row.gguf else ():
             symbols.append(codegen.symbol(row.name, fmt))
             entries.append(f'HOST_BLOCK_KERNEL({symbols[-1]}, "{row.name}", {fmt.upper()})')
         for suffix, dtype in HOST_DTYPES.items():

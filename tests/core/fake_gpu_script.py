@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from correctness.batched import BATCHES, BIASES, OUT_BATCHES, VECTORS, ZERO_POINTS, BatchCase  # noqa: E402
 from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
 
-from scaled_mm import TensorDesc, _core, reference  # noqa: E402
+from scaled_mm import TensorDesc, reference  # noqa: E402
 from scaled_mm.autotune.write import tuned_table  # noqa: E402
+from scaled_mm.core import binding  # noqa: E402
 from scaled_mm.errors import ScaledMMError  # noqa: E402
 from scaled_mm.tables import Bucket, TileTable, load_table  # noqa: E402
 
@@ -33,10 +34,10 @@ STREAM = 0x5EED0
 class Core:
     """The C core with a fake GPU and these kernels; the provider that would build kernels is replaced by `provide`."""
 
-    PRODUCT = _core.GEMM
+    PRODUCT = binding.GEMM
 
     def __init__(self, *kernel_libraries: str, arch: str | None = None, provide=None):
-        self.lib = _core.library()
+        self.lib = binding.library()
         self.lib.scaledMMCalculate.argtypes = [
             ctypes.c_void_p,
             ctypes.c_int32,
@@ -48,13 +49,13 @@ class Core:
         ]
         self.asked: list[tuple[str, str | None, int]] = []
         self.provide = provide
-        self._provider = _core._PROVIDER(self._ask)
-        _core.call("scaledMMSetKernelProvider", self._provider, None)
+        self._provider = binding._PROVIDER(self._ask)
+        binding.call("scaledMMSetKernelProvider", self._provider, None)
         for path in kernel_libraries:
-            _core.call("scaledMMLoadKernels", path.encode())
+            binding.call("scaledMMLoadKernels", path.encode())
         self.handle = ctypes.c_void_p()
         encoded = arch.encode() if arch else None
-        _core.call("scaledMMCreateHandle", ctypes.byref(self.handle), _core.DEVICE_CUDA, 0, encoded)
+        binding.call("scaledMMCreateHandle", ctypes.byref(self.handle), binding.DEVICE_CUDA, 0, encoded)
 
     def _ask(self, arch, row, out_dtype, _user) -> int:
         self.asked.append((arch.decode(), row.decode() if row else None, out_dtype))
@@ -63,37 +64,37 @@ class Core:
     def create_from(self, descs: list[TensorDesc | None], kernel: str | None = None, option: int = 0) -> ctypes.c_void_p:
         """A descriptor of operands in the order of the C interface."""
         descriptor = ctypes.c_void_p()
-        operands = _core.operands([None if desc is None else desc._c() for desc in descs])
+        operands = binding.operands([None if desc is None else desc._c() for desc in descs])
         encoded = kernel.encode() if kernel else None
-        _core.call("scaledMMCreateDescriptor", self.handle, ctypes.byref(descriptor), self.PRODUCT, *operands, option, encoded)
+        binding.call("scaledMMCreateDescriptor", self.handle, ctypes.byref(descriptor), self.PRODUCT, *operands, option, encoded)
         return descriptor
 
     def create(self, kernel: str | None = None, **descs: TensorDesc | None) -> ctypes.c_void_p:
-        return self.create_from([descs.get(name) for name in _core.operand_names(self.PRODUCT)], kernel)
+        return self.create_from([descs.get(name) for name in binding.operand_names(self.PRODUCT)], kernel)
 
     def check(self, descriptor, descs: list[TensorDesc | None]) -> None:
-        operands = _core.operands([None if desc is None else desc._c() for desc in descs])
-        _core.call("scaledMMCheckTensors", descriptor, self.PRODUCT, *operands)
+        operands = binding.operands([None if desc is None else desc._c() for desc in descs])
+        binding.call("scaledMMCheckTensors", descriptor, self.PRODUCT, *operands)
 
-    def choice(self, descriptor) -> _core.KernelChoiceC:
-        choice = _core.KernelChoiceC()
-        _core.call("scaledMMGetKernel", descriptor, ctypes.byref(choice))
+    def choice(self, descriptor) -> binding.KernelChoiceC:
+        choice = binding.KernelChoiceC()
+        binding.call("scaledMMGetKernel", descriptor, ctypes.byref(choice))
         return choice
 
     def workspace_size(self, descriptor) -> int:
         size = ctypes.c_size_t()
-        _core.call("scaledMMGetWorkspaceSize", descriptor, ctypes.byref(size))
+        binding.call("scaledMMGetWorkspaceSize", descriptor, ctypes.byref(size))
         return size.value
 
     def calculate(self, descriptor, out, operands: dict, workspace: torch.Tensor | None, size: int | None = None) -> None:
-        tensors = [out, *(operands.get(name) for name in _core.operand_names(self.PRODUCT)[1:])]
+        tensors = [out, *(operands.get(name) for name in binding.operand_names(self.PRODUCT)[1:])]
         pointers = (ctypes.c_void_p * len(tensors))(*(None if tensor is None else tensor.data_ptr() for tensor in tensors))
         address = workspace.data_ptr() if workspace is not None else None
         bytes_given = size if size is not None else (workspace.numel() if workspace is not None else 0)
-        _core.call("scaledMMCalculate", descriptor, self.PRODUCT, address, bytes_given, pointers, len(tensors), STREAM)
+        binding.call("scaledMMCalculate", descriptor, self.PRODUCT, address, bytes_given, pointers, len(tensors), STREAM)
 
     def destroy(self, descriptor) -> None:
-        _core.call("scaledMMDestroyDescriptor", descriptor)
+        binding.call("scaledMMDestroyDescriptor", descriptor)
 
 
 def described(operands: Operands, out: torch.Tensor) -> dict[str, TensorDesc | None]:
@@ -356,9 +357,9 @@ def dispatch(kernels: str) -> dict:
         Bucket(m=64, m_min=33, constant_b=True, kernel=table.buckets[0].kernel, **near),
     ]
     tuned = tuned_table(table, "a GPU", table.rows, buckets)
-    _core.register_table(tuned)
+    binding.register_table(tuned)
     again = agreement(core, tuned, [1, 32, 33, 64, 65, 320, 321, 640, 641])
-    _core.register_table(table)
+    binding.register_table(table)
     return {**found, "tuned": again["count"], "tuned_unused": [index for index in again["unused"] if index < len(buckets)]}
 
 
@@ -398,7 +399,7 @@ def forced(kernels: str) -> dict:
         "pointer of b": product_descs(3, 64, 128, b=TensorDesc((128, 64), torch.int8, (1, 128), alignment=8)),
         "pointer of out": product_descs(3, 64, 128, out=TensorDesc((3, 64), torch.bfloat16, alignment=8)),
     }
-    decode = next(row.name for row in table.rows if row.generation == "decode")  # any out that is contiguous along N
+    decode = next(row.name for row in table.rows if row.family == "decode")  # any out that is contiguous along N
     for name in ("unaligned N", "end of a row", "end of one row", "pointer of out"):
         assert core.choice(core.create(decode, **misfits[name])).row.decode() == decode
     return {
@@ -411,7 +412,7 @@ def forced(kernels: str) -> dict:
 
 
 def register(table: TileTable, arch: str) -> None:
-    _core.register_table(table.model_copy(update={"arch": arch}))
+    binding.register_table(table.model_copy(update={"arch": arch}))
 
 
 def providers(kernels: str) -> dict:
@@ -426,7 +427,7 @@ def providers(kernels: str) -> dict:
     core.provide = None
     answers["no table"] = status_of(lambda: core.create(**product_descs(1, 16, 16)))
 
-    _core.call("scaledMMLoadKernels", kernels.encode())
+    binding.call("scaledMMLoadKernels", kernels.encode())
     core.asked.clear()
     core.create(**product_descs(1, 16, 16))
     answers["asked when all is there"] = list(core.asked)
@@ -438,7 +439,7 @@ def providers(kernels: str) -> dict:
     core.create(**product_descs(0, 16, 16, torch.float16))  # nothing to launch, so no kernel is needed
     answers["asked for an empty product"] = list(core.asked)
 
-    _core.call("scaledMMSetKernelProvider", _core._PROVIDER(0), None)
+    binding.call("scaledMMSetKernelProvider", binding._PROVIDER(0), None)
     answers["without a provider"] = status_of(lambda: core.create(**product_descs(1, 16, 16, torch.float16)))
 
     other = Core(arch="sm_other", provide=lambda arch, row, dtype: register(table, arch) or 0)

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/kernel_abi.h"
-#include "host_block.h"
+#include "host_gguf.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

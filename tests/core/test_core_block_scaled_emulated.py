@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from scaled_mm import _core
-from scaled_mm.build import codegen, toolchain
-from scaled_mm.build.paths import csrc_dir, include_dir
+from scaled_mm.core import binding
+from scaled_mm.jit import codegen, toolchain
+from scaled_mm.jit.paths import csrc_dir, include_dir
 from scaled_mm.tables import available_tables, load_table
 
 HERE = Path(__file__).resolve().parent
@@ -68,7 +68,7 @@ def emulate(tmp_path_factory):
         for suffix in SUFFIXES.values():
             source = codegen.kernel_source(row, suffix)
             config = source.split("using Row = ")[1].split(";\n")[0]
-            if row.generation == "generic":
+            if row.family == "generic":
                 lines.append(f"EMULATE_GENERIC({row.name}_{suffix}, {row.tile.m}, {row.tile.n}, {codegen.OUT_DTYPES[suffix][0]})")
             else:
                 lines.append(f"EMULATE_C2X({row.name}_{suffix}, {config})")
@@ -108,7 +108,7 @@ def emulate(tmp_path_factory):
         ]
         for name, stride in zip(STRIDES, strides):
             setattr(product, name, stride)
-        product.bias_dtype = _core.DTYPES.index(str(bias.dtype).removeprefix("torch.")) if bias is not None else 0
+        product.bias_dtype = binding.DTYPES.index(str(bias.dtype).removeprefix("torch.")) if bias is not None else 0
         product.eager = eager
         assert getattr(library, f"{row}_{SUFFIXES[out.dtype]}")(ctypes.byref(product)) == 0
 
@@ -169,7 +169,7 @@ def test_every_row_sums_the_largest_values_of_a_block_exactly(emulate, row):
     ],
 )
 def test_the_generic_row_takes_any_layout(emulate, a_layout, b_layout, out_layout):
-    row = next(name for name, row in ROWS.items() if row.generation == "generic")
+    row = next(name for name, row in ROWS.items() if row.family == "generic")
     for seed, (m, n, k) in enumerate([(1, 1, 1), (5, 7, 130), (65, 70, 300), (64, 64, 256), (2, 3, 0)]):
         case = BlockCase(m, n, k, list(SUFFIXES)[seed % 3], a_layout, b_layout, out_layout, bias="float32", seed=seed)
         operands = case.make()

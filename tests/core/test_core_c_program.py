@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from scaled_mm.build import library
+from scaled_mm.jit import library
 from scaled_mm.tables import load_table
 
 TABLE = load_table("sm90")

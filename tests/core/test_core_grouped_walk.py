@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm.build import toolchain
-from scaled_mm.build.paths import csrc_dir
+from scaled_mm.jit import toolchain
+from scaled_mm.jit.paths import csrc_dir
 
 TILE_M = 16
 HERE = Path(__file__).resolve().parent

@@ -6,8 +6,8 @@ import subprocess
 
 from fake_gpu import c_compiler
 
-from scaled_mm.build import toolchain
-from scaled_mm.build.paths import include_dir
+from scaled_mm.jit import toolchain
+from scaled_mm.jit.paths import include_dir
 
 
 def test_the_header_is_c_and_cxx(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import _core, ops, tables
-from scaled_mm.build import library, toolchain
+from scaled_mm import tables
+from scaled_mm.core import binding, operators
 from scaled_mm.errors import (
     ArchitectureNotSupportedError,
     BadParamError,
@@ -20,20 +20,21 @@ from scaled_mm.errors import (
     Status,
     error_for,
 )
+from scaled_mm.jit import library, toolchain
 from scaled_mm.tables import load_table
 
 OPEN = 2**63 - 1
 
 
 def c_table(rows=((b"any", 1, 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test", kind=0, modes=()):
-    c_rows = (_core._TableRowC * len(rows))(*(_core._TableRowC(*row) for row in rows))
-    c_buckets = (_core._TableBucketC * len(buckets))(*(_core._TableBucketC(*bucket, *[0] * (5 - len(bucket))) for bucket in buckets))
-    c_modes = (_core._TableModeC * len(modes))(*(_core._TableModeC(*mode) for mode in modes))
-    return _core._TableC(arch, source, c_rows, len(rows), c_buckets, len(buckets), fallback, 0, kind, 0, c_modes, len(modes))
+    c_rows = (binding._TableRowC * len(rows))(*(binding._TableRowC(*row) for row in rows))
+    c_buckets = (binding._TableBucketC * len(buckets))(*(binding._TableBucketC(*bucket, *[0] * (5 - len(bucket))) for bucket in buckets))
+    c_modes = (binding._TableModeC * len(modes))(*(binding._TableModeC(*mode) for mode in modes))
+    return binding._TableC(arch, source, c_rows, len(rows), c_buckets, len(buckets), fallback, 0, kind, 0, c_modes, len(modes))
 
 
 def register(**parts) -> None:
-    _core.call("scaledMMRegisterTable", ctypes.byref(c_table(**parts)))
+    binding.call("scaledMMRegisterTable", ctypes.byref(c_table(**parts)))
 
 
 def test_a_table_is_registered_and_replaced():
@@ -64,7 +65,7 @@ def test_a_table_is_registered_and_replaced():
         (dict(modes=((OPEN, 1),)), "expected modes in a table of block products alone, got 1"),
         (dict(kind=3), "expected modes, the last of them open"),
         (dict(kind=3, modes=((8, 1),)), "expected modes, the last of them open"),
-        (dict(kind=3, modes=((8, 0), (OPEN, 1))), "a mode: expected SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16, got 0"),
+        (dict(kind=3, modes=((8, 0), (OPEN, 1))), "a mode: expected SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16, got 0"),
         (
             dict(kind=3, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))),
             "expected flags 0 or SCALED_MM_BUCKET_Q8_1, got 1",
@@ -84,22 +85,22 @@ def test_a_table_with_a_null_pointer_is_refused(field):
     table = c_table()
     setattr(table, field, None)
     with pytest.raises(NullPointerError, match="table: expected arch, source, rows and buckets"):
-        _core.call("scaledMMRegisterTable", ctypes.byref(table))
+        binding.call("scaledMMRegisterTable", ctypes.byref(table))
 
 
 def test_every_table_of_the_package_is_taken_by_the_core():
     for arch, _ in tables.available_tables():
-        _core.register_table(load_table(arch).model_copy(update={"arch": f"{arch}_copy"}))
+        binding.register_table(load_table(arch).model_copy(update={"arch": f"{arch}_copy"}))
 
 
 def test_what_is_no_kernel_library_is_refused(tmp_path):
     with pytest.raises(BadParamError, match="path: expected a kernel library, .*nothing.so"):
-        _core.call("scaledMMLoadKernels", str(tmp_path / "nothing.so").encode())
+        binding.call("scaledMMLoadKernels", str(tmp_path / "nothing.so").encode())
     (tmp_path / "text.so").write_text("not a library")
     with pytest.raises(BadParamError, match="path: expected a kernel library, .*text.so"):
-        _core.call("scaledMMLoadKernels", str(tmp_path / "text.so").encode())
+        binding.call("scaledMMLoadKernels", str(tmp_path / "text.so").encode())
     with pytest.raises(BadParamError, match="expected a kernel library of ABI version 9, got 0"):
-        _core.call("scaledMMLoadKernels", str(library.core_library()).encode())
+        binding.call("scaledMMLoadKernels", str(library.core_library()).encode())
 
 
 # ---- the provider that builds kernels -----------------------------------------------------------------------------------
@@ -107,9 +108,9 @@ def test_what_is_no_kernel_library_is_refused(tmp_path):
 
 def provided(arch: str, row: str | None, out_dtype: int = -1) -> ScaledMMError:
     """What the core sees when it asks the package's own provider, as the error it would become."""
-    status = _core._provider(arch.encode(), row.encode() if row else None, out_dtype, None)
+    status = binding._provider(arch.encode(), row.encode() if row else None, out_dtype, None)
     assert status != Status.SUCCESS
-    return error_for(status, _core.library().scaledMMGetLastErrorMessage().decode())
+    return error_for(status, binding.library().scaledMMGetLastErrorMessage().decode())
 
 
 def test_an_architecture_without_a_table_comes_back_as_a_typed_error():
@@ -133,7 +134,7 @@ def test_any_other_exception_becomes_an_internal_error_that_names_it(monkeypatch
 
 
 def test_the_table_of_sm90_is_provided():
-    assert _core._provider(b"sm90", None, -1, None) == Status.SUCCESS
+    assert binding._provider(b"sm90", None, -1, None) == Status.SUCCESS
 
 
 @pytest.mark.gpu
@@ -149,8 +150,8 @@ def test_an_interrupt_while_a_kernel_is_built_is_raised_where_it_happened_also_t
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tables, "load_table", interrupted)
-    status = _core._provider(b"sm90", None, -1, None)
+    status = binding._provider(b"sm90", None, -1, None)
     crossed = RuntimeError(f"[scaled_mm status {status}] KeyboardInterrupt: ")  # what an operator makes of it
-    assert type(ops.typed_error(crossed)) is KeyboardInterrupt
+    assert type(operators.typed_error(crossed)) is KeyboardInterrupt
     later = RuntimeError(f"[scaled_mm status {int(Status.BAD_PARAM)}] a: expected something else")
-    assert type(ops.typed_error(later)) is BadParamError
+    assert type(operators.typed_error(later)) is BadParamError

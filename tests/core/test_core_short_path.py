@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm.build import compile, toolchain
-from scaled_mm.build.paths import csrc_dir
+from scaled_mm.jit import compile, toolchain
+from scaled_mm.jit.paths import csrc_dir
 
 SCRIPT = Path(__file__).with_name("short_path_script.py")
 

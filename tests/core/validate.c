@@ -267,31 +267,31 @@ static void check_blocks(scaledMMHandle_t handle) {
   size_t bytes = 1;
   int32_t device_type = -1, device_id = -1;
   REQUIRE(scaledMMGetBlockBytes(SCALED_MM_DTYPE_Q5_1) == 24 && scaledMMGetBlockBytes(SCALED_MM_DTYPE_FLOAT16) == 0);
-  EXPECT(scaledMMCreateBlockGemmDescriptor(NULL, &d, &out, &blocks, &activation, NULL, SCALED_MM_BLOCK_AUTO, NULL), NULL_POINTER, "handle: expected");
-  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, NULL, &out, &blocks, &activation, NULL, SCALED_MM_BLOCK_AUTO, NULL), NULL_POINTER, "descriptor: ");
-  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &floats, &activation, NULL, SCALED_MM_BLOCK_AUTO, NULL), BAD_TENSOR_DTYPE,
+  EXPECT(scaledMMCreateGgufGemmDescriptor(NULL, &d, &out, &blocks, &activation, NULL, SCALED_MM_GGUF_AUTO, NULL), NULL_POINTER, "handle: expected");
+  EXPECT(scaledMMCreateGgufGemmDescriptor(handle, NULL, &out, &blocks, &activation, NULL, SCALED_MM_GGUF_AUTO, NULL), NULL_POINTER, "descriptor: ");
+  EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &floats, &activation, NULL, SCALED_MM_GGUF_AUTO, NULL), BAD_TENSOR_DTYPE,
          "weight: expected q4_0, q4_1, q5_0, q5_1 or q8_0, got float16");
-  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &activation, NULL, SCALED_MM_BLOCK_W4A16, NULL), BAD_PARAM,
+  EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &activation, NULL, SCALED_MM_GGUF_W4A16, NULL), BAD_PARAM,
          "mode: expected auto or w4a8 with q8_1 activations, got w4a16");
-  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, 3, NULL), BAD_PARAM,
-         "mode: expected a scaledMMBlockMode_t, got 3");
-  EXPECT(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, SCALED_MM_BLOCK_AUTO, "any"), BAD_PARAM,
+  EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, 3, NULL), BAD_PARAM,
+         "mode: expected a scaledMMGgufMode_t, got 3");
+  EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, SCALED_MM_GGUF_AUTO, "any"), BAD_PARAM,
          "kernel: expected none on a CPU");
   REQUIRE(d == NULL);
-  EXPECT_SUCCESS(scaledMMCreateBlockGemmDescriptor(handle, &d, &out, &packed, &floats, NULL, SCALED_MM_BLOCK_W4A16, NULL));
+  EXPECT_SUCCESS(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &packed, &floats, NULL, SCALED_MM_GGUF_W4A16, NULL));
   EXPECT_SUCCESS(scaledMMGetWorkspaceSize(d, &bytes));
   EXPECT_SUCCESS(scaledMMGetDevice(d, &device_type, &device_id));
   EXPECT_SUCCESS(scaledMMGetKernel(d, &choice));
   REQUIRE(bytes == 0 && device_type == SCALED_MM_DEVICE_CPU && device_id == 0 && strcmp(choice.row, "cpu") == 0);
-  EXPECT_SUCCESS(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &packed, &floats, NULL}, 4));
-  EXPECT(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &blocks, &floats, NULL}, 4), BAD_PARAM,
+  EXPECT_SUCCESS(scaledMMCheckTensors(d, SCALED_MM_GGUF_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &packed, &floats, NULL}, 4));
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_GGUF_GEMM, (const scaledMMTensorDesc_t* const[]){&out, &blocks, &floats, NULL}, 4), BAD_PARAM,
          "weight: expected packed tiles");
-  EXPECT(scaledMMCheckTensors(d, SCALED_MM_BLOCK_GEMM, (const scaledMMTensorDesc_t* const[]){&out, NULL, &floats, NULL}, 4), BAD_PARAM,
+  EXPECT(scaledMMCheckTensors(d, SCALED_MM_GGUF_GEMM, (const scaledMMTensorDesc_t* const[]){&out, NULL, &floats, NULL}, 4), BAD_PARAM,
          "weight: expected a tensor as the descriptor was created, got none");
-  EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "out: expected a data pointer, got null");
-  EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, (void*)4096, (void*)65544, (void*)1048576, NULL, NULL), BAD_TENSOR_ALIGNMENT,
+  EXPECT(scaledMMCalculateGgufGemm(d, NULL, 0, NULL, NULL, NULL, NULL, NULL), NULL_POINTER, "out: expected a data pointer, got null");
+  EXPECT(scaledMMCalculateGgufGemm(d, NULL, 0, (void*)4096, (void*)65544, (void*)1048576, NULL, NULL), BAD_TENSOR_ALIGNMENT,
          "weight: expected a data pointer aligned to 16 bytes");
-  EXPECT(scaledMMCalculateBlockGemm(d, NULL, 0, (void*)4096, (void*)65536, (void*)1048576, NULL, NULL), DEVICE_NOT_SUPPORTED,
+  EXPECT(scaledMMCalculateGgufGemm(d, NULL, 0, (void*)4096, (void*)65536, (void*)1048576, NULL, NULL), DEVICE_NOT_SUPPORTED,
          "handle: the C library launches on CUDA devices");
   EXPECT_SUCCESS(scaledMMDestroyDescriptor(d));
 }

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import _core
-from scaled_mm.build import library
+from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError
+from scaled_mm.jit import library
 
 from .forced import BORROWER, SUFFIXES, TABLES
 
@@ -35,7 +35,7 @@ def handle_of():
 @pytest.fixture(scope="module")
 def handle_for(handle_of):
     """handle_for(arch, row, out_dtype): a handle that has this kernel, compiled for the architecture or for sm80."""
-    extra = {row.name: row for table in TABLES.values() for row in table.rows if row.generation == "c2x"}
+    extra = {row.name: row for table in TABLES.values() for row in table.rows if row.family == "c2x"}
     own = {row.name for row in TABLES[BORROWER].rows}
     merged = TABLES[BORROWER].model_copy(update={"rows": (*TABLES[BORROWER].rows, *(row for name, row in extra.items() if name not in own))})
 
@@ -46,15 +46,15 @@ def handle_for(handle_of):
             return handle_of(arch)
         except ArchitectureNotSupportedError:
             handle = handle_of(BORROWER)
-        _core.register_table(merged)
+        binding.register_table(merged)
         if row not in own:
             if not built:
                 have = 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1]
                 wanted = {row.name for arch, table in TABLES.items() if int(arch.removeprefix("sm")) > have for row in table.rows}
                 names = [(name, suffix) for name in sorted(wanted & extra.keys() - own) for suffix in SUFFIXES.values()]
                 built.update(library.build_kernels(merged, names))
-            _core.call("scaledMMLoadKernels", str(built[row, SUFFIXES[out_dtype]]).encode())
+            binding.call("scaledMMLoadKernels", str(built[row, SUFFIXES[out_dtype]]).encode())
         return handle
 
     yield handle_for
-    _core.register_table(TABLES[BORROWER])
+    binding.register_table(TABLES[BORROWER])

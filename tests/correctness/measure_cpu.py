@@ -11,7 +11,7 @@ import time
 import torch
 
 import scaled_mm as sm
-from scaled_mm import cpu_product
+from scaled_mm.cpu import integer_product
 
 SHAPES = (
     (1, 4096, 4096),
@@ -27,7 +27,7 @@ CALLS = 8
 
 
 def main() -> None:
-    print(f"{torch.get_num_threads()} threads, {cpu_product.choice()}")
+    print(f"{torch.get_num_threads()} threads, {integer_product.choice()}")
     print(f"{'M':>5} {'N':>6} {'K':>6} {'mm ms':>9} {'ours ms':>9} {'mm / ours':>10}")
     for m, n, k in SHAPES:
         a, w = (torch.randint(-128, 128, (rows, k), dtype=torch.int8) for rows in (m, n))

@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
-from scaled_mm import block_scaled_ops, reference
+from scaled_mm import reference
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDeviceError,
@@ -19,6 +19,7 @@ from scaled_mm.errors import (
     NullPointerError,
     ScaledMMError,
 )
+from scaled_mm.products import block_scaled_ops
 
 from .block_scaled_cases import BIASES, OUT_DTYPES, SCALE_LAYOUTS, SCALE_VALUES, SHAPES, ZERO_SHAPES, BlockCase
 from .cases import INPUT_LAYOUTS, LAYOUTS

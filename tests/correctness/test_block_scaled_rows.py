@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import _core, reference
-from scaled_mm.build import library
+from scaled_mm import reference
+from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
+from scaled_mm.jit import library
 from scaled_mm.tables import available_tables, load_table
 
 from .block_scaled_cases import OUT_DTYPES, BlockCase, BlockOperands
@@ -67,7 +68,7 @@ def handle_for():
     borrower = TABLES[BORROWER]
     own = {row.name for row in borrower.block_scaled.rows}
     every = [row for table in TABLES.values() for row in table.block_scaled.rows]
-    extra = {row.name: row for row in every if row.generation == "c2x" and row.name not in own}
+    extra = {row.name: row for row in every if row.family == "c2x" and row.name not in own}
     section = borrower.block_scaled.model_copy(update={"rows": (*borrower.block_scaled.rows, *extra.values())})
     merged = borrower.model_copy(update={"block_scaled": section})
 
@@ -76,7 +77,7 @@ def handle_for():
             return  # it has them
         names = [(row.name, suffix) for row in TABLES[arch].block_scaled.rows for suffix in SUFFIXES.values()]
         for path in library.build_kernels(table, names).values():
-            _core.call("scaledMMLoadKernels", str(path).encode())
+            binding.call("scaledMMLoadKernels", str(path).encode())
 
     def handle_for(arch: str) -> sm.Handle:
         if arch not in handles:
@@ -85,12 +86,12 @@ def handle_for():
                 build(TABLES[arch], arch)
             except ArchitectureNotSupportedError:
                 handles[arch] = sm.Handle("cuda:0", arch=BORROWER)
-                _core.register_table(merged)
+                binding.register_table(merged)
                 build(merged, arch)
         return handles[arch]
 
     yield handle_for
-    _core.register_table(borrower)
+    binding.register_table(borrower)
 
 
 def run(handle: sm.Handle, row: str, operands: BlockOperands) -> torch.Tensor:
@@ -111,7 +112,7 @@ def run(handle: sm.Handle, row: str, operands: BlockOperands) -> torch.Tensor:
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
 def test_every_row_has_the_bits_of_the_reference(handle_for, arch, row, out_dtype):
     handle = handle_for(arch)
-    cases = ALIGNED + (ANY if TABLES[arch].row(row).generation == "generic" else [])
+    cases = ALIGNED + (ANY if TABLES[arch].row(row).family == "generic" else [])
     for case in cases:
         case = BlockCase(**{**vars(case), "out_dtype": out_dtype})
         operands, expected = made(case)

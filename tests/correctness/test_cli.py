@@ -12,8 +12,10 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import cpu, cpu_product, reference
+from scaled_mm import reference
 from scaled_mm.cli import common, doctor, main, verify
+from scaled_mm.cpu import gemm as cpu_gemm
+from scaled_mm.cpu import integer_product
 from scaled_mm.tables import load_table
 
 SHAPES = ["--shape", "1x64x96", "--shape", "33x40x37"]
@@ -57,12 +59,12 @@ def test_verify_stops_timing_when_the_time_for_it_is_spent(capsys, monkeypatch):
 
 
 def test_verify_cannot_be_carried_out_with_a_cpu_kernel_that_there_is_not(capsys, monkeypatch):
-    monkeypatch.setenv(cpu_product.VARIABLE, "float33")
-    cpu_product._choose.cache_clear()
+    monkeypatch.setenv(integer_product.VARIABLE, "float33")
+    integer_product._choose.cache_clear()
     try:
         assert main(["verify", "--device", "cpu", "--shape", "1x2x3"]) == 2
     finally:
-        cpu_product._choose.cache_clear()
+        integer_product._choose.cache_clear()
     printed = capsys.readouterr()
     assert printed.out == "" and "BAD_PARAM: SCALED_MM_CPU_KERNEL: expected one of onednn_int8, float32, got 'float33'" in printed.err
 
@@ -98,14 +100,14 @@ def test_verify_prints_a_table_for_people(capsys, device):
 
 
 def test_verify_fails_when_one_number_differs(capsys, monkeypatch):
-    gemm = cpu.gemm
+    gemm = cpu_gemm.gemm
 
     def off_by_one(out, *inputs):
         gemm(out, *inputs)
         if out.dtype is torch.float16:
             out[0, 3] += out[0, 3].abs() + 1
 
-    monkeypatch.setattr(cpu, "gemm", off_by_one)
+    monkeypatch.setattr(cpu_gemm, "gemm", off_by_one)
     status, report = run_json(capsys, "verify", "--device", "cpu", *SHAPES)
     assert status == 1 and report["equal"] is False
     wrong = [case for case in report["cases"] if not case["equal"]]
@@ -116,7 +118,7 @@ def test_verify_fails_when_one_number_differs(capsys, monkeypatch):
 
 
 def test_verify_notices_an_element_that_nobody_wrote(capsys, monkeypatch):
-    monkeypatch.setattr(cpu, "gemm", lambda out, *inputs: None)
+    monkeypatch.setattr(cpu_gemm, "gemm", lambda out, *inputs: None)
     status, report = run_json(capsys, "verify", "--device", "cpu", "--shape", "2x3x4")
     assert status == 1
     assert not any(case["equal"] for case in report["cases"])
@@ -255,7 +257,7 @@ def test_doctor_passes_where_the_cpu_backend_works(capsys):
     status, report = run_json(capsys, "doctor")
     assert status == 0 and report["ok"] is True
     findings = {finding["name"]: finding for finding in report["findings"]}
-    assert cpu.kernel_name() in findings["CPU backend"]["found"]
+    assert cpu_gemm.kernel_name() in findings["CPU backend"]["found"]
     assert torch.__version__ in findings["torch"]["found"]
     assert {"Python", "core library", "nvcc", "CUTLASS headers", "ninja", "C++ compiler", "build cache"} <= set(findings)
     for finding in findings.values():
@@ -263,7 +265,7 @@ def test_doctor_passes_where_the_cpu_backend_works(capsys):
 
 
 def test_doctor_prints_what_is_missing_and_how_to_get_it(capsys, monkeypatch):
-    from scaled_mm.build import toolchain
+    from scaled_mm.jit import toolchain
 
     monkeypatch.setattr(toolchain, "find_nvcc", lambda: None)
     assert main(["doctor"]) == 0
@@ -281,7 +283,7 @@ def test_doctor_fails_when_the_cpu_gives_a_wrong_number(capsys, monkeypatch):
 
 
 def test_doctor_survives_a_part_that_raises(capsys, monkeypatch):
-    from scaled_mm.build import cache
+    from scaled_mm.jit import cache
 
     def broken():
         raise PermissionError("cache [not] readable")
@@ -298,7 +300,7 @@ def test_doctor_survives_a_part_that_raises(capsys, monkeypatch):
 @pytest.fixture
 def look_again():
     """What was found is remembered per process."""
-    from scaled_mm.build import toolchain
+    from scaled_mm.jit import toolchain
 
     looks = (toolchain.find_nvcc, toolchain.find_cutlass, toolchain.cutlass_version, toolchain.find_cxx, toolchain.cxx_version)
     for look in looks:
@@ -346,7 +348,7 @@ def test_doctor_checks_the_tile_tables(capsys, monkeypatch, tmp_path):
 
 
 def test_doctor_says_which_kernels_the_wheel_has(monkeypatch, tmp_path):
-    from scaled_mm.build import library
+    from scaled_mm.jit import library
 
     assert doctor._shipped_kernels() == []
     table = sm.tables.load_table("sm90")

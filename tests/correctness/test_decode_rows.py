@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import _core, reference
-from scaled_mm.build import library
+from scaled_mm import reference
+from scaled_mm.core import binding
+from scaled_mm.jit import library
 from scaled_mm.tables import KernelRow, load_table
 
 from .test_rows import OUT_DTYPES, operands, run, scales
@@ -20,7 +21,7 @@ SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"
 # number of blocks, both widths.
 ROWS = {
     f"decode_{columns}x{rows}x128{'_co' if persistent else ''}{f'_c{share}1' if share > 1 else ''}_k{split}_x{stages}": dict(
-        generation="decode",
+        family="decode",
         tile=[columns, rows, 128],
         swap_ab=True,
         split_k=split,
@@ -74,11 +75,11 @@ def handle():
         pytest.skip(f"decode kernels need compute capability 9.0, this GPU is {handle.arch}")
     rows = tuple(KernelRow.model_validate({"name": name, **fields}) for name, fields in ROWS.items())
     merged = TABLE.model_copy(update={"rows": (*TABLE.rows, *(row for row in rows if row.name not in {own.name for own in TABLE.rows}))})
-    _core.register_table(merged)
+    binding.register_table(merged)
     for path in library.build_kernels(merged, [(row.name, suffix) for row in rows for suffix in SUFFIXES.values()]).values():
-        _core.call("scaledMMLoadKernels", str(path).encode())
+        binding.call("scaledMMLoadKernels", str(path).encode())
     yield handle
-    _core.register_table(TABLE)
+    binding.register_table(TABLE)
 
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)

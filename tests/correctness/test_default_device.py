@@ -46,9 +46,9 @@ def test_a_product_does_not_depend_on_the_default_device(K):
 
 
 def test_the_first_product_of_a_process_may_be_one_under_another_default_device():
-    from scaled_mm import cpu_product
+    from scaled_mm.cpu import integer_product
 
-    cpu_product._choose.cache_clear()
+    integer_product._choose.cache_clear()
     test_a_product_does_not_depend_on_the_default_device(48)
 
 

@@ -125,11 +125,11 @@ def test_a_descriptor_says_which_kernel_it_chose_and_why(handle, device):
 
 
 def test_on_a_cpu_the_kernel_is_named_by_the_backend():
-    from scaled_mm import cpu
+    from scaled_mm.cpu import gemm as cpu_gemm
 
     operands = Case(5, 16, 32).make()
     with sm.create_descriptor(sm.Handle("cpu"), out=operands.poisoned_out(), **operands.inputs) as descriptor:
-        assert descriptor.kernel.row == cpu.kernel_name()
+        assert descriptor.kernel.row == cpu_gemm.kernel_name()
 
 
 def test_handles_and_descriptors_say_what_they_are(device):

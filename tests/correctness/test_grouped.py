@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
-from scaled_mm import grouped_ops, reference
+from scaled_mm import reference
 from scaled_mm.errors import (
     AccumulatorOverflowError,
     BadParamError,
@@ -18,6 +18,7 @@ from scaled_mm.errors import (
     NullPointerError,
     ScaledMMError,
 )
+from scaled_mm.products import grouped_ops
 
 from .grouped_cases import OUT_DTYPES, Grouped, grouped
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm import _core, reference
-from scaled_mm.build import library
+from scaled_mm import reference
+from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
+from scaled_mm.jit import library
 from scaled_mm.tables import available_tables, load_table
 
 from .grouped_cases import Grouped, grouped, random_offsets
@@ -70,7 +71,7 @@ def handle_for():
     handles = {}
     borrower = TABLES[BORROWER]
     own = {row.name for row in borrower.grouped.rows}
-    extra = {row.name: row for table in TABLES.values() for row in table.grouped.rows if row.generation == "c2x" and row.name not in own}
+    extra = {row.name: row for table in TABLES.values() for row in table.grouped.rows if row.family == "c2x" and row.name not in own}
     merged = borrower.model_copy(update={"grouped": borrower.grouped.model_copy(update={"rows": (*borrower.grouped.rows, *extra.values())})})
 
     def build(table, rows, suffixes) -> None:
@@ -78,7 +79,7 @@ def handle_for():
             return  # it has them
         names = [(row, suffix) for row in rows for suffix in suffixes]
         for path in library.build_kernels(table, names).values():
-            _core.call("scaledMMLoadKernels", str(path).encode())
+            binding.call("scaledMMLoadKernels", str(path).encode())
 
     def handle_for(arch: str, row: str) -> sm.Handle:
         if arch not in handles:
@@ -88,12 +89,12 @@ def handle_for():
                 build(TABLES[arch], [row.name for row in TABLES[arch].grouped.rows], suffixes)
             except ArchitectureNotSupportedError:
                 handles[arch] = sm.Handle("cuda:0", arch=BORROWER)
-                _core.register_table(merged)
+                binding.register_table(merged)
                 build(merged, [row.name for row in TABLES[arch].grouped.rows], suffixes)
         return handles[arch]
 
     yield handle_for
-    _core.register_table(borrower)
+    binding.register_table(borrower)
 
 
 def run(handle: sm.Handle, row: str, case: Grouped, padding: int) -> torch.Tensor:
@@ -132,7 +133,7 @@ def test_every_grouped_row_has_the_bits_of_the_reference(handle_for, arch, row, 
     handle = handle_for(arch, row)
     for index in range(len(ALIGNED)):
         check(handle, arch, row, True, index, out_dtype)
-    if TABLES[arch].row(row).generation == "generic":
+    if TABLES[arch].row(row).family == "generic":
         for index in range(len(ANY)):
             check(handle, arch, row, False, index, out_dtype)
 

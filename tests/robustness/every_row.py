@@ -15,9 +15,9 @@ import torch
 
 import scaled_mm as sm
 from scaled_mm import reference
-from scaled_mm.block import reference as block_reference
-from scaled_mm.block_formats import WEIGHT_FORMATS
-from scaled_mm.build import library
+from scaled_mm.gguf import reference as block_reference
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
+from scaled_mm.jit import library
 from scaled_mm.tables import load_table
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.int32)
@@ -152,7 +152,7 @@ def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
         for out_dtype in DTYPES:
             for names in options_of(out_dtype):
                 yield f"{row.name} {out_dtype} {names}", run(handle, row.name, out_dtype, product, names)
-            if row.early_weights or row.generation == "decode":
+            if row.early_weights or row.family == "decode":
                 yield f"{row.name} {out_dtype} prepared", run(handle, row.name, out_dtype, product, options_of(out_dtype)[-1], prepared=True)
         yield f"{row.name} batched", run_batched(handle, row.name, M, N, K)
         yield f"{row.name} batched, prepared", run_batched(handle, row.name, M, N, K, prepared=True)
@@ -162,7 +162,7 @@ def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
     for row in table.block_scaled.rows:
         for out_dtype in DTYPES[:3]:
             yield f"{row.name} {out_dtype}", run_block_scaled(handle, row, out_dtype)
-    for row in table.block.rows:
+    for row in table.gguf.rows:
         for fmt, packed, kind in itertools.product(WEIGHT_FORMATS, (False, True), ("q8_1", "float16", "quantized float16")):
             yield f"{row.name} {fmt} {'packed ' if packed else ''}{kind}", run_block(handle, row, fmt, packed, kind)
 

@@ -107,7 +107,7 @@ struct Product {
   Kind kind;
   scaledMMTensorDesc_t tensors[kMost];
   bool present[kMost];
-  int32_t mode = SCALED_MM_BLOCK_AUTO;
+  int32_t mode = SCALED_MM_GGUF_AUTO;
   const char* kernel = nullptr;
 };
 
@@ -129,7 +129,7 @@ scaledMMStatus_t create(scaledMMHandle_t handle, void** d, const Product& p) {
     return scaledMMCreateGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], s.t[7], s.t[8], s.t[9], p.kernel);
   case kGrouped: return scaledMMCreateGroupedGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], p.kernel);
   case kBlockScaled: return scaledMMCreateBlockScaledGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], p.kernel);
-  default: return scaledMMCreateBlockGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], p.mode, p.kernel);
+  default: return scaledMMCreateGgufGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], p.mode, p.kernel);
   }
 }
 
@@ -145,7 +145,7 @@ scaledMMStatus_t calculate(Kind kind, void* object, void* workspace, size_t size
   case kGemm: return scaledMMCalculateGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], nullptr);
   case kGrouped: return scaledMMCalculateGroupedGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], nullptr);
   case kBlockScaled: return scaledMMCalculateBlockScaledGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], nullptr);
-  default: return scaledMMCalculateBlockGemm(d, workspace, size, p[0], p[1], p[2], p[3], nullptr);
+  default: return scaledMMCalculateGgufGemm(d, workspace, size, p[0], p[1], p[2], p[3], nullptr);
   }
 }
 
@@ -699,13 +699,13 @@ void unknown_out_dtype(scaledMMHandle_t cpu) {
 struct Table {
   scaledMMTableRow_t rows[2] = {{"any", 1, 1, 1, 1}, {"fast", 16, 16, 16, 16}};
   scaledMMTableBucket_t buckets[2] = {{16, 16, 16, 1, 0}, {INT64_MAX, INT64_MAX, INT64_MAX, 0, 0}};
-  scaledMMTableMode_t modes[2] = {{8, SCALED_MM_BLOCK_W4A8, 0}, {INT64_MAX, SCALED_MM_BLOCK_W4A16, 0}};
+  scaledMMTableMode_t modes[2] = {{8, SCALED_MM_GGUF_W4A8, 0}, {INT64_MAX, SCALED_MM_GGUF_W4A16, 0}};
   scaledMMTable_t table = {"sm75", "hostile table", rows, 2, buckets, 2, 0, 0, SCALED_MM_TABLE_GEMM, 0, nullptr, 0};
 
   Table() = default;
   Table(const Table&) = delete;
   void of_blocks() {
-    table.kind = SCALED_MM_TABLE_BLOCK_GEMM;
+    table.kind = SCALED_MM_TABLE_GGUF_GEMM;
     table.modes = modes;
     table.num_modes = 2;
   }

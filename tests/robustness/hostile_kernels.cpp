@@ -33,12 +33,12 @@ const scaledMMTableRow_t gemm_rows[] = ROWS("any", "fast"), grouped_rows[] = ROW
                          scaled_rows[] = ROWS("scaled_any", "scaled_fast"), block_rows[] = {{"blocks", 1, 1, 1, 1}};
 const scaledMMTableBucket_t gemm_buckets[] = {{4, kOpen, kOpen, 2, 0}, {kOpen, kOpen, kOpen, 1, 0}}, fast_buckets[] = {{kOpen, kOpen, kOpen, 1, 0}},
                             block_buckets[] = {{kOpen, kOpen, kOpen, 0, 0}};
-const scaledMMTableMode_t modes[] = {{4, SCALED_MM_BLOCK_W4A8, 0}, {kOpen, SCALED_MM_BLOCK_W4A16, 0}};
+const scaledMMTableMode_t modes[] = {{4, SCALED_MM_GGUF_W4A8, 0}, {kOpen, SCALED_MM_GGUF_W4A16, 0}};
 
 const scaledMMTable_t gemm = {"sm90", "hostile", gemm_rows, 3, gemm_buckets, 2, 0, 0, SCALED_MM_TABLE_GEMM, 0, nullptr, 0};
 const scaledMMTable_t grouped = {"sm90", "hostile", grouped_rows, 2, fast_buckets, 1, 0, 0, SCALED_MM_TABLE_GROUPED_GEMM, 0, nullptr, 0};
 const scaledMMTable_t scaled = {"sm90", "hostile", scaled_rows, 2, fast_buckets, 1, 0, 0, SCALED_MM_TABLE_BLOCK_SCALED_GEMM, 0, nullptr, 0};
-const scaledMMTable_t blocks = {"sm90", "hostile", block_rows, 1, block_buckets, 1, 0, 0, SCALED_MM_TABLE_BLOCK_GEMM, 0, modes, 2};
+const scaledMMTable_t blocks = {"sm90", "hostile", block_rows, 1, block_buckets, 1, 0, 0, SCALED_MM_TABLE_GGUF_GEMM, 0, modes, 2};
 const scaled_mm::KernelLibrary library = {
     SCALED_MM_KERNEL_ABI_VERSION, "sm90", kernels, sizeof(kernels) / sizeof(*kernels), &gemm, &grouped, &scaled, &blocks};
 

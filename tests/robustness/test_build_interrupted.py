@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm.build import cache, compile, library
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.jit import cache, compile, library
 
 PACKAGE = Path(cache.__file__).parent.parent
 DEADLINE_S = 60
@@ -39,7 +39,7 @@ from pathlib import Path
 package = types.ModuleType("scaled_mm")
 package.__path__ = [{str(PACKAGE)!r}]
 sys.modules["scaled_mm"] = package
-from scaled_mm.build import cache, compile
+from scaled_mm.jit import cache, compile
 def build(folder):
     (folder / "main.cpp").write_text("")
     compile.run_ninja(folder, "main", sys.argv[1], [folder / "main.cpp"], [], [])

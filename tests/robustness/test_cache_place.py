@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm import _core, fast
-from scaled_mm.build import cache, compile, library, toolchain
+from scaled_mm.core import binding, fast
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.jit import cache, compile, library, toolchain
 
 PACKAGE = Path(cache.__file__).parent.parent
 BARE_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # file names are ASCII, and bytes
@@ -39,7 +39,7 @@ import ctypes, os, sys, types
 package = types.ModuleType("scaled_mm")
 package.__path__ = [{str(PACKAGE)!r}]
 sys.modules["scaled_mm"] = package
-from scaled_mm.build import cache, compile, toolchain
+from scaled_mm.jit import cache, compile, toolchain
 for include in sys.argv[1:]:
     os.environ["SCALED_MM_CACHE_DIR"] = os.path.join(include, "cache")
     def build(folder):
@@ -130,7 +130,7 @@ def test_a_library_that_cannot_be_loaded_is_a_typed_error(tmp_path, monkeypatch)
     (tmp_path / "library.so").write_bytes(b"no library")
     monkeypatch.setattr(library, "core_library", lambda: tmp_path / "library.so")
     with pytest.raises(KernelNotBuiltError, match="expected a library that can be loaded: .*SCALED_MM_CACHE_DIR names another folder"):
-        _core.library.__wrapped__()
+        binding.library.__wrapped__()
     monkeypatch.setattr(library, "python_library", lambda: tmp_path / "library.so")
     with pytest.warns(UserWarning, match="calls go through torch's dispatcher.*library.so"):
         fast.load()
@@ -141,9 +141,9 @@ def test_an_error_of_the_provider_may_name_a_file_whose_name_is_no_text(monkeypa
     def fail(*_):
         raise KernelNotBuiltError("/\udcff: not there")
 
-    monkeypatch.setattr(_core, "_provide", fail)
-    status = _core._provider(b"sm90", None, 0, None)
-    assert status == KernelNotBuiltError.status and str(_core.failure(status)) == "/\\udcff: not there"
+    monkeypatch.setattr(binding, "_provide", fail)
+    status = binding._provider(b"sm90", None, 0, None)
+    assert status == KernelNotBuiltError.status and str(binding.failure(status)) == "/\\udcff: not there"
 
 
 # ---- who may write to it ------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def test_the_room_of_setup_py_is_as_trusted_as_the_sources(tmp_path):
     (tmp_path / "build" / "cache").mkdir(parents=True)
     (tmp_path / "build" / "cache").chmod(0o777)
     (tmp_path / "setup.py").write_text(
-        text + 'build_room()\nfrom scaled_mm.build import cache\ncache.get_or_build("kernel", "row", "key", '
+        text + 'build_room()\nfrom scaled_mm.jit import cache\ncache.get_or_build("kernel", "row", "key", '
         'lambda folder: (folder / "library.so").write_bytes(b"x"))\n'
     )
     subprocess.run([sys.executable, str(tmp_path / "setup.py")], check=True, timeout=120)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm.build import cache, compile, library, toolchain
+from scaled_mm.jit import cache, compile, library, toolchain
 
 HERE = Path(__file__).resolve().parent
 DRIVER = HERE.parent / "core" / "fake_driver.c"

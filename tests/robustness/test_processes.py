@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm.block.layout import Parts
-from scaled_mm.descriptor import KernelChoice
+from scaled_mm.core.descriptor import KernelChoice
+from scaled_mm.gguf.layout import Parts
 
 DEADLINE_S = 60
 A = torch.arange(33 * 256).reshape(33, 256).remainder(255).sub(127).to(torch.int8)

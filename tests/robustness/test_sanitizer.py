@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm.build import toolchain
+from scaled_mm.jit import toolchain
 
 pytestmark = pytest.mark.gpu
 EVERY_ROW = Path(__file__).parent / "every_row.py"

@@ -8,7 +8,7 @@ from schema_data import collection
 from schema_independent import check
 
 from scaled_mm import schema
-from scaled_mm.block_formats import FORMATS
+from scaled_mm.gguf_formats import FORMATS
 from scaled_mm.schema import runner
 
 

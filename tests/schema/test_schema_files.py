@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from schema_data import ROOT, collection
 
 from scaled_mm import schema
-from scaled_mm.block_formats import FORMATS, WEIGHT_FORMATS
+from scaled_mm.gguf_formats import FORMATS, WEIGHT_FORMATS
 from scaled_mm.schema.catalog import __main__ as writer
 from scaled_mm.schema.catalog import entries
 from scaled_mm.schema.vocabulary import GROUPS, OP_TYPES

@@ -9,7 +9,7 @@ arch: sm90
 fallback: any
 rows:
   - name: small
-    generation: c3x
+    family: c3x
     tile: [64, 16, 256]
     cluster: [1, 1]
     schedule: warp_specialized
@@ -17,8 +17,8 @@ rows:
     swap_ab: true
     stages: auto
     split_k: 1
-  - {name: large, generation: c3x, tile: [128, 128, 128], schedule: pingpong}
-  - {name: any, generation: generic, tile: [64, 64, 64]}
+  - {name: large, family: c3x, tile: [128, 128, 128], schedule: pingpong}
+  - {name: any, family: generic, tile: [64, 64, 64]}
 buckets:
   - m: 16
     cases:

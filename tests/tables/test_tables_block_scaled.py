@@ -11,7 +11,7 @@ from scaled_mm.tables import KernelRow, available_tables, check_table, load_tabl
 from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
 
 PATHS = dict(available_tables())
-ROW = dict(name="r", generation="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
+ROW = dict(name="r", family="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
 
 
 def reasons(tmp_path, arch: str, edit) -> list[tuple[str, str]]:
@@ -36,7 +36,7 @@ def test_m_chooses_the_row(arch):
 @pytest.mark.parametrize(
     "changed, field, reason",
     [
-        (dict(generation="c3x", schedule="pingpong"), "generation", "expected c2x or generic"),
+        (dict(family="c3x", schedule="pingpong"), "family", "expected c2x or generic"),
         (dict(tile=[128, 128, 64], warp=[64, 32, 64]), "tile", "tile k = 64, expected 128"),
         (dict(tile=[128, 256, 128]), "tile", "tile n = 256, expected 16, 32, 64 or 128"),
         (dict(tile=[128, 96, 128]), "tile", "tile n = 96"),
@@ -53,8 +53,8 @@ def test_m_chooses_the_row(arch):
         (dict(stages=6), "stages", "sm80 has 166912"),
         (dict(split_k=2), "split_k", "a block-scaled c2x row has none"),
         (dict(grouped=True), "grouped", "a block-scaled c2x row has none"),
-        (dict(generation="generic"), "warp", "a block-scaled generic row has none"),
-        (dict(generation="generic", warp=None, stages="auto"), "tile", "2 x 2 warps, and 32 or 64 each way"),
+        (dict(family="generic"), "warp", "a block-scaled generic row has none"),
+        (dict(family="generic", warp=None, stages="auto"), "tile", "2 x 2 warps, and 32 or 64 each way"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said_with_its_field(changed, field, reason):

@@ -9,13 +9,13 @@ from scaled_mm.tables import KernelRow, available_tables, check_table, load_tabl
 from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
 
 TABLES = [load_table(arch) for arch, _ in available_tables()]
-C2X = [table for table in TABLES if any(row.generation == "c2x" for row in table.rows)]
+C2X = [table for table in TABLES if any(row.family == "c2x" for row in table.rows)]
 MULTIPROCESSORS = {"sm75": 40, "sm80": 108, "sm89": 128, "sm100": 148, "sm120": 170}
 WIDTHS = (1024, 2048, 4096, 6144, 8192, 12288, 28672)
 
 
 def row(**changes) -> KernelRow:
-    fields = dict(name="row", generation="c2x", tile=[128, 128, 64], warp=[64, 64, 64], stages=5)
+    fields = dict(name="row", family="c2x", tile=[128, 128, 64], warp=[64, 64, 64], stages=5)
     return KernelRow.model_validate({**fields, **changes})
 
 
@@ -60,7 +60,7 @@ def test_an_illegal_row_is_refused_with_field_and_reason(arch, changes, field, r
 
 
 def test_a_warp_tile_is_for_c2x_rows_alone():
-    for fields in (dict(generation="generic", tile=[64, 64, 64], stages="auto"), dict(generation="c3x", schedule="pingpong", stages="auto")):
+    for fields in (dict(family="generic", tile=[64, 64, 64], stages="auto"), dict(family="c3x", schedule="pingpong", stages="auto")):
         assert [field for field, _ in row_findings(row(**fields), "sm90")] == ["warp"]
 
 
@@ -68,8 +68,8 @@ def test_an_illegal_c2x_row_is_reported_with_its_line(tmp_path):
     path = tmp_path / "table.yaml"
     path.write_text(
         "arch: sm86\nfallback: any\nrows:\n"
-        "  - {name: deep, generation: c2x, tile: [64, 128, 128], warp: [64, 64, 64], stages: 5}\n"
-        "  - {name: any, generation: generic, tile: [64, 64, 64]}\n"
+        "  - {name: deep, family: c2x, tile: [64, 128, 128], warp: [64, 64, 64], stages: 5}\n"
+        "  - {name: any, family: generic, tile: [64, 64, 64]}\n"
         "buckets: [{kernel: deep}]\n"
     )
     assert [(p.line, p.field) for p in check_table(path)] == [(4, "rows[0].stages")]
@@ -111,7 +111,7 @@ def test_every_row_fits_every_architecture_that_the_table_serves(table):
 def test_every_row_name_describes_its_row(table):
     for r in table.rows:
         options = "".join(f"_{letter}{value}" for letter, value in (("z", r.swizzle), ("k", r.split_k)) if value > 1)
-        assert r.name == (f"generic_{r.tile}" if r.generation == "generic" else f"c2x_{r.tile}_w{r.warp}_s{r.stages}{options}")
+        assert r.name == (f"generic_{r.tile}" if r.family == "generic" else f"c2x_{r.tile}_w{r.warp}_s{r.stages}{options}")
 
 
 def test_a_name_means_the_same_row_in_every_table():
@@ -180,8 +180,7 @@ def test_m_of_17_reads_b_as_m_of_16_does_on_sm89():
 def test_a_table_cannot_serve_what_it_is_not_made_for(tmp_path, serves, field, reason):
     path = tmp_path / "table.yaml"
     path.write_text(
-        f"arch: sm86\nserves: {serves}\nfallback: any\nrows:\n  - {{name: any, generation: generic, tile: [64, 64, 64]}}\n"
-        "buckets: [{kernel: any}]\n"
+        f"arch: sm86\nserves: {serves}\nfallback: any\nrows:\n  - {{name: any, family: generic, tile: [64, 64, 64]}}\nbuckets: [{{kernel: any}}]\n"
     )
     problems = check_table(path)
     assert [(p.line, p.field) for p in problems] == [(2, field)] and reason in problems[0].reason

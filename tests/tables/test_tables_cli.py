@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from scaled_mm.build import check, toolchain
 from scaled_mm.cli import table as command
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.jit import check, toolchain
 from scaled_mm.tables import load_table
 from scaled_mm.tables.select import K_BOUNDS, output_tiles
 

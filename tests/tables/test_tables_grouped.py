@@ -38,7 +38,7 @@ def test_the_rows_per_expert_choose_the_row(arch):
     for bucket in grouped.buckets:
         assert grouped.select(bucket.m or 10**6, 4096, 4096).row.name == bucket.kernel
     assert grouped.select(16, 4096, 0).row.name == grouped.fallback
-    assert [row.name for row in table.all_rows] == [row.name for section in (table, grouped, table.block_scaled, table.block) for row in section.rows]
+    assert [row.name for row in table.all_rows] == [row.name for section in (table, grouped, table.block_scaled, table.gguf) for row in section.rows]
     assert table.row(grouped.fallback).grouped and not table.row(table.fallback).grouped
     with pytest.raises(KernelNotFoundError):
         grouped.row(table.fallback)
@@ -47,7 +47,7 @@ def test_the_rows_per_expert_choose_the_row(arch):
 def test_a_table_may_do_without_the_section(edited):
     path = edited("sm80", lambda document: document.pop("grouped"))
     table = load_table(path)
-    assert table.grouped is None and table.sections == (table, table.block_scaled, table.block)
+    assert table.grouped is None and table.sections == (table, table.block_scaled, table.gguf)
 
 
 CASES = [

@@ -11,8 +11,8 @@ from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError, Kerne
 from scaled_mm.tables import Bucket, TableError, TileTable, check_table, load_table
 from scaled_mm.tables.schema import Problem
 
-LARGE = "{name: large, generation: c3x, tile: [128, 128, 128], schedule: pingpong}"
-ANY = "{name: any, generation: generic, tile: [64, 64, 64]}"
+LARGE = "{name: large, family: c3x, tile: [128, 128, 128], schedule: pingpong}"
+ANY = "{name: any, family: generic, tile: [64, 64, 64]}"
 
 
 def the_problem(table_file):
@@ -255,14 +255,14 @@ BROKEN = {
     "missing architecture": ("arch: sm90\n", "", "arch", "fallback", "required key is missing"),
     "missing name": (
         ANY,
-        f"{ANY}\n  - {{generation: generic, tile: [32, 32, 32]}}",
+        f"{ANY}\n  - {{family: generic, tile: [32, 32, 32]}}",
         "rows[3].name",
         "[32, 32, 32]",
         "required key",
     ),
     "name that is no word": (
         "    split_k: 1\n",
-        "    split_k: 1\n  - {name: A-1, generation: generic, tile: [16, 16, 16]}\n",
+        "    split_k: 1\n  - {name: A-1, family: generic, tile: [16, 16, 16]}\n",
         "rows[1].name",
         "A-1",
         "pattern",
@@ -277,12 +277,12 @@ BROKEN = {
     "tile of two": ("tile: [64, 16, 256]", "tile: [64, 16]", "rows[0].tile[2]", "[64, 16]", "a value is missing"),
     "tile of four": ("tile: [64, 16, 256]", "tile: [64, 16, 256, 1]", "rows[0].tile", "256, 1", "too many values"),
     "tile of zero": ("tile: [64, 16, 256]", "tile: [64, 0, 256]", "rows[0].tile[1]", "[64, 0", "greater than 0"),
-    "unknown generation": (
+    "unknown family": (
         LARGE,
         LARGE.replace("c3x", "c4x"),
-        "rows[1].generation",
+        "rows[1].family",
         "c4x",
-        "'c3x', 'c2x', 'decode', 'generic', 'block_mma' or 'block_wgmma', got 'c4x'",
+        "'c3x', 'c2x', 'decode', 'generic', 'gguf_mma' or 'gguf_wgmma', got 'c4x'",
     ),
     "unknown schedule": (LARGE, LARGE.replace("pingpong", "tennis"), "rows[1].schedule", "tennis", "got 'tennis'"),
     "stages that are no number": (

@@ -7,11 +7,11 @@ import pytest
 from scaled_mm.tables import KernelRow, TableError, load_table
 from scaled_mm.tables.rules import epilogue_bytes, row_cost, row_findings
 
-LARGE = "{name: large, generation: c3x, tile: [128, 128, 128], schedule: pingpong}"
+LARGE = "{name: large, family: c3x, tile: [128, 128, 128], schedule: pingpong}"
 
 
 def large(**changes) -> str:
-    row = {"name": "large", "generation": "c3x", "tile": [128, 128, 128], "schedule": "pingpong", **changes}
+    row = {"name": "large", "family": "c3x", "tile": [128, 128, 128], "schedule": "pingpong", **changes}
     return "{" + ", ".join(f"{key}: {value}" for key, value in row.items() if value is not None) + "}"
 
 
@@ -43,14 +43,14 @@ ILLEGAL = {
     "a single stage": (dict(stages=1), "stages", "at least 2"),
     "no two stages fit": (dict(tile=[128, 128, 512]), "tile", "a pipeline needs 2"),
     "a warp tile in a c3x row": (dict(warp=[64, 64, 64]), "warp", "leave it out"),
-    "generic with a schedule": (dict(generation="generic", tile=[64, 64, 64]), "schedule", "leave it out"),
+    "generic with a schedule": (dict(family="generic", tile=[64, 64, 64]), "schedule", "leave it out"),
     "generic with prefetch": (
-        dict(generation="generic", schedule=None, tile=[64, 64, 64], prefetch=64),
+        dict(family="generic", schedule=None, tile=[64, 64, 64], prefetch=64),
         "prefetch",
         "leave it out",
     ),
     "generic with an odd tile": (
-        dict(generation="generic", schedule=None, tile=[64, 24, 64]),
+        dict(family="generic", schedule=None, tile=[64, 24, 64]),
         "tile",
         "multiple of 16",
     ),
@@ -88,7 +88,7 @@ def test_a_row_on_the_legal_side_of_a_rule_loads(table_file, changes):
     assert row.name == "large" and row_findings(row, "sm90") == []
 
 
-DECODE = dict(generation="decode", tile=[64, 16, 128], schedule=None, swap_ab="true", split_k=4, stages=8)
+DECODE = dict(family="decode", tile=[64, 16, 128], schedule=None, swap_ab="true", split_k=4, stages=8)
 ILLEGAL_DECODE = {
     "another schedule": (dict(schedule="pingpong"), "schedule", "cooperative, a persistent kernel, or none"),
     "a cluster along M": (dict(cluster=[1, 2]), "cluster", "expected m of 1, 2, 4, 8"),
@@ -114,13 +114,13 @@ ILLEGAL_DECODE = {
 )
 def test_a_decode_row_may_share_rows_of_a_and_be_persistent(table_file, changes):
     table_file.replace(LARGE, large(**{**DECODE, **changes}))
-    assert load_table(table_file.path).row("large").generation == "decode"
+    assert load_table(table_file.path).row("large").family == "decode"
 
 
 @pytest.mark.parametrize("changes, field, reason", ILLEGAL_DECODE.values(), ids=ILLEGAL_DECODE)
 def test_an_illegal_decode_row_is_refused_and_its_legal_neighbour_is_not(table_file, changes, field, reason):
     table_file.replace(LARGE, large(**DECODE))
-    assert load_table(table_file.path).row("large").generation == "decode"
+    assert load_table(table_file.path).row("large").family == "decode"
     table_file.replace(large(**DECODE), large(**{**DECODE, **changes}))
     with pytest.raises(TableError) as caught:
         load_table(table_file.path)
@@ -131,12 +131,12 @@ def test_c3x_rows_are_refused_on_architectures_without_wgmma(table_file):
     table_file.replace("arch: sm90", "arch: sm80")
     with pytest.raises(TableError) as caught:
         load_table(table_file.path)
-    assert [problem.field for problem in caught.value.problems] == ["rows[0].generation", "rows[1].generation"]
+    assert [problem.field for problem in caught.value.problems] == ["rows[0].family", "rows[1].family"]
     assert all("sm80 lacks" in problem.reason for problem in caught.value.problems)
 
 
 def make_row(tile, schedule, **changes) -> KernelRow:
-    return KernelRow(name="row", generation="c3x", tile=tile, schedule=schedule, **changes)
+    return KernelRow(name="row", family="c3x", tile=tile, schedule=schedule, **changes)
 
 
 def test_auto_stages_are_what_fits_beside_the_epilogue():

@@ -124,16 +124,16 @@ def test_every_row_fits_an_h200_with_room_for_two_stages(table):
     for row in table.rows:
         cost = row_cost(row, "sm90")
         assert cost.shared_memory <= 227 * 1024
-        if row.generation == "c3x":
+        if row.family == "c3x":
             assert cost.stages >= 2 and cost.accumulators <= 224
 
 
 def test_every_row_name_describes_its_row(table):
     for row in table.rows:
-        if row.generation == "generic":
+        if row.family == "generic":
             assert row.name == f"generic_{row.tile}"
             continue
-        if row.generation == "decode":
+        if row.family == "decode":
             share = "" if row.cluster.m == 1 else f"_c{row.cluster.m}1"
             assert row.name == f"decode_{row.tile}{'_co' if row.schedule else ''}{share}_k{row.split_k}_x{row.stages}"
             continue
@@ -147,7 +147,7 @@ def test_every_row_name_describes_its_row(table):
 
 def test_the_fallback_takes_any_alignment_and_k_of_zero(table):
     fallback = table.row(table.fallback)
-    assert fallback.generation == "generic" and fallback.alignment == (1, 1, 1)
+    assert fallback.family == "generic" and fallback.alignment == (1, 1, 1)
     selection = table.select(7, 11, 0)
     assert selection.row == fallback and selection.bucket_index == -1 and "K = 0" in selection.reason
 

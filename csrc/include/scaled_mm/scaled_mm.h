@@ -143,7 +143,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_TABLE_GEMM = 0,
   SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds the rows per expert, ceil(tokens / experts) */
   SCALED_MM_TABLE_BLOCK_SCALED_GEMM = 2,
-  SCALED_MM_TABLE_BLOCK_GEMM = 3, /* m_max of its buckets and modes bounds the tokens, n_max the rows of the weight */
+  SCALED_MM_TABLE_GGUF_GEMM = 3, /* m_max of its buckets and modes bounds the tokens, n_max the rows of the weight */
 } scaledMMTableKind_t;
 
 /* A flag of scaledMMTableBucket_t: it serves no product but those whose b is SCALED_MM_TENSOR_CONSTANT. */
@@ -155,21 +155,21 @@ typedef enum SCALED_MM_ENUM_BASE {
 typedef struct {
   int64_t m_max, n_max, k_max;
   int32_t row;   /* index into rows */
-  int32_t flags; /* SCALED_MM_BUCKET_CONSTANT_B (SCALED_MM_TABLE_GEMM alone), SCALED_MM_BUCKET_Q8_1 (SCALED_MM_TABLE_BLOCK_GEMM alone), or 0 */
+  int32_t flags; /* SCALED_MM_BUCKET_CONSTANT_B (SCALED_MM_TABLE_GEMM alone), SCALED_MM_BUCKET_Q8_1 (SCALED_MM_TABLE_GGUF_GEMM alone), or 0 */
   int64_t m_min, n_min, k_min;
 } scaledMMTableBucket_t;
 
 /* How the float activations of a block product are multiplied; the names are for every format, whatever its bits. */
 typedef enum SCALED_MM_ENUM_BASE {
-  SCALED_MM_BLOCK_AUTO = 0,  /* float32: W4A8; float16 and bfloat16: as the table says for this many tokens */
-  SCALED_MM_BLOCK_W4A8 = 1,  /* quantized to q8_1 first */
-  SCALED_MM_BLOCK_W4A16 = 2, /* as they are; float16 and bfloat16 alone */
-} scaledMMBlockMode_t;
+  SCALED_MM_GGUF_AUTO = 0,  /* float32: W4A8; float16 and bfloat16: as the table says for this many tokens */
+  SCALED_MM_GGUF_W4A8 = 1,  /* quantized to q8_1 first */
+  SCALED_MM_GGUF_W4A16 = 2, /* as they are; float16 and bfloat16 alone */
+} scaledMMGgufMode_t;
 
 /* What AUTO is for at most m_max tokens; the first that fits decides, INT64_MAX is open. */
 typedef struct {
   int64_t m_max;
-  int32_t mode; /* SCALED_MM_BLOCK_W4A8 or SCALED_MM_BLOCK_W4A16 */
+  int32_t mode; /* SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16 */
   int32_t padding_;
 } scaledMMTableMode_t;
 
@@ -184,7 +184,7 @@ typedef struct {
   int32_t tuned;        /* 1: measured on one GPU model by the autotuner */
   int32_t kind;         /* scaledMMTableKind_t: an architecture has one table of each */
   int32_t padding_;
-  const scaledMMTableMode_t* modes; /* of SCALED_MM_TABLE_BLOCK_GEMM, the last one open; NULL and 0 of any other */
+  const scaledMMTableMode_t* modes; /* of SCALED_MM_TABLE_GGUF_GEMM, the last one open; NULL and 0 of any other */
   int64_t num_modes;
 } scaledMMTable_t;
 
@@ -193,7 +193,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* tabl
 
 /* Called when a descriptor needs a kernel that no library holds: build and load it (scaledMMLoadKernels), return SUCCESS;
  * with row NULL when a handle's architecture has no tile table yet: register those it has. out_dtype -1: a kernel for every dtype;
- * of a row of a SCALED_MM_TABLE_BLOCK_GEMM it is the format of the weight.
+ * of a row of a SCALED_MM_TABLE_GGUF_GEMM it is the format of the weight.
  * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once.
  * NULL takes the provider away. */
 typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, void* user);
@@ -206,7 +206,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_GEMM = 0,
   SCALED_MM_GROUPED_GEMM = 1,
   SCALED_MM_BLOCK_SCALED_GEMM = 2,
-  SCALED_MM_BLOCK_GEMM = 3,
+  SCALED_MM_GGUF_GEMM = 3,
 } scaledMMProduct_t;
 
 #define SCALED_MM_MAX_OPERANDS 10
@@ -215,7 +215,7 @@ typedef enum SCALED_MM_ENUM_BASE {
 SCALED_MM_API const char* scaledMMGetOperandName(int32_t product, int32_t index);
 
 /* Validates a product and picks its kernel. operands: one pointer for each operand of the kind, NULL for an absent one. option: 0, or the
- * mode of a SCALED_MM_BLOCK_GEMM. kernel: NULL, or the name of a row of the kind's table to use whatever the buckets say. */
+ * mode of a SCALED_MM_GGUF_GEMM. kernel: NULL, or the name of a row of the kind's table to use whatever the buckets say. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
                                                         const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option,
                                                         const char* kernel);
@@ -348,21 +348,21 @@ static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescript
  * data pointer is a multiple of 16; SCALED_MM_TENSOR_CONSTANT too. activation [N,K] Q8_1, blocks at any address, or float16 |
  * bfloat16 | float32, any strides. K is a multiple of 32. out [M,N] float16 | bfloat16 | float32, any strides under which no elements
  * overlap: strides [1, M] are those of a linear layer's [N,M]. bias [M], float32 or out's dtype, or NULL; added in float32.
- * mode: scaledMMBlockMode_t; Q8_1 and float32 activations take AUTO or W4A8.
+ * mode: scaledMMGgufMode_t; Q8_1 and float32 activations take AUTO or W4A8.
  * kernel: NULL, or the name of a block row of the table. */
 
-static inline scaledMMStatus_t scaledMMCreateBlockGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
-                                                                 const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* weight,
-                                                                 const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias,
-                                                                 int32_t mode, const char* kernel) {
+static inline scaledMMStatus_t scaledMMCreateGgufGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
+                                                                const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* weight,
+                                                                const scaledMMTensorDesc_t* activation, const scaledMMTensorDesc_t* bias,
+                                                                int32_t mode, const char* kernel) {
   const scaledMMTensorDesc_t* const operands[4] = {out, weight, activation, bias};
-  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_BLOCK_GEMM, operands, 4, mode, kernel);
+  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_GGUF_GEMM, operands, 4, mode, kernel);
 }
 
-static inline scaledMMStatus_t scaledMMCalculateBlockGemm(scaledMMDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
-                                                          const void* weight, const void* activation, const void* bias, void* stream) {
+static inline scaledMMStatus_t scaledMMCalculateGgufGemm(scaledMMDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
+                                                         const void* weight, const void* activation, const void* bias, void* stream) {
   const void* const pointers[4] = {out, weight, activation, bias};
-  return scaledMMCalculate(descriptor, SCALED_MM_BLOCK_GEMM, workspace, workspace_size, pointers, 4, stream);
+  return scaledMMCalculate(descriptor, SCALED_MM_GGUF_GEMM, workspace, workspace_size, pointers, 4, stream);
 }
 
 /* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no block format. A tile of a packed weight has the

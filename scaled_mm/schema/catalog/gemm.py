@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaled_mm.block_formats import FORMATS, WEIGHT_FORMATS
+from scaled_mm.gguf_formats import FORMATS, WEIGHT_FORMATS
 from scaled_mm.schema.catalog import texts
 from scaled_mm.schema.catalog.entry import SHAPES, TOKENS, Entry
 

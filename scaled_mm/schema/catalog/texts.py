@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaled_mm.block_formats import FORMATS, BlockFormat
+from scaled_mm.gguf_formats import FORMATS, BlockFormat
 
 HEADER = "import torch\n"
 

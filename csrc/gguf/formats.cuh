@@ -1,0 +1,61 @@
+// llama.cpp's blocks, 32 values of a row with their scale in front (docs/design/gguf-formats.md), and the tiles that kernels read: 64 rows of
+// 8 blocks, in the order of the tensor cores' fragments.
+//
+// A thread's levels of two blocks, of five bits: 16 pairs in five words; pair 8 block + 4 row + j is j of that fragment (levels.cuh). Bits 0, 5
+// and 10 on of word i's halves are pairs 3 i, 3 i + 1 and 3 i + 2, the first level of each in the low half; bit 15, the spare one, bit i of pair 15.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/kernel_abi.h"
+
+namespace scaled_mm::gguf {
+
+constexpr int kBlock = 32;                     // values
+constexpr int kTileRows = 64, kTileBlocks = 8; // of a tile
+constexpr int kBandRows = 16;                  // of a band: what a warp multiplies
+constexpr int kTileK = kBlock * kTileBlocks;
+
+// One format of weights. kBits: of a level. kZero: the level that stands for 0. kMinimum: a second half follows the scale.
+template <int kDtype_, int kBits_, int kZero_, bool kMinimum_>
+struct Format {
+  static constexpr int kDtype = kDtype_; // scaledMMDtype_t
+  static constexpr int kBits = kBits_, kZero = kZero_;
+  static constexpr bool kMinimum = kMinimum_;
+
+  // As files have it: the scale, the minimum, the fifth bits, the levels.
+  static constexpr int kHighOffset = kMinimum ? 4 : 2;
+  static constexpr int kLevelsOffset = kHighOffset + (kBits == 5 ? 4 : 0);
+  static constexpr int kBytes = kLevelsOffset + (kBits == 8 ? kBlock : kBlock / 2);
+
+  // A tile: four bands of 16 rows, each with its levels, fifth words, scales, minima.
+  static constexpr int kPairBytes = (kBits == 8 ? 2 : 1) * 512; // of a band: levels of two blocks, 16 bytes a thread at a time
+  static constexpr int kBandHigh = 4 * kPairBytes;              // of five bits: the last of each thread's five words
+  static constexpr int kBandScales = kBandHigh + (kBits == 5 ? 4 * 128 : 0);
+  static constexpr int kBandMinima = kBandScales + 256;
+  static constexpr int kBandBytes = kBandMinima + (kMinimum ? 256 : 0);
+  static constexpr int kTileBytes = 4 * kBandBytes;
+};
+using Q4_0 = Format<SCALED_MM_DTYPE_Q4_0, 4, 8, false>;
+using Q4_1 = Format<SCALED_MM_DTYPE_Q4_1, 4, 0, true>;
+using Q5_0 = Format<SCALED_MM_DTYPE_Q5_0, 5, 16, false>;
+using Q5_1 = Format<SCALED_MM_DTYPE_Q5_1, 5, 0, true>;
+using Q8_0 = Format<SCALED_MM_DTYPE_Q8_0, 8, 0, false>;
+
+// The same with levels counted from the middle, and minima therefore as what the middle stands for: mostly far less than the minimum. Terms
+// that nearly cancel are not summed apart then, which the tensor cores, who cut their sums, would make a bias of.
+template <class F>
+using Centred = Format<F::kDtype, F::kBits, 1 << (F::kBits - 1), F::kMinimum>;
+
+// Activations, q8_1: the scale, the sum of the values before they were quantized, the levels.
+constexpr int kActivationBytes = 36, kActivationSum = 2, kActivationLevels = 4;
+
+__host__ __device__ constexpr int64_t tiles_of(int64_t size, int64_t tile) { return (size + tile - 1) / tile; }
+
+// Halves in which blocks lie anywhere.
+__device__ inline float load_half(const uint8_t* p) { return __half2float(__ushort_as_half(uint16_t(p[0] | p[1] << 8))); }
+
+} // namespace scaled_mm::gguf

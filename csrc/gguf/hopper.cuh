@@ -1,0 +1,76 @@
+// What the kernels for Hopper share: barriers, bulk copies, stages.
+#pragma once
+
+#include "gguf/instructions.cuh"
+#include "cute/arch/copy_sm90_desc.hpp"
+#include "cutlass/arch/barrier.h"
+#include "int8/c3x/grid_dependency.cuh"
+#include "int8/launch.cuh"
+
+namespace scaled_mm::gguf {
+
+using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+// Those of CUTLASS do not say that memory is what they are about: a compiler might move loads and stores of shared memory past them.
+__device__ inline void wait(FullBarrier& barrier, uint32_t phase) {
+  barrier.wait(phase);
+  asm volatile("" ::: "memory");
+}
+__device__ inline void arrive(EmptyBarrier& barrier) {
+  asm volatile("" ::: "memory");
+  barrier.arrive();
+}
+
+__device__ inline void load_bytes(FullBarrier& barrier, void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+               "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&barrier))
+               : "memory");
+}
+
+__device__ inline void load_box(FullBarrier& barrier, void* to, const CUtensorMap* map, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+                   cute::cast_smem_ptr_to_uint(to)),
+               "l"(map), "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(x), "r"(y)
+               : "memory");
+}
+
+// Not before it is asked for: a compiler that loads ahead runs out of registers.
+__device__ inline float4 load_shared(const float2* two) {
+  float4 v;
+  asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(cute::cast_smem_ptr_to_uint(two))
+               : "memory");
+  return v;
+}
+
+// Matrices of rows of 128 bytes, swizzled by 128: lane i names row i % 8 of matrix i / 8, and its 16 bytes by `chunk`.
+__device__ inline uint4 load_swizzled(const uint8_t* rows, int row, int chunk) {
+  return load_matrices(cute::cast_smem_ptr_to_uint(rows) + row * 128 + ((chunk ^ (row % 8)) * 16));
+}
+
+__device__ inline int load_shared(const int* one) {
+  int v;
+  asm volatile("ld.volatile.shared.s32 %0, [%1];" : "=r"(v) : "r"(cute::cast_smem_ptr_to_uint(one)) : "memory");
+  return v;
+}
+
+// Shared memory by an address that stays in a register: the compiler works out that of a symbol again wherever it is used, tens of cycles each time.
+__device__ inline char* kept(char* shared) {
+  uint32_t address = cute::cast_smem_ptr_to_uint(shared);
+  asm volatile("" : "+r"(address));
+  return static_cast<char*>(__cvta_shared_to_generic(address));
+}
+
+// Where a ring of stages stands.
+template <int kStages>
+struct Stages {
+  int stage = 0;
+  uint32_t phase = 0;
+  __device__ void advance() {
+    if (++stage == kStages) stage = 0, phase ^= 1;
+  }
+};
+
+} // namespace scaled_mm::gguf

@@ -1,0 +1,179 @@
+// Levels of a tile as the numbers that they stand for, two to a register, exact: q minus the level of 0.
+#pragma once
+
+#include "gguf/formats.cuh"
+
+namespace scaled_mm::gguf {
+
+// (word & mask) | base in one instruction: of two constants the compiler makes an AND and an OR.
+__device__ inline uint32_t bits_onto(uint32_t base, uint32_t word, uint32_t mask) {
+#if defined(__CUDA_ARCH__)
+  uint32_t made;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(made) : "r"(word), "r"(mask), "r"(base));
+  return made;
+#else
+  return (word & mask) | base;
+#endif
+}
+
+// Pairs of 16-bit floats by their bits. An integer is made by setting low bits of a power of two's mantissa, which is then subtracted.
+template <class T>
+struct Pairs;
+
+template <>
+struct Pairs<__half> {
+  static constexpr uint32_t kBase = 0x64006400; // 1024, whose last bit counts 1
+  __device__ static __half2 of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
+  __device__ static uint32_t bits(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
+  // kBase + q in both, less 1024 + zero.
+  template <int kZero>
+  __device__ static uint32_t minus(uint32_t q) {
+    return bits(__hsub2(of(q), __half2half2(__ushort_as_half(0x6400 + kZero))));
+  }
+  // kBase + kOne q in both, kOne a power of two and q below 1024 / kOne: q - zero.
+  template <int kZero, int kOne>
+  __device__ static uint32_t scaled_minus(uint32_t q) {
+    return bits(__hfma2(of(q), __float2half2_rn(1.0f / kOne), __float2half2_rn(-1024.0f / kOne - kZero)));
+  }
+};
+
+template <>
+struct Pairs<__nv_bfloat16> {
+  static constexpr uint32_t kBase = 0x43004300; // 128
+  __device__ static __nv_bfloat162 of(uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); }
+  __device__ static uint32_t bits(__nv_bfloat162 value) { return *reinterpret_cast<const uint32_t*>(&value); }
+  __device__ static uint32_t difference(uint32_t a, uint32_t b) { return bits(__hsub2(of(a), of(b))); }
+  template <int kZero>
+  __device__ static uint32_t minus(uint32_t q) {
+    return difference(q, kBase + 0x00010001u * kZero);
+  }
+};
+
+// The pairs that a thread's fragments of one row and one block want: elements 2 t and 2 t + 1, the two that come 8, 16 and 24 later.
+struct RowFragment {
+  uint32_t pairs[4];
+};
+
+// word: nibbles as a tile has them.
+template <class F, class T>
+__device__ inline RowFragment numbers_of_nibbles(uint32_t word) {
+  using P = Pairs<T>;
+  RowFragment f;
+  if constexpr (sizeof(T) == 2 && P::kBase == 0x64006400) {
+#pragma unroll
+    for (int j = 0; j < 4; j += 2) {
+      const uint32_t w = j ? word >> 8 : word;
+      f.pairs[j] = P::template minus<F::kZero>(bits_onto(P::kBase, w, 0x000f000fu));
+      f.pairs[j + 1] = P::template scaled_minus<F::kZero, 16>(bits_onto(P::kBase, w, 0x00f000f0u));
+    }
+  } else {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) f.pairs[j] = P::template minus<F::kZero>(bits_onto(P::kBase, word >> (4 * j), 0x000f000fu));
+  }
+  return f;
+}
+
+// Pair n of the 16 in a thread's five words (formats.cuh). n: a constant once loops are unrolled, or the words lie in memory.
+template <class F, class T>
+__device__ inline uint32_t number_of_fives(const uint32_t (&words)[5], int n) {
+  using P = Pairs<T>;
+  if (n == 15) {
+    uint32_t q = P::kBase;
+#pragma unroll
+    for (int i = 0; i < 5; ++i) q = bits_onto(q, words[i] >> (15 - i), 0x00010001u << i);
+    return P::template minus<F::kZero>(q);
+  }
+  const uint32_t word = words[n / 3];
+  if constexpr (P::kBase == 0x64006400) { // its mantissa has room for the level where it is
+    if (n % 3 == 1) return P::template scaled_minus<F::kZero, 32>(bits_onto(P::kBase, word, 0x03e003e0u));
+  }
+  return P::template minus<F::kZero>(bits_onto(P::kBase, word >> (5 * (n % 3)), 0x001f001fu));
+}
+
+// Pairs first to first + 3 of them.
+template <class F, class T>
+__device__ inline RowFragment numbers_of_fives(const uint32_t (&words)[5], int first) {
+  RowFragment f;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) f.pairs[j] = number_of_fives<F, T>(words, first + j);
+  return f;
+}
+
+// first: signed bytes of elements 2 t, 2 t + 16, 2 t + 1, 2 t + 17; second: of those 8 later.
+template <class T>
+__device__ inline RowFragment numbers_of_bytes(uint32_t first, uint32_t second) {
+  using P = Pairs<T>;
+  RowFragment f;
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const uint32_t word = j % 2 ? second : first;
+    if constexpr (P::kBase == 0x64006400) {
+      f.pairs[j] = P::template minus<128>(__byte_perm(word ^ 0x80808080u, 0x64646464u, j < 2 ? 0x4240 : 0x4341));
+    } else {
+      const uint32_t two = __byte_perm(word, 0, j < 2 ? 0x4240 : 0x4341);
+      // Seven bits, less 128, or 256 where the sign is set.
+      f.pairs[j] = P::difference(bits_onto(P::kBase, two, 0x007f007fu), bits_onto(P::kBase, two, 0x00800080u));
+    }
+  }
+  return f;
+}
+
+// Of one block: the A operands of two MMAs of 16 k, rows g and g + 8 of a warp's 16.
+struct Fragments {
+  uint32_t a[2][4];
+
+  __device__ void set(int row, const RowFragment& f) {
+    a[0][row] = f.pairs[0];
+    a[0][row + 2] = f.pairs[1];
+    a[1][row] = f.pairs[2];
+    a[1][row + 2] = f.pairs[3];
+  }
+};
+
+// Two blocks' levels as a thread loads them from a band, in registers.
+template <class F>
+struct PairLevels {
+  static constexpr int kVectors = F::kBits == 8 ? 2 : 1;
+  uint4 vectors[kVectors];
+  uint32_t fifth; // of five bits: the last word
+
+  // band: its bytes, aligned to 16.
+  __device__ void load(const uint8_t* band, int pair, int lane) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      vectors[i] = *reinterpret_cast<const uint4*>(band + pair * F::kPairBytes + i * 512 + lane * 16);
+    }
+    if constexpr (F::kBits == 5) fifth = *reinterpret_cast<const uint32_t*>(band + F::kBandHigh + pair * 128 + lane * 4);
+  }
+
+  template <class T>
+  __device__ Fragments fragments(int block) const {
+    Fragments f;
+    if constexpr (F::kBits == 8) {
+      const uint4& v = vectors[block];
+      f.set(0, numbers_of_bytes<T>(v.x, v.y));
+      f.set(1, numbers_of_bytes<T>(v.z, v.w));
+    } else if constexpr (F::kBits == 5) {
+      const uint4& v = vectors[0];
+      const uint32_t words[5] = {v.x, v.y, v.z, v.w, fifth};
+      f.set(0, numbers_of_fives<F, T>(words, 8 * block));
+      f.set(1, numbers_of_fives<F, T>(words, 8 * block + 4));
+    } else {
+      const uint4& v = vectors[0];
+      f.set(0, numbers_of_nibbles<F, T>(block ? v.z : v.x));
+      f.set(1, numbers_of_nibbles<F, T>(block ? v.w : v.y));
+    }
+    return f;
+  }
+};
+
+// The scales (or minima) of a thread's two rows in two blocks of a tile: a pair of halves each.
+struct PairScales {
+  uint2 words;
+
+  // scales: those of a band.
+  __device__ void load(const uint8_t* scales, int pair, int g) { words = *reinterpret_cast<const uint2*>(scales + g * kTileBlocks * 4 + pair * 8); }
+  __device__ float2 of(int block) const { return __half22float2(Pairs<__half>::of(block ? words.y : words.x)); }
+};
+
+} // namespace scaled_mm::gguf

@@ -1,0 +1,103 @@
+// From sums of blocks to the output: scales and minima; the bias, the dtype, wherever the element lies.
+#pragma once
+
+#include "gguf/formats.cuh"
+#include "gguf/instructions.cuh"
+#include "gguf/stage.cuh"
+
+namespace scaled_mm::gguf {
+
+struct Output {
+  void* out;
+  int64_t stride_m, stride_n;
+  const void* bias;
+  int64_t bias_stride;
+  int32_t dtype, bias_dtype;
+  int32_t M, N; // tokens, rows of the weight
+
+  __device__ float bias_of(int n) const {
+    if (bias == nullptr || n >= N) return 0.0f;
+    const int64_t at = n * bias_stride;
+    if (bias_dtype == SCALED_MM_DTYPE_FLOAT32) return static_cast<const float*>(bias)[at];
+    if (bias_dtype == SCALED_MM_DTYPE_FLOAT16) return __half2float(static_cast<const __half*>(bias)[at]);
+    return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[at]);
+  }
+  __device__ void store(int m, int n, float value) const {
+    if (m >= M || n >= N) return;
+    const int64_t at = m * stride_m + n * stride_n;
+    if (dtype == SCALED_MM_DTYPE_FLOAT32) {
+      static_cast<float*>(out)[at] = value;
+    } else if (dtype == SCALED_MM_DTYPE_FLOAT16) {
+      static_cast<__half*>(out)[at] = __float2half_rn(value);
+    } else {
+      static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
+    }
+  }
+  // Four results of a thread's fragment: tokens m and m + 1, rows n and n + 8. of_rows: their bias.
+  __device__ void store_fragment(int m, int n, const float* sums, const float (&of_rows)[2]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), bias ? sums[i] + of_rows[i / 2] : sums[i]);
+  }
+};
+
+inline Output output_of(const GemmLaunch& l) {
+  return {l.out, l.out_stride_m, l.out_stride_n, l.bias, l.bias_stride, l.blocks->out_dtype, l.bias_dtype, int32_t(l.M), int32_t(l.N)};
+}
+
+// A block's exact or rounded sum p, taken to the scales: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1.
+// factors: those of both tokens. m: of Factors::kFloats the middles. Those of Factors::kSums are added by Middles.
+template <bool kMinimum, Factors kFactors>
+__device__ inline void add_block(float* sums, const float* p, float2 d, float2 m, float4 factors) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float scale = i < 2 ? d.x : d.y;
+    if constexpr (kFactors == Factors::kNone || kFactors == Factors::kSums) {
+      sums[i] = fmaf(scale, p[i], sums[i]);
+    } else {
+      const float factor = i % 2 ? factors.z : factors.x, addend = i % 2 ? factors.w : factors.y;
+      if constexpr (kMinimum) {
+        sums[i] = fmaf(i < 2 ? m.x : m.y, addend, fmaf(scale, factor * p[i], sums[i]));
+      } else {
+        sums[i] = fmaf(scale, fmaf(factor, p[i], addend), sums[i]);
+      }
+    }
+  }
+}
+
+// What the middle levels of a thread's two rows stand for, from its scales and minima.
+template <class F>
+__device__ inline float2 middles(float2 d, float2 m) {
+  constexpr float kMiddle = Centred<F>::kZero;
+  return {fmaf(kMiddle, d.x, m.x), fmaf(kMiddle, d.y, m.y)};
+}
+
+// Those of a tile in a band's 16 rows, to be multiplied by the sums of the activations in its blocks: by the tensor cores.
+struct Middles {
+  uint32_t high[4], low[4];
+
+  template <class F>
+  __device__ static Middles of(const uint8_t* band, int lane) {
+    Middles two;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int at = (lane / 4 * kTileBlocks + lane % 4 + 4 * i) * 4;
+      const auto half2_at = [&](int offset) { return __half22float2(*reinterpret_cast<const __half2*>(band + offset + at)); };
+      const float2 rows = middles<F>(half2_at(F::kBandScales), half2_at(F::kBandMinima));
+      const float2 first = two_tf32<false>(rows.x), second = two_tf32<false>(rows.y);
+      two.high[2 * i] = __float_as_uint(first.x), two.low[2 * i] = __float_as_uint(first.y);
+      two.high[2 * i + 1] = __float_as_uint(second.x), two.low[2 * i + 1] = __float_as_uint(second.y);
+    }
+    return two;
+  }
+  // Of 8 tokens. of: as Factors::kSums has them. The tensor cores cut what they add to a larger number, so that is left to the others.
+  __device__ void add(float (&sums)[4], uint4 of) const {
+    float sum[4] = {};
+    mma_m16n8k8_tf32(sum, low, of.x, of.z);
+    mma_m16n8k8_tf32(sum, high, of.y, of.w);
+    mma_m16n8k8_tf32(sum, high, of.x, of.z);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += sum[i];
+  }
+};
+
+} // namespace scaled_mm::gguf

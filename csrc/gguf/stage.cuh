@@ -1,0 +1,432 @@
+// What is prepared in the workspace before a product: a weight that is not packed becomes tiles, activations become halves that a kernel
+// can load, with a factor and an addend for each token and block.
+//
+//   out[m,n] = sum over blocks of  d_w * (factor * sum_k (q_w - zero) * x[k] + addend)        formats without minimum
+//              sum over blocks of  d_w * factor * sum_k q_w * x[k]  +  m_w * addend           with minimum, x quantized
+//              sum over blocks of  d_w * factor * sum_k (q_w - c) * x[k]  +  (m_w + c * d_w) * addend      with minimum, c the middle level
+//
+//   x                      factor  addend, without minimum                 with minimum
+//   quantized to q8_1      d_a     zero * (d_a * sum(q_a) - s_a)           s_a              x = q_a, exact
+//   floats                 1       0 (and no factors at all)               sum(x)           as two numbers for TF32, if the GPU has it
+//   bfloat16 as halves     2^e     0                                       sum(x)           x / 2^e, for GPUs without bfloat16
+#pragma once
+
+#include <type_traits>
+
+#include "gguf/formats.cuh"
+#include "int8/c3x/grid_dependency.cuh"
+#include "int8/launch.cuh"
+
+namespace scaled_mm::gguf {
+
+// The oldest architecture that this is compiled for: 90 for compute capability 9.0.
+constexpr int compiled_architecture() {
+  int least = 1000;
+  for (const int arch : {__CUDA_ARCH_LIST__}) least = arch / 10 < least ? arch / 10 : least;
+  return least;
+}
+
+enum class Values { kQuantized, kHalf, kBfloat16, kScaledHalf };
+
+// In which form a kernel wants the activations of a product.
+inline Values values_of(const BlockOperands& o, bool has_bfloat16) {
+  if (o.activation == SCALED_MM_DTYPE_Q8_1 || o.quantize) return Values::kQuantized;
+  if (o.activation == SCALED_MM_DTYPE_FLOAT16) return Values::kHalf;
+  return has_bfloat16 ? Values::kBfloat16 : Values::kScaledHalf;
+}
+
+// What stands beside the activations for each token and block.
+enum class Factors {
+  kNone,   // the factor is 1, the addend 0
+  kScaled, // (factor, addend)
+  kFloats, // (factor, addend), levels are Centred
+  kSums,   // the factor is 1, levels are Centred; the addend as (high, low), to 22 bits, in the order of mma_m16n8k8_tf32's operand
+};
+
+// tf32: the kernel multiplies minima and sums by the tensor cores.
+template <class F>
+constexpr Factors factors_of(Values form, bool tf32) {
+  if (form == Values::kQuantized || (form == Values::kScaledHalf && !F::kMinimum)) return Factors::kScaled;
+  return !F::kMinimum ? Factors::kNone : tf32 ? Factors::kSums : Factors::kFloats;
+}
+
+// The format as whose levels a kernel with these factors takes those of F.
+template <class F, Factors kFactors>
+using Levels = std::conditional_t<kFactors == Factors::kFloats || kFactors == Factors::kSums, Centred<F>, F>;
+
+struct StageParams {
+  const uint8_t* a;
+  int64_t stride_m, stride_k; // elements of floats; q8_1: bytes from row to row
+  int32_t dtype;              // scaledMMDtype_t
+  int32_t M;
+  int64_t K;
+  void* values;    // [M, K] halves or bfloat16, or nullptr: the kernel reads a itself
+  float2* factors; // [tiles of tokens][blocks, whole tiles of K][tokens of a tile], of Factors::kSums see there; or nullptr
+  int32_t tokens;  // of a tile
+  int32_t blocks;  // K / 32, rounded up to whole tiles of the weight
+  Values form;
+  bool fragments; // values in the order of mma.sync's operand: [tiles of 8 tokens][blocks][lanes][8 halves]
+  bool minimum;   // of the weight's format
+  bool sums;      // Factors::kSums
+  bool aligned;   // a's floats lie side by side, 16 bytes of them at a time; q8_1: 4 bytes
+  float zero;
+};
+
+constexpr int kEach = 8, kSharers = kBlock / kEach; // activations of a thread, threads that share a block: side by side
+
+// Eight activations of a row, 16-bit floats or float32, from `at`. Exact.
+__device__ inline void load_floats(const StageParams& p, int64_t at, float (&x)[kEach]) {
+  const auto* words = reinterpret_cast<const uint32_t*>(p.a);
+  const auto* halves = reinterpret_cast<const uint16_t*>(p.a);
+  if (p.dtype == SCALED_MM_DTYPE_FLOAT32) {
+    uint32_t bits[kEach];
+    if (p.aligned) {
+      reinterpret_cast<uint4*>(bits)[0] = *reinterpret_cast<const uint4*>(words + at);
+      reinterpret_cast<uint4*>(bits)[1] = *reinterpret_cast<const uint4*>(words + at + 4);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) bits[i] = words[at + i * p.stride_k];
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) x[i] = __uint_as_float(bits[i]);
+  } else {
+    uint16_t bits[kEach];
+    if (p.aligned) {
+      const uint4 all = *reinterpret_cast<const uint4*>(halves + at);
+      const uint32_t pairs[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) bits[i] = uint16_t(pairs[i / 2] >> (16 * (i % 2)));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) bits[i] = halves[at + i * p.stride_k];
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      x[i] = p.dtype == SCALED_MM_DTYPE_FLOAT16 ? __half2float(__ushort_as_half(bits[i])) : __uint_as_float(uint32_t(bits[i]) << 16);
+    }
+  }
+}
+
+// Eight levels of q8_1.
+__device__ inline void load_levels(const uint8_t* from, bool aligned, float (&x)[kEach]) {
+  uint32_t words[2] = {};
+  if (aligned) {
+    words[0] = reinterpret_cast<const uint32_t*>(from)[0], words[1] = reinterpret_cast<const uint32_t*>(from)[1];
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) words[i / 4] |= uint32_t(from[i]) << (8 * (i % 4));
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) x[i] = float(int8_t(words[i / 4] >> (8 * (i % 4)) & 0xff));
+}
+
+// The sum of a block, for all that share it. In the order of scaled_mm/gguf/quantize.py: 16, 8, 4, 2, 1 elements apart. Threads that exchange
+// elements each go on with half of them.
+__device__ inline float block_sum(const float (&x)[kEach]) {
+  const bool upper = threadIdx.x & 2, right = threadIdx.x & 1;
+  float four[4], two[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) { // of elements 0, 1, 4, 5, or of 2, 3, 6, 7
+    const float low = x[i / 2 * 4 + i % 2], high = x[i / 2 * 4 + i % 2 + 2];
+    four[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    two[i] = (right ? four[2 * i + 1] : four[2 * i]) + __shfl_xor_sync(~0u, right ? four[2 * i] : four[2 * i + 1], 1);
+  }
+  float sum = two[0] + two[1];
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  return sum + __shfl_xor_sync(~0u, sum, 1);
+}
+
+// The largest magnitude of a block, for all that share it; what is NaN does not count.
+__device__ inline float block_largest(const float (&x)[kEach]) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) largest = fmaxf(largest, fabsf(x[i]));
+  for (int apart = kSharers / 2; apart > 0; apart /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
+  return largest;
+}
+
+// (high, low) of Factors::kSums, both rounded: were the high part cut, low parts would have its sign, and their products, which nobody
+// adds, be a bias. kAnySize: v may be so large that rounding would make it infinite. What is infinite or NaN has no low part.
+template <bool kAnySize = true>
+__device__ inline float2 two_tf32(float v) {
+  if (!(fabsf(v) < INFINITY)) return {v, 0.0f};
+  const auto cut = [](float v, uint32_t up) { return __uint_as_float((__float_as_uint(v) + up) & 0xffffe000u); };
+  const float high = cut(v, kAnySize && fabsf(v) > 3e38f ? 0u : 0x1000u);
+  return {high, cut(v - high, 0x1000u)};
+}
+
+// float16 as the quantizer stores it: every NaN is the same (docs/design/gguf-formats.md).
+__device__ inline float through_half(float v) { return __half2float(__float2half_rn(v)); }
+
+// What a kernel multiplies instead of x, and the factor and the addend of its block. All threads of a warp, those whose x is 0 as well.
+__device__ inline float2 quantize(const StageParams& p, float (&x)[kEach]) { // as scaled_mm/gguf/quantize.py
+  const float sum = through_half(block_sum(x));
+  bool finite = true;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) finite = finite && fabsf(x[i]) < INFINITY;
+  const uint32_t spoilt = __ballot_sync(~0u, !finite) >> (threadIdx.x % 32 / kSharers * kSharers) & ((1u << kSharers) - 1);
+  const float largest = block_largest(x), d = spoilt == 0 ? largest / 127.0f : NAN, inverse = d != 0.0f ? 1.0f / d : 0.0f;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const float level = roundf(x[i] * inverse);
+    x[i] = fabsf(level) <= 127.0f ? level : 0.0f;
+  }
+  const float kept = through_half(d);
+  return {kept, p.minimum ? sum : p.zero != 0.0f ? p.zero * (kept * block_sum(x) - sum) : 0.0f};
+}
+
+__device__ inline float2 scale(const StageParams& p, float (&x)[kEach]) {
+  const float sum = p.minimum ? block_sum(x) : 0.0f;
+  if (p.sums) return two_tf32(sum);
+  if (p.form != Values::kScaledHalf) return {1.0f, sum};
+  const float largest = block_largest(x);
+  int exponent = 0;
+  if (largest > 0.0f && largest < INFINITY) frexpf(largest, &exponent);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) x[i] = ldexpf(x[i], 15 - exponent); // below 2^15; what underflows is below 2^-25 of the largest
+  return {ldexpf(1.0f, exponent - 15), sum};
+}
+
+// A thread block for a tile of K of 8 tokens, a warp for one of them, 4 threads for each block.
+static __global__ void __launch_bounds__(256) stage_activations(const __grid_constant__ StageParams p) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  let_next_kernel_start();
+  wait_for_preceding_kernel();
+#endif
+  const unsigned tiles_k = unsigned(p.blocks) / kTileBlocks, eight = blockIdx.x / tiles_k, tile_k = blockIdx.x % tiles_k;
+  const int g = int(threadIdx.x) / 32, part = int(threadIdx.x) % kSharers, in_tile = int(threadIdx.x) % 32 / kSharers;
+  const int block = int(tile_k) * kTileBlocks + in_tile;
+  const int64_t m = int64_t(eight) * 8 + g, k = int64_t(block) * kBlock + part * kEach;
+  const bool there = m < p.M && k < p.K;
+  float x[kEach] = {};
+  float2 factor = {0.0f, 0.0f};
+  if (p.dtype == SCALED_MM_DTYPE_Q8_1) {
+    const uint8_t* q = p.a + m * p.stride_m + int64_t(block) * kActivationBytes;
+    if (there) load_levels(q + kActivationLevels + part * kEach, p.aligned, x);
+    const float sum = p.zero != 0.0f ? block_sum(x) : 0.0f; // of integers: exact
+    if (there) {
+      const float d = load_half(q), s = load_half(q + kActivationSum);
+      factor = {d, p.minimum ? s : p.zero != 0.0f ? p.zero * (d * sum - s) : 0.0f};
+    }
+  } else {
+    if (there) load_floats(p, m * p.stride_m + k * p.stride_k, x);
+    factor = p.form == Values::kQuantized ? quantize(p, x) : scale(p, x);
+    if (!there) factor = {0.0f, 0.0f};
+  }
+  if (p.values != nullptr) {
+    uint32_t pairs[kEach / 2];
+#pragma unroll
+    for (int i = 0; i < kEach / 2; ++i) {
+      if (p.form == Values::kBfloat16) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+        pairs[i] = reinterpret_cast<const uint32_t&>(pair);
+      } else {
+        const __half2 pair = __floats2half2_rn(x[2 * i], x[2 * i + 1]);
+        pairs[i] = reinterpret_cast<const uint32_t&>(pair);
+      }
+    }
+    if (p.fragments) { // element k of token g belongs to lane 4 g + k / 2 % 4; zeros beyond the end
+      auto* to = static_cast<uint32_t*>(p.values) + ((int64_t(eight) * p.blocks + block) * 32 + g * 4) * 4 + part;
+#pragma unroll
+      for (int i = 0; i < kEach / 2; ++i) to[i * 4] = pairs[i];
+    } else if (there) {
+      *reinterpret_cast<uint4*>(static_cast<uint16_t*>(p.values) + m * p.K + k) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+  }
+  if (p.factors != nullptr && part == 0) {
+    const unsigned tile_m = eight * 8 / unsigned(p.tokens), token = eight * 8 % unsigned(p.tokens) + g;
+    const int64_t blocks_before = int64_t(tile_m) * p.blocks;
+    int64_t at = (blocks_before + block) * p.tokens + token;
+    if (p.sums) { // [tiles of tokens][tiles of blocks][tiles of 8 tokens][lanes][blocks t and t + 4]
+      const int64_t tile = (blocks_before / kTileBlocks + tile_k) * (p.tokens / 8) + token / 8;
+      at = (tile * 32 + g * 4 + in_tile % 4) * 2 + in_tile / 4;
+    }
+    p.factors[at] = factor;
+  }
+}
+
+// Puts a pair of levels, the first in the low half, where formats.cuh has pair n of five bits.
+__device__ inline void put_five(uint32_t (&words)[5], int n, uint32_t levels) {
+  if (n < 15) {
+    words[n / 3] |= levels << (5 * (n % 3));
+  } else {
+#pragma unroll
+    for (int i = 0; i < 5; ++i) words[i] |= (levels >> i & 0x00010001u) << 15;
+  }
+}
+
+// Tiles of a weight that lies in blocks. A thread block for a tile, a thread for two rows of it, as fragments have them.
+template <class F>
+__global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t stride, int64_t rows, int64_t blocks, int tiles_k, uint8_t* tiles) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  let_next_kernel_start();
+  wait_for_preceding_kernel();
+#endif
+  const int64_t tile_m = blockIdx.x / tiles_k;
+  const int tile_k = int(blockIdx.x % tiles_k), thread = int(threadIdx.x);
+  const int t = thread % 4, g = thread / 4 % 8, warp = thread / 32, lane = thread % 32;
+  uint8_t* const band = tiles + int64_t(blockIdx.x) * F::kTileBytes + warp * F::kBandBytes;
+  for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
+    uint32_t fives[5] = {};
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int odd = part / 2, i = part % 2, block = 2 * pair + odd;
+      const int64_t row = tile_m * kTileRows + warp * 16 + g + 8 * i, k = int64_t(tile_k) * kTileBlocks + block;
+      const bool there = row < rows && k < blocks;
+      const uint8_t* q = weight + row * stride + k * F::kBytes;
+      const uint8_t* levels = q + F::kLevelsOffset;
+      if constexpr (F::kBits == 8) {
+        uint32_t words[2] = {};
+        if (there) {
+          for (int j = 0; j < 2; ++j) {
+            const uint8_t* from = levels + 2 * t + 8 * j;
+            words[j] = from[0] | uint32_t(from[16]) << 8 | uint32_t(from[1]) << 16 | uint32_t(from[17]) << 24;
+          }
+        }
+        *reinterpret_cast<uint2*>(band + block * 512 + lane * 16 + i * 8) = make_uint2(words[0], words[1]);
+      } else if constexpr (F::kBits == 5) {
+        if (there) {
+          const uint8_t* h = q + F::kHighOffset;
+          const uint32_t all = h[0] | uint32_t(h[1]) << 8 | uint32_t(h[2]) << 16 | uint32_t(h[3]) << 24;
+#pragma unroll
+          for (int j = 0; j < 4; ++j) { // elements 2 t + 8 j and the next: nibbles of two bytes, and two bits
+            const uint8_t* from = levels + 2 * t + 8 * (j % 2);
+            const int shift = j < 2 ? 0 : 4;
+            const uint32_t one = from[0] >> shift & 15, next = from[1] >> shift & 15, two = all >> (2 * t + 8 * j);
+            put_five(fives, 4 * part + j, one | (two & 1) << 4 | next << 16 | (two >> 1 & 1) << 20);
+          }
+        }
+      } else {
+        uint32_t word = 0;
+        if (there) {
+          for (int j = 0; j < 2; ++j) { // bytes 2 t + 8 j and the next: their low nibbles are 16 elements before their high ones
+            const uint32_t one = levels[2 * t + 8 * j], next = levels[2 * t + 8 * j + 1];
+            word |= (one & 15) << (4 * j) | (one >> 4) << (4 * j + 8) | (next & 15) << (4 * j + 16) | (next >> 4) << (4 * j + 24);
+          }
+        }
+        *reinterpret_cast<uint32_t*>(band + pair * F::kPairBytes + lane * 16 + odd * 8 + i * 4) = word;
+      }
+      if (t == 0) {
+        const int at = (g * kTileBlocks + block) * 4 + 2 * i;
+        *reinterpret_cast<uint16_t*>(band + F::kBandScales + at) = there ? uint16_t(q[0] | q[1] << 8) : uint16_t(0);
+        if constexpr (F::kMinimum) {
+          *reinterpret_cast<uint16_t*>(band + F::kBandMinima + at) = there ? uint16_t(q[2] | q[3] << 8) : uint16_t(0);
+        }
+      }
+    }
+    if constexpr (F::kBits == 5) {
+      *reinterpret_cast<uint4*>(band + pair * F::kPairBytes + lane * 16) = make_uint4(fives[0], fives[1], fives[2], fives[3]);
+      *reinterpret_cast<uint32_t*>(band + F::kBandHigh + pair * 128 + lane * 4) = fives[4];
+    }
+  }
+}
+
+// The parts of a workspace. Values have theirs whether or not a kernel can read the activations where they lie: that depends on where.
+struct StageLayout {
+  int64_t tiles = 0, values = 0, factors = 0, end = 0; // bytes from its start; kernels align them to 1024
+};
+
+template <class F>
+StageLayout stage_layout(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int tokens, bool ampere) {
+  const auto aligned = [](int64_t bytes) { return tiles_of(bytes, 1024) * 1024; };
+  const int64_t tiles_k = tiles_of(K, kTileK);
+  StageLayout s;
+  s.tiles = 0;
+  s.values = s.tiles + (o.packed ? 0 : aligned(tiles_of(N, kTileRows) * tiles_k * F::kTileBytes));
+  s.factors = s.values + aligned(tiles_of(M, tokens) * tokens * tiles_k * kTileK * 2);
+  const bool factors = factors_of<F>(values_of(o, ampere), ampere) != Factors::kNone;
+  s.end = s.factors + (factors ? aligned(tiles_of(M, tokens) * tokens * tiles_k * kTileBlocks * int64_t(sizeof(float2))) : 0);
+  return s;
+}
+
+// The operands as the product's kernel finds them.
+struct Staged {
+  const uint8_t* tiles;
+  const void* values;    // [M, K] halves or bfloat16, or these in the order of mma.sync's operand
+  int64_t stride;        // of values [M, K], in elements, from row to row
+  const float2* factors; // nullptr: none
+  Factors kind;
+  Values form;
+};
+
+// Whether a kernel can read the activations where they lie: 16 bytes at a time, rows apart by as much.
+inline bool in_place(const GemmLaunch& l, Values form) {
+  if (form != Values::kHalf && form != Values::kBfloat16) return false;
+  return l.a_stride_k == 1 && reinterpret_cast<uintptr_t>(l.a) % 16 == 0 && (l.M == 1 || (l.a_stride_m % 8 == 0 && l.a_stride_m >= l.K));
+}
+
+// Whether stage_activations can read several at a time.
+inline bool is_aligned(const GemmLaunch& l) {
+  const bool blocks = l.blocks->activation == SCALED_MM_DTYPE_Q8_1;
+  const int64_t at_once = blocks ? 4 : 16, size = blocks ? 1 : l.blocks->activation == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2;
+  return (blocks || l.a_stride_k == 1) && reinterpret_cast<uintptr_t>(l.a) % at_once == 0 && (l.M == 1 || l.a_stride_m * size % at_once == 0);
+}
+
+// How a kernel wants its operands. tokens: of a tile. fragments: values in the order of mma.sync's operand. ampere: it multiplies bfloat16
+// and TF32, and has no use for scaled halves. dependent: it is compiled for an architecture with programmatic dependent launch. factors: it
+// does not find them itself.
+struct Wanted {
+  int tokens;
+  bool fragments, ampere, dependent;
+  bool factors = true;
+};
+
+template <class F>
+scaledMMStatus_t stage(const GemmLaunch& l, const Wanted& wanted, Staged* staged, char* message, size_t size) {
+  const int tokens = wanted.tokens;
+  const bool fragments = wanted.fragments;
+  const BlockOperands& o = *l.blocks;
+  const StageLayout layout = stage_layout<F>(l.M, l.N, l.K, o, tokens, wanted.ampere);
+  auto* workspace = static_cast<uint8_t*>(l.workspace);
+  const int64_t tiles_k = tiles_of(l.K, kTileK);
+  *staged = {};
+  staged->tiles = static_cast<const uint8_t*>(l.b);
+  staged->form = values_of(o, wanted.ampere);
+  staged->kind = factors_of<F>(staged->form, wanted.ampere);
+  LaunchShape shape;
+  shape.dependent = wanted.dependent;
+  if (!o.packed && l.K > 0) {
+    static DeviceKernel kernel(&make_tiles<F>);
+    uint8_t* to = workspace + layout.tiles;
+    const uint8_t* from = static_cast<const uint8_t*>(l.b);
+    int64_t stride = l.b_stride_n, rows = l.N, blocks = l.K / kBlock;
+    int count = int(tiles_k);
+    shape.grid = dim3(unsigned(tiles_of(l.N, kTileRows) * tiles_k));
+    shape.block = dim3(128);
+    void* params[] = {&from, &stride, &rows, &blocks, &count, &to};
+    if (scaledMMStatus_t status = launch_kernel(kernel, shape, params, l, message, size)) return status;
+    staged->tiles = to;
+  }
+  const bool direct = !fragments && in_place(l, staged->form);
+  const bool factors = wanted.factors && staged->kind != Factors::kNone;
+  staged->values = direct ? l.a : workspace + layout.values;
+  staged->stride = !direct ? l.K : l.M > 1 ? l.a_stride_m : l.K;
+  staged->factors = factors ? reinterpret_cast<const float2*>(workspace + layout.factors) : nullptr;
+  if (l.K == 0 || (direct && !factors)) return SCALED_MM_STATUS_SUCCESS;
+  static DeviceKernel kernel(&stage_activations);
+  StageParams p = {static_cast<const uint8_t*>(l.a),
+                   l.a_stride_m,
+                   l.a_stride_k,
+                   o.activation,
+                   int32_t(l.M),
+                   l.K,
+                   direct ? nullptr : workspace + layout.values,
+                   factors ? reinterpret_cast<float2*>(workspace + layout.factors) : nullptr,
+                   tokens,
+                   int32_t(tiles_k * kTileBlocks),
+                   staged->form,
+                   fragments,
+                   F::kMinimum,
+                   staged->kind == Factors::kSums,
+                   is_aligned(l),
+                   float(F::kZero)};
+  shape.grid = dim3(unsigned(tiles_of(l.M, tokens) * (tokens / 8) * tiles_k));
+  shape.block = dim3(256);
+  void* params[] = {&p};
+  return launch_kernel(kernel, shape, params, l, message, size);
+}
+
+} // namespace scaled_mm::gguf

@@ -1,0 +1,86 @@
+"""Which block products are timed: formats x weights x tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scaled_mm.bench.shapes import GROUPS, LLM_SHAPES, Case, group_by_weight
+from scaled_mm.errors import BadParamError
+from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, spelling_hint
+
+SHAPES = "28672x8192,4096x14336,4096x4096"
+TOKENS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 4096)
+SWEEP: tuple[int, ...] = tuple(range(1, 65))
+
+#: What a CPU is asked for when the command line names nothing: the whole grid would take it hours.
+CPU_SHAPES = "4096x4096"
+CPU_TOKENS: tuple[int, ...] = (1, 32, 512)
+
+
+@dataclass(frozen=True)
+class BlockCase(Case):
+    """out [M, N] = activations [M, K] x W^T, W [N, K] in the format `fmt`: M tokens, N rows of the weight.
+
+    `shape` is the layer's name or "NxK".
+    """
+
+    fmt: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.fmt} {super().__str__()}"
+
+
+def parse_formats(text: str) -> tuple[str, ...]:
+    """`"q4_0,q8_0"`, or `all` -> names of formats that a weight may have. BadParamError for others."""
+    if text == "all":
+        return tuple(WEIGHT_FORMATS)
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in WEIGHT_FORMATS:
+            raise BadParamError(f"--formats: expected all, or some of {', '.join(WEIGHT_FORMATS)}, got {name!r}{spelling_hint(name)}")
+    if not names:
+        raise BadParamError("--formats: expected at least one format, got an empty list")
+    return tuple(dict.fromkeys(names))
+
+
+def parse_cases(formats: Iterable[str], text: str, tokens: tuple[int, ...]) -> list[BlockCase]:
+    """Cases of a comma list of layers' names and groups as INT8's benchmark has them, `NxK`, or `MxNxK`, which brings its tokens.
+
+    Cases of one weight stand together. BadParamError for a shape that is none, or whose K is no multiple of 32.
+    """
+    found: list[BlockCase] = []
+    for token in filter(None, (part.strip() for part in text.split(","))):
+        for name in GROUPS.get(token, (token,)):
+            found += _layer(name, tokens, tuple(formats))
+    if not found:
+        raise BadParamError("--shapes: expected at least one shape, got an empty list")
+    ordered = [case for fmt in formats for case in dict.fromkeys(found) if case.fmt == fmt]
+    return [case for group in group_by_format(ordered) for case in group]
+
+
+def _layer(name: str, tokens: tuple[int, ...], formats: tuple[str, ...]) -> list[BlockCase]:
+    if name in LLM_SHAPES:
+        sizes = LLM_SHAPES[name]
+    else:
+        sizes = _sizes(name)
+        if len(sizes) == 3:
+            tokens, sizes = sizes[:1], sizes[1:]
+        name = f"{sizes[0]}x{sizes[1]}"
+    if sizes[1] % BLOCK:
+        raise BadParamError(f"--shapes: expected K to be a multiple of {BLOCK}, got {sizes[1]} in {name!r}")
+    return [BlockCase(name, m, *sizes, fmt) for fmt in formats for m in tokens]
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = text.lower().split("x")
+    if len(sizes) not in (2, 3) or not all(size.isdigit() and int(size) > 0 for size in sizes):
+        known = ", ".join([*GROUPS, *LLM_SHAPES])
+        raise BadParamError(f"--shapes: expected NxK (rows of the weight x K), MxNxK (M tokens), or one of {known}, got {text!r}")
+    return tuple(map(int, sizes))
+
+
+def group_by_format(cases: list[BlockCase]) -> list[list[BlockCase]]:
+    """Cases that share a weight: format by format, then as `group_by_weight`."""
+    formats = dict.fromkeys(case.fmt for case in cases)
+    return [group for fmt in formats for group in group_by_weight([case for case in cases if case.fmt == fmt])]

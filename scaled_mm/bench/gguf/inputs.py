@@ -1,0 +1,65 @@
+"""Weights of a block format, rotated, and activations of the three kinds that products take."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from scaled_mm.bench import timing
+from scaled_mm.bench.gguf.cases import BlockCase
+from scaled_mm.bench.inputs import RotatedOutputs, limit_bytes
+from scaled_mm.gguf import PackedBlockWeight, dequantize_block, pack_block_weight, quantize_block
+from scaled_mm.gguf_formats import BLOCK, lookup
+
+#: float32, as llama.cpp's products have it, and so that a result can be held to the bound of the documentation.
+OUT_DTYPE = torch.float32
+
+
+def weight_bytes(case: BlockCase) -> int:
+    """Of the weight, each block read once."""
+    return case.N * case.K // BLOCK * lookup(case.fmt).block_bytes
+
+
+class BlockWeights:
+    """R weights [N, K] of normal values in one format, by the rule "ggml".
+
+    blocks(i): uint8 [N, K/32, bytes of a block]. packed: what `pack_block_weight` makes of each. Set i has the rows of
+    set 0 in another order, in memory of its own. dequantized: float32 [N, K] each, made when first asked for.
+    """
+
+    def __init__(self, case: BlockCase, device: torch.device, generator: torch.Generator, sets: int | None = None):
+        self.fmt, self.device = case.fmt, device
+        each, cache = weight_bytes(case), timing.last_level_cache_bytes(device)
+        held = each if device.type == "cuda" else 2 * each + 4 * case.N * case.K  # packed, the blocks, dequantized
+        self.sets = sets or timing.rotation(each, cache, limit_bytes(device) * each // held)
+        self.cold = timing.is_cold(each, self.sets, cache)
+        values = torch.randn(case.N, case.K, device=device, generator=generator)
+        self.first = quantize_block(values, case.fmt, "ggml")
+        del values
+        self.packed: list[PackedBlockWeight] = [pack_block_weight(self._turned(i), case.fmt) for i in range(self.sets)]
+
+    def _turned(self, i: int) -> torch.Tensor:
+        return self.first if i == 0 else self.first.roll(i, 0)
+
+    @cached_property
+    def blocks(self) -> list[torch.Tensor]:
+        return [self._turned(i) for i in range(self.sets)]
+
+    @cached_property
+    def dequantized(self) -> list[torch.Tensor]:
+        return [dequantize_block(q, self.fmt) for q in self.blocks]
+
+
+class BlockInputs(RotatedOutputs):
+    """A case's activations, [M, K]: the same normal values as float16 and float32, and the latter as q8_1. out(i): float32 [M, N]."""
+
+    def __init__(self, case: BlockCase, weights: BlockWeights, generator: torch.Generator):
+        super().__init__(case, weights, OUT_DTYPE)
+        self.float32 = torch.randn(case.M, case.K, device=self.device, generator=generator)
+        self.float16 = self.float32.half()
+
+    @cached_property
+    def q8_1(self) -> torch.Tensor:
+        """uint8 [M, K/32, 36]"""
+        return quantize_block(self.float32, "q8_1")

@@ -1,0 +1,103 @@
+"""Our block products in each of their ways, and what a CPU would do without them: dequantize, and a float32 product."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.bench.gguf.inputs import BlockInputs
+from scaled_mm.bench.peers import OURS, Ours, Peer, TensorCall, our_handle
+from scaled_mm.gguf import dequantize_block
+
+OURS_W4A8 = "ours_w4a8"
+OURS_Q8_1 = "ours_q8_1"
+
+
+class OursBlock(Ours):
+    """A descriptor of the product, a packed weight: what `block_linear` and `gemm_..._q8_1` run.
+
+    activation: "float16", "float32" or "q8_1", of `BlockInputs`. mode: of the descriptor.
+    kernel: None for the tile table's choice, or the name of a row of its section `block`.
+    """
+
+    def __init__(self, name: str, label: str, activation: str, mode: str, kernel: str | None = None):
+        super().__init__(kernel, name)
+        self.label, self._activation, self._mode = label, activation, mode
+
+    def activation(self, inputs: BlockInputs) -> torch.Tensor:
+        return getattr(inputs, self._activation)
+
+    def quantizes(self, inputs: BlockInputs) -> bool:
+        """Whether float activations are quantized to q8_1 in the call."""
+        if self._mode == "auto" and self._activation == "float16":
+            return auto_mode(inputs.device, inputs.case.M) == "w4a8"
+        return self._activation != "q8_1" and self._mode != "w4a16"
+
+    def prepare(self, inputs: BlockInputs) -> list[TensorCall]:
+        from scaled_mm import create_block_descriptor
+
+        self.release()
+        activation, packed = self.activation(inputs), inputs.weights.packed
+        self._descriptor = descriptor = create_block_descriptor(
+            our_handle(inputs.device),
+            out=inputs.out(0).t(),
+            weight=packed[0],
+            activation=activation,
+            mode=self._mode,
+            kernel=self._kernel,
+        )
+        workspace = None
+        if descriptor.workspace_size:
+            workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=inputs.device)
+
+        def make(i: int) -> TensorCall:
+            out, weight = inputs.out(i), packed[i]
+            turned = out.t()
+
+            def call() -> torch.Tensor:
+                descriptor.calculate(turned, weight, activation, workspace=workspace)
+                return out
+
+            return call
+
+        return inputs.calls(make)
+
+
+class Dequantized(Peer):
+    """A float32 product with a weight that was dequantized once, and is kept."""
+
+    name, label, devices = "mm", "torch.mm, float32, of a weight that was dequantized once", ("cpu",)
+
+    def prepare(self, inputs: BlockInputs) -> list[TensorCall]:
+        x, weights = inputs.float32, inputs.weights.dequantized
+        return inputs.calls(lambda i: lambda: torch.mm(x, weights[i].t(), out=inputs.out(i)))
+
+
+class DequantizeEachTime(Peer):
+    """The same with the weight dequantized in every call."""
+
+    name, label, devices = "dequantize_mm", "dequantize_block of the weight in every call, then torch.mm, float32", ("cpu",)
+
+    def prepare(self, inputs: BlockInputs) -> list[TensorCall]:
+        x, blocks, fmt = inputs.float32, inputs.weights.blocks, inputs.case.fmt
+        return inputs.calls(lambda i: lambda: torch.mm(x, dequantize_block(blocks[i], fmt).t(), out=inputs.out(i)))
+
+
+def every_peer(kernel: str | None = None) -> list[Peer]:
+    """Ours in mode auto first, which always runs; then those that may be chosen by name."""
+    return [
+        OursBlock(OURS, "scaled_mm (this project), float16 activations, mode auto", "float16", "auto", kernel),
+        OursBlock(OURS_W4A8, "float32 activations, quantized to q8_1 in the call", "float32", "w4a8", kernel),
+        OursBlock(OURS_Q8_1, "q8_1 activations, quantized before", "q8_1", "w4a8", kernel),
+        Dequantized(),
+        DequantizeEachTime(),
+    ]
+
+
+def auto_mode(device: torch.device, tokens: int) -> str:
+    """What mode "auto" is for float16 activations: of the tile table on a GPU."""
+    if device.type == "cpu":
+        return "w4a16"
+    from scaled_mm.jit.dispatch import callable_table
+
+    rules = callable_table(our_handle(device).arch).gguf.auto
+    return next(rule.mode for rule in rules if rule.m is None or tokens <= rule.m)

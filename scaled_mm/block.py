@@ -1,0 +1,4 @@
+"""The former name of the room `scaled_mm.gguf`, kept for code that imports it."""
+
+from scaled_mm.gguf import *  # noqa: F403  (its __all__)
+from scaled_mm.gguf import __all__ as __all__

@@ -1,0 +1,1 @@
+"""What every kind of product shares: the C binding, checks, operators and plans."""

@@ -1,0 +1,295 @@
+"""ctypes binding of the C interface (`csrc/include/scaled_mm/scaled_mm.h`). Every status becomes a typed error here.
+
+The library is loaded on first use, not at import; loading it touches no GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scaled_mm.errors import InternalError, KernelNotBuiltError, ScaledMMError, Status, error_for
+
+if TYPE_CHECKING:
+    import torch
+
+    from scaled_mm.tables.schema import TileTable
+
+ABI_VERSION = 6
+_INT64_MAX = 2**63 - 1
+MAX_DIMS = 3
+DEVICE_CPU, DEVICE_CUDA = 0, 1
+DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1")  # index: scaledMMDtype_t
+UNKNOWN_DTYPE = -1
+TENSOR_CONSTANT, TENSOR_PACKED = 1, 2
+GEMM, GROUPED_GEMM, BLOCK_SCALED_GEMM, GGUF_GEMM = range(4)  # scaledMMProduct_t, and scaledMMTableKind_t
+GGUF_MODES = ("auto", "w4a8", "w4a16")  # index: scaledMMGgufMode_t
+
+
+class TensorDescC(ctypes.Structure):
+    _fields_ = [
+        ("dtype", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * MAX_DIMS),
+        ("strides", ctypes.c_int64 * MAX_DIMS),
+        ("alignment", ctypes.c_int64),
+        ("flags", ctypes.c_int64),
+    ]
+
+
+class HandleInfoC(ctypes.Structure):
+    _fields_ = [
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("compute_capability", ctypes.c_int32),
+        ("multiprocessors", ctypes.c_int32),
+        ("max_shared_memory", ctypes.c_int32),
+        ("arch", ctypes.c_char * 16),
+    ]
+
+
+class _TableRowC(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("align_a", ctypes.c_int32),
+        ("align_b", ctypes.c_int32),
+        ("align_out", ctypes.c_int32),
+        ("store_bytes", ctypes.c_int32),
+    ]
+
+
+class _TableBucketC(ctypes.Structure):
+    _fields_ = [
+        ("m_max", ctypes.c_int64),
+        ("n_max", ctypes.c_int64),
+        ("k_max", ctypes.c_int64),
+        ("row", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
+        ("m_min", ctypes.c_int64),
+        ("n_min", ctypes.c_int64),
+        ("k_min", ctypes.c_int64),
+    ]
+
+
+class _TableModeC(ctypes.Structure):
+    _fields_ = [("m_max", ctypes.c_int64), ("mode", ctypes.c_int32), ("padding_", ctypes.c_int32)]
+
+
+class _TableC(ctypes.Structure):
+    _fields_ = [
+        ("arch", ctypes.c_char_p),
+        ("source", ctypes.c_char_p),
+        ("rows", ctypes.POINTER(_TableRowC)),
+        ("num_rows", ctypes.c_int64),
+        ("buckets", ctypes.POINTER(_TableBucketC)),
+        ("num_buckets", ctypes.c_int64),
+        ("fallback_row", ctypes.c_int32),
+        ("tuned", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("padding_", ctypes.c_int32),
+        ("modes", ctypes.POINTER(_TableModeC)),
+        ("num_modes", ctypes.c_int64),
+    ]
+
+
+class KernelChoiceC(ctypes.Structure):
+    _fields_ = [
+        ("row", ctypes.c_char_p),
+        ("reason", ctypes.c_char_p),
+        ("bucket", ctypes.c_int32),
+        ("tuned", ctypes.c_int32),
+    ]
+
+
+_PROVIDER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p)
+_handle, _tensor = ctypes.c_void_p, ctypes.POINTER(TensorDescC)
+_operands = ctypes.POINTER(_tensor)
+_SIGNATURES = {
+    "scaledMMCreateHandle": (ctypes.POINTER(_handle), ctypes.c_int, ctypes.c_int32, ctypes.c_char_p),
+    "scaledMMDestroyHandle": (_handle,),
+    "scaledMMGetHandleInfo": (_handle, ctypes.POINTER(HandleInfoC)),
+    "scaledMMLoadKernels": (ctypes.c_char_p,),
+    "scaledMMRegisterTable": (ctypes.POINTER(_TableC),),
+    "scaledMMSetKernelProvider": (_PROVIDER, ctypes.c_void_p),
+    "scaledMMSetLastError": (ctypes.c_int, ctypes.c_char_p),
+    "scaledMMCreateDescriptor": (_handle, ctypes.POINTER(_handle), ctypes.c_int32, _operands, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p),
+    "scaledMMGetWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
+    "scaledMMGetKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
+    "scaledMMCheckTensors": (_handle, ctypes.c_int32, _operands, ctypes.c_int32),
+    "scaledMMDestroyDescriptor": (_handle,),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The C core, loaded once, with Python as its kernel provider. Its symbols are global: the torch operators use them.
+
+    KernelNotBuiltError where it cannot be built or loaded.
+    """
+    from scaled_mm.jit.library import core_library
+
+    path = core_library()
+    try:
+        lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:  # such as a file system that is mounted noexec
+        raise KernelNotBuiltError(
+            f"{path}: expected a library that can be loaded: {error}; SCALED_MM_CACHE_DIR names another folder for it"
+        ) from error
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(lib, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    lib.scaledMMGetLastErrorMessage.restype = ctypes.c_char_p
+    lib.scaledMMGetOperandName.argtypes, lib.scaledMMGetOperandName.restype = (ctypes.c_int32, ctypes.c_int32), ctypes.c_char_p
+    lib.scaledMMGetAbiVersion.restype = ctypes.c_int32
+    if (version := lib.scaledMMGetAbiVersion()) != ABI_VERSION:
+        raise InternalError(f"{path}: expected ABI version {ABI_VERSION}, got {version}")
+    if status := lib.scaledMMSetKernelProvider(_provider, None):
+        raise error_for(status, "the core refused the kernel provider")
+    return lib
+
+
+_interrupted = threading.local()
+
+
+def failure(status: int, message: str | None = None) -> BaseException:
+    """What to raise for a status that a call on this thread answered: its typed error, or an interrupt that it stopped for.
+
+    message: of the error; default: the core's last one.
+    """
+    interrupt = getattr(_interrupted, "error", None)
+    if interrupt is not None:
+        _interrupted.error = None
+        return interrupt
+    return error_for(status, library().scaledMMGetLastErrorMessage().decode(errors="replace") if message is None else message)
+
+
+def call(name: str, *arguments) -> None:
+    """Call a function of the C interface; raises the typed error of its status."""
+    lib = library()
+    status = getattr(lib, name)(*arguments)
+    if status != Status.SUCCESS:
+        raise failure(status)
+
+
+# ---- providing tables and kernels ---------------------------------------------------------------------------------------
+
+
+def _provide(arch: str, row: str | None, out_dtype: int) -> None:
+    from scaled_mm.jit import codegen, dispatch
+    from scaled_mm.jit import library as build
+
+    table = dispatch.callable_table(arch)
+    if row is None:
+        register_table(table)
+        if whole := build.arch_library(dispatch.machine_table(arch) if table.tuned else table):
+            call("scaledMMLoadKernels", os.fsencode(whole))
+        return
+    suffix = next((name for name, (_, code) in codegen.BUILT_FOR.items() if code == out_dtype), None)
+    call("scaledMMLoadKernels", os.fsencode(build.build_kernel(table, (row, suffix))))
+
+
+def _text(value: object) -> bytes:
+    """For the core's messages, of anything: the name of a file need not be text."""
+    return str(value).encode(errors="backslashreplace").replace(b"\0", b"\\0")
+
+
+@_PROVIDER
+def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None) -> int:
+    # Called by the core. An exception may not cross C: it becomes a status and a message, which `call` raises again.
+    try:
+        _provide(arch.decode(), row.decode() if row else None, out_dtype)
+    except ScaledMMError as error:
+        return library().scaledMMSetLastError(error.status, _text(error))
+    except BaseException as error:  # an interrupt while a kernel compiles too: `failure` raises it again
+        if not isinstance(error, Exception):
+            _interrupted.error = error
+        return library().scaledMMSetLastError(Status.INTERNAL_ERROR, _text(f"{type(error).__name__}: {error}"))
+    return Status.SUCCESS
+
+
+def register_table(table: TileTable) -> None:
+    """Give the core a tile table, with its sections; it replaces the architecture's former one."""
+    _register(table, GEMM)
+    if table.grouped:
+        _register(table.grouped, GROUPED_GEMM)
+    if table.block_scaled:
+        _register(table.block_scaled, BLOCK_SCALED_GEMM)
+    if table.gguf:
+        _register(table.gguf, GGUF_GEMM)
+
+
+def _register(table: TileTable, kind: int) -> None:
+    rows = (_TableRowC * len(table.rows))(*(_TableRowC(row.name.encode(), *row.alignment, row.store_bytes) for row in table.rows))
+    index = {row.name: i for i, row in enumerate(table.rows)}
+    buckets = (_TableBucketC * len(table.buckets))(
+        *(
+            _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], b.flags, *b.least)
+            for b in table.buckets
+        )
+    )
+    modes = (_TableModeC * len(table.auto))(*(_TableModeC(_INT64_MAX if r.m is None else r.m, GGUF_MODES.index(r.mode)) for r in table.auto))
+    from scaled_mm.tables import configs_dir
+
+    # A shipped table goes by its name, one from elsewhere by its path: `desc.kernel.reason` shows it.
+    path = Path(table.source)
+    source = path.relative_to(configs_dir()) if path.is_relative_to(configs_dir()) else path
+    call(
+        "scaledMMRegisterTable",
+        ctypes.byref(
+            _TableC(
+                table.arch.encode(),
+                _text(source.as_posix()),
+                rows,
+                len(rows),
+                buckets,
+                len(buckets),
+                index[table.fallback],
+                table.tuned,
+                kind,
+                0,
+                modes,
+                len(modes),
+            )
+        ),
+    )
+
+
+# ---- descriptors ----------------------------------------------------------------------------------------------------------
+
+
+def operands(descs: Sequence[TensorDescC | None]) -> tuple[object, int]:
+    """(array, count) of the operands of a product, None for an absent one, as the C functions take them."""
+    return (_tensor * len(descs))(*(desc if desc is None else ctypes.pointer(desc) for desc in descs)), len(descs)
+
+
+@functools.cache
+def operand_names(product: int) -> tuple[str, ...]:
+    """The names of a kind's operands, in the order of the C interface."""
+    lib, names = library(), []
+    while (name := lib.scaledMMGetOperandName(product, len(names))) is not None:
+        names.append(name.decode())
+    return tuple(names)
+
+
+# ---- tensors ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _dtype_codes() -> dict[torch.dtype | str, int]:
+    import torch
+
+    return {getattr(torch, name, name): code for code, name in enumerate(DTYPES)}  # a block format goes by its name
+
+
+def tensor_desc(dtype: torch.dtype | str, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int, flags: int) -> TensorDescC:
+    """A C tensor descriptor. More than MAX_DIMS dimensions, or another dtype, pass through for the core to refuse."""
+    kept = min(len(shape), MAX_DIMS)
+    desc = TensorDescC(_dtype_codes().get(dtype, UNKNOWN_DTYPE), len(shape), alignment=alignment, flags=flags)
+    desc.shape[:kept] = shape[:kept]
+    desc.strides[:kept] = strides[:kept]
+    return desc

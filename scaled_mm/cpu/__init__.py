@@ -1,0 +1,1 @@
+"""The CPU backend: the same bits as every GPU kernel."""

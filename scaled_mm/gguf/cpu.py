@@ -1,0 +1,54 @@
+"""The CPU's block products as the operators and descriptors ask for them: activations of every kind, modes, bias and cast."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.gguf import layout, product
+from scaled_mm.gguf.quantize import quantize_block
+from scaled_mm.gguf_formats import BlockFormat, lookup
+
+FLOAT_ACTIVATIONS = (torch.float16, torch.bfloat16)
+"""Those that a product takes as they are."""
+
+
+def activation_of(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(x, excess) as `product.multiply` takes them, of q8_1 blocks: uint8 [N, K/32, 36].
+
+    x = d * q is exact (11 bits times 7), so is d * sum(q) (11 times 12): excess = s - d * sum(q) rounds once.
+    """
+    d, s, _, levels = layout.take_apart(q, lookup("q8_1"))
+    d, levels = d.to(torch.float32).unsqueeze(-1), levels.to(torch.float32)
+    excess = s.to(torch.float32) - levels.sum(-1) * d.squeeze(-1)
+    return levels.mul_(d).flatten(-2), excess
+
+
+def _operands(activation: torch.Tensor, mode: str) -> tuple[torch.Tensor, ...]:
+    """What follows the description in `product.multiply`. auto: float16 and bfloat16 as they are, as fast and closer to the truth."""
+    if activation.dtype is torch.uint8:
+        return activation_of(activation)
+    if activation.shape[1] and (mode == "w4a8" or (mode == "auto" and activation.dtype not in FLOAT_ACTIVATIONS)):
+        return activation_of(quantize_block(activation, "q8_1"))
+    return (activation.to(torch.float32, memory_format=torch.contiguous_format),)
+
+
+@torch.no_grad()
+def gemm(
+    weight: layout.Parts,
+    description: BlockFormat,
+    activation: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    mode: str,
+    transposed_out: bool,
+) -> torch.Tensor:
+    """W A^T + bias as [M, N], or its transpose [N, M], contiguous. Everything was checked before.
+
+    weight: the fields of [M, K/32] blocks. activation: q8_1 blocks uint8 [N, K/32, 36], or floats [N, K]. bias: [M] or None.
+    """
+    m, n = weight.d.shape[0], activation.shape[0]
+    total = torch.empty((n, m) if transposed_out else (m, n), dtype=torch.float32, device="cpu")
+    product.multiply(total.t() if transposed_out else total, weight, description, *_operands(activation, mode))
+    if bias is not None:
+        total.add_(bias if transposed_out else bias.unsqueeze(1))
+    return total.to(out_dtype)

@@ -1,0 +1,138 @@
+"""GGUF files: names to quantized tensors, through the `gguf` package, memory-mapped."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import mmap
+import os
+import stat
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from scaled_mm.errors import BadParamError, BadTensorDtypeError
+from scaled_mm.gguf.dequantize import dequantize_block
+from scaled_mm.gguf.gguf_header import check_header
+from scaled_mm.gguf.pack import PackedBlockWeight, pack_block_weight
+from scaled_mm.gguf_formats import BLOCK, FORMATS
+
+# q8_1 is for activations; gguf's own size of it, 40 bytes, is that of an older one.
+_WEIGHTS = {name.upper(): name for name, description in FORMATS.items() if description.is_weight}
+_PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """A quantized tensor of a file: q, uint8 [..., K/32, bytes of a block], in the format `fmt`."""
+
+    fmt: str
+    q: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """[..., K]: that of the values."""
+        return torch.Size((*self.q.shape[:-2], self.q.shape[-2] * BLOCK))
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """`dequantize_block` of it."""
+        return dequantize_block(self.q, self.fmt, dtype)
+
+    def pack(self) -> PackedBlockWeight:
+        """`pack_block_weight` of it."""
+        return pack_block_weight(self.q, self.fmt)
+
+
+def load_gguf(
+    path: str | bytes | os.PathLike, names: Iterable[str] | None = None, *, skip_unsupported: bool = False
+) -> dict[str, QuantizedTensor | torch.Tensor]:
+    """The tensors of a GGUF file by name: quantized ones as QuantizedTensor, others as tensors of the dtype they have there.
+
+    Shapes are in torch's order, the last dimension the contiguous one: a matrix is [out, in]. Tensors are lazy, copy-on-write CPU views of
+    the mapped file: writing to one never changes the file.
+    names: return only these; a type that is not supported is no error elsewhere.
+    skip_unsupported: omit tensors of other types than those below.
+
+    The header is checked first, for all tensors of the file. A malformed file takes neither time nor memory:
+    - the file is a regular file, little-endian, of GGUF version 2 or 3;
+    - the numbers of tensors and keys, and the lengths of names, strings and arrays, fit the size of the file;
+    - keys and tensor names are UTF-8, at most 65535 bytes, and occur once; value types and tensor types are known;
+    - tensors have at most 4 dimensions, none of them 0, and K is a multiple of the type's block;
+    - general.alignment is a uint32 and a power of two; tensors are aligned to it, lie in the file and do not overlap;
+    - at most 2^16 keys, 2^18 tensors, 2^22 values, 2^18 arrays, nesting depth 8, and a bounded header: several times what models need.
+
+    Raises ImportError without the `gguf` package, OSError (FileNotFoundError ...) for a file that cannot be opened, BadParamError that
+    names `path` for a file that fails a check, BadParamError that names `names` for one that lacks a tensor of them, and
+    BadTensorDtypeError for a tensor of another type than q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 or i64, unless
+    they are skipped.
+    """
+    try:
+        from gguf import GGML_QUANT_SIZES, GGUFReader
+    except ModuleNotFoundError as error:
+        if error.name != "gguf":
+            raise
+        raise ImportError("load_gguf: expected the package gguf, which is not installed; pip install gguf", name="gguf") from error
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise BadParamError(f"path: expected a path, got a {type(path).__name__}")
+    path = os.fsdecode(path)
+    shown = _shown(path)
+    _check(path, shown, GGML_QUANT_SIZES)
+    try:
+        reader = GGUFReader(path, "c")
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # a file that changed since, or a refusal of a later reader
+        raise BadParamError(f"path: expected a GGUF file, got {shown}: {error}") from error
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    if names is not None:
+        if isinstance(names, str) or not isinstance(names, Iterable):
+            raise BadParamError(f"names: expected None or several names of tensors, got {names!r}")
+        names = list(names)
+        if missing := [name for name in names if not isinstance(name, str) or name not in tensors]:
+            there = _like(str(missing[0]), list(tensors))
+            got = ", ".join(map(repr, missing))
+            raise BadParamError(f"names: expected names of tensors in {shown}, got {got}; there are {there}")
+        tensors = {name: tensors[name] for name in names}
+    known = (*_WEIGHTS, *_PLAIN)
+    unsupported = [name for name, tensor in tensors.items() if tensor.tensor_type.name not in known]
+    if unsupported and not skip_unsupported:
+        first, more = unsupported[0], len(unsupported) - 1
+        got = tensors[first].tensor_type.name + (f", and {more} more that are of no such type" if more else "")
+        raise BadTensorDtypeError(f"{_shown(first)}: expected a tensor of type {', '.join(known)}, got {got}; skip_unsupported=True loads the others")
+    return {name: _tensor(tensor) for name, tensor in tensors.items() if name not in unsupported}
+
+
+def _check(path: str, shown: str, block_sizes: Mapping[int, tuple[int, int]]) -> None:
+    """Raises BadParamError for what is no regular file, or has no valid header; OSError for a file that cannot be opened."""
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:  # a NUL, or a character that file names cannot have
+        raise BadParamError(f"path: expected a path, got {shown}: {error}") from error
+    if not stat.S_ISREG(mode):  # asked before it is opened: opening a FIFO waits for a writer
+        kind = {stat.S_IFDIR: "directory", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}.get(stat.S_IFMT(mode), "device")
+        raise BadParamError(f"path: expected a regular file, got {shown}, which is a {kind}")
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # mmap refuses it
+            raise BadParamError(f"path: expected a GGUF file, got {shown}: the file is empty")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            check_header(shown, data, block_sizes)
+
+
+def _shown(text: str) -> str:
+    """A path or a name as errors show it: escaped where it has line breaks or other control characters."""
+    return text if text.isprintable() else repr(text)
+
+
+def _like(name: str, names: list[str], most: int = 5) -> str:
+    """The names that are most like one that is not among them."""
+    chosen = difflib.get_close_matches(name, names, most, 0.0)
+    more = len(names) - len(chosen)
+    return (", ".join(map(repr, chosen)) or "none") + (f" and {more} more" if more else "")
+
+
+def _tensor(tensor) -> QuantizedTensor | torch.Tensor:
+    kind = tensor.tensor_type.name
+    if kind in _PLAIN:
+        data = torch.from_numpy(tensor.data)
+        return data.view(torch.bfloat16) if kind == "BF16" else data
+    fmt = _WEIGHTS[kind]
+    data = torch.from_numpy(tensor.data)
+    return QuantizedTensor(fmt, data.unflatten(-1, (-1, FORMATS[fmt].block_bytes)))

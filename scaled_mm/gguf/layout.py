@@ -1,0 +1,143 @@
+"""Blocks taken apart and put together: bytes on one side; scales, minima or sums, and levels on the other. No arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from scaled_mm.core.checks import check_strided
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError
+from scaled_mm.gguf_formats import BLOCK, BlockFormat
+
+_HALF = BLOCK // 2
+_NAN = 0x7E00  # float16, quiet, positive
+
+# A CPU takes this many values at a time, 4 MiB of float32, so that they stay in its caches; a GPU 2^26, so that memory is bounded.
+_CHUNK_ELEMENTS = {"cpu": 1 << 20}
+_CHUNK_ELEMENTS_ELSEWHERE = 1 << 26
+
+
+def chunks(blocks: torch.Tensor) -> Iterator[slice]:
+    """Slices of [blocks, ...] to convert one after the other."""
+    size = _CHUNK_ELEMENTS.get(blocks.device.type, _CHUNK_ELEMENTS_ELSEWHERE) // BLOCK
+    for start in range(0, blocks.shape[0], size):
+        yield slice(start, start + size)
+
+
+def check_blocks(name: str, q: object, description: BlockFormat) -> None:
+    """A typed error unless `q` is uint8 [..., K/32, bytes of a block], at least 2-d, and the blocks of a row lie one after the other."""
+    check_shape(name, q, description)
+    size = description.block_bytes
+    if q.stride(-1) != 1 or (q.shape[-2] > 1 and q.stride(-2) != size):
+        wanted = f"blocks one after the other, the last two strides {size} and 1"
+        raise BadTensorStridesError(f"{name}: expected {wanted}, got strides {list(q.stride())} of shape {list(q.shape)}")
+
+
+def check_shape(name: str, q: object, description: BlockFormat) -> None:
+    """The same, whatever the strides."""
+    check_no_quantized_tensor(name, q, "a tensor")
+    check_strided(name, q)
+    size = description.block_bytes
+    if q.dtype is not torch.uint8:
+        raise BadTensorDtypeError(f"{name}: expected uint8, got {q.dtype}{quantizer_hint(q.dtype, description)}")
+    if q.dim() < 2 or q.shape[-1] != size:
+        flat = q.dim() == 2 and q.shape[-1] > 0 and q.shape[-1] % size == 0  # rows of bytes, as files and numpy have them
+        hint = f"; rows of bytes become blocks by .unflatten(-1, (-1, {size}))" if flat else ""
+        raise BadTensorShapeError(f"{name}: expected [..., K/32, {size}] for {description.name}, got {list(q.shape)}{hint}")
+
+
+def check_no_quantized_tensor(name: str, value: object, expected: str, advice: str = "give its .q, and its .fmt") -> None:
+    """BadParamError, with advice, for a QuantizedTensor, which `load_gguf` returns, where its blocks are expected."""
+    if not isinstance(value, torch.Tensor) and hasattr(value, "q") and hasattr(value, "fmt"):
+        raise BadParamError(f"{name}: expected {expected}, got a {type(value).__name__}; {advice}")
+
+
+def quantizer_hint(dtype: torch.dtype, description: BlockFormat | None = None) -> str:
+    """What an error adds where floats came and blocks were expected."""
+    if not dtype.is_floating_point:
+        return ""
+    activations = description is not None and not description.is_weight
+    return f"; sm.quantize_{description.name} makes them" if activations else "; sm.quantize_block makes blocks"
+
+
+class Parts(NamedTuple):
+    """The fields of blocks, wherever they lie.
+
+    d: float16 [..., K/32]. second: the same, m or s, or None. high: uint8 [..., K/32, 4], the fifth bits, or None.
+    levels: uint8 [..., K/32, 16], nibbles, or of eight bits int8 [..., K/32, 32].
+    """
+
+    d: torch.Tensor
+    second: torch.Tensor | None
+    high: torch.Tensor | None
+    levels: torch.Tensor
+
+    def slice(self, *index: slice) -> Parts:
+        """Those of some rows, and some blocks of them."""
+        return Parts(*(None if part is None else part[index] for part in self))
+
+
+def take_apart(q: torch.Tensor, description: BlockFormat) -> Parts:
+    """The fields of q, uint8 [..., K/32, bytes of a block]: copies of the halves, views of the rest."""
+    high, levels = description.high_offset, description.levels_offset
+    return Parts(
+        _halves(q, 0),
+        None if description.second is None else _halves(q, 2),
+        q[..., high : high + description.high_bytes] if description.high_bytes else None,
+        q[..., levels:].view(torch.int8) if description.signed else q[..., levels:],
+    )
+
+
+def put_together(parts: Parts, description: BlockFormat, out: torch.Tensor) -> None:
+    """Writes the fields to out, uint8 [..., K/32, bytes of a block]: the inverse of `take_apart`, bit by bit."""
+    high, levels = description.high_offset, description.levels_offset
+    out[..., :2] = parts.d.unsqueeze(-1).contiguous().view(torch.uint8)
+    if parts.second is not None:
+        out[..., 2:4] = parts.second.unsqueeze(-1).contiguous().view(torch.uint8)
+    if parts.high is not None:
+        out[..., high:levels] = parts.high
+    out[..., levels:] = parts.levels.view(torch.uint8)
+
+
+def _halves(q: torch.Tensor, offset: int) -> torch.Tensor:
+    # A copy, also of a single block: two bytes among bytes need not be aligned.
+    return q[..., offset : offset + 2].clone(memory_format=torch.contiguous_format).view(torch.float16).squeeze(-1)
+
+
+def to_half(value: torch.Tensor) -> torch.Tensor:
+    """float16, to nearest even, infinite from 65520 on; every NaN is 0x7e00, where a CPU and a GPU would each have their own."""
+    half = value.to(torch.float16)
+    return half.view(torch.int16).masked_fill_(half.isnan(), _NAN).view(torch.float16)
+
+
+def pack_levels(levels: torch.Tensor, description: BlockFormat) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """(high, levels) as `Parts` has them, of levels uint8 [..., 32], or of eight bits int8 [..., 32], as they are."""
+    if description.signed:
+        return None, levels
+    high = None
+    if description.high_bytes:
+        fifth = (levels >> 4).unflatten(-1, (description.high_bytes, 8))
+        high = (fifth << bit_numbers(levels.device)).sum(-1, dtype=torch.uint8)
+    return high, (levels[..., :_HALF] & 15) | (levels[..., _HALF:] << 4)
+
+
+def unpack_levels(parts: Parts) -> torch.Tensor:
+    """Levels, contiguous: uint8 [..., K/32, 32], or of eight bits int8."""
+    nibbles = parts.levels
+    if nibbles.dtype is torch.int8:
+        return nibbles.contiguous()
+    levels = nibbles.new_empty((*nibbles.shape[:-1], BLOCK))
+    torch.bitwise_and(nibbles, 15, out=levels[..., :_HALF])
+    torch.bitwise_right_shift(nibbles, 4, out=levels[..., _HALF:])
+    return levels if parts.high is None else levels.bitwise_or_(fifth_bits(parts.high))
+
+
+def fifth_bits(high: torch.Tensor) -> torch.Tensor:
+    """uint8 [..., K/32, 32], 16 or 0: the fifth bits where they belong in a level."""
+    return ((high.unsqueeze(-1) >> bit_numbers(high.device)) & 1).mul_(16).flatten(-2)
+
+
+def bit_numbers(device: torch.device) -> torch.Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=device)

@@ -1,0 +1,73 @@
+"""`block_linear`: a linear layer whose weight is packed blocks."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.core.binding import GGUF_MODES
+from scaled_mm.core.checks import check_strided
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.gguf.cpu import FLOAT_ACTIVATIONS
+from scaled_mm.gguf.gemm import check_devices, run
+from scaled_mm.gguf.layout import check_no_quantized_tensor
+from scaled_mm.gguf.pack import PackedBlockWeight
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@torch.no_grad()
+def block_linear(
+    x: torch.Tensor,
+    packed: PackedBlockWeight,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    mode: str = "auto",
+) -> torch.Tensor:
+    """y = cast( x W^T + bias ): [..., K] to [..., M], contiguous.
+
+    x: float16, bfloat16 or float32 [..., K], at least 1-d, any strides. packed: what `pack_block_weight` returned for a weight [M, K].
+    bias: [M] or [1, M], float32 or out_dtype; added in float32. out_dtype: float16, bfloat16 or float32; x's dtype by default.
+    mode: of any format, whatever its bits,
+
+    * "w4a8": x is quantized to q8_1, then multiplied as by `gemm_q4_0_q8_1`. A block of x that sums to 65520 or more makes its row not
+      finite (unless the format is q8_0), for float16 holds the sum.
+    * "w4a16": x is multiplied as by `gemm_q4_0`; float16 or bfloat16.
+    * "auto": "w4a8" for float32. Otherwise on CUDA what the tile table says for this many rows of x; on a CPU "w4a16", which is as fast
+      there and closer to the truth.
+
+    CPU or CUDA; there on the current stream, without synchronising, and output and workspace come from torch's allocator. The output never
+    requires a gradient.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what came.
+    """
+    if not isinstance(packed, PackedBlockWeight):
+        expected = "what pack_block_weight returns"
+        check_no_quantized_tensor("packed", packed, expected, "give its .q, and its .fmt, to pack_block_weight")
+        raise BadParamError(f"packed: expected {expected}, got a {type(packed).__name__}")
+    if not isinstance(mode, str) or mode not in GGUF_MODES:
+        raise BadParamError(f"mode: expected one of {', '.join(map(repr, GGUF_MODES))}, got {mode!r}")
+    check_strided("x", x)
+    if x.dtype not in _DTYPES:
+        raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
+    if mode == "w4a16" and x.dtype not in FLOAT_ACTIVATIONS:
+        raise BadTensorDtypeError(f"x: expected float16 or bfloat16 in mode 'w4a16', got {x.dtype}")
+    m, k = packed.shape
+    if x.dim() < 1 or x.shape[-1] != k:
+        raise BadTensorShapeError(f"x: expected [..., K] with K = {k} as packed has, got {list(x.shape)}")
+    out_dtype = x.dtype if out_dtype is None else out_dtype
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in _DTYPES:
+        raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, _DTYPES))}, got {out_dtype!r}")
+    if bias is not None:
+        _check_bias(bias, m, out_dtype)
+    check_devices("packed", packed.device, x=x, bias=bias)
+
+    rows = x.reshape(-1, k) if k else x.new_empty((x.shape[:-1].numel(), 0))
+    out = run(packed, packed.fmt, rows, None if bias is None else bias.reshape(m), out_dtype, mode, True)
+    return out.view(*x.shape[:-1], m)
+
+
+def _check_bias(bias: torch.Tensor, m: int, out_dtype: torch.dtype) -> None:
+    check_strided("bias", bias)
+    if bias.dtype not in (torch.float32, out_dtype):
+        raise BadTensorDtypeError(f"bias: expected {out_dtype} as out_dtype, or torch.float32, got {bias.dtype}")
+    if tuple(bias.shape) not in ((m,), (1, m)):
+        raise BadTensorShapeError(f"bias: expected [{m}] or [1, {m}], got {list(bias.shape)}")

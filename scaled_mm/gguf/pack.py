@@ -1,0 +1,128 @@
+"""Weights packed once for the products: on a GPU tiles in the order of its kernels, elsewhere a tensor for each field of the blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from scaled_mm.core import checks
+from scaled_mm.errors import BadParamError, BadTensorShapeError, DeviceNotSupportedError
+from scaled_mm.gguf import layout, tiles
+from scaled_mm.gguf_formats import BLOCK, lookup, lookup_weight
+from scaled_mm.products.prepared_weight import is_written
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PackedBlockWeight:
+    """What `pack_block_weight` returns, to be given to `block_linear`, the products and descriptors.
+
+    fmt: the format's name. rows, k: of the weight, whose `shape` is [rows, k].
+    tiles: on CUDA uint8 [ceil(rows/64), ceil(k/256), bytes of a tile]; None elsewhere.
+    fields: where there are no tiles the fields of the blocks, [rows, k/32, ...], each contiguous; None on CUDA.
+    constant: products may read the tiles before the preceding kernel of their stream has ended (docs/decisions/0011). Only
+        `pack_block_weight` says so, of the memory that it wrote: a replaced or an unpickled one does not.
+    The layout may change with a release; what `unpack` returns does not.
+    """
+
+    fmt: str
+    rows: int
+    k: int
+    tiles: torch.Tensor | None
+    fields: layout.Parts | None
+    constant: bool = dataclasses.field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        description, got = lookup_weight(self.fmt), [self.rows, self.k]
+        if (self.tiles is None) == (self.fields is None):
+            raise BadParamError(f"tiles: expected tiles or fields, got {'neither' if self.tiles is None else 'both'}")
+        blocks = self.k // BLOCK
+        name, part, expected = (
+            ("fields", self.fields.d, (self.rows, blocks))
+            if self.tiles is None
+            else ("tiles", self.tiles, tiles.shape(self.rows, blocks, description))
+        )
+        if self.k % BLOCK or tuple(part.shape) != expected:
+            raise BadTensorShapeError(f"rows, k: expected those of the {name}, {list(part.shape)} here, got {got}")
+
+    def __repr__(self) -> str:  # without the memory
+        return f"PackedBlockWeight({self.fmt}, {self.rows} x {self.k}, {self.device}, constant={self.constant})"
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "constant": False}
+
+    @property
+    def shape(self) -> torch.Size:
+        """[M, K]: output features, input features."""
+        return torch.Size((self.rows, self.k))
+
+    @property
+    def device(self) -> torch.device:
+        return self.fields.d.device if self.tiles is None else self.tiles.device
+
+    @property
+    def nbytes(self) -> int:
+        """As many as the blocks had; of tiles as if rows were a multiple of 64, and blocks of 8."""
+        if self.tiles is not None:
+            return self.tiles.numel()
+        return self.fields.d.numel() * lookup(self.fmt).block_bytes
+
+    def to(self, device: torch.device | str) -> PackedBlockWeight:
+        """The same weight on another device, in that one's layout.
+
+        Raises BadParamError for what names no device, and for a weight of the meta device, which has no data; DeviceNotSupportedError for a device
+        that this torch or this machine lacks.
+        """
+        wanted = checks.device(device)
+        try:
+            target = torch.empty(0, device=wanted).device  # with an index
+        except (AssertionError, RuntimeError) as error:  # an AssertionError of torch says that it was built without CUDA
+            reason = str(error).partition("\n")[0]
+            raise DeviceNotSupportedError(f"device: expected one that torch {torch.__version__} can use here, got {wanted}: {reason}") from error
+        if self.device.type == "meta" and target != self.device:
+            raise BadParamError(f"device: expected meta, where this weight is, which has no data to copy, got {wanted}")
+        return self if target == self.device else pack_block_weight(self.unpack().to(target), self.fmt)
+
+    @torch.no_grad()
+    def unpack(self) -> torch.Tensor:
+        """The blocks, uint8 [M, K/32, bytes of a block], bit by bit those that were packed, NaN in scales included."""
+        description = lookup(self.fmt)
+        if self.tiles is not None:
+            return tiles.to_blocks(self.tiles, self.rows, self.k // BLOCK, description)
+        out = torch.empty((*self.fields.d.shape, description.block_bytes), dtype=torch.uint8, device=self.device)
+        layout.put_together(self.fields, description, out)
+        return out
+
+    def parts(self) -> layout.Parts:
+        """The fields by blocks: those that are kept, of tiles new ones."""
+        return self.fields if self.tiles is None else layout.take_apart(self.unpack(), lookup(self.fmt))
+
+
+@torch.no_grad()
+def pack_block_weight(weight_q: torch.Tensor, fmt: str) -> PackedBlockWeight:
+    """Packs a weight once for all products with it; a copy of the same size (on CUDA of up to 63 rows and 7 blocks a row more), exact.
+
+    weight_q: uint8 [M, K/32, bytes of a block], CPU or CUDA; the blocks of a row one after the other.
+    fmt: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0".
+    On CUDA waits until the device has done the current stream's work: products may then read the weight early, as those of
+    `prepare_weight`. Not while a graph is captured, a function is compiled or operators are traced.
+    Raises BadParamError (fmt, a weight_q that is no tensor), BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError.
+    """
+    description = lookup_weight(fmt)
+    check_matrix("weight_q", weight_q, fmt)
+    rows, k = weight_q.shape[0], weight_q.shape[1] * BLOCK
+    if weight_q.is_cuda:
+        packed = PackedBlockWeight(fmt, rows, k, tiles.from_blocks(weight_q, description), None)
+        object.__setattr__(packed, "constant", is_written(packed.tiles))
+        return packed
+    fields = layout.take_apart(weight_q, description)
+    own = (None if field is None else field.clone(memory_format=torch.contiguous_format) for field in fields)  # never views of the weight
+    return PackedBlockWeight(fmt, rows, k, None, layout.Parts(*own))
+
+
+def check_matrix(name: str, q: object, fmt: str) -> None:
+    """`layout.check_blocks`, and BadTensorShapeError unless it is a matrix of blocks."""
+    description = lookup(fmt)
+    layout.check_blocks(name, q, description)
+    if q.dim() != 3:
+        raise BadTensorShapeError(f"{name}: expected 3 dimensions [rows, K/32, {description.block_bytes}], got {list(q.shape)}")

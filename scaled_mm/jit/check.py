@@ -1,0 +1,121 @@
+"""What the device compiler makes of a table's rows, on any machine with nvcc: registers and spills, for every GPU served.
+
+A kernel that spills keeps accumulators in memory, one whose wgmma instructions are serialized waits for each of them: they would be
+right, and slow without a word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.jit import compile, library, toolchain
+from scaled_mm.tables.schema import TileTable
+
+_REPORT = re.compile(
+    r"Compiling entry function '(?P<function>[^\n']+)' for '(?P<code>sm_\w+)'.*?"
+    r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
+    re.DOTALL,
+)
+_SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized[^\n]*function '(?P<function>[^\n']+)'")
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """One kernel for one GPU ("sm_86"). Registers per thread; bytes spilled, stores and loads together; seconds of its nvcc run.
+
+    serialized: it waits after each wgmma instruction, the compiler said.
+    """
+
+    row: str
+    out_dtype: str | None
+    code: str
+    registers: int
+    spilled: int
+    seconds: float
+    serialized: bool = False
+
+
+def codes(table: TileTable, nvcc: toolchain.Nvcc) -> list[str]:
+    """The GPUs to compile a table for: every one it serves that the nvcc knows, the oldest whether it knows it or not."""
+    oldest = f"sm_{compile.target(table.arch)}"
+    served = sorted({name.replace("sm", "sm_") for name in table.serves or (table.arch,)}, key=lambda code: int(code[3:]))
+    known = toolchain.known_machine_codes(nvcc)
+    return [oldest, *(code for code in served if code in known and code != oldest.rstrip("a"))]
+
+
+def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]:
+    """Compile one kernel for every GPU its table serves, and keep nothing. KernelNotBuiltError when the compiler refuses it."""
+    nvcc, flags = library.nvcc_and_flags(table.arch)
+    capability = compile.target(table.arch)
+    toolchain.require_architecture(nvcc, f"compute_{capability}")
+    wanted = codes(table, nvcc)
+    gencode = f"-gencode=arch=compute_{capability},code=[{','.join(wanted)}]"
+    flags = [flag for flag in flags if not flag.startswith("-gencode")]
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="scaled-mm-check-") as folder:
+        (Path(folder) / "kernel.cu").write_text(library.kernel_source(table, name), encoding="utf-8")
+        with compile.speakable(Path(folder), flags) as (flags,):
+            command = [str(nvcc.path), *flags, gencode, "-Xptxas=-v", "-fatbin", "kernel.cu", "-o", "kernel.fatbin"]
+            done = compile.run_program(command, {**toolchain.environment(), "TMPDIR": "."}, Path(folder))
+    seconds = time.monotonic() - start
+    output = done.stdout + done.stderr
+    if done.returncode != 0:
+        tail = "\n".join(output.strip().splitlines()[-12:])
+        raise KernelNotBuiltError(f"{name[0]}: the compiler failed (status {done.returncode})\n{tail}")
+    serialized = {found["function"] for found in _SERIALIZED.finditer(output)}
+    compiled = [
+        Compiled(
+            *name,
+            found["code"],
+            int(found["registers"]),
+            int(found["stores"]) + int(found["loads"]),
+            seconds,
+            found["function"] in serialized,
+        )
+        for found in _REPORT.finditer(output)
+    ]
+    if unreported := set(wanted) - {kernel.code for kernel in compiled}:  # a report that cannot be read is no clean one
+        raise KernelNotBuiltError(f"{name[0]}: expected ptxas to report on {', '.join(sorted(unreported))}, got\n{output[-2000:]}")
+    return compiled
+
+
+def compile_kernels(
+    table: TileTable, names: Sequence[library.KernelName], jobs: int | None = None, on_kernel: Callable[[list[Compiled]], None] | None = None
+) -> list[Compiled]:
+    """Compile kernels of a table, `jobs` at a time (default: one per core); on_kernel is called with each one's results in order."""
+    found: list[Compiled] = []
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        futures = [pool.submit(compile_kernel, table, name) for name in names]
+        try:
+            for future in futures:
+                found += future.result()
+                if on_kernel:
+                    on_kernel(future.result())
+        except BaseException as error:
+            for future in futures:
+                future.cancel()
+            if not isinstance(error, Exception):
+                compile.end_all()
+            raise
+    return found
+
+
+def kernels_to_check(table: TileTable) -> list[library.KernelName]:
+    """Every row for its first dtype, bfloat16 (a block row for its first format), and the others, which differ in the epilogue alone, for the row
+    with the most accumulators."""
+    from scaled_mm.jit.codegen import ZERO_POINT_TERMS, out_dtypes
+    from scaled_mm.tables.rules import row_cost
+
+    others = []
+    for section in table.sections:
+        largest = max(section.rows, key=lambda row: row_cost(row, table.arch).accumulators or 0)
+        others += [(largest.name, out) for out in out_dtypes(largest)[1:]]
+    return [*((row.name, out_dtypes(row)[0]) for row in table.all_rows), *others, (ZERO_POINT_TERMS, None)]

@@ -1,0 +1,268 @@
+"""What gets built, and under which key: the C core, the torch operators, and kernels, one at a time or a whole architecture."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from scaled_mm.jit import cache, codegen, compile, toolchain
+from scaled_mm.jit.paths import csrc_dir, lib_dir
+from scaled_mm.tables import rules
+from scaled_mm.tables.schema import TileTable
+
+# A kernel of an architecture: (row name, output dtype or format, of codegen.BUILT_FOR), or (ZERO_POINT_TERMS, None).
+KernelName = tuple[str, str | None]
+_KERNEL_OBJECT = "kernel.o"
+
+
+# ---- libraries made ahead of time -------------------------------------------------------------------------------------
+
+
+def _prebuilt(name: str, key: str) -> Path | None:
+    """A library that setup.py put into the package, if it was made from the sources that are here now."""
+    library = lib_dir() / f"{name}.so"
+    record = library.with_suffix(".json")
+    if not (library.is_file() and record.is_file()):
+        return None
+    try:
+        return library if json.loads(record.read_text(encoding="utf-8"))["key"] == key else None
+    except (ValueError, KeyError, TypeError):
+        return None  # not a record of ours: built again
+
+
+def shipped_kernels() -> list[tuple[str, Path]]:
+    """(architecture, library) of every kernel library that setup.py put into the package, usable or not."""
+    return [(path.stem.removeprefix("kernels_"), path) for path in sorted(lib_dir().glob("kernels_*.so"))]
+
+
+def serves(table: TileTable) -> bool:
+    """Whether the package's kernel library is the one of this table and the sources that are here now."""
+    return _prebuilt(f"kernels_{table.arch}", _arch_key(table)) is not None
+
+
+def install_prebuilt(library: Path, name: str, key: str, folder: Path) -> Path:
+    """Put a built library into a package's lib folder, with the key of what it was made from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{name}.so"
+    shutil.copyfile(library, target)
+    target.with_suffix(".json").write_text(json.dumps({"key": key}), encoding="utf-8")
+    return target
+
+
+# ---- the core ---------------------------------------------------------------------------------------------------------
+
+
+def core_key() -> str:
+    """Of the sources alone: a prebuilt core serves on machines with another compiler, or none."""
+    return cache.digest("core", compile.sources_digest("core", "problems", "include"))
+
+
+def core_sources() -> list[Path]:
+    """What the core is compiled from: its life cycle of a product, and one file for each kind of product."""
+    return sorted(path for room in ("core", "problems") for path in (csrc_dir() / room).glob("*.cpp"))
+
+
+def build_core() -> Path:
+    """The C core, from the cache or compiled now; needs a C++ compiler only."""
+    cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
+    sources = core_sources()
+
+    def build(folder: Path) -> None:
+        with compile.progress_line("the C core"):
+            compile.run_ninja(folder, "core", cxx, sources, compile.cxx_flags(), ["-shared"], ["-ldl"])
+
+    return cache.get_or_build("core", "scaled_mm", cache.digest(core_key(), toolchain.cxx_version()), build)
+
+
+def core_library() -> Path:
+    """Path of the C core: the package's, else the cache's."""
+    return _prebuilt("libscaled_mm", core_key()) or build_core()
+
+
+# ---- the torch operators ----------------------------------------------------------------------------------------------
+
+
+def torch_library() -> Path:
+    """Path of the torch operators over the C core: compiled on first use, against the torch that is installed.
+
+    The stable ABI makes one binary good for every torch from 2.10 on, so the key does not hold torch's version.
+    """
+    import torch
+
+    cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
+    sources = sorted((csrc_dir() / "torch").glob("*.cpp"))
+    root = Path(torch.__file__).resolve().parent
+    flags = [*compile.cxx_flags(), "-DTORCH_TARGET_VERSION=0x020a000000000000", f"-isystem{root / 'include'}"]
+
+    def build(folder: Path) -> None:
+        with compile.progress_line("the torch operators"):
+            compile.run_ninja(folder, "torch", cxx, sources, flags, ["-shared"], [f"-L{root / 'lib'}", "-ltorch", "-ltorch_cpu"])
+
+    key = cache.digest("torch", compile.sources_digest("torch", "include"), toolchain.cxx_version())
+    return cache.get_or_build("torch", "scaled_mm", key, build)
+
+
+def python_library() -> Path | None:
+    """Path of the short way from Python to the core (csrc/python); None where Python's headers are missing.
+
+    Built against the limited API: one binary for every CPython. Without it calls go through torch's dispatcher.
+    """
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        return None
+    cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
+
+    def build(folder: Path) -> None:
+        with compile.progress_line("the Python fast path"):
+            source = csrc_dir() / "python" / "fast.cpp"
+            compile.run_ninja(folder, "python", cxx, [source], [*compile.cxx_flags(), f"-isystem{headers}"], ["-shared"])
+
+    key = cache.digest("python", compile.sources_digest("python", "include"), toolchain.cxx_version())
+    return cache.get_or_build("python", "scaled_mm", key, build)
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def kernel_names(table: TileTable) -> list[KernelName]:
+    """Every kernel that a table's architecture can ask for."""
+    names: list[KernelName] = [(row.name, out) for row in table.all_rows for out in codegen.out_dtypes(row)]
+    return [*names, (codegen.ZERO_POINT_TERMS, None)]
+
+
+def kernel_source(table: TileTable, name: KernelName) -> str:
+    """The translation unit of one kernel of a table."""
+    row, out_dtype = name
+    return codegen.zero_point_terms_source() if out_dtype is None else codegen.kernel_source(table.row(row), out_dtype, rules.shared_memory_of(table))
+
+
+def nvcc_and_flags(arch: str) -> tuple[toolchain.Nvcc, list[str]]:
+    """The nvcc, and its flags for the kernels of a table; KernelNotBuiltError says what is missing."""
+    nvcc = toolchain.require("nvcc", toolchain.find_nvcc())
+    return nvcc, compile.nvcc_flags(arch, toolchain.require("CUTLASS", toolchain.find_cutlass()), nvcc.version)
+
+
+def _link_flags(nvcc: toolchain.Nvcc) -> list[str]:
+    # The wheels keep libcudart_static in lib, where nvcc does not look by itself.
+    beside = nvcc.path.resolve().parent.parent / "lib"
+    return ["-shared", "-cudart=static", *([f"-L{beside}"] if (beside / "libcudart_static.a").is_file() else [])]
+
+
+def _kernel_key(arch: str, source: str) -> str:
+    """Everything that changes the machine code, but not where it lies: paths stay out."""
+    nvcc, flags = nvcc_and_flags(arch)
+    placeless = " ".join(flag for flag in flags if not flag.startswith("-I"))
+    return cache.digest(compile.includes_digest(source), nvcc.version, str(toolchain.cutlass_version()), placeless)
+
+
+def kernel_key(table: TileTable, name: KernelName) -> str:
+    """The key of one kernel in the cache: it changes with whatever changes the machine code."""
+    return _kernel_key(table.arch, kernel_source(table, name))
+
+
+def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
+    """The library of one kernel, from the cache or compiled now."""
+    row, out_dtype = name
+    arch, source = table.arch, kernel_source(table, name)
+    nvcc, flags = nvcc_and_flags(arch)
+    label = "-".join(part for part in (arch, row, out_dtype) if part)
+
+    def build(folder: Path) -> None:
+        toolchain.require_architecture(nvcc, f"compute_{compile.target(arch)}")
+        (folder / "kernel.cu").write_text(source, encoding="utf-8")
+        (folder / "index.cpp").write_text(codegen.library_source(arch, [codegen.symbol(row, out_dtype)]), encoding="utf-8")
+
+        def compile_and_link() -> None:
+            files = [folder / "kernel.cu", folder / "index.cpp"]
+            compile.run_ninja(folder, label, nvcc.path, files, flags, _link_flags(nvcc))
+
+        if announce:
+            with compile.progress_line(f"kernel {row}{f' ({out_dtype})' if out_dtype else ''} for {arch} with nvcc {nvcc.version}"):
+                compile_and_link()
+        else:
+            compile_and_link()
+
+    return cache.get_or_build("kernel", label, _kernel_key(arch, source), build)
+
+
+def _arch_key(table: TileTable) -> str:
+    """Of the sources and the table: a prebuilt library serves on machines without nvcc."""
+    generated = [kernel_source(table, name) for name in kernel_names(table)]
+    sources = [codegen.library_source(table.arch, [], table), *generated]
+    return cache.digest(table.arch, *(compile.includes_digest(source) for source in sources))
+
+
+def _built_arch_key(table: TileTable) -> str:
+    """Of what was built here: the compiler, its flags and CUTLASS count too."""
+    return _kernel_key(table.arch, _arch_key(table))
+
+
+def arch_library(table: TileTable) -> Path | None:
+    """A whole architecture's library if one was built (by `scaled-mm build`, or into the package) from what is here now."""
+    if prebuilt := _prebuilt(f"kernels_{table.arch}", _arch_key(table)):
+        return prebuilt
+    if toolchain.find_nvcc() is None or toolchain.find_cutlass() is None:
+        return None
+    return cache.find("arch", table.arch, _built_arch_key(table))
+
+
+def build_kernels(
+    table: TileTable, names: Sequence[KernelName], jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None
+) -> dict[KernelName, Path]:
+    """Build kernels in parallel; those in the cache are not built again, so an interrupted build goes on where it stopped.
+
+    jobs: kernels at a time; default: one per core. on_kernel(name, done, total) is called as each one is finished.
+    """
+    built: dict[KernelName, Path] = {}
+    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
+        futures = {pool.submit(build_kernel, table, name, announce=False): name for name in names}
+        try:
+            for future in as_completed(futures):
+                built[futures[future]] = future.result()
+                if on_kernel:
+                    on_kernel(futures[future], len(built), len(names))
+        except BaseException as error:
+            for future in futures:
+                future.cancel()  # one failure ends the build; what is finished stays in the cache
+            if not isinstance(error, Exception):
+                compile.end_all()
+            raise
+    return built
+
+
+def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None) -> Path:
+    """Build every kernel of a table and link them, with the table, into one library. Options: see `build_kernels`."""
+    nvcc, flags = nvcc_and_flags(table.arch)
+    names = kernel_names(table)
+    if whole := cache.find("arch", table.arch, _built_arch_key(table)):
+        return whole  # its kernels need not be here
+    built = build_kernels(table, names, jobs, on_kernel)
+
+    def build(folder: Path) -> None:
+        objects = []
+        for name in names:
+            objects.append(folder / f"{codegen.symbol(*name)}.o")
+            shutil.copyfile(built[name].parent / _KERNEL_OBJECT, objects[-1])
+        source = folder / "index.cpp"
+        source.write_text(codegen.library_source(table.arch, [codegen.symbol(*name) for name in names], table), encoding="utf-8")
+        link = [*_link_flags(nvcc), "-Xlinker=--strip-all", *(path.name for path in objects)]  # two megabytes of symbols that nobody asks for
+        compile.run_ninja(folder, f"arch-{table.arch}", nvcc.path, [source], flags, link)
+        for path in objects:
+            path.unlink()
+
+    return cache.get_or_build("arch", table.arch, _built_arch_key(table), build)
+
+
+def install_arch(table: TileTable, folder: Path, **options) -> Path:
+    """Build an architecture and put the library into a package's lib folder."""
+    return install_prebuilt(build_arch(table, **options), f"kernels_{table.arch}", _arch_key(table), folder)
+
+
+def install_core(folder: Path) -> Path:
+    """Build the core and put it into a package's lib folder."""
+    return install_prebuilt(build_core(), "libscaled_mm", core_key(), folder)

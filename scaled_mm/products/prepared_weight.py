@@ -1,0 +1,119 @@
+"""Weights prepared once: b with its zero points and its column sums, and the promise that b stays as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from scaled_mm.core import fast
+from scaled_mm.core.checks import check_strided
+from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PreparedWeight:
+    """What `prepare_weight` returns, to be given as `b` to `scaled_mm`, `create_descriptor` and `calculate`.
+
+    b: int8 [K, N] or [B, K, N]. zero_point: int32 or int8, or None. column_sums: int32 [1, N] or [B, 1, N], the sums of b over K,
+        or what `prepare_weight` was given for them.
+    constant: products may read b before the preceding kernel of their stream has ended (docs/decisions/0011). Only `prepare_weight` says
+        so, of the memory that it was given: a copy, a replaced or an unpickled one has to be prepared again.
+    Sums and promise are those of the moment of preparation: before writing to b wait for the products with it, and prepare it again
+    afterwards.
+    """
+
+    b: torch.Tensor
+    zero_point: torch.Tensor | None
+    column_sums: torch.Tensor
+    constant: bool = dataclasses.field(default=False, init=False)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "constant": False}
+
+    def operands(
+        self, b_zero_point: torch.Tensor | None = None, b_column_sums: torch.Tensor | None = None, *, needs_sums: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """(b, b_zero_point, b_column_sums) of a call; BadParamError if the call was given one of the last two besides."""
+        if b_zero_point is not None or b_column_sums is not None:  # a loop here costs 0.2 us of a call
+            name, given = ("b_column_sums", b_column_sums) if b_zero_point is None else ("b_zero_point", b_zero_point)
+            raise BadParamError(f"{name}: expected none with a prepared weight, which holds its own, got a {type(given).__name__}")
+        return self.b, self.zero_point, self.column_sums if needs_sums else None
+
+
+@torch.no_grad()
+def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None, *, b_column_sums: torch.Tensor | None = None) -> PreparedWeight:
+    """Computes b's column sums once, which zero points of a need, and marks b as constant, so that products may load it early.
+
+    b: int8 [K, N] or [B, K, N], any strides, any device; kept, not copied.
+    b_zero_point: int32 or int8: one value, [N], [1, N], or [B, 1, N] with b's B or 1; or None for a symmetric weight.
+    b_column_sums: int32 [N], [1, N], or [B, 1, N] with b's B or 1: used in place of the sums of b over K. May hold zero_point * sums
+        (vLLM's `azp_adj`), with `a_zero_point=torch.ones(1, dtype=torch.int32)` and without b_zero_point (docs/guide/coming-from.md).
+    Exact: a sum of K int8 values fits int32 for every K that a product takes.
+    Synchronizes the current stream of b's device, so that later kernels may load b early. Skipped during graph capture, compilation or
+    tracing, and for a b not aligned to 16 bytes; `constant` is then False.
+    Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorDeviceError, naming the argument.
+    """
+    for name, tensor in (("b", b), ("b_zero_point", b_zero_point), ("b_column_sums", b_column_sums)):
+        if tensor is not None or name == "b":
+            check_strided(name, tensor)
+    if b.dtype is not torch.int8:
+        raise BadTensorDtypeError(f"b: expected int8, got {str(b.dtype).removeprefix('torch.')}")
+    if b.dim() not in (2, 3):
+        raise BadTensorShapeError(f"b: expected 2 dimensions [K, N] or 3 [B, K, N], got {b.dim()}: {list(b.shape)}")
+    if b_zero_point is not None:
+        _check_zero_point(b, b_zero_point)
+    sums = b.sum(dim=-2, keepdim=True, dtype=torch.int32) if b_column_sums is None else _checked_sums(b, b_column_sums)
+    weight = PreparedWeight(b, b_zero_point, sums)
+    object.__setattr__(weight, "constant", is_written(b))
+    return weight
+
+
+def is_written(b: torch.Tensor) -> bool:
+    """Waits until a CUDA tensor's device has done the current stream's work; a CPU has none.
+
+    False where that says nothing of later runs: in a capture, while operators are traced, without data; and for a tensor that is
+    not aligned to 16 bytes, which a compiled graph may copy right before the product.
+    """
+    on_cuda = b.is_cuda
+    if torch.compiler.is_compiling() or not (on_cuda or b.is_cpu) or isinstance(b, FakeTensor) or fast.intercepted() or b.data_ptr() % 16:
+        return False
+    if not on_cuda:
+        return True
+    with torch.cuda.device(b.device):
+        if torch.cuda.is_current_stream_capturing():
+            return False
+        torch.cuda.current_stream().synchronize()
+    return True
+
+
+def _checked_sums(b: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """[1, N] or [B, 1, N]."""
+    if sums.device != b.device:
+        raise BadTensorDeviceError(f"b_column_sums: expected a tensor on {b.device}, got one on {sums.device}")
+    if sums.dtype is not torch.int32:
+        raise BadTensorDtypeError(f"b_column_sums: expected int32, got {str(sums.dtype).removeprefix('torch.')}")
+    n, shape = b.shape[-1], tuple(sums.shape)
+    batches = {b.shape[0], 1} if b.dim() == 3 else set()
+    if shape not in [(n,), (1, n), *((batch, 1, n) for batch in batches)]:
+        wanted = f"[{n}], [1, {n}] or [{b.shape[0]}, 1, {n}] with 1 for B" if batches else f"[{n}] or [1, {n}]"
+        raise BadTensorShapeError(f"b_column_sums: expected {wanted} for a b {list(b.shape)}, got {list(shape)}")
+    return sums.reshape(1, n) if sums.dim() == 1 else sums
+
+
+def _check_zero_point(b: torch.Tensor, zero_point: torch.Tensor) -> None:
+    if zero_point.device != b.device:
+        raise BadTensorDeviceError(f"b_zero_point: expected a tensor on {b.device}, got one on {zero_point.device}")
+    if zero_point.dtype not in (torch.int32, torch.int8):
+        raise BadTensorDtypeError(f"b_zero_point: expected int32 or int8, got {str(zero_point.dtype).removeprefix('torch.')}")
+    n, shape = b.shape[-1], tuple(zero_point.shape)
+    expected = [(n,), (1, n)]
+    if b.dim() == 3:
+        expected += [(batch, 1, columns) for batch in (b.shape[0], 1) for columns in (n, 1)]
+    elif len(shape) == 3:  # of a batch whose a is the one that has several
+        expected += [(shape[0], 1, n), (shape[0], 1, 1)]
+    if shape not in expected and any(size != 1 for size in shape):
+        batch = b.shape[0] if b.dim() == 3 else "B"  # the B of a matrix is that of an a to come
+        wanted = f"one value, [{n}], [1, {n}] or [{batch}, 1, {n}] with 1 in any place"
+        raise BadTensorShapeError(f"b_zero_point: expected {wanted} for a b {list(b.shape)}, got {list(shape)}")

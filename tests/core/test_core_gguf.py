@@ -1,0 +1,103 @@
+"""Block products through the C core on a machine that pretends to have a GPU: dispatch, modes, workspaces, launches and refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fake_gpu import host_library
+
+from scaled_mm.tables import Bucket, available_tables, load_table
+from scaled_mm.tables.schema import ModeRule
+
+
+@pytest.fixture
+def ask(fake_gpu):
+    def ask(function: str, *arguments):
+        done = fake_gpu.python(function, *arguments, script="fake_gpu_gguf.py")
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return json.loads(done.stdout)
+
+    return ask
+
+
+def test_every_block_product_is_launched_with_what_gives_the_value_of_the_formula(ask, fake_gpu):
+    answer = ask("products", fake_gpu.kernels, 600)
+    table = load_table("sm90").gguf
+    assert sum(answer["rows"].values()) == 600 and set(answer["rows"]) == {row.name for row in table.rows}, answer
+    assert set(answer["modes"]) == {"auto w4a8", "auto w4a16", "w4a8 w4a8", "w4a16 w4a16"}, answer
+
+
+def test_a_kernel_may_read_a_weight_early_only_where_the_caller_says_that_it_is_constant(ask, fake_gpu):
+    assert ask("told", fake_gpu.kernels) == {"True": [True, True], "False": [False, True]}
+
+
+def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, tmp_path):
+    whole = load_table("sm90")
+    generic = whole.row(whole.fallback)
+    rows = whole.gguf.rows[:2]
+    chosen = (Bucket(m=8, activation="q8_1", kernel=rows[0].name), Bucket(kernel=rows[1].name))
+    modes = (ModeRule(m=7, mode="w4a8"), ModeRule(mode="w4a16"))
+    block = whole.gguf.model_copy(update={"rows": rows, "buckets": chosen, "fallback": rows[1].name, "auto": modes})
+    last = whole.buckets[-1].model_copy(update={"kernel": generic.name})
+    table = whole.model_copy(update={"rows": (generic,), "buckets": (last,), "grouped": None, "block_scaled": None, "gguf": block})
+    answer = ask("buckets", host_library(tmp_path / "library", table))
+    for case, row in answer.items():
+        assert row == rows["float16" in case and "w4a8" not in case].name, (case, row)  # bfloat16 too
+    assert len(answer) == 10
+
+
+def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
+    answer = ask("refusals", fake_gpu.kernels)
+    size = answer.pop("size")
+    weights = "weight: expected q4_0, q4_1, q5_0, q5_1 or q8_0, got "
+    activations = "activation: expected q8_1, float16, bfloat16 or float32, got "
+    expected = {
+        "fine": ("SUCCESS", ""),
+        "no weight": ("NULL_POINTER", "weight: expected a tensor [M, K], got none"),
+        "weight of q8_1": ("BAD_TENSOR_DTYPE", weights + "q8_1"),
+        "weight of floats": ("BAD_TENSOR_DTYPE", weights + "float32"),
+        "K of 48": ("BAD_TENSOR_SHAPE", "weight: expected K a multiple of 32, the values of a block, got [64, 48]"),
+        "blocks apart": ("BAD_TENSOR_STRIDES", "weight: expected stride 1 in dimension 1, for the blocks of a row lie one after the other, got 2"),
+        "tiles of odd addresses": ("BAD_TENSOR_ALIGNMENT", "weight: expected an alignment of at least 16 bytes for packed tiles, got 8"),
+        "weight of three": ("BAD_TENSOR_DTYPE", weights + "float32"),
+        "activation of q8_0": ("BAD_TENSOR_DTYPE", activations + "q8_0"),
+        "activation of int8": ("BAD_TENSOR_DTYPE", activations + "int8"),
+        "another K": ("BAD_TENSOR_SHAPE", "activation: expected [N, K] with K = 256 as in weight [M, K], got [9, 288]"),
+        "packed activations": ("BAD_PARAM", "activation: expected flags 0, got 2"),
+        "out of int32": ("BAD_TENSOR_DTYPE", "out: expected float16, bfloat16 or float32, got int32"),
+        "out transposed": ("BAD_TENSOR_SHAPE", "out: expected [M, N] = [64, 9], got [9, 64]"),
+        "out that overlaps": ("BAD_TENSOR_STRIDES", "out: expected strides under which no two elements overlap"),
+        "bias of another dtype": ("BAD_TENSOR_DTYPE", "bias: expected out's dtype float32 or float32, got float16"),
+        "bias of another size": ("BAD_TENSOR_SHAPE", "bias: expected [M] with M = 64 as in weight [M, K], got [63]"),
+        "bias of two dimensions": ("BAD_TENSOR_SHAPE", "bias: expected 1 dimension [M], got 2: [1, 64]"),
+        "w4a16 of q8_1": ("BAD_PARAM", "mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
+        "w4a16 of float32": ("BAD_PARAM", "mode: expected auto or w4a8 with float32 activations, got w4a16"),
+        "a row of another table": ("KERNEL_NOT_FOUND", "kernel: expected a block row of sm90 (sm90.yaml (built in)), got generic_64x64x64"),
+        "no data of weight": ("NULL_POINTER", "weight: expected a data pointer, got null"),
+        "no bias": ("NULL_POINTER", "bias: expected a data pointer, got null"),
+        "odd tiles": ("BAD_TENSOR_ALIGNMENT", "weight: expected a data pointer aligned to 16 bytes as the descriptor says, got "),
+        "odd activation": ("BAD_TENSOR_ALIGNMENT", "activation: expected a data pointer aligned to "),
+        "out in the weight": ("BAD_PARAM", "out: expected memory apart from every input, got an overlap with weight"),
+        "no workspace": ("INSUFFICIENT_WORKSPACE", f"workspace: expected at least {size} bytes, got 0"),
+        "small workspace": ("INSUFFICIENT_WORKSPACE", f"workspace: expected at least {size} bytes, got {size - 1}"),
+        "unaligned workspace": ("BAD_TENSOR_ALIGNMENT", "workspace: expected a pointer aligned to 16 bytes, got "),
+        "workspace in the weight": ("BAD_PARAM", "workspace: expected memory apart from every tensor, got an overlap with weight"),
+        "launched": ("SUCCESS", ""),
+        "the same": ("SUCCESS", ""),
+        "the same, constant": ("SUCCESS", ""),
+        "blocks for tiles": ("BAD_PARAM", "weight: expected packed tiles as the descriptor was created, got blocks"),
+        "another format": ("BAD_TENSOR_DTYPE", "as the descriptor was created, got q"),
+        "a bias less": ("BAD_PARAM", "bias: expected a tensor as the descriptor was created, got none"),
+    }
+    assert answer.keys() == expected.keys()
+    for name, (status, message) in answer.items():
+        assert status == expected[name][0] and expected[name][1] in message, (name, status, message)
+
+
+@pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
+def test_every_architecture_has_block_rows_that_take_anything(arch):
+    table = load_table(arch).gguf
+    assert {bucket.kernel for bucket in table.buckets} <= {row.name for row in table.rows}
+    assert all(row.gguf and row.alignment == (1, 1, 1) and row.store_bytes == 1 for row in table.rows)
+    assert table.auto[-1].m is None

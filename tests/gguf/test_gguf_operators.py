@@ -1,0 +1,324 @@
+"""`torch.ops.scaled_mm.block_*`: on a CPU the functions' own values; whole in a compiled graph; refusals of what calls them directly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from gguf_data import WEIGHTS, random_blocks, relative_error, seeded
+
+import scaled_mm as sm
+from scaled_mm.errors import (
+    BadParamError,
+    BadTensorDeviceError,
+    BadTensorDtypeError,
+    BadTensorShapeError,
+    BadTensorStridesError,
+    InternalError,
+    NullPointerError,
+    ScaledMMError,
+)
+from scaled_mm.gguf import ops, reference, tiles
+from scaled_mm.gguf_formats import FORMATS
+
+M, N, K = 40, 6, 96
+
+
+def weight(fmt: str) -> torch.Tensor:
+    return sm.quantize_block(torch.randn(M, K, generator=seeded(1)), fmt)
+
+
+def activation(dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(N, K, generator=seeded(2)).to(dtype)
+
+
+def call(weight_q, x, bias=None, fmt="q4_0", rows=M, k=K, packed=False, out_dtype=torch.float32, mode="auto", transposed_out=False):
+    code = ops.format_code(fmt) if isinstance(fmt, str) else fmt
+    mode = ops.mode_code(mode) if isinstance(mode, str) else mode
+    return ops.gguf_gemm(weight_q, x, bias, code, rows, k, packed, False, out_dtype, mode, transposed_out)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_tiles_and_fields_give_the_same_values(fmt, packed):
+    weight_q, x, bias = weight(fmt), activation(), torch.randn(M, generator=seeded(3))
+    given = tiles.from_blocks(weight_q, FORMATS[fmt]) if packed else weight_q
+    want = reference.gemm_q8_1(weight_q, sm.quantize_q8_1(x), fmt) + bias.double()[:, None]
+    out = call(given, x, bias, fmt, packed=packed)
+    assert out.shape == (M, N) and relative_error(out, want) <= 2e-6
+    turned = call(given, sm.quantize_q8_1(x), bias, fmt, packed=packed, transposed_out=True)
+    assert turned.is_contiguous() and torch.equal(turned, sm.block_linear(x, sm.pack_block_weight(weight_q, fmt), bias))
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_products_take_a_packed_weight(fmt):
+    weight_q, x = weight(fmt), activation()
+    packed, activation_q = sm.pack_block_weight(weight_q, fmt), sm.quantize_q8_1(x)
+    gemm, gemm_q8_1 = getattr(sm, f"gemm_{fmt}"), getattr(sm, f"gemm_{fmt}_q8_1")
+    assert torch.equal(gemm(packed, x.half()), gemm(weight_q, x.half()))
+    assert torch.equal(gemm_q8_1(packed, activation_q, M, N, K), gemm_q8_1(weight_q, activation_q))
+    other = sm.pack_block_weight(random_blocks(M, K // 32, "q5_0" if fmt != "q5_0" else "q4_0"), "q5_0" if fmt != "q5_0" else "q4_0")
+    with pytest.raises(BadParamError, match=f"^weight_q: expected a packed weight of {fmt}, got one of "):
+        gemm(other, x.half())
+    with pytest.raises(BadTensorShapeError, match=r"^activation: expected K = 96 as in weight_q \[M, K\] = \[40, 96\], got K = 64"):
+        gemm(packed, x[:, :64].half())
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_the_operators_keep_what_torch_asks_of_them(fmt):
+    weight_q, x, bias = weight(fmt), activation(torch.bfloat16), torch.randn(M, generator=seeded(3))
+    code, given = ops.format_code(fmt), tiles.from_blocks(weight_q, FORMATS[fmt])
+    rest = (torch.bfloat16, ops.mode_code("auto"), True)
+    torch.library.opcheck(ops.gguf_gemm, (weight_q, x, bias, code, M, K, False, False, *rest))
+    torch.library.opcheck(ops.gguf_gemm, (given, sm.quantize_q8_1(x), None, code, M, K, True, True, *rest))
+    d, m, high, levels = sm.pack_block_weight(weight_q, fmt).fields
+    torch.library.opcheck(ops.gguf_gemm_fields, (levels, high, d, m, x, bias, code, *rest))
+
+
+@pytest.mark.parametrize("fmt", ["q4_0", "q5_1", "q8_0"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_products_and_layers_stay_whole_in_a_compiled_graph(fmt, dynamic):
+    weight_q, bias = weight(fmt), torch.randn(M, generator=seeded(3))
+    packed = sm.pack_block_weight(weight_q, fmt)
+    gemm, gemm_q8_1 = getattr(sm, f"gemm_{fmt}"), getattr(sm, f"gemm_{fmt}_q8_1")
+    seen = []
+
+    def backend(graph, _):
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=dynamic)
+    def all_of_them(x, activation_q):
+        return gemm(weight_q, x), gemm_q8_1(weight_q, activation_q), gemm(packed, x), sm.block_linear(x, packed, bias, mode="w4a8")
+
+    x = activation(torch.bfloat16)
+    activation_q = sm.quantize_q8_1(x)
+    eager = (gemm(weight_q, x), gemm_q8_1(weight_q, activation_q), gemm(packed, x), sm.block_linear(x, packed, bias, mode="w4a8"))
+    for got, want in zip(all_of_them(x, activation_q), eager):
+        assert torch.equal(got, want)
+    assert seen.count("scaled_mm.gguf_gemm.default") == 2 and seen.count("scaled_mm.gguf_gemm_fields.default") == 2, seen
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_sizes_may_be_symbols_of_an_exported_graph(strict):
+    weight_q, x = weight("q4_0"), activation(torch.half)
+
+    class Product(torch.nn.Module):
+        def forward(self, x):
+            return sm.gemm_q4_0(weight_q, x, M=M, N=x.shape[0], K=x.shape[1])
+
+    exported = torch.export.export(Product(), (x,), dynamic_shapes={"x": {0: torch.export.Dim("n", min=1)}}, strict=strict).module()
+    for rows in (x, x[:1], x.repeat(5, 1)):
+        assert torch.equal(exported(rows), sm.gemm_q4_0(weight_q, rows))
+
+
+def test_inductor_compiles_a_layer():
+    packed, x = sm.pack_block_weight(weight("q4_0"), "q4_0"), activation(torch.bfloat16)
+    compiled = torch.compile(lambda x: sm.block_linear(x * 2, packed) + 1, fullgraph=True)
+    assert torch.equal(compiled(x), sm.block_linear(x * 2, packed) + 1)
+
+
+def test_meta_tensors_have_shapes_alone():
+    out = sm.gemm_q4_0(weight("q4_0").to("meta"), activation(torch.half).to("meta"))
+    assert out.is_meta and out.shape == (M, N) and out.dtype is torch.float32
+    packed = sm.pack_block_weight(weight("q4_0").to("meta"), "q4_0")
+    y = sm.block_linear(activation(torch.half).to("meta"), packed)
+    assert y.is_meta and y.shape == (N, M) and y.dtype is torch.float16
+
+
+@pytest.mark.parametrize(
+    "changed, error, message",
+    [
+        (dict(weight_q=weight("q5_0")), BadTensorShapeError, r"^weight: expected \[..., K/32, 18\] for q4_0, got \[40, 3, 22\]"),
+        (dict(weight_q=weight("q4_0").float()), BadTensorDtypeError, "^weight: expected uint8, got torch.float32"),
+        (dict(weight_q=weight("q4_0")[0]), BadTensorShapeError, r"^weight: expected 3 dimensions \[rows, K/32, 18\], got \[3, 18\]"),
+        (dict(rows=41), BadTensorShapeError, r"^weight: expected \[41, 3, 18\] of rows = 41, k = 96, got \[40, 3, 18\]"),
+        (dict(k=128), BadTensorShapeError, r"^weight: expected \[40, 4, 18\] of rows = 40, k = 128"),
+        (dict(packed=True), BadTensorShapeError, r"^weight: expected \[1, 1, 9216\] of rows = 40, k = 96, got \[40, 3, 18\]"),
+        (
+            dict(weight_q=torch.zeros(1, 1, 2 * 9216, dtype=torch.uint8)[..., ::2], packed=True),
+            BadTensorStridesError,
+            "^weight: expected contiguous tiles",
+        ),
+        (dict(weight_q=random_blocks(M, 6, "q4_0")[:, ::2]), BadTensorStridesError, "^weight: expected blocks one after the other"),
+        (dict(weight_q=None), (NullPointerError, RuntimeError), "weight"),
+        (dict(fmt="q8_1"), BadParamError, "^fmt: expected the format of a weight, one of 'q4_0', .* got 'q8_1'"),
+        (dict(fmt=99), BadParamError, "^fmt: expected one of 'q4_0', .* got 99"),
+        (dict(x=activation()[:, :64]), BadTensorShapeError, r"^activation: expected \[N, K\] with K = 96 as in weight \[M, K\], got \[6, 64\]"),
+        (dict(x=activation()[0]), BadTensorShapeError, r"^activation: expected 2 dimensions \[N, K\], got 1: \[96\]"),
+        (dict(x=activation().double()), BadTensorDtypeError, "^activation: expected float16, bfloat16, float32, or uint8 for q8_1, got float64"),
+        (dict(x=random_blocks(N, 6, "q8_1")[:, ::2]), BadTensorStridesError, "^activation: expected blocks one after the other"),
+        (dict(x=activation().to("meta")), BadTensorDeviceError, "^activation: expected a tensor on cpu, got one on meta"),
+        (
+            dict(bias=torch.zeros(M, dtype=torch.half)),
+            BadTensorDtypeError,
+            "^bias: expected out's dtype torch.float32 or torch.float32, got torch.float16",
+        ),
+        (dict(bias=torch.zeros(1, M)), BadTensorShapeError, r"^bias: expected 1 dimension \[M\], got 2: \[1, 40\]"),
+        (dict(bias=torch.zeros(M - 1)), BadTensorShapeError, r"^bias: expected \[M\] with M = 40 as in weight \[M, K\], got \[39\]"),
+        (dict(out_dtype=torch.float64), BadTensorDtypeError, "^out_dtype: expected float16, bfloat16 or float32, got float64"),
+        (dict(mode=3), BadParamError, "^mode: expected a scaledMMGgufMode_t, got 3"),
+        (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with float32 activations, got w4a16"),
+        (dict(x=sm.quantize_q8_1(activation()), mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
+    ],
+)
+def test_what_an_operator_cannot_compute_is_refused_with_the_arguments_name(changed, error, message):
+    with pytest.raises(error, match=message):
+        call(**{"weight_q": weight("q4_0"), "x": activation(), **changed})
+
+
+def fields_of(fmt: str, **changed) -> list:
+    d, m, high, levels = sm.pack_block_weight(weight(fmt), fmt).fields
+    return list({**dict(levels=levels, high=high, d=d, m=m), **changed}.values())
+
+
+@pytest.mark.parametrize(
+    "fmt, changed, error, message",
+    [
+        ("q5_0", dict(high=None), BadParamError, "^high: expected a tensor for q5_0, got None"),
+        ("q4_1", dict(m=None), BadParamError, "^m: expected a tensor for q4_1, got None"),
+        ("q4_0", dict(m=torch.zeros(M, 3, dtype=torch.half)), BadParamError, "^m: expected None for q4_0, got a tensor"),
+        (
+            "q4_0",
+            dict(levels=torch.zeros(3, 3, 16, dtype=torch.uint8)),
+            BadTensorShapeError,
+            r"^levels: expected \[40, 3, 16\] for q4_0, got \[3, 3, 16\]",
+        ),
+        (
+            "q8_0",
+            dict(levels=torch.zeros(M, 3, 16, dtype=torch.uint8)),
+            BadTensorDtypeError,
+            "^levels: expected torch.int8 for q8_0, got torch.uint8",
+        ),
+        ("q4_0", dict(d=torch.zeros(M, dtype=torch.half)), BadTensorShapeError, r"^d: expected 2 dimensions \[M, K/32\], got \[40\]"),
+        ("q4_0", dict(d=torch.zeros(M, 3)), BadTensorDtypeError, "^d: expected torch.float16 for q4_0, got torch.float32"),
+    ],
+)
+def test_fields_that_are_not_those_of_the_format_are_refused_also_without_data(fmt, changed, error, message):
+    rest = (ops.format_code(fmt), torch.float32, ops.mode_code("auto"), True)
+    with pytest.raises(error, match=message):
+        ops.gguf_gemm_fields(*fields_of(fmt, **changed), activation(), None, *rest)
+    with pytest.raises(error, match=message):
+        meta = [field if field is None else field.to("meta") for field in fields_of(fmt, **changed)]
+        ops.gguf_gemm_fields(*meta, activation().to("meta"), None, *rest)
+
+
+@pytest.mark.parametrize("rows, k", [(40, 97), (-5, 96), (40, -32)])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_and_k_that_no_weight_has_are_refused(rows, k, packed):
+    for device in ("cpu", "meta"):
+        x, given = activation().to(device), (torch.zeros(1, 1, 9216, dtype=torch.uint8) if packed else weight("q4_0")).to(device)
+        with pytest.raises(BadTensorShapeError, match=f"^weight: expected rows and k of 0 or more, k a multiple of 32, got {rows} and {k}"):
+            ops.gguf_gemm(given, x, None, ops.format_code("q4_0"), rows, k, packed, False, torch.float32, ops.mode_code("auto"), True)
+
+
+@pytest.mark.parametrize("kind", ["blocks", "packed"])
+def test_a_descriptor_runs_inside_a_compiled_function(kind):
+    given = weight("q5_1") if kind == "blocks" else sm.pack_block_weight(weight("q5_1"), "q5_1")
+    out, x = torch.empty(N, M).t(), activation()
+    with sm.create_block_descriptor(sm.Handle("cpu"), out=out, weight=given, activation=x) as descriptor:
+
+        @torch.compile(backend="eager")
+        def layer(out, x):
+            descriptor.calculate(out, given, x)
+            return out + 1
+
+        got = layer(out, x)
+        torch._dynamo.reset()
+        assert torch.equal(got.t(), sm.block_linear(x, sm.pack_block_weight(weight("q5_1"), "q5_1")) + 1)
+
+
+def test_a_descriptors_operator_takes_no_cpu_tensors():
+    with pytest.raises(InternalError, match="^gguf_calculate: it takes CUDA tensors"):
+        ops.gguf_calculate(0, torch.empty(M, N), weight("q4_0"), activation(), None, None, ops.format_code("q4_0"), M, K, False, -1)
+
+
+# ---- descriptors on a CPU -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("out_dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_descriptor_on_a_cpu_computes_what_the_layer_does(fmt, out_dtype):
+    weight_q, x, bias = weight(fmt), activation(torch.bfloat16), torch.randn(M, generator=seeded(3))
+    packed = sm.pack_block_weight(weight_q, fmt)
+    with sm.Handle("cpu") as handle:
+        for given in (weight_q, packed):
+            for mode in ("auto", "w4a8", "w4a16"):
+                out = torch.full((N + 1, M + 3), torch.nan, dtype=out_dtype)[1:, 2:-1].t()  # any strides
+                with sm.create_block_descriptor(handle, out=out, weight=given, activation=x, bias=bias, mode=mode) as descriptor:
+                    assert descriptor.workspace_size == 0 and descriptor.kernel.row == "cpu_gguf_float32"
+                    descriptor.calculate(out, given, x, bias)
+                want = sm.block_linear(x, packed, bias, torch.float32, mode)
+                assert torch.equal(out.t(), want.to(out_dtype)), mode
+    assert "destroyed" in repr(descriptor) and fmt in repr(descriptor)
+
+
+def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
+    desc = sm.TensorDesc
+    weight_q, x = weight("q4_0"), activation(torch.half)
+    handle, out = sm.Handle("cpu"), torch.empty(M, N)
+    planned = dict(out=desc((M, N), torch.float32), weight=desc((M, K), "q4_0"), activation=desc((N, K), "q8_1"))
+    descriptor = sm.create_block_descriptor(handle, **planned)
+    activation_q = sm.quantize_q8_1(x)
+    descriptor.calculate(out, weight_q, activation_q)
+    assert torch.equal(out, sm.gemm_q4_0_q8_1(weight_q, activation_q))
+    packed = sm.pack_block_weight(weight_q, "q4_0")
+    for arguments, error, message in [
+        ((out, weight_q, x), BadTensorDtypeError, "^activation: expected q8_1 as the descriptor was created, got float16"),
+        ((out, weight("q5_0"), activation_q), BadTensorDtypeError, "^weight: expected q4_0 as the descriptor was created, got q5_0"),
+        ((out, packed, activation_q), BadParamError, "^weight: expected blocks as the descriptor was created, got packed tiles"),
+        ((out.t().contiguous().t(), weight_q, activation_q), ScaledMMError, "^out: expected strides .* as the descriptor was created"),
+        ((out, weight_q, activation_q, torch.zeros(M)), BadParamError, "^bias: expected none as the descriptor was created, got a tensor"),
+        ((out, planned["weight"], activation_q), BadParamError, "^weight: expected a tensor, got a TensorDesc"),
+        (
+            (out, weight_q.float(), activation_q),
+            BadTensorDtypeError,
+            "^weight: expected blocks, uint8, or a PackedBlockWeight, got float32; sm.quantize_block makes blocks$",
+        ),
+    ]:
+        with pytest.raises(error, match=message):
+            descriptor.calculate(*arguments)
+    memory = torch.empty(M * N * 4 + weight_q.numel(), dtype=torch.uint8)
+    shared = memory[: M * N * 4].view(torch.float32).view(M, N)
+    with pytest.raises(BadParamError, match="^out: expected memory apart from every input, got an overlap with weight"):
+        descriptor.calculate(shared, memory[: weight_q.numel()].view_as(weight_q), activation_q)
+    with pytest.raises(BadParamError, match="^workspace: expected a tensor or None"):
+        descriptor.calculate(out, weight_q, activation_q, workspace=3)
+    descriptor.destroy()
+    with pytest.raises(BadParamError, match="destroyed"):
+        descriptor.calculate(out, weight_q, activation_q)
+    for changed, error, message in [
+        (dict(weight=None), BadParamError, "^weight: expected a tensor or a TensorDesc, got None"),
+        (dict(weight=5), BadParamError, "^weight: expected a tensor, a TensorDesc or a PackedBlockWeight, got int"),
+        (dict(weight=sm.QuantizedTensor("q4_0", weight("q4_0"))), BadParamError, "^weight: .* got a QuantizedTensor; give its .q, and its .fmt"),
+        (dict(mode="w8a8"), BadParamError, "^mode: expected one of 'auto', 'w4a8', 'w4a16', got 'w8a8'"),
+        (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
+        (dict(kernel="gguf_mma_16x8_x2"), BadParamError, "^kernel: expected none on a CPU, got gguf_mma_16x8_x2"),
+        (dict(activation=packed), BadParamError, "^activation: expected a tensor or a TensorDesc, got a PackedBlockWeight"),
+        (
+            dict(activation=torch.zeros(N, 3, 35, dtype=torch.uint8)),
+            BadTensorShapeError,
+            r"^activation: expected blocks \[rows, K/32, bytes of a block: 18 for q4_0",
+        ),
+        (dict(weight=desc((M, K + 16), "q4_0")), BadTensorShapeError, "^weight: expected K a multiple of 32"),
+    ]:
+        with pytest.raises(error, match=message):
+            sm.create_block_descriptor(handle, **{**planned, **changed})
+
+
+def test_what_a_tensor_desc_says_of_blocks():
+    desc = sm.TensorDesc((65, 288), "q5_1")
+    assert desc.strides == (9 * 24, 1) and desc.bytes == 65 * 9 * 24
+    assert sm.TensorDesc((65, 288), "q5_1", (1000, 1)).bytes == 64 * 1000 + 9 * 24
+    assert sm.TensorDesc((65, 288), "q5_1", packed=True).bytes == 2 * 2 * 512 * 24
+    packed = sm.TensorDesc((65, 288), "q5_1", packed=True)
+    assert dataclasses.replace(packed, constant=True).strides == packed.strides
+    for arguments, message in [
+        (dict(shape=(65, 288), dtype="q6_k"), r"^dtype: expected a torch.dtype or a block format \(q4_0, "),
+        (dict(shape=(65, 288, 1), dtype="q5_1"), r"^shape: expected \[rows, K\] of a tensor of q5_1 blocks"),
+        (dict(shape=(65, 288), dtype=torch.int8, packed=True), "^packed: expected a block format as dtype"),
+        (dict(shape=(65, 288), dtype="q5_1", strides=(500, 1), packed=True), r"^strides: expected None for a packed weight, .* got \(500, 1\)$"),
+    ]:
+        with pytest.raises(BadParamError, match=message):
+            sm.TensorDesc(**arguments)

@@ -1,0 +1,69 @@
+"""Every row of every table but SM90's INT8 rows, compiled for every GPU of its table. Needs nvcc, no GPU; ten to fifteen minutes of
+two cores. Those rows take half a minute each: `test_build_nvcc` compiles the largest, `scaled-mm table check --compile` all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from scaled_mm.jit import check, codegen, library, toolchain
+from scaled_mm.tables import KernelRow, available_tables, load_table
+from scaled_mm.tables.rules import row_findings
+
+TABLES = [table for table in (load_table(arch) for arch, _ in available_tables()) if all(row.family != "c3x" for row in table.rows)]
+pytestmark = pytest.mark.skipif(
+    toolchain.find_nvcc() is None or toolchain.find_cutlass() is None,
+    reason="no nvcc or no CUTLASS here: `scaled-mm doctor` says how to get them",
+)
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.arch)
+def test_every_row_compiles_without_spills_for_every_gpu_of_its_table(table, record_property):
+    block = {row.name for row in table.gguf.rows}  # those have a test of their own, with every format
+    names = [name for name in check.kernels_to_check(table) if name[0] not in block]
+    codes = check.codes(table, library.nvcc_and_flags(table.arch)[0])
+    compiled = check.compile_kernels(table, names, jobs=2)
+    for kernel in compiled:
+        record_property(f"{kernel.row} {kernel.out_dtype} {kernel.code}", f"{kernel.registers} registers, {kernel.seconds:.1f} s")
+    assert {(kernel.row, kernel.out_dtype, kernel.code) for kernel in compiled} == {(*name, code) for name in names for code in codes}
+    assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
+
+
+def test_the_block_scaled_rows_of_sm90_compile_without_spills(record_property):
+    """The table's other rows take half a minute each; these, which use mma.sync, two seconds."""
+    table = load_table("sm90")
+    names = [(row.name, out) for row in table.block_scaled.rows for out in codegen.out_dtypes(row)]
+    compiled = check.compile_kernels(table, names, jobs=2)
+    for kernel in compiled:
+        record_property(f"{kernel.row} {kernel.out_dtype} {kernel.code}", f"{kernel.registers} registers, {kernel.seconds:.1f} s")
+    assert {(kernel.row, kernel.out_dtype) for kernel in compiled} == set(names)
+    assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
+
+
+@pytest.mark.parametrize("table", [load_table(arch) for arch, _ in available_tables()], ids=lambda table: table.arch)
+def test_the_block_rows_compile_without_spills_or_waits_for_every_format(table, record_property):
+    names = [(row.name, fmt) for row in table.gguf.rows for fmt in codegen.out_dtypes(row)]
+    compiled = check.compile_kernels(table, names, jobs=2)
+    for kernel in compiled:
+        record_property(f"{kernel.row} {kernel.out_dtype} {kernel.code}", f"{kernel.registers} registers, {kernel.seconds:.1f} s")
+    codes = check.codes(table, library.nvcc_and_flags(table.arch)[0])
+    assert {(kernel.row, kernel.out_dtype, kernel.code) for kernel in compiled} == {(*name, code) for name in names for code in codes}
+    assert [kernel for kernel in compiled if kernel.spilled or kernel.serialized or kernel.registers > 255] == []
+
+
+EDGES = [
+    # architecture, tile, warp tile, stages: legal rows of shapes that no table has
+    ("sm75", [64, 32, 64], [32, 32, 64], 2),
+    ("sm80", [16, 128, 64], [16, 64, 64], 8),
+    ("sm80", [32, 256, 64], [32, 64, 64], 3),
+    ("sm80", [48, 64, 64], [48, 64, 64], 3),
+    ("sm80", [64, 64, 128], [32, 32, 128], 4),
+]
+
+
+@pytest.mark.parametrize("arch, tile, warp, stages", EDGES, ids=str)
+def test_what_the_rules_let_pass_compiles_with_the_shared_memory_that_they_reckon_with(arch, tile, warp, stages):
+    row = KernelRow(name="edge", family="c2x", tile=tile, warp=warp, stages=stages, swizzle=4)
+    assert row_findings(row, arch) == []
+    table = load_table(arch).model_copy(update={"rows": (row,), "serves": (arch,)})
+    assert [kernel.spilled for kernel in check.compile_kernel(table, ("edge", "bf16"))] == [0]

@@ -1,0 +1,175 @@
+"""The section `block` of a tile table: rows of products with block formats, their buckets, and what mode "auto" is."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import yaml
+
+from scaled_mm.cli import main
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
+from scaled_mm.tables import KernelRow, available_tables, check_table, load_table, rules_gguf
+from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
+from scaled_mm.tables.tuned import with_rows_of
+
+PATHS = dict(available_tables())
+MMA = dict(name="r", family="gguf_mma", tile=[8, 16, 256], stages=3, gguf=True)
+WGMMA = dict(name="r", family="gguf_wgmma", tile=[64, 128, 256], stages=4, gguf=True)
+
+
+def problems(tmp_path, arch: str, edit):
+    document = copy.deepcopy(yaml.safe_load(PATHS[arch].read_text()))
+    edit(document)
+    path = tmp_path / f"{arch}.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path, check_table(path)
+
+
+@pytest.mark.parametrize("arch", PATHS)
+def test_the_tokens_choose_the_row(arch):
+    section = load_table(arch).gguf
+    for bucket in section.buckets:
+        assert section.select(bucket.m or 10**6, bucket.n or 10**6, 4096, q8_1=bool(bucket.activation)).row.name == bucket.kernel
+    assert section.select(1, 4096, 0).row.name == section.select(1, 4096, 32).row.name  # K of 0 is a product as any other
+    for served in load_table(arch).serves:
+        for row in section.rows:
+            assert row_cost(row, arch).shared_memory <= SHARED_MEMORY[served]
+
+
+@pytest.mark.parametrize("row", [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma"], ids=lambda row: row.name)
+def test_every_format_of_a_wgmma_row_fits_and_some_format_has_all_its_stages(row):
+    limit = SHARED_MEMORY["sm90"]
+    counts = {fmt: rules_gguf.stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
+    assert max(counts.values()) == row.stages and min(counts.values()) >= 2
+    assert all(rules_gguf.shared_memory(row, fmt, limit) <= limit for fmt in WEIGHT_FORMATS)
+    assert row_cost(row, "sm90").shared_memory == max(rules_gguf.shared_memory(row, fmt, limit) for fmt in WEIGHT_FORMATS)
+
+
+def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
+    for fields, fmt, limit, expected in [
+        (MMA, "q4_0", 163 * 1024, 3 * 16 * 2304),
+        (MMA, "q4_0", 99 * 1024, 2 * 16 * 2304),
+        (MMA, "q8_0", 99 * 1024, 16 * 16 * 8 * 4),  # one stage is none: weights go to registers, sums meet in shared memory
+        (dict(MMA, stages=1), "q4_0", 64 * 1024, 16 * 16 * 8 * 4),
+        (WGMMA, "q4_0", 227 * 1024, 4 * 2 * 9216 + 6 * 64 * (128 + 16) + 2048),
+        (dict(WGMMA, tile=[256, 128, 256], stages=2), "q8_0", 227 * 1024, 2 * 2 * 17408 + 4 * 256 * (128 + 16) + 2048),
+        (dict(WGMMA, tile=[16, 64, 256], split_k=2, stages=5), "q5_1", 227 * 1024, 5 * (12288 + 16 * 8 * (64 + 8)) + 2048),
+        (dict(WGMMA, tile=[32, 64, 256], split_k=2, stages=5), "q5_1", 227 * 1024, 5 * (12288 + 32 * 8 * 8) + 6 * 32 * (128 + 16) + 2048),
+        (dict(WGMMA, split_k=2), "q4_1", 227 * 1024, 4 * (2 * 10240 + 64 * 8 * 8) + 6 * 64 * (128 + 16) + 2048),  # sums of a step's blocks
+        (dict(MMA, tile=[32, 32, 256], stages=2), "q5_0", 163 * 1024, 2 * 8 * 2 * 2816),
+    ]:
+        row = KernelRow.model_validate(fields)
+        assert rules_gguf.shared_memory(row, fmt, limit) == expected <= limit, (fields, fmt)
+
+
+@pytest.mark.parametrize(
+    "fields, changed, arch, field, reason",
+    [
+        (MMA, dict(family="c2x"), "sm80", "family", "no kernel of block products is a c2x one; expected gguf_mma or gguf_wgmma"),
+        (MMA, dict(gguf=False), "sm80", "family", "they stand in the section gguf"),
+        (MMA, dict(stages="auto"), "sm80", "stages", "stages = auto; a gguf_mma row says how many, 1 for none"),
+        (
+            MMA,
+            dict(stages=5),
+            "sm80",
+            "stages",
+            "5 stages of 36864 bytes and 0 beside them, for q4_0, which takes least, are more shared memory than",
+        ),
+        (MMA, dict(split_k=2), "sm80", "split_k", "a gguf_mma row has none: leave it out"),
+        (MMA, dict(grouped=True), "sm80", "grouped", "a gguf_mma row has none: leave it out"),
+        (MMA, dict(tile=[12, 16, 256]), "sm80", "tile", "tile m = 12 tokens, expected 8, 16, 32"),
+        (MMA, dict(tile=[64, 16, 256]), "sm80", "tile", "tile m = 64 tokens, expected 8, 16, 32"),
+        (MMA, dict(tile=[8, 64, 256]), "sm80", "tile", "tile n = 64 rows of the weight, expected 16 or 32"),
+        (MMA, dict(tile=[8, 16, 128]), "sm80", "tile", "tile k = 128, expected 256"),
+        (WGMMA, {}, "sm80", "family", "gguf_wgmma rows use wgmma, which sm80 lacks; they run on sm90"),
+        (WGMMA, dict(tile=[64, 96, 256]), "sm90", "tile", "tile n = 96 rows of the weight, expected 64 or 128"),
+        (WGMMA, dict(schedule="pingpong"), "sm90", "schedule", "a gguf_wgmma row has none"),
+        (WGMMA, dict(stages="auto"), "sm90", "stages", "stages = auto; a gguf_wgmma row says how many, at least 2"),
+        (WGMMA, dict(stages=1), "sm90", "stages", "stages = 1; a gguf_wgmma row says how many, at least 2"),
+        (WGMMA, dict(split_k=17), "sm90", "split_k", "split_k = 17, expected 1 to 16"),
+        (
+            WGMMA,
+            dict(stages=10),
+            "sm90",
+            "stages",
+            "10 stages of 18432 bytes and 57344 beside them, for q4_0, which takes least, are more shared memory than the 232448",
+        ),
+        (WGMMA, dict(tile=[192, 128, 256]), "sm90", "tile", "tile m = 192 tokens, expected 8, 16, 32, 64, 128, 256"),
+        (
+            dict(WGMMA, tile=[256, 128, 256], stages=2),
+            dict(stages=5),
+            "sm90",
+            "stages",
+            "5 stages of 18432 bytes and 149504 beside them, for q4_0, which takes least, are more shared memory",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_row_is_said_with_its_field(fields, changed, arch, field, reason):
+    assert row_findings(KernelRow.model_validate(fields), "sm90") == []
+    found = row_findings(KernelRow.model_validate({**fields, **changed}), arch)
+    assert any(name == field and reason in text for name, text in found), found
+
+
+def test_the_section_is_checked_like_the_table(tmp_path):
+    for edit, expected in [
+        (lambda s: s["rows"][0].update(split_k=2), ("gguf.rows[0].split_k", "leave it out")),
+        (lambda s: s["rows"][0].update(gguf=True), ("gguf.rows[0].gguf", "the section says which rows are gguf: leave it out")),
+        (lambda s: s["rows"][0].update(name="generic_64x64x64"), ("gguf.rows[0].name", "is taken by the row on line")),
+        (lambda s: s["buckets"].pop(), ("gguf.buckets[1]", "the last bucket must be open")),
+        (lambda s: s["buckets"][-1].update(activation="q8_1"), ("gguf.buckets[2]", "this one takes any M, any N, any K, q8_1 activations")),
+        (lambda s: s["buckets"][0].update(constant_b=True), ("gguf.buckets[0].constant_b", "take no prepared weight")),
+        (lambda s: s["buckets"][0].update(activation="q8_0"), ("gguf.buckets[0].activation", "q8_1")),
+        (lambda s: s.pop("fallback"), ("gguf.fallback", "required key is missing")),
+        (lambda s: s.update(fallback="none"), ("gguf.fallback", "no row is named 'none'")),
+        (lambda s: s.pop("auto"), ("gguf.auto", "required key is missing")),
+        (lambda s: s.update(auto=[]), ("gguf.auto", "the last rule must be open")),
+        (lambda s: s["auto"].pop(), ("gguf.auto", "the last rule must be open")),
+        (
+            lambda s: s["auto"].__setitem__(slice(0, 0), [{"m": 8, "mode": "w4a8"}, {"m": 8, "mode": "w4a8"}]),
+            ("gguf.auto[1]", "unreachable: expected more tokens than the rule before, m <= 8"),
+        ),
+        (
+            lambda s: s["auto"].append({"m": 64, "mode": "w4a8"}),
+            ("gguf.auto[1]", "unreachable: expected more tokens than the rule before, m <= open"),
+        ),
+        (lambda s: s["auto"][0].update(mode="auto"), ("gguf.auto[0].mode", "w4a8")),
+        (lambda s: s["auto"][0].update(n=8), ("gguf.auto[0].n", "unknown key; known keys: m, mode")),
+        (lambda s: s.update(auto={"mode": "w4a8"}), ("gguf.auto", "expected a list")),
+    ]:
+        path, found = problems(tmp_path, "sm80", lambda document, edit=edit: edit(document["gguf"]))
+        assert any(problem.field == expected[0] and expected[1] in problem.reason for problem in found), (expected, found)
+        assert all(problem.line for problem in found) and all(problem.file == str(path) for problem in found)
+    _, found = problems(tmp_path, "sm80", lambda document: document["buckets"][-1].update(activation="q8_1"))
+    assert any(p.field.endswith(".activation") and p.reason == "of block products alone: leave it out" for p in found), found
+
+
+def test_a_bucket_of_q8_1_serves_those_activations_alone(tmp_path):
+    def edit(document):
+        document["gguf"]["buckets"].insert(0, {"m": 8, "activation": "q8_1", "kernel": "gguf_mma_32x32_x2"})
+
+    path, found = problems(tmp_path, "sm80", edit)
+    assert found == []
+    section = load_table(path).gguf
+    assert section.buckets[0].flags == 2
+    assert section.select(8, 4096, 4096, q8_1=True).row.name == "gguf_mma_32x32_x2"
+    assert section.select(8, 4096, 4096).row.name == "gguf_mma_16x8_x2"
+    assert section.select(8, 4096, 4096, q8_1=True).reason.startswith("bucket 0 (M <= 8, any N, any K, q8_1 activations) of ")
+
+
+def test_a_tuned_table_without_the_section_has_that_of_its_architecture():
+    base = load_table("sm90")
+    assert with_rows_of(base.model_copy(update={"gguf": None}), base).gguf == base.gguf
+
+
+def test_show_has_the_section(capsys):
+    assert main(["table", "show", "--arch", "sm80"]) == 0
+    shown = capsys.readouterr().out
+    assert "block formats (M: tokens, N: rows of the weight), fallback gguf_mma_32x32_x2; mode auto: w4a16" in shown
+    assert main(["table", "show", "--arch", "sm80", "--json"]) == 0
+    section = json.loads(capsys.readouterr().out)["gguf"]
+    assert section["auto"] == [{"m": None, "mode": "w4a16"}]
+    assert [row["name"] for row in section["rows"]] == ["gguf_mma_16x8_x2", "gguf_mma_16x16_x2", "gguf_mma_32x32_x2"] and section[
+        "fallback"
+    ] == "gguf_mma_32x32_x2"
