@@ -11,7 +11,9 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
-from scaled_mm.tables import Bucket, KernelRow, TileTable
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.registry import family_of
+from scaled_mm.tables import Bucket, TileTable
 
 Product = tuple[int, int, int]  # M, N, K
 Times = Mapping[Product, Mapping[str, float]]  # microseconds by row
@@ -104,7 +106,7 @@ def choose(times: Times, products: Collection[Product]) -> list[Choice]:
     return sorted(found, key=lambda choice: (*choice.product[1:], choice.product[0]))
 
 
-def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelRow], times: Times) -> list[Bucket]:
+def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelConfig], times: Times) -> list[Bucket]:
     """Buckets for the products whose chosen row beats the row of `base`, or was inherited to close a cliff; the table appends `base`'s buckets.
 
     rows: at least the chosen ones. A bucket covers one N and K, and m <= M above M / 2 and the next smaller chosen M, as far as `base` has
@@ -112,7 +114,7 @@ def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelRow
     if the chosen row loads weights early or `base` has another row for other weights.
     """
     of = {choice.product: choice for choice in choices}
-    early = {row.name for row in rows if row.early_weights or row.family == "decode"}
+    early = {row.name for row in rows if family_of(row).loads_weights_early(row)}
     found: list[Bucket] = []
     for (N, K), ms in ladders(of).items():
         for smaller, M in zip([0, *ms], ms):

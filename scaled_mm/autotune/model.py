@@ -13,7 +13,8 @@
               refill    a step and the time to fetch one, over the stages that are not being read: few stages hide little
               A decode block waits for each step's wgmma before it takes the next: it needs a least time for a step
 
-The constants were fitted once to the H200's rows (tests/autotune/fit_model.py); docs/design/autotuner.md says how well it does there.
+What differs between kernel families (resident blocks, rate, refill, start) is theirs to say: `scaled_mm.kernels`, which has the constants
+too. They were fitted once to the H200's rows (tests/autotune/fit_model.py); docs/design/autotuner.md says how well it does there.
 For other GPUs the facts change and the constants stay: a guess, which is why the autotuner measures.
 """
 
@@ -24,12 +25,12 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-from scaled_mm.bench.roofline import PEAKS, traffic_bytes
+from scaled_mm.bench.roofline import traffic_bytes
 from scaled_mm.errors import BadParamError
-from scaled_mm.tables import KernelRow
-from scaled_mm.tables.rules import KIB, SHARED_MEMORY, row_cost
-from scaled_mm.tables.rules_c2x import warps
-from scaled_mm.tables.rules_decode import cost as decode_cost
+from scaled_mm.kernels.arch import ARCHES, GPUS, KIB, Gpu
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.constants import FITTED, Constants
+from scaled_mm.kernels.registry import config_cost, family_of
 
 Product = tuple[int, int, int]  # M, N, K
 
@@ -45,18 +46,7 @@ class GpuFacts:
 
     @property
     def shared_memory(self) -> int:
-        return SHARED_MEMORY[self.arch] + KIB  # a block's limit leaves 1 KiB to the system
-
-
-# A GPU of each table, for GPUs that `roofline.PEAKS` does not know: their rates follow by the number of multiprocessors.
-_TYPICAL = {
-    "sm75": GpuFacts("sm75", 40, *PEAKS["Tesla T4"]),
-    "sm80": GpuFacts("sm80", 108, *PEAKS["NVIDIA A100-SXM4-80GB"]),
-    "sm89": GpuFacts("sm89", 142, *PEAKS["NVIDIA L40S"]),
-    "sm90": GpuFacts("sm90", 132, *PEAKS["NVIDIA H100 80GB HBM3"]),
-    "sm100": GpuFacts("sm100", 148, 4500e12, 8.0e12),
-    "sm120": GpuFacts("sm120", 170, 838e12, 1.79e12),
-}
+        return ARCHES[self.arch].shared_memory + KIB  # a block's limit leaves 1 KiB to the system
 
 
 def facts(gpu: str, arch: str, multiprocessors: int) -> GpuFacts:
@@ -64,80 +54,42 @@ def facts(gpu: str, arch: str, multiprocessors: int) -> GpuFacts:
 
     arch: that of the table which serves the GPU. BadParamError for one without a table.
     """
-    if arch not in _TYPICAL:
-        raise BadParamError(f"arch: expected one of {', '.join(_TYPICAL)}, got {arch!r}")
-    if gpu in PEAKS:
-        return GpuFacts(arch, multiprocessors, *PEAKS[gpu])
-    typical = _TYPICAL[arch]
-    scale = multiprocessors / typical.multiprocessors
-    return GpuFacts(arch, multiprocessors, typical.operations * scale, typical.bandwidth * scale)
+    if arch not in ARCHES or ARCHES[arch].typical is None:
+        known = ", ".join(one.name for one in ARCHES.values() if one.typical)
+        raise BadParamError(f"arch: expected one of {known}, got {arch!r}")
+    if gpu in GPUS:
+        return GpuFacts(arch, multiprocessors, GPUS[gpu].operations, GPUS[gpu].bandwidth)
+    common = typical(arch)
+    scale = multiprocessors / common.multiprocessors
+    return GpuFacts(arch, multiprocessors, common.operations * scale, common.bandwidth * scale)
 
 
 def typical(arch: str) -> GpuFacts:
     """Facts of a common GPU of an architecture's table, for where there is none to ask."""
-    return _TYPICAL[arch]
-
-
-@dataclasses.dataclass(frozen=True)
-class Constants:
-    """What was fitted. Times in microseconds, rates as fractions of the GPU's peak."""
-
-    start_us: float = 2.04
-    latency_us: float = 0.917
-    dram: float = 0.837  # of the memory's bandwidth
-    tensor: float = 0.895  # of the peak operations
-    power: float = 9.23  # slowdown of operations by 1 / tile m + 1 / tile n
-    l2: float = 2.7  # L2's bandwidth, of the memory's
-    epilogue_us: float = 1.72
-    store: float = 0.744  # of the memory's bandwidth, for what a block writes
-    wave_us: float = 0.257  # between one block and the next
-    ws_us: float = 2.42  # of a grid that is not persistent and has more than one wave
-    cluster_us: float = 0.488  # for each further block in a cluster
-    swap_us: float = 0.00012
-    reread: float = 0.138  # of what each wave's blocks need, how much comes from memory again
-    padding: float = 0.2  # not fitted: what loads of rows that do not exist cost, of the memory's time (decision 0007: up to 30%)
-    pressure: float = 0.15  # not fitted: slowdown where accumulators leave a thread few registers
-    prefetch_us: float = 0.3  # not fitted: the measured rows have it where it helps
-    split_us: float = 2.0  # not fitted: no measured c2x row splits K
-    decode_us: float = -1.75  # by hand: of a decode row, whose blocks hold weights before the preceding kernel has ended (decision 0012)
-    decode_split_us: float = 0.8  # by hand: for each time that a decode row halves K
-    decode_step_us: float = 0.24  # by hand: the least time of a decode block's step of K
-    decode_column_us: float = 0.0017  # by hand: what each column of the tile adds to that
-    decode_multiply: float = 2.6  # by hand: what a decode block's wide MMAs take, which nothing overlaps with others
-    refill_us: float = 0.4  # by hand: from asking for a stage to having it
+    gpu: Gpu = ARCHES[arch].typical
+    return GpuFacts(arch, gpu.multiprocessors, gpu.operations, gpu.bandwidth)
 
 
 _MANY_ACCUMULATORS = 192
-_MMA_COLUMNS = (8, 16, 32, 64, 96, 128, 192, 256)
-FITTED = Constants()  # see docs/design/autotuner.md
 
 
-def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITTED) -> float:
+def predict(row: KernelConfig, product: Product, gpu: GpuFacts, c: Constants = FITTED) -> float:
     """Microseconds of out [M,N] = a [M,K] x b [K,N] with 16-bit out. Positive, finite."""
     M, N, K = product
-    tile, cost = row.tile, decode_cost(row, 2) if row.family == "decode" else row_cost(row, gpu.arch)
+    family, tile = family_of(row), row.tile
+    cost = config_cost(row, gpu.arch, family.model_out_bytes)
     over_m, over_n = (N, M) if row.swap_ab else (M, N)  # of the MMA
     tiles_m = math.ceil(math.ceil(over_m / tile.m) / row.cluster.m) * row.cluster.m
     tiles_n = math.ceil(math.ceil(over_n / tile.n) / row.cluster.n) * row.cluster.n
     blocks = tiles_m * tiles_n * row.split_k
-    resident = max(1, gpu.shared_memory // (cost.shared_memory + KIB))
-    if row.family == "c2x":
-        m, n, k = warps(row)
-        resident = min(resident, max(1, 2048 // 32 // (m * n * k)), max(1, 512 // ((cost.accumulators + 64) * m * n * k // 4)))
-    elif row.family == "c3x" and row.schedule != "warp_specialized":  # a persistent grid
-        resident = 1
+    resident = family.resident(row, cost, gpu.shared_memory)
     slots = gpu.multiprocessors * resident
     waves = math.ceil(blocks / slots)
     together = min(resident, math.ceil(blocks / gpu.multiprocessors))  # blocks that share a multiprocessor
 
     steps = math.ceil(K / row.split_k / tile.k)
     per_operation = 1 / tile.m + 1 / tile.n
-    rate = gpu.operations / gpu.multiprocessors * c.tensor / 1e6  # operations per microsecond
-    if row.family in ("c3x", "decode"):
-        # Cycles of one wgmma of 64 x n x 32: n / 2 of the tensor cores, 16 + n / 4 to read its operands from shared memory. CUTLASS builds
-        # a tile from the widest of its MMAs that divides it: 112 columns are seven of 16.
-        n = max(columns for columns in _MMA_COLUMNS if tile.n % columns == 0)
-        rate *= (n / 2) / max(n / 2 * (c.decode_multiply if row.family == "decode" else 1), 16 + n / 4)
+    rate = gpu.operations / gpu.multiprocessors * c.tensor / 1e6 * family.multiply_rate(row, c)  # operations per microsecond
     multiply = 2 * tile.m * tile.n * tile.k / rate * (1 + c.power * per_operation)
     if (cost.accumulators or 0) > _MANY_ACCUMULATORS:
         multiply *= 1 + c.pressure
@@ -146,11 +98,7 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     epilogue = c.epilogue_us + 2 * tile.m * tile.n / (gpu.bandwidth * c.store / gpu.multiprocessors / 1e6)
     if row.schedule == "pingpong" and waves > 1:
         epilogue /= 2  # behind the other warpgroup's main loop, but for the last
-    step = together * max(multiply, load)
-    if row.family == "decode":
-        step = max(step, c.decode_step_us + c.decode_column_us * tile.n)
-    if row.family in ("c3x", "decode") and cost.stages > 1:  # a stage is filled anew when the step after its own has begun
-        step = max(step, (multiply + c.refill_us) / (cost.stages - 1))
+    step = family.step_us(row, cost, together * max(multiply, load), multiply, c)
     block = step * steps + epilogue + c.wave_us
 
     in_use = min(blocks, slots) / resident if blocks < slots else gpu.multiprocessors
@@ -160,15 +108,13 @@ def predict(row: KernelRow, product: Product, gpu: GpuFacts, c: Constants = FITT
     memory = max(traffic_bytes(M, N, K), c.reread * waves * _wave_bytes(row, (tiles_m, tiles_n), slots, K)) / sustained * 1e6
     memory *= 1 + c.padding * (1 - useful / (tile.m + tile.n))
 
-    start = c.start_us + c.split_us * (row.split_k > 1 and row.family == "c2x") - c.prefetch_us * (row.prefetch > 0)
-    if row.family == "decode":
-        start += c.decode_us + c.decode_split_us * math.log2(row.split_k)
+    start = c.start_us + family.start_us(row, c) - c.prefetch_us * (row.prefetch > 0)
     start += c.ws_us * (row.schedule == "warp_specialized" and blocks > slots)
     start += c.cluster_us * (row.cluster.m * row.cluster.n - 1) + c.swap_us * row.swap_ab
     return start + max(memory, waves * block)
 
 
-def _wave_bytes(row: KernelRow, tiles: tuple[int, int], slots: int, K: int) -> float:
+def _wave_bytes(row: KernelConfig, tiles: tuple[int, int], slots: int, K: int) -> float:
     """Bytes of both operands that the blocks of one wave need: the grid walks the shorter dimension, `swizzle` tiles side by side."""
     across = 1 if tiles[1] > tiles[0] else 0  # the longer dimension
     along_count, across_count = tiles[1 - across], tiles[across]
@@ -178,14 +124,14 @@ def _wave_bytes(row: KernelRow, tiles: tuple[int, int], slots: int, K: int) -> f
     return (along * edge[1 - across] + wide * edge[across]) * K
 
 
-def shortlist(rows: Sequence[KernelRow], known: Collection[str], product: Product, gpu: GpuFacts, count: int) -> list[KernelRow]:
+def shortlist(rows: Sequence[KernelConfig], known: Collection[str], product: Product, gpu: GpuFacts, count: int) -> list[KernelConfig]:
     """The `count` rows that are worth measuring, by predicted time: half of them from `known`, the names of rows that have proven good.
 
     Rows that differ in cluster, swizzle, stages or schedule alone are nearly equal to the model. At most two of one tile and side
     are taken, so that they are not all of the list.
     """
 
-    def rank(row: KernelRow) -> tuple:
+    def rank(row: KernelConfig) -> tuple:
         stages = -row.stages if isinstance(row.stages, int) else -math.inf  # of rows that are equal, those that hide more latency
         return predict(row, product, gpu), row.cluster, row.swizzle, stages, row.name
 
@@ -216,7 +162,7 @@ class Accuracy:
     chance: float
 
 
-def accuracy(times: Mapping[Product, Mapping[str, float]], rows: Mapping[str, KernelRow], gpu: GpuFacts, c: Constants = FITTED) -> Accuracy | None:
+def accuracy(times: Mapping[Product, Mapping[str, float]], rows: Mapping[str, KernelConfig], gpu: GpuFacts, c: Constants = FITTED) -> Accuracy | None:
     """How well the model predicts measured winners; of products with two rows or more, None where there are none.
 
     times: microseconds by product and row; rows: by name.

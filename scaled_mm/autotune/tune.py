@@ -20,7 +20,8 @@ from scaled_mm.bench.roofline import roof_us
 from scaled_mm.bench.run import describe
 from scaled_mm.bench.shapes import Case
 from scaled_mm.errors import BadParamError, InternalError, KernelNotBuiltError
-from scaled_mm.tables import KernelRow, TileTable
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.tables import TileTable
 from scaled_mm.tables.select import contiguous_misfits, refusal
 
 PASS = 4  # candidates of a product that are timed before the next product's: a budget that ends early leaves none without
@@ -31,10 +32,10 @@ _DISQUALIFYING = ("wrong", "crashed", "hung")
 class Kernels(Protocol):
     """Where kernels come from."""
 
-    def key(self, row: KernelRow) -> str:
+    def key(self, row: KernelConfig) -> str:
         """A digest that changes with whatever changes the row's machine code."""
 
-    def build(self, row: KernelRow) -> Path:
+    def build(self, row: KernelConfig) -> Path:
         """The library with the row's bfloat16 kernel. KernelNotBuiltError if the compiler refuses it."""
 
 
@@ -54,12 +55,12 @@ class BuiltKernels:
     def __init__(self, table: TileTable):
         self._table = table
 
-    def key(self, row: KernelRow) -> str:
+    def key(self, row: KernelConfig) -> str:
         from scaled_mm.jit import library
 
         return library.kernel_key(self._table, (row.name, "bf16"))
 
-    def build(self, row: KernelRow) -> Path:
+    def build(self, row: KernelConfig) -> Path:
         from scaled_mm.jit import library
 
         return library.build_kernel(self._table, (row.name, "bf16"), announce=False)
@@ -81,7 +82,7 @@ class Plan:
     """What a run wants to measure. wanted: the rows of each product, the table's own row first, then the model's best first."""
 
     legal: int
-    rows: dict[str, KernelRow]
+    rows: dict[str, KernelConfig]
     wanted: dict[Product, list[str]]
 
     def by_rank(self, first: int, last: int) -> Iterator[tuple[Product, str]]:

@@ -10,12 +10,11 @@ import yaml
 
 from scaled_mm import __version__
 from scaled_mm.bench.record import write_atomically
-from scaled_mm.tables import Bucket, KernelRow, TileTable, load_table
+from scaled_mm.kernels.config import SECTIONS, KernelConfig
+from scaled_mm.tables import Bucket, TileTable, load_table
 
-_MARKS = ("grouped", "block_scaled", "gguf")  # the section says it
 
-
-def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelRow], buckets: Sequence[Bucket]) -> TileTable:
+def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelConfig], buckets: Sequence[Bucket]) -> TileTable:
     """The table of one GPU model: `buckets` and their rows, and behind them all that the base has. rows: at least those that buckets name."""
     more = {bucket.kernel for bucket in buckets} - {row.name for row in base.rows}
     added = tuple(row for row in rows if row.name in more)
@@ -51,9 +50,9 @@ def table_text(table: TileTable, comment: Sequence[str] = ()) -> str:
     lines = [f"# {line}".rstrip() for line in comment] + ([""] if comment else [])
     lines += [f"{key}: {_flow(value)}" for key, value in head.items()]
     lines += _section(table, "")
-    for mark in _MARKS:
-        if (section := getattr(table, mark)) is not None:
-            lines += ["", f"{mark}:", *_section(section, "  ")]
+    for name in SECTIONS[1:]:
+        if (section := getattr(table, name)) is not None:
+            lines += ["", f"{name}:", *_section(section, "  ")]
     return "\n".join(lines) + "\n"
 
 
@@ -63,7 +62,7 @@ def _section(table: TileTable, indent: str) -> list[str]:
     if table.auto:
         lines += ["auto:", *(f"  - {_flow(rule.model_dump(exclude_defaults=True))}" for rule in table.auto)]
     lines += [*gap, "rows:"]
-    lines += [f"  - {_flow(row.model_dump(mode='json', exclude_defaults=True, exclude=set(_MARKS)))}" for row in table.rows]
+    lines += [f"  - {_flow(row.model_dump(mode='json', exclude_defaults=True, exclude={'section'}))}" for row in table.rows]
     lines += [*gap, "buckets:"]
     edges: dict[int | None, list[Bucket]] = {}
     for bucket in table.buckets:

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-#: Dense INT8 operations per second and bytes per second of device memory, from the makers' data sheets, by the name
-#: that the driver gives the GPU. A GPU that is not here gets no roof rather than a wrong one.
-PEAKS: dict[str, tuple[float, float]] = {
-    "NVIDIA H200": (1979e12, 4.8e12),
-    "NVIDIA H100 80GB HBM3": (1979e12, 3.35e12),
-    "NVIDIA H100 PCIe": (1513e12, 2.0e12),
-    "NVIDIA A100-SXM4-80GB": (624e12, 2.039e12),
-    "NVIDIA A100 80GB PCIe": (624e12, 1.935e12),
-    "NVIDIA L40S": (733e12, 864e9),
-    "NVIDIA L4": (242e12, 300e9),
-    "NVIDIA GeForce RTX 4090": (660e12, 1008e9),
-    "NVIDIA A10": (250e12, 600e9),
-    "Tesla T4": (130e12, 320e9),
-}
+from scaled_mm.kernels.arch import GPUS
+
+#: Dense INT8 operations per second and bytes per second of device memory, by the name that the driver gives the GPU.
+PEAKS: dict[str, tuple[float, float]] = {name: (gpu.operations, gpu.bandwidth) for name, gpu in GPUS.items()}
 
 
 def traffic_bytes(M: int, N: int, K: int) -> int:

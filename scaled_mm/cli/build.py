@@ -9,15 +9,16 @@ import time
 from pathlib import Path
 
 from scaled_mm.cli import common
-from scaled_mm.gguf_formats import WEIGHT_FORMATS
+from scaled_mm.kernels.arch import DEFAULT_ARCH
+from scaled_mm.kernels.dtypes import OUT_DTYPES, WEIGHT_FORMATS
 
 HELP = "compile the kernels of an architecture ahead of time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", default="sm90", help="the tile table to build, or a YAML file (default: sm90)")
+    parser.add_argument("--arch", default=DEFAULT_ARCH, help=f"the tile table to build, or a YAML file (default: {DEFAULT_ARCH})")
     parser.add_argument("--row", action="append", help="build this row only (repeatable)")
-    parser.add_argument("--out-dtype", action="append", choices=["bf16", "fp16", "fp32", "int32"], help="build this output dtype only (repeatable)")
+    parser.add_argument("--out-dtype", action="append", choices=OUT_DTYPES, help="build this output dtype only (repeatable)")
     parser.add_argument("--format", action="append", choices=WEIGHT_FORMATS, help="build this format of block products' rows only (repeatable)")
     parser.add_argument("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time (default: one per core)")
     parser.add_argument("--out", type=Path, help="also copy the library here, for programs that use the C interface")

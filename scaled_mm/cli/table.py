@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common, table_explain
 from scaled_mm.cli.table_explain import row_dict
+from scaled_mm.kernels.arch import ARCHES, DEFAULT_ARCH
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scaled_mm.jit.check import Compiled
-    from scaled_mm.tables import KernelRow, Problem, TileTable
+    from scaled_mm.kernels.config import KernelConfig
+    from scaled_mm.tables import Problem, TileTable
 
 HELP = "show a tile table, check tables, or explain which kernel serves a product"
 
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also look for cliffs: a product that takes over 1.05 times the next larger M, by times that were measured "
         "(autotune.json, bench.json or rows.json; default: those below reports/); a cliff is a problem",
     )
-    for command, default in ((show, "sm90"), (check, None), (explain, "sm90")):
+    for command, default in ((show, DEFAULT_ARCH), (check, None), (explain, DEFAULT_ARCH)):
         which = command.add_mutually_exclusive_group()
         which.add_argument(
             "--arch",
@@ -70,18 +72,20 @@ def _load(args: argparse.Namespace) -> TileTable:
     from pathlib import Path
 
     from scaled_mm.tables import load_table
-    from scaled_mm.tables.tuned import gpus_served, load_tuned
+    from scaled_mm.tables.tuned import gpus_served, usable_tuned
 
     if args.table is not None:
         return load_table(Path(args.table))
     table = common.table_of(args.arch)
-    return load_tuned(table.arch, gpus_served(table.arch)) or table  # of this machine's GPU, if it has one of that architecture
+    return usable_tuned(table.arch, gpus_served(table.arch)) or table  # of this machine's GPU, if it has one of that architecture
 
 
 # ---- show --------------------------------------------------------------------------------------------------------
 
 
 def _show(args: argparse.Namespace) -> int:
+    from scaled_mm.kernels.config import SECTIONS
+
     table = _load(args)
     sections = table.sections
     rows = [[row_dict(table, row.name) for row in section.rows] for section in sections]
@@ -94,7 +98,7 @@ def _show(args: argparse.Namespace) -> int:
         of = {id(section): content for section, content in zip(sections, contents)}
         if table.gguf:
             of[id(table.gguf)]["auto"] = [rule.model_dump(mode="json") for rule in table.gguf.auto]
-        others = {name: of.get(id(getattr(table, name))) for name in ("grouped", "block_scaled", "gguf")}
+        others = {name: of.get(id(getattr(table, name))) for name in SECTIONS[1:]}
         common.print_json({**head, **contents[0], **others}, indent=2)
         return 0
     console = common.console(markup=False)
@@ -120,9 +124,7 @@ _LEFT_OUT_FIRST = ("scheduler", "registers", "swap", "buckets", "shared memory")
 
 
 def _rows_view(table: TileTable, rows: list[dict[str, Any]], console: Console) -> Any:
-    from scaled_mm.tables.rules import SHARED_MEMORY
-
-    limit = SHARED_MEMORY[table.arch]
+    limit = ARCHES[table.arch].shared_memory
     caption = f"shared memory: estimate for a 4-byte out, of {limit / 1024:.0f} KB; registers: accumulators per thread"
     cells = [_row_cells(table, row, entry["estimate"]) for row, entry in zip(table.rows, rows, strict=True)]
     for left_out in (_LEFT_OUT_FIRST[:count] for count in range(len(_LEFT_OUT_FIRST) + 1)):
@@ -139,10 +141,12 @@ def _rows_view(table: TileTable, rows: list[dict[str, Any]], console: Console) -
     return view
 
 
-def _row_cells(table: TileTable, row: KernelRow, estimate: dict[str, Any]) -> dict[str, str]:
+def _row_cells(table: TileTable, row: KernelConfig, estimate: dict[str, Any]) -> dict[str, str]:
+    from scaled_mm.kernels.registry import family_of
+
     registers = estimate["accumulator_registers"]
     uses = sum(bucket.kernel == row.name for bucket in table.buckets)
-    auto = row.stages == "auto" and row.family == "c3x"
+    auto = row.stages == "auto" and family_of(row).auto_stages
     return {
         "name": row.name,
         "tile": str(row.tile),

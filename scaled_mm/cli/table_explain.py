@@ -7,20 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
+from scaled_mm.kernels.arch import ARCHES, DEFAULT_ARCH
 
 if TYPE_CHECKING:
     from scaled_mm.tables import TileTable
 
-# Multiprocessors of a common GPU that each table serves.
-_MULTIPROCESSORS = {
-    "sm75": ("T4", 40),
-    "sm80": ("A100", 108),
-    "sm89": ("L40S", 142),
-    "sm90": ("H200", 132),
-    "sm100": ("B200", 148),
-    "sm120": ("RTX 5090", 170),
-}
-_GPUS = ", ".join(f"{count} for {arch}, {gpu}" for arch, (gpu, count) in _MULTIPROCESSORS.items())
+_GPUS = ", ".join(f"{arch.typical.multiprocessors} for {arch.name}, {arch.typical.label}" for arch in ARCHES.values() if arch.typical)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +35,10 @@ def run(args: argparse.Namespace, table: TileTable) -> int:
 
 def row_dict(table: TileTable, name: str) -> dict[str, Any]:
     """A row as JSON has it, with an estimate of what it costs."""
-    from scaled_mm.tables.rules import row_cost
+    from scaled_mm.kernels.registry import config_cost
 
     row = table.row(name)
-    cost = row_cost(row, table.arch)
+    cost = config_cost(row, table.arch)
     align_a, align_b, align_out = row.alignment
     return {
         **row.model_dump(mode="json"),
@@ -74,7 +66,7 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
     misfits = contiguous_misfits(row, M, N, K)
     tiles = output_tiles(row, M, N)
     blocks = tiles * row.split_k
-    sms = args.sms or _MULTIPROCESSORS.get(table.arch, _MULTIPROCESSORS["sm90"])[1]
+    sms = args.sms or (ARCHES[table.arch].typical or ARCHES[DEFAULT_ARCH].typical).multiprocessors
     if args.json:
         common.print_json(
             {
@@ -130,7 +122,8 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
 
 
 def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
-    from scaled_mm.tables import load_table, rules_gguf
+    from scaled_mm.kernels.registry import family_of
+    from scaled_mm.tables import load_table
     from scaled_mm.tables.rules import shared_memory_of
     from scaled_mm.tables.select import block_refusal
 
@@ -141,7 +134,8 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     mode = next(rule.mode for rule in section.auto if rule.m is None or M <= rule.m)
     selection, quantized = (section.select(M, N, K, q8_1=q8_1) for q8_1 in (mode == "w4a8", True))
     row, limit = selection.row, shared_memory_of(section)
-    stages, memory = rules_gguf.stages(row, args.format, limit), rules_gguf.shared_memory(row, args.format, limit)
+    family = family_of(row)
+    stages, memory = family.stages(row, args.format, limit), family.shared_memory(row, args.format, limit)
     if args.json:
         head = {
             "format": args.format,
@@ -167,7 +161,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     print(f"  cost    {ring}, {memory / 1024:.1f} KB of shared memory")
     if quantized.row != row:
         print(f"  note    with q8_1 activations {quantized.row.name}: {quantized.reason}")
-    for note in rules_gguf.notes(row, args.format, limit) if M and N else ():
+    for note in family.notes(row, args.format, limit) if M and N else ():
         print(f"  note    {note}")
     if M == 0 or N == 0:
         print("  note    there is nothing to compute: no kernel is launched")

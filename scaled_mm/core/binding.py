@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.errors import InternalError, KernelNotBuiltError, ScaledMMError, Status, error_for
+from scaled_mm.kernels.dtypes import C_DTYPES as DTYPES
+from scaled_mm.kernels.dtypes import GGUF_MODES
 
 if TYPE_CHECKING:
     import torch
@@ -24,11 +26,9 @@ ABI_VERSION = 6
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
-DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1")  # index: scaledMMDtype_t
 UNKNOWN_DTYPE = -1
 TENSOR_CONSTANT, TENSOR_PACKED = 1, 2
 GEMM, GROUPED_GEMM, BLOCK_SCALED_GEMM, GGUF_GEMM = range(4)  # scaledMMProduct_t, and scaledMMTableKind_t
-GGUF_MODES = ("auto", "w4a8", "w4a16")  # index: scaledMMGgufMode_t
 
 
 class TensorDescC(ctypes.Structure):
@@ -189,7 +189,7 @@ def _provide(arch: str, row: str | None, out_dtype: int) -> None:
         if whole := build.arch_library(dispatch.machine_table(arch) if table.tuned else table):
             call("scaledMMLoadKernels", os.fsencode(whole))
         return
-    suffix = next((name for name, (_, code) in codegen.BUILT_FOR.items() if code == out_dtype), None)
+    suffix = next((name for name, one in codegen.BUILT_FOR.items() if one.code == out_dtype), None)
     call("scaledMMLoadKernels", os.fsencode(build.build_kernel(table, (row, suffix))))
 
 

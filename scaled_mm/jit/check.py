@@ -109,13 +109,13 @@ def compile_kernels(
 
 
 def kernels_to_check(table: TileTable) -> list[library.KernelName]:
-    """Every row for its first dtype, bfloat16 (a block row for its first format), and the others, which differ in the epilogue alone, for the row
+    """Every row for its first dtype, bfloat16 (a GGUF row for its first format), and the others, which differ in the epilogue alone, for the row
     with the most accumulators."""
     from scaled_mm.jit.codegen import ZERO_POINT_TERMS, out_dtypes
-    from scaled_mm.tables.rules import row_cost
+    from scaled_mm.kernels.registry import config_cost
 
     others = []
     for section in table.sections:
-        largest = max(section.rows, key=lambda row: row_cost(row, table.arch).accumulators or 0)
+        largest = max(section.rows, key=lambda row: config_cost(row, table.arch).accumulators or 0)
         others += [(largest.name, out) for out in out_dtypes(largest)[1:]]
     return [*((row.name, out_dtypes(row)[0]) for row in table.all_rows), *others, (ZERO_POINT_TERMS, None)]

@@ -1,41 +1,38 @@
-"""Generate the translation units: one per kernel from its table row, and one that lists the kernels of a library.
+"""Generate the translation units: one per kernel from its configuration, and one that lists the kernels of a library.
 
-The text generated here is the only place where a row's fields become C++.
+How the fields of a configuration become C++ is its family's matter (`scaled_mm.kernels`); what surrounds that is here.
 """
 
 from __future__ import annotations
 
-from scaled_mm.core.binding import GGUF_MODES
 from scaled_mm.errors import KernelNotBuiltError
-from scaled_mm.tables import rules_block_scaled, rules_c2x, rules_decode, rules_gguf
-from scaled_mm.tables.rules import C3X_ARCHES, SHARED_MEMORY
-from scaled_mm.tables.schema import KernelRow, TileTable
+from scaled_mm.kernels.arch import ARCHES, DEFAULT_ARCH
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.dtypes import BUILT_FOR, GGUF_MODES, OUT_DTYPES, WEIGHT_FORMATS
+from scaled_mm.kernels.registry import family_of
+from scaled_mm.tables.schema import TileTable
 from scaled_mm.tables.tuned import slug
 
-# Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
-OUT_DTYPES = {"bf16": ("__nv_bfloat16", 3), "fp16": ("__half", 2), "fp32": ("float", 4), "int32": ("int32_t", 1)}
-# A row of block products is built for every format of a weight instead, one kernel for every out dtype.
-WEIGHT_FORMATS = {
-    "q4_0": ("scaled_mm::gguf::Q4_0", 5),
-    "q4_1": ("scaled_mm::gguf::Q4_1", 6),
-    "q5_0": ("scaled_mm::gguf::Q5_0", 7),
-    "q5_1": ("scaled_mm::gguf::Q5_1", 8),
-    "q8_0": ("scaled_mm::gguf::Q8_0", 9),
-}
-BUILT_FOR = OUT_DTYPES | WEIGHT_FORMATS
-_OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}
-_SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
-_RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
+__all__ = [
+    "BUILT_FOR",
+    "OUT_DTYPES",
+    "WEIGHT_FORMATS",
+    "ZERO_POINT_TERMS",
+    "kernel_source",
+    "library_source",
+    "out_dtypes",
+    "symbol",
+    "zero_point_terms_source",
+]
+
 _INT64_MAX = "INT64_MAX"
 
 ZERO_POINT_TERMS = "zero_point_terms"
 
 
-def out_dtypes(row: KernelRow) -> tuple[str, ...]:
-    """The suffixes of BUILT_FOR that a row is built for, of a block row formats: a block-scaled sum is a float32, so no int32."""
-    if row.gguf:
-        return tuple(WEIGHT_FORMATS)
-    return tuple(name for name in OUT_DTYPES if name != "int32" or not row.block_scaled)
+def out_dtypes(config: KernelConfig) -> tuple[str, ...]:
+    """The suffixes of BUILT_FOR that a kernel is built for: output dtypes, or formats of the weight."""
+    return family_of(config).built_for
 
 
 def symbol(row: str, out_dtype: str | None) -> str:
@@ -43,98 +40,26 @@ def symbol(row: str, out_dtype: str | None) -> str:
     return f"scaled_mm_kernel_{row}_{out_dtype}" if out_dtype else f"scaled_mm_kernel_{row}"
 
 
-def _block_source(row: KernelRow, fmt: str, limit: int) -> tuple[str, str, str]:
-    """(header, C++ type, check of its shared memory) of a block row for one format, on GPUs with `limit` bytes of shared memory."""
-    cxx_format, stages = WEIGHT_FORMATS[fmt][0], rules_gguf.stages(row, fmt, limit)
-    bytes_ = rules_gguf.shared_memory(row, fmt, limit)
-    check = f'static_assert(Row::kSharedMemory <= {bytes_}, "the shared memory that the table\'s rules reckon with");\n'
-    if row.family == "gguf_mma":
-        sizes = f"{row.tile.m}, {row.tile.n // rules_gguf.BAND_ROWS}, {rules_gguf.warps(row)}, {stages}"
-        return "gguf/mma.cuh", f"scaled_mm::gguf::Mma<{cxx_format}, {sizes}>", check
-    sizes = f"{row.tile.m}, {row.tile.n}, {row.split_k}, {stages}"
-    return "gguf/wgmma.cuh", f"scaled_mm::gguf::Wgmma<{cxx_format}, {sizes}>", check
-
-
-def _config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
-    """(header, C++ type) of a row. KernelNotBuiltError for a legal row whose kernel is not written yet."""
-    if row.scheduler != "persistent" or (row.split_k != 1 and row.family not in ("c2x", "decode")):
-        raise KernelNotBuiltError(f"{row.name}: no kernel has scheduler {row.scheduler} with split_k {row.split_k} yet")
-    if row.block_scaled:
-        return _block_scaled_config(row, cxx_out)
-    tile = f"{row.tile.m}, {row.tile.n}, {row.tile.k}"
-    if row.family == "generic":
-        if row.grouped:
-            return "int8/grouped/generic.cuh", f"scaled_mm::grouped::Generic<{tile}, {cxx_out}>"
-        return "int8/generic/gemm.cuh", f"scaled_mm::generic::Gemm<{tile}, {cxx_out}>"
-    if row.family == "c3x":
-        stages = 0 if row.stages == "auto" else row.stages
-        swap = "true" if row.swap_ab else "false"
-        early = "true" if row.early_weights else "false"
-        if row.grouped:
-            # Consecutive tiles share the weights: along the tokens, which are the MMA's n when the operands are swapped.
-            raster = {"heuristic": "along_n" if row.swap_ab else "along_m"}.get(row.raster, row.raster)
-            return (
-                "int8/grouped/c3x.cuh",
-                f"scaled_mm::grouped::C3x<{tile}, {row.cluster.m}, {row.cluster.n}, "
-                f"scaled_mm::grouped::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
-                f"scaled_mm::c3x::Raster::{_RASTERS[raster]}, {row.swizzle}, {cxx_out}>",
-            )
-        return (
-            "int8/c3x/gemm.cuh",
-            f"scaled_mm::c3x::Gemm<{tile}, {row.cluster.m}, {row.cluster.n}, "
-            f"scaled_mm::c3x::{_SCHEDULES[row.schedule]}, {stages}, {swap}, "
-            f"scaled_mm::c3x::Raster::{_RASTERS[row.raster]}, {row.swizzle}, {row.prefetch}, {early}, {cxx_out}>",
-        )
-    if row.family == "decode":
-        persistent = "true" if row.schedule else "false"
-        sizes = f"{row.tile.m}, {row.tile.n}, {row.split_k}, {row.cluster.m}, {row.stages}, {persistent}"
-        return "int8/decode/gemm.cuh", f"scaled_mm::decode::Gemm<{sizes}, {cxx_out}>"
-    if row.family == "c2x":
-        warp = f"{row.warp.m}, {row.warp.n}, {row.warp.k}"
-        gemm = f"scaled_mm::c2x::Gemm<{tile}, {warp}, {row.stages}, {row.swizzle}, {row.split_k}, {cxx_out}>"
-        if row.grouped:
-            return "int8/grouped/c2x.cuh", f"scaled_mm::grouped::C2x<{gemm}, {cxx_out}>"
-        return "int8/c2x/gemm.cuh", gemm
-    raise AssertionError(f"no template for family {row.family}")  # the table's rules let none through
-
-
-def _block_scaled_config(row: KernelRow, cxx_out: str) -> tuple[str, str]:
-    if row.family == "generic":
-        return "int8/block_scaled/generic.cuh", f"scaled_mm::block_scaled::Generic<{row.tile.m}, {row.tile.n}, {cxx_out}>"
-    sizes = f"{row.tile.m}, {row.tile.n}, {row.warp.m}, {row.warp.n}, {row.stages}, {row.swizzle}"
-    return "int8/block_scaled/c2x.cuh", f"scaled_mm::block_scaled::C2x<{sizes}, {cxx_out}>"
-
-
-def _shared_memory(row: KernelRow, out_bytes: int) -> int | None:
-    """What the rules say exactly; None: an estimate from above, or a kernel that needs no asking."""
-    if row.family == "decode":
-        return rules_decode.cost(row, out_bytes).shared_memory
-    if row.family != "c2x":
-        return None
-    return (rules_block_scaled.cost(row, out_bytes) if row.block_scaled else rules_c2x.cost(row)).shared_memory
-
-
-def kernel_source(row: KernelRow, out_dtype: str, limit: int = SHARED_MEMORY[C3X_ARCHES[0]]) -> str:
-    """The translation unit of one kernel: a row of the table for one output dtype, or one format of a block product's weight.
+def kernel_source(config: KernelConfig, out_dtype: str, limit: int = ARCHES[DEFAULT_ARCH].shared_memory) -> str:
+    """The translation unit of one kernel for one output dtype, or one format of the weight. KernelNotBuiltError for what is not written yet.
 
     limit: bytes of shared memory that a thread block may have on every GPU of the table.
     """
-    if out_dtype not in out_dtypes(row):
-        what = "a format of the weight" if row.gguf else "an out dtype"
-        raise KernelNotBuiltError(f"{row.name}: expected {what} of {', '.join(out_dtypes(row))}, got {out_dtype}")
-    name = symbol(row.name, out_dtype)
-    if row.gguf:
-        header, config, check = _block_source(row, out_dtype, limit)
-    else:
-        header, config = _config(row, OUT_DTYPES[out_dtype][0])
-        expected, check = _shared_memory(row, _OUT_BYTES[out_dtype]), ""
-        if expected is not None:
-            check = f'static_assert(Row::kSharedMemory == {expected}, "the shared memory that the table\'s rules reckon with");\n'
+    family = family_of(config)
+    if out_dtype not in family.built_for:
+        raise KernelNotBuiltError(f"{config.name}: expected {family.built_for_what} of {', '.join(family.built_for)}, got {out_dtype}")
+    if config.scheduler != "persistent" or (config.split_k != 1 and not family.splits_k):
+        raise KernelNotBuiltError(f"{config.name}: no kernel has scheduler {config.scheduler} with split_k {config.split_k} yet")
+    name = symbol(config.name, out_dtype)
+    code, check = family.code(config, out_dtype, limit), ""
+    if code.shared_memory is not None:
+        compare = "<=" if code.at_most else "=="
+        check = f'static_assert(Row::kSharedMemory {compare} {code.shared_memory}, "the shared memory that the table\'s rules reckon with");\n'
     return (
-        f'// Generated from row {row.name} of the tile table.\n#include "{header}"\n'
-        f"using Row = {config};\n{check}"
+        f'// Generated from row {config.name} of the tile table.\n#include "{code.header}"\n'
+        f"using Row = {code.type};\n{check}"
         f'extern "C" const scaled_mm::Kernel {name};\n'
-        f'const scaled_mm::Kernel {name} = Row::entry("{row.name}");\n'
+        f'const scaled_mm::Kernel {name} = Row::entry("{config.name}");\n'
     )
 
 

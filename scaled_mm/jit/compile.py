@@ -17,6 +17,7 @@ from pathlib import Path
 from scaled_mm.errors import InternalError, KernelNotBuiltError
 from scaled_mm.jit import cache, toolchain
 from scaled_mm.jit.paths import csrc_dir, include_dir
+from scaled_mm.kernels.arch import ARCHES
 
 _NINJA = """\
 ninja_required_version = 1.5
@@ -32,14 +33,9 @@ def cxx_flags() -> list[str]:
     return ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", f"-I{csrc_dir()}", f"-I{include_dir()}"]
 
 
-# Where a table's kernels are compiled for another architecture than its own name says: the oldest that it serves, and the
-# variant of sm_90 that has wgmma.
-_TARGETS = {"sm89": "86", "sm90": "90a"}
-
-
 def target(arch: str) -> str:
     """The compute capability that a table's kernels are compiled for: "86" for sm89, "90a" for sm90."""
-    return _TARGETS.get(arch, arch.removeprefix("sm"))
+    return ARCHES[arch].capability
 
 
 def gencode(arch: str) -> str:

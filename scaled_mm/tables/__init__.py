@@ -4,13 +4,15 @@
 pydantic and PyYAML, so `import scaled_mm` leaves this package alone.
 """
 
+from scaled_mm.kernels.config import ClusterShape, KernelConfig, TileShape
 from scaled_mm.tables.loader import available_tables, check_table, configs_dir, load_table
-from scaled_mm.tables.schema import Bucket, ClusterShape, KernelRow, Problem, TableError, TileShape, TileTable
+from scaled_mm.tables.schema import Bucket, KernelRow, Problem, TableError, TileTable
 from scaled_mm.tables.select import Selection
 
 __all__ = [
     "Bucket",
     "ClusterShape",
+    "KernelConfig",
     "KernelRow",
     "Problem",
     "Selection",

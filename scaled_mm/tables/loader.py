@@ -14,9 +14,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, ValidationError
 
 from scaled_mm.errors import ArchitectureNotSupportedError
+from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.config import SECTIONS, KernelConfig
+from scaled_mm.kernels.registry import config_findings
 from scaled_mm.tables import rules
 from scaled_mm.tables.document import Document, NodePath, field_name, read_document
-from scaled_mm.tables.schema import Bucket, KernelRow, ModeRule, Problem, TableError, TileTable
+from scaled_mm.tables.schema import Bucket, ModeRule, Problem, TableError, TileTable
 
 _ARCH_NAME = re.compile(r"sm\d+")
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -39,8 +42,11 @@ class _SectionHeader(BaseModel):
     fallback: StrictStr
 
 
-# Sections besides the table itself, by key; each marks its rows with a field of that name.
-_SECTIONS = ("grouped", "block_scaled", "gguf")
+_SECTIONS = SECTIONS[1:]  # besides the table itself
+# What earlier versions called things: keys of the file and of a row, and families.
+_RENAMED_SECTIONS = {"block": "gguf"}
+_RENAMED_KEYS = {"generation": "family"}
+_RENAMED_FAMILIES = {"block_mma": "gguf_mma", "block_wgmma": "gguf_wgmma"}
 
 
 def configs_dir() -> Path:
@@ -109,7 +115,11 @@ class _Loader:
         data = self.document.value
         if not isinstance(data, dict):
             raise TableError([Problem(str(self.path), self.document.line(()), "", "expected keys: arch, fallback, rows, buckets")])
-        header = self._validate(_Header, {k: v for k, v in data.items() if k not in ("rows", "buckets", *_SECTIONS)}, ())
+        for old, new in _RENAMED_SECTIONS.items():
+            if old in data:
+                self._problem((old,), f"renamed to {new}", of_key=True)
+        lists = ("rows", "buckets", *_SECTIONS, *_RENAMED_SECTIONS)
+        header = self._validate(_Header, {k: v for k, v in data.items() if k not in lists}, ())
         arch = self._arch(header)
         section = self._section(data, header, arch, ())
         others = {key: self._other(key, data[key], arch) for key in _SECTIONS if key in data}
@@ -177,8 +187,8 @@ class _Loader:
                 else "a table with a version is a tuned one: add tuned: true"
             )
             self._problem(("tuned" if header.tuned else "version",), what)
-        if header.arch not in rules.SHARED_MEMORY:
-            self._problem(("arch",), f"unknown architecture {header.arch!r}; known: {', '.join(rules.SHARED_MEMORY)}")
+        if header.arch not in ARCHES:
+            self._problem(("arch",), f"unknown architecture {header.arch!r}; known: {', '.join(ARCHES)}")
             return None
         if self.expected_arch is not None and header.arch != self.expected_arch:
             self._problem(("arch",), f"{header.arch!r} in the file that is named for {self.expected_arch!r}")
@@ -186,9 +196,9 @@ class _Loader:
             self._problem(("serves",) if index is None else ("serves", index), reason)
         return header.arch
 
-    def _rows(self, entries: list[Any], arch: str | None, at: NodePath) -> tuple[list[KernelRow], list[str]]:
+    def _rows(self, entries: list[Any], arch: str | None, at: NodePath) -> tuple[list[KernelConfig], list[str]]:
         """The rows that validate, and the names of all of them: a bucket that names a bad row is not wrong itself."""
-        rows: list[KernelRow] = []
+        rows: list[KernelConfig] = []
         names: dict[str, None] = {}
         for index, entry in enumerate(entries):
             path: NodePath = (*at, "rows", index)
@@ -198,17 +208,34 @@ class _Loader:
                     self._problem((*path, "name"), f"{name!r} is taken by the row on line {self.first_line[name]}")
                 self.first_line.setdefault(name, self.document.line((*path, "name")))
                 names[name] = None
-            marks = [key for key in _SECTIONS if isinstance(entry, dict) and key in entry]
-            for key in marks:
-                self._problem((*path, key), f"the section says which rows are {key.replace('_', '-')}: leave it out", of_key=True)
-            if at and isinstance(entry, dict) and at[0] not in marks:
-                entry = {**entry, at[0]: True}
-            row = self._validate(KernelRow, entry, path)
+            if isinstance(entry, dict):
+                entry = self._row_keys(entry, path) | {"section": str(at[0]) if at else SECTIONS[0]}
+            row = self._validate(KernelConfig, entry, path)
             if row is not None:
                 rows.append(row)
-                for field, reason in rules.row_findings(row, arch) if arch is not None else ():
+                for field, reason in config_findings(row, arch) if arch is not None else ():
                     self._problem((*path, field), reason)
         return rows, list(names)
+
+    def _row_keys(self, entry: dict[str, Any], path: NodePath) -> dict[str, Any]:
+        """A row without the keys that no file writes, and with today's names for those of earlier versions; a problem for each."""
+        kept = {}
+        for key, value in entry.items():
+            new = _RENAMED_KEYS.get(key)
+            if key in _SECTIONS:
+                self._problem((*path, key), f"the section says which rows are {key.replace('_', '-')}: leave it out", of_key=True)
+            elif key == "section":
+                self._problem((*path, key), "the section that a row stands in says it: leave it out", of_key=True)
+            elif new and new not in entry:
+                self._problem((*path, key), f"renamed to {new}", of_key=True)
+                kept[new] = value
+            else:
+                kept[key] = value
+        family = kept.get("family")
+        if isinstance(family, str) and family in _RENAMED_FAMILIES:
+            self._problem((*path, "family"), f"{family} is renamed to {_RENAMED_FAMILIES[family]}")
+            kept["family"] = _RENAMED_FAMILIES[family]
+        return kept
 
     def _buckets(self, entries: list[Any], at: NodePath) -> tuple[list[Bucket], list[NodePath]]:
         """Flatten `{m, cases: [{n, k, kernel}]}` and `{m, n, k, kernel}` entries into the order they stand in."""
@@ -258,7 +285,7 @@ class _Loader:
     def _validate(self, model: type[BaseModel], entry: Any, path: NodePath) -> Any:
         """A model, or None with its errors added to the problems."""
         if not isinstance(entry, dict):
-            self._problem(path, f"expected keys ({', '.join(model.model_fields)}), got {entry!r}")
+            self._problem(path, f"expected keys ({', '.join(_keys(model))}), got {entry!r}")
             return None
         try:
             return model.model_validate(entry)
@@ -276,10 +303,15 @@ class _Loader:
             self.problems.append(problem)
 
 
+def _keys(model: type[BaseModel]) -> list[str]:
+    """The keys that a file may have for a model: where a row stands says its section."""
+    return [key for key in model.model_fields if key != "section"]
+
+
 def _reason(detail: Mapping[str, Any], model: type[BaseModel]) -> str:
     kind = detail["type"]
     if kind == "extra_forbidden":
-        return f"unknown key; known keys: {', '.join(model.model_fields)}"
+        return f"unknown key; known keys: {', '.join(_keys(model))}"
     if kind.startswith("missing"):  # of a list (tile, cluster) the location is an index
         return "a value is missing" if isinstance(detail["loc"][-1], int) else "required key is missing"
     if kind == "too_long":

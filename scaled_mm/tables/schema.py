@@ -1,22 +1,22 @@
-"""What a tile table says: kernel rows, and the buckets of (M, N, K) that they serve.
+"""What a tile table says: kernel configurations, and the buckets of (M, N, K) that they serve.
 
-These are the values; `rules` says which of them can be built, `loader` reads them from YAML, `select` searches them.
+These are the values; `rules` says which tables are sound, `loader` reads them from YAML, `select` searches them. A kernel's
+configuration, and which of them can be built, is the matter of `scaled_mm.kernels`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from scaled_mm.errors import BadParamError, KernelNotFoundError
+from scaled_mm.kernels.config import SECTIONS, KernelConfig
 from scaled_mm.tables.select import Selection, select_bucket
 
-_Positive = Annotated[StrictInt, Field(gt=0)]
 _INT64_MAX = 2**63 - 1  # what the C interface has for open
-# A row's name becomes a file name and part of a C symbol.
-RowName = Annotated[StrictStr, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)]
+KernelRow = KernelConfig  # an entry of `rows` in a tile table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,44 +47,6 @@ class TableError(BadParamError):
         return type(self), (self.problems,)
 
 
-class TileShape(NamedTuple):
-    """Elements of the MMA's tile. Of a swapped row, `m` runs over N and `n` over M."""
-
-    m: _Positive
-    n: _Positive
-    k: _Positive
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.n}x{self.k}"
-
-
-class ClusterShape(NamedTuple):
-    """Thread blocks per cluster along the MMA's m and n."""
-
-    m: _Positive
-    n: _Positive
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.n}"
-
-
-@dataclasses.dataclass(frozen=True)
-class RowCost:
-    """What a row occupies. Bytes; `accumulators` are 32-bit registers per consumer thread (None: not known)."""
-
-    stage_bytes: int
-    epilogue_bytes: int
-    stages: int
-    shared_memory: int
-    accumulators: int | None
-
-
-def _stages(value: Any) -> Any:
-    if value == "auto" or (type(value) is int and value >= 1):
-        return value
-    raise ValueError("expected auto or a positive integer")
-
-
 def _bound(value: Any) -> Any:
     if value is None or value == "open":
         return None
@@ -96,62 +58,6 @@ def _bound(value: Any) -> Any:
 LowerBound = Annotated[StrictInt, Field(ge=0, lt=_INT64_MAX)]
 UpperBound = Annotated[int | None, BeforeValidator(_bound)]
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
-
-
-class KernelRow(BaseModel):
-    """One kernel: everything the build needs to generate its translation unit.
-
-    family: c3x is CUTLASS 3.x on SM90 (TMA, wgmma); c2x is CUTLASS 2.x (mma.sync) everywhere else; decode is a kernel for
-        few rows of a on SM90, whose split_k blocks of a cluster share a tile's K, and whose cluster m tiles of columns share what
-        they read of a; generic takes any strides and alignment on every architecture. gguf_mma (mma.sync) and gguf_wgmma (SM90)
-        are those of block products, whose m is the tokens and n the rows of the weight; they take any operands.
-    warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
-        A c2x row's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
-        their int32 sums in the workspace. A gguf_wgmma row's: as many at most, on average, that share the K of a tile
-        that is left after whole rounds of tiles.
-    schedule: of c3x rows; a decode row has cooperative where its blocks are persistent.
-    swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
-    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one,
-        or of a grouped row the one along the tokens.
-    swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
-    prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
-    early_weights: where the weights are constant (a PreparedWeight), fill the stages of a block's first tile with them instead.
-    stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue. Of a block row: as many, or what fits of the
-        format's; 1 of a gguf_mma row is none, weights go from memory to registers.
-    grouped, block_scaled, gguf: set for the rows of a table's section of that name, and for no others.
-    """
-
-    model_config = _FROZEN
-
-    name: RowName
-    family: Literal["c3x", "c2x", "decode", "generic", "gguf_mma", "gguf_wgmma"]
-    tile: TileShape
-    warp: TileShape | None = None
-    cluster: ClusterShape = ClusterShape(1, 1)
-    schedule: Literal["warp_specialized", "pingpong", "cooperative"] | None = None
-    scheduler: Literal["persistent", "stream_k"] = "persistent"
-    swap_ab: StrictBool = False
-    raster: Literal["heuristic", "along_m", "along_n"] = "heuristic"
-    swizzle: Literal[1, 2, 4, 8] = 1
-    prefetch: Annotated[StrictInt, Field(ge=0)] = 0
-    early_weights: StrictBool = False
-    stages: Annotated[int | Literal["auto"], BeforeValidator(_stages)] = "auto"
-    split_k: _Positive = 1
-    grouped: StrictBool = False
-    block_scaled: StrictBool = False
-    gguf: StrictBool = False
-
-    @property
-    def alignment(self) -> tuple[int, int, int]:
-        """Bytes that pointers and row strides of (a, b, out) must be multiples of: 16 is what TMA asks for."""
-        if self.gguf:
-            return (1, 1, 1)
-        return {"generic": (1, 1, 1), "decode": (16, 16, 1)}.get(self.family, (16, 16, 16))
-
-    @property
-    def store_bytes(self) -> int:
-        """The kernel writes a row of out in whole pieces of these bytes, so that N must fill them: a TMA store does not cut its 16."""
-        return 16 if self.family == "c3x" else 1
 
 
 class Bucket(BaseModel):
@@ -209,7 +115,7 @@ class TileTable(BaseModel):
     grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
     block_scaled: rows and buckets of block-scaled products.
     gguf: rows and buckets of products with block formats (m: tokens, n: rows of the weight), and `auto`.
-    auto: of `block` alone: the first that fits says what mode "auto" is.
+    auto: of `gguf` alone: the first that fits says what mode "auto" is.
     """
 
     model_config = _FROZEN
@@ -231,7 +137,7 @@ class TileTable(BaseModel):
     @property
     def sections(self) -> tuple[TileTable, ...]:
         """The table itself and the sections that it has."""
-        return (self, *(section for section in (self.grouped, self.block_scaled, self.gguf) if section))
+        return (self, *(section for name in SECTIONS[1:] if (section := getattr(self, name))))
 
     @property
     def all_rows(self) -> tuple[KernelRow, ...]:

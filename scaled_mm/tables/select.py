@@ -9,7 +9,8 @@ from scaled_mm.errors import BadParamError, InternalError
 from scaled_mm.gguf_formats import BLOCK, lookup
 
 if TYPE_CHECKING:
-    from scaled_mm.tables.schema import Bucket, KernelRow, TileTable
+    from scaled_mm.kernels.config import KernelConfig
+    from scaled_mm.tables.schema import Bucket, TileTable
 
 # What a 32-bit accumulator holds exactly (docs/design/numerics.md): without zero points, with one, with two.
 K_BOUNDS = (131071, 65793, 33025)
@@ -21,7 +22,7 @@ _LARGEST_REACH = 2**60  # in elements, from a tensor's first to its last
 class Selection:
     """A chosen row. `bucket_index` counts from 0 in the table's order; -1 when no bucket was used."""
 
-    row: KernelRow
+    row: KernelConfig
     bucket_index: int
     reason: str
 
@@ -80,13 +81,13 @@ def block_refusal(M: int, N: int, K: int, fmt: str) -> str | None:
     return None
 
 
-def output_tiles(row: KernelRow, M: int, N: int) -> int:
+def output_tiles(row: KernelConfig, M: int, N: int) -> int:
     """Tiles that cover an M x N output: what has to be spread over the multiprocessors."""
     over_m, over_n = (row.tile.n, row.tile.m) if row.swap_ab else (row.tile.m, row.tile.n)
     return -(-M // over_m) * -(-N // over_n)
 
 
-def contiguous_misfits(row: KernelRow, M: int, N: int, K: int, out_bytes: int = 2) -> list[str]:
+def contiguous_misfits(row: KernelConfig, M: int, N: int, K: int, out_bytes: int = 2) -> list[str]:
     """Why unpadded operands of these sizes are too loosely aligned for the row; empty when they fit.
 
     a [M,K] and b [K,N] int8 with K contiguous have row strides of K bytes, out [M,N] one of N * out_bytes. Operands

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 
+from scaled_mm.kernels.config import SECTIONS
 from scaled_mm.tables.loader import configs_dir, load_table, table_of
 from scaled_mm.tables.schema import Problem, TableError, TileTable
 
@@ -39,13 +42,33 @@ def load_tuned(arch: str, gpus: Collection[str]) -> TileTable | None:
     return table
 
 
+def usable_tuned(arch: str, gpus: Collection[str]) -> TileTable | None:
+    """`load_tuned`; None, with one warning, where the file cannot be used.
+
+    A table that an earlier version wrote must not make every product on its GPU fail: the architecture's serves then.
+    """
+    try:
+        return load_tuned(arch, gpus)
+    except TableError as error:
+        first, *more = error.problems
+        others = f" (and {len(more)} more: `scaled-mm table check --table {first.file}`)" if more else ""
+        warn_once(f"{first}{others}. The tuned table is not used, the table of {arch} is; `scaled-mm autotune` writes a new one")
+        return None
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """A UserWarning, once a process for each text."""
+    warnings.warn(text, stacklevel=3)
+
+
 def with_rows_of(table: TileTable, base: TileTable) -> TileTable:
     """A tuned table with the other rows of its architecture's added, which no bucket chooses: a call may ask for one by name.
 
     Sections that it lacks, as one written before they were there, are the architecture's.
     """
     names = {row.name for row in table.rows}
-    sections = {key: getattr(table, key) or getattr(base, key) for key in ("grouped", "block_scaled", "gguf")}
+    sections = {key: getattr(table, key) or getattr(base, key) for key in SECTIONS[1:]}
     return table.model_copy(update={"rows": (*table.rows, *(row for row in base.rows if row.name not in names)), **sections})
 
 

@@ -7,7 +7,7 @@ import pytest
 from scaled_mm.autotune.candidates import candidates, early_weights, row_name
 from scaled_mm.jit.codegen import kernel_source
 from scaled_mm.tables import available_tables, load_table
-from scaled_mm.tables.rules import row_findings
+from scaled_mm.kernels.registry import config_findings
 
 ARCHES = [arch for arch, _ in available_tables()]
 
@@ -25,7 +25,7 @@ def rows(table):
 def test_every_candidate_is_legal_on_every_architecture_that_the_table_serves(table, rows):
     assert len(rows) > 500
     for arch in table.serves:
-        assert [row.name for row in rows if row_findings(row, arch)] == []
+        assert [row.name for row in rows if config_findings(row, arch)] == []
 
 
 def test_every_candidate_has_the_canonical_name_of_its_fields_and_no_two_the_same(table, rows):

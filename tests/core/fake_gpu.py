@@ -56,7 +56,7 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
     entries = ['#include "host_kernels.cpp"', f"HOST_ZERO_POINT_TERMS({codegen.symbol(codegen.ZERO_POINT_TERMS, None)})"]
     symbols = [codegen.symbol(codegen.ZERO_POINT_TERMS, None)]
     for row in table.all_rows:
-        for fmt in codegen.out_dtypes(row) if row.gguf else ():
+        for fmt in codegen.out_dtypes(row) if row.section == "gguf" else ():
             symbols.append(codegen.symbol(row.name, fmt))
             entries.append(f'HOST_BLOCK_KERNEL({symbols[-1]}, "{row.name}", {fmt.upper()})')
         for suffix, dtype in HOST_DTYPES.items():
@@ -64,7 +64,7 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
                 continue
             symbols.append(codegen.symbol(row.name, suffix))
             maps = "kNone" if row.alignment == (1, 1, 1) else "kAll" if row.alignment[2] > 1 else "kInputs"
-            kind = "HOST_GROUPED_KERNEL" if row.grouped else "HOST_BLOCK_SCALED_KERNEL" if row.block_scaled else "HOST_KERNEL"
+            kind = "HOST_GROUPED_KERNEL" if row.section == "grouped" else "HOST_BLOCK_SCALED_KERNEL" if row.section == "block_scaled" else "HOST_KERNEL"
             entries.append(f'{kind}({symbols[-1]}, "{row.name}", {dtype}, {maps})')
     (folder / "entries.cpp").write_text("\n".join([*entries, broken]))
     symbols += [line.split("(")[1].split(",")[0] for line in broken.splitlines()]

@@ -46,5 +46,5 @@ def test_what_calculate_and_a_forced_row_refuse(ask, fake_gpu):
 def test_every_architecture_has_block_scaled_rows_and_all_of_them_are_used(arch):
     table = load_table(arch).block_scaled
     used = {bucket.kernel for bucket in table.buckets} | {table.fallback}
-    assert used == {row.name for row in table.rows} and all(row.block_scaled for row in table.rows)
+    assert used == {row.name for row in table.rows} and all(row.section == "block_scaled" for row in table.rows)
     assert table.row(table.fallback).alignment == (1, 1, 1)

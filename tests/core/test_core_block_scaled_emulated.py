@@ -69,7 +69,7 @@ def emulate(tmp_path_factory):
             source = codegen.kernel_source(row, suffix)
             config = source.split("using Row = ")[1].split(";\n")[0]
             if row.family == "generic":
-                lines.append(f"EMULATE_GENERIC({row.name}_{suffix}, {row.tile.m}, {row.tile.n}, {codegen.OUT_DTYPES[suffix][0]})")
+                lines.append(f"EMULATE_GENERIC({row.name}_{suffix}, {row.tile.m}, {row.tile.n}, {codegen.OUT_DTYPES[suffix].cxx})")
             else:
                 lines.append(f"EMULATE_C2X({row.name}_{suffix}, {config})")
     folder = tmp_path_factory.mktemp("emulated")

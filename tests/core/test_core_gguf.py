@@ -99,5 +99,5 @@ def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
 def test_every_architecture_has_block_rows_that_take_anything(arch):
     table = load_table(arch).gguf
     assert {bucket.kernel for bucket in table.buckets} <= {row.name for row in table.rows}
-    assert all(row.gguf and row.alignment == (1, 1, 1) and row.store_bytes == 1 for row in table.rows)
+    assert all(row.section == "gguf" and row.alignment == (1, 1, 1) and row.store_bytes == 1 for row in table.rows)
     assert table.auto[-1].m is None

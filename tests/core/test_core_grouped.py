@@ -48,5 +48,5 @@ def test_what_calculate_and_a_forced_row_refuse(ask, fake_gpu):
 def test_every_architecture_has_grouped_rows_and_all_of_them_are_used(arch):
     table = load_table(arch).grouped
     used = {bucket.kernel for bucket in table.buckets} | {table.fallback}
-    assert used == {row.name for row in table.rows} and all(row.grouped for row in table.rows)
+    assert used == {row.name for row in table.rows} and all(row.section == "grouped" for row in table.rows)
     assert table.row(table.fallback).alignment == (1, 1, 1)

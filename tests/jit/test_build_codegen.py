@@ -21,12 +21,12 @@ C3X = dict(name="r", family="c3x", tile=[128, 128, 128], schedule="cooperative")
 C2X = dict(name="r", family="c2x", tile=[128, 128, 64], warp=[64, 64, 64], stages=5)
 GENERIC = dict(name="r", family="generic", tile=[64, 64, 64])
 DECODE = dict(name="r", family="decode", tile=[64, 16, 128], swap_ab=True, split_k=4, stages=8)
-GROUPED_C3X = dict(name="r", family="c3x", tile=[128, 128, 128], schedule="cooperative", grouped=True)
-GROUPED_C2X = {**C2X, "grouped": True}
-BLOCK_SCALED = dict(name="r", family="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
-BLOCK_SCALED_GENERIC = dict(name="r", family="generic", tile=[64, 64, 128], block_scaled=True)
-GGUF_MMA = dict(name="r", family="gguf_mma", tile=[8, 16, 256], stages=3, gguf=True)
-GGUF_WGMMA = dict(name="r", family="gguf_wgmma", tile=[32, 128, 256], stages=5, gguf=True)
+GROUPED_C3X = dict(name="r", family="c3x", tile=[128, 128, 128], schedule="cooperative", section="grouped")
+GROUPED_C2X = {**C2X, "section": "grouped"}
+BLOCK_SCALED = dict(name="r", family="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, section="block_scaled")
+BLOCK_SCALED_GENERIC = dict(name="r", family="generic", tile=[64, 64, 128], section="block_scaled")
+GGUF_MMA = dict(name="r", family="gguf_mma", tile=[8, 16, 256], stages=3, section="gguf")
+GGUF_WGMMA = dict(name="r", family="gguf_wgmma", tile=[32, 128, 256], stages=5, section="gguf")
 
 
 def source(fields: dict, out_dtype: str = "bf16", **changed) -> str:
@@ -103,7 +103,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
                 dict(tile=[64, 32, 64]),
                 dict(tile=[64, 64, 32]),
                 dict(name="other"),
-                dict(grouped=True),
+                dict(section="grouped"),
             )
         ),
         *(
@@ -116,7 +116,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
                 dict(swap_ab=True),
                 dict(raster="along_n"),
                 dict(swizzle=4),
-                dict(grouped=False),
+                dict(section="gemm"),
                 dict(name="other"),
             )
         ),
@@ -127,7 +127,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
                 dict(warp=[32, 64, 64]),
                 dict(stages=4),
                 dict(swizzle=4),
-                dict(grouped=False),
+                dict(section="gemm"),
                 dict(name="other"),
             )
         ),
@@ -223,7 +223,7 @@ def compile_index(folder: Path, table: TileTable, names: list[library.KernelName
     symbols = [codegen.symbol(*name) for name in names]
     entries = ['#include "core/kernel_abi.h"']
     for (row, out_dtype), name in zip(names, symbols):
-        code = codegen.BUILT_FOR[out_dtype][1] if out_dtype else -1
+        code = codegen.BUILT_FOR[out_dtype].code if out_dtype else -1
         entries.append(f'extern "C" const scaled_mm::Kernel {name}; const scaled_mm::Kernel {name} = {{"{row}", {code}, 0, 0, 0}};')
     (folder / "index.cpp").write_text(codegen.library_source(table.arch, symbols, table if with_table else None))
     (folder / "entries.cpp").write_text("\n".join(entries))
@@ -243,7 +243,7 @@ def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path,
     index = content(compile_index(tmp_path, table, names, with_table=True))
     assert (index.abi_version, index.arch, index.num_kernels) == (9, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
-    assert held == [(row, codegen.BUILT_FOR[out][1] if out else -1) for row, out in names]
+    assert held == [(row, codegen.BUILT_FOR[out].code if out else -1) for row, out in names]
 
     check_table(index.table.contents, table, binding.GEMM)
     check_table(index.grouped_table.contents, table.grouped, binding.GROUPED_GEMM)

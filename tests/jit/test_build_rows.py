@@ -8,7 +8,7 @@ import pytest
 
 from scaled_mm.jit import check, codegen, library, toolchain
 from scaled_mm.tables import KernelRow, available_tables, load_table
-from scaled_mm.tables.rules import row_findings
+from scaled_mm.kernels.registry import config_findings
 
 TABLES = [table for table in (load_table(arch) for arch, _ in available_tables()) if all(row.family != "c3x" for row in table.rows)]
 pytestmark = pytest.mark.skipif(
@@ -64,6 +64,6 @@ EDGES = [
 @pytest.mark.parametrize("arch, tile, warp, stages", EDGES, ids=str)
 def test_what_the_rules_let_pass_compiles_with_the_shared_memory_that_they_reckon_with(arch, tile, warp, stages):
     row = KernelRow(name="edge", family="c2x", tile=tile, warp=warp, stages=stages, swizzle=4)
-    assert row_findings(row, arch) == []
+    assert config_findings(row, arch) == []
     table = load_table(arch).model_copy(update={"rows": (row,), "serves": (arch,)})
     assert [kernel.spilled for kernel in check.compile_kernel(table, ("edge", "bf16"))] == [0]

@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from scaled_mm.tables import KernelRow, available_tables, check_table, load_table
-from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
+from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.registry import config_cost, config_findings
 
 PATHS = dict(available_tables())
-ROW = dict(name="r", family="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, block_scaled=True)
+ROW = dict(name="r", family="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, section="block_scaled")
 
 
 def reasons(tmp_path, arch: str, edit) -> list[tuple[str, str]]:
@@ -30,7 +31,7 @@ def test_m_chooses_the_row(arch):
     assert section.select(16, 4096, 0).row.name == section.fallback
     for served in load_table(arch).serves:
         for row in section.rows:
-            assert row_cost(row, arch).shared_memory <= SHARED_MEMORY[served]
+            assert config_cost(row, arch).shared_memory <= ARCHES[served].shared_memory
 
 
 @pytest.mark.parametrize(
@@ -52,21 +53,20 @@ def test_m_chooses_the_row(arch):
         (dict(stages="auto"), "stages", "says how many"),
         (dict(stages=6), "stages", "sm80 has 166912"),
         (dict(split_k=2), "split_k", "a block-scaled c2x row has none"),
-        (dict(grouped=True), "grouped", "a block-scaled c2x row has none"),
         (dict(family="generic"), "warp", "a block-scaled generic row has none"),
         (dict(family="generic", warp=None, stages="auto"), "tile", "2 x 2 warps, and 32 or 64 each way"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said_with_its_field(changed, field, reason):
-    assert row_findings(KernelRow.model_validate(ROW), "sm80") == []
-    found = row_findings(KernelRow.model_validate({**ROW, **changed}), "sm80")
+    assert config_findings(KernelRow.model_validate(ROW), "sm80") == []
+    found = config_findings(KernelRow.model_validate({**ROW, **changed}), "sm80")
     assert any(name == field and reason in text for name, text in found), found
 
 
 def test_turing_takes_two_stages():
     row = KernelRow.model_validate({**ROW, "tile": [128, 64, 128], "warp": [32, 32, 128]})
-    assert any("Turing has no asynchronous copies" in reason for _, reason in row_findings(row, "sm75"))
-    assert row_findings(row.model_copy(update={"stages": 2}), "sm75") == []
+    assert any("Turing has no asynchronous copies" in reason for _, reason in config_findings(row, "sm75"))
+    assert config_findings(row.model_copy(update={"stages": 2}), "sm75") == []
 
 
 def test_the_section_is_checked_like_the_table(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 
 from scaled_mm.errors import ArchitectureNotSupportedError
 from scaled_mm.tables import KernelRow, available_tables, check_table, load_table
-from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
+from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.registry import config_cost, config_findings
 
 TABLES = [load_table(arch) for arch, _ in available_tables()]
 C2X = [table for table in TABLES if any(row.family == "c2x" for row in table.rows)]
@@ -20,11 +21,11 @@ def row(**changes) -> KernelRow:
 
 
 def test_the_published_rows_are_legal():
-    assert row_findings(row(), "sm80") == []
-    assert row_findings(row(tile=[16, 64, 128], warp=[16, 64, 64]), "sm89") == []
-    assert row_findings(row(tile=[256, 128, 64], stages=3), "sm89") == []
-    assert row_findings(row(tile=[128, 128, 128], stages=2), "sm75") == []  # the whole 64 KB
-    assert row_findings(row(tile=[64, 128, 128], stages=4, swizzle=8, split_k=4), "sm120") == []
+    assert config_findings(row(), "sm80") == []
+    assert config_findings(row(tile=[16, 64, 128], warp=[16, 64, 64]), "sm89") == []
+    assert config_findings(row(tile=[256, 128, 64], stages=3), "sm89") == []
+    assert config_findings(row(tile=[128, 128, 128], stages=2), "sm75") == []  # the whole 64 KB
+    assert config_findings(row(tile=[64, 128, 128], stages=4, swizzle=8, split_k=4), "sm120") == []
 
 
 ILLEGAL = {
@@ -55,13 +56,13 @@ ILLEGAL = {
 
 @pytest.mark.parametrize("arch, changes, field, reason", ILLEGAL.values(), ids=ILLEGAL)
 def test_an_illegal_row_is_refused_with_field_and_reason(arch, changes, field, reason):
-    findings = row_findings(row(**changes), arch)
+    findings = config_findings(row(**changes), arch)
     assert any(where == field and reason in why for where, why in findings), findings
 
 
 def test_a_warp_tile_is_for_c2x_rows_alone():
     for fields in (dict(family="generic", tile=[64, 64, 64], stages="auto"), dict(family="c3x", schedule="pingpong", stages="auto")):
-        assert [field for field, _ in row_findings(row(**fields), "sm90")] == ["warp"]
+        assert [field for field, _ in config_findings(row(**fields), "sm90")] == ["warp"]
 
 
 def test_an_illegal_c2x_row_is_reported_with_its_line(tmp_path):
@@ -76,10 +77,10 @@ def test_an_illegal_c2x_row_is_reported_with_its_line(tmp_path):
 
 
 def test_the_shared_memory_of_a_row_is_its_ring_or_the_exchange_of_its_epilogue():
-    cost = row_cost(row(), "sm80")
+    cost = config_cost(row(), "sm80")
     assert (cost.stage_bytes, cost.stages, cost.shared_memory) == (256 * 64, 5, 5 * 256 * 64)
     assert cost.epilogue_bytes == 2 * 8 * (128 + 8) * 4 and cost.accumulators == 128
-    sliced = row_cost(row(tile=[16, 64, 128], warp=[16, 64, 64]), "sm80")
+    sliced = config_cost(row(tile=[16, 64, 128], warp=[16, 64, 64]), "sm80")
     assert sliced.epilogue_bytes == 2 * 8 * (64 + 8) * 4 and sliced.accumulators == 32
 
 
@@ -103,8 +104,8 @@ def test_an_architecture_that_no_table_serves_is_refused_with_those_that_exist()
 def test_every_row_fits_every_architecture_that_the_table_serves(table):
     for name in table.serves:
         for r in table.rows:
-            assert row_findings(r, name) == []
-            assert row_cost(r, name).shared_memory <= SHARED_MEMORY[name]
+            assert config_findings(r, name) == []
+            assert config_cost(r, name).shared_memory <= ARCHES[name].shared_memory
 
 
 @pytest.mark.parametrize("table", C2X, ids=lambda table: table.arch)

@@ -11,12 +11,13 @@ import yaml
 from scaled_mm.cli import main
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.tables import KernelRow, available_tables, check_table, load_table, rules_gguf
-from scaled_mm.tables.rules import SHARED_MEMORY, row_cost, row_findings
+from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.registry import config_cost, config_findings
 from scaled_mm.tables.tuned import with_rows_of
 
 PATHS = dict(available_tables())
-MMA = dict(name="r", family="gguf_mma", tile=[8, 16, 256], stages=3, gguf=True)
-WGMMA = dict(name="r", family="gguf_wgmma", tile=[64, 128, 256], stages=4, gguf=True)
+MMA = dict(name="r", family="gguf_mma", tile=[8, 16, 256], stages=3, section="gguf")
+WGMMA = dict(name="r", family="gguf_wgmma", tile=[64, 128, 256], stages=4, section="gguf")
 
 
 def problems(tmp_path, arch: str, edit):
@@ -35,16 +36,16 @@ def test_the_tokens_choose_the_row(arch):
     assert section.select(1, 4096, 0).row.name == section.select(1, 4096, 32).row.name  # K of 0 is a product as any other
     for served in load_table(arch).serves:
         for row in section.rows:
-            assert row_cost(row, arch).shared_memory <= SHARED_MEMORY[served]
+            assert config_cost(row, arch).shared_memory <= ARCHES[served].shared_memory
 
 
 @pytest.mark.parametrize("row", [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma"], ids=lambda row: row.name)
 def test_every_format_of_a_wgmma_row_fits_and_some_format_has_all_its_stages(row):
-    limit = SHARED_MEMORY["sm90"]
+    limit = ARCHES["sm90"].shared_memory
     counts = {fmt: rules_gguf.stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
     assert max(counts.values()) == row.stages and min(counts.values()) >= 2
     assert all(rules_gguf.shared_memory(row, fmt, limit) <= limit for fmt in WEIGHT_FORMATS)
-    assert row_cost(row, "sm90").shared_memory == max(rules_gguf.shared_memory(row, fmt, limit) for fmt in WEIGHT_FORMATS)
+    assert config_cost(row, "sm90").shared_memory == max(rules_gguf.shared_memory(row, fmt, limit) for fmt in WEIGHT_FORMATS)
 
 
 def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
@@ -68,7 +69,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
     "fields, changed, arch, field, reason",
     [
         (MMA, dict(family="c2x"), "sm80", "family", "no kernel of block products is a c2x one; expected gguf_mma or gguf_wgmma"),
-        (MMA, dict(gguf=False), "sm80", "family", "they stand in the section gguf"),
+        (MMA, dict(section="gemm"), "sm80", "family", "they stand in the section gguf"),
         (MMA, dict(stages="auto"), "sm80", "stages", "stages = auto; a gguf_mma row says how many, 1 for none"),
         (
             MMA,
@@ -78,7 +79,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
             "5 stages of 36864 bytes and 0 beside them, for q4_0, which takes least, are more shared memory than",
         ),
         (MMA, dict(split_k=2), "sm80", "split_k", "a gguf_mma row has none: leave it out"),
-        (MMA, dict(grouped=True), "sm80", "grouped", "a gguf_mma row has none: leave it out"),
+        (MMA, dict(section="grouped"), "sm80", "family", "they stand in the section gguf"),
         (MMA, dict(tile=[12, 16, 256]), "sm80", "tile", "tile m = 12 tokens, expected 8, 16, 32"),
         (MMA, dict(tile=[64, 16, 256]), "sm80", "tile", "tile m = 64 tokens, expected 8, 16, 32"),
         (MMA, dict(tile=[8, 64, 256]), "sm80", "tile", "tile n = 64 rows of the weight, expected 16 or 32"),
@@ -107,8 +108,8 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
     ],
 )
 def test_what_is_wrong_with_a_row_is_said_with_its_field(fields, changed, arch, field, reason):
-    assert row_findings(KernelRow.model_validate(fields), "sm90") == []
-    found = row_findings(KernelRow.model_validate({**fields, **changed}), arch)
+    assert config_findings(KernelRow.model_validate(fields), "sm90") == []
+    found = config_findings(KernelRow.model_validate({**fields, **changed}), arch)
     assert any(name == field and reason in text for name, text in found), found
 
 

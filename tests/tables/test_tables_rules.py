@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scaled_mm.tables import KernelRow, TableError, load_table
-from scaled_mm.tables.rules import epilogue_bytes, row_cost, row_findings
+from scaled_mm.kernels.c3x import epilogue_bytes
+from scaled_mm.kernels.registry import config_cost, config_findings
 
 LARGE = "{name: large, family: c3x, tile: [128, 128, 128], schedule: pingpong}"
 
@@ -85,7 +86,7 @@ LEGAL = {
 def test_a_row_on_the_legal_side_of_a_rule_loads(table_file, changes):
     table_file.replace(LARGE, large(**changes))
     row = load_table(table_file.path).row("large")
-    assert row.name == "large" and row_findings(row, "sm90") == []
+    assert row.name == "large" and config_findings(row, "sm90") == []
 
 
 DECODE = dict(family="decode", tile=[64, 16, 128], schedule=None, swap_ab="true", split_k=4, stages=8)
@@ -141,14 +142,14 @@ def make_row(tile, schedule, **changes) -> KernelRow:
 
 def test_auto_stages_are_what_fits_beside_the_epilogue():
     # A stage: (128 + 128) * 128 + 16 = 32784 bytes; the epilogue: 2 * 64 * 32 * 4 + 4 * 4 * 128 = 18432.
-    cost = row_cost(make_row([128, 128, 128], "pingpong"), "sm90")
+    cost = config_cost(make_row([128, 128, 128], "pingpong"), "sm90")
     assert (cost.stage_bytes, cost.epilogue_bytes) == (32784, 18432)
     assert cost.stages == (227 * 1024 - 18432) // 32784 == 6
     assert cost.shared_memory == 18432 + 6 * 32784
 
 
 def test_explicit_stages_are_taken_as_they_are():
-    cost = row_cost(make_row([128, 128, 128], "pingpong", stages=3), "sm90")
+    cost = config_cost(make_row([128, 128, 128], "pingpong", stages=3), "sm90")
     assert cost.stages == 3 and cost.shared_memory == 18432 + 3 * 32784
 
 
@@ -170,4 +171,4 @@ def test_the_epilogue_of_a_narrow_tile_has_one_buffer_and_a_2_byte_out_needs_les
     ],
 )
 def test_accumulators_are_spread_over_the_warpgroups_that_share_a_tile(tile, schedule, registers):
-    assert row_cost(make_row(tile, schedule), "sm90").accumulators == registers
+    assert config_cost(make_row(tile, schedule), "sm90").accumulators == registers

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scaled_mm.tables import available_tables, check_table, load_table
-from scaled_mm.tables.rules import row_cost
+from scaled_mm.kernels.registry import config_cost
 
 DATA = Path(__file__).parent / "data"
 CASES = json.loads((DATA / "h200_rows.json").read_text())["cases"]
@@ -122,7 +122,7 @@ def test_every_row_is_used(arch):
 
 def test_every_row_fits_an_h200_with_room_for_two_stages(table):
     for row in table.rows:
-        cost = row_cost(row, "sm90")
+        cost = config_cost(row, "sm90")
         assert cost.shared_memory <= 227 * 1024
         if row.family == "c3x":
             assert cost.stages >= 2 and cost.accumulators <= 224

@@ -1,0 +1,133 @@
+"""The kernels of block-scaled products (csrc/int8/block_scaled): c2x by mma.sync for aligned operands, generic for any.
+
+The generated sources assert the shared memory computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scaled_mm.kernels.arch import WARP_SIZE, Arch
+from scaled_mm.kernels.c2x import MAX_ACCUMULATORS, MAX_WARPS, stage_findings
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
+from scaled_mm.kernels.family import Code, Family, FieldFinding, KernelCost
+
+SCALE_BLOCK = 128  # k of a scale, and columns of one of b
+_CHUNK = 16  # bytes moved at once, and the padding of a finished row in shared memory
+_GENERIC_THREADS = 128
+
+
+def threads(config: KernelConfig) -> int:
+    """Of a thread block of a c2x kernel."""
+    return config.tile.m // config.warp.m * (config.tile.n // config.warp.n) * WARP_SIZE
+
+
+class BlockScaled(Family):
+    """What both have in common: a sum is a float32, so there is no int32 output."""
+
+    section = "block_scaled"
+    built_for = tuple(name for name in OUT_DTYPES if name != "int32")
+
+    @property
+    def title(self) -> str:
+        return f"block-scaled {self.name}"
+
+    def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
+        tile = config.tile
+        if tile.k != SCALE_BLOCK:
+            yield "tile", f"tile k = {tile.k}, expected {SCALE_BLOCK}: a tile of K is a block of scales"
+        if tile.n % 16 or SCALE_BLOCK % tile.n:
+            yield "tile", f"tile n = {tile.n}, expected 16, 32, 64 or 128: the columns of a tile share a scale"
+
+
+class BlockScaledC2x(BlockScaled):
+    """Aligned operands."""
+
+    name = "c2x"
+    fields = ("tile", "warp", "stages", "swizzle")
+
+    def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
+        """Shared memory: the ring of stages, later in its place the finished tile, and two blocks' scales. Accumulators: int32 and float32."""
+        m, n, k = config.tile
+        stage, finished = (m + n) * k, m * (n * out_bytes + _CHUNK)
+        stages = 0 if config.stages == "auto" else config.stages
+        accumulators = None if config.warp is None else 2 * config.warp.m * config.warp.n // WARP_SIZE
+        return KernelCost(stage, finished, stages, max(stages * stage, finished) + _scale_bytes(config), accumulators)
+
+    def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
+        yield from super().rules(config, arch)
+        yield from stage_findings(config, arch, self.title)
+        shape = list(_shape(config))
+        yield from shape
+        cost = self.cost(config, arch.shared_memory)
+        if not shape and cost.shared_memory > arch.shared_memory:
+            what = f"{config.stages} stages of {cost.stage_bytes} bytes, or a tile of float32, and scales are {cost.shared_memory} bytes"
+            yield "stages", f"{what} of shared memory, {arch.name} has {arch.shared_memory}"
+
+    def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
+        out, tile, warp = OUT_DTYPES[built_for], config.tile, config.warp
+        sizes = f"{tile.m}, {tile.n}, {warp.m}, {warp.n}, {config.stages}, {config.swizzle}"
+        cxx = f"scaled_mm::block_scaled::C2x<{sizes}, {out.cxx}>"
+        return Code("int8/block_scaled/c2x.cuh", cxx, self.cost(config, limit, out.bytes).shared_memory)
+
+    def config_name(self, config: KernelConfig) -> str:
+        return f"block_scaled_c2x_{config.tile}_w{config.warp}_s{config.stages}"
+
+
+class BlockScaledGeneric(BlockScaled):
+    """Operands of any strides and alignment."""
+
+    name = "generic"
+    fields = ("tile",)
+    alignment = (1, 1, 1)
+    tuned = False
+
+    def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
+        m, n, k = config.tile
+        stage = (m + n) * (k + _CHUNK)
+        return KernelCost(stage, 0, 1, stage + _scale_bytes(config), 2 * m * n // _GENERIC_THREADS)
+
+    def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
+        yield from super().rules(config, arch)
+        if config.tile.m not in (32, 64) or config.tile.n not in (32, 64):
+            yield "tile", f"tile {config.tile.m} x {config.tile.n}; a generic row has 2 x 2 warps, and 32 or 64 each way"
+
+    def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
+        cxx = f"scaled_mm::block_scaled::Generic<{config.tile.m}, {config.tile.n}, {OUT_DTYPES[built_for].cxx}>"
+        return Code("int8/block_scaled/generic.cuh", cxx)
+
+    def config_name(self, config: KernelConfig) -> str:
+        return f"block_scaled_generic_{config.tile}"
+
+
+def _scale_bytes(config: KernelConfig) -> int:
+    return 2 * config.tile.m * 4
+
+
+def _shape(config: KernelConfig) -> Iterator[FieldFinding]:
+    tile, warp = config.tile, config.warp
+    if warp is None:
+        yield "warp", "a block-scaled c2x row needs a warp tile"
+        return
+    for axis, whole, part in zip("mn", tile, warp):
+        if part % 16:
+            yield "warp", f"warp {axis} = {part}, expected a multiple of 16"
+        elif whole % part:
+            yield "warp", f"warp {axis} = {part} does not divide tile {axis} = {whole}"
+    if warp.k != tile.k:
+        yield "warp", f"warp k = {warp.k}, expected {tile.k}: a warp sums a whole block of K"
+    if any(part % 16 or whole % part for whole, part in zip(tile[:2], warp[:2])):
+        return  # the rest divides by what is wrong
+    count = threads(config)
+    if count > MAX_WARPS * WARP_SIZE or count % 64:
+        yield "warp", f"{count // WARP_SIZE} warps, expected an even number of at most {MAX_WARPS}"
+        return
+    if count < tile.m:
+        yield "warp", f"{count} threads fetch one row's scale each, and the tile has {tile.m}"
+    for axis, size in (("m", tile.m), ("n", tile.n)):
+        if size * SCALE_BLOCK % (count * _CHUNK):
+            yield "tile", f"tile {axis} = {size} rows of {SCALE_BLOCK} bytes; {count} threads load {count * _CHUNK} bytes at a time"
+    if (accumulators := 2 * warp.m * warp.n // WARP_SIZE) > MAX_ACCUMULATORS:
+        what = f"{warp.m} x {warp.n} accumulators and as many sums over {WARP_SIZE} threads are {accumulators} registers per thread"
+        yield "warp", f"{what}, at most {MAX_ACCUMULATORS} stay out of local memory"

@@ -1,0 +1,209 @@
+"""c3x: CUTLASS 3.x on SM90, with TMA and wgmma.
+
+Sources of the rules: the static assertions of CUTLASS's SM90 kernels (schedules, tile sizes) and the PTX ISA's wgmma shapes for s8.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from scaled_mm.kernels.arch import CLUSTER_SIZES, KIB, MAX_CLUSTER, WARPGROUP, Arch
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
+from scaled_mm.kernels.family import Code, FieldFinding, KernelCost
+from scaled_mm.kernels.grouped import Grouped
+from scaled_mm.kernels.naming import candidate, short_options
+from scaled_mm.kernels.wgmma import WgmmaFamily
+
+# CUTLASS gives a consumer thread 240 registers; with more accumulators too few are left for addresses and epilogue.
+MAX_ACCUMULATORS = 224
+SWIZZLE_ROWS = 8  # the 128-byte shared memory swizzle repeats every 8 rows
+SCHEDULES = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}  # in names
+_CXX_SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
+_CXX_RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
+
+# Candidates. Tile n in steps that the epilogue stores in pieces of 8, 16 or 32 columns.
+_TILE_M = (64, 128, 256)
+_TILE_N = (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_TILE_K = (128, 256)
+_CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
+_STAGES = ("auto", 3, 4, 5, 6, 8, 10)  # fewer than fit: two blocks share an SM
+_SWIZZLES = (1, 2, 4, 8)
+_PREFETCH = (0, 1024)
+
+
+def consumer_warpgroups(config: KernelConfig) -> int:
+    """Warpgroups that share one tile's accumulators. Pingpong also has two, but each works on a tile of its own."""
+    return 2 if config.schedule == "cooperative" else 1
+
+
+def epilogue_bytes(config: KernelConfig, out_bytes: int = MAX_OUT_BYTES) -> int:
+    """Shared memory that the epilogue keeps: two buffers for the TMA store and four fp32/int32 vectors.
+
+    The store goes in pieces of (64, or 128 for cooperative) x 32 elements, as in CUTLASS's SM90 epilogue builder. The
+    vectors run along the tile's n: scale, bias, zero point and the sums that correct for it.
+    """
+    piece_m = min(64 * consumer_warpgroups(config), config.tile.m)
+    piece_n = next(n for n in (32, 16, 8, 4, 2, 1) if config.tile.n % n == 0)
+    pieces = (config.tile.m // piece_m) * (config.tile.n // piece_n)
+    return _round_up(min(pieces, 2) * piece_m * piece_n * out_bytes + 4 * 4 * config.tile.n, 128)
+
+
+def early_weights(tile_m: int, tile_n: int, swap_ab: bool, prefetch: int) -> bool:
+    """Whether a candidate loads constant weights early: the habit of sm90.yaml, whose own kernels may differ from it.
+
+    Swapped ones of a narrow tile do, and 64-row tiles that do not ask L2 for them instead.
+    """
+    return tile_n <= 64 if swap_ab else tile_m == 64 and not prefetch
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+class C3x(WgmmaFamily):
+    """Products."""
+
+    name = "c3x"
+    fields = ("tile", "cluster", "schedule", "scheduler", "swap_ab", "raster", "swizzle", "prefetch", "early_weights", "stages", "split_k")
+    store_bytes = 16
+    auto_stages = True
+
+    def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
+        """stages = (shared memory - epilogue) / (tile_m * tile_k + tile_n * tile_k + 16 bytes of barriers), as CUTLASS's
+        StageCountAutoCarveout counts them."""
+        stage = _round_up((config.tile.m + config.tile.n) * config.tile.k, 128) + 16
+        epilogue = epilogue_bytes(config, out_bytes)
+        stages = max(0, limit - epilogue) // stage if config.stages == "auto" else config.stages
+        threads = WARPGROUP * consumer_warpgroups(config)
+        return KernelCost(stage, epilogue, stages, epilogue + stages * stage, -(-config.tile.m * config.tile.n // threads))
+
+    # ---- legality -------------------------------------------------------------------------------------------------------
+
+    def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
+        yield from _tile_and_schedule(config)
+        yield from _cluster(config)
+        yield from self._resources(config, arch)
+
+    def _resources(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
+        limit, cost = arch.shared_memory, self.cost(config, arch.shared_memory)
+        if cost.accumulators > MAX_ACCUMULATORS:
+            what = f"{config.tile.m} x {config.tile.n} accumulators over {consumer_warpgroups(config) * WARPGROUP} threads"
+            yield "tile", f"{what} are {cost.accumulators} registers per thread, at most {MAX_ACCUMULATORS} stay out of local memory"
+        if config.stages == "auto" and cost.stages < 2:
+            what = f"one stage of {cost.stage_bytes} bytes beside an epilogue of {cost.epilogue_bytes}"
+            yield "tile", f"{what}: {cost.stages} fit in the {limit} bytes of {arch.name}, a pipeline needs 2"
+        elif config.stages != "auto" and config.stages < 2:
+            yield "stages", f"stages = {config.stages}, a pipeline needs at least 2"
+        elif cost.shared_memory > limit:
+            what = f"{cost.stages} stages of {cost.stage_bytes} bytes and an epilogue of {cost.epilogue_bytes}"
+            yield "stages", f"{what} are {cost.shared_memory} bytes of shared memory, {arch.name} has {limit}"
+
+    # ---- C++ ------------------------------------------------------------------------------------------------------------
+
+    def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
+        early = "true" if config.early_weights else "false"
+        options = f"scaled_mm::c3x::Raster::{_CXX_RASTERS[config.raster]}, {config.swizzle}, {config.prefetch}, {early}"
+        return Code(
+            "int8/c3x/gemm.cuh",
+            f"scaled_mm::c3x::Gemm<{_shape(config)}, scaled_mm::c3x::{_schedule(config)}, {options}, {OUT_DTYPES[built_for].cxx}>",
+        )
+
+    # ---- the autotuner --------------------------------------------------------------------------------------------------
+
+    def config_name(self, config: KernelConfig) -> str:
+        """Not in it: raster, and early_weights, which `early_weights` sets from the other fields."""
+        stages = "" if config.stages == "auto" else config.stages
+        options = short_options(("s", config.swizzle, 1), ("p", config.prefetch, 0), ("x", stages, ""))
+        cluster = "" if config.cluster == (1, 1) else f"_c{config.cluster.m}{config.cluster.n}"
+        return f"c3x_{config.tile}_{SCHEDULES[config.schedule]}{cluster}{'_swap' if config.swap_ab else ''}{options}"
+
+    def candidates(self, arch: Arch) -> Iterator[KernelConfig]:
+        half = (arch.shared_memory - KIB) // 2
+        grid = itertools.product(_TILE_M, _TILE_N, _TILE_K, SCHEDULES, _CLUSTERS, (False, True), _SWIZZLES, _PREFETCH, _STAGES)
+        for m, n, k, schedule, cluster, swap_ab, swizzle, prefetch, stages in grid:
+            # Those that the rules would refuse anyway, or that differ in nothing from another: not worth a configuration each.
+            if schedule == "warp_specialized" and swizzle > 1:
+                continue
+            if stages != "auto" and (stages * (m + n) * k > half or schedule != "warp_specialized"):
+                continue  # a persistent block has its SM to itself, and two blocks have half of the shared memory each
+            if prefetch and schedule == "pingpong":
+                continue  # it has several tiles a block: the first one's loads are a small part
+            yield candidate(
+                self,
+                tile=[m, n, k],
+                schedule=schedule,
+                cluster=list(cluster),
+                swap_ab=swap_ab,
+                swizzle=swizzle,
+                prefetch=prefetch,
+                stages=stages,
+                early_weights=early_weights(m, n, swap_ab, prefetch),
+            )
+
+    def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
+        return super().resident(config, cost, shared_memory) if config.schedule == "warp_specialized" else 1  # else a persistent grid
+
+
+class GroupedC3x(Grouped, C3x):
+    """Grouped products."""
+
+    def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
+        # Consecutive tiles share the weights: along the tokens, which are the MMA's n when the operands are swapped.
+        raster = {"heuristic": "along_n" if config.swap_ab else "along_m"}.get(config.raster, config.raster)
+        options = f"scaled_mm::c3x::Raster::{_CXX_RASTERS[raster]}, {config.swizzle}"
+        return Code(
+            "int8/grouped/c3x.cuh",
+            f"scaled_mm::grouped::C3x<{_shape(config)}, scaled_mm::grouped::{_schedule(config)}, {options}, {OUT_DTYPES[built_for].cxx}>",
+        )
+
+
+def _shape(config: KernelConfig) -> str:
+    return f"{config.tile.m}, {config.tile.n}, {config.tile.k}, {config.cluster.m}, {config.cluster.n}"
+
+
+def _schedule(config: KernelConfig) -> str:
+    """The schedule, and how many stages, and whether operands are swapped."""
+    stages = 0 if config.stages == "auto" else config.stages
+    return f"{_CXX_SCHEDULES[config.schedule]}, {stages}, {'true' if config.swap_ab else 'false'}"
+
+
+def _tile_and_schedule(config: KernelConfig) -> Iterator[FieldFinding]:
+    m, n, k = config.tile
+    if m % 64 or m > 256:
+        yield "tile", f"tile m = {m}; wgmma needs a multiple of 64, TMA one of at most 256"
+    if n % 8 or n > 256:
+        yield "tile", f"tile n = {n}; wgmma needs a multiple of 8, at most 256"
+    if k % 32:
+        yield "tile", f"tile k = {k}; an INT8 wgmma takes 32 along k, so a multiple of 32"
+    if config.schedule is None:
+        yield "schedule", "a c3x row needs a schedule: warp_specialized, pingpong or cooperative"
+    if config.schedule == "cooperative" and m % 128:
+        yield "schedule", f"cooperative splits the tile between two warpgroups of 64 rows: tile m = {m} is no multiple of 128"
+    if config.schedule == "pingpong" and m not in (64, 128):
+        yield "schedule", f"pingpong gives a whole tile to one warpgroup: tile m = {m}, expected 64 or 128"
+    if config.scheduler == "stream_k":
+        yield "scheduler", "stream_k kernels are not part of this version; use persistent"
+    if config.split_k > 1:
+        yield "split_k", "split-K kernels are not part of this version; leave it out"
+    if config.prefetch % k:
+        yield "prefetch", f"prefetch = {config.prefetch} bytes of K; whole tiles of {k} are asked for"
+    if config.schedule == "warp_specialized":
+        for field, value, default in (("raster", config.raster, "heuristic"), ("swizzle", config.swizzle, 1)):
+            if value != default:
+                yield field, f"{value} orders the tiles of a persistent grid; warp_specialized gives each block one tile"
+
+
+def _cluster(config: KernelConfig) -> Iterator[FieldFinding]:
+    for axis, size in zip("mn", config.cluster, strict=True):
+        if size not in CLUSTER_SIZES:
+            yield "cluster", f"cluster {axis} = {size}, expected one of {', '.join(map(str, CLUSTER_SIZES))}"
+            return
+    if (blocks := config.cluster.m * config.cluster.n) > MAX_CLUSTER:
+        yield "cluster", f"{config.cluster} is {blocks} thread blocks; {MAX_CLUSTER} is the most that every GPU can schedule"
+    # TMA multicast: the blocks along m share the n side of the tile, each fetching its part, and the other way round.
+    for side, size, axis, parts in (("n", config.tile.n, "m", config.cluster.m), ("m", config.tile.m, "n", config.cluster.n)):
+        if size % (parts * SWIZZLE_ROWS) and size % SWIZZLE_ROWS == 0:
+            what = f"the {parts} blocks along {axis} share tile {side} = {size}"
+            yield "cluster", f"{what}: each part must be a multiple of {SWIZZLE_ROWS} rows"

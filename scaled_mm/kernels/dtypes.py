@@ -1,0 +1,45 @@
+"""What a kernel is built for: one output dtype, or one GGUF format of the weight. One entry each."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from scaled_mm.gguf_formats import FORMATS
+from scaled_mm.gguf_formats import WEIGHT_FORMATS as _WEIGHTS
+
+C_DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", *FORMATS)
+"""The place of a name is its scaledMMDtype_t."""
+
+GGUF_MODES = ("auto", "w4a8", "w4a16")
+"""The place of a name is its scaledMMGgufMode_t."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BuiltFor:
+    """One output dtype, or one format. cxx: the C++ type. dtype: its name in `C_DTYPES`. bytes: of an element of the output; 0 of a format."""
+
+    cxx: str
+    dtype: str
+    bytes: int = 0
+
+    @property
+    def code(self) -> int:
+        """The scaledMMDtype_t."""
+        return C_DTYPES.index(self.dtype)
+
+
+OUT_DTYPES: dict[str, BuiltFor] = {
+    "bf16": BuiltFor("__nv_bfloat16", "bfloat16", 2),
+    "fp16": BuiltFor("__half", "float16", 2),
+    "fp32": BuiltFor("float", "float32", 4),
+    "int32": BuiltFor("int32_t", "int32", 4),
+}
+"""Output dtypes by the suffix of the kernel's symbol."""
+
+WEIGHT_FORMATS: dict[str, BuiltFor] = {name: BuiltFor(f"scaled_mm::gguf::{name.upper()}", name) for name in _WEIGHTS}
+"""Formats of a weight: a kernel of the section gguf is built for each, and writes every output dtype."""
+
+BUILT_FOR: dict[str, BuiltFor] = OUT_DTYPES | WEIGHT_FORMATS
+
+MAX_OUT_BYTES = max(dtype.bytes for dtype in OUT_DTYPES.values())
+"""Of an element of the output. A kernel is built for every output dtype; float32 and int32 need the most."""

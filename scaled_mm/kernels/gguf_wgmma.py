@@ -1,0 +1,59 @@
+"""gguf_wgmma: GGUF products on SM90, with persistent thread blocks that share the tiles which are left after whole rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from scaled_mm.gguf_formats import BLOCK, TILE_BLOCKS, TILE_ROWS
+from scaled_mm.gguf_formats import WEIGHT_FORMATS as FORMATS
+from scaled_mm.kernels.arch import Arch
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.family import FieldFinding
+from scaled_mm.kernels.gguf import Gguf
+
+MOST_SHARES = 16  # thread blocks that share a tile, on average
+_BARRIERS = 2048  # bytes
+_MMA_TOKENS = 16  # with at most as many mma.sync multiplies, and a stage holds the activations of a whole tile
+
+
+class GgufWgmma(Gguf):
+    """A stage has tiles of the weight, sums, and activations."""
+
+    name = "gguf_wgmma"
+    fields = ("tile", "split_k", "stages")
+    needs_wgmma = True
+    splits_k = True
+    tokens = (8, 16, 32, 64, 128, 256)
+    weight_rows = (TILE_ROWS, 2 * TILE_ROWS)
+    least_stages = 2
+    stages_hint = "at least 2"
+
+    def stage_bytes(self, config: KernelConfig, fmt: str) -> int:
+        tokens = config.tile.m
+        values = tokens * TILE_BLOCKS * (2 * BLOCK + 8) if tokens <= _MMA_TOKENS else 0
+        sums = tokens * TILE_BLOCKS * 8 if FORMATS[fmt].second == "m" and not values else 0
+        return config.tile.n // TILE_ROWS * FORMATS[fmt].tile_bytes + values + sums
+
+    def bytes_beside_stages(self, config: KernelConfig) -> int:
+        """Barriers, and where wgmma multiplies, stages of activations that do not count as `stages`: halves and two floats a block."""
+        tokens = config.tile.m
+        if tokens <= _MMA_TOKENS:
+            return _BARRIERS
+        return _BARRIERS + (6 if tokens <= 128 else 4) * tokens * (2 * 64 + 2 * 8)
+
+    def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
+        if config.tile.m > 128:
+            idle = " and where such tiles would leave multiprocessors idle" if FORMATS[fmt].second == "m" else ""
+            yield f"with q8_1 activations{idle} a tile has 128 tokens"
+
+    def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
+        yield from super().rules(config, arch)
+        if not 1 <= config.split_k <= MOST_SHARES:
+            yield "split_k", f"split_k = {config.split_k}, expected 1 to {MOST_SHARES}: thread blocks that share the K of a tile that is left over"
+
+    def cxx(self, config: KernelConfig) -> tuple[str, str, str]:
+        return "gguf/wgmma.cuh", "Wgmma", f"{config.tile.m}, {config.tile.n}, {config.split_k}"
+
+    def config_name(self, config: KernelConfig) -> str:
+        split = f"_k{config.split_k}" if config.split_k > 1 else ""
+        return f"gguf_wgmma_{config.tile.n}x{config.tile.m}{split}_x{config.stages}"

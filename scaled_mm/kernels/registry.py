@@ -1,0 +1,66 @@
+"""All kernel families, and what the other rooms ask of the one that a configuration belongs to. A new family is a line below."""
+
+from __future__ import annotations
+
+from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.block_scaled import BlockScaledC2x, BlockScaledGeneric
+from scaled_mm.kernels.c2x import C2x, GroupedC2x
+from scaled_mm.kernels.c3x import C3x, GroupedC3x
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.decode import Decode
+from scaled_mm.kernels.dtypes import MAX_OUT_BYTES
+from scaled_mm.kernels.family import FAMILIES, Family, KernelCost
+from scaled_mm.kernels.generic import Generic, GroupedGeneric
+from scaled_mm.kernels.gguf_mma import GgufMma
+from scaled_mm.kernels.gguf_wgmma import GgufWgmma
+
+_SECTION_WORDS = {"gemm": "kernel of plain products", "grouped": "grouped kernel", "block_scaled": "block-scaled kernel", "gguf": "kernel of block products"}
+
+
+def register(*kernels: Family) -> None:
+    """Add one family: its kernels for each section that it serves."""
+    for of_section in kernels:
+        FAMILIES.setdefault(of_section.name, {})[of_section.section] = of_section
+
+
+register(C3x(), GroupedC3x())
+register(C2x(), GroupedC2x(), BlockScaledC2x())
+register(Decode())
+register(Generic(), GroupedGeneric(), BlockScaledGeneric())
+register(GgufMma())
+register(GgufWgmma())
+
+
+def family_of(config: KernelConfig) -> Family:
+    """The family of a legal configuration, for its section."""
+    try:
+        return FAMILIES[config.family][config.section]
+    except KeyError:  # the rules of a table let none through
+        raise AssertionError(f"no template for family {config.family} in section {config.section}") from None
+
+
+def families_of(section: str) -> list[Family]:
+    """Every family with kernels for a section."""
+    return [of_section[section] for of_section in FAMILIES.values() if section in of_section]
+
+
+def config_findings(config: KernelConfig, arch: str) -> list[tuple[str, str]]:
+    """(field, reason) for every rule of an architecture that a configuration breaks, decided without nvcc. arch: a key of `ARCHES`."""
+    of_family = FAMILIES[config.family]
+    if config.section not in of_family:
+        return [("family", _not_of_section(config))]
+    return list(of_family[config.section].findings(config, ARCHES[arch]))
+
+
+def _not_of_section(config: KernelConfig) -> str:
+    only = [section for section in FAMILIES[config.family] if section != "gemm"]
+    if "gemm" not in FAMILIES[config.family] and len(only) == 1:
+        return f"{config.family} rows are those of {'block products' if only == ['gguf'] else only[0]}: they stand in the section {only[0]}"
+    names = [family.name for family in families_of(config.section)]
+    expected = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    return f"no {_SECTION_WORDS[config.section]} is a {config.family} one; expected {expected}"
+
+
+def config_cost(config: KernelConfig, arch: str, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
+    """What a kernel occupies on an architecture, whether it is legal there or not. arch: a key of `ARCHES`."""
+    return family_of(config).cost(config, ARCHES[arch].shared_memory, out_bytes)
