@@ -13,12 +13,11 @@ import sys
 
 import pytest
 import torch
+from forced import SUFFIXES, TABLES
 
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.errors import ArchitectureNotSupportedError
-
-from .forced import SUFFIXES, TABLES
 
 pytestmark = pytest.mark.gpu
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from operands import cases
+from operands.batched import B_SCALES, BATCHES, BIASES, OUT_BATCHES, SHARED, VECTORS, ZERO_POINTS, BatchCase
 
 import scaled_mm as sm
 from scaled_mm import reference
@@ -18,9 +20,6 @@ from scaled_mm.errors import (
     BadTensorStridesError,
     ScaledMMError,
 )
-
-from . import cases
-from .batched import B_SCALES, BATCHES, BIASES, OUT_BATCHES, SHARED, VECTORS, ZERO_POINTS, BatchCase
 
 OUT_DTYPES = cases.OUT_DTYPES
 

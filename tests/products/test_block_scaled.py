@@ -6,6 +6,8 @@ import itertools
 
 import pytest
 import torch
+from operands.block_scaled_cases import BIASES, OUT_DTYPES, SCALE_LAYOUTS, SCALE_VALUES, SHAPES, ZERO_SHAPES, BlockCase
+from operands.cases import INPUT_LAYOUTS, LAYOUTS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
@@ -20,9 +22,6 @@ from scaled_mm.errors import (
     ScaledMMError,
 )
 from scaled_mm.products import block_scaled_ops
-
-from .block_scaled_cases import BIASES, OUT_DTYPES, SCALE_LAYOUTS, SCALE_VALUES, SHAPES, ZERO_SHAPES, BlockCase
-from .cases import INPUT_LAYOUTS, LAYOUTS
 
 
 def check(case: BlockCase, device: str) -> None:

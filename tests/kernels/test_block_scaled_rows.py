@@ -9,6 +9,7 @@ import functools
 
 import pytest
 import torch
+from operands.block_scaled_cases import OUT_DTYPES, BlockCase, BlockOperands
 
 import scaled_mm as sm
 from scaled_mm import reference
@@ -16,8 +17,6 @@ from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
 from scaled_mm.jit import library
 from scaled_mm.tables import available_tables, load_table
-
-from .block_scaled_cases import OUT_DTYPES, BlockCase, BlockOperands
 
 pytestmark = pytest.mark.gpu
 

@@ -9,6 +9,7 @@ import functools
 
 import pytest
 import torch
+from operands.grouped_cases import Grouped, grouped, random_offsets
 
 import scaled_mm as sm
 from scaled_mm import reference
@@ -16,8 +17,6 @@ from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
 from scaled_mm.jit import library
 from scaled_mm.tables import available_tables, load_table
-
-from .grouped_cases import Grouped, grouped, random_offsets
 
 pytestmark = pytest.mark.gpu
 

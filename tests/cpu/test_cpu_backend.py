@@ -8,12 +8,11 @@ import time
 
 import pytest
 import torch
+from operands.cases import INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, Case, every_shape, matrix, poisoned, random_case
 
 import scaled_mm as sm
 from scaled_mm.cpu import gemm as cpu_gemm
 from scaled_mm.cpu import integer_product
-
-from .cases import INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, Case, every_shape, matrix, poisoned, random_case
 
 ON_X86 = platform.machine() in ("x86_64", "AMD64")
 

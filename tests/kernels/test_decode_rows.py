@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_rows import OUT_DTYPES, operands, run, scales
 
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.core import binding
 from scaled_mm.jit import library
 from scaled_mm.tables import KernelRow, load_table
-
-from .test_rows import OUT_DTYPES, operands, run, scales
 
 pytestmark = pytest.mark.gpu
 

@@ -4,12 +4,7 @@ import itertools
 
 import pytest
 import torch
-
-import scaled_mm as sm
-from scaled_mm import reference
-from scaled_mm.errors import AccumulatorOverflowError
-
-from .cases import (
+from operands.cases import (
     B_SCALES,
     BIASES,
     INPUT_LAYOUTS,
@@ -26,6 +21,10 @@ from .cases import (
     Case,
     random_case,
 )
+
+import scaled_mm as sm
+from scaled_mm import reference
+from scaled_mm.errors import AccumulatorOverflowError
 
 
 def check(case: Case, device: str) -> None:

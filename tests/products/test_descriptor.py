@@ -8,11 +8,10 @@ import threading
 
 import pytest
 import torch
+from operands.cases import BIASES, INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, SMALL_SHAPES, ZERO_POINTS, ZERO_SHAPES, Case, random_case
 
 import scaled_mm as sm
 from scaled_mm import BadParamError
-
-from .cases import BIASES, INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, SMALL_SHAPES, ZERO_POINTS, ZERO_SHAPES, Case, random_case
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from operands.grouped_cases import OUT_DTYPES, Grouped, grouped
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
@@ -19,8 +20,6 @@ from scaled_mm.errors import (
     ScaledMMError,
 )
 from scaled_mm.products import grouped_ops
-
-from .grouped_cases import OUT_DTYPES, Grouped, grouped
 
 # tokens, E, K, N: one expert, none with rows, more experts than tokens, thousands of them; sizes that no tile divides.
 SHAPES = [(7, 1, 32, 16), (40, 5, 48, 24), (3, 17, 16, 8), (300, 4, 100, 72), (64, 2000, 16, 8), (33, 6, 31, 13), (1, 3, 1, 1)]
