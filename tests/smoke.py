@@ -37,6 +37,7 @@ SMOKE = {
     "test_build_codegen.py": ["test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own"],
     # core
     "test_core_import.py": ["test_the_import_touches_no_gpu_loads_no_library_and_imports_nothing_heavy"],
+    "test_core_fake_gpu.py": ["test_every_layout_is_launched_with_what_gives_the_bits_of_the_reference"],
     "test_core_c_program.py": ["test_a_c_program_validates_on_a_machine_without_a_gpu"],
     # bench, autotune
     "test_bench_report.py": ["test_geometric_mean", "test_a_document_survives_the_file"],
