@@ -11,6 +11,7 @@ import itertools
 
 import pytest
 import torch
+from forced import BORROWER, SUFFIXES, TABLES
 from operands.block_scaled_cases import OUT_DTYPES, BlockCase, BlockOperands
 
 import scaled_mm as sm
@@ -18,14 +19,10 @@ from scaled_mm import reference
 from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
 from scaled_mm.jit import library
-from scaled_mm.tables import available_tables, load_table
 
 pytestmark = pytest.mark.gpu
 
-TABLES = {arch: load_table(arch) for arch, _ in available_tables()}
 ROWS = [(arch, row.name) for arch, table in TABLES.items() for row in table.block_scaled.rows]
-SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-BORROWER = "sm80"
 
 # Rows of K and of out begin on 16 bytes; the sizes themselves need not. M around the tiles' edges, K and N that end inside a block.
 ALIGNED = [
@@ -76,7 +73,7 @@ def handle_for():
     def build(table, arch: str) -> None:
         if library.arch_library(table) is not None:
             return  # it has them
-        names = [(row.name, suffix) for row in TABLES[arch].block_scaled.rows for suffix in SUFFIXES.values()]
+        names = [(row.name, SUFFIXES[out_dtype]) for row in TABLES[arch].block_scaled.rows for out_dtype in OUT_DTYPES]
         for path in library.build_kernels(table, names).values():
             binding.call("scaledMMLoadKernels", str(path).encode())
 

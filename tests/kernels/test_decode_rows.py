@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from forced import SUFFIXES
 from operands.pairs import pairs
 from test_rows import OUT_DTYPES, check, scales
 
@@ -16,7 +17,6 @@ from scaled_mm.tables import KernelRow, load_table
 pytestmark = pytest.mark.gpu
 
 TABLE = load_table("sm90")
-SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "int32"}
 # (columns, rows, blocks that share K, tiles that share rows of a, stages, persistent): a ring that is reused and one that is not, every
 # number of blocks, both widths.
 ROWS = {

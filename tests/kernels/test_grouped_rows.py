@@ -9,6 +9,7 @@ import functools
 
 import pytest
 import torch
+from forced import BORROWER, SUFFIXES, TABLES
 from operands.grouped_cases import Grouped, grouped, random_offsets
 
 import scaled_mm as sm
@@ -16,16 +17,12 @@ from scaled_mm import reference
 from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
 from scaled_mm.jit import library
-from scaled_mm.tables import available_tables, load_table
 
 pytestmark = pytest.mark.gpu
 
-TABLES = {arch: load_table(arch) for arch, _ in available_tables()}
 ROWS = [(arch, row.name) for arch, table in TABLES.items() for row in table.grouped.rows]
 # Every dtype of the architectures that most GPUs have, and elsewhere one of each kind of epilogue: the driver compiles them all.
 ALL_DTYPES = ("sm80", "sm90")
-SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "int32"}
-BORROWER = "sm80"  # whose name the rows of architectures newer than the GPU go by
 
 
 def dtypes_of(arch: str) -> list[torch.dtype]:
