@@ -169,6 +169,12 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kGguf = {"block GEMM", "block ", std::size(kOperands), kOperands, false, make_problem<Gguf>};
+const ProblemKind kGguf = {"block GEMM",
+                           "block ",
+                           std::size(kOperands),
+                           kOperands,
+                           false,
+                           make_problem<Gguf>,
+                           {" of GGUF products", SCALED_MM_BUCKET_Q8_1, "0 or SCALED_MM_BUCKET_Q8_1", "activations", true}};
 
 } // namespace scaled_mm

@@ -9,7 +9,6 @@ from scaled_mm.gguf.dequantize import (
     dequantize_q8_0,
     dequantize_q8_1,
 )
-from scaled_mm.gguf.descriptor import BlockDescriptor, create_block_descriptor
 from scaled_mm.gguf.gemm import (
     gemm_q4_0,
     gemm_q4_0_q8_1,
@@ -36,11 +35,9 @@ from scaled_mm.gguf.quantize import (
 )
 
 __all__ = [
-    "BlockDescriptor",
     "PackedBlockWeight",
     "QuantizedTensor",
     "block_linear",
-    "create_block_descriptor",
     "dequantize_block",
     "dequantize_q4_0",
     "dequantize_q4_1",

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from scaled_mm.core.checks import check_strided
-from scaled_mm.core.operators import typed_error
+from scaled_mm.core.dispatcher import typed_error
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
-from scaled_mm.gguf import ops
+from scaled_mm.gguf import operators
 from scaled_mm.gguf.cpu import FLOAT_ACTIVATIONS
 from scaled_mm.gguf.pack import PackedBlockWeight, check_matrix
 from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, BlockFormat, lookup
@@ -25,15 +25,15 @@ def run(
     transposed_out: bool,
 ) -> torch.Tensor:
     """The operator that a weight takes: blocks, tiles, or the fields of a CPU's packed one."""
-    code, result = ops.format_code(fmt), (out_dtype, ops.mode_code(mode), transposed_out)
+    code, result = operators.format_code(fmt), (out_dtype, operators.mode_code(mode), transposed_out)
     try:
         if not isinstance(weight, PackedBlockWeight):
             rows, k = weight.shape[0], weight.shape[1] * BLOCK
-            return ops.gguf_gemm(weight, activation, bias, code, rows, k, False, False, *result)
+            return operators.gguf_gemm(weight, activation, bias, code, rows, k, False, False, *result)
         if weight.tiles is not None:
-            return ops.gguf_gemm(weight.tiles, activation, bias, code, weight.rows, weight.k, True, weight.constant, *result)
+            return operators.gguf_gemm(weight.tiles, activation, bias, code, weight.rows, weight.k, True, weight.constant, *result)
         d, m, high, levels = weight.fields
-        return ops.gguf_gemm_fields(levels, high, d, m, activation, bias, code, *result)
+        return operators.gguf_gemm_fields(levels, high, d, m, activation, bias, code, *result)
     except (RuntimeError, TypeError) as error:
         raise typed_error(error) from None
 

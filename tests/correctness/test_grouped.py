@@ -18,7 +18,7 @@ from scaled_mm.errors import (
     NullPointerError,
     ScaledMMError,
 )
-from scaled_mm.products import grouped_ops
+from scaled_mm.products.grouped import GROUPED
 
 from .grouped_cases import OUT_DTYPES, Grouped, grouped
 
@@ -211,8 +211,9 @@ def test_tensors_on_two_devices_are_refused():
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 def test_opcheck_finds_nothing_wrong(device, out_dtype):
     case = grouped(50, 6, 64, 40, out_dtype=out_dtype, bias="float32", device=device)
-    torch.library.opcheck(grouped_ops.grouped_scaled_mm, (*case.inputs.values(), out_dtype))
-    torch.library.opcheck(grouped_ops.grouped_scaled_mm_out, (case.poisoned(), *case.inputs.values()))
+    inputs = [case.inputs[name] for name in GROUPED.spec.input_names]
+    torch.library.opcheck(GROUPED.functional, (*inputs, out_dtype, False))
+    torch.library.opcheck(GROUPED.out, (case.poisoned(), *inputs, False))
 
 
 def test_a_compiled_function_gives_the_same_bits_and_the_fake_output_the_same_shape(device):

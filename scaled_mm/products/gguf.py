@@ -1,18 +1,22 @@
-"""A descriptor of a block product: validate once, calculate often."""
+"""Products with a GGUF format's weight: the spec, and a descriptor. The functions of one call are in `scaled_mm.gguf`."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 
-from scaled_mm.core import binding, checks
-from scaled_mm.core import operators as plain_ops
-from scaled_mm.core.descriptor import Handle, Plan, TensorDesc, _stream_address, strided_desc
+from scaled_mm.core import binding, checks, dispatcher
+from scaled_mm.core.handle import Handle
+from scaled_mm.core.plan import Plan, stream_address
+from scaled_mm.core.spec import Operand, ProductSpec
+from scaled_mm.core.tensor_desc import TensorDesc, describe
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
-from scaled_mm.gguf import cpu, layout, ops
+from scaled_mm.gguf import cpu, layout, operators
 from scaled_mm.gguf.pack import PackedBlockWeight
 from scaled_mm.gguf_formats import BLOCK, FORMATS, BlockFormat, lookup
+from scaled_mm.products import codes
 
-_OPERANDS = ("out", "weight", "activation", "bias")
 _BY_BYTES = {description.block_bytes: description for description in FORMATS.values()}  # each format has its own size
 
 
@@ -23,18 +27,18 @@ def _format_of(name: str, q: torch.Tensor) -> BlockFormat:
     return _BY_BYTES[q.shape[2]]
 
 
-def _described(name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight | None, device: torch.device) -> TensorDesc | None:
+def _describe_operand(name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight | None, device: torch.device) -> TensorDesc | None:
     """A tensor of blocks, or a packed weight, as the C interface sees it; what else there is as ever."""
     if isinstance(value, PackedBlockWeight):
         if name != "weight":
             raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got a PackedBlockWeight")
         kept = value.tiles if value.tiles is not None else value.fields.d
-        plain_ops.check_device(name, kept, device)
+        checks.check_device(name, kept, device)
         return TensorDesc(value.shape, value.fmt, constant=value.constant, packed=True)
     layout.check_no_quantized_tensor(name, value, "a tensor, a TensorDesc or a PackedBlockWeight")
     if name == "weight" and not isinstance(value, (torch.Tensor, TensorDesc)):
         raise BadParamError(f"weight: expected a tensor, a TensorDesc or a PackedBlockWeight, got {type(value).__name__}")
-    desc = strided_desc(name, value, device)
+    desc = describe(name, value, device)
     if not isinstance(value, torch.Tensor) or name not in ("weight", "activation"):
         return desc
     if value.dtype is torch.uint8:
@@ -48,25 +52,36 @@ def _described(name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight |
     return desc
 
 
+def _describe_sizes(out, weight, *_) -> str:
+    return f"{'x'.join(map(str, (*out.shape, weight.shape[1])))} of {weight.dtype}"
+
+
+SPEC = ProductSpec(
+    name="gguf",
+    code=codes.GGUF_GEMM,
+    inputs=(Operand("weight", required=True), Operand("activation", required=True), Operand("bias")),
+    out_dtypes=operators.OUT_DTYPES,
+    out_shape=operators.out_shape,
+    check_sizes=lambda *_: None,
+    compute=cpu.gemm,
+    cpu_kernel=lambda: ("cpu_gguf_float32", "the device is a CPU"),
+    describe_sizes=_describe_sizes,
+    constant="weight",
+)
+# Its operators take the format of the weight and the mode too, hence no `Product`.
+_PRODUCT = SimpleNamespace(spec=SPEC, calculate=operators.gguf_calculate)
+
+
 class BlockDescriptor(Plan):
-    """A plan for a product with a block format's weight; made by `create_block_descriptor`. A context manager: leaving it destroys it."""
+    """A plan for a product with a GGUF format's weight; made by `create_block_descriptor`. A context manager: leaving it destroys it."""
 
-    _PRODUCT = binding.GGUF_GEMM
-    _OPERANDS = _OPERANDS
-
-    def __init__(self, handle: Handle, tensors: dict, mode: str, kernel: str | None):
-        if not isinstance(handle, Handle):
-            raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
-        described = {name: _described(name, value, handle.device) for name, value in tensors.items()}
+    def __init__(self, handle: Handle, operands: tuple, mode: str, kernel: str | None):
         self._mode = mode
-        super().__init__(handle, described, kernel, option=ops.mode_code(mode))
+        constant = isinstance(operands[1], PackedBlockWeight) and operands[1].constant
+        super().__init__(_PRODUCT, handle, operands, kernel, constant, operators.mode_code(mode))
 
-    def _sizes(self, described: dict[str, TensorDesc | None]) -> str:
-        weight = described["weight"]
-        return f"{'x'.join(map(str, (*described['out'].shape, weight.shape[1])))} of {weight.dtype}"
-
-    def _cpu_kernel(self) -> tuple[str, str]:
-        return "cpu_gguf_float32", "the device is a CPU"
+    def _describe(self, name: str, operand: object) -> TensorDesc | None:
+        return _describe_operand(name, operand, self.device)
 
     def calculate(self, out, weight, activation, bias=None, *, workspace=None, stream=None) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
@@ -79,33 +94,31 @@ class BlockDescriptor(Plan):
         Allocates nothing on a GPU and never synchronises; may be captured in a CUDA graph.
         Raises a ScaledMMError that names the tensor that differs; InsufficientWorkspaceError.
         """
-        self._alive()
+        self._check_alive()
         checks.check_out(out)
-        address = -1 if stream is None else _stream_address(stream)
-        packed = isinstance(weight, PackedBlockWeight)
-        if self._planned[1].constant and not (packed and weight.constant):
+        address = -1 if stream is None else stream_address(stream)
+        packed, planned = isinstance(weight, PackedBlockWeight), self._planned[1]
+        if planned.constant and not (packed and weight.constant):
             got = f"a {type(weight).__name__}{' that is not constant' if packed else ''}"
             raise BadParamError(f"weight: expected a constant PackedBlockWeight, for which the descriptor was created, got {got}")
         tensors = (out, weight, activation, bias)
         if self.device.type == "cpu":
-            return self._on_cpu(*tensors, workspace)
+            return self._run_on_cpu(tensors, workspace)
         self._check_data(out)
-        planned = self._planned[1]
         if packed and (weight.fmt, weight.shape, True) != (planned.dtype, planned.shape, planned.packed):
-            self._check_described(tensors)  # which says how it differs
+            self._check_planned(tensors)  # which says how it differs
         memory = weight.tiles if packed else weight
         if packed and memory is None:
             raise BadParamError(f"weight: expected a weight packed on {self.device}, got one on {weight.device}")
-        rows, k = planned.shape
-        code = ops.format_code(planned.dtype)
+        code, (rows, k) = operators.format_code(planned.dtype), planned.shape
         try:
-            ops.gguf_calculate(self._pointer.value, out, memory, activation, bias, workspace, code, rows, k, packed, address)
+            operators.gguf_calculate(self._address, out, memory, activation, bias, workspace, code, rows, k, packed, address)
         except (RuntimeError, TypeError) as error:
-            raise self._named(plain_ops.typed_error(error), (out, memory, activation, bias)) from None
+            raise SPEC.named(dispatcher.typed_error(error), (out, memory, activation, bias)) from None
         checks.mark_written(out)
 
-    def _are_described(self, tensors: tuple) -> bool:
-        """Whether tensors on the CPU are to the letter what was planned; what is not, `_check_described` says."""
+    def _are_planned(self, tensors: tuple) -> bool:
+        """Fast path: true if the operands match the plan exactly. `_check_planned` says what does not."""
         for planned, tensor in zip(self._planned, tensors):
             if planned is None or tensor is None:
                 if planned is not tensor:
@@ -123,49 +136,35 @@ class BlockDescriptor(Plan):
                 return False
         return True
 
-    def _check_described(self, tensors: tuple) -> None:
-        for name, tensor in zip(_OPERANDS, tensors):
-            if isinstance(tensor, TensorDesc):
-                raise BadParamError(f"{name}: expected a tensor, got a TensorDesc")
-        described = [_described(name, tensor, self.device) for name, tensor in zip(_OPERANDS, tensors)]
-        try:
-            binding.call("scaledMMCheckTensors", self._pointer, self._PRODUCT, *binding.operands([desc and desc._c() for desc in described]))
-        except BadTensorDtypeError as error:
-            raise self._named(error, tensors) from None
-
-    def _on_cpu(self, out, weight, activation, bias, workspace) -> None:
+    def _run_on_cpu(self, tensors: tuple, workspace: torch.Tensor | None) -> None:
         self._check_workspace(workspace)
-        if not self._are_described((out, weight, activation, bias)):
-            self._check_described((out, weight, activation, bias))
+        if not self._are_planned(tensors):
+            self._check_planned(tensors)
+        out, weight, activation, bias = tensors
         packed = isinstance(weight, PackedBlockWeight)
-        plain_ops.check_overlap(
-            (out, *(weight.fields if packed else (weight,)), activation, bias), (*(["weight"] * (4 if packed else 1)), "activation", "bias")
-        )
+        names, memory = (["weight"] * 4, weight.fields) if packed else (["weight"], (weight,))
+        checks.check_overlap(out, (*names, "activation", "bias"), (*memory, activation, bias))
         description = lookup(self._planned[1].dtype)
         fields = weight.parts() if packed else layout.take_apart(weight, description)
         turned = out.stride(0) < out.stride(1)  # as the output of a layer, whose bits are then the same
-        value = cpu.gemm(fields, description, activation, bias, out.dtype, self._mode, turned)
+        value = SPEC.compute(fields, description, activation, bias, out.dtype, self._mode, turned)
         out.copy_(value.t() if turned else value)
 
 
 def create_block_descriptor(handle: Handle, *, out, weight, activation, bias=None, mode: str = "auto", kernel: str | None = None) -> BlockDescriptor:
-    """Validate out = W A^T + bias once, with a weight of a block format, and pick its kernel.
+    """Validate out = W A^T + bias once, with a weight of a GGUF format, and pick its kernel.
 
     out: [M, N], float32, float16 or bfloat16, any strides under which no elements overlap.
     weight: TensorDesc((M, K), "q4_0"), blocks uint8 [M, K/32, bytes of a block], or a PackedBlockWeight; `calculate` then wants the same.
     activation: TensorDesc((N, K), "q8_1"), blocks uint8 [N, K/32, 36], or float16, bfloat16 or float32 [N, K], any strides.
     bias: [M], float32 or out's dtype; added in float32.
     mode: "auto", "w4a8" or "w4a16", see `block_linear`; of q8_1 and float32 activations not the last.
-    kernel: the name of a row of the section `block` of the device's tile table to force.
+    kernel: the name of a row of the section `gguf` of the device's tile table to force.
     Tensors may be TensorDescs. Raises a ScaledMMError that names the argument, what was expected and what came.
     """
-    tensors = dict(out=out, weight=weight, activation=activation, bias=bias)
-    for name in _OPERANDS[:-1]:
-        if tensors[name] is None:
-            raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got None")
     if not isinstance(mode, str) or mode not in binding.GGUF_MODES:
         raise BadParamError(f"mode: expected one of {', '.join(map(repr, binding.GGUF_MODES))}, got {mode!r}")
-    return BlockDescriptor(handle, tensors, mode, kernel)
+    return BlockDescriptor(handle, (out, weight, activation, bias), mode, kernel)
 
 
 __all__ = ["BlockDescriptor", "create_block_descriptor"]

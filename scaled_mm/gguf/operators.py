@@ -1,14 +1,16 @@
-"""`torch.ops.scaled_mm.block_*`: schemas, fake implementations and the CPU registration, as `scaled_mm.ops` has them for the plain product.
+"""`torch.ops.scaled_mm.gguf_*`: what products with a GGUF format's weight have of their own, besides `scaled_mm.core.operators`.
 
-Formats and modes are the numbers of the C interface (see csrc/torch/block.cpp). `gguf_gemm` takes a weight as blocks or tiles,
-`gguf_gemm_fields` as the fields that a CPU's packed weight has.
+The bytes of a weight do not say their format: operators get it as a number of the C interface (csrc/torch/gguf.cpp), and so the mode.
+`gguf_gemm` takes a weight as blocks or tiles, `gguf_gemm_fields` as the fields that a CPU's packed weight has.
 """
 
 from __future__ import annotations
 
 import torch
 
-from scaled_mm.core import binding, operators
+from scaled_mm.core import binding
+from scaled_mm.core.checks import check_size
+from scaled_mm.core.dispatcher import TAGS, common_device, define, runs_on_cuda, trace_device
 from scaled_mm.errors import (
     BadParamError,
     BadTensorDtypeError,
@@ -22,28 +24,6 @@ from scaled_mm.gguf_formats import BLOCK, BlockFormat, lookup, lookup_weight
 
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ACTIVATIONS = (*OUT_DTYPES, torch.uint8)
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-_WEIGHT = "int fmt, SymInt rows, SymInt k, bool packed"
-_RESULT = "ScalarType out_dtype, int mode, bool transposed_out"
-_library = torch.library.Library("scaled_mm", "FRAGMENT")
-_library.define(f"gguf_gemm(Tensor weight, Tensor activation, Tensor? bias, {_WEIGHT}, bool constant_weight, {_RESULT}) -> Tensor", tags=_TAGS)
-_library.define(
-    f"gguf_gemm_fields(Tensor levels, Tensor? high, Tensor d, Tensor? m, Tensor activation, Tensor? bias, int fmt, {_RESULT}) -> Tensor",
-    tags=_TAGS,
-)
-_library.define(
-    f"gguf_calculate(int descriptor, Tensor(a!) out, Tensor weight, Tensor activation, Tensor? bias, Tensor? workspace, {_WEIGHT}, int stream) -> ()"
-)
-
-gguf_gemm = torch.ops.scaled_mm.gguf_gemm.default
-gguf_gemm_fields = torch.ops.scaled_mm.gguf_gemm_fields.default
-gguf_calculate = torch.ops.scaled_mm.gguf_calculate.default
-
-for _name in ("gguf_gemm", "gguf_gemm_fields", "gguf_calculate"):  # nothing is differentiated
-    _library.impl(_name, torch.library.fallthrough_kernel, "Autograd")
-
-_NAMES = ("weight", "activation", "bias", "out", "workspace")
-_FIELD_NAMES = ("levels", "d", "activation", "high", "m", "bias")
 
 
 def format_code(fmt: str) -> int:
@@ -71,9 +51,9 @@ def _check_blocks(name: str, q: torch.Tensor, description: BlockFormat) -> None:
 
 def _check_weight(weight: torch.Tensor, description: BlockFormat, rows: int, k: int, packed: bool) -> None:
     message = "weight: expected rows and k of 0 or more, k a multiple of 32, got {} and {}"
-    operators.check_size(rows >= 0, lambda: message.format(rows, k))
-    operators.check_size(k >= 0, lambda: message.format(rows, k))
-    operators.check_size(k % BLOCK == 0, lambda: message.format(rows, k))
+    check_size(rows >= 0, lambda: message.format(rows, k))
+    check_size(k >= 0, lambda: message.format(rows, k))
+    check_size(k % BLOCK == 0, lambda: message.format(rows, k))
     if packed:
         expected = tiles.shape(rows, k // BLOCK, description)
         if weight.dtype is not torch.uint8:
@@ -84,7 +64,7 @@ def _check_weight(weight: torch.Tensor, description: BlockFormat, rows: int, k: 
         _check_blocks("weight", weight, description)
         expected = (rows, k // BLOCK, description.block_bytes)
     for got, wanted in zip(weight.shape, expected):
-        operators.check_size(got == wanted, lambda: f"weight: expected {list(expected)} of rows = {rows}, k = {k}, got {list(weight.shape)}")
+        check_size(got == wanted, lambda: f"weight: expected {list(expected)} of rows = {rows}, k = {k}, got {list(weight.shape)}")
 
 
 def _check_fields(fields: layout.Parts, description: BlockFormat) -> None:
@@ -110,7 +90,7 @@ def _check_fields(fields: layout.Parts, description: BlockFormat) -> None:
         if field.dim() != len(expected):
             raise BadTensorShapeError(message)
         for got, size in zip(field.shape, expected):
-            operators.check_size(got == size, lambda message=message: message)
+            check_size(got == size, lambda message=message: message)
 
 
 def _check_rest(activation: torch.Tensor, bias: torch.Tensor | None, rows: int, k: int, out_dtype: torch.dtype, mode: int) -> None:
@@ -122,7 +102,7 @@ def _check_rest(activation: torch.Tensor, bias: torch.Tensor | None, rows: int, 
     elif activation.dim() != 2:
         raise BadTensorShapeError(f"activation: expected 2 dimensions [N, K], got {activation.dim()}: {list(activation.shape)}")
     width = activation.shape[1] * BLOCK if activation.dtype is torch.uint8 else activation.shape[1]
-    operators.check_size(width == k, lambda: f"activation: expected [N, K] with K = {k} as in weight [M, K], got {list(activation.shape)}")
+    check_size(width == k, lambda: f"activation: expected [N, K] with K = {k} as in weight [M, K], got {list(activation.shape)}")
     if out_dtype not in OUT_DTYPES:
         raise BadTensorDtypeError(f"out_dtype: expected float16, bfloat16 or float32, got {str(out_dtype).removeprefix('torch.')}")
     if bias is not None:
@@ -130,7 +110,7 @@ def _check_rest(activation: torch.Tensor, bias: torch.Tensor | None, rows: int, 
             raise BadTensorDtypeError(f"bias: expected out's dtype {out_dtype} or torch.float32, got {bias.dtype}")
         if bias.dim() != 1:
             raise BadTensorShapeError(f"bias: expected 1 dimension [M], got {bias.dim()}: {list(bias.shape)}")
-        operators.check_size(bias.shape[0] == rows, lambda: f"bias: expected [M] with M = {rows} as in weight [M, K], got {list(bias.shape)}")
+        check_size(bias.shape[0] == rows, lambda: f"bias: expected [M] with M = {rows} as in weight [M, K], got {list(bias.shape)}")
     if not 0 <= mode < len(binding.GGUF_MODES):
         raise BadParamError(f"mode: expected a scaledMMGgufMode_t, got {mode}")
     if mode == mode_code("w4a16") and activation.dtype not in cpu.FLOAT_ACTIVATIONS:
@@ -138,7 +118,7 @@ def _check_rest(activation: torch.Tensor, bias: torch.Tensor | None, rows: int, 
         raise BadParamError(f"mode: expected auto or w4a8 with {name} activations, got w4a16")
 
 
-def _shape(rows: int, activation: torch.Tensor, transposed_out: bool) -> tuple[int, int]:
+def out_shape(rows: int, activation: torch.Tensor, transposed_out: bool) -> tuple[int, int]:
     return (activation.shape[0], rows) if transposed_out else (rows, activation.shape[0])
 
 
@@ -151,7 +131,7 @@ def _check_strides(name: str, q: torch.Tensor, description: BlockFormat) -> None
 
 
 def _gemm_any(weight, activation, bias, fmt, rows, k, packed, constant_weight, out_dtype, mode, transposed_out):
-    if operators._runs_on_cuda(weight, activation, bias, names=_NAMES):
+    if runs_on_cuda(dict(weight=weight, activation=activation), dict(bias=bias)):
         return gguf_gemm(weight, activation, bias, fmt, rows, k, packed, constant_weight, out_dtype, mode, transposed_out)
     description = _weight_format(fmt)
     _check_weight(weight, description, rows, k, packed)
@@ -173,8 +153,7 @@ def _check_fields_device(device: torch.device) -> None:
 
 
 def _gemm_fields_any(levels, high, d, m, activation, bias, fmt, out_dtype, mode, transposed_out):
-    device = operators._common_device(levels, d, activation, high, m, bias, names=_FIELD_NAMES, required=3)
-    _check_fields_device(device)
+    _check_fields_device(common_device(dict(levels=levels, d=d, activation=activation), dict(high=high, m=m, bias=bias)))
     description, fields = _weight_format(fmt), layout.Parts(d, m, high, levels)
     _check_fields(fields, description)
     _check_rest(activation, bias, d.shape[0], d.shape[1] * BLOCK, out_dtype, mode)
@@ -183,38 +162,43 @@ def _gemm_fields_any(levels, high, d, m, activation, bias, fmt, out_dtype, mode,
 
 
 def _calculate_any(descriptor, out, weight, activation, bias, workspace, fmt, rows, k, packed, stream):
-    operators._common_device(weight, activation, bias, out, workspace, names=_NAMES)
+    common_device(dict(weight=weight, activation=activation), dict(bias=bias, out=out, workspace=workspace))
     raise InternalError("gguf_calculate: it takes CUDA tensors; use BlockDescriptor.calculate")
-
-
-_library.impl("gguf_gemm", _gemm_any, "CompositeExplicitAutograd")
-_library.impl("gguf_gemm_fields", _gemm_fields_any, "CompositeExplicitAutograd")
-_library.impl("gguf_calculate", _calculate_any, "CompositeExplicitAutograd")
 
 
 # ---- fake implementations: shapes without data, for torch.compile -----------------------------------------------------------
 
 
-@torch.library.register_fake("scaled_mm::gguf_gemm")
 def _gemm_fake(weight, activation, bias, fmt, rows, k, packed, constant_weight, out_dtype, mode, transposed_out):
-    device = operators._common_device(weight, activation, bias, names=_NAMES)
-    if device.type == "cuda" and torch.version.cuda is not None:
-        operators.load_cuda_operators()  # traced now, run later: the graph calls the operator without passing through here
+    trace_device(dict(weight=weight, activation=activation), dict(bias=bias))
     _check_weight(weight, _weight_format(fmt), rows, k, packed)
     _check_rest(activation, bias, rows, k, out_dtype, mode)
-    return weight.new_empty(_shape(rows, activation, transposed_out), dtype=out_dtype)
+    return weight.new_empty(out_shape(rows, activation, transposed_out), dtype=out_dtype)
 
 
-@torch.library.register_fake("scaled_mm::gguf_gemm_fields")
 def _gemm_fields_fake(levels, high, d, m, activation, bias, fmt, out_dtype, mode, transposed_out):
-    device = operators._common_device(levels, d, activation, high, m, bias, names=_FIELD_NAMES, required=3)
-    _check_fields_device(device)
+    _check_fields_device(common_device(dict(levels=levels, d=d, activation=activation), dict(high=high, m=m, bias=bias)))
     _check_fields(layout.Parts(d, m, high, levels), _weight_format(fmt))
     _check_rest(activation, bias, d.shape[0], d.shape[1] * BLOCK, out_dtype, mode)
-    return levels.new_empty(_shape(d.shape[0], activation, transposed_out), dtype=out_dtype)
+    return levels.new_empty(out_shape(d.shape[0], activation, transposed_out), dtype=out_dtype)
 
 
-@torch.library.register_fake("scaled_mm::gguf_calculate")
 def _calculate_fake(descriptor, out, weight, activation, bias, workspace, fmt, rows, k, packed, stream):
-    operators._common_device(weight, activation, bias, out, workspace, names=_NAMES)
+    common_device(dict(weight=weight, activation=activation), dict(bias=bias, out=out, workspace=workspace))
     _check_weight(weight, _weight_format(fmt), rows, k, packed)
+
+
+_WEIGHT = "int fmt, SymInt rows, SymInt k, bool packed"
+_RESULT = "ScalarType out_dtype, int mode, bool transposed_out"
+_FIELDS = "Tensor levels, Tensor? high, Tensor d, Tensor? m"
+gguf_gemm = define(
+    f"gguf_gemm(Tensor weight, Tensor activation, Tensor? bias, {_WEIGHT}, bool constant_weight, {_RESULT}) -> Tensor", _gemm_any, _gemm_fake, TAGS
+)
+gguf_gemm_fields = define(
+    f"gguf_gemm_fields({_FIELDS}, Tensor activation, Tensor? bias, int fmt, {_RESULT}) -> Tensor", _gemm_fields_any, _gemm_fields_fake, TAGS
+)
+gguf_calculate = define(
+    f"gguf_calculate(int descriptor, Tensor(a!) out, Tensor weight, Tensor activation, Tensor? bias, Tensor? workspace, {_WEIGHT}, int stream) -> ()",
+    _calculate_any,
+    _calculate_fake,
+)
