@@ -13,8 +13,8 @@ import sys
 import torch
 from fake_gpu_script import Core, status_of  # lets the next line find the tests
 
-from correctness.block_scaled_cases import BIASES, SCALE_LAYOUTS, SCALE_VALUES, BlockCase  # isort: skip
-from correctness.cases import LAYOUTS  # isort: skip
+from operands.block_scaled_cases import BIASES, SCALE_LAYOUTS, SCALE_VALUES, BlockCase  # isort: skip
+from operands.cases import LAYOUTS  # isort: skip
 
 from scaled_mm import TensorDesc, reference
 from scaled_mm.products import codes

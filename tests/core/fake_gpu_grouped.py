@@ -13,7 +13,7 @@ import sys
 import torch
 from fake_gpu_script import STREAM, Core, aligned_bytes, status_of  # lets the next line find the tests
 
-from correctness.grouped_cases import grouped  # isort: skip
+from operands.grouped_cases import grouped  # isort: skip
 
 from scaled_mm import TensorDesc, reference
 from scaled_mm.products import codes

@@ -19,8 +19,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from correctness.batched import BATCHES, BIASES, OUT_BATCHES, VECTORS, ZERO_POINTS, BatchCase  # noqa: E402
-from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
+from operands.batched import BATCHES, BIASES, OUT_BATCHES, VECTORS, ZERO_POINTS, BatchCase  # noqa: E402
+from operands.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
 
 from scaled_mm import TensorDesc, reference  # noqa: E402
 from scaled_mm.autotune.write import tuned_table  # noqa: E402

@@ -5,10 +5,9 @@ import struct
 
 import pytest
 import torch
+from operands.cases import MAX_K_BOTH_ZERO_POINTS, MAX_K_ONE_ZERO_POINT, MAX_K_SYMMETRIC, OUT_DTYPES, Case
 
 from scaled_mm import reference
-
-from .cases import MAX_K_BOTH_ZERO_POINTS, MAX_K_ONE_ZERO_POINT, MAX_K_SYMMETRIC, OUT_DTYPES, Case
 
 
 def to_float32(value: float) -> float:

@@ -8,6 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from operands import cases
+from operands.batched import B_SCALES, BATCHES, BIASES, OUT_BATCHES, SHARED, VECTORS, ZERO_POINTS, BatchCase
+from operands.pairs import pairwise
 
 import scaled_mm as sm
 from scaled_mm import reference
@@ -18,9 +21,6 @@ from scaled_mm.errors import (
     BadTensorStridesError,
     ScaledMMError,
 )
-
-from . import cases
-from .batched import B_SCALES, BATCHES, BIASES, OUT_BATCHES, SHARED, VECTORS, ZERO_POINTS, BatchCase
 
 OUT_DTYPES = cases.OUT_DTYPES
 
@@ -43,10 +43,9 @@ def check(case: BatchCase, device: str) -> None:
     operands.check(out, expected)
 
 
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("batch", [1, 2, 3, 17])
-def test_every_batch_equals_a_loop_over_its_products(device, batch, out_dtype):
-    for m, n, k in [(1, 1, 1), (5, 32, 48), (33, 48, 64), (16, 33, 37)]:
+def test_every_batch_equals_a_loop_over_its_products(device, batch):
+    for out_dtype, (m, n, k) in itertools.product(OUT_DTYPES, [(1, 1, 1), (5, 32, 48), (33, 48, 64), (16, 33, 37)]):
         check(BatchCase(batch, m, n, k, out_dtype, bias="each", a_zero_point="each", b_zero_point="each"), device)
 
 
@@ -57,55 +56,42 @@ def test_a_batch_equals_the_two_dimensional_products(device):
         assert reference.same_bits(out[i], sm.scaled_mm(**{name: t[i] if t is not None else t for name, t in operands.inputs.items()}))
 
 
-@pytest.mark.parametrize("a_batch", BATCHES)
-@pytest.mark.parametrize("b_batch", BATCHES)
-def test_batch_strides_and_shared_operands_are_honoured(device, a_batch, b_batch):
-    for m, n, k in [(1, 32, 48), (9, 32, 48), (4, 17, 13)]:
-        check(BatchCase(3, m, n, k, a_batch=a_batch, b_batch=b_batch, bias="vector"), device)
-        check(BatchCase(3, m, n, k, torch.int32, a_batch=a_batch, b_batch=b_batch, a_zero_point="one", b_zero_point="vector"), device)
+@pairwise(
+    a_batch=BATCHES,
+    b_batch=BATCHES,
+    out_batch=OUT_BATCHES,
+    out_layout=cases.LAYOUTS,
+    shape=[(1, 32, 48), (9, 32, 48), (4, 17, 13)],
+    out_dtype=cases.FLOAT_DTYPES,
+)
+def test_every_pair_of_strides_equals_the_reference(device, shape, out_dtype, **strides):
+    """Batch strides, shared operands and strides of the output: scaled, and as raw sums with zero points."""
+    check(BatchCase(3, *shape, out_dtype, b_scale="vector", bias="vector", **strides), device)
+    check(BatchCase(3, *shape, torch.int32, a_zero_point="one", b_zero_point="vector", **strides), device)
 
 
-@pytest.mark.parametrize("out_batch", OUT_BATCHES)
-@pytest.mark.parametrize("out_layout", cases.LAYOUTS)
-def test_strides_of_a_batched_output_are_honoured(device, out_batch, out_layout):
-    for b_batch, (m, n, k) in itertools.product(("each", "matrix"), [(1, 32, 48), (9, 32, 48), (4, 17, 13)]):
-        check(BatchCase(3, m, n, k, b_batch=b_batch, b_scale="vector", out_batch=out_batch, out_layout=out_layout), device)
+@pairwise(
+    a_scale=VECTORS,
+    b_scale=B_SCALES,
+    bias=BIASES,
+    a_zero_point=ZERO_POINTS,
+    b_zero_point=ZERO_POINTS,
+    zero_point_dtype=[torch.int32, torch.int8],
+    bias_dtype=["out", "float32"],
+    sums=[False, True],
+    sharing=[("each", "each"), ("each", "matrix"), ("matrix", "each")],
+    shape=[(1, 16, 32), (18, 1, 32), (18, 32, 32), (7, 16, 48)],
+    out_dtype=cases.FLOAT_DTYPES,
+)
+def test_every_pair_of_vectors_equals_the_reference(device, sharing, shape, out_dtype, **vectors):
+    """Scales, bias and zero points of each product and shared ones: in a batch of three, in one of one, and where b is a batch of one."""
+    for batch, (a_batch, b_batch) in ((3, sharing), (1, ("each", "each")), (3, ("one", "one"))):
+        check(BatchCase(batch, *shape, out_dtype, a_batch=a_batch, b_batch=b_batch, **vectors), device)
 
 
-@pytest.mark.parametrize("a_scale", VECTORS)
-@pytest.mark.parametrize("b_scale", B_SCALES)
-def test_every_shape_of_scale_is_taken_in_a_batch(device, a_scale, b_scale):
-    for batch, a_batch, b_batch in [(3, "each", "each"), (3, "each", "matrix"), (3, "matrix", "each"), (1, "each", "each"), (3, "one", "one")]:
-        for m, n in [(1, 16), (18, 1), (18, 32)]:
-            check(BatchCase(batch, m, n, 32, a_batch=a_batch, b_batch=b_batch, a_scale=a_scale, b_scale=b_scale), device)
-
-
-@pytest.mark.parametrize("bias", BIASES)
-@pytest.mark.parametrize("a_zero_point", ZERO_POINTS)
-@pytest.mark.parametrize("b_zero_point", ZERO_POINTS)
-def test_bias_and_zero_points_of_each_product_are_its_own(device, bias, a_zero_point, b_zero_point):
-    for dtype, (a_batch, b_batch), sums in zip((torch.int32, torch.int8), (("each", "each"), ("each", "matrix")), (True, False)):
-        case = BatchCase(
-            3,
-            7,
-            16,
-            48,
-            a_batch=a_batch,
-            b_batch=b_batch,
-            bias=bias,
-            bias_dtype="float32",
-            sums=sums,
-            a_zero_point=a_zero_point,
-            b_zero_point=b_zero_point,
-            zero_point_dtype=dtype,
-        )
-        check(case, device)
-
-
-@pytest.mark.parametrize("b_batch", ["each", "matrix", "expanded"])
 @pytest.mark.parametrize("sizes", [(0, 4, 8, 16), (3, 0, 8, 16), (3, 4, 0, 16), (3, 4, 8, 0), (0, 0, 0, 0), (0, 4, 8, 0), (1, 0, 8, 16)], ids=str)
-def test_batches_of_nothing_are_empty_and_a_k_of_zero_is_the_epilogue_of_zero(device, sizes, b_batch):
-    for out_dtype, zero_point in itertools.product(OUT_DTYPES, (None, "each")):
+def test_batches_of_nothing_are_empty_and_a_k_of_zero_is_the_epilogue_of_zero(device, sizes):
+    for out_dtype, zero_point, b_batch in itertools.product(OUT_DTYPES, (None, "each"), ("each", "matrix", "expanded")):
         case = BatchCase(*sizes, out_dtype, b_batch=b_batch, bias="each", a_zero_point=zero_point, b_zero_point=zero_point)
         check(case, device)
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operands.cases import FLOAT_DTYPES, MAX_K_BOTH_ZERO_POINTS, OUT_DTYPES, Case
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
@@ -24,8 +25,6 @@ from scaled_mm.errors import (
     BadTensorShapeError,
     ScaledMMError,
 )
-
-from .cases import FLOAT_DTYPES, MAX_K_BOTH_ZERO_POINTS, OUT_DTYPES, Case
 
 TINY = 2.0**-126
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from forced import BORROWER, SUFFIXES, TABLES
 
 import scaled_mm as sm
 from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError
 from scaled_mm.jit import library
-
-from .forced import BORROWER, SUFFIXES, TABLES
 
 
 @pytest.fixture(scope="module")

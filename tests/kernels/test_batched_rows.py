@@ -9,13 +9,12 @@ import functools
 
 import pytest
 import torch
+from forced import TABLES
+from operands.batched import BatchCase, BatchOperands
 
 import scaled_mm as sm
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
 from scaled_mm.tables import load_table
-
-from .batched import BatchCase, BatchOperands
-from .forced import TABLES
 
 pytestmark = pytest.mark.gpu
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from operands.pairs import pairs
+from test_rows import OUT_DTYPES, check, scales
 
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.core import binding
 from scaled_mm.jit import library
 from scaled_mm.tables import KernelRow, load_table
-
-from .test_rows import OUT_DTYPES, operands, run, scales
 
 pytestmark = pytest.mark.gpu
 
@@ -82,20 +82,12 @@ def handle():
     binding.register_table(TABLE)
 
 
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("row", ROWS)
-def test_every_decode_row_is_bit_equal_to_the_reference(handle, row, out_dtype):
-    for seed, (M, N, K) in enumerate(SHAPES):
-        a, b = operands(M, N, K, seed)
-        options = {} if out_dtype == torch.int32 else {**scales(M, N, "vector"), "bias": torch.randn(N, device="cuda")}
-        zero_points = {
-            "a_zero_point": torch.randint(-128, 128, (M, 1), dtype=torch.int32, device="cuda"),
-            "b_zero_point": torch.randint(-128, 128, (1, N), dtype=torch.int8, device="cuda"),
-        }
-        for points in ({}, zero_points):
-            expected = reference.scaled_mm(a, b, options.get("a_scale"), options.get("b_scale"), options.get("bias"), out_dtype=out_dtype, **points)
-            out = run(handle, row, a, b, out_dtype, **options, **points)
-            assert torch.equal(out, expected), f"{row} {out_dtype} M={M} N={N} K={K} {sorted(points)}"
+def test_every_decode_row_is_bit_equal_to_the_reference(handle, row):
+    for case in pairs(shape=SHAPES, out_dtype=OUT_DTYPES, points=(None, "a and b")):
+        M, N, _ = case["shape"]
+        scaled = case["out_dtype"] != torch.int32
+        check(handle, row, **case, **({**scales(M, N, "vector"), "bias": torch.randn(N, device="cuda")} if scaled else {}))
 
 
 @pytest.mark.parametrize("row", ROWS)

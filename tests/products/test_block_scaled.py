@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
+from operands.block_scaled_cases import BIASES, OUT_DTYPES, SCALE_LAYOUTS, SCALE_VALUES, SHAPES, ZERO_SHAPES, BlockCase
+from operands.cases import INPUT_LAYOUTS, LAYOUTS
+from operands.pairs import pairwise
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
@@ -21,9 +22,6 @@ from scaled_mm.errors import (
 )
 from scaled_mm.products.block_scaled import BLOCK_SCALED
 
-from .block_scaled_cases import BIASES, OUT_DTYPES, SCALE_LAYOUTS, SCALE_VALUES, SHAPES, ZERO_SHAPES, BlockCase
-from .cases import INPUT_LAYOUTS, LAYOUTS
-
 
 def check(case: BlockCase, device: str) -> None:
     """Into a poisoned output, into a new one, and again: the same bits each time."""
@@ -35,18 +33,24 @@ def check(case: BlockCase, device: str) -> None:
     assert made.is_contiguous() and reference.same_bits(made, out.contiguous())
 
 
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("m, n, k", SHAPES + ZERO_SHAPES)
-def test_every_shape_has_the_bits_of_the_reference(device, m, n, k, out_dtype):
-    check(BlockCase(m, n, k, out_dtype, bias="out", seed=m + n + k), device)
-    check(BlockCase(m, n, k, out_dtype, pad=16, bias="float32", seed=m + n + k), device)
+def test_every_shape_has_the_bits_of_the_reference(device, m, n, k):
+    for out_dtype in OUT_DTYPES:
+        check(BlockCase(m, n, k, out_dtype, bias="out", seed=m + n + k), device)
+        check(BlockCase(m, n, k, out_dtype, pad=16, bias="float32", seed=m + n + k), device)
 
 
-@pytest.mark.parametrize("a_layout", LAYOUTS)
-@pytest.mark.parametrize("b_layout", LAYOUTS)
-def test_every_layout_of_the_operands_is_taken(device, a_layout, b_layout):
-    for (m, n, k), out_layout in zip([(1, 33, 130), (17, 130, 144), (5, 16, 256)], itertools.cycle(("rows", "columns", "every_second"))):
-        check(BlockCase(m, n, k, a_layout=a_layout, b_layout=b_layout, out_layout=out_layout), device)
+@pairwise(
+    a_layout=LAYOUTS,
+    b_layout=LAYOUTS,
+    out_layout=LAYOUTS,
+    scale_layout=SCALE_LAYOUTS,
+    bias=BIASES,
+    out_dtype=OUT_DTYPES,
+    shape=[(1, 33, 130), (17, 130, 144), (5, 16, 256), (21, 260, 400)],
+)
+def test_every_pair_of_layouts_has_the_bits_of_the_reference(device, shape, **options):
+    check(BlockCase(*shape, **options), device)
 
 
 def test_operands_of_stride_zero_are_taken(device):
@@ -57,12 +61,9 @@ def test_operands_of_stride_zero_are_taken(device):
     operands.check(sm.block_scaled_mm(**operands.inputs))
 
 
-@pytest.mark.parametrize("layout", SCALE_LAYOUTS)
-@pytest.mark.parametrize("values", SCALE_VALUES)
-@pytest.mark.parametrize("bias", BIASES)
-def test_scales_of_any_layout_and_value_and_every_bias_are_taken(device, layout, values, bias):
-    for out_dtype, k in itertools.product(OUT_DTYPES, (0, 400)):
-        check(BlockCase(21, 260, k, out_dtype, scale_layout=layout, scale_values=values, bias=bias), device)
+@pairwise(bias=BIASES, scale_values=SCALE_VALUES, scale_layout=SCALE_LAYOUTS, out_dtype=OUT_DTYPES, k=[0, 400])
+def test_nan_infinity_and_subnormals_propagate_as_the_formula_says(device, k, **options):
+    check(BlockCase(21, 260, k, **options), device)
 
 
 @pytest.mark.parametrize("values", ["minimum", "extremes"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from operands.pairs import pairs
 
 import scaled_mm as sm
 from scaled_mm import reference
@@ -69,34 +70,34 @@ def scales(M: int, N: int, kind: str) -> dict[str, torch.Tensor]:
     return {"a_scale": torch.rand(M, 1, device="cuda") + 0.01, "b_scale": torch.randn(N, device="cuda")}
 
 
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
-@pytest.mark.parametrize("row", ROWS)
-def test_every_row_is_bit_equal_to_the_reference(handle, row, out_dtype):
-    for seed, (M, N, K) in enumerate(SHAPES):
-        a, b = operands(M, N, K, seed)
-        variants = [{}]
-        if out_dtype != torch.int32:
-            vector, scalar = scales(M, N, "vector"), scales(M, N, "scalar")
-            bias = torch.randn(N, device="cuda")
-            variants = [vector, {**vector, "bias": bias.to(out_dtype)}, {**scalar, "bias": bias}]
-        for options in variants:
-            expected = reference.scaled_mm(a, b, options.get("a_scale"), options.get("b_scale"), options.get("bias"), out_dtype=out_dtype)
-            out = run(handle, row, a, b, out_dtype, **options)
-            assert torch.equal(out, expected), f"{row} {out_dtype} M={M} N={N} K={K} {sorted(options)}"
+def zero_points(M: int, N: int, which: str | None) -> dict[str, torch.Tensor]:
+    a = {"a_zero_point": torch.randint(-128, 128, (M, 1), dtype=torch.int32, device="cuda")}
+    b = {"b_zero_point": torch.randint(-128, 128, (1, N), dtype=torch.int8, device="cuda")}
+    return {None: {}, "a": a, "b": b, "one of a, and b": {"a_zero_point": a["a_zero_point"][:1], **b}, "a and b": {**a, **b}}[which]
 
 
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
+def check(handle, row: str, shape: tuple[int, int, int], out_dtype: torch.dtype, points: str | None, **options) -> None:
+    M, N, K = shape
+    a, b = operands(M, N, K, seed=M + N + K)
+    options |= zero_points(M, N, points)
+    expected = reference.scaled_mm(a, b, out_dtype=out_dtype, **{"a_scale": None, "b_scale": None, **options})
+    out = run(handle, row, a, b, out_dtype, **options)
+    assert torch.equal(out, expected), f"{row} {out_dtype} M={M} N={N} K={K} {sorted(options)} {points}"
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_takes_zero_points_out_exactly(handle, row, out_dtype):
-    for seed, (M, N, K) in enumerate([(1, 256, 512), (17, 136, 1040), (333, 1000, 784)]):
-        a, b = operands(M, N, K, seed)
-        za = torch.randint(-128, 128, (M, 1), dtype=torch.int32, device="cuda")
-        zb = torch.randint(-128, 128, (1, N), dtype=torch.int8, device="cuda")
-        options = {} if out_dtype == torch.int32 else scales(M, N, "vector")
-        for zero_points in ({"a_zero_point": za}, {"b_zero_point": zb}, {"a_zero_point": za[:1], "b_zero_point": zb}):
-            expected = reference.scaled_mm(a, b, options.get("a_scale"), options.get("b_scale"), out_dtype=out_dtype, **zero_points)
-            out = run(handle, row, a, b, out_dtype, **options, **zero_points)
-            assert torch.equal(out, expected), f"{row} {out_dtype} M={M} N={N} K={K} {sorted(zero_points)}"
+def test_every_row_is_bit_equal_to_the_reference(handle, row):
+    """Every pair of shape, dtype, scales, bias and zero points: scaled products, and raw sums."""
+    points = (None, "a", "b", "one of a, and b")
+    for case in pairs(shape=SHAPES, out_dtype=OUT_DTYPES[:3], scaling=("vector", "vector and bias", "scalar and float32 bias"), points=points):
+        kind, _, bias = case.pop("scaling").partition(" and ")
+        M, N, _ = case["shape"]
+        options = scales(M, N, kind)
+        if bias:
+            options["bias"] = torch.randn(N, device="cuda").to(torch.float32 if "float32" in bias else case["out_dtype"])
+        check(handle, row, **case, **options)
+    for case in pairs(shape=SHAPES, points=points):
+        check(handle, row, out_dtype=torch.int32, **case)
 
 
 @pytest.mark.parametrize("row", ROWS)

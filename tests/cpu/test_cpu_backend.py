@@ -8,12 +8,12 @@ import time
 
 import pytest
 import torch
+from operands.cases import INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, Case, every_shape, matrix, poisoned, random_case
+from operands.pairs import pairs
 
 import scaled_mm as sm
 from scaled_mm.cpu import gemm as cpu_gemm
 from scaled_mm.cpu import integer_product
-
-from .cases import INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, Case, every_shape, matrix, poisoned, random_case
 
 ON_X86 = platform.machine() in ("x86_64", "AMD64")
 
@@ -51,12 +51,10 @@ def test_random_mixes_equal_the_reference_in_tiny_blocks(tiny_blocks):
         run(random_case(generator))
 
 
-@pytest.mark.parametrize("a_layout", INPUT_LAYOUTS)
-@pytest.mark.parametrize("b_layout", INPUT_LAYOUTS)
-def test_every_memory_layout_is_honoured(a_layout, b_layout):
-    for m, n, k in [(1, 40, 33), (2, 40, 33), (20, 30, 64), (20, 1, 33), (1, 1, 33), (9, 40, 1), (1, 40, 1)]:
-        for out_layout in LAYOUTS:
-            run(Case(m, n, k, a_layout=a_layout, b_layout=b_layout, out_layout=out_layout, bias="out"))
+@pytest.mark.parametrize("shape", [(1, 40, 33), (2, 40, 33), (20, 30, 64), (20, 1, 33), (1, 1, 33), (9, 40, 1), (1, 40, 1)], ids=str)
+def test_every_memory_layout_is_honoured(shape):
+    for layouts in pairs(a_layout=INPUT_LAYOUTS, b_layout=INPUT_LAYOUTS, out_layout=LAYOUTS):
+        run(Case(*shape, **layouts, bias="out"))
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 8, 9, 16, 17, 64, 65])

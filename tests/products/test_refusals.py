@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from operands.cases import Case, strided
 
 import scaled_mm as sm
 from scaled_mm import errors
@@ -17,8 +18,6 @@ from scaled_mm.errors import (
     NullPointerError,
     ScaledMMError,
 )
-
-from .cases import Case, strided
 
 M, N, K = 6, 16, 32
 

@@ -8,11 +8,11 @@ import threading
 
 import pytest
 import torch
+from operands.cases import BIASES, INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, SMALL_SHAPES, ZERO_POINTS, ZERO_SHAPES, Case, random_case
+from operands.pairs import pairwise
 
 import scaled_mm as sm
 from scaled_mm import BadParamError
-
-from .cases import BIASES, INPUT_LAYOUTS, LAYOUTS, OUT_DTYPES, SMALL_SHAPES, ZERO_POINTS, ZERO_SHAPES, Case, random_case
 
 
 @pytest.fixture
@@ -43,12 +43,18 @@ def test_every_shape_equals_the_reference(handle, device, out_dtype, described):
         calculate(handle, Case(*shape, out_dtype=out_dtype, bias="out"), device, described)
 
 
-def test_every_layout_equals_the_reference(handle, device):
-    for a_layout in INPUT_LAYOUTS:
-        for b_layout in INPUT_LAYOUTS:
-            for out_layout in LAYOUTS:
-                case = Case(9, 40, 48, a_layout=a_layout, b_layout=b_layout, out_layout=out_layout)
-                calculate(handle, case, device, described=True)
+@pairwise(
+    a_layout=INPUT_LAYOUTS,
+    b_layout=INPUT_LAYOUTS,
+    out_layout=LAYOUTS,
+    a_zero_point=ZERO_POINTS,
+    b_zero_point=ZERO_POINTS,
+    bias=BIASES,
+    shape=[(9, 40, 48), (17, 32, 48)],
+    out_dtype=[torch.float16, torch.bfloat16],
+)
+def test_every_pair_of_options_equals_the_reference(handle, device, shape, **options):
+    calculate(handle, Case(*shape, **options), device, described=True)
 
 
 def test_a_description_of_a_constant_b_takes_the_prepared_weight(handle, device):
@@ -76,14 +82,6 @@ def test_a_constant_b_is_refused_where_nothing_could_be_given_for_it(handle, dev
     with pytest.raises(sm.BadParamError, match="^b: expected a TensorDesc that is not constant"):
         offsets = sm.TensorDesc((2,), torch.int32)
         sm.create_grouped_descriptor(handle, out=out, a=sm.TensorDesc((8, 32), torch.int8), b=b, a_scale=None, b_scale=None, expert_offsets=offsets)
-
-
-@pytest.mark.parametrize("a_zero_point", ZERO_POINTS)
-@pytest.mark.parametrize("b_zero_point", ZERO_POINTS)
-def test_every_mix_of_zero_points_and_bias_equals_the_reference(handle, device, a_zero_point, b_zero_point):
-    for bias in BIASES:
-        case = Case(17, 32, 48, torch.float16, bias=bias, a_zero_point=a_zero_point, b_zero_point=b_zero_point)
-        calculate(handle, case, device, described=True)
 
 
 def test_random_mixes_of_everything_equal_the_reference(handle, device):

@@ -5,10 +5,13 @@ Rows of older architectures run through their PTX, those of newer ones are compi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 
 import pytest
 import torch
+from operands.block_scaled_cases import OUT_DTYPES, BlockCase, BlockOperands
 
 import scaled_mm as sm
 from scaled_mm import reference
@@ -16,8 +19,6 @@ from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
 from scaled_mm.jit import library
 from scaled_mm.tables import available_tables, load_table
-
-from .block_scaled_cases import OUT_DTYPES, BlockCase, BlockOperands
 
 pytestmark = pytest.mark.gpu
 
@@ -108,13 +109,12 @@ def run(handle: sm.Handle, row: str, operands: BlockOperands) -> torch.Tensor:
     return result
 
 
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_row_has_the_bits_of_the_reference(handle_for, arch, row, out_dtype):
+def test_every_row_has_the_bits_of_the_reference(handle_for, arch, row):
     handle = handle_for(arch)
     cases = ALIGNED + (ANY if TABLES[arch].row(row).family == "generic" else [])
-    for case in cases:
-        case = BlockCase(**{**vars(case), "out_dtype": out_dtype})
+    for case, out_dtype in itertools.product(cases, OUT_DTYPES):
+        case = dataclasses.replace(case, out_dtype=out_dtype)
         operands, expected = made(case)
         out = run(handle, row, operands)
         assert reference.same_bits(out, expected), f"{handle.arch} {row} {case}: {reference.describe_difference(out, expected)}"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
+from operands.cases import FLOAT_DTYPES
+from operands.grouped_cases import OUT_DTYPES, Grouped, grouped
+from operands.pairs import pairwise
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
@@ -20,8 +25,6 @@ from scaled_mm.errors import (
 )
 from scaled_mm.products.grouped import GROUPED
 
-from .grouped_cases import OUT_DTYPES, Grouped, grouped
-
 # tokens, E, K, N: one expert, none with rows, more experts than tokens, thousands of them; sizes that no tile divides.
 SHAPES = [(7, 1, 32, 16), (40, 5, 48, 24), (3, 17, 16, 8), (300, 4, 100, 72), (64, 2000, 16, 8), (33, 6, 31, 13), (1, 3, 1, 1)]
 
@@ -31,20 +34,19 @@ def check(case: Grouped, out: torch.Tensor) -> None:
         assert reference.same_bits(out, expected), reference.describe_difference(out, expected)
 
 
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_it_has_the_bits_of_a_loop_over_the_experts(device, shape, out_dtype):
-    case = grouped(*shape, out_dtype=out_dtype, bias="out", device=device)
-    check(case, sm.grouped_scaled_mm(**case.inputs, out_dtype=out_dtype))
-    out = case.poisoned()
-    assert sm.grouped_scaled_mm(**case.inputs, out=out) is out
-    check(case, out)
+def test_it_has_the_bits_of_a_loop_over_the_experts(device, shape):
+    for out_dtype in OUT_DTYPES:
+        case = grouped(*shape, out_dtype=out_dtype, bias="out", device=device)
+        check(case, sm.grouped_scaled_mm(**case.inputs, out_dtype=out_dtype))
+        out = case.poisoned()
+        assert sm.grouped_scaled_mm(**case.inputs, out=out) is out
+        check(case, out)
 
 
-@pytest.mark.parametrize("offsets", ["one", "short", "wild"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_offsets_are_clamped_and_rows_past_the_last_are_zero(device, shape, offsets):
-    for seed in range(3):
+def test_offsets_are_clamped_and_rows_past_the_last_are_zero(device, shape):
+    for offsets, seed in itertools.product(("one", "short", "wild"), range(3)):
         case = grouped(*shape, offsets=offsets, seed=seed, bias="float32", device=device)
         out = case.poisoned()
         sm.grouped_scaled_mm(**case.inputs, out=out)
@@ -53,24 +55,31 @@ def test_offsets_are_clamped_and_rows_past_the_last_are_zero(device, shape, offs
         assert not out[last:].any()
 
 
-@pytest.mark.parametrize("bias", [None, "out", "float32"])
-@pytest.mark.parametrize("b_scale", ["one", "expert", "expert3", "matrix", "matrix3", "column3", "strided"])
-@pytest.mark.parametrize("a_scale", ["one", "vector", "matrix"])
-def test_every_shape_of_scales_and_bias(device, a_scale, b_scale, bias):
-    case = grouped(50, 6, 64, 40, a_scale=a_scale, b_scale=b_scale, bias=bias, device=device)
-    check(case, sm.grouped_scaled_mm(**case.inputs))
+@pairwise(
+    b_scale=["one", "expert", "expert3", "matrix", "matrix3", "column3", "strided"],
+    a_scale=["one", "vector", "matrix"],
+    bias=[None, "out", "float32"],
+    out_dtype=FLOAT_DTYPES,
+    offsets=["random", "one", "short", "wild"],
+    strides=[("columns", 0), ("rows", 0), ("columns", 16), ("columns", 3)],
+    padding=[0, 8, 3],
+)
+def test_every_pair_of_options_equals_the_loop(device, strides, padding, **options):
+    """Shapes of scales and bias, offsets, dtypes, strides of b and of the output (padding elements after each row)."""
+    b_layout, pad = strides
+    case = grouped(50, 6, 64, 40, b_layout=b_layout, pad=pad, device=device, **options)
+    check(case, sm.grouped_scaled_mm(**case.inputs, out_dtype=case.out_dtype))
+    out = case.poisoned(padding)
+    sm.grouped_scaled_mm(**case.inputs, out=out)
+    check(case, out)
 
 
-@pytest.mark.parametrize("b_layout, pad", [("rows", 0), ("columns", 16), ("columns", 3)])
-def test_strides_are_honoured(device, b_layout, pad):
-    case = grouped(50, 6, 64, 40, b_layout=b_layout, pad=pad, device=device)
-    for padding in (0, 8, 3):
-        out = case.poisoned(padding)
-        sm.grouped_scaled_mm(**case.inputs, out=out)
-        check(case, out)
-    transposed = case.poisoned().t().contiguous().t()
-    sm.grouped_scaled_mm(**case.inputs, out=transposed)
-    check(case, transposed)
+def test_an_output_of_columns_is_written_in_place(device):
+    for b_layout, pad in (("rows", 0), ("columns", 16), ("columns", 3)):
+        case = grouped(50, 6, 64, 40, b_layout=b_layout, pad=pad, device=device)
+        transposed = case.poisoned().t().contiguous().t()
+        sm.grouped_scaled_mm(**case.inputs, out=transposed)
+        check(case, transposed)
 
 
 def test_an_expert_may_serve_several_groups_by_a_stride_of_zero(device):

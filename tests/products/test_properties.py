@@ -6,14 +6,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from operands import cases
+from operands.cases import Case
+from operands.oracle import FLOATS, ITEM_BYTES, NAMES, Desc, violations
 
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.errors import ScaledMMError
-
-from . import cases
-from .cases import Case
-from .oracle import FLOATS, ITEM_BYTES, NAMES, Desc, violations
 
 # The device fixture does not change from one example to the next, so it may be shared.
 SETTINGS = dict(

@@ -1,4 +1,4 @@
-"""Prints how a product of the CPU backend compares with float32 `mm` of the same matrices: `python tests/correctness/measure_cpu.py`.
+"""Prints how a product of the CPU backend compares with float32 `mm` of the same matrices: `python tests/cpu/measure_cpu.py`.
 
 scaled_mm with scales and a bfloat16 result, a weight [N, K] as `w.t()`; median of 8 calls, taken in turn with `mm`.
 """

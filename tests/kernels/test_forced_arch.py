@@ -13,17 +13,17 @@ import sys
 
 import pytest
 import torch
+from forced import TABLES
+from operands.cases import FLOAT_DTYPES, OUT_DTYPES
+from operands.pairs import pairs
 
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.errors import ArchitectureNotSupportedError
 
-from .forced import SUFFIXES, TABLES
-
 pytestmark = pytest.mark.gpu
 
 ROWS = [(arch, row.name) for arch, table in TABLES.items() if arch != "sm90" for row in table.rows]
-OUT_DTYPES = list(SUFFIXES)
 # M around the tiles' edges; N and K that end inside a tile, K inside a 16-byte vector too (with padded rows); several tiles each way.
 SHAPES = [
     (1, 256, 512),
@@ -39,6 +39,9 @@ SHAPES = [
     (1024, 1024, 1024),
     (3, 20, 8),
     (129, 4100, 333),
+    (1, 64, 64),
+    (130, 520, 333),
+    (257, 264, 4096),
 ]
 
 
@@ -77,54 +80,51 @@ def run(handle: sm.Handle, row: str, a, b, out_dtype, **options) -> torch.Tensor
     return result
 
 
-def scalings(M: int, N: int, out_dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
+SCALINGS = ("vector", "vector and bias", "scalar and float32 bias", "scalar", "mixed")
+ZERO_POINTS = (None, "a", "b", "one of a, and b", "a and b")
+
+
+def scaling(M: int, N: int, out_dtype: torch.dtype, kind: str = "vector") -> dict[str, torch.Tensor]:
+    """Scales and bias; none for raw sums."""
     if out_dtype == torch.int32:
-        return [{}]
-    vector = {"a_scale": torch.rand(M, 1, device="cuda") + 0.01, "b_scale": torch.randn(N, device="cuda")}
-    scalar = {"a_scale": torch.rand(1, device="cuda") + 0.01, "b_scale": torch.rand((), device="cuda") - 0.5}
-    mixed = {"a_scale": scalar["a_scale"], "b_scale": vector["b_scale"]}
-    bias = torch.randn(N, device="cuda")
-    return [vector, {**vector, "bias": bias.to(out_dtype)}, {**scalar, "bias": bias}, scalar, mixed]
+        return {}
+    kind, _, bias = kind.partition(" and ")
+    a_scale = torch.rand((M, 1) if kind == "vector" else (1,), device="cuda") + 0.01
+    b_scale = torch.rand((), device="cuda") - 0.5 if kind == "scalar" else torch.randn(N, device="cuda")
+    made = {"a_scale": a_scale, "b_scale": b_scale}
+    return {**made, "bias": torch.randn(N, device="cuda").to(torch.float32 if "float32" in bias else out_dtype)} if bias else made
 
 
-def zero_points(M: int, N: int) -> list[dict[str, torch.Tensor]]:
-    za = torch.randint(-128, 128, (M, 1), dtype=torch.int32, device="cuda")
-    zb = torch.randint(-128, 128, (N,), dtype=torch.int8, device="cuda")
-    one = torch.tensor([-128], dtype=torch.int8, device="cuda")
-    return [{"a_zero_point": za}, {"b_zero_point": zb}, {"a_zero_point": one, "b_zero_point": zb}, {"a_zero_point": za, "b_zero_point": zb}]
+def zero_points(M: int, N: int, which: str | None) -> dict[str, torch.Tensor]:
+    a = {"a_zero_point": torch.randint(-128, 128, (M, 1), dtype=torch.int32, device="cuda")}
+    b = {"b_zero_point": torch.randint(-128, 128, (N,), dtype=torch.int8, device="cuda")}
+    one = {"a_zero_point": torch.tensor([-128], dtype=torch.int8, device="cuda")}
+    return {None: {}, "a": a, "b": b, "one of a, and b": {**one, **b}, "a and b": {**a, **b}}[which]
 
 
-def check(handle, row, M, N, K, out_dtype, options, a, b) -> None:
+def check(handle, row: str, shape: tuple[int, int, int], out_dtype: torch.dtype, points: str | None, kind: str = "vector") -> None:
+    M, N, K = shape
+    torch.manual_seed(M + N + K)
+    a, b = operands(M, N, K, M + N + K)
+    options = {**scaling(M, N, out_dtype, kind), **zero_points(M, N, points)}
     expected = reference.scaled_mm(a, b, out_dtype=out_dtype, **{"a_scale": None, "b_scale": None, **options})
     out = run(handle, row, a, b, out_dtype, **options)
     assert reference.same_bits(out, expected), (
-        f"{handle.arch} {row} {out_dtype} M={M} N={N} K={K} {sorted(options)}: {reference.describe_difference(out, expected)}"
+        f"{handle.arch} {row} {out_dtype} M={M} N={N} K={K} {kind} {points}: {reference.describe_difference(out, expected)}"
     )
 
 
-@pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
-@pytest.mark.parametrize("arch, row", ROWS, ids=lambda value: str(value))
-def test_every_row_of_every_architecture_has_the_bits_of_the_reference(handle_for, arch, row, out_dtype):
-    handle = handle_for(arch, row, out_dtype)
-    for seed, (M, N, K) in enumerate(SHAPES):
-        torch.manual_seed(seed)
-        a, b = operands(M, N, K, seed)
-        for options in scalings(M, N, out_dtype):
-            check(handle, row, M, N, K, out_dtype, options, a, b)
+@pytest.mark.parametrize("arch, row", ROWS, ids=str)
+def test_every_row_of_every_architecture_has_the_bits_of_the_reference(handle_for, arch, row):
+    """Every pair of shape, dtype, scales, bias and zero points: scaled products, and raw sums."""
+    handles = {out_dtype: handle_for(arch, row, out_dtype) for out_dtype in OUT_DTYPES}
+    for case in pairs(shape=SHAPES, out_dtype=FLOAT_DTYPES, kind=SCALINGS, points=ZERO_POINTS):
+        check(handles[case["out_dtype"]], row, **case)
+    for case in pairs(shape=SHAPES, points=ZERO_POINTS):
+        check(handles[torch.int32], row, out_dtype=torch.int32, **case)
 
 
-@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.int32], ids=str)
-@pytest.mark.parametrize("arch, row", ROWS, ids=lambda value: str(value))
-def test_every_row_of_every_architecture_subtracts_zero_points_exactly(handle_for, arch, row, out_dtype):
-    handle = handle_for(arch, row, out_dtype)
-    for seed, (M, N, K) in enumerate([(1, 64, 64), (17, 136, 1040), (130, 520, 333), (257, 264, 4096)]):
-        torch.manual_seed(seed)
-        a, b = operands(M, N, K, seed)
-        for zeros in zero_points(M, N):
-            check(handle, row, M, N, K, out_dtype, {**scalings(M, N, out_dtype)[0], **zeros}, a, b)
-
-
-@pytest.mark.parametrize("arch, row", ROWS, ids=lambda value: str(value))
+@pytest.mark.parametrize("arch, row", ROWS, ids=str)
 def test_sums_close_to_the_end_of_int32_are_exact_and_do_not_saturate(handle_for, arch, row):
     handle, K = handle_for(arch, row, torch.int32), 131071
     a, b = torch.empty(33, K + 1, dtype=torch.int8, device="cuda")[:, :K], torch.empty(72, K + 1, dtype=torch.int8, device="cuda")[:, :K].t()
@@ -156,7 +156,7 @@ def test_every_architecture_takes_any_stride_and_alignment_on_its_fallback(handl
             ("columns of a", dense[:M, :K].t().contiguous().t(), weight[:N, :K].t(), whole.flatten()[: M * N].view(M, N)),
         ]:
             whole.fill_(-77777 if out_dtype == torch.int32 else float("nan"))
-            options = {**scalings(M, N, out_dtype)[0], **zero_points(M, N)[3]}
+            options = {**scaling(M, N, out_dtype), **zero_points(M, N, "a and b")}
             with sm.create_descriptor(handle, out=out, a=a, b=b, kernel=row, **options) as desc:
                 workspace = torch.empty(desc.workspace_size, dtype=torch.uint8, device="cuda")
                 desc.calculate(out, a, b, workspace=workspace, **options)
@@ -206,7 +206,8 @@ def test_the_environment_forces_an_architecture_for_every_way_of_calling(handle_
     handle_of("sm80")
     program = (
         "import torch, scaled_mm as sm\n"
-        "from scaled_mm import fast, reference\n"
+        "from scaled_mm import reference\n"
+        "from scaled_mm.core import fast\n"
         "assert sm.Handle('cuda:0').arch == 'sm80'\n"
         "one = torch.ones(1, device='cuda')\n"
         "for K in (256, 8192):  # the second splits K, so it needs a workspace\n"
