@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.cli import common
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("products with llama.cpp's block formats").add_argument
     shapes = "default 28672x8192,4096x14336,4096x4096, rows of the weight x K; on a CPU 4096x4096"
     add("--block", action="store_true", help=f"time these in place of INT8. --m are tokens; --shapes also NxK, {shapes}")
-    add("--formats", metavar="NAMES", help="all, or some of q4_0,q4_1,q5_0,q5_1,q8_0; default all")
+    add("--formats", metavar="NAMES", help=f"all, or some of {','.join(WEIGHT_FORMATS)}; default all")
     add("--sweep", action="store_true", help="--m 1-64, or these besides those that --m names")
     llama = "llama.cpp's test-backend-ops, to be run first; without it an H200's recorded times, on an H200"
     add("--llama", type=Path, metavar="PATH", help=llama)

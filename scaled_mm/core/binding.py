@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.errors import InternalError, KernelNotBuiltError, ScaledMMError, Status, error_for
+from scaled_mm.gguf_formats import FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ ABI_VERSION = 6
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
-DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1")  # index: scaledMMDtype_t
+DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", *FORMATS)  # index: scaledMMDtype_t
 UNKNOWN_DTYPE = -1
 TENSOR_CONSTANT, TENSOR_PACKED = 1, 2
 GGUF_MODES = ("auto", "w4a8", "w4a16")  # index: scaledMMGgufMode_t
