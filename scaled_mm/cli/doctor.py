@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import json
 import os
 import platform
 import re
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     findings = examine()
     works = all(finding.found is not None for finding in findings if finding.required)
     if args.json:
-        print(json.dumps({"ok": works, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2))
+        common.print_json({"ok": works, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
     else:
         _print(findings, works)
     return 0 if works else 1

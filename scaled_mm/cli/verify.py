@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     head = {"device": str(device), "name": _device_name(device), "torch": torch.__version__, "seed": args.seed}
     if args.json:
         refused = sum(result.error is not None for result in results)
-        print(json.dumps({**head, "equal": equal, "refused": refused, "cases": [dataclasses.asdict(r) for r in results]}, indent=2))
+        common.print_json({**head, "equal": equal, "refused": refused, "cases": [dataclasses.asdict(r) for r in results]}, indent=2)
     else:
         _print(head, results, timed=args.time)
     return 0 if equal else 1
