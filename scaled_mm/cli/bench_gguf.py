@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from scaled_mm.bench.gguf.cases import BlockCase
     from scaled_mm.bench.gguf.llama import LlamaTimes
     from scaled_mm.bench.gguf.record import BlockDocument
-    from scaled_mm.bench.peers import Peer
-    from scaled_mm.bench.record import Environment
-    from scaled_mm.bench.run import Options
+    from scaled_mm.bench.int8.peers import Peer
+    from scaled_mm.bench.int8.run import Options
+    from scaled_mm.measure.record import Environment
 
 OK, FAILED = 0, 1
 
@@ -61,9 +61,9 @@ class Plan:
 
 def plan(args: argparse.Namespace, device: torch.device) -> Plan:
     """Runs llama.cpp too, where it is to be run. ValueError or a ScaledMMError for arguments that make no sense."""
-    from scaled_mm.bench import plots
-    from scaled_mm.bench.environment import read_environment, report_folder
     from scaled_mm.bench.gguf import llama
+    from scaled_mm.bench.int8 import plots
+    from scaled_mm.measure.environment import read_environment, report_folder
 
     cases, chosen = _cases(args, device), _peers(args, device)
     environment = read_environment(device)
@@ -75,9 +75,9 @@ def plan(args: argparse.Namespace, device: torch.device) -> Plan:
 
 def run(args: argparse.Namespace, planned: Plan, options: Options, device: torch.device, command: str, console: Console) -> int:
     """0: done; 1: a case of ours failed or is not within the bound."""
-    from scaled_mm.bench.environment import read_clocks
     from scaled_mm.bench.gguf import run as block_run
     from scaled_mm.bench.gguf.record import save
+    from scaled_mm.measure.environment import read_clocks
 
     cases, out, times = planned.cases, planned.out, planned.llama
     document = _new_document(args, device, planned, options, command)
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace, planned: Plan, options: Options, device: torch
 
 def _cases(args: argparse.Namespace, device: torch.device) -> list[BlockCase]:
     from scaled_mm.bench.gguf import cases
-    from scaled_mm.bench.shapes import parse_ms
+    from scaled_mm.measure.shapes import parse_ms
 
     cpu = device.type == "cpu"
     try:
@@ -109,8 +109,8 @@ def _cases(args: argparse.Namespace, device: torch.device) -> list[BlockCase]:
 
 
 def _peers(args: argparse.Namespace, device: torch.device) -> list[Peer]:
-    from scaled_mm.bench import peers
     from scaled_mm.bench.gguf import peers as block_peers
+    from scaled_mm.bench.int8 import peers
     from scaled_mm.errors import BadParamError, KernelNotFoundError
     from scaled_mm.jit.dispatch import callable_table
 
@@ -127,9 +127,10 @@ def _peers(args: argparse.Namespace, device: torch.device) -> list[Peer]:
 def _new_document(args: argparse.Namespace, device: torch.device, planned: Plan, options: Options, command: str) -> BlockDocument:
     from datetime import datetime, timezone
 
-    from scaled_mm.bench import run, timing
-    from scaled_mm.bench.environment import read_clocks
     from scaled_mm.bench.gguf.record import BlockDocument, BlockSettings
+    from scaled_mm.bench.int8 import run
+    from scaled_mm.measure import timing
+    from scaled_mm.measure.environment import read_clocks
 
     clocks = read_clocks(device, "before")
     return BlockDocument(
@@ -146,10 +147,10 @@ def _new_document(args: argparse.Namespace, device: torch.device, planned: Plan,
 def _finish(document: BlockDocument, out: Path, args: argparse.Namespace, console: Console) -> int:
     from rich.markup import escape
 
-    from scaled_mm.bench import analysis, plots
     from scaled_mm.bench.gguf import analysis as block_analysis
     from scaled_mm.bench.gguf import report
     from scaled_mm.bench.gguf.record import BLOCK_JSON, save
+    from scaled_mm.bench.int8 import analysis, plots
 
     save(document, out)
     paths = report.render(out)

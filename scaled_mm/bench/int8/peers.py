@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from scaled_mm.bench.inputs import OUT_DTYPE, Inputs
+from scaled_mm.bench.int8.inputs import OUT_DTYPE, Inputs
 
 TensorCall = Callable[[], torch.Tensor]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from scaled_mm.bench import timing
-from scaled_mm.bench.inputs import Inputs, RotatedOutputs, WeightSets
-from scaled_mm.bench.peers import OURS, RIVALS, Peer
-from scaled_mm.bench.record import CaseRecord, Implementation, OverheadRecord, Result
-from scaled_mm.bench.roofline import roof_us, traffic_bytes
-from scaled_mm.bench.shapes import Case, group_by_weight
+from scaled_mm.bench.int8.inputs import Inputs, RotatedOutputs, WeightSets
+from scaled_mm.bench.int8.peers import OURS, RIVALS, Peer
+from scaled_mm.measure import timing
+from scaled_mm.measure.record import CaseRecord, Implementation, OverheadRecord, Result
+from scaled_mm.measure.roofline import roof_us, traffic_bytes
+from scaled_mm.measure.shapes import Case, group_by_weight
 
 #: Small enough that the host, not the product, sets the pace; every peer accepts it.
 TINY = Case("tiny", 32, 256, 256)

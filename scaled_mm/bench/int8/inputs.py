@@ -13,8 +13,8 @@ from functools import cached_property
 
 import torch
 
-from scaled_mm.bench import timing
-from scaled_mm.bench.shapes import Case
+from scaled_mm.measure import timing
+from scaled_mm.measure.shapes import Case
 
 OUT_DTYPE = torch.bfloat16
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from scaled_mm.bench.record import Clocks, Environment
-from scaled_mm.bench.timing import last_level_cache_bytes
+from scaled_mm.measure.record import Clocks, Environment
+from scaled_mm.measure.timing import last_level_cache_bytes
 from scaled_mm.tables.tuned import slug
 
 BUSY_CPU = "is the CPU busy? OMP_WAIT_POLICY=PASSIVE keeps torch's threads from spinning"

@@ -5,11 +5,11 @@ import time
 
 import pytest
 import torch
-from bench_data import CPU
 
-from scaled_mm.bench import timing
-from scaled_mm.bench.timing import Plan, Timing
+from scaled_mm.measure import timing
+from scaled_mm.measure.timing import Plan, Timing
 
+CPU = torch.device("cpu")
 MIB = 1 << 20
 GIB = 1 << 30
 H200_L2 = 60 * MIB

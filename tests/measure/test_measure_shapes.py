@@ -2,9 +2,9 @@
 
 import pytest
 
-from scaled_mm.bench import analysis
-from scaled_mm.bench.roofline import PEAKS, roof_us, tops, traffic_bytes
-from scaled_mm.bench.shapes import LLM_M, LLM_SHAPES, Case, group_by_weight, parse_cases, parse_ms
+from scaled_mm.bench.int8 import analysis
+from scaled_mm.measure.roofline import PEAKS, roof_us, tops, traffic_bytes
+from scaled_mm.measure.shapes import LLM_M, LLM_SHAPES, Case, group_by_weight, parse_cases, parse_ms
 
 
 def test_the_grid_is_exactly_the_recorded_one():

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
-from scaled_mm.bench import timing
-from scaled_mm.bench.inputs import Inputs
-from scaled_mm.bench.peers import Ours, Peer
-from scaled_mm.bench.record import Environment, write_atomically
-from scaled_mm.bench.run import Options, Progress, close, describe, layers, no_progress
-from scaled_mm.bench.shapes import Case
+from scaled_mm.bench.int8.inputs import Inputs
+from scaled_mm.bench.int8.peers import Ours, Peer
+from scaled_mm.bench.int8.run import Options, Progress, close, describe, layers, no_progress
+from scaled_mm.measure import timing
+from scaled_mm.measure.record import Environment, write_atomically
+from scaled_mm.measure.shapes import Case
 
 ROWS_JSON = "rows.json"
 ROWS_MD = "rows.md"

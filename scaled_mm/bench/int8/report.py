@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from scaled_mm.bench import analysis, blocks
-from scaled_mm.bench.analysis import RECORDED_FILE, Recorded, Speedup
-from scaled_mm.bench.blocks import Block, Command, Heading, Image, Items, Table, Text
-from scaled_mm.bench.environment import BUSY_CPU
-from scaled_mm.bench.peers import OURS, RIVALS
-from scaled_mm.bench.record import BenchDocument, CaseRecord, Clocks, Implementation, load, write_atomically
-from scaled_mm.bench.timing import CACHE_MULTIPLE
+from scaled_mm.bench.int8 import analysis
+from scaled_mm.bench.int8.analysis import RECORDED_FILE, Recorded, Speedup
+from scaled_mm.bench.int8.peers import OURS, RIVALS
+from scaled_mm.measure import document as blocks
+from scaled_mm.measure.document import Block, Command, Heading, Image, Items, Table, Text
+from scaled_mm.measure.environment import BUSY_CPU
+from scaled_mm.measure.record import BenchDocument, CaseRecord, Clocks, Implementation, load, write_atomically
+from scaled_mm.measure.timing import CACHE_MULTIPLE
 
 BENCH_MD, BENCH_HTML = "bench.md", "bench.html"
 
@@ -22,7 +23,7 @@ def render(directory: Path, keep_plots: bool = False) -> list[Path]:
     Without matplotlib the plots are left out and the report says so. keep_plots: they are of this very `bench.json`, so those that
     are there stay in the report.
     """
-    from scaled_mm.bench import plots
+    from scaled_mm.bench.int8 import plots
 
     directory = Path(directory)
     document = load(directory)
@@ -277,7 +278,7 @@ def what_did_not_run(document, name_of: Callable[[object], str]) -> list[Block]:
 def plots_section(drawn: list[Path] | None) -> list[Block]:
     """The plots; why there are none where `drawn` is None."""
     if drawn is None:
-        from scaled_mm.bench import plots
+        from scaled_mm.bench.int8 import plots
 
         return [Heading(2, "Plots"), Text(f"Not drawn: {plots.unavailable()}.")]
     return [Heading(2, "Plots"), *(Image(path, path.stem) for path in drawn)] if drawn else []

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 
-from scaled_mm.bench.peers import OURS, RIVALS
-from scaled_mm.bench.record import BenchDocument, CaseRecord
+from scaled_mm.bench.int8.peers import OURS, RIVALS
+from scaled_mm.measure.record import BenchDocument, CaseRecord
 
 RECORDED_FILE = "scaled_mm/bench/data/h200_int8_peers.json"
 

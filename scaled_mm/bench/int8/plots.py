@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaled_mm.bench import analysis
-from scaled_mm.bench.analysis import Speedup
-from scaled_mm.bench.peers import OURS
-from scaled_mm.bench.record import BenchDocument, CaseRecord
-from scaled_mm.bench.roofline import tops
+from scaled_mm.bench.int8 import analysis
+from scaled_mm.bench.int8.analysis import Speedup
+from scaled_mm.bench.int8.peers import OURS
+from scaled_mm.measure.record import BenchDocument, CaseRecord
+from scaled_mm.measure.roofline import tops
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
