@@ -170,6 +170,21 @@ def plain_call(call: TensorCall, inputs: RotatedOutputs) -> torch.Tensor:
     return out
 
 
+def case_fields(inputs: RotatedOutputs, results: dict[str, Result]) -> dict[str, Any]:
+    """The fields that the `CaseRecord` of every suite has."""
+    case = inputs.case
+    return {
+        "shape": case.shape,
+        "M": case.M,
+        "N": case.N,
+        "K": case.K,
+        "rotation": inputs.weights.sets,
+        "outputs": inputs.slots,
+        "cold": inputs.weights.cold,
+        "results": results,
+    }
+
+
 def as_result(timed: Timing | Exception, facts: dict[str, Any]) -> Result:
     """The record of a Timing (times to a nanosecond) or of the exception in its place."""
     if isinstance(timed, Exception):

@@ -14,7 +14,7 @@ from scaled_mm.bench.gguf.record import GgufCaseRecord
 from scaled_mm.gguf import quantize_block, reference
 from scaled_mm.measure.peer import Peer, TensorCall
 from scaled_mm.measure.record import Result
-from scaled_mm.measure.run import Check, Options, Suite, plain_call
+from scaled_mm.measure.run import Check, Options, Suite, case_fields, plain_call
 
 #: Rows of the weight and tokens that the reference computes, spread evenly from the first to the last.
 CHECK_ROWS, CHECK_TOKENS = 128, 256
@@ -41,17 +41,10 @@ class GgufSuite(Suite):
     def record(self, inputs: GgufInputs, check: Check, results: dict[str, Result]) -> GgufCaseRecord:
         case = inputs.case
         return GgufCaseRecord(
+            **case_fields(inputs, results),
             fmt=case.fmt,
-            shape=case.shape,
-            M=case.M,
-            N=case.N,
-            K=case.K,
             weight_bytes=weight_bytes(case),
-            rotation=inputs.weights.sets,
-            outputs=inputs.slots,
-            cold=inputs.weights.cold,
             llama_us=self._llama.get((case.fmt, case.N, case.K, case.M)),
-            results=results,
         )
 
 

@@ -10,7 +10,7 @@ from scaled_mm.measure.host import Overhead, host_overhead
 from scaled_mm.measure.peer import OURS, Peer, TensorCall
 from scaled_mm.measure.record import Result, describe
 from scaled_mm.measure.roofline import roof_us, traffic_bytes
-from scaled_mm.measure.run import Check, Options, Suite, close, plain_call
+from scaled_mm.measure.run import Check, Options, Suite, case_fields, close, plain_call
 from scaled_mm.measure.runner import Call
 from scaled_mm.measure.shapes import Case
 
@@ -32,17 +32,10 @@ class Int8Suite(Suite):
         case, device = inputs.case, inputs.device
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         return Int8CaseRecord(
-            shape=case.shape,
-            M=case.M,
-            N=case.N,
-            K=case.K,
+            **case_fields(inputs, results),
             traffic_bytes=traffic_bytes(case.M, case.N, case.K),
             roof_us=roof_us(case.M, case.N, case.K, gpu),
-            rotation=inputs.weights.sets,
-            outputs=inputs.slots,
-            cold=inputs.weights.cold,
             check=check.status,
-            results=results,
         )
 
 
