@@ -10,9 +10,6 @@ from scaled_mm.cli import common
 
 HELP = "render the report of a bench or autotune run again, from its JSON, or compare two runs"
 
-#: Of each kind of run, the file; then its names in earlier versions.
-RUNS = {"autotune": ("autotune.json",), "int8": ("bench.json",), "gguf": ("bench_gguf.json", "bench_block.json")}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Path, metavar="DIR", help="a folder with autotune.json, bench.json or bench_gguf.json, or some of them")
@@ -41,12 +38,16 @@ def run(args: argparse.Namespace) -> int:
 
 def _runs(option: str, directory: Path) -> dict[str, Path]:
     """Kind of run -> its file in a folder, the tuning run first."""
+    from scaled_mm.autotune.record import AUTOTUNE_JSON
+    from scaled_mm.bench.gguf.record import GgufDocument
+    from scaled_mm.bench.int8.record import Int8Document
     from scaled_mm.errors import BadParamError
 
-    there = {kind: [directory / name for name in names if (directory / name).is_file()] for kind, names in RUNS.items()}
+    files = {"autotune": (AUTOTUNE_JSON,), "int8": Int8Document.FILES, "gguf": GgufDocument.FILES}
+    there = {kind: [directory / name for name in names if (directory / name).is_file()] for kind, names in files.items()}
     found = {kind: paths[0] for kind, paths in there.items() if paths}
     if not found:
-        *names, last = [name for names in RUNS.values() for name in names]
+        *names, last = [name for names in files.values() for name in names]
         raise BadParamError(f"{option}: expected a folder with {', '.join(names)} or {last}, got {directory}")
     return found
 

@@ -1,4 +1,4 @@
-"""Synthetic GGUF documents, and a stand-in for llama.cpp's test-backend-ops."""
+"""Synthetic GGUF documents, a product with a fault, and a stand-in for llama.cpp's test-backend-ops."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 from bench_data import environment, measured
 
-from scaled_mm.bench.gguf.peers import every_peer
+from scaled_mm.bench.gguf.peers import OursGguf, every_peer
 from scaled_mm.bench.gguf.record import GgufCaseRecord, GgufDocument, LlamaSource
+from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.record import Implementation, Result, Settings
 
 # As `test-backend-ops perf -o MUL_MAT` prints them (github.com/ggml-org/llama.cpp/pull/10991 and 14903, issues/11559), with its colours.
@@ -98,3 +99,26 @@ def gguf_document(cases: list[GgufCaseRecord], unavailable: str | None = None, s
         llama=LlamaSource(status=status, told="where llama.cpp's times come from"),
         cases=cases,
     )
+
+
+class Broken(OursGguf):
+    """Ours, with a fault once it was called so often: "value", "nan" or "raise"."""
+
+    def __init__(self, fault: str, after: int):
+        super().__init__(OURS, "broken", "float16", "auto")
+        self._fault, self._left = fault, after
+
+    def prepare(self, inputs):
+        def make(call):
+            def faulty():
+                out = call()
+                self._left -= 1
+                if self._left < 0:
+                    if self._fault == "raise":
+                        raise RuntimeError("the launch failed")
+                    out[-1, -1] = float("nan") if self._fault == "nan" else out[-1, -1] + 1
+                return out
+
+            return faulty
+
+        return [make(call) for call in super().prepare(inputs)]

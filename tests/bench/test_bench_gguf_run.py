@@ -1,48 +1,29 @@
-"""GGUF products measured on a CPU: cases, inputs, the check against float64, the command, the examples."""
+"""GGUF products measured on a CPU: cases, inputs, the check against float64."""
 
 import argparse
-import importlib.util
-import json
-import re
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from bench_data import CPU
-from gguf_bench_data import PERF_LINES, write_program
+from gguf_bench_data import Broken
 
 import scaled_mm as sm
 from scaled_mm.bench import ours
 from scaled_mm.bench.gguf import analysis, llama, peers
-from scaled_mm.bench.gguf.cases import CPU_TOKENS, SWEEP, GgufCase, group_by_format, parse_cases, parse_formats
+from scaled_mm.bench.gguf.cases import GgufCase, group_by_format, parse_cases, parse_formats
 from scaled_mm.bench.gguf.inputs import GgufInputs, GgufWeights, weight_bytes
-from scaled_mm.bench.gguf.record import GgufDocument
 from scaled_mm.bench.gguf.suite import GgufSuite, error_of, formula, spread
-from scaled_mm.cli import bench, main
-from scaled_mm.cli.bench import frame
-from scaled_mm.cli.bench import gguf as bench_gguf
 from scaled_mm.errors import BadParamError
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.run import Options, run_grid
 
 FAST = Options(budget_ms=1, sets=3)
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def parse(*words: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    bench.add_arguments(parser)
-    return parser.parse_args(list(words))
 
 
 def make_inputs(fmt: str = "q4_0", tokens: int = 5, sets: int = 3) -> GgufInputs:
     case, generator = GgufCase("70x96", tokens, 70, 96, fmt), torch.Generator().manual_seed(1)
     return GgufInputs(case, GgufWeights(case, CPU, generator, sets), generator)
-
-
-# ---- cases ------------------------------------------------------------------------------------------------------------
 
 
 def test_formats_cross_with_weights_and_tokens_weight_by_weight():
@@ -73,9 +54,6 @@ def test_formats_are_those_of_weights():
             parse_formats(text)
     with pytest.raises(BadParamError, match="got 'Q8_0'; formats are spelled in lower case$"):
         parse_formats("q4_0,Q8_0")
-
-
-# ---- inputs and the check ---------------------------------------------------------------------------------------------
 
 
 def test_weight_sets_are_different_weights_in_memory_of_their_own():
@@ -137,17 +115,6 @@ def test_mode_auto_on_a_gpu_is_what_the_tile_table_says(monkeypatch):
     assert [peers.auto_mode(CPU, m) for m in (1, 9)] == ["w4a16"] * 2
 
 
-def test_a_row_to_force_is_looked_up_in_the_section_of_gguf_products(monkeypatch):
-    from scaled_mm.jit.dispatch import callable_table
-
-    monkeypatch.setattr(ours, "our_handle", lambda device: argparse.Namespace(arch="sm90"))
-    gpu, row = torch.device("cuda:0"), callable_table("sm90").gguf.rows[0].name
-    chosen = bench_gguf.wanted_peers(parse("gguf", "--kernel", row), gpu)
-    assert [peer.name for peer in chosen] == list(analysis.OURS_ALL)  # and none of a CPU's
-    with pytest.raises(sm.errors.KernelNotFoundError, match=f"--kernel: expected one of {row}, .*, got 'generic_64x64x64'"):
-        bench_gguf.wanted_peers(parse("gguf", "--kernel", "generic_64x64x64"), gpu)
-
-
 def test_a_slice_is_spread_from_the_first_to_the_last():
     assert spread(5, 128, CPU).tolist() == [0, 1, 2, 3, 4] and spread(1, 4, CPU).tolist() == [0]
     assert spread(28672, 128, CPU)[[0, -1]].tolist() == [0, 28671] and len(spread(28672, 128, CPU)) == 128
@@ -163,29 +130,6 @@ def test_a_grid_is_measured_checked_and_stands_next_to_llama_cpp():
         assert all(result.us > 0 and result.error <= analysis.ERROR_BOUND for result in case.results.values())
         assert analysis.check_of(case) == "yes" and case.results[OURS].kernel == "cpu_gguf_float32" and case.rotation == 3
     assert [case.llama_us for batch in batches for case in batch] == [None, None, None, 7.5]
-
-
-class Broken(peers.OursGguf):
-    """Ours, with a fault once it was called so often: "value", "nan" or "raise"."""
-
-    def __init__(self, fault: str, after: int):
-        super().__init__(OURS, "broken", "float16", "auto")
-        self._fault, self._left = fault, after
-
-    def prepare(self, inputs):
-        def make(call):
-            def faulty():
-                out = call()
-                self._left -= 1
-                if self._left < 0:
-                    if self._fault == "raise":
-                        raise RuntimeError("the launch failed")
-                    out[-1, -1] = float("nan") if self._fault == "nan" else out[-1, -1] + 1
-                return out
-
-            return faulty
-
-        return [make(call) for call in super().prepare(inputs)]
 
 
 @pytest.mark.parametrize("after", [0, 2])
@@ -205,146 +149,6 @@ def test_an_unchecked_case_says_so():
     assert analysis.check_of(case) == "not checked" and case.results[OURS].error is None
 
 
-# ---- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_the_command_writes_a_report_and_prints_its_json(tmp_path, capsys):
-    program = write_program(tmp_path / "test-backend-ops", PERF_LINES.replace("m=16,n=1,k=256", "m=64,n=3,k=96"))
-    out = tmp_path / "out"
-    words = ["gguf", "--device", "cpu", "--shapes", "64x96", "--formats", "q4_1,q4_0", "--m", "1-3", "--budget-ms", "1", "--seed", "1"]
-    assert bench.run(parse(*words, "--llama", str(program), "--out", str(out), "--json")) == frame.OK
-    printed = capsys.readouterr()
-    document = GgufDocument.load(out)
-    assert json.loads(printed.out) == document.model_dump(mode="json")
-    assert [(case.fmt, case.M, case.llama_us) for case in document.cases] == [
-        ("q4_1", 1, None),
-        ("q4_1", 2, None),
-        ("q4_1", 3, 4.03),
-        ("q4_0", 1, None),
-        ("q4_0", 2, None),
-        ("q4_0", 3, None),
-    ]
-    assert document.llama.status == "measured" and document.command.startswith("scaled-mm bench gguf ") and "--formats q4_1,q4_0" in document.command
-    assert "onotone within 5%" in printed.err and "6 of 6 checked cases" in printed.err
-    text = (out / "bench_gguf.md").read_text()
-    assert "### q4_1 64x96: N=64, K=96" in text and "4.03" in text and (out / "bench_gguf.html").is_file()
-
-
-def test_the_sweep_is_tokens_from_1_to_64_and_what_m_names_besides():
-    tokens = [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--sweep", "--formats", "q4_0"), CPU)]
-    assert tokens == list(SWEEP) == list(range(1, 65))
-    assert tokens == [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--m", "1-64", "--formats", "q4_0"), CPU)]
-    more = [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--sweep", "--m", "512,16", "--formats", "q4_0"), CPU)]
-    assert more == [*range(1, 65), 512]
-    default = bench_gguf.wanted_cases(parse("gguf"), CPU)
-    assert {case.fmt for case in default} == set(WEIGHT_FORMATS) and {case.M for case in default} == set(CPU_TOKENS)
-    on_gpu = bench_gguf.wanted_cases(parse("gguf"), torch.device("cuda"))
-    assert {case.shape for case in on_gpu} == {"28672x8192", "4096x14336", "4096x4096"} and max(case.M for case in on_gpu) == 4096
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["gguf", "--formats", "q8_1"], "--formats: expected all, or some of q4_0"),
-        (["gguf", "--shapes", "64x100"], "--shapes: expected K to be a multiple of 32, got 100"),
-        (["gguf", "--m", "0"], "--m: M must be a positive integer"),
-        (["gguf", "--peers", "vllm"], "unknown peer 'vllm' on cpu: expected all, none, or some of ours_w4a8"),
-        (["gguf", "--kernel", "foo"], "--kernel: rows of a tile table are kernels for a GPU"),
-        (["gguf", "--llama", "/nope"], "--llama: expected the path of llama.cpp's test-backend-ops, got /nope"),
-    ],
-)
-def test_arguments_that_make_no_sense_end_with_status_two(words, message, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", words[0], "--device", "cpu", *words[1:]]) == frame.USAGE
-    printed = capsys.readouterr()
-    assert message in printed.err and printed.out == "" and len(printed.err.splitlines()) == 1
-
-
-@pytest.mark.filterwarnings("ignore:No artists with labels")
-def test_a_wrong_or_failed_product_of_ours_ends_with_status_one(tmp_path, capsys, monkeypatch):
-    words = ["bench", "gguf", "--device", "cpu", "--shapes", "1x64x96", "--formats", "q4_0", "--budget-ms", "1", "--out", str(tmp_path)]
-    for fault, said in (("value", "not within the bound"), ("raise", "at 1 token: ours: RuntimeError: the launch failed")):
-        monkeypatch.setattr(peers, "every_peer", lambda kernel=None, fault=fault: [Broken(fault, 0)])
-        assert main(words) == frame.FAILED
-        assert said in capsys.readouterr().out
-
-
-def test_the_help_names_every_peer(capsys):
-    with pytest.raises(SystemExit):
-        main(["bench", "gguf", "--help"])
-    [shown] = [text for text in capsys.readouterr().out.split("\n  --") if text.startswith("peers")]
-    assert set(re.findall(r"\w+", shown)) >= {peer.name for peer in peers.every_peer()[1:]}
-
-
-# ---- examples ---------------------------------------------------------------------------------------------------------
-
-
-def example(name: str):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_example_multiplies_what_it_loads_from_a_file(tmp_path, capsys):
-    pytest.importorskip("gguf")
-    module = example("gguf_to_product")
-    assert module.main(["--device", "cpu"]) == 0
-    shown = capsys.readouterr().out
-    assert "3 of 4 tensors of supported types are quantized" in shown and "blk.0.ffn_up.weight: q5_1 [384, 512], 4 tokens on cpu" in shown
-    path = module.write_small_file(tmp_path)
-    assert module.main([str(path), "--tensor", "blk.0.attn_q.weight", "--tokens", "3", "--device", "cpu"]) == 0
-    assert "q4_0 [256, 512], 3 tokens" in capsys.readouterr().out
-    assert module.main([str(path), "--tensor", "output_norm.weight", "--device", "cpu"]) == 1  # nothing to multiply with
-
-
-def test_the_example_compares_with_llama_cpp(tmp_path, capsys):
-    program = write_program(tmp_path / "test-backend-ops", PERF_LINES.replace("m=16,n=1,k=256", "m=64,n=3,k=96"))
-    words = ["--device", "cpu", "--formats", "q4_1", "--shapes", "64x96", "--m", "1,3", "--budget-ms", "1"]
-    assert example("compare_with_llama_cpp").main([*words, "--llama", str(program)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert "4 products of GGUF formats" in lines[0] and lines[-2].startswith("q4_1 64x96      3") and " 4.03 " in lines[-2]
-    assert lines[-2].endswith("yes") and lines[-1].startswith("Noise: ")
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "message"),
-    [
-        ("gguf_to_product", ["missing.gguf"], "No such file or directory: 'missing.gguf'"),
-        ("gguf_to_product", ["--tensor", "nothing"], "got 'nothing'; there are "),
-        ("gguf_to_product", ["--device", "cuda:99"], "--device: "),
-        ("gguf_to_product", ["--device", "nowhere"], "--device: expected cuda, cuda:<index> or cpu, got 'nowhere'"),
-        ("compare_with_llama_cpp", ["--formats", "q4_2"], "--formats: expected all, or some of q4_0"),
-        ("compare_with_llama_cpp", ["--shapes", "64x100"], "--shapes: expected K to be a multiple of 32"),
-        ("compare_with_llama_cpp", ["--llama", "missing"], "--llama: expected the path of llama.cpp's test-backend-ops, got missing"),
-        ("compare_with_llama_cpp", ["--device", "cuda:99"], "--device: "),
-    ],
-)
-def test_an_example_that_cannot_run_says_so_in_a_line(name, words, message, tmp_path, capsys, monkeypatch):
-    if name == "gguf_to_product":
-        pytest.importorskip("gguf")
-    monkeypatch.chdir(tmp_path)
-    assert example(name).main(["--device", "cpu", *words]) == 2
-    shown = capsys.readouterr().err
-    assert shown.count("\n") == 1 and shown.startswith(f"{name}.py: ") and message in shown
-
-
-def test_the_example_without_the_gguf_package_says_how_to_get_it(capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    assert example("gguf_to_product").main([]) == 2
-    assert capsys.readouterr().err == "gguf_to_product.py: expected the package gguf, which is not installed; pip install gguf\n"
-
-
-@pytest.mark.parametrize(("option", "value"), [("--m", "0"), ("--m", "x"), ("--budget-ms", "0")])
-def test_the_comparison_refuses_numbers_that_are_none(option, value, capsys):
-    with pytest.raises(SystemExit) as done:
-        example("compare_with_llama_cpp").main([option, value])
-    assert done.value.code == 2 and f"argument {option}: " in capsys.readouterr().err
-
-
-# ---- a GPU ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
 def test_every_mode_is_measured_and_within_the_bound_on_a_gpu(fmt):
@@ -353,16 +157,3 @@ def test_every_mode_is_measured_and_within_the_bound_on_a_gpu(fmt):
     for case in batches[0]:
         assert {name: result.failed for name, result in case.results.items() if result.failed} == {}
         assert set(case.results) == set(analysis.OURS_ALL) and analysis.check_of(case) == "yes"
-
-
-@pytest.mark.gpu
-def test_the_command_runs_on_a_gpu_and_forces_a_row(tmp_path):
-    from scaled_mm.bench.ours import our_handle
-    from scaled_mm.jit.dispatch import callable_table
-
-    row = callable_table(our_handle(torch.device("cuda", 0)).arch).gguf.fallback
-    words = ["--shapes", "256x512", "--formats", "q4_0", "--m", "1,2", "--budget-ms", "5", "--kernel", row, "--out", str(tmp_path)]
-    assert main(["bench", "gguf", "--device", "cuda:0", *words]) == frame.OK
-    assert {result.kernel for case in GgufDocument.load(tmp_path).cases for result in case.results.values()} == {row}
-    with pytest.raises(sm.errors.KernelNotFoundError, match="--kernel: expected one of "):
-        bench_gguf.wanted_peers(parse("gguf", "--kernel", "foo"), torch.device("cuda:0"))
