@@ -23,7 +23,7 @@ class _Model(BaseModel):
 class ProductRecord(_Model):
     """One product. row: the tuned table's, us: its time (null unless how is measured); base_row: that of the table before.
 
-    shape: the layer's name, or NxK. how: see `choose.Choice`. roof_us: the floor (bench.roofline).
+    shape: the layer's name, or NxK. how: see `choose.Choice`. roof_us: the floor (`measure.roofline`).
     """
 
     shape: str

@@ -131,8 +131,8 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     from scaled_mm.autotune.report import render
     from scaled_mm.autotune.state import Journal
     from scaled_mm.autotune.write import tuned_table
-    from scaled_mm.bench.int8 import plots
     from scaled_mm.jit import library
+    from scaled_mm.measure import plots
     from scaled_mm.measure.environment import read_environment, report_folder
     from scaled_mm.tables.tuned import tuned_path
 

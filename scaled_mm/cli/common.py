@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from scaled_mm.bench.int8.run import Progress
+    from scaled_mm.measure.run import Progress
     from scaled_mm.measure.shapes import Case
     from scaled_mm.tables import TileTable
 

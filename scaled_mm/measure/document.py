@@ -1,4 +1,4 @@
-"""A report as blocks, written as Markdown and as one HTML file from the same content."""
+"""A report as parts, written as Markdown and as one HTML file from the same content."""
 
 from __future__ import annotations
 
@@ -55,37 +55,37 @@ class Image:
     alt: str
 
 
-Block = Heading | Text | Command | Items | Table | Image
+Part = Heading | Text | Command | Items | Table | Image
 
 
-def markdown(blocks: Sequence[Block]) -> str:
+def markdown(parts: Sequence[Part]) -> str:
     """As Markdown; images are linked by their file names, to stand beside it."""
-    return "\n\n".join(map(_markdown, blocks)) + "\n"
+    return "\n\n".join(map(_markdown, parts)) + "\n"
 
 
-def _markdown(block: Block) -> str:
-    if isinstance(block, Heading):
-        return f"{'#' * block.level} {block.text}"
-    if isinstance(block, Text):
-        return block.text
-    if isinstance(block, Command):
-        return f"`{block.text}`"
-    if isinstance(block, Items):
-        return "\n".join(f"- {item}" for item in block.items)
-    if isinstance(block, Image):
-        return f"![{block.alt}]({block.path.name})"
-    rule = ["---:" if side == "r" else "---" for side in block.align]
-    return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [block.header, rule, *block.rows])
+def _markdown(part: Part) -> str:
+    if isinstance(part, Heading):
+        return f"{'#' * part.level} {part.text}"
+    if isinstance(part, Text):
+        return part.text
+    if isinstance(part, Command):
+        return f"`{part.text}`"
+    if isinstance(part, Items):
+        return "\n".join(f"- {item}" for item in part.items)
+    if isinstance(part, Image):
+        return f"![{part.alt}]({part.path.name})"
+    rule = ["---:" if side == "r" else "---" for side in part.align]
+    return "\n".join("| " + " | ".join(map(_cell, row)) + " |" for row in [part.header, rule, *part.rows])
 
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def page(blocks: Sequence[Block], title: str) -> str:
+def page(parts: Sequence[Part], title: str) -> str:
     """As one HTML file that needs nothing else: styles and images are inside."""
     head = f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_CSS}</style></head>'
-    return "\n".join([head, "<body>", *map(_html, blocks), "</body></html>"]) + "\n"
+    return "\n".join([head, "<body>", *map(_html, parts), "</body></html>"]) + "\n"
 
 
 _MARKS = {re.compile(r"`([^`]+)`"): r"<code>\1</code>", re.compile(r"\*\*([^*]+)\*\*"): r"<strong>\1</strong>"}
@@ -99,19 +99,19 @@ def _inline(text: str) -> str:
     return text
 
 
-def _html(block: Block) -> str:
-    if isinstance(block, Heading):
-        return f"<h{block.level}>{html.escape(block.text)}</h{block.level}>"
-    if isinstance(block, Text):
-        return f"<p>{_inline(block.text)}</p>"
-    if isinstance(block, Command):
-        return f"<pre>{html.escape(block.text)}</pre>"
-    if isinstance(block, Items):
-        return "<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in block.items) + "</ul>"
-    if isinstance(block, Image):
-        data = base64.b64encode(block.path.read_bytes()).decode()
-        return f'<p><img alt="{html.escape(block.alt)}" src="data:image/png;base64,{data}"></p>'
-    rows = [_row("th", block.header, block.align), *(_row("td", row, block.align) for row in block.rows)]
+def _html(part: Part) -> str:
+    if isinstance(part, Heading):
+        return f"<h{part.level}>{html.escape(part.text)}</h{part.level}>"
+    if isinstance(part, Text):
+        return f"<p>{_inline(part.text)}</p>"
+    if isinstance(part, Command):
+        return f"<pre>{html.escape(part.text)}</pre>"
+    if isinstance(part, Items):
+        return "<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in part.items) + "</ul>"
+    if isinstance(part, Image):
+        data = base64.b64encode(part.path.read_bytes()).decode()
+        return f'<p><img alt="{html.escape(part.alt)}" src="data:image/png;base64,{data}"></p>'
+    rows = [_row("th", part.header, part.align), *(_row("td", row, part.align) for row in part.rows)]
     return "<table>" + "\n".join(rows) + "</table>"
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from scaled_mm.measure.device import last_level_cache_bytes
 from scaled_mm.measure.record import Clocks, Environment
-from scaled_mm.measure.timing import last_level_cache_bytes
 from scaled_mm.tables.tuned import slug
 
 BUSY_CPU = "is the CPU busy? OMP_WAIT_POLICY=PASSIVE keeps torch's threads from spinning"
@@ -99,8 +99,8 @@ def read_environment(device: torch.device) -> Environment:
         torch=torch.__version__,
         cuda=torch.version.cuda,
         driver=reading.values.get("driver_version"),
-        cutlass=_version("nvidia-cutlass"),
-        scaled_mm=_version("scaled_mm"),
+        cutlass=version_of("nvidia-cutlass"),
+        scaled_mm=version_of("scaled_mm"),
         git_commit=commit,
         git_dirty=dirty,
         multiprocessors=properties.multi_processor_count if cuda else None,
@@ -147,7 +147,8 @@ def _git(folder: Path, *arguments: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None when it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What `bench.json` holds. The models are the schema: `BenchDocument.model_json_schema()` prints it.
+"""What the files of a run hold. The models are the schema: `model_json_schema()` of a document prints it.
 
 Times are microseconds per call, sizes bytes, clocks MHz, power watts. A field that could not be read is null, and where
 that needs a word a neighbouring field has it.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 SCHEMA_VERSION = 1
-BENCH_JSON = "bench.json"
 
 
 class Model(BaseModel):
@@ -98,41 +101,43 @@ class Result(Model):
 
 
 class CaseRecord(Model):
-    """One product. rotation: weight sets; cold: whether they exceed the cache; check: "checked", or why not."""
+    """One product: M tokens and a weight [N, K]. rotation: weight sets; outputs: outputs that rotate; cold: whether the sets exceed the cache."""
 
     shape: str
     M: int
     N: int
     K: int
-    traffic_bytes: int
-    roof_us: float | None
     rotation: int
     outputs: int
     cold: bool
-    check: str
     results: dict[str, Result]
 
+    @property
+    def weight(self) -> str:
+        """Name of the weight that cases of one table share."""
+        return self.shape
 
-class OverheadRecord(Model):
-    """Host microseconds per call of a tiny product, or why it failed."""
-
-    name: str
-    us: float | None = None
-    samples: list[float] = []
-    calls: int | None = None
-    failed: str | None = None
+    @property
+    def label(self) -> str:
+        """The case in a sentence."""
+        return f"{self.weight} M={self.M}"
 
 
 class Settings(Model):
+    """budget_ms: per implementation and case. rounds: turns of each implementation. kernel: the tile configuration that was forced."""
+
     budget_ms: float
     rounds: int
     check: bool
-    check_limit_gmac: float
     seed: int
     kernel: str | None
 
 
-class BenchDocument(Model):
+class Document(Model):
+    """A run of one suite, as its file holds it."""
+
+    FILES: ClassVar[tuple[str, ...]]  # the file's name; then names of earlier versions, which are read
+
     schema_version: int = SCHEMA_VERSION
     created: str
     command: str
@@ -141,23 +146,26 @@ class BenchDocument(Model):
     clocks: list[Clocks] = []
     implementations: list[Implementation]
     cases: list[CaseRecord] = []
-    overhead: list[OverheadRecord] = []
 
     @model_validator(mode="after")
-    def _known_schema(self) -> BenchDocument:
+    def _known_schema(self) -> Self:
         if self.schema_version != SCHEMA_VERSION:
             raise ValueError(f"schema_version {self.schema_version}: this version of scaled_mm reads {SCHEMA_VERSION}")
         return self
 
+    def save(self, directory: Path) -> Path:
+        """Writes the file, whole or not at all, and returns its path."""
+        return write_atomically(directory / self.FILES[0], self.model_dump_json(indent=1) + "\n")
 
-def save(document: BenchDocument, directory: Path) -> Path:
-    """Writes `bench.json`, whole or not at all, and returns its path."""
-    return write_atomically(directory / BENCH_JSON, document.model_dump_json(indent=1) + "\n")
+    @classmethod
+    def path(cls, directory: Path) -> Path:
+        """The file in a folder: the first of `FILES` that is there."""
+        return next((path for name in cls.FILES if (path := directory / name).is_file()), directory / cls.FILES[0])
 
-
-def load(directory: Path) -> BenchDocument:
-    """Reads and validates `bench.json`; pydantic.ValidationError names the field that does not fit, or says that it is no JSON."""
-    return BenchDocument.model_validate_json((directory / BENCH_JSON).read_bytes())
+    @classmethod
+    def load(cls, directory: Path) -> Self:
+        """Reads and validates the file; pydantic.ValidationError names the field that does not fit, or says that it is no JSON."""
+        return cls.model_validate_json(cls.path(directory).read_bytes())
 
 
 def write_atomically(path: Path, text: str) -> Path:
@@ -173,3 +181,9 @@ def write_atomically(path: Path, text: str) -> Path:
         os.unlink(temporary)
         raise
     return path
+
+
+def describe(error: BaseException) -> str:
+    """`Type: first line of the message`, for a record."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

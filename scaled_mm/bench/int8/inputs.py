@@ -8,12 +8,11 @@ result can be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
 
-from scaled_mm.measure import timing
+from scaled_mm.measure.rotation import RotatedOutputs, RotatedWeights, memory_limit
 from scaled_mm.measure.shapes import Case
 
 OUT_DTYPE = torch.bfloat16
@@ -22,14 +21,10 @@ OUT_DTYPE = torch.bfloat16
 FP8_STRETCH = 3.5
 # Standard deviation of uniform int8: scales divide by it so that the product has entries near one.
 INT8_STD = 73.9
-
-# The weights of one layer in every format (int8 1 byte, fp8 1, bfloat16 2) stay below this on a GPU.
-DEVICE_LIMIT_BYTES = 8 << 30
-CPU_LIMIT_BYTES = 2 << 30
-FORMAT_BYTES = 4
+FORMAT_BYTES = 4  # of one weight in every format: int8 1, fp8 1, bfloat16 2
 
 
-class WeightSets:
+class WeightSets(RotatedWeights):
     """R random weights of one layer.
 
     int8: R tensors [N, K] int8, K contiguous; b of the product is `.t()`. scale: R tensors [1, N] float32.
@@ -37,10 +32,8 @@ class WeightSets:
     """
 
     def __init__(self, N: int, K: int, device: torch.device, generator: torch.Generator, sets: int | None = None):
-        self.N, self.K, self.device = N, K, device
-        cache = timing.last_level_cache_bytes(device)
-        self.sets = sets or timing.rotation(N * K, cache, limit_bytes(device) // FORMAT_BYTES)
-        self.cold = timing.is_cold(N * K, self.sets, cache)
+        super().__init__(N * K, memory_limit(device) // FORMAT_BYTES, device, sets)
+        self.N, self.K = N, K
         self.int8 = [_random_int8(N, K, device, generator) for _ in range(self.sets)]
         self.scale = [_random_scale((1, N), INT8_STD * math.sqrt(K), device, generator) for _ in range(self.sets)]
 
@@ -63,59 +56,6 @@ class WeightSets:
     def fp8_scale(self) -> list[torch.Tensor]:
         """R tensors [1, N] float32."""
         return [s / FP8_STRETCH for s in self.scale]
-
-
-class RotatedOutputs:
-    """The outputs of a case, [M, N], that implementations share, and the calls that fill them.
-
-    Outputs rotate as the weights do, but no further than the cache asks for; weight set 0 has an output of its own, so
-    that after any number of rotated calls it still shows set 0's product. `weights` has `sets`, `cold` and `device`.
-    """
-
-    def __init__(self, case: Case, weights, dtype: torch.dtype):
-        self.case, self.weights, self.device = case, weights, weights.device
-        cache = timing.last_level_cache_bytes(self.device)
-        self.slots = output_slots(weights.sets, case.M * case.N * dtype.itemsize, cache)
-        self.outs = self.make_outputs(case.M, dtype)
-
-    def make_outputs(self, rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        """One [rows, N] tensor per output slot, for an implementation whose output differs from the shared ones."""
-        return [torch.empty(rows, self.case.N, dtype=dtype, device=self.device) for _ in range(self.slots)]
-
-    def slot(self, i: int) -> int:
-        """The output slot of weight set i: slot 0 is set 0's alone."""
-        return 0 if i == 0 or self.slots == 1 else 1 + (i - 1) % (self.slots - 1)
-
-    def out(self, i: int) -> torch.Tensor:
-        return self.outs[self.slot(i)]
-
-    def poison(self) -> None:
-        """NaN into every shared output: what an implementation leaves unwritten then shows."""
-        for out in self.outs:
-            out.fill_(math.nan)
-
-    def calls(self, make: Callable[[int], Callable[[], torch.Tensor]]) -> list[Callable[[], torch.Tensor]]:
-        """`make(i)` for every weight set i."""
-        return [make(i) for i in range(self.weights.sets)]
-
-    def keeping(self, function: Callable[[int], torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
-        """Calls of a function that allocates its result: each result is held until its output slot comes round again.
-
-        Without this the allocator would hand every call the same, cached, output, which the others do not get.
-        """
-        held: list[torch.Tensor | None] = [None] * self.slots
-
-        def make(i: int) -> Callable[[], torch.Tensor]:
-            slot = self.slot(i)
-
-            def call() -> torch.Tensor:
-                result = function(i)
-                held[slot] = result
-                return result
-
-            return call
-
-        return self.calls(make)
 
 
 class Inputs(RotatedOutputs):
@@ -152,18 +92,6 @@ class Inputs(RotatedOutputs):
     @cached_property
     def a_fp8_scale(self) -> torch.Tensor:
         return self.a_scale / FP8_STRETCH
-
-
-def output_slots(sets: int, bytes_each: int, cache_bytes: int) -> int:
-    """How many outputs to rotate over `sets` weights: beyond three caches, at least two where there are two weights."""
-    return min(sets, max(2, math.ceil(timing.CACHE_MULTIPLE * cache_bytes / bytes_each)))
-
-
-def limit_bytes(device: torch.device) -> int:
-    if device.type != "cuda":
-        return CPU_LIMIT_BYTES
-    free, _ = torch.cuda.mem_get_info(device)
-    return min(DEVICE_LIMIT_BYTES, free // 3)
 
 
 def _random_int8(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
