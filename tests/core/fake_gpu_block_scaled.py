@@ -11,7 +11,7 @@ import random
 import sys
 
 import torch
-from fake_gpu_script import Core, status_of  # lets the next line find the tests
+from fake_gpu_core import Core, status_of  # lets the next line find the tests
 
 from operands.block_scaled_cases import BIASES, SCALE_LAYOUTS, SCALE_VALUES, BlockCase  # isort: skip
 from operands.cases import LAYOUTS  # isort: skip

@@ -12,7 +12,7 @@ import random
 import sys
 
 import torch
-from fake_gpu_script import STREAM, Core, status_of
+from fake_gpu_core import STREAM, Core, status_of
 
 import scaled_mm as sm
 from scaled_mm import TensorDesc

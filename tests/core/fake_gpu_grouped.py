@@ -11,7 +11,7 @@ import random
 import sys
 
 import torch
-from fake_gpu_script import STREAM, Core, aligned_bytes, status_of  # lets the next line find the tests
+from fake_gpu_core import STREAM, Core, aligned_bytes, status_of  # lets the next line find the tests
 
 from operands.grouped_cases import grouped  # isort: skip
 

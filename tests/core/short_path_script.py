@@ -10,7 +10,7 @@ import sys
 import warnings
 
 import torch
-from fake_gpu_script import STREAM, Core, TensorDesc
+from fake_gpu_core import STREAM, Core, TensorDesc
 
 import scaled_mm as sm
 from scaled_mm import reference

@@ -3,44 +3,15 @@
 import dataclasses
 
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from operands import cases
 from operands.cases import Case
 from operands.oracle import FLOATS, ITEM_BYTES, NAMES, Desc, violations
+from strategies import SETTINGS, SIZES, valid_cases
 
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.errors import ScaledMMError
-
-# The device fixture does not change from one example to the next, so it may be shared.
-SETTINGS = dict(
-    deadline=None,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-
-SIZES = st.one_of(st.integers(0, 5), st.integers(0, 70), st.sampled_from([1, 16, 32, 64, 128]))
-
-valid_cases = st.builds(
-    Case,
-    m=SIZES,
-    n=SIZES,
-    k=st.one_of(SIZES, st.integers(0, 700)),
-    out_dtype=st.sampled_from(cases.OUT_DTYPES),
-    a_layout=st.sampled_from(cases.INPUT_LAYOUTS),
-    b_layout=st.sampled_from(cases.INPUT_LAYOUTS),
-    out_layout=st.sampled_from(cases.LAYOUTS),
-    values=st.sampled_from(cases.VALUES),
-    a_scale=st.sampled_from(cases.SCALES),
-    b_scale=st.sampled_from(cases.B_SCALES),
-    scale_values=st.sampled_from(cases.SCALE_VALUES),
-    bias=st.sampled_from(cases.BIASES),
-    a_zero_point=st.sampled_from(cases.ZERO_POINTS),
-    b_zero_point=st.sampled_from(cases.ZERO_POINTS),
-    seed=st.integers(0, 2**20),
-)
 
 
 @settings(max_examples=1500, **SETTINGS)
@@ -303,99 +274,3 @@ def test_a_description_of_anything_at_all_is_taken_or_refused_in_words(device, s
     else:
         assert tuple(shape) == (3, 5) and dtype is torch.int8 and alignment == 16
         assert strides is None or all(isinstance(stride, int) for stride in strides)
-
-
-# ---- the life of handles and descriptors -----------------------------------------------------------------------------
-
-
-class Life(RuleBasedStateMachine):
-    """Any order of create, calculate and destroy: right numbers from what lives, a typed error from what does not."""
-
-    device = "cpu"
-
-    def __init__(self):
-        super().__init__()
-        self.handles = []
-        self.descriptors = []
-
-    @rule()
-    def create_handle(self):
-        self.handles.append(sm.Handle(self.device))
-
-    @precondition(lambda self: self.handles)
-    @rule(data=st.data(), case=valid_cases)
-    def create_descriptor(self, data, case):
-        handle = data.draw(st.sampled_from(self.handles))
-        operands = case.make(self.device)
-        try:
-            made = sm.create_descriptor(handle, out=operands.poisoned_out(), **operands.inputs)
-        except ScaledMMError:
-            assert getattr(handle, "gone", False), "a living handle refused a valid product"
-            return
-        assert not getattr(handle, "gone", False), "a destroyed handle made a descriptor"
-        self.descriptors.append([made, operands, True])
-
-    @precondition(lambda self: self.descriptors)
-    @rule(data=st.data())
-    def calculate(self, data):
-        descriptor, operands, alive = data.draw(st.sampled_from(self.descriptors))
-        out = operands.poisoned_out()
-        try:
-            size = descriptor.workspace_size if alive else 0
-            workspace = torch.empty(size, dtype=torch.uint8, device=self.device)
-            descriptor.calculate(out, **operands.inputs, workspace=workspace)
-        except ScaledMMError:
-            assert not alive
-            return
-        assert alive, "a destroyed descriptor calculated"
-        operands.check(out)
-
-    @precondition(lambda self: self.descriptors)
-    @rule(data=st.data())
-    def destroy_descriptor(self, data):
-        entry = data.draw(st.sampled_from(self.descriptors))
-        entry[0].destroy()
-        entry[2] = False
-
-    @precondition(lambda self: self.handles)
-    @rule(data=st.data())
-    def destroy_handle(self, data):
-        handle = data.draw(st.sampled_from(self.handles))
-        handle.destroy()
-        handle.gone = True
-
-    def teardown(self):
-        for descriptor, _, _ in self.descriptors:
-            descriptor.destroy()
-        for handle in self.handles:
-            handle.destroy()
-
-
-def test_any_order_of_create_calculate_and_destroy_is_safe(device):
-    machine = type("LifeOnDevice", (Life,), {"device": device})
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=25, **SETTINGS))
-
-
-def test_the_oracle_knows_a_valid_product_and_each_way_to_break_it():
-    valid = {
-        "out": Desc((2, 3), torch.float16, (3, 1)),
-        "a": Desc((2, 4), torch.int8, (4, 1)),
-        "b": Desc((4, 3), torch.int8, (1, 4)),
-        "a_scale": Desc((2, 1), torch.float32, (1, 1)),
-        "b_scale": Desc((), torch.float32, ()),
-        "bias": None,
-        "a_zero_point": None,
-        "b_zero_point": None,
-        "a_row_sums": None,
-        "b_column_sums": None,
-    }
-    assert violations(valid) == set()
-    for name, desc, status in [
-        ("a", dataclasses.replace(valid["a"], dtype=torch.int32), "BAD_TENSOR_DTYPE"),
-        ("b", dataclasses.replace(valid["b"], shape=(5, 3)), "BAD_TENSOR_SHAPE"),
-        ("out", dataclasses.replace(valid["out"], strides=(2, 1)), "BAD_TENSOR_STRIDES"),
-        ("a_scale", None, "NULL_POINTER"),
-        ("a", dataclasses.replace(valid["a"], alignment=6), "BAD_PARAM"),
-        ("b_scale", dataclasses.replace(valid["b_scale"], alignment=1), "BAD_TENSOR_ALIGNMENT"),
-    ]:
-        assert {status} == {found.name for found in violations({**valid, name: desc})}, name
