@@ -126,6 +126,16 @@ def table_of(arch: str) -> TileTable:
     raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {known}")
 
 
+def forced_arch() -> str | None:
+    """What SCALED_MM_ARCH forces calls to use, None if it is not set; BadParamError for what names no architecture."""
+    from scaled_mm.errors import BadParamError
+
+    arch = os.environ.get("SCALED_MM_ARCH") or None
+    if arch is not None and not re.fullmatch(r"sm\d+", arch):
+        raise BadParamError(f"SCALED_MM_ARCH: expected the name of an architecture, as sm80, got {arch}")
+    return arch
+
+
 def console(stderr: bool = False, markup: bool = True) -> Console:
     """Where a report goes. A file or a pipe has no width: without one tables would be squeezed into 80 columns.
 

@@ -19,6 +19,7 @@ from scaled_mm import reference
 from scaled_mm.cli import common, doctor, main, verify
 from scaled_mm.cpu import gemm as cpu_gemm
 from scaled_mm.cpu import integer_product
+from scaled_mm.jit import library
 from scaled_mm.tables import load_table
 
 SHAPES = ["--shape", "1x64x96", "--shape", "33x40x37"]
@@ -287,6 +288,45 @@ def test_what_cannot_be_carried_out_is_one_line_and_status_two(capsys, arguments
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert message in printed.err and len(printed.err.splitlines()) == 1 and printed.out == ""
+
+
+def test_a_build_of_a_whole_table_that_nobody_named_says_what_it_does_and_how_to_do_less(capsys, monkeypatch, tmp_path):
+    built = []
+
+    def build_arch(table, jobs, on_kernel):
+        built.append(table.arch)
+        (tmp_path / "kernels.so").write_bytes(b"kernels")
+        return tmp_path / "kernels.so"
+
+    monkeypatch.setattr(library, "build_arch", build_arch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("SCALED_MM_ARCH", raising=False)
+    number = len(library.kernel_names(load_table("sm90")))
+    assert main(["build", "--jobs", "3"]) == 0
+    narrower = "; --arch names another table, --row, --out-dtype and --format build a part of it\n"
+    assert capsys.readouterr().err == f"{number} kernels of sm90, 3 at a time{narrower}"
+    assert main(["build", "--jobs", "3", "--arch", "sm90"]) == 0
+    assert capsys.readouterr().err == f"{number} kernels of sm90, 3 at a time\n"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sm, "Handle", lambda device: types.SimpleNamespace(arch={"cuda:0": "sm80"}[device]))
+    assert main(["build"]) == 0
+    monkeypatch.setenv("SCALED_MM_ARCH", "sm75")
+    assert main(["build"]) == 0
+    assert capsys.readouterr().err.count(narrower) == 2 and built == ["sm90", "sm90", "sm80", "sm75"]
+
+
+def test_explain_answers_for_the_architecture_that_calls_are_forced_to(capsys, monkeypatch):
+    def explained(*more: str) -> str:
+        return run_json(capsys, "table", "explain", "64", "4096", "4096", *more)[1]["arch"]
+
+    monkeypatch.delenv("SCALED_MM_ARCH", raising=False)
+    assert explained() == "sm90"
+    monkeypatch.setenv("SCALED_MM_ARCH", "sm80")
+    assert explained() == "sm80" and explained("--arch", "sm89") == "sm89"
+    for command in (["table", "explain", "1", "2", "3"], ["build"]):
+        monkeypatch.setenv("SCALED_MM_ARCH", "/x")
+        assert main(command) == 2
+        assert "SCALED_MM_ARCH: expected the name of an architecture, as sm80, got /x" in capsys.readouterr().err
 
 
 def test_the_version_is_told(capsys):
