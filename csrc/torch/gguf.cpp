@@ -123,7 +123,7 @@ void run_once(const Operands& o, int32_t mode, int32_t device) {
 }
 
 Tensor gguf_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t fmt, int64_t rows, int64_t k, bool packed, bool constant_weight,
-                  torch::headeronly::ScalarType out_dtype, int64_t mode, bool transposed_out) {
+                 torch::headeronly::ScalarType out_dtype, int64_t mode, bool transposed_out) {
   const int32_t device = device_of(weight, "weight");
   Operands o = {{},
                 weight_argument(weight, {code("fmt", fmt), rows, k, packed, constant_weight}, device),
@@ -152,7 +152,7 @@ Tensor gguf_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t 
 
 // `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
 void gguf_calculate(int64_t descriptor, Tensor out, Tensor weight, Tensor activation, OptionalTensor bias, OptionalTensor workspace, int64_t fmt,
-                     int64_t rows, int64_t k, bool packed, int64_t stream) {
+                    int64_t rows, int64_t k, bool packed, int64_t stream) {
   auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
   int32_t device_type = 0, device = 0;
   check(scaledMMGetDevice(plan, &device_type, &device));

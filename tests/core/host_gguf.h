@@ -208,5 +208,5 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
 
 #define HOST_BLOCK_KERNEL(symbol, row, format)                                                                                                       \
   extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
-  const scaled_mm::Kernel symbol = {row,     SCALED_MM_DTYPE_##format,   1024, &prepare, &host_gguf::launch<SCALED_MM_DTYPE_##format>, nullptr,     \
+  const scaled_mm::Kernel symbol = {row,     SCALED_MM_DTYPE_##format,  1024, &prepare, &host_gguf::launch<SCALED_MM_DTYPE_##format>, nullptr,       \
                                     nullptr, &host_gguf::workspace_size};
