@@ -1,4 +1,4 @@
-"""Softmax, rotary embedding, and decoding over a paged KV cache. torch's kernels are the package's solutions here too."""
+"""Softmax, rotary embedding, and decode attention over a paged KV cache. The package's solutions call torch's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations and normalizations. torch has these kernels, and has them well: the package's solutions call them."""
+"""Activations and normalizations. torch has good kernels for them, and the package's solutions call these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products: FP32, INT8 with scales, weights in block formats, and a layer in 16 bits."""
+"""Products: FP32, INT8 with scales, weights in GGUF formats, and a bfloat16 layer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from scaled_mm.schema.catalog import texts
 from scaled_mm.schema.catalog.entry import SHAPES, TOKENS, Entry
 
 BLOCK_SHAPES = tuple(shape for shape in SHAPES if shape not in ((8192, 8192), (8192, 28672)))
-ANY = {"M": 5, "N": 48, "K": 256}  # of definitions that leave N and K open
+ANY = {"M": 5, "N": 48, "K": 256}  # for definitions with open N and K
 
 FLOAT_NORM = "norm=1e-05"
-"""Float32 sums against float64 ones. The package's own products stay within 2e-6; cuBLAS's and oneDNN's do not for every K."""
+"""Bound for float32 sums against float64 sums. This package's products stay within 2e-6; those of cuBLAS and oneDNN do not for every K."""
 HALF_NORM = "norm=0.004"
-"""One or two roundings to bfloat16, 2^-8 of a number at most."""
+"""Bound for one or two roundings to bfloat16, each at most 2^-8 of a value."""
 
 
 def entries() -> Iterator[Entry]:
@@ -29,7 +29,7 @@ def entries() -> Iterator[Entry]:
 
 
 def _shapes() -> Iterator[tuple[str, dict[str, int | None], list[dict[str, int]]]]:
-    """(suffix of the name, axes, workloads): N and K open, then of each shape."""
+    """(suffix of the name, axes, workloads): first with open N and K, then for each shape."""
     yield "", {"M": None, "N": None, "K": None}, [ANY]
     for n, k in SHAPES:
         yield f"_n{n}_k{k}", {"M": None, "N": n, "K": k}, [{"M": m} for m in TOKENS]
@@ -118,11 +118,11 @@ def _int8(bias: bool, zero_points: bool) -> Iterator[Entry]:
         )
 
 
-# ---- weights in block formats -------------------------------------------------------------------------------------------
+# ---- weights in GGUF formats -------------------------------------------------------------------------------------------
 
 
 def _block_shapes(with_k: bool) -> Iterator[tuple[str, dict[str, int | None], list[dict[str, int]], list[str]]]:
-    """As `_shapes`, with KB blocks along K; with_k: K is an axis too, and a constraint says how they go together."""
+    """As `_shapes`, with KB blocks along K. with_k: K is an axis too, with a constraint between K and KB."""
     constraints = ["K == 32 * KB"] if with_k else []
 
     def along_k(k: int | None, blocks: int | None) -> dict[str, int | None]:
@@ -163,13 +163,13 @@ def _block(fmt: str) -> Iterator[Entry]:
 
 
 def _product(fmt: str, dtype: str) -> str:
-    """`product(weight_q, activation_q)` by the formula with stored sums; sums in `dtype`."""
+    """The text of `product(weight_q, activation_q)` by the formula with stored sums; accumulates in `dtype`."""
     description = FORMATS[fmt]
     to = "" if dtype == "float64" else f".to(torch.{dtype})"
     minimum = ", m" if description.second == "m" else ""
     if description.zero and dtype == "float64":
         rest = f" - {description.zero} * s.squeeze(-1) @ d.squeeze(-1).t()"
-    elif description.zero:  # the same, with no large terms that cancel
+    elif description.zero:  # the same sum without cancellation of large terms
         rest = f" + {description.zero} * ((da * qa.sum(-1, keepdim=True) - s).squeeze(-1){to} @ d.squeeze(-1){to}.t())"
     elif minimum:
         rest = f" + s.squeeze(-1){to} @ m.squeeze(-1){to}.t()"
@@ -187,7 +187,7 @@ _COMPENSATION = {name: f"-{one.zero} d s" if one.zero else "m s" if one.second =
 
 
 def _q8_1_texts(fmt: str) -> tuple[str, str]:
-    """(reference, plain) up to `product`."""
+    """(reference, plain): the texts up to and including `product`."""
     read = texts.reader(texts.parts(fmt), texts.parts("q8_1"))
     return read + _product(fmt, "float64"), read + _product(fmt, "float32")
 
@@ -234,7 +234,7 @@ def _whole_path(fmt: str) -> Entry:
     )
 
 
-# ---- a layer in 16 bits -------------------------------------------------------------------------------------------------
+# ---- a bfloat16 layer -------------------------------------------------------------------------------------------------
 
 _LINEAR = '''import torch
 

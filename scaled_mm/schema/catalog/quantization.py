@@ -1,4 +1,4 @@
-"""Quantizers and dequantizers: every block format, and INT8 static and dynamic."""
+"""Quantizers and dequantizers: all GGUF formats, and static and dynamic INT8."""
 
 from __future__ import annotations
 

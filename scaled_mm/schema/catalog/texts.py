@@ -1,4 +1,4 @@
-"""Pieces of programs: how the bytes of each block format are read and written, in plain PyTorch and in none of the package's code."""
+"""Source-text fragments that read and write the bytes of each GGUF format in plain PyTorch, without this package's code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _levels(fmt: BlockFormat) -> str:
 
 
 def parts(name: str) -> str:
-    """`<name>_parts(blocks)`: (levels [..., 32], d [..., 1], m or s [..., 1] where there is one), in float64."""
+    """The text of `<name>_parts(blocks)`: (levels [..., 32], d [..., 1], m or s [..., 1] if the format has one), in float64."""
     fmt = FORMATS[name]
     second = "" if fmt.second is None else ", half(data, 2)"
     said = {None: "d", "m": "d, minimum m", "s": "d, stored sum s"}[fmt.second]
@@ -43,7 +43,7 @@ def parts(name: str) -> str:
 
 
 def values(name: str) -> str:
-    """`<name>_values(blocks)`: float64 [..., 32]."""
+    """The text of `<name>_values(blocks)`: float64 [..., 32]."""
     fmt = FORMATS[name]
     first = f"    levels, d{', m' if fmt.second == 'm' else ', _' if fmt.second else ''} = {name}_parts(blocks)\n"
     term = f"d * (levels - {fmt.zero})" if fmt.zero else "d * levels + m" if fmt.second == "m" else "d * levels"
@@ -51,7 +51,7 @@ def values(name: str) -> str:
 
 
 def reader(*pieces: str) -> str:
-    """A text that begins with what `parts` and `values` need."""
+    """A text with the definitions that `parts` and `values` need, followed by `pieces`."""
     return HEADER + _HALF + "".join(pieces)
 
 
@@ -89,7 +89,7 @@ _FIFTH = (
 
 
 def quantizer(name: str, rule: str) -> str:
-    """A text whose `quantize(x)` makes int8 blocks [..., bytes] of float [..., 32]; the formulas of docs/design/gguf-formats.md."""
+    """A text whose `quantize(x)` makes int8 blocks [..., bytes] from float [..., 32], by the formulas of docs/design/gguf-formats.md."""
     fmt = FORMATS[name]
     top = 2**fmt.bits - 1
     body = ["\n\ndef quantize(x):\n", f'    """{name.upper()} blocks of the values [..., 32]."""\n', "    x = x.float()\n"]
