@@ -18,7 +18,7 @@ def _levels(fmt: BlockFormat) -> str:
     at = fmt.levels_offset
     if fmt.bits == 8:
         return f"    levels = data[..., {at}:{at + 32}].contiguous().view(torch.int8).double()\n"
-    low = f"    low = data[..., {at}:{at + 16}].long()  # byte j: element j in its low four bits, j + 16 in its high ones\n"
+    low = f"    low = data[..., {at}:{at + 16}].long()  # byte j: element j in the low four bits, j + 16 in the high four\n"
     if fmt.bits == 4:
         return low + "    levels = torch.cat([low & 15, low >> 4], dim=-1).double()\n"
     return (
@@ -60,7 +60,7 @@ def reader(*pieces: str) -> str:
 _WRITE = '''
 
 def number(value, like):
-    """On the device: a division by a number of the host multiplies by its reciprocal on a GPU, which rounds twice."""
+    """A device tensor: for a Python divisor, a GPU multiplies by the reciprocal, which rounds twice."""
     return torch.full((), float(value), dtype=torch.float32, device=like.device)
 
 
@@ -69,14 +69,14 @@ def inverse(d):
 
 
 def stored(value):
-    """float32 [..., 1] as the two bytes of a float16."""
+    """float32 [..., 1] converted to the two bytes of a float16."""
     return value.to(torch.float16).view(torch.uint8)
 '''
 
 _ROUND = '''
 
 def round_away(value):
-    """To the nearest integer, halves away from zero."""
+    """Rounds to the nearest integer, halves away from zero."""
     whole = value.abs().floor()
     return torch.where(value.abs() - whole >= 0.5, whole + 1, whole) * value.sign()
 '''
@@ -105,14 +105,14 @@ def quantizer(name: str, rule: str) -> str:
         body += ["    d = x.abs().amax(-1, keepdim=True) / number(127, x)\n", "    levels = round_away(x * inverse(d)).to(torch.int8)\n"]
         if fmt.second == "s":
             body += [
-                "    s = x  # the sum of the values as they were: those 16 apart, then 8, 4, 2, 1\n",
+                "    s = x  # the sum of the original values: first those 16 apart, then 8, 4, 2, 1\n",
                 "    for apart in (16, 8, 4, 2, 1):\n",
                 "        s = s[..., :apart] + s[..., apart:]\n",
             ]
             kept.append("stored(s)")
     elif rule == "ggml":
         body += [
-            "    largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))  # with its sign\n",
+            "    largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))  # including its sign\n",
             f"    d = largest / number(-{fmt.zero}, x)\n",
             f"    levels = (x * inverse(d) + {fmt.zero + 0.5}).trunc().clamp(0, {top}).long()\n",
         ]
