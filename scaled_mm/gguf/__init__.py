@@ -1,4 +1,4 @@
-"""llama.cpp's block formats: quantizers, dequantizers, products and GGUF files (docs/design/gguf-formats.md)."""
+"""llama.cpp's GGUF formats: quantizers, dequantizers, products and GGUF files (docs/design/gguf-formats.md)."""
 
 from scaled_mm.gguf.dequantize import (
     dequantize_block,

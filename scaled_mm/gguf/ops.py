@@ -1,7 +1,7 @@
-"""`torch.ops.scaled_mm.block_*`: schemas, fake implementations and the CPU registration, as `scaled_mm.ops` has them for the plain product.
+"""`torch.ops.scaled_mm.gguf_*`: schemas, fake implementations and the CPU registration, like `core.operators` for INT8 products.
 
-Formats and modes are the numbers of the C interface (see csrc/torch/block.cpp). `gguf_gemm` takes a weight as blocks or tiles,
-`gguf_gemm_fields` as the fields that a CPU's packed weight has.
+Formats and modes are the numbers of the C interface (see csrc/torch/gguf.cpp). `gguf_gemm` takes an unpacked weight or tiles,
+`gguf_gemm_fields` the fields of a weight packed on a CPU.
 """
 
 from __future__ import annotations
