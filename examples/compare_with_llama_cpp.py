@@ -15,16 +15,17 @@ import sys
 from pathlib import Path
 
 import scaled_mm as sm
-from scaled_mm.bench.environment import read_environment
+from scaled_mm.bench.analysis import us_of
 from scaled_mm.bench.gguf import analysis, llama
 from scaled_mm.bench.gguf.cases import parse_cases, parse_formats
 from scaled_mm.bench.gguf.peers import OURS_W4A8, every_peer
-from scaled_mm.bench.gguf.run import run_grid
-from scaled_mm.bench.peers import OURS
+from scaled_mm.bench.gguf.suite import GgufSuite
 from scaled_mm.bench.report import noise
-from scaled_mm.bench.run import Options
-from scaled_mm.bench.shapes import parse_ms
 from scaled_mm.cli import common
+from scaled_mm.measure.environment import read_environment
+from scaled_mm.measure.peer import OURS
+from scaled_mm.measure.run import Options, run_grid
+from scaled_mm.measure.shapes import parse_ms
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     print(times.source.told)
     print("format weight tokens   ours, us  ours_w4a8  llama.cpp  llama.cpp / ours  right")
     right, measured = True, []
-    for records in run_grid(cases, peers, device, Options(budget_ms=args.budget_ms), times):
+    for records in run_grid(GgufSuite(times), cases, peers, device, Options(budget_ms=args.budget_ms)):
         measured += records
         for case in records:
-            us = [analysis.us_of(case, name) for name in (OURS, OURS_W4A8)] + [case.llama_us, analysis.llama_ratio(case, OURS)]
+            us = [us_of(case, name) for name in (OURS, OURS_W4A8)] + [case.llama_us, analysis.llama_ratio(case, OURS)]
             shown = ["-" if value is None else f"{value:.2f}" for value in us]
             check = analysis.check_of(case)
             right = right and check == "yes"

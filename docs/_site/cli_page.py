@@ -42,6 +42,7 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Argumen
 def _command(parser: argparse.ArgumentParser, text: str) -> str:
     level = "##" if parser.prog.count(" ") == 1 else "###"
     actions = [action for action in parser._actions if not isinstance(action, (argparse._HelpAction, argparse._SubParsersAction))]
+    actions = [action for action in actions if action.help != argparse.SUPPRESS]  # options of earlier versions, which only say what to use
     lines = [f"{level} `{parser.prog}`", "", _sentence(text), ""]
     if actions:
         lines += ["| argument | |", "|---|---|", *(f"| {_name(action)} | {_cell(action.help or '')} |" for action in actions), ""]

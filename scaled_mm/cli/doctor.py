@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
-import json
 import os
 import platform
 import re
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     findings = examine()
     works = all(finding.found is not None for finding in findings if finding.required)
     if args.json:
-        print(json.dumps({"ok": works, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2))
+        common.print_json({"ok": works, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
     else:
         _print(findings, works)
     return 0 if works else 1
@@ -140,12 +139,12 @@ def _torch_operators() -> list[Finding]:
     """Loads the torch operators; the first time, this compiles them."""
     import torch
 
-    from scaled_mm.core import fast, operators
+    from scaled_mm.core import dispatcher, fast
     from scaled_mm.jit.library import torch_library
 
     if torch.version.cuda is None:
         return [Finding("torch operators", None, "products of CUDA tensors", _CUDA_TORCH)]
-    operators.load_cuda_operators()
+    dispatcher.load_cuda_operators()
     operators = Finding("torch operators", str(torch_library()))
     if fast.module is None:
         get = "install Python's headers (Debian: `apt-get install python3-dev`); if they are there, this torch is too old"

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -103,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     head = {"device": str(device), "name": _device_name(device), "torch": torch.__version__, "seed": args.seed}
     if args.json:
         refused = sum(result.error is not None for result in results)
-        print(json.dumps({**head, "equal": equal, "refused": refused, "cases": [dataclasses.asdict(r) for r in results]}, indent=2))
+        common.print_json({**head, "equal": equal, "refused": refused, "cases": [dataclasses.asdict(r) for r in results]}, indent=2)
     else:
         _print(head, results, timed=args.time)
     return 0 if equal else 1
@@ -117,7 +116,7 @@ class _Clock:
 
     def measure(self, call: Callable[[], None], device: torch.device) -> float | None:
         """Median microseconds of a call; None once the time is spent."""
-        from scaled_mm.bench import timing
+        from scaled_mm.measure import timing
 
         if self.left <= 0:
             return None
@@ -301,7 +300,7 @@ def _shape(text: str) -> tuple[int, int, int]:
 def _device_name(device: torch.device) -> str:
     import torch
 
-    from scaled_mm.bench.environment import cpu_name
+    from scaled_mm.measure.environment import cpu_name
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
@@ -347,7 +346,7 @@ def _print(head: dict[str, Any], results: list[Result], timed: bool) -> None:
     if timed and (untimed := sum(r.median_us is None and r.error is None for r in results)):
         console.print(f"{untimed} of {len(results)} products were not timed: the time for timing was spent", style="yellow")
     if head["device"] == "cpu" and _uneven(results):
-        from scaled_mm.bench.environment import BUSY_CPU
+        from scaled_mm.measure.environment import BUSY_CPU
 
         console.print(f"times of one shape differ by more than 3 times: {BUSY_CPU}", style="yellow", highlight=False)
 

@@ -22,6 +22,7 @@ from scaled_mm.schema.tags import Compare, compare_of, logical_of
 from scaled_mm.schema.vocabulary import LOGICAL_DTYPES, OP_TYPES, STATUSES, STORED_DTYPES
 
 Text = Annotated[str, Field(min_length=1)]
+Measured = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 
 
@@ -304,9 +305,9 @@ class Correctness(_Model):
 class Performance(_Model):
     """Milliseconds per call, and reference_latency_ms / latency_ms."""
 
-    latency_ms: Annotated[float, Field(ge=0)] = 0.0
-    reference_latency_ms: Annotated[float, Field(ge=0)] = 0.0
-    speedup_factor: Annotated[float, Field(ge=0)] = 0.0
+    latency_ms: Measured = 0.0
+    reference_latency_ms: Measured = 0.0
+    speedup_factor: Measured = 0.0
 
 
 class Environment(_Model):
