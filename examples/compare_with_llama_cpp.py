@@ -1,10 +1,10 @@
-"""GGUF products next to llama.cpp's, a line each: what `scaled-mm bench gguf` measures, without its report.
+"""Times GGUF products beside llama.cpp's, one line each: the measurements of `scaled-mm bench gguf` without a report.
 
     python examples/compare_with_llama_cpp.py [--llama build/bin/test-backend-ops] [--shapes 4096x14336] [--m 1,2,3,4,5,8,512]
 
-The shapes by default are those that `test-backend-ops perf -o MUL_MAT` prints. Without --llama the times that are recorded in
-this repository stand in, on the GPU that they are of. On a CPU pass smaller shapes, or a few minutes.
-`scaled-mm bench gguf` has a report, plots and more to compare with. Times are in microseconds.
+The default shapes are those of `test-backend-ops perf -o MUL_MAT`. Without --llama, the example uses the times recorded in this repository if
+the GPU model is the same. On a CPU pass smaller shapes; the default takes some minutes. `scaled-mm bench gguf` adds a report, plots and more
+libraries. Times are in microseconds.
 Exit status 1 if a product fails or is wrong, 2 if nothing could be timed.
 """
 
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return run(args)
-    except (sm.ScaledMMError, OSError) as error:  # one line: what was asked for makes no sense, or is not there
+    except (sm.ScaledMMError, OSError) as error:  # one line: an argument is invalid, or something is missing
         print(f"compare_with_llama_cpp.py: {error}", file=sys.stderr)
         return 2
 

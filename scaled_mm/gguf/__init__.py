@@ -1,4 +1,4 @@
-"""GGUF formats (llama.cpp's quantized weights): quantizers, dequantizers, products and files (docs/design/gguf-formats.md)."""
+"""llama.cpp's GGUF formats: quantizers, dequantizers, products and GGUF files (docs/design/gguf-formats.md)."""
 
 from scaled_mm.gguf import by_format
 from scaled_mm.gguf.by_format import *  # noqa: F403  (its __all__, which is part of ours)

@@ -1,7 +1,7 @@
-"""`torch.ops.scaled_mm.gguf_*`: what products with a GGUF format's weight have of their own, besides `scaled_mm.core.operators`.
+"""`torch.ops.scaled_mm.gguf_*`: the operators of products with a GGUF format, in addition to `scaled_mm.core.operators`.
 
-The bytes of a weight do not say their format: operators get it as a number of the C interface (csrc/torch/gguf.cpp), and so the mode.
-`gguf_gemm` takes a weight as blocks or tiles, `gguf_gemm_fields` as the fields that a CPU's packed weight has.
+The bytes of a weight do not identify its format. So operators take the format and the mode as numbers of the C interface (csrc/torch/gguf.cpp).
+`gguf_gemm` takes an unpacked weight or tiles, `gguf_gemm_fields` the fields of a weight packed on a CPU.
 """
 
 from __future__ import annotations

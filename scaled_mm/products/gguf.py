@@ -1,4 +1,4 @@
-"""Products with a GGUF format's weight: the spec, and a descriptor. The functions of one call are in `scaled_mm.gguf`."""
+"""Products with a GGUF format: the spec, and a descriptor. The functions that compute in one call are in `scaled_mm.gguf`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _PRODUCT = SimpleNamespace(spec=SPEC, calculate=operators.gguf_calculate)
 
 
 class BlockDescriptor(Plan):
-    """A plan for a product with a GGUF format's weight; made by `create_block_descriptor`. A context manager: leaving it destroys it."""
+    """A plan for a product with a weight in a GGUF format; made by `create_block_descriptor`. A context manager: leaving it destroys it."""
 
     def __init__(self, handle: Handle, operands: tuple, mode: str, kernel: str | None):
         self._mode = mode
@@ -86,12 +86,12 @@ class BlockDescriptor(Plan):
     def calculate(self, out, weight, activation, bias=None, *, workspace=None, stream=None) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
-        weight: blocks uint8 [M, K/32, bytes], or the PackedBlockWeight of one, as when the descriptor was created; only a constant one
-            if that was (`pack_block_weight` on CUDA makes such).
-        workspace: at least `workspace_size` bytes on the device (any contiguous dtype, at a multiple of 16 bytes), or None when that is 0.
-            Two calls in flight at once, on two streams or from two threads, each need their own.
+        weight: uint8 [N, K/32, bytes of a block] or a PackedBlockWeight, as when the descriptor was created. If that weight was constant
+            (from `pack_block_weight` on CUDA), this one must be too.
+        workspace: at least `workspace_size` bytes on the device (any contiguous dtype, aligned to 16 bytes), or None if that is 0.
+            Two concurrent calls, on two streams or from two threads, each need their own.
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
-        Allocates nothing on a GPU and never synchronises; may be captured in a CUDA graph.
+        Allocates nothing on a GPU and never synchronizes; may be captured in a CUDA graph.
         Raises a ScaledMMError that names the tensor that differs; InsufficientWorkspaceError.
         """
         self._check_alive()
@@ -152,15 +152,15 @@ class BlockDescriptor(Plan):
 
 
 def create_block_descriptor(handle: Handle, *, out, weight, activation, bias=None, mode: str = "auto", kernel: str | None = None) -> BlockDescriptor:
-    """Validate out = W A^T + bias once, with a weight of a GGUF format, and pick its kernel.
+    """Validates out = W A^T + bias once, with a weight in a GGUF format, and selects its kernel. M is the tokens, N the rows of the weight.
 
-    out: [M, N], float32, float16 or bfloat16, any strides under which no elements overlap.
-    weight: TensorDesc((M, K), "q4_0"), blocks uint8 [M, K/32, bytes of a block], or a PackedBlockWeight; `calculate` then wants the same.
-    activation: TensorDesc((N, K), "q8_1"), blocks uint8 [N, K/32, 36], or float16, bfloat16 or float32 [N, K], any strides.
-    bias: [M], float32 or out's dtype; added in float32.
-    mode: "auto", "w4a8" or "w4a16", see `block_linear`; of q8_1 and float32 activations not the last.
-    kernel: the name of a row of the section `gguf` of the device's tile table to force.
-    Tensors may be TensorDescs. Raises a ScaledMMError that names the argument, what was expected and what came.
+    out: [N, M], float32, float16 or bfloat16, any strides without overlap.
+    weight: TensorDesc((N, K), "q4_0"), uint8 [N, K/32, bytes of a block], or a PackedBlockWeight; `calculate` requires the same kind.
+    activation: TensorDesc((M, K), "q8_1"), uint8 [M, K/32, 36], or float16, bfloat16 or float32 [M, K], any strides.
+    bias: [N], float32 or out's dtype; added in float32.
+    mode: "auto", "w4a8" or "w4a16", see `block_linear`; not "w4a16" for q8_1 and float32 activations.
+    kernel: forces a kernel config by its name in the section `gguf` of the device's tile table.
+    Tensors may be TensorDescs. Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     if not isinstance(mode, str) or mode not in binding.GGUF_MODES:
         raise BadParamError(f"mode: expected one of {', '.join(map(repr, binding.GGUF_MODES))}, got {mode!r}")
