@@ -15,16 +15,16 @@ import sys
 from pathlib import Path
 
 import scaled_mm as sm
-from scaled_mm.bench.environment import read_environment
 from scaled_mm.bench.gguf import analysis, llama
 from scaled_mm.bench.gguf.cases import parse_cases, parse_formats
 from scaled_mm.bench.gguf.peers import OURS_W4A8, every_peer
 from scaled_mm.bench.gguf.run import run_grid
-from scaled_mm.bench.peers import OURS
-from scaled_mm.bench.report import noise
-from scaled_mm.bench.run import Options
-from scaled_mm.bench.shapes import parse_ms
+from scaled_mm.bench.int8.peers import OURS
+from scaled_mm.bench.int8.report import noise
+from scaled_mm.bench.int8.run import Options
 from scaled_mm.cli import common
+from scaled_mm.measure.environment import read_environment
+from scaled_mm.measure.shapes import parse_ms
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from scaled_mm.autotune.choose import CLIFF
 from scaled_mm.autotune.record import AutotuneDocument, ProductRecord
-from scaled_mm.bench.analysis import Speedup
-from scaled_mm.bench.plots import save, speedup_figure
+from scaled_mm.bench.int8.analysis import Speedup
+from scaled_mm.bench.int8.plots import save, speedup_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

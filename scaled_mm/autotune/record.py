@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from scaled_mm.autotune.model import Accuracy
 from scaled_mm.autotune.state import Cell
-from scaled_mm.bench.record import Clocks, Environment, write_atomically
+from scaled_mm.measure.record import Clocks, Environment, write_atomically
 
 SCHEMA_VERSION = 1
 AUTOTUNE_JSON = "autotune.json"

@@ -9,10 +9,10 @@ from scaled_mm.autotune import plots
 from scaled_mm.autotune.choose import CLIFF
 from scaled_mm.autotune.model import Accuracy
 from scaled_mm.autotune.record import AutotuneDocument, ProductRecord, load
-from scaled_mm.bench import plots as bench_plots
-from scaled_mm.bench.analysis import geometric_mean
-from scaled_mm.bench.blocks import Block, Command, Heading, Image, Items, Table, Text, markdown, page
-from scaled_mm.bench.record import write_atomically
+from scaled_mm.bench.int8 import plots as bench_plots
+from scaled_mm.bench.int8.analysis import geometric_mean
+from scaled_mm.measure.document import Block, Command, Heading, Image, Items, Table, Text, markdown, page
+from scaled_mm.measure.record import write_atomically
 
 REPORT_MD, REPORT_HTML = "report.md", "report.html"
 _LISTED = 40  # cells left out that are named; the JSON has all

@@ -29,9 +29,9 @@ class GpuBench:
     def start(self, setup: dict[str, Any]) -> str:
         import torch
 
-        from scaled_mm.bench import timing
-        from scaled_mm.bench.run import Options
+        from scaled_mm.bench.int8.run import Options
         from scaled_mm.core import binding
+        from scaled_mm.measure import timing
         from scaled_mm.tables import TileTable
 
         self.device = torch.device(setup["device"])
@@ -45,8 +45,8 @@ class GpuBench:
         return torch.cuda.get_device_name(self.device)
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        from scaled_mm.bench.peers import OURS, Ours
-        from scaled_mm.bench.run import describe, time_one
+        from scaled_mm.bench.int8.peers import OURS, Ours
+        from scaled_mm.bench.int8.run import describe, time_one
         from scaled_mm.core import binding
 
         try:
@@ -67,10 +67,10 @@ class GpuBench:
         """Weights of one (N, K), inputs and reference of one product, kept until another is asked for."""
         import torch
 
-        from scaled_mm.bench.inputs import Inputs, WeightSets
-        from scaled_mm.bench.run import reference_product
-        from scaled_mm.bench.shapes import Case
+        from scaled_mm.bench.int8.inputs import Inputs, WeightSets
+        from scaled_mm.bench.int8.run import reference_product
         from scaled_mm.errors import InternalError
+        from scaled_mm.measure.shapes import Case
 
         if self.weights is None or (self.weights.N, self.weights.K) != (N, K):
             self.weights = self.inputs = self.expected = None

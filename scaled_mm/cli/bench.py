@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from scaled_mm.bench.peers import Peer
-    from scaled_mm.bench.record import BenchDocument, OverheadRecord
-    from scaled_mm.bench.run import Options
-    from scaled_mm.bench.shapes import Case
+    from scaled_mm.bench.int8.peers import Peer
+    from scaled_mm.bench.int8.run import Options
+    from scaled_mm.measure.record import BenchDocument, OverheadRecord
+    from scaled_mm.measure.shapes import Case
 
 HELP = "time INT8 products against vLLM, SGLang and torch, or block products against llama.cpp, and write a report"
 
@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the command. 0: done; 1: a case of ours failed or has wrong bits; 2: the arguments make no sense."""
-    from scaled_mm.bench import peers, plots, rows
+    from scaled_mm.bench.int8 import peers, plots
+    from scaled_mm.bench.rows import rows
     from scaled_mm.errors import ScaledMMError
 
     console = common.console(stderr=args.json)
@@ -97,7 +98,8 @@ def _usage(args: argparse.Namespace, message: str) -> int:
 
 def _check_names(args: argparse.Namespace, device: torch.device) -> None:
     """BadParamError or KernelNotFoundError for a row or a library that is not there: known before anything is timed."""
-    from scaled_mm.bench import peers, rows
+    from scaled_mm.bench.int8 import peers
+    from scaled_mm.bench.rows import rows
     from scaled_mm.errors import BadParamError, KernelNotFoundError
 
     for option, value in (("--rows", args.rows), ("--kernel", args.kernel)):
@@ -113,7 +115,7 @@ def _check_names(args: argparse.Namespace, device: torch.device) -> None:
 
 
 def _cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
-    from scaled_mm.bench import shapes
+    from scaled_mm.measure import shapes
 
     cpu = device.type == "cpu"
     with _naming("--m"):
@@ -134,8 +136,8 @@ def _naming(option: str) -> Iterator[None]:
 def _options(args: argparse.Namespace, device: torch.device) -> Options:
     import secrets
 
-    from scaled_mm.bench import timing
-    from scaled_mm.bench.run import CHECK_LIMIT_GMAC, Options
+    from scaled_mm.bench.int8.run import CHECK_LIMIT_GMAC, Options
+    from scaled_mm.measure import timing
 
     return Options(
         budget_ms=timing.DEFAULT_BUDGET_MS if args.budget_ms is None else args.budget_ms,
@@ -173,9 +175,9 @@ def _run_bench(
 ) -> int:
     from rich.markup import escape
 
-    from scaled_mm.bench import analysis, peers, run
-    from scaled_mm.bench.environment import read_clocks, report_folder
-    from scaled_mm.bench.record import BENCH_JSON, save
+    from scaled_mm.bench.int8 import analysis, peers, run
+    from scaled_mm.measure.environment import read_clocks, report_folder
+    from scaled_mm.measure.record import BENCH_JSON, save
 
     document = _new_document(args, device, chosen, options)
     out = args.out or common.writable_folder("--out", report_folder(document.environment))
@@ -206,9 +208,10 @@ def _run_bench(
 def _new_document(args: argparse.Namespace, device: torch.device, chosen: list[Peer], options: Options) -> BenchDocument:
     from datetime import datetime, timezone
 
-    from scaled_mm.bench import run, timing
-    from scaled_mm.bench.environment import read_clocks, read_environment
-    from scaled_mm.bench.record import BenchDocument, Settings
+    from scaled_mm.bench.int8 import run
+    from scaled_mm.measure import timing
+    from scaled_mm.measure.environment import read_clocks, read_environment
+    from scaled_mm.measure.record import BenchDocument, Settings
 
     clocks = read_clocks(device, "before")
     return BenchDocument(
@@ -236,8 +239,8 @@ def _run_rows(
     options: Options,
     console: Console,
 ) -> int:
-    from scaled_mm.bench import rows
-    from scaled_mm.bench.environment import read_environment, report_folder
+    from scaled_mm.bench.rows import rows
+    from scaled_mm.measure.environment import read_environment, report_folder
 
     environment = read_environment(device)
     out = args.out or common.writable_folder("--out", report_folder(environment))
@@ -257,7 +260,8 @@ def _run_rows(
 def _render(args: argparse.Namespace, console: Console) -> int:
     from pydantic import ValidationError
 
-    from scaled_mm.bench import record, report
+    from scaled_mm.bench.int8 import report
+    from scaled_mm.measure import record
 
     try:
         paths = report.render(args.render)
@@ -272,8 +276,8 @@ def _render(args: argparse.Namespace, console: Console) -> int:
 def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, console: Console) -> None:
     from rich.markup import escape
 
-    from scaled_mm.bench import plots, report
-    from scaled_mm.bench.analysis import geometric_mean, load_recorded
+    from scaled_mm.bench.int8 import plots, report
+    from scaled_mm.bench.int8.analysis import geometric_mean, load_recorded
 
     paths = report.render(out)
     if args.json:
@@ -293,7 +297,7 @@ def _finish(document: BenchDocument, out: Path, args: argparse.Namespace, consol
 def _print_cases(document: BenchDocument, console: Console) -> None:
     from rich.table import Table
 
-    from scaled_mm.bench import analysis, report
+    from scaled_mm.bench.int8 import analysis, report
 
     names = analysis.names_run(document)
     factors = {id(one.case): one.factor for one in analysis.measured_speedups(document)}
@@ -332,7 +336,7 @@ def _print_rows(entries: list[dict], console: Console) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from scaled_mm.bench import rows
+    from scaled_mm.bench.rows import rows
 
     table = Table(title="best row by case, and what the dispatched one loses")
     for title in ("shape", "M", "best row", "µs", "dispatched", "loss", "failed"):

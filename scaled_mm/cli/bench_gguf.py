@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.cli import common
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -16,9 +17,9 @@ if TYPE_CHECKING:
     from scaled_mm.bench.gguf.cases import BlockCase
     from scaled_mm.bench.gguf.llama import LlamaTimes
     from scaled_mm.bench.gguf.record import BlockDocument
-    from scaled_mm.bench.peers import Peer
-    from scaled_mm.bench.record import Environment
-    from scaled_mm.bench.run import Options
+    from scaled_mm.bench.int8.peers import Peer
+    from scaled_mm.bench.int8.run import Options
+    from scaled_mm.measure.record import Environment
 
 OK, FAILED = 0, 1
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("products with llama.cpp's block formats").add_argument
     shapes = "default 28672x8192,4096x14336,4096x4096, rows of the weight x K; on a CPU 4096x4096"
     add("--block", action="store_true", help=f"time these in place of INT8. --m are tokens; --shapes also NxK, {shapes}")
-    add("--formats", metavar="NAMES", help="all, or some of q4_0,q4_1,q5_0,q5_1,q8_0; default all")
+    add("--formats", metavar="NAMES", help=f"all, or some of {','.join(WEIGHT_FORMATS)}; default all")
     add("--sweep", action="store_true", help="--m 1-64, or these besides those that --m names")
     llama = "llama.cpp's test-backend-ops, to be run first; without it an H200's recorded times, on an H200"
     add("--llama", type=Path, metavar="PATH", help=llama)
@@ -60,9 +61,9 @@ class Plan:
 
 def plan(args: argparse.Namespace, device: torch.device) -> Plan:
     """Runs llama.cpp too, where it is to be run. ValueError or a ScaledMMError for arguments that make no sense."""
-    from scaled_mm.bench import plots
-    from scaled_mm.bench.environment import read_environment, report_folder
     from scaled_mm.bench.gguf import llama
+    from scaled_mm.bench.int8 import plots
+    from scaled_mm.measure.environment import read_environment, report_folder
 
     cases, chosen = _cases(args, device), _peers(args, device)
     environment = read_environment(device)
@@ -74,9 +75,9 @@ def plan(args: argparse.Namespace, device: torch.device) -> Plan:
 
 def run(args: argparse.Namespace, planned: Plan, options: Options, device: torch.device, command: str, console: Console) -> int:
     """0: done; 1: a case of ours failed or is not within the bound."""
-    from scaled_mm.bench.environment import read_clocks
     from scaled_mm.bench.gguf import run as block_run
     from scaled_mm.bench.gguf.record import save
+    from scaled_mm.measure.environment import read_clocks
 
     cases, out, times = planned.cases, planned.out, planned.llama
     document = _new_document(args, device, planned, options, command)
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace, planned: Plan, options: Options, device: torch
 
 def _cases(args: argparse.Namespace, device: torch.device) -> list[BlockCase]:
     from scaled_mm.bench.gguf import cases
-    from scaled_mm.bench.shapes import parse_ms
+    from scaled_mm.measure.shapes import parse_ms
 
     cpu = device.type == "cpu"
     try:
@@ -108,8 +109,8 @@ def _cases(args: argparse.Namespace, device: torch.device) -> list[BlockCase]:
 
 
 def _peers(args: argparse.Namespace, device: torch.device) -> list[Peer]:
-    from scaled_mm.bench import peers
     from scaled_mm.bench.gguf import peers as block_peers
+    from scaled_mm.bench.int8 import peers
     from scaled_mm.errors import BadParamError, KernelNotFoundError
     from scaled_mm.jit.dispatch import callable_table
 
@@ -126,9 +127,10 @@ def _peers(args: argparse.Namespace, device: torch.device) -> list[Peer]:
 def _new_document(args: argparse.Namespace, device: torch.device, planned: Plan, options: Options, command: str) -> BlockDocument:
     from datetime import datetime, timezone
 
-    from scaled_mm.bench import run, timing
-    from scaled_mm.bench.environment import read_clocks
     from scaled_mm.bench.gguf.record import BlockDocument, BlockSettings
+    from scaled_mm.bench.int8 import run
+    from scaled_mm.measure import timing
+    from scaled_mm.measure.environment import read_clocks
 
     clocks = read_clocks(device, "before")
     return BlockDocument(
@@ -145,10 +147,10 @@ def _new_document(args: argparse.Namespace, device: torch.device, planned: Plan,
 def _finish(document: BlockDocument, out: Path, args: argparse.Namespace, console: Console) -> int:
     from rich.markup import escape
 
-    from scaled_mm.bench import analysis, plots
     from scaled_mm.bench.gguf import analysis as block_analysis
     from scaled_mm.bench.gguf import report
     from scaled_mm.bench.gguf.record import BLOCK_JSON, save
+    from scaled_mm.bench.int8 import analysis, plots
 
     save(document, out)
     paths = report.render(out)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from scaled_mm.bench.run import Progress
-    from scaled_mm.bench.shapes import Case
+    from scaled_mm.bench.int8.run import Progress
+    from scaled_mm.measure.shapes import Case
     from scaled_mm.tables import TileTable
 
 SEED_LIMIT = 2**64  # torch's generators take 64 bits

@@ -139,12 +139,12 @@ def _torch_operators() -> list[Finding]:
     """Loads them, which compiles them the first time."""
     import torch
 
-    from scaled_mm.core import fast, operators
+    from scaled_mm.core import dispatcher, fast
     from scaled_mm.jit.library import torch_library
 
     if torch.version.cuda is None:
         return [Finding("torch operators", None, "products of CUDA tensors", _CUDA_TORCH)]
-    operators.load_cuda_operators()
+    dispatcher.load_cuda_operators()
     operators = Finding("torch operators", str(torch_library()))
     if fast.module is None:
         get = "install Python's headers (Debian: `apt-get install python3-dev`); if they are there, this torch is too old"

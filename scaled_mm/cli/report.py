@@ -23,9 +23,9 @@ def run(args: argparse.Namespace) -> int:
     if args.compare is not None:
         return _compare(args.directory, args.compare)
     from scaled_mm.autotune import report as autotune_report
-    from scaled_mm.bench import plots
-    from scaled_mm.bench import report as bench_report
     from scaled_mm.bench.gguf import report as block_report
+    from scaled_mm.bench.int8 import plots
+    from scaled_mm.bench.int8 import report as bench_report
 
     renderers = {"autotune.json": autotune_report.render, "bench.json": bench_report.render, "bench_block.json": block_report.render}
     paths = []
@@ -72,10 +72,10 @@ Product = tuple[str, int, int, int]
 def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
     """Microseconds of ours by product: of a tuning run the tuned rows', else of a benchmark of INT8 ours; and ours of block products."""
     from scaled_mm.autotune import record as autotune_record
-    from scaled_mm.bench import record as bench_record
-    from scaled_mm.bench.analysis import us_of
     from scaled_mm.bench.gguf import record as block_record
-    from scaled_mm.bench.peers import OURS
+    from scaled_mm.bench.int8.analysis import us_of
+    from scaled_mm.bench.int8.peers import OURS
+    from scaled_mm.measure import record as bench_record
 
     names = _runs(option, directory)
     found: list[tuple[str, object, float | None]] = []
@@ -91,7 +91,7 @@ def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
 
 
 def _compare(directory: Path, other: Path) -> int:
-    from scaled_mm.bench.analysis import geometric_mean
+    from scaled_mm.bench.int8.analysis import geometric_mean
     from scaled_mm.errors import BadParamError
 
     these, those = times(directory), times(other, "--compare")

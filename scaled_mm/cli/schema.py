@@ -312,7 +312,7 @@ def _sizes(workload: Workload) -> str:
 
 
 def _hardware(device: torch.device) -> str:
-    from scaled_mm.bench.environment import read_environment
+    from scaled_mm.measure.environment import read_environment
 
     return f"{read_environment(device).gpu}: milliseconds per call"
 

@@ -133,7 +133,7 @@ class _Clock:
 
     def measure(self, call: Callable[[], None], device: torch.device) -> float | None:
         """Median microseconds of a call; None once the time is spent."""
-        from scaled_mm.bench import timing
+        from scaled_mm.measure import timing
 
         if self.left <= 0:
             return None
@@ -317,7 +317,7 @@ def _shape(text: str) -> tuple[int, int, int]:
 def _device_name(device: torch.device) -> str:
     import torch
 
-    from scaled_mm.bench.environment import cpu_name
+    from scaled_mm.measure.environment import cpu_name
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
@@ -363,7 +363,7 @@ def _print(head: dict[str, Any], results: list[Result], left_out: int, timed: bo
     if timed and (untimed := sum(r.median_us is None and r.error is None for r in results)):
         console.print(f"{untimed} of {len(results)} products were not timed: the time for timing was spent", style="yellow")
     if head["device"] == "cpu" and _uneven(results):
-        from scaled_mm.bench.environment import BUSY_CPU
+        from scaled_mm.measure.environment import BUSY_CPU
 
         console.print(f"times of one shape differ by more than 3 times: {BUSY_CPU}", style="yellow", highlight=False)
 

@@ -7,10 +7,10 @@ import dataclasses
 import torch
 
 from scaled_mm.core import checks
+from scaled_mm.core.constant import is_written
 from scaled_mm.errors import BadParamError, BadTensorShapeError, DeviceNotSupportedError
 from scaled_mm.gguf import layout, tiles
 from scaled_mm.gguf_formats import BLOCK, lookup, lookup_weight
-from scaled_mm.products.prepared_weight import is_written
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -283,7 +283,7 @@ def _unlike(definition: Definition, inputs: Sequence, outputs: Sequence) -> tupl
 @functools.cache
 def _environment(device: str) -> Environment:
     from scaled_mm import __version__
-    from scaled_mm.bench.environment import read_environment
+    from scaled_mm.measure.environment import read_environment
 
     known = read_environment(torch.device(device))
     libs = {

@@ -16,11 +16,11 @@ from autotune_data import H200, Clock, Kernels, Measurer
 from scaled_mm.autotune import measure, record, tune
 from scaled_mm.autotune.model import facts
 from scaled_mm.autotune.report import REPORT_HTML, REPORT_MD
-from scaled_mm.bench import environment as bench_environment
-from scaled_mm.bench.plots import NAMES
-from scaled_mm.bench.record import Environment
+from scaled_mm.bench.int8.plots import NAMES
 from scaled_mm.cli import autotune, main, report
 from scaled_mm.jit import library
+from scaled_mm.measure import environment as bench_environment
+from scaled_mm.measure.record import Environment
 from scaled_mm.tables import check_table, load_table
 from scaled_mm.tables.tuned import tuned_path
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from scaled_mm.autotune.worker import GpuBench
-from scaled_mm.bench import peers
-from scaled_mm.bench.run import Options
+from scaled_mm.bench.int8 import peers
+from scaled_mm.bench.int8.run import Options
 from scaled_mm.core import binding
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.bench.inputs import Inputs
-from scaled_mm.bench.peers import OURS, Peer, epilogue
-from scaled_mm.bench.record import (
+from scaled_mm.bench.int8.inputs import Inputs
+from scaled_mm.bench.int8.peers import OURS, Peer, epilogue
+from scaled_mm.measure.record import (
     BenchDocument,
     CaseRecord,
     Clocks,
@@ -16,8 +16,8 @@ from scaled_mm.bench.record import (
     Result,
     Settings,
 )
-from scaled_mm.bench.roofline import roof_us, traffic_bytes
-from scaled_mm.bench.shapes import Case
+from scaled_mm.measure.roofline import roof_us, traffic_bytes
+from scaled_mm.measure.shapes import Case
 
 GPU = "NVIDIA H200"
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ from bench_data import environment, measured
 
 from scaled_mm.bench.gguf.peers import every_peer
 from scaled_mm.bench.gguf.record import BlockCaseRecord, BlockDocument, BlockSettings, LlamaSource
-from scaled_mm.bench.record import Implementation, Result
+from scaled_mm.measure.record import Implementation, Result
 
 # As `test-backend-ops perf -o MUL_MAT` prints them (github.com/ggml-org/llama.cpp/pull/10991 and 14903, issues/11559), with its colours.
 PERF_LINES = """\

@@ -7,10 +7,11 @@ import pytest
 import torch
 from bench_data import case_record, document, measured
 
-from scaled_mm.bench import peers, record
-from scaled_mm.bench.record import load, save
+from scaled_mm.bench.int8 import peers
 from scaled_mm.cli import bench, main
 from scaled_mm.errors import KernelNotFoundError
+from scaled_mm.measure import record
+from scaled_mm.measure.record import load, save
 
 
 def parse(*words: str) -> argparse.Namespace:

@@ -6,12 +6,12 @@ import pytest
 from gguf_bench_data import block_document, case_of
 from pydantic import ValidationError
 
-from scaled_mm.bench import blocks
 from scaled_mm.bench.gguf import analysis, report
 from scaled_mm.bench.gguf.record import BlockDocument, load, save
-from scaled_mm.bench.record import Result
 from scaled_mm.cli import main
 from scaled_mm.cli.report import times
+from scaled_mm.measure import document as blocks
+from scaled_mm.measure.record import Result
 
 NEEDS_MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
@@ -110,7 +110,7 @@ def test_a_document_without_cases_still_renders():
 def test_the_report_is_rendered_again_from_its_json_beside_that_of_int8(tmp_path, capsys):
     from bench_data import case_record, document, measured
 
-    from scaled_mm.bench import record
+    from scaled_mm.measure import record
 
     save(block_document([case_of(m, 10.0 + m, llama_us=12.0) for m in range(1, 10)]), tmp_path)
     record.save(document([case_record("8B_o", 1, 4096, 4096, ours=measured(8.0, bit_equal=True))]), tmp_path)

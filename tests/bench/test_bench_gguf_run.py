@@ -18,8 +18,8 @@ from scaled_mm.bench.gguf.cases import CPU_TOKENS, SWEEP, BlockCase, group_by_fo
 from scaled_mm.bench.gguf.inputs import BlockInputs, BlockWeights, weight_bytes
 from scaled_mm.bench.gguf.record import load
 from scaled_mm.bench.gguf.run import error_of, expected, run_grid, spread
-from scaled_mm.bench.peers import OURS
-from scaled_mm.bench.run import Options
+from scaled_mm.bench.int8.peers import OURS
+from scaled_mm.bench.int8.run import Options
 from scaled_mm.cli import bench, bench_gguf, main
 from scaled_mm.errors import BadParamError
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
@@ -135,7 +135,7 @@ def test_mode_auto_on_a_gpu_is_what_the_tile_table_says(monkeypatch):
 
 
 def test_a_row_to_force_is_looked_up_in_the_section_of_block_products(monkeypatch):
-    from scaled_mm.bench import peers as int8_peers
+    from scaled_mm.bench.int8 import peers as int8_peers
     from scaled_mm.jit.dispatch import callable_table
 
     monkeypatch.setattr(int8_peers, "our_handle", lambda device: argparse.Namespace(arch="sm90"))
@@ -362,7 +362,7 @@ def test_every_mode_is_measured_and_within_the_bound_on_a_gpu(fmt):
 
 @pytest.mark.gpu
 def test_the_command_runs_on_a_gpu_and_forces_a_row(tmp_path):
-    from scaled_mm.bench.peers import our_handle
+    from scaled_mm.bench.int8.peers import our_handle
     from scaled_mm.jit.dispatch import callable_table
 
     row = callable_table(our_handle(torch.device("cuda", 0)).arch).gguf.fallback

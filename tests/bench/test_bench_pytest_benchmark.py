@@ -6,14 +6,14 @@ A round is one pass of the runner (a graph replay on a GPU); `extra_info` has th
 import pytest
 import torch
 
-from scaled_mm.bench import timing
 from scaled_mm.bench.gguf import peers as block_peers
 from scaled_mm.bench.gguf.cases import BlockCase
 from scaled_mm.bench.gguf.run import BlockLayer
-from scaled_mm.bench.peers import OURS, Ours, every_peer
-from scaled_mm.bench.run import Layer
-from scaled_mm.bench.shapes import LLM_SHAPES, Case
+from scaled_mm.bench.int8.peers import OURS, Ours, every_peer
+from scaled_mm.bench.int8.run import Layer
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
+from scaled_mm.measure import timing
+from scaled_mm.measure.shapes import LLM_SHAPES, Case
 
 pytest.importorskip("pytest_benchmark", reason="pytest-benchmark is not installed")
 

@@ -8,9 +8,11 @@ import pytest
 from bench_data import case_record, document, environment, measured
 from pydantic import ValidationError
 
-from scaled_mm.bench import analysis, blocks, report, rows
-from scaled_mm.bench.environment import git_state, parse_smi, query_smi, slug
-from scaled_mm.bench.record import BenchDocument, CaseRecord, Result, load, save, write_atomically
+from scaled_mm.bench.int8 import analysis, report
+from scaled_mm.bench.rows import rows
+from scaled_mm.measure import document as blocks
+from scaled_mm.measure.environment import git_state, parse_smi, query_smi, slug
+from scaled_mm.measure.record import BenchDocument, CaseRecord, Result, load, save, write_atomically
 
 RECORDED = analysis.load_recorded()
 NEEDS_MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
@@ -140,7 +142,7 @@ def test_rendering_is_a_pure_function_of_bench_json(tmp_path):
     ids=["gone", "broken"],
 )
 def test_a_report_without_matplotlib_says_why_it_has_no_plots(tmp_path, monkeypatch, error, said):
-    from scaled_mm.bench import plots
+    from scaled_mm.bench.int8 import plots
 
     def fail(name):
         raise error
@@ -157,7 +159,7 @@ def test_a_report_without_matplotlib_says_why_it_has_no_plots(tmp_path, monkeypa
 
 @NEEDS_MATPLOTLIB
 def test_rendering_again_without_matplotlib_keeps_the_plots_that_are_there(tmp_path, monkeypatch, capsys):
-    from scaled_mm.bench import plots
+    from scaled_mm.bench.int8 import plots
     from scaled_mm.cli import main
 
     save(document(two_cases()), tmp_path)

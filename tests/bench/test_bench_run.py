@@ -6,12 +6,13 @@ import pytest
 import torch
 from bench_data import CPU, SMALL, StandIn
 
-from scaled_mm.bench import peers, rows
-from scaled_mm.bench.inputs import Inputs, WeightSets, output_slots
-from scaled_mm.bench.peers import Bf16, Fp32, IntMM, IntMMEpilogue, Ours, epilogue, every_peer, select
-from scaled_mm.bench.run import Options, describe, implementations, relative_error, run_grid, run_overhead
-from scaled_mm.bench.shapes import Case
+from scaled_mm.bench.int8 import peers
+from scaled_mm.bench.int8.inputs import Inputs, WeightSets, output_slots
+from scaled_mm.bench.int8.peers import Bf16, Fp32, IntMM, IntMMEpilogue, Ours, epilogue, every_peer, select
+from scaled_mm.bench.int8.run import Options, describe, implementations, relative_error, run_grid, run_overhead
+from scaled_mm.bench.rows import rows
 from scaled_mm.cpu.integer_product import int_mm_is_exact
+from scaled_mm.measure.shapes import Case
 from scaled_mm.reference import scaled_mm as reference
 
 FAST = Options(budget_ms=2, sets=3)

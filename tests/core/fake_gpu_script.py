@@ -19,13 +19,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from correctness.batched import BATCHES, BIASES, OUT_BATCHES, VECTORS, ZERO_POINTS, BatchCase  # noqa: E402
-from correctness.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
+from operands.batched import BATCHES, BIASES, OUT_BATCHES, VECTORS, ZERO_POINTS, BatchCase  # noqa: E402
+from operands.cases import INPUT_LAYOUTS, LAYOUTS, Case, Operands, random_case  # noqa: E402
 
 from scaled_mm import TensorDesc, reference  # noqa: E402
 from scaled_mm.autotune.write import tuned_table  # noqa: E402
 from scaled_mm.core import binding  # noqa: E402
 from scaled_mm.errors import ScaledMMError  # noqa: E402
+from scaled_mm.products import codes  # noqa: E402
 from scaled_mm.tables import Bucket, TileTable, load_table  # noqa: E402
 
 STREAM = 0x5EED0
@@ -34,7 +35,7 @@ STREAM = 0x5EED0
 class Core:
     """The C core with a fake GPU and these kernels; the provider that would build kernels is replaced by `provide`."""
 
-    PRODUCT = binding.GEMM
+    PRODUCT = codes.GEMM
 
     def __init__(self, *kernel_libraries: str, arch: str | None = None, provide=None):
         self.lib = binding.library()

@@ -50,12 +50,11 @@ struct Layout {
 
 inline Layout layout_of(int32_t format) {
   switch (format) {
-  case SCALED_MM_DTYPE_Q4_0: return {4, 8, 18, false};
-  case SCALED_MM_DTYPE_Q4_1: return {4, 0, 20, true};
-  case SCALED_MM_DTYPE_Q5_0: return {5, 16, 22, false};
-  case SCALED_MM_DTYPE_Q5_1: return {5, 0, 24, true};
-  case SCALED_MM_DTYPE_Q8_0: return {8, 0, 34, false};
-  default: return {8, 0, 36, true};
+#define LAYOUT(NAME, name, code, bytes, bits, zero, minimum)                                                                                         \
+  case code: return {bits, zero, bytes, minimum};
+    SCALED_MM_GGUF_WEIGHT_FORMATS(LAYOUT)
+#undef LAYOUT
+  default: return {8, 0, 36, true}; // q8_1
   }
 }
 

@@ -21,7 +21,7 @@ from scaled_mm.tables import available_tables, load_table
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from correctness.block_scaled_cases import BlockCase  # noqa: E402
+from operands.block_scaled_cases import BlockCase  # noqa: E402
 
 # A row is emulated once, whatever tables it is in.
 ROWS = {row.name: row for arch, _ in available_tables() for row in load_table(arch).block_scaled.rows}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scaled_mm.bench.gguf.peers import OURS_Q8_1, OURS_W4A8
 from scaled_mm.bench.gguf.record import BlockCaseRecord, BlockDocument
-from scaled_mm.bench.peers import OURS
+from scaled_mm.bench.int8.peers import OURS
 
 #: Of docs/design/gguf-formats.md: ||out - formula|| / ||formula||.
 ERROR_BOUND = 2e-6

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scaled_mm.bench.shapes import GROUPS, LLM_SHAPES, Case, group_by_weight
 from scaled_mm.errors import BadParamError
 from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, spelling_hint
+from scaled_mm.measure.shapes import GROUPS, LLM_SHAPES, Case, group_by_weight
 
 SHAPES = "28672x8192,4096x14336,4096x4096"
 TOKENS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 4096)

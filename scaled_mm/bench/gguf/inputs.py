@@ -6,11 +6,11 @@ from functools import cached_property
 
 import torch
 
-from scaled_mm.bench import timing
 from scaled_mm.bench.gguf.cases import BlockCase
-from scaled_mm.bench.inputs import RotatedOutputs, limit_bytes
+from scaled_mm.bench.int8.inputs import RotatedOutputs, limit_bytes
 from scaled_mm.gguf import PackedBlockWeight, dequantize_block, pack_block_weight, quantize_block
 from scaled_mm.gguf_formats import BLOCK, lookup
+from scaled_mm.measure import timing
 
 #: float32, as llama.cpp's products have it, and so that a result can be held to the bound of the documentation.
 OUT_DTYPE = torch.float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.bench.gguf.inputs import BlockInputs
-from scaled_mm.bench.peers import OURS, Ours, Peer, TensorCall, our_handle
+from scaled_mm.bench.int8.peers import OURS, Ours, Peer, TensorCall, our_handle
 from scaled_mm.gguf import dequantize_block
 
 OURS_W4A8 = "ours_w4a8"

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaled_mm.bench import plots
 from scaled_mm.bench.gguf import analysis
 from scaled_mm.bench.gguf.peers import OURS_Q8_1, OURS_W4A8
 from scaled_mm.bench.gguf.record import BlockCaseRecord, BlockDocument
-from scaled_mm.bench.peers import OURS
+from scaled_mm.bench.int8 import plots
+from scaled_mm.bench.int8.peers import OURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,4 +1,4 @@
-"""What `bench_block.json` holds: the models are the schema, as those of `scaled_mm.bench.record`."""
+"""What `bench_block.json` holds: the models are the schema, as those of `scaled_mm.measure.record`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from scaled_mm.bench.record import Clocks, Environment, Implementation, Model, Result, write_atomically
+from scaled_mm.measure.record import Clocks, Environment, Implementation, Model, Result, write_atomically
 
 SCHEMA_VERSION = 1
 BLOCK_JSON = "bench_block.json"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scaled_mm.bench import blocks, plots
-from scaled_mm.bench.analysis import geometric_mean
-from scaled_mm.bench.blocks import Block, Command, Heading, Items, Table, Text
 from scaled_mm.bench.gguf import analysis
 from scaled_mm.bench.gguf import plots as block_plots
 from scaled_mm.bench.gguf.analysis import ERROR_BOUND, OURS_ALL, TOLERANCE, Pair
 from scaled_mm.bench.gguf.record import BlockCaseRecord, BlockDocument, load
-from scaled_mm.bench.peers import OURS
-from scaled_mm.bench.record import write_atomically
-from scaled_mm.bench.report import environment_table, legend, noise, plots_section, what_did_not_run
-from scaled_mm.bench.roofline import tops
-from scaled_mm.bench.timing import CACHE_MULTIPLE
+from scaled_mm.bench.int8 import plots
+from scaled_mm.bench.int8.analysis import geometric_mean
+from scaled_mm.bench.int8.peers import OURS
+from scaled_mm.bench.int8.report import environment_table, legend, noise, plots_section, what_did_not_run
+from scaled_mm.measure import document as blocks
+from scaled_mm.measure.document import Block, Command, Heading, Items, Table, Text
+from scaled_mm.measure.record import write_atomically
+from scaled_mm.measure.roofline import tops
+from scaled_mm.measure.timing import CACHE_MULTIPLE
 
 BLOCK_MD, BLOCK_HTML = "bench_block.md", "bench_block.html"
 

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from scaled_mm.bench import timing
 from scaled_mm.bench.gguf import peers as block_peers
 from scaled_mm.bench.gguf.cases import BlockCase, group_by_format
 from scaled_mm.bench.gguf.inputs import BlockInputs, BlockWeights, weight_bytes
 from scaled_mm.bench.gguf.llama import LlamaTimes
 from scaled_mm.bench.gguf.record import BlockCaseRecord
-from scaled_mm.bench.peers import Peer
-from scaled_mm.bench.record import Result
-from scaled_mm.bench.run import Layer, Options, Progress, describe, layers, no_progress, time_peers
+from scaled_mm.bench.int8.peers import Peer
+from scaled_mm.bench.int8.run import Layer, Options, Progress, describe, layers, no_progress, time_peers
 from scaled_mm.gguf import quantize_block, reference
+from scaled_mm.measure import timing
+from scaled_mm.measure.record import Result
 
 #: Rows of the weight and tokens that the reference computes, spread evenly from the first to the last.
 CHECK_ROWS, CHECK_TOKENS = 128, 256

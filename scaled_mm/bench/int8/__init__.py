@@ -1,0 +1,1 @@
+"""Benchmarks of INT8 products."""

@@ -1,0 +1,1 @@
+"""Times of every row of a tile table."""
