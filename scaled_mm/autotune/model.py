@@ -24,8 +24,8 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-from scaled_mm.bench.roofline import PEAKS, traffic_bytes
 from scaled_mm.errors import BadParamError
+from scaled_mm.measure.roofline import PEAKS, traffic_bytes
 from scaled_mm.tables import KernelRow
 from scaled_mm.tables.rules import KIB, SHARED_MEMORY, row_cost
 from scaled_mm.tables.rules_c2x import warps

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from scaled_mm import __version__
-from scaled_mm.bench.record import write_atomically
+from scaled_mm.measure.record import write_atomically
 from scaled_mm.tables import Bucket, KernelRow, TileTable, load_table
 
 _MARKS = ("grouped", "block_scaled", "gguf")  # the section says it

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.errors import InternalError, KernelNotBuiltError, ScaledMMError, Status, error_for
+from scaled_mm.gguf_formats import FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -24,10 +25,9 @@ ABI_VERSION = 6
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
-DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1")  # index: scaledMMDtype_t
+DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", *FORMATS)  # index: scaledMMDtype_t
 UNKNOWN_DTYPE = -1
 TENSOR_CONSTANT, TENSOR_PACKED = 1, 2
-GEMM, GROUPED_GEMM, BLOCK_SCALED_GEMM, GGUF_GEMM = range(4)  # scaledMMProduct_t, and scaledMMTableKind_t
 GGUF_MODES = ("auto", "w4a8", "w4a16")  # index: scaledMMGgufMode_t
 
 
@@ -214,13 +214,9 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
 
 def register_table(table: TileTable) -> None:
     """Give the core a tile table, with its sections; it replaces the architecture's former one."""
-    _register(table, GEMM)
-    if table.grouped:
-        _register(table.grouped, GROUPED_GEMM)
-    if table.block_scaled:
-        _register(table.block_scaled, BLOCK_SCALED_GEMM)
-    if table.gguf:
-        _register(table.gguf, GGUF_GEMM)
+    for kind, section in enumerate(table.by_kind):
+        if section:
+            _register(section, kind)
 
 
 def _register(table: TileTable, kind: int) -> None:

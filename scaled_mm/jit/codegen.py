@@ -5,6 +5,7 @@ The text generated here is the only place where a row's fields become C++.
 
 from __future__ import annotations
 
+from scaled_mm import gguf_formats
 from scaled_mm.core.binding import GGUF_MODES
 from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.tables import rules_block_scaled, rules_c2x, rules_decode, rules_gguf
@@ -14,14 +15,8 @@ from scaled_mm.tables.tuned import slug
 
 # Output dtypes every row is built for: suffix of the symbol -> (C++ type, scaledMMDtype_t).
 OUT_DTYPES = {"bf16": ("__nv_bfloat16", 3), "fp16": ("__half", 2), "fp32": ("float", 4), "int32": ("int32_t", 1)}
-# A row of block products is built for every format of a weight instead, one kernel for every out dtype.
-WEIGHT_FORMATS = {
-    "q4_0": ("scaled_mm::gguf::Q4_0", 5),
-    "q4_1": ("scaled_mm::gguf::Q4_1", 6),
-    "q5_0": ("scaled_mm::gguf::Q5_0", 7),
-    "q5_1": ("scaled_mm::gguf::Q5_1", 8),
-    "q8_0": ("scaled_mm::gguf::Q8_0", 9),
-}
+# A row of GGUF products is built for every format of a weight instead; such a kernel serves every out dtype.
+WEIGHT_FORMATS = {name: (f"scaled_mm::gguf::{name.upper()}", one.code) for name, one in gguf_formats.WEIGHT_FORMATS.items()}
 BUILT_FOR = OUT_DTYPES | WEIGHT_FORMATS
 _OUT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}
 _SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
@@ -178,13 +173,13 @@ def library_source(arch: str, symbols: list[str], table: TileTable | None = None
     lines += [f'extern "C" const scaled_mm::Kernel {name};' for name in symbols]
     lines.append("namespace {")
     lines.append("const scaled_mm::Kernel* const kernels[] = {" + ", ".join(f"&{name}" for name in symbols) + "};")
-    names = ("table", "grouped_table", "block_scaled_table", "block_table")
-    contents = (table, table.grouped, table.block_scaled, table.gguf) if table else (None,) * len(names)
-    tables = dict(zip(names, contents))  # in the order of scaledMMTableKind_t
-    for kind, (name, content) in enumerate(tables.items()):
-        if content:
-            lines += _table_lines(content, name, kind)
-    pointers = ", ".join(f"&{name}" if content else "nullptr" for name, content in tables.items())
-    lines.append(f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, {pointers}}};')
+    tables = {f"table_{kind}": (kind, section) for kind, section in enumerate(table.by_kind) if section} if table else {}
+    for name, (kind, section) in tables.items():
+        lines += _table_lines(section, name, kind)
+    pointers = ", ".join(f"&{name}" for name in tables)
+    lines.append(f"const scaledMMTable_t* const tables[] = {{{pointers or 'nullptr'}}};")
+    lines.append(
+        f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, tables, {len(tables)}}};'
+    )
     lines.append("}\nconst scaled_mm::KernelLibrary* scaled_mm_kernel_library(void) { return &library; }\n")
     return "\n".join(lines)

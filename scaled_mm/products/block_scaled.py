@@ -4,12 +4,46 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.core import binding, checks, operators
-from scaled_mm.core.descriptor import Handle, Plan, _stream_address
-from scaled_mm.errors import BadParamError
-from scaled_mm.products import block_scaled_ops
+from scaled_mm.core.checks import check_size
+from scaled_mm.core.handle import Handle
+from scaled_mm.core.operators import Product
+from scaled_mm.core.plan import Plan
+from scaled_mm.core.spec import Operand, ProductSpec
+from scaled_mm.errors import BadTensorShapeError
+from scaled_mm.products import codes
+from scaled_mm.products.gemm import cpu_kernel
 
-_OPERANDS = ("out", *block_scaled_ops.INPUTS)
+
+def _out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, int]:
+    for name, tensor, shape in (("a", a, "[M, K]"), ("b", b, "[K, N]")):
+        if tensor.dim() != 2:
+            raise BadTensorShapeError(f"{name}: expected 2 dimensions {shape}, got {tensor.dim()}: {list(tensor.shape)}")
+    return a.shape[0], b.shape[1]
+
+
+def _check_sizes(a: torch.Tensor, b: torch.Tensor, *_) -> None:
+    check_size(a.shape[1] == b.shape[0], lambda: f"b: expected [K, N] with K = {a.shape[1]} as in a [M, K], got {list(b.shape)}")
+
+
+def _compute(out, *inputs) -> None:
+    from scaled_mm.cpu import block_scaled as cpu_block_scaled
+
+    cpu_block_scaled.gemm(out, *inputs)
+
+
+BLOCK_SCALED = Product(
+    ProductSpec(
+        name="block_scaled_mm",
+        code=codes.BLOCK_SCALED_GEMM,
+        inputs=(*(Operand(name, required=True) for name in ("a", "b", "a_scale", "b_scale")), Operand("bias")),
+        out_dtypes=(torch.bfloat16, torch.float16, torch.float32),
+        out_shape=_out_shape,
+        check_sizes=_check_sizes,
+        compute=_compute,
+        cpu_kernel=cpu_kernel,
+        describe_sizes=lambda out, a, *_: "x".join(map(str, (*out.shape, a.shape[-1]))),
+    )
+)
 
 
 def block_scaled_mm(
@@ -39,26 +73,11 @@ def block_scaled_mm(
     Runs on the current stream of a's device, allocates the output and nothing else, never synchronises. K is not bounded. The output
     never requires a gradient. Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
-    if out is None:
-        block_scaled_ops.check_out_dtype(out_dtype)
-    else:
-        checks.check_out(out)
-    try:
-        if out is None:
-            return block_scaled_ops.block_scaled_mm(a, b, a_scale, b_scale, bias, out_dtype)
-        block_scaled_ops.block_scaled_mm_out(out, a, b, a_scale, b_scale, bias)
-        if not torch.compiler.is_compiling():
-            checks.mark_written(out)
-        return out
-    except (RuntimeError, TypeError) as error:
-        raise operators.name_dtype(operators.typed_error(error), out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias) from None
+    return BLOCK_SCALED((a, b, a_scale, b_scale, bias), out_dtype, out)
 
 
 class BlockScaledDescriptor(Plan):
     """A plan for a block-scaled product; made by `create_block_scaled_descriptor`. A context manager: leaving it destroys it."""
-
-    _PRODUCT = binding.BLOCK_SCALED_GEMM
-    _OPERANDS = _OPERANDS
 
     def calculate(self, out, a, b, a_scale, b_scale, bias=None, *, stream=None) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
@@ -66,21 +85,7 @@ class BlockScaledDescriptor(Plan):
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
         Needs no workspace, allocates nothing and never synchronises; may be captured in a CUDA graph.
         """
-        self._alive()
-        checks.check_out(out)
-        address = -1 if stream is None else _stream_address(stream)
-        tensors = (out, a, b, a_scale, b_scale, bias)
-        if self.device.type == "cpu":
-            from scaled_mm.cpu import block_scaled as cpu_block_scaled
-
-            self._check_on_cpu(tensors)
-            return cpu_block_scaled.gemm(*tensors)
-        self._check_data(out)
-        try:
-            block_scaled_ops.block_scaled_calculate(self._pointer.value, *tensors, address)
-        except (RuntimeError, TypeError) as error:
-            raise self._named(operators.typed_error(error), tensors) from None
-        checks.mark_written(out)
+        self._run((out, a, b, a_scale, b_scale, bias), None, stream)
 
 
 def create_block_scaled_descriptor(handle: Handle, *, out, a, b, a_scale, b_scale, bias=None, kernel=None) -> BlockScaledDescriptor:
@@ -90,11 +95,7 @@ def create_block_scaled_descriptor(handle: Handle, *, out, a, b, a_scale, b_scal
     kernel: the name of a row of the block-scaled section of the device's tile table to force.
     Raises a ScaledMMError that names the argument, what was expected and what came.
     """
-    tensors = dict(out=out, a=a, b=b, a_scale=a_scale, b_scale=b_scale, bias=bias)
-    for name in _OPERANDS[:-1]:
-        if tensors[name] is None:
-            raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got None")
-    return BlockScaledDescriptor(handle, tensors, kernel)
+    return BlockScaledDescriptor(BLOCK_SCALED, handle, (out, a, b, a_scale, b_scale, bias), kernel)
 
 
 __all__ = ["BlockScaledDescriptor", "block_scaled_mm", "create_block_scaled_descriptor"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from scaled_mm.core import fast
 from scaled_mm.core.checks import check_strided
+from scaled_mm.core.constant import is_written
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
 
 
@@ -68,24 +67,6 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None, *,
     weight = PreparedWeight(b, b_zero_point, sums)
     object.__setattr__(weight, "constant", is_written(b))
     return weight
-
-
-def is_written(b: torch.Tensor) -> bool:
-    """Waits until a CUDA tensor's device has done the current stream's work; a CPU has none.
-
-    False where that says nothing of later runs: in a capture, while operators are traced, without data; and for a tensor that is
-    not aligned to 16 bytes, which a compiled graph may copy right before the product.
-    """
-    on_cuda = b.is_cuda
-    if torch.compiler.is_compiling() or not (on_cuda or b.is_cpu) or isinstance(b, FakeTensor) or fast.intercepted() or b.data_ptr() % 16:
-        return False
-    if not on_cuda:
-        return True
-    with torch.cuda.device(b.device):
-        if torch.cuda.is_current_stream_capturing():
-            return False
-        torch.cuda.current_stream().synchronize()
-    return True
 
 
 def _checked_sums(b: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from operands.cases import Operands  # noqa: E402
 from scaled_mm import TensorDesc  # noqa: E402
 from scaled_mm.core import binding  # noqa: E402
 from scaled_mm.errors import ScaledMMError  # noqa: E402
+from scaled_mm.products import codes  # noqa: E402
 
 STREAM = 0x5EED0
 
@@ -25,7 +26,7 @@ STREAM = 0x5EED0
 class Core:
     """The C core with a fake GPU and these kernels; the provider that would build kernels is replaced by `provide`."""
 
-    PRODUCT = binding.GEMM
+    PRODUCT = codes.GEMM
 
     def __init__(self, *kernel_libraries: str, arch: str | None = None, provide=None):
         self.lib = binding.library()

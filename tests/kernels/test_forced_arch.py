@@ -216,7 +216,7 @@ def test_the_environment_forces_an_architecture_for_every_way_of_calling(handle_
         "    expected = reference.scaled_mm(a, b, one, one, out_dtype=torch.bfloat16)\n"
         "    for _ in range(2):\n"
         "        assert torch.equal(sm.scaled_mm(a, b, one, one), expected)\n"
-        "    assert torch.equal(torch.ops.scaled_mm.scaled_mm(a, b, one, one, None, None, None, torch.bfloat16), expected)\n"
+        "    assert torch.equal(torch.ops.scaled_mm.scaled_mm(a, b, one, one, *[None] * 5, torch.bfloat16, False), expected)\n"
         "assert all(handle.arch == 'sm80' for handle, _ in fast._handles.values())\n"
     )
     done = subprocess.run([sys.executable, "-c", program], env={**os.environ, "SCALED_MM_ARCH": "sm80"}, capture_output=True, text=True)

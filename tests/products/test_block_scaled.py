@@ -20,7 +20,7 @@ from scaled_mm.errors import (
     NullPointerError,
     ScaledMMError,
 )
-from scaled_mm.products import block_scaled_ops
+from scaled_mm.products.block_scaled import BLOCK_SCALED
 
 
 def check(case: BlockCase, device: str) -> None:
@@ -243,8 +243,8 @@ def test_a_descriptor_refuses_other_tensors_and_a_kernel_on_a_cpu():
 def test_opcheck_finds_nothing_wrong(device):
     for out_dtype, bias in zip(OUT_DTYPES, (None, "out", "float32")):
         t = BlockCase(5, 136, 200, out_dtype, bias=bias).make(device).inputs
-        torch.library.opcheck(block_scaled_ops.block_scaled_mm, (*t.values(), out_dtype))
-        torch.library.opcheck(block_scaled_ops.block_scaled_mm_out, (torch.empty(5, 136, dtype=out_dtype, device=device), *t.values()))
+        torch.library.opcheck(BLOCK_SCALED.functional, (*t.values(), out_dtype, False))
+        torch.library.opcheck(BLOCK_SCALED.out, (torch.empty(5, 136, dtype=out_dtype, device=device), *t.values(), False))
 
 
 def test_the_fake_output_is_what_the_real_one_is(device):

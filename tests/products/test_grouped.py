@@ -23,7 +23,7 @@ from scaled_mm.errors import (
     NullPointerError,
     ScaledMMError,
 )
-from scaled_mm.products import grouped_ops
+from scaled_mm.products.grouped import GROUPED
 
 # tokens, E, K, N: one expert, none with rows, more experts than tokens, thousands of them; sizes that no tile divides.
 SHAPES = [(7, 1, 32, 16), (40, 5, 48, 24), (3, 17, 16, 8), (300, 4, 100, 72), (64, 2000, 16, 8), (33, 6, 31, 13), (1, 3, 1, 1)]
@@ -220,8 +220,9 @@ def test_tensors_on_two_devices_are_refused():
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 def test_opcheck_finds_nothing_wrong(device, out_dtype):
     case = grouped(50, 6, 64, 40, out_dtype=out_dtype, bias="float32", device=device)
-    torch.library.opcheck(grouped_ops.grouped_scaled_mm, (*case.inputs.values(), out_dtype))
-    torch.library.opcheck(grouped_ops.grouped_scaled_mm_out, (case.poisoned(), *case.inputs.values()))
+    inputs = [case.inputs[name] for name in GROUPED.spec.input_names]
+    torch.library.opcheck(GROUPED.functional, (*inputs, out_dtype, False))
+    torch.library.opcheck(GROUPED.out, (case.poisoned(), *inputs, False))
 
 
 def test_a_compiled_function_gives_the_same_bits_and_the_fake_output_the_same_shape(device):

@@ -1,4 +1,4 @@
-"""The section `block` of a tile table: rows of products with block formats, their buckets, and what mode "auto" is."""
+"""The section `gguf` of a tile table: its kernel configs, its buckets, and the meaning of mode "auto"."""
 
 from __future__ import annotations
 
