@@ -39,8 +39,9 @@ SMOKE = {
     "test_core_import.py": ["test_the_import_touches_no_gpu_loads_no_library_and_imports_nothing_heavy"],
     "test_core_fake_gpu.py": ["test_every_layout_is_launched_with_what_gives_the_bits_of_the_reference"],
     "test_core_c_program.py": ["test_a_c_program_validates_on_a_machine_without_a_gpu"],
-    # bench, autotune
-    "test_bench_report.py": ["test_geometric_mean", "test_a_document_survives_the_file"],
+    # measure, bench, autotune
+    "test_measure_record.py": ["test_geometric_mean", "test_a_file_is_written_whole_or_not_at_all"],
+    "test_bench_report.py": ["test_a_document_survives_the_file"],
     "test_autotune_choose.py": ["test_every_product_gets_its_fastest_row"],
     # robustness, schema, cli, docs
     "test_commands.py": ["test_an_error_is_text_on_stderr_and_with_json_one_document_on_stdout"],
