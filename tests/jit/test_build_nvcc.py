@@ -48,7 +48,7 @@ def check_no_spill(said: list[str]) -> None:
 
 def check_loads(path: Path) -> None:
     """The core takes the library, in a process of its own: what is loaded stays."""
-    program = "import sys; from scaled_mm import _core; _core.call('scaledMMLoadKernels', sys.argv[1].encode())"
+    program = "import sys; from scaled_mm.core import binding; binding.call('scaledMMLoadKernels', sys.argv[1].encode())"
     subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=120)
 
 
