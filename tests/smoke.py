@@ -47,6 +47,8 @@ SMOKE = {
     "test_commands.py": ["test_an_error_is_text_on_stderr_and_with_json_one_document_on_stdout"],
     "test_schema_files.py": ["test_the_files_are_those_that_the_catalog_writes"],
     "test_schema_refusals.py": ["test_every_problem_is_reported_one_by_one"],
-    "test_cli.py": ["test_verify_finds_every_result_equal", "test_doctor_passes_where_the_cpu_backend_works"],
+    "test_verify.py": ["test_verify_finds_every_result_equal"],
+    "test_doctor.py": ["test_doctor_passes_where_the_cpu_backend_works"],
+    "test_cli.py": ["test_the_version_is_told"],
     "test_docs_links.py": ["test_what_a_page_links_to_exists", "test_pages_that_sources_and_texts_name_exist"],
 }
