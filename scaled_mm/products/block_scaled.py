@@ -73,7 +73,7 @@ def block_scaled_mm(
     Runs on the current stream of a's device, allocates the output and nothing else, never synchronises. K is not bounded. The output
     never requires a gradient. Raises a ScaledMMError subclass that names the argument, what was expected and what came.
     """
-    return BLOCK_SCALED((a, b, a_scale, b_scale, bias), out_dtype, out)
+    return BLOCK_SCALED.call((a, b, a_scale, b_scale, bias), out_dtype, out)
 
 
 class BlockScaledDescriptor(Plan):
