@@ -135,7 +135,10 @@ def int_mm_is_exact() -> bool:
 
 
 def _measure() -> dict[str, float]:
-    """Milliseconds of one product by each implementation: the minimum of several interleaved runs. At most 0.2 s, even with torch's scalar loop."""
+    """Milliseconds of one product by each implementation: the minimum of several interleaved runs.
+
+    Takes at most 0.2 s, even with torch's scalar loop.
+    """
     a, b = torch.ones((64, 1024), dtype=torch.int8, device="cpu"), torch.ones((512, 1024), dtype=torch.int8, device="cpu").t()
     best = dict.fromkeys(IMPLEMENTATIONS, math.inf)
     # float32 uses several threads and suffers most from a busy CPU, hence more runs.

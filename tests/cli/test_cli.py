@@ -8,6 +8,8 @@ import re
 import shlex
 import subprocess
 import sys
+import time
+import types
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from scaled_mm import reference
 from scaled_mm.cli import common, doctor, main, verify
 from scaled_mm.cpu import gemm as cpu_gemm
 from scaled_mm.cpu import integer_product
+from scaled_mm.jit import library
 from scaled_mm.tables import load_table
 
 SHAPES = ["--shape", "1x64x96", "--shape", "33x40x37"]
@@ -62,6 +65,56 @@ def test_verify_stops_timing_when_the_time_for_it_is_spent(capsys, monkeypatch):
     assert status == 0 and [case["median_us"] is not None for case in report["cases"]] == [True] + [False] * (CASES_PER_SHAPE - 1)
     assert main(arguments) == 0
     assert f"{CASES_PER_SHAPE - 1} of {CASES_PER_SHAPE} products were not timed" in capsys.readouterr().out
+
+
+def test_verify_says_what_a_slow_cpu_left_out_and_all_checks_it(capsys, monkeypatch):
+    few = ((2, 16, 32), (3, 8, 40))
+    monkeypatch.setattr(verify, "DEFAULT_SHAPES", few)
+    monkeypatch.setattr(verify, "_LEAST_S", 0.0)
+    monkeypatch.setattr(common, "process_age", lambda: 1e9)
+    total = len(few) * CASES_PER_SHAPE
+    status, report = run_json(capsys, "verify", "--device", "cpu")
+    assert status == 0 and report["equal"] and report["left_out"] == CASES_PER_SHAPE
+    assert {(case["m"], case["n"], case["k"]) for case in report["cases"]} == {few[0]} and len(report["cases"]) == CASES_PER_SHAPE
+    assert main(["verify", "--device", "cpu"]) == 0
+    printed = capsys.readouterr().out
+    assert f"\nthe {CASES_PER_SHAPE} results equal the reference bit for bit\n" in printed
+    assert f"\n{CASES_PER_SHAPE} of {total} products were left out: 40 s were over; --all checks them\n" in printed
+    for arguments in (["--all"], [part for m, n, k in few for part in ("--shape", f"{m}x{n}x{k}")]):  # shapes that were asked for are all checked
+        status, report = run_json(capsys, "verify", "--device", "cpu", *arguments)
+        assert status == 0 and len(report["cases"]) == total and report["left_out"] == 0
+    assert main(["verify", "--device", "cpu", "--all"]) == 0
+    printed = capsys.readouterr().out
+    assert f"all {total} results equal" in printed and "left out" not in printed
+
+
+def test_verify_begins_no_product_and_no_shape_after_its_time(capsys, monkeypatch):
+    """Of a shape the operands and the reference take longer than the products."""
+    real, begun, now = verify.verify_shape, [], [0.0]
+
+    def one_second_each(handle, device, m, n, k, *more):
+        begun.append((m, n, k))
+        for result in real(handle, device, m, n, k, *more):
+            now[0] += 1.0
+            yield result
+
+    monkeypatch.setattr(verify, "verify_shape", one_second_each)
+    monkeypatch.setattr(verify, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(common, "process_age", lambda: 5.0)
+    monkeypatch.setattr(verify, "DEFAULT_SHAPES", shapes := ((2, 16, 32), (3, 8, 40), (4, 8, 16)))
+    for limit, checked, of in ((5.0 + CASES_PER_SHAPE + 1.5, CASES_PER_SHAPE + 2, 2), (1.0, CASES_PER_SHAPE, 1), (1e3, 3 * CASES_PER_SHAPE, 3)):
+        monkeypatch.setattr(verify, "_LIMIT_S", limit)
+        monkeypatch.setattr(verify, "_LEAST_S", 0.5)
+        begun.clear()
+        _, report = run_json(capsys, "verify", "--device", "cpu")
+        assert begun == list(shapes[:of]) and len(report["cases"]) == checked and report["left_out"] == 3 * CASES_PER_SHAPE - checked
+
+
+def test_the_age_of_a_process_counts_from_its_start():
+    script = "import time; time.sleep(0.3); from scaled_mm.cli import common; print(common.process_age())"
+    start = time.monotonic()
+    age = float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120).stdout)
+    assert 0.3 <= age <= time.monotonic() - start + 0.02  # a tick of Linux is 10 ms
 
 
 def test_verify_cannot_be_carried_out_with_a_cpu_kernel_that_there_is_not(capsys, monkeypatch):
@@ -180,7 +233,7 @@ def test_verify_splits_no_kernel_name_in_80_columns(capsys, monkeypatch):
     result = verify.Result(8192, 28672, 8192, "bfloat16", True, False, kernel=name, equal=True, relative_error=0.01, median_us=12345.6)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("FORCE_COLOR", "1")
-    verify._print({"name": "a GPU", "device": "cuda:0", "torch": "2"}, [result], timed=True)
+    verify._print({"name": "a GPU", "device": "cuda:0", "torch": "2"}, [result], left_out=0, timed=True)
     assert name in capsys.readouterr().out
 
 
@@ -235,6 +288,45 @@ def test_what_cannot_be_carried_out_is_one_line_and_status_two(capsys, arguments
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert message in printed.err and len(printed.err.splitlines()) == 1 and printed.out == ""
+
+
+def test_a_build_of_a_whole_table_that_nobody_named_says_what_it_does_and_how_to_do_less(capsys, monkeypatch, tmp_path):
+    built = []
+
+    def build_arch(table, jobs, on_kernel):
+        built.append(table.arch)
+        (tmp_path / "kernels.so").write_bytes(b"kernels")
+        return tmp_path / "kernels.so"
+
+    monkeypatch.setattr(library, "build_arch", build_arch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("SCALED_MM_ARCH", raising=False)
+    number = len(library.kernel_names(load_table("sm90")))
+    assert main(["build", "--jobs", "3"]) == 0
+    narrower = "; --arch names another table, --row, --out-dtype and --format build a part of it\n"
+    assert capsys.readouterr().err == f"{number} kernels of sm90, 3 at a time{narrower}"
+    assert main(["build", "--jobs", "3", "--arch", "sm90"]) == 0
+    assert capsys.readouterr().err == f"{number} kernels of sm90, 3 at a time\n"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(sm, "Handle", lambda device: types.SimpleNamespace(arch={"cuda:0": "sm80"}[device]))
+    assert main(["build"]) == 0
+    monkeypatch.setenv("SCALED_MM_ARCH", "sm75")
+    assert main(["build"]) == 0
+    assert capsys.readouterr().err.count(narrower) == 2 and built == ["sm90", "sm90", "sm80", "sm75"]
+
+
+def test_explain_answers_for_the_architecture_that_calls_are_forced_to(capsys, monkeypatch):
+    def explained(*more: str) -> str:
+        return run_json(capsys, "table", "explain", "64", "4096", "4096", *more)[1]["arch"]
+
+    monkeypatch.delenv("SCALED_MM_ARCH", raising=False)
+    assert explained() == "sm90"
+    monkeypatch.setenv("SCALED_MM_ARCH", "sm80")
+    assert explained() == "sm80" and explained("--arch", "sm89") == "sm89"
+    for command in (["table", "explain", "1", "2", "3"], ["build"]):
+        monkeypatch.setenv("SCALED_MM_ARCH", "/x")
+        assert main(command) == 2
+        assert "SCALED_MM_ARCH: expected the name of an architecture, as sm80, got /x" in capsys.readouterr().err
 
 
 def test_the_version_is_told(capsys):

@@ -98,7 +98,7 @@ def make(seed: int) -> tuple[Product, torch.Tensor]:
 
 
 class BlockCore(Core):
-    """The C core's functions of block products, on a fake GPU."""
+    """The C core's functions of GGUF products, on a fake GPU."""
 
     PRODUCT = codes.GGUF_GEMM
 

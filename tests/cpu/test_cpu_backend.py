@@ -1,4 +1,4 @@
-"""The CPU backend's own paths: the forms of oneDNN call, its chunks, and float32 products in parts of K."""
+"""Paths of the CPU backend: each form of the oneDNN call, chunks of the output, float32 products in slices of K."""
 
 import os
 import platform

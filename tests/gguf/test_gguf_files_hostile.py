@@ -1,4 +1,4 @@
-"""Malformed GGUF files: each is refused by BadParamError, in bounded time and memory; none gives a tensor outside its file."""
+"""Malformed GGUF files: refused by BadParamError in bounded time and memory; no tensor lies outside its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Few tokens with a GGUF weight: kernels that read activations where they lie, and those that stage them."""
+"""Few tokens with a GGUF weight: kernels that read activations in place, and kernels that stage them in the workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every row of every table that the GPU at hand runs, for GGUF products: within the bound, and no value spoils another's."""
+"""GGUF products by every kernel config that the GPU runs: within the bound; a non-finite value stays in its row or column."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHARING = [row.name for row in load_table("sm90").gguf.rows if row.split_k > 1]
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
-def test_every_row_of_every_table_computes_every_kind_of_product(fmt):
+def test_every_kernel_config_of_every_table_computes_every_kind_of_product(fmt):
     assert rows_here()
     shapes = [(1, 1, 32), (65, 9, 288), (130, 33, 544), (300, 140, 1056)]
     for case in pairs(shape=shapes, call=(("q8_1", "w4a8"), *CALLS), packed=(False, True), out_dtype=FLOATS):
@@ -51,7 +51,7 @@ def test_a_layer_quantizes_activations_to_the_bits_of_quantize_q8_1(fmt, dtype):
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
-def test_long_sums_are_within_the_bound_in_every_row(fmt):
+def test_long_sums_are_within_the_bound_in_every_kernel_config(fmt):
     handle = sm.Handle("cuda")
     weight_q, x = operands(fmt, 130, 40, 28672)
     weight = sm.pack_block_weight(weight_q, fmt)
@@ -67,7 +67,7 @@ def test_long_sums_are_within_the_bound_in_every_row(fmt):
 @pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("skewed", [False, True])
-def test_weights_whose_levels_are_far_from_their_middle_are_within_the_bound_in_every_row(fmt, dtype, skewed):
+def test_weights_whose_levels_are_far_from_their_middle_are_within_the_bound_in_every_kernel_config(fmt, dtype, skewed):
     m, k = 144, 28672
     normal, uniform = torch.randn(m, k, generator=seeded(m)), torch.rand(m, k, generator=seeded(m))
     weight = sm.pack_block_weight(sm.quantize_block((-uniform.clamp_min(1e-7).log() - 1 if skewed else normal**3).cuda(), fmt), fmt)
@@ -133,7 +133,7 @@ def test_what_is_not_finite_spoils_its_row_or_column_and_nothing_else(fmt, value
             assert not finite[:, 7].any() and finite[:, torch.arange(n) != 7].all(), (row, at)
 
 
-def test_a_row_that_is_not_in_the_section_is_refused():
+def test_a_kernel_config_of_another_section_is_refused():
     handle, weight_q, x = sm.Handle("cuda"), *operands("q4_0", 64, 8, 256)
     with pytest.raises(KernelNotFoundError, match="^kernel: expected a block row of "):
         compute(handle, weight_q, x, 64, 8, kernel="generic_64x64x64")

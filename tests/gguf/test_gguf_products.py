@@ -1,4 +1,4 @@
-"""Block products against the documented formula in float64: all formats, awkward shapes, extreme blocks; and the whole path's error."""
+"""GGUF products against the documented formula in float64: all formats, awkward shapes, extreme blocks; and the whole path's error."""
 
 from __future__ import annotations
 

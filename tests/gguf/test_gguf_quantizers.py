@@ -1,4 +1,4 @@
-"""Block quantizers: the bits of the gguf package by rule "ggml", and of the definitions where it has none."""
+"""GGUF quantizers: the bits of the gguf package by rule "ggml", and of the definitions where it has none."""
 
 from __future__ import annotations
 

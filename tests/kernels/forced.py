@@ -1,4 +1,4 @@
-"""The tables of all architectures, and the name under which a GPU runs the rows of those that are newer than it."""
+"""The tables of all architectures, and the architecture under which a GPU runs the kernel configs of newer ones."""
 
 from __future__ import annotations
 

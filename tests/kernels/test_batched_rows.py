@@ -1,6 +1,6 @@
-"""Every kernel row of every table with batches, forced by architecture and by name: one launch, the bits of a loop over products.
+"""Batches on every kernel config of every table, forced by architecture and name: one launch, the bits of a loop over products.
 
-Rows of older architectures run through their PTX, those of newer ones are compiled for sm80, as in test_forced_arch.py.
+Kernels of older architectures run through their PTX, those of newer ones are compiled for sm80, as in test_forced_arch.py.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def check(handle: sm.Handle, row: str | None, operands: BatchOperands, expected:
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_row_gives_each_product_of_a_batch_its_bits(handle_for, arch, row):
+def test_every_kernel_config_gives_each_product_of_a_batch_its_bits(handle_for, arch, row):
     for name in ALIGNED:
         case = ALIGNED[name]
         handle = handle_for(arch, row, case.out_dtype)

@@ -1,6 +1,6 @@
-"""Every block-scaled row of every table on the GPU at hand, forced by architecture and by name: the bits of the reference.
+"""Every block-scaled kernel config of every table, forced by architecture and name: the bits of the reference.
 
-Rows of older architectures run through their PTX, those of newer ones are compiled for sm80, as in test_forced_arch.py.
+Kernels of older architectures run through their PTX, those of newer ones are compiled for sm80, as in test_forced_arch.py.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def run(handle: sm.Handle, row: str, operands: BlockOperands) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_row_has_the_bits_of_the_reference(handle_for, arch, row):
+def test_every_kernel_config_has_the_bits_of_the_reference(handle_for, arch, row):
     handle = handle_for(arch)
     cases = ALIGNED + (ANY if TABLES[arch].row(row).family == "generic" else [])
     for case, out_dtype in itertools.product(cases, OUT_DTYPES):
@@ -121,14 +121,14 @@ def test_every_row_has_the_bits_of_the_reference(handle_for, arch, row):
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_row_sums_the_largest_values_exactly(handle_for, arch, row):
+def test_every_kernel_config_sums_the_largest_values_exactly(handle_for, arch, row):
     for values in ("minimum", "extremes"):
         operands, expected = made(BlockCase(130, 136, 1024, torch.float32, pad=16, values=values))
         assert reference.same_bits(run(handle_for(arch), row, operands), expected)
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_row_runs_again_in_a_graph(handle_for, arch, row):
+def test_every_kernel_config_runs_again_in_a_graph(handle_for, arch, row):
     operands = BlockCase(100, 264, 1008, pad=16, bias="float32").make("cuda:0")
     t, out = operands.inputs, operands.poisoned()
     with sm.create_block_scaled_descriptor(handle_for(arch), out=out, **t, kernel=row) as desc:
@@ -159,7 +159,7 @@ def test_an_architecture_dispatches_by_its_own_buckets(handle_for, arch):
         operands.check(out)
 
 
-def test_operands_that_a_fast_row_cannot_take_run_on_the_fallback_or_are_refused_when_it_is_forced(handle_for):
+def test_operands_that_a_fast_kernel_config_cannot_take_run_on_the_fallback_or_are_refused_when_it_is_forced(handle_for):
     handle = sm.Handle("cuda:0")
     table = TABLES[handle.arch].block_scaled
     handle_for(handle.arch)

@@ -1,4 +1,4 @@
-"""Decode kernels (csrc/int8/decode) of every kind of tile, split and ring, whether a table has them or not: the bits of the reference."""
+"""Decode kernels (csrc/int8/decode) of every kind of tile, split K and pipeline, also those of no table: the bits of the reference."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def handle():
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_decode_row_is_bit_equal_to_the_reference(handle, row):
+def test_every_decode_kernel_config_is_bit_equal_to_the_reference(handle, row):
     for case in pairs(shape=SHAPES, out_dtype=OUT_DTYPES, points=(None, "a and b")):
         M, N, _ = case["shape"]
         scaled = case["out_dtype"] != torch.int32
@@ -91,7 +91,7 @@ def test_every_decode_row_is_bit_equal_to_the_reference(handle, row):
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_decode_row_gives_each_product_of_a_batch_its_bits_beside_nothing_else(handle, row):
+def test_every_decode_kernel_config_gives_each_product_of_a_batch_its_bits_beside_nothing_else(handle, row):
     B, M, N, K = 3, 20, 130, 400
     a = torch.randint(-128, 128, (B, M, K), dtype=torch.int8, device="cuda")
     b = torch.randint(-128, 128, (B, N, K), dtype=torch.int8, device="cuda").mT
@@ -109,7 +109,7 @@ def test_every_decode_row_gives_each_product_of_a_batch_its_bits_beside_nothing_
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_decode_row_follows_its_inputs_from_replay_to_replay(handle, row):
+def test_every_decode_kernel_config_follows_its_inputs_from_replay_to_replay(handle, row):
     M, N, K, rounds = 8, 24576, 1024, 16
     x = torch.randint(-128, 128, (rounds, M, K), dtype=torch.int8, device="cuda")
     weights = [sm.prepare_weight(torch.randint(-128, 128, (N, K), dtype=torch.int8, device="cuda").t()) for _ in range(2)]

@@ -1,8 +1,8 @@
-"""Every row of every table that the GPU at hand can run, forced by architecture and by name: the bits of the reference.
+"""Every kernel config of every table, forced by architecture and name: the bits of the reference.
 
-Kernels of older architectures run here through their PTX, which the driver compiles. Rows of newer ones, which no driver could
-run here, are compiled for compute capability 8.0 instead: the sources are the same. That shows that the rows compute what they
-should; how fast they are on the GPUs they are made for it does not show.
+Kernels of older architectures run here through their PTX, which the driver compiles. Those of newer ones, which no driver could
+run here, are compiled for compute capability 8.0 instead: the sources are the same. That shows that the kernels are correct. It does not
+show how fast they are on the GPUs that they are made for.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def check(handle, row: str, shape: tuple[int, int, int], out_dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_row_of_every_architecture_has_the_bits_of_the_reference(handle_for, arch, row):
+def test_every_kernel_config_of_every_architecture_has_the_bits_of_the_reference(handle_for, arch, row):
     """Every pair of shape, dtype, scales, bias and zero points: scaled products, and raw sums."""
     handles = {out_dtype: handle_for(arch, row, out_dtype) for out_dtype in OUT_DTYPES}
     for case in pairs(shape=SHAPES, out_dtype=FLOAT_DTYPES, kind=SCALINGS, points=ZERO_POINTS):

@@ -1,6 +1,6 @@
-"""Every grouped row of every table on the GPU at hand, forced by architecture and by name: the bits of the reference.
+"""Every grouped kernel config of every table, forced by architecture and name: the bits of the reference.
 
-Rows of older architectures run through their PTX, those of newer ones are compiled for sm80, as in test_forced_arch.py.
+Kernels of older architectures run through their PTX, those of newer ones are compiled for sm80, as in test_forced_arch.py.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def check(handle: sm.Handle, arch: str, row: str, aligned: bool, index: int, out
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_grouped_row_has_the_bits_of_the_reference(handle_for, arch, row):
+def test_every_grouped_kernel_config_has_the_bits_of_the_reference(handle_for, arch, row):
     handle = handle_for(arch, row)
     for out_dtype in dtypes_of(arch):
         for index in range(len(ALIGNED)):
@@ -139,7 +139,7 @@ def test_every_grouped_row_has_the_bits_of_the_reference(handle_for, arch, row):
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_grouped_row_follows_offsets_that_change_between_replays_of_a_graph(handle_for, arch, row):
+def test_every_grouped_kernel_config_follows_offsets_that_change_between_replays_of_a_graph(handle_for, arch, row):
     handle = handle_for(arch, row)
     case = grouped(500, 20, 128, 136, bias="float32", device="cuda:0")
     out = case.poisoned()
@@ -161,7 +161,7 @@ def test_every_grouped_row_follows_offsets_that_change_between_replays_of_a_grap
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_grouped_row_is_one_launch(handle_for, arch, row):
+def test_every_grouped_kernel_config_is_one_launch(handle_for, arch, row):
     case = grouped(500, 20, 128, 136, device="cuda:0")
     out = case.poisoned()
     with sm.create_grouped_descriptor(handle_for(arch, row), out=out, **case.inputs, kernel=row) as desc:
@@ -176,7 +176,7 @@ def test_every_grouped_row_is_one_launch(handle_for, arch, row):
 
 
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
-def test_every_grouped_row_sums_without_saturating(handle_for, arch, row):
+def test_every_grouped_kernel_config_sums_without_saturating(handle_for, arch, row):
     K = 131056  # the largest multiple of 16 below the bound
     a, weight = torch.full((3, K), -128, dtype=torch.int8, device="cuda"), torch.full((2, 16, K), -128, dtype=torch.int8, device="cuda")
     offsets = torch.tensor([2, 3], dtype=torch.int32, device="cuda")
@@ -196,7 +196,7 @@ def test_a_grouped_product_is_dispatched_by_its_rows_per_expert(handle_for, arch
             assert desc.kernel.row == table.select(m, 64, 64).row.name and "grouped bucket" in desc.kernel.reason
 
 
-def test_operands_that_a_fast_row_cannot_take_run_on_the_fallback_or_are_refused_when_it_is_forced(handle_for):
+def test_operands_that_a_fast_kernel_config_cannot_take_run_on_the_fallback_or_are_refused_when_it_is_forced(handle_for):
     handle = sm.Handle("cuda:0")
     table = TABLES[handle.arch].grouped
     handle_for(handle.arch, table.fallback)

@@ -1,4 +1,4 @@
-"""Every kernel row of the architecture at hand, forced by name, against the reference: the same bits or a failure."""
+"""Every kernel config of sm90, forced by name: the bits of the reference."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check(handle, row: str, shape: tuple[int, int, int], out_dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_is_bit_equal_to_the_reference(handle, row):
+def test_every_kernel_config_is_bit_equal_to_the_reference(handle, row):
     """Every pair of shape, dtype, scales, bias and zero points: scaled products, and raw sums."""
     points = (None, "a", "b", "one of a, and b")
     for case in pairs(shape=SHAPES, out_dtype=OUT_DTYPES[:3], scaling=("vector", "vector and bias", "scalar and float32 bias"), points=points):
@@ -101,7 +101,7 @@ def test_every_row_is_bit_equal_to_the_reference(handle, row):
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_sums_the_most_negative_products_without_saturating(handle, row):
+def test_every_kernel_config_sums_the_most_negative_products_without_saturating(handle, row):
     K = 131056  # the largest multiple of 16 below the bound: the sum is 16384 short of 2^31
     a = torch.full((3, K), -128, dtype=torch.int8, device="cuda")
     b = torch.full((16, K), -128, dtype=torch.int8, device="cuda").t()
@@ -110,7 +110,7 @@ def test_every_row_sums_the_most_negative_products_without_saturating(handle, ro
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_waits_for_what_the_preceding_kernel_writes_though_constant_weights_come_early(handle, row):
+def test_every_kernel_config_waits_for_what_the_preceding_kernel_writes_though_constant_weights_come_early(handle, row):
     # Each product reads what the one before it writes: only our own kernels let the next one start early. The int32 sums of the first
     # are the second's a, byte by byte; the second's first row and column are the third's bias and scale; the sums of the first are
     # also the fourth's b, which is an ordinary tensor, and the fifth writes over the first's sums, which the fourth still reads.
@@ -166,7 +166,7 @@ def test_every_row_waits_for_what_the_preceding_kernel_writes_though_constant_we
 
 @pytest.mark.parametrize("weights", ["tensor", "prepared"])
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_honours_padded_rows_and_runs_again_in_a_graph(handle, row, weights):
+def test_every_kernel_config_honours_padded_rows_and_runs_again_in_a_graph(handle, row, weights):
     M, N, K = 100, 264, 1008
     a = torch.randint(-128, 128, (M, K + 48), dtype=torch.int8, device="cuda")[:, 16 : 16 + K]
     b = torch.randint(-128, 128, (N, K + 16), dtype=torch.int8, device="cuda")[:, :K].t()

@@ -1,4 +1,4 @@
-"""Generators of batched operands: the counterpart of cases.py for three dimensions."""
+"""Operands of batched products: cases.py with three dimensions."""
 
 from __future__ import annotations
 

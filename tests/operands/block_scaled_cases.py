@@ -1,4 +1,4 @@
-"""Operands of block-scaled products, shared by their tests."""
+"""Operands of block-scaled products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generators of GEMM operands, shared by every correctness test (and by whoever else needs hard inputs).
+"""Operands of INT8 products: layouts, values, scales, bias and zero points that are hard to get right.
 
 A `Case` is a frozen description; `case.make(device)` turns it into tensors, the same ones each time. Its repr is valid
 Python, so that a failing test prints what repeats it.

@@ -1,4 +1,4 @@
-"""Generators of grouped products, shared by the tests of every backend."""
+"""Operands of grouped products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rules of the C header in Python integers: which products are valid, and what may be said about the others."""
+"""The rules of the C header in Python integers: which products are valid, and which statuses the others may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of CPU tensors while torch makes new tensors elsewhere: under `torch.device(...)`, a default device, or as fake tensors."""
+"""Products of CPU tensors while torch's default device is another one, or under a fake tensor mode."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_grouped_and_block_scaled_products_do_not_depend_on_the_default_device()
 
 
 @pytest.mark.parametrize("fmt", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
-def test_a_block_product_does_not_depend_on_the_default_device(fmt):
+def test_a_gguf_product_does_not_depend_on_the_default_device(fmt):
     with torch.device("meta"):
         under = block_product(fmt)
     assert torch.equal(under, block_product(fmt))
 
 
 @pytest.mark.parametrize("fmt", ["q5_0", "q5_1"])
-def test_a_block_product_of_fake_tensors_leaves_nothing_behind(fmt):
+def test_a_gguf_product_of_fake_tensors_leaves_nothing_behind(fmt):
     expected = block_product(fmt)
     weight, activation = (sm.quantize_block(torch.ones(rows, 64), name) for rows, name in ((16, fmt), (3, "q8_1")))
     with FakeTensorMode() as mode:

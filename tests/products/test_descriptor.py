@@ -1,4 +1,4 @@
-"""Descriptors: made once from tensors or their descriptions, then calculated as often as wanted."""
+"""Descriptors: created once from tensors or TensorDescs, calculated many times."""
 
 import copy
 import functools

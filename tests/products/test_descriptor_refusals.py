@@ -1,4 +1,4 @@
-"""What handles and descriptors refuse, with which error and what the message names."""
+"""Handles and descriptors refuse invalid arguments by a typed error that names the argument."""
 
 from __future__ import annotations
 

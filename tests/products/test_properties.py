@@ -1,4 +1,4 @@
-"""Descriptors and calls under thousands of valid and invalid inputs: no crash, no wrong number, typed refusals only."""
+"""Random valid and invalid products, by call and by descriptor: the reference's bits or a typed error, never a crash."""
 
 import dataclasses
 

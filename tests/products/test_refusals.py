@@ -1,4 +1,4 @@
-"""What is refused, with which error and what the message names. A refused call leaves its output alone."""
+"""Invalid calls are refused by a typed error that names the argument. A refused call leaves its output alone."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The way of a zero point: the asymmetric quantizer, prepared weights, and sums that are given instead of computed."""
+"""Zero points: the asymmetric quantizer, prepared weights, and row and column sums that the caller gives."""
 
 from __future__ import annotations
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from scaled_mm import cli
 from scaled_mm.cli import COMMANDS, common, doctor, main
 from scaled_mm.tables import configs_dir
 
@@ -144,6 +147,23 @@ def test_no_exception_exits_with_one_which_is_an_answer(capsys, monkeypatch, err
     printed = capsys.readouterr()
     assert json.loads(printed.out)["error"]["status"] == status
     assert ("Traceback" in printed.err) is (status == "INTERNAL_ERROR")
+
+
+def test_an_interrupt_is_one_line_and_a_status_of_its_own(capsys, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupt)
+    assert main(["doctor"]) == 130
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err == "scaled-mm doctor: interrupted\n"
+
+
+def test_the_reference_names_every_exit_status():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+    statuses = page.read_text().partition("Exit status: ")[2].partition(".")[0]
+    assert [int(number) for number in re.findall(r"(?:^|; )(\d+) ", statuses)] == [cli.OK, cli.NO, cli.NOT_DONE, cli.INTERRUPTED, cli.BROKEN_PIPE]
+    assert "Ctrl-C" in statuses
 
 
 def test_a_document_has_no_number_that_json_lacks(capsys):
