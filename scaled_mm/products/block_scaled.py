@@ -73,7 +73,7 @@ def block_scaled_mm(
     Runs on the current stream of a's device, allocates only the output, and never synchronizes. K is not bounded. The output never requires
     a gradient. Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
-    return BLOCK_SCALED((a, b, a_scale, b_scale, bias), out_dtype, out)
+    return BLOCK_SCALED.call((a, b, a_scale, b_scale, bias), out_dtype, out)
 
 
 class BlockScaledDescriptor(Plan):

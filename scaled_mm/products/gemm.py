@@ -16,8 +16,9 @@ from scaled_mm.products.prepared_weight import PreparedWeight
 
 def _out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, ...]:
     """(M, N), or (B, M, N) if a or b has a batch."""
-    if a.dim() == 2 and b.dim() == 2:
-        return a.shape[0], b.shape[1]
+    a_shape, b_shape = a.shape, b.shape
+    if len(a_shape) == 2 == len(b_shape):
+        return a_shape[0], b_shape[1]
     for name, tensor, shape in (("a", a, "M, K"), ("b", b, "K, N")):
         if tensor.dim() not in (2, 3):
             got = f"{tensor.dim()}: {list(tensor.shape)}"
@@ -116,7 +117,7 @@ def scaled_mm(
     if isinstance(b, PreparedWeight):
         constant_b = b.constant
         b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=a_zero_point is not None)
-    return GEMM((a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums), out_dtype, out, constant_b)
+    return GEMM.call((a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums), out_dtype, out, constant_b)
 
 
 class Descriptor(Plan):

@@ -81,7 +81,7 @@ def grouped_scaled_mm(
     Runs on the current stream of a's device. K is bounded as in `scaled_mm`. The output never requires a gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
-    return GROUPED((a, b, a_scale, b_scale, bias, expert_offsets), out_dtype, out)
+    return GROUPED.call((a, b, a_scale, b_scale, bias, expert_offsets), out_dtype, out)
 
 
 class GroupedDescriptor(Plan):
