@@ -84,29 +84,30 @@ def _handle_address(device: int) -> int:
     return found[1]
 
 
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: int) -> torch.Tensor:
-    if len(shape) == 2 and _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
-        return _empty_strided_cuda(shape, (max(shape[1], 1), 1), dtype)
-    return torch.empty(shape, dtype=dtype, device=f"cuda:{device}")
-
-
 def _workspace(size: int, device: int) -> torch.Tensor:
     """Bytes on the device; the extension calls it for kernels that need a workspace."""
     return torch.empty(size, dtype=torch.int8, device=f"cuda:{device}")
 
 
 def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool):
-    """The product of inputs, in the order of the spec, planned, calculated and forgotten; NotImplemented: take the operator instead.
+    """Needs `module`. The product of inputs, in the order of the spec, planned, calculated and forgotten; NotImplemented: take the operator instead.
 
     The second input may be a constant weight: constant_b.
     """
-    if module is None or torch.compiler.is_compiling() or intercepted():
+    if torch.compiler.is_compiling() or intercepted():
         return NotImplemented
     try:
         device = inputs[0].get_device()
         if device < 0:
             return NotImplemented
-        written = _empty(spec.out_shape(*inputs), out_dtype, device) if out is None else out
+        if out is not None:
+            written = out
+        else:
+            shape = spec.out_shape(*inputs)
+            if len(shape) == 2 and _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
+                written = _empty_strided_cuda(shape, (max(shape[1], 1), 1), out_dtype)
+            else:
+                written = torch.empty(shape, dtype=out_dtype, device=f"cuda:{device}")
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):

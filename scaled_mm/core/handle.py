@@ -44,8 +44,8 @@ class Handle(CObject):
     """One device.
 
     device: "cuda:0", "cuda" (the current one), "cpu", or a torch.device.
-    arch: force another architecture's tile table and kernels, as "sm80"; default: SCALED_MM_ARCH, else the device's own.
-    Raises DeviceNotSupportedError (no such device or no driver), ArchitectureNotSupportedError (below compute capability 7.5,
+    arch: forces another architecture's tile table and kernels, such as "sm80". Default: SCALED_MM_ARCH, else the device's own.
+    Raises DeviceNotSupportedError (no such device or no driver) or ArchitectureNotSupportedError (below compute capability 7.5,
     or an arch that the device cannot run).
     """
 
@@ -77,7 +77,7 @@ class Handle(CObject):
         return self._pointer.value
 
     def destroy(self) -> None:
-        """Free the handle. Descriptors made with it stay usable; a second call does nothing."""
+        """Frees the handle. Descriptors created with it stay usable. A second call does nothing."""
         self._destroy()
 
     def __enter__(self) -> Handle:

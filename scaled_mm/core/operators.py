@@ -38,17 +38,18 @@ class Product:
             self._fake_calculate,
         )
 
-    def __call__(self, inputs: Tensors, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool = False) -> torch.Tensor:
+    def call(self, inputs: Tensors, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool = False) -> torch.Tensor:
         """The product of inputs, in the order of the spec; into out if it is given, whose dtype then decides.
 
         Raises the typed error of whatever is wrong, naming the operand.
         """
-        if out is None:
-            self.spec.check_out_dtype(out_dtype)
-        else:
+        spec = self.spec
+        if out is not None:
             checks.check_out(out)
+        elif out_dtype not in spec.out_dtypes:
+            spec.check_out_dtype(out_dtype)
         try:
-            result = fast.run(self.spec, inputs, out_dtype, out, constant_b)
+            result = NotImplemented if fast.module is None else fast.run(spec, inputs, out_dtype, out, constant_b)
             if result is not NotImplemented:
                 return result
             if out is None:

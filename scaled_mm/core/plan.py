@@ -17,7 +17,8 @@ Tensors = tuple[torch.Tensor | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class KernelChoice:
-    """The row that a descriptor runs, and why: the bucket (-1: none was used) and table, or what kept faster rows out.
+    """The kernel config that a descriptor runs (`row`), and the reason: the table and the bucket (-1: none was used), or what excluded faster
+    kernel configs.
 
     tuned: the table was measured on one GPU model.
     """
@@ -92,7 +93,7 @@ class Plan(CObject):
 
     @property
     def kernel(self) -> KernelChoice:
-        """The chosen row, and why."""
+        """The selected kernel config, and the reason."""
         self._check_alive()
         if self._device_index < 0:
             return KernelChoice(*self.product.spec.cpu_kernel(), -1, False)
@@ -187,7 +188,7 @@ class Plan(CObject):
         return True
 
     def destroy(self) -> None:
-        """Free the plan; a second call does nothing."""
+        """Frees the plan. A second call does nothing."""
         self._destroy()
 
     def __enter__(self):

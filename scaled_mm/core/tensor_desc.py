@@ -23,12 +23,12 @@ class TensorDesc:
     """A tensor without its data.
 
     shape: elements per dimension. strides: in elements; default: contiguous (the last dimension fastest).
-    alignment: bytes that the data pointer will be a multiple of; what torch allocates is at least 16-byte aligned.
+    alignment: the data pointer will be a multiple of this number of bytes. torch's allocations are at least 16-byte aligned.
     A b [K, N] that is the transpose of a [N, K] weight has strides (1, K).
-    constant: of a weight (b) alone: `calculate` will get a PreparedWeight, or a PackedBlockWeight, whose memory nothing in flight writes.
+    constant: only for a weight (b). `calculate` will get a PreparedWeight or PackedBlockWeight whose memory no work in flight writes.
 
-    Of a tensor of blocks (`create_block_descriptor`) dtype is the format's name, "q4_0", and shape is in values, [rows, K]; strides[0] is
-    the bytes from row to row, by default those of K values, strides[1] is 1. packed: it is a PackedBlockWeight, which has no strides.
+    For a tensor in a GGUF format (`create_block_descriptor`), dtype is the format's name, such as "q4_0", and shape is [rows, K] in values.
+    strides[0] is the bytes between rows, by default those of K values; strides[1] is 1. packed: a PackedBlockWeight, which has no strides.
     """
 
     shape: tuple[int, ...]
@@ -76,8 +76,8 @@ class TensorDesc:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorDesc:
-        """What a tensor is: its shape, dtype, strides, and the alignment of its data pointer (at most 16)."""
-        desc = object.__new__(cls)  # what a tensor says of itself needs none of the checks above
+        """The TensorDesc of a tensor: its shape, dtype, strides, and the alignment of its data pointer (at most 16)."""
+        desc = object.__new__(cls)  # the values of an existing tensor need none of the checks above
         desc.__dict__.update(
             shape=tuple(tensor.shape),
             dtype=tensor.dtype,

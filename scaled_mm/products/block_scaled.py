@@ -1,4 +1,4 @@
-"""`block_scaled_mm`: products whose scales belong to blocks of 128 k, in one call, and a descriptor for them."""
+"""`block_scaled_mm`: products with one scale per 128 elements of K, in one call, and a descriptor for them."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ def block_scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """INT8 product with a scale for each 128 k of a row of a, and for each 128 x 128 block of b; the same bits on every kernel, GPU and CPU.
+    """INT8 product with one scale per 128 elements of K of a row of a, and per 128 x 128 elements of b; the same bits on every kernel, GPU and CPU.
 
         sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//128])
         out[m,n] = cast( sum[m,n] + bias[n] )
 
-    each float32 operation rounded by itself (docs/design/numerics.md). K and N need not be multiples of 128: the last blocks are smaller then.
+    Each float32 operation rounds separately (docs/design/numerics.md). K and N need not be multiples of 128: the last blocks may be smaller.
 
-    a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides are taken.
+    a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides.
     a_scale: float32 [M, ceil(K/128)]. b_scale: float32 [ceil(K/128), ceil(N/128)]: the transpose of a checkpoint's
-        `weight_scale_inv`. Any strides. `quantize_int8_block` makes both.
+        `weight_scale_inv`. Any strides. `quantize_int8_block` computes both.
     bias: [N] or [1, N], in out_dtype or float32.
     out_dtype: float16, bfloat16 or float32.
-    out: [M, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
+    out: [M, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
 
-    Runs on the current stream of a's device, allocates the output and nothing else, never synchronises. K is not bounded. The output
-    never requires a gradient. Raises a ScaledMMError subclass that names the argument, what was expected and what came.
+    Runs on the current stream of a's device, allocates only the output, and never synchronizes. K is not bounded. The output never requires
+    a gradient. Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
-    return BLOCK_SCALED((a, b, a_scale, b_scale, bias), out_dtype, out)
+    return BLOCK_SCALED.call((a, b, a_scale, b_scale, bias), out_dtype, out)
 
 
 class BlockScaledDescriptor(Plan):
@@ -83,17 +83,17 @@ class BlockScaledDescriptor(Plan):
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
-        Needs no workspace, allocates nothing and never synchronises; may be captured in a CUDA graph.
+        Needs no workspace, allocates nothing and never synchronizes; may be captured in a CUDA graph.
         """
         self._run((out, a, b, a_scale, b_scale, bias), None, stream)
 
 
 def create_block_scaled_descriptor(handle: Handle, *, out, a, b, a_scale, b_scale, bias=None, kernel=None) -> BlockScaledDescriptor:
-    """Validate a block-scaled product once and pick its kernel.
+    """Validates a block-scaled product once and selects its kernel.
 
-    Each argument is a TensorDesc or a tensor, as `block_scaled_mm` takes them; `out` [M, N] decides the output dtype.
-    kernel: the name of a row of the block-scaled section of the device's tile table to force.
-    Raises a ScaledMMError that names the argument, what was expected and what came.
+    Each argument is a TensorDesc or a tensor, as in `block_scaled_mm`. `out` [M, N] determines the output dtype.
+    kernel: forces a kernel config by its name in the section `block_scaled` of the device's tile table.
+    Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     return BlockScaledDescriptor(BLOCK_SCALED, handle, (out, a, b, a_scale, b_scale, bias), kernel)
 

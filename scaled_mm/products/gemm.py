@@ -16,8 +16,9 @@ from scaled_mm.products.prepared_weight import PreparedWeight
 
 def _out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, ...]:
     """(M, N), or (B, M, N) if a or b has a batch."""
-    if a.dim() == 2 and b.dim() == 2:
-        return a.shape[0], b.shape[1]
+    a_shape, b_shape = a.shape, b.shape
+    if len(a_shape) == 2 == len(b_shape):
+        return a_shape[0], b_shape[1]
     for name, tensor, shape in (("a", a, "M, K"), ("b", b, "K, N")):
         if tensor.dim() not in (2, 3):
             got = f"{tensor.dim()}: {list(tensor.shape)}"
@@ -87,36 +88,36 @@ def scaled_mm(
         acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])
         out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )
 
-    each float32 operation rounded by itself (docs/design/numerics.md).
+    Each float32 operation rounds separately (docs/design/numerics.md).
 
-    a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides are taken.
+    a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides.
     a_scale: float32, one value, [M] or [M, 1]. b_scale: float32, one value, [N], [1, N] or [N, 1], as checkpoints store it.
     bias: [N] or [1, N], in out_dtype or float32.
-    out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (no scales, no bias then).
-    a_zero_point, b_zero_point: int32 or int8: one value, [M] or [M, 1]; one value, [N] or [1, N]. K is bounded for values from -128 to 127;
-    with others K * max|a - a_zero_point| * max|b - b_zero_point| must stay below 2^31, which is not checked.
-    a_row_sums: int32 [M] or [M, 1], the sums of a over K, as `quantize_int8(..., symmetric=False)` returns them. They are believed,
-    and read only where b has zero points, for which a is otherwise read once more. b_column_sums: [N] or [1, N], the same for b
-    where a has zero points; `prepare_weight` computes them once, and b may be what it returns (with its own zero points).
-    out: [M, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
+    out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (without scales and bias).
+    a_zero_point, b_zero_point: int32 or int8: one value, [M] or [M, 1]; one value, [N] or [1, N]. The bound on K
+    assumes values from -128 to 127. With other values K * max|a - a_zero_point| * max|b - b_zero_point| must be below 2^31, which is not checked.
+    a_row_sums: int32 [M] or [M, 1], the sums of a over K from `quantize_int8(..., symmetric=False)`. They are not checked, and used only if
+    b has zero points; without them a is read once more. b_column_sums: int32 [N] or [1, N], the sums of b over K, used only if a has zero
+    points. `prepare_weight` computes them once; pass its result as b, with its zero points.
+    out: [M, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
 
-    A batch: a [B, M, K], b [B, K, N], out [B, M, N], one launch. An a or b of two dimensions, or with a batch of 1, serves every
-    product; batch strides may be anything, also 0. What goes with a may then be [B, M, 1], what goes with b [B, 1, N] (b_scale also
-    [B, N, 1]), with 1 for B where all products share it, and for M and N of scales and zero points; vectors of one or two dimensions
-    are shared.
+    Batch: a [B, M, K], b [B, K, N], out [B, M, N], in one launch. All products share an a or b with two dimensions or a batch size of 1. Any
+    batch stride is allowed, including 0. Scales, zero points and sums of a may be [B, M, 1], those of b and the bias [B, 1, N] (b_scale also
+    [B, N, 1]). B may be 1 if all products share them; M and N may be 1 for scales and zero points. Arguments with one or two dimensions are
+    shared.
 
-    The output never requires a gradient, whatever the inputs do: nothing is differentiated.
+    The output never requires a gradient: there is no backward pass.
 
-    Runs on the current stream of a's device, allocates the output (with zero points also 8 * B * (M + N) bytes, and partial
-    sums where a row splits K), never synchronises. The first call for a kernel that was not built ahead of time compiles it,
-    with a line on stderr.
-    Raises a ScaledMMError subclass that names the argument, what was expected and what came.
+    Runs on the current stream of a's device and never synchronizes. Allocates the output, with zero points also 8 * B * (M + N) bytes, and
+    partial sums if the kernel splits K. The first call for a kernel that was not built ahead of time compiles it and reports that on
+    stderr.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     constant_b = False
     if isinstance(b, PreparedWeight):
         constant_b = b.constant
         b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=a_zero_point is not None)
-    return GEMM((a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums), out_dtype, out, constant_b)
+    return GEMM.call((a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums), out_dtype, out, constant_b)
 
 
 class Descriptor(Plan):
@@ -145,11 +146,11 @@ class Descriptor(Plan):
     ) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
-        b: a tensor, or the PreparedWeight of one; only the latter if the descriptor was created with a PreparedWeight.
-        workspace: at least `workspace_size` bytes on the device (any contiguous dtype, at a multiple of 16 bytes), or None when that is 0.
-            Two calls in flight at once, on two streams or from two threads, each need their own.
+        b: a tensor or a PreparedWeight; a PreparedWeight if the descriptor was created with one.
+        workspace: at least `workspace_size` bytes on the device (any contiguous dtype, aligned to 16 bytes), or None if that is 0.
+            Two concurrent calls, on two streams or from two threads, each need their own.
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
-        Allocates nothing and never synchronises; may be captured in a CUDA graph.
+        Allocates nothing and never synchronizes; may be captured in a CUDA graph.
         Raises a ScaledMMError that names the tensor that differs; InsufficientWorkspaceError.
         """
         prepared = isinstance(b, PreparedWeight)
@@ -176,12 +177,12 @@ def create_descriptor(
     b_column_sums=None,
     kernel=None,
 ) -> Descriptor:
-    """Validate a product, or a batch of products, once and pick its kernel.
+    """Validates a product, or a batch of products, once and selects its kernel.
 
-    Each argument is a TensorDesc or a tensor, as `scaled_mm` takes them; `out` [M, N] or [B, M, N] decides the output dtype.
-    b may be a PreparedWeight, which brings b_zero_point and b_column_sums; `calculate` then wants one too.
-    kernel: the name of a row of the device's tile table to force.
-    Raises a ScaledMMError that names the argument, what was expected and what came.
+    Each argument is a TensorDesc or a tensor, as in `scaled_mm`. `out` [M, N] or [B, M, N] determines the output dtype.
+    b may be a PreparedWeight, which includes b_zero_point and b_column_sums; `calculate` then requires one too.
+    kernel: forces a kernel config by its name in the device's tile table.
+    Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     constant_b = False
     if isinstance(b, PreparedWeight):

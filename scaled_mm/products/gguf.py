@@ -17,7 +17,7 @@ from scaled_mm.gguf.pack import PackedBlockWeight
 from scaled_mm.gguf_formats import BLOCK, FORMATS, BlockFormat, lookup
 from scaled_mm.products import codes
 
-_BY_BYTES = {description.block_bytes: description for description in FORMATS.values()}  # each format has its own size
+_BY_BYTES = {description.block_bytes: description for description in FORMATS.values()}  # the sizes of all formats differ
 
 
 def _format_of(name: str, q: torch.Tensor) -> BlockFormat:
@@ -28,7 +28,7 @@ def _format_of(name: str, q: torch.Tensor) -> BlockFormat:
 
 
 def _describe_operand(name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight | None, device: torch.device) -> TensorDesc | None:
-    """A tensor of blocks, or a packed weight, as the C interface sees it; what else there is as ever."""
+    """The TensorDesc of an operand: a tensor in a GGUF format, a packed weight, or any other tensor."""
     if isinstance(value, PackedBlockWeight):
         if name != "weight":
             raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got a PackedBlockWeight")
@@ -68,7 +68,7 @@ SPEC = ProductSpec(
     describe_sizes=_describe_sizes,
     constant="weight",
 )
-# Its operators take the format of the weight and the mode too, hence no `Product`.
+# Not a `Product`, because its operators also take the weight's format and the mode.
 _PRODUCT = SimpleNamespace(spec=SPEC, calculate=operators.gguf_calculate)
 
 
@@ -146,7 +146,7 @@ class BlockDescriptor(Plan):
         checks.check_overlap(out, (*names, "activation", "bias"), (*memory, activation, bias))
         description = lookup(self._planned[1].dtype)
         fields = weight.parts() if packed else layout.take_apart(weight, description)
-        turned = out.stride(0) < out.stride(1)  # as the output of a layer, whose bits are then the same
+        turned = out.stride(0) < out.stride(1)  # like the output of a layer, for the same bits as `block_linear`
         value = SPEC.compute(fields, description, activation, bias, out.dtype, self._mode, turned)
         out.copy_(value.t() if turned else value)
 

@@ -62,7 +62,7 @@ def grouped_scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """INT8 products of tokens sorted by expert with each expert's weight; the bits of `scaled_mm` expert by expert.
+    """INT8 products of tokens, sorted by expert, with each expert's weight. The bits are those of `scaled_mm` for each expert.
 
         end[e]   = max(end[e-1], min(expert_offsets[e], tokens)),  end[-1] = 0
         out[t]   = scaled_mm(a[t], b[e], a_scale[t], b_scale[e], bias[e])       for end[e-1] <= t < end[e]
@@ -71,17 +71,17 @@ def grouped_scaled_mm(
     a: int8 [tokens, K]. b: int8 [E, K, N]; fastest as `weight.transpose(1, 2)` of a contiguous [E, N, K] weight. Any strides.
     a_scale: float32, one value, [tokens] or [tokens, 1].
     b_scale: float32, one value, [E], [E, 1, 1], [E, N], [E, 1, N] or [E, N, 1], as checkpoints store it.
-    expert_offsets: int32 [E] on a's device: one past each expert's last row, as `torch._grouped_mm` takes its `offs`. The
-        kernel reads them, so nothing waits for the GPU, and in a CUDA graph they may change between replays, though not while one runs. Offsets that
-        decrease, are negative or exceed the tokens are clamped as above: experts come out empty or shorter.
+    expert_offsets: int32 [E] on a's device: one past each expert's last row, like `offs` of `torch._grouped_mm`. Only the
+        kernel reads them, so the host does not wait for the GPU. They may change between replays of a CUDA graph, but not during one. Offsets
+        that decrease, are negative or exceed the number of tokens are clamped as above: such experts get fewer or no tokens.
     bias: [E, N], in out_dtype or float32.
-    out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale are None then).
-    out: [tokens, N] to write to; decides the dtype (out_dtype is not looked at). It may not share memory with an input.
+    out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale must be None).
+    out: [tokens, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
 
-    Runs on the current stream of a's device. Raises a ScaledMMError subclass that names the argument, what was expected and
-    what came; K is bounded as in `scaled_mm`. The output never requires a gradient.
+    Runs on the current stream of a's device. K is bounded as in `scaled_mm`. The output never requires a gradient.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
-    return GROUPED((a, b, a_scale, b_scale, bias, expert_offsets), out_dtype, out)
+    return GROUPED.call((a, b, a_scale, b_scale, bias, expert_offsets), out_dtype, out)
 
 
 class GroupedDescriptor(Plan):
@@ -90,19 +90,19 @@ class GroupedDescriptor(Plan):
     def calculate(self, out, a, b, a_scale=None, b_scale=None, expert_offsets=None, bias=None, *, workspace=None, stream=None) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
-        workspace: at least `workspace_size` bytes on the device (any contiguous dtype), or None when that is 0.
+        workspace: at least `workspace_size` bytes on the device (any contiguous dtype), or None if that is 0.
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
-        Allocates nothing and never synchronises; may be captured in a CUDA graph.
+        Allocates nothing and never synchronizes; may be captured in a CUDA graph.
         """
         self._run((out, a, b, a_scale, b_scale, bias, expert_offsets), workspace, stream)
 
 
 def create_grouped_descriptor(handle: Handle, *, out, a, b, expert_offsets, a_scale=None, b_scale=None, bias=None, kernel=None) -> GroupedDescriptor:
-    """Validate a grouped product once and pick its kernel.
+    """Validates a grouped product once and selects its kernel.
 
-    Each argument is a TensorDesc or a tensor, as `grouped_scaled_mm` takes them; `out` [tokens, N] decides the output dtype.
-    kernel: the name of a row of the grouped section of the device's tile table to force.
-    Raises a ScaledMMError that names the argument, what was expected and what came.
+    Each argument is a TensorDesc or a tensor, as in `grouped_scaled_mm`. `out` [tokens, N] determines the output dtype.
+    kernel: forces a kernel config by its name in the section `grouped` of the device's tile table.
+    Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     return GroupedDescriptor(GROUPED, handle, (out, a, b, a_scale, b_scale, bias, expert_offsets), kernel)
 
