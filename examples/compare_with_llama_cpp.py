@@ -1,10 +1,10 @@
-"""Block products next to llama.cpp's, a line each: what `scaled-mm bench --block` measures, without its report.
+"""Times GGUF products beside llama.cpp's, one line each: the measurements of `scaled-mm bench gguf` without a report.
 
     python examples/compare_with_llama_cpp.py [--llama build/bin/test-backend-ops] [--shapes 4096x14336] [--m 1,2,3,4,5,8,512]
 
-The shapes by default are those that `test-backend-ops perf -o MUL_MAT` prints. Without --llama the times that are recorded in
-this repository stand in, on the GPU that they are of. On a CPU pass smaller shapes, or a few minutes.
-`scaled-mm bench --block` has a report, plots and more to compare with. Times are in microseconds.
+The default shapes are those of `test-backend-ops perf -o MUL_MAT`. Without --llama, the example uses the times recorded in this repository if
+the GPU model is the same. On a CPU pass smaller shapes; the default takes some minutes. `scaled-mm bench gguf` adds a report, plots and more
+libraries. Times are in microseconds.
 Exit status 1 if a product fails or is wrong, 2 if nothing could be timed.
 """
 
@@ -15,16 +15,17 @@ import sys
 from pathlib import Path
 
 import scaled_mm as sm
-from scaled_mm.bench.environment import read_environment
+from scaled_mm.bench.analysis import us_of
 from scaled_mm.bench.gguf import analysis, llama
 from scaled_mm.bench.gguf.cases import parse_cases, parse_formats
 from scaled_mm.bench.gguf.peers import OURS_W4A8, every_peer
-from scaled_mm.bench.gguf.run import run_grid
-from scaled_mm.bench.peers import OURS
+from scaled_mm.bench.gguf.suite import GgufSuite
 from scaled_mm.bench.report import noise
-from scaled_mm.bench.run import Options
-from scaled_mm.bench.shapes import parse_ms
 from scaled_mm.cli import common
+from scaled_mm.measure.environment import read_environment
+from scaled_mm.measure.peer import OURS
+from scaled_mm.measure.run import Options, run_grid
+from scaled_mm.measure.shapes import parse_ms
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,10 +37,10 @@ def run(args: argparse.Namespace) -> int:
     print(times.source.told)
     print("format weight tokens   ours, us  ours_w4a8  llama.cpp  llama.cpp / ours  right")
     right, measured = True, []
-    for records in run_grid(cases, peers, device, Options(budget_ms=args.budget_ms), times):
+    for records in run_grid(GgufSuite(times), cases, peers, device, Options(budget_ms=args.budget_ms)):
         measured += records
         for case in records:
-            us = [analysis.us_of(case, name) for name in (OURS, OURS_W4A8)] + [case.llama_us, analysis.llama_ratio(case, OURS)]
+            us = [us_of(case, name) for name in (OURS, OURS_W4A8)] + [case.llama_us, analysis.llama_ratio(case, OURS)]
             shown = ["-" if value is None else f"{value:.2f}" for value in us]
             check = analysis.check_of(case)
             right = right and check == "yes"
@@ -66,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         return run(args)
-    except (sm.ScaledMMError, OSError) as error:  # one line: what was asked for makes no sense, or is not there
+    except (sm.ScaledMMError, OSError) as error:  # one line: an argument is invalid, or something is missing
         print(f"compare_with_llama_cpp.py: {error}", file=sys.stderr)
         return 2
 

@@ -2,9 +2,9 @@
 
     python examples/gguf_to_product.py [MODEL.gguf] [--tensor NAME] [--tokens 4] [--device cuda:0]
 
-Without a file a small one is written to a temporary folder first. Needs the package gguf (pip install gguf); a GPU is used
-if there is one. Exit status 1 if the product is further from the dequantized one than docs/design/gguf-formats.md allows, or there is
-none; 2 if it could not be computed.
+Without a file argument, the example writes a small file to a temporary folder. It needs the package gguf (pip install gguf) and uses a GPU if
+there is one. Exit status 1: the error exceeds the bound in docs/design/gguf-formats.md, or the file has no weight to multiply. Exit status 2:
+the product could not be computed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BOUND = 2e-6
 
 
 def write_small_file(folder: Path) -> Path:
-    """A file with a layer in each of three formats and one norm, as a converted model has them."""
+    """Writes a file with one layer in each of three formats, and one norm, like a converted model."""
     import gguf
 
     path, generator = folder / "small.gguf", torch.Generator().manual_seed(0)
@@ -42,13 +42,13 @@ def write_small_file(folder: Path) -> Path:
 
 
 def multiply(name: str, tensor: sm.QuantizedTensor, tokens: int, device: torch.device) -> float:
-    """Prints a line about one weight; returns ||y - x W^T|| / ||x W^T||, W dequantized, the product in float64."""
+    """Prints a line about one weight. Returns ||y - x W^T|| / ||x W^T|| with W dequantized and the product in float64."""
     if tensor.q.dim() != 3:
         print(f"{name}: {tensor.fmt} {list(tensor.shape)}, no matrix, left out")
         return 0.0
     rows, k = tensor.shape
     q = tensor.q.to(device)
-    packed = sm.pack_block_weight(q, tensor.fmt)  # once a weight; the blocks can be let go afterwards
+    packed = sm.pack_block_weight(q, tensor.fmt)  # once per weight; the blocks may be freed afterwards
     x = torch.randn(tokens, k, device=device).half()
     y = sm.block_linear(x, packed, out_dtype=torch.float32, mode="w4a16")  # [tokens, rows]
     want = x.double() @ sm.dequantize_block(q, tensor.fmt).double().t()
@@ -58,7 +58,7 @@ def multiply(name: str, tensor: sm.QuantizedTensor, tokens: int, device: torch.d
 
 
 def run(args: argparse.Namespace) -> int:
-    device = common.device_of(args.device)  # refused before anything is read if it is not there
+    device = common.device_of(args.device)  # a missing device is refused before anything is read
     with tempfile.TemporaryDirectory() as folder:
         path = args.file or write_small_file(Path(folder))
         names = None if args.tensor is None else [args.tensor]
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         if importlib.util.find_spec("gguf") is None:
             raise ImportError("expected the package gguf, which is not installed; pip install gguf")
         return run(args)
-    except (sm.ScaledMMError, OSError, ImportError) as error:  # one line: what was asked for is not there
+    except (sm.ScaledMMError, OSError, ImportError) as error:  # one line: an argument is invalid, or something is missing
         print(f"gguf_to_product.py: {error}", file=sys.stderr)
         return 2
 

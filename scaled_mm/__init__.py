@@ -1,7 +1,9 @@
 """Quantized matrix multiplication for inference: INT8 with fused scales, bias and zero points, the same bits everywhere."""
 
 from scaled_mm import gguf
-from scaled_mm.core.descriptor import Descriptor, Handle, KernelChoice, TensorDesc, create_descriptor
+from scaled_mm.core.handle import Handle
+from scaled_mm.core.plan import KernelChoice
+from scaled_mm.core.tensor_desc import TensorDesc
 from scaled_mm.errors import (
     AccumulatorOverflowError,
     ArchitectureNotSupportedError,
@@ -23,7 +25,8 @@ from scaled_mm.errors import (
 )
 from scaled_mm.gguf import *  # noqa: F403  (its __all__, which is part of ours)
 from scaled_mm.products.block_scaled import BlockScaledDescriptor, block_scaled_mm, create_block_scaled_descriptor
-from scaled_mm.products.gemm import scaled_mm
+from scaled_mm.products.gemm import Descriptor, create_descriptor, scaled_mm
+from scaled_mm.products.gguf import BlockDescriptor, create_block_descriptor
 from scaled_mm.products.grouped import GroupedDescriptor, create_grouped_descriptor, grouped_scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight, prepare_weight
 from scaled_mm.quantize import AsymmetricInt8, quantize_int8, quantize_int8_block
@@ -40,6 +43,7 @@ __all__ = [
     "BadTensorDtypeError",
     "BadTensorShapeError",
     "BadTensorStridesError",
+    "BlockDescriptor",
     "BlockScaledDescriptor",
     "CudaError",
     "Descriptor",
@@ -57,6 +61,7 @@ __all__ = [
     "Status",
     "TensorDesc",
     "block_scaled_mm",
+    "create_block_descriptor",
     "create_block_scaled_descriptor",
     "create_descriptor",
     "create_grouped_descriptor",

@@ -1,4 +1,4 @@
-"""Typed errors. Each carries the status of the C header (`csrc/include/scaled_mm/scaled_mm.h`) that it stands for."""
+"""Typed errors. Each has the corresponding status of the C header (`csrc/include/scaled_mm/scaled_mm.h`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class Status(enum.IntEnum):
-    """`scaledMMStatus_t`: what a call of the C interface answered."""
+    """`scaledMMStatus_t`: the result of a call of the C interface."""
 
     SUCCESS = 0
     INTERNAL_ERROR = 1
@@ -27,9 +27,9 @@ class Status(enum.IntEnum):
 
 
 class ScaledMMError(RuntimeError):
-    """Base of every error that this package raises on purpose.
+    """Base class of this package's errors.
 
-    `status` is the C status; the message names the argument, what was expected and what came.
+    `status` is the C status. The message names the argument, what was expected and what was given.
     """
 
     status: Status = Status.INTERNAL_ERROR
@@ -41,7 +41,7 @@ class ScaledMMError(RuntimeError):
 
 
 class InternalError(ScaledMMError):
-    """A bug of this package, or a host without memory."""
+    """A bug in this package, or the host is out of memory."""
 
     status = Status.INTERNAL_ERROR
 
@@ -59,7 +59,7 @@ class BadParamError(ScaledMMError, ValueError):
 
 
 class BadTensorDtypeError(ScaledMMError, TypeError):
-    """A tensor has a dtype that its operand cannot have."""
+    """A tensor has a dtype that this operand does not support."""
 
     status = Status.BAD_TENSOR_DTYPE
 
@@ -71,13 +71,13 @@ class BadTensorShapeError(ScaledMMError, ValueError):
 
 
 class BadTensorStridesError(ScaledMMError, ValueError):
-    """Strides are negative, an output overlaps itself, or strides differ from the plan."""
+    """Strides are negative, an output overlaps itself, or strides differ from the descriptor's."""
 
     status = Status.BAD_TENSOR_STRIDES
 
 
 class BadTensorAlignmentError(ScaledMMError, ValueError):
-    """A pointer is less aligned than its operand needs, or than the descriptor says."""
+    """A pointer is less aligned than the operand requires, or than the descriptor states."""
 
     status = Status.BAD_TENSOR_ALIGNMENT
 
@@ -95,19 +95,19 @@ class InsufficientWorkspaceError(ScaledMMError, ValueError):
 
 
 class DeviceNotSupportedError(ScaledMMError):
-    """No such device, no driver, or neither CUDA nor CPU."""
+    """The device or the driver does not exist, or the device is neither CUDA nor CPU."""
 
     status = Status.DEVICE_NOT_SUPPORTED
 
 
 class ArchitectureNotSupportedError(ScaledMMError):
-    """A GPU below compute capability 7.5, or an architecture that the device cannot run."""
+    """The GPU is below compute capability 7.5, or cannot run the requested architecture."""
 
     status = Status.ARCHITECTURE_NOT_SUPPORTED
 
 
 class KernelNotFoundError(ScaledMMError, KeyError):
-    """No tile table has a row of that name."""
+    """No tile table has a kernel config of that name."""
 
     status = Status.KERNEL_NOT_FOUND
 
@@ -115,19 +115,19 @@ class KernelNotFoundError(ScaledMMError, KeyError):
 
 
 class KernelNotBuiltError(ScaledMMError):
-    """The row exists, its binary does not, and nothing could build it."""
+    """The kernel config exists, but its binary does not and could not be built."""
 
     status = Status.KERNEL_NOT_BUILT
 
 
 class AccumulatorOverflowError(ScaledMMError, OverflowError):
-    """K is beyond what a 32-bit accumulator holds exactly."""
+    """K exceeds the bound for an exact 32-bit accumulator."""
 
     status = Status.OVERFLOW
 
 
 class CudaError(ScaledMMError):
-    """The driver or a launch failed; the message has its text."""
+    """The driver or a launch failed; the message contains the driver's text."""
 
     status = Status.CUDA_ERROR
 

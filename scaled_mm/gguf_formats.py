@@ -1,8 +1,9 @@
-"""The block formats of llama.cpp, one description each: the room `block`, and the rules of its kernels' tables, are derived from it.
+"""The GGUF formats, the one list on the Python side: quantizers, products, dtype codes, kernels, tables and schemas are derived from it.
 
-No torch here: setup.py builds kernels where there is none.
+csrc/include/scaled_mm/gguf_formats.h is the same list in C; tests/gguf/test_gguf_formats.py compares the two. No torch here: setup.py builds
+kernels where there is none.
 
-A block holds 32 consecutive values of a row. Its bytes, little-endian, one after the other:
+A block holds 32 consecutive values of a row. Its bytes, little-endian and without gaps:
 
     half d            the scale
     half m or s       q4_1, q5_1: the minimum;  q8_1: the sum of the 32 values before they were quantized
@@ -23,7 +24,7 @@ BLOCK = 32
 """Values in a block, in every format."""
 
 TILE_ROWS, TILE_BLOCKS = 64, 8
-"""What a tile of a packed weight has on a GPU: rows, and blocks of each (docs/design/gguf-formats.md)."""
+"""Rows, and blocks of each row, in a tile of a packed weight on a GPU (docs/design/gguf-formats.md)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +32,14 @@ class BlockFormat:
     """One format.
 
     name: as the API spells it; in capitals it is the format's name in GGUF files.
+    code: the number of SCALED_MM_DTYPE_<NAME> in the C interface. It never changes; a new format takes the next free one.
     bits: of a stored level: 4, 5 (unsigned) or 8 (signed).
     zero: the level that stands for 0; it is subtracted before the scale is applied.
-    second: what the second half of a block is: "m", a minimum that is added; "s", a sum, for products with weights; or None.
+    second: the second float16 of a block: "m", a minimum that is added; "s", the sum of the values, for products with weights; or None.
     """
 
     name: str
+    code: int
     bits: int
     zero: int = 0
     second: str | None = None
@@ -48,12 +51,12 @@ class BlockFormat:
 
     @property
     def has_rules(self) -> bool:
-        """Whether `rule` makes a difference: the levels lie around one that stands for 0, and the scale may be chosen in two ways."""
+        """Whether the quantizer's `rule` changes the blocks: it does for levels that lie around a level for 0."""
         return self.zero != 0
 
     @property
     def is_weight(self) -> bool:
-        """Whether the first operand of a product may have this format. One with sums is for activations."""
+        """Whether the weight of a product may have this format. The format with sums is for activations."""
         return self.second != "s"
 
     @property
@@ -80,43 +83,43 @@ class BlockFormat:
 
     @property
     def tile_bytes(self) -> int:
-        """Of a tile of a packed weight: its blocks' bytes in another order."""
+        """Bytes of a tile of a packed weight: those of its blocks in another order."""
         return TILE_ROWS * TILE_BLOCKS * self.block_bytes
 
 
 FORMATS: dict[str, BlockFormat] = {
     description.name: description
     for description in (
-        BlockFormat("q4_0", bits=4, zero=8),
-        BlockFormat("q4_1", bits=4, second="m"),
-        BlockFormat("q5_0", bits=5, zero=16),
-        BlockFormat("q5_1", bits=5, second="m"),
-        BlockFormat("q8_0", bits=8),
-        BlockFormat("q8_1", bits=8, second="s"),
+        BlockFormat("q4_0", code=5, bits=4, zero=8),
+        BlockFormat("q4_1", code=6, bits=4, second="m"),
+        BlockFormat("q5_0", code=7, bits=5, zero=16),
+        BlockFormat("q5_1", code=8, bits=5, second="m"),
+        BlockFormat("q8_0", code=9, bits=8),
+        BlockFormat("q8_1", code=10, bits=8, second="s"),
     )
 }
-"""A new format is a line here; `quantize_block` and all others that take a format's name know it then."""
+"""In the order of their codes. A line here makes a format known to every function that takes a format's name."""
 
 WEIGHT_FORMATS: dict[str, BlockFormat] = {name: description for name, description in FORMATS.items() if description.is_weight}
-"""Those that the first operand of a product may have."""
+"""The formats that the weight of a product may have."""
 
 RULES = ("absmax", "ggml")
 
 
 def spelling_hint(fmt: object) -> str:
-    """What an error adds for a name that is a format's but for its capitals, as GGUF files have it."""
+    """What an error adds for a format's name in capitals, as GGUF files spell it."""
     return "; formats are spelled in lower case" if isinstance(fmt, str) and fmt.lower() in FORMATS else ""
 
 
 def lookup(fmt: object) -> BlockFormat:
-    """The description of a format's name; BadParamError for what is none."""
+    """The format of this name; BadParamError if there is none."""
     if not isinstance(fmt, str) or fmt not in FORMATS:
         raise BadParamError(f"fmt: expected one of {', '.join(map(repr, FORMATS))}, got {fmt!r}{spelling_hint(fmt)}")
     return FORMATS[fmt]
 
 
 def lookup_weight(fmt: object) -> BlockFormat:
-    """The same for the format of a weight: those with sums are for activations."""
+    """The weight format of this name; BadParamError if there is none, also for a format of activations."""
     description = lookup(fmt)
     if not description.is_weight:
         raise BadParamError(f"fmt: expected the format of a weight, one of {', '.join(map(repr, WEIGHT_FORMATS))}, got {fmt!r}")

@@ -1,12 +1,12 @@
-"""The reference that every kernel, GPU and CPU, is compared with bit for bit: plain, slow, and independent of them.
+"""The reference for bit-for-bit comparison of every kernel and the CPU backend: simple, slow, and independent of them.
 
     acc[m,n] = sum_k (a[m,k] - a_zero_point[m]) * (b[k,n] - b_zero_point[n])
     out[m,n] = cast( (f32(acc) * b_scale[n]) * a_scale[m] + bias[n] )
 
-docs/design/numerics.md derives the bounds. The sum is taken by a float64 product of the zero-point-adjusted operands: with
-|a - za| <= 255 and |b - zb| <= 255 every partial sum is an integer of magnitude at most K * 255^2, and below 2^53
-float64 holds every integer, so no addition rounds, in whatever order the library adds (K up to 1.3e11; the operator
-stops at 131071). That never forms the correction terms that kernels use, so it checks them too.
+docs/design/numerics.md derives the bounds. The sum is a float64 product of the operands with zero points subtracted. Since
+|a - za| <= 255 and |b - zb| <= 255, every partial sum is an integer of magnitude at most K * 255^2. float64 represents every integer
+below 2^53, so no addition rounds, in any order (K up to 1.3e11; the operator's limit is 131071). The correction terms that kernels
+use do not occur here, so the comparison checks them too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 _FLOAT64_EXACT = 1 << 53
-# At most this many float64 elements of one operand, or of the product, exist at a time: 64 MiB each.
+# Maximum number of float64 elements of one operand, or of the product, at a time: 64 MiB each.
 _CHUNK_ELEMENTS = 8 << 20
 
 _BITS = {
@@ -41,11 +41,11 @@ def scaled_mm(
 
     a: int8 [M, K]; b: int8 [K, N]; any strides. a_scale: float32, one value, [M] or [M, 1]; b_scale: float32, one
     value, [N] or [1, N]; both None for `out_dtype=torch.int32`, which returns the accumulators. bias: [N] or [1, N].
-    Zero points: int8 or int32, a's like a_scale, b's like b_scale. A batch is a loop over products: an argument with three
-    dimensions has its first for the batch, where 1 serves every product; one with fewer serves every product.
+    Zero points: int8 or int32, a's shaped like a_scale, b's like b_scale. A batch is a loop over products. The first dimension of a 3-d
+    argument is the batch; size 1 there, or fewer dimensions, means that all products share the argument.
 
-    Raises OverflowError where the definition gives no 32-bit accumulator, or where float64 could round: the reference
-    never returns a number that it cannot vouch for. (Reading the values for this waits for the device.)
+    Raises OverflowError if the accumulator exceeds 32 bits, or if float64 could round. Reading the values for this check synchronizes
+    with the device.
     """
     if a.dim() == 3 or b.dim() == 3:
         inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point)
@@ -58,7 +58,7 @@ def scaled_mm(
 def accumulators(
     a: torch.Tensor, b: torch.Tensor, a_zero_point: torch.Tensor | None = None, b_zero_point: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """acc of the formula above, int32 [M, N]. Operands and errors as `scaled_mm`, without a batch."""
+    """acc of the formula above, int32 [M, N]. Operands and errors as in `scaled_mm`, without a batch."""
     m, n = a.shape[0], b.shape[1]
     a_zero_point, b_zero_point = _column(a_zero_point, m), _row(b_zero_point, n)
     acc = torch.empty((m, n), dtype=torch.int32, device=a.device)
@@ -75,7 +75,7 @@ def accumulators(
 
 @torch.no_grad()
 def scaled(acc: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> torch.Tensor:
-    """out of the formula above, [M, N], from int32 accumulators [M, N]. Scales and bias as `scaled_mm`, without a batch."""
+    """out of the formula above, [M, N], from int32 accumulators [M, N]. Scales and bias as in `scaled_mm`, without a batch."""
     m, n = acc.shape
     a_scale, b_scale, bias = _column(a_scale, m), _row(b_scale, n), _row(bias, n)
     out = torch.empty((m, n), dtype=out_dtype, device=acc.device)
@@ -119,8 +119,8 @@ def grouped_scaled_mm(
 ) -> torch.Tensor:
     """The defined result of a grouped product, a contiguous [tokens, N] tensor: `scaled_mm` of each token with its expert.
 
-    A token's expert is looked up for it alone: the first whose clamped end, the running maximum of the offsets, lies past it.
-    Operands as `scaled_mm.grouped_scaled_mm` takes them.
+    A token belongs to the first expert whose clamped end (the running maximum of the offsets) exceeds the token's index.
+    Operands as in `scaled_mm.grouped_scaled_mm`.
     """
     tokens, (experts, _, n) = a.shape[0], b.shape
     out = torch.zeros((tokens, n), dtype=out_dtype, device=a.device)
@@ -162,7 +162,7 @@ def block_scaled_mm(
         sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//128])
         out[m,n] = cast( sum[m,n] + bias[n] )
 
-    Operands as `scaled_mm.block_scaled_mm` takes them. A block has 128 k, the last one what is left.
+    Operands as in `scaled_mm.block_scaled_mm`. A block has 128 elements of K; the last block may have fewer.
     """
     m, n = a.shape[0], b.shape[1]
     block_of = torch.arange(n, device=a.device) // 128
@@ -179,10 +179,10 @@ def block_scaled_mm(
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    """Whether both hold the same bits, element by element: `torch.equal`, and +0.0 is not -0.0.
+    """Whether both tensors have the same bits: `torch.equal` that also distinguishes +0.0 from -0.0.
 
-    A NaN equals a NaN: which of its bit patterns an operation yields is left to the hardware by IEEE 754, and CPU and
-    GPU differ in it. Shape, dtype and device must agree; strides need not.
+    Any NaN equals any NaN, because IEEE 754 does not define the bit pattern, and CPU and GPU differ. Shape, dtype and device must agree;
+    strides need not.
     """
     if actual.shape != expected.shape or actual.dtype != expected.dtype or actual.device != expected.device:
         return False
@@ -190,7 +190,7 @@ def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def describe_difference(actual: torch.Tensor, expected: torch.Tensor) -> str:
-    """One line on how `actual` departs from `expected`: shape, dtype, device, or how many elements and the first."""
+    """One line that describes how `actual` differs from `expected`: shape, dtype, device, or the number of elements and the first one."""
     for name in ("shape", "dtype", "device"):
         if getattr(actual, name) != getattr(expected, name):
             return f"{name} {getattr(actual, name)}, expected {getattr(expected, name)}"
@@ -218,7 +218,7 @@ def _adjusted(operand: torch.Tensor, zero_point: torch.Tensor | None) -> torch.T
 
 
 def _integer_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """int32 [m, n]: the exact product of integers held in float64."""
+    """int32 [m, n]: the exact product of integers stored as float64."""
     if left.numel() == 0 or right.numel() == 0:
         return torch.zeros((left.shape[0], right.shape[1]), dtype=torch.int32, device=left.device)
     bound = left.shape[1] * int(left.abs().amax()) * int(right.abs().amax())

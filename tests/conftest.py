@@ -1,12 +1,17 @@
-"""Fixtures shared by all tests: the device, and the rule that GPU tests are left out in one visible line."""
+"""Fixtures shared by all tests: the device; the smoke set; and the rule that GPU tests are left out in one visible line."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from smoke import SMOKE
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if getattr(item, "originalname", None) in SMOKE.get(item.path.name, ()) and not item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.smoke)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA GPU")

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 9
+#define SCALED_MM_KERNEL_ABI_VERSION 10
 
 namespace scaled_mm {
 
@@ -114,10 +114,8 @@ struct KernelLibrary {
   const char* arch; // "sm90": the tile table its rows belong to
   const Kernel* const* kernels;
   int64_t num_kernels;
-  const scaledMMTable_t* table; // nullptr in a library of one row built just in time
-  const scaledMMTable_t* grouped_table;
-  const scaledMMTable_t* block_scaled_table;
-  const scaledMMTable_t* block_table;
+  const scaledMMTable_t* const* tables; // of an architecture's library, one a kind; a library of one row has none
+  int64_t num_tables;
 };
 
 // Row name of the kernel that fills row_terms and col_terms. No table lists it.

@@ -69,6 +69,15 @@ public:
   int64_t column_terms_offset = 0;
 };
 
+// What a kind's tile table may say.
+struct TableRules {
+  const char* noun;         // in messages: "", " of grouped products"
+  int32_t bucket_flags;     // SCALED_MM_BUCKET_*
+  const char* flags_text;   // what is expected of them
+  const char* open_operand; // which the last bucket takes any of
+  bool has_modes;
+};
+
 // A kind of product: one entry of kProblemKinds (problems/kinds.cpp).
 struct ProblemKind {
   const char* name;  // in messages: "GEMM", "grouped GEMM"
@@ -77,6 +86,7 @@ struct ProblemKind {
   const OperandSpec* operands;
   bool keeps_launches;            // its rows may use a LaunchCache
   Problem* (*make)(void* memory); // in kProblemBytes of memory
+  TableRules table;
 };
 
 constexpr size_t kProblemBytes = 768;

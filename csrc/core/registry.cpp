@@ -7,6 +7,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "core/problem.h"
 #include "core/status.h"
 
 namespace scaled_mm {
@@ -20,9 +21,6 @@ struct Registry {
   scaledMMKernelProvider_t provider = nullptr;
   void* provider_user = nullptr;
 };
-
-// By scaledMMTableKind_t, for messages.
-constexpr const char* kTableNames[] = {"", " of grouped products", " of block-scaled products", " of block products"};
 
 // Never destroyed: kernels may still be launched while static objects die.
 Registry& registry() {
@@ -98,7 +96,7 @@ scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKin
   *table = slot.load(std::memory_order_acquire);
   if (*table) return SCALED_MM_STATUS_SUCCESS;
   return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
-              "handle: no tile table%s is registered for %s; load kernels built with `scaled-mm build --arch %s`", kTableNames[kind],
+              "handle: no tile table%s is registered for %s; load kernels built with `scaled-mm build --arch %s`", kProblemKinds[kind]->table.noun,
               arch->name.c_str(), arch->name.c_str());
 }
 
@@ -147,23 +145,12 @@ constexpr size_t kMostArchBytes = sizeof(scaledMMHandleInfo_t::arch) - 1;
 
 bool is_alignment(int32_t bytes) { return bytes >= 1 && (bytes & (bytes - 1)) == 0; }
 
-// Flags that the buckets of a kind of table may have.
-int32_t bucket_flags(int32_t kind) {
-  if (kind == SCALED_MM_TABLE_GEMM) return SCALED_MM_BUCKET_CONSTANT_B;
-  return kind == SCALED_MM_TABLE_GGUF_GEMM ? SCALED_MM_BUCKET_Q8_1 : 0;
-}
-
-const char* bucket_flags_text(int32_t kind) {
-  if (kind == SCALED_MM_TABLE_GEMM) return "0 or SCALED_MM_BUCKET_CONSTANT_B";
-  return kind == SCALED_MM_TABLE_GGUF_GEMM ? "0 or SCALED_MM_BUCKET_Q8_1" : "0";
-}
-
-// Of a block table: what AUTO is for every number of tokens. Of any other: nothing.
+// Of a table with modes: what AUTO is for every number of tokens. Of any other: nothing.
 scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
-  if (table.kind != SCALED_MM_TABLE_GGUF_GEMM) {
+  if (!kProblemKinds[table.kind]->table.has_modes) {
     if (table.num_modes == 0) return SCALED_MM_STATUS_SUCCESS;
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected modes in a table of block products alone, got %lld", table.source,
-                static_cast<long long>(table.num_modes));
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected no modes in a table%s, got %lld", table.source,
+                kProblemKinds[table.kind]->table.noun, static_cast<long long>(table.num_modes));
   }
   if (table.num_modes < 1 || table.num_modes > kMostEntries || table.modes == nullptr || table.modes[table.num_modes - 1].m_max != INT64_MAX) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected modes, the last of them open, got %lld in all", table.source,
@@ -206,9 +193,10 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
                 "table %.200s: expected rows, buckets and a fallback among the rows, at most 65536 of each, got %lld, %lld and row %d", table->source,
                 static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets), int(table->fallback_row));
   }
-  if (table->kind < SCALED_MM_TABLE_GEMM || table->kind > SCALED_MM_TABLE_GGUF_GEMM) {
+  if (table->kind < 0 || table->kind >= kNumProblemKinds) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
   }
+  const TableRules& rules = kProblemKinds[table->kind]->table;
   if (scaledMMStatus_t status = check_modes(*table)) return status;
   auto copy = std::make_unique<Table>();
   copy->arch = table->arch;
@@ -240,16 +228,15 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
     if (bucket.row < 0 || bucket.row >= copy->num_rows) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
     }
-    if ((bucket.flags & ~bucket_flags(table->kind)) != 0) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket: expected flags %s, got %d", table->source, bucket_flags_text(table->kind),
+    if ((bucket.flags & ~rules.bucket_flags) != 0) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket: expected flags %s, got %d", table->source, rules.flags_text,
                   int(bucket.flags));
     }
   }
   const scaledMMTableBucket_t& last = copy->buckets.back();
   if (last.m_max != INT64_MAX || last.n_max != INT64_MAX || last.k_max != INT64_MAX || last.m_min > 0 || last.n_min > 0 || last.k_min > 0 ||
       last.flags != 0) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: the last bucket must be open in M, N and K, to any %s", table->source,
-                table->kind == SCALED_MM_TABLE_GGUF_GEMM ? "activations" : "b");
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: the last bucket must be open in M, N and K, to any %s", table->source, rules.open_operand);
   }
   Arch* arch = find_arch(copy->arch.c_str());
   Registry& r = registry();
@@ -285,8 +272,9 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
     }
   }
   // The library's own tables serve where nobody registered others.
-  for (const scaledMMTable_t* table : {content->table, content->grouped_table, content->block_scaled_table, content->block_table}) {
-    if (table && find_arch(content->arch)->tables[table->kind].load(std::memory_order_acquire) == nullptr) {
+  for (int64_t i = 0; i < content->num_tables; ++i) {
+    const scaledMMTable_t* table = content->tables[i];
+    if (find_arch(content->arch)->tables[table->kind].load(std::memory_order_acquire) == nullptr) {
       if (scaledMMStatus_t status = scaledMMRegisterTable(table)) return status;
     }
   }

@@ -50,11 +50,11 @@ struct Table {
   int32_t find_mode(int64_t tokens) const;
 };
 
-constexpr int kTableKinds = 4; // scaledMMTableKind_t
+constexpr int kMaxKinds = 8; // room for kinds of product (problems/kinds.cpp)
 
 struct Arch {
   std::string name;
-  std::atomic<const Table*> tables[kTableKinds]{}; // by scaledMMTableKind_t
+  std::atomic<const Table*> tables[kMaxKinds]{}; // by scaledMMTableKind_t
   KernelSlot zero_point_terms;
 };
 

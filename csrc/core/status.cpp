@@ -42,12 +42,10 @@ const char* dtype_name(int32_t dtype) {
   case SCALED_MM_DTYPE_FLOAT16: return "float16";
   case SCALED_MM_DTYPE_BFLOAT16: return "bfloat16";
   case SCALED_MM_DTYPE_FLOAT32: return "float32";
-  case SCALED_MM_DTYPE_Q4_0: return "q4_0";
-  case SCALED_MM_DTYPE_Q4_1: return "q4_1";
-  case SCALED_MM_DTYPE_Q5_0: return "q5_0";
-  case SCALED_MM_DTYPE_Q5_1: return "q5_1";
-  case SCALED_MM_DTYPE_Q8_0: return "q8_0";
-  case SCALED_MM_DTYPE_Q8_1: return "q8_1";
+#define NAME_OF_FORMAT(NAME, name, ...)                                                                                                              \
+  case SCALED_MM_DTYPE_##NAME: return #name;
+    SCALED_MM_GGUF_FORMATS(NAME_OF_FORMAT)
+#undef NAME_OF_FORMAT
   default: return "an unknown dtype"; // scaled_mm/core/operators.py puts torch's name in its place
   }
 }
@@ -55,17 +53,11 @@ const char* dtype_name(int32_t dtype) {
 int64_t dtype_bytes(int32_t dtype) {
   switch (dtype) {
   case SCALED_MM_DTYPE_INT8: return 1;
-  case SCALED_MM_DTYPE_Q4_0:
-  case SCALED_MM_DTYPE_Q4_1:
-  case SCALED_MM_DTYPE_Q5_0:
-  case SCALED_MM_DTYPE_Q5_1:
-  case SCALED_MM_DTYPE_Q8_0:
-  case SCALED_MM_DTYPE_Q8_1: return 1;
   case SCALED_MM_DTYPE_FLOAT16:
   case SCALED_MM_DTYPE_BFLOAT16: return 2;
   case SCALED_MM_DTYPE_INT32:
   case SCALED_MM_DTYPE_FLOAT32: return 4;
-  default: return 0;
+  default: return scaledMMGetBlockBytes(dtype) > 0 ? 1 : 0; // tensors of GGUF blocks are measured in bytes
   }
 }
 

@@ -261,12 +261,10 @@ scaledMMStatus_t check_operand(const char* name, const char* shape, Dtypes dtype
 
 int64_t scaledMMGetBlockBytes(int32_t dtype) {
   switch (dtype) {
-  case SCALED_MM_DTYPE_Q4_0: return 18;
-  case SCALED_MM_DTYPE_Q4_1: return 20;
-  case SCALED_MM_DTYPE_Q5_0: return 22;
-  case SCALED_MM_DTYPE_Q5_1: return 24;
-  case SCALED_MM_DTYPE_Q8_0: return 34;
-  case SCALED_MM_DTYPE_Q8_1: return 36;
+#define BYTES_OF_FORMAT(NAME, name, code, bytes, ...)                                                                                                \
+  case SCALED_MM_DTYPE_##NAME: return bytes;
+    SCALED_MM_GGUF_FORMATS(BYTES_OF_FORMAT)
+#undef BYTES_OF_FORMAT
   default: return 0;
   }
 }

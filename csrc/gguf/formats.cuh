@@ -39,11 +39,13 @@ struct Format {
   static constexpr int kBandBytes = kBandMinima + (kMinimum ? 256 : 0);
   static constexpr int kTileBytes = 4 * kBandBytes;
 };
-using Q4_0 = Format<SCALED_MM_DTYPE_Q4_0, 4, 8, false>;
-using Q4_1 = Format<SCALED_MM_DTYPE_Q4_1, 4, 0, true>;
-using Q5_0 = Format<SCALED_MM_DTYPE_Q5_0, 5, 16, false>;
-using Q5_1 = Format<SCALED_MM_DTYPE_Q5_1, 5, 0, true>;
-using Q8_0 = Format<SCALED_MM_DTYPE_Q8_0, 8, 0, false>;
+
+// Q4_0, Q4_1, ...
+#define FORMAT_TYPE(NAME, name, code, bytes, bits, zero, has_minimum)                                                                                \
+  using NAME = Format<SCALED_MM_DTYPE_##NAME, bits, zero, (has_minimum) != 0>;                                                                       \
+  static_assert(NAME::kBytes == bytes, "gguf_formats.h: the bytes of a block follow from bits and minimum");
+SCALED_MM_GGUF_WEIGHT_FORMATS(FORMAT_TYPE)
+#undef FORMAT_TYPE
 
 // The same with levels counted from the middle, and minima therefore as what the middle stands for: mostly far less than the minimum. Terms
 // that nearly cancel are not summed apart then, which the tensor cores, who cut their sums, would make a bias of.

@@ -71,6 +71,12 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kBlockScaled = {"block-scaled GEMM", "block-scaled ", std::size(kOperands), kOperands, false, make_problem<BlockScaled>};
+const ProblemKind kBlockScaled = {"block-scaled GEMM",
+                                  "block-scaled ",
+                                  std::size(kOperands),
+                                  kOperands,
+                                  false,
+                                  make_problem<BlockScaled>,
+                                  {" of block-scaled products", 0, "0", "b", false}};
 
 } // namespace scaled_mm

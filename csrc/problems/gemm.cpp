@@ -205,6 +205,12 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kGemm = {"GEMM", "", std::size(kOperands), kOperands, true, make_problem<Gemm>};
+const ProblemKind kGemm = {"GEMM",
+                           "",
+                           std::size(kOperands),
+                           kOperands,
+                           true,
+                           make_problem<Gemm>,
+                           {"", SCALED_MM_BUCKET_CONSTANT_B, "0 or SCALED_MM_BUCKET_CONSTANT_B", "b", false}};
 
 } // namespace scaled_mm

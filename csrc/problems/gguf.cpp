@@ -9,7 +9,11 @@
 namespace scaled_mm {
 namespace {
 
-constexpr int64_t kBlock = 32; // values
+constexpr int64_t kBlock = 32; // values of a GGUF block
+
+#define DTYPE_OF_FORMAT(NAME, ...) SCALED_MM_DTYPE_##NAME,
+constexpr Dtypes kWeightFormats = {SCALED_MM_GGUF_WEIGHT_FORMATS(DTYPE_OF_FORMAT)};
+#undef DTYPE_OF_FORMAT
 
 long long number(int64_t value) { return static_cast<long long>(value); }
 
@@ -77,9 +81,7 @@ private:
 };
 
 scaledMMStatus_t Gguf::check_weight(const scaledMMTensorDesc_t* t) {
-  if (scaledMMStatus_t s = check_operand(
-          "weight", "[M, K]", {SCALED_MM_DTYPE_Q4_0, SCALED_MM_DTYPE_Q4_1, SCALED_MM_DTYPE_Q5_0, SCALED_MM_DTYPE_Q5_1, SCALED_MM_DTYPE_Q8_0}, 2, t))
-    return s;
+  if (scaledMMStatus_t s = check_operand("weight", "[M, K]", kWeightFormats, 2, t)) return s;
   if (scaledMMStatus_t s = check_blocks("weight", *t)) return s;
   info.N = t->shape[0];
   info.K = t->shape[1];
@@ -169,6 +171,12 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kGguf = {"block GEMM", "block ", std::size(kOperands), kOperands, false, make_problem<Gguf>};
+const ProblemKind kGguf = {"block GEMM",
+                           "block ",
+                           std::size(kOperands),
+                           kOperands,
+                           false,
+                           make_problem<Gguf>,
+                           {" of GGUF products", SCALED_MM_BUCKET_Q8_1, "0 or SCALED_MM_BUCKET_Q8_1", "activations", true}};
 
 } // namespace scaled_mm

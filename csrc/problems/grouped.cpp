@@ -140,6 +140,7 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kGrouped = {"grouped GEMM", "grouped ", std::size(kOperands), kOperands, false, make_problem<Grouped>};
+const ProblemKind kGrouped = {
+    "grouped GEMM", "grouped ", std::size(kOperands), kOperands, false, make_problem<Grouped>, {" of grouped products", 0, "0", "b", false}};
 
 } // namespace scaled_mm

@@ -7,5 +7,6 @@ namespace scaled_mm {
 
 const ProblemKind* const kProblemKinds[] = {&kGemm, &kGrouped, &kBlockScaled, &kGguf};
 const int32_t kNumProblemKinds = std::size(kProblemKinds);
+static_assert(std::size(kProblemKinds) <= kMaxKinds, "raise kMaxKinds");
 
 } // namespace scaled_mm

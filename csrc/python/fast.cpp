@@ -56,16 +56,14 @@ PyObject* is_inference = nullptr;              // the name of the method
 PyObject* is_inference_mode_enabled = nullptr; // torch's function
 PyObject* increment_version = nullptr;         // torch's function: autograd is told that a tensor it may have kept has changed
 
-constexpr int kOperands = 10;
-constexpr const char* kNames[kOperands] = {"out",          "a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "a_row_sums",
-                                           "b_column_sums"};
-constexpr int kRunOperands = 6; // those that a product without zero points has
-constexpr int kB = 2;
+PyObject* allocate_workspace = nullptr; // (bytes, device) -> a tensor
 
+// The operands of a product of any kind: out, then the inputs, in the order of the C interface.
 struct Operands {
-  scaledMMTensorDesc_t descs[kOperands];
-  const scaledMMTensorDesc_t* present[kOperands];
-  void* data[kOperands];
+  int32_t product, count;
+  scaledMMTensorDesc_t descs[SCALED_MM_MAX_OPERANDS];
+  const scaledMMTensorDesc_t* present[SCALED_MM_MAX_OPERANDS];
+  void* data[SCALED_MM_MAX_OPERANDS];
 };
 
 enum class Answer { kFine, kNotMine, kRefused };
@@ -101,22 +99,31 @@ Answer check_not_negated(PyObject* object, const DLTensor& t) {
   return fine ? Answer::kFine : Answer::kNotMine;
 }
 
-// The first `count` operands; the others are absent.
-Answer read_operands(PyObject* const* objects, int count, int32_t device, Operands* o) {
-  for (int i = 0; i < kOperands; ++i) {
+// tensors: a tuple of tensors, and None for those that are absent.
+Answer read_operands(int32_t product, PyObject* tensors, int32_t device, Operands* o) {
+  const Py_ssize_t count = PyTuple_Size(tensors);
+  if (count < 1 || count > SCALED_MM_MAX_OPERANDS) {
+    PyErr_Clear();
+    return Answer::kNotMine;
+  }
+  o->product = product;
+  o->count = int32_t(count);
+  for (int32_t i = 0; i < o->count; ++i) {
     o->present[i] = nullptr;
     o->data[i] = nullptr;
-    if (i >= count || objects[i] == Py_None) continue;
+    PyObject* object = PyTuple_GetItem(tensors, i); // borrowed
+    if (object == Py_None) continue;
     DLTensor t;
-    if (Answer answer = read_tensor(objects[i], &t); answer != Answer::kFine) return answer;
+    if (Answer answer = read_tensor(object, &t); answer != Answer::kFine) return answer;
     if (t.device.type != kDLCUDA) return Answer::kNotMine;
     if (t.device.id != device) {
-      const std::string message =
-          std::string(kNames[i]) + ": expected a tensor on cuda:" + std::to_string(device) + ", got one on cuda:" + std::to_string(t.device.id);
+      const char* name = scaledMMGetOperandName(product, i);
+      const std::string message = std::string(name ? name : "operand") + ": expected a tensor on cuda:" + std::to_string(device) +
+                                  ", got one on cuda:" + std::to_string(t.device.id);
       scaledMMSetLastError(SCALED_MM_STATUS_BAD_TENSOR_DEVICE, message.c_str());
       return Answer::kRefused;
     }
-    if (Answer answer = check_not_negated(objects[i], t); answer != Answer::kFine) return answer;
+    if (Answer answer = check_not_negated(object, t); answer != Answer::kFine) return answer;
     o->data[i] = static_cast<char*>(t.data) + t.byte_offset;
     scaledMMTensorDesc_t& desc = o->descs[i];
     desc.flags = 0;
@@ -134,13 +141,28 @@ Answer read_operands(PyObject* const* objects, int count, int32_t device, Operan
   return Answer::kFine;
 }
 
+// The memory of a contiguous tensor on the device.
+Answer read_workspace(PyObject* object, int32_t device, void** memory, size_t* bytes) {
+  DLTensor w;
+  if (Answer answer = read_tensor(object, &w); answer != Answer::kFine) return answer;
+  int64_t elements = 1;
+  for (int d = w.ndim - 1; d >= 0; --d) {
+    if (w.shape[d] != 1 && w.strides[d] != elements) return Answer::kNotMine; // not contiguous: the operator says so
+    elements *= w.shape[d];
+  }
+  if (w.device.type != kDLCUDA || w.device.id != device) return Answer::kNotMine;
+  *memory = static_cast<char*>(w.data) + w.byte_offset;
+  *bytes = size_t(elements) * w.dtype.bits / 8 * w.dtype.lanes;
+  return Answer::kFine;
+}
+
 // None for success: the caller compares identities.
 PyObject* status_object(scaledMMStatus_t status) { return status == SCALED_MM_STATUS_SUCCESS ? Py_NewRef(Py_None) : PyLong_FromLong(status); }
 
 PyObject* not_mine() { return Py_NewRef(Py_NotImplemented); }
 
 scaledMMStatus_t launch(scaledMMDescriptor_t descriptor, const Operands& o, void* workspace, size_t bytes, void* stream) {
-  return scaledMMCalculate(descriptor, SCALED_MM_GEMM, workspace, bytes, o.data, kOperands, stream);
+  return scaledMMCalculate(descriptor, o.product, workspace, bytes, o.data, o.count, stream);
 }
 
 // Other Python threads run meanwhile: a launch waits when the queue is full, and a kernel may have to be compiled first.
@@ -154,18 +176,6 @@ public:
 private:
   PyThreadState* state_;
 };
-
-scaledMMStatus_t run_once(scaledMMHandle_t handle, const Operands& o, void* stream, bool* needs_workspace) {
-  scaledMMDescriptor_t descriptor = nullptr;
-  scaledMMStatus_t status = scaledMMCreateDescriptor(handle, &descriptor, SCALED_MM_GEMM, o.present, kOperands, 0, nullptr);
-  if (status != SCALED_MM_STATUS_SUCCESS) return status;
-  size_t workspace = 0;
-  status = scaledMMGetWorkspaceSize(descriptor, &workspace);
-  *needs_workspace = status == SCALED_MM_STATUS_SUCCESS && workspace > 0;
-  if (status == SCALED_MM_STATUS_SUCCESS && !*needs_workspace) status = launch(descriptor, o, nullptr, 0, stream);
-  const scaledMMStatus_t destroyed = scaledMMDestroyDescriptor(descriptor);
-  return status != SCALED_MM_STATUS_SUCCESS ? status : destroyed;
-}
 
 // Whether autograd watches an output, so that writing to it would go unseen, or it is one of inference mode seen from outside.
 Answer check_unwatched(PyObject* out) {
@@ -199,38 +209,26 @@ PyObject* written(PyObject* out, scaledMMStatus_t status) {
   return Py_NewRef(Py_None);
 }
 
-// calculate(descriptor, device, stream | None, workspace | None, out, a, b, ...) -> None | status | NotImplemented
+// calculate(descriptor, product, device, stream | None, workspace | None, tensors) -> None | status | NotImplemented
 PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 4 + kOperands) {
-    PyErr_SetString(PyExc_TypeError, "calculate: expected 14 arguments");
+  if (count != 6 || !PyTuple_Check(args[5]) || PyTuple_Size(args[5]) < 1) {
+    PyErr_SetString(PyExc_TypeError, "calculate: expected 5 arguments and a tuple of tensors");
     return nullptr;
   }
   auto descriptor = static_cast<scaledMMDescriptor_t>(PyLong_AsVoidPtr(args[0]));
-  const int32_t device = int32_t(PyLong_AsLong(args[1]));
+  const int32_t product = int32_t(PyLong_AsLong(args[1])), device = int32_t(PyLong_AsLong(args[2]));
   if (PyErr_Occurred()) return nullptr;
+  PyObject* out = PyTuple_GetItem(args[5], 0);
   Operands o;
-  Answer answer = check_unwatched(args[4]);
-  if (answer == Answer::kFine) answer = read_operands(args + 4, kOperands, device, &o);
   void *stream = nullptr, *memory = nullptr;
   size_t bytes = 0;
-  if (answer == Answer::kFine && args[3] != Py_None) {
-    DLTensor w;
-    answer = read_tensor(args[3], &w);
-    if (answer == Answer::kFine) {
-      int64_t elements = 1;
-      for (int d = w.ndim - 1; d >= 0; --d) {
-        if (w.shape[d] != 1 && w.strides[d] != elements) return not_mine(); // not contiguous: the operator says so
-        elements *= w.shape[d];
-      }
-      if (w.device.type != kDLCUDA || w.device.id != device) return not_mine();
-      memory = static_cast<char*>(w.data) + w.byte_offset;
-      bytes = size_t(elements) * w.dtype.bits / 8 * w.dtype.lanes;
-    }
-  }
+  Answer answer = check_unwatched(out);
+  if (answer == Answer::kFine) answer = read_operands(product, args[5], device, &o);
+  if (answer == Answer::kFine && args[4] != Py_None) answer = read_workspace(args[4], device, &memory, &bytes);
   if (answer == Answer::kNotMine) return not_mine();
   if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
-  if (args[2] != Py_None) {
-    stream = PyLong_AsVoidPtr(args[2]);
+  if (args[3] != Py_None) {
+    stream = PyLong_AsVoidPtr(args[3]);
     if (PyErr_Occurred()) return nullptr;
   } else if (api->current_work_stream(kDLCUDA, device, &stream) != 0) {
     return nullptr;
@@ -238,43 +236,87 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   scaledMMStatus_t status;
   {
     const WithoutInterpreter others_may_run;
-    status = scaledMMCheckTensors(descriptor, SCALED_MM_GEMM, o.present, kOperands);
+    status = scaledMMCheckTensors(descriptor, product, o.present, o.count);
     if (status == SCALED_MM_STATUS_SUCCESS) status = launch(descriptor, o, memory, bytes, stream);
   }
-  return written(args[4], status);
+  return written(out, status);
 }
 
-// run(handle, device, constant_b, out, a, b, a_scale, b_scale, bias) -> None | status | NotImplemented. Zero points need a workspace, which
-// the operator allocates.
+// A descriptor for one calculation.
+class Planned {
+public:
+  ~Planned() {
+    if (descriptor_) scaledMMDestroyDescriptor(descriptor_);
+  }
+  Planned() = default;
+  Planned(const Planned&) = delete;
+  Planned& operator=(const Planned&) = delete;
+
+  scaledMMStatus_t create(scaledMMHandle_t handle, const Operands& o, size_t* workspace_size) {
+    const scaledMMStatus_t status = scaledMMCreateDescriptor(handle, &descriptor_, o.product, o.present, o.count, 0, nullptr);
+    return status == SCALED_MM_STATUS_SUCCESS ? scaledMMGetWorkspaceSize(descriptor_, workspace_size) : status;
+  }
+  scaledMMDescriptor_t get() const { return descriptor_; }
+
+private:
+  scaledMMDescriptor_t descriptor_ = nullptr;
+};
+
+// Launches with a workspace of torch's. Freed when the launch has returned: the allocator reuses it in stream order.
+PyObject* launch_with_workspace(scaledMMDescriptor_t descriptor, const Operands& o, size_t needed, int32_t device, void* stream) {
+  PyObject* workspace = PyObject_CallFunction(allocate_workspace, "ni", Py_ssize_t(needed), int(device));
+  if (workspace == nullptr) return nullptr;
+  void* memory = nullptr;
+  size_t bytes = 0;
+  PyObject* result;
+  if (read_workspace(workspace, device, &memory, &bytes) != Answer::kFine) {
+    result = not_mine();
+  } else {
+    scaledMMStatus_t status;
+    {
+      const WithoutInterpreter others_may_run;
+      status = launch(descriptor, o, memory, bytes, stream);
+    }
+    result = status_object(status);
+  }
+  Py_DECREF(workspace);
+  return result;
+}
+
+// run(handle, product, device, constant, tensors) -> None | status | NotImplemented. constant: the second input, tensors[2], is a constant weight.
 PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 3 + kRunOperands) {
-    PyErr_SetString(PyExc_TypeError, "run: expected 9 arguments");
+  if (count != 5 || !PyTuple_Check(args[4])) {
+    PyErr_SetString(PyExc_TypeError, "run: expected 4 arguments and a tuple of tensors");
     return nullptr;
   }
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
-  const int32_t device = int32_t(PyLong_AsLong(args[1]));
+  const int32_t product = int32_t(PyLong_AsLong(args[1])), device = int32_t(PyLong_AsLong(args[2]));
   if (PyErr_Occurred()) return nullptr;
   Operands o;
-  const Answer answer = read_operands(args + 3, kRunOperands, device, &o);
+  const Answer answer = read_operands(product, args[4], device, &o);
   if (answer == Answer::kNotMine) return not_mine();
   if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
   void* stream = nullptr;
   if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
-  if (args[2] == Py_True) o.descs[kB].flags = SCALED_MM_TENSOR_CONSTANT;
-  bool needs_workspace = false;
+  if (args[3] == Py_True && o.count > 2 && o.present[2]) o.descs[2].flags = SCALED_MM_TENSOR_CONSTANT;
+  Planned plan;
+  size_t needed = 0;
   scaledMMStatus_t status;
   {
     const WithoutInterpreter others_may_run;
-    status = run_once(handle, o, stream, &needs_workspace);
+    status = plan.create(handle, o, &needed);
+    if (status == SCALED_MM_STATUS_SUCCESS && needed == 0) status = launch(plan.get(), o, nullptr, 0, stream);
   }
-  return needs_workspace ? not_mine() : status_object(status); // a split-K row: the operator allocates it
+  if (status == SCALED_MM_STATUS_NULL_POINTER) return not_mine(); // a required operand is None: the operator names it as Python does
+  if (status != SCALED_MM_STATUS_SUCCESS || needed == 0) return status_object(status);
+  return launch_with_workspace(plan.get(), o, needed, device, stream);
 }
 
-// bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled) -> whether this torch has an exchange table
-// that is understood here
+// bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled, allocate_workspace) -> whether this torch has an
+// exchange table that is understood here
 PyObject* bind(PyObject*, PyObject* args) {
-  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr, *mode = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!OO", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment, &mode)) return nullptr;
+  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr, *mode = nullptr, *allocate = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!OOO", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment, &mode, &allocate)) return nullptr;
   PyObject* capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
     PyErr_Clear(); // a torch from before the table
@@ -291,6 +333,7 @@ PyObject* bind(PyObject*, PyObject* args) {
   if (is_neg == nullptr || requires_grad == nullptr || is_inference == nullptr) return nullptr;
   increment_version = Py_NewRef(increment);
   is_inference_mode_enabled = Py_NewRef(mode);
+  allocate_workspace = Py_NewRef(allocate);
   api = table;
   tensor_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
   parameter_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));

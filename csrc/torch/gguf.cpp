@@ -1,19 +1,15 @@
-// The operators of block products for CUDA tensors. Their schemas, fake implementations and CPU registration: scaled_mm/gguf/ops.py.
+// The operators of products with a GGUF format's weight for CUDA tensors. Schemas, fake and CPU implementations: scaled_mm/gguf/operators.py.
 // Formats and modes are numbers of the C interface: the stable ABI of torch 2.10 loses the memory of every string it hands over.
 #include <cstdint>
 #include <utility>
 
-#include "torch/tensors.h"
+#include "torch/plan.h"
 
 using namespace scaled_mm_torch;
 
 namespace {
 
 constexpr int64_t kBlock = 32, kTileRows = 64, kTileBlocks = 8;
-
-struct Operands {
-  Argument out, weight, activation, bias;
-};
 
 // How a weight's bytes are to be read.
 struct Weight {
@@ -100,75 +96,46 @@ Argument activation_argument(const Tensor& tensor, int32_t device) {
   return argument("activation", tensor, device);
 }
 
-void calculate(scaledMMDescriptor_t descriptor, const Operands& o, void* workspace, size_t workspace_size, void* stream) {
-  check(scaledMMCalculateGgufGemm(descriptor, workspace, workspace_size, o.out.data, o.weight.data, o.activation.data, o.bias.data, stream));
-}
-
-// Plan, run, forget.
-void run_once(const Operands& o, int32_t mode, int32_t device) {
-  scaledMMDescriptor_t descriptor = nullptr;
-  check(
-      scaledMMCreateGgufGemmDescriptor(handle_of(device), &descriptor, o.out.get(), o.weight.get(), o.activation.get(), o.bias.get(), mode, nullptr));
-  struct Owner {
-    scaledMMDescriptor_t descriptor;
-    ~Owner() { scaledMMDestroyDescriptor(descriptor); }
-  } owner{descriptor};
-  size_t bytes = 0;
-  check(scaledMMGetWorkspaceSize(descriptor, &bytes));
-  void* stream = current_stream(device);
-  if (bytes == 0) return calculate(descriptor, o, nullptr, 0, stream);
-  const int64_t size = int64_t(bytes), stride = 1;
-  Tensor workspace = empty(1, &size, &stride, /* int8 */ 1, device);
-  calculate(descriptor, o, workspace.data_ptr(), bytes, stream);
-}
-
 Tensor gguf_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t fmt, int64_t rows, int64_t k, bool packed, bool constant_weight,
-                  torch::headeronly::ScalarType out_dtype, int64_t mode, bool transposed_out) {
+                 torch::headeronly::ScalarType out_dtype, int64_t mode, bool transposed_out) {
   const int32_t device = device_of(weight, "weight");
-  Operands o = {{},
-                weight_argument(weight, {code("fmt", fmt), rows, k, packed, constant_weight}, device),
-                activation_argument(activation, device),
-                argument("bias", bias, device)};
+  Operands o;
+  o.push({}); // out
+  o.push(weight_argument(weight, {code("fmt", fmt), rows, k, packed, constant_weight}, device));
+  o.push(activation_argument(activation, device));
+  o.push(argument("bias", bias, device));
   const int32_t dtype = to_dtype(int32_t(out_dtype));
   if (dtype != SCALED_MM_DTYPE_FLOAT16 && dtype != SCALED_MM_DTYPE_BFLOAT16 && dtype != SCALED_MM_DTYPE_FLOAT32) {
     raise(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, std::string("out_dtype: expected float16, bfloat16 or float32, got ") + dtype_text(int32_t(out_dtype)));
   }
   // Enough to size the output; everything else is the core's to check.
-  if (o.activation.desc.ndim != 2) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "activation: expected 2 dimensions [N, K], got " + std::to_string(o.activation.desc.ndim));
+  const scaledMMTensorDesc_t& given = o.arguments[2].desc;
+  if (given.ndim != 2) {
+    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "activation: expected 2 dimensions [N, K], got " + std::to_string(given.ndim));
   }
-  const int64_t tokens = o.activation.desc.shape[0];
+  const int64_t tokens = given.shape[0];
   const int64_t sizes[2] = {transposed_out ? tokens : rows, transposed_out ? rows : tokens};
   const int64_t strides[2] = {sizes[1] > 0 ? sizes[1] : 1, 1};
   Tensor out = empty(2, sizes, strides, int32_t(out_dtype), device);
-  o.out = argument("out", out, device);
-  if (transposed_out) { // to the core it is [M, N] all the same
-    std::swap(o.out.desc.shape[0], o.out.desc.shape[1]);
-    std::swap(o.out.desc.strides[0], o.out.desc.strides[1]);
+  Argument& result = o.arguments[0];
+  result = argument("out", out, device);
+  if (transposed_out) { // the core takes out as [rows of the weight, tokens]
+    std::swap(result.desc.shape[0], result.desc.shape[1]);
+    std::swap(result.desc.strides[0], result.desc.strides[1]);
   }
-  run_once(o, code("mode", mode), device);
+  run_once(SCALED_MM_GGUF_GEMM, o, code("mode", mode), device);
   return out;
 }
 
-// `descriptor` is the address of a live scaledMMDescriptor_t, `stream` a cudaStream_t or -1 for the current one.
 void gguf_calculate(int64_t descriptor, Tensor out, Tensor weight, Tensor activation, OptionalTensor bias, OptionalTensor workspace, int64_t fmt,
-                     int64_t rows, int64_t k, bool packed, int64_t stream) {
-  auto* plan = reinterpret_cast<scaledMMDescriptor_t>(descriptor);
-  int32_t device_type = 0, device = 0;
-  check(scaledMMGetDevice(plan, &device_type, &device));
-  const Operands o = {argument("out", out, device), weight_argument(weight, {code("fmt", fmt), rows, k, packed, false}, device),
-                      activation_argument(activation, device), argument("bias", bias, device)};
-  const scaledMMTensorDesc_t* const tensors[] = {o.out.get(), o.weight.get(), o.activation.get(), o.bias.get()};
-  check(scaledMMCheckTensors(plan, SCALED_MM_GGUF_GEMM, tensors, int32_t(std::size(tensors))));
-  size_t bytes = 0;
-  void* memory = nullptr;
-  if (workspace.has_value()) {
-    const Argument given = argument("workspace", *workspace, device);
-    check_contiguous("workspace", *workspace);
-    memory = given.data;
-    bytes = size_t(workspace->numel()) * workspace->element_size();
-  }
-  calculate(plan, o, memory, bytes, stream == -1 ? current_stream(device) : reinterpret_cast<void*>(stream));
+                    int64_t rows, int64_t k, bool packed, int64_t stream) {
+  const Planned plan(descriptor);
+  Operands o;
+  o.push(argument("out", out, plan.device));
+  o.push(weight_argument(weight, {code("fmt", fmt), rows, k, packed, false}, plan.device));
+  o.push(activation_argument(activation, plan.device));
+  o.push(argument("bias", bias, plan.device));
+  plan.calculate(SCALED_MM_GGUF_GEMM, o, workspace, stream);
 }
 
 } // namespace

@@ -21,7 +21,7 @@ namespace scaled_mm_torch {
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
-// scaled_mm/core/operators.py turns this text back into the typed error of the status.
+// scaled_mm/core/dispatcher.py turns this text back into the typed error of the status.
 [[noreturn]] inline void raise(scaledMMStatus_t status, const std::string& message) {
   throw std::runtime_error("[scaled_mm status " + std::to_string(int(status)) + "] " + message);
 }

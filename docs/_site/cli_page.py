@@ -16,8 +16,9 @@ HEAD = """# Commands
 
 `scaled-mm COMMAND`, or `python -m scaled_mm COMMAND`. `scaled-mm --version` prints the version, `scaled-mm COMMAND --help` the options.
 
-Exit status: 0 fine; 1 the answer is no (a check failed); 2 the command could not be carried out; 130 interrupted; 141 the reader of
-stdout has gone. With `--json` stdout gets one JSON document, for an error `{"error": {"status", "message"}}`.
+Exit status: 0 fine; 1 the answer is no (a check failed); 2 the command could not be carried out; 130 interrupted (Ctrl-C); 141 the reader
+of stdout has gone. A stderr that is closed, full or without a reader changes none of these. With `--json` stdout gets one JSON document, for an
+error `{"error": {"status", "message"}}`; numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity".
 
 Guides: [measuring](../guide/measuring.md), [tuning](../guide/tuning.md), [schemas](../../schemas/README.md).
 
@@ -42,6 +43,7 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.Argumen
 def _command(parser: argparse.ArgumentParser, text: str) -> str:
     level = "##" if parser.prog.count(" ") == 1 else "###"
     actions = [action for action in parser._actions if not isinstance(action, (argparse._HelpAction, argparse._SubParsersAction))]
+    actions = [action for action in actions if action.help != argparse.SUPPRESS]  # options of earlier versions, which only say what to use
     lines = [f"{level} `{parser.prog}`", "", _sentence(text), ""]
     if actions:
         lines += ["| argument | |", "|---|---|", *(f"| {_name(action)} | {_cell(action.help or '')} |" for action in actions), ""]

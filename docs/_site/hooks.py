@@ -1,7 +1,7 @@
-"""What `mkdocs build` adds: pages link to reports, schemas and sources beside docs/, which GitHub shows as they are.
+"""Adds files outside of docs/ to the site: pages link to reports, schemas and sources, which GitHub shows directly.
 
-Each file that a page links to outside of docs/ becomes a file of the site below tree/, at its path in the repository; what a
-linked Markdown page links to comes along.
+Each linked file outside of docs/ becomes a file of the site below tree/, at its path in the repository. Links of linked Markdown pages
+are followed too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """A link from page to page of the repository becomes one from page to page of the site."""
+    """Rewrites links between pages of the repository to links between pages of the site."""
     uri = page.file.src_uri
     place = uri.removeprefix(TREE) if uri.startswith(TREE) else f"docs/{uri}"
 
@@ -55,6 +55,6 @@ def _outside(place: str, text: str) -> Iterator[str]:
 
 
 def _target(place: str, link: str) -> str | None:
-    """The path in the repository that a link on the page at `place` leads to; None if that is no file of it."""
+    """The target, as a path in the repository, of a link on the page at `place`; None if the target is not a file of the repository."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(place), link))
     return target if not target.startswith("..") and (ROOT / target).is_file() else None

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from scaled_mm.autotune.choose import Cliff, Product, cliffs
-from scaled_mm.bench.run import describe
 from scaled_mm.errors import BadParamError
+from scaled_mm.measure.record import describe
 from scaled_mm.tables import TileTable
 from scaled_mm.tables.tuned import slug
 

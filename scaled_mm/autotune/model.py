@@ -25,12 +25,12 @@ import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-from scaled_mm.bench.roofline import traffic_bytes
 from scaled_mm.errors import BadParamError
 from scaled_mm.kernels.arch import ARCHES, GPUS, KIB, Gpu
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.constants import FITTED, Constants
 from scaled_mm.kernels.registry import config_cost, family_of
+from scaled_mm.measure.roofline import traffic_bytes
 
 Product = tuple[int, int, int]  # M, N, K
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from scaled_mm.autotune.choose import CLIFF
 from scaled_mm.autotune.record import AutotuneDocument, ProductRecord
-from scaled_mm.bench.analysis import Speedup
-from scaled_mm.bench.plots import save, speedup_figure
+from scaled_mm.measure.plots import save, speedup_figure
+from scaled_mm.measure.stats import Speedup
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Beside those of a bench in the same folder (bench.plots.NAMES), so under other names.
+# Beside those of a bench in the same folder (bench.int8.plots.NAMES), so under other names.
 SHOWN = {
     "tuned.png": "speed-up over the table before",
     "rows.png": "the row of each product",
@@ -26,7 +26,7 @@ def draw(document: AutotuneDocument, directory: Path) -> list[tuple[Path, str]]:
     """Writes the plots that the document has numbers for; (path, what it shows) of each."""
     drawn = []
     if found := speedups(document):
-        figure = speedup_figure(found, f"the table before ({document.base}), both measured in this run", document)
+        figure = speedup_figure(found, f"the table before ({document.base}), both measured in this run", document.environment.gpu)
         drawn.append(_saved(figure, directory / "tuned.png"))
     if any(product.row for product in document.products):
         drawn.append(_saved(rows_figure(document), directory / "rows.png"))

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from scaled_mm.autotune.model import Accuracy
 from scaled_mm.autotune.state import Cell
-from scaled_mm.bench.record import Clocks, Environment, write_atomically
+from scaled_mm.measure.record import Clocks, Environment, write_atomically
 
 SCHEMA_VERSION = 1
 AUTOTUNE_JSON = "autotune.json"
@@ -23,7 +23,7 @@ class _Model(BaseModel):
 class ProductRecord(_Model):
     """One product. row: the tuned table's, us: its time (null unless how is measured); base_row: that of the table before.
 
-    shape: the layer's name, or NxK. how: see `choose.Choice`. roof_us: the floor (bench.roofline).
+    shape: the layer's name, or NxK. how: see `choose.Choice`. roof_us: the floor (`measure.roofline`).
     """
 
     shape: str

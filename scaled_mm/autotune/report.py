@@ -9,10 +9,10 @@ from scaled_mm.autotune import plots
 from scaled_mm.autotune.choose import CLIFF
 from scaled_mm.autotune.model import Accuracy
 from scaled_mm.autotune.record import AutotuneDocument, ProductRecord, load
-from scaled_mm.bench import plots as bench_plots
-from scaled_mm.bench.analysis import geometric_mean
-from scaled_mm.bench.blocks import Block, Command, Heading, Image, Items, Table, Text, markdown, page
-from scaled_mm.bench.record import write_atomically
+from scaled_mm.measure import plots as measure_plots
+from scaled_mm.measure.document import Command, Heading, Image, Items, Part, Table, Text, markdown, page
+from scaled_mm.measure.record import write_atomically
+from scaled_mm.measure.stats import geometric_mean
 
 REPORT_MD, REPORT_HTML = "report.md", "report.html"
 _LISTED = 40  # cells left out that are named; the JSON has all
@@ -25,7 +25,7 @@ def render(directory: Path, keep_plots: bool = False) -> list[Path]:
     """
     directory = Path(directory)
     document = load(directory)
-    if bench_plots.unavailable() is None:
+    if measure_plots.unavailable() is None:
         drawn = plots.draw(document, directory)
     else:
         drawn = [(directory / name, alt) for name, alt in plots.SHOWN.items() if keep_plots and (directory / name).is_file()] or None
@@ -38,7 +38,7 @@ def render(directory: Path, keep_plots: bool = False) -> list[Path]:
     ]
 
 
-def blocks(document: AutotuneDocument, drawn: list[tuple[Path, str]] | None) -> list[Block]:
+def blocks(document: AutotuneDocument, drawn: list[tuple[Path, str]] | None) -> list[Part]:
     """The whole report. drawn: the plots and what they show; None when they could not be drawn."""
     return [
         *_head(document),
@@ -53,7 +53,7 @@ def blocks(document: AutotuneDocument, drawn: list[tuple[Path, str]] | None) -> 
     ]
 
 
-def _head(document: AutotuneDocument) -> list[Block]:
+def _head(document: AutotuneDocument) -> list[Part]:
     env = document.environment
     rows = [
         ("GPU", f"{env.gpu} ({env.arch}), {env.multiprocessors or 'unknown'} multiprocessors"),
@@ -96,14 +96,14 @@ def summary_lines(document: AutotuneDocument) -> list[str]:
     return lines
 
 
-def _plots(drawn: list[tuple[Path, str]] | None) -> list[Block]:
+def _plots(drawn: list[tuple[Path, str]] | None) -> list[Part]:
     if drawn is None:
-        return [Text(f"No plots: {bench_plots.unavailable()}.")]
+        return [Text(f"No plots: {measure_plots.unavailable()}.")]
     return [Image(path, alt) for path, alt in drawn]
 
 
-def _products(document: AutotuneDocument) -> list[Block]:
-    found: list[Block] = [Heading(2, "Rows")]
+def _products(document: AutotuneDocument) -> list[Part]:
+    found: list[Part] = [Heading(2, "Rows")]
     for shape, products in plots.shapes(document).items():
         found += [Heading(3, f"{shape}: N={products[0].N} K={products[0].K}"), _product_table(products)]
     if document.model_picked:
@@ -135,13 +135,13 @@ def _us(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _cliffs(document: AutotuneDocument) -> list[Block]:
+def _cliffs(document: AutotuneDocument) -> list[Part]:
     rule = f"A cliff: a product takes more than {CLIFF:g} times the next larger measured M of the same N and K."
     return [Heading(2, "Cliffs"), Text(rule), Items(document.cliffs) if document.cliffs else Text("None.")]
 
 
-def _model(document: AutotuneDocument) -> list[Block]:
-    found: list[Block] = [Heading(2, "The model")]
+def _model(document: AutotuneDocument) -> list[Part]:
+    found: list[Part] = [Heading(2, "The model")]
     if document.accuracy is None:
         return [*found, Text("Not compared: no product has two measured rows.")]
     return [*found, Text(accuracy_text(document.accuracy))]
@@ -157,13 +157,13 @@ def accuracy_text(accuracy: Accuracy) -> str:
     )
 
 
-def _failures(document: AutotuneDocument) -> list[Block]:
+def _failures(document: AutotuneDocument) -> list[Part]:
     lines = [f"{cell.row} {cell.outcome} at {cell.M}x{cell.N}x{cell.K}: {cell.message}" for cell in document.cells if cell.outcome != "timed"]
     lines += [f"{row} did not compile: {message}" for row, message in document.unbuilt.items()]
     return [Heading(2, "Failures"), Items(lines)] if lines else []
 
 
-def _left_out(document: AutotuneDocument) -> list[Block]:
+def _left_out(document: AutotuneDocument) -> list[Part]:
     if not document.left_out:
         return []
     lines = [f"{one.M}x{one.N}x{one.K} {one.row}" for one in document.left_out[:_LISTED]]

@@ -16,11 +16,11 @@ from scaled_mm.autotune.choose import Choice, Product
 from scaled_mm.autotune.model import GpuFacts
 from scaled_mm.autotune.record import ProductRecord
 from scaled_mm.autotune.state import Cell, Journal, cell_key
-from scaled_mm.bench.roofline import roof_us
-from scaled_mm.bench.run import describe
-from scaled_mm.bench.shapes import Case
 from scaled_mm.errors import BadParamError, InternalError, KernelNotBuiltError
 from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.measure.record import describe
+from scaled_mm.measure.roofline import roof_us
+from scaled_mm.measure.shapes import Case
 from scaled_mm.tables import TileTable
 from scaled_mm.tables.select import contiguous_misfits, refusal
 

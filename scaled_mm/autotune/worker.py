@@ -24,14 +24,14 @@ class Bench(Protocol):
 
 
 class GpuBench:
-    """Times a row with the machinery of `scaled_mm.bench`, and compares it with the reference before and after."""
+    """Times a row with the machinery of `scaled_mm.measure`, and compares it with the reference before and after."""
 
     def start(self, setup: dict[str, Any]) -> str:
         import torch
 
-        from scaled_mm.bench import timing
-        from scaled_mm.bench.run import Options
         from scaled_mm.core import binding
+        from scaled_mm.measure.device import wake
+        from scaled_mm.measure.run import Options
         from scaled_mm.tables import TileTable
 
         self.device = torch.device(setup["device"])
@@ -41,20 +41,24 @@ class GpuBench:
         self.generator = torch.Generator(self.device).manual_seed(setup["seed"])
         self.weights = self.inputs = self.expected = None
         self.loaded: set[str] = set()
-        timing.wake(self.device)
+        wake(self.device)
         return torch.cuda.get_device_name(self.device)
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        from scaled_mm.bench.peers import OURS, Ours
-        from scaled_mm.bench.run import describe, time_one
+        from scaled_mm.bench.int8.peers import Ours
+        from scaled_mm.bench.int8.suite import BitCheck
         from scaled_mm.core import binding
+        from scaled_mm.measure.peer import OURS
+        from scaled_mm.measure.record import describe
+        from scaled_mm.measure.run import time_peers
 
         try:
             if request["library"] not in self.loaded:
                 binding.call("scaledMMLoadKernels", request["library"].encode())
                 self.loaded.add(request["library"])
             self._prepare(request["M"], request["N"], request["K"])
-            result = time_one(Ours(request["row"], name=OURS), self.inputs, self.expected, self.options, request["limit_us"])
+            peer, check = Ours(request["row"], name=OURS), BitCheck(self.inputs, self.expected, "checked")
+            result = time_peers(self.inputs, [peer], check, self.options, limit_us=request["limit_us"])[OURS]
         except Exception as error:  # noqa: BLE001 - answered: the parent records it
             return {"outcome": "failed", "message": describe(error)}
         if result.failed is not None:
@@ -67,10 +71,10 @@ class GpuBench:
         """Weights of one (N, K), inputs and reference of one product, kept until another is asked for."""
         import torch
 
-        from scaled_mm.bench.inputs import Inputs, WeightSets
-        from scaled_mm.bench.run import reference_product
-        from scaled_mm.bench.shapes import Case
+        from scaled_mm.bench.int8.inputs import Inputs, WeightSets
+        from scaled_mm.bench.int8.suite import reference_product
         from scaled_mm.errors import InternalError
+        from scaled_mm.measure.shapes import Case
 
         if self.weights is None or (self.weights.N, self.weights.K) != (N, K):
             self.weights = self.inputs = self.expected = None

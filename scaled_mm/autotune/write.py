@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from scaled_mm import __version__
-from scaled_mm.bench.record import write_atomically
 from scaled_mm.kernels.config import SECTIONS, KernelConfig
+from scaled_mm.measure.record import write_atomically
 from scaled_mm.tables import Bucket, TileTable, load_table
 
 

@@ -1,9 +1,8 @@
-"""Benchmarks of INT8 GEMM: one grid of cases, every implementation on the same inputs in the same run.
+"""Benchmarks: one grid of cases, every implementation on the same inputs in the same run.
 
-Rooms: `shapes` (which products), `roofline` (what the hardware allows), `inputs` (random data, rotated weights),
-`timing` (the only place that times), `peers` (our kernels and everybody else's behind one small interface), `run` and
-`rows` (the loops over the grid), `environment` and `record` (what `bench.json` holds), `analysis`, `report` and `plots`
-(pure functions of it), `block` (the same of products with block formats).
+Suites, each with its inputs, peers, check, record and report: `int8` (next to vLLM, SGLang and torch), `gguf` (next to llama.cpp), `rows`
+(the rows of a tile table). What they share: `ours` (our kernels as a peer), `analysis`, `plots` and `report` (pure functions of a document),
+`recorded` (times of other libraries in `data/`). Timing, the loop over the grid and records are `scaled_mm.measure`'s.
 
 Nothing here is imported by `import scaled_mm`.
 """

@@ -1,148 +1,44 @@
-"""PNG plots of a benchmark document, by matplotlib; drawn without a display and without global state."""
+"""Curves against M, one panel a weight: what the plots of all suites are made of."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaled_mm.bench import analysis
-from scaled_mm.bench.analysis import Speedup
-from scaled_mm.bench.peers import OURS
-from scaled_mm.bench.record import BenchDocument, CaseRecord
-from scaled_mm.bench.roofline import tops
+from scaled_mm.bench.analysis import us_of
+from scaled_mm.measure.peer import OURS
+from scaled_mm.measure.plots import panels
+from scaled_mm.measure.record import CaseRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {
-    OURS: "#c0392b",
-    "vllm": "#2471a3",
-    "sgl": "#1e8449",
-    "intmm": "#8e44ad",
-    "intmm_epilogue": "#8e44ad",
-    "fp8row": "#d68910",
-    "bf16": "#7f8c8d",
-    "fp32": "#34495e",
-}
+#: What is drawn of a case that took so many microseconds.
+Value = Callable[[CaseRecord, float], float]
 
 
-NAMES = ("speedup.png", "time.png", "tops.png")
+def microseconds(case: CaseRecord, us: float) -> float:
+    return us
 
 
-@functools.cache
-def unavailable() -> str | None:
-    """Why nothing can be drawn, None when it can. Loads matplotlib, whose compiled parts may refuse a process that others are loaded in."""
-    try:
-        importlib.import_module("matplotlib.backends.backend_agg")
-        importlib.import_module("matplotlib.figure")
-    except ModuleNotFoundError as error:
-        return f'{error.name} is not installed; pip install ".[bench]"'
-    except Exception as error:  # whatever an extension module fails with: the measurements are worth more than their plots
-        return f"matplotlib cannot be loaded in this process, {type(error).__name__}: {error}; `scaled-mm report DIR` draws them afterwards"
-    return None
+def by_weight_figure(heading: str, weights: Mapping[str, Sequence[CaseRecord]], draw: Callable[[Axes, Sequence[CaseRecord]], None]) -> Figure:
+    """One panel a weight, which `draw` fills."""
+    return panels(heading, {f"{weight}: N={cases[0].N} K={cases[0].K}": cases for weight, cases in weights.items()}, draw)
 
 
-def preload() -> None:
-    """Import matplotlib now: after vLLM's library is in the process, its compiled parts fail to load (seen with 3.10)."""
-    unavailable()
+def curve(axes: Axes, cases: Sequence[CaseRecord], us: Callable[[CaseRecord], float | None], value: Value, **style: object) -> None:
+    """`value` of the cases that have microseconds, against M; nothing where none has."""
+    points = [(case.M, value(case, time)) for case in cases if (time := us(case)) is not None]
+    if points:
+        axes.plot(*zip(*points, strict=True), **style)
 
 
-def draw(document: BenchDocument, headline: tuple[str, list[Speedup]], directory: Path) -> list[Path]:
-    """Writes speedup.png (when there are speed-ups), time.png and tops.png into `directory`; returns their paths.
-
-    headline: what ours is compared with, and the speed-ups.
-    """
-    paths = []
-    against, speedups = headline
-    if speedups:
-        paths.append(save(speedup_figure(speedups, against, document), directory / "speedup.png"))
-    if analysis.shapes(document):
-        paths.append(save(curves_figure(document, in_tops=False), directory / "time.png"))
-        paths.append(save(curves_figure(document, in_tops=True), directory / "tops.png"))
-    return paths
-
-
-def speedup_figure(speedups: list[Speedup], against: str, document: BenchDocument) -> Figure:
-    """Heat map shape x M; the colour scale is logarithmic and symmetric about 1, red where ours is slower."""
-    from matplotlib.figure import Figure
-
-    shapes = list(analysis.mean_by_shape(speedups))
-    ms = list(analysis.mean_by_m(speedups))
-    factors = {(one.case.shape, one.case.M): one.factor for one in speedups}
-    grid = [[math.log2(factors[s, m]) if (s, m) in factors else math.nan for m in ms] for s in shapes]
-    reach = max(0.25, max(abs(math.log2(one.factor)) for one in speedups))
-    figure = Figure(figsize=(2.5 + 0.8 * len(ms), 2.0 + 0.45 * len(shapes)), layout="constrained")
-    axes = figure.add_subplot()
-    axes.imshow(grid, cmap="RdBu", vmin=-reach, vmax=reach, aspect="auto")
-    axes.set_xticks(range(len(ms)), [str(m) for m in ms])
-    axes.set_yticks(range(len(shapes)), shapes)
-    axes.set_xlabel("M")
-    for y, shape in enumerate(shapes):
-        for x, m in enumerate(ms):
-            if (shape, m) in factors:
-                color = "white" if abs(grid[y][x]) > 0.65 * reach else "black"
-                axes.text(x, y, f"{factors[shape, m]:.2f}", ha="center", va="center", fontsize=9, color=color)
-    overall = analysis.geometric_mean(one.factor for one in speedups)
-    axes.set_title(f"{document.environment.gpu}: speed-up, geometric mean {overall:.3f}x\nover {against}", fontsize=10, loc="left")
-    return figure
-
-
-def curves_figure(document: BenchDocument, in_tops: bool) -> Figure:
-    """One panel a shape: microseconds, or tera-operations per second, against M, and the roof."""
-    named = {f"{shape}: N={cases[0].N} K={cases[0].K}": cases for shape, cases in analysis.shapes(document).items()}
-    what = "TOPS" if in_tops else "microseconds per call"
-    heading = f"{document.environment.gpu}: {what} against M"
-    return panels(heading, named, lambda axes, cases: _draw_panel(axes, document, cases, in_tops))
-
-
-def panels(heading: str, named: Mapping[str, Sequence], draw: Callable[[Axes, Sequence], None]) -> Figure:
-    """A figure of one panel an entry of `named`, by its title; `draw` fills it."""
-    from matplotlib.figure import Figure
-
-    columns = min(3, len(named))
-    rows = math.ceil(len(named) / columns)
-    figure = Figure(figsize=(4.6 * columns, 3.3 * rows + 0.6), layout="constrained")
-    for index, (title, cases) in enumerate(named.items()):
-        axes = figure.add_subplot(rows, columns, index + 1)
-        draw(axes, cases)
-        axes.set_title(title, fontsize=9)
-        axes.tick_params(labelsize=7)
-        axes.grid(True, which="major", linewidth=0.3)
-        if index == 0 and axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7)
-    figure.suptitle(heading, fontsize=11)
-    return figure
-
-
-def _draw_panel(axes: Axes, document: BenchDocument, cases: list[CaseRecord], in_tops: bool) -> None:
-    def curve(time_of: Callable[[CaseRecord], float | None], **style: object) -> None:
-        timed = [(case, us) for case in cases if (us := time_of(case)) is not None]
-        if timed:
-            values = [tops(case.M, case.N, case.K, us) if in_tops else us for case, us in timed]
-            axes.plot([case.M for case, _ in timed], values, **style)
-
-    for name in reversed(analysis.names_run(document)):  # ours last: on top
-        style = {"color": COLORS.get(name), "linewidth": 2.0 if name == OURS else 1.2}
-        curve(lambda case, name=name: analysis.us_of(case, name), marker="o", markersize=3, label=name, **style)
-    curve(lambda case: case.roof_us, linestyle="--", linewidth=1.0, color="black", label="roof")
-    log_axes(axes, [case.M for case in cases])
-    axes.set_xlabel("M", fontsize=8)
-
-
-def log_axes(axes: Axes, ticks: Sequence[int]) -> None:
-    """Both logarithmic, with these ticks alone below."""
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(ticks, [str(tick) for tick in ticks], rotation=45)
-    axes.set_xticks([], minor=True)
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG and returns its path."""
-    figure.savefig(path, dpi=130, metadata={"Software": None})  # no version stamp: the same numbers give the same file
-    return path
+def curves(
+    axes: Axes, cases: Sequence[CaseRecord], names: Sequence[str], value: Value, colors: Mapping[str, str], xlabel: str, markersize: int = 3
+) -> None:
+    """A curve an implementation, the first name on top."""
+    for name in reversed(names):
+        style = {"color": colors.get(name), "linewidth": 2.0 if name == OURS else 1.2}
+        curve(axes, cases, lambda case, name=name: us_of(case, name), value, marker="o", markersize=markersize, label=name, **style)
+    axes.set_xlabel(xlabel, fontsize=8)

@@ -9,6 +9,7 @@ import io
 import os
 import sys
 import traceback
+from typing import Any
 
 from scaled_mm.cli import common
 
@@ -23,6 +24,14 @@ def main(argv: list[str] | None = None) -> int:
     Arguments that are refused print nothing on stdout.
     """
     _standard_streams()
+    try:
+        return _answer(argv)
+    except BrokenPipeError:  # of stdout, while the command ran or while its end was told
+        _discard_stdout()
+        return BROKEN_PIPE
+
+
+def _answer(argv: list[str] | None) -> int:
     command = "scaled-mm"
     try:
         args = _arguments(argv)
@@ -38,14 +47,12 @@ def main(argv: list[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
         except BrokenPipeError:
-            _discard_stdout()
-            return BROKEN_PIPE
+            raise
         except OSError as error:
             return _not_done(command, error)
         raise
     except BrokenPipeError:
-        _discard_stdout()
-        return BROKEN_PIPE
+        raise
     except OSError as error:
         return _not_done(command, error)
     except KeyboardInterrupt:
@@ -114,9 +121,29 @@ def _standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
     if sys.stderr is None:  # print(file=None) prints to stdout
         sys.stderr = open(os.devnull, "w")
+    elif sys.stderr is sys.__stderr__:  # no stream that a caller put in its place
+        encoding, errors = sys.stderr.encoding, sys.stderr.errors
+        sys.stderr = io.TextIOWrapper(io.BufferedWriter(_Messages(2, "w", closefd=False)), encoding, errors, line_buffering=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
         codecs.register_error("scaled_mm", _without_encoding)
         sys.stdout.reconfigure(errors="scaled_mm")
+
+
+class _Messages(io.FileIO):
+    """stderr. What it does not take (a full disk, a reader that has gone) is lost; the exit status stays that of the command.
+
+    BrokenPipeError if stdout is the same pipe: nobody reads the answer either.
+    """
+
+    def write(self, data: Any) -> int | None:
+        try:
+            return super().write(data)
+        except OSError as error:
+            nobody = isinstance(error, BrokenPipeError) and os.path.sameopenfile(1, self.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # the interpreter would try again as it ends, and exit with 120
+            if nobody:
+                raise
+            return memoryview(data).nbytes
 
 
 def _without_encoding(error: UnicodeEncodeError) -> tuple[str | bytes, int]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from scaled_mm.autotune.record import AutotuneDocument
-    from scaled_mm.bench.shapes import Case
+    from scaled_mm.measure.shapes import Case
     from scaled_mm.tables import TileTable
 
 HELP = "find the fastest rows for some products on this GPU, and write its tile table and a report"
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
-    from scaled_mm.bench import shapes
     from scaled_mm.errors import BadParamError
+    from scaled_mm.measure import shapes
 
     try:
         ms = shapes.LLM_M if args.m is None else shapes.parse_ms(args.m)
@@ -131,9 +131,9 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     from scaled_mm.autotune.report import render
     from scaled_mm.autotune.state import Journal
     from scaled_mm.autotune.write import tuned_table
-    from scaled_mm.bench import plots
-    from scaled_mm.bench.environment import read_environment, report_folder
     from scaled_mm.jit import library
+    from scaled_mm.measure import plots
+    from scaled_mm.measure.environment import read_environment, report_folder
     from scaled_mm.tables.tuned import tuned_path
 
     plots.preload()

@@ -9,20 +9,31 @@ import time
 from pathlib import Path
 
 from scaled_mm.cli import common
-from scaled_mm.kernels.arch import DEFAULT_ARCH
 from scaled_mm.kernels.dtypes import OUT_DTYPES, WEIGHT_FORMATS
 
 HELP = "compile the kernels of an architecture ahead of time"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--arch", default=DEFAULT_ARCH, help=f"the tile table to build, or a YAML file (default: {DEFAULT_ARCH})")
+    parser.add_argument(
+        "--arch", help="the tile table to build, or a YAML file (default: SCALED_MM_ARCH, else the first GPU's architecture, without a GPU sm90)"
+    )
     parser.add_argument("--row", action="append", help="build this row only (repeatable)")
     parser.add_argument("--out-dtype", action="append", choices=OUT_DTYPES, help="build this output dtype only (repeatable)")
     parser.add_argument("--format", action="append", choices=WEIGHT_FORMATS, help="build this format of block products' rows only (repeatable)")
     parser.add_argument("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time (default: one per core)")
     parser.add_argument("--out", type=Path, help="also copy the library here, for programs that use the C interface")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def _default_arch() -> str:
+    import torch
+
+    from scaled_mm import Handle
+
+    if arch := common.forced_arch():
+        return arch
+    return Handle("cuda:0").arch if torch.cuda.is_available() else "sm90"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from scaled_mm.errors import BadParamError, KernelNotFoundError
     from scaled_mm.jit import library
 
-    table = common.table_of(args.arch)
+    table = common.table_of(args.arch or _default_arch())
     for row in args.row or ():
         table.row(row)  # KernelNotFoundError with the names there are
     of_rows = [(row, out) for row, out in library.kernel_names(table) if not args.row or row in args.row]
@@ -55,7 +66,11 @@ def run(args: argparse.Namespace) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     log = common.LogLines(console.is_terminal)
-    log.begin(f"{len(names)} kernels of {table.arch}, {args.jobs or os.cpu_count()} at a time")
+    about = f"{len(names)} kernels of {table.arch}, {args.jobs or os.cpu_count()} at a time"
+    if whole and args.arch is None:  # many minutes of work that nobody named; on a terminal too
+        common.say(f"{about}; --arch names another table, --row, --out-dtype and --format build a part of it")
+    else:
+        log.begin(about)
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"kernels of {table.arch}", total=len(names))
 

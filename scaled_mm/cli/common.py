@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from scaled_mm.bench.run import Progress
-    from scaled_mm.bench.shapes import Case
+    from scaled_mm.measure.run import Progress
+    from scaled_mm.measure.shapes import Case
     from scaled_mm.tables import TileTable
 
 SEED_LIMIT = 2**64  # torch's generators take 64 bits
@@ -90,6 +90,16 @@ def device_of(name: str | None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def process_age() -> float:
+    """Seconds since this process started, imports included, as Linux tells them; 0.0 where nothing does."""
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            ticks = int(file.read().rpartition(b")")[2].split()[19])  # since the boot; the name before it may have spaces and brackets
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+
+
 def writable_folder(option: str, folder: Path) -> Path:
     """The folder, made if it is not there, before anything that takes long; BadParamError if no file can be put there."""
     from scaled_mm.errors import BadParamError
@@ -114,6 +124,16 @@ def table_of(arch: str) -> TileTable:
         raise BadParamError(f"--arch: expected an architecture or a file, there is no {arch}; `scaled-mm autotune` writes tuned tables")
     known = ", ".join(name for name, _ in available_tables())
     raise ArchitectureNotSupportedError(f"--arch: no tile table for {arch!r}; there are: {known}")
+
+
+def forced_arch() -> str | None:
+    """What SCALED_MM_ARCH forces calls to use, None if it is not set; BadParamError for what names no architecture."""
+    from scaled_mm.errors import BadParamError
+
+    arch = os.environ.get("SCALED_MM_ARCH") or None
+    if arch is not None and not re.fullmatch(r"sm\d+", arch):
+        raise BadParamError(f"SCALED_MM_ARCH: expected the name of an architecture, as sm80, got {arch}")
+    return arch
 
 
 def console(stderr: bool = False, markup: bool = True) -> Console:

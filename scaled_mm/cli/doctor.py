@@ -1,11 +1,10 @@
-"""`scaled-mm doctor`: what this machine has, what is missing, what that is needed for, and how to get it."""
+"""`scaled-mm doctor`: reports what is installed, what is missing, what needs it, and how to get it."""
 
 from __future__ import annotations
 
 import argparse
 import collections
 import dataclasses
-import json
 import os
 import platform
 import re
@@ -22,10 +21,10 @@ HELP = "report what is installed and what is missing; exit status 0 if the CPU b
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One line of the report. `found`: what there is, None when it is missing or cannot be used; then `needed_for`,
-    `reason` (what is wrong with what there is) and `get` (what to do about it) say more.
+    """One line of the report. `found`: a description, or None if the component is missing or unusable. In that case `needed_for` names what
+    needs it, `reason` what is wrong, and `get` the remedy.
 
-    `required`: nothing works without it, not even on a CPU.
+    `required`: nothing works without it, not even the CPU backend.
     """
 
     name: str
@@ -46,19 +45,19 @@ def run(args: argparse.Namespace) -> int:
     findings = examine()
     works = all(finding.found is not None for finding in findings if finding.required)
     if args.json:
-        print(json.dumps({"ok": works, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2))
+        common.print_json({"ok": works, "findings": [dataclasses.asdict(finding) for finding in findings]}, indent=2)
     else:
         _print(findings, works)
     return 0 if works else 1
 
 
 def examine() -> list[Finding]:
-    """Every finding, in the order of the report."""
+    """All findings, in the order of the report."""
     findings = [Finding("Python", f"{platform.python_version()} ({sys.executable})", required=True)]
     for look in _LOOKS:
         try:
             found = look()
-        except Exception as error:  # noqa: BLE001 - a broken part is a finding; the others are still worth reporting
+        except Exception as error:  # noqa: BLE001 - a broken component is a finding; the others are still reported
             found = _failed(look, error)
         findings += found if isinstance(found, list) else [found]
     return findings
@@ -94,7 +93,7 @@ def _core_library() -> Finding:
 
 
 def _cpu_backend() -> Finding:
-    """Computes a product, zero points and bias included, and compares it with the reference."""
+    """Computes a product with zero points and bias, and compares it with the reference."""
     import torch
 
     import scaled_mm as sm
@@ -122,7 +121,7 @@ _CUDA_TORCH = "install a CUDA build of torch, if this machine has an NVIDIA GPU:
 
 
 def _driver() -> Finding:
-    """What nvidia-smi says, which needs no torch."""
+    """The driver as reported by nvidia-smi, which needs no torch."""
     needed_for, get = "GPU kernels", "install the NVIDIA driver, if this machine has an NVIDIA GPU"
     tool = shutil.which("nvidia-smi")
     if tool is None:
@@ -137,15 +136,15 @@ def _driver() -> Finding:
 
 
 def _torch_operators() -> list[Finding]:
-    """Loads them, which compiles them the first time."""
+    """Loads the torch operators; the first time, this compiles them."""
     import torch
 
-    from scaled_mm.core import fast, operators
+    from scaled_mm.core import dispatcher, fast
     from scaled_mm.jit.library import torch_library
 
     if torch.version.cuda is None:
         return [Finding("torch operators", None, "products of CUDA tensors", _CUDA_TORCH)]
-    operators.load_cuda_operators()
+    dispatcher.load_cuda_operators()
     operators = Finding("torch operators", str(torch_library()))
     if fast.module is None:
         get = "install Python's headers (Debian: `apt-get install python3-dev`); if they are there, this torch is too old"
@@ -172,7 +171,7 @@ def _gpus() -> list[Finding]:
 
 
 def _gpu_table(index: int) -> Finding:
-    """The tile table that a handle on this GPU takes."""
+    """The tile table that a handle on this GPU uses."""
     import scaled_mm as sm
     from scaled_mm.errors import ScaledMMError
     from scaled_mm.jit.dispatch import machine_table
@@ -188,7 +187,7 @@ def _gpu_table(index: int) -> Finding:
 
 
 def _forced() -> list[Finding]:
-    """What SCALED_MM_ARCH forces, if it is set."""
+    """The architecture that SCALED_MM_ARCH forces, if it is set."""
     arch = os.environ.get("SCALED_MM_ARCH")
     if not arch:
         return []
@@ -207,7 +206,7 @@ def _forced() -> list[Finding]:
 
 
 def _tables() -> list[Finding]:
-    """The tables that pass their check in one line, and a line for each that does not."""
+    """One line for all valid tables, and one line per invalid table."""
     from scaled_mm.tables import available_tables, check_table, configs_dir
 
     tables = available_tables()
@@ -227,7 +226,7 @@ def _tables() -> list[Finding]:
 
 
 def _shipped_kernels() -> list[Finding]:
-    """Kernels that were built into the package; nothing to say without any."""
+    """Kernels built into the package; no line if there are none."""
     from scaled_mm.jit import library
     from scaled_mm.tables import load_table
 
@@ -299,7 +298,7 @@ def _cache() -> Finding:
     return Finding("build cache", found, details=details)
 
 
-# In the order of the report, with what a line says when looking itself fails: name, needed for, how to get it.
+# In the order of the report: name, needed for, how to get it; used if the check itself fails.
 _ABOUT: dict[Callable[[], Any], tuple[str, str, str]] = {
     _torch: ("torch", "everything", "`pip install torch`"),
     _core_library: (
@@ -348,7 +347,7 @@ def _print(findings: list[Finding], works: bool) -> None:
             table.add_row(Text("ok", style="green"), finding.name, Text(finding.found))
             continue
         style = "bold red" if finding.required else "yellow"
-        table.add_row(Text("--", style=style), finding.name, Text(_missing(finding)))  # Text: brackets in it are no markup
+        table.add_row(Text("--", style=style), finding.name, Text(_missing(finding)))  # a Text object, so that brackets are not markup
     console.print(table)
     if works:
         console.print("The CPU backend works.", style="green")

@@ -10,11 +10,9 @@ from scaled_mm.cli import common
 
 HELP = "render the report of a bench or autotune run again, from its JSON, or compare two runs"
 
-RUNS = ("autotune.json", "bench.json", "bench_block.json")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a folder with autotune.json, bench.json or bench_block.json, or some of them")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a folder with autotune.json, bench.json or bench_gguf.json, or some of them")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="print the times of DIR next to those of another run")
 
 
@@ -23,28 +21,34 @@ def run(args: argparse.Namespace) -> int:
     if args.compare is not None:
         return _compare(args.directory, args.compare)
     from scaled_mm.autotune import report as autotune_report
-    from scaled_mm.bench import plots
-    from scaled_mm.bench import report as bench_report
-    from scaled_mm.bench.gguf import report as block_report
+    from scaled_mm.bench.gguf import report as gguf_report
+    from scaled_mm.bench.int8 import report as int8_report
+    from scaled_mm.measure import plots
 
-    renderers = {"autotune.json": autotune_report.render, "bench.json": bench_report.render, "bench_block.json": block_report.render}
+    renderers = {"autotune": autotune_report.render, "int8": int8_report.render, "gguf": gguf_report.render}
     paths = []
-    for name in _runs("DIR", args.directory):
-        with _naming(args.directory / name):
-            paths += renderers[name](args.directory, keep_plots=True)
+    for kind, path in _runs("DIR", args.directory).items():
+        with _naming(path):
+            paths += renderers[kind](args.directory, keep_plots=True)
     if (reason := plots.unavailable()) is not None:
         print(f"no plots were drawn, those that were there are kept: {reason}")
     print("wrote " + ", ".join(map(str, paths)))
     return 0
 
 
-def _runs(option: str, directory: Path) -> list[str]:
-    """The JSON files of a folder that are runs, the tuning run first."""
+def _runs(option: str, directory: Path) -> dict[str, Path]:
+    """Kind of run -> its file in a folder, the tuning run first."""
+    from scaled_mm.autotune.record import AUTOTUNE_JSON
+    from scaled_mm.bench.gguf.record import GgufDocument
+    from scaled_mm.bench.int8.record import Int8Document
     from scaled_mm.errors import BadParamError
 
-    found = [name for name in RUNS if (directory / name).is_file()]
+    files = {"autotune": (AUTOTUNE_JSON,), "int8": Int8Document.FILES, "gguf": GgufDocument.FILES}
+    there = {kind: [directory / name for name in names if (directory / name).is_file()] for kind, names in files.items()}
+    found = {kind: paths[0] for kind, paths in there.items() if paths}
     if not found:
-        raise BadParamError(f"{option}: expected a folder with {', '.join(RUNS[:-1])} or {RUNS[-1]}, got {directory}")
+        *names, last = [name for names in files.values() for name in names]
+        raise BadParamError(f"{option}: expected a folder with {', '.join(names)} or {last}, got {directory}")
     return found
 
 
@@ -65,34 +69,35 @@ class _naming:
             raise BadParamError(f"{self._path}: {error}") from error
 
 
-#: (weight: int8 or a block format, M, N, K)
+#: (weight: int8 or a GGUF format, M, N, K)
 Product = tuple[str, int, int, int]
 
 
 def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
-    """Microseconds of ours by product: of a tuning run the tuned rows', else of a benchmark of INT8 ours; and ours of block products."""
+    """Microseconds of ours by product: of a tuning run the tuned rows', else of a benchmark of INT8 ours; and ours of GGUF products."""
     from scaled_mm.autotune import record as autotune_record
-    from scaled_mm.bench import record as bench_record
     from scaled_mm.bench.analysis import us_of
-    from scaled_mm.bench.gguf import record as block_record
-    from scaled_mm.bench.peers import OURS
+    from scaled_mm.bench.gguf.record import GgufDocument
+    from scaled_mm.bench.int8.record import Int8Document
+    from scaled_mm.measure.peer import OURS
 
-    names = _runs(option, directory)
+    runs = _runs(option, directory)
     found: list[tuple[str, object, float | None]] = []
-    with _naming(directory / names[0]):
-        if names[0] == "autotune.json":
+    if "autotune" in runs:
+        with _naming(runs["autotune"]):
             found += [("int8", one, one.us) for one in autotune_record.load(directory).products]
-        elif names[0] == "bench.json":
-            found += [("int8", one, us_of(one, OURS)) for one in bench_record.load(directory).cases]
-    with _naming(directory / names[-1]):
-        if names[-1] == block_record.BLOCK_JSON:
-            found += [(one.fmt, one, us_of(one, OURS)) for one in block_record.load(directory).cases]
+    elif "int8" in runs:
+        with _naming(runs["int8"]):
+            found += [("int8", one, us_of(one, OURS)) for one in Int8Document.load(directory).cases]
+    if "gguf" in runs:
+        with _naming(runs["gguf"]):
+            found += [(one.fmt, one, us_of(one, OURS)) for one in GgufDocument.load(directory).cases]
     return {(weight, one.M, one.N, one.K): us for weight, one, us in found if us is not None}
 
 
 def _compare(directory: Path, other: Path) -> int:
-    from scaled_mm.bench.analysis import geometric_mean
     from scaled_mm.errors import BadParamError
+    from scaled_mm.measure.stats import geometric_mean
 
     these, those = times(directory), times(other, "--compare")
     common_products = [product for product in these if product in those]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = "list, show, check and run the definitions of operators, in flashinfer-bench's format"
 
-_CPU_LIMIT = 64  # millions of input elements: on two cores a reference in float64 takes seconds from there on
+_CPU_LIMIT = 64  # millions of input elements; above this, a float64 reference takes seconds on two cores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +153,7 @@ def _show_solution(solution: Solution) -> None:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    """0; 1 with a line for each problem."""
+    """Exit status 0; 1 with a line for each problem."""
     from scaled_mm import schema
 
     collection, problems = schema.read(args.root)
@@ -235,7 +235,7 @@ def _run(args: argparse.Namespace) -> int:
         task = progress.add_task("", total=len(work))
         for number, (definition, solutions, workload) in enumerate(work):
             progress.update(task, completed=number, description=workload.uuid)
-            with contextlib.redirect_stdout(sys.stderr):  # what a solution prints is no answer
+            with contextlib.redirect_stdout(sys.stderr):  # the output of a solution is not part of the answer
                 done = schema.evaluate(definition, solutions, workload, device, collection.root)
             for solution, trace in zip(solutions, done):
                 traces.append(trace)
@@ -258,7 +258,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -> tuple[list[tuple[Definition, list[Solution], Workload]], int]:
-    """(definition, solutions, workload) of each run, and how many workloads the limit left out. SchemaError if nothing is to be done."""
+    """(definition, solutions, workload) of each run, and the number of workloads excluded by the limit. Raises SchemaError if nothing remains."""
     from scaled_mm import schema
 
     known = {
@@ -290,7 +290,7 @@ def _work(collection: Collection, args: argparse.Namespace, limit: int | None) -
 
 
 def _chosen(collection: Collection, args: argparse.Namespace) -> list[Definition]:
-    """The definitions of names and patterns, all without any; SchemaError for one that matches nothing."""
+    """The definitions that match the names and patterns; all of them if none are given. Raises SchemaError for one that matches nothing."""
     patterns = [*args.names, *(args.definition or ())]
     if not patterns:
         return list(collection.definitions.values())
@@ -298,7 +298,7 @@ def _chosen(collection: Collection, args: argparse.Namespace) -> list[Definition
     for pattern in patterns:
         found = fnmatch.filter(collection.definitions, pattern)
         if not found:
-            collection.definition(pattern)  # raises, with names that are alike
+            collection.definition(pattern)  # raises an error with similar names
         names.update(dict.fromkeys(found))
     return [collection.definitions[name] for name in names]
 
@@ -312,7 +312,7 @@ def _sizes(workload: Workload) -> str:
 
 
 def _hardware(device: torch.device) -> str:
-    from scaled_mm.bench.environment import read_environment
+    from scaled_mm.measure.environment import read_environment
 
     return f"{read_environment(device).gpu}: milliseconds per call"
 
@@ -330,7 +330,7 @@ def _trace_table(title: str, traces):
             else ("", "", "")
         )
         extra = (done.correctness.extra or {}).values() if done.correctness else ()
-        ours = [one for one in extra if isinstance(one, dict) and {"bit_equal", "relative_norm"} <= set(one)]  # other tools write others
+        ours = [one for one in extra if isinstance(one, dict) and {"bit_equal", "relative_norm"} <= set(one)]  # other tools write other keys
         error = (
             "same bits"
             if ours and all(one["bit_equal"] for one in ours)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common, table_explain
 from scaled_mm.cli.table_explain import row_dict
-from scaled_mm.kernels.arch import ARCHES, DEFAULT_ARCH
+from scaled_mm.kernels.arch import ARCHES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,13 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also look for cliffs: a product that takes over 1.05 times the next larger M, by times that were measured "
         "(autotune.json, bench.json or rows.json; default: those below reports/); a cliff is a problem",
     )
-    for command, default in ((show, DEFAULT_ARCH), (check, None), (explain, DEFAULT_ARCH)):
+    for command, default, said in ((show, "sm90", " sm90"), (check, None, ": all"), (explain, None, ": SCALED_MM_ARCH, else sm90")):
         which = command.add_mutually_exclusive_group()
-        which.add_argument(
-            "--arch",
-            default=default,
-            help=f"architecture of the table ({'default ' + default if default else 'default: all'})",
-        )
+        which.add_argument("--arch", default=default, help=f"architecture of the table (default{said})")
         which.add_argument("--table", metavar="FILE", help="a YAML file instead")
         command.add_argument("--json", action="store_true", help="print one JSON document")
         command.set_defaults(parser=command)
@@ -76,7 +72,7 @@ def _load(args: argparse.Namespace) -> TileTable:
 
     if args.table is not None:
         return load_table(Path(args.table))
-    table = common.table_of(args.arch)
+    table = common.table_of(args.arch or common.forced_arch() or "sm90")
     return usable_tuned(table.arch, gpus_served(table.arch)) or table  # of this machine's GPU, if it has one of that architecture
 
 

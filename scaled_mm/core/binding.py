@@ -28,7 +28,6 @@ MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
 UNKNOWN_DTYPE = -1
 TENSOR_CONSTANT, TENSOR_PACKED = 1, 2
-GEMM, GROUPED_GEMM, BLOCK_SCALED_GEMM, GGUF_GEMM = range(4)  # scaledMMProduct_t, and scaledMMTableKind_t
 
 
 class TensorDescC(ctypes.Structure):
@@ -214,13 +213,9 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
 
 def register_table(table: TileTable) -> None:
     """Give the core a tile table, with its sections; it replaces the architecture's former one."""
-    _register(table, GEMM)
-    if table.grouped:
-        _register(table.grouped, GROUPED_GEMM)
-    if table.block_scaled:
-        _register(table.block_scaled, BLOCK_SCALED_GEMM)
-    if table.gguf:
-        _register(table.gguf, GGUF_GEMM)
+    for kind, section in enumerate(table.by_kind):
+        if section:
+            _register(section, kind)
 
 
 def _register(table: TileTable, kind: int) -> None:

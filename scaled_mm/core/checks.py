@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 
-from scaled_mm.errors import BadParamError
+from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors that do not act for others
 
@@ -53,3 +55,57 @@ def mark_written(out: torch.Tensor) -> None:
     """Tell autograd that a tensor it may have kept has changed: operators below torch do not. One of inference mode it never keeps."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
+
+
+def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """BadTensorDeviceError unless the tensor is a strided one on the device."""
+    if tensor.device != device:
+        raise BadTensorDeviceError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
+    check_strided(name, tensor)
+
+
+def check_size(fits: bool | torch.SymBool, message: Callable[[], str]) -> None:
+    """BadTensorShapeError unless sizes fit. For symbolic sizes that cannot be decided, the check is left to the run."""
+    torch._check_with(BadTensorShapeError, fits, message)
+
+
+def is_plain_cpu(tensor: torch.Tensor) -> bool:
+    """Whether it is a strided CPU tensor of torch's own types: nothing but its dtype, shape and strides can be wrong."""
+    return tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    if tensor.numel() == 0:
+        return tensor.data_ptr(), tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def check_overlap(out: torch.Tensor, names: Sequence[str], inputs: Sequence[torch.Tensor | None]) -> None:
+    """BadParamError if out shares memory with an input."""
+    out_begin, out_end = _bytes_of(out)
+    for name, tensor in zip(names, inputs):
+        if tensor is not None:
+            begin, end = _bytes_of(tensor)
+            if begin < out_end and out_begin < end:
+                raise BadParamError(f"out: expected memory apart from every input, got an overlap with {name}")
+
+
+# What the C core calls a dtype that its interface has no number for.
+_UNKNOWN_DTYPE = "an unknown dtype"
+
+
+def name_dtype(error: BaseException, **arguments) -> BaseException:
+    """The error, with torch's name of a dtype that the core does not know.
+
+    arguments: tensors or TensorDescs by the name that the message begins with; None for an absent one.
+    """
+    text = str(error)
+    if isinstance(error, NotImplementedError):  # torch has no such operator for a layout that nothing here takes
+        for name, tensor in arguments.items():
+            if isinstance(tensor, torch.Tensor) and not is_strided(tensor):
+                return not_strided(name, tensor)
+    if not isinstance(error, BadTensorDtypeError) or _UNKNOWN_DTYPE not in text:
+        return error
+    dtype = getattr(arguments.get(text.partition(":")[0]), "dtype", None)
+    return error if dtype is None else BadTensorDtypeError(text.replace(_UNKNOWN_DTYPE, str(dtype).removeprefix("torch.")))

@@ -10,11 +10,15 @@ import importlib.machinery
 import importlib.util
 import sysconfig
 import warnings
+from typing import TYPE_CHECKING
 
 import torch
 
 from scaled_mm.core.checks import mark_written
 from scaled_mm.errors import KernelNotBuiltError
+
+if TYPE_CHECKING:
+    from scaled_mm.core.spec import ProductSpec
 
 # What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -50,7 +54,7 @@ def load() -> None:
         _warn_that_calls_are_slow(error)
         return
     increment = getattr(torch._C, "_increment_version", increment_version)
-    if extension.bind(torch.Tensor, torch.nn.Parameter, increment, torch.is_inference_mode_enabled):
+    if extension.bind(torch.Tensor, torch.nn.Parameter, increment, torch.is_inference_mode_enabled, _workspace):
         module = extension
 
 
@@ -73,39 +77,42 @@ def intercepted() -> bool:
 def _handle_address(device: int) -> int:
     found = _handles.get(device)
     if found is None:
-        from scaled_mm.core.descriptor import Handle
+        from scaled_mm.core.handle import Handle
 
         handle = Handle(f"cuda:{device}")
         found = _handles.setdefault(device, (handle, handle.address))
     return found[1]
 
 
-def _output(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, device: int) -> torch.Tensor:
-    a_shape, b_shape = a.shape, b.shape
-    if len(a_shape) == 2 == len(b_shape):
-        M, N = a_shape[0], b_shape[1]
-        if _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
-            return _empty_strided_cuda((M, N), (max(N, 1), 1), dtype)
-        return torch.empty(M, N, dtype=dtype, device=f"cuda:{device}")
-    from scaled_mm.core.operators import product_shape
-
-    return torch.empty(product_shape(a, b), dtype=dtype, device=f"cuda:{device}")
+def _workspace(size: int, device: int) -> torch.Tensor:
+    """Bytes on the device; the extension calls it for kernels that need a workspace."""
+    return torch.empty(size, dtype=torch.int8, device=f"cuda:{device}")
 
 
-def scaled_mm(a, b, constant_b, a_scale, b_scale, bias, out_dtype, out):
-    """The product without zero points; NotImplemented: take the operator instead."""
-    if module is None or torch.compiler.is_compiling() or intercepted():
+def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool):
+    """Needs `module`. The product of inputs, in the order of the spec, planned, calculated and forgotten; NotImplemented: take the operator instead.
+
+    The second input may be a constant weight: constant_b.
+    """
+    if torch.compiler.is_compiling() or intercepted():
         return NotImplemented
     try:
-        device = a.get_device()
+        device = inputs[0].get_device()
         if device < 0:
             return NotImplemented
-        written = _output(a, b, out_dtype, device) if out is None else out
+        if out is not None:
+            written = out
+        else:
+            shape = spec.out_shape(*inputs)
+            if len(shape) == 2 and _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
+                written = _empty_strided_cuda(shape, (max(shape[1], 1), 1), out_dtype)
+            else:
+                written = torch.empty(shape, dtype=out_dtype, device=f"cuda:{device}")
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):
         return NotImplemented  # the operator says what is wrong
-    status = module.run(_handle_address(device), device, constant_b, written, a, b, a_scale, b_scale, bias)
+    status = module.run(_handle_address(device), spec.code, device, constant_b, (written, *inputs))
     if status is None:
         if out is not None:
             mark_written(out)

@@ -1,1 +1,1 @@
-"""The CPU backend: the same bits as every GPU kernel."""
+"""The CPU backend. It gives the same bits as every GPU kernel."""

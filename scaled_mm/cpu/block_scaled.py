@@ -1,4 +1,4 @@
-"""The CPU backend of block-scaled products: the integer product of `cpu_product` for each block of K, promoted to float32 in order."""
+"""The CPU backend of block-scaled products: the exact product of `integer_product` for each block of K, added in float32 in order of K."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from scaled_mm.cpu import integer_product
 
 BLOCK = 128
 
-# Elements of a chunk of out; the accumulators, their scales and the float32 sums of a chunk exist at the same time: 24 MiB.
+# Elements of a chunk of out. The accumulators, scales and float32 sums of a chunk take 24 MiB together.
 _CHUNK_ELEMENTS = 2 << 20
 
 
 @torch.no_grad()
 def gemm(out, a, b, a_scale, b_scale, bias) -> None:
-    """Writes the product that `block_scaled_mm` documents. The core has validated everything; nothing is checked again.
+    """Writes the product documented in `block_scaled_mm`. The core has validated all arguments.
 
-    A torch call for each float32 operation, so that nothing can contract them.
+    Each float32 operation is a separate torch call, so that none can be contracted.
     """
     m, n = out.shape
     if m == 0 or n == 0:

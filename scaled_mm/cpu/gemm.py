@@ -1,7 +1,7 @@
-"""The CPU backend: the exact product of `cpu_product` and the epilogue of docs/design/numerics.md.
+"""The CPU backend of INT8 products: the exact product of `integer_product`, and the epilogue of docs/design/numerics.md.
 
-`gemm` gives the bits that every GPU kernel gives: the accumulator is an exact integer and the epilogue rounds once per
-float32 operation, in the documented order. Any shape and any strides run, M = 1 and K = 0 included.
+`gemm` gives the same bits as every GPU kernel: the accumulator is an exact integer, and the epilogue rounds once per
+float32 operation, in the documented order. It takes any shape and any strides, including M = 1 and K = 0.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import torch
 
 from scaled_mm.cpu import integer_product
 
-# One chunk of accumulators, in elements: 32 MiB, so that M = 8192 does not hold an int32 copy of the whole output.
-# Never fewer than _CHUNK_MIN_ROWS rows, because each product prepares b again.
+# Elements of a chunk of accumulators: 32 MiB, so that M = 8192 needs no int32 copy of the whole output.
+# A chunk has at least _CHUNK_MIN_ROWS rows, because each product packs b again.
 _CHUNK_ELEMENTS = 8 << 20
 _CHUNK_MIN_ROWS = 1024
 
-# The epilogue takes this many elements per thread at a time: 2 MiB of int32. Smaller blocks would stay in L2, but waking the threads for
-# each of a block's operations costs more than that saves (2 cores, 256 x 28672: 32 Ki 3.8 ms, 512 Ki 2.3 ms, all at once 3.6 ms).
+# Elements per thread that the epilogue processes at a time: 2 MiB of int32. Smaller chunks would stay in L2, but waking the threads for
+# each operation of a chunk costs more than that saves (2 cores, 256 x 28672: 32 Ki 3.8 ms, 512 Ki 2.3 ms, all at once 3.6 ms).
 _EPILOGUE_ELEMENTS_PER_THREAD = 512 << 10
 
 
 def kernel_name() -> str:
-    """What `desc.kernel.row` reports on a CPU: "cpu_onednn_int8" or "cpu_float32", the implementation of the integer product."""
+    """The value of `desc.kernel.row` on a CPU: "cpu_onednn_int8" or "cpu_float32", the implementation of the integer product."""
     return f"cpu_{integer_product.choice().implementation}"
 
 
@@ -32,9 +32,9 @@ def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_su
     value, [M] or [M, 1]; b_scale: float32, one value, [N], [1, N] or [N, 1]; both None for an int32 out. bias: [N] or [1, N],
     float32 or out's dtype, or None. Zero points: int32 or int8, one value, [M] or [M, 1], [N] or [1, N]. a_row_sums: int32 [M]
     or [M, 1], b_column_sums: int32 [N] or [1, N], or None.
-    Or a batch: out [B, M, N], and any of the others with a first dimension of B or 1.
+    In a batch out is [B, M, N], and each of the others may have a first dimension of B or 1.
 
-    The core has validated all of it (K is within the exact bound, out overlaps no input); nothing is checked again.
+    The core has validated all arguments: K is within the exact bound, and out does not overlap an input.
     """
     tensors = (out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     if not torch.is_grad_enabled():
@@ -78,7 +78,7 @@ def _gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_s
 def _batch(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums) -> None:
     of_rows, of_columns = (a_scale, a_zero_point, a_row_sums), (b_scale, bias, b_zero_point, b_column_sums)
     if out.shape[0] > 1 and all(map(_is_shared, (b, *of_columns))) and (rows := _as_rows(out)) is not None:
-        # One product of all rows: oneDNN packs b once then.
+        # One product of all rows, so that oneDNN packs b only once.
         batch, m = out.shape[:2]
         a = a.expand(batch, m, a.shape[-1]).reshape(batch * m, -1 if a.numel() else a.shape[-1])
         a_scale, a_zero_point, a_row_sums = (_every_row(t, batch, m) for t in of_rows)
@@ -94,12 +94,12 @@ def _is_shared(t: torch.Tensor | None) -> bool:
 
 
 def _product_of(t: torch.Tensor | None, i: int) -> torch.Tensor | None:
-    """What a batch's product i has of an operand; one that all products share may have fewer dimensions, or a first of 1."""
+    """The part of an operand for product i of a batch. A shared operand has fewer dimensions, or a first dimension of 1."""
     return t if t is None or t.dim() < 3 else t[i if t.shape[0] > 1 else 0]
 
 
 def _as_rows(out: torch.Tensor) -> torch.Tensor | None:
-    """out [B, M, N] as [B * M, N], if its strides allow that."""
+    """A view of out [B, M, N] as [B * M, N], or None if its strides do not allow one."""
     batch, m, n = out.shape
     try:
         return out.view(batch * m, n)
@@ -108,7 +108,7 @@ def _as_rows(out: torch.Tensor) -> torch.Tensor | None:
 
 
 def _every_row(t: torch.Tensor | None, batch: int, m: int) -> torch.Tensor | None:
-    """[B * M, 1] of one value, or of [M], [M, 1], [B, M, 1] with any 1 in the place of B or M."""
+    """Expands [M], [M, 1] or [B, M, 1] (B or M may be 1) to [B * M, 1]; returns one value unchanged."""
     if t is None or t.numel() == 1:
         return t
     return (t if t.dim() == 3 else t.reshape(1, -1, 1)).expand(batch, m, 1).reshape(-1, 1)
@@ -120,8 +120,8 @@ def _every_row(t: torch.Tensor | None, batch: int, m: int) -> torch.Tensor | Non
 class _ZeroPoints:
     """acc - za * colsum(b) - zb * rowsum(a) + K * za * zb, as acc - za * (colsum(b) - K * zb) - rowsum(a) * zb.
 
-    Each step is int32 arithmetic modulo 2^32. The true result fits 32 bits (the core bounds K), so the wrapped one is
-    it. The sums are products with a vector of ones: 200 times faster than `Tensor.sum` on int8.
+    Each step is int32 arithmetic modulo 2^32. The true result fits into 32 bits, because the core bounds K, so the wrapped result
+    is exact. The sums are products with a vector of ones: 200 times faster than `Tensor.sum` on int8.
     """
 
     def __init__(self, a, b, a_zero_point, b_zero_point, a_row_sums, b_column_sums):
@@ -139,7 +139,7 @@ class _ZeroPoints:
                 self.column_term = self.column_term - self.b_zero_point * k
 
     def subtract_from(self, acc: torch.Tensor, start: int) -> None:
-        """In place; `acc` holds the rows from `start` on."""
+        """Corrects `acc` in place; its first row is row `start` of the output."""
         stop = start + acc.shape[0]
         if self.a_zero_point is not None:
             acc.addcmul_(_rows_of(self.a_zero_point, start, stop), self.column_term, value=-1)
@@ -151,14 +151,14 @@ class _ZeroPoints:
 
 
 def _epilogue(out, acc, a_scale, b_scale, bias, zero_points: _ZeroPoints | None, start: int) -> None:
-    """Block of rows by block of rows, each float32 operation a call of its own, so that nothing can contract them."""
+    """Processes the rows in chunks. Each float32 operation is a separate call, so that none can be contracted."""
     m, n = acc.shape
     rows = max(1, _EPILOGUE_ELEMENTS_PER_THREAD * torch.get_num_threads() // n)
-    if m <= rows and zero_points is None and out.dtype is not torch.float32:  # one block
+    if m <= rows and zero_points is None and out.dtype is not torch.float32:  # one chunk
         value = acc.float().mul_(b_scale).mul_(a_scale)
         out.copy_(value if bias is None else value.add_(bias))
         return
-    # A float32 out is its own temporary.
+    # A float32 out also serves as the temporary.
     temporary = None if out.dtype is torch.float32 else torch.empty((min(rows, m), n), dtype=torch.float32, device="cpu")
     for top in range(0, m, rows):
         bottom = min(top + rows, m)
@@ -175,17 +175,17 @@ def _epilogue(out, acc, a_scale, b_scale, bias, zero_points: _ZeroPoints | None,
             target.copy_(value)
 
 
-# Most scales come as they are wanted, and asking is cheaper than a reshape: beside a weight that has gone through the caches a few
-# microseconds count.
+# Fast path: most scales already have the wanted shape, and the check is cheaper than a reshape. After a large weight was streamed through
+# the caches, a few microseconds matter.
 
 
 def _column(t: torch.Tensor | None) -> torch.Tensor | None:
-    """One value, [M] or [M, 1] as [1, 1] or [M, 1]."""
+    """Reshapes one value, [M] or [M, 1] to [1, 1] or [M, 1]."""
     return t if t is None or (t.dim() == 2 and t.shape[1] == 1) else t.reshape(-1, 1)
 
 
 def _row(t: torch.Tensor | None) -> torch.Tensor | None:
-    """One value, [N] or [1, N] as [1, 1] or [1, N]; floating point ones as float32, which is exact."""
+    """Reshapes one value, [N] or [1, N] to [1, 1] or [1, N], and converts floating point to float32, which is exact."""
     if t is None:
         return None
     if t.dim() != 2 or t.shape[0] != 1:
@@ -194,5 +194,5 @@ def _row(t: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def _rows_of(t: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """t[start:stop], or t itself if that is all of it or t is one row for every row."""
+    """t[start:stop], or t itself if the slice covers t or t is a single row shared by all rows."""
     return t if t.shape[0] == 1 or (start == 0 and stop == t.shape[0]) else t[start:stop]

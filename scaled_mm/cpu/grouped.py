@@ -1,4 +1,4 @@
-"""The CPU backend of grouped products: the plain one of `cpu`, expert by expert."""
+"""The CPU backend of grouped products: `gemm` for each expert."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from scaled_mm.cpu import gemm as cpu_gemm
 
 @torch.no_grad()
 def grouped_gemm(out, a, b, a_scale, b_scale, bias, expert_offsets) -> None:
-    """Writes the product of each expert's rows of a [tokens, K] with b[e] into out [tokens, N], and zeros past the last expert's.
+    """Writes the product of each expert's rows of a [tokens, K] with b[e] into out [tokens, N], and zeros into rows past the last expert.
 
-    Operands as `grouped_scaled_mm` documents them; the core has validated all but the values of expert_offsets, which are
+    Operands as documented in `grouped_scaled_mm`. The core has validated all of them except the values of expert_offsets, which are
     clamped here. bias: [E, N] or None.
     """
     tokens = a.shape[0]

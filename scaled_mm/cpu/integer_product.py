@@ -1,14 +1,14 @@
-"""Exact int8 x int8 -> int32 products on a CPU, by the fastest library call that is exact there.
+"""Exact int8 x int8 -> int32 products on a CPU, by the fastest library call that is exact on this CPU.
 
 Two implementations give the same integers:
 
 * "onednn_int8": `torch._int_mm`. Fast where the CPU has 8-bit dot products (VNNI, AMX, Arm's i8mm).
 * "float32": float32 matrix products over parts of K, summed in int32. |a * b| <= 2^14, so every partial sum over PART = 1024 values of K
-  is at most 2^24 in absolute value: float32 holds it exactly, in any order of summation. Reduced precision for float32 products
+  is at most 2^24 in absolute value. float32 represents it exactly, in any order of summation. Reduced precision for float32 products
   (`torch.set_float32_matmul_precision`) changes nothing: bfloat16 and TF32 represent every int8 value exactly, and accumulate in float32.
 
-`choice` picks one per process. Without 8-bit dot products `_int_mm` either saturates 16-bit sums of pairs (wrong for large values), or runs a
-scalar loop of torch's (exact, 13 to 19 times slower than a float32 product).
+`choice` selects one per process. Without 8-bit dot products, `_int_mm` either saturates 16-bit sums of pairs (wrong for large values) or runs
+torch's scalar loop (exact, 13 to 19 times slower than a float32 product).
 
 Limits of `torch._int_mm` (torch 2.13, oneDNN 3.12; the same since its CPU version appeared):
 
@@ -33,27 +33,27 @@ import torch
 from scaled_mm.errors import BadParamError
 
 VARIABLE = "SCALED_MM_CPU_KERNEL"
-"""Environment variable that forces an implementation; read when `choice` decides."""
+"""Environment variable that forces an implementation; read by `choice`."""
 
 IMPLEMENTATIONS = ("onednn_int8", "float32")
 
 DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
-"""CPU features without which `torch._int_mm` is not fast: x86's as Linux spells them, then Arm's."""
+"""CPU features that make `torch._int_mm` fast: x86's and then Arm's, in Linux's spelling."""
 
 PART = 1024
 """Longest part of K that float32 sums exactly: PART * 2^14 = 2^24."""
 
-# Elements of b that "float32" converts at a time: 4 MiB, which mostly stay in L2 and L3 until they are multiplied.
+# Elements of b that "float32" converts at a time: 4 MiB, which mostly stay in L2 and L3 until the multiplication.
 _TILE_ELEMENTS = 1 << 20
 _TILE_MIN_COLUMNS = 128
-# Elements of the other operand that it converts at a time, and of a tile's products: 16 MiB each.
+# Elements of the other operand that it converts at a time, and of the products of a tile: 16 MiB each.
 _ROWS_ELEMENTS = 4 << 20
 
-# From this many elements of b on, the layout decides the speed of a small-M product more than call overhead does.
+# From this many elements of b on, the layout affects the time of a small-M product more than call overhead does.
 _LARGE_WEIGHT = 4 << 20
-# Rows of b.t() that lie a multiple of this many bytes apart fall into the same cache sets while oneDNN packs them.
+# Rows of b.t() whose distance is a multiple of this many bytes map to the same cache sets while oneDNN packs them.
 _ALIASING_STRIDE = 2048
-# Up to this many rows the transposed accumulators cost less than what the other packing order saves.
+# Up to this many rows, the transposed accumulators cost less than the other packing order saves.
 SWAP_MAX_ROWS = 64
 
 _INT32_MAX = 2**31 - 1
@@ -64,14 +64,14 @@ _INT32_MAX = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """One of IMPLEMENTATIONS, and why."""
+    """One of IMPLEMENTATIONS, and the reason for it."""
 
     implementation: str
     reason: str
 
 
 def choice() -> Choice:
-    """The implementation of this process: decided at the first call, and once more if oneDNN is switched on or off.
+    """The implementation of this process. Selected at the first call, and again when oneDNN is enabled or disabled.
 
     BadParamError if SCALED_MM_CPU_KERNEL is unknown, or not exact on this CPU.
     """
@@ -100,7 +100,7 @@ def _choose(onednn_enabled: bool) -> Choice:
 
 
 def cpu_features(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
-    """What Linux says the CPU has; empty where nothing says so."""
+    """The CPU's features from /proc/cpuinfo; empty if unknown."""
     try:
         with open(cpuinfo) as file:
             return next((frozenset(line.partition(":")[2].split()) for line in file if line.lower().startswith(("flags", "features"))), frozenset())
@@ -111,11 +111,11 @@ def cpu_features(cpuinfo: str = "/proc/cpuinfo") -> frozenset[str]:
 def int_mm_is_exact() -> bool:
     """Whether `torch._int_mm` gives the exact product on this CPU, whatever the values.
 
-    Tries random and extreme values (-128 and 127 in every pairing, which saturate 16-bit pairs in either operand's role) through every form
-    of call that `accumulate` makes.
+    Tries random and extreme values with every form of call that `accumulate` uses. The extreme values are -128 and 127 in every pairing,
+    which saturate 16-bit pairs in either operand position.
     """
     generator = torch.Generator("cpu").manual_seed(0)
-    k, n = 259, 64  # K is not a multiple of 4, so that the tail of the 4-way dot product is probed too
+    k, n = 259, 64  # K is not a multiple of 4, so that the tail of the 4-way dot product is tested too
     for rows in (1, 2, 16, 48):
         a = torch.randint(-128, 128, (rows, k), dtype=torch.int8, generator=generator, device="cpu")
         weight = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator, device="cpu")
@@ -135,10 +135,13 @@ def int_mm_is_exact() -> bool:
 
 
 def _measure() -> dict[str, float]:
-    """Milliseconds of one product by each implementation: the best of several, interleaved. At most 0.2 s, with a scalar loop."""
+    """Milliseconds of one product by each implementation: the minimum of several interleaved runs.
+
+    Takes at most 0.2 s, even with torch's scalar loop.
+    """
     a, b = torch.ones((64, 1024), dtype=torch.int8, device="cpu"), torch.ones((512, 1024), dtype=torch.int8, device="cpu").t()
     best = dict.fromkeys(IMPLEMENTATIONS, math.inf)
-    # float32 uses several threads, which a busy CPU holds up most.
+    # float32 uses several threads and suffers most from a busy CPU, hence more runs.
     for name, product in [("float32", _product_float32), ("onednn_int8", _product), ("float32", _product_float32)] * 4:
         start = time.perf_counter()
         product(a, b)
@@ -152,15 +155,15 @@ def _measure() -> dict[str, float]:
 def accumulate(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
     """int32 [M, N] = a @ b, exact. a: int8 [M, K]. b: int8 [K, N]. Any strides; K within the exact bound.
 
-    `into`: a contiguous int32 [M, N] that the result may be written to; the result may also be another tensor.
+    `into`: a contiguous int32 [M, N] tensor that may receive the result. The returned tensor may be another one.
     """
     if a.shape[1] == 0:
         return torch.zeros((a.shape[0], b.shape[1]), dtype=torch.int32, device="cpu") if into is None else into.zero_()
     if choice().implementation == "float32":
         return _product_float32(a, b, into)
     m, (k, n) = a.shape[0], b.shape
-    # oneDNN has a matrix-vector kernel for K-contiguous weights that neither packs nor copies; two calls of it are
-    # still faster than one general product (4096 x 4096, 2 cores: 0.21 ms against 1.15 ms).
+    # oneDNN has a matrix-vector kernel for K-contiguous weights that neither packs nor copies. Two calls of it are
+    # faster than one general product (4096 x 4096, 2 cores: 0.21 ms against 1.15 ms).
     b_is_k_contiguous = b.stride(0) == 1 and b.stride(1) >= k
     if m <= 2 and b_is_k_contiguous:
         return _product_by_rows(a, b, into)
@@ -175,7 +178,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None)
 
 
 def _product_swapped(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a @ b as (b.t() @ a.t()).t(): oneDNN then packs the weight in the other order, and cache sets do not collide.
+    """a @ b as (b.t() @ a.t()).t(). oneDNN then packs the weight in the other order, which avoids cache-set conflicts.
 
     M is padded with zero rows to 4, 8 or a multiple of 16: oneDNN's kernels for the remaining columns are slow.
     """
@@ -199,8 +202,8 @@ def _product_by_rows(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None
 def _product_float32(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
     """a @ b by float32 products over parts of K, none longer than PART.
 
-    The wider operand is converted a tile at a time, several parts of K by some columns, and multiplied by one batched product; the other
-    one, a block of rows at a time. Zeros fill the last part.
+    The wider operand is converted one tile at a time (several parts of K x some columns) and multiplied by one batched product. The other
+    operand is converted some rows at a time. Zeros fill the last part.
     """
     m, (k, n) = a.shape[0], b.shape
     acc = torch.empty((m, n), dtype=torch.int32, device="cpu") if into is None else into
@@ -211,7 +214,7 @@ def _product_float32(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None
     part = -(-k // parts)
     part = min(PART, -(-part // 16) * 16)  # whole vectors
     padded = parts * part
-    # A tile has the layout of its source, so that converting it reads and writes in order.
+    # A tile has the layout of its source, so that the conversion reads and writes in order.
     k_is_contiguous = b.stride(0) == 1
     columns = min(n, max(_TILE_MIN_COLUMNS, _TILE_ELEMENTS // (padded if k_is_contiguous else part)))
     together = min(parts, max(1, _TILE_ELEMENTS // (columns * part)))
@@ -250,10 +253,10 @@ def _convert(source: torch.Tensor, tile: torch.Tensor) -> None:
 
 
 def blas_operand(t: torch.Tensor) -> torch.Tensor:
-    """`t`, or a copy of it, with strides that BLAS can express: one of them 1, the other a leading dimension.
+    """`t`, or a copy of it, with strides that BLAS can express: one stride is 1, the other a leading dimension.
 
-    A leading dimension is at least the extent along the 1 and fits 32 bits, to which torch cuts it. The stride of an
-    extent of 1 says nothing but is read all the same, so it is replaced.
+    A leading dimension is at least the extent of the contiguous dimension and fits into 32 bits, because torch truncates it to 32 bits. BLAS
+    reads the stride of a dimension of size 1 although it is meaningless, so it is replaced.
     """
     rows, columns = t.shape
     row_stride, column_stride = t.stride()

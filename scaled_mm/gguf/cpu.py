@@ -1,4 +1,4 @@
-"""The CPU's block products as the operators and descriptors ask for them: activations of every kind, modes, bias and cast."""
+"""The CPU's products with GGUF formats for operators and descriptors: all activation types, modes, bias and cast."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from scaled_mm.gguf.quantize import quantize_block
 from scaled_mm.gguf_formats import BlockFormat, lookup
 
 FLOAT_ACTIVATIONS = (torch.float16, torch.bfloat16)
-"""Those that a product takes as they are."""
+"""Activation dtypes that a product takes without quantizing."""
 
 
 def activation_of(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x, excess) as `product.multiply` takes them, of q8_1 blocks: uint8 [N, K/32, 36].
+    """(x, excess) for `product.multiply`, from q8_1 activations uint8 [M, K/32, 36].
 
-    x = d * q is exact (11 bits times 7), so is d * sum(q) (11 times 12): excess = s - d * sum(q) rounds once.
+    x = d * q is exact (11 bits times 7), and so is d * sum(q) (11 bits times 12). excess = s - d * sum(q) rounds once.
     """
     d, s, _, levels = layout.take_apart(q, lookup("q8_1"))
     d, levels = d.to(torch.float32).unsqueeze(-1), levels.to(torch.float32)
@@ -24,7 +24,7 @@ def activation_of(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _operands(activation: torch.Tensor, mode: str) -> tuple[torch.Tensor, ...]:
-    """What follows the description in `product.multiply`. auto: float16 and bfloat16 as they are, as fast and closer to the truth."""
+    """The arguments after the description for `product.multiply`. auto: float16 and bfloat16 are not quantized: as fast, and more accurate."""
     if activation.dtype is torch.uint8:
         return activation_of(activation)
     if activation.shape[1] and (mode == "w4a8" or (mode == "auto" and activation.dtype not in FLOAT_ACTIVATIONS)):
@@ -42,12 +42,12 @@ def gemm(
     mode: str,
     transposed_out: bool,
 ) -> torch.Tensor:
-    """W A^T + bias as [M, N], or its transpose [N, M], contiguous. Everything was checked before.
+    """W A^T + bias as [N, M], or its transpose [M, N], contiguous; N rows, M tokens. The caller has checked all arguments.
 
-    weight: the fields of [M, K/32] blocks. activation: q8_1 blocks uint8 [N, K/32, 36], or floats [N, K]. bias: [M] or None.
+    weight: the fields of [N, K/32] blocks. activation: q8_1 blocks uint8 [M, K/32, 36], or floats [M, K]. bias: [N] or None.
     """
-    m, n = weight.d.shape[0], activation.shape[0]
-    total = torch.empty((n, m) if transposed_out else (m, n), dtype=torch.float32, device="cpu")
+    n, m = weight.d.shape[0], activation.shape[0]
+    total = torch.empty((m, n) if transposed_out else (n, m), dtype=torch.float32, device="cpu")
     product.multiply(total.t() if transposed_out else total, weight, description, *_operands(activation, mode))
     if bias is not None:
         total.add_(bias if transposed_out else bias.unsqueeze(1))

@@ -1,8 +1,6 @@
-"""Dequantizers of llama.cpp's block formats."""
+"""The dequantizer of every GGUF format."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
@@ -16,16 +14,16 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @torch.no_grad()
 def dequantize_block(q: torch.Tensor, fmt: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The values of blocks: uint8 [..., K/32, bytes of a block] to `dtype` [..., K], contiguous.
+    """The values of GGUF blocks: uint8 [..., K/32, bytes of a block] to `dtype` [..., K], contiguous.
 
         d * (q - 8)   q4_0          d * (q - 16)   q5_0          d * q + m   q4_1, q5_1          d * q   q8_0, q8_1
 
-    in float32: d * (q - zero) is exact, the addition of m rounds once, to nearest even, and so does the cast to a narrower dtype.
-    The bits are those of the `gguf` package (a NaN equals a NaN), on CPU and CUDA. An infinite d gives infinities, and NaN where
-    its factor is 0; a NaN in d or m gives NaN. Nothing waits for the device.
+    in float32: d * (q - zero) is exact; the addition of m and the cast to a narrower dtype each round once, to nearest even.
+    CPU and CUDA give the bits of the `gguf` package (any NaN equals any NaN). An infinite d gives infinities, and NaN where its factor
+    is 0; a NaN in d or m gives NaN. Does not synchronise.
 
-    q: CPU or CUDA; the blocks of a row one after the other, other strides as they are.
-    fmt: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0" or "q8_1". dtype: float32, float16 or bfloat16.
+    q: CPU or CUDA; the blocks of a row are contiguous, other strides are free.
+    fmt: the name of a format, as `quantize_block` takes it. dtype: float32, float16 or bfloat16.
     Source: ggml-quants.c of llama.cpp (`dequantize_row_*`).
     Raises BadParamError (fmt, a q that is no tensor), BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError.
     """
@@ -42,7 +40,7 @@ def _check_dtype(dtype: torch.dtype) -> None:
 
 
 def _check(q: torch.Tensor, fmt: str, dtype: torch.dtype) -> None:
-    layout.check_shape("q", q, lookup(fmt))  # a compiled graph may choose the strides of what it hands over
+    layout.check_shape("q", q, lookup(fmt))  # not the strides: a compiled graph may choose them
     _check_dtype(dtype)
 
 
@@ -60,7 +58,7 @@ def _empty(q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tensor:
 
 
 def values(parts: layout.Parts, description: BlockFormat) -> torch.Tensor:
-    """float32 [..., K/32, 32]: what the blocks stand for."""
+    """float32 [..., K/32, 32]: the dequantized values."""
     levels = layout.unpack_levels(parts)
     if description.zero:
         levels = levels.sub_(description.zero).view(torch.int8)  # modulo 256, hence right as a signed byte
@@ -69,17 +67,3 @@ def values(parts: layout.Parts, description: BlockFormat) -> torch.Tensor:
 
 
 _operator = operator("dequantize_block", 1, _dequantize, _check, "str fmt, ScalarType dtype", fake=_empty)
-
-
-def _named(fmt: str) -> Callable[..., torch.Tensor]:
-    def dequantize(q: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return dequantize_block(q, fmt, dtype)
-
-    dequantize.__name__ = dequantize.__qualname__ = f"dequantize_{fmt}"
-    dequantize.__doc__ = f'`dequantize_block(q, "{fmt}", dtype)`: uint8 [..., K/32, {lookup(fmt).block_bytes}] to [..., K].'
-    return dequantize
-
-
-dequantize_q4_0, dequantize_q4_1, dequantize_q5_0, dequantize_q5_1, dequantize_q8_0, dequantize_q8_1 = map(
-    _named, ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1")
-)

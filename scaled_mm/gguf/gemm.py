@@ -1,18 +1,16 @@
-"""Products of a quantized weight with quantized or float activations, one pair of functions a format."""
+"""Products of a quantized weight with q8_1 or float activations, for any format; by_format.py has a pair of functions for each."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
 from scaled_mm.core.checks import check_strided
-from scaled_mm.core.operators import typed_error
+from scaled_mm.core.dispatcher import typed_error
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
-from scaled_mm.gguf import ops
+from scaled_mm.gguf import operators
 from scaled_mm.gguf.cpu import FLOAT_ACTIVATIONS
 from scaled_mm.gguf.pack import PackedBlockWeight, check_matrix
-from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, BlockFormat, lookup
+from scaled_mm.gguf_formats import BLOCK
 
 
 def run(
@@ -25,15 +23,15 @@ def run(
     transposed_out: bool,
 ) -> torch.Tensor:
     """The operator that a weight takes: blocks, tiles, or the fields of a CPU's packed one."""
-    code, result = ops.format_code(fmt), (out_dtype, ops.mode_code(mode), transposed_out)
+    code, result = operators.format_code(fmt), (out_dtype, operators.mode_code(mode), transposed_out)
     try:
         if not isinstance(weight, PackedBlockWeight):
             rows, k = weight.shape[0], weight.shape[1] * BLOCK
-            return ops.gguf_gemm(weight, activation, bias, code, rows, k, False, False, *result)
+            return operators.gguf_gemm(weight, activation, bias, code, rows, k, False, False, *result)
         if weight.tiles is not None:
-            return ops.gguf_gemm(weight.tiles, activation, bias, code, weight.rows, weight.k, True, weight.constant, *result)
+            return operators.gguf_gemm(weight.tiles, activation, bias, code, weight.rows, weight.k, True, weight.constant, *result)
         d, m, high, levels = weight.fields
-        return ops.gguf_gemm_fields(levels, high, d, m, activation, bias, code, *result)
+        return operators.gguf_gemm_fields(levels, high, d, m, activation, bias, code, *result)
     except (RuntimeError, TypeError) as error:
         raise typed_error(error) from None
 
@@ -56,17 +54,57 @@ def _check_weight(weight_q: object, fmt: str) -> tuple[int, int]:
 
 
 @torch.no_grad()
-def _with_q8_1(description: BlockFormat, weight_q, activation_q, M, N, K) -> torch.Tensor:
-    shape = _check_weight(weight_q, description.name)
+def gemm_with_q8_1(
+    fmt: str,
+    weight_q: torch.Tensor | PackedBlockWeight,
+    activation_q: torch.Tensor,
+    M: int | None = None,
+    N: int | None = None,
+    K: int | None = None,
+) -> torch.Tensor:
+    """C = W A^T of a weight in format `fmt` and q8_1 activations: float32 [M, N], contiguous. `gemm_q4_0_q8_1` and so on call it.
+
+        C[m,n] = sum over blocks of  d_w * (d_a * sum(q_w * q_a) - zero * s_a)      q4_0 (zero = 8), q5_0 (zero = 16)
+                                     d_w * d_a * sum(q_w * q_a) + m_w * s_a         q4_1, q5_1
+                                     d_w * d_a * sum(q_w * q_a)                     q8_0
+
+    s_a is the stored sum; q8_0 does not read it. A non-finite scale, minimum or sum makes its row or column of C non-finite and nothing
+    else. docs/design/gguf-formats.md has the error bound.
+
+    weight_q: uint8 [M, K/32, bytes of a block] with the blocks of a row contiguous and any other strides, or packed by `pack_block_weight`.
+    activation_q: uint8 [N, K/32, 36], strides as weight_q. M, N, K: None, or the sizes of the operands, which are checked.
+    CPU or CUDA; on CUDA it runs on the current stream and does not synchronise.
+    Raises a ScaledMMError subclass that names the argument, the expected value and the actual one. Source: ggml's `vec_dot_*_q8_1`.
+    """
+    shape = _check_weight(weight_q, fmt)
     check_matrix("activation_q", activation_q, "q8_1")
     _check_sizes(shape, activation_q.shape[0], activation_q.shape[1] * BLOCK, "activation_q", M, N, K)
     check_devices("weight_q", weight_q.device, activation_q=activation_q)
-    return run(weight_q, description.name, activation_q, None, torch.float32, "w4a8", False)
+    return run(weight_q, fmt, activation_q, None, torch.float32, "w4a8", False)
 
 
 @torch.no_grad()
-def _with_floats(description: BlockFormat, weight_q, activation, M, N, K) -> torch.Tensor:
-    shape = _check_weight(weight_q, description.name)
+def gemm_with_floats(
+    fmt: str,
+    weight_q: torch.Tensor | PackedBlockWeight,
+    activation: torch.Tensor,
+    M: int | None = None,
+    N: int | None = None,
+    K: int | None = None,
+) -> torch.Tensor:
+    """C = W A^T of a weight in format `fmt` and float activations: float32 [M, N], contiguous. `gemm_q4_0` and so on call it.
+
+        C[m,n] = sum over k of  w[m,k] * a[n,k],  w as `dequantize_block` computes it
+
+    The activations are not rounded; sums are float32. For formats with a minimum, a GPU multiplies the minimum by the sum of the block's
+    activations; tensor cores keep 22 bits of these sums. docs/design/gguf-formats.md has the error bound.
+
+    weight_q: uint8 [M, K/32, bytes of a block] with the blocks of a row contiguous and any other strides, or packed by `pack_block_weight`.
+    activation: float16 or bfloat16 [N, K], any strides. M, N, K: None, or the sizes of the operands, which are checked.
+    CPU or CUDA; on CUDA it runs on the current stream and does not synchronise.
+    Raises a ScaledMMError subclass that names the argument, the expected value and the actual one.
+    """
+    shape = _check_weight(weight_q, fmt)
     check_strided("activation", activation)
     if activation.dtype not in FLOAT_ACTIVATIONS:
         hint = "; sm.block_linear takes float32" if activation.dtype is torch.float32 else ""
@@ -75,7 +113,7 @@ def _with_floats(description: BlockFormat, weight_q, activation, M, N, K) -> tor
         raise BadTensorShapeError(f"activation: expected 2 dimensions [N, K], got {list(activation.shape)}")
     _check_sizes(shape, *activation.shape, "activation", M, N, K)
     check_devices("weight_q", weight_q.device, activation=activation)
-    return run(weight_q, description.name, activation, None, torch.float32, "w4a16", False)
+    return run(weight_q, fmt, activation, None, torch.float32, "w4a16", False)
 
 
 def _check_sizes(weight: tuple[int, int], n: int, k: int, name: str, *given: int | None) -> None:
@@ -89,57 +127,3 @@ def _check_sizes(weight: tuple[int, int], n: int, k: int, name: str, *given: int
             raise BadParamError(f"{letter}: expected an integer or None, got {size!r}")
         if size != actual:
             raise BadTensorShapeError(f"{letter}: expected {actual}, the one of the operands, got {size}")
-
-
-_PRODUCT = {
-    "m": "d_w * d_a * sum(q_w * q_a) + m_w * s_a",
-    "zero": "d_w * (d_a * sum(q_w * q_a) - {zero} * s_a)",
-    None: "d_w * d_a * sum(q_w * q_a)",
-}
-
-
-def _quantized(fmt: str) -> Callable[..., torch.Tensor]:
-    description = lookup(fmt)
-
-    def gemm(weight_q, activation_q, M: int | None = None, N: int | None = None, K: int | None = None) -> torch.Tensor:
-        return _with_q8_1(description, weight_q, activation_q, M, N, K)
-
-    formula = _PRODUCT["zero" if description.zero else description.second].format(zero=description.zero)
-    stored = "s_a is the sum that is stored. " if "s_a" in formula else "The stored sums are not read. "
-    gemm.__name__ = gemm.__qualname__ = f"gemm_{fmt}_q8_1"
-    gemm.__doc__ = f"""C = W A^T of a {fmt} weight and q8_1 activations, float32 [M, N], contiguous.
-
-    C[m,n] = sum over blocks of {formula}
-
-    {stored}docs/design/gguf-formats.md has the bound on the error. A scale, minimum or sum (where it is read) that is not finite makes its
-    row or column of C not finite, nothing else.
-
-    weight_q: uint8 [M, K/32, {description.block_bytes}], or what `pack_block_weight` made of it. activation_q: uint8 [N, K/32, 36]. In both
-    the blocks of a row lie one after the other; other strides are taken. M, N, K: None, or what the operands have.
-    CPU or CUDA; there on the current stream, without synchronising.
-    Raises a ScaledMMError subclass that names the argument, what was expected and what came. Source: ggml's `vec_dot_{fmt}_q8_1`.
-    """
-    return gemm
-
-
-def _float(fmt: str) -> Callable[..., torch.Tensor]:
-    description = lookup(fmt)
-
-    def gemm(weight_q, activation, M: int | None = None, N: int | None = None, K: int | None = None) -> torch.Tensor:
-        return _with_floats(description, weight_q, activation, M, N, K)
-
-    gemm.__name__ = gemm.__qualname__ = f"gemm_{fmt}"
-    gemm.__doc__ = f"""C = W A^T of a {fmt} weight, dequantized, and float activations, float32 [M, N], contiguous.
-
-    weight_q: uint8 [M, K/32, {description.block_bytes}]; the blocks of a row lie one after the other, other strides are taken. Or what
-    `pack_block_weight` made of it. activation: float16 or bfloat16 [N, K], any strides. M, N, K: None, or what the operands have.
-    The activations are not rounded; sums are float32, on a GPU those of a block's activations, which minima are multiplied with,
-    22 bits where the tensor cores add them. docs/design/gguf-formats.md has the bound on the error. CPU or CUDA; there on the
-    current stream, without synchronising.
-    Raises a ScaledMMError subclass that names the argument, what was expected and what came.
-    """
-    return gemm
-
-
-gemm_q4_0_q8_1, gemm_q4_1_q8_1, gemm_q5_0_q8_1, gemm_q5_1_q8_1, gemm_q8_0_q8_1 = map(_quantized, WEIGHT_FORMATS)
-gemm_q4_0, gemm_q4_1, gemm_q5_0, gemm_q5_1, gemm_q8_0 = map(_float, WEIGHT_FORMATS)

@@ -1,4 +1,4 @@
-"""GGUF files: names to quantized tensors, through the `gguf` package, memory-mapped."""
+"""Loads the tensors of a memory-mapped GGUF file by name, with the `gguf` package."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ from scaled_mm.gguf.gguf_header import check_header
 from scaled_mm.gguf.pack import PackedBlockWeight, pack_block_weight
 from scaled_mm.gguf_formats import BLOCK, FORMATS
 
-# q8_1 is for activations; gguf's own size of it, 40 bytes, is that of an older one.
+# q8_1 is for activations. gguf's size of it, 40 bytes, is that of an older layout.
 _WEIGHTS = {name.upper(): name for name, description in FORMATS.items() if description.is_weight}
 _PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A quantized tensor of a file: q, uint8 [..., K/32, bytes of a block], in the format `fmt`."""
+    """A quantized tensor of a file: q is uint8 [..., K/32, bytes of a block] in the GGUF format `fmt`."""
 
     fmt: str
     q: torch.Tensor
 
     @property
     def shape(self) -> torch.Size:
-        """[..., K]: that of the values."""
+        """[..., K], the shape in values."""
         return torch.Size((*self.q.shape[:-2], self.q.shape[-2] * BLOCK))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """`dequantize_block` of it."""
+        """The result of `dequantize_block`."""
         return dequantize_block(self.q, self.fmt, dtype)
 
     def pack(self) -> PackedBlockWeight:
-        """`pack_block_weight` of it."""
+        """The result of `pack_block_weight`."""
         return pack_block_weight(self.q, self.fmt)
 
 
 def load_gguf(
     path: str | bytes | os.PathLike, names: Iterable[str] | None = None, *, skip_unsupported: bool = False
 ) -> dict[str, QuantizedTensor | torch.Tensor]:
-    """The tensors of a GGUF file by name: quantized ones as QuantizedTensor, others as tensors of the dtype they have there.
+    """The tensors of a GGUF file by name: quantized ones as QuantizedTensor, others as tensors with the file's dtype.
 
-    Shapes are in torch's order, the last dimension the contiguous one: a matrix is [out, in]. Tensors are lazy, copy-on-write CPU views of
-    the mapped file: writing to one never changes the file.
-    names: return only these; a type that is not supported is no error elsewhere.
-    skip_unsupported: omit tensors of other types than those below.
+    Shapes are in torch's order, with the contiguous dimension last: a matrix is [out, in]. Tensors are lazy, copy-on-write CPU views of
+    the mapped file. Writing to one never changes the file.
+    names: return only these tensors, and ignore unsupported types of others.
+    skip_unsupported: omit tensors of types not listed below.
 
-    The header is checked first, for all tensors of the file. A malformed file takes neither time nor memory:
+    The header of the whole file is checked first, so that a malformed file cannot consume time or memory. Checks:
     - the file is a regular file, little-endian, of GGUF version 2 or 3;
     - the numbers of tensors and keys, and the lengths of names, strings and arrays, fit the size of the file;
     - keys and tensor names are UTF-8, at most 65535 bytes, and occur once; value types and tensor types are known;
     - tensors have at most 4 dimensions, none of them 0, and K is a multiple of the type's block;
     - general.alignment is a uint32 and a power of two; tensors are aligned to it, lie in the file and do not overlap;
-    - at most 2^16 keys, 2^18 tensors, 2^22 values, 2^18 arrays, nesting depth 8, and a bounded header: several times what models need.
+    - at most 2^16 keys, 2^18 tensors, 2^22 values, 2^18 arrays, nesting depth 8, and a bounded header size.
+      Models need a fraction of these limits.
 
-    Raises ImportError without the `gguf` package, OSError (FileNotFoundError ...) for a file that cannot be opened, BadParamError that
-    names `path` for a file that fails a check, BadParamError that names `names` for one that lacks a tensor of them, and
-    BadTensorDtypeError for a tensor of another type than q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 or i64, unless
-    they are skipped.
+    Raises ImportError without the `gguf` package; OSError (FileNotFoundError ...) if the file cannot be opened; BadParamError naming
+    `path` if a check fails; BadParamError naming `names` if one of them is missing; BadTensorDtypeError for a tensor of a type other than
+    q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 and i64, unless such tensors are skipped.
     """
     try:
         from gguf import GGML_QUANT_SIZES, GGUFReader
@@ -79,7 +79,7 @@ def load_gguf(
     _check(path, shown, GGML_QUANT_SIZES)
     try:
         reader = GGUFReader(path, "c")
-    except (ValueError, IndexError, KeyError, OverflowError) as error:  # a file that changed since, or a refusal of a later reader
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # the file has changed since, or a newer reader refuses it
         raise BadParamError(f"path: expected a GGUF file, got {shown}: {error}") from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     if names is not None:
@@ -101,28 +101,28 @@ def load_gguf(
 
 
 def _check(path: str, shown: str, block_sizes: Mapping[int, tuple[int, int]]) -> None:
-    """Raises BadParamError for what is no regular file, or has no valid header; OSError for a file that cannot be opened."""
+    """Raises BadParamError if path is not a regular file or its header is invalid, OSError if it cannot be opened."""
     try:
         mode = os.stat(path).st_mode
-    except ValueError as error:  # a NUL, or a character that file names cannot have
+    except ValueError as error:  # a NUL, or a character not allowed in file names
         raise BadParamError(f"path: expected a path, got {shown}: {error}") from error
-    if not stat.S_ISREG(mode):  # asked before it is opened: opening a FIFO waits for a writer
+    if not stat.S_ISREG(mode):  # checked before opening, because opening a FIFO waits for a writer
         kind = {stat.S_IFDIR: "directory", stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket"}.get(stat.S_IFMT(mode), "device")
         raise BadParamError(f"path: expected a regular file, got {shown}, which is a {kind}")
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:  # mmap refuses it
+        if os.fstat(file.fileno()).st_size == 0:  # mmap refuses an empty file
             raise BadParamError(f"path: expected a GGUF file, got {shown}: the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             check_header(shown, data, block_sizes)
 
 
 def _shown(text: str) -> str:
-    """A path or a name as errors show it: escaped where it has line breaks or other control characters."""
+    """A path or a name for an error message, with control characters escaped."""
     return text if text.isprintable() else repr(text)
 
 
 def _like(name: str, names: list[str], most: int = 5) -> str:
-    """The names that are most like one that is not among them."""
+    """The known names most similar to a missing one."""
     chosen = difflib.get_close_matches(name, names, most, 0.0)
     more = len(names) - len(chosen)
     return (", ".join(map(repr, chosen)) or "none") + (f" and {more} more" if more else "")

@@ -1,7 +1,7 @@
 """Checks a GGUF header against the size of the file, before the package gguf reads it.
 
-Its reader trusts every count and length: an array that claims 2^61 values makes it allocate without end. The check reads no tensor data.
-Of an array it reads only the lengths of strings. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3.
+The package's reader trusts every count and length: an array that claims 2^61 values exhausts memory. The check reads no tensor data, and
+of arrays only the lengths of strings. Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from collections.abc import Mapping
 from scaled_mm.errors import BadParamError
 
 _UINT32, _STRING, _ARRAY, _BF16 = 4, 8, 9, 30
-# The least bytes of a value by its type, of a key with its value, and of a tensor's description.
+# Minimum bytes of a value by type, of a key with its value, and of a tensor's description.
 _VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, _UINT32: 4, 5: 4, 6: 4, 7: 1, _STRING: 8, _ARRAY: 4 + 8, 10: 8, 11: 8, 12: 8}
 _KEY_BYTES, _TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
 _MOST_NAME_BYTES, _MOST_DIMS = 2**16 - 1, 4  # limits of the format
-# Limits of ours. The reader needs about 1.2 KB and 15 us for an array value, and more for a tensor: a well-formed file of 1 GB could take
-# all memory. The largest vocabularies have about 1.3 million array values, and models have thousands of tensors.
+# Our own limits. The reader needs about 1.2 KB and 15 us per array value, and more per tensor, so a well-formed file of 1 GB could exhaust
+# memory. The largest vocabularies have about 1.3 million array values, and models have thousands of tensors.
 _MOST_KEYS, _MOST_VALUES, _MOST_ARRAYS, _MOST_LEVELS, _MOST_TENSORS = 2**16, 2**22, 2**18, 8, 2**18
-_MOST_HEADER_BYTES = 2**32 - 1  # the reader adds offsets in uint32 where the file gives an alignment
-_READER_KEYS = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # its names for the first fields, which it keeps among the keys
+_MOST_HEADER_BYTES = 2**32 - 1  # the reader adds offsets in uint32 if the file gives an alignment
+_READER_KEYS = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # the reader's names for the first fields, which it stores among the keys
 
 
 def printable(name: str, most: int = 100) -> str:
-    """`name` as errors show it: quoted, escaped and short."""
+    """`name` for an error message: quoted, escaped and shortened."""
     return repr(name if len(name) <= most else name[:most] + "...")
 
 
 def check_header(path: str, data: mmap.mmap, block_sizes: Mapping[int, tuple[int, int]]) -> None:
-    """Raises BadParamError unless `data`, a whole file, has a GGUF header whose counts, lengths and offsets fit its size.
+    """Raises BadParamError unless `data`, the whole file, has a GGUF header whose counts, lengths and offsets fit its size.
 
-    path: as errors show it.
-    block_sizes: (values, bytes) of a block, by tensor type, of the types that the reader knows.
+    path: for error messages.
+    block_sizes: (values, bytes) of a block by tensor type, for the types that the reader supports.
     """
     header = _Header(path, data)
     tensors, keys = header.check_counts()
@@ -43,7 +43,7 @@ def check_header(path: str, data: mmap.mmap, block_sizes: Mapping[int, tuple[int
 
 
 class _Header:
-    """A walk over the header; `at` is the offset of the next byte."""
+    """A cursor over the header; `at` is the offset of the next byte."""
 
     def __init__(self, path: str, data: mmap.mmap):
         self.path, self.data, self.size = path, data, len(data)
@@ -107,7 +107,7 @@ class _Header:
                     raise self.wrong(f"{what}: expected a power of two of value type {_UINT32}, uint32, got {got}")
 
     def check_values(self, kind: int, count: int, what: str, level: int = 0) -> None:
-        """Walks over `count` values of a type; level: how many arrays they lie in."""
+        """Skips `count` values of a type. level: the number of enclosing arrays."""
         if kind not in _VALUE_BYTES:
             raise self.wrong(f"{what}: expected a value type from 0 to 12, got {kind}")
         self.need(size := count * _VALUE_BYTES[kind], what)
@@ -125,7 +125,7 @@ class _Header:
             self.at += size
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Walks over strings; a vocabulary has hundreds of thousands, hence no call for each."""
+        """Skips strings in one loop without a call per string, because a vocabulary has hundreds of thousands."""
         unpack, data, at, last = struct.Struct("<Q").unpack_from, self.data, self.at, self.size - 8
         while count and at <= last:
             at += 8 + unpack(data, at)[0]
@@ -151,7 +151,7 @@ class _Header:
             self.need(end, f"data up to tensor {printable(name)}")
 
     def tensor(self, what: str, block_sizes: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
-        """Offset from the first tensor, bytes."""
+        """(offset from the first tensor, size), in bytes."""
         (n_dims,) = self.take("<I", what)
         self.limit(n_dims, _MOST_DIMS, f"dimensions of {what}")
         *dims, kind, offset = self.take(f"<{n_dims}QIQ", what)
@@ -160,7 +160,7 @@ class _Header:
         block, block_bytes = block_sizes[kind]
         if not all(dims) or (values := math.prod(dims)) >= 2**63:
             raise self.wrong(f"{what}: expected dimensions of 1 or more whose product is less than 2^63, got {dims}")
-        if (dims[0] if dims else 1) % block or (kind == _BF16 and not dims):  # the reader wants a dimension of bf16
+        if (dims[0] if dims else 1) % block or (kind == _BF16 and not dims):  # the reader requires a dimension for bf16
             raise self.wrong(f"{what}: expected the first dimension, K, to be a multiple of {block}, got dimensions {dims}")
         if offset % self.alignment:
             raise self.wrong(f"{what}: expected an offset that is a multiple of {self.alignment}, got {offset}")

@@ -1,4 +1,4 @@
-"""Blocks taken apart and put together: bytes on one side; scales, minima or sums, and levels on the other. No arithmetic."""
+"""Splits the bytes of blocks into scales, minima or sums, and levels, and assembles them again. No arithmetic."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from scaled_mm.gguf_formats import BLOCK, BlockFormat
 _HALF = BLOCK // 2
 _NAN = 0x7E00  # float16, quiet, positive
 
-# A CPU takes this many values at a time, 4 MiB of float32, so that they stay in its caches; a GPU 2^26, so that memory is bounded.
+# Values converted at a time: on a CPU 4 MiB of float32, which stay in its caches; on a GPU 2^26, which bounds memory.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20}
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 26
 
 
 def chunks(blocks: torch.Tensor) -> Iterator[slice]:
-    """Slices of [blocks, ...] to convert one after the other."""
+    """Slices of [blocks, ...] for conversion in chunks."""
     size = _CHUNK_ELEMENTS.get(blocks.device.type, _CHUNK_ELEMENTS_ELSEWHERE) // BLOCK
     for start in range(0, blocks.shape[0], size):
         yield slice(start, start + size)
 
 
 def check_blocks(name: str, q: object, description: BlockFormat) -> None:
-    """A typed error unless `q` is uint8 [..., K/32, bytes of a block], at least 2-d, and the blocks of a row lie one after the other."""
+    """Raises a typed error unless `q` is uint8 [..., K/32, bytes of a block], at least 2-d, with contiguous blocks in each row."""
     check_shape(name, q, description)
     size = description.block_bytes
     if q.stride(-1) != 1 or (q.shape[-2] > 1 and q.stride(-2) != size):
@@ -36,26 +36,26 @@ def check_blocks(name: str, q: object, description: BlockFormat) -> None:
 
 
 def check_shape(name: str, q: object, description: BlockFormat) -> None:
-    """The same, whatever the strides."""
+    """As `check_blocks`, for any strides."""
     check_no_quantized_tensor(name, q, "a tensor")
     check_strided(name, q)
     size = description.block_bytes
     if q.dtype is not torch.uint8:
         raise BadTensorDtypeError(f"{name}: expected uint8, got {q.dtype}{quantizer_hint(q.dtype, description)}")
     if q.dim() < 2 or q.shape[-1] != size:
-        flat = q.dim() == 2 and q.shape[-1] > 0 and q.shape[-1] % size == 0  # rows of bytes, as files and numpy have them
+        flat = q.dim() == 2 and q.shape[-1] > 0 and q.shape[-1] % size == 0  # rows of bytes, as in files and numpy arrays
         hint = f"; rows of bytes become blocks by .unflatten(-1, (-1, {size}))" if flat else ""
         raise BadTensorShapeError(f"{name}: expected [..., K/32, {size}] for {description.name}, got {list(q.shape)}{hint}")
 
 
 def check_no_quantized_tensor(name: str, value: object, expected: str, advice: str = "give its .q, and its .fmt") -> None:
-    """BadParamError, with advice, for a QuantizedTensor, which `load_gguf` returns, where its blocks are expected."""
+    """Raises BadParamError, with a hint, for a QuantizedTensor (from `load_gguf`) where its blocks are expected."""
     if not isinstance(value, torch.Tensor) and hasattr(value, "q") and hasattr(value, "fmt"):
         raise BadParamError(f"{name}: expected {expected}, got a {type(value).__name__}; {advice}")
 
 
 def quantizer_hint(dtype: torch.dtype, description: BlockFormat | None = None) -> str:
-    """What an error adds where floats came and blocks were expected."""
+    """A hint for the error message if a float tensor was given instead of blocks."""
     if not dtype.is_floating_point:
         return ""
     activations = description is not None and not description.is_weight
@@ -63,10 +63,10 @@ def quantizer_hint(dtype: torch.dtype, description: BlockFormat | None = None) -
 
 
 class Parts(NamedTuple):
-    """The fields of blocks, wherever they lie.
+    """The fields of blocks, with any strides.
 
-    d: float16 [..., K/32]. second: the same, m or s, or None. high: uint8 [..., K/32, 4], the fifth bits, or None.
-    levels: uint8 [..., K/32, 16], nibbles, or of eight bits int8 [..., K/32, 32].
+    d: float16 [..., K/32]. second: m or s, float16 [..., K/32], or None. high: the fifth bits, uint8 [..., K/32, 4], or None.
+    levels: nibbles, uint8 [..., K/32, 16]; for 8-bit formats int8 [..., K/32, 32].
     """
 
     d: torch.Tensor
@@ -75,12 +75,12 @@ class Parts(NamedTuple):
     levels: torch.Tensor
 
     def slice(self, *index: slice) -> Parts:
-        """Those of some rows, and some blocks of them."""
+        """The fields of some rows, and of some blocks in these rows."""
         return Parts(*(None if part is None else part[index] for part in self))
 
 
 def take_apart(q: torch.Tensor, description: BlockFormat) -> Parts:
-    """The fields of q, uint8 [..., K/32, bytes of a block]: copies of the halves, views of the rest."""
+    """The fields of q, uint8 [..., K/32, bytes of a block]: copies of the float16 fields, views of the others."""
     high, levels = description.high_offset, description.levels_offset
     return Parts(
         _halves(q, 0),
@@ -91,7 +91,7 @@ def take_apart(q: torch.Tensor, description: BlockFormat) -> Parts:
 
 
 def put_together(parts: Parts, description: BlockFormat, out: torch.Tensor) -> None:
-    """Writes the fields to out, uint8 [..., K/32, bytes of a block]: the inverse of `take_apart`, bit by bit."""
+    """Writes the fields to out, uint8 [..., K/32, bytes of a block]: the exact inverse of `take_apart`."""
     high, levels = description.high_offset, description.levels_offset
     out[..., :2] = parts.d.unsqueeze(-1).contiguous().view(torch.uint8)
     if parts.second is not None:
@@ -102,18 +102,18 @@ def put_together(parts: Parts, description: BlockFormat, out: torch.Tensor) -> N
 
 
 def _halves(q: torch.Tensor, offset: int) -> torch.Tensor:
-    # A copy, also of a single block: two bytes among bytes need not be aligned.
+    # A copy even of a single block, because two bytes inside a block may be unaligned.
     return q[..., offset : offset + 2].clone(memory_format=torch.contiguous_format).view(torch.float16).squeeze(-1)
 
 
 def to_half(value: torch.Tensor) -> torch.Tensor:
-    """float16, to nearest even, infinite from 65520 on; every NaN is 0x7e00, where a CPU and a GPU would each have their own."""
+    """Converts to float16, to nearest even, infinite from 65520 on. Every NaN becomes 0x7e00, because CPU and GPU produce different NaNs."""
     half = value.to(torch.float16)
     return half.view(torch.int16).masked_fill_(half.isnan(), _NAN).view(torch.float16)
 
 
 def pack_levels(levels: torch.Tensor, description: BlockFormat) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """(high, levels) as `Parts` has them, of levels uint8 [..., 32], or of eight bits int8 [..., 32], as they are."""
+    """(high, levels) as in `Parts`, from levels uint8 [..., 32]. 8-bit levels, int8 [..., 32], stay unchanged."""
     if description.signed:
         return None, levels
     high = None
@@ -124,7 +124,7 @@ def pack_levels(levels: torch.Tensor, description: BlockFormat) -> tuple[torch.T
 
 
 def unpack_levels(parts: Parts) -> torch.Tensor:
-    """Levels, contiguous: uint8 [..., K/32, 32], or of eight bits int8."""
+    """Contiguous levels: uint8 [..., K/32, 32]; int8 for 8-bit formats."""
     nibbles = parts.levels
     if nibbles.dtype is torch.int8:
         return nibbles.contiguous()
@@ -135,7 +135,7 @@ def unpack_levels(parts: Parts) -> torch.Tensor:
 
 
 def fifth_bits(high: torch.Tensor) -> torch.Tensor:
-    """uint8 [..., K/32, 32], 16 or 0: the fifth bits where they belong in a level."""
+    """uint8 [..., K/32, 32], 16 or 0: the fifth bits at their position in a level."""
     return ((high.unsqueeze(-1) >> bit_numbers(high.device)) & 1).mul_(16).flatten(-2)
 
 

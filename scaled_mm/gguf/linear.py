@@ -1,4 +1,4 @@
-"""`block_linear`: a linear layer whose weight is packed blocks."""
+"""`block_linear`: a linear layer with a packed weight in a GGUF format."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def block_linear(
     out_dtype: torch.dtype | None = None,
     mode: str = "auto",
 ) -> torch.Tensor:
-    """y = cast( x W^T + bias ): [..., K] to [..., M], contiguous.
+    """y = cast( x W^T + bias ): [..., K] to [..., N], contiguous.
 
-    x: float16, bfloat16 or float32 [..., K], at least 1-d, any strides. packed: what `pack_block_weight` returned for a weight [M, K].
-    bias: [M] or [1, M], float32 or out_dtype; added in float32. out_dtype: float16, bfloat16 or float32; x's dtype by default.
-    mode: of any format, whatever its bits,
+    x: float16, bfloat16 or float32 [..., K], at least 1-d, any strides. packed: the result of `pack_block_weight` for a weight [N, K].
+    bias: [N] or [1, N], float32 or out_dtype; added in float32. out_dtype: float16, bfloat16 or float32; x's dtype by default.
+    mode: the same names for all formats, whatever their bits:
 
-    * "w4a8": x is quantized to q8_1, then multiplied as by `gemm_q4_0_q8_1`. A block of x that sums to 65520 or more makes its row not
-      finite (unless the format is q8_0), for float16 holds the sum.
-    * "w4a16": x is multiplied as by `gemm_q4_0`; float16 or bfloat16.
-    * "auto": "w4a8" for float32. Otherwise on CUDA what the tile table says for this many rows of x; on a CPU "w4a16", which is as fast
-      there and closer to the truth.
+    * "w4a8": x is quantized to q8_1, then multiplied as by `gemm_q4_0_q8_1`. Because float16 stores the sum of 32 values, a sum of 65520
+      or more makes its row non-finite, except with q8_0 weights.
+    * "w4a16": x, float16 or bfloat16, is multiplied as by `gemm_q4_0`.
+    * "auto": "w4a8" for float32. Otherwise on CUDA the tile table's mode for this number of tokens; on a CPU "w4a16", which is as fast
+      there and more accurate.
 
-    CPU or CUDA; there on the current stream, without synchronising, and output and workspace come from torch's allocator. The output never
-    requires a gradient.
-    Raises a ScaledMMError subclass that names the argument, what was expected and what came.
+    CPU or CUDA. On CUDA it uses the current stream, does not synchronize, and takes output and workspace from torch's allocator. The
+    output never requires a gradient.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     if not isinstance(packed, PackedBlockWeight):
         expected = "what pack_block_weight returns"

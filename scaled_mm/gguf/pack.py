@@ -1,4 +1,4 @@
-"""Weights packed once for the products: on a GPU tiles in the order of its kernels, elsewhere a tensor for each field of the blocks."""
+"""Packs weights once for all their products: on a GPU as tiles in the kernels' order, elsewhere as one tensor per field of the blocks."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import dataclasses
 import torch
 
 from scaled_mm.core import checks
+from scaled_mm.core.constant import is_written
 from scaled_mm.errors import BadParamError, BadTensorShapeError, DeviceNotSupportedError
 from scaled_mm.gguf import layout, tiles
 from scaled_mm.gguf_formats import BLOCK, lookup, lookup_weight
-from scaled_mm.products.prepared_weight import is_written
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PackedBlockWeight:
-    """What `pack_block_weight` returns, to be given to `block_linear`, the products and descriptors.
+    """The result of `pack_block_weight`, for `block_linear`, the products and descriptors.
 
-    fmt: the format's name. rows, k: of the weight, whose `shape` is [rows, k].
+    fmt: the format's name. rows, k: the weight's `shape` is [rows, k].
     tiles: on CUDA uint8 [ceil(rows/64), ceil(k/256), bytes of a tile]; None elsewhere.
-    fields: where there are no tiles the fields of the blocks, [rows, k/32, ...], each contiguous; None on CUDA.
+    fields: the fields of the blocks, [rows, k/32, ...], each contiguous; None on CUDA.
     constant: products may read the tiles before the preceding kernel of their stream has ended (docs/decisions/0011). Only
-        `pack_block_weight` says so, of the memory that it wrote: a replaced or an unpickled one does not.
-    The layout may change with a release; what `unpack` returns does not.
+        `pack_block_weight` sets it, for memory that it wrote. `dataclasses.replace` and unpickling reset it.
+    The layout may change between releases. The result of `unpack` does not change.
     """
 
     fmt: str
@@ -45,7 +45,7 @@ class PackedBlockWeight:
         if self.k % BLOCK or tuple(part.shape) != expected:
             raise BadTensorShapeError(f"rows, k: expected those of the {name}, {list(part.shape)} here, got {got}")
 
-    def __repr__(self) -> str:  # without the memory
+    def __repr__(self) -> str:  # the tensors are not printed
         return f"PackedBlockWeight({self.fmt}, {self.rows} x {self.k}, {self.device}, constant={self.constant})"
 
     def __getstate__(self) -> dict:
@@ -53,7 +53,7 @@ class PackedBlockWeight:
 
     @property
     def shape(self) -> torch.Size:
-        """[M, K]: output features, input features."""
+        """[N, K]: output features, input features."""
         return torch.Size((self.rows, self.k))
 
     @property
@@ -62,21 +62,21 @@ class PackedBlockWeight:
 
     @property
     def nbytes(self) -> int:
-        """As many as the blocks had; of tiles as if rows were a multiple of 64, and blocks of 8."""
+        """Size in bytes: that of the blocks. Tiles round rows up to a multiple of 64, and the blocks of a row to a multiple of 8."""
         if self.tiles is not None:
             return self.tiles.numel()
         return self.fields.d.numel() * lookup(self.fmt).block_bytes
 
     def to(self, device: torch.device | str) -> PackedBlockWeight:
-        """The same weight on another device, in that one's layout.
+        """The same weight on another device, in that device's layout.
 
-        Raises BadParamError for what names no device, and for a weight of the meta device, which has no data; DeviceNotSupportedError for a device
-        that this torch or this machine lacks.
+        Raises BadParamError for an invalid device name, and for a weight on the meta device, which has no data. Raises
+        DeviceNotSupportedError if this torch or this machine does not have the device.
         """
         wanted = checks.device(device)
         try:
             target = torch.empty(0, device=wanted).device  # with an index
-        except (AssertionError, RuntimeError) as error:  # an AssertionError of torch says that it was built without CUDA
+        except (AssertionError, RuntimeError) as error:  # torch raises an AssertionError if it was built without CUDA
             reason = str(error).partition("\n")[0]
             raise DeviceNotSupportedError(f"device: expected one that torch {torch.__version__} can use here, got {wanted}: {reason}") from error
         if self.device.type == "meta" and target != self.device:
@@ -85,7 +85,7 @@ class PackedBlockWeight:
 
     @torch.no_grad()
     def unpack(self) -> torch.Tensor:
-        """The blocks, uint8 [M, K/32, bytes of a block], bit by bit those that were packed, NaN in scales included."""
+        """The packed blocks, uint8 [N, K/32, bytes of a block], bit for bit, including NaN in scales."""
         description = lookup(self.fmt)
         if self.tiles is not None:
             return tiles.to_blocks(self.tiles, self.rows, self.k // BLOCK, description)
@@ -94,19 +94,19 @@ class PackedBlockWeight:
         return out
 
     def parts(self) -> layout.Parts:
-        """The fields by blocks: those that are kept, of tiles new ones."""
+        """The fields of the blocks: the stored ones, or new ones made from tiles."""
         return self.fields if self.tiles is None else layout.take_apart(self.unpack(), lookup(self.fmt))
 
 
 @torch.no_grad()
 def pack_block_weight(weight_q: torch.Tensor, fmt: str) -> PackedBlockWeight:
-    """Packs a weight once for all products with it; a copy of the same size (on CUDA of up to 63 rows and 7 blocks a row more), exact.
+    """Packs a weight once for all its products: an exact copy of the same size. On CUDA padding adds up to 63 rows, and 7 blocks per row.
 
-    weight_q: uint8 [M, K/32, bytes of a block], CPU or CUDA; the blocks of a row one after the other.
+    weight_q: uint8 [N, K/32, bytes of a block], CPU or CUDA; the blocks of a row are contiguous.
     fmt: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0".
-    On CUDA waits until the device has done the current stream's work: products may then read the weight early, as those of
-    `prepare_weight`. Not while a graph is captured, a function is compiled or operators are traced.
-    Raises BadParamError (fmt, a weight_q that is no tensor), BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError.
+    On CUDA it waits for the current stream, so that products may read the weight early, as after `prepare_weight`. During graph capture,
+    compilation and tracing it does not wait, and products do not read early.
+    Raises BadParamError (invalid fmt, or weight_q is not a tensor), BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError.
     """
     description = lookup_weight(fmt)
     check_matrix("weight_q", weight_q, fmt)
@@ -116,12 +116,12 @@ def pack_block_weight(weight_q: torch.Tensor, fmt: str) -> PackedBlockWeight:
         object.__setattr__(packed, "constant", is_written(packed.tiles))
         return packed
     fields = layout.take_apart(weight_q, description)
-    own = (None if field is None else field.clone(memory_format=torch.contiguous_format) for field in fields)  # never views of the weight
+    own = (None if field is None else field.clone(memory_format=torch.contiguous_format) for field in fields)  # copies, never views of the weight
     return PackedBlockWeight(fmt, rows, k, None, layout.Parts(*own))
 
 
 def check_matrix(name: str, q: object, fmt: str) -> None:
-    """`layout.check_blocks`, and BadTensorShapeError unless it is a matrix of blocks."""
+    """As `layout.check_blocks`; also raises BadTensorShapeError unless q is a matrix of blocks."""
     description = lookup(fmt)
     layout.check_blocks(name, q, description)
     if q.dim() != 3:

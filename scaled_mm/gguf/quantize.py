@@ -1,8 +1,6 @@
-"""Quantizers to llama.cpp's block formats: 32 values share a float16 scale."""
+"""The quantizer of every GGUF format: 32 values of a row form a block and share a float16 scale."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 
@@ -17,26 +15,26 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @torch.no_grad()
 def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Tensor:
-    """Quantizes `x` to the blocks of a format: float [..., K] to uint8 [..., K/32, bytes of a block].
+    """Quantizes `x` to the blocks of a GGUF format: float [..., K] to uint8 [..., K/32, bytes of a block].
 
     x: float16, bfloat16 or float32 [..., K], at least 1-d, K a multiple of 32, CPU or CUDA, any strides.
     fmt: "q4_0" (18 bytes), "q4_1" (20), "q5_0" (22), "q5_1" (24), "q8_0" (34) or "q8_1" (36).
-    rule: "absmax" or "ggml"; it makes a difference for q4_0 and q5_0 alone. With L = 8 for q4_0 and 16 for q5_0, in float32,
-    each operation rounded by itself, round = half away from zero:
+    rule: "absmax" or "ggml"; it changes only q4_0 and q5_0. L is 8 for q4_0 and 16 for q5_0. Every float32 operation rounds by itself;
+    round() rounds half away from zero:
 
-    * "absmax": d = max|x| / (L - 1);  q = clamp(round(x / d) + L, 0, 2 L - 1). This project's; symmetric.
-    * "ggml": d = (the first x of largest magnitude) / -L;  q = min(trunc(x * (1 / d) + (L + 0.5)), 2 L - 1). llama.cpp's; it uses
-      the level that "absmax" leaves out, and has the smaller error.
+    * "absmax": d = max|x| / (L - 1);  q = clamp(round(x / d) + L, 0, 2 L - 1). Symmetric; this project's rule.
+    * "ggml": d = (the first x of largest magnitude) / -L;  q = min(trunc(x * (1 / d) + (L + 0.5)), 2 L - 1). llama.cpp's rule; it
+      also uses the level -L, which "absmax" does not, and has the smaller error.
 
     q4_1, q5_1: m = min x;  d = (max x - m) / (2^bits - 1);  q = min(trunc((x - m) * (1 / d) + 0.5), 2^bits - 1).
-    q8_0, q8_1: d = max|x| / 127;  q = round(x * (1 / d)). q8_1 also has s, the sum of the 32 values as they were, not of the
-    quantized ones: x[i] + x[i + 16], then those sums with the ones 8 further on, 4, 2, 1, each addition a float32 one.
+    q8_0, q8_1: d = max|x| / 127;  q = round(x * (1 / d)). q8_1 also stores s, the sum of the 32 values before quantization, in float32:
+    x[i] + x[i + 16], then the sums 8, 4, 2 and 1 apart.
 
-    1 / d is 0 where d is. d, m and s are stored as float16, to nearest even; q is computed with d before that rounding.
+    1 / d is 0 where d is 0. d, m and s are stored as float16, rounded to nearest even; q is computed with d before that rounding.
 
-    Where a block has a NaN or an infinity, or d overflows float16 (65520), d is NaN or infinite, and products with the block are not
-    finite. Levels that come out NaN or infinite are stored as 0, by "absmax" as the level for 0. docs/design/gguf-formats.md has the
-    details. All but q8_1's and "absmax" has the bits of the `gguf` package; CPU and CUDA have the same bits. Nothing waits for the device.
+    If a block contains a NaN or an infinity, or d overflows float16 (65520), d is NaN or infinite and products with the block are not
+    finite. NaN and infinite levels are stored as 0, by "absmax" as the level for 0. docs/design/gguf-formats.md has the details.
+    The bits are those of the `gguf` package, except for q8_1 and the rule "absmax". CPU and CUDA give the same bits. Does not synchronise.
 
     Source: ggml-quants.c of llama.cpp (`quantize_row_*_ref`), and for s its CUDA quantizer.
     Raises BadParamError (fmt, rule, an x that is no tensor), BadTensorDtypeError or BadTensorShapeError.
@@ -71,7 +69,7 @@ def _empty(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor:
 
 
 def _encode(x: torch.Tensor, description: BlockFormat, rule: str, out: torch.Tensor) -> None:
-    """Writes the blocks of x, float32 [blocks, 32]. Each line below is one rounding at most; torch cannot contract separate calls."""
+    """Writes the blocks of x, float32 [blocks, 32]. Separate torch calls cannot be contracted, so every operation rounds by itself."""
     second = None
     if description.second == "m":
         d, second, levels = _from_range(x, description)
@@ -99,7 +97,7 @@ def _from_largest(x: torch.Tensor, description: BlockFormat) -> tuple[torch.Tens
 
 
 def _from_range(x: torch.Tensor, description: BlockFormat) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    # Which zero a minimum or maximum of both zeros is depends on the order of the comparisons: here -0.0 and +0.0.
+    # The sign of a minimum or maximum over -0.0 and +0.0 depends on the order of comparisons. Fixed here: minimum -0.0, maximum +0.0.
     has_negative_zero = (x.view(torch.int32) == -(2**31)).any(-1, keepdim=True)
     low = x.amin(-1, keepdim=True)
     low = torch.where(low == 0, torch.where(has_negative_zero, -0.0, 0.0), low)
@@ -115,7 +113,7 @@ def _from_magnitude(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _sum(x: torch.Tensor) -> torch.Tensor:
-    """float32 [blocks, 1]. The order is that of a warp's butterfly: 16, 8, 4, 2, 1 lanes apart."""
+    """float32 [blocks, 1], in the order of a warp's butterfly reduction: 16, 8, 4, 2, 1 lanes apart."""
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         x = x[..., :half] + x[..., half:]
@@ -123,7 +121,7 @@ def _sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def _unsigned(levels: torch.Tensor, description: BlockFormat) -> torch.Tensor:
-    # What is not finite has no level; 0 is what x86, and hence the gguf package there, makes of it.
+    # Non-finite levels become 0, as in the gguf package on x86.
     return levels.nan_to_num_(0, 0, 0).trunc_().clamp_(0, 2**description.bits - 1).to(torch.uint8)
 
 
@@ -133,29 +131,15 @@ def _inverse(d: torch.Tensor) -> torch.Tensor:
 
 
 def _round_away(value: torch.Tensor) -> torch.Tensor:
-    """Half away from zero, as C's roundf; NaN of an infinity. Adding 0.5 would do but for 0.49999997, whose sum rounds to 1."""
+    """Half away from zero, as C's roundf; NaN for an infinity. floor(x + 0.5) would be wrong for 0.49999997: that sum rounds to 1."""
     magnitude = value.abs()
     floor = magnitude.floor()
     return magnitude.sub_(floor).mul_(2).floor_().add_(floor).copysign_(value)
 
 
 def _number(value: int, like: torch.Tensor) -> torch.Tensor:
-    # On the device: torch's CUDA kernel multiplies by the reciprocal of a number that lies on the host, which rounds twice.
+    # On the device: torch's CUDA kernel divides by a host scalar by multiplying with its reciprocal, which rounds twice.
     return torch.full((), float(value), dtype=torch.float32, device=like.device)
 
 
 _operator = operator("quantize_block", 1, _quantize, _check, "str fmt, str rule", fake=_empty)
-
-
-def _named(fmt: str) -> Callable[..., torch.Tensor]:
-    def quantize(x: torch.Tensor, rule: str = "absmax") -> torch.Tensor:
-        return quantize_block(x, fmt, rule)
-
-    quantize.__name__ = quantize.__qualname__ = f"quantize_{fmt}"
-    quantize.__doc__ = f'`quantize_block(x, "{fmt}", rule)`: float [..., K] to uint8 [..., K/32, {lookup(fmt).block_bytes}].'
-    return quantize
-
-
-quantize_q4_0, quantize_q4_1, quantize_q5_0, quantize_q5_1, quantize_q8_0, quantize_q8_1 = map(
-    _named, ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1")
-)

@@ -1,17 +1,17 @@
-"""What every block product is compared with: the documented formula in float64, a block at a time, independent of the code it checks.
+"""The reference for products with GGUF formats: the documented formulas in float64, block by block, independent of the code under test.
 
-    q4_0, q5_0   C[m,n] = sum over blocks of d_w * (d_a * sum(q_w * q_a) - zero * s_a)           zero = 8, 16
-    q4_1, q5_1   C[m,n] = sum over blocks of d_w * d_a * sum(q_w * q_a) + m_w * s_a
-    q8_0         C[m,n] = sum over blocks of d_w * d_a * sum(q_w * q_a)
+    q4_0, q5_0   C[n,m] = sum over blocks of d_w * (d_a * sum(q_w * q_a) - zero * s_a)           zero = 8, 16
+    q4_1, q5_1   C[n,m] = sum over blocks of d_w * d_a * sum(q_w * q_a) + m_w * s_a
+    q8_0         C[n,m] = sum over blocks of d_w * d_a * sum(q_w * q_a)
 
-q_w, q_a are the levels as stored, s_a the sum as stored. Sums of levels are integers, exact in float64.
+q_w and q_a are the stored levels, s_a the stored sum, n a row of the weight and m a token. Sums of levels are integers, exact in float64.
 """
 
 from __future__ import annotations
 
 import torch
 
-# Byte offsets, spelt out: (bits, zero, d, m or s, fifth bits, levels).
+# Explicit byte offsets: (bits, zero, d, m or s, fifth bits, levels).
 _BYTES = {
     "q4_0": (4, 8, 0, None, None, 2),
     "q4_1": (4, 0, 0, 2, None, 4),
@@ -23,7 +23,7 @@ _BYTES = {
 
 
 def fields(q: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """float64 (levels [..., K/32, 32] as stored, d [..., K/32], m or s [..., K/32] or None)."""
+    """float64 (stored levels [..., K/32, 32], d [..., K/32], m or s [..., K/32] or None)."""
     bits, _, d, second, fifth, start = _BYTES[fmt]
     byte = q.to(torch.int64)
     if bits == 8:
@@ -37,7 +37,7 @@ def fields(q: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch
 
 
 def _half(byte: torch.Tensor, offset: int) -> torch.Tensor:
-    """An IEEE float16 from its bits."""
+    """The IEEE float16 with these bits."""
     bits = byte[..., offset] + 256 * byte[..., offset + 1]
     exponent, fraction = (bits >> 10) % 32, (bits % 1024).double()
     normal = torch.ldexp(1 + fraction / 1024, exponent - 15)
@@ -56,7 +56,7 @@ def dequantize(q: torch.Tensor, fmt: str) -> torch.Tensor:
 
 @torch.no_grad()
 def gemm_q8_1(weight_q: torch.Tensor, activation_q: torch.Tensor, fmt: str) -> torch.Tensor:
-    """float64 [M, N]: the product of a weight, uint8 [M, K/32, bytes of a block], and q8_1 activations, uint8 [N, K/32, 36]."""
+    """float64 [N, M]: the product of a weight, uint8 [N, K/32, bytes of a block], and q8_1 activations, uint8 [M, K/32, 36]."""
     q_w, d_w, m_w = fields(weight_q, fmt)
     q_a, d_a, s_a = fields(activation_q, "q8_1")
     zero = _BYTES[fmt][1]
@@ -74,5 +74,5 @@ def gemm_q8_1(weight_q: torch.Tensor, activation_q: torch.Tensor, fmt: str) -> t
 
 @torch.no_grad()
 def gemm(weight_q: torch.Tensor, activation: torch.Tensor, fmt: str) -> torch.Tensor:
-    """float64 [M, N]: the product of the dequantized weight and float activations [N, K]."""
+    """float64 [N, M]: the product of the dequantized weight and float activations [M, K]."""
     return dequantize(weight_q, fmt) @ activation.double().t()

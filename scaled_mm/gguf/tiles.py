@@ -1,11 +1,12 @@
-"""Packed weights on a GPU: tiles of 64 rows by 8 blocks, each part in the order in which the threads of a kernel read it.
+"""Packed weights on a GPU: tiles of 64 rows by 8 blocks. Each part is stored in the order in which threads read it.
 
-uint8 [ceil(M/64), ceil(K/256), 512 * bytes of a block]; rows and blocks past the end are zero bytes. A tile is four bands of 16 rows, the parts
-of a band one after the other: levels, fifth words of levels (q5_0, q5_1), d, m (q4_1, q5_1). docs/design/gguf-formats.md has the place of every
-byte. No arithmetic.
+Tiles of a weight [N, K] are uint8 [ceil(N/64), ceil(K/256), 512 * bytes of a block]; rows and blocks past the end are zero bytes. A tile has four
+bands of 16 rows. The parts of a band follow one another: levels, fifth words of levels (q5_0, q5_1), d, m (q4_1, q5_1).
+docs/design/gguf-formats.md gives the position of every byte. No arithmetic.
 
-Axes below: w and g, warp and group of a thread; h, which of its two rows; row = 16 w + 8 h + g. t, the thread in its group. Blocks are
-b = 2 p + e. Elements of a block: 8 q + 2 t + o, q = 2 y + s; of bytes 16 u + 8 v + 2 t + o. Pairs of five bits: n = 8 e + 4 h + q.
+Axis names below: w is the warp, g the group of a thread, h the first or second of its two rows; row = 16 w + 8 h + g. t is the thread in its
+group. Block b = 2 p + e. Element of a block: 8 q + 2 t + o with q = 2 y + s; for 8-bit levels 16 u + 8 v + 2 t + o. Pair of five-bit levels:
+n = 8 e + 4 h + q.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from scaled_mm.gguf_formats import BLOCK, TILE_BLOCKS, TILE_ROWS, BlockFormat
 
 _W, _H, _G, _T = 4, 2, 8, 4
 _P, _E = TILE_BLOCKS // 2, 2
-_CHUNK_BLOCKS = 1 << 21  # converted at a time, so that what lies between stays small
+_CHUNK_BLOCKS = 1 << 21  # converted at a time, which bounds temporary memory
 
 
 def shape(rows: int, blocks: int, description: BlockFormat) -> tuple[int, int, int]:
-    """Of the tiles of a weight [rows, 32 * blocks]."""
+    """The shape of the tiles of a weight [rows, 32 * blocks]."""
     return -(-rows // TILE_ROWS), -(-blocks // TILE_BLOCKS), description.tile_bytes
 
 
 def from_blocks(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
-    """The tiles of q, uint8 [M, K/32, bytes of a block], on its device."""
+    """The tiles of q, uint8 [N, K/32, bytes of a block], on q's device."""
     m, blocks, _ = q.shape
     tiles = q.new_empty(shape(m, blocks, description))
     for part in _chunks(tiles):
@@ -37,7 +38,7 @@ def from_blocks(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
 
 
 def to_blocks(tiles: torch.Tensor, m: int, blocks: int, description: BlockFormat) -> torch.Tensor:
-    """What `from_blocks` was given, bit by bit."""
+    """The exact inverse of `from_blocks`."""
     q = tiles.new_empty((m, blocks, description.block_bytes))
     for part in _chunks(tiles):
         _unpack(tiles[part], description, q[part.start * TILE_ROWS : part.stop * TILE_ROWS])
@@ -52,7 +53,7 @@ def _chunks(tiles: torch.Tensor) -> Iterator[slice]:
 
 
 def _split(tiles: torch.Tensor, description: BlockFormat) -> list[torch.Tensor]:
-    """Views [R, C, w, bytes] of the parts of bands: levels, fifth words or nothing, d, m or nothing."""
+    """Views [R, C, w, bytes] of the parts of bands: levels, fifth words, d, m. Absent parts are empty."""
     blocks = TILE_ROWS * TILE_BLOCKS // _W
     halves = 2 * blocks
     sizes = [blocks * description.level_bytes, blocks * description.high_bytes, halves, halves if description.second else 0]
@@ -83,9 +84,9 @@ def _pack(q: torch.Tensor, description: BlockFormat, tiles: torch.Tensor) -> Non
 
 
 def _words_of_fives(values: torch.Tensor) -> torch.Tensor:
-    """The bytes [R, C, w, p, g, t, 5, 4] of a thread's five words, of levels [R, w, h, g, C, p, e, q, t, o].
+    """The bytes [R, C, w, p, g, t, 5, 4] of a thread's five words, from levels [R, w, h, g, C, p, e, q, t, o].
 
-    Half o of word i has level o of pairs 3 i, 3 i + 1, 3 i + 2 at bits 0, 5, 10, and bit i of that of pair 15 at bit 15.
+    Half o of word i contains level o of pairs 3 i, 3 i + 1 and 3 i + 2 at bits 0, 5 and 10, and bit i of level o of pair 15 at bit 15.
     """
     pairs = values.permute(0, 4, 1, 5, 3, 8, 6, 2, 7, 9).flatten(6, 8).to(torch.int16)  # R C w p g t n o
     first, second, third = (pairs[..., field:15:3, :] for field in range(3))
@@ -131,7 +132,7 @@ def _fives_of_words(words: torch.Tensor) -> torch.Tensor:
 
 
 def _word_numbers(device: torch.device) -> torch.Tensor:
-    """[i, 1]: beside the halves of words."""
+    """[i, 1], to broadcast with the halves of words."""
     return torch.arange(5, dtype=torch.int16, device=device).unsqueeze(-1)
 
 

@@ -1,10 +1,9 @@
-"""The cache of built libraries: one folder an entry, made whole or not at all.
+"""The cache of built libraries: one folder per entry, written atomically.
 
-An entry is built in a temporary folder beside it and renamed into place under a file lock, so two processes build it
-once and a killed build leaves nothing that could be taken for a result. Each entry records a digest of its library; one
-that does not match is set aside and built again.
+An entry is built in a temporary folder and renamed under a file lock. So two processes build it once, and a killed build leaves no
+incomplete entry. Each entry records a digest of its library; an entry that does not match is renamed and rebuilt.
 
-Loading a library runs its code, so the folder must be one that nobody else can write to.
+Loading a library runs its code, so no other user may be able to write to the folder.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 def cache_dir() -> Path:
-    """SCALED_MM_CACHE_DIR, else `scaled_mm` below XDG_CACHE_HOME or ~/.cache; absolute, for compilers run in another folder.
+    """SCALED_MM_CACHE_DIR, else `scaled_mm` below XDG_CACHE_HOME or ~/.cache. Absolute, because compilers run in another folder.
 
-    KernelNotBuiltError where nothing says what the home folder is.
+    Raises KernelNotBuiltError if the home folder is unknown.
     """
     if value := os.environ.get("SCALED_MM_CACHE_DIR"):
         return Path(value).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # its specification has others ignored
+    if os.path.isabs(base):  # the XDG specification says to ignore relative paths
         return Path(base) / "scaled_mm"
     try:
         return Path.home().absolute() / ".cache" / "scaled_mm"
@@ -51,7 +50,7 @@ def cache_dir() -> Path:
 
 
 def _named() -> str:
-    """The cache as errors name it: with the variable that moves it."""
+    """The cache's path for error messages, with the variable that changes it."""
     default = "" if os.environ.get("SCALED_MM_CACHE_DIR") else " (the default, as the variable is not set)"
     return f"{cache_dir()}{default}"
 
@@ -63,7 +62,7 @@ def _unusable(error: Exception) -> KernelNotBuiltError:
 
 @contextmanager
 def _writing() -> Iterator[None]:
-    """KernelNotBuiltError in the place of an OSError: the cache cannot be used, and which variable moves it."""
+    """Turns an OSError into a KernelNotBuiltError: the cache cannot be used. It names the variable that changes its path."""
     try:
         yield
     except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
@@ -72,7 +71,7 @@ def _writing() -> Iterator[None]:
 
 @contextmanager
 def _building(name: str) -> Iterator[None]:
-    """KernelNotBuiltError in the place of an OSError of a build: a full disk, a compiler that cannot be started."""
+    """Turns an OSError of a build into a KernelNotBuiltError: a full disk, or a compiler that cannot be started."""
     try:
         yield
     except OSError as error:
@@ -81,7 +80,7 @@ def _building(name: str) -> Iterator[None]:
         raise KernelNotBuiltError(f"{name}: expected a library, the build ended with: {error}") from error
 
 
-# ---- who may write to it ------------------------------------------------------------------------------------------------
+# ---- permissions ------------------------------------------------------------------------------------------------
 
 
 def _trusts_everyone() -> bool:
@@ -96,7 +95,7 @@ def _user() -> int:
 
 
 def _exposed(status: os.stat_result) -> str | None:
-    """Why somebody else may write to a file or folder, None if nobody may; root may in any case."""
+    """The reason that another user may write to a file or folder, or None if none may. Root is always allowed."""
     if status.st_uid not in (_user(), 0):
         return f"belongs to user {status.st_uid}, while this is user {_user()}"
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -105,16 +104,16 @@ def _exposed(status: os.stat_result) -> str | None:
 
 
 def _check_private(root: Path) -> None:
-    """KernelNotBuiltError if somebody else may write to the cache, which is to say run code as this user.
+    """Raises KernelNotBuiltError if another user may write to the cache and could thus run code as this user.
 
-    The default folder, if it is this user's, is taken away from the others instead: umask 002 gave it to the group.
+    Exception: if this user owns the default folder, the write permissions of others are removed (umask 002 grants them to the group).
     """
     if _trusts_everyone():
         return
     try:
         status = root.stat()
     except OSError:
-        return  # not there; or not to be used, as the caller will notice
+        return  # missing or unusable: the caller reports it
     if not os.environ.get("SCALED_MM_CACHE_DIR") and status.st_uid == _user() and _exposed(status):
         with suppress(OSError):
             root.chmod(stat.S_IMODE(status.st_mode) & ~0o022)
@@ -128,18 +127,18 @@ def _check_private(root: Path) -> None:
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether an entry was written by this user or root, and by nobody since."""
+    """Whether only this user or root can have written the entry."""
     if _trusts_everyone():
         return True
     status = folder.stat()
     if _exposed(status):
         return False
-    closed = not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)  # the modes of what is in it do not matter then
+    closed = not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)  # then the modes of its contents do not matter
     return closed or not any(_exposed(path.stat()) for path in folder.iterdir())
 
 
 def check_writable() -> None:
-    """Makes the cache and a file in it, which goes again; KernelNotBuiltError if that fails, or others may write there too."""
+    """Creates the cache and a temporary file in it. Raises KernelNotBuiltError if that fails, or if other users may write there."""
     _make(cache_dir())
     with _writing(), tempfile.TemporaryFile(dir=cache_dir()):
         pass
@@ -156,7 +155,7 @@ def _make(root: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A finished entry. `size`: bytes of its library."""
+    """A complete entry. `size`: bytes of its library."""
 
     path: Path
     kind: str
@@ -165,7 +164,7 @@ class Entry:
 
 
 def digest(*parts: str | bytes) -> str:
-    """One key over everything that changes the result; parts are kept apart by their lengths."""
+    """A key over everything that changes the result. Lengths separate the parts, so that different parts cannot give the same bytes."""
     state = hashlib.sha256()
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -180,7 +179,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _read(folder: Path) -> Entry | None:
-    """The entry in a folder, or None if its record or library is missing or does not match, or somebody else may have written it."""
+    """The entry in a folder. None if its record or library is missing or does not match, or if another user may have written it."""
     try:
         record = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
         library = folder / LIBRARY
@@ -188,11 +187,11 @@ def _read(folder: Path) -> Entry | None:
             return None
         return Entry(folder, record["kind"], record["name"], library.stat().st_size)
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # incomplete or damaged: the caller builds again
+        return None  # incomplete or damaged: the caller rebuilds it
 
 
 def find(kind: str, name: str, key: str) -> Path | None:
-    """The library of a whole entry, or None. KernelNotBuiltError for a cache that others may write to."""
+    """The library of a complete entry, or None. Raises KernelNotBuiltError for a cache that other users may write to."""
     root = cache_dir()
     _check_private(root)
     folder = root / f"{kind}-{name}-{key}"
@@ -200,7 +199,7 @@ def find(kind: str, name: str, key: str) -> Path | None:
 
 
 def entries() -> list[Entry]:
-    """Every whole entry in the cache, by name."""
+    """All complete entries in the cache, by name."""
     root = cache_dir()
     folders = root.iterdir() if root.is_dir() else ()
     found = [_read(folder) for folder in folders if (folder / _RECORD).is_file() and not folder.name.startswith(_UNFINISHED)]
@@ -208,7 +207,7 @@ def entries() -> list[Entry]:
 
 
 def clear() -> int:
-    """Remove everything in the cache; returns how many bytes of libraries that were."""
+    """Removes everything in the cache; returns the number of bytes of libraries."""
     freed = sum(entry.size for entry in entries())
     if cache_dir().is_dir():
         shutil.rmtree(cache_dir())
@@ -216,10 +215,10 @@ def clear() -> int:
 
 
 def get_or_build(kind: str, name: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The library of an entry, built by `build(folder)` (which writes `folder / LIBRARY`) if it is not there.
+    """The library of an entry. If it is missing, `build(folder)` builds it; it must write `folder / LIBRARY`.
 
-    Raises what `build` raises, an OSError as KernelNotBuiltError; nothing is left behind then but the log that the error names.
-    KernelNotBuiltError for a cache that cannot be written to, or that others may write to.
+    Raises the errors of `build`, with OSError as KernelNotBuiltError; then only the log named by the error remains. Raises
+    KernelNotBuiltError for a cache that is not writable, or that other users may write to.
     """
     import filelock
 
@@ -232,7 +231,7 @@ def get_or_build(kind: str, name: str, key: str, build: Callable[[Path], None]) 
     with _writing():
         lock.acquire()
     try:
-        if _read(folder):  # another process built it while this one waited
+        if _read(folder):  # another process has built it meanwhile
             return folder / LIBRARY
         with _writing():
             _clear_away(root, folder)
@@ -243,10 +242,10 @@ def get_or_build(kind: str, name: str, key: str, build: Callable[[Path], None]) 
                 record = {"kind": kind, "name": name, "key": key, "sha256": _file_digest(working / LIBRARY)}
                 (working / _RECORD).write_text(json.dumps(record), encoding="utf-8")
                 for path in working.iterdir():
-                    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)  # a cache may be opened to other readers later
+                    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)  # other users may be given read access later
                 os.replace(working, folder)
         except KernelNotBuiltError:
-            if not _read(folder):  # there is one if somebody removed the cache, and with it this lock, and another process built it
+            if not _read(folder):  # it exists if the cache was deleted, with this lock, and another process then built the entry
                 raise
         finally:
             shutil.rmtree(working, ignore_errors=True)
@@ -260,7 +259,7 @@ def _lock_of(root: Path, entry: str) -> Path:
 
 
 def _clear_away(root: Path, folder: Path) -> None:
-    """Makes room for an entry, whose lock is held: a damaged one is kept aside, once, and what dead builds left is removed."""
+    """Makes room for an entry whose lock is held: renames a damaged entry, once, and removes the folders of dead builds."""
     import filelock
 
     if folder.exists():
@@ -270,13 +269,13 @@ def _clear_away(root: Path, folder: Path) -> None:
     for leftover in root.glob("building-*"):
         entry = leftover.name.removeprefix("building-").rpartition("-")[0]
         if entry == folder.name:
-            shutil.rmtree(leftover, ignore_errors=True)  # a compiler that outlived its parent may still write there
+            shutil.rmtree(leftover, ignore_errors=True)  # a compiler that outlived its parent may still write to it
             continue
         lock = filelock.FileLock(_lock_of(root, entry))
         try:
             lock.acquire(blocking=False)
         except filelock.Timeout:
-            continue  # somebody is at work there
+            continue  # a build is in progress
         try:
             shutil.rmtree(leftover, ignore_errors=True)
         finally:

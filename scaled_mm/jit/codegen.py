@@ -103,13 +103,13 @@ def library_source(arch: str, symbols: list[str], table: TileTable | None = None
     lines += [f'extern "C" const scaled_mm::Kernel {name};' for name in symbols]
     lines.append("namespace {")
     lines.append("const scaled_mm::Kernel* const kernels[] = {" + ", ".join(f"&{name}" for name in symbols) + "};")
-    names = ("table", "grouped_table", "block_scaled_table", "block_table")
-    contents = (table, table.grouped, table.block_scaled, table.gguf) if table else (None,) * len(names)
-    tables = dict(zip(names, contents))  # in the order of scaledMMTableKind_t
-    for kind, (name, content) in enumerate(tables.items()):
-        if content:
-            lines += _table_lines(content, name, kind)
-    pointers = ", ".join(f"&{name}" if content else "nullptr" for name, content in tables.items())
-    lines.append(f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, {pointers}}};')
+    tables = {f"table_{kind}": (kind, section) for kind, section in enumerate(table.by_kind) if section} if table else {}
+    for name, (kind, section) in tables.items():
+        lines += _table_lines(section, name, kind)
+    pointers = ", ".join(f"&{name}" for name in tables)
+    lines.append(f"const scaledMMTable_t* const tables[] = {{{pointers or 'nullptr'}}};")
+    lines.append(
+        f'const scaled_mm::KernelLibrary library = {{SCALED_MM_KERNEL_ABI_VERSION, "{arch}", kernels, {len(symbols)}, tables, {len(tables)}}};'
+    )
     lines.append("}\nconst scaled_mm::KernelLibrary* scaled_mm_kernel_library(void) { return &library; }\n")
     return "\n".join(lines)

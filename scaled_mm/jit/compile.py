@@ -1,4 +1,4 @@
-"""Compile and link one library with ninja. What to compile is decided in `library`; this runs it and reports."""
+"""Compiles and links one library with ninja. `library` decides what to compile."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def target(arch: str) -> str:
 def gencode(arch: str) -> str:
     """nvcc's -gencode for the kernels of a table: machine code, and PTX of which the driver makes code for any newer GPU.
 
-    Machine code serves the newer GPUs of its major version too. That of sm_90a serves itself alone and has no PTX.
+    Machine code also runs on newer GPUs of the same major version, except that of sm_90a, which only runs on 9.0 and has no PTX.
     """
     capability = target(arch)
     code = f"sm_{capability}" if capability.endswith("a") else f"[sm_{capability},compute_{capability}]"
@@ -51,10 +51,10 @@ def gencode(arch: str) -> str:
 def nvcc_flags(arch: str, cutlass: Path, nvcc_version: str) -> list[str]:
     """Flags for one kernel and an nvcc such as "13.0.88". They are part of its cache key.
 
-    NDEBUG: without it ptxas serialises wgmma. -fmad=false: the numerics allow no contraction (docs/design/numerics.md); the
-    epilogue spells its roundings out as well. Without CUTLASS's GDC macro: our kernels wait for the preceding one themselves
-    (csrc/int8/c3x/early_weights.cuh). Compression makes a library a quarter to a half as large; every driver that
-    runs CUDA 13 reads it, older ones may not, so older compilers leave it.
+    NDEBUG: without it ptxas serializes wgmma. -fmad=false: the numerics allow no contraction (docs/design/numerics.md), although the
+    epilogue also rounds explicitly. CUTLASS's GDC macro is not defined, because our kernels wait for the preceding kernel themselves
+    (csrc/int8/c3x/early_weights.cuh). Compression reduces a library to between a quarter and a half of its size. Every driver that
+    supports CUDA 13 reads compressed libraries, but older drivers may not, so older compilers do not compress.
     """
     compressed = ["--compress-mode=size"] if int(nvcc_version.partition(".")[0]) >= 13 else []
     return [
@@ -74,7 +74,7 @@ def nvcc_flags(arch: str, cutlass: Path, nvcc_version: str) -> list[str]:
 
 @functools.cache
 def sources_digest(*places: str) -> str:
-    """One digest over these files of csrc and the sources below these folders, read once per process."""
+    """A digest over these files of csrc and all sources below these folders, computed once per process."""
     root = csrc_dir()
     found = [path for place in places for path in ((root / place).rglob("*") if (root / place).is_dir() else [root / place])]
     files = sorted(path for path in found if path.is_file())
@@ -82,11 +82,11 @@ def sources_digest(*places: str) -> str:
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
-_OWN = ("core/", "int8/", "gguf/", "scaled_mm/")  # what our sources include from csrc
+_OWN = ("core/", "int8/", "gguf/", "scaled_mm/")  # includes of our sources from csrc
 
 
 def includes_digest(text: str) -> str:
-    """One digest over a source and every file of csrc that it includes, directly or not. CUTLASS's files are not in it."""
+    """A digest over a source and every file of csrc that it includes, directly or indirectly. CUTLASS's files are not part of it."""
     found: dict[str, str] = {}
     waiting = [text]
     while waiting:
@@ -104,17 +104,17 @@ def _own_header(name: str) -> str:
             return (root / name).read_text(encoding="utf-8")
     if name.startswith(_OWN):
         raise InternalError(f"{name}: expected this header in {csrc_dir()}")
-    return ""  # CUTLASS's, CUDA's or the compiler's: their versions are part of the key
+    return ""  # a file of CUTLASS, CUDA or the compiler, whose versions are part of the key
 
 
-# Of ninja: its exit status for an interrupt (before 1.12 it is 2, and its output says so), or killed by the signal.
+# ninja's exit status for an interrupt since 1.12 (before, it is 2, and the output says so), or killed by the signal.
 _INTERRUPTED = (130, -signal.SIGINT)
-_PATIENCE_S = 5  # for ninja to end its compilers
+_PATIENCE_S = 5  # time for ninja to stop its compilers
 
 
 @contextmanager
 def progress_line(text: str) -> Iterator[None]:
-    """Say on stderr what is being built, and how long it took: a build takes seconds and must not look like a hang."""
+    """Reports a build and its duration on stderr: a build takes seconds and must not look like a hang."""
     start = time.monotonic()
     _say(f"scaled_mm: building {text} ...")
     yield
@@ -122,31 +122,31 @@ def progress_line(text: str) -> Iterator[None]:
 
 
 def _say(line: str) -> None:
-    if sys.stderr is None:  # print would take stdout
+    if sys.stderr is None:  # print would use stdout
         return
     try:
         print(line, file=sys.stderr, flush=True)
     except OSError:
-        pass  # a build does not fail because a log is full
+        pass  # a build does not fail because stderr cannot be written
 
 
 def _escape(path: object) -> str:
-    """A path as ninja reads it; it quotes paths for the shell itself."""
+    """A path escaped for ninja, which quotes paths for the shell itself."""
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
 def _command(*words: object) -> str:
-    """Words of a command as the shell behind ninja reads them: folders may have spaces in their names."""
+    """Words of a command, quoted for the shell that ninja starts: folder names may contain spaces."""
     return shlex.join(map(str, words)).replace("$", "$$")
 
 
-# nvcc hands its folders to a shell of its own, and splits lists at commas; a line of ninja's ends at the end of a line.
+# nvcc passes folders to its own shell and splits lists at commas. ninja's commands end at the end of a line.
 _UNSPEAKABLE = re.compile(r"^(-I|-L|-isystem)(.*[\n'\"`,].*)$", re.DOTALL)
 
 
 @contextmanager
 def speakable(folder: Path, *groups: Sequence[str]) -> Iterator[list[list[str]]]:
-    """Groups of flags for a compiler that runs in `folder`: links in it stand for folders with names that no compiler could be told."""
+    """Groups of flags for a compiler that runs in `folder`. Links in `folder` replace folders whose names a compiler cannot take."""
     links: list[Path] = []
 
     def said(flag: str) -> str:
@@ -168,18 +168,17 @@ _running: set[subprocess.Popen] = set()
 
 
 def end_all() -> None:
-    """Ends the compilers of every thread, whose calls raise then. An interrupt reaches the main thread alone."""
+    """Stops the compilers of all threads, whose calls then raise. An interrupt only reaches the main thread."""
     for process in list(_running):
         process.terminate()
 
 
 def run_program(command: Sequence[str], environment: dict[str, str], folder: Path | None = None) -> subprocess.CompletedProcess:
-    """The output and exit status of a program, which is run in a folder. One that this process is interrupted in ends first, with what it has
-    started.
+    """The output and exit status of a program that runs in a folder. If this process is interrupted, the program and its children end first.
 
-    `subprocess.run` would kill it, and ninja's compilers would go on for a minute.
+    `subprocess.run` would kill only the program, and ninja's compilers would continue for a minute.
     """
-    # What a compiler prints is in its own encoding.
+    # A compiler prints in its own encoding.
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8", "errors": "replace"}
     with subprocess.Popen(command, env=environment, cwd=folder, **pipes) as process:
         _running.add(process)
@@ -206,11 +205,10 @@ def run_ninja(
     linkflags: Sequence[str],
     libraries: Sequence[str] = (),
 ) -> None:
-    """Compile `sources` to objects in `folder` and link them to `folder / cache.LIBRARY`. Commands run in `folder`.
+    """Compiles `sources` to objects in `folder` and links them to `folder / cache.LIBRARY`. Commands run in `folder`.
 
-    Raises KernelNotBuiltError with the end of the compiler's output; the whole output stays in the cache folder. Also where a compiler
-    that did not fail left no library.
-    KeyboardInterrupt if the interrupt reached ninja or the compiler first: nothing failed then.
+    Raises KernelNotBuiltError with the end of the compiler's output; the full output stays in the cache folder. Raises it too if the
+    compiler succeeded without writing a library. Raises KeyboardInterrupt if the interrupt reached ninja or the compiler first.
     """
     ninja = toolchain.require("ninja", toolchain.find_ninja())
     with speakable(folder, flags, linkflags, libraries) as (flags, linkflags, libraries):
@@ -224,11 +222,11 @@ def run_ninja(
         objects = []
         for source in sources:
             objects.append(f"{source.stem}.o")
-            # A source in the folder goes by its name: the cache's may hold what ninja cannot be told.
+            # A source in the folder is named relative to it: the cache's path may contain characters that ninja cannot take.
             lines.append(f"build {objects[-1]}: cxx {_escape(source.relative_to(folder) if source.is_relative_to(folder) else source)}")
         lines.append(f"build {cache.LIBRARY}: link {' '.join(objects)}")
         (folder / "build.ninja").write_bytes(os.fsencode("\n".join(lines) + "\n"))
-        # nvcc's temporary files, which a killed one leaves, go with the folder.
+        # A killed nvcc leaves temporary files; they are deleted with the folder.
         environment = {**toolchain.environment(), "NINJA_STATUS": "", "TMPDIR": "."}
         done = run_program([str(ninja), "-C", str(folder)], environment)
     if done.returncode in _INTERRUPTED or "interrupted by user" in done.stdout:
@@ -243,10 +241,10 @@ def run_ninja(
 
 
 def _keep_log(name: str, output: str) -> str:
-    """What an error says about the log of a failed build: most often that it is in the cache."""
+    """The text of an error about the log of a failed build: usually its path in the cache."""
     log = cache.cache_dir() / f"failed-{name}.log"
     try:
         log.write_text(output, encoding="utf-8")
-    except OSError as error:  # a full disk: often what the compiler says too
+    except OSError as error:  # a full disk, which often is the compiler's error too
         return f"its log could not be kept in {log} ({error.strerror})"
     return f"the whole log is in {log}"

@@ -1,4 +1,4 @@
-"""Where the C++ sources and prebuilt libraries are: inside an installed package, or beside it in a checkout."""
+"""Paths of the C++ sources and prebuilt libraries: inside an installed package, or beside it in a checkout."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ def csrc_dir() -> Path:
 
 
 def lib_dir() -> Path:
-    """Libraries built ahead of time (setup.py): the core, and kernels per architecture. May not exist."""
+    """The folder of libraries built ahead of time (setup.py): the core, and kernels per architecture. It may not exist."""
     return _PACKAGE / "lib"
 
 
 def include_dir() -> Path:
-    """What a C program passes to its compiler: the folder that holds `scaled_mm/scaled_mm.h`."""
+    """The include folder for C programs, which contains `scaled_mm/scaled_mm.h`."""
     return csrc_dir() / "include"

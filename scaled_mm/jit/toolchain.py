@@ -1,4 +1,4 @@
-"""Find what the build needs: a C++ compiler, nvcc, CUTLASS headers, ninja. Nothing here compiles or imports torch."""
+"""Finds the tools for a build: a C++ compiler, nvcc, CUTLASS headers, ninja. Nothing here compiles or imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scaled_mm.errors import KernelNotBuiltError
 
 @dataclasses.dataclass(frozen=True)
 class Nvcc:
-    """`path` of the compiler, `version` as in "13.0.88", `origin`: how it was found."""
+    """`path` of the compiler; `version`, such as "13.0.88"; `origin`: where it was found."""
 
     path: Path
     version: str
@@ -24,13 +24,13 @@ class Nvcc:
 
 
 def _wheel_roots() -> list[Path]:
-    """`site-packages/nvidia/...` folders that PyPI's CUDA wheels unpack into (nvidia/cu13, nvidia/cuda_nvcc)."""
+    """`site-packages/nvidia/...` folders of PyPI's CUDA wheels (nvidia/cu13, nvidia/cuda_nvcc)."""
     spec = importlib.util.find_spec("nvidia")
     roots = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
     return [child for root in roots for child in sorted(root.glob("cu*"), reverse=True) if child.is_dir()]
 
 
-OLDEST_NVCC = (12, 0)  # the first that knows sm_90a
+OLDEST_NVCC = (12, 0)  # the first that supports sm_90a
 TOOLKIT_NVCC = Path("/usr/local/cuda/bin/nvcc")
 
 
@@ -47,11 +47,11 @@ def _nvcc_candidates() -> list[tuple[str, Path]]:
 
 
 def _ask_nvcc(path: Path, origin: str) -> Nvcc | None:
-    """The compiler at a path; None when it does not run there, or is older than OLDEST_NVCC."""
+    """The nvcc at a path. None if it does not run, or is older than OLDEST_NVCC."""
     try:
         answer = subprocess.run([str(path), "--version"], capture_output=True, encoding="utf-8", errors="replace")
     except OSError:
-        return None  # no such file, or not a program of this machine
+        return None  # no such file, or not a program for this machine
     version = re.search(r"V(\d+)\.(\d+)\.\d+", answer.stdout)
     if answer.returncode != 0 or version is None or tuple(map(int, version.groups())) < OLDEST_NVCC:
         return None
@@ -59,15 +59,15 @@ def _ask_nvcc(path: Path, origin: str) -> Nvcc | None:
 
 
 def _wrong_variable(variable: str, expected: str, value: str) -> KernelNotBuiltError:
-    """For an environment variable that names something else: nothing is taken in its place."""
+    """The error for an environment variable with an unusable value; no default is used instead."""
     return KernelNotBuiltError(f"{variable}: expected {expected}, got {value}")
 
 
 @functools.cache
 def find_nvcc() -> Nvcc | None:
-    """SCALED_MM_NVCC, else the first that is new enough: CUDA_HOME, CUDA_PATH, PATH, the toolkit, the `nvidia-cuda-nvcc` wheel.
+    """SCALED_MM_NVCC, else the first nvcc that is new enough in CUDA_HOME, CUDA_PATH, PATH, the toolkit and the `nvidia-cuda-nvcc` wheel.
 
-    Raises KernelNotBuiltError if SCALED_MM_NVCC names something else.
+    Raises KernelNotBuiltError if SCALED_MM_NVCC is not a usable nvcc.
     """
     if value := os.environ.get("SCALED_MM_NVCC"):
         nvcc = _ask_nvcc(Path(value), "environment variable SCALED_MM_NVCC")
@@ -79,7 +79,7 @@ def find_nvcc() -> Nvcc | None:
 
 
 def environment() -> dict[str, str]:
-    """Of a compiler: without the flags that nvcc would add from it, which would change the machine code behind the keys' back."""
+    """The environment for a compiler, without variables from which nvcc adds flags: those would change the machine code but not the key."""
     return {name: value for name, value in os.environ.items() if name not in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS")}
 
 
@@ -93,14 +93,14 @@ def _known(nvcc: Nvcc, option: str, name: str) -> frozenset[str]:
 
 
 def known_machine_codes(nvcc: Nvcc) -> frozenset[str]:
-    """sm_75 and so on: what an nvcc can make machine code for."""
+    """The architectures (sm_75 ...) that an nvcc compiles machine code for."""
     return _known(nvcc, "--list-gpu-code", r"sm_\d+")
 
 
 def require_architecture(nvcc: Nvcc, virtual: str) -> None:
-    """KernelNotBuiltError if the nvcc does not compile for a virtual architecture such as compute_100 (compute_90a: as compute_90).
+    """Raises KernelNotBuiltError if the nvcc does not compile for a virtual architecture such as compute_100 (compute_90a counts as compute_90).
 
-    An nvcc that lists nothing is left to say so itself.
+    If an nvcc lists no architectures, the compilation itself reports the error.
     """
     known = _known(nvcc, "--list-gpu-arch", r"compute_\d+")
     if known and virtual.rstrip("a") not in known:
@@ -115,14 +115,14 @@ def require_architecture(nvcc: Nvcc, virtual: str) -> None:
 def find_cutlass() -> Path | None:
     """CUTLASS's include folder: SCALED_MM_CUTLASS (a checkout), else the `nvidia-cutlass` wheel.
 
-    Raises KernelNotBuiltError if SCALED_MM_CUTLASS names something else.
+    Raises KernelNotBuiltError if SCALED_MM_CUTLASS is not a CUTLASS checkout.
     """
     if value := os.environ.get("SCALED_MM_CUTLASS"):
         include = Path(value) / "include"
         if not (include / "cutlass" / "version.h").is_file():
             raise _wrong_variable("SCALED_MM_CUTLASS", "the folder of a CUTLASS checkout, with include/cutlass/version.h in it", value)
         return include
-    # find_spec does not import the package, which would pull in its generator's dependencies.
+    # find_spec does not import the package, which would import its generator's dependencies.
     spec = importlib.util.find_spec("cutlass_library")
     include = Path(spec.origin).parent / "source" / "include" if spec and spec.origin else None
     return include if include and (include / "cutlass" / "version.h").is_file() else None
@@ -153,7 +153,7 @@ def find_ninja() -> Path | None:
 
 @functools.cache
 def find_cxx() -> str | None:
-    """The C++ compiler: CXX, else c++, g++ or clang++ from PATH. Raises KernelNotBuiltError if CXX names something else."""
+    """The C++ compiler: CXX, else c++, g++ or clang++ from PATH. Raises KernelNotBuiltError if CXX is not a usable compiler."""
     if value := os.environ.get("CXX"):
         path = shutil.which(value)
         if path is None:
@@ -180,7 +180,7 @@ HOW_TO_GET = {
 
 
 def require(what: str, found):
-    """`found`, or the typed error that says what is missing, what for, and how to get it."""
+    """Returns `found`, or raises the typed error: what is missing, what needs it, and how to get it."""
     if found is None:
         raise KernelNotBuiltError(f"{what}: needed for building, not found; {HOW_TO_GET[what]}")
     return found

@@ -14,7 +14,12 @@ from scaled_mm.kernels.generic import Generic, GroupedGeneric
 from scaled_mm.kernels.gguf_mma import GgufMma
 from scaled_mm.kernels.gguf_wgmma import GgufWgmma
 
-_SECTION_WORDS = {"gemm": "kernel of plain products", "grouped": "grouped kernel", "block_scaled": "block-scaled kernel", "gguf": "kernel of block products"}
+_SECTION_WORDS = {
+    "gemm": "kernel of plain products",
+    "grouped": "grouped kernel",
+    "block_scaled": "block-scaled kernel",
+    "gguf": "kernel of block products",
+}
 
 
 def register(*kernels: Family) -> None:

@@ -1,27 +1,25 @@
-"""Weights prepared once: b with its zero points and its column sums, and the promise that b stays as it is."""
+"""Weights prepared once: b, its zero points, its column sums, and the promise that b does not change."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from scaled_mm.core import fast
 from scaled_mm.core.checks import check_strided
+from scaled_mm.core.constant import is_written
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PreparedWeight:
-    """What `prepare_weight` returns, to be given as `b` to `scaled_mm`, `create_descriptor` and `calculate`.
+    """The result of `prepare_weight`; pass it as `b` to `scaled_mm`, `create_descriptor` and `calculate`.
 
     b: int8 [K, N] or [B, K, N]. zero_point: int32 or int8, or None. column_sums: int32 [1, N] or [B, 1, N], the sums of b over K,
-        or what `prepare_weight` was given for them.
-    constant: products may read b before the preceding kernel of their stream has ended (docs/decisions/0011). Only `prepare_weight` says
-        so, of the memory that it was given: a copy, a replaced or an unpickled one has to be prepared again.
-    Sums and promise are those of the moment of preparation: before writing to b wait for the products with it, and prepare it again
-    afterwards.
+        or the sums given to `prepare_weight`.
+    constant: products may read b before the preceding kernel of their stream has ended (docs/decisions/0011). Only `prepare_weight` sets
+        it. Copying, `dataclasses.replace` and unpickling reset it: prepare the weight again.
+    Sums and promise refer to the time of preparation. Before writing to b, wait for its products; prepare it again afterwards.
     """
 
     b: torch.Tensor
@@ -35,8 +33,8 @@ class PreparedWeight:
     def operands(
         self, b_zero_point: torch.Tensor | None = None, b_column_sums: torch.Tensor | None = None, *, needs_sums: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """(b, b_zero_point, b_column_sums) of a call; BadParamError if the call was given one of the last two besides."""
-        if b_zero_point is not None or b_column_sums is not None:  # a loop here costs 0.2 us of a call
+        """(b, b_zero_point, b_column_sums) of a call. Raises BadParamError if the call also passed b_zero_point or b_column_sums."""
+        if b_zero_point is not None or b_column_sums is not None:  # a loop here would cost 0.2 us per call
             name, given = ("b_column_sums", b_column_sums) if b_zero_point is None else ("b_zero_point", b_zero_point)
             raise BadParamError(f"{name}: expected none with a prepared weight, which holds its own, got a {type(given).__name__}")
         return self.b, self.zero_point, self.column_sums if needs_sums else None
@@ -44,13 +42,13 @@ class PreparedWeight:
 
 @torch.no_grad()
 def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None, *, b_column_sums: torch.Tensor | None = None) -> PreparedWeight:
-    """Computes b's column sums once, which zero points of a need, and marks b as constant, so that products may load it early.
+    """Computes b's column sums, which zero points of a need, once, and marks b as constant, so that products may load it early.
 
-    b: int8 [K, N] or [B, K, N], any strides, any device; kept, not copied.
+    b: int8 [K, N] or [B, K, N], any strides, any device. It is not copied.
     b_zero_point: int32 or int8: one value, [N], [1, N], or [B, 1, N] with b's B or 1; or None for a symmetric weight.
-    b_column_sums: int32 [N], [1, N], or [B, 1, N] with b's B or 1: used in place of the sums of b over K. May hold zero_point * sums
+    b_column_sums: int32 [N], [1, N], or [B, 1, N] with b's B or 1: used instead of the sums of b over K. May hold zero_point * sums
         (vLLM's `azp_adj`), with `a_zero_point=torch.ones(1, dtype=torch.int32)` and without b_zero_point (docs/guide/coming-from.md).
-    Exact: a sum of K int8 values fits int32 for every K that a product takes.
+    The sums are exact: a sum of K int8 values fits into int32 for every K that a product supports.
     Synchronizes the current stream of b's device, so that later kernels may load b early. Skipped during graph capture, compilation or
     tracing, and for a b not aligned to 16 bytes; `constant` is then False.
     Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorDeviceError, naming the argument.
@@ -68,24 +66,6 @@ def prepare_weight(b: torch.Tensor, b_zero_point: torch.Tensor | None = None, *,
     weight = PreparedWeight(b, b_zero_point, sums)
     object.__setattr__(weight, "constant", is_written(b))
     return weight
-
-
-def is_written(b: torch.Tensor) -> bool:
-    """Waits until a CUDA tensor's device has done the current stream's work; a CPU has none.
-
-    False where that says nothing of later runs: in a capture, while operators are traced, without data; and for a tensor that is
-    not aligned to 16 bytes, which a compiled graph may copy right before the product.
-    """
-    on_cuda = b.is_cuda
-    if torch.compiler.is_compiling() or not (on_cuda or b.is_cpu) or isinstance(b, FakeTensor) or fast.intercepted() or b.data_ptr() % 16:
-        return False
-    if not on_cuda:
-        return True
-    with torch.cuda.device(b.device):
-        if torch.cuda.is_current_stream_capturing():
-            return False
-        torch.cuda.current_stream().synchronize()
-    return True
 
 
 def _checked_sums(b: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Dynamic INT8 quantization, symmetric or with zero points: one float32 scale per row or per tensor, taken from the data."""
+"""Dynamic INT8 quantization, symmetric or with zero points: one float32 scale per row or per tensor, computed from the data."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _DIMS = ("token", "channel", "tensor")
 
 
 class AsymmetricInt8(NamedTuple):
-    """What `quantize_int8(..., symmetric=False)` returns. x is about (q - zero_point) * scale, and 0 is exactly 0.
+    """The result of `quantize_int8(..., symmetric=False)`. x is approximately (q - zero_point) * scale; 0 is represented exactly.
 
-    q: int8, contiguous, of x's shape. scale: float32. zero_point: int32 of scale's shape, from -128 to 127.
-    row_sums: int32, the sums of q over its last dimension, to be given as `a_row_sums` for a = q, or, of dim="channel", as
-    `b_column_sums` for b = q.t(): [..., 1], or [..., 1, N] for "channel"; of dim="tensor" [..., 1] too, or [1] of a 0-d x.
+    q: int8, contiguous, x's shape. scale: float32. zero_point: int32, scale's shape, from -128 to 127.
+    row_sums: int32, the sums of q over its last dimension. Pass them as `a_row_sums` for a = q, or with dim="channel" as `b_column_sums` for
+    b = q.t(). Shape: [..., 1] for "token" and "tensor" ([1] for a 0-d x), [..., 1, N] for "channel".
     """
 
     q: torch.Tensor
@@ -32,35 +32,35 @@ class AsymmetricInt8(NamedTuple):
 def quantize_int8(x: torch.Tensor, dim: str = "token", symmetric: bool = True) -> tuple[torch.Tensor, torch.Tensor] | AsymmetricInt8:
     """Quantizes `x` to int8 with scale = max|x| / 127 and q = round half to even(x / scale), clamped to [-127, 127].
 
-    x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` says what shares a scale, and its layout:
+    x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` selects the values that share a scale, and the layout of the scales:
 
-    * "token": an activation [..., K], at least 1-d. One scale per row: scale [..., 1], ready as `a_scale` for a = q.
+    * "token": an activation [..., K], at least 1-d. One scale per row: scale [..., 1], the `a_scale` for a = q.
     * "channel": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per output channel, that is
-      per row: scale [..., 1, N], ready as `b_scale` for b = q.t(). Checkpoints store its transpose, [N, 1].
+      per row: scale [..., 1, N], the `b_scale` for b = q.t(). Checkpoints store the transpose, [N, 1].
     * "tensor": any shape. One scale: [1].
 
-    Returns (q, scale): q int8, contiguous, of x's shape; scale float32. x is about q * scale, off by at most scale / 2 and what rounding
-    x / scale adds, 2^-17 of the scale at most. Nothing waits for the device.
+    Returns (q, scale): q int8, contiguous, x's shape; scale float32. q * scale differs from x by at most scale / 2, plus at most 2^-17 scale
+    from rounding x / scale. Does not synchronize with the device.
 
-    The scale is never below 2^-126, the smallest normal float32. So no division by zero happens, a row of zeros (and a
-    row without elements) has scale 2^-126 and q = 0, and q * scale is exactly 0 there. A row with a NaN has scale NaN,
-    a row with an infinity and no NaN has scale inf; q is 0 throughout such a row, and every product with it is NaN.
+    The scale is never below 2^-126, the smallest normal float32, so no division by zero occurs. A row of zeros and an empty row have
+    scale 2^-126 and q = 0, so q * scale is exactly 0. A row with a NaN has scale NaN. A row with an infinity and no NaN has scale
+    inf. q is 0 in all of such a row, and every product with it is NaN.
 
-    symmetric=False returns an AsymmetricInt8 (q, scale, zero_point, row_sums) instead, which spends all 256 values on the range
-    of x and 0: with low = min(min x, 0) and high = max(max x, 0), each operation rounded by itself,
+    symmetric=False returns an AsymmetricInt8 (q, scale, zero_point, row_sums) instead. It uses all 256 values for a range that covers x
+    and 0. With low = min(min x, 0) and high = max(max x, 0), each operation rounded separately:
 
         scale      = max(high / 255 - low / 255, 2^-126)
         zero_point = clamp(round half to even(-128 - low / scale), -128, 127)
         q          = clamp(round half to even(x / scale) + zero_point, -128, 127)
 
-    The range always includes 0, and the zero point is clamped to int8: a row that lies far from 0, such as 500 to 505, spends its values on
-    0 to 505. docs/guide/coming-from.md has a quantizer for such rows, with zero points outside of int8, which `scaled_mm` takes.
+    The range always includes 0, and the zero point is clamped to int8. A row far from 0, such as 500 to 505, uses its values for 0 to 505.
+    docs/guide/coming-from.md has a quantizer for such rows. Its zero points are outside of int8, which `scaled_mm` supports.
 
-    A row of zeros has zero_point -128 and q = -128 then; one with a NaN or an infinity has zero_point 0 and q = 0.
+    In this mode a row of zeros has zero_point -128 and q = -128. A row with a NaN or an infinity has zero_point 0 and q = 0.
 
-    Both divisions are IEEE divisions and the maximum is exact, so CPU and GPU give the same bits.
+    Divisions are IEEE divisions and the maximum is exact, so CPU and GPU give the same bits.
 
-    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (`dim`, or an x that is no tensor).
+    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (invalid `dim`, or x is not a tensor).
     """
     _check(x, dim)
     if not isinstance(symmetric, bool):
@@ -92,7 +92,7 @@ def _symmetric(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor]:
 def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """int8, contiguous: clamp(round half to even(x / scale), -127, 127)."""
     ratio = x.to(torch.float32) / scale
-    # inf / inf and anything / NaN are NaN, which has no defined int8.
+    # inf / inf and x / NaN are NaN, whose conversion to int8 is undefined.
     return ratio.round_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
 
 
@@ -101,7 +101,7 @@ def _asymmetric(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor, 
     low, high = _range(rows)
     divisor = torch.full((), 255.0, dtype=torch.float32, device=x.device)  # on the device: see _scale
     scale = (high / divisor - low / divisor).clamp_min_(torch.finfo(torch.float32).tiny)
-    spoilt = scale.isfinite().logical_not_()  # by a NaN or an infinity
+    spoilt = scale.isfinite().logical_not_()  # NaN or infinite
     zero_point = (-128 - low / scale).round_().clamp_(-128, 127).masked_fill_(spoilt, 0)
     q = (rows.to(torch.float32) / scale).round_().add_(zero_point).clamp_(-128, 127).masked_fill_(spoilt, 0)
     q = q.to(torch.int8, memory_format=torch.contiguous_format).reshape(x.shape)
@@ -115,7 +115,7 @@ def _asymmetric(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def _range(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [..., 1] each: the smallest and the largest value of the last dimension, and 0."""
+    """(low, high), float32 [..., 1] each: minimum and maximum over the last dimension and 0."""
     if x.shape[-1] == 0:
         zeros = torch.zeros((*x.shape[:-1], 1), dtype=torch.float32, device=x.device)
         return zeros, zeros
@@ -135,8 +135,8 @@ def _scale(x: torch.Tensor) -> torch.Tensor:
 def scale_of(largest: torch.Tensor) -> torch.Tensor:
     """float32: largest / 127, at least 2^-126."""
     largest = largest.to(torch.float32)
-    # A Python divisor would not do: torch's CUDA kernel multiplies by the reciprocal of a number that lies on the host,
-    # which is one rounding more than the CPU's division.
+    # The divisor must be a device tensor: for a Python number, torch's CUDA kernel multiplies by the reciprocal, which rounds once
+    # more than the CPU's division.
     divisor = torch.full((), 127.0, dtype=torch.float32, device=largest.device)
     return (largest / divisor).clamp_min_(torch.finfo(torch.float32).tiny)
 

@@ -1,4 +1,4 @@
-"""Dynamic INT8 quantization by blocks: a float32 scale for 128 k of a token, or for a 128 x 128 block of a weight."""
+"""Dynamic groupwise INT8 quantization: one float32 scale per 128 elements of K of a token, or per 128 x 128 elements of a weight."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ _DIMS = ("token", "weight")
 
 @torch.no_grad()
 def quantize_int8_block(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantizes `x` to int8 by the rule of `quantize_int8`, a block at a time: scale = max|x| / 127, q = round half to even(x / scale).
+    """Quantizes each block of `x` to int8 by the rule of `quantize_int8`: scale = max|x| / 127, q = round half to even(x / scale).
 
-    x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` says what shares a scale, and its layout:
+    x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` selects the values that share a scale, and the layout of the scales:
 
-    * "token": an activation [..., K], at least 1-d. One scale for each 128 k of a row: scale [..., ceil(K/128)], ready as the
-      `a_scale` of `block_scaled_mm` for a = q.
-    * "weight": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale for each block of 128 x 128:
+    * "token": an activation [..., K], at least 1-d. One scale per 128 elements of K of a row: scale [..., ceil(K/128)], the `a_scale` of
+      `block_scaled_mm` for a = q.
+    * "weight": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per block of 128 x 128:
       scale [..., ceil(N/128), ceil(K/128)], as checkpoints store it (`weight_scale_inv`); scale.t() is the `b_scale` for b = q.t().
 
-    Blocks at the end of K or N are smaller where these are no multiples of 128. Returns (q, scale): q int8, contiguous, of x's shape;
-    scale float32, contiguous. Within a block q * scale is off by at most scale / 2 and what rounding x / scale adds, 2^-17 of the scale at most; its
-    zeros, NaN and infinities are those of
-    `quantize_int8`: a scale is never below 2^-126, and where a block has NaN or infinity its scale is that and its q are 0. CPU and GPU
-    give the same bits. Nothing waits for the device.
+    The last blocks along K and N are smaller if K or N is not a multiple of 128. Returns (q, scale): q int8, contiguous, x's shape;
+    scale float32, contiguous. q * scale differs from x by at most scale / 2, plus at most 2^-17 scale from rounding x / scale. Zeros, NaN and
+    infinities behave as in `quantize_int8`: a scale is never below 2^-126, and a block with NaN or infinity has that as its scale and
+    q = 0. CPU and GPU give the same bits. Does not synchronize with the device.
 
-    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (`dim`, or an x that is no tensor).
+    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (invalid `dim`, or x is not a tensor).
     """
     _check(x, dim)
     return _operator(x, dim) if torch.compiler.is_compiling() else _quantize(x, dim)
@@ -52,7 +51,7 @@ def _quantize(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _by_weight(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Zeros, which are no largest value, make the last blocks whole.
+    # Zero padding completes the last blocks; zeros do not change max|x|.
     n, k = x.shape[-2:]
     shape = (-(-n // _BLOCK), _BLOCK, -(-k // _BLOCK), _BLOCK)
     blocks = torch.nn.functional.pad(x, (0, -k % _BLOCK, 0, -n % _BLOCK)).reshape(*x.shape[:-2], *shape)

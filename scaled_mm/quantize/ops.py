@@ -1,7 +1,7 @@
-"""`torch.ops.scaled_mm.quantize_*`: what torch.compile sees of a quantizer.
+"""`torch.ops.scaled_mm.quantize_*`: quantizers as single operators for torch.compile.
 
-A compiler that took the quantizer apart would divide as it likes (on a GPU torch's own rounds a quotient otherwise than IEEE does,
-torch 2.11), and a bit of a scale is a bit of every product.
+A compiler that traced into a quantizer could change its divisions (Inductor's GPU division is not IEEE, torch 2.11). One changed bit of a
+scale would change the bits of every product.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _library = torch.library.Library("scaled_mm", "FRAGMENT")
 def operator(
     name: str, outputs: int, function: Callable, check: Callable[..., None], arguments: str = "str dim", fake: Callable | None = None
 ) -> torch._ops.OpOverload:
-    """Registers `function(x, ...)`, which returns that many new tensors and is made of torch's operators alone.
+    """Registers `function(x, ...)` as an operator. It returns `outputs` new tensors and must consist of torch operators only.
 
-    check(x, ...) raises what the public function does, for those who call the operator itself; eager calls of that function go past it.
-    arguments: what follows x, as a schema spells it. fake: makes outputs without data, for a function that is better not traced.
+    check(x, ...): raises the errors of the public function for direct calls of the operator. Eager calls of the public function bypass it.
+    arguments: the schema of the arguments after x. fake: returns outputs without data, for a function that cannot be traced.
     """
 
     def checked(implementation: Callable) -> Callable:
@@ -33,6 +33,6 @@ def operator(
 
     _library.define(f"{name}(Tensor x, {arguments}) -> ({', '.join(['Tensor'] * outputs)})", tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, checked(function), "CompositeExplicitAutograd")
-    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # nothing is differentiated
+    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # there are no gradients
     torch.library.register_fake(f"scaled_mm::{name}", checked(fake or function), lib=_library)
     return getattr(torch.ops.scaled_mm, name).default

@@ -1,12 +1,12 @@
-"""Operators described once: definitions with a PyTorch reference, solutions, workloads and traces, in flashinfer-bench's format.
+"""Operator schemas in flashinfer-bench's format: definitions with a PyTorch reference, solutions, workloads and traces.
 
-    collection = schema.load()                        # this package's own, or schema.load("folder")
+    collection = schema.load()                        # this package's schemas, or schema.load("folder")
     definition = collection.definition("gemm_q4_0_w4a16_n4096_k4096")
     run = schema.build_reference(definition)          # a function of the definition's inputs
-    inputs = schema.draw(definition, workload)        # tensors and scalars, in order; the same numbers every time
+    inputs = schema.draw(definition, workload)        # tensors and scalars, in order; always the same numbers
     traces = schema.evaluate(definition, solutions, workload, device)
 
-schemas/README.md explains the layers; docs/decisions/0014-schemas.md why files are what they are.
+schemas/README.md explains the layers; docs/decisions/0014-schemas.md gives the reasons for the format.
 """
 
 from scaled_mm.schema.collection import Collection, load, read, schemas_dir

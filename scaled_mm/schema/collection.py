@@ -1,4 +1,4 @@
-"""Loading a folder of schema files: what is where, what goes with what, and every problem by its file, field and reason.
+"""Loads a folder of schema files, links them to each other, and reports every problem with file, field and reason.
 
 definitions/<op_type>/<name>.json
 solutions/<author>/<op_type>/<definition>/<name>.json
@@ -19,14 +19,14 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def schemas_dir() -> Path:
-    """The schemas of this package: inside it once it is installed, beside it in a checkout."""
+    """The folder of this package's schemas: inside the installed package, or beside it in a checkout."""
     installed = _PACKAGE / "schemas"
     return installed if installed.is_dir() else _PACKAGE.parent / "schemas"
 
 
 @dataclasses.dataclass(frozen=True)
 class Collection:
-    """What a folder holds. Definitions by name; solutions, workloads and traces by definition, in the order of files and lines."""
+    """The contents of a folder. Definitions by name; solutions, workloads and traces by definition, in the order of files and lines."""
 
     root: Path
     definitions: dict[str, Definition] = dataclasses.field(default_factory=dict)
@@ -35,15 +35,15 @@ class Collection:
     traces: dict[str, list[Trace]] = dataclasses.field(default_factory=dict)
 
     def definition(self, name: str) -> Definition:
-        """By name; SchemaError with names that are alike for one that is not there."""
+        """The definition of that name. SchemaError with similar names if there is none."""
         return _named(name, self.definitions, "definition")
 
     def solution(self, name: str) -> Solution:
-        """By name, which is one among all definitions."""
+        """The solution of that name, which is unique among all definitions."""
         return _named(name, {one.name: one for several in self.solutions.values() for one in several}, "solution")
 
     def references(self) -> list[tuple[Definition, Workload]]:
-        """Each text of a reference once for the same inputs and outputs, with the smallest workload that any of its definitions has."""
+        """Each distinct reference (text, inputs and outputs) once, with the smallest workload of its definitions."""
         smallest: dict[str, tuple[int, Definition, Workload]] = {}
         for name, workloads in self.workloads.items():
             definition = self.definitions[name]
@@ -56,7 +56,7 @@ class Collection:
 
 
 def load(root: str | os.PathLike | None = None) -> Collection:
-    """The collection of a folder, None: this package's own. SchemaError for its first problem, and for a folder with no definition."""
+    """The collection of a folder; None: this package's. Raises SchemaError with the first problem, or if there is no definition."""
     collection, problems = read(root)
     if problems:
         more = f" ({len(problems) - 1} more problems: scaled-mm schema validate --root {collection.root})" if len(problems) > 1 else ""
@@ -65,7 +65,7 @@ def load(root: str | os.PathLike | None = None) -> Collection:
 
 
 def read(root: str | os.PathLike | None = None) -> tuple[Collection, list[SchemaError]]:
-    """(what is right, every problem) of a folder. A file with a problem is left out, so that what refers to it is reported too."""
+    """(collection of valid files, all problems) of a folder. An invalid file is omitted, so that references to it are reported too."""
     collection = Collection(Path(schemas_dir() if root is None else root))
     if not collection.root.is_dir():
         return collection, [SchemaError(f"{collection.root}: expected a folder with definitions/, there is none")]
@@ -87,17 +87,17 @@ def read(root: str | os.PathLike | None = None) -> tuple[Collection, list[Schema
 
 
 def append(trace: Trace, author: str, op_type: str, root: Path) -> Path:
-    """Adds a trace to its file below `root`; what is there stays. Returns the file."""
+    """Appends a trace to its file below `root`. Returns the file."""
     path = root / "traces" / author / op_type / f"{trace.definition}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    newline = "\n" if path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n") else ""  # somebody's last line
+    newline = "\n" if path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n") else ""  # the last line may lack a line break
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{newline}{trace.model_dump_json(exclude_unset=True)}\n")
     return path
 
 
 def _files(collection: Collection, folder: str, suffix: str, problems: list[SchemaError]) -> list[Path]:
-    """The files below a folder, in order. What is no plain file or folder, or cannot be opened, is a problem."""
+    """The files below a folder, sorted. Anything other than a readable regular file or folder is a problem."""
 
     def problem(path: Path, why: str) -> None:
         problems.append(_at(path, collection, SchemaError(why)))
@@ -125,7 +125,7 @@ def _at(path: Path, collection: Collection, error: Exception) -> SchemaError:
 
 
 def _expect_place(path: Path, collection: Collection, *expected: str) -> None:
-    """That a file lies where its contents say."""
+    """Checks that the path of a file matches its contents."""
     got = path.relative_to(collection.root).with_suffix("").parts[1:]
     if got != expected:
         fields = {2: ("op_type", "name"), 3: ("author", "op_type", "definition"), 4: ("author", "op_type", "definition", "name")}[len(expected)]
@@ -173,7 +173,7 @@ def _traces(collection: Collection, path: Path) -> list[SchemaError]:
         solution = next((one for one in collection.solutions.get(trace.definition, ()) if one.name == trace.solution), None)
         if solution is None:
             raise SchemaError(f"solution: expected a solution of {trace.definition}, got {trace.solution!r}")
-        if len(path.relative_to(collection.root).parts) == 3:  # as flashinfer-bench's own benchmark writes them
+        if len(path.relative_to(collection.root).parts) == 3:  # as written by flashinfer-bench's benchmark
             _expect_place(path, collection, definition.op_type, trace.definition)
         else:
             _expect_place(path, collection, solution.author, definition.op_type, trace.definition)
@@ -186,9 +186,9 @@ def _traces(collection: Collection, path: Path) -> list[SchemaError]:
 
 
 def _lines(path: Path, take) -> list[SchemaError]:
-    """Gives every line's trace to `take`; the problems by line."""
+    """Passes the trace of every line to `take`. Returns the problems by line."""
     problems, empty = [], True
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):  # not splitlines: a log may hold other separators
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):  # not splitlines: a log may contain other line separators
         if not line.strip():
             continue
         empty = False

@@ -1,6 +1,6 @@
-"""Constraints between axes, like `K == 32 * KB`. flashinfer-bench parses and keeps them; here they are evaluated too.
+"""Constraints between axes, such as `K == 32 * KB`. flashinfer-bench parses and stores them; here they are also evaluated.
 
-An expression may have names of axes, integers, + - * // %, comparisons, and, or, not. Nothing else is evaluated, and nothing by `eval`.
+An expression may contain names of axes, integers, + - * // %, comparisons, and, or, not, and nothing else. `eval` is not used.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
 _COMPARE = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 
 
-_LONGEST = 400  # characters: nesting stays below what Python parses and what this recurses
+_LONGEST = 400  # characters; bounds the nesting for Python's parser and for the recursion here
 _ALLOWED = (ast.Load, ast.And, ast.Or, ast.Not, ast.USub, *_BINARY, *_COMPARE)
 
 
 def names(expression: str) -> set[str]:
-    """The axes that an expression names."""
+    """The axes in an expression."""
     return {node.id for node in ast.walk(_parse(expression)) if isinstance(node, ast.Name)}
 
 
 def check(expression: str, axes: set[str]) -> None:
-    """ValueError for what cannot be evaluated with these axes."""
+    """Raises ValueError if the expression cannot be evaluated with these axes."""
     tree = _parse(expression)
     for node in ast.walk(tree):
         integer = isinstance(node, ast.Constant) and type(node.value) is int
@@ -39,7 +39,7 @@ def check(expression: str, axes: set[str]) -> None:
 
 
 def holds(expression: str, sizes: Mapping[str, int]) -> bool:
-    """Whether it is true of these sizes of axes, of an expression that `check` takes. A division by 0 is not."""
+    """Whether an expression accepted by `check` is true for these sizes of axes. A division by 0 makes it false."""
     try:
         return bool(_evaluate(_parse(expression), sizes))
     except ZeroDivisionError:

@@ -1,7 +1,7 @@
-"""The tensors of a workload: read from its files, or drawn, the same bits on every machine.
+"""The tensors of a workload, read from files or drawn at random, with the same bits on every machine.
 
-A tensor of blocks is drawn as values and quantized; the file that `blob_path` names is drawn where it is not there, because 132 MB of
-weights are not kept in a repository. Every draw has a seed of its own, from its definition, workload and name.
+A tensor in a GGUF format is drawn as values and quantized. If the file named by `blob_path` is missing, its tensors are drawn, because a
+repository should not contain 132 MB of weights. Each tensor has its own seed, from definition, workload and name.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from scaled_mm.schema.model import Definition, SchemaError, Tensor, Workload
 from scaled_mm.schema.vocabulary import torch_dtype
 
 _PERIOD = 2**20 - 3
-"""Values are drawn up to this number of them, a prime, and repeated: rows still differ, and 235 million take no seconds."""
+"""Maximum number of drawn values, for speed. Larger tensors (up to 235 million values) repeat them; it is prime, so that rows still differ."""
 _TERMS, _TOP = 4, 2**16
 _DEVIATION = (_TERMS * (_TOP**2 - 1) / 12) ** 0.5
 
 
 def blob_path(op_type: str, definition: str, uuid: str) -> str:
-    """Where the file of a workload's drawn inputs is, below the folder that holds definitions/."""
+    """The path of the file of a workload's drawn inputs, relative to the folder that contains definitions/."""
     return f"blob/workloads/{op_type}/{definition}/{uuid}.safetensors"
 
 
 def draw(definition: Definition, workload: Workload, device: torch.device | str = "cpu", root: Path | None = None, salt: str = "") -> list:
     """The inputs in the definition's order, on `device`.
 
-    root: where the workload's files are looked for; None: all are drawn. salt: another gives other numbers, but for what files hold.
-    SchemaError for sizes that do not fit, for a file whose tensor is not what the definition says, and for one that is not there and is
-    not `blob_path`'s, which nobody but its author can make.
+    root: the folder with the workload's files; None: all inputs are drawn. salt: changes the drawn numbers, but not those read from files.
+    Raises SchemaError if sizes do not match, if a file's tensor does not match the definition, or if a file is missing that is not
+    `blob_path`'s and thus cannot be drawn.
     """
     workload.check(definition)
     sizes = definition.sizes(workload.axes)
@@ -53,7 +53,7 @@ def draw(definition: Definition, workload: Workload, device: torch.device | str 
 
 
 def blob_tensors(definition: Definition, workload: Workload) -> dict[str, dict[str, torch.Tensor]]:
-    """Tensors by key, by path: the file that a workload wants, as it is drawn. Empty if it wants none that is drawn."""
+    """{path: {key: tensor}}: the drawn contents of the file that a workload refers to. Empty if it refers to no such file."""
     sizes, files = definition.sizes(workload.axes), {}
     for name, given in workload.inputs.items():
         if given.type == "safetensors" and _is_drawn(definition, workload, given.path):
@@ -63,7 +63,7 @@ def blob_tensors(definition: Definition, workload: Workload) -> dict[str, dict[s
 
 
 def elements(definition: Definition, workload: Workload) -> int:
-    """How many numbers a workload's inputs have, blocks counted by their bytes."""
+    """The number of elements of a workload's inputs; a GGUF tensor counts its bytes."""
     sizes = definition.sizes(workload.axes)
     return sum(math.prod(definition.shape(name, sizes)) for name, tensor in definition.inputs.items() if tensor.shape is not None)
 
@@ -111,8 +111,8 @@ def _drawn(definition: Definition, workload: Workload, name: str, shape: tuple[i
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> torch.Tensor:
-    """float32 of mean 0 and deviation 1: sums of integers, nearly normal, scaled by one multiplication. torch.randn's last bits differ by
-    the instructions that a CPU has."""
+    """float32 with mean 0 and standard deviation 1, approximately normal: sums of integers, scaled by one multiplication. The last bits of
+    torch.randn depend on the CPU's instruction set."""
     terms = torch.randint(0, _TOP, (_TERMS, _drawn_of(shape)), generator=generator, dtype=torch.int32)
     centred = terms.sum(0).sub_(_TERMS * (_TOP - 1) // 2).to(torch.float32)
     return _repeated(centred.mul_(1 / _DEVIATION), shape, device)
@@ -131,7 +131,7 @@ def _repeated(values: torch.Tensor, shape: tuple[int, ...], device: torch.device
 
 
 def _pages(definition: Definition, workload: Workload, name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """context_lens: from 1 to what the sequence's pages hold. block_tables: pages in random order, none used twice."""
+    """context_lens: from 1 to the capacity of the sequence's pages. block_tables: pages in random order, each used once."""
     sizes = definition.sizes(workload.axes)
     if missing := [axis for axis in ("num_blocks", "max_blocks", "block_size") if axis not in sizes]:
         raise SchemaError(f"axes: expected {', '.join(missing)} of a paged_decode_attention, by which {name} is drawn; give a file")

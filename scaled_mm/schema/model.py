@@ -1,7 +1,7 @@
 """The files of the schema system as frozen models, with the fields of flashinfer-bench 0.1.2 and stricter rules.
 
-What its loader accepts and never looks at is refused here: unknown fields, axes that no tensor has, constraints that name no axis, a
-reference whose parameters are not the inputs. Every refusal is a SchemaError whose message ends in `<field>: <reason>`.
+flashinfer-bench's loader ignores unknown fields, axes without a tensor, constraints without an axis, and a reference whose parameters are not
+the inputs. They are errors here. Every error is a SchemaError whose message ends in `<field>: <reason>`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from scaled_mm.schema.tags import Compare, compare_of, logical_of
 from scaled_mm.schema.vocabulary import LOGICAL_DTYPES, OP_TYPES, STATUSES, STORED_DTYPES
 
 Text = Annotated[str, Field(min_length=1)]
+Measured = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)]
 
 
 class FrozenDict(dict):
-    """A dict that stays as it is."""
+    """An immutable dict."""
 
     def _refuse(self, *_, **__) -> None:
         raise TypeError("frozen: a schema's mappings cannot be changed")
@@ -59,7 +60,7 @@ InsidePath = Annotated[str, Field(min_length=1), AfterValidator(_inside)]
 
 
 class SchemaError(BadParamError):
-    """A file, or what it describes, is not what it has to be: the message says which file, which field and why."""
+    """A schema file or its contents are invalid. The message names the file, the field and the reason."""
 
 
 class _Model(pydantic.BaseModel):
@@ -67,7 +68,7 @@ class _Model(pydantic.BaseModel):
 
 
 class Axis(_Model):
-    """type "const" with a value, or "var", which a workload binds."""
+    """An axis: type "const" with a value, or "var", bound by a workload."""
 
     type: Literal["const", "var"]
     value: Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)] | None = None
@@ -81,7 +82,7 @@ class Axis(_Model):
 
 
 class Tensor(_Model):
-    """shape: names of axes; null for a scalar. dtype: as it is stored."""
+    """shape: names of axes; null for a scalar. dtype: the stored dtype."""
 
     shape: list[Text] | None
     dtype: str
@@ -97,7 +98,7 @@ class Tensor(_Model):
 
 
 class Definition(_Model):
-    """What is computed: axes, inputs, outputs, and a PyTorch `run` that takes the inputs in order and returns the outputs in order."""
+    """An operator: axes, inputs, outputs, and a PyTorch `run` that takes the inputs and returns the outputs, in order."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
     op_type: str
@@ -184,16 +185,16 @@ class Definition(_Model):
 
     @property
     def logical(self) -> dict[str, str]:
-        """Block format by tensor name, of the tensors that have one."""
+        """GGUF format by tensor name, for tensors that have one."""
         return logical_of(self.tags)
 
     @property
     def compare(self) -> Compare:
-        """How a solution's outputs are compared with the reference's."""
+        """The comparison of a solution's outputs with the reference's."""
         return compare_of(self.tags)
 
     def sizes(self, bound: dict[str, int]) -> dict[str, int]:
-        """Every axis's size, the var ones from `bound`. SchemaError if one is missing or unknown, or if a constraint does not hold."""
+        """The size of every axis; var axes from `bound`. Raises SchemaError if one is missing or unknown, or if a constraint is violated."""
         if set(bound) != set(self.var_axes):
             raise SchemaError(f"axes: expected values of {self.var_axes or 'no axes'} of {self.name}, got {list(bound)}")
         sizes = {name: bound[name] if axis.value is None else axis.value for name, axis in self.axes.items()}
@@ -204,7 +205,7 @@ class Definition(_Model):
         return sizes
 
     def shape(self, tensor: str, sizes: dict[str, int]) -> tuple[int, ...]:
-        """Of an input or output that is no scalar."""
+        """The shape of an input or output that is not a scalar."""
         found = self.inputs.get(tensor) or self.outputs[tensor]
         return tuple(sizes[axis] for axis in found.shape)
 
@@ -224,7 +225,7 @@ class BuildSpec(_Model):
 
 
 class Solution(_Model):
-    """One implementation of a definition: its sources, and which function of them to call."""
+    """One implementation of a definition: its sources and its entry function."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
     definition: Text
@@ -254,7 +255,7 @@ class ScalarInput(_Model):
 
 
 class SafetensorsInput(_Model):
-    """A tensor of a file; path is relative to the folder that holds definitions/."""
+    """A tensor in a file; path is relative to the folder that contains definitions/."""
 
     type: Literal["safetensors"]
     path: InsidePath
@@ -262,14 +263,14 @@ class SafetensorsInput(_Model):
 
 
 class Workload(_Model):
-    """Sizes of the var axes, and where each input comes from."""
+    """Sizes of the var axes, and the origin of each input."""
 
     axes: Annotated[dict[str, Count], Frozen]
     inputs: Annotated[dict[str, Annotated[RandomInput | ScalarInput | SafetensorsInput, Field(discriminator="type")]], Frozen]
     uuid: Text
 
     def check(self, definition: Definition) -> None:
-        """SchemaError unless it binds what the definition leaves open, and every input."""
+        """Raises SchemaError unless it binds all var axes and all inputs of the definition."""
         definition.sizes(self.axes)
         if set(self.inputs) != set(definition.inputs):
             raise SchemaError(f"workload.inputs: expected {list(definition.inputs)}, got {list(self.inputs)}")
@@ -287,7 +288,7 @@ class Workload(_Model):
 
 
 class Correctness(_Model):
-    """Errors are NaN where an output is."""
+    """Errors are NaN if an output is NaN."""
 
     max_relative_error: float = 0.0
     max_absolute_error: float = 0.0
@@ -304,9 +305,9 @@ class Correctness(_Model):
 class Performance(_Model):
     """Milliseconds per call, and reference_latency_ms / latency_ms."""
 
-    latency_ms: Annotated[float, Field(ge=0)] = 0.0
-    reference_latency_ms: Annotated[float, Field(ge=0)] = 0.0
-    speedup_factor: Annotated[float, Field(ge=0)] = 0.0
+    latency_ms: Measured = 0.0
+    reference_latency_ms: Measured = 0.0
+    speedup_factor: Measured = 0.0
 
 
 class Environment(_Model):
@@ -338,7 +339,7 @@ class Evaluation(_Model):
 
 
 class Trace(_Model):
-    """A workload (solution and evaluation null), or what a solution did on one."""
+    """A workload (solution and evaluation null), or the result of a solution on a workload."""
 
     definition: Text
     workload: Workload
@@ -353,12 +354,12 @@ class Trace(_Model):
 
 
 def run_parameters(text: str) -> list[str]:
-    """Names of the parameters of a text's top-level function `run`. ValueError if it is no Python, or has none."""
+    """Names of the parameters of the top-level function `run` of a text. Raises ValueError if the text is not Python or has no `run`."""
     try:
         module = ast.parse(text)
     except SyntaxError as error:
         raise ValueError(f"expected Python, got {error.msg} in line {error.lineno}") from error
-    except (ValueError, RecursionError, MemoryError) as error:  # bytes of 0; nesting beyond what Python parses
+    except (ValueError, RecursionError, MemoryError) as error:  # zero bytes, or nesting too deep for Python's parser
         raise ValueError(f"expected Python, got {type(error).__name__}: {error}") from error
     for node in module.body:
         if isinstance(node, ast.FunctionDef) and node.name == "run":
@@ -369,13 +370,13 @@ def run_parameters(text: str) -> list[str]:
 
 
 def parse(model: type[_Model], text: str) -> Any:
-    """The model of a JSON text; SchemaError with the first field that is wrong and why."""
+    """The model of a JSON text. Raises SchemaError with the first invalid field and the reason."""
     try:
-        json.loads(text, object_pairs_hook=_once)  # pydantic would take the last of two
+        json.loads(text, object_pairs_hook=_once)  # pydantic would accept duplicate keys and use the last one
     except SchemaError:
         raise
     except (ValueError, RecursionError):
-        pass  # no JSON: said below
+        pass  # not JSON: reported below
     try:
         return model.model_validate_json(text)
     except pydantic.ValidationError as error:
@@ -391,7 +392,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_a(value: bool | int | float, dtype: str) -> bool:
-    """Whether a scalar is a number of a stored dtype."""
+    """Whether a scalar is a valid number of a stored dtype."""
     if dtype == "bool":
         return isinstance(value, bool)
     return not isinstance(value, bool) and (isinstance(value, int) or ("float" in dtype and math.isfinite(value)))
@@ -399,7 +400,7 @@ def _is_a(value: bool | int | float, dtype: str) -> bool:
 
 def _reason(error: pydantic.ValidationError) -> str:
     first = error.errors()[0]
-    # What is raised here names its field itself; a tag of a union is no field.
+    # Errors raised by this module name their field themselves; a tag of a union is not a field.
     where = ".".join(str(part) for part in first["loc"] if part not in ("random", "scalar", "safetensors"))
     message = re.sub(r"^Value error, ", "", first["msg"])
     if first["type"] == "extra_forbidden":

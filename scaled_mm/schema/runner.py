@@ -1,7 +1,7 @@
-"""Runs solutions against a definition's reference on a workload, and says in a Trace what came of it.
+"""Runs solutions against a definition's reference on a workload, and records the results in Traces.
 
-A solution gets inputs of its own and must leave them as they are. It is compared twice, the second time after it was timed and with other
-numbers in the same tensors: what it kept from before is of no use then.
+Each solution gets its own inputs and must not change them. Outputs are compared twice. The second comparison follows the timing and uses other
+numbers in the same tensors, so that cached results are detected.
 
 Times on a GPU: triton's do_bench, CUDA events around each call with the L2 cache overwritten before it; median. On a CPU:
 torch.utils.benchmark, adaptive, median. Milliseconds.
@@ -41,11 +41,11 @@ from scaled_mm.schema.vocabulary import torch_dtype
 Run = Callable[..., object]
 WARM_UP_MS, TIMED_MS = 5, 20
 _LOG = 4000
-_RAISED = (Exception, SystemExit)  # what somebody's text may end with; only an interrupt is the user's
+_RAISED = (Exception, SystemExit)  # how a user's text may exit; only an interrupt comes from the user
 
 
 def build_reference(definition: Definition) -> Run:
-    """The definition's `run`. SchemaError if its text cannot be executed."""
+    """The definition's `run`. Raises SchemaError if its text cannot be executed."""
     try:
         return _function(definition.reference, "run", f"{definition.name}_reference")
     except _RAISED as error:
@@ -53,19 +53,19 @@ def build_reference(definition: Definition) -> Run:
 
 
 def build_solution(solution: Solution) -> Run:
-    """The solution's entry function. SchemaError for what this reader does not build: anything but one Python file that returns its results."""
+    """The solution's entry function. Raises SchemaError unless the solution is one Python file whose function returns its results."""
     only = "is what this reader builds; flashinfer-bench builds others"
     if solution.spec.language != "python":
         raise SchemaError(f"{solution.name}: spec.language: expected 'python', which {only}, got {solution.spec.language!r}")
     if len(solution.sources) != 1:
         raise SchemaError(f"{solution.name}: sources: expected one file, which {only}, got {len(solution.sources)}")
-    if solution.spec.destination_passing_style:  # true where a file does not say
+    if solution.spec.destination_passing_style:  # the format's default is true
         raise SchemaError(f"{solution.name}: spec.destination_passing_style: expected false, a function that returns its outputs, which {only}")
     return _function(solution.sources[0].content, solution.spec.entry_point.split("::")[1], solution.name)
 
 
 def reference_outputs(definition: Definition, run: Run, inputs: Sequence) -> list[torch.Tensor]:
-    """What a reference returns, checked: number, shapes, dtypes, every number finite, inputs left as they were. SchemaError otherwise."""
+    """The reference's outputs. Raises SchemaError unless number, shapes and dtypes are right, all values are finite, and the inputs are unchanged."""
     own = _copies(inputs)
     try:
         outputs = _outputs(run, own)
@@ -83,11 +83,11 @@ def reference_outputs(definition: Definition, run: Run, inputs: Sequence) -> lis
                 f"{definition.name}: reference: expected finite numbers, {bad} of {value.numel()} of output {name} are NaN or "
                 "infinite, with which anything passes"
             )
-    return [value.clone() for value in outputs]  # not views of what it was given
+    return [value.clone() for value in outputs]  # not views of the inputs
 
 
 def check_reference(definition: Definition, workload: Workload, root: Path | None = None) -> None:
-    """SchemaError unless the reference runs on the workload, on the CPU, and returns what the definition says, all of it finite."""
+    """Raises SchemaError unless the reference runs on the workload on the CPU and returns finite outputs that match the definition."""
     try:
         inputs = draw(definition, workload, root=root)
     except (RuntimeError, MemoryError) as error:
@@ -98,7 +98,7 @@ def check_reference(definition: Definition, workload: Workload, root: Path | Non
 
 
 def check_solution(solution: Solution) -> None:
-    """SchemaError unless its Python files are Python and the entry's has that name at its top level. Nothing is executed."""
+    """Raises SchemaError unless its Python files parse and the entry file defines the entry function at top level. Executes nothing."""
     file, entry = solution.spec.entry_point.split("::")
     for index, source in enumerate(solution.sources):
         if not source.path.endswith(".py"):
@@ -113,7 +113,7 @@ def check_solution(solution: Solution) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """What every solution of a workload is held to. again: other inputs, and what the reference makes of them."""
+    """The inputs and reference outputs of a workload. again: other inputs, and the reference's outputs for them."""
 
     definition: Definition
     workload: Workload
@@ -128,8 +128,8 @@ class _Task:
 def evaluate(
     definition: Definition, solutions: Sequence[Solution], workload: Workload, device: torch.device | str, root: Path | None = None
 ) -> list[Trace]:
-    """A Trace for each solution, in order. What a solution does wrong is its trace's status; what the definition or the workload
-    does wrong is a SchemaError. root: where files of inputs are looked for (`draw`). A trace's log begins with the command that repeats it."""
+    """A Trace per solution, in order. Errors of a solution become the status of its trace; errors of the definition or the workload raise
+    SchemaError. root: the folder with files of inputs (see `draw`). A trace's log begins with the command that repeats the run."""
     device = torch.device(device)
     run = build_reference(definition)
     with torch.no_grad():
@@ -143,13 +143,13 @@ def evaluate(
 
 
 def command(solution: Solution, workload: Workload, device: torch.device, root: Path | None = None) -> str:
-    """What makes a trace again. root: of a collection that is not this package's own."""
+    """The command that repeats a trace. root: the folder of the collection, None for this package's."""
     folder = "" if root is None or root == schemas_dir() else f" --root {root}"
     return f"scaled-mm schema run --solution {solution.name} --workload {workload.uuid} --device {device}{folder}"
 
 
 def milliseconds(call: Callable[[], object], device: torch.device) -> float:
-    """The median time of a call."""
+    """The median time of a call, in milliseconds."""
     if device.type == "cuda":
         from triton.testing import do_bench
 
@@ -191,10 +191,10 @@ def _evaluation(task: _Task, solution: Solution) -> Evaluation:
 
 
 def _attempt(task: _Task, run: Run, own: list, inputs: list, expected: list[torch.Tensor]) -> tuple[tuple[str, str] | None, dict[str, Correctness]]:
-    """((status, why) or None, {"correctness": ...} where there is one) of one call with `own`, a copy of `inputs`."""
+    """One call with `own`, a copy of `inputs`. Returns ((status, reason) or None, {"correctness": ...} or {})."""
     outputs = _outputs(run, own)
     if task.device.type == "cuda":
-        torch.cuda.synchronize(task.device)  # an error of a kernel is this call's
+        torch.cuda.synchronize(task.device)  # an asynchronous kernel error belongs to this call
     wrong = _unlike(task.definition, inputs, outputs)
     if wrong:
         return wrong, {}
@@ -205,7 +205,7 @@ def _attempt(task: _Task, run: Run, own: list, inputs: list, expected: list[torc
 
 
 def compare(definition: Definition, outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> tuple[bool, Correctness]:
-    """Whether outputs are what `definition.compare` asks for, and by how much they differ from the reference's at most."""
+    """Whether the outputs satisfy `definition.compare`, and their largest difference from the reference's."""
     passed, absolute, relative, extra = True, 0.0, 0.0, {}
     for name, out, ref in zip(definition.outputs, outputs, expected):
         equal = torch.equal(_bytes(out), _bytes(ref))
@@ -222,7 +222,7 @@ def compare(definition: Definition, outputs: Sequence[torch.Tensor], expected: S
 
 
 def _function(text: str, name: str, label: str) -> Run:
-    # A module of its own, which dataclasses and pickles of a text look up by its name.
+    # The text gets its own module, because dataclasses and pickle look it up by name.
     module = types.ModuleType(f"scaled_mm_schema_{label}_{hashlib.sha256(text.encode()).hexdigest()[:12]}")
     sys.modules[module.__name__] = module
     exec(compile(text, f"<{label}>", "exec"), module.__dict__)  # noqa: S102 - files of a schema are programs
@@ -240,7 +240,7 @@ def _copies(inputs: Sequence) -> list:
 
 
 def _changed(definition: Definition, before: Sequence, after: Sequence) -> str | None:
-    """The first input that is not what it was."""
+    """The first input that has changed, or None."""
     for name, a, b in zip(definition.inputs, before, after):
         if isinstance(a, torch.Tensor) and not torch.equal(_bytes(a), _bytes(b)):
             return name
@@ -248,7 +248,7 @@ def _changed(definition: Definition, before: Sequence, after: Sequence) -> str |
 
 
 def _bytes(value: torch.Tensor) -> torch.Tensor:
-    """Every byte: NaN equals NaN, and -0 is not 0."""
+    """Compares every byte: NaN equals the same NaN, and -0 differs from 0."""
     return value.contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -257,7 +257,7 @@ def _wide(value: torch.Tensor) -> torch.Tensor:
 
 
 def _unlike(definition: Definition, inputs: Sequence, outputs: Sequence) -> tuple[str, str] | None:
-    """(status, why) of outputs that are not those of the definition, by number, type, shape and dtype."""
+    """(status, reason) if outputs do not match the definition in number, type, shape or dtype."""
     if len(outputs) != len(definition.outputs):
         return "INCORRECT_SHAPE", f"expected {len(definition.outputs)} outputs ({', '.join(definition.outputs)}), got {len(outputs)}"
     sizes = {name: axis.value for name, axis in definition.axes.items()}
@@ -283,7 +283,7 @@ def _unlike(definition: Definition, inputs: Sequence, outputs: Sequence) -> tupl
 @functools.cache
 def _environment(device: str) -> Environment:
     from scaled_mm import __version__
-    from scaled_mm.bench.environment import read_environment
+    from scaled_mm.measure.environment import read_environment
 
     known = read_environment(torch.device(device))
     libs = {

@@ -1,6 +1,6 @@
-"""The tags that mean something to a program: `logical:<tensor>=<format>` and `compare:bits` or `compare:norm=<bound>`.
+"""The tags that programs interpret: `logical:<tensor>=<format>` and `compare:bits` or `compare:norm=<bound>`.
 
-Tags are the one place of a definition that flashinfer-bench keeps and does not interpret. Others are for readers.
+Tags are the only part of a definition that flashinfer-bench stores without interpreting. All other tags are for readers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class Compare:
-    """norm None: outputs are equal bit by bit. Else ||output - reference|| / ||reference|| <= norm, in float64, each output by itself."""
+    """norm None: outputs must be equal bit for bit. Otherwise ||output - reference|| / ||reference|| <= norm, in float64, for each output."""
 
     norm: float | None = None
 
@@ -21,7 +21,7 @@ class Compare:
 
 
 def compare_of(tags: list[str]) -> Compare:
-    """Of a definition's tags. ValueError unless exactly one says it."""
+    """The comparison in a definition's tags. Raises ValueError unless exactly one tag gives it."""
     found = [tag.removeprefix("compare:") for tag in tags if tag.startswith("compare:")]
     if len(found) != 1:
         raise ValueError(f"tags: expected one compare:bits or compare:norm=<bound>, got {len(found)}")
@@ -38,7 +38,7 @@ def compare_of(tags: list[str]) -> Compare:
 
 
 def logical_of(tags: list[str]) -> dict[str, str]:
-    """Block format by tensor name. ValueError for a tag of another form, or a tensor with two."""
+    """GGUF format by tensor name. Raises ValueError for an invalid tag, or a tensor with two formats."""
     formats: dict[str, str] = {}
     for tag in tags:
         if not tag.startswith("logical:"):

@@ -1,7 +1,7 @@
 """The words of the schema files: op types and their groups, stored dtypes, logical dtypes. A new op type is a line here.
 
-Stored dtypes are those that flashinfer-bench 0.1.2 accepts. It knows no uint8 and no block format, so packed blocks are stored as
-int8 and their format is a tag, `logical:<tensor>=<format>`. docs/decisions/0014-schemas.md has the reasons.
+Stored dtypes are those that flashinfer-bench 0.1.2 accepts. It has neither uint8 nor GGUF formats, so tensors in GGUF formats are stored as
+int8, and a tag gives their format: `logical:<tensor>=<format>`. docs/decisions/0014-schemas.md has the reasons.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROUPS = ("gemm", "quantization", "activation", "normalization", "attention")
 
 @dataclasses.dataclass(frozen=True)
 class OpType:
-    """What a definition computes. group: where a reader looks for it; summary: one line for lists."""
+    """A kind of operator. group: its heading in lists; summary: one line for lists."""
 
     name: str
     group: str
@@ -50,17 +50,17 @@ OP_TYPES: dict[str, OpType] = {
 }
 
 STORED_DTYPES = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float4_e2m1", "int64", "int32", "int16", "int8", "bool")
-"""What a tensor's dtype may be: the enumeration of flashinfer-bench 0.1.2, in its order."""
+"""The dtypes of tensors: the enumeration of flashinfer-bench 0.1.2, in its order."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of a stored one; float4_e2m1 is two to a byte."""
+    """The torch dtype of a stored dtype; a byte stores two float4_e2m1 values."""
     import torch
 
     return torch.float4_e2m1fn_x2 if name == "float4_e2m1" else getattr(torch, name)
 
 
 LOGICAL_DTYPES = FORMATS
-"""Block formats by name: a tensor of one is stored as int8 whose last axis is the block's bytes."""
+"""GGUF formats by name. Such a tensor is stored as int8; its last axis is the bytes of a block."""
 
 STATUSES = ("PASSED", "INCORRECT_SHAPE", "INCORRECT_NUMERICAL", "INCORRECT_DTYPE", "RUNTIME_ERROR", "COMPILE_ERROR", "TIMEOUT")

@@ -140,6 +140,11 @@ class TileTable(BaseModel):
         return (self, *(section for name in SECTIONS[1:] if (section := getattr(self, name))))
 
     @property
+    def by_kind(self) -> tuple[TileTable | None, ...]:
+        """The table of each kind of product, in the order of scaledMMTableKind_t; None for one that it lacks."""
+        return self, self.grouped, self.block_scaled, self.gguf
+
+    @property
     def all_rows(self) -> tuple[KernelRow, ...]:
         """The rows of all sections: every kernel of the architecture has one name."""
         return tuple(row for section in self.sections for row in section.rows)

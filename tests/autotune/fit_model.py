@@ -56,7 +56,7 @@ def fit(times: Times, steps: int, seed: int) -> Constants:
 
 
 def main(steps: int) -> None:
-    model.row_cost = functools.lru_cache(maxsize=None)(model.row_cost)  # the same rows over and over
+    model.config_cost = functools.lru_cache(maxsize=None)(model.config_cost)  # the same rows over and over
     times: Times = {(case["M"], case["N"], case["K"]): case["us"] for case in json.loads(DATA.read_text())["cases"]}
     layers = sorted({product[1:] for product in times})
     for fold in range(3):

@@ -6,8 +6,8 @@ import pytest
 
 from scaled_mm.autotune.candidates import candidates, early_weights, row_name
 from scaled_mm.jit.codegen import kernel_source
-from scaled_mm.tables import available_tables, load_table
 from scaled_mm.kernels.registry import config_findings
+from scaled_mm.tables import available_tables, load_table
 
 ARCHES = [arch for arch, _ in available_tables()]
 

@@ -16,11 +16,11 @@ from autotune_data import H200, Clock, Kernels, Measurer
 from scaled_mm.autotune import measure, record, tune
 from scaled_mm.autotune.model import facts
 from scaled_mm.autotune.report import REPORT_HTML, REPORT_MD
-from scaled_mm.bench import environment as bench_environment
-from scaled_mm.bench.plots import NAMES
-from scaled_mm.bench.record import Environment
+from scaled_mm.bench.int8.plots import NAMES
 from scaled_mm.cli import autotune, main, report
 from scaled_mm.jit import library
+from scaled_mm.measure import environment as environments
+from scaled_mm.measure.record import Environment
 from scaled_mm.tables import check_table, load_table
 from scaled_mm.tables.tuned import tuned_path
 
@@ -80,7 +80,7 @@ def machine(monkeypatch):
     """A machine with an H200 and a compiler."""
     monkeypatch.setattr(autotune, "_gpu", lambda args: torch.device("cuda:0"))
     monkeypatch.setattr(autotune, "_own_table", lambda device: (load_table("sm90"), H200))
-    monkeypatch.setattr(bench_environment, "read_environment", environment)
+    monkeypatch.setattr(environments, "read_environment", environment)
     monkeypatch.setattr(library, "nvcc_and_flags", lambda arch: None)
     monkeypatch.setattr(measure, "Measurer", FakeMeasurer)
     monkeypatch.setattr(tune, "BuiltKernels", lambda table: Kernels(Clock()))
@@ -269,10 +269,10 @@ def test_a_benchmark_can_be_compared_with_itself():
 
 def test_a_folder_without_a_run_is_refused_by_name(machine, tmp_path, capsys):
     assert main(["report", str(tmp_path / "none")]) == 2
-    assert "DIR: expected a folder with autotune.json, bench.json or bench_block.json" in capsys.readouterr().err
+    assert "DIR: expected a folder with autotune.json, bench.json, bench_gguf.json or bench_block.json" in capsys.readouterr().err
     call(tmp_path / "one")
     assert main(["report", str(tmp_path / "one"), "--compare", str(tmp_path / "none")]) == 2
-    assert "--compare: expected a folder with autotune.json, bench.json or bench_block.json" in capsys.readouterr().err
+    assert "--compare: expected a folder with autotune.json, bench.json, bench_gguf.json or bench_block.json" in capsys.readouterr().err
     (tmp_path / "one" / "autotune.json").write_text('{"schema_version": 99}')
     assert main(["report", str(tmp_path / "one")]) == 2
     assert "autotune.json" in capsys.readouterr().err

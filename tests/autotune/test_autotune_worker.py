@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from scaled_mm.autotune.worker import GpuBench
-from scaled_mm.bench import peers
-from scaled_mm.bench.run import Options
+from scaled_mm.bench.int8 import peers
 from scaled_mm.core import binding
+from scaled_mm.measure.run import Options
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from bench_data import StandIn  # noqa: E402

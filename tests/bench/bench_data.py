@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.bench.inputs import Inputs
-from scaled_mm.bench.peers import OURS, Peer, epilogue
-from scaled_mm.bench.record import (
-    BenchDocument,
-    CaseRecord,
-    Clocks,
-    Environment,
-    Implementation,
-    OverheadRecord,
-    Result,
-    Settings,
-)
-from scaled_mm.bench.roofline import roof_us, traffic_bytes
-from scaled_mm.bench.shapes import Case
+from scaled_mm.bench.int8.inputs import Inputs
+from scaled_mm.bench.int8.peers import epilogue
+from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document, Int8Settings, OverheadRecord
+from scaled_mm.measure.peer import OURS, Peer
+from scaled_mm.measure.record import Clocks, Environment, Implementation, Result
+from scaled_mm.measure.roofline import roof_us, traffic_bytes
+from scaled_mm.measure.shapes import Case
 
 GPU = "NVIDIA H200"
 CPU = torch.device("cpu")
@@ -52,8 +45,8 @@ def measured(us: float, **facts: object) -> Result:
     return Result(us=us, samples=[us, us * 1.01], calls_per_graph=24, method="cuda_graph_l2_cold", spread=0.01, **facts)
 
 
-def case_record(shape: str, M: int, N: int, K: int, gpu: str = GPU, **results: Result) -> CaseRecord:
-    return CaseRecord(
+def case_record(shape: str, M: int, N: int, K: int, gpu: str = GPU, **results: Result) -> Int8CaseRecord:
+    return Int8CaseRecord(
         shape=shape,
         M=M,
         N=N,
@@ -68,7 +61,7 @@ def case_record(shape: str, M: int, N: int, K: int, gpu: str = GPU, **results: R
     )
 
 
-def document(cases: list[CaseRecord], gpu: str = GPU, sgl_unavailable: str | None = None) -> BenchDocument:
+def document(cases: list[Int8CaseRecord], gpu: str = GPU, sgl_unavailable: str | None = None) -> Int8Document:
     def implementation(name: str, rival: bool = False, unavailable: str | None = None) -> Implementation:
         return Implementation(
             name=name,
@@ -80,10 +73,10 @@ def document(cases: list[CaseRecord], gpu: str = GPU, sgl_unavailable: str | Non
             unavailable=unavailable,
         )
 
-    return BenchDocument(
+    return Int8Document(
         created="2026-01-01T00:00:00+00:00",
         command="scaled-mm bench --seed 7",
-        settings=Settings(budget_ms=60, rounds=2, check=True, check_limit_gmac=8192, seed=7, kernel=None),
+        settings=Int8Settings(budget_ms=60, rounds=2, check=True, check_limit_gmac=8192, seed=7, kernel=None),
         environment=environment(gpu),
         clocks=[Clocks(when="before", sm_mhz=1980, mem_mhz=3201, power_w=120.5, temperature_c=None)],
         implementations=[

@@ -1,4 +1,4 @@
-"""Synthetic block documents, and a stand-in for llama.cpp's test-backend-ops."""
+"""Synthetic GGUF documents, a product with a fault, and a stand-in for llama.cpp's test-backend-ops."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 from bench_data import environment, measured
 
-from scaled_mm.bench.gguf.peers import every_peer
-from scaled_mm.bench.gguf.record import BlockCaseRecord, BlockDocument, BlockSettings, LlamaSource
-from scaled_mm.bench.record import Implementation, Result
+from scaled_mm.bench.gguf.peers import OursGguf, every_peer
+from scaled_mm.bench.gguf.record import GgufCaseRecord, GgufDocument, LlamaSource
+from scaled_mm.measure.peer import OURS
+from scaled_mm.measure.record import Implementation, Result, Settings
 
 # As `test-backend-ops perf -o MUL_MAT` prints them (github.com/ggml-org/llama.cpp/pull/10991 and 14903, issues/11559), with its colours.
 PERF_LINES = """\
@@ -56,13 +57,13 @@ def write_program(path: Path, text: str = PERF_LINES, status: int = 0) -> Path:
 
 def case_of(
     M: int, us: float, *, fmt: str = "q4_0", kernel: str = "row_a", error: float | None = 3e-7, llama_us: float | None = None, **more: Result
-) -> BlockCaseRecord:
+) -> GgufCaseRecord:
     """4096x4096 of 4.5-bit blocks; ours takes `us`, in mode w4a8 a tenth longer."""
     results = {
         "ours": measured(us, error=error, kernel=kernel, reason="block w4a16 bucket 0"),
         "ours_w4a8": measured(us * 1.1, error=error, kernel=kernel),
     } | more
-    return BlockCaseRecord(
+    return GgufCaseRecord(
         fmt=fmt,
         shape="4096x4096",
         M=M,
@@ -77,11 +78,11 @@ def case_of(
     )
 
 
-def block_document(cases: list[BlockCaseRecord], unavailable: str | None = None, status: str = "recorded") -> BlockDocument:
-    return BlockDocument(
+def gguf_document(cases: list[GgufCaseRecord], unavailable: str | None = None, status: str = "recorded") -> GgufDocument:
+    return GgufDocument(
         created="2026-01-01T00:00:00+00:00",
-        command="scaled-mm bench --block --seed 7",
-        settings=BlockSettings(budget_ms=60, rounds=4, check=True, seed=7, kernel=None),
+        command="scaled-mm bench gguf --seed 7",
+        settings=Settings(budget_ms=60, rounds=4, check=True, seed=7, kernel=None),
         environment=environment(),
         implementations=[
             Implementation(
@@ -98,3 +99,26 @@ def block_document(cases: list[BlockCaseRecord], unavailable: str | None = None,
         llama=LlamaSource(status=status, told="where llama.cpp's times come from"),
         cases=cases,
     )
+
+
+class Broken(OursGguf):
+    """Ours, with a fault once it was called so often: "value", "nan" or "raise"."""
+
+    def __init__(self, fault: str, after: int):
+        super().__init__(OURS, "broken", "float16", "auto")
+        self._fault, self._left = fault, after
+
+    def prepare(self, inputs):
+        def make(call):
+            def faulty():
+                out = call()
+                self._left -= 1
+                if self._left < 0:
+                    if self._fault == "raise":
+                        raise RuntimeError("the launch failed")
+                    out[-1, -1] = float("nan") if self._fault == "nan" else out[-1, -1] + 1
+                return out
+
+            return faulty
+
+        return [make(call) for call in super().prepare(inputs)]

@@ -1,23 +1,26 @@
-"""What a block document says: ratios, the check, monotony, hand-overs; and its report."""
+"""What a GGUF document says: ratios, the check, monotony, hand-overs; and its report."""
 
 import importlib.util
+import shutil
+from pathlib import Path
 
 import pytest
-from gguf_bench_data import block_document, case_of
+from gguf_bench_data import case_of, gguf_document
 from pydantic import ValidationError
 
-from scaled_mm.bench import blocks
 from scaled_mm.bench.gguf import analysis, report
-from scaled_mm.bench.gguf.record import BlockDocument, load, save
-from scaled_mm.bench.record import Result
+from scaled_mm.bench.gguf.record import GgufDocument
 from scaled_mm.cli import main
 from scaled_mm.cli.report import times
+from scaled_mm.measure import document as parts
+from scaled_mm.measure import plots
+from scaled_mm.measure.record import Result
 
 NEEDS_MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
 
-def written(document: BlockDocument) -> str:
-    return blocks.markdown(report.contents(document, []))
+def written(document: GgufDocument) -> str:
+    return parts.markdown(report.contents(document, []))
 
 
 def two_cases():
@@ -25,8 +28,8 @@ def two_cases():
 
 
 def test_the_report_has_times_rates_ratios_check_and_kernel_of_each_case():
-    text = written(block_document(two_cases()))
-    assert "`scaled-mm bench --block --seed 7`" in text and "NVIDIA H200 (sm90)" in text and "where llama.cpp's times come from." in text
+    text = written(gguf_document(two_cases()))
+    assert "`scaled-mm bench gguf --seed 7`" in text and "NVIDIA H200 (sm90)" in text and "where llama.cpp's times come from." in text
     assert "### q4_0 4096x4096: N=4096, K=4096" in text
     # 9437184 bytes in 8 us; 2 * 4096^2 operations in 8 us; 12 us over 8 us and over 8.8 us
     assert "| 1 | 8.00 | 8.80 | 1.1796 | 4.194 | 12.00 | 1.50x | 1.36x | yes | `row_a` |" in text
@@ -37,9 +40,9 @@ def test_the_report_has_times_rates_ratios_check_and_kernel_of_each_case():
 
 
 def test_without_times_of_llama_cpp_the_report_says_so():
-    text = written(block_document([case_of(1, 8.0)], status="none"))
+    text = written(gguf_document([case_of(1, 8.0)], status="none"))
     assert "No time of llama.cpp to compare with." in text and "| tokens | ours | ours_w4a8 | TB/s | TOPS | within 2e-06 | kernel |" in text
-    some = written(block_document([case_of(1, 8.0, llama_us=9.0), case_of(2, 8.0)]))
+    some = written(gguf_document([case_of(1, 8.0, llama_us=9.0), case_of(2, 8.0)]))
     assert "| — | — | — | yes |" in some and "| 9.00 | 1.12x |" in some
 
 
@@ -47,7 +50,7 @@ def test_without_times_of_llama_cpp_the_report_says_so():
 def test_an_error_above_the_bound_is_no_and_nan_is_above_it(error, said):
     case = case_of(1, 8.0, error=error)
     assert analysis.check_of(case) == said
-    document = block_document([case])
+    document = gguf_document([case])
     assert bool(analysis.wrong_cases(document)) == said.startswith("NO")
     assert ("**Not within 2e-06**: q4_0 4096x4096 at 1 token" in written(document)) == said.startswith("NO")
 
@@ -63,7 +66,7 @@ def test_time_that_falls_by_more_than_five_percent_is_not_monotone():
     cliff = [case_of(1, 10.0), case_of(2, 20.0, kernel="row_a"), case_of(3, 12.0, kernel="row_b"), case_of(4, 13.0), case_of(5, 11.0)]
     pairs = analysis.drops(cliff, "ours")
     assert [(pair.first.M, pair.second.M, round(pair.ratio, 3)) for pair in pairs] == [(2, 3, 1.667), (4, 5, 1.182)]
-    text = written(block_document(cliff))
+    text = written(gguf_document(cliff))
     assert "**Not monotone** within 5% in 4 places" in text  # both modes, twice
     assert "- q4_0 4096x4096, `ours`: 20.00 µs at 2 (`row_a`), 12.00 µs at 3 (`row_b`): 1.67x." in text
 
@@ -71,13 +74,13 @@ def test_time_that_falls_by_more_than_five_percent_is_not_monotone():
 def test_small_steps_down_that_add_up_are_found_and_other_weights_do_not_mix():
     slope = [case_of(m, 10.0 - 0.3 * m) for m in (1, 2, 3)]
     assert [(pair.first.M, pair.second.M) for pair in analysis.drops(slope, "ours")] == [(1, 3)]
-    apart = block_document([case_of(1, 10.0, fmt="q8_0"), case_of(2, 5.0, fmt="q4_0")])
+    apart = gguf_document([case_of(1, 10.0, fmt="q8_0"), case_of(2, 5.0, fmt="q4_0")])
     assert analysis.all_drops(apart) == []
 
 
 def test_a_case_that_failed_is_left_out_of_the_monotony_and_named():
     broken = case_of(2, 1.0).model_copy(update={"results": {"ours": Result(failed="RuntimeError: no")}})
-    document = block_document([case_of(1, 10.0), broken, case_of(3, 11.0)])
+    document = gguf_document([case_of(1, 10.0), broken, case_of(3, 11.0)])
     assert analysis.all_drops(document) == [] and analysis.hand_overs(document) == []
     text = written(document)
     assert "| 2 | failed | — |" in text and "`ours` failed on q4_0 4096x4096 at 2 tokens: RuntimeError: no" in text
@@ -85,70 +88,92 @@ def test_a_case_that_failed_is_left_out_of_the_monotony_and_named():
 
 def test_hand_overs_are_neighbours_with_other_kernels():
     cases = [case_of(8, 10.0, kernel="row_a"), case_of(9, 15.0, kernel="row_b"), case_of(10, 15.0, kernel="row_b"), case_of(16, 16.0, kernel="row_c")]
-    pairs = analysis.hand_overs(block_document(cases))
+    pairs = analysis.hand_overs(gguf_document(cases))
     assert [(pair.name, pair.first.M, pair.second.M) for pair in pairs] == [("ours", 8, 9), ("ours_w4a8", 8, 9)]
-    assert "| q4_0 4096x4096 | ours | 8, 9 | `row_a`, `row_b` | 10.00 | 15.00 | 1.50x |" in written(block_document(cases))
+    assert "| q4_0 4096x4096 | ours | 8, 9 | `row_a`, `row_b` | 10.00 | 15.00 | 1.50x |" in written(gguf_document(cases))
 
 
 def test_a_sweep_is_eight_tokens_in_a_row_or_more_up_to_64():
     row = [case_of(m, 10.0 + m) for m in (*range(1, 9), 512)]
-    assert [case.M for case in analysis.sweeps(block_document(row))["q4_0", "4096x4096"]] == list(range(1, 9))
+    assert [case.M for case in analysis.sweeps(gguf_document(row))["q4_0 4096x4096"]] == list(range(1, 9))
     grid = [case_of(m, 10.0 + m) for m in (1, 2, 4, 8, 16, 32, 48, 64, 128)]
-    assert analysis.sweeps(block_document(grid)) == {}
+    assert analysis.sweeps(gguf_document(grid)) == {}
 
 
 def test_an_implementation_that_could_not_run_is_named_with_its_reason():
-    text = written(block_document([case_of(1, 8.0)], unavailable="no library"))
+    text = written(gguf_document([case_of(1, 8.0)], unavailable="no library"))
     assert "no library" in text and "| tokens | ours | TB/s |" in text
 
 
 def test_a_document_without_cases_still_renders():
-    assert "0 of 0 checked cases" in written(block_document([]))
+    assert "0 of 0 checked cases" in written(gguf_document([]))
 
 
 @NEEDS_MATPLOTLIB
 def test_the_report_is_rendered_again_from_its_json_beside_that_of_int8(tmp_path, capsys):
     from bench_data import case_record, document, measured
 
-    from scaled_mm.bench import record
-
-    save(block_document([case_of(m, 10.0 + m, llama_us=12.0) for m in range(1, 10)]), tmp_path)
-    record.save(document([case_record("8B_o", 1, 4096, 4096, ours=measured(8.0, bit_equal=True))]), tmp_path)
+    gguf_document([case_of(m, 10.0 + m, llama_us=12.0) for m in range(1, 10)]).save(tmp_path)
+    document([case_record("8B_o", 1, 4096, 4096, ours=measured(8.0, bit_equal=True))]).save(tmp_path)
     assert main(["report", str(tmp_path)]) == 0
-    drawn = ("block_time.png", "block_bandwidth.png", "block_sweep.png")
-    made = {name: (tmp_path / name).read_bytes() for name in ("bench_block.md", "bench_block.html", *drawn)}
+    drawn = ("gguf_time.png", "gguf_bandwidth.png", "gguf_sweep.png")
+    made = {name: (tmp_path / name).read_bytes() for name in ("bench_gguf.md", "bench_gguf.html", *drawn)}
     shown = capsys.readouterr().out
     assert (tmp_path / "bench.md").is_file() and all(name in shown for name in made)
-    assert all(made[name].startswith(b"\x89PNG") and f"({name})" in made["bench_block.md"].decode() for name in drawn)
-    assert made["bench_block.html"].count(b"data:image/png;base64,") == 3
+    assert all(made[name].startswith(b"\x89PNG") and f"({name})" in made["bench_gguf.md"].decode() for name in drawn)
+    assert made["bench_gguf.html"].count(b"data:image/png;base64,") == 3
     for name in made:
         (tmp_path / name).unlink()
     assert main(["report", str(tmp_path)]) == 0
     assert {name: (tmp_path / name).read_bytes() for name in made} == made
 
 
-def test_two_block_runs_are_compared_format_by_format(tmp_path, capsys):
+def test_two_gguf_runs_are_compared_format_by_format(tmp_path, capsys):
     one, two = tmp_path / "one", tmp_path / "two"
-    save(block_document([case_of(1, 8.0), case_of(1, 6.0, fmt="q8_0")]), one)
-    save(block_document([case_of(1, 16.0), case_of(1, 12.0, fmt="q8_0")]), two)
+    gguf_document([case_of(1, 8.0), case_of(1, 6.0, fmt="q8_0")]).save(one)
+    gguf_document([case_of(1, 16.0), case_of(1, 12.0, fmt="q8_0")]).save(two)
     assert times(one) == {("q4_0", 1, 4096, 4096): 8.0, ("q8_0", 1, 4096, 4096): 6.0}
     assert main(["report", str(one), "--compare", str(two)]) == 0
     assert "is 2.000x as fast as" in (shown := capsys.readouterr().out) and "q8_0" in shown
 
 
 def test_a_record_that_does_not_fit_is_refused_by_name(tmp_path, capsys):
-    (tmp_path / "bench_block.json").write_text('{"schema_version": 1}')
-    assert main(["report", str(tmp_path)]) == 2
-    assert "bench_block.json" in capsys.readouterr().err
-    data = block_document(two_cases()).model_dump(mode="json")
+    for name in ("bench_block.json", "bench_gguf.json"):
+        (tmp_path / name).write_text('{"schema_version": 1}')
+        assert main(["report", str(tmp_path)]) == 2
+        assert name in capsys.readouterr().err
+    data = gguf_document(two_cases()).model_dump(mode="json")
     with pytest.raises(ValidationError, match="schema_version 99"):
-        BlockDocument.model_validate(data | {"schema_version": 99})
+        GgufDocument.model_validate(data | {"schema_version": 99})
     with pytest.raises(ValidationError, match="surprise"):
-        BlockDocument.model_validate(data | {"surprise": 1})
+        GgufDocument.model_validate(data | {"surprise": 1})
 
 
 def test_a_document_survives_the_file(tmp_path):
-    document = block_document([case_of(1, 8.0, error=float("nan")), *two_cases()])
-    save(document, tmp_path)
-    again = load(tmp_path)
+    document = gguf_document([case_of(1, 8.0, error=float("nan")), *two_cases()])
+    document.save(tmp_path)
+    again = GgufDocument.load(tmp_path)
     assert analysis.check_of(again.cases[0]) == "NO nan" and again.cases[1:] == document.cases[1:]
+
+
+RECORDED = Path(__file__).parents[2] / "reports" / "sm90" / "h200"
+
+
+@pytest.mark.parametrize("folder", [".", "block_sweep", "block_w4a8"])
+def test_a_recorded_run_under_its_former_name_gives_the_report_that_is_committed(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "unavailable", lambda: "matplotlib is not installed")
+    for path in (RECORDED / folder).glob("b*"):
+        if path.is_file() and path.name.startswith(("bench_block.", "block_")):
+            shutil.copy(path, tmp_path)
+    before = (tmp_path / "bench_block.md").read_text()
+    assert main(["report", str(tmp_path)]) == 0
+    assert (tmp_path / "bench_block.md").read_text() == before and not (tmp_path / "bench_gguf.md").exists()
+
+
+def test_a_run_under_the_name_of_today_comes_before_one_under_the_former_name(tmp_path):
+    gguf_document([case_of(1, 8.0)]).save(tmp_path)
+    (tmp_path / "bench_gguf.json").rename(tmp_path / "bench_block.json")
+    assert times(tmp_path) == {("q4_0", 1, 4096, 4096): 8.0}
+    gguf_document([case_of(1, 4.0)]).save(tmp_path)
+    assert times(tmp_path) == {("q4_0", 1, 4096, 4096): 4.0}
+    assert GgufDocument.path(tmp_path).name == "bench_gguf.json"

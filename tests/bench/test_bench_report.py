@@ -5,22 +5,25 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from bench_data import case_record, document, environment, measured
+from bench_data import case_record, document, measured
 from pydantic import ValidationError
 
-from scaled_mm.bench import analysis, blocks, report, rows
-from scaled_mm.bench.environment import git_state, parse_smi, query_smi, slug
-from scaled_mm.bench.record import BenchDocument, CaseRecord, Result, load, save, write_atomically
+from scaled_mm.bench import report as frame
+from scaled_mm.bench.int8 import analysis, report
+from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document
+from scaled_mm.measure import document as parts
+from scaled_mm.measure import stats
+from scaled_mm.measure.record import Result
 
 RECORDED = analysis.load_recorded()
 NEEDS_MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 
 
-def written(document: BenchDocument) -> str:
-    return blocks.markdown(report.contents(document, RECORDED, []))
+def written(document: Int8Document) -> str:
+    return parts.markdown(report.contents(document, RECORDED, []))
 
 
-def two_cases() -> list[CaseRecord]:
+def two_cases() -> list[Int8CaseRecord]:
     good = {"bit_equal": True, "error": 0.0, "kernel": "t64x16x256"}
     failed = Result(failed="RuntimeError: x|y")
     return [
@@ -32,8 +35,8 @@ def two_cases() -> list[CaseRecord]:
 def test_speedup_is_over_the_better_rival_of_the_run():
     speedups = analysis.measured_speedups(document(two_cases()))
     assert [(one.rival, round(one.factor, 3)) for one in speedups] == [("sgl", 1.2), ("vllm", 1.125)]
-    assert analysis.mean_by_m(speedups) == {1: pytest.approx(1.2), 16: pytest.approx(1.125)}
-    assert analysis.mean_by_shape(speedups) == {"8B_o": pytest.approx((1.2 * 1.125) ** 0.5)}
+    assert stats.mean_by_m(speedups) == {1: pytest.approx(1.2), 16: pytest.approx(1.125)}
+    assert stats.mean_by_shape(speedups) == {"8B_o": pytest.approx((1.2 * 1.125) ** 0.5)}
 
 
 def test_recorded_times_are_used_only_on_the_gpu_they_come_from():
@@ -47,12 +50,6 @@ def test_drift_compares_what_ran_in_both():
     drift = analysis.drift(document(two_cases()), RECORDED)
     assert drift["sgl"] == pytest.approx(9.6 / RECORDED.us["8B_o", 1]["sgl"])
     assert "ours" not in drift and "intmm" not in drift
-
-
-def test_geometric_mean():
-    assert analysis.geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
-    with pytest.raises(ValueError, match="at least one"):
-        analysis.geometric_mean([])
 
 
 def test_the_report_names_every_number_and_every_failure():
@@ -105,7 +102,7 @@ def test_notes_and_unchecked_cases_are_explained():
 def test_times_far_apart_on_a_cpu_come_with_advice(arch, spread, advised):
     cases = two_cases()
     cases[0].results["ours"].spread = spread
-    (line,) = report.noise(cases, arch)
+    (line,) = frame.noise(cases, arch)
     assert line.startswith("Noise: ") and f"{spread:.1%} (95th percentile)" in line
     assert ("is the CPU busy? OMP_WAIT_POLICY=PASSIVE" in line) is advised
 
@@ -119,7 +116,7 @@ def test_a_document_without_cases_still_renders():
 def test_rendering_is_a_pure_function_of_bench_json(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
-        save(document(two_cases()), folder)
+        document(two_cases()).save(folder)
     paths = report.render(first)
     assert [path.name for path in paths] == ["bench.md", "bench.html", "speedup.png", "time.png", "tops.png"]
     before = {path.name: path.read_bytes() for path in paths}
@@ -140,14 +137,14 @@ def test_rendering_is_a_pure_function_of_bench_json(tmp_path):
     ids=["gone", "broken"],
 )
 def test_a_report_without_matplotlib_says_why_it_has_no_plots(tmp_path, monkeypatch, error, said):
-    from scaled_mm.bench import plots
+    from scaled_mm.measure import plots
 
     def fail(name):
         raise error
 
     monkeypatch.setattr(plots, "importlib", SimpleNamespace(import_module=fail))
     plots.unavailable.cache_clear()
-    save(document(two_cases()), tmp_path)
+    document(two_cases()).save(tmp_path)
     try:
         assert [path.name for path in report.render(tmp_path)] == ["bench.md", "bench.html"]
     finally:
@@ -157,10 +154,10 @@ def test_a_report_without_matplotlib_says_why_it_has_no_plots(tmp_path, monkeypa
 
 @NEEDS_MATPLOTLIB
 def test_rendering_again_without_matplotlib_keeps_the_plots_that_are_there(tmp_path, monkeypatch, capsys):
-    from scaled_mm.bench import plots
     from scaled_mm.cli import main
+    from scaled_mm.measure import plots
 
-    save(document(two_cases()), tmp_path)
+    document(two_cases()).save(tmp_path)
     report.render(tmp_path)
     before = (tmp_path / "bench.md").read_text()
     monkeypatch.setattr(plots, "unavailable", lambda: "matplotlib is not installed")
@@ -174,76 +171,19 @@ def test_rendering_again_without_matplotlib_keeps_the_plots_that_are_there(tmp_p
 def test_a_document_survives_the_file(tmp_path):
     cases = two_cases()
     cases[0].results["vllm"].error = float("nan")
-    save(document(cases), tmp_path)
-    again = load(tmp_path)
+    document(cases).save(tmp_path)
+    again = Int8Document.load(tmp_path)
     assert again.cases[0].results["vllm"].error != again.cases[0].results["vllm"].error
     assert again.cases[1] == cases[1]
     json.loads((tmp_path / "bench.json").read_text())
 
 
 def test_the_schema_covers_the_document_and_refuses_what_it_does_not_know():
-    schema = BenchDocument.model_json_schema()
+    schema = Int8Document.model_json_schema()
     assert {"schema_version", "command", "environment", "cases"} <= set(schema["properties"])
     data = document(two_cases()).model_dump(mode="json")
-    BenchDocument.model_validate(data)
+    Int8Document.model_validate(data)
     with pytest.raises(ValidationError, match="surprise"):
-        BenchDocument.model_validate(data | {"surprise": 1})
+        Int8Document.model_validate(data | {"surprise": 1})
     with pytest.raises(ValidationError, match="schema_version 99"):
-        BenchDocument.model_validate(data | {"schema_version": 99})
-
-
-@pytest.mark.parametrize("fields", [{}, {"us": 1.0}, {"us": 1.0, "samples": [1.0], "failed": "x"}])
-def test_a_result_is_either_measured_or_failed(fields):
-    with pytest.raises(ValidationError):
-        Result(**fields)
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
-    path = write_atomically(tmp_path / "deep" / "x.json", "1")
-    with pytest.raises(TypeError):
-        write_atomically(path, None)
-    assert path.read_text() == "1"
-    assert [file.name for file in path.parent.iterdir()] == ["x.json"]
-
-
-def test_rows_are_saved_as_the_list_that_tables_are_chosen_by(tmp_path):
-    entry = {
-        "shape": "s",
-        "M": 1,
-        "N": 2,
-        "K": 3,
-        "dispatched": "b",
-        "rows": {"a": 1.0, "b": 1.5},
-        "failed": {"c": "E: no"},
-    }
-    hopeless = entry | {"rows": {}, "dispatched": "c"}
-    path = rows.save_rows([entry, hopeless], tmp_path, environment(), "scaled-mm bench --rows")
-    assert json.loads(path.read_text()) == [entry, hopeless]
-    text = (tmp_path / "rows.md").read_text()
-    assert "| s | 1 | a | 1.00 | b | 1.50 | 50.0% | 1 |" in text
-    assert "every row failed" in text and "- `c`: E: no" in text and "`scaled-mm bench --rows`" in text
-
-
-def test_nvidia_smi_output_is_read_field_by_field():
-    reading = parse_smi("580.1, 1980, 3201, 1980, 120.55, 700.00, [N/A]\n")
-    assert reading.status == "read"
-    assert reading.number("clocks.mem") == 3201 and reading.number("power.draw") == 120.55
-    assert reading.number("temperature.gpu") is None
-    assert parse_smi("No devices were found").status.startswith("nvidia-smi answered 'No devices")
-    assert parse_smi("").values == {}
-
-
-def test_a_cpu_has_no_nvidia_smi_reading():
-    import torch
-
-    assert query_smi(torch.device("cpu")).status == "no GPU"
-
-
-def test_report_folders_have_plain_names():
-    assert slug("NVIDIA H100 80GB HBM3") == "h100-80gb-hbm3"
-    assert slug("AMD EPYC 9654 96-Core") == "amd-epyc-9654-96-core"
-    assert slug("***") == "unknown"
-
-
-def test_a_folder_without_a_repository_has_no_commit(tmp_path):
-    assert git_state(tmp_path) == (None, None)
+        Int8Document.model_validate(data | {"schema_version": 99})

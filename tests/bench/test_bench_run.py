@@ -6,12 +6,15 @@ import pytest
 import torch
 from bench_data import CPU, SMALL, StandIn
 
-from scaled_mm.bench import peers, rows
-from scaled_mm.bench.inputs import Inputs, WeightSets, output_slots
-from scaled_mm.bench.peers import Bf16, Fp32, IntMM, IntMMEpilogue, Ours, epilogue, every_peer, select
-from scaled_mm.bench.run import Options, describe, implementations, relative_error, run_grid, run_overhead
-from scaled_mm.bench.shapes import Case
+from scaled_mm.bench.int8 import peers
+from scaled_mm.bench.int8.inputs import Inputs, WeightSets
+from scaled_mm.bench.int8.peers import Bf16, Fp32, IntMM, IntMMEpilogue, Ours, epilogue, every_peer
+from scaled_mm.bench.int8.suite import Int8Suite, relative_error, run_overhead
 from scaled_mm.cpu.integer_product import int_mm_is_exact
+from scaled_mm.measure.peer import implementations, select
+from scaled_mm.measure.rotation import output_slots
+from scaled_mm.measure.run import Options, run_grid
+from scaled_mm.measure.shapes import Case
 from scaled_mm.reference import scaled_mm as reference
 
 FAST = Options(budget_ms=2, sets=3)
@@ -23,7 +26,7 @@ def make_inputs(case: Case = SMALL, sets: int = 3) -> Inputs:
 
 
 def run_one(*those, options=FAST, case=SMALL):
-    [[record]] = run_grid([case], list(those), CPU, options)
+    [[record]] = run_grid(Int8Suite(), [case], list(those), CPU, options)
     return record
 
 
@@ -142,7 +145,7 @@ def test_cases_of_one_layer_share_weights_and_come_together():
             seen.append((inputs.case.shape, inputs.weights))
             return super().prepare(inputs)
 
-    batches = list(run_grid(cases, [Watching()], CPU, FAST))
+    batches = list(run_grid(Int8Suite(), cases, [Watching()], CPU, FAST))
     assert [[record.M for record in batch] for batch in batches] == [[1, 3], [1]]
     assert seen[0][1] is seen[1][1] and seen[2][1] is not seen[0][1]
 
@@ -159,6 +162,21 @@ def test_the_same_seed_gives_the_same_inputs():
         run_one(Watching(), options=Options(budget_ms=1, sets=2, seed=seed))
     assert all(torch.equal(x, y) for x, y in zip(results[0], results[1], strict=True))
     assert not torch.equal(results[0][0], results[2][0])
+
+
+def test_the_inputs_of_a_weight_do_not_depend_on_the_other_weights_of_the_run():
+    seen = []
+
+    class Watching(StandIn):
+        def prepare(self, inputs):
+            seen.append((inputs.case, inputs.a.clone(), inputs.b(0).clone()))
+            return super().prepare(inputs)
+
+    first, second = Case("x", 1, 64, 32), Case("y", 2, 32, 32)
+    for cases in ([second], [first, second]):
+        list(run_grid(Int8Suite(), cases, [Watching()], CPU, FAST))
+    assert [case for case, *_ in seen] == [second, first, second]
+    assert torch.equal(seen[0][1], seen[2][1]) and torch.equal(seen[0][2], seen[2][2])
 
 
 def test_overhead_is_recorded_for_every_peer_that_runs():
@@ -196,41 +214,12 @@ def test_a_library_path_comes_from_the_option_before_the_environment(monkeypatch
     assert "from_environment.so" in {peer.name: peer for peer in every_peer()}["vllm"].available(CPU)
 
 
-def test_a_recorded_message_is_one_line():
-    assert describe(RuntimeError("a\nb")) == "RuntimeError: a"
-    assert describe(KeyError()) == "KeyError"
-
-
-def make_row(kernel, name):
-    faults = {"wrong": "bits", "broken": "raise"}
-    return StandIn(name if kernel is None else kernel, fault=faults.get(kernel))
-
-
-def test_every_row_is_timed_and_faulty_rows_are_told_apart():
-    [[entry]] = rows.run_rows([SMALL], ["first", "wrong", "broken", "last"], CPU, FAST, make_peer=make_row)
-    assert set(entry["rows"]) == {"first", "last"}
-    assert entry["failed"] == {
-        "wrong": "its bits differ from those of first",
-        "broken": "RuntimeError: the launch failed",
-    }
-    assert entry["dispatched"] == "row of dispatched"
-    assert (entry["M"], entry["N"], entry["K"], entry["shape"]) == (5, 64, 32, "64x32")
-
-
-def test_the_loss_of_the_dispatched_row_is_against_the_best():
-    entry = {"rows": {"x": 2.0, "y": 2.5}, "dispatched": "y", "failed": {}}
-    assert rows.best(entry) == ("x", 2.0)
-    assert rows.loss(entry) == pytest.approx(0.25)
-    assert rows.loss(entry | {"dispatched": "failed one"}) is None
-    assert rows.best(entry | {"rows": {}}) is None
-
-
 @pytest.mark.gpu
 def test_every_cuda_peer_of_torch_computes_the_product_on_a_gpu():
     device = torch.device("cuda:0")
     chosen = [peer for peer in select("bf16,intmm,fp8row", device, every_peer()) if peer.available(device) is None]
     cases = [Case("256x512", m, 256, 512) for m in (1, 48)]
-    [batch] = run_grid(cases, [Ours(), *chosen], device, Options(budget_ms=5))
+    [batch] = run_grid(Int8Suite(), cases, [Ours(), *chosen], device, Options(budget_ms=5))
     for record in batch:
         assert {name: result.failed for name, result in record.results.items() if result.failed} == {}
         assert record.results["ours"].bit_equal is True

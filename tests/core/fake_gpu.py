@@ -64,7 +64,7 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
                 continue
             symbols.append(codegen.symbol(row.name, suffix))
             maps = "kNone" if row.alignment == (1, 1, 1) else "kAll" if row.alignment[2] > 1 else "kInputs"
-            kind = "HOST_GROUPED_KERNEL" if row.section == "grouped" else "HOST_BLOCK_SCALED_KERNEL" if row.section == "block_scaled" else "HOST_KERNEL"
+            kind = {"grouped": "HOST_GROUPED_KERNEL", "block_scaled": "HOST_BLOCK_SCALED_KERNEL"}.get(row.section, "HOST_KERNEL")
             entries.append(f'{kind}({symbols[-1]}, "{row.name}", {dtype}, {maps})')
     (folder / "entries.cpp").write_text("\n".join([*entries, broken]))
     symbols += [line.split("(")[1].split(",")[0] for line in broken.splitlines()]

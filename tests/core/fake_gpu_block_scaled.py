@@ -11,20 +11,20 @@ import random
 import sys
 
 import torch
-from fake_gpu_script import Core, status_of  # lets the next line find the tests
+from fake_gpu_core import Core, status_of  # lets the next line find the tests
 
-from correctness.block_scaled_cases import BIASES, SCALE_LAYOUTS, SCALE_VALUES, BlockCase  # isort: skip
-from correctness.cases import LAYOUTS  # isort: skip
+from operands.block_scaled_cases import BIASES, SCALE_LAYOUTS, SCALE_VALUES, BlockCase  # isort: skip
+from operands.cases import LAYOUTS  # isort: skip
 
 from scaled_mm import TensorDesc, reference
-from scaled_mm.core import binding
+from scaled_mm.products import codes
 from scaled_mm.tables import load_table
 
 
 class BlockScaledCore(Core):
     """The C core's block-scaled functions, on a fake GPU."""
 
-    PRODUCT = binding.BLOCK_SCALED_GEMM
+    PRODUCT = codes.BLOCK_SCALED_GEMM
 
     def plan(self, out, inputs, kernel: str | None = None) -> ctypes.c_void_p:
         tensors = {**inputs, "out": out}

@@ -12,13 +12,14 @@ import random
 import sys
 
 import torch
-from fake_gpu_script import STREAM, Core, status_of
+from fake_gpu_core import STREAM, Core, status_of
 
 import scaled_mm as sm
 from scaled_mm import TensorDesc
 from scaled_mm.core import binding
 from scaled_mm.gguf import reference, tiles
 from scaled_mm.gguf_formats import FORMATS, WEIGHT_FORMATS
+from scaled_mm.products import codes
 from scaled_mm.tables import load_table
 
 TABLE = load_table("sm90").gguf
@@ -97,9 +98,9 @@ def make(seed: int) -> tuple[Product, torch.Tensor]:
 
 
 class BlockCore(Core):
-    """The C core's functions of block products, on a fake GPU."""
+    """The C core's functions of GGUF products, on a fake GPU."""
 
-    PRODUCT = binding.GGUF_GEMM
+    PRODUCT = codes.GGUF_GEMM
 
     def plan(self, descs: list[TensorDesc | None], mode: str, kernel: str | None = None) -> ctypes.c_void_p:
         return self.create_from(descs, kernel, binding.GGUF_MODES.index(mode))

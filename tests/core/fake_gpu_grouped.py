@@ -11,19 +11,19 @@ import random
 import sys
 
 import torch
-from fake_gpu_script import STREAM, Core, aligned_bytes, status_of  # lets the next line find the tests
+from fake_gpu_core import STREAM, Core, aligned_bytes, status_of  # lets the next line find the tests
 
-from correctness.grouped_cases import grouped  # isort: skip
+from operands.grouped_cases import grouped  # isort: skip
 
 from scaled_mm import TensorDesc, reference
-from scaled_mm.core import binding
+from scaled_mm.products import codes
 from scaled_mm.tables import load_table
 
 
 class GroupedCore(Core):
     """The C core's grouped functions, on a fake GPU."""
 
-    PRODUCT = binding.GROUPED_GEMM
+    PRODUCT = codes.GROUPED_GEMM
 
     def plan(self, out, inputs, kernel: str | None = None) -> ctypes.c_void_p:
         tensors = {**inputs, "out": out}

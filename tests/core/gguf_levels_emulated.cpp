@@ -89,11 +89,8 @@ void read_middles(const uint8_t* tile, float* high, float* low) {
   extern "C" void F##_bfloat16(const uint8_t* tile, float* numbers) { read_tile<F, __nv_bfloat16>(tile, numbers); }                                  \
   extern "C" void F##_tiles(const uint8_t* weight, int64_t rows, int64_t blocks, uint8_t* tiles) { write_tiles<F>(weight, rows, blocks, tiles); }
 
-EMULATE_FORMAT(Q4_0)
-EMULATE_FORMAT(Q4_1)
-EMULATE_FORMAT(Q5_0)
-EMULATE_FORMAT(Q5_1)
-EMULATE_FORMAT(Q8_0)
+#define EMULATE_WEIGHT_FORMAT(NAME, ...) EMULATE_FORMAT(NAME)
+SCALED_MM_GGUF_WEIGHT_FORMATS(EMULATE_WEIGHT_FORMAT)
 
 #define EMULATE_MINIMUM(F)                                                                                                                           \
   extern "C" void F##_middles(const uint8_t* tile, float* high, float* low) { read_middles<F>(tile, high, low); }                                    \

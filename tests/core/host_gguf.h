@@ -50,12 +50,11 @@ struct Layout {
 
 inline Layout layout_of(int32_t format) {
   switch (format) {
-  case SCALED_MM_DTYPE_Q4_0: return {4, 8, 18, false};
-  case SCALED_MM_DTYPE_Q4_1: return {4, 0, 20, true};
-  case SCALED_MM_DTYPE_Q5_0: return {5, 16, 22, false};
-  case SCALED_MM_DTYPE_Q5_1: return {5, 0, 24, true};
-  case SCALED_MM_DTYPE_Q8_0: return {8, 0, 34, false};
-  default: return {8, 0, 36, true};
+#define LAYOUT(NAME, name, code, bytes, bits, zero, minimum)                                                                                         \
+  case code: return {bits, zero, bytes, minimum};
+    SCALED_MM_GGUF_WEIGHT_FORMATS(LAYOUT)
+#undef LAYOUT
+  default: return {8, 0, 36, true}; // q8_1
   }
 }
 
@@ -208,5 +207,5 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
 
 #define HOST_BLOCK_KERNEL(symbol, row, format)                                                                                                       \
   extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
-  const scaled_mm::Kernel symbol = {row,     SCALED_MM_DTYPE_##format,   1024, &prepare, &host_gguf::launch<SCALED_MM_DTYPE_##format>, nullptr,     \
+  const scaled_mm::Kernel symbol = {row,     SCALED_MM_DTYPE_##format,  1024, &prepare, &host_gguf::launch<SCALED_MM_DTYPE_##format>, nullptr,       \
                                     nullptr, &host_gguf::workspace_size};

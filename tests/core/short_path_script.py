@@ -10,11 +10,15 @@ import sys
 import warnings
 
 import torch
-from fake_gpu_script import STREAM, Core, TensorDesc
+from fake_gpu_core import STREAM, Core, TensorDesc
 
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.core import fast
+from scaled_mm.core.operators import Product
+from scaled_mm.products import codes
+from scaled_mm.products.gemm import GEMM
+from scaled_mm.products.grouped import GROUPED
 
 M, N, K = 4, 8, 16
 
@@ -23,7 +27,7 @@ def load(path: str):
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
     loader.exec_module(module)
-    assert module.bind(torch.Tensor, torch.nn.Parameter, fast.increment_version, torch.is_inference_mode_enabled)
+    assert module.bind(torch.Tensor, torch.nn.Parameter, fast.increment_version, torch.is_inference_mode_enabled, workspace_of_one_call)
     return module
 
 
@@ -38,7 +42,7 @@ def calculate(core: Core, module, b_scale: torch.Tensor, watched: bool = False, 
     if watched:
         out.requires_grad_()
     before = None if out.is_inference() else out._version
-    status = module.calculate(plan.value, 0, STREAM, None, out, a, b, a_scale, b_scale, None, None, None, None, None)
+    status = module.calculate(plan.value, codes.GEMM, 0, STREAM, None, (out, a, b, a_scale, b_scale, *[None] * 5))
     if status is NotImplemented:
         return "left"
     expected = reference.scaled_mm(a, b, a_scale, b_scale.clone(), out_dtype=torch.float32)
@@ -46,15 +50,57 @@ def calculate(core: Core, module, b_scale: torch.Tensor, watched: bool = False, 
     return "right" if status is None and torch.equal(out, expected) else "wrong"
 
 
+def workspace_of_one_call(size: int, device: int) -> torch.Tensor:
+    asked.append(size)
+    return torch.empty(size, dtype=torch.int8)
+
+
+asked: list[int] = []
+
+
+def run(core: Core, module, product: Product, **operands: torch.Tensor) -> str:
+    """What a call, planned and forgotten, comes to: right, left to the operator, or a status."""
+    inputs = tuple(operands.get(name) for name in product.spec.input_names)
+    shape = product.spec.out_shape(*inputs)
+    out = torch.full(shape, float("nan"))
+    status = module.run(core.handle.value, product.spec.code, 0, False, (out, *inputs))
+    if status is NotImplemented:
+        return "left"
+    expected = getattr(reference, product.spec.name)(**operands, out_dtype=torch.float32)
+    return f"status {status}" if status is not None else "right" if torch.equal(out, expected) else "wrong"
+
+
+def runs(core: Core, module) -> dict:
+    a, b, scale = torch.randint(-9, 9, (M, K), dtype=torch.int8), torch.randint(-9, 9, (2, N, K), dtype=torch.int8).transpose(1, 2), torch.ones(1)
+    zero = torch.full((M,), 3, dtype=torch.int32)
+    plain = dict(a=a, b=b[0], a_scale=scale, b_scale=scale)
+    grouped = dict(a=a, b=b, a_scale=scale, b_scale=scale, expert_offsets=torch.tensor([1, M], dtype=torch.int32))
+    answer = {"plain": run(core, module, GEMM, **plain), "plain workspaces": len(asked)}
+    answer["zero points"] = run(core, module, GEMM, **plain, a_zero_point=zero)
+    answer["workspaces"] = asked[:]
+    answer["grouped"] = run(core, module, GROUPED, **grouped)
+    answer["without offsets"] = (
+        "left"
+        if module.run(core.handle.value, GROUPED.spec.code, 0, False, (torch.empty(M, N), a, b, scale, scale, None, None)) is NotImplemented
+        else "run"
+    )
+    try:
+        module.run(core.handle.value, 0, 0, False, [a, b])
+    except TypeError as error:
+        answer["a list"] = str(error)
+    answer["eleven"] = "left" if module.run(core.handle.value, 0, 0, False, (a,) * 11) is NotImplemented else "run"
+    return answer
+
+
 class Extension:
     """Stands in for the extension where there is no stream: writes sevens past torch's dispatcher."""
 
     calls, constant_b = 0, []
 
-    def run(self, handle, device, constant_b, out, *operands):
+    def run(self, handle, code, device, constant_b, tensors):
         Extension.calls += 1
         Extension.constant_b.append(constant_b)
-        torch.from_numpy(out.detach().numpy()).fill_(7.0)
+        torch.from_numpy(tensors[0].detach().numpy()).fill_(7.0)
 
 
 def pretend_to_be_cuda() -> None:
@@ -65,8 +111,10 @@ def pretend_to_be_cuda() -> None:
 
 def main(kernels: str, extension: str) -> dict:
     core, module = Core(kernels), load(extension)
+    ran = runs(core, module)
     complex_scale = torch.rand(N, dtype=torch.complex64)
     answer = {
+        "runs": ran,
         "plain": calculate(core, module, torch.rand(N)),
         "an output that wants a gradient": calculate(core, module, torch.rand(N), watched=True),
         "an output of inference mode, outside": calculate(core, module, torch.rand(N), made_in_inference_mode=True),

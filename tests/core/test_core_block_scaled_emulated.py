@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from operands.block_scaled_cases import BlockCase
 
 from scaled_mm.core import binding
 from scaled_mm.jit import codegen, toolchain
@@ -19,10 +19,6 @@ from scaled_mm.jit.paths import csrc_dir, include_dir
 from scaled_mm.tables import available_tables, load_table
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-
-from correctness.block_scaled_cases import BlockCase  # noqa: E402
-
 # A row is emulated once, whatever tables it is in.
 ROWS = {row.name: row for arch, _ in available_tables() for row in load_table(arch).block_scaled.rows}
 SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

@@ -14,14 +14,16 @@ from fake_gpu import host_library
 from scaled_mm.tables import available_tables, load_table
 
 TABLE = load_table("sm90")
+DISPATCH = ("dispatch", "forced", "providers", "broken", "workspaces")  # what fake_gpu_dispatch.py answers
 
 
 @pytest.fixture
 def ask(fake_gpu):
-    """ask(function, ...): the answer of fake_gpu_script.function, from a process of its own."""
+    """ask(function, ...): the answer of a function of fake_gpu_script or fake_gpu_dispatch, from a process of its own."""
 
     def ask(function: str, *arguments, **variables: str):
-        done = fake_gpu.python(function, *arguments, **variables)
+        script = "fake_gpu_dispatch.py" if function in DISPATCH else "fake_gpu_script.py"
+        done = fake_gpu.python(function, *arguments, script=script, **variables)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout)
 

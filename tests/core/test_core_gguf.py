@@ -1,4 +1,4 @@
-"""Block products through the C core on a machine that pretends to have a GPU: dispatch, modes, workspaces, launches and refusals."""
+"""GGUF products through the C core on a machine that pretends to have a GPU: dispatch, modes, workspaces, launches and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask(fake_gpu):
     return ask
 
 
-def test_every_block_product_is_launched_with_what_gives_the_value_of_the_formula(ask, fake_gpu):
+def test_every_gguf_product_is_launched_with_what_gives_the_value_of_the_formula(ask, fake_gpu):
     answer = ask("products", fake_gpu.kernels, 600)
     table = load_table("sm90").gguf
     assert sum(answer["rows"].values()) == 600 and set(answer["rows"]) == {row.name for row in table.rows}, answer
@@ -96,7 +96,7 @@ def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
 
 
 @pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
-def test_every_architecture_has_block_rows_that_take_anything(arch):
+def test_every_architecture_has_gguf_kernels_that_take_anything(arch):
     table = load_table(arch).gguf
     assert {bucket.kernel for bucket in table.buckets} <= {row.name for row in table.rows}
     assert all(row.section == "gguf" and row.alignment == (1, 1, 1) and row.store_bytes == 1 for row in table.rows)

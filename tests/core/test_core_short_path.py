@@ -41,6 +41,19 @@ def test_a_plain_product_takes_the_short_path_and_is_right(answer):
     assert answer["plain"] == "right"
 
 
+def test_a_call_of_any_kind_is_planned_and_run_with_a_workspace_if_its_kernel_needs_one(answer):
+    ran = answer["runs"]
+    assert (ran["plain"], ran["plain workspaces"]) == ("right", 0)
+    assert ran["zero points"] == "right" and len(ran["workspaces"]) == 1 and ran["workspaces"][0] > 0
+    assert ran["grouped"] == "right"
+
+
+def test_what_a_call_lacks_is_left_to_the_operator_which_names_it(answer):
+    ran = answer["runs"]
+    assert (ran["without offsets"], ran["eleven"]) == ("left", "left")
+    assert ran["a list"] == "run: expected 4 arguments and a tuple of tensors"
+
+
 def test_a_lazily_negated_scale_is_left_to_the_operator_with_gaps_or_without(answer):
     assert {answer[name] for name in ("negated with gaps", "negated and packed", "negated by name")} == {"left"}
 

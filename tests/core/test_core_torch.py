@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
 from scaled_mm import reference
-from scaled_mm.core import operators
 from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError, ScaledMMError
+from scaled_mm.products.gemm import GEMM
 
 OUT_DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.int32]
 
@@ -39,7 +39,7 @@ def operands(device: str, M: int = 5, N: int = 32, K: int = 48, seed: int = 0, z
     return made
 
 
-NAMES = ("a", "b", "a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point")
+NAMES = GEMM.spec.input_names
 
 
 def positional(made: dict) -> tuple:
@@ -53,13 +53,13 @@ def positional(made: dict) -> tuple:
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 def test_opcheck_finds_nothing_wrong_with_scaled_mm(device, out_dtype, zero_points):
     made = operands(device, zero_points=zero_points, scaled=out_dtype is not torch.int32)
-    torch.library.opcheck(operators.scaled_mm, (*positional(made), out_dtype))
+    torch.library.opcheck(GEMM.functional, (*positional(made), out_dtype, False))
 
 
 def test_opcheck_finds_nothing_wrong_with_scaled_mm_into_an_out(device):
     made = operands(device, zero_points=True)
     for out in (torch.empty(5, 32, device=device), torch.empty(5, 48, device=device)[:, :32], torch.empty(32, 5, device=device).t()):
-        torch.library.opcheck(operators.scaled_mm_out, (out, *positional(made)))
+        torch.library.opcheck(GEMM.out, (out, *positional(made), False))
 
 
 def test_the_fake_output_is_what_the_real_one_is(device):
@@ -102,11 +102,11 @@ def batched_operands(device: str, B: int = 3, M: int = 5, shared_weight: bool = 
 @pytest.mark.parametrize("shared_weight", [False, True], ids=["own weights", "a shared weight"])
 def test_opcheck_finds_nothing_wrong_with_batches_and_sums(device, shared_weight):
     made = batched_operands(device, shared_weight=shared_weight)
-    sums = (made["a"].sum(-1, keepdim=True, dtype=torch.int32), made["b"].sum(-2, keepdim=True, dtype=torch.int32))
-    torch.library.opcheck(operators.scaled_mm, (*positional(made), torch.bfloat16))
-    torch.library.opcheck(operators.scaled_mm, (*positional(made), torch.float32, *sums))
+    torch.library.opcheck(GEMM.functional, (*positional(made), torch.bfloat16, False))
+    made |= {"a_row_sums": made["a"].sum(-1, keepdim=True, dtype=torch.int32), "b_column_sums": made["b"].sum(-2, keepdim=True, dtype=torch.int32)}
+    torch.library.opcheck(GEMM.functional, (*positional(made), torch.float32, False))
     for out in (torch.empty(3, 5, 32, device=device), torch.empty(5, 3, 32, device=device).transpose(0, 1)):
-        torch.library.opcheck(operators.scaled_mm_out, (out, *positional(made), *sums))
+        torch.library.opcheck(GEMM.out, (out, *positional(made), False))
 
 
 def test_the_fake_output_of_a_batch_is_what_the_real_one_is(device):
@@ -343,7 +343,7 @@ def test_no_output_claims_a_gradient(device, zero_points):
     compiled = torch.compile(lambda made: sm.scaled_mm(**made), fullgraph=True, backend="aot_eager")(made)
     out = torch.empty_like(expected)
     sm.scaled_mm(**made, out=out)
-    direct = operators.scaled_mm(*positional(made), torch.bfloat16)
+    direct = GEMM.functional(*positional(made), torch.bfloat16, False)
     for result in (plain, compiled, out, direct):
         assert not result.requires_grad and torch.equal(result, expected)
     with pytest.raises(RuntimeError, match="does not require grad"):
@@ -353,7 +353,7 @@ def test_no_output_claims_a_gradient(device, zero_points):
 def test_opcheck_finds_nothing_wrong_with_inputs_that_require_a_gradient(device):
     made = operands(device)
     made["a_scale"].requires_grad_()
-    torch.library.opcheck(operators.scaled_mm, (*positional(made), torch.bfloat16))
+    torch.library.opcheck(GEMM.functional, (*positional(made), torch.bfloat16, False))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

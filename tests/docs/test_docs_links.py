@@ -21,6 +21,22 @@ def test_what_a_page_links_to_exists(page):
             assert anchor in anchors(place), f"{target}#{anchor}"
 
 
+def test_tests_that_pages_name_exist():
+    """By name, or by path below tests/. Decisions and the changelog may name what is gone."""
+    files = [path for path in (ROOT / "tests").rglob("*") if path.is_file()]
+    known = {path.stem for path in files} | {
+        found for path in files if path.suffix == ".py" for found in re.findall(r"def (test_\w+)", path.read_text())
+    }
+    missing = set()
+    for page in PAGES:
+        if page.parent.name == "decisions" or page.name == "CHANGELOG.md":
+            continue
+        text = page.read_text()
+        missing |= {(name(page), test) for test in re.findall(r"\btest_[a-z0-9_]+", text) if test not in known}
+        missing |= {(name(page), path) for path in re.findall(r"(?<![\w/.-])tests/[\w./]*\w(?![\w<])", text) if not (ROOT / path).exists()}
+    assert not missing
+
+
 def tracked() -> list[str]:
     done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if done.returncode or not done.stdout:

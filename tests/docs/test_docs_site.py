@@ -9,8 +9,9 @@ import sys
 import pytest
 from docs_pages import ROOT
 
-pytest.importorskip("material", reason='mkdocs-material is not installed: pip install ".[docs]"')
-pytest.importorskip("mkdocstrings_handlers.python", reason='mkdocstrings is not installed: pip install ".[docs]"')
+if not os.environ.get("SCALED_MM_REQUIRE_DOCS"):  # .ci/run sets it: that the site cannot be built is a failure there
+    pytest.importorskip("material", reason='mkdocs-material is not installed: pip install ".[docs]"')
+    pytest.importorskip("mkdocstrings_handlers.python", reason='mkdocstrings is not installed: pip install ".[docs]"')
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

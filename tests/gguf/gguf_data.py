@@ -1,4 +1,4 @@
-"""What the tests of block formats share: inputs of every kind, blocks, and the `gguf` package as an oracle."""
+"""What the tests of GGUF formats share: inputs of every kind, blocks, and the `gguf` package as an oracle."""
 
 from __future__ import annotations
 

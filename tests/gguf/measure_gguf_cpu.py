@@ -1,4 +1,4 @@
-"""Prints what docs/design/gguf-formats.md says of error and speed on a CPU: `python tests/gguf/measure_block_cpu.py [M K] [format ...]`.
+"""Prints what docs/design/gguf-formats.md says of error and speed on a CPU: `python tests/gguf/measure_gguf_cpu.py [M K] [format ...]`.
 
 Times are the least of several runs, in milliseconds: a product, the same with the packed weight (`block_linear`, which quantizes x too),
 and what it has to beat, the weight dequantized once and a float32 product.

@@ -1,4 +1,4 @@
-"""Block dequantizers: the bits of the gguf package, whatever the bytes are; and the reference against it."""
+"""GGUF dequantizers: the bits of the gguf package, whatever the bytes are; and the reference against it."""
 
 from __future__ import annotations
 

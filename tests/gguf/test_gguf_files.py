@@ -33,7 +33,7 @@ def weight(fmt: str, m: int = 24, k: int = 320) -> torch.Tensor:
 
 @pytest.fixture
 def model(tmp_path) -> Path:
-    """A tensor of each block format, and of each plain type."""
+    """A tensor of each GGUF format, and of each plain type."""
     tensors = {f"blk.0.{fmt}.weight": (gguf_quantize(weight(fmt), fmt).flatten(-2).numpy(), gguf_type(fmt)) for fmt in WEIGHTS}
     experts = gguf_quantize(torch.randn(3, 4, 64, generator=seeded(1)), "q5_0").flatten(-2).numpy()
     tensors["experts.weight"] = (experts, gguf_type("q5_0"))
@@ -97,7 +97,7 @@ def test_some_tensors_can_be_asked_for(model):
             sm.load_gguf(model, names)
 
 
-def test_a_type_that_is_no_block_format_here_is_refused_by_name_unless_it_is_not_asked_for(tmp_path):
+def test_a_type_that_is_no_gguf_format_here_is_refused_by_name_unless_it_is_not_asked_for(tmp_path):
     other = np.zeros((2, 210), dtype=np.uint8)
     path = write(tmp_path / "q6.gguf", {"a": (np.ones(3, np.float32), None), "output.weight": (other, gguf.GGMLQuantizationType.Q6_K)})
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""`torch.ops.scaled_mm.block_*`: on a CPU the functions' own values; whole in a compiled graph; refusals of what calls them directly."""
+"""`torch.ops.scaled_mm.gguf_*`: on a CPU the functions' own values; whole in a compiled graph; refusals of what calls them directly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scaled_mm.errors import (
     NullPointerError,
     ScaledMMError,
 )
-from scaled_mm.gguf import ops, reference, tiles
+from scaled_mm.gguf import operators, reference, tiles
 from scaled_mm.gguf_formats import FORMATS
 
 M, N, K = 40, 6, 96
@@ -34,9 +34,9 @@ def activation(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def call(weight_q, x, bias=None, fmt="q4_0", rows=M, k=K, packed=False, out_dtype=torch.float32, mode="auto", transposed_out=False):
-    code = ops.format_code(fmt) if isinstance(fmt, str) else fmt
-    mode = ops.mode_code(mode) if isinstance(mode, str) else mode
-    return ops.gguf_gemm(weight_q, x, bias, code, rows, k, packed, False, out_dtype, mode, transposed_out)
+    code = operators.format_code(fmt) if isinstance(fmt, str) else fmt
+    mode = operators.mode_code(mode) if isinstance(mode, str) else mode
+    return operators.gguf_gemm(weight_q, x, bias, code, rows, k, packed, False, out_dtype, mode, transposed_out)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
@@ -68,12 +68,12 @@ def test_products_take_a_packed_weight(fmt):
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_the_operators_keep_what_torch_asks_of_them(fmt):
     weight_q, x, bias = weight(fmt), activation(torch.bfloat16), torch.randn(M, generator=seeded(3))
-    code, given = ops.format_code(fmt), tiles.from_blocks(weight_q, FORMATS[fmt])
-    rest = (torch.bfloat16, ops.mode_code("auto"), True)
-    torch.library.opcheck(ops.gguf_gemm, (weight_q, x, bias, code, M, K, False, False, *rest))
-    torch.library.opcheck(ops.gguf_gemm, (given, sm.quantize_q8_1(x), None, code, M, K, True, True, *rest))
+    code, given = operators.format_code(fmt), tiles.from_blocks(weight_q, FORMATS[fmt])
+    rest = (torch.bfloat16, operators.mode_code("auto"), True)
+    torch.library.opcheck(operators.gguf_gemm, (weight_q, x, bias, code, M, K, False, False, *rest))
+    torch.library.opcheck(operators.gguf_gemm, (given, sm.quantize_q8_1(x), None, code, M, K, True, True, *rest))
     d, m, high, levels = sm.pack_block_weight(weight_q, fmt).fields
-    torch.library.opcheck(ops.gguf_gemm_fields, (levels, high, d, m, x, bias, code, *rest))
+    torch.library.opcheck(operators.gguf_gemm_fields, (levels, high, d, m, x, bias, code, *rest))
 
 
 @pytest.mark.parametrize("fmt", ["q4_0", "q5_1", "q8_0"])
@@ -196,12 +196,12 @@ def fields_of(fmt: str, **changed) -> list:
     ],
 )
 def test_fields_that_are_not_those_of_the_format_are_refused_also_without_data(fmt, changed, error, message):
-    rest = (ops.format_code(fmt), torch.float32, ops.mode_code("auto"), True)
+    rest = (operators.format_code(fmt), torch.float32, operators.mode_code("auto"), True)
     with pytest.raises(error, match=message):
-        ops.gguf_gemm_fields(*fields_of(fmt, **changed), activation(), None, *rest)
+        operators.gguf_gemm_fields(*fields_of(fmt, **changed), activation(), None, *rest)
     with pytest.raises(error, match=message):
         meta = [field if field is None else field.to("meta") for field in fields_of(fmt, **changed)]
-        ops.gguf_gemm_fields(*meta, activation().to("meta"), None, *rest)
+        operators.gguf_gemm_fields(*meta, activation().to("meta"), None, *rest)
 
 
 @pytest.mark.parametrize("rows, k", [(40, 97), (-5, 96), (40, -32)])
@@ -210,7 +210,9 @@ def test_rows_and_k_that_no_weight_has_are_refused(rows, k, packed):
     for device in ("cpu", "meta"):
         x, given = activation().to(device), (torch.zeros(1, 1, 9216, dtype=torch.uint8) if packed else weight("q4_0")).to(device)
         with pytest.raises(BadTensorShapeError, match=f"^weight: expected rows and k of 0 or more, k a multiple of 32, got {rows} and {k}"):
-            ops.gguf_gemm(given, x, None, ops.format_code("q4_0"), rows, k, packed, False, torch.float32, ops.mode_code("auto"), True)
+            operators.gguf_gemm(
+                given, x, None, operators.format_code("q4_0"), rows, k, packed, False, torch.float32, operators.mode_code("auto"), True
+            )
 
 
 @pytest.mark.parametrize("kind", ["blocks", "packed"])
@@ -231,7 +233,7 @@ def test_a_descriptor_runs_inside_a_compiled_function(kind):
 
 def test_a_descriptors_operator_takes_no_cpu_tensors():
     with pytest.raises(InternalError, match="^gguf_calculate: it takes CUDA tensors"):
-        ops.gguf_calculate(0, torch.empty(M, N), weight("q4_0"), activation(), None, None, ops.format_code("q4_0"), M, K, False, -1)
+        operators.gguf_calculate(0, torch.empty(M, N), weight("q4_0"), activation(), None, None, operators.format_code("q4_0"), M, K, False, -1)
 
 
 # ---- descriptors on a CPU -------------------------------------------------------------------------------------------------

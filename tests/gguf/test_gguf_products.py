@@ -1,10 +1,13 @@
-"""Block products against the documented formula in float64: all formats, awkward shapes, extreme blocks; and the whole path's error."""
+"""GGUF products against the documented formula in float64: all formats, awkward shapes, extreme blocks; and the whole path's error."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
 from gguf_data import WEIGHTS, distributions, random_blocks, relative_error, seeded
+from operands.pairs import pairwise
 
 import scaled_mm as sm
 from scaled_mm.gguf import product, reference
@@ -32,17 +35,15 @@ def operands(fmt: str, m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Ten
 # ---- against float64 ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", WEIGHTS)
-@pytest.mark.parametrize("m, n, k", SHAPES + LONG)
-def test_every_shape_is_within_the_bound(fmt, m, n, k):
-    weight_q, activation_q, activation = operands(fmt, m, n, k)
-    out = gemm_q8_1(fmt)(weight_q, activation_q)
+@pairwise(shape=SHAPES + LONG, fmt=WEIGHTS, kind=["q8_1", torch.float16, torch.bfloat16])
+def test_every_shape_is_within_the_bound(shape, fmt, kind):
+    weight_q, activation_q, activation = operands(fmt, *shape)
+    if kind == "q8_1":
+        out, want = gemm_q8_1(fmt)(weight_q, activation_q), reference.gemm_q8_1(weight_q, activation_q, fmt)
+    else:
+        out, want = gemm(fmt)(weight_q, activation.to(kind)), reference.gemm(weight_q, activation.to(kind), fmt)
     assert out.dtype is torch.float32 and out.is_contiguous()
-    assert relative_error(out, reference.gemm_q8_1(weight_q, activation_q, fmt)) <= BOUND
-    for dtype in (torch.float16, torch.bfloat16):
-        out = gemm(fmt)(weight_q, activation.to(dtype))
-        assert out.dtype is torch.float32 and out.is_contiguous()
-        assert relative_error(out, reference.gemm(weight_q, activation.to(dtype), fmt)) <= BOUND
+    assert relative_error(out, want) <= BOUND
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
@@ -67,14 +68,13 @@ def test_the_stored_sum_is_used(fmt):
     assert torch.equal(after[:, ::2], before[:, ::2])
 
 
-@pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("name", ["uniform", "negative", "outliers", "cubed", "relu", "integers", "every_magnitude", "mixed_magnitudes"])
-def test_every_distribution_is_within_the_bound(fmt, name):
-    for seed in (1, 2):
+def test_every_distribution_is_within_the_bound(name):
+    for fmt, seed in itertools.product(WEIGHTS, (1, 2)):
         x = distributions(seed, rows=24, k=1024)[name].clamp(-6e4, 6e4)
         weight_q, activation_q = sm.quantize_block(x, fmt, "ggml"), sm.quantize_q8_1(x.flip(0) / 32)
         want = reference.gemm_q8_1(weight_q, activation_q, fmt)
-        assert want.isfinite().all() and relative_error(gemm_q8_1(fmt)(weight_q, activation_q), want) <= BOUND
+        assert want.isfinite().all() and relative_error(gemm_q8_1(fmt)(weight_q, activation_q), want) <= BOUND, (fmt, seed)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
@@ -101,11 +101,11 @@ def test_where_the_chunks_end_does_not_show(fmt, monkeypatch):
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
-@pytest.mark.parametrize("m, n, k", [(0, 2, 64), (3, 0, 64), (3, 2, 0), (0, 0, 0)])
-def test_products_without_elements_are_zero(fmt, m, n, k):
-    weight_q, activation_q, activation = operands(fmt, m, n, k)
-    for out in (gemm_q8_1(fmt)(weight_q, activation_q), gemm(fmt)(weight_q, activation.half())):
-        assert out.shape == (m, n) and not out.any()
+def test_products_without_elements_are_zero(fmt):
+    for m, n, k in ((0, 2, 64), (3, 0, 64), (3, 2, 0), (0, 0, 0)):
+        weight_q, activation_q, activation = operands(fmt, m, n, k)
+        for out in (gemm_q8_1(fmt)(weight_q, activation_q), gemm(fmt)(weight_q, activation.half())):
+            assert out.shape == (m, n) and not out.any()
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)

@@ -1,6 +1,8 @@
-"""Block quantizers: the bits of the gguf package by rule "ggml", and of the definitions where it has none."""
+"""GGUF quantizers: the bits of the gguf package by rule "ggml", and of the definitions where it has none."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
@@ -27,17 +29,16 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 # ---- the gguf package ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("name", list(distributions(rows=1)))
-def test_rule_ggml_has_the_bits_of_the_gguf_package(device, fmt, name):
-    for seed in (1, 2):
-        for dtype in FLOATS:
-            x = distributions(seed)[name].to(dtype)
-            if name != "negative_zeros":
-                # Of blocks that have zeros of both signs, numpy's minimum is either, by the instructions that the machine has.
-                x = x.masked_fill(x == 0, 0)
+def test_rule_ggml_has_the_bits_of_the_gguf_package(device, name):
+    for seed, dtype in itertools.product((1, 2), FLOATS):
+        x = distributions(seed)[name].to(dtype)
+        if name != "negative_zeros":
+            # Of blocks that have zeros of both signs, numpy's minimum is either, by the instructions that the machine has.
+            x = x.masked_fill(x == 0, 0)
+        for fmt in WEIGHTS:
             q = sm.quantize_block(x.to(device), fmt, "ggml")
-            assert differing_blocks(q, gguf_quantize(x, fmt), fmt) == 0
+            assert differing_blocks(q, gguf_quantize(x, fmt), fmt) == 0, (fmt, seed, dtype)
 
 
 @pytest.mark.skipif(not ORACLE_KNOWS_INFINITE_LEVELS, reason="the gguf package's bits of infinite levels are those of x86")
@@ -97,19 +98,19 @@ def absmax_by_hand(x: torch.Tensor, zero: int) -> tuple[np.ndarray, np.ndarray]:
     return np.clip(levels, 0, 2 * zero - 1).astype(np.uint8), d
 
 
-@pytest.mark.parametrize("fmt, zero", [("q4_0", 8), ("q5_0", 16)])
 @pytest.mark.parametrize("name", list(distributions(rows=1)))
-def test_rule_absmax_is_the_documented_formula(device, fmt, zero, name):
-    x = distributions(4)[name]
-    for dtype in FLOATS if name != "largest" else FLOATS[:1]:  # float16 has no such values
-        if not (x := x.to(dtype)).isfinite().all():
+def test_rule_absmax_is_the_documented_formula(device, name):
+    values = distributions(4)[name]
+    dtypes = FLOATS if name != "largest" else FLOATS[:1]  # float16 has no such values
+    for (fmt, zero), dtype in itertools.product((("q4_0", 8), ("q5_0", 16)), dtypes):
+        if not (x := values.to(dtype)).isfinite().all():
             continue
         q = sm.quantize_block(x.to(device), fmt).cpu()
         levels, d = absmax_by_hand(x, zero)
         with np.errstate(all="ignore"):
             want = torch.from_numpy(d.astype(np.float16)).view(torch.int16)
-        assert torch.equal(q[..., :2].reshape(-1, 2).clone().view(torch.int16), want)
-        assert np.array_equal(levels_of(q, fmt), levels)
+        assert torch.equal(q[..., :2].reshape(-1, 2).clone().view(torch.int16), want), (fmt, dtype)
+        assert np.array_equal(levels_of(q, fmt), levels), (fmt, dtype)
 
 
 def levels_of(q: torch.Tensor, fmt: str) -> np.ndarray:
@@ -190,11 +191,11 @@ def test_leading_dimensions_and_strides_are_taken_and_the_input_is_left_alone(de
 
 
 @pytest.mark.parametrize("fmt", ALL)
-@pytest.mark.parametrize("shape", [(0, 32), (3, 0), (0,), (2, 0, 64)])
-def test_tensors_without_elements_give_empty_results(device, fmt, shape):
-    q = sm.quantize_block(torch.empty(shape, device=device), fmt)
-    assert q.shape == (*shape[:-1], shape[-1] // 32, BLOCK_BYTES[fmt]) and q.dtype is torch.uint8
-    assert sm.dequantize_block(q, fmt).shape == shape
+def test_tensors_without_elements_give_empty_results(device, fmt):
+    for shape in ((0, 32), (3, 0), (0,), (2, 0, 64)):
+        q = sm.quantize_block(torch.empty(shape, device=device), fmt)
+        assert q.shape == (*shape[:-1], shape[-1] // 32, BLOCK_BYTES[fmt]) and q.dtype is torch.uint8
+        assert sm.dequantize_block(q, fmt).shape == shape
 
 
 @pytest.mark.parametrize("fmt", ALL)

@@ -1,4 +1,4 @@
-"""What block functions refuse: a typed error that names the argument, what was expected and what came."""
+"""What the GGUF functions refuse: a typed error that names the argument, what was expected and what came."""
 
 from __future__ import annotations
 

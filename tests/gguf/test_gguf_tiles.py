@@ -121,10 +121,10 @@ def test_each_bit_of_a_thread_s_levels_of_five_bits_has_one_place(fmt):
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
-@pytest.mark.parametrize("m, blocks", [*SHAPES, (0, 3), (3, 0), (1000, 33)])
-def test_tiles_give_the_blocks_back_bit_by_bit(device, fmt, m, blocks):
-    q = random_blocks(m, blocks, fmt, seed=blocks).to(device)
-    assert torch.equal(tiles.to_blocks(tiles.from_blocks(q, FORMATS[fmt]), m, blocks, FORMATS[fmt]), q)
+def test_tiles_give_the_blocks_back_bit_by_bit(device, fmt):
+    for m, blocks in (*SHAPES, (0, 3), (3, 0), (1000, 33)):
+        q = random_blocks(m, blocks, fmt, seed=blocks).to(device)
+        assert torch.equal(tiles.to_blocks(tiles.from_blocks(q, FORMATS[fmt]), m, blocks, FORMATS[fmt]), q), (m, blocks)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)

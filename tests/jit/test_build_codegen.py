@@ -13,6 +13,7 @@ from scaled_mm.core import binding
 from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.jit import cache, codegen, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
+from scaled_mm.products import codes
 from scaled_mm.tables import TileTable, available_tables, load_table
 from scaled_mm.tables.schema import KernelRow, TableError
 
@@ -211,10 +212,8 @@ class KernelLibrary(ctypes.Structure):
         ("arch", ctypes.c_char_p),
         ("kernels", ctypes.POINTER(ctypes.POINTER(Kernel))),
         ("num_kernels", ctypes.c_int64),
-        ("table", ctypes.POINTER(binding._TableC)),
-        ("grouped_table", ctypes.POINTER(binding._TableC)),
-        ("block_scaled_table", ctypes.POINTER(binding._TableC)),
-        ("block_table", ctypes.POINTER(binding._TableC)),
+        ("tables", ctypes.POINTER(ctypes.POINTER(binding._TableC))),
+        ("num_tables", ctypes.c_int64),
     ]
 
 
@@ -241,14 +240,14 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (9, table.arch.encode(), len(names))
+    assert (index.abi_version, index.arch, index.num_kernels) == (10, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.BUILT_FOR[out].code if out else -1) for row, out in names]
 
-    check_table(index.table.contents, table, binding.GEMM)
-    check_table(index.grouped_table.contents, table.grouped, binding.GROUPED_GEMM)
-    check_table(index.block_scaled_table.contents, table.block_scaled, binding.BLOCK_SCALED_GEMM)
-    check_table(index.block_table.contents, table.gguf, binding.GGUF_GEMM)
+    kinds = (codes.GEMM, codes.GROUPED_GEMM, codes.BLOCK_SCALED_GEMM, codes.GGUF_GEMM)
+    assert index.num_tables == len(kinds)
+    for i, (kind, section) in enumerate(zip(kinds, (table, table.grouped, table.block_scaled, table.gguf))):
+        check_table(index.tables[i].contents, section, kind)
 
 
 def check_table(inside: binding._TableC, table: TileTable, kind: int) -> None:
@@ -271,8 +270,7 @@ def check_table(inside: binding._TableC, table: TileTable, kind: int) -> None:
 def test_the_index_of_one_kernel_brings_no_table(tmp_path):
     table = TABLES[0]
     index = content(compile_index(tmp_path, table, [(table.fallback, "fp16")], with_table=False))
-    assert index.num_kernels == 1 and index.kernels[0].contents.row.decode() == table.fallback and not index.table and not index.grouped_table
-    assert not index.block_scaled_table and not index.block_table
+    assert index.num_kernels == 1 and index.kernels[0].contents.row.decode() == table.fallback and index.num_tables == 0
 
 
 def test_a_block_row_is_built_for_the_formats_of_weights():
@@ -355,7 +353,7 @@ def test_what_a_kernel_includes_is_part_of_its_key_and_other_sources_are_not(key
     for path in ("int8/generic/gemm.cuh", "int8/epilogue/formula.cuh", "int8/launch.cuh", "core/kernel_abi.h", "include/scaled_mm/scaled_mm.h"):
         keys.append(key_after(path))
     assert len(set(keys)) == len(keys)
-    for path in ("torch/ops.cpp", "core/registry.cpp", "int8/c3x/gemm.cuh", "int8/c2x/gemm.cuh"):
+    for path in ("torch/operators.cpp", "core/registry.cpp", "int8/c3x/gemm.cuh", "int8/c2x/gemm.cuh"):
         assert key_after(path) == keys[-1]
 
 

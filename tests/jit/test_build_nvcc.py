@@ -14,7 +14,8 @@ import pytest
 from scaled_mm.cli import main
 from scaled_mm.jit import cache, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
-from scaled_mm.tables import KernelRow, TileTable, load_table, rules
+from scaled_mm.kernels.registry import config_cost
+from scaled_mm.tables import KernelRow, TileTable, load_table
 
 TABLE = load_table("sm90")
 pytestmark = pytest.mark.skipif(
@@ -48,7 +49,7 @@ def check_no_spill(said: list[str]) -> None:
 
 def check_loads(path: Path) -> None:
     """The core takes the library, in a process of its own: what is loaded stays."""
-    program = "import sys; from scaled_mm import _core; _core.call('scaledMMLoadKernels', sys.argv[1].encode())"
+    program = "import sys; from scaled_mm.core import binding; binding.call('scaledMMLoadKernels', sys.argv[1].encode())"
     subprocess.run([sys.executable, "-c", program, str(path)], check=True, timeout=120)
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from scaled_mm.jit import check, codegen, library, toolchain
-from scaled_mm.tables import KernelRow, available_tables, load_table
 from scaled_mm.kernels.registry import config_findings
+from scaled_mm.tables import KernelRow, available_tables, load_table
 
 TABLES = [table for table in (load_table(arch) for arch, _ in available_tables()) if all(row.family != "c3x" for row in table.rows)]
 pytestmark = pytest.mark.skipif(

@@ -39,8 +39,9 @@ const scaledMMTable_t gemm = {"sm90", "hostile", gemm_rows, 3, gemm_buckets, 2, 
 const scaledMMTable_t grouped = {"sm90", "hostile", grouped_rows, 2, fast_buckets, 1, 0, 0, SCALED_MM_TABLE_GROUPED_GEMM, 0, nullptr, 0};
 const scaledMMTable_t scaled = {"sm90", "hostile", scaled_rows, 2, fast_buckets, 1, 0, 0, SCALED_MM_TABLE_BLOCK_SCALED_GEMM, 0, nullptr, 0};
 const scaledMMTable_t blocks = {"sm90", "hostile", block_rows, 1, block_buckets, 1, 0, 0, SCALED_MM_TABLE_GGUF_GEMM, 0, modes, 2};
-const scaled_mm::KernelLibrary library = {
-    SCALED_MM_KERNEL_ABI_VERSION, "sm90", kernels, sizeof(kernels) / sizeof(*kernels), &gemm, &grouped, &scaled, &blocks};
+const scaledMMTable_t* const tables[] = {&gemm, &grouped, &scaled, &blocks};
+const scaled_mm::KernelLibrary library = {SCALED_MM_KERNEL_ABI_VERSION,       "sm90", kernels,
+                                          sizeof(kernels) / sizeof(*kernels), tables, sizeof(tables) / sizeof(*tables)};
 
 } // namespace
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from scaled_mm import cli
 from scaled_mm.cli import COMMANDS, common, doctor, main
 from scaled_mm.tables import configs_dir
 
@@ -25,6 +28,25 @@ def shell(arguments: str, **variables: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         ["bash", "-c", f'"{sys.executable}" -m scaled_mm {arguments}'], env=environment, capture_output=True, timeout=120, stdin=subprocess.DEVNULL
     )
+
+
+def without_readers(*arguments: str, stdout: int | None = subprocess.PIPE) -> tuple[int, bytes]:
+    """Exit status and stdout of `scaled-mm` with a stderr, and where stdout is None a stdout, of one pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "scaled_mm", *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=writer if stdout is None else stdout,
+            stderr=writer,
+            timeout=120,
+        )
+    finally:
+        os.close(writer)
+    return done.returncode, done.stdout
 
 
 # ---- streams ------------------------------------------------------------------------------------------------------------
@@ -52,6 +74,32 @@ def test_errors_go_nowhere_but_to_stderr_even_if_it_is_closed():
 def test_a_full_stream_leaves_the_exit_status_one_that_is_documented(arguments, status):
     done = shell(arguments)
     assert done.returncode == status and b"Traceback" not in done.stderr and b"Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, status",
+    [
+        (["table", "explain", "1", "2", "3", "--json"], 0),
+        (["table", "check", "--table", "/nowhere/x.yaml", "--json"], 1),
+        (["table", "show", "--frob"], 2),
+        (["table", "show", "--table", "/nowhere/x.yaml", "--json"], 2),
+        (["schema", "run", "--root", "/nowhere", "--json"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_a_stderr_whose_reader_has_gone_changes_neither_the_answer_nor_the_exit_status(arguments, status):
+    answer = shell(" ".join(arguments)).stdout
+    assert without_readers(*arguments) == (status, answer) and bool(answer) is ("--json" in arguments)
+
+
+def test_a_stdout_and_a_stderr_whose_one_reader_has_gone_end_a_command():
+    """As `scaled-mm ... |& head` does: nobody reads the answer either."""
+    for arguments in (["table", "show"], ["schema", "run", "--root", "/nowhere", "--json"]):
+        assert without_readers(*arguments, stdout=None)[0] == 141
+
+
+def test_problems_that_a_full_stderr_does_not_take_are_problems_still():
+    assert shell("table check --table /nowhere/x.yaml 2> /dev/full").returncode == 1
 
 
 def test_a_log_that_is_full_does_not_end_a_command(monkeypatch):
@@ -99,6 +147,23 @@ def test_no_exception_exits_with_one_which_is_an_answer(capsys, monkeypatch, err
     printed = capsys.readouterr()
     assert json.loads(printed.out)["error"]["status"] == status
     assert ("Traceback" in printed.err) is (status == "INTERNAL_ERROR")
+
+
+def test_an_interrupt_is_one_line_and_a_status_of_its_own(capsys, monkeypatch):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupt)
+    assert main(["doctor"]) == 130
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err == "scaled-mm doctor: interrupted\n"
+
+
+def test_the_reference_names_every_exit_status():
+    page = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+    statuses = page.read_text().partition("Exit status: ")[2].partition(".")[0]
+    assert [int(number) for number in re.findall(r"(?:^|; )(\d+) ", statuses)] == [cli.OK, cli.NO, cli.NOT_DONE, cli.INTERRUPTED, cli.BROKEN_PIPE]
+    assert "Ctrl-C" in statuses
 
 
 def test_a_document_has_no_number_that_json_lacks(capsys):

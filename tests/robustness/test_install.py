@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("setuptools.command.bdist_wheel")
+pytest.importorskip("pip")
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "setup.py").is_file():
     pytest.skip("no checkout", allow_module_level=True)
@@ -102,3 +103,21 @@ def test_without_a_compiler_the_last_line_says_how_to_get_one(tree, tmp_path):
     assert done.stderr.splitlines()[-1].endswith(
         "C++ compiler: needed for building, not found; install g++ (Debian: `apt-get install g++`), or set CXX"
     )
+
+
+def test_an_sdist_installs_without_a_network_and_what_is_installed_multiplies(tree, tmp_path):
+    """By the hooks that pip and build call. The installed C core is the one in use: nothing is compiled at run time."""
+    build = f"import setuptools.build_meta as backend; print(backend.build_sdist({str(tmp_path / 'dist')!r}))"
+    done = subprocess.run([sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    archive, target = tmp_path / "dist" / done.stdout.splitlines()[-1], tmp_path / "target"
+    options = ["--no-index", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--disable-pip-version-check", "--quiet", "--target", str(target)]
+    done = subprocess.run([sys.executable, "-m", "pip", "install", *options, str(archive)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    environment = {**os.environ, "PYTHONPATH": str(target), "SCALED_MM_CACHE_DIR": str(tmp_path / "cache")}
+    verify = "sys.exit(scaled_mm.cli.main(['verify', '--device', 'cpu', '--shape', '3x5x7']))"
+    program = f"import sys, scaled_mm.cli; print(scaled_mm.__file__, flush=True); {verify}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "building" not in done.stderr, done.stderr
+    assert done.stdout.startswith(f"{target}{os.sep}") and "all 7 results equal the reference bit for bit" in done.stdout
+    assert (target / "scaled_mm" / "configs" / "sm90.yaml").is_file() and (target / "scaled_mm" / "schemas" / "definitions").is_dir()

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm.core.descriptor import KernelChoice
+from scaled_mm.core.plan import KernelChoice
 from scaled_mm.gguf.layout import Parts
 
 DEADLINE_S = 60

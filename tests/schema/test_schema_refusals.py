@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 
 import pytest
@@ -123,6 +124,9 @@ def test_a_bad_file_is_refused_with_file_field_and_reason(folder, file, fields, 
     assert issubclass(schema.SchemaError, BadParamError)
 
 
+LATENCIES = ("latency_ms", "reference_latency_ms", "speedup_factor")
+
+
 @pytest.mark.parametrize(
     "trace, said",
     [
@@ -133,6 +137,11 @@ def test_a_bad_file_is_refused_with_file_field_and_reason(folder, file, fields, 
         ({"evaluation__status": "PASSED"}, "evaluation: correctness: expected one with status PASSED"),
         ({"evaluation__performance": {"latency_ms": 1.0}}, "evaluation: performance: expected none with status TIMEOUT"),
         ({"evaluation__correctness": {"max_absolute_error": -1.0}}, "evaluation.correctness.max_absolute_error: expected NaN or at least 0"),
+        *(
+            ({"evaluation__performance": {field: value}}, f"evaluation.performance.{field}: Input should be a finite number, got ")
+            for field in LATENCIES
+            for value in (math.inf, "Infinity", math.nan, "NaN")
+        ),
         ({"workload__uuid": "another"}, f"workload: expected one of {NAME}'s, as it is in workloads/, got uuid 'another'"),
         ({"evaluation": None}, "evaluation: expected a solution and its evaluation, or neither"),
     ],

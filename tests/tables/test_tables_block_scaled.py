@@ -7,9 +7,9 @@ import copy
 import pytest
 import yaml
 
-from scaled_mm.tables import KernelRow, available_tables, check_table, load_table
 from scaled_mm.kernels.arch import ARCHES
 from scaled_mm.kernels.registry import config_cost, config_findings
+from scaled_mm.tables import KernelRow, available_tables, check_table, load_table
 
 PATHS = dict(available_tables())
 ROW = dict(name="r", family="c2x", tile=[128, 128, 128], warp=[64, 32, 128], stages=3, section="block_scaled")

@@ -10,7 +10,8 @@ import torch
 
 from scaled_mm.cli import table as command
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
-from scaled_mm.tables import available_tables, configs_dir, load_table, rules_gguf
+from scaled_mm.kernels.registry import family_of
+from scaled_mm.tables import available_tables, configs_dir, load_table
 from scaled_mm.tables.rules import shared_memory_of
 
 
@@ -33,7 +34,7 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
     table = load_table(arch)
     for tokens in (1, 16, 64, 4096):
         selection = table.gguf.select(tokens, 4096, 14336)
-        stages = rules_gguf.stages(selection.row, fmt, shared_memory_of(table))
+        stages = family_of(selection.row).stages(selection.row, fmt, shared_memory_of(table))
         status, out = explain(tokens, 4096, 14336, "--arch", arch, "--format", fmt)
         assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
         assert (
@@ -62,7 +63,7 @@ def test_json_has_the_choice_and_the_row_of_the_format(explain):
     status, out = explain(512, 4096, 4096, "--format", "q8_0", "--json")
     answer, selection = json.loads(out), table.gguf.select(512, 4096, 4096)
     assert status == 0 and (answer["kernel"], answer["bucket"], answer["reason"]) == (selection.row.name, selection.bucket_index, selection.reason)
-    memory = rules_gguf.shared_memory(selection.row, "q8_0", shared_memory_of(table))
+    memory = family_of(selection.row).shared_memory(selection.row, "q8_0", shared_memory_of(table))
     assert answer["row"]["estimate"]["shared_memory_bytes"] == memory and answer["auto"] == "w4a16" and answer["format"] == "q8_0"
 
 

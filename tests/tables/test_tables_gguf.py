@@ -1,4 +1,4 @@
-"""The section `block` of a tile table: rows of products with block formats, their buckets, and what mode "auto" is."""
+"""The section `gguf` of a tile table: its kernel configs, its buckets, and the meaning of mode "auto"."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import yaml
 
 from scaled_mm.cli import main
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
-from scaled_mm.tables import KernelRow, available_tables, check_table, load_table, rules_gguf
 from scaled_mm.kernels.arch import ARCHES
-from scaled_mm.kernels.registry import config_cost, config_findings
+from scaled_mm.kernels.registry import config_cost, config_findings, family_of
+from scaled_mm.tables import KernelRow, available_tables, check_table, load_table
 from scaled_mm.tables.tuned import with_rows_of
 
 PATHS = dict(available_tables())
@@ -42,10 +42,10 @@ def test_the_tokens_choose_the_row(arch):
 @pytest.mark.parametrize("row", [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma"], ids=lambda row: row.name)
 def test_every_format_of_a_wgmma_row_fits_and_some_format_has_all_its_stages(row):
     limit = ARCHES["sm90"].shared_memory
-    counts = {fmt: rules_gguf.stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
+    counts = {fmt: family_of(row).stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
     assert max(counts.values()) == row.stages and min(counts.values()) >= 2
-    assert all(rules_gguf.shared_memory(row, fmt, limit) <= limit for fmt in WEIGHT_FORMATS)
-    assert config_cost(row, "sm90").shared_memory == max(rules_gguf.shared_memory(row, fmt, limit) for fmt in WEIGHT_FORMATS)
+    assert all(family_of(row).shared_memory(row, fmt, limit) <= limit for fmt in WEIGHT_FORMATS)
+    assert config_cost(row, "sm90").shared_memory == max(family_of(row).shared_memory(row, fmt, limit) for fmt in WEIGHT_FORMATS)
 
 
 def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
@@ -62,7 +62,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
         (dict(MMA, tile=[32, 32, 256], stages=2), "q5_0", 163 * 1024, 2 * 8 * 2 * 2816),
     ]:
         row = KernelRow.model_validate(fields)
-        assert rules_gguf.shared_memory(row, fmt, limit) == expected <= limit, (fields, fmt)
+        assert family_of(row).shared_memory(row, fmt, limit) == expected <= limit, (fields, fmt)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scaled_mm.tables import KernelRow, TableError, load_table
 from scaled_mm.kernels.c3x import epilogue_bytes
 from scaled_mm.kernels.registry import config_cost, config_findings
+from scaled_mm.tables import KernelRow, TableError, load_table
 
 LARGE = "{name: large, family: c3x, tile: [128, 128, 128], schedule: pingpong}"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scaled_mm.tables import available_tables, check_table, load_table
 from scaled_mm.kernels.registry import config_cost
+from scaled_mm.tables import available_tables, check_table, load_table
 
 DATA = Path(__file__).parent / "data"
 CASES = json.loads((DATA / "h200_rows.json").read_text())["cases"]

@@ -25,6 +25,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "scaled_mm/gguf_formats.h"
+
 #if defined(__cplusplus)
 extern "C" {
 #endif
@@ -71,13 +73,11 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_DTYPE_FLOAT16 = 2,
   SCALED_MM_DTYPE_BFLOAT16 = 3,
   SCALED_MM_DTYPE_FLOAT32 = 4,
-  /* llama.cpp's block formats, of block products alone: 32 values of a row in one block (docs/design/gguf-formats.md). */
-  SCALED_MM_DTYPE_Q4_0 = 5,
-  SCALED_MM_DTYPE_Q4_1 = 6,
-  SCALED_MM_DTYPE_Q5_0 = 7,
-  SCALED_MM_DTYPE_Q5_1 = 8,
-  SCALED_MM_DTYPE_Q8_0 = 9,
-  SCALED_MM_DTYPE_Q8_1 = 10, /* activations */
+/* SCALED_MM_DTYPE_Q4_0 = 5, Q4_1, Q5_0, Q5_1, Q8_0 for weights and SCALED_MM_DTYPE_Q8_1 = 10 for activations: the GGUF formats, whose
+ * blocks hold 32 values of a row (docs/design/gguf-formats.md). Only GGUF products take them. */
+#define SCALED_MM_DTYPE_OF_FORMAT_(NAME, name, code, bytes, bits, zero, has_minimum) SCALED_MM_DTYPE_##NAME = code,
+  SCALED_MM_GGUF_FORMATS(SCALED_MM_DTYPE_OF_FORMAT_)
+#undef SCALED_MM_DTYPE_OF_FORMAT_
 } scaledMMDtype_t;
 
 #define SCALED_MM_MAX_DIMS 3

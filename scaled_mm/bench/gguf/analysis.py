@@ -1,12 +1,13 @@
-"""What the numbers of a document say: rates, ratios, the check, monotony. Pure functions."""
+"""What the numbers of a GGUF document say: rates, ratios, the check, monotony. Pure functions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scaled_mm.bench.analysis import by_weight, kernel_of, us_of
 from scaled_mm.bench.gguf.peers import OURS_Q8_1, OURS_W4A8
-from scaled_mm.bench.gguf.record import BlockCaseRecord, BlockDocument
-from scaled_mm.bench.peers import OURS
+from scaled_mm.bench.gguf.record import GgufCaseRecord, GgufDocument
+from scaled_mm.measure.peer import OURS
 
 #: Of docs/design/gguf-formats.md: ||out - formula|| / ||formula||.
 ERROR_BOUND = 2e-6
@@ -21,8 +22,8 @@ class Pair:
     """Two cases of one weight, `first` with fewer tokens, by one implementation."""
 
     name: str
-    first: BlockCaseRecord
-    second: BlockCaseRecord
+    first: GgufCaseRecord
+    second: GgufCaseRecord
 
     @property
     def ratio(self) -> float:
@@ -30,23 +31,18 @@ class Pair:
         return us_of(self.first, self.name) / us_of(self.second, self.name)
 
 
-def us_of(case: BlockCaseRecord, name: str) -> float | None:
-    result = case.results.get(name)
-    return None if result is None else result.us
-
-
-def terabytes(case: BlockCaseRecord, us: float) -> float:
+def terabytes(case: GgufCaseRecord, us: float) -> float:
     """TB/s of weight bytes."""
     return case.weight_bytes / us * 1e-6
 
 
-def llama_ratio(case: BlockCaseRecord, name: str) -> float | None:
+def llama_ratio(case: GgufCaseRecord, name: str) -> float | None:
     """llama.cpp's microseconds over those of an implementation."""
     us = us_of(case, name)
     return None if us is None or case.llama_us is None else case.llama_us / us
 
 
-def check_of(case: BlockCaseRecord) -> str:
+def check_of(case: GgufCaseRecord) -> str:
     """ "yes" when all of ours that ran are within the bound, else "NO" with the largest error, or "not checked"."""
     errors = [result.error for name in OURS_ALL if (result := case.results.get(name)) is not None and result.error is not None]
     if not errors:
@@ -55,35 +51,27 @@ def check_of(case: BlockCaseRecord) -> str:
     return "yes" if not wrong else f"NO {max(wrong, key=lambda error: (error != error, error)):.1e}"
 
 
-def wrong_cases(document: BlockDocument) -> list[BlockCaseRecord]:
+def wrong_cases(document: GgufDocument) -> list[GgufCaseRecord]:
     return [case for case in document.cases if check_of(case).startswith("NO")]
 
 
-def weights(document: BlockDocument) -> dict[tuple[str, str], list[BlockCaseRecord]]:
-    """(format, shape) -> its cases, tokens ascending."""
-    found: dict[tuple[str, str], list[BlockCaseRecord]] = {}
-    for case in document.cases:
-        found.setdefault((case.fmt, case.shape), []).append(case)
-    return {key: sorted(cases, key=lambda case: case.M) for key, cases in found.items()}
-
-
-def sweeps(document: BlockDocument) -> dict[tuple[str, str], list[BlockCaseRecord]]:
-    """The same, up to 64 tokens, for weights that were timed at enough of these to be drawn as a sweep."""
-    found = {key: [case for case in cases if case.M <= SWEEP_END] for key, cases in weights(document).items()}
+def sweeps(document: GgufDocument) -> dict[str, list[GgufCaseRecord]]:
+    """Weight -> its cases of up to 64 tokens, for weights that were timed at enough of these to be drawn as a sweep."""
+    found = {key: [case for case in cases if case.M <= SWEEP_END] for key, cases in by_weight(document).items()}
     return {key: cases for key, cases in found.items() if len(cases) >= SWEEP_LEAST and any(map(_next_to, cases, cases[SWEEP_LEAST - 1 :]))}
 
 
-def _next_to(first: BlockCaseRecord, later: BlockCaseRecord) -> bool:
+def _next_to(first: GgufCaseRecord, later: GgufCaseRecord) -> bool:
     return later.M - first.M == SWEEP_LEAST - 1  # of an ascending list: nothing is missing between them
 
 
-def drops(cases: list[BlockCaseRecord], name: str) -> list[Pair]:
+def drops(cases: list[GgufCaseRecord], name: str) -> list[Pair]:
     """Where time is not monotone within 5 %: pairs whose first, with fewer tokens, takes longer. cases: of one weight, ascending.
 
     Each drop is listed once, from the longest time before it.
     """
     found: list[Pair] = []
-    peak: BlockCaseRecord | None = None
+    peak: GgufCaseRecord | None = None
     for case in cases:
         if us_of(case, name) is None:
             continue
@@ -95,15 +83,15 @@ def drops(cases: list[BlockCaseRecord], name: str) -> list[Pair]:
     return found
 
 
-def all_drops(document: BlockDocument) -> list[Pair]:
-    return [pair for cases in weights(document).values() for name in OURS_ALL for pair in drops(cases, name)]
+def all_drops(document: GgufDocument) -> list[Pair]:
+    return [pair for cases in by_weight(document).values() for name in OURS_ALL for pair in drops(cases, name)]
 
 
-def hand_overs(document: BlockDocument) -> list[Pair]:
+def hand_overs(document: GgufDocument) -> list[Pair]:
     """Neighbouring numbers of tokens, one apart, at which ours goes from one kernel to another."""
     return [
         pair
-        for cases in weights(document).values()
+        for cases in by_weight(document).values()
         for name in OURS_ALL
         for pair in (Pair(name, *two) for two in zip(cases, cases[1:]))
         if pair.second.M == pair.first.M + 1
@@ -111,8 +99,3 @@ def hand_overs(document: BlockDocument) -> list[Pair]:
         and us_of(pair.second, name) is not None
         and kernel_of(pair.first, name) != kernel_of(pair.second, name)
     ]
-
-
-def kernel_of(case: BlockCaseRecord, name: str = OURS) -> str | None:
-    result = case.results.get(name)
-    return None if result is None else result.kernel

@@ -1,13 +1,13 @@
-"""Which block products are timed: formats x weights x tokens."""
+"""Which GGUF products are timed: formats x weights x tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from scaled_mm.bench.shapes import GROUPS, LLM_SHAPES, Case, group_by_weight
 from scaled_mm.errors import BadParamError
 from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, spelling_hint
+from scaled_mm.measure.shapes import GROUPS, LLM_SHAPES, Case, group_by_weight
 
 SHAPES = "28672x8192,4096x14336,4096x4096"
 TOKENS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 4096)
@@ -19,7 +19,7 @@ CPU_TOKENS: tuple[int, ...] = (1, 32, 512)
 
 
 @dataclass(frozen=True)
-class BlockCase(Case):
+class GgufCase(Case):
     """out [M, N] = activations [M, K] x W^T, W [N, K] in the format `fmt`: M tokens, N rows of the weight.
 
     `shape` is the layer's name or "NxK".
@@ -44,12 +44,12 @@ def parse_formats(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def parse_cases(formats: Iterable[str], text: str, tokens: tuple[int, ...]) -> list[BlockCase]:
+def parse_cases(formats: Iterable[str], text: str, tokens: tuple[int, ...]) -> list[GgufCase]:
     """Cases of a comma list of layers' names and groups as INT8's benchmark has them, `NxK`, or `MxNxK`, which brings its tokens.
 
     Cases of one weight stand together. BadParamError for a shape that is none, or whose K is no multiple of 32.
     """
-    found: list[BlockCase] = []
+    found: list[GgufCase] = []
     for token in filter(None, (part.strip() for part in text.split(","))):
         for name in GROUPS.get(token, (token,)):
             found += _layer(name, tokens, tuple(formats))
@@ -59,7 +59,7 @@ def parse_cases(formats: Iterable[str], text: str, tokens: tuple[int, ...]) -> l
     return [case for group in group_by_format(ordered) for case in group]
 
 
-def _layer(name: str, tokens: tuple[int, ...], formats: tuple[str, ...]) -> list[BlockCase]:
+def _layer(name: str, tokens: tuple[int, ...], formats: tuple[str, ...]) -> list[GgufCase]:
     if name in LLM_SHAPES:
         sizes = LLM_SHAPES[name]
     else:
@@ -69,7 +69,7 @@ def _layer(name: str, tokens: tuple[int, ...], formats: tuple[str, ...]) -> list
         name = f"{sizes[0]}x{sizes[1]}"
     if sizes[1] % BLOCK:
         raise BadParamError(f"--shapes: expected K to be a multiple of {BLOCK}, got {sizes[1]} in {name!r}")
-    return [BlockCase(name, m, *sizes, fmt) for fmt in formats for m in tokens]
+    return [GgufCase(name, m, *sizes, fmt) for fmt in formats for m in tokens]
 
 
 def _sizes(text: str) -> tuple[int, ...]:
@@ -80,7 +80,7 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def group_by_format(cases: list[BlockCase]) -> list[list[BlockCase]]:
+def group_by_format(cases: list[GgufCase]) -> list[list[GgufCase]]:
     """Cases that share a weight: format by format, then as `group_by_weight`."""
     formats = dict.fromkeys(case.fmt for case in cases)
     return [group for fmt in formats for group in group_by_weight([case for case in cases if case.fmt == fmt])]

@@ -1,4 +1,4 @@
-"""Weights of a block format, rotated, and activations of the three kinds that products take."""
+"""Weights of a GGUF format, rotated, and activations of the three kinds that products take."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ from functools import cached_property
 
 import torch
 
-from scaled_mm.bench import timing
-from scaled_mm.bench.gguf.cases import BlockCase
-from scaled_mm.bench.inputs import RotatedOutputs, limit_bytes
+from scaled_mm.bench.gguf.cases import GgufCase
 from scaled_mm.gguf import PackedBlockWeight, dequantize_block, pack_block_weight, quantize_block
 from scaled_mm.gguf_formats import BLOCK, lookup
+from scaled_mm.measure.rotation import RotatedOutputs, RotatedWeights, memory_limit
 
 #: float32, as llama.cpp's products have it, and so that a result can be held to the bound of the documentation.
 OUT_DTYPE = torch.float32
 
 
-def weight_bytes(case: BlockCase) -> int:
+def weight_bytes(case: GgufCase) -> int:
     """Of the weight, each block read once."""
     return case.N * case.K // BLOCK * lookup(case.fmt).block_bytes
 
 
-class BlockWeights:
+class GgufWeights(RotatedWeights):
     """R weights [N, K] of normal values in one format, by the rule "ggml".
 
     blocks(i): uint8 [N, K/32, bytes of a block]. packed: what `pack_block_weight` makes of each. Set i has the rows of
     set 0 in another order, in memory of its own. dequantized: float32 [N, K] each, made when first asked for.
     """
 
-    def __init__(self, case: BlockCase, device: torch.device, generator: torch.Generator, sets: int | None = None):
-        self.fmt, self.device = case.fmt, device
-        each, cache = weight_bytes(case), timing.last_level_cache_bytes(device)
+    def __init__(self, case: GgufCase, device: torch.device, generator: torch.Generator, sets: int | None = None):
+        each = weight_bytes(case)
         held = each if device.type == "cuda" else 2 * each + 4 * case.N * case.K  # packed, the blocks, dequantized
-        self.sets = sets or timing.rotation(each, cache, limit_bytes(device) * each // held)
-        self.cold = timing.is_cold(each, self.sets, cache)
+        super().__init__(each, memory_limit(device) * each // held, device, sets)
+        self.fmt = case.fmt
         values = torch.randn(case.N, case.K, device=device, generator=generator)
         self.first = quantize_block(values, case.fmt, "ggml")
         del values
@@ -51,10 +49,10 @@ class BlockWeights:
         return [dequantize_block(q, self.fmt) for q in self.blocks]
 
 
-class BlockInputs(RotatedOutputs):
+class GgufInputs(RotatedOutputs):
     """A case's activations, [M, K]: the same normal values as float16 and float32, and the latter as q8_1. out(i): float32 [M, N]."""
 
-    def __init__(self, case: BlockCase, weights: BlockWeights, generator: torch.Generator):
+    def __init__(self, case: GgufCase, weights: GgufWeights, generator: torch.Generator):
         super().__init__(case, weights, OUT_DTYPE)
         self.float32 = torch.randn(case.M, case.K, device=self.device, generator=generator)
         self.float16 = self.float32.half()

@@ -8,21 +8,21 @@ rows of the weight and n the tokens:
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import torch
 
 from scaled_mm.bench.gguf.record import LlamaSource
+from scaled_mm.bench.recorded import read_recorded, recorded_path
 from scaled_mm.errors import BadParamError
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
-RECORDED_FILE = "scaled_mm/bench/data/llama_cpp_h200.json"
+_FILE = "llama_cpp_h200.json"
+RECORDED_FILE = recorded_path(_FILE)
 
 #: (format, N, K, M): rows of the weight, K, tokens.
 Product = tuple[str, int, int, int]
@@ -44,7 +44,7 @@ class LlamaTimes:
 
 
 def parse(text: str) -> dict[Product, float]:
-    """The plain products of block formats among the lines that `test-backend-ops perf` printed; of repeats the first."""
+    """The plain products of GGUF formats among the lines that `test-backend-ops perf` printed; of repeats the first."""
     found: dict[Product, float] = {}
     for line in _COLOR.sub("", text).splitlines():
         if (match := _LINE.match(line)) is None:
@@ -78,20 +78,18 @@ def measure(path: Path, device: torch.device) -> LlamaTimes:
     us = parse(done.stdout)
     if done.returncode or not us:
         last = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
-        raise BadParamError(f"--llama: {path} gave no times of block formats, exit status {done.returncode}: {last}")
+        raise BadParamError(f"--llama: {path} gave no times of GGUF formats, exit status {done.returncode}: {last}")
     command = " ".join([path.name, *words[1:]])
-    told = f"llama.cpp was measured right before this run by `{command}`, which gave {len(us)} products of block formats"
+    told = f"llama.cpp was measured right before this run by `{command}`, which gave {len(us)} products of GGUF formats"
     return LlamaTimes(us, LlamaSource(status="measured", told=told))
 
 
 def recorded(gpu: str) -> LlamaTimes:
     """The committed times, on the GPU that they are of; on any other none."""
-    text = resources.files("scaled_mm.bench").joinpath("data/llama_cpp_h200.json").read_text()
-    data = json.loads(text)
+    data, rows = read_recorded(_FILE)
     if gpu != data["gpu"]:
         told = f"llama.cpp was not run (`--llama PATH` does), and the times in `{RECORDED_FILE}` are of an {data['gpu']}"
         return LlamaTimes({}, LlamaSource(status="none", told=told))
-    rows = [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]
     us = {(row["fmt"], row["N"], row["K"], row["M"]): row["us"] for row in rows}
     told = f"llama.cpp's times are those in `{RECORDED_FILE}`, of another {data['gpu']}, not measured in this run: {data['what']}; {data['when']}"
     return LlamaTimes(us, LlamaSource(status="recorded", told=told))

@@ -1,65 +1,60 @@
-"""Our block products in each of their ways, and what a CPU would do without them: dequantize, and a float32 product."""
+"""Our GGUF products in each of their ways, and what a CPU would do without them: dequantize, and a float32 product."""
 
 from __future__ import annotations
 
 import torch
 
-from scaled_mm.bench.gguf.inputs import BlockInputs
-from scaled_mm.bench.peers import OURS, Ours, Peer, TensorCall, our_handle
+from scaled_mm.bench import ours
+from scaled_mm.bench.gguf.inputs import GgufInputs
+from scaled_mm.bench.ours import OurPeer
 from scaled_mm.gguf import dequantize_block
+from scaled_mm.measure.peer import OURS, Peer, TensorCall
 
 OURS_W4A8 = "ours_w4a8"
 OURS_Q8_1 = "ours_q8_1"
 
 
-class OursBlock(Ours):
+class OursGguf(OurPeer):
     """A descriptor of the product, a packed weight: what `block_linear` and `gemm_..._q8_1` run.
 
-    activation: "float16", "float32" or "q8_1", of `BlockInputs`. mode: of the descriptor.
-    kernel: None for the tile table's choice, or the name of a row of its section `block`.
+    activation: "float16", "float32" or "q8_1", of `GgufInputs`. mode: of the descriptor.
+    kernel: None for the tile table's choice, or the tile configuration of its section `gguf` to force.
     """
 
     def __init__(self, name: str, label: str, activation: str, mode: str, kernel: str | None = None):
         super().__init__(kernel, name)
         self.label, self._activation, self._mode = label, activation, mode
 
-    def activation(self, inputs: BlockInputs) -> torch.Tensor:
+    def activation(self, inputs: GgufInputs) -> torch.Tensor:
         return getattr(inputs, self._activation)
 
-    def quantizes(self, inputs: BlockInputs) -> bool:
+    def quantizes(self, inputs: GgufInputs) -> bool:
         """Whether float activations are quantized to q8_1 in the call."""
         if self._mode == "auto" and self._activation == "float16":
             return auto_mode(inputs.device, inputs.case.M) == "w4a8"
         return self._activation != "q8_1" and self._mode != "w4a16"
 
-    def prepare(self, inputs: BlockInputs) -> list[TensorCall]:
+    def create(self, inputs: GgufInputs):
         from scaled_mm import create_block_descriptor
 
-        self.release()
-        activation, packed = self.activation(inputs), inputs.weights.packed
-        self._descriptor = descriptor = create_block_descriptor(
-            our_handle(inputs.device),
+        return create_block_descriptor(
+            ours.our_handle(inputs.device),
             out=inputs.out(0).t(),
-            weight=packed[0],
-            activation=activation,
+            weight=inputs.weights.packed[0],
+            activation=self.activation(inputs),
             mode=self._mode,
             kernel=self._kernel,
         )
-        workspace = None
-        if descriptor.workspace_size:
-            workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=inputs.device)
 
-        def make(i: int) -> TensorCall:
-            out, weight = inputs.out(i), packed[i]
-            turned = out.t()
+    def call(self, descriptor, workspace: torch.Tensor | None, inputs: GgufInputs, i: int) -> TensorCall:
+        activation, out, weight = self.activation(inputs), inputs.out(i), inputs.weights.packed[i]
+        turned = out.t()
 
-            def call() -> torch.Tensor:
-                descriptor.calculate(turned, weight, activation, workspace=workspace)
-                return out
+        def call() -> torch.Tensor:
+            descriptor.calculate(turned, weight, activation, workspace=workspace)
+            return out
 
-            return call
-
-        return inputs.calls(make)
+        return call
 
 
 class Dequantized(Peer):
@@ -67,7 +62,7 @@ class Dequantized(Peer):
 
     name, label, devices = "mm", "torch.mm, float32, of a weight that was dequantized once", ("cpu",)
 
-    def prepare(self, inputs: BlockInputs) -> list[TensorCall]:
+    def prepare(self, inputs: GgufInputs) -> list[TensorCall]:
         x, weights = inputs.float32, inputs.weights.dequantized
         return inputs.calls(lambda i: lambda: torch.mm(x, weights[i].t(), out=inputs.out(i)))
 
@@ -77,7 +72,7 @@ class DequantizeEachTime(Peer):
 
     name, label, devices = "dequantize_mm", "dequantize_block of the weight in every call, then torch.mm, float32", ("cpu",)
 
-    def prepare(self, inputs: BlockInputs) -> list[TensorCall]:
+    def prepare(self, inputs: GgufInputs) -> list[TensorCall]:
         x, blocks, fmt = inputs.float32, inputs.weights.blocks, inputs.case.fmt
         return inputs.calls(lambda i: lambda: torch.mm(x, dequantize_block(blocks[i], fmt).t(), out=inputs.out(i)))
 
@@ -85,9 +80,9 @@ class DequantizeEachTime(Peer):
 def every_peer(kernel: str | None = None) -> list[Peer]:
     """Ours in mode auto first, which always runs; then those that may be chosen by name."""
     return [
-        OursBlock(OURS, "scaled_mm (this project), float16 activations, mode auto", "float16", "auto", kernel),
-        OursBlock(OURS_W4A8, "float32 activations, quantized to q8_1 in the call", "float32", "w4a8", kernel),
-        OursBlock(OURS_Q8_1, "q8_1 activations, quantized before", "q8_1", "w4a8", kernel),
+        OursGguf(OURS, "scaled_mm (this project), float16 activations, mode auto", "float16", "auto", kernel),
+        OursGguf(OURS_W4A8, "float32 activations, quantized to q8_1 in the call", "float32", "w4a8", kernel),
+        OursGguf(OURS_Q8_1, "q8_1 activations, quantized before", "q8_1", "w4a8", kernel),
         Dequantized(),
         DequantizeEachTime(),
     ]
@@ -97,7 +92,5 @@ def auto_mode(device: torch.device, tokens: int) -> str:
     """What mode "auto" is for float16 activations: of the tile table on a GPU."""
     if device.type == "cpu":
         return "w4a16"
-    from scaled_mm.jit.dispatch import callable_table
-
-    rules = callable_table(our_handle(device).arch).gguf.auto
+    rules = ours.table_of(device).gguf.auto
     return next(rule.mode for rule in rules if rule.m is None or tokens <= rule.m)

@@ -1,16 +1,10 @@
-"""What `bench_block.json` holds: the models are the schema, as those of `scaled_mm.bench.record`."""
+"""What `bench_gguf.json` holds: the models are the schema, as those of `scaled_mm.measure.record`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
-from scaled_mm.bench.record import Clocks, Environment, Implementation, Model, Result, write_atomically
-
-SCHEMA_VERSION = 1
-BLOCK_JSON = "bench_block.json"
+from scaled_mm.measure.record import CaseRecord, Document, Model
 
 
 class LlamaSource(Model):
@@ -20,56 +14,27 @@ class LlamaSource(Model):
     told: str
 
 
-class BlockSettings(Model):
-    budget_ms: float
-    rounds: int
-    check: bool
-    seed: int
-    kernel: str | None
-
-
-class BlockCaseRecord(Model):
-    """One product: M tokens, a weight [N, K] in the format `fmt`. weight_bytes: of its blocks. rotation: weight sets.
+class GgufCaseRecord(CaseRecord):
+    """A weight [N, K] in the format `fmt`. weight_bytes: of its blocks. llama_us: llama.cpp's time.
 
     The results' error is ||out - formula in float64|| / ||formula||, the larger of before and after timing, null when unchecked.
     """
 
     fmt: str
-    shape: str
-    M: int
-    N: int
-    K: int
     weight_bytes: int
-    rotation: int
-    outputs: int
-    cold: bool
     llama_us: float | None
-    results: dict[str, Result]
+
+    @property
+    def weight(self) -> str:
+        return f"{self.fmt} {self.shape}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.weight} at {self.M} token{'s' * (self.M != 1)}"
 
 
-class BlockDocument(Model):
-    schema_version: int = SCHEMA_VERSION
-    created: str
-    command: str
-    settings: BlockSettings
-    environment: Environment
-    clocks: list[Clocks] = []
-    implementations: list[Implementation]
+class GgufDocument(Document):
+    FILES: ClassVar[tuple[str, ...]] = ("bench_gguf.json", "bench_block.json")
+
     llama: LlamaSource
-    cases: list[BlockCaseRecord] = []
-
-    @model_validator(mode="after")
-    def _known_schema(self) -> BlockDocument:
-        if self.schema_version != SCHEMA_VERSION:
-            raise ValueError(f"schema_version {self.schema_version}: this version of scaled_mm reads {SCHEMA_VERSION}")
-        return self
-
-
-def save(document: BlockDocument, directory: Path) -> Path:
-    """Writes `bench_block.json`, whole or not at all, and returns its path."""
-    return write_atomically(directory / BLOCK_JSON, document.model_dump_json(indent=1) + "\n")
-
-
-def load(directory: Path) -> BlockDocument:
-    """Reads and validates `bench_block.json`; pydantic.ValidationError says what does not fit."""
-    return BlockDocument.model_validate_json((directory / BLOCK_JSON).read_bytes())
+    cases: list[GgufCaseRecord] = []

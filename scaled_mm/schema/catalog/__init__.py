@@ -1,7 +1,7 @@
-"""What this package's schemas are made of: one Entry for each definition, a module for each kind of operator.
+"""The source of this package's schemas: one Entry per definition, one module per kind of operator.
 
-`python -m scaled_mm.schema.catalog` writes schemas/ from them, but for traces, which are measured. A new definition is an Entry that
-`entries` of a module yields; tests hold the files to what is written here.
+`python -m scaled_mm.schema.catalog` writes schemas/ from these entries, except traces, which are measured. To add a definition, yield an Entry
+from `entries` of a module. Tests check that the files match the catalog.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Writes schemas/ from the catalog: definitions, solutions, workloads, and those files of inputs that are small enough to be kept."""
+"""Writes schemas/ from the catalog: definitions, solutions, workloads, and small files of inputs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from scaled_mm.schema.inputs import blob_tensors
 from scaled_mm.schema.vocabulary import torch_dtype
 
 KEPT_BYTES = 32768
-"""Files of inputs up to this size are kept with the schemas; `scaled-mm schema draw` writes the others."""
+"""Files of inputs up to this size are stored with the schemas; `scaled-mm schema draw` writes the others."""
 
 
 def texts() -> Iterator[tuple[str, str]]:
-    """(path below schemas/, contents) of every file that is text."""
+    """(path below schemas/, contents) of every text file."""
     for entry in entries():
         definition = entry.definition()
         yield f"definitions/{entry.op_type}/{entry.name}.json", definition.model_dump_json(indent=2, exclude_unset=True) + "\n"
@@ -28,7 +28,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 
 def blobs() -> Iterator[tuple[str, dict]]:
-    """(path below schemas/, tensors by key) of every file of inputs that is kept."""
+    """(path below schemas/, tensors by key) of every stored file of inputs."""
     for entry in entries():
         definition = entry.definition()
         for trace in entry.traces():

@@ -1,4 +1,4 @@
-"""Softmax, rotary embedding, and decoding over a paged KV cache. torch's kernels are the package's solutions here too."""
+"""Softmax, rotary embedding, and decode attention over a paged KV cache. The package's solutions call torch's kernels."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def entries() -> Iterator[Entry]:
         yield Entry(
             name=f"rope_d128_h{heads}_kv{kv_heads}",
             op_type="rope",
-            description="Rotary embedding of query and key, halves apart (GPT-NeoX style), each token by its own angles.",
+            description="Rotary embedding of query and key with one set of angles per token; pairs are half a head apart (GPT-NeoX style).",
             axes={"T": None, "HQ": heads, "HK": kv_heads, "D": 128},
             inputs={
                 "query": ("bfloat16", ["T", "HQ", "D"]),
@@ -123,7 +123,7 @@ def entries() -> Iterator[Entry]:
         yield Entry(
             name=f"paged_decode_attention_h{heads}_kv{kv_heads}_d128_bs16",
             op_type="paged_decode_attention",
-            description="One new token of each sequence attends to its own: a paged KV cache, grouped heads.",
+            description="Decode attention: one new token per sequence attends to the sequence's paged KV cache, with grouped heads.",
             axes={"B": None, "num_blocks": None, "max_blocks": None, "block_size": 16, "H": heads, "KV": kv_heads, "D": 128},
             inputs={
                 "query": ("bfloat16", ["B", "H", "D"]),

@@ -1,4 +1,4 @@
-"""Activations and normalizations. torch has these kernels, and has them well: the package's solutions call them."""
+"""Activations and normalizations. torch has good kernels for them, and the package's solutions call these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GELU = '''import torch
 
 
 def run(x):
-    """x * Phi(x), with the error function and not its approximation by tanh."""
+    """x * Phi(x) with the exact error function, not the tanh approximation."""
     wide = x.double()
     return (wide * 0.5 * (1 + torch.erf(wide / 2**0.5))).to(torch.bfloat16)
 '''
@@ -47,7 +47,7 @@ _ADD_RMS_NORM = '''import torch
 
 
 def run(x, residual, weight, epsilon):
-    """(the sum's rmsnorm, the sum); the sum is rounded to bfloat16 before it is normalized."""
+    """(rmsnorm of the sum, the sum). The sum is rounded to bfloat16 before normalization."""
     total = (x.double() + residual.double()).to(torch.bfloat16)
     wide = total.double()
     y = wide / (wide.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
@@ -103,7 +103,7 @@ def entries() -> Iterator[Entry]:
         yield Entry(
             name=f"add_rms_norm_h{hidden}",
             op_type="add_rms_norm",
-            description="The sum of x and a residual, and its rmsnorm; both come back.",
+            description="Returns the rmsnorm of the sum of x and a residual, and the sum.",
             axes={"T": None, "H": hidden},
             inputs={"x": ("bfloat16", ["T", "H"]), "residual": ("bfloat16", ["T", "H"]), "weight": ("bfloat16", ["H"]), "epsilon": ("float32", None)},
             outputs={"y": ("bfloat16", ["T", "H"]), "total": ("bfloat16", ["T", "H"])},

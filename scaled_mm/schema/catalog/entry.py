@@ -1,4 +1,4 @@
-"""One definition and all that goes with it: its two solutions and its workloads, from which the files are made."""
+"""One definition with its two solutions and its workloads; the files are made from it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OURS, PLAIN = "scaled_mm", "pytorch"
 """The authors of the solutions: this package, and plain PyTorch operations."""
 
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (8192, 8192), (28672, 8192), (8192, 28672))
-"""(N, K) of the layers of 8B and 70B models of Llama's shape."""
+"""(N, K) of layers of Llama-shaped 8B and 70B models."""
 
 TOKENS = (1, 16, 512)
 
@@ -22,10 +22,10 @@ TOKENS = (1, 16, 512)
 class Entry:
     """name, op_type, description: of the definition.
 
-    axes: size by name, None for one that a workload binds. tensors: (dtype or block format, axes), or (dtype, None) for a scalar.
-    reference, ours, plain: texts with a `run` of the inputs; plain None: the reference is what plain PyTorch would do.
-    compare: "bits" or "norm=<bound>". workloads: sizes of the var axes. scalars: values of scalar inputs. files: inputs beside blocks
-    that are no random numbers.
+    axes: size by name, None if a workload binds it. tensors: (dtype or GGUF format, axes), or (dtype, None) for a scalar.
+    reference, ours, plain: texts that define `run(inputs...)`. plain None: the reference is also the plain PyTorch solution.
+    compare: "bits" or "norm=<bound>". workloads: sizes of the var axes. scalars: values of scalar inputs. files: further inputs, besides
+    tensors in GGUF formats, that come from files instead of random numbers.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Entry:
         return [self._solution(OURS, self.ours, self.note), self._solution(PLAIN, plain, note)]
 
     def traces(self) -> list[Trace]:
-        """The workloads, as lines of a file of workloads."""
+        """The workloads, as the lines of a workload file."""
         return [Trace(definition=self.name, workload=self._workload(axes)) for axes in self.workloads]
 
     def _solution(self, author: str, text: str, description: str) -> Solution:

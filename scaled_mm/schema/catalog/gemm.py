@@ -1,4 +1,4 @@
-"""Products: FP32, INT8 with scales, weights in block formats, and a layer in 16 bits."""
+"""Products: FP32, INT8 with scales, weights in GGUF formats, and a bfloat16 layer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from scaled_mm.schema.catalog import texts
 from scaled_mm.schema.catalog.entry import SHAPES, TOKENS, Entry
 
 BLOCK_SHAPES = tuple(shape for shape in SHAPES if shape not in ((8192, 8192), (8192, 28672)))
-ANY = {"M": 5, "N": 48, "K": 256}  # of definitions that leave N and K open
+ANY = {"M": 5, "N": 48, "K": 256}  # for definitions with open N and K
 
 FLOAT_NORM = "norm=1e-05"
-"""Float32 sums against float64 ones. The package's own products stay within 2e-6; cuBLAS's and oneDNN's do not for every K."""
+"""Bound for float32 sums against float64 sums. This package's products stay within 2e-6; those of cuBLAS and oneDNN do not for every K."""
 HALF_NORM = "norm=0.004"
-"""One or two roundings to bfloat16, 2^-8 of a number at most."""
+"""Bound for one or two roundings to bfloat16, each at most 2^-8 of a value."""
 
 
 def entries() -> Iterator[Entry]:
@@ -29,7 +29,7 @@ def entries() -> Iterator[Entry]:
 
 
 def _shapes() -> Iterator[tuple[str, dict[str, int | None], list[dict[str, int]]]]:
-    """(suffix of the name, axes, workloads): N and K open, then of each shape."""
+    """(suffix of the name, axes, workloads): first with open N and K, then for each shape."""
     yield "", {"M": None, "N": None, "K": None}, [ANY]
     for n, k in SHAPES:
         yield f"_n{n}_k{k}", {"M": None, "N": n, "K": k}, [{"M": m} for m in TOKENS]
@@ -51,14 +51,14 @@ def _fp32() -> Iterator[Entry]:
         yield Entry(
             name=f"gemm_fp32{suffix or '_baseline'}",
             op_type="gemm_fp32",
-            description="out = a b^T in FP32: what quantized products are measured against.",
+            description="out = a b^T in FP32: the baseline for quantized products.",
             axes=axes,
             inputs={"a": ("float32", ["M", "K"]), "b": ("float32", ["N", "K"])},
             outputs={"out": ("float32", ["M", "N"])},
             reference=_FP32,
             ours="import torch\n\n\ndef run(a, b):\n    return torch.nn.functional.linear(a, b)\n",
             plain="import torch\n\n\ndef run(a, b):\n    return torch.einsum('mk,nk->mn', a, b)\n",
-            note="cuBLAS and oneDNN through torch: the package has no FP32 product of its own",
+            note="cuBLAS and oneDNN through torch; this package has no FP32 product",
             compare=FLOAT_NORM,
             workloads=workloads,
         )
@@ -70,7 +70,7 @@ _INT_MM = '''import torch
 
 
 def product(a, b):
-    """int32 [M, N] by torch._int_mm, which wants more than 16 rows on a GPU."""
+    """int32 [M, N] by torch._int_mm, which needs more than 16 rows on a GPU."""
     rows = torch.zeros((max(32, -(-a.shape[0] // 8) * 8), a.shape[1]), dtype=torch.int8, device=a.device)
     rows[: a.shape[0]] = a
     return torch._int_mm(rows, b.t())[: a.shape[0]]
@@ -90,7 +90,7 @@ def _int8(bias: bool, zero_points: bool) -> Iterator[Entry]:
         acc += " - za * b.sum(1, dtype=torch.int32) - a.sum(1, dtype=torch.int32)[:, None] * zb + a.shape[1] * za * zb"
     rest = f"    out = acc.to(torch.float32) * b_scale * a_scale[:, None]{' + bias' if bias else ''}\n    return out.to(torch.bfloat16)\n"
     points = "    za, zb = a_zero_point.to(torch.int32)[:, None], b_zero_point.to(torch.int32)\n" if zero_points else ""
-    reference = f"import torch\n\n\n{head}    acc = {a} @ {b}.t()  # exact: integers below 2^53, and below 2^31 where int32 is to hold them\n{rest}"
+    reference = f"import torch\n\n\n{head}    acc = {a} @ {b}.t()  # exact: integers below 2^53, and below 2^31 for int32\n{rest}"
     imports = "import torch\nimport scaled_mm\n" if zero_points else "import scaled_mm\n"
     for suffix, axes, workloads in _shapes():
         yield Entry(
@@ -98,7 +98,7 @@ def _int8(bias: bool, zero_points: bool) -> Iterator[Entry]:
             op_type="gemm_int8_scaled",
             description="acc = (a - a_zero_point) (b - b_zero_point)^T, exact; out = bfloat16((float32(acc) * b_scale) * a_scale + "
             "bias), each operation "
-            f"rounded by itself. Here with{' bias' if bias else 'out bias'} and with{' zero points' if zero_points else 'out zero points'}.",
+            f"rounded separately. Here with{' bias' if bias else 'out bias'} and with{' zero points' if zero_points else 'out zero points'}.",
             axes=axes,
             inputs={
                 "a": ("int8", ["M", "K"]),
@@ -118,11 +118,11 @@ def _int8(bias: bool, zero_points: bool) -> Iterator[Entry]:
         )
 
 
-# ---- weights in block formats -------------------------------------------------------------------------------------------
+# ---- weights in GGUF formats -------------------------------------------------------------------------------------------
 
 
 def _block_shapes(with_k: bool) -> Iterator[tuple[str, dict[str, int | None], list[dict[str, int]], list[str]]]:
-    """As `_shapes`, with KB blocks along K; with_k: K is an axis too, and a constraint says how they go together."""
+    """As `_shapes`, with KB blocks along K. with_k: K is an axis too, with a constraint between K and KB."""
     constraints = ["K == 32 * KB"] if with_k else []
 
     def along_k(k: int | None, blocks: int | None) -> dict[str, int | None]:
@@ -148,7 +148,7 @@ def _block(fmt: str) -> Iterator[Entry]:
         yield Entry(
             name=f"gemm_{fmt}_w{bits}a16{suffix}",
             op_type=f"gemm_{fmt}",
-            description=f"out = activation W^T with W in {fmt.upper()} and the activation in float16. See schemas/README.md for the format.",
+            description=f"out = activation W^T with W in {fmt.upper()} and the activation in float16. schemas/README.md describes the format.",
             axes=axes,
             inputs={"activation": ("float16", ["M", "K"]), "weight_q": (fmt, ["N", "KB"])},
             outputs={"out": ("float32", ["M", "N"])},
@@ -163,13 +163,13 @@ def _block(fmt: str) -> Iterator[Entry]:
 
 
 def _product(fmt: str, dtype: str) -> str:
-    """`product(weight_q, activation_q)` by the formula with stored sums; sums in `dtype`."""
+    """The text of `product(weight_q, activation_q)` by the formula with stored sums; accumulates in `dtype`."""
     description = FORMATS[fmt]
     to = "" if dtype == "float64" else f".to(torch.{dtype})"
     minimum = ", m" if description.second == "m" else ""
     if description.zero and dtype == "float64":
         rest = f" - {description.zero} * s.squeeze(-1) @ d.squeeze(-1).t()"
-    elif description.zero:  # the same, with no large terms that cancel
+    elif description.zero:  # the same sum without cancellation of large terms
         rest = f" + {description.zero} * ((da * qa.sum(-1, keepdim=True) - s).squeeze(-1){to} @ d.squeeze(-1){to}.t())"
     elif minimum:
         rest = f" + s.squeeze(-1){to} @ m.squeeze(-1){to}.t()"
@@ -187,7 +187,7 @@ _COMPENSATION = {name: f"-{one.zero} d s" if one.zero else "m s" if one.second =
 
 
 def _q8_1_texts(fmt: str) -> tuple[str, str]:
-    """(reference, plain) up to `product`."""
+    """(reference, plain): the texts up to and including `product`."""
     read = texts.reader(texts.parts(fmt), texts.parts("q8_1"))
     return read + _product(fmt, "float64"), read + _product(fmt, "float32")
 
@@ -200,7 +200,7 @@ def _block_q8_1(fmt: str) -> Iterator[Entry]:
         yield Entry(
             name=f"gemm_{fmt}_q8_1_w{FORMATS[fmt].bits}a8{suffix}",
             op_type=f"gemm_{fmt}_q8_1",
-            description=f"out = A W^T with W in {fmt.upper()} and A in Q8_1, whose stored sums s are used: see schemas/README.md for the formula.",
+            description=f"out = A W^T with W in {fmt.upper()} and A in Q8_1. It uses the stored sums s; schemas/README.md has the formula.",
             axes=axes,
             inputs={"activation_q": ("q8_1", ["M", "KB"]), "weight_q": (fmt, ["N", "KB"])},
             outputs={"out": ("float32", ["M", "N"])},
@@ -220,8 +220,7 @@ def _whole_path(fmt: str) -> Entry:
     return Entry(
         name=f"gemm_{fmt}_q8_1_bs32",
         op_type=f"gemm_{fmt}_q8_1",
-        description="The same from a float16 activation, which is quantized to Q8_1 in blocks of 32 first: the whole path of a "
-        f"{fmt.upper()} layer with 8-bit activations.",
+        description=f"The whole path: a float16 activation is quantized to Q8_1 in blocks of 32, then multiplied by a weight in {fmt.upper()}.",
         axes={"M": None, "N": None, "KB": None, "BS": 32},
         inputs={"activation": ("float16", ["M", "KB", "BS"]), "weight_q": (fmt, ["N", "KB"])},
         outputs={"out": ("float32", ["M", "N"])},
@@ -234,7 +233,7 @@ def _whole_path(fmt: str) -> Entry:
     )
 
 
-# ---- a layer in 16 bits -------------------------------------------------------------------------------------------------
+# ---- a bfloat16 layer -------------------------------------------------------------------------------------------------
 
 _LINEAR = '''import torch
 

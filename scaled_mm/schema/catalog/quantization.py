@@ -1,4 +1,4 @@
-"""Quantizers and dequantizers: every block format, and INT8 static and dynamic."""
+"""Quantizers and dequantizers: all GGUF formats, and static and dynamic INT8."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _quantize(name: str, rule: str) -> Entry:
     return Entry(
         name=f"quantize_{name}{ggml}",
         op_type="quantize",
-        description=f"Blocks of 32 values to {name.upper()}{said}; the formulas are in schemas/README.md.",
+        description=f"Quantizes blocks of 32 values to {name.upper()}{said}; schemas/README.md has the formulas.",
         axes={"R": None, "KB": None, "BS": 32},
         inputs={"x": ("float32", ["R", "KB", "BS"])},
         outputs={"q": (name, ["R", "KB"])},
@@ -46,7 +46,7 @@ def _dequantize(name: str) -> Entry:
     return Entry(
         name=f"dequantize_{name}",
         op_type="dequantize",
-        description=f"{name.upper()} blocks to float32: one rounding at most.",
+        description=f"Dequantizes {name.upper()} blocks to float32, with at most one rounding.",
         axes={"R": None, "KB": None, "BS": 32},
         inputs={"q": (name, ["R", "KB"])},
         outputs={"x": ("float32", ["R", "KB", "BS"])},
@@ -63,7 +63,7 @@ _STATIC = '''import torch
 
 
 def run(x, scale, offset):
-    """clamp(round half to even(x * scale + offset), -128, 127), the product rounded before the sum."""
+    """clamp(round half to even(x * scale + offset), -128, 127), the product is rounded before the sum."""
     return (x.to(torch.float32) * scale + offset).round().clamp(-128, 127).to(torch.int8)
 '''
 
@@ -80,13 +80,13 @@ def _static() -> Iterator[Entry]:
         yield Entry(
             name=f"quantize_int8_static{name}",
             op_type="quantize",
-            description=f"y = round(x * scale + offset) to INT8, scale and offset {'of the last dimension' if vector == 'H' else 'one value each'}.",
+            description=f"y = round(x * scale + offset) to INT8, {'a scale and an offset per column' if vector == 'H' else 'one scale, one offset'}.",
             axes=axes,
             inputs={"x": ("bfloat16", ["R", "H"]), "scale": ("float32", [vector]), "offset": ("float32", [vector])},
             outputs={"y": ("int8", ["R", "H"])},
             reference=_STATIC,
             ours=_STATIC_IN_PLACE,
-            note="torch operations, in place where they can be: the package quantizes by scales that it takes from the data",
+            note="torch operations, in place if possible: this package's own quantizers compute scales from the data",
             compare="bits",
             tags=["quantization:int8"],
             workloads=[{"R": 16, "H": 256}, {"R": 4096, "H": 4096}],
@@ -99,7 +99,7 @@ def _dynamic(smooth: bool) -> Iterator[Entry]:
     reference = (
         f"import torch\n\n\ndef run({arguments}):\n"
         f'    """scale_out = max|row| / 127, at least 2^-126; y = round half to even(row / scale_out)."""\n    x = {widened}\n'
-        "    divisor = torch.full((), 127.0, device=x.device)  # a division by a number of the host multiplies by its reciprocal on a GPU\n"
+        "    divisor = torch.full((), 127.0, device=x.device)  # for a Python divisor, a GPU multiplies by the reciprocal\n"
         "    scale_out = (x.abs().amax(-1, keepdim=True) / divisor).clamp_min(2.0**-126)\n"
         "    y = (x / scale_out).round().clamp(-127, 127).to(torch.int8)\n    return y, scale_out.squeeze(-1)\n"
     )
@@ -113,7 +113,7 @@ def _dynamic(smooth: bool) -> Iterator[Entry]:
         yield Entry(
             name=f"quantize_int8_dynamic{'_smooth' if smooth else ''}{f'_h{hidden}' if hidden else ''}",
             op_type="quantize",
-            description=f"Per token: scale_out = max|x| / 127, y = round(x / scale_out){', of x times smooth_scales' if smooth else ''}.",
+            description=f"Per token: scale_out = max|x| / 127, y = round(x / scale_out){', for x * smooth_scales' if smooth else ''}.",
             axes={"M": None, "H": hidden},
             inputs={"x": ("bfloat16", ["M", "H"]), **({"smooth_scales": ("float32", ["H"])} if smooth else {})},
             outputs={"y": ("int8", ["M", "H"]), "scale_out": ("float32", ["M"])},
@@ -130,7 +130,7 @@ def _dequantize_int8() -> Entry:
     return Entry(
         name="dequantize_int8",
         op_type="dequantize",
-        description="x = q * scale, one scale a row.",
+        description="x = q * scale, one scale per row.",
         axes={"M": None, "H": None},
         inputs={"q": ("int8", ["M", "H"]), "scale": ("float32", ["M"])},
         outputs={"x": ("float32", ["M", "H"])},

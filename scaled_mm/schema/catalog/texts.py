@@ -1,4 +1,4 @@
-"""Pieces of programs: how the bytes of each block format are read and written, in plain PyTorch and in none of the package's code."""
+"""Source-text fragments that read and write the bytes of each GGUF format in plain PyTorch, without this package's code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _levels(fmt: BlockFormat) -> str:
     at = fmt.levels_offset
     if fmt.bits == 8:
         return f"    levels = data[..., {at}:{at + 32}].contiguous().view(torch.int8).double()\n"
-    low = f"    low = data[..., {at}:{at + 16}].long()  # byte j: element j in its low four bits, j + 16 in its high ones\n"
+    low = f"    low = data[..., {at}:{at + 16}].long()  # byte j: element j in the low four bits, j + 16 in the high four\n"
     if fmt.bits == 4:
         return low + "    levels = torch.cat([low & 15, low >> 4], dim=-1).double()\n"
     return (
@@ -30,7 +30,7 @@ def _levels(fmt: BlockFormat) -> str:
 
 
 def parts(name: str) -> str:
-    """`<name>_parts(blocks)`: (levels [..., 32], d [..., 1], m or s [..., 1] where there is one), in float64."""
+    """The text of `<name>_parts(blocks)`: (levels [..., 32], d [..., 1], m or s [..., 1] if the format has one), in float64."""
     fmt = FORMATS[name]
     second = "" if fmt.second is None else ", half(data, 2)"
     said = {None: "d", "m": "d, minimum m", "s": "d, stored sum s"}[fmt.second]
@@ -43,7 +43,7 @@ def parts(name: str) -> str:
 
 
 def values(name: str) -> str:
-    """`<name>_values(blocks)`: float64 [..., 32]."""
+    """The text of `<name>_values(blocks)`: float64 [..., 32]."""
     fmt = FORMATS[name]
     first = f"    levels, d{', m' if fmt.second == 'm' else ', _' if fmt.second else ''} = {name}_parts(blocks)\n"
     term = f"d * (levels - {fmt.zero})" if fmt.zero else "d * levels + m" if fmt.second == "m" else "d * levels"
@@ -51,7 +51,7 @@ def values(name: str) -> str:
 
 
 def reader(*pieces: str) -> str:
-    """A text that begins with what `parts` and `values` need."""
+    """A text with the definitions that `parts` and `values` need, followed by `pieces`."""
     return HEADER + _HALF + "".join(pieces)
 
 
@@ -60,7 +60,7 @@ def reader(*pieces: str) -> str:
 _WRITE = '''
 
 def number(value, like):
-    """On the device: a division by a number of the host multiplies by its reciprocal on a GPU, which rounds twice."""
+    """A device tensor: for a Python divisor, a GPU multiplies by the reciprocal, which rounds twice."""
     return torch.full((), float(value), dtype=torch.float32, device=like.device)
 
 
@@ -69,14 +69,14 @@ def inverse(d):
 
 
 def stored(value):
-    """float32 [..., 1] as the two bytes of a float16."""
+    """float32 [..., 1] converted to the two bytes of a float16."""
     return value.to(torch.float16).view(torch.uint8)
 '''
 
 _ROUND = '''
 
 def round_away(value):
-    """To the nearest integer, halves away from zero."""
+    """Rounds to the nearest integer, halves away from zero."""
     whole = value.abs().floor()
     return torch.where(value.abs() - whole >= 0.5, whole + 1, whole) * value.sign()
 '''
@@ -89,7 +89,7 @@ _FIFTH = (
 
 
 def quantizer(name: str, rule: str) -> str:
-    """A text whose `quantize(x)` makes int8 blocks [..., bytes] of float [..., 32]; the formulas of docs/design/gguf-formats.md."""
+    """A text whose `quantize(x)` makes int8 blocks [..., bytes] from float [..., 32], by the formulas of docs/design/gguf-formats.md."""
     fmt = FORMATS[name]
     top = 2**fmt.bits - 1
     body = ["\n\ndef quantize(x):\n", f'    """{name.upper()} blocks of the values [..., 32]."""\n', "    x = x.float()\n"]
@@ -105,14 +105,14 @@ def quantizer(name: str, rule: str) -> str:
         body += ["    d = x.abs().amax(-1, keepdim=True) / number(127, x)\n", "    levels = round_away(x * inverse(d)).to(torch.int8)\n"]
         if fmt.second == "s":
             body += [
-                "    s = x  # the sum of the values as they were: those 16 apart, then 8, 4, 2, 1\n",
+                "    s = x  # the sum of the original values: first those 16 apart, then 8, 4, 2, 1\n",
                 "    for apart in (16, 8, 4, 2, 1):\n",
                 "        s = s[..., :apart] + s[..., apart:]\n",
             ]
             kept.append("stored(s)")
     elif rule == "ggml":
         body += [
-            "    largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))  # with its sign\n",
+            "    largest = x.gather(-1, x.abs().argmax(-1, keepdim=True))  # including its sign\n",
             f"    d = largest / number(-{fmt.zero}, x)\n",
             f"    levels = (x * inverse(d) + {fmt.zero + 0.5}).trunc().clamp(0, {top}).long()\n",
         ]

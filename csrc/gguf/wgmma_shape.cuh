@@ -1,0 +1,85 @@
+// The wgmma instruction, and the tile sizes, stages and shared memory of a kernel that uses it.
+#pragma once
+
+#include <type_traits>
+#include <utility>
+
+#include "gguf/hopper.cuh"
+#include "gguf/shares.cuh"
+#include "cute/arch/mma_sm90.hpp"
+
+namespace scaled_mm::gguf {
+
+template <class T, int kTokens>
+using Atom = decltype(cute::SM90::GMMA::rs_op_selector<std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>,
+                                                       std::conditional_t<std::is_same_v<T, __half>, cute::half_t, cute::bfloat16_t>, float,
+                                                       cute::Shape<cute::_64, cute::Int<kTokens>, cute::_16>, cute::SM90::GMMA::Major::K,
+                                                       cute::SM90::GMMA::Major::K>());
+
+// p (+)= a (64 x 16, registers) * b (16 x tokens, shared memory)
+template <class T, size_t... I>
+__device__ inline void multiply(float* p, const uint32_t (&a)[4], uint64_t b, bool add, std::index_sequence<I...>) {
+  Atom<T, int(sizeof...(I)) * 2>::fma(a[0], a[1], a[2], a[3], b, p[I]..., add ? cute::SM90::GMMA::ScaleOut::One : cute::SM90::GMMA::ScaleOut::Zero);
+}
+
+// The matrix descriptor of rows of 64 16-bit values in the 128-byte swizzle.
+__device__ inline uint64_t descriptor_of(const void* rows) {
+  const uint32_t address = cute::cast_smem_ptr_to_uint(rows);
+  return uint64_t((address & 0x3ffff) >> 4) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
+}
+
+struct WgmmaParams {
+  CUtensorMap values; // [M, K], boxes of kTokens x 64
+  const uint8_t* tiles;
+  const float2* factors;
+  Output output;
+  Shares shares;
+  OutputTiles output_tiles;
+  bool early_weights;
+};
+
+// Tile sizes and shared memory. A box of the tensor map is kTokens x 64 k of activations; a stage holds kBoxes boxes.
+template <class F, int kTokens_, int kRows_, int kStages_>
+struct WgmmaShape {
+  static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
+  static constexpr bool kWide = kTokens >= 32; // multiplies by wgmma, else by mma.sync
+  static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
+  static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes; // kPerTile: stages of activations for each tile of the weight
+  // Two warpgroups of 64 rows and many tokens: registers move from the producer to the consumers, which takes a whole producer warpgroup.
+  static constexpr bool kReconfigure = kWide && kGroups == 2;
+  static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
+  // Arrivals of a consumer warp at the barrier of a stage that its lanes have read. In a wide kernel every lane arrives: a warp that never
+  // diverges has no instruction that orders one lane's arrival after the other lanes' loads, so racecheck would report a race.
+  static constexpr int kArrivals = kWide ? 32 : 1;
+
+  template <int kValueStages>
+  struct alignas(1024) StorageOf {
+    uint8_t values[kValueStages][kBoxes][kTokens * 128];
+    alignas(128) uint8_t tiles[kStages][kGroups][F::kTileBytes];
+    union {
+      alignas(128) float2 factors[kValueStages][kBoxes * 2][kTokens];                          // Factors::kScaled
+      alignas(128) uint4 sums_of_values[F::kMinimum ? kStages : 1][kTokens * kTileBlocks / 2]; // Factors::kSums
+    };
+    FullBarrier tiles_full[kStages], values_full[kValueStages];
+    EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
+    Share share;
+  };
+  template <class Storage>
+  static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024); // thread blocks per SM; each reserves 1 KiB for the system
+  // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
+  static constexpr bool kPair = (kTokens == 32 || (kTokens == 64 && !F::kMinimum)) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
+  static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
+  using Storage = StorageOf<kValueStages>;
+  // Thread blocks per SM: as many as hide each other's latency, at most as many as shared memory holds.
+  static constexpr int kWanted = kTokens >= 128 ? 1 : !kWide ? 4 : kGroups == 1 ? 3 : kPair ? 2 : 1;
+  static constexpr int kFit = kFitOf<Storage>;
+  static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
+  // Whether a thread block may have several tiles, or parts of them. 256 tokens with minima leave no registers for the bookkeeping.
+  static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum;
+  // Thread blocks per SM that work is dealt to: more than two bring nothing.
+  static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
+  // Registers per thread after reconfiguration: of producer warps, of consumer warps.
+  static constexpr int kLoading = kPair ? 32 : 40, kMultiplying = kPair ? 104 : 232;
+};
+
+} // namespace scaled_mm::gguf

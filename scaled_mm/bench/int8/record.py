@@ -1,0 +1,39 @@
+"""What `bench.json` holds: the models are the schema, as those of `scaled_mm.measure.record`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from scaled_mm.measure.record import CaseRecord, Document, Model, Settings
+
+
+class Int8CaseRecord(CaseRecord):
+    """traffic_bytes, roof_us: see `scaled_mm.measure.roofline`. check: "checked", or why not."""
+
+    traffic_bytes: int
+    roof_us: float | None
+    check: str
+
+
+class OverheadRecord(Model):
+    """Host microseconds per call of a tiny product, or why it failed."""
+
+    name: str
+    us: float | None = None
+    samples: list[float] = []
+    calls: int | None = None
+    failed: str | None = None
+
+
+class Int8Settings(Settings):
+    """check_limit_gmac: products of more billion multiply-adds are not checked."""
+
+    check_limit_gmac: float
+
+
+class Int8Document(Document):
+    FILES: ClassVar[tuple[str, ...]] = ("bench.json",)
+
+    settings: Int8Settings
+    cases: list[Int8CaseRecord] = []
+    overhead: list[OverheadRecord] = []

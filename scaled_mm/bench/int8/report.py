@@ -1,0 +1,190 @@
+"""Renders the INT8 report from `bench.json`, and from nothing else: the same file gives the same report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scaled_mm.bench.analysis import names_run, us_of
+from scaled_mm.bench.int8 import analysis, plots
+from scaled_mm.bench.int8.analysis import RECORDED_FILE, Recorded
+from scaled_mm.bench.int8.peers import RIVALS
+from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document
+from scaled_mm.bench.report import head, how_timed, kernel_cell, noise, plots_section, tables, time_cell, what_did_not_run, write
+from scaled_mm.measure.document import Heading, Items, Part, Table, Text
+from scaled_mm.measure.peer import OURS
+from scaled_mm.measure.stats import Speedup, geometric_mean, mean_by_m, mean_by_shape
+
+BENCH_MD = "bench.md"
+
+
+def render(directory: Path, keep_plots: bool = False) -> list[Path]:
+    """Reads `bench.json` in `directory`, writes `bench.md`, `bench.html` and the PNG plots there, and returns their paths.
+
+    Without matplotlib the plots are left out and the report says so. keep_plots: see `scaled_mm.bench.report.write`.
+    """
+    directory = Path(directory)
+    document = Int8Document.load(directory)
+    recorded = analysis.load_recorded()
+    return write(
+        directory / BENCH_MD,
+        _title(document),
+        lambda drawn: contents(document, recorded, drawn),
+        lambda: plots.draw(document, headline(document, recorded), directory),
+        plots.NAMES,
+        keep_plots,
+    )
+
+
+def headline(document: Int8Document, recorded: Recorded) -> tuple[str, list[Speedup]]:
+    """(what ours is compared with, the speed-ups): rivals of this run, else the recorded ones, else nothing."""
+    if measured := analysis.measured_speedups(document):
+        rivals = _rivals_run(document)
+        return f"{'the better of ' if len(rivals) > 1 else ''}{' and '.join(rivals)}, measured in this run", measured
+    if earlier := analysis.recorded_speedups(document, recorded):
+        return f"the recorded microseconds in {RECORDED_FILE}, not measured in this run", earlier
+    return "neither vLLM nor SGLang has a time, measured or recorded", []
+
+
+def contents(document: Int8Document, recorded: Recorded, drawn: list[Path] | None = None) -> list[Part]:
+    """The whole report. drawn: the plots beside it; None when they could not be drawn."""
+    return [
+        *head(document, _title(document), _method(document)),
+        *_summary(document, recorded),
+        *_tables(document),
+        *_mean_tables("Speed-up measured in this run", analysis.measured_speedups(document)),
+        *_recorded_section(document, recorded),
+        *_overhead_table(document),
+        *what_did_not_run(document),
+        *plots_section(drawn),
+    ]
+
+
+def _title(document: Int8Document) -> str:
+    return f"INT8 GEMM benchmark: {document.environment.gpu}"
+
+
+def _method(document: Int8Document) -> str:
+    return (
+        f"{how_timed(document, 'weight sets')} Random data, seed {document.settings.seed}; out bfloat16, no bias, one scale per row of a and "
+        f"column of b. Every implementation gets the same inputs; samples are taken in {document.settings.rounds} rounds over all "
+        "implementations. Microseconds per call, median."
+    )
+
+
+def _summary(document: Int8Document, recorded: Recorded) -> list[Part]:
+    against, speedups = headline(document, recorded)
+    lines = []
+    if speedups:
+        slowest, fastest = min(speedups, key=lambda s: s.factor), max(speedups, key=lambda s: s.factor)
+        overall = geometric_mean(one.factor for one in speedups)
+        lines.append(
+            f"Speed-up over {against}: **{overall:.3f}x** (geometric mean of {len(speedups)} of "
+            f"{len(document.cases)} cases), from {slowest.factor:.2f}x ({slowest.case.label}) to "
+            f"{fastest.factor:.2f}x ({fastest.case.label}); faster on {sum(one.factor > 1 for one in speedups)}."
+        )
+    else:
+        lines.append(f"No speed-up: {against}.")
+    roofs = [fraction for case in document.cases if (fraction := analysis.of_roof(case)) is not None]
+    if roofs:
+        mean = geometric_mean(roofs)
+        lines.append(f"Fraction of the roof: {mean:.2f} (geometric mean), best {max(roofs):.2f}.")
+    checked = [case for case in document.cases if OURS in case.results and case.results[OURS].bit_equal is not None]
+    wrong = analysis.wrong_cases(document)
+    lines.append(f"Bit-equal with the reference: {len(checked) - len(wrong)} of {len(checked)} checked cases.")
+    lines += [f"**Wrong bits**: {case.label}." for case in wrong]
+    unchecked: dict[str, int] = {}
+    for case in document.cases:
+        if case.check != "checked":
+            unchecked[case.check] = unchecked.get(case.check, 0) + 1
+    lines += [f"{count} cases {reason}." for reason, count in unchecked.items()]
+    return [Heading(2, "Summary"), Items(lines + noise(document.cases, document.environment.arch))]
+
+
+def _tables(document: Int8Document) -> list[Part]:
+    names = names_run(document)
+    factors = {id(one.case): one for one in analysis.measured_speedups(document)}
+    notes: list[str] = []
+
+    def row(case: Int8CaseRecord) -> list[str]:
+        speedup, roof = factors.get(id(case)), analysis.of_roof(case)
+        return [
+            str(case.M),
+            *(_cell(case, name, notes) for name in names),
+            "—" if speedup is None else f"{speedup.factor:.2f}x",
+            "—" if roof is None else f"{roof:.2f}",
+            bits(case),
+            kernel_cell(case),
+        ]
+
+    found = tables(document, ["M", *names, "speed-up", "of roof", "bits", "kernel"], row)
+    return found + ([Items([f"({i + 1}) {note}" for i, note in enumerate(notes)])] if notes else [])
+
+
+def _cell(case: Int8CaseRecord, name: str, notes: list[str]) -> str:
+    """`time_cell`, with the number of the note on the result."""
+    result = case.results.get(name)
+    if result is None or result.us is None or result.note is None:
+        return time_cell(case, name)
+    note = f"`{name}`: {result.note}"
+    if note not in notes:
+        notes.append(note)
+    return f"{result.us:.2f} ({notes.index(note) + 1})"
+
+
+def bits(case: Int8CaseRecord) -> str:
+    """Whether ours equals the reference on a case: "equal", "WRONG", or "not checked"."""
+    result = case.results.get(OURS)
+    if result is None or result.bit_equal is None:
+        return "not checked"
+    return "equal" if result.bit_equal else "WRONG"
+
+
+def _mean_tables(title: str, speedups: list[Speedup]) -> list[Part]:
+    if not speedups:
+        return []
+    by_m, by_shape = mean_by_m(speedups), mean_by_shape(speedups)
+    overall = geometric_mean(one.factor for one in speedups)
+    factors = {(one.case.shape, one.case.M): f"{one.factor:.2f}" for one in speedups}
+    header = ["shape", *(str(m) for m in by_m), "mean"]
+    rows = [[s, *(factors.get((s, m), "—") for m in by_m), f"**{mean:.3f}**"] for s, mean in by_shape.items()]
+    rows.append(["mean", *(f"**{mean:.3f}**" for mean in by_m.values()), f"**{overall:.3f}**"])
+    said = "By shape and M; means are geometric; above 1 ours is faster."
+    return [Heading(2, title), Text(said), Table(header, rows, "l" + "r" * (len(header) - 1))]
+
+
+def _recorded_section(document: Int8Document, recorded: Recorded) -> list[Part]:
+    missing = analysis.incomplete_rivals(document)
+    if not missing:
+        return []
+    total = len(document.cases)
+    absent = " and ".join(f"`{name}` has no time on {count} of {total} cases" for name, count in missing.items())
+    title = Heading(2, "Recorded microseconds")
+    if document.environment.gpu != recorded.gpu:
+        told = f"from an {recorded.gpu} and are not compared with this machine's"
+        return [title, Text(f"{absent}. The recorded microseconds in `{RECORDED_FILE}` are {told}.")]
+    speedups = analysis.recorded_speedups(document, recorded)
+    if not speedups:
+        return [title, Text(f"{absent}, and `{RECORDED_FILE}` has none of the cases of this run.")]
+    said = [
+        f"{absent}. This table compares ours against the recorded microseconds in `{RECORDED_FILE}`: the better of "
+        f"{' and '.join(recorded.labels[name] for name in RIVALS)}, measured earlier on another {recorded.gpu}, not in "
+        f"this run ({recorded.method})."
+    ]
+    if moved := analysis.drift(document, recorded):
+        ratios = ", ".join(f"`{name}` {ratio:.3f}" for name, ratio in moved.items())
+        said.append(f"This run's time over the recorded time, for what ran in both (geometric mean): {ratios}.")
+    heading, *table = _mean_tables("Speed-up against recorded microseconds", speedups)
+    return [heading, Text(" ".join(said)), *table]
+
+
+def _overhead_table(document: Int8Document) -> list[Part]:
+    if not document.overhead:
+        return []
+    rows = [[f"`{one.name}`", f"failed: {one.failed}" if one.us is None else f"{one.us:.2f}"] for one in document.overhead]
+    what = "the whole call, there is no queue" if document.environment.arch == "cpu" else "the GPU's work not included"
+    said = f"Microseconds per call on the host, {what}."
+    return [Heading(2, "Host overhead"), Text(said), Table(["call", "µs"], rows, "lr")]
+
+
+def _rivals_run(document: Int8Document) -> list[str]:
+    return [name for name in RIVALS if any(us_of(case, name) is not None for case in document.cases)]

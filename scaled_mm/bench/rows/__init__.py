@@ -1,0 +1,4 @@
+"""Times of every row of a tile table on the same INT8 products.
+
+Rooms: `suite` (rows are compared with each other), `report` (`rows.json` and `rows.md`).
+"""

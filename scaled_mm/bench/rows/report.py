@@ -1,0 +1,68 @@
+"""`rows.json` and `rows.md`: the best row of each case, and what the table loses against it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from scaled_mm.bench.report import commit
+from scaled_mm.measure.document import Command, Heading, Items, Part, Table, Text, markdown
+from scaled_mm.measure.record import Environment, write_atomically
+
+ROWS_JSON = "rows.json"
+ROWS_MD = "rows.md"
+
+HEADER, ALIGN = ("shape", "M", "best row", "µs", "dispatched row", "µs", "loss", "failed"), "lrlrlrrr"
+
+
+def best(entry: dict[str, Any]) -> tuple[str, float] | None:
+    """(row, microseconds) of the fastest row; None when every row failed."""
+    return min(entry["rows"].items(), key=lambda item: item[1], default=None)
+
+
+def loss(entry: dict[str, Any]) -> float | None:
+    """Time of the dispatched row over the best one's, minus one; None when the dispatched row was not timed."""
+    fastest = best(entry)
+    us = entry["rows"].get(entry["dispatched"])
+    return None if fastest is None or us is None else us / fastest[1] - 1
+
+
+def save_rows(entries: list[dict[str, Any]], directory: Path, environment: Environment, command: str) -> Path:
+    """Writes `rows.json` and `rows.md` (the same by case, with the environment and the command); returns the first."""
+    text = "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n"
+    write_atomically(directory / ROWS_MD, rows_markdown(entries, environment, command))
+    return write_atomically(directory / ROWS_JSON, text)
+
+
+def rows_markdown(entries: list[dict[str, Any]], environment: Environment, command: str) -> str:
+    """The best row of each case, what the table picks today and what that costs."""
+    origin = (
+        f"torch {environment.torch}, CUDA {environment.cuda or 'none'}, driver {environment.driver or 'unknown'}, "
+        f"CUTLASS {environment.cutlass or 'unknown'}, commit {commit(environment)}. Median microseconds per call."
+    )
+    title = Heading(1, f"Every row of the tile table: {environment.gpu} ({environment.arch})")
+    parts: list[Part] = [title, Command(command), Text(origin), Table(HEADER, [cells(entry) for entry in entries], ALIGN)]
+    if found := messages(entries):
+        parts += [Heading(2, "Failures"), Items([f"`{name}`: {message}" for name, message in found])]
+    return markdown(parts)
+
+
+def cells(entry: dict[str, Any]) -> list[str]:
+    """A line of the table, in the order of `HEADER`."""
+    fastest, cost = best(entry), loss(entry)
+    picked = entry["rows"].get(entry["dispatched"])
+    return [
+        entry["shape"],
+        str(entry["M"]),
+        *((fastest[0], f"{fastest[1]:.2f}") if fastest else ("every row failed", "")),
+        entry["dispatched"],
+        "failed" if picked is None else f"{picked:.2f}",
+        "" if cost is None else f"{cost:.1%}",
+        str(len(entry["failed"])),
+    ]
+
+
+def messages(entries: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(row, message) of all failures, without repeats."""
+    return sorted({(name, message) for entry in entries for name, message in entry["failed"].items()})

@@ -1,0 +1,88 @@
+"""Times every tile configuration of a table on every case: the measurement that a tile table is chosen by.
+
+`rows.json` is a list of {"shape", "M", "N", "K", "dispatched", "rows": {row: us}, "failed": {row: message}}:
+`dispatched` is the row that the table picks today. A row whose bits differ from the first row's failed: it has no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from scaled_mm.bench.int8.inputs import Inputs
+from scaled_mm.bench.int8.peers import Ours
+from scaled_mm.bench.int8.suite import Int8Suite
+from scaled_mm.bench.ours import table_of
+from scaled_mm.measure.peer import Peer, TensorCall
+from scaled_mm.measure.record import Result
+from scaled_mm.measure.run import Check, Options, WrongResult, plain_call
+
+#: (row to force or None, name) -> a peer that runs it.
+MakePeer = Callable[[str | None, str], Peer]
+
+
+def row_names(text: str, device: torch.device) -> list[str]:
+    """`all` or a comma list -> names of rows of the table that serves a GPU. Raises KernelNotFoundError for others."""
+    from scaled_mm.errors import KernelNotFoundError
+
+    table = table_of(device)
+    known = [row.name for row in table.rows]
+    if text == "all":
+        return known
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise KernelNotFoundError(f"row {name!r} is not in {table.source}: expected some of {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def row_peers(names: list[str], make_peer: MakePeer = Ours) -> list[Peer]:
+    """A peer a row, by its name."""
+    return [make_peer(name, name) for name in names]
+
+
+class RowsSuite(Int8Suite):
+    """make_peer: what runs a row, and what runs the row that the table picks."""
+
+    def __init__(self, make_peer: MakePeer = Ours):
+        self._dispatched = make_peer(None, "dispatched")
+
+    def check(self, inputs: Inputs, options: Options) -> SameBits:
+        try:
+            self._dispatched.prepare(inputs)
+            return SameBits(inputs, self._dispatched.details(inputs)["kernel"])
+        finally:
+            self._dispatched.release()
+
+    def record(self, inputs: Inputs, check: SameBits, results: dict[str, Result]) -> dict[str, Any]:
+        case = inputs.case
+        times = {name: result.us for name, result in results.items() if result.us is not None}
+        return {
+            "shape": case.shape,
+            "M": case.M,
+            "N": case.N,
+            "K": case.K,
+            "dispatched": check.dispatched,
+            "rows": dict(sorted(times.items(), key=lambda item: item[1])),
+            "failed": {name: result.failed for name, result in results.items() if result.failed is not None},
+        }
+
+
+class SameBits(Check):
+    """Every row has the bits of the first that ran. dispatched: the row that the table picks."""
+
+    def __init__(self, inputs: Inputs, dispatched: str):
+        self.dispatched = dispatched
+        self._inputs = inputs
+        self._expected: torch.Tensor | None = None
+        self._first = ""
+
+    def once(self, peer: Peer, call: TensorCall) -> dict[str, Any]:
+        out = plain_call(call, self._inputs)
+        if self._expected is None:
+            self._expected, self._first = out.clone(), peer.name
+        if not torch.equal(out, self._expected):
+            raise WrongResult(f"its bits differ from those of {self._first}")
+        return {}

@@ -1,0 +1,37 @@
+"""`scaled-mm bench`: one suite a kind of product, each with a module here that has HELP, add_arguments(parser) and run(args)."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+HELP = "time INT8 products, GGUF products or every row of a tile table, and write a report; without a suite: int8"
+
+SUITES = ("int8", "gguf", "rows")
+DEFAULT = "int8"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the suites, each with its options."""
+    suites = parser.add_subparsers(dest="suite", required=True, metavar="SUITE")
+    for name in SUITES:
+        module = importlib.import_module(f"scaled_mm.cli.bench.{name}")
+        suite = suites.add_parser(name, help=module.HELP, description=module.HELP)
+        suite.set_defaults(parser=suite)
+        module.add_arguments(suite)
+    parse = parser.parse_known_args
+    # argparse has no suite that is meant when none is named. Whoever parses, the program or a test, goes through this method.
+    parser.parse_known_args = lambda args=None, namespace=None: parse(with_suite(sys.argv[1:] if args is None else args), namespace)
+
+
+def with_suite(words: Sequence[str]) -> list[str]:
+    """The words behind `scaled-mm bench`, with the suite that is meant where they begin with an option."""
+    named = words and (not words[0].startswith("-") or words[0] in ("-h", "--help"))
+    return [*words] if named else [DEFAULT, *words]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs a suite. 0: done; 1: something of ours failed or is wrong; 2: the arguments make no sense."""
+    return importlib.import_module(f"scaled_mm.cli.bench.{args.suite}").run(args)

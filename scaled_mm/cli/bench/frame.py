@@ -1,0 +1,214 @@
+"""What the suites of `scaled-mm bench` share: options, the document of a run, the loop, how it ends."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scaled_mm.cli import common
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from scaled_mm.measure.peer import Peer
+    from scaled_mm.measure.record import CaseRecord, Document, Environment
+    from scaled_mm.measure.run import Options, Suite
+    from scaled_mm.measure.shapes import Case
+
+OK, FAILED, USAGE = 0, 1, 2
+
+
+def add_grid_options(parser: argparse.ArgumentParser, shapes: str, m: str) -> None:
+    """The options of every suite. shapes, m: what --shapes and --m take."""
+    add = parser.add_argument
+    add("--shapes", help=shapes)
+    add("--m", help=m)
+    add("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
+    add("--out", type=Path, metavar="DIR", help="report directory; default reports/<arch>/<gpu>")
+    positive = common.number("a number above 0", lambda value: value > 0)
+    add("--budget-ms", type=positive, metavar="MS", help="timed milliseconds per implementation and case; default 60")
+    add("--seed", type=common.seed, help="seed of the random inputs; default a new one, which the report records")
+    add("--json", action="store_true", help="print the document on stdout")
+
+
+def add_peer_options(parser: argparse.ArgumentParser, peers: str) -> None:
+    """The options of suites that compare implementations. peers: the names that --peers takes."""
+    add = parser.add_argument
+    add("--peers", default="all", metavar="NAMES", help=f"all, none, or names: {peers}; default all")
+    add("--kernel", metavar="ROW", help="force ours to one row of the tile table")
+    add("--no-check", action="store_true", help="do not compare with the reference")
+
+
+class Former(argparse.Action):
+    """An option of earlier versions that is a suite now: a usage error in one line that names the suite."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, suite: str, nargs: int | str):
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        self._suite = suite
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None) -> None:
+        parser.exit(USAGE, f"scaled-mm bench: {option_string}: expected `scaled-mm bench {self._suite}` in its place\n")
+
+
+def usage(args: argparse.Namespace, message: str) -> int:
+    """Says why the arguments make no sense, in one line."""
+    common.say(f"scaled-mm bench: {message}")
+    if args.json:
+        common.print_json({"error": {"status": "BAD_PARAM", "message": message}}, indent=2)
+    return USAGE
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Puts the option's name before the message of a ValueError."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from error
+
+
+def options(args: argparse.Namespace, device: torch.device, check: bool = True, check_limit: float | None = None) -> Options:
+    """check_limit: None for what is usual on this kind of device."""
+    import secrets
+
+    from scaled_mm.measure.run import CHECK_LIMIT_GMAC, Options
+    from scaled_mm.measure.sampling import DEFAULT_BUDGET_MS
+
+    return Options(
+        budget_ms=DEFAULT_BUDGET_MS if args.budget_ms is None else args.budget_ms,
+        check=check,
+        check_limit_gmac=CHECK_LIMIT_GMAC[device.type] if check_limit is None else check_limit,
+        seed=secrets.randbelow(2**31) if args.seed is None else args.seed,
+    )
+
+
+def int8_cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
+    """The cases of --shapes and --m; what they mean without a value depends on the device."""
+    from scaled_mm.measure import shapes
+
+    cpu = device.type == "cpu"
+    with naming("--m"):
+        ms = (shapes.CPU_M if cpu else shapes.LLM_M) if args.m is None else shapes.parse_ms(args.m)
+    with naming("--shapes"):
+        return shapes.parse_cases((shapes.CPU_SHAPES if cpu else "llm") if args.shapes is None else args.shapes, ms)
+
+
+def command_line(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """The command that gives `args`: every option of the suite that differs from its default."""
+    words = ["scaled-mm", "bench", args.suite]
+    defaults = vars(parser.parse_args([]))
+    for key, default in defaults.items():
+        value = getattr(args, key)
+        if key == "parser" or value == default:
+            continue
+        words.append("--" + key.replace("_", "-"))
+        if value is not True:
+            words.append(str(value))
+    return shlex.join(words)
+
+
+def report_folder(args: argparse.Namespace, environment: Environment) -> Path:
+    """--out, or the GPU's folder; one that can be written to."""
+    from scaled_mm.measure import environment as environments
+
+    return common.writable_folder("--out", args.out or environments.report_folder(environment))
+
+
+def document_fields(
+    args: argparse.Namespace, environment: Environment, device: torch.device, peers: list[Peer], options: Options
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the fields that every suite's document has, those of its settings)."""
+    from datetime import datetime, timezone
+
+    from scaled_mm.measure.environment import read_clocks
+    from scaled_mm.measure.peer import implementations
+    from scaled_mm.measure.sampling import ROUNDS
+
+    clocks = read_clocks(device, "before")
+    document = {
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command_line(args, args.parser),
+        "environment": environment,
+        "clocks": [] if clocks is None else [clocks],
+        "implementations": implementations(peers, device),
+    }
+    settings = {"budget_ms": options.budget_ms, "rounds": ROUNDS, "check": options.check, "seed": options.seed, "kernel": args.kernel}
+    return document, settings
+
+
+def available(document: Document, peers: list[Peer]) -> list[Peer]:
+    """The peers that can run here."""
+    return [peer for peer, one in zip(peers, document.implementations, strict=True) if one.unavailable is None]
+
+
+def fill(
+    document: Document, suite: Suite, cases: list[Case], peers: list[Peer], device: torch.device, options: Options, out: Path, console: Console
+) -> None:
+    """Runs the grid and saves the document after every weight: a run that is cut short leaves what it has."""
+    from scaled_mm.measure.environment import read_clocks
+
+    for records in grid(suite, cases, peers, device, options, console):
+        document.cases += records
+        weight = records[0].weight
+        if (clocks := read_clocks(device, f"after {weight}")) is not None:
+            document.clocks.append(clocks)
+        document.save(out)
+        log(console, weight, records)
+    document.save(out)
+
+
+def grid(suite: Suite, cases: list[Case], peers: list[Peer], device: torch.device, options: Options, console: Console) -> Iterator[list[Any]]:
+    """The records of one weight after another, with a progress bar."""
+    from scaled_mm.measure.run import OTHER_STEPS, run_grid
+
+    with common.progress_bar(console, len(cases) * (len(peers) + OTHER_STEPS)) as step:
+        yield from run_grid(suite, cases, peers, device, options, step)
+
+
+def log(console: Console, weight: str, records: Sequence[object]) -> None:
+    common.log(console, f"{weight}: {len(records)} case{'s' * (len(records) > 1)}")
+
+
+def finish(document: Document, path: Path, paths: list[Path], args: argparse.Namespace, console: Console, show: Callable[[], None]) -> None:
+    """Prints the document, what `show` prints of it, and which files were written: `path`, the document's, and `paths` made from it."""
+    from rich.markup import escape
+
+    from scaled_mm.measure import plots
+
+    if args.json:
+        common.print_json(document.model_dump(mode="json"))
+    show()
+    if (reason := plots.unavailable()) is not None:
+        console.print(f"[yellow]no plots:[/yellow] {escape(reason)}", highlight=False)
+    console.print(f"wrote {path}, " + ", ".join(one.name for one in paths), highlight=False, markup=False)
+
+
+def verdict(document: Document, ours: Sequence[str], wrong: list[CaseRecord], why: str, path: Path, console: Console) -> int:
+    """OK; FAILED, and a line that says what, if one of `ours` failed somewhere or could not run, or some cases are wrong."""
+    from rich.markup import escape
+
+    from scaled_mm.bench.analysis import failures
+
+    failed = [f"{case.label}: {f'{name}: ' if len(ours) > 1 else ''}{message}" for case, name, message in failures(document) if name in ours]
+    failed += [one.unavailable for one in document.implementations if one.name in ours and one.unavailable is not None]
+    if not failed and not wrong:
+        return OK
+    said = failed[0] if failed else f"{wrong[0].label}: {why}"
+    console.print(f"[red]ours failed or is wrong:[/red] {escape(said)}; see {escape(str(path))}", highlight=False)
+    return FAILED
+
+
+def table(title: str, header: Sequence[str], left: Sequence[str]) -> Table:
+    """A table whose columns are right-justified, but for those named in `left`."""
+    from rich.table import Table
+
+    made = Table(title=title)
+    for name in header:
+        made.add_column(name, justify="left" if name in left else "right")
+    return made

@@ -1,0 +1,63 @@
+"""`scaled-mm bench rows`: time every row of the tile table on the same products; what a table is chosen by."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from scaled_mm.cli import common
+from scaled_mm.cli.bench import frame
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+HELP = "time rows of the tile table on each product, and what the dispatched row loses; writes rows.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    shapes = "llama-70b, llama-8b, llm (both), layer names (8B_qkv, ...) or MxNxK, comma-separated; default llm"
+    frame.add_grid_options(parser, shapes, "M values for named shapes, comma-separated; default 1 ... 8192")
+    parser.add_argument("--only", default="all", metavar="NAMES", help="these rows, comma-separated; default all")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: done; 1: every row failed on some case; 2: the arguments make no sense."""
+    from scaled_mm.bench import ours
+    from scaled_mm.bench.rows import report, suite
+    from scaled_mm.errors import ScaledMMError
+    from scaled_mm.measure.environment import read_environment
+
+    console = common.console(stderr=args.json)
+    try:
+        device = common.device_of(args.device)
+        cases = frame.int8_cases(args, device)
+        ours.refuse_cpu("--device", device)
+        names = suite.row_names(args.only, device)
+        environment = read_environment(device)
+        out = frame.report_folder(args, environment)
+    except (ValueError, ScaledMMError) as error:
+        return frame.usage(args, str(error))
+    options, command = frame.options(args, device), frame.command_line(args, args.parser)
+    entries: list[dict[str, Any]] = []
+    for layer in frame.grid(suite.RowsSuite(), cases, suite.row_peers(names), device, options, console):
+        entries += layer
+        report.save_rows(entries, out, environment, command)
+        frame.log(console, layer[0]["shape"], layer)
+    if args.json:
+        common.print_json(entries)
+    _show(entries, console)
+    console.print(f"wrote {out / report.ROWS_JSON} and {report.ROWS_MD}", highlight=False, markup=False)
+    return frame.OK if all(entry["rows"] for entry in entries) else frame.FAILED
+
+
+def _show(entries: list[dict[str, Any]], console: Console) -> None:
+    from rich.markup import escape
+
+    from scaled_mm.bench.rows import report
+
+    table = frame.table("best row by case, and what the dispatched one loses", report.HEADER, left=("shape", "best row", "dispatched row"))
+    for entry in entries:
+        table.add_row(*(f"[red]{cell}[/red]" if cell.endswith("failed") else escape(cell) for cell in report.cells(entry)))
+    console.print(table)
+    for name, message in report.messages(entries):
+        console.print(f"[yellow]failed:[/yellow] {name}: {escape(message)}", highlight=False)

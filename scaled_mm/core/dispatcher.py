@@ -1,0 +1,102 @@
+"""Between torch's dispatcher and the core: which device an operator runs on, its CUDA implementations, and the errors that cross back."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Sequence
+
+import torch
+
+from scaled_mm.core import binding, checks, fast
+from scaled_mm.errors import BadParamError, DeviceNotSupportedError, NullPointerError, ScaledMMError
+
+library = torch.library.Library("scaled_mm", "DEF")
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+
+_STATUS = re.compile(r"\[scaled_mm status (\d+)\] (.*)", re.DOTALL)  # csrc/torch/tensors.h writes it: torch keeps nothing else of an exception
+
+
+def define(schema: str, implementation, fake, tags: Sequence[torch.Tag] = ()):
+    """Registers `torch.ops.scaled_mm.<name>` and returns its overload.
+
+    implementation: of every device, and of CUDA until `load_cuda_operators` has loaded csrc/torch. fake: shapes without data, for compilers.
+    Autograd falls through: nothing is differentiated. Without that torch marks an output as differentiable and only warns in backward.
+    """
+    name = schema.partition("(")[0]
+    library.define(schema, tags=tags)
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    library.impl(name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"scaled_mm::{name}", fake, lib=library)
+    return getattr(torch.ops.scaled_mm, name).default
+
+
+def typed_error(error: Exception) -> BaseException:
+    """The typed error inside an exception that crossed torch's dispatcher; a wrong argument type is a BadParamError."""
+    if isinstance(error, ScaledMMError):
+        return error
+    text = str(error)
+    if match := _STATUS.search(text):
+        return binding.failure(int(match.group(1)), match.group(2).split("\nException raised from")[0])
+    if "CUDA out of memory" in text and not isinstance(error, torch.OutOfMemoryError):
+        return torch.OutOfMemoryError(text)  # what it was before it crossed the stable ABI
+    if re.match(r"scaled_mm::\w+\(\) (Expected|expected|is missing|takes|received)", text):
+        return BadParamError(text.splitlines()[0])  # torch's own check of the schema names the argument
+    return error
+
+
+# ---- the CUDA implementations --------------------------------------------------------------------------------------------
+
+_loading = threading.Lock()
+
+
+@functools.cache
+def _load_once() -> None:
+    from scaled_mm.jit.library import torch_library
+
+    if torch.version.cuda is None:
+        raise DeviceNotSupportedError(f"device: expected a torch with CUDA, got torch {torch.__version__}")
+    binding.library()  # the operators link to its symbols
+    torch.ops.load_library(str(torch_library()))
+    fast.load()
+
+
+def load_cuda_operators() -> None:
+    """Register the CUDA implementations, compiling them first if nobody has (seconds, once per machine)."""
+    with _loading:
+        _load_once()
+
+
+# ---- devices -------------------------------------------------------------------------------------------------------------
+
+
+def common_device(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> torch.device:
+    """The device of all tensors. NullPointerError for a required one that is None; BadTensorDeviceError names the one that is elsewhere."""
+    for name, tensor in required.items():  # torch lets None through where a schema says Tensor
+        if tensor is None:
+            raise NullPointerError(f"{name}: expected a tensor, got None")
+    device = next(iter(required.values())).device
+    for name, tensor in (*required.items(), *optional.items()):
+        if tensor is not None:
+            checks.check_device(name, tensor, device)
+    return device
+
+
+def runs_on_cuda(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> bool:
+    """Whether to hand over to the CUDA implementation, now loaded; False for the CPU, a typed error for the rest."""
+    device = common_device(required, optional)
+    if device.type == "cuda":
+        load_cuda_operators()
+        return True
+    if device.type != "cpu":
+        raise DeviceNotSupportedError(f"{next(iter(required))}: expected a CUDA or CPU tensor, got one on {device}")
+    return False
+
+
+def trace_device(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> torch.device:
+    """`common_device` of fake tensors. Loads the CUDA implementations now: the compiled graph calls the operator directly."""
+    device = common_device(required, optional)
+    if device.type == "cuda" and torch.version.cuda is not None:
+        load_cuda_operators()
+    return device

@@ -1,0 +1,63 @@
+"""`ProductSpec`: what a kind of product is. Operators, fakes, plans, the CPU path and error messages are made from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+
+from scaled_mm.core import checks
+from scaled_mm.errors import BadTensorDtypeError
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An input of a product. required: it may not be None."""
+
+    name: str
+    required: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProductSpec:
+    """A kind of product. `scaled_mm/products/` has one file for each; CONTRIBUTING.md says how to add one.
+
+    name: of its operators, `torch.ops.scaled_mm.<name>`, `<name>_out` and `<name>_calculate`.
+    code: its scaledMMProduct_t.
+    inputs: its operands besides out, in the order of the C interface (`csrc/problems/<kind>.cpp`).
+    out_dtypes: the dtypes that out may have.
+    out_shape: (*inputs) -> the shape of out; raises BadTensorShapeError for inputs of other dimensions.
+    check_sizes: (*inputs) -> raises BadTensorShapeError for sizes that do not fit each other, by `checks.check_size`: they may be symbols.
+    compute: (out, *inputs) -> computes on a CPU what the core has validated.
+    cpu_kernel: () -> (name, reason) of what computes on a CPU.
+    constant: the input that may be a constant weight (`prepare_weight`), which kernels may read early.
+    describe_sizes: (out, *inputs as TensorDescs or None) -> the sizes for the repr of a descriptor.
+    """
+
+    name: str
+    code: int
+    inputs: tuple[Operand, ...]
+    out_dtypes: tuple[torch.dtype, ...]
+    out_shape: Callable[..., tuple[int, ...]]
+    check_sizes: Callable[..., None]
+    compute: Callable[..., None]
+    cpu_kernel: Callable[[], tuple[str, str]]
+    describe_sizes: Callable[..., str]
+    constant: str | None = None
+    input_names: tuple[str, ...] = dataclasses.field(init=False)
+    operand_names: tuple[str, ...] = dataclasses.field(init=False)
+    """out, then the inputs."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_names", tuple(operand.name for operand in self.inputs))
+        object.__setattr__(self, "operand_names", ("out", *self.input_names))
+
+    def check_out_dtype(self, dtype: object) -> None:
+        """BadTensorDtypeError unless it is one of out_dtypes."""
+        if not isinstance(dtype, torch.dtype) or dtype not in self.out_dtypes:
+            raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, self.out_dtypes))}, got {dtype!r}")
+
+    def named(self, error: BaseException, tensors: tuple) -> BaseException:
+        """The error with torch's name of a dtype that the core does not know. tensors: out and the inputs, in order."""
+        return checks.name_dtype(error, **dict(zip(self.operand_names, tensors)))

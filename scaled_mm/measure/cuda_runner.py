@@ -1,0 +1,109 @@
+"""Timing on a GPU: a CUDA graph over the rotation of weight sets, replayed between events."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+import torch
+
+from scaled_mm.measure.runner import Call, Runner
+from scaled_mm.measure.sampling import plan
+
+GRAPH_COLD = "cuda_graph_l2_cold"
+GRAPH_WARM = "cuda_graph_rotated_fits_l2"  # weights so small that even the most sets we rotate stay in the cache
+REST_MS = 50.0  # of an idle GPU before each round of an implementation: who ran before is forgotten
+SETTLE_MS = 100.0  # of untimed replays before the samples of each round
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    # One stream for every warm-up and capture: libraries that keep a workspace per stream allocate it once, before the
+    # capture, and capture is not allowed on the default stream.
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
+
+
+def _timing_event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
+class CudaRunner(Runner):
+    """CUDA graph over the rotation. The graph's private memory is freed by `close`."""
+
+    def __init__(self, calls: Sequence[Call], device: torch.device, budget_ms: float, cold: bool):
+        self._calls = list(calls)
+        self._device = device
+        self._stream = _side_stream(device)
+        self.method = GRAPH_COLD if cold else GRAPH_WARM
+        with torch.cuda.device(device):
+            torch.cuda.synchronize()  # the inputs were filled on another stream
+            with torch.cuda.stream(self._stream):
+                call_us = self._warm_up(budget_ms)
+                self.plan = plan(call_us, len(self._calls), budget_ms)
+                self._settle = max(1, math.ceil(SETTLE_MS * 1000 / (self.plan.calls * call_us)))
+                self._graph = self._capture(self.plan.calls)
+                self._graph.replay()
+                self._stream.synchronize()
+
+    def _warm_up(self, budget_ms: float) -> float:
+        """Runs every call once (lazy loading, handles, workspaces stay out of the numbers); about the time of one."""
+        self._calls[0]()
+        first = self._elapsed_us(self._calls[:1])
+        if first > budget_ms * 1000:
+            return first
+        return self._elapsed_us(self._calls) / len(self._calls)
+
+    def _elapsed_us(self, calls: Sequence[Call]) -> float:
+        start, end = _timing_event(), _timing_event()
+        start.record()
+        for call in calls:
+            call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1000
+
+    def _capture(self, count: int) -> torch.cuda.CUDAGraph:
+        # Not `torch.cuda.graph`: it empties the allocator's cache and runs the garbage collector on entry, which over a
+        # grid of several hundred captures costs more than all the timing.
+        graph = torch.cuda.CUDAGraph()
+        self._stream.synchronize()
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            for i in range(count):
+                self._calls[i % len(self._calls)]()
+        except Exception as error:
+            try:
+                graph.capture_end()  # the stream must leave capture mode whatever happened
+            except RuntimeError as end:
+                raise RuntimeError(f"{type(error).__name__} during graph capture: {error} (then: {end})") from error
+            raise
+        graph.capture_end()
+        return graph
+
+    def sample(self, passes: int) -> list[float]:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            events = [(_timing_event(), _timing_event()) for _ in range(passes)]
+            self._stream.synchronize()
+            time.sleep(REST_MS / 1000)
+            for _ in range(self._settle):  # and the GPU is busy while the host queues the timed replays
+                self._graph.replay()
+            for start, end in events:
+                start.record()
+                self._graph.replay()
+                end.record()
+            self._stream.synchronize()
+        return [start.elapsed_time(end) * 1000 / self.plan.calls for start, end in events]
+
+    def replay(self) -> None:
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            torch.cuda.synchronize()
+            self._graph.replay()
+            self._stream.synchronize()
+
+    def close(self) -> None:
+        self._graph.reset()
+        self._calls.clear()
