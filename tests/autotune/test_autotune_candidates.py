@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scaled_mm.autotune.candidates import candidates, early_weights, row_name
+from scaled_mm.autotune.candidates import candidates, row_name
 from scaled_mm.jit.codegen import kernel_source
+from scaled_mm.kernels.c3x import early_weights
 from scaled_mm.kernels.registry import config_findings
 from scaled_mm.tables import available_tables, load_table
 

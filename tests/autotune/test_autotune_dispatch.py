@@ -94,12 +94,35 @@ def test_a_table_of_another_version_serves_and_says_so(configs, machine):
         assert dispatch.machine_table("sm90").tuned
 
 
-def test_a_file_for_another_gpu_than_its_name_says_is_refused(configs, machine):
+def test_a_file_for_another_gpu_than_its_name_says_is_refused_with_a_warning_and_the_architectures_table_serves(configs, machine):
     machine(H200)
     path = configs / "tuned" / "h200.yaml"
     path.write_text(path.read_text().replace("gpu: NVIDIA H200", "gpu: NVIDIA H20"))
-    with pytest.raises(TableError, match="h200.yaml: gpu: expected 'NVIDIA H200' in the table tuned for NVIDIA H200, got 'NVIDIA H20'"):
-        dispatch.machine_table("sm90")
+    message = "h200.yaml: gpu: expected 'NVIDIA H200' in the table tuned for NVIDIA H200, got 'NVIDIA H20'"
+    with pytest.raises(TableError, match=message):
+        tuned.load_tuned("sm90", [H200[0]])
+    with pytest.warns(UserWarning, match=f"{message}.*The tuned table is not used, the table of sm90 is; `scaled-mm autotune` writes a new one"):
+        assert dispatch.machine_table("sm90") == load_table("sm90")
+
+
+def test_a_tuned_table_of_an_earlier_version_is_named_with_its_old_keys_and_the_architectures_table_serves(configs, machine):
+    machine(H200)
+    path = configs / "tuned" / "h200.yaml"
+    path.write_text(path.read_text().replace("family:", "generation:"))
+    with pytest.raises(TableError) as caught:
+        load_table(path)
+    assert {problem.reason for problem in caught.value.problems} == {"renamed to family"}
+    with pytest.warns(UserWarning, match=r"h200.yaml.*generation: renamed to family \(and .* more: `scaled-mm table check --table .*h200.yaml`\)"):
+        assert dispatch.machine_table("sm90") == load_table("sm90")
+
+
+def test_a_warning_of_a_tuned_table_comes_once(configs, machine, recwarn):
+    machine(H200)
+    path = configs / "tuned" / "h200.yaml"
+    path.write_text(path.read_text() + "block: {}\n")
+    for _ in range(3):
+        assert dispatch.machine_table("sm90") == load_table("sm90")
+    assert len([one for one in recwarn if "block: renamed to gguf" in str(one.message)]) == 1
 
 
 def test_the_core_is_given_the_tuned_table_and_its_name(configs, machine, monkeypatch):

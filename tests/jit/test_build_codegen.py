@@ -141,7 +141,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
                 dict(warp=[64, 16, 128]),
                 dict(stages=4),
                 dict(swizzle=4),
-                dict(block_scaled=False),
+                dict(section="gemm"),
                 dict(name="other"),
             )
         ),
@@ -150,7 +150,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
             for change in (
                 dict(tile=[32, 64, 128]),
                 dict(tile=[64, 32, 128]),
-                dict(block_scaled=False),
+                dict(section="gemm"),
                 dict(name="other"),
             )
         ),
