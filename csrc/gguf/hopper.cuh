@@ -21,6 +21,11 @@ __device__ inline void arrive(EmptyBarrier& barrier) {
   asm volatile("" ::: "memory");
   barrier.arrive();
 }
+// A warp has read a stage. arrivals: of its lanes.
+__device__ inline void release_stage(EmptyBarrier& barrier, int lane, int arrivals) {
+  __syncwarp();
+  if (lane < arrivals) arrive(barrier);
+}
 
 __device__ inline void load_bytes(FullBarrier& barrier, void* to, const void* from, int bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(cute::cast_smem_ptr_to_uint(to)),

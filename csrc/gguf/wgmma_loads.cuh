@@ -1,0 +1,50 @@
+// What the producer thread of the wgmma kernel loads: tiles of the weight and the sums that belong to them, and activations.
+#pragma once
+
+#include "gguf/wgmma_shape.cuh"
+
+namespace scaled_mm::gguf {
+
+template <class F, class S, Factors kFactors>
+struct WgmmaLoads {
+  static constexpr int kTokens = S::kTokens, kGroups = S::kGroups, kBoxes = S::kBoxes;
+  static constexpr bool kScaled = kFactors == Factors::kScaled;
+  static constexpr int kSumBytes = kFactors == Factors::kSums ? kTokens * kTileBlocks * int(sizeof(float2)) : 0;
+
+  const WgmmaParams& p;
+  typename S::Storage& s;
+  int64_t tiles_n;
+  int tiles_k;
+
+  // step: of a tile's K.
+  __device__ void tiles(int row_tile, int step, int stage) const {
+    s.tiles_full[stage].arrive_and_expect_tx(kGroups * F::kTileBytes + kSumBytes);
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      // Beyond the last rows: the last tile again. Its results are not stored.
+      const int64_t row = min(int64_t(row_tile) * kGroups + i, tiles_n - 1);
+      load_bytes(s.tiles_full[stage], s.tiles[stage][i], p.tiles + (row * tiles_k + step) * F::kTileBytes, F::kTileBytes);
+    }
+  }
+
+  __device__ void sums(int token_tile, int step, int stage) const {
+    if constexpr (kFactors == Factors::kSums) {
+      const float2* from = p.factors + (int64_t(token_tile) * tiles_k + step) * (kTokens * kTileBlocks);
+      load_bytes(s.tiles_full[stage], s.sums_of_values[stage], from, kSumBytes);
+    }
+  }
+
+  // box: which part of the activations of a step.
+  __device__ void values(int token_tile, int step, int box, int stage) const {
+    constexpr int kFactorBytes = kScaled ? kBoxes * 2 * kTokens * int(sizeof(float2)) : 0;
+    s.values_full[stage].arrive_and_expect_tx(kBoxes * kTokens * 128 + kFactorBytes);
+    const int block = step * kTileBlocks + box * kBoxes * 2;
+#pragma unroll
+    for (int i = 0; i < kBoxes; ++i) load_box(s.values_full[stage], s.values[stage][i], &p.values, block * kBlock + i * 64, token_tile * kTokens);
+    if constexpr (kScaled) {
+      load_bytes(s.values_full[stage], s.factors[stage], p.factors + (int64_t(token_tile) * tiles_k * kTileBlocks + block) * kTokens, kFactorBytes);
+    }
+  }
+};
+
+} // namespace scaled_mm::gguf
