@@ -9,16 +9,16 @@ from scaled_mm.gguf_formats import WEIGHT_FORMATS as FORMATS
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.gguf import Gguf
 
-BAND_ROWS = 16  # of an instruction: a warp multiplies one or two bands
+BAND_ROWS = 16  # rows of an MMA; a warp multiplies one or two such bands
 
 
 def warps(config: KernelConfig) -> int:
-    """Of a thread block. More tokens take more registers."""
+    """Warps per thread block. More tokens need more registers, so fewer warps fit."""
     return 8 if config.tile.m > 16 else 16
 
 
 class GgufMma(Gguf):
-    """A stage has a tile's rows for each warp. With one stage there is none: weights go from memory to registers."""
+    """A stage holds a tile's rows for each warp. stages = 1 means no pipeline: weights go from device memory to registers."""
 
     name = "gguf_mma"
     fields = ("tile", "stages")
@@ -34,7 +34,7 @@ class GgufMma(Gguf):
         return max(super().stages(config, fmt, limit), 1)
 
     def shared_memory(self, config: KernelConfig, fmt: str, limit: int) -> int:
-        count = self.stages(config, fmt, limit)  # the warps' sums meet where the stages were
+        count = self.stages(config, fmt, limit)  # the warps' partial sums reuse the stages' memory
         return max(count * self.stage_bytes(config, fmt) if count > 1 else 0, warps(config) * config.tile.n * config.tile.m * 4)
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
