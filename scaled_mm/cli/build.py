@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--row", action="append", help="build this row only (repeatable)")
     parser.add_argument("--out-dtype", action="append", choices=OUT_DTYPES, help="build this output dtype only (repeatable)")
-    parser.add_argument("--format", action="append", choices=WEIGHT_FORMATS, help="build this format of block products' rows only (repeatable)")
+    parser.add_argument("--format", action="append", choices=WEIGHT_FORMATS, help="build GGUF kernels for this format only (repeatable)")
     parser.add_argument("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time (default: one per core)")
     parser.add_argument("--out", type=Path, help="also copy the library here, for programs that use the C interface")
     parser.add_argument("--json", action="store_true", help="print one JSON document")

@@ -17,15 +17,15 @@ _GPUS = ", ".join(f"{arch.typical.multiprocessors} for {arch.name}, {arch.typica
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     axes = (
-        ("M", "rows of a; with --format tokens"),
-        ("N", "columns of b; with --format rows of the weight"),
-        ("K", "the length of the sums"),
+        ("M", "tokens"),
+        ("N", "output features: columns of b, rows of a GGUF weight"),
+        ("K", "inner dimension"),
     )
     for axis, what in axes:
         parser.add_argument(axis, type=common.integer(0, common.LARGEST_SIZE), help=what)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--sms", type=common.integer(1), metavar="N", help=f"multiprocessors to count waves for (default: {_GPUS})")
-    which.add_argument("--format", choices=WEIGHT_FORMATS, help="a product with a weight of this block format, in place of INT8")
+    which.add_argument("--sms", type=common.integer(1), metavar="N", help=f"SMs to count waves for (default: {_GPUS})")
+    which.add_argument("--format", choices=WEIGHT_FORMATS, help="a product with a weight in this GGUF format instead of an INT8 product")
 
 
 def run(args: argparse.Namespace, table: TileTable) -> int:

@@ -83,7 +83,7 @@ class Decode(WgmmaFamily):
             yield "schedule", f"{config.schedule}; a decode row has cooperative, a persistent kernel, or none: each cluster has one tile"
         if config.stages == "auto" or config.stages < 2:
             what = f"stages = {config.stages}, expected a number of at least 2"
-            yield "stages", f"{what}: how many decides how many blocks share a multiprocessor"
+            yield "stages", f"{what}: the number decides how many thread blocks share an SM"
         elif (bytes_ := self.cost(config, arch.shared_memory).shared_memory) > arch.shared_memory:
             yield "stages", f"{config.stages} stages are {bytes_} bytes of shared memory, there are {arch.shared_memory}"
 

@@ -40,10 +40,10 @@ class GgufMma(Gguf):
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
         count = self.stages(config, fmt, limit)
         if config.tile.m <= 16 and count > 1:
-            yield "float16 and bfloat16 activations that lie well take shared memory too, if they fit (since SM80)"
+            yield "contiguous, 16-byte aligned float16 and bfloat16 activations take shared memory too, if they fit (from SM80 on)"
             if config.tile.m == 8 and config.tile.n == BAND_ROWS:
                 more = ", with one stage more, if that fits" if (count + 1) * self.stage_bytes(config, fmt) < limit else ""
-                yield f"one or two such tokens have a kernel of their own{more} (since SM80)"
+                yield f"one or two such tokens have a kernel of their own{more} (from SM80 on)"
 
     def cxx(self, config: KernelConfig) -> tuple[str, str, str]:
         return "gguf/mma.cuh", "Mma", f"{config.tile.m}, {config.tile.n // BAND_ROWS}, {warps(config)}"

@@ -43,7 +43,7 @@ class GgufWgmma(Gguf):
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
         if config.tile.m > 128:
-            idle = " and where such tiles would leave multiprocessors idle" if FORMATS[fmt].second == "m" else ""
+            idle = " and where such tiles would leave SMs idle" if FORMATS[fmt].second == "m" else ""
             yield f"with q8_1 activations{idle} a tile has 128 tokens"
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
