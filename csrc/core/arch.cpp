@@ -9,8 +9,8 @@
 namespace scaled_mm {
 namespace {
 
-// The table from a compute capability on, up to the next entry; the same lists stand in the tables themselves (`serves`).
-// GPUs newer than all of them take the last one's kernels through PTX. `only`: code for this compute capability alone.
+// The table of compute capability `from` and newer, up to the next entry. The tables contain the same lists (`serves`). GPUs newer than the last
+// entry run its kernels through PTX. `only`: the kernels run on this compute capability alone.
 struct Served {
   int32_t from;
   const char* table;
@@ -37,7 +37,7 @@ const Served& oldest_of(const Served& served) {
   return served;
 }
 
-// 80 for "sm80"; 0 for a name of another kind, which is the name of a registered table and nothing more.
+// 80 for "sm80"; 0 for a name that is not of this form and can only be the name of a registered table.
 int32_t capability_of(const char* name) {
   if (strncmp(name, "sm", 2) != 0 || name[2] < '1' || name[2] > '9') return 0;
   char* end = nullptr;

@@ -1,5 +1,5 @@
-// The life cycle of a descriptor, for every kind of product: validated, dispatched and prepared when it is created; calculate only fills in
-// pointers. What is special to a kind: core/problem.h.
+// The life cycle of a descriptor, for every kind of product. Create validates the product, selects a kernel and prepares it; calculate only fills
+// in pointers and launches. What is special to a kind of product: core/problem.h.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -18,10 +18,10 @@ using namespace scaled_mm;
 
 namespace {
 
-// An operand as it was planned.
+// What calculate needs to know of an operand.
 struct PlannedOperand {
   const char* name;
-  size_t pointer;    // where GemmLaunch has its data pointer
+  size_t pointer;    // offset of its data pointer in GemmLaunch
   int64_t bytes;     // from the data pointer to the end of the last element
   int64_t alignment; // of the data pointer
   bool given;
@@ -44,15 +44,15 @@ struct scaledMMDescriptor : RowChoice {
 
   const Kernel* kernel = nullptr;
   const Kernel* zero_point_terms = nullptr;
-  size_t terms_size = 0;     // bytes of the workspace for the zero-point terms, which come first in it
-  size_t workspace_size = 0; // with what the kernel asks for
+  size_t terms_size = 0;     // bytes of the zero-point terms, at the start of the workspace
+  size_t workspace_size = 0; // bytes of the zero-point terms and of the kernel's part, which follows
 
   // Allocated on the second launch. Concurrent launches that fail to acquire it encode their own parameters.
   std::unique_ptr<LaunchCache> cache;
   std::atomic<bool> cache_taken{false};
   std::atomic<bool> launched{false};
 
-  scaledMMTensorDesc_t tensors[kMaxOperands]; // it was created with; ndim -1 marks an absent one
+  scaledMMTensorDesc_t tensors[kMaxOperands]; // the operands at creation; ndim is -1 for an absent one
 
   Problem* problem = nullptr; // in `memory`
   alignas(std::max_align_t) unsigned char memory[kProblemBytes];
@@ -71,7 +71,7 @@ scaledMMStatus_t check_count(const ProblemKind& kind, const void* operands, int3
   return fail(SCALED_MM_STATUS_BAD_PARAM, "operands: expected %d of a %s, got %d", int(kind.num_operands), kind.name, int(count));
 }
 
-// That a live descriptor is one of this kind of product.
+// Checks that a descriptor is alive and of this kind of product.
 scaledMMStatus_t check_descriptor(const scaledMMDescriptor* d, int32_t product) {
   if (scaledMMStatus_t s = check_object("descriptor", d)) return s;
   if (scaledMMStatus_t s = check_kind(product)) return s;
@@ -113,7 +113,7 @@ void plan_operands(scaledMMDescriptor* d) {
   }
 }
 
-// The kernel, and its workspace.
+// Selects the kernel and computes the size of the workspace.
 scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const char* forced, scaledMMDescriptor* d) {
   if (handle->info.device_type == SCALED_MM_DEVICE_CPU) {
     if (forced != nullptr) return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: expected none on a CPU, got %s", forced);
@@ -185,7 +185,7 @@ scaledMMStatus_t check_workspace(const scaledMMDescriptor& d, const void* worksp
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-// The descriptor's launch cache for a scope, or nullptr: on the first launch, and while another thread has it.
+// Holds the descriptor's launch cache for a scope. nullptr on the first launch, and while another thread holds it.
 class CacheLease {
 public:
   explicit CacheLease(scaledMMDescriptor* d) {

@@ -7,7 +7,7 @@
 namespace scaled_mm {
 namespace {
 
-// The four driver functions needed and the attribute numbers of its stable interface (cuda.h).
+// Attribute numbers of the driver's stable interface (cuda.h).
 constexpr int kMultiprocessorCount = 16;
 constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;

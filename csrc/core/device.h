@@ -1,4 +1,4 @@
-// What the core asks of a GPU, through the driver library that the machine has (or has not): the core links no CUDA.
+// The properties of a GPU, from the driver library, which is opened at run time: the core links no CUDA.
 #pragma once
 
 #include "scaled_mm/scaled_mm.h"
@@ -8,7 +8,7 @@ namespace scaled_mm {
 struct DeviceProperties {
   int32_t compute_capability; // 90 for 9.0
   int32_t multiprocessors;
-  int32_t max_shared_memory; // bytes, opt-in, per block
+  int32_t max_shared_memory; // bytes that one thread block may opt in to
 };
 
 scaledMMStatus_t query_device(int32_t device_id, DeviceProperties* properties);

@@ -1,5 +1,5 @@
-// The contract between the core and a library of kernels. Plain C data: a library is built by nvcc with its own static
-// CUDA runtime, the core by any C++ compiler, and they may come from different machines.
+// The interface between the core and a library of kernels. Plain C data: nvcc builds a library with its own static CUDA runtime, any C++ compiler
+// builds the core, and they may come from different machines.
 #pragma once
 
 #include <stddef.h>
@@ -11,41 +11,41 @@
 
 namespace scaled_mm {
 
-// Memory of a descriptor in which a kernel may keep what it encoded for the pointers of the last launch (tensor maps), so
-// that a launch with the same pointers need not encode again. One launch uses it at a time.
+// A descriptor's memory for the tensor maps that a kernel encoded for its last launch. A launch with the same pointers need not encode again.
+// One launch uses it at a time.
 struct LaunchCache {
   static constexpr size_t kBytes = 4096, kAlignment = 128;
-  const void* pointers[8]; // a, b, out, a_scale, b_scale, bias, row_terms, col_terms of what `bytes` holds
+  const void* pointers[8]; // a, b, out, a_scale, b_scale, bias, row_terms, col_terms for which `bytes` was encoded
   bool filled;
   alignas(kAlignment) unsigned char bytes[kBytes];
 };
 
-// What a grouped product has beside the operands of GemmLaunch: there M is the number of tokens, and b, b_scale and bias are
-// those of expert 0. Strides in elements.
+// The operands of a grouped product besides those of GemmLaunch. In GemmLaunch, M is the number of tokens, and b, b_scale and bias are those of
+// expert 0. Strides in elements.
 struct Groups {
   int64_t experts;
   int64_t b_stride, b_scale_stride, bias_stride; // from one expert to the next
 };
 
-// What a block product has beside the operands of GemmLaunch. There a is the activations, M tokens, and b the weight, N rows:
+// The operands of a GGUF product besides those of GemmLaunch. In GemmLaunch, a is the activation [M, K] with M tokens, and b the weight [N, K]:
 //   out[m,n] = cast( sum_k a[m,k] * w[n,k] + bias[n] ),   any out strides; K may be 0
-// Activations of floats have strides in elements. Of q8_1 a_stride_m is in bytes from row to row, a_stride_k a block's bytes. Blocks of
-// the weight: b_stride_n in bytes from row to row, those of a row contiguous, b_stride_k a block's bytes; tiles: both are 0.
+// Strides of float activations are in elements. q8_1 activations: a_stride_m is the bytes between rows, a_stride_k the bytes of a GGUF block.
+// An unpacked weight: b_stride_n is the bytes between rows, b_stride_k the bytes of a GGUF block. A packed weight: both are 0.
 struct BlockOperands {
   int32_t format;     // scaledMMDtype_t of the weight: SCALED_MM_DTYPE_Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0
   int32_t activation; // scaledMMDtype_t of a: FLOAT16, BFLOAT16, FLOAT32 or Q8_1
   bool quantize;      // float activations are quantized to q8_1 first
-  bool packed;        // b is tiles (docs/design/gguf-formats.md), aligned to 16 bytes; else blocks as GGUF files have them
+  bool packed;        // b is tiles (docs/design/gguf-formats.md), aligned to 16 bytes; else GGUF blocks as in files
   int32_t out_dtype;  // FLOAT16, BFLOAT16 or FLOAT32, decided at run time: one kernel serves all three
 };
 
-// From one product of a batch to the next, in elements; 0: the same for all of them.
+// Strides from one product of a batch to the next, in elements; 0: shared by all products.
 struct BatchStrides {
   int64_t a, b, out, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums;
 };
 
-// A batch of `batch` products of one shape, everything resolved: what a kernel needs to launch and nothing to look up.
-// One launch computes all of them. Strides in elements; `batch` is 1 for a plain product, and batch_strides are 0 then.
+// Everything that a kernel needs to launch a batch of products of one shape. One launch computes all of them. Strides in elements. A plain product
+// has batch = 1 and batch_strides = 0.
 struct GemmLaunch {
   int64_t M, N, K, batch;
   BatchStrides batch_strides;
@@ -70,55 +70,55 @@ struct GemmLaunch {
   const void* b_zero_point;
   int64_t a_zero_point_stride, b_zero_point_stride;
   int32_t a_zero_point_dtype, b_zero_point_dtype;
-  const int32_t* a_row_sums;    // sums over K that the caller knows already, so that `prepare` need not read the
-  const int32_t* b_column_sums; // operand; or nullptr
+  const int32_t* a_row_sums;    // sums over K that the caller provides, so that `prepare` does not read the operand;
+  const int32_t* b_column_sums; // or nullptr
   int64_t a_row_sums_stride, b_column_sums_stride;
   int32_t* row_terms;                                     // [M][2] = {za, rowsum(a)}; nullptr when there is no zero point
   int32_t* col_terms;                                     // [N][2] = {colsum(b) - K*zb, zb}
-  int32_t row_terms_batch_stride, col_terms_batch_stride; // in pairs: M and N, or 0 where all products share them
+  int32_t row_terms_batch_stride, col_terms_batch_stride; // in pairs: M and N, or 0 if all products share the terms
 
-  void* workspace; // what Kernel::workspace_size asked for, aligned to 16 bytes; nullptr for none. Holds anything
+  void* workspace; // of the size that the Kernel's workspace function returned, aligned to 16 bytes, uninitialized; nullptr if that is 0
 
   int32_t device;
   int32_t multiprocessors;
   void* stream;                  // cudaStream_t
   LaunchCache* cache;            // or nullptr
-  const Groups* groups;          // nullptr unless the row is one of a grouped table
-  const int32_t* expert_offsets; // [experts] on the device: one past each expert's last row. Not to be trusted, see int8/grouped
+  const Groups* groups;          // nullptr except for grouped products
+  const int32_t* expert_offsets; // [experts] on the device: one past each expert's last row. Unchecked; kernels clamp them, see int8/grouped
 
-  // Of a row of a block-scaled table: a_scale and b_scale from one block of K to the next; a_scale_stride is from row to row as
-  // ever, b_scale_stride from one block of N to the next. 0 otherwise.
+  // Block-scaled products only, else 0: strides of a_scale and b_scale from one block of K to the next. a_scale_stride is from row to row, as in
+  // other products; b_scale_stride is from one block of N to the next.
   int64_t a_scale_stride_k, b_scale_stride_k;
 
-  const BlockOperands* blocks; // nullptr unless the row is one of a block table
+  const BlockOperands* blocks; // nullptr except for GGUF products
 };
 
-// Writes a message of at most `size` bytes on failure.
+// One kernel of a library. prepare and launch write a message of at most `size` bytes on failure.
 struct Kernel {
   const char* row;
-  int32_t out_dtype;     // scaledMMDtype_t; -1: serves every one (the zero-point preparation); of a block row the weight's format
-  int32_t shared_memory; // bytes a block needs
-  // Once per device before the first launch: raises the shared memory limit, checks that the device can run it.
+  int32_t out_dtype;     // scaledMMDtype_t of out; GGUF kernels: of the weight; -1: any (the zero-point preparation)
+  int32_t shared_memory; // bytes per thread block
+  // Called once per device before the first launch: raises the shared-memory limit and checks that the device can run the kernel.
   scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);
   scaledMMStatus_t (*launch)(const GemmLaunch& args, char* message, size_t size);
-  // Bytes of device memory that a launch of this size uses; nullptr: none.
+  // The bytes of workspace that a launch of this size needs; nullptr: none.
   int64_t (*workspace_size)(int64_t M, int64_t N, int64_t batch) = nullptr;
-  // The same of a row of a grouped table.
+  // The same for grouped kernels.
   int64_t (*grouped_workspace_size)(int64_t experts, int32_t multiprocessors) = nullptr;
-  // The same of a row of a block table.
+  // The same for GGUF kernels.
   int64_t (*block_workspace_size)(int64_t M, int64_t N, int64_t K, const BlockOperands& blocks, int32_t multiprocessors) = nullptr;
 };
 
 struct KernelLibrary {
   int32_t abi_version;
-  const char* arch; // "sm90": the tile table its rows belong to
+  const char* arch; // of the tile table that contains its kernel configs: "sm90"
   const Kernel* const* kernels;
   int64_t num_kernels;
-  const scaledMMTable_t* const* tables; // of an architecture's library, one a kind; a library of one row has none
+  const scaledMMTable_t* const* tables; // one per kind of product in the library of an architecture; none in the library of a single kernel
   int64_t num_tables;
 };
 
-// Row name of the kernel that fills row_terms and col_terms. No table lists it.
+// The name of the kernel that fills row_terms and col_terms. No table lists it.
 constexpr char kZeroPointTermsRow[] = "zero_point_terms";
 
 } // namespace scaled_mm

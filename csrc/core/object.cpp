@@ -11,7 +11,7 @@ constexpr const char* kNames[kObjectKinds] = {"handle", "descriptor"};
 
 struct Memory {
   std::mutex mutex;
-  ObjectHeader* destroyed = nullptr; // the last one first: it is in the caches
+  ObjectHeader* destroyed = nullptr; // the latest first, because it is in the CPU's caches
 };
 
 // Never destroyed: objects may still be used while static objects die.

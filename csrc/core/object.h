@@ -1,7 +1,7 @@
-// Handles and descriptors: what a caller holds by an opaque pointer, and what tells a wrong pointer from a right one.
+// Handles and descriptors, which callers hold by opaque pointers, and the tag that detects a wrong pointer.
 //
-// The memory of an object is never given back: the next object of its kind uses it again. So the tag in front of an object may be read
-// after it was destroyed, and another kind of object or a destroyed one is a typed error, for one load and one comparison a call.
+// The memory of an object is never freed: the next object of its kind reuses it. So the tag in front of an object may be read after the object
+// was destroyed. A destroyed object, or one of another kind, gives a typed error at the cost of one load and one comparison per call.
 #pragma once
 
 #include <atomic>
@@ -17,11 +17,11 @@ namespace scaled_mm {
 enum ObjectKind : uint32_t { kHandleObject, kDescriptorObject, kObjectKinds };
 
 constexpr uint64_t tag_of(ObjectKind kind) { return 0x5ca1edbb00000000u | kind; }
-constexpr uint64_t kDestroyed = 1 << 16; // in the tag of an object that was destroyed
+constexpr uint64_t kDestroyed = 1 << 16; // set in the tag of a destroyed object
 
 struct alignas(std::max_align_t) ObjectHeader {
   std::atomic<uint64_t> tag;
-  ObjectHeader* next; // of the destroyed objects
+  ObjectHeader* next; // in the list of destroyed objects
 };
 
 inline ObjectHeader* header_of(const void* object) { return const_cast<ObjectHeader*>(static_cast<const ObjectHeader*>(object) - 1); }
@@ -37,7 +37,7 @@ struct Destroy {
   }
 };
 
-// T has its kind as T::kObject. An object counts as destroyed until it is published. nullptr: out of host memory.
+// T::kObject is T's kind. An object counts as destroyed until `publish`. nullptr: out of host memory.
 template <class T>
 std::unique_ptr<T, Destroy> make_object() {
   static_assert(alignof(T) <= alignof(std::max_align_t), "what operator new gives");
@@ -51,7 +51,7 @@ T* publish(std::unique_ptr<T, Destroy> made) {
   return made.release();
 }
 
-// Says what came instead of a live object.
+// Fails with a message that says what `object` is instead of a live object of this kind.
 scaledMMStatus_t fail_object(const char* name, ObjectKind kind, const void* object);
 
 template <class T>
@@ -60,7 +60,7 @@ scaledMMStatus_t check_object(const char* name, const T* object) {
   return fail_object(name, T::kObject, object);
 }
 
-// Of several calls for one object, at the same time too, one succeeds.
+// If several calls destroy the same object, also concurrently, exactly one succeeds.
 template <class T>
 scaledMMStatus_t destroy_object(const char* name, T* object) {
   uint64_t tag = tag_of(T::kObject);

@@ -1,4 +1,4 @@
-// What kinds of product share: which products a kernel row cannot take, and limits of workspaces.
+// Shared by the kinds of product: why a kernel config cannot take a product, and the limit of workspaces.
 #include <algorithm>
 #include <climits>
 
@@ -8,16 +8,16 @@
 namespace scaled_mm {
 namespace {
 
-// A tensor map holds strides below 2^40 bytes; encoding a larger one would fail without a word.
+// A tensor map holds strides below 2^40 bytes; encoding a larger one fails silently.
 constexpr int64_t kStrideLimit = int64_t(1) << 40;
-// Blocks of a launch along the grid's third dimension, which some rows give to the batch.
+// CUDA's limit on the grid's third dimension, which some kernels use for the batch.
 constexpr int64_t kBatchLimit = 65535;
 
 const char* batch_misfit(const ProductInfo& info, const RowNeeds& needs) {
   const BatchStrides& s = info.batch_strides;
   const int64_t out_bytes = dtype_bytes(info.out_dtype);
   if (info.batch > kBatchLimit) return "the batch has more than 65535 products";
-  // Kernels count the rows and columns of a batch in 32 bits where they look for their zero-point terms.
+  // Kernels index the zero-point terms of a batch's rows and columns in 32 bits.
   if ((info.has_a_zero_point || info.has_b_zero_point) && info.batch * std::max(info.M, info.N) > INT_MAX)
     return "the batch has 2^31 rows or columns or more";
   if (s.a % needs.align_a != 0) return "the batch stride of a is not a multiple of the row's alignment";
@@ -31,10 +31,10 @@ const char* batch_misfit(const ProductInfo& info, const RowNeeds& needs) {
 
 const char* misfit(const ProductInfo& info, const RowNeeds& needs) {
   if (!needs.any()) return nullptr;
-  // A dimension of one element has no stride to obey.
+  // The stride of a dimension of size 1 is not used, so it is not checked.
   const int64_t out_bytes = dtype_bytes(info.out_dtype);
   if (info.K == 0) return "K is 0";
-  constexpr int64_t kRoomForTiles = 2048; // coordinates of tiles and clusters are 32-bit, their far corners too
+  constexpr int64_t kRoomForTiles = 2048; // the coordinates of tiles and clusters, including their far corners, are 32-bit
   if (info.M > INT32_MAX - kRoomForTiles || info.N > INT32_MAX - kRoomForTiles) return "M or N is within a tile of 2^31";
   if (info.K > 1 && info.a_stride_k != 1) return "a is not contiguous along K";
   if (info.M > 1 && info.a_stride_m % needs.align_a != 0) return "the row stride of a is not a multiple of the row's alignment";

@@ -1,4 +1,4 @@
-// What the life cycle of a descriptor (core/descriptor.cpp) asks of a kind of product. One file a kind: csrc/problems.
+// The interface between the life cycle of a descriptor (core/descriptor.cpp) and a kind of product. Each kind is one file in csrc/problems.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,16 @@ namespace scaled_mm {
 
 constexpr int kMaxOperands = SCALED_MM_MAX_OPERANDS;
 
-// Which of a kernel row's alignments an operand has to have.
+// Which alignment of a kernel config an operand must have.
 enum class Role { kOut, kA, kB, kOther };
 
 struct OperandSpec {
   const char* name;
-  size_t pointer; // where GemmLaunch has its data pointer
+  size_t pointer; // offset of its data pointer in GemmLaunch
   Role role = Role::kOther;
 };
 
-// A validated product as a launch has it, without pointers; sizes after a batch was folded.
+// A validated product: a launch without pointers. Sizes are those after folding a batch (gemm.cpp).
 struct ProductInfo : GemmLaunch {
   int32_t out_dtype;
   bool has_scales, has_bias, has_a_zero_point, has_b_zero_point, has_a_row_sums, has_b_column_sums;
@@ -30,51 +30,51 @@ struct ProductInfo : GemmLaunch {
   bool empty() const { return M == 0 || N == 0 || batch == 0; }
 };
 
-// What the buckets of a table are asked for. serves: flags of buckets (SCALED_MM_BUCKET_*) that the product answers.
+// The key for the bucket lookup. serves: the bucket flags (SCALED_MM_BUCKET_*) whose condition the product meets.
 struct BucketKey {
   int64_t M, N, K;
   int32_t serves;
 };
 
-// Why a row with these needs cannot take the product; nullptr when it can.
+// Why a kernel config with these needs cannot take the product; nullptr if it can.
 const char* misfit(const ProductInfo& info, const RowNeeds& needs);
 
-// Refuses the option of a kind that has none.
+// Refuses an option, for kinds that have none.
 scaledMMStatus_t check_no_option(int32_t option);
-// Refuses sizes (elements) whose workspace a row could not compute in 64 bits.
+// Refuses sizes (elements) for which a kernel could not compute its workspace in 64 bits. row: the kernel config's name.
 scaledMMStatus_t check_workspace_room(const char* row, std::initializer_list<int64_t> sizes);
 
 class Problem {
 public:
   virtual ~Problem() = default;
 
-  // Checks the operands, in the order of the kind (nullptr: absent), and fills in what stands below. option: of the create function.
+  // Checks the operands, in the order of the kind (nullptr: absent), and fills in the fields below. option: the create function's argument.
   virtual scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* tensors, int32_t option) = 0;
-  // What the device's table decides; before `bucket` is asked.
+  // Settles what depends on the device's table. Called before `bucket`.
   virtual void settle(const Table&) {}
   virtual BucketKey bucket() const = 0;
   virtual const char* misfit(const RowNeeds& needs) const { return scaled_mm::misfit(info, needs); }
-  // Bytes that the kernel asks for.
+  // The bytes of workspace that the kernel needs.
   virtual scaledMMStatus_t workspace(const Kernel&, size_t* bytes) const {
     *bytes = 0;
     return SCALED_MM_STATUS_SUCCESS;
   }
-  // How operands are multiplied, where a kind has several ways: part of why a bucket was chosen.
+  // The mode, for kinds that have several: part of the reason in scaledMMKernelChoice_t.
   virtual const char* mode() const { return ""; }
 
   ProductInfo info{};
-  int32_t variant = 0; // which kernel of a row: scaledMMDtype_t of out, or of a GGUF weight its format
-  // Of zero points: bytes at the start of the workspace, and where those of columns begin, in int32s.
+  int32_t variant = 0; // selects one of a kernel config's kernels: scaledMMDtype_t of out; of GGUF products that of the weight
+  // Zero-point terms: their bytes at the start of the workspace, and the offset of the column terms, in int32s.
   size_t terms_bytes = 0;
   int64_t column_terms_offset = 0;
 };
 
-// What a kind's tile table may say.
+// What a kind's section of the tile table may contain.
 struct TableRules {
   const char* noun;         // in messages: "", " of grouped products"
   int32_t bucket_flags;     // SCALED_MM_BUCKET_*
-  const char* flags_text;   // what is expected of them
-  const char* open_operand; // which the last bucket takes any of
+  const char* flags_text;   // in messages: the flags that are expected
+  const char* open_operand; // in messages: the operand that the last bucket must not restrict
   bool has_modes;
 };
 
@@ -84,7 +84,7 @@ struct ProblemKind {
   const char* label; // before "row" and "bucket": "", "grouped "
   int32_t num_operands;
   const OperandSpec* operands;
-  bool keeps_launches;            // its rows may use a LaunchCache
+  bool keeps_launches;            // its kernels may use a LaunchCache
   Problem* (*make)(void* memory); // in kProblemBytes of memory
   TableRules table;
 };

@@ -17,12 +17,12 @@ struct Registry {
   std::mutex mutex;
   std::map<std::string, std::unique_ptr<Arch>> archs;
   std::map<std::tuple<std::string, std::string, int32_t>, const Kernel*> kernels; // arch, row, out dtype
-  std::vector<std::unique_ptr<Table>> tables;                                     // replaced ones too: descriptors may point into them
+  std::vector<std::unique_ptr<Table>> tables;                                     // also replaced ones: descriptors may point into them
   scaledMMKernelProvider_t provider = nullptr;
   void* provider_user = nullptr;
 };
 
-// Never destroyed: kernels may still be launched while static objects die.
+// Never destroyed: kernels may be launched during the destruction of static objects.
 Registry& registry() {
   static Registry* instance = new Registry;
   return *instance;
@@ -35,7 +35,7 @@ const Kernel* find_kernel(const Arch& arch, const char* row, int32_t out_dtype) 
   return found == r.kernels.end() ? nullptr : found->second;
 }
 
-// SUCCESS also when there is no provider: the caller looks again and says what is missing.
+// SUCCESS also without a provider: the caller looks again and reports what is missing.
 scaledMMStatus_t ask_provider(const Arch& arch, const char* row, int32_t out_dtype) {
   scaledMMKernelProvider_t provider;
   void* user;
@@ -138,14 +138,14 @@ using namespace scaled_mm;
 
 namespace {
 
-// Rows, buckets or modes of a table. Far more than anybody has: a wrong number is refused before the arrays are read by it.
+// The most kernel configs, buckets or modes of a table, far above any real table: a wrong count is refused before the arrays are read.
 constexpr int64_t kMostEntries = 1 << 16;
-// scaledMMHandleInfo_t has no room for a longer name, so no handle would find the table.
+// scaledMMHandleInfo_t cannot hold a longer name, so no handle could find the table.
 constexpr size_t kMostArchBytes = sizeof(scaledMMHandleInfo_t::arch) - 1;
 
 bool is_alignment(int32_t bytes) { return bytes >= 1 && (bytes & (bytes - 1)) == 0; }
 
-// Of a table with modes: what AUTO is for every number of tokens. Of any other: nothing.
+// A table with modes must define AUTO for every number of tokens. Any other table must have none.
 scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
   if (!kProblemKinds[table.kind]->table.has_modes) {
     if (table.num_modes == 0) return SCALED_MM_STATUS_SUCCESS;
@@ -250,7 +250,7 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
 
 scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
   if (path == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "path: expected a kernel library, got a null pointer");
-  // dlopen would answer with the running program.
+  // dlopen("") would return the running program.
   if (*path == '\0') return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library, got an empty path");
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return fail(SCALED_MM_STATUS_BAD_PARAM, "path: expected a kernel library, %s", dlerror());
@@ -267,18 +267,18 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
     std::lock_guard<std::mutex> lock(r.mutex);
     for (int64_t i = 0; i < content->num_kernels; ++i) {
       const Kernel* kernel = content->kernels[i];
-      // The first one stays: descriptors may already hold it, and a row has one meaning in a process.
+      // A kernel that is already registered stays, because descriptors may hold it: a kernel config has one meaning per process.
       r.kernels.emplace(std::make_tuple(std::string(content->arch), std::string(kernel->row), kernel->out_dtype), kernel);
     }
   }
-  // The library's own tables serve where nobody registered others.
+  // The library's tables are registered for kinds of product that have none yet.
   for (int64_t i = 0; i < content->num_tables; ++i) {
     const scaledMMTable_t* table = content->tables[i];
     if (find_arch(content->arch)->tables[table->kind].load(std::memory_order_acquire) == nullptr) {
       if (scaledMMStatus_t status = scaledMMRegisterTable(table)) return status;
     }
   }
-  return SCALED_MM_STATUS_SUCCESS; // stays open for the life of the process: its kernels are registered
+  return SCALED_MM_STATUS_SUCCESS; // the library is never closed: its kernels are registered
 } catch (const std::exception& error) {
   return fail_exception(error);
 }

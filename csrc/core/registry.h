@@ -1,4 +1,4 @@
-// What is there to launch: tile tables by architecture, and the kernels that libraries brought. Process-wide, thread-safe.
+// The registry: tile tables by architecture, and the kernels of the loaded libraries. Process-wide, thread-safe.
 #pragma once
 
 #include <atomic>
@@ -13,14 +13,14 @@ namespace scaled_mm {
 constexpr int kDtypes = 11;     // scaledMMDtype_t
 constexpr int kMaxDevices = 64; // bits of KernelSlot::prepared
 
-// One kernel as the dispatch sees it: found once, prepared once per device, then two loads a launch.
+// A kernel, found once and prepared once per device. A later lookup costs two loads.
 struct KernelSlot {
   std::atomic<const Kernel*> kernel{nullptr};
   std::atomic<uint64_t> prepared{0};
 };
 
-// What a kernel row asks of the memory it works on, in bytes; see scaledMMTableRow_t. A row that needs anything needs K contiguous in a and b,
-// N contiguous in out, and row and batch strides that are multiples of its alignments.
+// The alignments in bytes that a kernel config needs; see scaledMMTableRow_t. If it needs any, a and b must also be contiguous along K and out
+// along N, and their row and batch strides must be multiples of these alignments.
 struct RowNeeds {
   int32_t align_a = 1, align_b = 1, align_out = 1, store_bytes = 1;
 
@@ -33,7 +33,7 @@ struct TableRow {
   mutable KernelSlot slots[kDtypes];
 };
 
-// Immutable once registered (the slots fill in); never freed, so that a descriptor may keep a pointer to it.
+// Immutable once registered, except for the slots; never freed, so that a descriptor may keep a pointer to it.
 struct Table {
   std::string arch, source;
   std::unique_ptr<TableRow[]> rows;
@@ -44,9 +44,9 @@ struct Table {
   bool tuned = false;
 
   const TableRow* find_row(const char* name) const;
-  // Index of the first bucket that fits. serves: which flags of buckets (SCALED_MM_BUCKET_*) the product answers.
+  // The index of the first matching bucket. serves: see BucketKey.
   int32_t find_bucket(int64_t M, int64_t N, int64_t K, int32_t serves) const;
-  // scaledMMGgufMode_t that AUTO is for this many tokens.
+  // The scaledMMGgufMode_t that AUTO stands for with this many tokens.
   int32_t find_mode(int64_t tokens) const;
 };
 
@@ -58,12 +58,12 @@ struct Arch {
   KernelSlot zero_point_terms;
 };
 
-Arch* find_arch(const char* name); // made on first use, never freed
+Arch* find_arch(const char* name); // created on first use, never freed
 
-// The table of an architecture, asking the provider for it (row NULL) if none is registered.
+// The table of an architecture. If none is registered, the provider is asked for one (with row = NULL).
 scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKind_t kind = SCALED_MM_TABLE_GEMM);
 
-// The kernel for a slot, prepared on the device; asks the provider when no library holds it.
+// The kernel of a slot, prepared on the device. If no library contains it, the provider is asked.
 scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory, KernelSlot* slot,
                                 const Kernel** kernel);
 

@@ -1,4 +1,4 @@
-// The kernel row of a plan, and why: what descriptors of every kind of product have in common.
+// Selects the kernel config of a plan and keeps the reason. Base class of the descriptor.
 #pragma once
 
 #include <mutex>
@@ -13,12 +13,13 @@ struct RowChoice {
   const Table* table = nullptr; // nullptr: the device is a CPU
   const TableRow* row = nullptr;
   const TableRow* bucket_row = nullptr;
-  int32_t bucket = -1;          // -1: the row was forced by name
-  const char* misfit = nullptr; // why the bucket's own row was passed over
-  RowNeeds needs;               // of the row
+  int32_t bucket = -1;          // -1: the kernel config was forced by name
+  const char* misfit = nullptr; // why the bucket's kernel config was not used
+  RowNeeds needs;               // of `row`
 
-  // The row named `forced`, or that of the bucket of (M, N, K), or the fallback. serves: see find_bucket. kind: in messages, "" or "grouped ".
-  // misfit_of(needs): why a row with these needs cannot take the product, nullptr when it can.
+  // Selects the kernel config named `forced`; without a name that of the bucket of (M, N, K), or the fallback if it cannot take the product.
+  // kind: for messages, "" or "grouped ". serves: see BucketKey. misfit_of(needs): why a kernel config with these needs cannot take the
+  // product, nullptr if it can.
   template <class MisfitOf>
   scaledMMStatus_t choose(const char* forced, const char* kind, int64_t M, int64_t N, int64_t K, int32_t serves, const MisfitOf& misfit_of) {
     if (forced != nullptr) {
@@ -40,7 +41,7 @@ struct RowChoice {
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  // Its strings live as long as the plan. kind: as above.
+  // The strings live as long as the plan. kind: for messages, with the mode.
   void describe(const std::string& kind, scaledMMKernelChoice_t* choice) {
     std::call_once(reason_once_, [&] {
       if (row == nullptr) {

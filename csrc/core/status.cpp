@@ -8,7 +8,7 @@ namespace scaled_mm {
 namespace {
 thread_local char last_error[1024] = "";
 
-// Of a message that was too long: its last character may be a part of one in UTF-8.
+// Drops the last character of a truncated message, which may be an incomplete UTF-8 sequence.
 void drop_last_character(char* text, size_t size) {
   size_t end = size - 1;
   for (int i = 0; i < 3 && (text[end - 1] & 0xc0) == 0x80; ++i) --end;
@@ -20,7 +20,7 @@ void drop_last_character(char* text, size_t size) {
 scaledMMStatus_t fail(scaledMMStatus_t status, const char* format, ...) {
   va_list args;
   va_start(args, format);
-  // Formatted aside first: an argument may be the last message itself.
+  // Formatted into a separate buffer: an argument may be last_error itself.
   char text[sizeof(last_error)] = "";
   const int length = vsnprintf(text, sizeof(text), format, args);
   va_end(args);
@@ -46,7 +46,7 @@ const char* dtype_name(int32_t dtype) {
   case SCALED_MM_DTYPE_##NAME: return #name;
     SCALED_MM_GGUF_FORMATS(NAME_OF_FORMAT)
 #undef NAME_OF_FORMAT
-  default: return "an unknown dtype"; // scaled_mm/core/operators.py puts torch's name in its place
+  default: return "an unknown dtype"; // scaled_mm/core/checks.py replaces it by torch's name
   }
 }
 

@@ -15,7 +15,7 @@ std::string list_text(const int64_t* values, int count) {
   return text + "]";
 }
 
-// The product of the sizes could overflow, so each is looked at.
+// Checks each size, because their product could overflow.
 bool is_one_value(const scaledMMTensorDesc_t& t) {
   for (int i = 0; i < t.ndim; ++i) {
     if (t.shape[i] != 1) return false;
@@ -25,7 +25,7 @@ bool is_one_value(const scaledMMTensorDesc_t& t) {
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// Of a tensor of GGUF blocks [rows, K]. Tiles of a packed weight hold nothing but its blocks, in another order.
+// tensor_extent of a tensor of GGUF blocks [rows, K]. A packed weight has the bytes of its blocks in another order, padded to whole tiles.
 int64_t blocks_extent(const scaledMMTensorDesc_t& t) {
   constexpr int64_t kBlock = 32, kTileRows = 64, kTileValues = 256;
   if (t.shape[0] == 0 || t.shape[1] == 0) return 0;
@@ -76,7 +76,7 @@ scaledMMStatus_t check_dtype(const char* name, Dtypes expected, const scaledMMTe
   return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected %s, got %s", name, text.c_str(), dtype_name(t.dtype));
 }
 
-// Of a tensor whose dtype was checked before.
+// The dtype must have been checked.
 scaledMMStatus_t check_tensor(const char* name, const scaledMMTensorDesc_t& t) {
   if (t.ndim < 0 || t.ndim > SCALED_MM_MAX_DIMS) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected 0 to %d dimensions, got %d", name, SCALED_MM_MAX_DIMS, int(t.ndim));
@@ -128,7 +128,7 @@ scaledMMStatus_t check_matrix(const char* name, const char* shape, Dtypes dtypes
 
 namespace {
 
-// What to do about a vector that holds a value for every row of a batch, or every row that a batch was flattened to.
+// A hint for a vector with one value per row of a whole batch: reshape it.
 std::string vector_hint(const VectorRule& rule, const scaledMMTensorDesc_t& t) {
   int64_t values = 1, wanted = rule.length;
   for (int i = 0; i < t.ndim; ++i) {
@@ -195,7 +195,7 @@ scaledMMStatus_t check_integers(const char* name, const VectorRule& rule, Dtypes
 }
 
 scaledMMStatus_t check_no_overlap(const char* name, const scaledMMTensorDesc_t& t) {
-  int order[SCALED_MM_MAX_DIMS], count = 0; // by stride: three at most, so inserted
+  int order[SCALED_MM_MAX_DIMS], count = 0; // dimensions by stride: an insertion sort of at most three
   for (int i = 0; i < t.ndim; ++i) {
     if (t.shape[i] == 0) return SCALED_MM_STATUS_SUCCESS;
     if (t.shape[i] == 1) continue;
@@ -225,7 +225,7 @@ scaledMMStatus_t check_same(const char* name, const scaledMMTensorDesc_t* expect
     return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "%s: expected %s as the descriptor was created, got %s", name, dtype_name(expected->dtype),
                 dtype_name(got->dtype));
   }
-  const bool packed = (expected->flags & SCALED_MM_TENSOR_PACKED) != 0; // such a tensor has no strides
+  const bool packed = (expected->flags & SCALED_MM_TENSOR_PACKED) != 0; // a packed tensor has no strides
   if (packed != ((got->flags & SCALED_MM_TENSOR_PACKED) != 0)) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected %s as the descriptor was created, got %s", name, packed ? "packed tiles" : "blocks",
                 packed ? "blocks" : "packed tiles");

@@ -1,5 +1,4 @@
-// Copies of 16 bytes a thread from memory to shared memory, that nobody waits for until they are wanted: since Ampere. Before, they are
-// loads and stores.
+// cp.async, 16 bytes per thread from device memory to shared memory. Before Ampere: a load and a store.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -15,7 +14,7 @@ __device__ inline void copy_async(void* to, const void* from) {
   *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
 #endif
 }
-// Of what other warps of the multiprocessor want too. Zeros where there is nothing to copy.
+// For data that other warps of the SM read too: cached in L1. there: false writes zeros.
 __device__ inline void copy_or_clear_async(void* to, const void* from, bool there) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(uint32_t(__cvta_generic_to_shared(to))), "l"(from), "r"(there ? 16 : 0)
@@ -24,13 +23,13 @@ __device__ inline void copy_or_clear_async(void* to, const void* from, bool ther
   *static_cast<uint4*>(to) = there ? *static_cast<const uint4*>(from) : uint4{};
 #endif
 }
-// Ends a thread's group of copies.
+// Commits a thread's group of copies.
 __device__ inline void end_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// All but the latest kLeft groups have arrived, for the whole warp.
+// Waits, for the whole warp, until at most the latest kLeft groups are in flight.
 template <int kLeft>
 __device__ inline void wait_for_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

@@ -1,7 +1,8 @@
-// One or two tokens, 16-bit floats as they lie: a column of mma.sync's result is a pair of blocks and a token, not one of 8 tokens. Each lane
-// of a quad has whole blocks of the weight, other ones than its neighbours, and the operand is zeros but where a column meets its own blocks; so
-// the sums of all 8 blocks of a tile come in as many instructions as with 8 tokens, and a lane scales those of two blocks, not of all 8.
-// Since Ampere.
+// One or two tokens of 16-bit floats, read in place. From Ampere on.
+//
+// A column of mma.sync's result stands for a pair of GGUF blocks and a token, instead of one of 8 tokens. Each lane of a quad holds whole GGUF
+// blocks of the weight, different ones from its neighbours. The operand is zero except where a column meets its own blocks. The sums of
+// all 8 blocks of a tile take as many instructions as with 8 tokens, but a lane scales the sums of two blocks instead of all 8.
 #pragma once
 
 #include "gguf/instructions.cuh"
@@ -15,24 +16,25 @@ namespace scaled_mm::gguf {
 __device__ inline float sum_of_pair(__half2 two) { return __low2float(two) + __high2float(two); }
 __device__ inline float sum_of_pair(__nv_bfloat162 two) { return __low2float(two) + __high2float(two); }
 
-// 16 bytes a lane of shared memory; the lanes that do not want any keep what they have.
+// 16 bytes per lane from shared memory. Lanes with wanted = false keep their value.
 __device__ inline void load_shared_if(bool wanted, uint4& to, const void* from) {
   asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];}"
                : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
                : "r"(uint32_t(__cvta_generic_to_shared(from))), "r"(uint32_t(wanted)));
 }
 
-// Lane 4 g + t has rows g and g + 8 of pair t of a tile's blocks, all 32 k. In shared memory the 16 bytes that lane 4 g + i has of pair t in other
-// kernels are those of lane 4 g + (i ^ t): a quad reads i at once, two quads from all banks.
+// Lane 4 g + t holds rows g and g + 8 of pair t of a tile's blocks, all 32 k. Shared memory is swizzled: the 16 bytes of pair t that belong to
+// lane 4 g + i in other kernels lie at lane 4 g + (i ^ t). A quad reads one i at a time, and two quads then cover all banks.
 template <class F>
 struct Few : Rows {
   static constexpr int kTokens = 2;
 
-  uint4 values[kTileBlocks] = {}; // of a tile; always zeros in lanes whose column is not of their own blocks
+  uint4 values[kTileBlocks] = {}; // activations of a tile; zeros in lanes whose column belongs to another lane's blocks
 
   __device__ explicit Few(const RowsParams& params) : Rows{params} {}
 
-  // Where this lane brings its 16 bytes of the n-th 512 of a band. They stay among these; scales and minima stay where they are.
+  // The offset in the band to which this lane copies its 16 bytes of the band's n-th 512 bytes. It is within these 512 bytes. Scales and minima
+  // are not swizzled.
   __device__ static int place(int n, int lane) {
     constexpr int kOfPair = F::kPairBytes / 512;
     if (n < 4 * kOfPair) return n * 512 + (lane ^ (n / kOfPair)) * 16;
@@ -42,7 +44,7 @@ struct Few : Rows {
 
   __device__ float* sums_of(uint8_t* slot, int token) const { return reinterpret_cast<float*>(slot + p.tokens * kRowBytes + token * kSumBytes); }
 
-  // A warp, of the tokens in a slot that it has loaded and waited for: sums of blocks.
+  // A warp sums each block of the tokens in a slot that it has loaded and waited for.
   template <class T>
   __device__ void add_up(uint8_t* slot, int, int lane) const {
     for (int token = 0; token < p.tokens; ++token) {
@@ -55,7 +57,7 @@ struct Few : Rows {
     }
   }
 
-  // A band's products with a slot. sums: tokens 0 and 1 as a fragment has columns, of the lane's own blocks.
+  // Multiplies a band by a slot. sums: of the lane's own blocks; tokens 0 and 1 stand in the place of a fragment's two columns.
   template <class T>
   __device__ void add(float (&sums)[4], const uint8_t* band, uint8_t* slot, int lane) {
     const int g = lane / 4, t = lane % 4;
@@ -111,7 +113,7 @@ struct Few : Rows {
     }
   }
 
-  // Those of all blocks, in every lane of a quad.
+  // Adds the sums of a quad's lanes: every lane then has the sums of all blocks.
   __device__ static void add_up_quad(float (&sums)[4]) {
 #pragma unroll
     for (float& sum : sums) {

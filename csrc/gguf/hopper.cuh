@@ -1,4 +1,4 @@
-// What the kernels for Hopper share: barriers, bulk copies, stages.
+// Shared by the SM90 kernels: barriers, bulk copies, stages.
 #pragma once
 
 #include "gguf/instructions.cuh"
@@ -12,7 +12,7 @@ namespace scaled_mm::gguf {
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
-// Those of CUTLASS do not say that memory is what they are about: a compiler might move loads and stores of shared memory past them.
+// CUTLASS's barriers have no "memory" clobber, so the compiler might move accesses of shared memory past them.
 __device__ inline void wait(FullBarrier& barrier, uint32_t phase) {
   barrier.wait(phase);
   asm volatile("" ::: "memory");
@@ -40,7 +40,7 @@ __device__ inline void load_box(FullBarrier& barrier, void* to, const CUtensorMa
                : "memory");
 }
 
-// Not before it is asked for: a compiler that loads ahead runs out of registers.
+// Volatile, so that the compiler does not hoist it: hoisted loads spill.
 __device__ inline float4 load_shared(const float2* two) {
   float4 v;
   asm volatile("ld.volatile.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -50,7 +50,7 @@ __device__ inline float4 load_shared(const float2* two) {
   return v;
 }
 
-// Matrices of rows of 128 bytes, swizzled by 128: lane i names row i % 8 of matrix i / 8, and its 16 bytes by `chunk`.
+// ldmatrix from rows of 128 bytes in the 128-byte swizzle. Lane i's `row` and 16-byte `chunk` are row i % 8 of matrix i / 8.
 __device__ inline uint4 load_swizzled(const uint8_t* rows, int row, int chunk) {
   return load_matrices(cute::cast_smem_ptr_to_uint(rows) + row * 128 + ((chunk ^ (row % 8)) * 16));
 }
@@ -61,14 +61,14 @@ __device__ inline int load_shared(const int* one) {
   return v;
 }
 
-// Shared memory by an address that stays in a register: the compiler works out that of a symbol again wherever it is used, tens of cycles each time.
+// Keeps a shared-memory address in a register. The compiler would recompute a symbol's address at every use, tens of cycles each time.
 __device__ inline char* kept(char* shared) {
   uint32_t address = cute::cast_smem_ptr_to_uint(shared);
   asm volatile("" : "+r"(address));
   return static_cast<char*>(__cvta_shared_to_generic(address));
 }
 
-// Where a ring of stages stands.
+// The position in a ring of stages.
 template <int kStages>
 struct Stages {
   int stage = 0;

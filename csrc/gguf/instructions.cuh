@@ -1,4 +1,4 @@
-// mma.sync, as PTX: for 16-bit floats, and for TF32; ldmatrix, which loads an operand.
+// PTX: mma.sync for 16-bit floats and for TF32, and ldmatrix, which loads an operand.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,7 +9,7 @@
 
 namespace scaled_mm::gguf {
 
-// d += a (16 x 16) * b (16 x 8) of halves or bfloat16. Turing has half of it, and no bfloat16.
+// d += a (16 x 16) * b (16 x 8) in float16 or bfloat16. Turing: two instructions of half the K, and no bfloat16.
 template <class T>
 __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
@@ -33,14 +33,14 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint3
 #endif
 }
 
-// d += a (16 x 8) * b (8 x 8) of float32 whose low 13 bits do not count. From Ampere on.
+// d += a (16 x 8) * b (8 x 8) in TF32: float32 whose low 13 bits are ignored. From Ampere on.
 __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8 x 8 matrices of 16-bit values from shared memory: lane i names the 16 bytes that are row i % 8 of matrix i / 8.
+// Four 8 x 8 matrices of 16-bit values from shared memory. row: the address of row i % 8 of matrix i / 8, from lane i.
 __device__ inline uint4 load_matrices(uint32_t row) {
   uint4 v;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(row));

@@ -1,11 +1,11 @@
-// Levels of a tile as the numbers that they stand for, two to a register, exact: q minus the level of 0.
+// Unpacks the levels of a tile into 16-bit floats, two per register: q - zero, exact.
 #pragma once
 
 #include "gguf/formats.cuh"
 
 namespace scaled_mm::gguf {
 
-// (word & mask) | base in one instruction: of two constants the compiler makes an AND and an OR.
+// (word & mask) | base in one instruction. With two constants the compiler would emit an AND and an OR.
 __device__ inline uint32_t bits_onto(uint32_t base, uint32_t word, uint32_t mask) {
 #if defined(__CUDA_ARCH__)
   uint32_t made;
@@ -16,21 +16,21 @@ __device__ inline uint32_t bits_onto(uint32_t base, uint32_t word, uint32_t mask
 #endif
 }
 
-// Pairs of 16-bit floats by their bits. An integer is made by setting low bits of a power of two's mantissa, which is then subtracted.
+// Pairs of 16-bit floats by their bits. Integer to float: set the low mantissa bits of a power of two, then subtract the power.
 template <class T>
 struct Pairs;
 
 template <>
 struct Pairs<__half> {
-  static constexpr uint32_t kBase = 0x64006400; // 1024, whose last bit counts 1
+  static constexpr uint32_t kBase = 0x64006400; // 1024; its last mantissa bit has the value 1
   __device__ static __half2 of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
   __device__ static uint32_t bits(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
-  // kBase + q in both, less 1024 + zero.
+  // q: the bits of 1024 + level in both halves. Result: level - zero.
   template <int kZero>
   __device__ static uint32_t minus(uint32_t q) {
     return bits(__hsub2(of(q), __half2half2(__ushort_as_half(0x6400 + kZero))));
   }
-  // kBase + kOne q in both, kOne a power of two and q below 1024 / kOne: q - zero.
+  // q: the bits of 1024 + kOne * level in both halves; kOne is a power of two, level < 1024 / kOne. Result: level - zero.
   template <int kZero, int kOne>
   __device__ static uint32_t scaled_minus(uint32_t q) {
     return bits(__hfma2(of(q), __float2half2_rn(1.0f / kOne), __float2half2_rn(-1024.0f / kOne - kZero)));
@@ -49,12 +49,12 @@ struct Pairs<__nv_bfloat16> {
   }
 };
 
-// The pairs that a thread's fragments of one row and one block want: elements 2 t and 2 t + 1, the two that come 8, 16 and 24 later.
+// A thread's part of one row of one block: elements 2 t and 2 t + 1, and the pairs 8, 16 and 24 elements later.
 struct RowFragment {
   uint32_t pairs[4];
 };
 
-// word: nibbles as a tile has them.
+// Levels of 4 bits. word: eight nibbles in the order of a tile.
 template <class F, class T>
 __device__ inline RowFragment numbers_of_nibbles(uint32_t word) {
   using P = Pairs<T>;
@@ -73,7 +73,8 @@ __device__ inline RowFragment numbers_of_nibbles(uint32_t word) {
   return f;
 }
 
-// Pair n of the 16 in a thread's five words (formats.cuh). n: a constant once loops are unrolled, or the words lie in memory.
+// Levels of 5 bits (q5_0, q5_1): pair n of the 16 in a thread's five words (formats.cuh). n must be a constant after unrolling, or the words
+// go to local memory.
 template <class F, class T>
 __device__ inline uint32_t number_of_fives(const uint32_t (&words)[5], int n) {
   using P = Pairs<T>;
@@ -84,13 +85,13 @@ __device__ inline uint32_t number_of_fives(const uint32_t (&words)[5], int n) {
     return P::template minus<F::kZero>(q);
   }
   const uint32_t word = words[n / 3];
-  if constexpr (P::kBase == 0x64006400) { // its mantissa has room for the level where it is
+  if constexpr (P::kBase == 0x64006400) { // a float16 mantissa holds bits 5 to 9 without a shift
     if (n % 3 == 1) return P::template scaled_minus<F::kZero, 32>(bits_onto(P::kBase, word, 0x03e003e0u));
   }
   return P::template minus<F::kZero>(bits_onto(P::kBase, word >> (5 * (n % 3)), 0x001f001fu));
 }
 
-// Pairs first to first + 3 of them.
+// Pairs first to first + 3.
 template <class F, class T>
 __device__ inline RowFragment numbers_of_fives(const uint32_t (&words)[5], int first) {
   RowFragment f;
@@ -99,7 +100,7 @@ __device__ inline RowFragment numbers_of_fives(const uint32_t (&words)[5], int f
   return f;
 }
 
-// first: signed bytes of elements 2 t, 2 t + 16, 2 t + 1, 2 t + 17; second: of those 8 later.
+// Levels of 8 bits. first: signed bytes of elements 2 t, 2 t + 16, 2 t + 1, 2 t + 17. second: of the elements 8 later.
 template <class T>
 __device__ inline RowFragment numbers_of_bytes(uint32_t first, uint32_t second) {
   using P = Pairs<T>;
@@ -111,14 +112,14 @@ __device__ inline RowFragment numbers_of_bytes(uint32_t first, uint32_t second) 
       f.pairs[j] = P::template minus<128>(__byte_perm(word ^ 0x80808080u, 0x64646464u, j < 2 ? 0x4240 : 0x4341));
     } else {
       const uint32_t two = __byte_perm(word, 0, j < 2 ? 0x4240 : 0x4341);
-      // Seven bits, less 128, or 256 where the sign is set.
+      // The low seven bits, minus 128 if the sign bit is set: (128 + low bits) - (128 or 256).
       f.pairs[j] = P::difference(bits_onto(P::kBase, two, 0x007f007fu), bits_onto(P::kBase, two, 0x00800080u));
     }
   }
   return f;
 }
 
-// Of one block: the A operands of two MMAs of 16 k, rows g and g + 8 of a warp's 16.
+// The A operands of one block for two MMAs of 16 k each: rows g and g + 8 of a warp's 16.
 struct Fragments {
   uint32_t a[2][4];
 
@@ -130,14 +131,14 @@ struct Fragments {
   }
 };
 
-// Two blocks' levels as a thread loads them from a band, in registers.
+// A thread's levels of two blocks, in registers, as loaded from a band.
 template <class F>
 struct PairLevels {
   static constexpr int kVectors = F::kBits == 8 ? 2 : 1;
   uint4 vectors[kVectors];
-  uint32_t fifth; // of five bits: the last word
+  uint32_t fifth; // levels of 5 bits: the last of the five words
 
-  // band: its bytes, aligned to 16.
+  // band: aligned to 16 bytes.
   __device__ void load(const uint8_t* band, int pair, int lane) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -167,11 +168,11 @@ struct PairLevels {
   }
 };
 
-// The scales (or minima) of a thread's two rows in two blocks of a tile: a pair of halves each.
+// The scales (or minima) of a thread's two rows in two blocks of a tile: a pair of float16 per block.
 struct PairScales {
   uint2 words;
 
-  // scales: those of a band.
+  // scales: of a band.
   __device__ void load(const uint8_t* scales, int pair, int g) { words = *reinterpret_cast<const uint2*>(scales + g * kTileBlocks * 4 + pair * 8); }
   __device__ float2 of(int block) const { return __half22float2(Pairs<__half>::of(block ? words.y : words.x)); }
 };

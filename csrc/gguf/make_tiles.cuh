@@ -1,4 +1,4 @@
-// The kernel that turns a weight in GGUF blocks into tiles.
+// The kernel that packs a weight: from GGUF blocks into tiles.
 #pragma once
 
 #include "gguf/formats.cuh"
@@ -6,7 +6,7 @@
 
 namespace scaled_mm::gguf {
 
-// Puts a pair of levels, the first in the low half, where formats.cuh has pair n of five bits.
+// Stores pair n of 5-bit levels in the words (formats.cuh). levels: the first level in the low half, the second in the high half.
 __device__ inline void put_five(uint32_t (&words)[5], int n, uint32_t levels) {
   if (n < 15) {
     words[n / 3] |= levels << (5 * (n % 3));
@@ -16,7 +16,7 @@ __device__ inline void put_five(uint32_t (&words)[5], int n, uint32_t levels) {
   }
 }
 
-// Tiles of a weight that lies in blocks. A thread block for a tile, a thread for two rows of it, as fragments have them.
+// One thread block per tile, one thread per two rows, in the order of fragments.
 template <class F>
 __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t stride, int64_t rows, int64_t blocks, int tiles_k, uint8_t* tiles) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
           const uint8_t* h = q + F::kHighOffset;
           const uint32_t all = h[0] | uint32_t(h[1]) << 8 | uint32_t(h[2]) << 16 | uint32_t(h[3]) << 24;
 #pragma unroll
-          for (int j = 0; j < 4; ++j) { // elements 2 t + 8 j and the next: nibbles of two bytes, and two bits
+          for (int j = 0; j < 4; ++j) { // elements 2 t + 8 j and 2 t + 8 j + 1: nibbles of two bytes, and two fifth bits
             const uint8_t* from = levels + 2 * t + 8 * (j % 2);
             const int shift = j < 2 ? 0 : 4;
             const uint32_t one = from[0] >> shift & 15, next = from[1] >> shift & 15, two = all >> (2 * t + 8 * j);
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
       } else {
         uint32_t word = 0;
         if (there) {
-          for (int j = 0; j < 2; ++j) { // bytes 2 t + 8 j and the next: their low nibbles are 16 elements before their high ones
+          for (int j = 0; j < 2; ++j) { // bytes 2 t + 8 j and 2 t + 8 j + 1; the high nibble is the element 16 after the low nibble's
             const uint32_t one = levels[2 * t + 8 * j], next = levels[2 * t + 8 * j + 1];
             word |= (one & 15) << (4 * j) | (one >> 4) << (4 * j + 8) | (next & 15) << (4 * j + 16) | (next >> 4) << (4 * j + 24);
           }

@@ -1,9 +1,9 @@
-// A GGUF product by mma.sync, for few tokens on every GPU since Turing: bound by the bandwidth of reading the weight.
+// The gguf_mma family: a GGUF product by mma.sync, for few tokens on every GPU from Turing on. Bound by the bandwidth of reading the weight.
 //
 // A warp computes a strip, kBands bands of 16 rows of the weight, for kTokens tokens. Strips are dealt evenly to the SMs. Spare warps of a
 // thread block split K with the others; the partial sums are added in a fixed order. Each warp fills its own ring of stages and waits for no
-// other warp. Activations are staged in memory in the order of the instruction's operand. Few tokens are read in place instead (Rows): the
-// warps that share a part of K copy them to shared memory first. One or two tokens take another multiplication (Few).
+// other warp. Activations are staged in the workspace in the order of the instruction's operand. Few tokens are read in place instead (Rows):
+// the warps that share a part of K copy them to shared memory first. One or two tokens are multiplied differently (Few).
 //
 // mma_kernel.cuh: the kernel. This file: the host side.
 #pragma once
@@ -14,8 +14,8 @@
 
 namespace scaled_mm::gguf {
 
-// One row of a table's block section and one format of weights. kWarps: of a thread block. kStages: of each warp's ring; 1: none, weights go
-// from memory to registers.
+// A kernel config of a table's gguf section, for one GGUF format. kWarps: per thread block. kStages: of each warp's ring; 1 means no ring, weights
+// go from device memory to registers.
 template <class F, int kTokens, int kBands, int kWarps, int kStages, int kArch = compiled_architecture()>
 struct Mma {
   static_assert(kTokens % 8 == 0 && kTokens <= 32 && kTileRows / kBandRows % kBands == 0 && kStages >= 1, "the rules of the table");
@@ -23,13 +23,13 @@ struct Mma {
   static constexpr int kRows = kBands * kBandRows;
   static constexpr int kRing = kStages > 1 ? kWarps *kStages *kBands *F::kBandBytes : 0, kPartial = kWarps * kRows * kTokens * 4;
   static constexpr int kSharedMemory =
-      kRing > kPartial ? kRing : kPartial; // without Rows, and a stage more for Few, which are taken if there is room for them
+      kRing > kPartial ? kRing : kPartial; // excludes Rows' slots and Few's extra stage: added at the launch if they fit in shared memory
   static constexpr bool kTakesRows = kTokens <= 16 && kAmpere && kStages > 1, kTakesFew = kTakesRows && kTokens == 8 && kBands == 1;
 
-  // What a launch needs to know of its kernel.
+  // Selects the kernel of a launch.
   struct Choice {
     Activations activations;
-    bool more_stages; // of Few, one more than kStages: there is less to multiply, so more is to be on its way
+    bool more_stages; // Few with kStages + 1: it multiplies less, so more loads must be in flight
   };
 
   template <class T, Factors kFactors, Activations kActivations = Activations::kStaged, int kRingStages = kStages>
@@ -46,7 +46,7 @@ struct Mma {
     return f(device_kernel<__nv_bfloat16, kFactors, kActivations, kRingStages>());
   }
 
-  // f(kernel) of the one for these activations.
+  // Calls f with the kernel for these activations.
   template <class Function>
   static scaledMMStatus_t for_kernel(Values form, Choice choice, Function&& f) {
     constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, kAmpere);
@@ -67,7 +67,7 @@ struct Mma {
     return form == Values::kHalf ? f(device_kernel<__half, kOfFloats>()) : f(device_kernel<__half, Factors::kScaled>());
   }
 
-  // That a thread block may have.
+  // The most shared memory that a thread block may opt in to.
   static cudaError_t most_shared_memory(int device, int* bytes) {
     return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
@@ -93,7 +93,7 @@ struct Mma {
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     const int64_t token_tiles = tiles_of(l.M, kTokens), strips = tiles_of(l.N, kRows);
-    // As many strips to a thread block as leave no multiprocessor with more than its share.
+    // Strips per thread block: the fewest with which `rounds` thread blocks per SM cover all strips.
     const int64_t all = l.multiprocessors > 0 ? l.multiprocessors : 1, rounds = tiles_of(strips, all * kWarps);
     const int width = int(tiles_of(strips, all * rounds));
     const int64_t groups = tiles_of(strips, width);

@@ -16,18 +16,18 @@ namespace scaled_mm::gguf {
 struct MmaParams {
   const uint8_t* tiles;
   const uint4* values;   // [tiles of 8 tokens][blocks][lanes]
-  const float2* factors; // as stage.cuh says
+  const float2* factors; // layout: StageParams
   Output output;
   int32_t tiles_k, strips; // of the weight
-  int32_t width, parts;    // strips of a thread block, warps that share the K of one
-  int32_t groups;          // thread blocks that have all strips
+  int32_t width, parts;    // strips per thread block, warps that split the K of one strip
+  int32_t groups;          // thread blocks that cover all strips
   bool early_weights;
-  int32_t inverse_width;   // 2^16 / width, from above
-  int32_t steps, one_more; // kHasRows: tiles of each of the warps that share K, and how many of them have one more
+  int32_t inverse_width;   // just above 2^16 / width: multiplication and shift instead of a division
+  int32_t steps, one_more; // kHasRows: tiles of K per part, and how many parts have one more
   RowsParams rows;         // kHasRows: instead of values and factors
 };
 
-// 16 bytes a lane, now; the lanes that do not want any keep what they have.
+// 16 bytes per lane; volatile, so that the load stays here. Lanes with wanted = false keep their value.
 __device__ inline void load_if(bool wanted, uint4& to, const uint4* from) {
   asm volatile("{.reg .pred wanted; setp.ne.u32 wanted, %5, 0; @wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
                : "+r"(to.x), "+r"(to.y), "+r"(to.z), "+r"(to.w)
@@ -45,19 +45,20 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   constexpr int kTiles = kFew ? 1 : kTokens / 8, kRows = kBands * kBandRows, kStageBytes = kBands * F::kBandBytes;
   extern __shared__ __align__(128) uint8_t memory[];
   const int warp = int(threadIdx.x) / 32, lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-  // Until it is known what is to be loaded nothing is, so there is no division for few tokens.
+  // No division for few tokens: it would delay the first load.
   const int token_tile = int(gridDim.x) == p.groups ? 0 : int(blockIdx.x) / p.groups, group = int(blockIdx.x) - token_tile * p.groups;
   const int part = warp * p.inverse_width >> 16, place = warp - part * p.width, strip = group * p.width + place;
   uint8_t* const stages = memory + warp * kStages * kStageBytes;
   const bool works = part < p.parts && strip < p.strips;
   float sums[kBands][kTiles][4] = {};
-  // Of a part. Other kernels divide (K is an int: no overflow): they have no registers for more arguments, and less of a hurry.
+  // The first step of a part. kHasRows avoids the division, which would delay the first load. Other kernels divide, because they have no registers
+  // for `steps` and `one_more`. K is an int, so the product does not overflow.
   const auto first_step = [&](int part) { return kHasRows ? part * p.steps + min(part, p.one_more) : p.tiles_k * part / p.parts; };
   const int begin = first_step(part), count = works ? first_step(part + 1) - begin : 0;
   constexpr int kStrips = kTileRows / kRows; // of a tile
   const uint8_t* const strips = p.tiles + (int64_t(strip / kStrips) * p.tiles_k + begin) * F::kTileBytes + strip % kStrips * kStageBytes;
-  const uint8_t* next = strips + lane * 16; // of the next step that is to be loaded
-  int left = count;                         // such steps
+  const uint8_t* next = strips + lane * 16; // of the next step to load
+  int left = count;                         // steps not loaded yet
   const auto load = [&](int stage) {
     if (kStages > 1 && left > 0) {
       uint8_t* to = stages + stage * kStageBytes;
@@ -85,11 +86,11 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   uint8_t* slot = memory + kWarps * kStages * kStageBytes + begin * slot_bytes; // of this step
   if constexpr (kHasRows) {
     if (works) {
-      const int members = min(p.width, p.strips - group * p.width); // the warps that have this part
+      const int members = min(p.width, p.strips - group * p.width); // the warps that work on this part of K
       for (int i = place; i < count; i += members) rows.load(slot + i * slot_bytes, begin + i, lane);
       end_copies();
 #pragma unroll
-      for (int i = 1; i < kStages; ++i) load(i); // so that memory has something to do meanwhile
+      for (int i = 1; i < kStages; ++i) load(i); // weights are in flight while this waits for the activations
       wait_for_copies<kStages - 1>();
       for (int i = place; kSums && i < count; i += members) {
         for (int tile = 0; tile < kTiles; ++tile) rows.template add_up<T>(slot + i * slot_bytes, tile, lane);
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   const int64_t blocks = int64_t(p.tiles_k) * kTileBlocks, tile_of_k = int64_t(token_tile) * p.tiles_k + begin;
   const uint4* values = p.values + (int64_t(token_tile) * kTiles * blocks + int64_t(begin) * kTileBlocks) * 32 + lane;
   const float2* factors = kFactors != Factors::kNone ? p.factors + tile_of_k * kTileBlocks * kTokens : nullptr;
-  // Activations are asked for kAhead pairs of blocks ahead, as many as there are registers for; of few tokens only those that there are.
+  // Activations are loaded kAhead pairs of blocks ahead, as many as fit in registers. With 8 tokens per tile, tokens past M are not loaded.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
   constexpr bool kMany = true; // its compiler needs more registers
 #else
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
   constexpr int kAhead = kTokens == 8 ? 4 : kTokens * kBands >= 64 && (kFactors != Factors::kNone || kMany) ? 1 : 2;
   const bool there = kTokens > 8 || token_tile * kTokens + g < p.output.M;
   uint4 x[kHasRows ? 1 : kAhead][2][kTiles] = {};
-  int pairs = count * (kTileBlocks / 2); // not asked for yet
+  int pairs = count * (kTileBlocks / 2); // not loaded yet
   const auto load_values = [&](int pair, uint4(&to)[2][kTiles]) {
     const bool wanted = there && pairs > 0;
 #pragma unroll
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
       from += F::kTileBytes;
     }
   }
-  // Sums meet in the memory that the stages have left.
+  // The warps' partial sums reuse the stages' shared memory.
   wait_for_copies<0>();
   __syncthreads();
   auto* const partial = reinterpret_cast<float*>(memory);

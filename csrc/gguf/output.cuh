@@ -1,4 +1,4 @@
-// From sums of blocks to the output: scales and minima; the bias, the dtype, wherever the element lies.
+// From the sums of blocks to the output: scales and minima, bias, cast, and a store with any strides.
 #pragma once
 
 #include "gguf/formats.cuh"
@@ -33,7 +33,7 @@ struct Output {
       static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
     }
   }
-  // Four results of a thread's fragment: tokens m and m + 1, rows n and n + 8. of_rows: their bias.
+  // Stores four results of a thread's fragment: tokens m and m + 1, rows n and n + 8. of_rows: the bias of the two rows.
   __device__ void store_fragment(int m, int n, const float* sums, const float (&of_rows)[2]) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), bias ? sums[i] + of_rows[i / 2] : sums[i]);
@@ -44,8 +44,9 @@ inline Output output_of(const GemmLaunch& l) {
   return {l.out, l.out_stride_m, l.out_stride_n, l.bias, l.bias_stride, l.blocks->out_dtype, l.bias_dtype, int32_t(l.M), int32_t(l.N)};
 }
 
-// A block's exact or rounded sum p, taken to the scales: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1.
-// factors: those of both tokens. m: of Factors::kFloats the middles. Those of Factors::kSums are added by Middles.
+// Scales a block's sums p and adds them to `sums`: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1. d: the scales of
+// the two rows. m: their minima; with Factors::kFloats their middles. factors: (factor, addend) of both tokens. With Factors::kSums, Middles
+// adds the minima.
 template <bool kMinimum, Factors kFactors>
 __device__ inline void add_block(float* sums, const float* p, float2 d, float2 m, float4 factors) {
 #pragma unroll
@@ -64,14 +65,14 @@ __device__ inline void add_block(float* sums, const float* p, float2 d, float2 m
   }
 }
 
-// What the middle levels of a thread's two rows stand for, from its scales and minima.
+// The values of the middle level in a thread's two rows, from their scales and minima.
 template <class F>
 __device__ inline float2 middles(float2 d, float2 m) {
   constexpr float kMiddle = Centred<F>::kZero;
   return {fmaf(kMiddle, d.x, m.x), fmaf(kMiddle, d.y, m.y)};
 }
 
-// Those of a tile in a band's 16 rows, to be multiplied by the sums of the activations in its blocks: by the tensor cores.
+// The middles of a tile in a band's 16 rows. Tensor cores multiply them by the sums of the activations of each block, in TF32.
 struct Middles {
   uint32_t high[4], low[4];
 
@@ -89,7 +90,8 @@ struct Middles {
     }
     return two;
   }
-  // Of 8 tokens. of: as Factors::kSums has them. The tensor cores cut what they add to a larger number, so that is left to the others.
+  // 8 tokens. of: the sums of their activations, in the layout of Factors::kSums. The last addition is not left to the tensor cores, which
+  // truncate while accumulating.
   __device__ void add(float (&sums)[4], uint4 of) const {
     float sum[4] = {};
     mma_m16n8k8_tf32(sum, low, of.x, of.z);

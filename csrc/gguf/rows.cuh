@@ -1,5 +1,5 @@
-// The activations of few tokens, 16-bit floats, as a kernel finds them where they lie: warps bring them to shared memory beside the weight,
-// so that no kernel of their own has to prepare them first. Since Ampere.
+// The activations of few tokens, 16-bit floats, read in place: warps copy them to shared memory beside the weight, so that no staging kernel
+// runs first. From Ampere on.
 #pragma once
 
 #include <type_traits>
@@ -16,20 +16,20 @@ struct RowsParams {
   int32_t K, tokens;
 };
 
-// How a kernel has its activations: staged in memory, or as they lie, for any tokens of a tile or for one or two (few.cuh).
+// How a kernel reads its activations: staged in the workspace, in place (Rows), or in place for one or two tokens (Few).
 enum class Activations { kStaged, kRows, kFew };
 
-// A slot holds the k of one tile of the weight: of each token a row of 16-bit floats, then of each token the sums of its blocks, if those are
-// wanted, as Factors::kSums has them.
+// A slot holds the activations for the K of one tile of the weight: first a row of 16-bit floats per token, then, if needed, the sums of
+// its blocks per token, in the layout of Factors::kSums.
 struct Rows {
-  static constexpr int kTileBytes = kTileK * 2, kRowBytes = kTileBytes + 16; // rows begin in different banks
+  static constexpr int kTileBytes = kTileK * 2, kRowBytes = kTileBytes + 16; // padded: rows begin in different banks
   static constexpr int kSumBytes = kTileBlocks * int(sizeof(float2));
 
   const RowsParams& p;
 
   __host__ __device__ static int slot_bytes(int tokens, bool sums) { return tokens * (kRowBytes + (sums ? kSumBytes : 0)); }
 
-  // A warp: the copies begin. Zeros beyond K.
+  // A warp starts the copies of a slot. Zeros past K.
   __device__ void load(uint8_t* slot, int tile, int lane) const {
     const int at = tile * kTileBytes + lane * 16;
     const bool there = at < p.K * 2;
@@ -39,19 +39,18 @@ struct Rows {
     for (int token = 0; token < p.tokens; ++token, to += kRowBytes, from += p.stride) copy_or_clear_async(to, from, there);
   }
 
-  // The operand of a block, 32 k of the tokens of tile `tile`, 8 each, in one slot. Lanes past the last token load its row:
-  // their products are not stored.
+  // The operand of a block: 32 k of the 8 tokens of tile `tile`. Lanes past the last token load its row; their products are not stored.
   __device__ uint4 operand(const uint8_t* slot, int block, int tile, int lane) const {
     const uint8_t* row = slot + min(tile * 8 + lane % 8, p.tokens - 1) * kRowBytes + lane / 8 * 16 + block * kBlock * 2;
     return load_matrices(uint32_t(__cvta_generic_to_shared(row)));
   }
 
-  // A warp, of the tokens of a tile in a slot that it has loaded and waited for: products with ones.
+  // A warp sums each block of a tile's tokens, in a slot that it has loaded and waited for, by multiplying by ones.
   template <class T>
   __device__ void add_up(uint8_t* slot, int tile, int lane) const {
     constexpr uint32_t kOnes = std::is_same_v<T, __half> ? 0x3c003c00 : 0x3f803f80;
     constexpr uint32_t ones[4] = {kOnes, kOnes, kOnes, kOnes};
-    const int own = lane / 4, token = tile * 8 + lane % 4 * 2; // the block and the first of the tokens whose sums this lane stores
+    const int own = lane / 4, token = tile * 8 + lane % 4 * 2; // this lane stores the sums of block `own` for `token` and token + 1
     float sums[2] = {};
 #pragma unroll
     for (int block = 0; block < kTileBlocks; ++block) {
@@ -72,7 +71,7 @@ struct Rows {
   }
 };
 
-// Some warps of a thread block wait for each other. barrier: from 1 to 15.
+// Synchronizes `warps` warps of a thread block. barrier: 1 to 15.
 __device__ inline void meet(int barrier, int warps) {
   if (warps > 1) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(warps * 32) : "memory");

@@ -1,7 +1,7 @@
-// How the tiles of the output are dealt to thread blocks, as many as a GPU holds at once. Each has as many whole tiles as the others. What is
-// left is shared, if that takes less than a round of whole tiles: the steps of K of those tiles, one after another, are dealt evenly, so
-// that a thread block has a part of one tile, or the end of one and the start of the next. It leaves its sums in the workspace; a kernel
-// of its own adds those of each tile, in the order of K, so that the result is the same every time.
+// Deals the tiles of the output to persistent thread blocks, as many as a GPU holds at once, as in stream-K. Every thread block gets the same
+// number of whole tiles. The remaining tiles are shared if that takes less time than one more round of whole tiles: their steps of K,
+// concatenated, are dealt evenly. A thread block then has a part of one tile, or the end of one and the start of the next. It writes its
+// partial sums to the workspace. A second kernel adds them for each tile in the order of K, so the result is deterministic.
 #pragma once
 
 #include <climits>
@@ -10,8 +10,8 @@
 
 namespace scaled_mm::gguf {
 
-// The tiles of an output, and how they are numbered: panel after panel of up to kPanel tiles of tokens, those of the same rows in a panel one
-// after another. What a GPU computes at once then needs few rows and few tokens, which its L2 holds.
+// The tiles of an output and their numbers: panel by panel of up to kPanel tiles of tokens; within a panel, tiles of the same rows are
+// consecutive. The tiles that a GPU computes at a time then need few rows and few tokens, which fit in L2.
 struct OutputTiles {
   static constexpr int kPanel = 4;
   int32_t row_tiles, token_tiles, panel;
@@ -23,7 +23,7 @@ struct OutputTiles {
   static OutputTiles of(int64_t row_tiles, int64_t token_tiles) {
     return {int32_t(row_tiles), int32_t(token_tiles), int32_t(token_tiles < kPanel ? token_tiles : kPanel)};
   }
-  // number: one beyond the last has a place as well, beyond theirs (Share).
+  // number: may be one past the last tile, which gets a place of its own (Share::fill makes such a part, without steps).
   __host__ __device__ Place place_of(int number) const {
     const int first = number / (row_tiles * panel) * panel, in_panel = number - first * row_tiles, width = max(1, min(panel, token_tiles - first));
     return {in_panel / width, first + in_panel % width};
@@ -31,16 +31,16 @@ struct OutputTiles {
 };
 
 struct Shares {
-  int32_t whole;         // tiles of the output, the first ones, that are not shared
-  int32_t tiles;         // that are
-  int32_t blocks;        // thread blocks that share them, the first ones
-  int32_t steps;         // of a tile: along K, 256 each
-  int32_t each, longer;  // steps of a thread block; the first `longer` have one more
-  int32_t thread_blocks; // of the kernel
-  float4* sums;          // [blocks + tiles - 1][tiles of 8 tokens][threads that multiply]: of block b's part of tile t at b + t
+  int32_t whole;         // the first `whole` tiles of the output are not shared
+  int32_t tiles;         // shared tiles, which follow
+  int32_t blocks;        // the first `blocks` thread blocks share them
+  int32_t steps;         // per tile: 256 elements of K each
+  int32_t each, longer;  // shared steps per thread block; the first `longer` thread blocks have one more
+  int32_t thread_blocks; // of the kernel's grid
+  float4* sums;          // [blocks + tiles - 1][tiles of 8 tokens][consumer threads]: thread block b's part of shared tile t is at b + t
 
   __host__ __device__ int first_step(int block) const { return block * each + min(block, longer); }
-  // Of the sums of a thread block's part of a tile, in units of whole tiles of them.
+  // The first index of `sums` for a thread block's part of a tile.
   __host__ __device__ int64_t place_of(int block, int tile) const { return int64_t(block) + tile - whole; }
   __host__ __device__ int block_of(int step) const {
     const int of_longer = longer * (each + 1);
@@ -48,10 +48,10 @@ struct Shares {
   }
 };
 
-// Shares the tiles that are left after whole rounds of `slots`, which is how many thread blocks the GPU holds at once, if that is
-// reckoned to take less time. most: thread blocks to a tile, on average. tokens: of a tile.
+// Shares the tiles that remain after whole rounds, if the estimate says that this takes less time. slots: thread blocks that the GPU holds at once.
+// most: the largest average number of thread blocks per shared tile. tokens: per tile.
 inline Shares share_tiles(int64_t tiles, int64_t steps, int64_t slots, int64_t most, int tokens) {
-  // In tenths of a step: starting, adding sums afterwards, and that a thread block has parts of two tiles (from times of rows by hand).
+  // Costs in tenths of a step, set by hand from measured times: the start, adding the sums, and having parts of two tiles.
   const int64_t kStart = 10, kAdd = 20, kSecond = tokens > 128 ? 100 : 1;
   const int64_t rest = slots > 0 ? tiles % slots : 0;
   int64_t best = 0, least = 10 * steps + kStart;
@@ -73,20 +73,20 @@ inline Shares share_tiles(int64_t tiles, int64_t steps, int64_t slots, int64_t m
   return s;
 }
 
-// Steps `begin`, begin + 1, ... of a tile that is shared.
+// `count` steps of a tile, from `begin` on.
 struct Part {
   int tile, begin, count;
 };
 
-// Where a thread block is with its work: at a whole tile, of which those of a thread block are as many apart as there are thread blocks, or
-// at a part of its share, the first or the last. One number, the same for all threads: there are hardly any registers for more.
+// A thread block's position in its work: the number of a whole tile, or kFirst or kLast for the parts of its share. Its whole tiles are
+// gridDim.x apart. One number, uniform across threads, because registers are scarce.
 struct Work {
   static constexpr int kFirst = -2, kLast = -1;
   int at;
 
   __host__ __device__ static Work begin(const Shares& shares, int block) { return {block < shares.whole ? block : int(kFirst)}; }
   __host__ __device__ bool whole() const { return at >= 0; }
-  // On to what is next; false: that was all.
+  // Moves to the next piece of work; false if there is none.
   __host__ __device__ bool advance(const Shares& shares, int block, int thread_blocks) {
     if (at >= 0) {
       const bool more = at < shares.whole - thread_blocks;
@@ -97,7 +97,7 @@ struct Work {
   }
 };
 
-// The share of a thread block, in shared memory. The last part may have no steps.
+// A thread block's share, in shared memory. The last part may have no steps.
 struct Share {
   Part part[2];
 
@@ -115,10 +115,10 @@ struct AddParams {
   Shares shares;
   Output output;
   OutputTiles tiles;
-  int32_t tokens; // of a tile; its rows are half its threads
+  int32_t tokens; // per tile
 };
 
-// A thread block for 8 tokens of a tile.
+// One thread block per 8 tokens of a shared tile, with two threads per row of the tile.
 static __global__ void add_shares(const __grid_constant__ AddParams p) {
   let_next_kernel_start();
   const int parts = p.tokens / 8, tile = int(blockIdx.x) / parts, part = int(blockIdx.x) % parts;

@@ -1,14 +1,15 @@
-// What is prepared in the workspace before a product: a weight that is not packed becomes tiles, activations become halves that a kernel
-// can load, with a factor and an addend for each token and block.
+// Staging: kernels that prepare the workspace before a product. An unpacked weight becomes tiles. Activations become 16-bit floats that the
+// product's kernel can load, with a factor and an addend for each token and GGUF block.
 //
 //   out[m,n] = sum over blocks of  d_w * (factor * sum_k (q_w - zero) * x[k] + addend)        formats without minimum
 //              sum over blocks of  d_w * factor * sum_k q_w * x[k]  +  m_w * addend           with minimum, x quantized
-//              sum over blocks of  d_w * factor * sum_k (q_w - c) * x[k]  +  (m_w + c * d_w) * addend      with minimum, c the middle level
+//              sum over blocks of  d_w * factor * sum_k (q_w - c) * x[k]  +  (m_w + c * d_w) * addend      with minimum, x not quantized;
+//                                                                                                          c: the middle level
 //
 //   x                      factor  addend, without minimum                 with minimum
 //   quantized to q8_1      d_a     zero * (d_a * sum(q_a) - s_a)           s_a              x = q_a, exact
-//   floats                 1       0 (and no factors at all)               sum(x)           as two numbers for TF32, if the GPU has it
-//   bfloat16 as halves     2^e     0                                       sum(x)           x / 2^e, for GPUs without bfloat16
+//   16-bit floats          1       0, and no factors are stored            sum(x)           on GPUs with TF32 as two TF32 numbers
+//   bfloat16 as float16    2^e     0                                       sum(x)           x / 2^e, for GPUs without bfloat16
 #pragma once
 
 #include <type_traits>
@@ -20,7 +21,7 @@
 
 namespace scaled_mm::gguf {
 
-// The oldest architecture that this is compiled for: 90 for compute capability 9.0.
+// The oldest architecture that this file is compiled for: 90 for compute capability 9.0.
 constexpr int compiled_architecture() {
   int least = 1000;
   for (const int arch : {__CUDA_ARCH_LIST__}) least = arch / 10 < least ? arch / 10 : least;
@@ -29,53 +30,53 @@ constexpr int compiled_architecture() {
 
 enum class Values { kQuantized, kHalf, kBfloat16, kScaledHalf };
 
-// In which form a kernel wants the activations of a product.
+// The form in which a kernel needs the activations of a product.
 inline Values values_of(const BlockOperands& o, bool has_bfloat16) {
   if (o.activation == SCALED_MM_DTYPE_Q8_1 || o.quantize) return Values::kQuantized;
   if (o.activation == SCALED_MM_DTYPE_FLOAT16) return Values::kHalf;
   return has_bfloat16 ? Values::kBfloat16 : Values::kScaledHalf;
 }
 
-// What stands beside the activations for each token and block.
+// What a kernel reads besides the activations, for each token and block.
 enum class Factors {
-  kNone,   // the factor is 1, the addend 0
+  kNone,   // nothing: the factor is 1, the addend 0
   kScaled, // (factor, addend)
-  kFloats, // (factor, addend), levels are Centred
-  kSums,   // the factor is 1, levels are Centred; the addend as (high, low), to 22 bits, in the order of mma_m16n8k8_tf32's operand
+  kFloats, // (factor, addend); levels are Centred
+  kSums,   // the addend as two TF32 numbers (high, low), in the order of mma_m16n8k8_tf32's operand; the factor is 1; levels are Centred
 };
 
-// tf32: the kernel multiplies minima and sums by the tensor cores.
+// tf32: the kernel multiplies minima by sums on tensor cores.
 template <class F>
 constexpr Factors factors_of(Values form, bool tf32) {
   if (form == Values::kQuantized || (form == Values::kScaledHalf && !F::kMinimum)) return Factors::kScaled;
   return !F::kMinimum ? Factors::kNone : tf32 ? Factors::kSums : Factors::kFloats;
 }
 
-// The format as whose levels a kernel with these factors takes those of F.
+// The format that defines the zero of the levels for a kernel with these factors.
 template <class F, Factors kFactors>
 using Levels = std::conditional_t<kFactors == Factors::kFloats || kFactors == Factors::kSums, Centred<F>, F>;
 
 struct StageParams {
   const uint8_t* a;
-  int64_t stride_m, stride_k; // elements of floats; q8_1: bytes from row to row
+  int64_t stride_m, stride_k; // in elements; q8_1: stride_m in bytes
   int32_t dtype;              // scaledMMDtype_t
   int32_t M;
   int64_t K;
-  void* values;    // [M, K] halves or bfloat16, or nullptr: the kernel reads a itself
-  float2* factors; // [tiles of tokens][blocks, whole tiles of K][tokens of a tile], of Factors::kSums see there; or nullptr
+  void* values;    // [M, K] float16 or bfloat16; nullptr: the product's kernel reads a in place
+  float2* factors; // [tiles of tokens][blocks of whole tiles of K][tokens of a tile], or in the order of Factors::kSums; nullptr: none
   int32_t tokens;  // of a tile
   int32_t blocks;  // K / 32, rounded up to whole tiles of the weight
   Values form;
-  bool fragments; // values in the order of mma.sync's operand: [tiles of 8 tokens][blocks][lanes][8 halves]
-  bool minimum;   // of the weight's format
+  bool fragments; // values in the order of mma.sync's operand: [tiles of 8 tokens][blocks][lanes][8 values]
+  bool minimum;   // the weight's format has minima
   bool sums;      // Factors::kSums
-  bool aligned;   // a's floats lie side by side, 16 bytes of them at a time; q8_1: 4 bytes
+  bool aligned;   // see is_aligned
   float zero;
 };
 
-constexpr int kEach = 8, kSharers = kBlock / kEach; // activations of a thread, threads that share a block: side by side
+constexpr int kEach = 8, kSharers = kBlock / kEach; // activations per thread; adjacent threads per block
 
-// Eight activations of a row, 16-bit floats or float32, from `at`. Exact.
+// Loads eight activations of a row, float16, bfloat16 or float32, as float32: exact.
 __device__ inline void load_floats(const StageParams& p, int64_t at, float (&x)[kEach]) {
   const auto* words = reinterpret_cast<const uint32_t*>(p.a);
   const auto* halves = reinterpret_cast<const uint16_t*>(p.a);
@@ -108,7 +109,7 @@ __device__ inline void load_floats(const StageParams& p, int64_t at, float (&x)[
   }
 }
 
-// Eight levels of q8_1.
+// Loads eight levels of q8_1.
 __device__ inline void load_levels(const uint8_t* from, bool aligned, float (&x)[kEach]) {
   uint32_t words[2] = {};
   if (aligned) {
@@ -121,8 +122,8 @@ __device__ inline void load_levels(const uint8_t* from, bool aligned, float (&x)
   for (int i = 0; i < kEach; ++i) x[i] = float(int8_t(words[i / 4] >> (8 * (i % 4)) & 0xff));
 }
 
-// The sum of a block, for all that share it. In the order of scaled_mm/gguf/quantize.py: 16, 8, 4, 2, 1 elements apart. Threads that exchange
-// elements each go on with half of them.
+// The sum of a block, in all its threads. The order is that of scaled_mm/gguf/quantize.py: pairs 16, 8, 4, 2, 1 elements apart. Two threads that
+// exchange elements continue with half of the sums each.
 __device__ inline float block_sum(const float (&x)[kEach]) {
   const bool upper = threadIdx.x & 2, right = threadIdx.x & 1;
   float four[4], two[2];
@@ -140,7 +141,7 @@ __device__ inline float block_sum(const float (&x)[kEach]) {
   return sum + __shfl_xor_sync(~0u, sum, 1);
 }
 
-// The largest magnitude of a block, for all that share it; what is NaN does not count.
+// The largest magnitude of a block, in all its threads. NaNs are ignored.
 __device__ inline float block_largest(const float (&x)[kEach]) {
   float largest = 0.0f;
 #pragma unroll
@@ -149,8 +150,8 @@ __device__ inline float block_largest(const float (&x)[kEach]) {
   return largest;
 }
 
-// (high, low) of Factors::kSums, both rounded: were the high part cut, low parts would have its sign, and their products, which nobody
-// adds, be a bias. kAnySize: v may be so large that rounding would make it infinite. What is infinite or NaN has no low part.
+// (high, low) of Factors::kSums. Both are rounded: if high were truncated, low would have the sign of high, and the omitted products low * low
+// would bias the result. kAnySize: v may be so large that rounding would overflow. The low part of a non-finite v is 0.
 template <bool kAnySize = true>
 __device__ inline float2 two_tf32(float v) {
   if (!(fabsf(v) < INFINITY)) return {v, 0.0f};
@@ -159,10 +160,10 @@ __device__ inline float2 two_tf32(float v) {
   return {high, cut(v - high, 0x1000u)};
 }
 
-// float16 as the quantizer stores it: every NaN is the same (docs/design/gguf-formats.md).
+// Rounded to float16 as the quantizer stores it: all NaNs have one bit pattern (docs/design/gguf-formats.md).
 __device__ inline float through_half(float v) { return __half2float(__float2half_rn(v)); }
 
-// What a kernel multiplies instead of x, and the factor and the addend of its block. All threads of a warp, those whose x is 0 as well.
+// Replaces x by its q8_1 levels; returns the factor and the addend of the block. All threads of a warp must call it, because it shuffles.
 __device__ inline float2 quantize(const StageParams& p, float (&x)[kEach]) { // as scaled_mm/gguf/quantize.py
   const float sum = through_half(block_sum(x));
   bool finite = true;
@@ -179,6 +180,7 @@ __device__ inline float2 quantize(const StageParams& p, float (&x)[kEach]) { // 
   return {kept, p.minimum ? sum : p.zero != 0.0f ? p.zero * (kept * block_sum(x) - sum) : 0.0f};
 }
 
+// The same without quantizing: kScaledHalf divides x by 2^e, other forms leave it.
 __device__ inline float2 scale(const StageParams& p, float (&x)[kEach]) {
   const float sum = p.minimum ? block_sum(x) : 0.0f;
   if (p.sums) return two_tf32(sum);
@@ -191,7 +193,7 @@ __device__ inline float2 scale(const StageParams& p, float (&x)[kEach]) {
   return {ldexpf(1.0f, exponent - 15), sum};
 }
 
-// A thread block for a tile of K of 8 tokens, a warp for one of them, 4 threads for each block.
+// One thread block per 8 tokens and tile of K, one warp per token, 4 threads per GGUF block.
 static __global__ void __launch_bounds__(256) stage_activations(const __grid_constant__ StageParams p) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   let_next_kernel_start();
@@ -229,7 +231,7 @@ static __global__ void __launch_bounds__(256) stage_activations(const __grid_con
         pairs[i] = reinterpret_cast<const uint32_t&>(pair);
       }
     }
-    if (p.fragments) { // element k of token g belongs to lane 4 g + k / 2 % 4; zeros beyond the end
+    if (p.fragments) { // element k of token g belongs to lane 4 g + k / 2 % 4; zeros past M and K
       auto* to = static_cast<uint32_t*>(p.values) + ((int64_t(eight) * p.blocks + block) * 32 + g * 4) * 4 + part;
 #pragma unroll
       for (int i = 0; i < kEach / 2; ++i) to[i * 4] = pairs[i];
@@ -249,9 +251,10 @@ static __global__ void __launch_bounds__(256) stage_activations(const __grid_con
   }
 }
 
-// The parts of a workspace. Values have theirs whether or not a kernel can read the activations where they lie: that depends on where.
+// The parts of a workspace. Values always have a part, because whether a kernel can read the activations in place depends on their address, which
+// is unknown when the workspace is sized.
 struct StageLayout {
-  int64_t tiles = 0, values = 0, factors = 0, end = 0; // bytes from its start; kernels align them to 1024
+  int64_t tiles = 0, values = 0, factors = 0, end = 0; // byte offsets, multiples of 1024
 };
 
 template <class F>
@@ -267,32 +270,32 @@ StageLayout stage_layout(int64_t M, int64_t N, int64_t K, const BlockOperands& o
   return s;
 }
 
-// The operands as the product's kernel finds them.
+// The operands as the product's kernel reads them.
 struct Staged {
   const uint8_t* tiles;
-  const void* values;    // [M, K] halves or bfloat16, or these in the order of mma.sync's operand
-  int64_t stride;        // of values [M, K], in elements, from row to row
+  const void* values;    // [M, K] float16 or bfloat16, or these in the order of mma.sync's operand
+  int64_t stride;        // of values [M, K], from row to row, in elements
   const float2* factors; // nullptr: none
   Factors kind;
   Values form;
 };
 
-// Whether a kernel can read the activations where they lie: 16 bytes at a time, rows apart by as much.
+// Whether a kernel can read the activations in place: contiguous along K, rows and the data pointer aligned to 16 bytes.
 inline bool in_place(const GemmLaunch& l, Values form) {
   if (form != Values::kHalf && form != Values::kBfloat16) return false;
   return l.a_stride_k == 1 && reinterpret_cast<uintptr_t>(l.a) % 16 == 0 && (l.M == 1 || (l.a_stride_m % 8 == 0 && l.a_stride_m >= l.K));
 }
 
-// Whether stage_activations can read several at a time.
+// Whether stage_activations can use vector loads: 16 bytes of floats that are contiguous along K, 4 bytes of q8_1.
 inline bool is_aligned(const GemmLaunch& l) {
   const bool blocks = l.blocks->activation == SCALED_MM_DTYPE_Q8_1;
   const int64_t at_once = blocks ? 4 : 16, size = blocks ? 1 : l.blocks->activation == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2;
   return (blocks || l.a_stride_k == 1) && reinterpret_cast<uintptr_t>(l.a) % at_once == 0 && (l.M == 1 || l.a_stride_m * size % at_once == 0);
 }
 
-// How a kernel wants its operands. tokens: of a tile. fragments: values in the order of mma.sync's operand. ampere: it multiplies bfloat16
-// and TF32, and has no use for scaled halves. dependent: it is compiled for an architecture with programmatic dependent launch. factors: it
-// does not find them itself.
+// How a kernel needs its operands. tokens: per tile. fragments: values in the order of mma.sync's operand. ampere: it multiplies bfloat16 and
+// TF32, so bfloat16 is not converted to scaled float16. dependent: it is compiled for an architecture with programmatic dependent launch.
+// factors: false if it computes the factors itself.
 struct Wanted {
   int tokens;
   bool fragments, ampere, dependent;

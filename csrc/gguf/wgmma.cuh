@@ -1,10 +1,10 @@
-// A GGUF product by wgmma, for Hopper. The levels of the weight become exact 16-bit numbers in registers, the activations lie in shared
-// memory. Every GGUF block along K has its own accumulators; they are scaled into float32 sums while the next block is multiplied.
+// The gguf_wgmma family: a GGUF product by wgmma on SM90. The levels of the weight become exact 16-bit floats in registers; the activations are
+// in shared memory. Every GGUF block along K has its own accumulators. They are scaled into float32 sums while the next block is multiplied.
 //
-// A tile of the output is kRows rows of the weight, 64 for each warpgroup, and kTokens tokens. A thread block computes one or several whole
-// tiles, and a share of the tiles that would leave SMs idle (shares.cuh). One producer thread loads ahead, into the next tile too, with two
-// rings of stages: one for tiles of the weight and the sums that their minima are multiplied by, one for activations. A constant packed weight
-// is loaded before the preceding kernel has ended (docs/decisions/0011).
+// A tile of the output is kRows rows of the weight, 64 per warpgroup, and kTokens tokens. A thread block computes whole tiles, and a share of
+// the tiles that would leave SMs idle (shares.cuh). One producer thread loads ahead, also across tiles, into two rings of stages: one for
+// tiles of the weight and the sums by which their minima are multiplied, one for activations. A constant packed weight is loaded before the
+// preceding kernel has ended (docs/decisions/0011).
 //
 // wgmma_shape.cuh: the instruction, tile sizes and shared memory. wgmma_loads.cuh: what the producer loads. wgmma_narrow.cuh, wgmma_wide.cuh: a step
 // of few tokens by mma.sync, of more by wgmma. wgmma_kernel.cuh: the kernel. This file: the host side.
@@ -24,11 +24,12 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled");
 
-// One row of sm90.yaml's block section and one format of weights.
+// A kernel config of sm90.yaml's gguf section, for one GGUF format.
 template <class F, int kTokens, int kRows, int kSplit, int kStages>
 struct Wgmma {
   static_assert((kRows == 64 || kRows == 128) && kSplit >= 1 && kSplit <= 16, "the rules of the table");
-  // What else computes a row of 256 tokens: tiles of 128, whose kernel has room for factors, and for dealing tiles where there are minima.
+  // A kernel config of 256 tokens also contains a kernel with tiles of 128 tokens. That one has registers for factors and, for formats with
+  // minima, for dealing tiles.
   static constexpr bool kFewer = kTokens > 128;
   using Fewer = Wgmma<F, kFewer ? 128 : kTokens, kRows, kSplit, kFewer ? kStages + 1 : kStages>;
   using Shape = WgmmaShape<F, kTokens, kRows, kStages>;
@@ -63,7 +64,7 @@ struct Wgmma {
     return share_tiles(tiles(M, N), tiles_of(K, kTileK), slots, kSplit, kTokens);
   }
 
-  // Whether Fewer computes a product. Where tiles are not dealt, if more than a twentieth of the multiprocessors would be idle.
+  // Whether Fewer computes a product. If tiles are not dealt: when more than a twentieth of the SMs would be idle.
   static bool is_for_fewer(int64_t M, int64_t N, const BlockOperands& o, int32_t multiprocessors) {
     if (!kFewer || values_of(o, true) == Values::kQuantized) return kFewer;
     return !Shape::kDeals && multiprocessors > 0 && 20 * tiles(M, N) < 19 * tiles_of(tiles(M, N), multiprocessors) * multiprocessors;
@@ -90,7 +91,7 @@ struct Wgmma {
     return run(l, message, size, [](Values) -> DeviceKernel& { return device_kernel<__half, Factors::kScaled>(); });
   }
 
-  // kernel_of(form): of activations in that form.
+  // kernel_of(form): the kernel for activations in that form.
   template <class KernelOf>
   static scaledMMStatus_t run(const GemmLaunch& l, char* message, size_t size, KernelOf&& kernel_of) {
     const int64_t tiles_m = tiles_of(l.M, kTokens), tiles_n = tiles_of(l.N, kRows);

@@ -1,4 +1,4 @@
-// The block-scaled product: validation is that of the plain one, with scales that are matrices of blocks.
+// The block-scaled product: the validation of the plain product, and scales that are matrices.
 #include <cstdio>
 #include <iterator>
 
@@ -8,7 +8,7 @@
 namespace scaled_mm {
 namespace {
 
-// A scale of a belongs to one row and this many k; one of b to this many k and as many columns.
+// A scale of a covers one row and this many k; a scale of b covers this many k and as many columns.
 constexpr int64_t kScaleBlock = 128;
 
 struct BlockScaledTensors {
@@ -24,7 +24,7 @@ scaledMMStatus_t check_scale(const char* name, const char* shape, const char* si
               static_cast<long long>(columns), sizes, tensor_shape(*t).c_str());
 }
 
-// A dimension of one has no stride of its own.
+// The stride of a dimension of size 1 is meaningless; 0 is used.
 int64_t stride_of(const scaledMMTensorDesc_t& t, int dimension) { return t.shape[dimension] > 1 ? t.strides[dimension] : 0; }
 
 class BlockScaled : public Problem {
@@ -45,7 +45,7 @@ scaledMMStatus_t BlockScaled::validate(const BlockScaledTensors& t) {
     return s;
   if (scaledMMStatus_t s = check_operand("a", "[M, K]", {SCALED_MM_DTYPE_INT8}, 2, t.a)) return s;
   if (scaledMMStatus_t s = check_operand("b", "[K, N]", {SCALED_MM_DTYPE_INT8}, 2, t.b)) return s;
-  // One value for each scale: the rest is what a plain product would be refused for. K is a sum of floats here, and not bounded.
+  // The other operands are validated as a plain product with one value per scale. K is not bounded, because sums over blocks of K are float32.
   const scaledMMTensorDesc_t one = {SCALED_MM_DTYPE_FLOAT32, 0, {}, {}, 4, 0};
   if (scaledMMStatus_t s = validate_gemm({t.out, t.a, t.b, &one, &one, t.bias, nullptr, nullptr, nullptr, nullptr}, &info, false)) return s;
 
@@ -59,7 +59,7 @@ scaledMMStatus_t BlockScaled::validate(const BlockScaledTensors& t) {
   info.a_scale_stride_k = stride_of(*t.a_scale, 1);
   info.b_scale_stride_k = stride_of(*t.b_scale, 0);
   info.b_scale_stride = stride_of(*t.b_scale, 1);
-  info.constant_b = false; // no block-scaled row reads weights early
+  info.constant_b = false; // no block-scaled kernel reads weights early
   variant = info.out_dtype;
   return SCALED_MM_STATUS_SUCCESS;
 }

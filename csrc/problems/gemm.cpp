@@ -1,4 +1,4 @@
-// The plain product and batches of it: out = cast( (f32(acc) * b_scale) * a_scale + bias ), zero points of both sides.
+// The plain INT8 product and batches of it: out = cast( (f32(acc) * b_scale) * a_scale + bias ), with zero points of both operands.
 #include "problems/gemm.h"
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 namespace scaled_mm {
 namespace {
 
-// Whether the rows of a whole batch lie evenly, as those of one matrix of batch * M rows; then the stride between them.
+// Whether all rows of a batch are evenly spaced, as in one matrix of batch * M rows. *stride is then the distance between rows.
 bool rows_fold(int64_t M, int64_t batch_stride, int64_t* stride) {
   if (M == 1) *stride = batch_stride;
   return M == 1 || batch_stride == M * *stride;
 }
 
-// A batch that shares b and all that goes with its columns is one product of batch * M rows: fewer, fuller tiles, and b and
-// its sums are read once. Nothing changes where the rows do not lie evenly.
+// Folds a batch whose products share b and all operands over N into one product of batch * M rows: fewer, fuller tiles, and b and its sums are
+// read once. A batch whose rows are not evenly spaced is left as it is.
 void fold_batch(ProductInfo* info) {
   const BatchStrides& s = info->batch_strides;
   if (s.b || s.b_scale || s.bias || s.b_zero_point || s.b_column_sums || !s.a || info->batch * info->M > INT_MAX) return;
@@ -142,7 +142,7 @@ scaledMMStatus_t validate_gemm(const GemmTensors& t, ProductInfo* info, bool one
   info->out_alignment = t.out->alignment;
   info->constant_b = (t.b->flags & SCALED_MM_TENSOR_CONSTANT) != 0;
   if (info->batch <= 1) {
-    strides = {}; // an empty batch has none either
+    strides = {}; // also for an empty batch
   } else if (!info->empty()) {
     fold_batch(info);
   }
@@ -151,7 +151,7 @@ scaledMMStatus_t validate_gemm(const GemmTensors& t, ProductInfo* info, bool one
 
 namespace {
 
-// How many products' zero-point terms there are: 1 where all of the batch share them.
+// The number of products with zero-point terms of their own; 1 if the whole batch shares them.
 int64_t row_term_batches(const ProductInfo& info) {
   const BatchStrides& s = info.batch_strides;
   return s.a || s.a_zero_point || s.a_row_sums ? info.batch : 1;
@@ -172,13 +172,13 @@ public:
     info.row_terms_batch_stride = row_batches > 1 ? int32_t(info.M) : 0;
     info.col_terms_batch_stride = column_batches > 1 ? int32_t(info.N) : 0;
     if (info.has_a_zero_point || info.has_b_zero_point) {
-      column_terms_offset = (row_batches * info.M + 1) / 2 * 4; // they start on 16 bytes
+      column_terms_offset = (row_batches * info.M + 1) / 2 * 4; // aligned to 16 bytes
       terms_bytes = size_t(4) * column_terms_offset + size_t(8) * column_batches * info.N;
     }
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  // A batch has as many tiles as one product of all its columns, and how many fill the GPU is what the edges of N are about.
+  // A batch has as many tiles as one product with the columns of all products, and buckets bound N by how many tiles fill the GPU.
   BucketKey bucket() const override { return {info.M, info.N * info.batch, info.K, info.constant_b ? SCALED_MM_BUCKET_CONSTANT_B : 0}; }
 
   scaledMMStatus_t workspace(const Kernel& kernel, size_t* bytes) const override {

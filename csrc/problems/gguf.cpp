@@ -1,5 +1,5 @@
-// Products with llama.cpp's quantized weights. In the interface the weight has M rows and there are N tokens; to a launch the activations are a,
-// M tokens, and the weight is b, N rows.
+// Products with a weight in a GGUF format. In GemmLaunch, as everywhere else, M counts tokens: a is the activation [M, K], b the weight [N, K].
+// Only the messages use the names of the C header: weight [M, K], activation [N, K], out [M, N].
 #include <iterator>
 
 #include "core/status.h"
@@ -17,7 +17,7 @@ constexpr Dtypes kWeightFormats = {SCALED_MM_GGUF_WEIGHT_FORMATS(DTYPE_OF_FORMAT
 
 long long number(int64_t value) { return static_cast<long long>(value); }
 
-// Of a tensor of blocks that was looked at by itself.
+// Checks of a tensor of GGUF blocks beyond check_operand.
 scaledMMStatus_t check_blocks(const char* name, const scaledMMTensorDesc_t& t) {
   if (t.shape[1] % kBlock) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected K a multiple of 32, the values of a block, got %s", name, tensor_shape(t).c_str());
@@ -48,7 +48,7 @@ public:
 
   BucketKey bucket() const override { return {info.M, info.N, info.K, mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_Q8_1 : 0}; }
 
-  const char* misfit(const RowNeeds&) const override { return nullptr; } // such a row takes any operands
+  const char* misfit(const RowNeeds&) const override { return nullptr; } // GGUF kernels take any operands
 
   scaledMMStatus_t workspace(const Kernel& kernel, size_t* bytes) const override {
     *bytes = 0;
@@ -70,7 +70,7 @@ private:
   scaledMMStatus_t check_bias(const scaledMMTensorDesc_t* t);
   scaledMMStatus_t check_mode(int32_t mode);
 
-  // AUTO is the table's to settle.
+  // AUTO is settled later, by the table (settle).
   void set_mode(int32_t mode) {
     mode_ = mode;
     blocks_.quantize = mode == SCALED_MM_GGUF_W4A8 && blocks_.activation != SCALED_MM_DTYPE_Q8_1;

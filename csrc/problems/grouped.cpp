@@ -1,4 +1,4 @@
-// The grouped product, a mixture of experts: validation is that of one expert's product, and what is added per expert.
+// The grouped product, a mixture of experts: the validation of one expert's product, and checks of what each expert adds.
 #include <iterator>
 #include <string>
 
@@ -22,7 +22,7 @@ scaledMMTensorDesc_t of_one_expert(const scaledMMTensorDesc_t& t) {
   return one;
 }
 
-// One value, [E], [E,1,1], [E,N], [E,1,N] or [E,N,1], which is how checkpoints store scales of output channels.
+// Accepts one value, [E], [E,1,1], [E,N], [E,1,N] and [E,N,1], the form in which checkpoints store scales of output channels.
 scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t N, int64_t* stride_e, int64_t* stride_n) {
   if (scaledMMStatus_t s = check_operand("b_scale", "", {SCALED_MM_DTYPE_FLOAT32}, -1, &t)) return s;
   *stride_e = *stride_n = 0;
@@ -30,7 +30,7 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
   for (int i = 0; i < t.ndim; ++i) one_value = one_value && t.shape[i] == 1;
   if (one_value) return SCALED_MM_STATUS_SUCCESS;
   const bool per_expert = t.ndim >= 1 && t.shape[0] == E;
-  // The dimension that runs along N; -1: one scale an expert, -2: neither.
+  // The dimension along N; -1: one scale per expert; -2: neither.
   int along = t.ndim == 1 ? -1 : -2;
   if (t.ndim == 2 && t.shape[1] == N) along = 1;
   if (t.ndim == 3 && t.shape[1] == 1) along = t.shape[2] == N ? 2 : t.shape[2] == 1 ? -1 : -2;
@@ -54,7 +54,7 @@ public:
     return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6]});
   }
 
-  // What m bounds is the rows per expert on average.
+  // In grouped tables, m bounds the average number of tokens per expert.
   BucketKey bucket() const override {
     const int64_t rows = groups_.experts > 0 ? (info.M + groups_.experts - 1) / groups_.experts : info.M;
     return {rows, info.N, info.K, 0};
@@ -100,7 +100,7 @@ scaledMMStatus_t Grouped::validate(const GroupedTensors& t) {
   }
   groups_.b_stride = E > 1 ? t.b->strides[0] : 0;
 
-  // The rest is what one expert's product would be refused for.
+  // The other checks are those of one expert's product.
   const scaledMMTensorDesc_t b = of_one_expert(*t.b);
   scaledMMTensorDesc_t b_scale = {}, bias = {};
   int64_t b_scale_stride_n = 0;
@@ -123,7 +123,7 @@ scaledMMStatus_t Grouped::validate(const GroupedTensors& t) {
     return s;
   info.b_scale_stride = b_scale_stride_n;
   info.groups = &groups_;
-  info.constant_b = false; // no grouped row reads weights early
+  info.constant_b = false; // no grouped kernel reads weights early
   variant = info.out_dtype;
   return SCALED_MM_STATUS_SUCCESS;
 }

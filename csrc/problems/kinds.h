@@ -1,4 +1,4 @@
-// The kinds of product there are.
+// The kinds of product.
 #pragma once
 
 #include "core/problem.h"

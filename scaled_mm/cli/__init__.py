@@ -18,15 +18,15 @@ OK, NO, NOT_DONE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point. Exit status: 0 fine, 1 the answer is no (a check failed), 2 the command could not be carried out.
+    """Entry point. Exit status: 0 success; 1 the answer is no (a check failed); 2 the command could not be carried out.
 
-    With --json stdout gets one JSON document, of an error {"error": {"status", "message"}}; stderr gets the error as text in any case.
-    Arguments that are refused print nothing on stdout.
+    With --json, stdout gets one JSON document; for an error {"error": {"status", "message"}}. stderr always gets the error as text. Refused
+    arguments print nothing on stdout.
     """
     _standard_streams()
     try:
         return _answer(argv)
-    except BrokenPipeError:  # of stdout, while the command ran or while its end was told
+    except BrokenPipeError:  # of stdout, during the command or during its last messages
         _discard_stdout()
         return BROKEN_PIPE
 
@@ -36,12 +36,12 @@ def _answer(argv: list[str] | None) -> int:
     try:
         args = _arguments(argv)
         command = f"scaled-mm {args.command}"
-        if sys.stdout is None:  # nobody would get the answer, so nothing is begun
+        if sys.stdout is None:  # nobody would read the answer, so nothing is started
             return _not_done(command, "stdout: expected an open file, got a closed one")
         status = _run(args, command)
-        sys.stdout.flush()  # a reader that has gone is noticed here, not while the interpreter ends
+        sys.stdout.flush()  # a closed pipe is noticed here instead of during the interpreter's exit
         return status
-    except SystemExit:  # of argparse: --help, --version, or arguments that are refused
+    except SystemExit:  # from argparse: --help, --version, or refused arguments
         common.say()
         try:
             if sys.stdout is not None:
@@ -61,7 +61,7 @@ def _answer(argv: list[str] | None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the command and all its subcommands; docs/reference/cli.md is made from it."""
+    """The parser of the command and all its subcommands. docs/reference/cli.md is generated from it."""
     from scaled_mm import __version__
 
     parser = argparse.ArgumentParser(prog="scaled-mm", description="Quantized matrix multiplication: check, build, inspect, measure.")
@@ -70,7 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         module = importlib.import_module(f"scaled_mm.cli.{name}")
         subparser = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        # A command with commands of its own sets the parser of the one that was called.
+        # A command with subcommands overrides `parser` with that of the subcommand.
         subparser.set_defaults(run=module.run, parser=subparser)
         module.add_arguments(subparser)
     return parser
@@ -80,7 +80,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = build_parser()
     args, unknown = parser.parse_known_args(argv)
     if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # with the usage of this command
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")  # prints the usage of this command
     return args
 
 
@@ -96,11 +96,11 @@ def _run(args: argparse.Namespace, command: str) -> int:
         raise
     except (OSError, UnicodeError) as error:
         if getattr(error, "errno", None) is not None and error.filename is None:
-            raise  # of stdout, which takes no document either
-        # A file that cannot be read or written: neither an answer nor a bug here, so it is one line and not a traceback.
+            raise  # an error of stdout, which could not take a document either
+        # A file that cannot be read or written is neither an answer nor a bug: one line without a traceback.
         status, message = "OS_ERROR", str(error)
         common.say(f"{command}: {message}")
-    except Exception as error:  # a bug; the interpreter would exit with 1, which is an answer
+    except Exception as error:  # a bug; without this the exit status would be 1, which means "no"
         status, message = "INTERNAL_ERROR", f"{type(error).__name__}: {error}"
         common.say(traceback.format_exc().rstrip())
     if getattr(args, "json", False):
@@ -109,19 +109,19 @@ def _run(args: argparse.Namespace, command: str) -> int:
 
 
 def _standard_streams() -> None:
-    """Standard streams that can be used whatever the shell gave.
+    """Makes the standard streams usable, whatever the shell provided.
 
-    A closed descriptor is opened on the null device: the next file would take its number, and get what is meant for stdout or stderr.
-    sys.stdout stays None then. What stdout's encoding lacks is no error either: `_without_encoding`.
+    A closed descriptor is opened on the null device. Otherwise the next opened file would take its number and receive the output. sys.stdout
+    stays None in that case. Characters that stdout's encoding lacks are not an error: `_without_encoding`.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
     if sys.stderr is None:  # print(file=None) prints to stdout
         sys.stderr = open(os.devnull, "w")
-    elif sys.stderr is sys.__stderr__:  # no stream that a caller put in its place
+    elif sys.stderr is sys.__stderr__:  # not replaced by a caller
         encoding, errors = sys.stderr.encoding, sys.stderr.errors
         sys.stderr = io.TextIOWrapper(io.BufferedWriter(_Messages(2, "w", closefd=False)), encoding, errors, line_buffering=True)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -130,9 +130,9 @@ def _standard_streams() -> None:
 
 
 class _Messages(io.FileIO):
-    """stderr. What it does not take (a full disk, a reader that has gone) is lost; the exit status stays that of the command.
+    """stderr. Text that cannot be written (a full disk, a closed pipe) is lost; it does not change the exit status.
 
-    BrokenPipeError if stdout is the same pipe: nobody reads the answer either.
+    BrokenPipeError if stdout is the same pipe, because then nobody reads the answer.
     """
 
     def write(self, data: Any) -> int | None:
@@ -140,14 +140,14 @@ class _Messages(io.FileIO):
             return super().write(data)
         except OSError as error:
             nobody = isinstance(error, BrokenPipeError) and os.path.sameopenfile(1, self.fileno())
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # the interpreter would try again as it ends, and exit with 120
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())  # otherwise the interpreter would retry at its exit, and exit with 120
             if nobody:
                 raise
             return memoryview(data).nbytes
 
 
 def _without_encoding(error: UnicodeEncodeError) -> tuple[str | bytes, int]:
-    """Bytes of a file's name that are no text are printed as they are, characters that the encoding lacks as escapes."""
+    """Prints bytes of a file name that are not text unchanged, and characters that the encoding lacks as escapes."""
     error.end = error.start + 1
     code = ord(error.object[error.start])
     return (bytes([code - 0xDC00]), error.end) if 0xDC80 <= code <= 0xDCFF else codecs.backslashreplace_errors(error)
@@ -164,7 +164,7 @@ def _discard_stdout() -> None:
 
 
 def _drop_unwritten() -> None:
-    """What stdout did not take (a full disk) is not tried again while the interpreter ends, which would end it with a status of its own."""
+    """Discards what stdout could not take (a full disk). Otherwise the interpreter would retry at its exit and change the exit status."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

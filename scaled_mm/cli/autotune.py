@@ -54,13 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: a table was written; 1: nothing could be timed; 2 (as an error): the arguments make no sense, or there is no GPU."""
+    """0: a table was written; 1: nothing could be timed; 2 (as an error): the arguments are invalid, or there is no GPU."""
     cases = _cases(args)
     if args.dry_run:
         return _dry_run(args, cases)
     device = _gpu(args)
     if args.arch is not None:
-        os.environ["SCALED_MM_ARCH"] = common.table_of(args.arch).arch  # of this process and of the one that times
+        os.environ["SCALED_MM_ARCH"] = common.table_of(args.arch).arch  # for this process and the timing process
     return _tune(args, device, cases)
 
 
@@ -82,7 +82,7 @@ def _cases(args: argparse.Namespace) -> list[Case]:
         raise BadParamError(f"--shapes: expected a text file in UTF-8, got {text} ({error})") from error
     except ValueError as error:
         raise BadParamError(f"--shapes: {error}") from error
-    products: dict[tuple[int, int, int], Case] = {}  # two layers may have one product
+    products: dict[tuple[int, int, int], Case] = {}  # several layers may have the same product
     for case in cases:
         products.setdefault((case.M, case.N, case.K), case)
     return list(products.values())
@@ -113,7 +113,7 @@ def _dry_run(args: argparse.Namespace, cases: list[Case]) -> int:
 
 
 def _own_table(device: torch.device) -> tuple[TileTable, Any]:
-    """The table that serves a GPU (its architecture's, not an earlier tuned one), and the GPU's facts."""
+    """The architecture's table of a GPU, never an earlier tuned one, and the GPU's properties."""
     import torch
 
     from scaled_mm import Handle
@@ -144,7 +144,7 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     default = tuned_path(environment.gpu) if args.arch is None else out / f"{base.arch}.yaml"
     path = args.table or default
     common.writable_folder("--table", path.parent)
-    library.nvcc_and_flags(base.arch)  # KernelNotBuiltError says what is missing, before anything takes long
+    library.nvcc_and_flags(base.arch)  # KernelNotBuiltError names what is missing, before anything that takes long
 
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     machine = " ".join(map(str, (environment.gpu, environment.driver, environment.torch, environment.cuda)))
@@ -221,15 +221,15 @@ def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -
 
 
 def _without_machine(path: Path) -> str:
-    """A path as a report shows it: a table among the package's by its place in the repository, for where that lies is nobody's business."""
+    """A path for a report. A table of the package is shown by its path in the repository, without the machine's folders."""
     from scaled_mm.tables.loader import configs_dir
 
-    inside = path.is_relative_to(configs_dir())  # an installed package calls that folder otherwise
+    inside = path.is_relative_to(configs_dir())  # the folder has another name in an installed package
     return (Path("cutlass_configs") / path.relative_to(configs_dir())).as_posix() if inside else str(path)
 
 
 def command_line(args: argparse.Namespace) -> str:
-    """The command that gives `args`: every option that differs from its default."""
+    """The command line for `args`: every option that differs from its default."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     words = ["scaled-mm", "autotune"]
@@ -251,7 +251,7 @@ def _say(console: Console, document: AutotuneDocument) -> None:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Any]:
-    """A progress bar; yields what `tune` tells its phases and steps. Without a terminal, a line for each phase."""
+    """A progress bar; yields the object to which `tune` reports its phases and steps. Without a terminal, a line for each phase."""
     from rich import progress
 
     columns = (

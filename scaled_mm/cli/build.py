@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--row", action="append", help="build this row only (repeatable)")
     parser.add_argument("--out-dtype", action="append", choices=OUT_DTYPES, help="build this output dtype only (repeatable)")
-    parser.add_argument("--format", action="append", choices=WEIGHT_FORMATS, help="build this format of block products' rows only (repeatable)")
+    parser.add_argument("--format", action="append", choices=WEIGHT_FORMATS, help="build GGUF kernels for this format only (repeatable)")
     parser.add_argument("--jobs", type=common.integer(1), metavar="N", help="kernels compiled at a time (default: one per core)")
     parser.add_argument("--out", type=Path, help="also copy the library here, for programs that use the C interface")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     table = common.table_of(args.arch or _default_arch())
     for row in args.row or ():
-        table.row(row)  # KernelNotFoundError with the names there are
+        table.row(row)  # KernelNotFoundError lists the known names
     of_rows = [(row, out) for row, out in library.kernel_names(table) if not args.row or row in args.row]
     wanted = [*(args.out_dtype or ()), *(args.format or ())]
     names = [(row, out) for row, out in of_rows if not wanted or out in wanted]
@@ -62,12 +62,12 @@ def run(args: argparse.Namespace) -> int:
             raise BadParamError(f"--out: expected the name of a file, got the folder {args.out}")
         common.writable_folder("--out", args.out.parent)
     start = time.monotonic()
-    # Progress goes to stderr: stdout is the answer.
+    # Progress goes to stderr, because stdout is the answer.
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     log = common.LogLines(console.is_terminal)
     about = f"{len(names)} kernels of {table.arch}, {args.jobs or os.cpu_count()} at a time"
-    if whole and args.arch is None:  # many minutes of work that nobody named; on a terminal too
+    if whole and args.arch is None:  # many minutes of work by default, so it is announced on a terminal too
         common.say(f"{about}; --arch names another table, --row, --out-dtype and --format build a part of it")
     else:
         log.begin(about)

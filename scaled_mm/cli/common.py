@@ -1,4 +1,4 @@
-"""What the commands share: arguments with a type of their own, the device, and where a report is printed."""
+"""Shared by the commands: argument types, the device, consoles, progress and JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SEED_LIMIT = 2**64  # torch's generators take 64 bits
 WIDE = 160
-LARGEST_SIZE = 2**31 - 1  # of M, N and K: the C interface takes no larger one
+LARGEST_SIZE = 2**31 - 1  # of M, N and K in the C interface
 
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:
@@ -45,7 +45,7 @@ def integer(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def number(expected: str, accept: Callable[[float], bool]) -> Callable[[str], float]:
-    """An argparse type: a finite number that `accept` takes; `expected` says which those are."""
+    """An argparse type: a finite number for which `accept` is true. expected: for the message."""
 
     def parse(text: str) -> float:
         try:
@@ -63,9 +63,9 @@ seed = integer(0, SEED_LIMIT - 1)
 
 
 def device_of(name: str | None) -> torch.device:
-    """The device of a --device option, with its index; None is the first GPU, or the CPU when there is none.
+    """The device of a --device option, with its index. None: the first GPU, or the CPU if there is no GPU.
 
-    Raises BadParamError for what is no device of this machine.
+    Raises BadParamError if this machine has no such device.
     """
     import torch
 
@@ -91,17 +91,17 @@ def device_of(name: str | None) -> torch.device:
 
 
 def process_age() -> float:
-    """Seconds since this process started, imports included, as Linux tells them; 0.0 where nothing does."""
+    """Seconds since this process started, including imports, from Linux's /proc; 0.0 on other systems."""
     try:
         with open("/proc/self/stat", "rb") as file:
-            ticks = int(file.read().rpartition(b")")[2].split()[19])  # since the boot; the name before it may have spaces and brackets
+            ticks = int(file.read().rpartition(b")")[2].split()[19])  # since boot; the program's name before it may contain spaces and brackets
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0
 
 
 def writable_folder(option: str, folder: Path) -> Path:
-    """The folder, made if it is not there, before anything that takes long; BadParamError if no file can be put there."""
+    """Creates the folder if necessary. BadParamError if it is not writable, before anything that takes long."""
     from scaled_mm.errors import BadParamError
 
     try:
@@ -113,8 +113,8 @@ def writable_folder(option: str, folder: Path) -> Path:
 
 
 def table_of(arch: str) -> TileTable:
-    """The table of an --arch option: an architecture, or a file that is there. BadParamError for a
-    file that is not, ArchitectureNotSupportedError for the rest."""
+    """The table of an --arch option: an architecture or an existing file. BadParamError for a missing file; ArchitectureNotSupportedError for any
+    other value."""
     from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
     from scaled_mm.tables import available_tables, load_table
 
@@ -127,7 +127,7 @@ def table_of(arch: str) -> TileTable:
 
 
 def forced_arch() -> str | None:
-    """What SCALED_MM_ARCH forces calls to use, None if it is not set; BadParamError for what names no architecture."""
+    """The architecture that SCALED_MM_ARCH forces; None if it is not set. BadParamError if it does not name an architecture."""
     from scaled_mm.errors import BadParamError
 
     arch = os.environ.get("SCALED_MM_ARCH") or None
@@ -137,22 +137,22 @@ def forced_arch() -> str | None:
 
 
 def console(stderr: bool = False, markup: bool = True) -> Console:
-    """Where a report goes. A file or a pipe has no width: without one tables would be squeezed into 80 columns.
+    """The console for a report. For a file or a pipe it has the width WIDE; rich would squeeze tables into 80 columns.
 
-    markup: whether brackets are rich's markup; without it the names of files and rows are printed as they are.
+    markup: whether brackets are rich's markup. Without it, names of files and kernel configs are printed unchanged.
     """
     from rich.console import Console
 
     class _Console(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # `main` ends the command; rich would exit with 1, which is an answer
+            raise BrokenPipeError  # `main` ends the command; rich would exit with 1, which means "no"
 
     made = _Console(stderr=stderr, markup=markup)
     return made if made.is_terminal else _Console(stderr=stderr, markup=markup, width=WIDE)
 
 
 def say(*lines: str) -> None:
-    """Lines on stderr, which is flushed. One that takes nothing (a full disk) changes neither the answer nor the exit status."""
+    """Prints lines on stderr and flushes it. If stderr cannot be written (a full disk), neither the answer nor the exit status changes."""
     try:
         for line in lines:
             print(line, file=sys.stderr)
@@ -160,18 +160,18 @@ def say(*lines: str) -> None:
     except BrokenPipeError:
         raise
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # else the interpreter tries again as it ends, and exits with 120
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # otherwise the interpreter would retry at its exit, and exit with 120
 
 
 class LogLines:
-    """Progress for a log file: a line on stderr every `seconds` at most. On a terminal nothing, for a bar says it there."""
+    """Progress for a log file: at most one line on stderr per `seconds`. Nothing on a terminal, which has a progress bar."""
 
     def __init__(self, terminal: bool, seconds: float = 30.0):
         self._terminal, self._seconds = terminal, seconds
         self._start = self._last = time.monotonic()
 
     def begin(self, text: str) -> None:
-        """What is about to be done, at once."""
+        """Prints what is about to start, without a delay."""
         if not self._terminal:
             say(text)
 
@@ -183,7 +183,7 @@ class LogLines:
 
 
 def narrow_table(title: str, **options) -> Table:
-    """A table without lines between its columns: for those whose words must stay whole in 80 columns."""
+    """A table without lines between its columns, so that it fits in 80 columns without breaking words."""
     from rich import box
     from rich.table import Table
 
@@ -191,7 +191,7 @@ def narrow_table(title: str, **options) -> Table:
 
 
 def print_json(document: object, indent: int | None = None) -> None:
-    """On stdout, in one line or with its parts indented. JSON has no NaN and no infinities: they are strings, as in traces."""
+    """Prints a document on stdout, in one line or indented. NaN and infinities, which JSON lacks, are strings, as in traces."""
     import json
 
     print(json.dumps(_in_json(document), indent=indent, allow_nan=False))
@@ -208,7 +208,7 @@ def _in_json(value: object) -> object:
 
 
 def log(console: Console, text: str) -> None:
-    """A line for a log file; on a terminal the progress bar says it."""
+    """Prints a line for a log file. Nothing on a terminal, which has a progress bar."""
     if not console.is_terminal:
         console.print(text, highlight=False)
 

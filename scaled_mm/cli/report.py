@@ -1,4 +1,4 @@
-"""`scaled-mm report DIR`: render the report of a benchmark or a tuning run again, and compare two runs."""
+"""`scaled-mm report DIR`: renders the report of a benchmark or a tuning run again, and compares two runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 2 (as an error) for a folder without a run, or runs without a product in common."""
+    """0; 2 (as an error) for a folder without a run, or for two runs without a common product."""
     if args.compare is not None:
         return _compare(args.directory, args.compare)
     from scaled_mm.autotune import report as autotune_report
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _runs(option: str, directory: Path) -> dict[str, Path]:
-    """Kind of run -> its file in a folder, the tuning run first."""
+    """The files of the runs in a folder by kind, the tuning run first."""
     from scaled_mm.autotune.record import AUTOTUNE_JSON
     from scaled_mm.bench.gguf.record import GgufDocument
     from scaled_mm.bench.int8.record import Int8Document
@@ -53,7 +53,7 @@ def _runs(option: str, directory: Path) -> dict[str, Path]:
 
 
 class _naming:
-    """BadParamError that names the file, in the place of a record that does not fit."""
+    """Turns the error of an invalid record into a BadParamError that names the file."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -74,7 +74,7 @@ Product = tuple[str, int, int, int]
 
 
 def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
-    """Microseconds of ours by product: of a tuning run the tuned rows', else of a benchmark of INT8 ours; and ours of GGUF products."""
+    """Microseconds of our kernels by product. INT8: from the tuning run if there is one, else from the benchmark. GGUF: from its benchmark."""
     from scaled_mm.autotune import record as autotune_record
     from scaled_mm.bench.analysis import us_of
     from scaled_mm.bench.gguf.record import GgufDocument

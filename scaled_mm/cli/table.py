@@ -1,4 +1,4 @@
-"""`scaled-mm table show | check | explain M N K`: read, check and question the tile tables."""
+"""`scaled-mm table show | check | explain M N K`: shows, checks and explains the tile tables."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0; 1 when a table that was checked has a problem, or no kernel takes the product; 2 without a table to look at."""
+    """0; 1 if a checked table has a problem, or no kernel takes the product; 2 if there is no table."""
     from scaled_mm.errors import ScaledMMError
 
     commands = {"show": _show, "check": _check, "explain": lambda args: table_explain.run(args, _load(args))}
@@ -73,7 +73,7 @@ def _load(args: argparse.Namespace) -> TileTable:
     if args.table is not None:
         return load_table(Path(args.table))
     table = common.table_of(args.arch or common.forced_arch() or "sm90")
-    return usable_tuned(table.arch, gpus_served(table.arch)) or table  # of this machine's GPU, if it has one of that architecture
+    return usable_tuned(table.arch, gpus_served(table.arch)) or table  # tuned for this machine's GPU, if that has this architecture
 
 
 # ---- show --------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-# The first to go where the terminal is too narrow for all of them: most rows have the same, or their name tells.
+# Columns that a narrow terminal omits first: most kernel configs have the same value, or their name contains it.
 _LEFT_OUT_FIRST = ("scheduler", "registers", "swap", "buckets", "shared memory")
 
 
@@ -222,7 +222,7 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _look_for_cliffs(args: argparse.Namespace, path: Path, problems: list[Problem]) -> int:
-    """Adds a problem for every cliff of a table; the number of products whose row was timed."""
+    """Adds a problem for every cliff of a table. Returns the number of products whose selected kernel config was timed."""
     from pathlib import Path
 
     from scaled_mm.autotune.cells import cliffs_of, reports_of
@@ -243,7 +243,7 @@ def _look_for_cliffs(args: argparse.Namespace, path: Path, problems: list[Proble
 
 
 def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]:
-    """Compile a table's rows, say how each came out, and add a problem for what spills, is serialized or does not compile."""
+    """Compiles a table's kernel configs and prints the results. Adds a problem for each one that spills, is serialized or does not compile."""
     from scaled_mm.errors import KernelNotBuiltError
     from scaled_mm.jit import check
     from scaled_mm.tables import Problem, load_table
@@ -270,12 +270,12 @@ def _compile(path: Path, problems: list[Problem], quiet: bool) -> list[Compiled]
             reasons.append(f"{name} spills {kernel.spilled} bytes on {kernel.code}")
         if kernel.serialized:
             reasons.append(f"{name} waits after each of its wgmma instructions on {kernel.code}")
-    problems += [Problem(str(path), None, "rows", reason) for reason in dict.fromkeys(reasons)]  # a row may have several device kernels
+    problems += [Problem(str(path), None, "rows", reason) for reason in dict.fromkeys(reasons)]  # a kernel config may have several device kernels
     return compiled
 
 
 def _tables_to_check(args: argparse.Namespace) -> list[tuple[Path, str | None]]:
-    """(path, the architecture it must be for), the tuned tables included."""
+    """(path, the architecture that the file must be for; None: any), including the tuned tables."""
     from pathlib import Path
 
     from scaled_mm.errors import ArchitectureNotSupportedError

@@ -1,4 +1,4 @@
-"""`scaled-mm table explain M N K [--format q4_0]`: which row serves a product of INT8 or of a block format, and why."""
+"""`scaled-mm table explain M N K [--format q4_0]`: which kernel config serves an INT8 product or one with a GGUF format, and why."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _GPUS = ", ".join(f"{arch.typical.multiprocessors} for {arch.name}, {arch.typica
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     axes = (
-        ("M", "rows of a; with --format tokens"),
-        ("N", "columns of b; with --format rows of the weight"),
-        ("K", "the length of the sums"),
+        ("M", "tokens"),
+        ("N", "output features: columns of b, rows of a GGUF weight"),
+        ("K", "inner dimension"),
     )
     for axis, what in axes:
         parser.add_argument(axis, type=common.integer(0, common.LARGEST_SIZE), help=what)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--sms", type=common.integer(1), metavar="N", help=f"multiprocessors to count waves for (default: {_GPUS})")
-    which.add_argument("--format", choices=WEIGHT_FORMATS, help="a product with a weight of this block format, in place of INT8")
+    which.add_argument("--sms", type=common.integer(1), metavar="N", help=f"SMs to count waves for (default: {_GPUS})")
+    which.add_argument("--format", choices=WEIGHT_FORMATS, help="a product with a weight in this GGUF format instead of an INT8 product")
 
 
 def run(args: argparse.Namespace, table: TileTable) -> int:
-    """0; 1 where no kernel takes the product."""
+    """0; 1 if no kernel takes the product."""
     return _explain(args, table) if args.format is None else _explain_block(args, table)
 
 
 def row_dict(table: TileTable, name: str) -> dict[str, Any]:
-    """A row as JSON has it, with an estimate of what it costs."""
+    """A kernel config for JSON, with its resources."""
     from scaled_mm.kernels.registry import config_cost
 
     row = table.row(name)
@@ -130,7 +130,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     M, N, K = args.M, args.N, args.K
     if (reason := block_refusal(M, N, K, args.format)) is not None:
         return _refused(args, table, reason)
-    section = table.gguf or load_table(table.arch).gguf  # as calls: a tuned table may lack it
+    section = table.gguf or load_table(table.arch).gguf  # as for calls: a tuned table may lack the section
     mode = next(rule.mode for rule in section.auto if rule.m is None or M <= rule.m)
     selection, quantized = (section.select(M, N, K, q8_1=q8_1) for q8_1 in (mode == "w4a8", True))
     row, limit = selection.row, shared_memory_of(section)
@@ -169,7 +169,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
 
 
 def _product(args: argparse.Namespace) -> str:
-    """`M=16 N=4096 K=4096`, and what these are where they are of a block product."""
+    """`M=16 N=4096 K=4096`; for a GGUF product also the meaning of M and N."""
     if args.format is None:
         return f"M={args.M} N={args.N} K={args.K}"
     return f"M={args.M} tokens, N={args.N} rows of a {args.format} weight, K={args.K}"

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 HELP = "check on this machine that every result equals the reference, bit for bit"
 
-# M, N, K: nothing aligned, decode, one past a tile, a batch of one tile, a prefill chunk. The cheapest come first, for a time limit leaves
-# out the last ones. Some five seconds on two CPU cores.
+# M, N, K: nothing aligned, decode, one past a tile, one tile of tokens, a prefill chunk. The cheapest come first, because a time limit leaves
+# out the last ones. About five seconds on two CPU cores.
 DEFAULT_SHAPES = ((33, 1000, 1031), (1, 4096, 4096), (17, 4096, 4096), (128, 2048, 4096), (512, 3072, 2048))
 OUT_DTYPES = ("bfloat16", "float16", "float32", "int32")
 
 _POISON_INT32 = -1595877173
 _TIMING_BUDGET_MS = 40.0  # of one product
-# Of all products together, by device: a slow or busy CPU leaves the rest untimed. Timing 35 products on a GPU takes 22 s, most of it rests.
+# For all products together, by device: on a slow or busy CPU the others stay untimed. Timing 35 products on a GPU takes 22 s, mostly rests.
 _TIMING_LIMIT_S = {"cpu": 10.0, "cuda": 30.0}
-# So long after the process started no product of the default shapes is begun on a CPU; the checks get _LEAST_S in any case, and the first shape
-# is always checked. The import of torch takes half a minute where other programs leave a twentieth of a core.
+# On a CPU, no product of the default shapes is started later than this after the process started. The checks get at least _LEAST_S, and the
+# first shape is always checked. Importing torch takes half a minute if other programs leave a twentieth of a core.
 _LIMIT_S, _LEAST_S = 40.0, 10.0
 
 
@@ -42,10 +42,10 @@ _LIMIT_S, _LEAST_S = 40.0, 10.0
 class Result:
     """One product, computed by `sm.scaled_mm` and through a descriptor.
 
-    `relative_error`: ||out - ref|| / ||ref|| against the float32 product of the matrices before quantization; an int32
-    out is scaled first. `median_us`: one call of the descriptor, None without --time, or when the time for measuring was spent. `difference`: None
-    when equal.
-    `error`: why there is no product, None when there is one.
+    relative_error: ||out - ref|| / ||ref||, ref: the float32 product of the matrices before quantization. An int32 out is scaled first.
+    median_us: of one call of the descriptor; None without --time, or after the time for measuring was spent.
+    difference: from the reference; None if equal.
+    error: why there is no product; None if there is one.
     """
 
     m: int
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     shapes = args.shape or list(DEFAULT_SHAPES)
     handle = Handle(str(device))
     if device.type == "cpu":
-        integer_product.choice()  # BadParamError for a variable that forces what cannot be had
+        integer_product.choice()  # BadParamError if SCALED_MM_CPU_KERNEL cannot be used
     else:
         _build_ahead(handle.arch, shapes, args.asymmetric)
     total = len(shapes) * len(_combinations())
@@ -126,13 +126,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Clock:
-    """What is left of the time for measuring."""
+    """The time that is left for measuring."""
 
     def __init__(self, seconds: float):
         self.left = seconds
 
     def measure(self, call: Callable[[], None], device: torch.device) -> float | None:
-        """Median microseconds of a call; None once the time is spent."""
+        """The median time of a call in microseconds; None once the time is spent."""
         from scaled_mm.measure import timing
 
         if self.left <= 0:
@@ -144,7 +144,7 @@ class _Clock:
 
 
 def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> list[KernelName]:
-    """The kernels of a table that `verify` of these shapes launches: contiguous tensors, with zero points a prepared weight too."""
+    """The kernels of a table that `verify` launches for these shapes: for contiguous tensors, and with zero points also for a prepared weight."""
     from scaled_mm.jit import codegen
     from scaled_mm.tables.select import contiguous_misfits
 
@@ -157,7 +157,7 @@ def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asy
 
 
 def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> None:
-    """Compiles what the products need, one kernel a core: the products themselves would compile them one after the other."""
+    """Compiles the needed kernels in parallel, one per core. Otherwise the products would compile them one after the other."""
     from scaled_mm.errors import KernelNotBuiltError
     from scaled_mm.jit import dispatch, library
 
@@ -165,12 +165,12 @@ def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: 
     if library.arch_library(table) is not None:
         return
     names = needed_kernels(table, shapes, asymmetric)
-    with _progress(len(names), quiet=False, what="compile") as advance, contextlib.suppress(KernelNotBuiltError):  # the product reports it
+    with _progress(len(names), quiet=False, what="compile") as advance, contextlib.suppress(KernelNotBuiltError):  # the product reports the error
         library.build_kernels(table, names, on_kernel=lambda *_: advance())
 
 
 def verify_shape(handle: Handle, device: torch.device, m: int, n: int, k: int, asymmetric: bool, clock: _Clock | None, seed: int) -> Iterator[Result]:
-    """One Result for each out dtype, with and without bias, of the product [m, k] x [k, n] of the same two matrices.
+    """The product [m, k] x [k, n] of two matrices: one Result for each output dtype, with and without bias.
 
     clock: measures each product; None: nothing is timed.
     """
@@ -180,7 +180,7 @@ def verify_shape(handle: Handle, device: torch.device, m: int, n: int, k: int, a
     from scaled_mm.errors import ScaledMMError
 
     generator = torch.Generator().manual_seed(seed)
-    # Activations as transformers have them: a few channels far larger than the others.
+    # Like a transformer's activations: a few channels are far larger than the others.
     x = torch.randn(m, k, generator=generator) * torch.randn(k, generator=generator).exp()
     weight = torch.randn(n, k, generator=generator) / max(k, 1) ** 0.5
     bias = torch.randn(n, generator=generator).to(device)
@@ -209,7 +209,7 @@ def verify_shape(handle: Handle, device: torch.device, m: int, n: int, k: int, a
 
 @contextlib.contextmanager
 def _in_memory(m: int, n: int, k: int) -> Iterator[None]:
-    """BadParamError in the place of what an allocator raises: the matrices of --shape do not fit."""
+    """Turns an allocator's error into a BadParamError: the matrices of --shape do not fit in memory."""
     import torch
 
     from scaled_mm.errors import BadParamError, ScaledMMError
@@ -231,9 +231,9 @@ def _combinations() -> list[tuple[str, bool]]:
 
 
 def _compare(handle: Handle, case: Result, inputs: dict[str, Any], expected: torch.Tensor, clock: _Clock | None) -> tuple[Result, torch.Tensor]:
-    """The result with its verdict, and what `sm.scaled_mm` wrote. Every output is poisoned before it is written.
+    """The completed result, and the output of `sm.scaled_mm`. Every output is filled with NaN or a marker before it is written.
 
-    With zero points a prepared weight too; it and the descriptor get the sums that the quantizer and the weight know.
+    With zero points a prepared weight is tested too. It and the descriptor use the sums of the quantizer and of the weight.
     """
     import torch
 
@@ -245,7 +245,7 @@ def _compare(handle: Handle, case: Result, inputs: dict[str, Any], expected: tor
     poison = _POISON_INT32 if out_dtype is torch.int32 else float("nan")
     called, calculated = torch.full_like(expected, poison), torch.full_like(expected, poison)
 
-    sm.scaled_mm(**quantized, out_dtype=out_dtype, out=called)  # finds the sums by itself
+    sm.scaled_mm(**quantized, out_dtype=out_dtype, out=called)  # computes the sums itself
     outputs = [("scaled_mm", called), ("descriptor", calculated)]
     if case.asymmetric:
         weight = sm.prepare_weight(inputs["b"], inputs["b_zero_point"])
@@ -324,7 +324,7 @@ def _device_name(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def _progress(total: int, quiet: bool, what: str = "verify") -> Iterator[Callable[[], None]]:
-    """A bar on a terminal's stderr while the cases run, nothing when quiet. Yields the function that moves it on."""
+    """A progress bar on a terminal's stderr; nothing if quiet. Yields the function that advances it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -369,7 +369,7 @@ def _print(head: dict[str, Any], results: list[Result], left_out: int, timed: bo
 
 
 def _uneven(results: list[Result]) -> bool:
-    """Whether products of one shape took very different times, which their output dtypes do not explain."""
+    """Whether the times of products of one shape differ by more than their output dtypes explain."""
     times: dict[tuple[int, int, int], list[float]] = {}
     for result in results:
         if result.median_us is not None:

@@ -1,1 +1,1 @@
-"""What every kind of product shares: the C binding, checks, operators and plans."""
+"""Shared by all kinds of product: the C binding, checks, operators and plans."""

@@ -128,7 +128,7 @@ _SIGNATURES = {
 def library() -> ctypes.CDLL:
     """The C core, loaded once, with Python as its kernel provider. Its symbols are global: the torch operators use them.
 
-    KernelNotBuiltError where it cannot be built or loaded.
+    Raises KernelNotBuiltError if it cannot be built or loaded.
     """
     from scaled_mm.jit.library import core_library
 
@@ -156,9 +156,9 @@ _interrupted = threading.local()
 
 
 def failure(status: int, message: str | None = None) -> BaseException:
-    """What to raise for a status that a call on this thread answered: its typed error, or an interrupt that it stopped for.
+    """The exception for a status that a call on this thread returned: its typed error, or the interrupt that stopped the call.
 
-    message: of the error; default: the core's last one.
+    message: of the error; default: the core's last message.
     """
     interrupt = getattr(_interrupted, "error", None)
     if interrupt is not None:
@@ -168,7 +168,7 @@ def failure(status: int, message: str | None = None) -> BaseException:
 
 
 def call(name: str, *arguments) -> None:
-    """Call a function of the C interface; raises the typed error of its status."""
+    """Calls a function of the C interface. Raises the typed error of its status."""
     lib = library()
     status = getattr(lib, name)(*arguments)
     if status != Status.SUCCESS:
@@ -193,18 +193,18 @@ def _provide(arch: str, row: str | None, out_dtype: int) -> None:
 
 
 def _text(value: object) -> bytes:
-    """For the core's messages, of anything: the name of a file need not be text."""
+    """Any value as bytes for the core's messages. A file name may contain bytes that are not text."""
     return str(value).encode(errors="backslashreplace").replace(b"\0", b"\\0")
 
 
 @_PROVIDER
 def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None) -> int:
-    # Called by the core. An exception may not cross C: it becomes a status and a message, which `call` raises again.
+    # Called by the core. No exception may cross C, so it becomes a status and a message, which `call` raises again.
     try:
         _provide(arch.decode(), row.decode() if row else None, out_dtype)
     except ScaledMMError as error:
         return library().scaledMMSetLastError(error.status, _text(error))
-    except BaseException as error:  # an interrupt while a kernel compiles too: `failure` raises it again
+    except BaseException as error:  # also an interrupt while a kernel compiles: `failure` raises it again
         if not isinstance(error, Exception):
             _interrupted.error = error
         return library().scaledMMSetLastError(Status.INTERNAL_ERROR, _text(f"{type(error).__name__}: {error}"))
@@ -212,7 +212,7 @@ def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None)
 
 
 def register_table(table: TileTable) -> None:
-    """Give the core a tile table, with its sections; it replaces the architecture's former one."""
+    """Gives the core a tile table with its sections. It replaces the architecture's previous one."""
     for kind, section in enumerate(table.by_kind):
         if section:
             _register(section, kind)
@@ -230,7 +230,7 @@ def _register(table: TileTable, kind: int) -> None:
     modes = (_TableModeC * len(table.auto))(*(_TableModeC(_INT64_MAX if r.m is None else r.m, GGUF_MODES.index(r.mode)) for r in table.auto))
     from scaled_mm.tables import configs_dir
 
-    # A shipped table goes by its name, one from elsewhere by its path: `desc.kernel.reason` shows it.
+    # `desc.kernel.reason` shows the name of a shipped table, and the path of any other.
     path = Path(table.source)
     source = path.relative_to(configs_dir()) if path.is_relative_to(configs_dir()) else path
     call(
@@ -258,13 +258,13 @@ def _register(table: TileTable, kind: int) -> None:
 
 
 def operands(descs: Sequence[TensorDescC | None]) -> tuple[object, int]:
-    """(array, count) of the operands of a product, None for an absent one, as the C functions take them."""
+    """(array, count) of a product's operands for the C functions; None: absent."""
     return (_tensor * len(descs))(*(desc if desc is None else ctypes.pointer(desc) for desc in descs)), len(descs)
 
 
 @functools.cache
 def operand_names(product: int) -> tuple[str, ...]:
-    """The names of a kind's operands, in the order of the C interface."""
+    """The names of the operands of a kind of product, in the order of the C interface."""
     lib, names = library(), []
     while (name := lib.scaledMMGetOperandName(product, len(names))) is not None:
         names.append(name.decode())
@@ -278,11 +278,11 @@ def operand_names(product: int) -> tuple[str, ...]:
 def _dtype_codes() -> dict[torch.dtype | str, int]:
     import torch
 
-    return {getattr(torch, name, name): code for code, name in enumerate(DTYPES)}  # a block format goes by its name
+    return {getattr(torch, name, name): code for code, name in enumerate(DTYPES)}  # a GGUF format has its name as key
 
 
 def tensor_desc(dtype: torch.dtype | str, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int, flags: int) -> TensorDescC:
-    """A C tensor descriptor. More than MAX_DIMS dimensions, or another dtype, pass through for the core to refuse."""
+    """A C tensor descriptor. More than MAX_DIMS dimensions and unknown dtypes are passed on; the core refuses them."""
     kept = min(len(shape), MAX_DIMS)
     desc = TensorDescC(_dtype_codes().get(dtype, UNKNOWN_DTYPE), len(shape), alignment=alignment, flags=flags)
     desc.shape[:kept] = shape[:kept]

@@ -1,4 +1,4 @@
-"""What every entry point asks of a tensor by itself, before anything is computed, and what it tells autograd afterwards."""
+"""Checks of a single tensor at every entry point before computing, and the notice to autograd afterwards."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors that do not act for others
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors that are not wrappers of others
 
 
 def is_strided(tensor: torch.Tensor) -> bool:
-    """Whether it is plain memory with strides: not sparse, not nested."""
+    """Whether the tensor is memory with strides: not sparse, not nested."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -22,7 +22,7 @@ def not_strided(name: str, tensor: torch.Tensor) -> BadParamError:
 
 
 def check_strided(name: str, tensor: object) -> None:
-    """BadParamError unless it is a tensor, and a strided one."""
+    """BadParamError unless it is a strided tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise BadParamError(f"{name}: expected a tensor, got {'None' if tensor is None else type(tensor).__name__}")
     if not is_strided(tensor):
@@ -30,7 +30,7 @@ def check_strided(name: str, tensor: object) -> None:
 
 
 def device(name: object) -> torch.device:
-    """The torch.device of an argument `device`; BadParamError for what names none."""
+    """The torch.device of an argument `device`; BadParamError if it names none."""
     try:
         return torch.device(name)
     except (RuntimeError, TypeError) as error:
@@ -38,13 +38,14 @@ def device(name: object) -> torch.device:
 
 
 def check_out(out: torch.Tensor) -> None:
-    """BadParamError for an output that torch would not write to either: one that autograd watches, of inference mode, lazily negated."""
+    """BadParamError for an output to which torch would not write either: it requires a gradient, is an inference tensor outside of inference mode,
+    or is lazily negated."""
     if not isinstance(out, torch.Tensor):
-        return  # refused where its dtype and shape are looked at
+        return  # refused where dtype and shape are checked
     if out.requires_grad:
         raise BadParamError("out: expected a tensor that requires no gradient, got one that does")
     if torch.compiler.is_compiling():
-        return  # the compiler has no tensors of inference mode, and cannot ask for them
+        return  # the compiler has no inference tensors, and cannot trace the question
     if out.is_inference() and not torch.is_inference_mode_enabled():
         raise BadParamError("out: expected a tensor made outside of inference mode, got one made inside, which is not written outside of it")
     if out.is_neg():
@@ -52,25 +53,25 @@ def check_out(out: torch.Tensor) -> None:
 
 
 def mark_written(out: torch.Tensor) -> None:
-    """Tell autograd that a tensor it may have kept has changed: operators below torch do not. One of inference mode it never keeps."""
+    """Tells autograd that a tensor it may have saved has changed, which calls past torch's operators do not. It never saves inference tensors."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
 
 
 def check_device(name: str, tensor: torch.Tensor, device: torch.device) -> None:
-    """BadTensorDeviceError unless the tensor is a strided one on the device."""
+    """BadTensorDeviceError unless the tensor is on the device; BadParamError unless it is strided."""
     if tensor.device != device:
         raise BadTensorDeviceError(f"{name}: expected a tensor on {device}, got one on {tensor.device}")
     check_strided(name, tensor)
 
 
 def check_size(fits: bool | torch.SymBool, message: Callable[[], str]) -> None:
-    """BadTensorShapeError unless sizes fit. For symbolic sizes that cannot be decided, the check is left to the run."""
+    """BadTensorShapeError unless sizes fit. The check of symbolic sizes that cannot be decided is deferred to the run."""
     torch._check_with(BadTensorShapeError, fits, message)
 
 
 def is_plain_cpu(tensor: torch.Tensor) -> bool:
-    """Whether it is a strided CPU tensor of torch's own types: nothing but its dtype, shape and strides can be wrong."""
+    """Whether the tensor is a strided CPU tensor of torch's own types: only its dtype, shape and strides can be wrong."""
     return tensor.is_cpu and type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_nested
 
 
@@ -82,7 +83,7 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def check_overlap(out: torch.Tensor, names: Sequence[str], inputs: Sequence[torch.Tensor | None]) -> None:
-    """BadParamError if out shares memory with an input."""
+    """BadParamError if out aliases an input."""
     out_begin, out_end = _bytes_of(out)
     for name, tensor in zip(names, inputs):
         if tensor is not None:
@@ -91,17 +92,17 @@ def check_overlap(out: torch.Tensor, names: Sequence[str], inputs: Sequence[torc
                 raise BadParamError(f"out: expected memory apart from every input, got an overlap with {name}")
 
 
-# What the C core calls a dtype that its interface has no number for.
+# The C core's name of a dtype that its interface does not have.
 _UNKNOWN_DTYPE = "an unknown dtype"
 
 
 def name_dtype(error: BaseException, **arguments) -> BaseException:
-    """The error, with torch's name of a dtype that the core does not know.
+    """The error, with torch's name in place of "an unknown dtype".
 
-    arguments: tensors or TensorDescs by the name that the message begins with; None for an absent one.
+    arguments: tensors or TensorDescs by the name with which the message begins; None: absent.
     """
     text = str(error)
-    if isinstance(error, NotImplementedError):  # torch has no such operator for a layout that nothing here takes
+    if isinstance(error, NotImplementedError):  # torch's error for a layout that is not supported here
         for name, tensor in arguments.items():
             if isinstance(tensor, torch.Tensor) and not is_strided(tensor):
                 return not_strided(name, tensor)

@@ -1,4 +1,4 @@
-"""Whether a weight may be promised to kernels as constant (docs/decisions/0011)."""
+"""Whether a weight may be marked as constant for kernels (docs/decisions/0011)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from scaled_mm.core import fast
 
 
 def is_written(b: torch.Tensor) -> bool:
-    """Waits until a CUDA tensor's device has done the current stream's work; a CPU has none.
+    """Synchronizes the current stream of a CUDA tensor's device; then b is written. True at once for a CPU tensor.
 
-    False where that says nothing of later runs: in a capture, while operators are traced, without data; and for a tensor that is
-    not aligned to 16 bytes, which a compiled graph may copy right before the product.
+    False if that proves nothing about later runs: during graph capture, while operators are traced, and for tensors without data. False also
+    for a tensor that is not aligned to 16 bytes, because a compiled graph may copy it right before the product.
     """
     on_cuda = b.is_cuda
     if torch.compiler.is_compiling() or not (on_cuda or b.is_cpu) or isinstance(b, FakeTensor) or fast.intercepted() or b.data_ptr() % 16:

@@ -1,4 +1,4 @@
-"""Between torch's dispatcher and the core: which device an operator runs on, its CUDA implementations, and the errors that cross back."""
+"""Between torch's dispatcher and the core: the device of an operator, its CUDA implementation, and the errors that cross back."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from scaled_mm.errors import BadParamError, DeviceNotSupportedError, NullPointer
 library = torch.library.Library("scaled_mm", "DEF")
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
-_STATUS = re.compile(r"\[scaled_mm status (\d+)\] (.*)", re.DOTALL)  # csrc/torch/tensors.h writes it: torch keeps nothing else of an exception
+_STATUS = re.compile(r"\[scaled_mm status (\d+)\] (.*)", re.DOTALL)  # written by csrc/torch/tensors.h: torch keeps only the text of an exception
 
 
 def define(schema: str, implementation, fake, tags: Sequence[torch.Tag] = ()):
     """Registers `torch.ops.scaled_mm.<name>` and returns its overload.
 
-    implementation: of every device, and of CUDA until `load_cuda_operators` has loaded csrc/torch. fake: shapes without data, for compilers.
-    Autograd falls through: nothing is differentiated. Without that torch marks an output as differentiable and only warns in backward.
+    implementation: for every device, and for CUDA until `load_cuda_operators` has loaded csrc/torch. fake: shapes without data, for compilers.
+    Autograd falls through, because nothing is differentiable. Without the fallthrough torch would mark the output as differentiable and only
+    warn in backward.
     """
     name = schema.partition("(")[0]
     library.define(schema, tags=tags)
@@ -40,7 +41,7 @@ def typed_error(error: Exception) -> BaseException:
     if match := _STATUS.search(text):
         return binding.failure(int(match.group(1)), match.group(2).split("\nException raised from")[0])
     if "CUDA out of memory" in text and not isinstance(error, torch.OutOfMemoryError):
-        return torch.OutOfMemoryError(text)  # what it was before it crossed the stable ABI
+        return torch.OutOfMemoryError(text)  # its type before it crossed the stable ABI
     if re.match(r"scaled_mm::\w+\(\) (Expected|expected|is missing|takes|received)", text):
         return BadParamError(text.splitlines()[0])  # torch's own check of the schema names the argument
     return error
@@ -57,13 +58,13 @@ def _load_once() -> None:
 
     if torch.version.cuda is None:
         raise DeviceNotSupportedError(f"device: expected a torch with CUDA, got torch {torch.__version__}")
-    binding.library()  # the operators link to its symbols
+    binding.library()  # the operators use its symbols
     torch.ops.load_library(str(torch_library()))
     fast.load()
 
 
 def load_cuda_operators() -> None:
-    """Register the CUDA implementations, compiling them first if nobody has (seconds, once per machine)."""
+    """Registers the CUDA implementations. The first time on a machine this compiles them, which takes seconds."""
     with _loading:
         _load_once()
 
@@ -72,7 +73,7 @@ def load_cuda_operators() -> None:
 
 
 def common_device(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> torch.device:
-    """The device of all tensors. NullPointerError for a required one that is None; BadTensorDeviceError names the one that is elsewhere."""
+    """The device of all tensors. NullPointerError for a required tensor that is None; BadTensorDeviceError names a tensor on another device."""
     for name, tensor in required.items():  # torch lets None through where a schema says Tensor
         if tensor is None:
             raise NullPointerError(f"{name}: expected a tensor, got None")
@@ -84,7 +85,7 @@ def common_device(required: dict[str, torch.Tensor], optional: dict[str, torch.T
 
 
 def runs_on_cuda(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> bool:
-    """Whether to hand over to the CUDA implementation, now loaded; False for the CPU, a typed error for the rest."""
+    """True for CUDA, whose implementation is then loaded; False for the CPU; DeviceNotSupportedError for other devices."""
     device = common_device(required, optional)
     if device.type == "cuda":
         load_cuda_operators()
@@ -95,7 +96,7 @@ def runs_on_cuda(required: dict[str, torch.Tensor], optional: dict[str, torch.Te
 
 
 def trace_device(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> torch.device:
-    """`common_device` of fake tensors. Loads the CUDA implementations now: the compiled graph calls the operator directly."""
+    """`common_device` of fake tensors. Loads the CUDA implementations, because the compiled graph will call the operator directly."""
     device = common_device(required, optional)
     if device.type == "cuda" and torch.version.cuda is not None:
         load_cuda_operators()

@@ -1,7 +1,7 @@
-"""The short way to the core for CUDA tensors: past torch's dispatcher, which costs more host time than the launch itself.
+"""The fast path to the core for CUDA tensors. It bypasses torch's dispatcher, which costs more host time than the launch itself.
 
-Taken only for plain tensors while nothing intercepts operators (torch.compile, dispatch modes, function modes); everything
-else, and every mistake, goes to the registered operators. docs/decisions/0003-host-overhead.md has the measurements.
+It serves plain tensors while nothing intercepts operators (torch.compile, dispatch modes, function modes). All other calls, and invalid
+arguments, take the registered operators. Measurements: docs/decisions/0003-host-overhead.md.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from scaled_mm.errors import KernelNotBuiltError
 if TYPE_CHECKING:
     from scaled_mm.core.spec import ProductSpec
 
-# What torch's own generated code allocates with: a third of the host time of torch.empty. None: this torch has none.
+# The allocator of torch's own generated code: a third of the host time of torch.empty. None: this torch has none.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_strided_cuda = getattr(_guards, "_empty_strided_cuda", None)
-# Looked up once: a name in torch._C costs as much as what it names. A torch that lacks one of them goes by its dispatcher.
+# Looked up once, because the lookup in torch._C costs as much as the call. Without one of them, calls take the dispatcher.
 _watchers = [getattr(torch._C, name, None) for name in ("_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_tracing")]
 _dispatch_modes, _function_mode, _tracing = _watchers
 _BLIND = None in _watchers
 increment_version = torch.autograd.graph.increment_version
-module = None  # the extension, once CUDA has been used; None: take the operators
+module = None  # the extension, once CUDA has been used; None: calls take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
 
 
 def load() -> None:
-    """Build and load the extension; without Python's headers, or with a torch that has no exchange table, do nothing."""
+    """Builds and loads the extension. Does nothing without Python's headers, or with a torch without the exchange table."""
     global module
     from scaled_mm.jit.library import python_library
 
     if _BLIND or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return  # nothing would say when to keep away, or the limited API that the extension is built against is not there
+        return  # intercepted operators could not be detected, or there is no limited API, against which the extension is built
     try:
         path = python_library()
     except KernelNotBuiltError as error:
@@ -63,14 +63,14 @@ def _warn_that_calls_are_slow(error: Exception) -> None:
 
 
 def failed(status: int) -> BaseException:
-    """What to raise for a status that the extension answered."""
+    """The exception for a status that the extension returned."""
     from scaled_mm.core import binding
 
     return binding.failure(status)
 
 
 def intercepted() -> bool:
-    """Whether something wants to see every operator (a dispatch mode, a function mode, torch.jit.trace), or nothing here could tell."""
+    """Whether something intercepts operators (a dispatch mode, a function mode, torch.jit.trace), or this cannot be detected."""
     return _BLIND or _dispatch_modes() != 0 or _function_mode() or _tracing()
 
 
@@ -85,14 +85,14 @@ def _handle_address(device: int) -> int:
 
 
 def _workspace(size: int, device: int) -> torch.Tensor:
-    """Bytes on the device; the extension calls it for kernels that need a workspace."""
+    """A workspace of `size` bytes on the device. The extension calls it for kernels that need one."""
     return torch.empty(size, dtype=torch.int8, device=f"cuda:{device}")
 
 
 def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool):
-    """Needs `module`. The product of inputs, in the order of the spec, planned, calculated and forgotten; NotImplemented: take the operator instead.
+    """The product of inputs, in the order of the spec, by a temporary plan. NotImplemented: the caller must take the operator. Needs `module`.
 
-    The second input may be a constant weight: constant_b.
+    constant_b: the second input is a constant weight.
     """
     if torch.compiler.is_compiling() or intercepted():
         return NotImplemented
@@ -111,7 +111,7 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):
-        return NotImplemented  # the operator says what is wrong
+        return NotImplemented  # the operator raises the error
     status = module.run(_handle_address(device), spec.code, device, constant_b, (written, *inputs))
     if status is None:
         if out is not None:

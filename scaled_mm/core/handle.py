@@ -1,4 +1,4 @@
-"""`Handle`: one device; and what every object of the C library has in common."""
+"""`Handle`: one device. Also the base class of all objects of the C library."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from scaled_mm.errors import BadParamError, DeviceNotSupportedError
 
 
 class Owner:
-    """Shared by the copies of an object of the C library, which is freed once: when called, or when the last copy is collected.
+    """Frees an object of the C library once: when called, or when its last copy is collected. All copies share the owner.
 
-    Not at exit: the process takes it along.
+    Nothing is freed at exit.
     """
 
     def __init__(self, function: str, pointer: ctypes.c_void_p):
@@ -28,14 +28,14 @@ class Owner:
 
 
 class CObject:
-    """Owns an object of the C library: `copy.copy` shares it, and it cannot leave the process or be doubled."""
+    """Owns an object of the C library. `copy.copy` shares it; it cannot be pickled or deep-copied."""
 
     def __copy__(self):
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
 
-    def __reduce_ex__(self, protocol):  # asked by pickle and copy.deepcopy
+    def __reduce_ex__(self, protocol):  # called by pickle and copy.deepcopy
         name = type(self).__name__
         raise BadParamError(f"{name}: expected to stay as it is in its process, got a pickle or a deep copy to make; create another {name} instead")
 
@@ -56,7 +56,7 @@ class Handle(CObject):
                 self.device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
             kind = binding.DEVICE_CUDA
         elif self.device.type == "cpu":
-            self.device = torch.device("cpu")  # there is one, whatever its index
+            self.device = torch.device("cpu")  # there is only one, whatever its index
             kind = binding.DEVICE_CPU
         else:
             raise DeviceNotSupportedError(f"device: expected cuda or cpu, got {self.device.type}")

@@ -1,4 +1,4 @@
-"""`Product`: the torch operators of a kind of product, and the call of them, made from its `ProductSpec`."""
+"""`Product`: the torch operators of a kind of product, made from its `ProductSpec`, and the function that calls them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Product:
         inputs = ", ".join(f"Tensor{'' if operand.required else '?'} {operand.name}" for operand in spec.inputs)
         self._required = tuple(i for i, operand in enumerate(spec.inputs) if operand.required)
         self._optional = tuple(i for i, operand in enumerate(spec.inputs) if not operand.required)
-        # Without default values: torch drops arguments that equal theirs, and the functions below count.
+        # No default values: torch drops arguments that equal them, and the functions below rely on the number of arguments.
         self.functional = define(f"{spec.name}({inputs}, ScalarType out_dtype, bool constant_b) -> Tensor", self._compute, self._fake, TAGS)
         self.out = define(f"{spec.name}_out(Tensor(a!) out, {inputs}, bool constant_b) -> ()", self._compute_out, self._fake_out, TAGS)
         self.calculate = define(
@@ -39,9 +39,9 @@ class Product:
         )
 
     def call(self, inputs: Tensors, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool = False) -> torch.Tensor:
-        """The product of inputs, in the order of the spec; into out if it is given, whose dtype then decides.
+        """The product of inputs, in the order of the spec. If out is given, it is written to and determines the dtype.
 
-        Raises the typed error of whatever is wrong, naming the operand.
+        Raises the typed error, which names the operand.
         """
         spec = self.spec
         if out is not None:
@@ -130,9 +130,9 @@ class Product:
         return shape
 
     def _check_meta(self, out: torch.Tensor, inputs) -> None:
-        """The core's validation of tensors on the meta device.
+        """Runs the core's validation for tensors on the meta device.
 
-        Skipped while a compiler traces: sizes may be symbols then, and Dynamo hides errors raised here; the run raises them.
+        Skipped while a compiler traces, because sizes may then be symbols and Dynamo hides errors raised here. The run raises them.
         """
         if out.device.type != "meta" or isinstance(out, FakeTensor):
             return
@@ -151,7 +151,7 @@ def _cpu_handle() -> Handle:
 
 @functools.lru_cache(maxsize=256)
 def _cpu_plan(product: Product, *described: tuple | None) -> Plan:
-    """The validated plan of tensors by (shape, dtype, strides). Cached: on a CPU validation takes longer than a small product."""
+    """The validated plan for tensors given by (shape, dtype, strides). Cached, because validation takes longer than a small product on a CPU."""
     return Plan(product, _cpu_handle(), tuple(None if one is None else TensorDesc(*one) for one in described), None)
 
 

@@ -1,4 +1,4 @@
-"""`Plan`: a product validated once and calculated often, of any kind. The descriptors of `scaled_mm.products` are its subclasses."""
+"""`Plan`: a product of any kind, validated once and calculated often. The descriptors of `scaled_mm.products` are its subclasses."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def stream_address(stream) -> int:
 
 
 class Plan(CObject):
-    """A product that the core has validated, with the kernel that it chose.
+    """A product that the core has validated, and its selected kernel.
 
-    A context manager: leaving it destroys the plan. Subclasses add `calculate`, which names the operands.
+    A context manager: leaving it destroys the plan. Subclasses add `calculate` with named operands.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Plan(CObject):
     ):
         """product: the `Product`, operators and spec. operands: out, then the inputs, in the order of the spec.
 
-        kernel: the row to force. constant: the operand `spec.constant` will be a prepared weight. option: the C function's.
+        kernel: the name of a kernel config to force. constant: the operand `spec.constant` will be a prepared weight. option: of the C function.
         """
         self._pointer = ctypes.c_void_p()
         self.product, spec = product, product.spec
@@ -88,7 +88,7 @@ class Plan(CObject):
         self.workspace_size: int = size.value
 
     def _describe(self, name: str, operand: object) -> TensorDesc | None:
-        """An operand as the C interface sees it."""
+        """The TensorDesc of an operand, as the C interface receives it."""
         return describe(name, operand, self.device)
 
     @property
@@ -108,7 +108,7 @@ class Plan(CObject):
     # ---- one calculation --------------------------------------------------------------------------------------------------
 
     def _run(self, tensors: Tensors, workspace: torch.Tensor | None, stream) -> None:
-        """Compute. tensors: out, then the inputs, in the order of the spec. workspace, stream: as `calculate` documents them."""
+        """Calculates. tensors: out, then the inputs, in the order of the spec. workspace, stream: see `calculate`."""
         if self._pointer.value is None:
             self._check_alive()
         if stream is not None:
@@ -132,12 +132,12 @@ class Plan(CObject):
         checks.mark_written(out)
 
     def _check_data(self, out: torch.Tensor) -> None:
-        """BadTensorDeviceError for a meta tensor: its operator would return without a product."""
+        """BadTensorDeviceError for a meta tensor, whose operator would return without computing."""
         if isinstance(out, torch.Tensor) and out.is_meta:
             raise BadTensorDeviceError(f"out: expected a tensor on {self.device}, got one on {out.device}")
 
     def _check_on_cpu(self, tensors: Tensors, workspace: torch.Tensor | None) -> None:
-        """What the CUDA operators check before a launch: the tensors that were planned, and out apart from the inputs."""
+        """The checks that the CUDA operators make before a launch: the tensors match the plan, and out aliases no input."""
         self._check_workspace(workspace)
         if self._are_planned(tensors):
             return
@@ -145,7 +145,7 @@ class Plan(CObject):
         checks.check_overlap(tensors[0], self.product.spec.input_names, tensors[1:])
 
     def _check_planned(self, tensors: tuple) -> None:
-        """The typed error that says how tensors differ from those that were planned."""
+        """Raises the typed error that says how the tensors differ from the plan; returns if they match."""
         names = self.product.spec.operand_names
         for name, tensor in zip(names, tensors):
             if isinstance(tensor, TensorDesc):
@@ -158,7 +158,7 @@ class Plan(CObject):
             raise self.product.spec.named(error, tensors) from None
 
     def _check_workspace(self, workspace: torch.Tensor | None) -> None:
-        """A CPU does not use it, but what is wrong here is wrong on a GPU."""
+        """A CPU does not use the workspace, but an invalid one is refused as on a GPU."""
         if workspace is None:
             return
         if not isinstance(workspace, torch.Tensor):

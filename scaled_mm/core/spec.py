@@ -1,4 +1,4 @@
-"""`ProductSpec`: what a kind of product is. Operators, fakes, plans, the CPU path and error messages are made from it."""
+"""`ProductSpec`: the description of a kind of product. Operators, fakes, plans, the CPU path and error messages are made from it."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ProductSpec:
     name: of its operators, `torch.ops.scaled_mm.<name>`, `<name>_out` and `<name>_calculate`.
     code: its scaledMMProduct_t.
     inputs: its operands besides out, in the order of the C interface (`csrc/problems/<kind>.cpp`).
-    out_dtypes: the dtypes that out may have.
-    out_shape: (*inputs) -> the shape of out; raises BadTensorShapeError for inputs of other dimensions.
-    check_sizes: (*inputs) -> raises BadTensorShapeError for sizes that do not fit each other, by `checks.check_size`: they may be symbols.
-    compute: (out, *inputs) -> computes on a CPU what the core has validated.
-    cpu_kernel: () -> (name, reason) of what computes on a CPU.
+    out_dtypes: the allowed dtypes of out.
+    out_shape: (*inputs) -> the shape of out. Raises BadTensorShapeError if an input has a wrong number of dimensions.
+    check_sizes: (*inputs) -> None. Raises BadTensorShapeError if sizes do not match. Uses `checks.check_size`, because sizes may be symbols.
+    compute: (out, *inputs) -> None. Computes on a CPU; the core has validated the operands.
+    cpu_kernel: () -> (name, reason) of the CPU's method.
     constant: the input that may be a constant weight (`prepare_weight`), which kernels may read early.
     describe_sizes: (out, *inputs as TensorDescs or None) -> the sizes for the repr of a descriptor.
     """
@@ -54,10 +54,10 @@ class ProductSpec:
         object.__setattr__(self, "operand_names", ("out", *self.input_names))
 
     def check_out_dtype(self, dtype: object) -> None:
-        """BadTensorDtypeError unless it is one of out_dtypes."""
+        """BadTensorDtypeError unless dtype is one of out_dtypes."""
         if not isinstance(dtype, torch.dtype) or dtype not in self.out_dtypes:
             raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, self.out_dtypes))}, got {dtype!r}")
 
     def named(self, error: BaseException, tensors: tuple) -> BaseException:
-        """The error with torch's name of a dtype that the core does not know. tensors: out and the inputs, in order."""
+        """The error, with torch's name of a dtype that the core does not know. tensors: out and the inputs, in order."""
         return checks.name_dtype(error, **dict(zip(self.operand_names, tensors)))

@@ -64,7 +64,7 @@ class TensorDesc:
 
     @functools.cached_property
     def bytes(self) -> int:
-        """From the data pointer to the end of the last element; 0 for a tensor without elements."""
+        """Bytes from the data pointer to the end of the last element; 0 for a tensor without elements."""
         if 0 in self.shape:
             return 0
         if isinstance(self.dtype, str):
@@ -77,7 +77,7 @@ class TensorDesc:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorDesc:
         """The TensorDesc of a tensor: its shape, dtype, strides, and the alignment of its data pointer (at most 16)."""
-        desc = object.__new__(cls)  # the values of an existing tensor need none of the checks above
+        desc = object.__new__(cls)  # skips the checks above, which an existing tensor does not need
         desc.__dict__.update(
             shape=tuple(tensor.shape),
             dtype=tensor.dtype,

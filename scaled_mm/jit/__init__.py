@@ -1,5 +1,5 @@
-"""From table rows to loaded kernels: generated sources, nvcc, and a cache of what was built.
+"""From kernel configs to loaded kernels: generated sources, nvcc, and a cache of built libraries.
 
 `toolchain` finds compilers and headers, `codegen` writes one translation unit per kernel, `compile` runs ninja,
-`cache` keeps the results, `library` loads them into the C core.
+`cache` stores the libraries, `library` says what is built and under which key, `dispatch` selects the table of a machine.
 """

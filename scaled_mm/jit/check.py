@@ -1,7 +1,7 @@
-"""What the device compiler makes of a table's rows, on any machine with nvcc: registers and spills, for every GPU served.
+"""Compiles a table's kernel configs for every GPU served, on any machine with nvcc, and reports registers and spills.
 
-A kernel that spills keeps accumulators in memory, one whose wgmma instructions are serialized waits for each of them: they would be
-right, and slow without a word.
+A kernel that spills keeps accumulators in local memory. A kernel whose wgmma instructions are serialized waits for each of them. Both would
+be correct but silently slow.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized[^\n]*fun
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """One kernel for one GPU ("sm_86"). Registers per thread; bytes spilled, stores and loads together; seconds of its nvcc run.
+    """One kernel compiled for one GPU. code: "sm_86". registers: per thread. spilled: bytes of stores and loads together. seconds: of nvcc.
 
-    serialized: it waits after each wgmma instruction, the compiler said.
+    serialized: the compiler reported that it serializes the wgmma instructions.
     """
 
     row: str
@@ -44,7 +44,7 @@ class Compiled:
 
 
 def codes(table: TileTable, nvcc: toolchain.Nvcc) -> list[str]:
-    """The GPUs to compile a table for: every one it serves that the nvcc knows, the oldest whether it knows it or not."""
+    """The GPUs to compile a table for: the oldest one served, and every other one that this nvcc knows."""
     oldest = f"sm_{compile.target(table.arch)}"
     served = sorted({name.replace("sm", "sm_") for name in table.serves or (table.arch,)}, key=lambda code: int(code[3:]))
     known = toolchain.known_machine_codes(nvcc)
@@ -52,7 +52,7 @@ def codes(table: TileTable, nvcc: toolchain.Nvcc) -> list[str]:
 
 
 def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]:
-    """Compile one kernel for every GPU its table serves, and keep nothing. KernelNotBuiltError when the compiler refuses it."""
+    """Compiles one kernel for every GPU that its table serves, and keeps no file. KernelNotBuiltError if the compiler fails."""
     nvcc, flags = library.nvcc_and_flags(table.arch)
     capability = compile.target(table.arch)
     toolchain.require_architecture(nvcc, f"compute_{capability}")
@@ -82,7 +82,7 @@ def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]
         )
         for found in _REPORT.finditer(output)
     ]
-    if unreported := set(wanted) - {kernel.code for kernel in compiled}:  # a report that cannot be read is no clean one
+    if unreported := set(wanted) - {kernel.code for kernel in compiled}:  # an unreadable report does not count as clean
         raise KernelNotBuiltError(f"{name[0]}: expected ptxas to report on {', '.join(sorted(unreported))}, got\n{output[-2000:]}")
     return compiled
 
@@ -90,7 +90,7 @@ def compile_kernel(table: TileTable, name: library.KernelName) -> list[Compiled]
 def compile_kernels(
     table: TileTable, names: Sequence[library.KernelName], jobs: int | None = None, on_kernel: Callable[[list[Compiled]], None] | None = None
 ) -> list[Compiled]:
-    """Compile kernels of a table, `jobs` at a time (default: one per core); on_kernel is called with each one's results in order."""
+    """Compiles kernels of a table, `jobs` at a time (default: one per core). on_kernel is called with the results of each kernel, in order."""
     found: list[Compiled] = []
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
         futures = [pool.submit(compile_kernel, table, name) for name in names]
@@ -109,8 +109,8 @@ def compile_kernels(
 
 
 def kernels_to_check(table: TileTable) -> list[library.KernelName]:
-    """Every row for its first dtype, bfloat16 (a GGUF row for its first format), and the others, which differ in the epilogue alone, for the row
-    with the most accumulators."""
+    """Every kernel config for its first output dtype, bfloat16, or its first GGUF format. The other dtypes only change the epilogue; they are
+    compiled for the kernel config with the most accumulators."""
     from scaled_mm.jit.codegen import ZERO_POINT_TERMS, out_dtypes
     from scaled_mm.kernels.registry import config_cost
 

@@ -1,6 +1,6 @@
-"""Generate the translation units: one per kernel from its configuration, and one that lists the kernels of a library.
+"""Generates the translation units: one per kernel, and one that lists the kernels of a library.
 
-How the fields of a configuration become C++ is its family's matter (`scaled_mm.kernels`); what surrounds that is here.
+The family of a kernel config (`scaled_mm.kernels`) turns its fields into a C++ type; this module writes the source around it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ZERO_POINT_TERMS = "zero_point_terms"
 
 
 def out_dtypes(config: KernelConfig) -> tuple[str, ...]:
-    """The suffixes of BUILT_FOR that a kernel is built for: output dtypes, or formats of the weight."""
+    """The keys of BUILT_FOR that a kernel config is built for: output dtypes, or GGUF formats of the weight."""
     return family_of(config).built_for
 
 
@@ -41,9 +41,9 @@ def symbol(row: str, out_dtype: str | None) -> str:
 
 
 def kernel_source(config: KernelConfig, out_dtype: str, limit: int = ARCHES[DEFAULT_ARCH].shared_memory) -> str:
-    """The translation unit of one kernel for one output dtype, or one format of the weight. KernelNotBuiltError for what is not written yet.
+    """The translation unit of one kernel, for one output dtype or one GGUF format. KernelNotBuiltError for a field that no kernel implements yet.
 
-    limit: bytes of shared memory that a thread block may have on every GPU of the table.
+    limit: bytes of shared memory that a thread block may opt in to on every GPU of the table.
     """
     family = family_of(config)
     if out_dtype not in family.built_for:
@@ -64,7 +64,7 @@ def kernel_source(config: KernelConfig, out_dtype: str, limit: int = ARCHES[DEFA
 
 
 def zero_point_terms_source() -> str:
-    """The translation unit of the kernel that sums over K for the zero points."""
+    """The translation unit of the kernel that computes the zero-point terms, sums over K."""
     name = symbol(ZERO_POINT_TERMS, None)
     return (
         '// Generated.\n#include "int8/prepare/zero_point_terms.cuh"\n'
@@ -98,7 +98,7 @@ def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
 
 
 def library_source(arch: str, symbols: list[str], table: TileTable | None = None) -> str:
-    """The translation unit with the one function that a kernel library exports, and the tables if it brings them."""
+    """The translation unit with the one function that a kernel library exports, and the library's tables if it contains them."""
     lines = ['// Generated: what this library holds.\n#include "core/kernel_abi.h"\n']
     lines += [f'extern "C" const scaled_mm::Kernel {name};' for name in symbols]
     lines.append("namespace {")

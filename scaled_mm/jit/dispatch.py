@@ -1,4 +1,4 @@
-"""Which table a machine's calls use: the one tuned for its GPU, or its architecture's."""
+"""The table that calls on this machine use: the one tuned for its GPU, or its architecture's."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from scaled_mm.tables.tuned import gpus_served, usable_tuned, warn_once, with_ro
 
 
 def machine_table(arch: str) -> TileTable:
-    """The table that serves calls for an architecture on this machine, read anew. What `tables.load_table` raises.
+    """The table that serves calls for an architecture on this machine. It is read again on every call. Raises the errors of `tables.load_table`.
 
-    A table tuned for the GPU comes first, if it can be read and its kernels can be had: from nvcc, or a library of that very table.
-    Otherwise the architecture's serves, with a warning: a wheel's kernels are that table's.
+    A table tuned for the GPU is used if it is valid and its kernels are available, from nvcc or from a library built from that table. Otherwise
+    the architecture's table is used, with a warning. A wheel contains the kernels of the architecture's table only.
     """
     base = tables.load_table(arch)
     tuned = usable_tuned(base.arch, gpus_served(base.arch))
@@ -30,6 +30,6 @@ def machine_table(arch: str) -> TileTable:
 
 
 def callable_table(arch: str) -> TileTable:
-    """`machine_table` as calls see it: a tuned one with the architecture's other rows, which a call may ask for by name."""
+    """`machine_table` for calls. A tuned table also gets the architecture's other kernel configs, which a call may force by name."""
     table = machine_table(arch)
     return with_rows_of(table, tables.load_table(arch)) if table.tuned else table

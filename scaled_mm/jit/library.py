@@ -1,4 +1,4 @@
-"""What gets built, and under which key: the C core, the torch operators, and kernels, one at a time or a whole architecture."""
+"""Builds the C core, the torch operators, the fast path, and kernels, one at a time or a whole architecture; and computes their cache keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scaled_mm.jit.paths import csrc_dir, lib_dir
 from scaled_mm.tables import rules
 from scaled_mm.tables.schema import TileTable
 
-# A kernel of an architecture: (row name, output dtype or format, of codegen.BUILT_FOR), or (ZERO_POINT_TERMS, None).
+# A kernel of an architecture: (name of the kernel config, key of codegen.BUILT_FOR), or (ZERO_POINT_TERMS, None).
 KernelName = tuple[str, str | None]
 _KERNEL_OBJECT = "kernel.o"
 
@@ -24,7 +24,7 @@ _KERNEL_OBJECT = "kernel.o"
 
 
 def _prebuilt(name: str, key: str) -> Path | None:
-    """A library that setup.py put into the package, if it was made from the sources that are here now."""
+    """A library that setup.py put into the package, if its key matches the present sources."""
     library = lib_dir() / f"{name}.so"
     record = library.with_suffix(".json")
     if not (library.is_file() and record.is_file()):
@@ -32,21 +32,21 @@ def _prebuilt(name: str, key: str) -> Path | None:
     try:
         return library if json.loads(record.read_text(encoding="utf-8"))["key"] == key else None
     except (ValueError, KeyError, TypeError):
-        return None  # not a record of ours: built again
+        return None  # an unreadable record: the library is built again
 
 
 def shipped_kernels() -> list[tuple[str, Path]]:
-    """(architecture, library) of every kernel library that setup.py put into the package, usable or not."""
+    """(architecture, library) of every kernel library that setup.py put into the package, up to date or not."""
     return [(path.stem.removeprefix("kernels_"), path) for path in sorted(lib_dir().glob("kernels_*.so"))]
 
 
 def serves(table: TileTable) -> bool:
-    """Whether the package's kernel library is the one of this table and the sources that are here now."""
+    """Whether the package's kernel library was built from this table and the present sources."""
     return _prebuilt(f"kernels_{table.arch}", _arch_key(table)) is not None
 
 
 def install_prebuilt(library: Path, name: str, key: str, folder: Path) -> Path:
-    """Put a built library into a package's lib folder, with the key of what it was made from."""
+    """Puts a built library into a package's lib folder, with its key."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{name}.so"
     shutil.copyfile(library, target)
@@ -58,17 +58,17 @@ def install_prebuilt(library: Path, name: str, key: str, folder: Path) -> Path:
 
 
 def core_key() -> str:
-    """Of the sources alone: a prebuilt core serves on machines with another compiler, or none."""
+    """The key of the sources alone, because a prebuilt core also serves machines with another compiler, or none."""
     return cache.digest("core", compile.sources_digest("core", "problems", "include"))
 
 
 def core_sources() -> list[Path]:
-    """What the core is compiled from: its life cycle of a product, and one file for each kind of product."""
+    """The sources of the core: the life cycle of a product, and one file for each kind of product."""
     return sorted(path for room in ("core", "problems") for path in (csrc_dir() / room).glob("*.cpp"))
 
 
 def build_core() -> Path:
-    """The C core, from the cache or compiled now; needs a C++ compiler only."""
+    """The C core, from the cache or compiled now. Needs only a C++ compiler."""
     cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
     sources = core_sources()
 
@@ -88,9 +88,9 @@ def core_library() -> Path:
 
 
 def torch_library() -> Path:
-    """Path of the torch operators over the C core: compiled on first use, against the torch that is installed.
+    """Path of the torch operators, compiled on first use against the installed torch.
 
-    The stable ABI makes one binary good for every torch from 2.10 on, so the key does not hold torch's version.
+    With the stable ABI one binary serves every torch from 2.10 on, so the key does not contain torch's version.
     """
     import torch
 
@@ -108,9 +108,9 @@ def torch_library() -> Path:
 
 
 def python_library() -> Path | None:
-    """Path of the short way from Python to the core (csrc/python); None where Python's headers are missing.
+    """Path of the fast path from Python to the core (csrc/python). None without Python's headers; calls then take torch's dispatcher.
 
-    Built against the limited API: one binary for every CPython. Without it calls go through torch's dispatcher.
+    Built against the limited API: one binary serves every CPython.
     """
     headers = Path(sysconfig.get_paths()["include"])
     if not (headers / "Python.h").is_file():
@@ -130,7 +130,7 @@ def python_library() -> Path | None:
 
 
 def kernel_names(table: TileTable) -> list[KernelName]:
-    """Every kernel that a table's architecture can ask for."""
+    """Every kernel of a table."""
     names: list[KernelName] = [(row.name, out) for row in table.all_rows for out in codegen.out_dtypes(row)]
     return [*names, (codegen.ZERO_POINT_TERMS, None)]
 
@@ -142,26 +142,26 @@ def kernel_source(table: TileTable, name: KernelName) -> str:
 
 
 def nvcc_and_flags(arch: str) -> tuple[toolchain.Nvcc, list[str]]:
-    """The nvcc, and its flags for the kernels of a table; KernelNotBuiltError says what is missing."""
+    """The nvcc, and its flags for the kernels of a table. KernelNotBuiltError names what is missing."""
     nvcc = toolchain.require("nvcc", toolchain.find_nvcc())
     return nvcc, compile.nvcc_flags(arch, toolchain.require("CUTLASS", toolchain.find_cutlass()), nvcc.version)
 
 
 def _link_flags(nvcc: toolchain.Nvcc) -> list[str]:
-    # The wheels keep libcudart_static in lib, where nvcc does not look by itself.
+    # The wheels have libcudart_static in lib, where nvcc does not search.
     beside = nvcc.path.resolve().parent.parent / "lib"
     return ["-shared", "-cudart=static", *([f"-L{beside}"] if (beside / "libcudart_static.a").is_file() else [])]
 
 
 def _kernel_key(arch: str, source: str) -> str:
-    """Everything that changes the machine code, but not where it lies: paths stay out."""
+    """The cache key of a kernel: a digest of everything that changes the machine code. Paths are left out."""
     nvcc, flags = nvcc_and_flags(arch)
     placeless = " ".join(flag for flag in flags if not flag.startswith("-I"))
     return cache.digest(compile.includes_digest(source), nvcc.version, str(toolchain.cutlass_version()), placeless)
 
 
 def kernel_key(table: TileTable, name: KernelName) -> str:
-    """The key of one kernel in the cache: it changes with whatever changes the machine code."""
+    """The cache key of one kernel of a table."""
     return _kernel_key(table.arch, kernel_source(table, name))
 
 
@@ -191,19 +191,19 @@ def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> P
 
 
 def _arch_key(table: TileTable) -> str:
-    """Of the sources and the table: a prebuilt library serves on machines without nvcc."""
+    """The key of the sources and the table alone, because a prebuilt library also serves machines without nvcc."""
     generated = [kernel_source(table, name) for name in kernel_names(table)]
     sources = [codegen.library_source(table.arch, [], table), *generated]
     return cache.digest(table.arch, *(compile.includes_digest(source) for source in sources))
 
 
 def _built_arch_key(table: TileTable) -> str:
-    """Of what was built here: the compiler, its flags and CUTLASS count too."""
+    """The cache key of a whole architecture: also of the compiler, its flags and CUTLASS."""
     return _kernel_key(table.arch, _arch_key(table))
 
 
 def arch_library(table: TileTable) -> Path | None:
-    """A whole architecture's library if one was built (by `scaled-mm build`, or into the package) from what is here now."""
+    """A whole architecture's library, if `scaled-mm build` or setup.py built one from the present sources and table."""
     if prebuilt := _prebuilt(f"kernels_{table.arch}", _arch_key(table)):
         return prebuilt
     if toolchain.find_nvcc() is None or toolchain.find_cutlass() is None:
@@ -214,9 +214,9 @@ def arch_library(table: TileTable) -> Path | None:
 def build_kernels(
     table: TileTable, names: Sequence[KernelName], jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None
 ) -> dict[KernelName, Path]:
-    """Build kernels in parallel; those in the cache are not built again, so an interrupted build goes on where it stopped.
+    """Builds kernels in parallel. Cached kernels are not built again, so an interrupted build resumes where it stopped.
 
-    jobs: kernels at a time; default: one per core. on_kernel(name, done, total) is called as each one is finished.
+    jobs: kernels at a time; default: one per core. on_kernel(name, done, total) is called when a kernel is finished.
     """
     built: dict[KernelName, Path] = {}
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
@@ -228,7 +228,7 @@ def build_kernels(
                     on_kernel(futures[future], len(built), len(names))
         except BaseException as error:
             for future in futures:
-                future.cancel()  # one failure ends the build; what is finished stays in the cache
+                future.cancel()  # one failure ends the build; finished kernels stay in the cache
             if not isinstance(error, Exception):
                 compile.end_all()
             raise
@@ -236,11 +236,11 @@ def build_kernels(
 
 
 def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None) -> Path:
-    """Build every kernel of a table and link them, with the table, into one library. Options: see `build_kernels`."""
+    """Builds every kernel of a table and links them, with the table, into one library. Options: see `build_kernels`."""
     nvcc, flags = nvcc_and_flags(table.arch)
     names = kernel_names(table)
     if whole := cache.find("arch", table.arch, _built_arch_key(table)):
-        return whole  # its kernels need not be here
+        return whole  # the single kernels need not be in the cache
     built = build_kernels(table, names, jobs, on_kernel)
 
     def build(folder: Path) -> None:
@@ -250,7 +250,7 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
             shutil.copyfile(built[name].parent / _KERNEL_OBJECT, objects[-1])
         source = folder / "index.cpp"
         source.write_text(codegen.library_source(table.arch, [codegen.symbol(*name) for name in names], table), encoding="utf-8")
-        link = [*_link_flags(nvcc), "-Xlinker=--strip-all", *(path.name for path in objects)]  # two megabytes of symbols that nobody asks for
+        link = [*_link_flags(nvcc), "-Xlinker=--strip-all", *(path.name for path in objects)]  # the symbols are not needed and take two megabytes
         compile.run_ninja(folder, f"arch-{table.arch}", nvcc.path, [source], flags, link)
         for path in objects:
             path.unlink()
@@ -259,10 +259,10 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
 
 
 def install_arch(table: TileTable, folder: Path, **options) -> Path:
-    """Build an architecture and put the library into a package's lib folder."""
+    """Builds an architecture and puts the library into a package's lib folder."""
     return install_prebuilt(build_arch(table, **options), f"kernels_{table.arch}", _arch_key(table), folder)
 
 
 def install_core(folder: Path) -> Path:
-    """Build the core and put it into a package's lib folder."""
+    """Builds the core and puts it into a package's lib folder."""
     return install_prebuilt(build_core(), "libscaled_mm", core_key(), folder)

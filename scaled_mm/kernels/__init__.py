@@ -1,5 +1,5 @@
-"""What a kernel is: architectures, output dtypes, the configuration of one kernel, and the kernel families.
+"""Architectures, output dtypes, kernel configs and kernel families.
 
-`arch` and `dtypes` import nothing heavy. `config` imports pydantic; `registry` knows all families. No torch anywhere:
-setup.py builds kernels where there is none. A new family is a module of this room, and its line in `registry`.
+`arch` and `dtypes` import nothing heavy. `config` imports pydantic; `registry` knows all families. Nothing here imports torch, because
+setup.py builds kernels without it. A new family is a module of this room and a line in `registry`.
 """

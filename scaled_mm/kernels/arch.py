@@ -1,6 +1,6 @@
-"""The SM architectures: one entry each, and the GPUs whose peak rates are known.
+"""The SM architectures, one entry each, and the GPUs whose peak rates are known.
 
-Sources: the table of technical specifications in the CUDA C++ Programming Guide; the makers' data sheets.
+Sources: the table of technical specifications in the CUDA C++ Programming Guide; NVIDIA's data sheets.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import dataclasses
 KIB = 1024
 WARP_SIZE = 32
 WARPGROUP = 128  # threads that issue one wgmma
-REGISTERS = 64 * KIB  # 32-bit, of an SM: the same on every architecture below
-MAX_CLUSTER = 8  # thread blocks: the most that every GPU with clusters can schedule
+REGISTERS = 64 * KIB  # 32-bit registers of an SM, on every architecture below
+MAX_CLUSTER = 8  # thread blocks per cluster: the most that every GPU with clusters can schedule
 CLUSTER_SIZES = (1, 2, 4, 8)
 STATIC_SHARED_MEMORY = 48 * KIB  # what a kernel may declare without opting in to more
 
@@ -38,7 +38,7 @@ GPUS: dict[str, Gpu] = {
     "NVIDIA A10": Gpu("A10", 72, 250e12, 600e9),
     "Tesla T4": Gpu("T4", 40, 130e12, 320e9),
 }
-"""By the name that the driver gives the GPU. A GPU that is not here gets no roof rather than a wrong one."""
+"""By the driver's name of the GPU. For a GPU that is not listed, no roofline is reported."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +46,12 @@ class Arch:
     """One architecture.
 
     shared_memory: bytes that one thread block may opt in to.
-    code_name: NVIDIA's name of the generation.
-    typical: a common GPU; None for an architecture that another one's tile table serves.
-    capability: what nvcc compiles the architecture's tile table for: the oldest architecture served, or a variant with more instructions.
-    wgmma: has warpgroup MMA and TMA as SM90a has them; kernels that use them run on no other architecture.
-    async_copies: cp.async, from device memory to shared memory.
+    code_name: NVIDIA's name, such as "Hopper".
+    typical: a common GPU; None for an architecture that is served by another one's tile table.
+    capability: the compute capability that nvcc compiles the tile table for: the oldest architecture served, or a variant with more
+        instructions, such as 90a.
+    wgmma: has SM90a's warpgroup MMA and TMA. Kernels that use them run on no other architecture.
+    async_copies: has cp.async, from device memory to shared memory.
     """
 
     name: str
@@ -85,7 +86,7 @@ ARCHES: dict[str, Arch] = {
 }
 """A new architecture is an entry here, and a tile table that serves it."""
 
-DEFAULT_ARCH = "sm90"  # of commands that ask for none
+DEFAULT_ARCH = "sm90"  # of commands without --arch
 
 
 def wgmma_arches() -> str:

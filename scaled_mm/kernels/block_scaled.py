@@ -1,4 +1,4 @@
-"""The kernels of block-scaled products (csrc/int8/block_scaled): c2x by mma.sync for aligned operands, generic for any.
+"""Block-scaled products (csrc/int8/block_scaled): c2x, with mma.sync, for aligned operands; generic for any operands.
 
 The generated sources assert the shared memory computed here.
 """
@@ -13,18 +13,18 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code, Family, FieldFinding, KernelCost
 
-SCALE_BLOCK = 128  # k of a scale, and columns of one of b
-_CHUNK = 16  # bytes moved at once, and the padding of a finished row in shared memory
+SCALE_BLOCK = 128  # elements of K per scale; also columns per scale of b
+_CHUNK = 16  # bytes per copy; also the padding of a finished row in shared memory
 _GENERIC_THREADS = 128
 
 
 def threads(config: KernelConfig) -> int:
-    """Of a thread block of a c2x kernel."""
+    """Threads per thread block of a c2x kernel."""
     return config.tile.m // config.warp.m * (config.tile.n // config.warp.n) * WARP_SIZE
 
 
 class BlockScaled(Family):
-    """What both have in common: a sum is a float32, so there is no int32 output."""
+    """Common to both families. Sums are float32, so there is no int32 output."""
 
     section = "block_scaled"
     built_for = tuple(name for name in OUT_DTYPES if name != "int32")
@@ -42,13 +42,14 @@ class BlockScaled(Family):
 
 
 class BlockScaledC2x(BlockScaled):
-    """Aligned operands."""
+    """For aligned operands."""
 
     name = "c2x"
     fields = ("tile", "warp", "stages", "swizzle")
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
-        """Shared memory: the ring of stages, later in its place the finished tile, and two blocks' scales. Accumulators: int32 and float32."""
+        """Shared memory: the ring of stages, whose memory the finished tile reuses, and the scales of two blocks of K. Accumulators: one int32
+        and one float32 per element."""
         m, n, k = config.tile
         stage, finished = (m + n) * k, m * (n * out_bytes + _CHUNK)
         stages = 0 if config.stages == "auto" else config.stages
@@ -76,7 +77,7 @@ class BlockScaledC2x(BlockScaled):
 
 
 class BlockScaledGeneric(BlockScaled):
-    """Operands of any strides and alignment."""
+    """For operands with any strides and alignment."""
 
     name = "generic"
     fields = ("tile",)
@@ -118,7 +119,7 @@ def _shape(config: KernelConfig) -> Iterator[FieldFinding]:
     if warp.k != tile.k:
         yield "warp", f"warp k = {warp.k}, expected {tile.k}: a warp sums a whole block of K"
     if any(part % 16 or whole % part for whole, part in zip(tile[:2], warp[:2])):
-        return  # the rest divides by what is wrong
+        return  # the other rules divide by these fields
     count = threads(config)
     if count > MAX_WARPS * WARP_SIZE or count % 64:
         yield "warp", f"{count // WARP_SIZE} warps, expected an even number of at most {MAX_WARPS}"

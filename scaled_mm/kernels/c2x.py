@@ -1,7 +1,7 @@
 """c2x: CUTLASS 2.x, mma.sync, on every architecture.
 
-The numbers are those of CUTLASS's threadblock MMA and of the thread map with which its epilogue stores 16 bytes per thread;
-the generated sources assert the shared memory computed here.
+Sources of the rules: CUTLASS's threadblock MMA, and the thread map with which its epilogue stores 16 bytes per thread. The generated sources
+assert the shared memory computed here.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from scaled_mm.kernels.grouped import Grouped
 from scaled_mm.kernels.naming import candidate, short_options
 
 MAX_WARPS = 8
-# A thread has 255 registers; beside these it holds operand fragments, scales and addresses.
+# Of a thread's 255 registers. The others hold operand fragments, scales and addresses.
 MAX_ACCUMULATORS = 128
-_OTHER_REGISTERS = 64  # about what a thread holds beside its accumulators
-_RESIDENT_WARPS = 2048 // WARP_SIZE  # of an SM
+_OTHER_REGISTERS = 64  # estimate: registers per thread besides the accumulators
+_RESIDENT_WARPS = 2048 // WARP_SIZE  # per SM
 _SPLITS = (1, 2, 4, 8)
 _ACCESS_BYTES = 16
 _OUT_BYTES = tuple({dtype.bytes for dtype in OUT_DTYPES.values()})
-_EXCHANGE_ROWS, _EXCHANGE_PADDING = 8, 8  # rows of a warp and columns of padding of the epilogue's exchange, in int32
+_EXCHANGE_ROWS, _EXCHANGE_PADDING = 8, 8  # the epilogue's exchange through shared memory: rows per warp, and padding columns of int32
 
 # Candidates.
 _TILE_MN = (16, 32, 64, 128, 256)
@@ -41,7 +41,7 @@ def warps(config: KernelConfig) -> tuple[int, int, int]:
 
 
 def stage_findings(config: KernelConfig, arch: Arch, title: str) -> Iterator[FieldFinding]:
-    """What is wrong with the number of stages of a kernel on mma.sync. title: `c2x`."""
+    """Checks the number of stages of an mma.sync kernel. title: of the family, in messages."""
     if config.stages == "auto":
         yield "stages", f"a {title} row says how many: 2 on sm75, at least 3 elsewhere"
     elif not arch.async_copies and config.stages != 2:
@@ -58,7 +58,7 @@ class C2x(Family):
     splits_k = True
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
-        """Shared memory: the ring of stages, and in the same place afterwards the epilogue's exchange."""
+        """Shared memory: the ring of stages, whose memory the epilogue's exchange reuses."""
         stage = (config.tile.m + config.tile.n) * config.tile.k
         stages = 0 if config.stages == "auto" else config.stages
         if config.warp is None:
@@ -76,7 +76,7 @@ class C2x(Family):
         shape = list(_shape(config, arch))
         yield from shape
         if shape:
-            return  # the rest divides by what is wrong
+            return  # the other rules divide by these fields
         yield from _threads(config)
         cost = self.cost(config, arch.shared_memory)
         if cost.shared_memory > arch.shared_memory:
@@ -136,7 +136,7 @@ def _shape(config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
     for axis, tile, warp in zip("mnk", config.tile, config.warp):
         if tile % warp:
             yield "warp", f"warp {axis} = {warp} does not divide tile {axis} = {tile}"
-    # mma.m16n8k32, of which ldmatrix fetches two along n and the pipeline wants two along k; on Turing four of mma.m8n8k16.
+    # mma.m16n8k32: ldmatrix loads two along n, and the pipeline needs two along k. Turing: mma.m8n8k16, four of each.
     steps = (16, 16, 64) if arch.async_copies else (32, 32, 64)
     for axis, warp, step in zip("mnk", config.warp, steps):
         if warp % step:
@@ -161,7 +161,7 @@ def _threads(config: KernelConfig) -> Iterator[FieldFinding]:
 
 
 def _stores_whole_rows(config: KernelConfig, out_bytes: int) -> bool:
-    """Whether CUTLASS's OutputTileOptimalThreadMap covers the 8 rows of a step, each thread with 16 bytes of a row."""
+    """Whether CUTLASS's OutputTileOptimalThreadMap covers the 8 rows of a step with 16 bytes per thread."""
     _, n, k = warps(config)
     if n * k not in (1, 2, 4):
         return False

@@ -16,33 +16,33 @@ from scaled_mm.kernels.grouped import Grouped
 from scaled_mm.kernels.naming import candidate, short_options
 from scaled_mm.kernels.wgmma import WgmmaFamily
 
-# CUTLASS gives a consumer thread 240 registers; with more accumulators too few are left for addresses and epilogue.
+# CUTLASS gives a consumer thread 240 registers. The others hold addresses and the epilogue's values.
 MAX_ACCUMULATORS = 224
 SWIZZLE_ROWS = 8  # the 128-byte shared memory swizzle repeats every 8 rows
 SCHEDULES = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}  # in names
 _CXX_SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
 _CXX_RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
 
-# Candidates. Tile n in steps that the epilogue stores in pieces of 8, 16 or 32 columns.
+# Candidates. The epilogue stores each of these tile n in pieces of 8, 16 or 32 columns.
 _TILE_M = (64, 128, 256)
 _TILE_N = (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _TILE_K = (128, 256)
 _CLUSTERS = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 4), (2, 2))
-_STAGES = ("auto", 3, 4, 5, 6, 8, 10)  # fewer than fit: two blocks share an SM
+_STAGES = ("auto", 3, 4, 5, 6, 8, 10)  # with fewer stages than fit, two thread blocks share an SM
 _SWIZZLES = (1, 2, 4, 8)
 _PREFETCH = (0, 1024)
 
 
 def consumer_warpgroups(config: KernelConfig) -> int:
-    """Warpgroups that share one tile's accumulators. Pingpong also has two, but each works on a tile of its own."""
+    """Warpgroups that share one tile's accumulators. Pingpong also has two, but each computes its own tile."""
     return 2 if config.schedule == "cooperative" else 1
 
 
 def epilogue_bytes(config: KernelConfig, out_bytes: int = MAX_OUT_BYTES) -> int:
-    """Shared memory that the epilogue keeps: two buffers for the TMA store and four fp32/int32 vectors.
+    """Shared memory of the epilogue: two buffers for the TMA store and four fp32 or int32 vectors.
 
-    The store goes in pieces of (64, or 128 for cooperative) x 32 elements, as in CUTLASS's SM90 epilogue builder. The
-    vectors run along the tile's n: scale, bias, zero point and the sums that correct for it.
+    The store writes pieces of (64, or 128 for cooperative) x 32 elements, as in CUTLASS's SM90 epilogue builder. The vectors run along
+    the tile's n: scale, bias, zero point and the sums that correct for it.
     """
     piece_m = min(64 * consumer_warpgroups(config), config.tile.m)
     piece_n = next(n for n in (32, 16, 8, 4, 2, 1) if config.tile.n % n == 0)
@@ -51,9 +51,9 @@ def epilogue_bytes(config: KernelConfig, out_bytes: int = MAX_OUT_BYTES) -> int:
 
 
 def early_weights(tile_m: int, tile_n: int, swap_ab: bool, prefetch: int) -> bool:
-    """Whether a candidate loads constant weights early: the habit of sm90.yaml, whose own kernels may differ from it.
+    """Whether a candidate loads constant weights early. The rule follows sm90.yaml, whose kernel configs may differ from it.
 
-    Swapped ones of a narrow tile do, and 64-row tiles that do not ask L2 for them instead.
+    True for swapped operands with a narrow tile, and for 64-row tiles that do not prefetch the weights into L2.
     """
     return tile_n <= 64 if swap_ab else tile_m == 64 and not prefetch
 
@@ -113,7 +113,7 @@ class C3x(WgmmaFamily):
     # ---- the autotuner --------------------------------------------------------------------------------------------------
 
     def config_name(self, config: KernelConfig) -> str:
-        """Not in it: raster, and early_weights, which `early_weights` sets from the other fields."""
+        """The name omits raster, and early_weights, which follows from the other fields (`early_weights`)."""
         stages = "" if config.stages == "auto" else config.stages
         options = short_options(("s", config.swizzle, 1), ("p", config.prefetch, 0), ("x", stages, ""))
         cluster = "" if config.cluster == (1, 1) else f"_c{config.cluster.m}{config.cluster.n}"
@@ -123,13 +123,13 @@ class C3x(WgmmaFamily):
         half = (arch.shared_memory - KIB) // 2
         grid = itertools.product(_TILE_M, _TILE_N, _TILE_K, SCHEDULES, _CLUSTERS, (False, True), _SWIZZLES, _PREFETCH, _STAGES)
         for m, n, k, schedule, cluster, swap_ab, swizzle, prefetch, stages in grid:
-            # Those that the rules would refuse anyway, or that differ in nothing from another: not worth a configuration each.
+            # Skips candidates that the rules would refuse, and duplicates: faster than creating the config.
             if schedule == "warp_specialized" and swizzle > 1:
                 continue
             if stages != "auto" and (stages * (m + n) * k > half or schedule != "warp_specialized"):
-                continue  # a persistent block has its SM to itself, and two blocks have half of the shared memory each
+                continue  # only two non-persistent thread blocks share an SM, with half of the shared memory each
             if prefetch and schedule == "pingpong":
-                continue  # it has several tiles a block: the first one's loads are a small part
+                continue  # pingpong computes several tiles per thread block, so the first tile's loads matter little
             yield candidate(
                 self,
                 tile=[m, n, k],
@@ -143,14 +143,14 @@ class C3x(WgmmaFamily):
             )
 
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
-        return super().resident(config, cost, shared_memory) if config.schedule == "warp_specialized" else 1  # else a persistent grid
+        return super().resident(config, cost, shared_memory) if config.schedule == "warp_specialized" else 1  # 1: persistent
 
 
 class GroupedC3x(Grouped, C3x):
     """Grouped products."""
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
-        # Consecutive tiles share the weights: along the tokens, which are the MMA's n when the operands are swapped.
+        # Visits tiles along the tokens first, so that consecutive tiles share the weights. With swapped operands the tokens are the MMA's n.
         raster = {"heuristic": "along_n" if config.swap_ab else "along_m"}.get(config.raster, config.raster)
         options = f"scaled_mm::c3x::Raster::{_CXX_RASTERS[raster]}, {config.swizzle}"
         return Code(
@@ -164,7 +164,7 @@ def _shape(config: KernelConfig) -> str:
 
 
 def _schedule(config: KernelConfig) -> str:
-    """The schedule, and how many stages, and whether operands are swapped."""
+    """The schedule, the number of stages (0: auto), and whether operands are swapped."""
     stages = 0 if config.stages == "auto" else config.stages
     return f"{_CXX_SCHEDULES[config.schedule]}, {stages}, {'true' if config.swap_ab else 'false'}"
 
@@ -202,7 +202,7 @@ def _cluster(config: KernelConfig) -> Iterator[FieldFinding]:
             return
     if (blocks := config.cluster.m * config.cluster.n) > MAX_CLUSTER:
         yield "cluster", f"{config.cluster} is {blocks} thread blocks; {MAX_CLUSTER} is the most that every GPU can schedule"
-    # TMA multicast: the blocks along m share the n side of the tile, each fetching its part, and the other way round.
+    # TMA multicast: the thread blocks along m share the n side of the tile, of which each loads a part; and vice versa.
     for side, size, axis, parts in (("n", config.tile.n, "m", config.cluster.m), ("m", config.tile.m, "n", config.cluster.n)):
         if size % (parts * SWIZZLE_ROWS) and size % SWIZZLE_ROWS == 0:
             what = f"the {parts} blocks along {axis} share tile {side} = {size}"

@@ -1,4 +1,4 @@
-"""The configuration of one kernel: an entry of a tile table, checked for its types. `family` says which configurations are legal."""
+"""`KernelConfig`: one kernel, an entry of a tile table's `rows`. Pydantic checks the types; `family.py` checks which configs are legal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scaled_mm.kernels.family import FAMILIES
 
 Section = Literal["gemm", "grouped", "block_scaled", "gguf"]
 SECTIONS: tuple[str, ...] = get_args(Section)
-"""The sections of a tile table: a kind of product each. The table itself is the first."""
+"""The sections of a tile table, one per kind of product. "gemm" is the top level of the table."""
 
 Positive = Annotated[StrictInt, Field(gt=0)]
 # A kernel's name becomes a file name and part of a C symbol.
@@ -18,7 +18,7 @@ ConfigName = Annotated[StrictStr, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length
 
 
 class TileShape(NamedTuple):
-    """Elements of the MMA's tile. Of a swapped kernel, `m` runs over N and `n` over M."""
+    """Elements of the MMA's tile. With `swap_ab`, `m` runs over N and `n` over M."""
 
     m: Positive
     n: Positive
@@ -52,23 +52,24 @@ def _family(value: str) -> str:
 
 
 class KernelConfig(BaseModel):
-    """One kernel: everything the build needs to generate its translation unit.
+    """One kernel config: everything the build needs to generate a translation unit.
 
-    family: the kernels of one source; each is a module of this room.
-    section: the kind of product; its kernels differ from those of the same family in another section.
-    warp: c2x only: the part of the tile that one warp multiplies; a smaller k splits the tile's K between warps.
-        A c2x kernel's swizzle: blocks go down M over this many tiles of N. Its split_k: blocks that share a tile's K and add
-        their int32 sums in the workspace. A gguf_wgmma kernel's: as many at most, on average, that share the K of a tile
-        that is left after whole rounds of tiles.
-    schedule: of c3x kernels; a decode kernel has cooperative where its blocks are persistent.
+    family: the kernel family; each is a module of this room.
+    section: the kind of product. A family has different kernels in each section.
+    warp: c2x only: the part of the tile that one warp multiplies. If its k is smaller than the tile's, warps share the tile's K.
+    cluster: thread blocks per cluster.
+    schedule: c3x only. Exception: on a decode kernel, cooperative makes thread blocks persistent.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
-    raster: the dimension of the MMA along which a persistent grid walks its tiles first; heuristic: the shorter one,
-        or of a grouped kernel the one along the tokens.
-    swizzle: tiles side by side before it walks on, at most; both decide what is still in L2 when it is wanted again.
-    prefetch: bytes of each weight row of a block's first tile that it asks L2 for before the preceding kernel has ended.
-    early_weights: where the weights are constant (a PreparedWeight), fill the stages of a block's first tile with them instead.
-    stages: of the A/B pipeline in shared memory; auto takes what fits beside the epilogue. Of a GGUF kernel: as many, or what fits of the
-        format's; 1 of gguf_mma is none, weights go from memory to registers.
+    raster: the dimension of the MMA along which a persistent grid visits tiles first. heuristic: the shorter one; for grouped kernels the
+        one along the tokens.
+    swizzle: the most tiles in the other dimension that are visited together. raster and swizzle determine the hit rate in L2. c2x: thread
+        blocks go down M over this many tiles of N.
+    prefetch: bytes of each weight row of a thread block's first tile that are prefetched into L2 before the preceding kernel has ended.
+    early_weights: for constant weights: load the stages of a thread block's first tile before the preceding kernel has ended.
+    stages: of the pipeline in shared memory; auto takes as many as fit beside the epilogue. GGUF kernels take this number, or as many as
+        fit with the GGUF format. gguf_mma with 1 stage has no pipeline: weights go from device memory to registers.
+    split_k: thread blocks that share a tile's K. c2x: they add int32 sums in the workspace. decode: they form a cluster. gguf_wgmma: the
+        largest average number, for the tiles left after whole rounds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,16 +92,16 @@ class KernelConfig(BaseModel):
 
     @property
     def alignment(self) -> tuple[int, int, int]:
-        """Bytes that pointers and row strides of (a, b, out) must be multiples of: 16 is what TMA asks for."""
+        """(a, b, out): the bytes of which their pointers and row strides must be multiples. TMA needs 16."""
         return self._kernels.alignment
 
     @property
     def store_bytes(self) -> int:
-        """The kernel writes a row of out in whole pieces of these bytes, so that N must fill them: a TMA store does not cut its 16."""
+        """The kernel stores rows of out in pieces of this many bytes, so a row's bytes must be a multiple of it. TMA stores 16."""
         return self._kernels.store_bytes
 
     @property
     def _kernels(self) -> Any:
-        # An illegal configuration may lack a kernel for its section; the rules say so, and until then any of the family's does.
+        # The family of an illegal config may have no kernel for its section. The rules report that; until then any kernel of the family will do.
         of_family = FAMILIES[self.family]
         return of_family.get(self.section) or next(iter(of_family.values()))

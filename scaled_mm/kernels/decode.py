@@ -1,5 +1,5 @@
-"""decode (csrc/int8/decode): few rows of a on SM90. The split_k blocks of a cluster share a tile's K, and the cluster's m tiles of columns
-share what they read of a."""
+"""decode (csrc/int8/decode): small M on SM90. In a cluster, split_k thread blocks share a tile's K, and cluster.m tiles of columns share the
+rows of a that they load."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from scaled_mm.kernels.family import Code, FieldFinding, KernelCost
 from scaled_mm.kernels.naming import candidate
 from scaled_mm.kernels.wgmma import WgmmaFamily, mma_rate
 
-COLUMNS = (64, 128)  # of b, the wide side of the MMA: 64 to a warpgroup
+COLUMNS = (64, 128)  # of b, the wide side of the MMA: 64 per warpgroup
 STEP_K = 128  # the width of the shared memory swizzle
 MAX_ROWS = 256  # of a, the narrow side of the MMA
-SPLITS = CLUSTER_SIZES  # blocks of a cluster that share K
+SPLITS = CLUSTER_SIZES  # thread blocks of a cluster that share K
 SHARES = CLUSTER_SIZES  # tiles of columns in a cluster
 
-# Candidates: as many stages as fit with one block on an SM, with two, with three and with four.
+# Candidates: as many stages as fit with one, two, three and four thread blocks per SM.
 _TILE_N = (8, 16, 32, 48, 64, 96, 128)
 _CANDIDATE_SHARES = (1, 2, 4)
 _RESIDENT = (1, 2, 3, 4)
 
 
 def owners(config: KernelConfig) -> int:
-    """Blocks of a cluster that own rows of a tile: as many as divide it into whole fragments of 8 rows."""
+    """Thread blocks of a cluster that own rows of a tile: the most that divide it into whole fragments of 8 rows."""
     split = config.split_k
     while split > 1 and config.tile.n // 8 % split:
         split //= 2
@@ -36,7 +36,7 @@ def owners(config: KernelConfig) -> int:
 
 
 class Decode(WgmmaFamily):
-    """Products of few rows of a."""
+    """Plain products with small M."""
 
     name = "decode"
     fields = ("tile", "swap_ab", "split_k", "stages", "cluster", "schedule")
@@ -45,11 +45,11 @@ class Decode(WgmmaFamily):
     model_out_bytes = 2
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
-        """Bytes of shared memory, as `Shared` in csrc/int8/decode/storage.cuh has them, and accumulators per thread.
+        """Bytes of shared memory, as in `Shared` of csrc/int8/decode/storage.cuh, and accumulators per thread.
 
-        A stage has a tile of both operands and two barriers. Beside the stages there are, for the rows that a block owns, an output tile,
-        scales, bias and zero-point terms, and where K is split the other blocks' sums with two barriers, of two tiles if the kernel is
-        persistent; all of it is rounded up to 1024.
+        A stage has a tile of both operands and two barriers. Besides the stages, a thread block has an output tile, scales, bias and
+        zero-point terms for the rows that it owns. If K is split, it also has the other thread blocks' sums with two barriers, twice if the
+        kernel is persistent. The total is rounded up to 1024.
         """
         columns, rows = config.tile.m, config.tile.n
         stage = (columns + rows) * STEP_K + 16
@@ -83,7 +83,7 @@ class Decode(WgmmaFamily):
             yield "schedule", f"{config.schedule}; a decode row has cooperative, a persistent kernel, or none: each cluster has one tile"
         if config.stages == "auto" or config.stages < 2:
             what = f"stages = {config.stages}, expected a number of at least 2"
-            yield "stages", f"{what}: how many decides how many blocks share a multiprocessor"
+            yield "stages", f"{what}: the number decides how many thread blocks share an SM"
         elif (bytes_ := self.cost(config, arch.shared_memory).shared_memory) > arch.shared_memory:
             yield "stages", f"{config.stages} stages are {bytes_} bytes of shared memory, there are {arch.shared_memory}"
 
@@ -115,7 +115,7 @@ class Decode(WgmmaFamily):
                     yield candidate(self, **fields, stages=stages)
 
     def _most_stages(self, config: KernelConfig, limit: int, blocks: int) -> int:
-        """The most stages with which `blocks` thread blocks share an SM, for 16-bit out: one block, for any out."""
+        """The most stages with which `blocks` thread blocks share an SM. With blocks = 1 for every output dtype, else for 16-bit outputs."""
         cost = self.cost(config, limit, MAX_OUT_BYTES if blocks == 1 else 2)
         return ((limit + KIB) // blocks // KIB * KIB - KIB - cost.epilogue_bytes) // cost.stage_bytes
 

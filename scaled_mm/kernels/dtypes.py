@@ -1,4 +1,4 @@
-"""What a kernel is built for: one output dtype, or one GGUF format of the weight. One entry each."""
+"""Output dtypes and GGUF formats: a kernel is built for one output dtype, or for one GGUF format of the weight."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from scaled_mm.gguf_formats import FORMATS
 from scaled_mm.gguf_formats import WEIGHT_FORMATS as _WEIGHTS
 
 C_DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", *FORMATS)
-"""The place of a name is its scaledMMDtype_t."""
+"""The index of a name is its scaledMMDtype_t."""
 
 GGUF_MODES = ("auto", "w4a8", "w4a16")
-"""The place of a name is its scaledMMGgufMode_t."""
+"""The index of a name is its scaledMMGgufMode_t."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BuiltFor:
-    """One output dtype, or one format. cxx: the C++ type. dtype: its name in `C_DTYPES`. bytes: of an element of the output; 0 of a format."""
+    """One output dtype, or one GGUF format. cxx: the C++ type. dtype: its name in `C_DTYPES`. bytes: per element of the output; 0 for a format."""
 
     cxx: str
     dtype: str
@@ -37,9 +37,9 @@ OUT_DTYPES: dict[str, BuiltFor] = {
 """Output dtypes by the suffix of the kernel's symbol."""
 
 WEIGHT_FORMATS: dict[str, BuiltFor] = {name: BuiltFor(f"scaled_mm::gguf::{name.upper()}", name) for name in _WEIGHTS}
-"""Formats of a weight: a kernel of the section gguf is built for each, and writes every output dtype."""
+"""GGUF formats of a weight: each kernel config of the section gguf is built for each format. The kernel writes every output dtype."""
 
 BUILT_FOR: dict[str, BuiltFor] = OUT_DTYPES | WEIGHT_FORMATS
 
 MAX_OUT_BYTES = max(dtype.bytes for dtype in OUT_DTYPES.values())
-"""Of an element of the output. A kernel is built for every output dtype; float32 and int32 need the most."""
+"""The largest size of an output element: a kernel config must fit for every output dtype."""

@@ -1,7 +1,7 @@
-"""A kernel family: the kernels of one source for one section of the tile tables, and everything the rest of the package asks of them.
+"""`Family`: the kernels of one source for one section of the tile tables.
 
-Legality, what a kernel occupies, its C++, its name, the autotuner's candidates, and what sets its predicted time apart. The table's
-rules, code generation, the tuner and the commands ask here; none of them knows a family by name.
+A family defines which kernel configs are legal, their resources, C++ code and names, the autotuner's candidates, and the terms of its
+predicted time. Tables, code generation, the autotuner and the commands use this interface and never name a family.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from scaled_mm.kernels.config import KernelConfig
     from scaled_mm.kernels.constants import Constants
 
-FieldFinding = tuple[str, str]  # a field of the configuration, and the reason
+FieldFinding = tuple[str, str]  # a field of the kernel config, and why its value is illegal
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelCost:
-    """What a kernel occupies. Bytes; `accumulators` are 32-bit registers per consumer thread (None: not known)."""
+    """The resources of a kernel, in bytes. `accumulators`: 32-bit registers per consumer thread (None: not known)."""
 
     stage_bytes: int
     epilogue_bytes: int
@@ -33,9 +33,9 @@ class KernelCost:
 
 @dataclasses.dataclass(frozen=True)
 class Code:
-    """The C++ of a kernel: the header that has it, and its type.
+    """The C++ of a kernel: its header and its type.
 
-    shared_memory: bytes that the generated source asserts, exactly or (at_most) as a bound; None: nothing.
+    shared_memory: the bytes that the generated source asserts, exactly or, with at_most, as an upper bound; None: no assertion.
     """
 
     header: str
@@ -45,17 +45,17 @@ class Code:
 
 
 class Family:
-    """The kernels of one family for one section. A subclass states what differs from the defaults below.
+    """The kernels of one family for one section. A subclass overrides the defaults below.
 
-    name, section: `family` and `section` of the configurations.
-    fields: of a configuration, those that the kernel has, beside its name, family and section.
-    needs_wgmma: runs only where `Arch.wgmma` is.
+    name, section: `family` and `section` of the kernel configs.
+    fields: the fields of a kernel config that the kernel uses, besides name, family and section.
+    needs_wgmma: runs only on architectures with `Arch.wgmma`.
     alignment, store_bytes: see `KernelConfig`.
-    built_for: the output dtypes, or the formats of the weight; `built_for_what` names them in messages.
-    splits_k: whether split_k has a meaning.
-    auto_stages: whether `stages: auto` is a number that the rules compute, and worth showing.
-    tuned: whether the autotuner tries them; a fallback is no rival.
-    model_out_bytes: of an element of the output, with which the predicted time counts shared memory.
+    built_for: the output dtypes, or the GGUF formats of the weight; `built_for_what` names them in messages.
+    splits_k: whether the kernel uses split_k.
+    auto_stages: whether `stages: auto` stands for a number that `cost` computes and commands show.
+    tuned: whether the autotuner tries these kernels; not the fallbacks.
+    model_out_bytes: the bytes of an output element with which the model computes shared memory.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Family:
         return self.name
 
     def findings(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
-        """(field, reason) for every rule that a configuration breaks on an architecture."""
+        """(field, reason) for every rule that a kernel config breaks on an architecture."""
         if self.needs_wgmma and not arch.wgmma:
             yield "family", f"{self.name} rows use wgmma, which {arch.name} lacks; they run on {wgmma_arches()}"
             return
@@ -89,30 +89,30 @@ class Family:
         yield from self.rules(config, arch)
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
-        """What is wrong with the fields that the kernel has."""
+        """(field, reason) for every broken rule about the fields that the kernel uses."""
         raise NotImplementedError
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
-        """What a kernel occupies, legal or not.
+        """The resources of a kernel, legal or not.
 
-        limit: bytes of shared memory that a thread block may have. out_bytes: of an element of the output.
+        limit: bytes of shared memory that a thread block may opt in to. out_bytes: per element of the output.
         """
         raise NotImplementedError
 
     # ---- C++ ------------------------------------------------------------------------------------------------------------
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
-        """The C++ of a legal kernel for one of `built_for`, on GPUs where a thread block may have `limit` bytes of shared memory."""
+        """The C++ of a legal kernel for one of `built_for`, on GPUs where a thread block may opt in to `limit` bytes of shared memory."""
         raise NotImplementedError
 
     # ---- the autotuner --------------------------------------------------------------------------------------------------
 
     def config_name(self, config: KernelConfig) -> str:
-        """The canonical name of a configuration: what makes two kernels of a table different is in it."""
+        """The canonical name of a kernel config. It contains every field in which kernel configs of a table differ."""
         raise NotImplementedError
 
     def candidates(self, arch: Arch) -> Iterator[KernelConfig]:
-        """Configurations that the autotuner may try for the table of an architecture, illegal ones among them."""
+        """Kernel configs that the autotuner may try for an architecture's table. Some may be illegal."""
         return iter(())
 
     def loads_weights_early(self, config: KernelConfig) -> bool:
@@ -122,21 +122,21 @@ class Family:
     # ---- the predicted time: see `scaled_mm.autotune.model` -------------------------------------------------------------
 
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
-        """Thread blocks that share an SM with `shared_memory` bytes; each block takes 1 KiB for the system."""
+        """Thread blocks per SM with `shared_memory` bytes. The system reserves 1 KiB per thread block."""
         return max(1, shared_memory // (cost.shared_memory + KIB))
 
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
-        """The part of the tensor cores' rate that the shape of the kernel's MMAs allows."""
+        """The fraction of the tensor cores' peak rate that the shape of the kernel's MMAs allows."""
         return 1.0
 
     def step_us(self, config: KernelConfig, cost: KernelCost, step: float, multiply: float, c: Constants) -> float:
-        """Microseconds of a step of K: `step`, of multiplying and loading, or more. multiply: microseconds of the arithmetic."""
+        """Microseconds per step of K. step: the larger of multiplying and loading, a lower bound. multiply: of the arithmetic alone."""
         return step
 
     def start_us(self, config: KernelConfig, c: Constants) -> float:
-        """Microseconds beside those of every launch."""
+        """Microseconds in addition to those of every launch."""
         return 0.0
 
 
 FAMILIES: dict[str, dict[str, Family]] = {}
-"""The kernels of every family by section. `scaled_mm.kernels.registry` fills it."""
+"""The kernels of every family, by family and section. `scaled_mm.kernels.registry` fills it."""

@@ -1,4 +1,4 @@
-"""generic: any strides and alignment, on every architecture. The fallback of a table."""
+"""generic: any strides and alignment, on every architecture. The fallback of the tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Generic(Family):
     """Products."""
 
     name = "generic"
-    fields = ("tile", "raster", "swizzle")  # the last two say nothing; tables may have them
+    fields = ("tile", "raster", "swizzle")  # the last two are ignored; tables may contain them
     alignment = (1, 1, 1)
     tuned = False
 
@@ -25,7 +25,7 @@ class Generic(Family):
         return KernelCost(stage, 0, 1, stage, None)
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
-        # 2 x 2 warps of whole m16n8k32 fragments, and 128 threads that move whole 16-byte vectors.
+        # 2 x 2 warps with whole m16n8k32 fragments; 128 threads that copy whole 16-byte vectors.
         m, n, k = config.tile
         for axis, size, step in (("m", m, 32), ("n", n, 16), ("k", k, 32)):
             if size % step or size > 128:

@@ -1,7 +1,7 @@
-"""What the families of GGUF products share. A tile is [tokens, rows of the weight, 256 k]; any operands are taken.
+"""Shared by the families of GGUF products. A tile is [tokens, rows of the weight, 256 k]. They take any operands.
 
-The numbers are those of csrc/gguf, from above; the generated sources assert that a kernel's shared memory is at most what is computed here.
-How many stages fit depends on the format of the weight: a kernel has as many as it says, or what fits.
+The sizes are upper bounds of those in csrc/gguf; the generated sources assert that a kernel's shared memory is at most the size computed here.
+The number of stages that fit depends on the GGUF format: a kernel has `stages` stages, or as many as fit.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ TILE_K = TILE_BLOCKS * BLOCK
 
 
 class Gguf(Family):
-    """A family states what its tiles may be, and how many bytes a stage, and what lies beside the stages, take.
+    """A subclass states the legal tiles, the bytes of a stage, and the bytes besides the stages.
 
-    tokens, weight_rows: sizes of a tile. least_stages, stages_hint: the least number of stages, and how to say it.
+    tokens, weight_rows: legal sizes of a tile. least_stages: the least number of stages. stages_hint: the same, for messages.
     """
 
     section = "gguf"
@@ -34,29 +34,29 @@ class Gguf(Family):
     stages_hint: str
 
     def stage_bytes(self, config: KernelConfig, fmt: str) -> int:
-        """Of one stage, with a format of the weight."""
+        """Bytes of one stage with a GGUF format."""
         raise NotImplementedError
 
     def bytes_beside_stages(self, config: KernelConfig) -> int:
         return 0
 
     def stages(self, config: KernelConfig, fmt: str, limit: int) -> int:
-        """How many stages a kernel has for a format: its own number, or what fits `limit` bytes of shared memory."""
+        """The number of stages with a GGUF format: config.stages, or as many as fit in `limit` bytes of shared memory."""
         return min(config.stages, max(0, limit - self.bytes_beside_stages(config)) // self.stage_bytes(config, fmt))
 
     def shared_memory(self, config: KernelConfig, fmt: str, limit: int) -> int:
-        """Dynamic shared memory in bytes, from above, of a kernel for a format and a GPU with `limit` bytes.
+        """An upper bound of a kernel's dynamic shared memory in bytes, for a GGUF format and a GPU with `limit` bytes.
 
-        Without what `notes` says of activations that are contiguous and aligned.
+        Excludes the optional activation buffer, used when activations are contiguous and 16-byte aligned (`notes`).
         """
         return self.stages(config, fmt, limit) * self.stage_bytes(config, fmt) + self.bytes_beside_stages(config)
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
-        """What a kernel does otherwise than its fields say, for people."""
+        """How a kernel deviates from the fields of its config, as text for `table explain`."""
         return iter(())
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
-        """What it takes with the format that takes most."""
+        """The resources with the GGUF format that needs the most shared memory."""
         if config.stages == "auto":
             return KernelCost(0, 0, 1, 0, None)
         memory = {fmt: self.shared_memory(config, fmt, limit) for fmt in FORMATS}
@@ -87,5 +87,5 @@ class Gguf(Family):
         return Code(header, cxx, self.shared_memory(config, built_for, limit), at_most=True)
 
     def cxx(self, config: KernelConfig) -> tuple[str, str, str]:
-        """(header, template, its arguments between the format and the stages)."""
+        """(header, class template, its arguments between the GGUF format and the stages)."""
         raise NotImplementedError

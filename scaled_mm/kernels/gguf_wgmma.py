@@ -1,4 +1,4 @@
-"""gguf_wgmma: GGUF products on SM90, with persistent thread blocks that share the tiles which are left after whole rounds."""
+"""gguf_wgmma: GGUF products on SM90. Persistent thread blocks share the tiles that remain after whole rounds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.family import FieldFinding
 from scaled_mm.kernels.gguf import Gguf
 
-MOST_SHARES = 16  # thread blocks that share a tile, on average
+MOST_SHARES = 16  # the most thread blocks that share a tile, on average
 _BARRIERS = 2048  # bytes
-_MMA_TOKENS = 16  # with at most as many mma.sync multiplies, and a stage holds the activations of a whole tile
+_MMA_TOKENS = 16  # up to this many tokens mma.sync multiplies, and a stage also holds the activations for a whole tile of K
 
 
 class GgufWgmma(Gguf):
-    """A stage has tiles of the weight, sums, and activations."""
+    """A stage holds tiles of the weight, sums of activations, and with few tokens the activations."""
 
     name = "gguf_wgmma"
     fields = ("tile", "split_k", "stages")
@@ -35,7 +35,7 @@ class GgufWgmma(Gguf):
         return config.tile.n // TILE_ROWS * FORMATS[fmt].tile_bytes + values + sums
 
     def bytes_beside_stages(self, config: KernelConfig) -> int:
-        """Barriers, and where wgmma multiplies, stages of activations that do not count as `stages`: halves and two floats a block."""
+        """Barriers; with wgmma also the ring of activations, which `stages` does not count: 16-bit floats and two float32 per GGUF block."""
         tokens = config.tile.m
         if tokens <= _MMA_TOKENS:
             return _BARRIERS
@@ -43,7 +43,7 @@ class GgufWgmma(Gguf):
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
         if config.tile.m > 128:
-            idle = " and where such tiles would leave multiprocessors idle" if FORMATS[fmt].second == "m" else ""
+            idle = " and where such tiles would leave SMs idle" if FORMATS[fmt].second == "m" else ""
             yield f"with q8_1 activations{idle} a tile has 128 tokens"
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:

@@ -1,4 +1,4 @@
-"""What the grouped kernels of every family lack: their tiles are counted on the device."""
+"""Rules for the grouped kernels of every family. Their tiles are counted on the device, so some fields cannot be used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scaled_mm.kernels.family import Family, FieldFinding
 
 
 class Grouped(Family):
-    """Mixed into a family: its kernels of grouped products."""
+    """A mixin: a family's kernels for grouped products."""
 
     section = "grouped"
     splits_k = False

@@ -1,4 +1,4 @@
-"""All kernel families, and what the other rooms ask of the one that a configuration belongs to. A new family is a line below."""
+"""All kernel families, and lookups of the family of a kernel config. A new family is a `register` line below."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SECTION_WORDS = {
 
 
 def register(*kernels: Family) -> None:
-    """Add one family: its kernels for each section that it serves."""
+    """Adds one family: its kernels for each section that it serves."""
     for of_section in kernels:
         FAMILIES.setdefault(of_section.name, {})[of_section.section] = of_section
 
@@ -37,10 +37,10 @@ register(GgufWgmma())
 
 
 def family_of(config: KernelConfig) -> Family:
-    """The family of a legal configuration, for its section."""
+    """The `Family` of a legal kernel config, for its section."""
     try:
         return FAMILIES[config.family][config.section]
-    except KeyError:  # the rules of a table let none through
+    except KeyError:  # a checked table contains no such config
         raise AssertionError(f"no template for family {config.family} in section {config.section}") from None
 
 
@@ -50,7 +50,7 @@ def families_of(section: str) -> list[Family]:
 
 
 def config_findings(config: KernelConfig, arch: str) -> list[tuple[str, str]]:
-    """(field, reason) for every rule of an architecture that a configuration breaks, decided without nvcc. arch: a key of `ARCHES`."""
+    """(field, reason) for every rule of an architecture that a kernel config breaks, decided without nvcc. arch: a key of `ARCHES`."""
     of_family = FAMILIES[config.family]
     if config.section not in of_family:
         return [("family", _not_of_section(config))]
@@ -67,5 +67,5 @@ def _not_of_section(config: KernelConfig) -> str:
 
 
 def config_cost(config: KernelConfig, arch: str, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
-    """What a kernel occupies on an architecture, whether it is legal there or not. arch: a key of `ARCHES`."""
+    """The resources of a kernel on an architecture, legal there or not. arch: a key of `ARCHES`."""
     return family_of(config).cost(config, ARCHES[arch].shared_memory, out_bytes)

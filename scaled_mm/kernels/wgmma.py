@@ -1,4 +1,4 @@
-"""What the INT8 families on wgmma (c3x, decode) share: the width of their instructions, and the ring of stages that TMA fills."""
+"""Shared by the INT8 families that use wgmma (c3x, decode): the rate by MMA width, and the ring of stages that TMA fills."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _MMA_COLUMNS = (8, 16, 32, 64, 96, 128, 192, 256)
 
 
 def mma_rate(columns: int, slowdown: float = 1.0) -> float:
-    """The part of the tensor cores' rate that a tile of so many columns reaches.
+    """The fraction of the tensor cores' peak rate that a tile with this many columns reaches.
 
-    Cycles of one wgmma of 64 x n x 32: n / 2 of the tensor cores, 16 + n / 4 to read its operands from shared memory. CUTLASS builds
-    a tile from the widest of its MMAs that divides it: 112 columns are seven of 16.
+    Cycles of one wgmma of 64 x n x 32: n / 2 on the tensor cores, 16 + n / 4 to read its operands from shared memory. CUTLASS builds
+    a tile from the widest MMA that divides it: 112 columns are seven MMAs of 16.
     """
     n = max(width for width in _MMA_COLUMNS if columns % width == 0)
     return (n / 2) / max(n / 2 * slowdown, 16 + n / 4)
@@ -28,6 +28,6 @@ class WgmmaFamily(Family):
         return mma_rate(config.tile.n)
 
     def step_us(self, config: KernelConfig, cost: KernelCost, step: float, multiply: float, c: Constants) -> float:
-        if cost.stages > 1:  # a stage is filled anew when the step after its own has begun
+        if cost.stages > 1:  # a stage is refilled once the next step has begun
             step = max(step, (multiply + c.refill_us) / (cost.stages - 1))
         return step

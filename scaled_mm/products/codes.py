@@ -1,3 +1,3 @@
-"""scaledMMProduct_t, and scaledMMTableKind_t: the kinds of product, in the order of csrc/problems/kinds.cpp."""
+"""The kinds of product as scaledMMProduct_t and scaledMMTableKind_t number them, in the order of csrc/problems/kinds.cpp."""
 
 GEMM, GROUPED_GEMM, BLOCK_SCALED_GEMM, GGUF_GEMM = range(4)

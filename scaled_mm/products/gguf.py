@@ -118,7 +118,7 @@ class BlockDescriptor(Plan):
         checks.mark_written(out)
 
     def _are_planned(self, tensors: tuple) -> bool:
-        """Fast path: true if the operands match the plan exactly. `_check_planned` says what does not."""
+        """Fast path: true if the operands match the plan exactly. `_check_planned` raises the error."""
         for planned, tensor in zip(self._planned, tensors):
             if planned is None or tensor is None:
                 if planned is not tensor:
@@ -146,7 +146,7 @@ class BlockDescriptor(Plan):
         checks.check_overlap(out, (*names, "activation", "bias"), (*memory, activation, bias))
         description = lookup(self._planned[1].dtype)
         fields = weight.parts() if packed else layout.take_apart(weight, description)
-        turned = out.stride(0) < out.stride(1)  # like the output of a layer, for the same bits as `block_linear`
+        turned = out.stride(0) < out.stride(1)  # a layer's output [M, N] in memory: computed as in `block_linear`, for the same bits
         value = SPEC.compute(fields, description, activation, bias, out.dtype, self._mode, turned)
         out.copy_(value.t() if turned else value)
 

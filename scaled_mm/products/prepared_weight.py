@@ -91,9 +91,9 @@ def _check_zero_point(b: torch.Tensor, zero_point: torch.Tensor) -> None:
     expected = [(n,), (1, n)]
     if b.dim() == 3:
         expected += [(batch, 1, columns) for batch in (b.shape[0], 1) for columns in (n, 1)]
-    elif len(shape) == 3:  # of a batch whose a is the one that has several
+    elif len(shape) == 3:  # for a batch in which only a has several products
         expected += [(shape[0], 1, n), (shape[0], 1, 1)]
     if shape not in expected and any(size != 1 for size in shape):
-        batch = b.shape[0] if b.dim() == 3 else "B"  # the B of a matrix is that of an a to come
+        batch = b.shape[0] if b.dim() == 3 else "B"  # a 2-D b gets its batch size from a later a
         wanted = f"one value, [{n}], [1, {n}] or [{batch}, 1, {n}] with 1 in any place"
         raise BadTensorShapeError(f"b_zero_point: expected {wanted} for a b {list(b.shape)}, got {list(shape)}")

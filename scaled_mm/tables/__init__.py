@@ -1,7 +1,7 @@
 """Tile tables: which kernels an architecture has, and which of them serves which (M, N, K).
 
-`load_table("sm90")` reads and checks `cutlass_configs/sm90.yaml`; `TileTable.select(M, N, K)` chooses a row. Imports
-pydantic and PyYAML, so `import scaled_mm` leaves this package alone.
+`load_table("sm90")` reads and checks `cutlass_configs/sm90.yaml`; `TileTable.select(M, N, K)` selects a kernel config. This package imports
+pydantic and PyYAML, so `import scaled_mm` does not import it.
 """
 
 from scaled_mm.kernels.config import ClusterShape, KernelConfig, TileShape

@@ -1,4 +1,4 @@
-"""YAML with line numbers: plain values, and for every node the line it stands on."""
+"""YAML with line numbers: plain values, and the line of every node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NodePath = tuple[str | int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """`value` is what the YAML says; `values` and `keys` map a path such as ("rows", 2, "tile") to a line from 1."""
+    """value: the content of the file. values, keys: the line, from 1, of a value and of its key, by path, such as ("rows", 2, "tile")."""
 
     file: str
     value: Any
@@ -23,7 +23,7 @@ class Document:
     keys: dict[NodePath, int]
 
     def line(self, path: NodePath, of_key: bool = False) -> int:
-        """The line of the node at `path`, or of its nearest ancestor when the file has no such node."""
+        """The line of the node at `path`, or of its nearest ancestor if the file has no such node."""
         if of_key and path in self.keys:
             return self.keys[path]
         while path not in self.values:
@@ -32,7 +32,7 @@ class Document:
 
 
 class _Reader:
-    """Turns composed nodes into values; safe_load would drop the lines, and keep the last of two equal keys unasked."""
+    """Turns composed nodes into values. safe_load would drop the lines, and silently keep the last of two equal keys."""
 
     def __init__(self, file: str, loader: yaml.SafeLoader):
         self.file = file
@@ -44,7 +44,7 @@ class _Reader:
 
     def read(self, node: yaml.Node, path: NodePath) -> Any:
         self.values[path] = node.start_mark.line + 1
-        if id(node) in self.seen:  # an alias; one inside its own anchor would never end
+        if id(node) in self.seen:  # an alias; inside its own anchor it would recurse without end
             self._problem(node, path, "YAML aliases are not supported: write the value out")
             return None
         self.seen.add(id(node))
@@ -85,7 +85,7 @@ def field_name(path: NodePath) -> str:
 
 
 def read_document(path: Path) -> Document:
-    """Parse one YAML file; TableError if it cannot be read or is not well-formed YAML."""
+    """Parses one YAML file. TableError if it cannot be read or is not well-formed YAML."""
     file = str(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -94,7 +94,7 @@ def read_document(path: Path) -> Document:
         raise TableError([Problem(file, None, "", f"cannot be read: {reason}")]) from error
     try:
         return _parse(file, text)
-    except RecursionError as error:  # PyYAML and what reads its nodes descend once a level
+    except RecursionError as error:  # PyYAML and _Reader recurse once per level
         raise TableError([Problem(file, None, "yaml", "expected a table, got lists or keys that are nested too deeply")]) from error
 
 

@@ -1,6 +1,6 @@
-"""Read a tile table from YAML; refuse it with file, line, field and reason when anything in it is wrong.
+"""Reads a tile table from YAML. An invalid table is refused with file, line, field and reason.
 
-Nothing is cached: a table that was edited is a new table the next time it is loaded.
+Nothing is cached, so an edited table takes effect the next time it is loaded.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class _SectionHeader(BaseModel):
     fallback: StrictStr
 
 
-_SECTIONS = SECTIONS[1:]  # besides the table itself
-# What earlier versions called things: keys of the file and of a row, and families.
+_SECTIONS = SECTIONS[1:]  # besides the top level
+# Names of earlier versions: keys of the file, keys of a kernel config, and families.
 _RENAMED_SECTIONS = {"block": "gguf"}
 _RENAMED_KEYS = {"generation": "family"}
 _RENAMED_FAMILIES = {"block_mma": "gguf_mma", "block_wgmma": "gguf_wgmma"}
@@ -53,7 +53,7 @@ def configs_dir() -> Path:
     """The folder of the tile tables: `cutlass_configs/` of a checkout, else `configs/` inside the installed package.
 
     The checkout comes first: a copy that a build left inside the package must not hide an edited table.
-    ArchitectureNotSupportedError when there is neither.
+    ArchitectureNotSupportedError if there is neither.
     """
     candidates = (_PACKAGE.parent / "cutlass_configs", _PACKAGE / "configs")
     for folder in candidates:
@@ -69,7 +69,7 @@ def available_tables() -> list[tuple[str, Path]]:
 
 
 def table_of(arch: str) -> str:
-    """The table that serves an architecture: "sm89" for "sm86". The name itself when no table lists it."""
+    """The name of the table that serves an architecture: "sm89" for "sm86". The name itself if no table lists it."""
     for table, path in available_tables():
         header = read_document(path).value
         listed = header.get("serves") if isinstance(header, dict) else None
@@ -79,9 +79,9 @@ def table_of(arch: str) -> str:
 
 
 def load_table(arch_or_path: str | os.PathLike[str]) -> TileTable:
-    """The table that serves an architecture ("sm90"; "sm86" has sm89's), or of a YAML file.
+    """The table that serves an architecture ("sm86" has sm89's), or the table of a YAML file.
 
-    Raises TableError with every problem of the file, ArchitectureNotSupportedError for an architecture without a table.
+    Raises TableError with every problem of the file; ArchitectureNotSupportedError for an architecture without a table.
     """
     if isinstance(arch_or_path, str) and _ARCH_NAME.fullmatch(arch_or_path):
         tables = dict(available_tables())
@@ -93,7 +93,7 @@ def load_table(arch_or_path: str | os.PathLike[str]) -> TileTable:
 
 
 def check_table(path: str | os.PathLike[str], expected_arch: str | None = None) -> list[Problem]:
-    """Every problem of one file, in the order of its lines; empty when the table is good."""
+    """Every problem of one file, in the order of its lines; empty for a valid table."""
     try:
         _Loader(Path(path), expected_arch).load()
     except TableError as error:
@@ -102,13 +102,13 @@ def check_table(path: str | os.PathLike[str], expected_arch: str | None = None) 
 
 
 class _Loader:
-    """Collects problems as it goes, so that one look at a file shows them all."""
+    """Collects all problems of a file instead of stopping at the first."""
 
     def __init__(self, path: Path, expected_arch: str | None = None):
         self.path = path
         self.expected_arch = expected_arch
         self.problems: list[Problem] = []
-        self.first_line: dict[str, int] = {}  # of each row's name, in all sections
+        self.first_line: dict[str, int] = {}  # of the name of each kernel config, in all sections
 
     def load(self) -> TileTable:
         self.document: Document = read_document(self.path)
@@ -133,17 +133,17 @@ class _Loader:
             gpu=header.gpu,
             version=header.version,
         )
-        rest = common | dict(tuned=False, gpu=None, version=None)  # what the autotuner measures is the table itself
+        rest = common | dict(tuned=False, gpu=None, version=None)  # the autotuner measures the top level only
         return TileTable(**common, **section, **{key: TileTable(**rest, **other) for key, other in others.items()})
 
     def _section(self, data: Mapping[str, Any], header: Any, arch: str | None, at: NodePath) -> dict[str, Any]:
-        """Rows, buckets and fallback of the table itself (`at` is empty) or of one of its sections."""
+        """Kernel configs, buckets and fallback of the top level (`at` is empty) or of a section."""
         row_entries, bucket_entries = self._list(data, "rows", at), self._list(data, "buckets", at)
         rows, names = self._rows(row_entries or [], arch, at)
         if row_entries == []:
             self._problem((*at, "rows"), "a table needs at least one row")
         buckets, paths = self._buckets(bucket_entries or [], at)
-        # With a bucket missing an index would point at the wrong one; why it is missing is reported already.
+        # If a bucket is invalid, indices would be off by one. It has already been reported.
         if bucket_entries is not None and len(buckets) == len(paths):
             for finding in rules.bucket_findings(buckets, names):
                 where = (*paths[finding.where[1]], *finding.where[2:]) if len(finding.where) > 1 else (*at, *finding.where)
@@ -167,7 +167,7 @@ class _Loader:
         entries = self._list(data, "auto", at)
         modes = [self._validate(ModeRule, entry, (*at, "auto", index)) for index, entry in enumerate(entries or [])]
         if entries is None or None in modes:
-            return ()  # reported already
+            return ()  # already reported
         for finding in rules.mode_findings(modes):
             self._problem((*at, *finding.where), finding.reason)
         return tuple(modes)
@@ -197,7 +197,7 @@ class _Loader:
         return header.arch
 
     def _rows(self, entries: list[Any], arch: str | None, at: NodePath) -> tuple[list[KernelConfig], list[str]]:
-        """The rows that validate, and the names of all of them: a bucket that names a bad row is not wrong itself."""
+        """The valid kernel configs, and the names of all: a bucket that names an invalid kernel config is not wrong itself."""
         rows: list[KernelConfig] = []
         names: dict[str, None] = {}
         for index, entry in enumerate(entries):
@@ -218,7 +218,7 @@ class _Loader:
         return rows, list(names)
 
     def _row_keys(self, entry: dict[str, Any], path: NodePath) -> dict[str, Any]:
-        """A row without the keys that no file writes, and with today's names for those of earlier versions; a problem for each."""
+        """A kernel config without the keys that a file may not contain, and with earlier names replaced by present ones; a problem for each."""
         kept = {}
         for key, value in entry.items():
             new = _RENAMED_KEYS.get(key)
@@ -238,7 +238,7 @@ class _Loader:
         return kept
 
     def _buckets(self, entries: list[Any], at: NodePath) -> tuple[list[Bucket], list[NodePath]]:
-        """Flatten `{m, cases: [{n, k, kernel}]}` and `{m, n, k, kernel}` entries into the order they stand in."""
+        """Flattens `{m, cases: [{n, k, kernel}]}` and `{m, n, k, kernel}` entries, in the order of the file."""
         flat: list[tuple[NodePath, Any, dict[str, Any]]] = []
         for index, entry in enumerate(entries):
             path: NodePath = (*at, "buckets", index)
@@ -273,7 +273,7 @@ class _Loader:
         return buckets, [path for path, _, _ in flat]
 
     def _list(self, data: Mapping[str, Any], key: str, at: NodePath) -> list[Any] | None:
-        """The list under `key`, [] for an empty one; None, with a problem added, when there is no list."""
+        """The list under `key`, [] for an empty one. None, with a problem added, if there is no list."""
         if key not in data:
             self._problem((*at, key), "required key is missing")
             return None
@@ -295,7 +295,7 @@ class _Loader:
             return None
 
     def _problem(self, path: NodePath, reason: str, of_key: bool = False) -> None:
-        # A case's m stands in its group: show the line of the m that was written.
+        # The m of a case is written in its group: show that line.
         if path[-1:] == ("m",) and path not in self.document.values and path[:-1][-2:-1] == ("cases",):
             path = (*path[:-3], "m")
         problem = Problem(str(self.path), self.document.line(path, of_key), field_name(path), reason)
@@ -304,7 +304,7 @@ class _Loader:
 
 
 def _keys(model: type[BaseModel]) -> list[str]:
-    """The keys that a file may have for a model: where a row stands says its section."""
+    """The keys that a file may contain for a model. `section` follows from the place in the file."""
     return [key for key in model.model_fields if key != "section"]
 
 

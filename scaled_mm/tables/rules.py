@@ -1,7 +1,7 @@
-"""Which tables are sound, decided without nvcc: the architectures served, the buckets, the fallback and the modes.
+"""The rules for a table as a whole, checked without nvcc: the architectures served, the buckets, the fallback and the modes.
 
-Every rule answers with the field to look at and a reason in numbers; the loader adds file and line. Which kernels are legal is
-the matter of their family: `scaled_mm.kernels`.
+Every broken rule gives the field and a reason in numbers; the loader adds file and line. The rules for kernel configs are in their family's
+module in `scaled_mm.kernels`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from scaled_mm.tables.select import describe_bucket
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A broken rule: `where` leads to the node, e.g. ("rows", 3, "tile") or ("buckets", 5, "kernel")."""
+    """A broken rule. where: the path of the node, such as ("rows", 3, "tile") or ("buckets", 5, "kernel")."""
 
     where: tuple[str | int, ...]
     reason: str
@@ -29,7 +29,7 @@ def shared_memory_of(table: TileTable) -> int:
 
 
 def serves_findings(arch: str, serves: Sequence[str] | None) -> Iterator[tuple[int | None, str]]:
-    """(index in `serves`, or None for all of it, and the reason) for what keeps a table from serving an architecture."""
+    """(index in `serves`, or None for the whole list; reason) for every architecture that a table cannot serve."""
     if serves is None:
         return
     if arch not in serves:
@@ -53,7 +53,7 @@ def _contains(outer: Bucket, inner: Bucket) -> bool:
 
 
 def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list[Finding]:
-    """Buckets that name no row, that nothing can reach, or that leave sizes unserved."""
+    """Buckets that name no kernel config or are unreachable, and sizes that no bucket serves."""
     findings = []
     for index, bucket in enumerate(buckets):
         if bucket.kernel not in row_names:
@@ -76,7 +76,7 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list
 
 
 def fallback_findings(fallback: str, rows: Sequence[KernelConfig], row_names: Sequence[str]) -> list[Finding]:
-    """The fallback must exist and take any alignment. `row_names` also has those of rows that did not validate."""
+    """The fallback must exist and take any alignment. row_names: also those of invalid kernel configs."""
     if fallback not in row_names:
         return [Finding(("fallback",), f"no row is named {fallback!r}")]
     return [
@@ -87,7 +87,7 @@ def fallback_findings(fallback: str, rows: Sequence[KernelConfig], row_names: Se
 
 
 def mode_findings(modes: Sequence[ModeRule]) -> list[Finding]:
-    """Rules of `auto` that nothing can reach, or that leave numbers of tokens without a mode."""
+    """Unreachable entries of `auto`, and numbers of tokens without a mode."""
     findings = []
     for index, rule in enumerate(modes):
         if index and (modes[index - 1].m is None or (rule.m is not None and rule.m <= modes[index - 1].m)):

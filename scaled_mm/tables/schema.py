@@ -1,7 +1,6 @@
-"""What a tile table says: kernel configurations, and the buckets of (M, N, K) that they serve.
+"""`TileTable`: kernel configs, and the buckets of (M, N, K) that they serve.
 
-These are the values; `rules` says which tables are sound, `loader` reads them from YAML, `select` searches them. A kernel's
-configuration, and which of them can be built, is the matter of `scaled_mm.kernels`.
+`loader` reads tables from YAML, `rules` checks them, `select` searches them. `KernelConfig` and the rules for it are in `scaled_mm.kernels`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from scaled_mm.errors import BadParamError, KernelNotFoundError
 from scaled_mm.kernels.config import SECTIONS, KernelConfig
 from scaled_mm.tables.select import Selection, select_bucket
 
-_INT64_MAX = 2**63 - 1  # what the C interface has for open
+_INT64_MAX = 2**63 - 1  # `open` in the C interface
 KernelRow = KernelConfig  # an entry of `rows` in a tile table
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a table. `line` counts from 1; None when the file as a whole is meant."""
+    """A problem of a table. line: from 1; None for the file as a whole."""
 
     file: str
     line: int | None
@@ -34,10 +33,7 @@ class Problem:
 
 
 class TableError(BadParamError):
-    """A tile table that cannot be used. `problems` has every reason; the message has one per line.
-
-    Each line reads `<file>:<line>: <field>: <reason>`.
-    """
+    """An invalid tile table. `problems` contains every reason. The message has one line per problem: `<file>:<line>: <field>: <reason>`."""
 
     def __init__(self, problems: list[Problem] | tuple[Problem, ...]):
         self.problems = tuple(problems)
@@ -61,10 +57,10 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
 class Bucket(BaseModel):
-    """Serves every product with m_min <= M <= m, n_min <= N <= n and k_min <= K <= k (None: no bound) with the row named `kernel`.
+    """Serves products with m_min <= M <= m, n_min <= N <= n and k_min <= K <= k (None: no bound) by the kernel config named `kernel`.
 
-    constant_b: only products whose b is a constant PreparedWeight, which some rows load before the preceding kernel has ended.
-    activation: q8_1: only block products whose activations are, or are quantized to, that.
+    constant_b: only products whose b is a constant PreparedWeight, which some kernels load before the preceding kernel has ended.
+    activation: q8_1: only GGUF products whose activations are given as q8_1 or are quantized to it.
     """
 
     model_config = _FROZEN
@@ -97,7 +93,7 @@ class Bucket(BaseModel):
 
 
 class ModeRule(BaseModel):
-    """What mode "auto" is for float16 and bfloat16 activations of at most m tokens (None: no bound)."""
+    """The meaning of mode "auto" for float16 and bfloat16 activations of at most m tokens (None: no bound)."""
 
     model_config = _FROZEN
 
@@ -106,16 +102,17 @@ class ModeRule(BaseModel):
 
 
 class TileTable(BaseModel):
-    """The rows of one architecture and the buckets that choose among them; the first bucket that fits wins.
+    """The kernel configs of one architecture, and the buckets that select among them. The first matching bucket is used.
 
-    serves: architectures whose GPUs use this table; their oldest is what its kernels are compiled for.
-    tuned: measured on one GPU model by the autotuner. gpu: that model, by the driver's name for it.
-    version: of the scaled_mm that measured it.
-    fallback: name of the row that takes what no bucket's row can (unaligned or strided operands, K = 0).
-    grouped: rows and buckets of grouped products, as a table whose M is the rows per expert, ceil(tokens / experts).
-    block_scaled: rows and buckets of block-scaled products.
-    gguf: rows and buckets of products with block formats (m: tokens, n: rows of the weight), and `auto`.
-    auto: of `gguf` alone: the first that fits says what mode "auto" is.
+    serves: architectures whose GPUs use this table. Kernels are compiled for the oldest of them.
+    tuned: measured on one GPU model by the autotuner. gpu: the driver's name of that model.
+    version: the version of scaled_mm that measured it.
+    rows: the kernel configs.
+    fallback: the name of the kernel config for products that their bucket's kernel config cannot take (unaligned or strided operands, K = 0).
+    grouped: the section for grouped products. Its M is the number of tokens per expert, ceil(tokens / experts).
+    block_scaled: the section for block-scaled products.
+    gguf: the section for products with GGUF formats (m: tokens, n: rows of the weight).
+    auto: in `gguf` only: the meaning of mode "auto"; the first matching entry is used.
     """
 
     model_config = _FROZEN
@@ -136,21 +133,21 @@ class TileTable(BaseModel):
 
     @property
     def sections(self) -> tuple[TileTable, ...]:
-        """The table itself and the sections that it has."""
+        """The table itself and its sections."""
         return (self, *(section for name in SECTIONS[1:] if (section := getattr(self, name))))
 
     @property
     def by_kind(self) -> tuple[TileTable | None, ...]:
-        """The table of each kind of product, in the order of scaledMMTableKind_t; None for one that it lacks."""
+        """The section of each kind of product, in the order of scaledMMTableKind_t; None for a missing one."""
         return self, self.grouped, self.block_scaled, self.gguf
 
     @property
     def all_rows(self) -> tuple[KernelRow, ...]:
-        """The rows of all sections: every kernel of the architecture has one name."""
+        """The kernel configs of all sections. Names are unique across sections."""
         return tuple(row for section in self.sections for row in section.rows)
 
     def row(self, name: str) -> KernelRow:
-        """The row of that name; KernelNotFoundError lists the names that exist."""
+        """The kernel config of that name. KernelNotFoundError lists the known names."""
         for row in self.all_rows:
             if row.name == name:
                 return row
@@ -158,10 +155,10 @@ class TileTable(BaseModel):
         raise KernelNotFoundError(f"kernel: {self.source} has no row named {name!r}; its rows: {known}")
 
     def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> Selection:
-        """The row for an aligned product of this size, and why.
+        """The kernel config for an aligned product of this size, and the reason.
 
-        M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 has nothing to load, so it takes the fallback row, but of block products.
-        constant_b: whether b is a constant PreparedWeight. q8_1: whether activations are, or are quantized to, that.
-        Whether the operands of one call are aligned is the dispatcher's to check: see `select.contiguous_misfits`.
+        M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 takes the fallback, except in the section gguf.
+        constant_b: whether b is a constant PreparedWeight. q8_1: whether activations are given as q8_1 or are quantized to it.
+        The alignment of a call's operands is checked by the C core (csrc/core/problem.cpp); see also `select.contiguous_misfits`.
         """
         return select_bucket(self, M, N, K, constant_b, q8_1)

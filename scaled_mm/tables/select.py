@@ -1,4 +1,4 @@
-"""Choose the row of a tile table for one product, and say why."""
+"""Selects the kernel config of a tile table for one product, and gives the reason."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from scaled_mm.kernels.config import KernelConfig
     from scaled_mm.tables.schema import Bucket, TileTable
 
-# What a 32-bit accumulator holds exactly (docs/design/numerics.md): without zero points, with one, with two.
+# The largest K for which a 32-bit accumulator is exact (docs/design/numerics.md): without zero points, with one, with two.
 K_BOUNDS = (131071, 65793, 33025)
 _LARGEST_SIZE = 2**31 - 1
-_LARGEST_REACH = 2**60  # in elements, from a tensor's first to its last
+_LARGEST_REACH = 2**60  # elements from the first to the last of a tensor
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """A chosen row. `bucket_index` counts from 0 in the table's order; -1 when no bucket was used."""
+    """A selected kernel config. bucket_index: from 0, in the order of the table; -1 if no bucket was used."""
 
     row: KernelConfig
     bucket_index: int
@@ -47,18 +47,19 @@ def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = F
     for axis, size in (("M", M), ("N", N), ("K", K)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise BadParamError(f"{axis}: expected an integer >= 0, got {size!r}")
-    if K == 0 and not table.auto:  # rows of block products take it as any other
+    if K == 0 and not table.auto:  # GGUF kernels take K = 0
         return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
     for index, bucket in enumerate(table.buckets):
         if bucket.covers(M, N, K, constant_b, q8_1):
             reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
             return Selection(table.row(bucket.kernel), index, reason)
-    # The rules refuse such a table; one built by hand can still get here.
+    # The rules refuse such a table, but a TileTable constructed without the loader can get here.
     raise InternalError(f"{table.source}: no bucket takes M={M}, N={N}, K={K}; the last bucket must be open")
 
 
 def refusal(M: int, N: int, K: int) -> str | None:
-    """What the C core expects of every product with contiguous operands and these sizes lack, whatever the row; None where they do not."""
+    """Why the C core refuses contiguous operands of these sizes, whatever the kernel config: the expectation that is not met. None if it does
+    not refuse them."""
     if max(M, N, K) > _LARGEST_SIZE:
         return f"M, N and K <= {_LARGEST_SIZE}"
     if K > K_BOUNDS[0]:
@@ -69,7 +70,7 @@ def refusal(M: int, N: int, K: int) -> str | None:
 
 
 def block_refusal(M: int, N: int, K: int, fmt: str) -> str | None:
-    """The same of a product with a block format's weight [N, K] and float16 activations of M tokens."""
+    """The same for a weight [N, K] in a GGUF format and float16 activations of M tokens."""
     if max(M, N, K) > _LARGEST_SIZE:
         return f"M, N and K <= {_LARGEST_SIZE}"
     if K % BLOCK:
@@ -82,20 +83,20 @@ def block_refusal(M: int, N: int, K: int, fmt: str) -> str | None:
 
 
 def output_tiles(row: KernelConfig, M: int, N: int) -> int:
-    """Tiles that cover an M x N output: what has to be spread over the multiprocessors."""
+    """The number of tiles that cover an M x N output, to be distributed over the SMs."""
     over_m, over_n = (row.tile.n, row.tile.m) if row.swap_ab else (row.tile.m, row.tile.n)
     return -(-M // over_m) * -(-N // over_n)
 
 
 def contiguous_misfits(row: KernelConfig, M: int, N: int, K: int, out_bytes: int = 2) -> list[str]:
-    """Why unpadded operands of these sizes are too loosely aligned for the row; empty when they fit.
+    """Why contiguous operands of these sizes are not aligned enough for a kernel config; empty if they are.
 
-    a [M,K] and b [K,N] int8 with K contiguous have row strides of K bytes, out [M,N] one of N * out_bytes. Operands
-    with padded rows may fit all the same.
+    a [M, K] and b [K, N], int8 and contiguous along K, have row strides of K bytes; out [M, N] has N * out_bytes. Operands with padded rows
+    may be aligned nevertheless.
     """
     align_a, align_b, align_out = row.alignment
     row_bytes = N * out_bytes
-    # One row, or one column of b, has no stride to obey.
+    # With a single row, or a single column of b, the stride is not used.
     strides = (("a", M, K, align_a), ("b", N, K, align_b), ("out", M, row_bytes, align_out))
     misfits = [
         f"{name}: contiguous rows are {stride} bytes apart, {row.name} needs a multiple of {align}"

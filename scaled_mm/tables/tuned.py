@@ -20,14 +20,15 @@ def slug(gpu: str) -> str:
 
 
 def tuned_path(gpu: str) -> Path:
-    """Where the table of a GPU model is, if there is one. gpu: the driver's name for it."""
+    """The path of the tuned table of a GPU model; the file need not exist. gpu: the driver's name of the model."""
     return configs_dir() / "tuned" / f"{slug(gpu)}.yaml"
 
 
 def load_tuned(arch: str, gpus: Collection[str]) -> TileTable | None:
-    """The tuned table for an architecture's table ("sm90") on a machine with these models of GPU that it serves; None without one.
+    """The tuned table that replaces an architecture's table ("sm90") on a machine with these GPU models; None if there is none.
 
-    Several models share one table in a process, so they have none that is tuned. TableError for a file that is for another GPU or table.
+    gpus: the models that the architecture's table serves. With several models there is no tuned table, because a process has one table per
+    architecture. TableError if the file is for another GPU or architecture.
     """
     if len(set(gpus)) != 1:
         return None
@@ -43,9 +44,9 @@ def load_tuned(arch: str, gpus: Collection[str]) -> TileTable | None:
 
 
 def usable_tuned(arch: str, gpus: Collection[str]) -> TileTable | None:
-    """`load_tuned`; None, with one warning, where the file cannot be used.
+    """`load_tuned`, but None, with one warning, if the file cannot be used.
 
-    A table that an earlier version wrote must not make every product on its GPU fail: the architecture's serves then.
+    A table written by an earlier version must not make every product on its GPU fail. The architecture's table is used instead.
     """
     try:
         return load_tuned(arch, gpus)
@@ -58,14 +59,14 @@ def usable_tuned(arch: str, gpus: Collection[str]) -> TileTable | None:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """A UserWarning, once a process for each text."""
+    """A UserWarning, once per process and text."""
     warnings.warn(text, stacklevel=3)
 
 
 def with_rows_of(table: TileTable, base: TileTable) -> TileTable:
-    """A tuned table with the other rows of its architecture's added, which no bucket chooses: a call may ask for one by name.
+    """A tuned table plus the other kernel configs of the architecture's table. No bucket selects those, but a call may force one by name.
 
-    Sections that it lacks, as one written before they were there, are the architecture's.
+    Sections that the tuned table lacks, because an earlier version wrote it, are the architecture's.
     """
     names = {row.name for row in table.rows}
     sections = {key: getattr(table, key) or getattr(base, key) for key in SECTIONS[1:]}
@@ -73,7 +74,7 @@ def with_rows_of(table: TileTable, base: TileTable) -> TileTable:
 
 
 def gpus_served(arch: str) -> set[str]:
-    """The models of this machine's GPUs that an architecture's table serves; empty without CUDA."""
+    """The models of this machine's GPUs that use an architecture's table; empty without CUDA."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""`scaled-mm bench`: one suite a kind of product, each with a module here that has HELP, add_arguments(parser) and run(args)."""
+"""`scaled-mm bench`. Each suite is a module here with HELP, add_arguments(parser) and run(args)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         suite.set_defaults(parser=suite)
         module.add_arguments(suite)
     parse = parser.parse_known_args
-    # argparse has no suite that is meant when none is named. Whoever parses, the program or a test, goes through this method.
+    # argparse has no default subcommand. The program and the tests both parse through this method.
     parser.parse_known_args = lambda args=None, namespace=None: parse(with_suite(sys.argv[1:] if args is None else args), namespace)
 
 
 def with_suite(words: Sequence[str]) -> list[str]:
-    """The words behind `scaled-mm bench`, with the suite that is meant where they begin with an option."""
+    """The words after `scaled-mm bench`. If they begin with an option, the default suite is inserted."""
     named = words and (not words[0].startswith("-") or words[0] in ("-h", "--help"))
     return [*words] if named else [DEFAULT, *words]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs a suite. 0: done; 1: something of ours failed or is wrong; 2: the arguments make no sense."""
+    """Runs a suite. 0: done; 1: one of our kernels failed or is wrong; 2: the arguments are invalid."""
     return importlib.import_module(f"scaled_mm.cli.bench.{args.suite}").run(args)

@@ -1,4 +1,4 @@
-"""What the suites of `scaled-mm bench` share: options, the document of a run, the loop, how it ends."""
+"""Shared by the suites of `scaled-mm bench`: options, the document of a run, the loop, and the exit status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OK, FAILED, USAGE = 0, 1, 2
 
 
 def add_grid_options(parser: argparse.ArgumentParser, shapes: str, m: str) -> None:
-    """The options of every suite. shapes, m: what --shapes and --m take."""
+    """Adds the options of every suite. shapes, m: the help of --shapes and --m."""
     add = parser.add_argument
     add("--shapes", help=shapes)
     add("--m", help=m)
@@ -38,7 +38,7 @@ def add_grid_options(parser: argparse.ArgumentParser, shapes: str, m: str) -> No
 
 
 def add_peer_options(parser: argparse.ArgumentParser, peers: str) -> None:
-    """The options of suites that compare implementations. peers: the names that --peers takes."""
+    """Adds the options of suites that compare implementations. peers: the names that --peers takes."""
     add = parser.add_argument
     add("--peers", default="all", metavar="NAMES", help=f"all, none, or names: {peers}; default all")
     add("--kernel", metavar="ROW", help="force ours to one row of the tile table")
@@ -46,7 +46,7 @@ def add_peer_options(parser: argparse.ArgumentParser, peers: str) -> None:
 
 
 class Former(argparse.Action):
-    """An option of earlier versions that is a suite now: a usage error in one line that names the suite."""
+    """An option of earlier versions that is now a suite: a usage error in one line that names the suite."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, suite: str, nargs: int | str):
         super().__init__(option_strings, argparse.SUPPRESS, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
@@ -57,7 +57,7 @@ class Former(argparse.Action):
 
 
 def usage(args: argparse.Namespace, message: str) -> int:
-    """Says why the arguments make no sense, in one line."""
+    """Prints in one line why the arguments are invalid."""
     common.say(f"scaled-mm bench: {message}")
     if args.json:
         common.print_json({"error": {"status": "BAD_PARAM", "message": message}}, indent=2)
@@ -74,7 +74,7 @@ def naming(option: str) -> Iterator[None]:
 
 
 def options(args: argparse.Namespace, device: torch.device, check: bool = True, check_limit: float | None = None) -> Options:
-    """check_limit: None for what is usual on this kind of device."""
+    """The options of the measurement. check_limit: None for the default of this kind of device."""
     import secrets
 
     from scaled_mm.measure.run import CHECK_LIMIT_GMAC, Options
@@ -89,7 +89,7 @@ def options(args: argparse.Namespace, device: torch.device, check: bool = True, 
 
 
 def int8_cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
-    """The cases of --shapes and --m; what they mean without a value depends on the device."""
+    """The cases of --shapes and --m, whose defaults depend on the device."""
     from scaled_mm.measure import shapes
 
     cpu = device.type == "cpu"
@@ -100,7 +100,7 @@ def int8_cases(args: argparse.Namespace, device: torch.device) -> list[Case]:
 
 
 def command_line(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """The command that gives `args`: every option of the suite that differs from its default."""
+    """The command line for `args`: every option of the suite that differs from its default."""
     words = ["scaled-mm", "bench", args.suite]
     defaults = vars(parser.parse_args([]))
     for key, default in defaults.items():
@@ -114,7 +114,7 @@ def command_line(args: argparse.Namespace, parser: argparse.ArgumentParser) -> s
 
 
 def report_folder(args: argparse.Namespace, environment: Environment) -> Path:
-    """--out, or the GPU's folder; one that can be written to."""
+    """--out, or the GPU's folder. BadParamError if it is not writable."""
     from scaled_mm.measure import environment as environments
 
     return common.writable_folder("--out", args.out or environments.report_folder(environment))
@@ -123,7 +123,7 @@ def report_folder(args: argparse.Namespace, environment: Environment) -> Path:
 def document_fields(
     args: argparse.Namespace, environment: Environment, device: torch.device, peers: list[Peer], options: Options
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the fields that every suite's document has, those of its settings)."""
+    """(the fields common to the documents of all suites, the fields of the settings)."""
     from datetime import datetime, timezone
 
     from scaled_mm.measure.environment import read_clocks
@@ -150,7 +150,7 @@ def available(document: Document, peers: list[Peer]) -> list[Peer]:
 def fill(
     document: Document, suite: Suite, cases: list[Case], peers: list[Peer], device: torch.device, options: Options, out: Path, console: Console
 ) -> None:
-    """Runs the grid and saves the document after every weight: a run that is cut short leaves what it has."""
+    """Runs the grid and saves the document after every weight, so that an interrupted run keeps its results."""
     from scaled_mm.measure.environment import read_clocks
 
     for records in grid(suite, cases, peers, device, options, console):
@@ -164,7 +164,7 @@ def fill(
 
 
 def grid(suite: Suite, cases: list[Case], peers: list[Peer], device: torch.device, options: Options, console: Console) -> Iterator[list[Any]]:
-    """The records of one weight after another, with a progress bar."""
+    """Yields the records of each weight, with a progress bar."""
     from scaled_mm.measure.run import OTHER_STEPS, run_grid
 
     with common.progress_bar(console, len(cases) * (len(peers) + OTHER_STEPS)) as step:
@@ -176,7 +176,7 @@ def log(console: Console, weight: str, records: Sequence[object]) -> None:
 
 
 def finish(document: Document, path: Path, paths: list[Path], args: argparse.Namespace, console: Console, show: Callable[[], None]) -> None:
-    """Prints the document, what `show` prints of it, and which files were written: `path`, the document's, and `paths` made from it."""
+    """Prints the document (with --json), what `show` prints, and the written files. path: the document. paths: files made from it."""
     from rich.markup import escape
 
     from scaled_mm.measure import plots
@@ -190,7 +190,7 @@ def finish(document: Document, path: Path, paths: list[Path], args: argparse.Nam
 
 
 def verdict(document: Document, ours: Sequence[str], wrong: list[CaseRecord], why: str, path: Path, console: Console) -> int:
-    """OK; FAILED, and a line that says what, if one of `ours` failed somewhere or could not run, or some cases are wrong."""
+    """The exit status: FAILED, with a line that gives the reason, if one of `ours` failed or could not run, or if cases are wrong; else OK."""
     from rich.markup import escape
 
     from scaled_mm.bench.analysis import failures
@@ -205,7 +205,7 @@ def verdict(document: Document, ours: Sequence[str], wrong: list[CaseRecord], wh
 
 
 def table(title: str, header: Sequence[str], left: Sequence[str]) -> Table:
-    """A table whose columns are right-justified, but for those named in `left`."""
+    """A table whose columns are right-justified, except those named in `left`."""
     from rich.table import Table
 
     made = Table(title=title)

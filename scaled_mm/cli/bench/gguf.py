@@ -1,4 +1,4 @@
-"""`scaled-mm bench gguf`: time products with llama.cpp's formats, next to llama.cpp's own, and write the report."""
+"""`scaled-mm bench gguf`: times products with GGUF formats, next to llama.cpp, and writes the report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: done; 1: a case of ours failed or is not within the bound; 2: the arguments make no sense."""
+    """0: done; 1: one of our cases failed or exceeds the error bound; 2: the arguments are invalid."""
     from scaled_mm.bench.gguf import analysis, llama, report
     from scaled_mm.bench.gguf.record import GgufDocument
     from scaled_mm.bench.gguf.suite import GgufSuite
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def wanted_cases(args: argparse.Namespace, device: torch.device) -> list[GgufCase]:
-    """The cases of --formats, --shapes, --m and --sweep; what they mean without a value depends on the device."""
+    """The cases of --formats, --shapes, --m and --sweep, whose defaults depend on the device."""
     from scaled_mm.bench.gguf import cases
     from scaled_mm.measure.shapes import parse_ms
 

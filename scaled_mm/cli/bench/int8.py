@@ -1,4 +1,4 @@
-"""`scaled-mm bench int8`: time our INT8 kernels and everybody else's on the same inputs, and write the report."""
+"""`scaled-mm bench int8`: times our INT8 kernels and those of other libraries on the same inputs, and writes the report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: done; 1: a case of ours failed or has wrong bits; 2: the arguments make no sense."""
+    """0: done; 1: one of our cases failed or has wrong bits; 2: the arguments are invalid."""
     from rich.markup import escape
 
     from scaled_mm.bench.int8 import analysis, peers, report
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         if one.unavailable is not None:
             console.print(f"[yellow]not run:[/yellow] {one.name}: {escape(one.unavailable)}", highlight=False)
     here = frame.available(document, chosen)
-    if args.overhead:  # first: what the process has done before shows in it
+    if args.overhead:  # first, because earlier work of the process affects it
         document.overhead = run_overhead(here, device)
     frame.fill(document, Int8Suite(), cases, here, device, options, out, console)
     path = document.path(out)
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def check_names(args: argparse.Namespace, device: torch.device) -> None:
-    """BadParamError or KernelNotFoundError for a tile configuration or a library that is not there: known before anything is timed."""
+    """BadParamError or KernelNotFoundError for an unknown kernel config or a missing library, before anything is timed."""
     from scaled_mm.bench import ours
     from scaled_mm.errors import BadParamError
 

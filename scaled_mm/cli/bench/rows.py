@@ -1,4 +1,4 @@
-"""`scaled-mm bench rows`: time every row of the tile table on the same products; what a table is chosen by."""
+"""`scaled-mm bench rows`: times every kernel config of the tile table on the same products, as a basis for choosing buckets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: done; 1: every row failed on some case; 2: the arguments make no sense."""
+    """0: done; 1: on some case every kernel config failed; 2: the arguments are invalid."""
     from scaled_mm.bench import ours
     from scaled_mm.bench.rows import report, suite
     from scaled_mm.errors import ScaledMMError
