@@ -35,7 +35,7 @@ ALIGNED = [
     ((300, 7, 256, 136), dict(bias="out")),
     ((300, 4, 1040, 520), dict(bias="float32", b_scale="expert", a_scale="one")),
     ((1000, 9, 100, 72), dict(pad=12, offsets="short", b_scale="matrix3")),
-    ((60, 9, 100, 72), dict(b_scale="column3")),
+    ((60, 9, 100, 72), dict(pad=12, b_scale="column3")),
     ((129, 5, 15, 13), dict(pad=1, padding=3, offsets="wild", bias="out")),
     ((777, 3, 333, 20), dict(pad=3, padding=12, offsets="one", b_scale="one")),
     ((777, 3, 333, 40), dict(pad=3, padding=8, offsets="wild", b_scale="one")),
