@@ -6,7 +6,7 @@
 // tiles of the weight and the sums by which their minima are multiplied, one for activations. A constant packed weight is loaded before the
 // preceding kernel has ended (docs/decisions/0011).
 //
-// wgmma_shape.cuh: the instruction, tile sizes and shared memory. wgmma_loads.cuh: what the producer loads. wgmma_narrow.cuh, wgmma_wide.cuh: a step
+// wgmma_shape.cuh: the instruction, tile sizes and shared memory. wgmma_loads.cuh: what the producer loads. wgmma_narrow.cuh, wgmma_wide.cuh: a tile
 // of few tokens by mma.sync, of more by wgmma. wgmma_kernel.cuh: the kernel. This file: the host side.
 #pragma once
 
