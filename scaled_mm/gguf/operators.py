@@ -27,8 +27,8 @@ ACTIVATIONS = (*OUT_DTYPES, torch.uint8)
 
 
 def format_code(fmt: str) -> int:
-    """scaledMMDtype_t of a block format."""
-    return binding.DTYPES.index(fmt)
+    """scaledMMDtype_t of a GGUF format."""
+    return binding.DTYPES[fmt]
 
 
 def mode_code(mode: str) -> int:
@@ -39,8 +39,11 @@ def mode_code(mode: str) -> int:
 # ---- what every device checks -------------------------------------------------------------------------------------------
 
 
+_NAMES = {code: name for name, code in binding.DTYPES.items()}
+
+
 def _weight_format(code: int) -> BlockFormat:
-    return lookup_weight(binding.DTYPES[code] if 0 <= code < len(binding.DTYPES) else code)
+    return lookup_weight(_NAMES.get(code, code))
 
 
 def _check_blocks(name: str, q: torch.Tensor, description: BlockFormat) -> None:
