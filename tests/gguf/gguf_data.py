@@ -8,6 +8,7 @@ import gguf
 import numpy as np
 import torch
 
+import scaled_mm as sm
 from scaled_mm.gguf_formats import FORMATS
 
 ALL = tuple(FORMATS)
@@ -109,6 +110,13 @@ def random_blocks(rows: int, blocks: int, fmt: str, seed: int = 0, finite: bool 
             half = (torch.rand(rows, blocks, 1, generator=g) + 0.125) * torch.where(torch.rand(rows, blocks, 1, generator=g) < 0.5, -1, 1)
             q[..., offset : offset + 2] = half.half().view(torch.uint8)
     return q
+
+
+def planned_weight(weight: torch.Tensor | sm.PackedBlockWeight, fmt: str) -> sm.TensorDesc | sm.PackedBlockWeight:
+    """What a descriptor is created with. Of blocks a TensorDesc that names their format: other formats may have as many bytes."""
+    if isinstance(weight, sm.PackedBlockWeight):
+        return weight
+    return sm.TensorDesc((weight.shape[0], 32 * weight.shape[1]), fmt, (weight.stride(0), 1), sm.TensorDesc.of(weight).alignment)
 
 
 def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:

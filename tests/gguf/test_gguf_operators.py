@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 import torch
-from gguf_data import WEIGHTS, random_blocks, relative_error, seeded
+from gguf_data import BLOCK_BYTES, WEIGHTS, planned_weight, random_blocks, relative_error, seeded
 
 import scaled_mm as sm
 from scaled_mm.errors import (
@@ -20,7 +20,7 @@ from scaled_mm.errors import (
     ScaledMMError,
 )
 from scaled_mm.gguf import operators, reference, tiles
-from scaled_mm.gguf_formats import FORMATS
+from scaled_mm.gguf_formats import FORMATS, BlockFormat
 
 M, N, K = 40, 6, 96
 
@@ -246,14 +246,68 @@ def test_a_descriptor_on_a_cpu_computes_what_the_layer_does(fmt, out_dtype):
     packed = sm.pack_block_weight(weight_q, fmt)
     with sm.Handle("cpu") as handle:
         for given in (weight_q, packed):
+            planned = dict(weight=planned_weight(given, fmt), activation=x, bias=bias)
             for mode in ("auto", "w4a8", "w4a16"):
                 out = torch.full((N + 1, M + 3), torch.nan, dtype=out_dtype)[1:, 2:-1].t()  # any strides
-                with sm.create_block_descriptor(handle, out=out, weight=given, activation=x, bias=bias, mode=mode) as descriptor:
+                with sm.create_block_descriptor(handle, out=out, **planned, mode=mode) as descriptor:
                     assert descriptor.workspace_size == 0 and descriptor.kernel.row == "cpu_gguf_float32"
                     descriptor.calculate(out, given, x, bias)
                 want = sm.block_linear(x, packed, bias, torch.float32, mode)
                 assert torch.equal(out.t(), want.to(out_dtype)), mode
     assert "destroyed" in repr(descriptor) and fmt in repr(descriptor)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_a_plain_weight_is_planned_by_its_bytes_or_refused_if_several_formats_have_as_many(fmt):
+    weight_q, x, out = weight(fmt), activation(torch.half), torch.empty(N, M).t()
+    same = [name for name, size in BLOCK_BYTES.items() if size == BLOCK_BYTES[fmt]]
+    if len(same) > 1:
+        with pytest.raises(BadParamError, match=f"bytes are those of {' and '.join(same)}, got a tensor"):
+            sm.create_block_descriptor(sm.Handle("cpu"), out=out, weight=weight_q, activation=x)
+        return
+    with sm.create_block_descriptor(sm.Handle("cpu"), out=out, weight=weight_q, activation=x) as descriptor:
+        descriptor.calculate(out, weight_q, x)
+    assert torch.equal(out, sm.block_linear(x, sm.pack_block_weight(weight_q, fmt), out_dtype=torch.float32).t())
+
+
+def pretend(monkeypatch, like: str) -> str:
+    """The name of one more format of the weight, with blocks of as many bytes as those of `like`."""
+    code = max(description.code for description in FORMATS.values()) + 1
+    other = BlockFormat("pretended", code, bits=FORMATS[like].bits, zero=7, second="m" if FORMATS[like].second else None)
+    assert other.block_bytes == BLOCK_BYTES[like] and other.is_weight
+    monkeypatch.setitem(FORMATS, other.name, other)
+    return other.name
+
+
+def test_a_plain_weight_of_a_size_that_two_formats_have_is_refused_and_a_desc_or_a_packed_weight_is_taken(monkeypatch):
+    weight_q, x, out = weight("q4_0"), activation(torch.half), torch.empty(N, M).t()
+    same = " and ".join(name for name, size in BLOCK_BYTES.items() if size == 18)
+    name = pretend(monkeypatch, "q4_0")
+    with pytest.raises(BadParamError) as error:
+        sm.create_block_descriptor(sm.Handle("cpu"), out=out, weight=weight_q, activation=x)
+    why = f"which names the format: blocks of 18 bytes are those of {same} and {name}"
+    assert str(error.value) == f"weight: expected a TensorDesc or a PackedBlockWeight, {why}, got a tensor [{M}, {K // 32}, 18]"
+    want = sm.block_linear(x, sm.pack_block_weight(weight_q, "q4_0"), out_dtype=torch.float32).t()
+    packed = sm.pack_block_weight(weight_q, "q4_0")
+    for planned, given in ((sm.TensorDesc((M, K), "q4_0"), weight_q), (packed, packed)):
+        with sm.create_block_descriptor(sm.Handle("cpu"), out=out, weight=planned, activation=x) as descriptor:
+            descriptor.calculate(out.zero_(), given, x)
+        assert torch.equal(out, want)
+    with sm.create_block_descriptor(sm.Handle("cpu"), out=out, weight=sm.TensorDesc((M, K), "q4_0"), activation=x) as descriptor:
+        for wrong, message in (
+            ((out, weight_q[:-1], x), r"^weight: expected \[40, 96\] as the descriptor was created, got \[39, 96\]"),
+            ((out, weight_q, x[:-1]), r"^activation: expected \[6, 96\] as the descriptor was created, got \[5, 96\]"),
+        ):
+            with pytest.raises(ScaledMMError, match=message):
+                descriptor.calculate(*wrong)
+
+
+def test_q8_1_activations_are_taken_though_a_weight_s_format_has_as_many_bytes(monkeypatch):
+    weight_q, x_q, out = weight("q4_0"), sm.quantize_q8_1(activation()), torch.empty(M, N)
+    pretend(monkeypatch, "q8_1")
+    with sm.create_block_descriptor(sm.Handle("cpu"), out=out, weight=sm.TensorDesc((M, K), "q4_0"), activation=x_q) as descriptor:
+        descriptor.calculate(out, weight_q, x_q)
+    assert torch.equal(out, sm.gemm_q4_0_q8_1(weight_q, x_q))
 
 
 def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
