@@ -23,7 +23,7 @@ def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Ten
     round() rounds half away from zero:
 
     * "absmax": d = max|x| / (L - 1);  q = clamp(round(x / d) + L, 0, 2 L - 1). Symmetric; this project's rule.
-    * "ggml": d = (the first x of largest magnitude) / -L;  q = min(trunc(x * (1 / d) + (L + 0.5)), 2 L - 1). llama.cpp's rule; it
+    * "ggml": d = (the first x of largest magnitude) / -L;  q = min(trunc(x * (1 / d) + (L + 0.5)), 2^bits - 1). llama.cpp's rule; it
       also uses the level -L, which "absmax" does not, and has the smaller error.
 
     q4_1, q5_1: m = min x;  d = (max x - m) / (2^bits - 1);  q = min(trunc((x - m) * (1 / d) + 0.5), 2^bits - 1).
