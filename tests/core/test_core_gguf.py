@@ -7,6 +7,7 @@ import json
 import pytest
 from fake_gpu import host_library
 
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.tables import Bucket, available_tables, load_table
 from scaled_mm.tables.schema import ModeRule
 
@@ -50,7 +51,8 @@ def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, t
 def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
     answer = ask("refusals", fake_gpu.kernels)
     size = answer.pop("size")
-    weights = "weight: expected q4_0, q4_1, q5_0, q5_1 or q8_0, got "
+    *others, last = WEIGHT_FORMATS
+    weights = f"weight: expected {', '.join(others)} or {last}, got "
     activations = "activation: expected q8_1, float16, bfloat16 or float32, got "
     expected = {
         "fine": ("SUCCESS", ""),

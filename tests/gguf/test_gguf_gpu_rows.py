@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gguf_data import WEIGHTS, relative_error, seeded
+from gguf_data import LAYOUTS, WEIGHTS, WITH_MINIMUM, relative_error, seeded
 from gguf_gpu import BOUND, CALLS, FLOATS, ROUNDING, activation_of, compute, expected, moved, native_rows, operands, rows_here, weight_of
 from operands.pairs import pairs, pairwise
 
@@ -81,7 +81,7 @@ def test_weights_whose_levels_are_far_from_their_middle_are_within_the_bound_in_
         for tokens, x in (*((tokens, wide[:, :k]) for tokens in (1, 2, 3, 13, 40)), (1, odd), (2, odd)):
             out = compute(sm.Handle("cuda", arch=arch), fmt, weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
             in_place = row == "gguf_mma_16x8_x2" and tokens < 3 and x is not odd
-            bound = 1e-5 if skewed and fmt in ("q4_1", "q5_1") and arch != "sm75" and not in_place else BOUND
+            bound = 1e-5 if skewed and fmt in WITH_MINIMUM and arch != "sm75" and not in_place else BOUND
             assert relative_error(out, want[:, :tokens]) <= bound, (arch, row, tokens, x is odd)
 
 
@@ -118,7 +118,7 @@ def test_what_is_not_finite_spoils_its_row_or_column_and_nothing_else(fmt, value
     half = torch.tensor([value], dtype=torch.float16).view(torch.uint8).cuda()
     quantized = sm.quantize_q8_1(x)
     for row in native_rows():
-        for at in (0, 2) if fmt in ("q4_1", "q5_1") else (0,):  # d, m
+        for at in LAYOUTS[fmt].halves:  # d, m
             spoilt = weight_q.clone()
             spoilt[4, 30, at : at + 2] = half
             for activation in (x.half(), quantized):
@@ -128,7 +128,7 @@ def test_what_is_not_finite_spoils_its_row_or_column_and_nothing_else(fmt, value
             activation[7, 1000] = value
             finite = compute(handle, fmt, weight_q, activation, m, n, mode="w4a16", kernel=row).isfinite()
             assert not finite[:, 7].any() and finite[:, torch.arange(n) != 7].all(), row
-        for at in (0, 2) if fmt != "q8_0" else (0,):  # d, s
+        for at in (0, 2) if LAYOUTS[fmt].zero is not None or fmt in WITH_MINIMUM else (0,):  # d, s
             spoilt = quantized.clone()
             spoilt[7, 30, at : at + 2] = half
             finite = compute(handle, fmt, weight_q, spoilt, m, n, mode="w4a8", kernel=row).isfinite()

@@ -11,6 +11,7 @@ import yaml
 
 from scaled_mm.core import binding
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.jit import cache, codegen, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
 from scaled_mm.products import codes
@@ -274,11 +275,11 @@ def test_the_index_of_one_kernel_brings_no_table(tmp_path):
 
 
 def test_a_block_row_is_built_for_the_formats_of_weights():
-    assert codegen.out_dtypes(KernelRow.model_validate(GGUF_MMA)) == ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+    assert codegen.out_dtypes(KernelRow.model_validate(GGUF_MMA)) == tuple(WEIGHT_FORMATS)
     text = source(GGUF_MMA, "q5_1")
     assert '#include "gguf/mma.cuh"' in text and "using Row = scaled_mm::gguf::Mma<scaled_mm::gguf::Q5_1, 8, 1, 16, 3>;" in text
     for out_dtype in ("bf16", "q8_1"):
-        with pytest.raises(KernelNotBuiltError, match=f"^r: expected a format of the weight of q4_0, q4_1, q5_0, q5_1, q8_0, got {out_dtype}"):
+        with pytest.raises(KernelNotBuiltError, match=f"^r: expected a format of the weight of {', '.join(WEIGHT_FORMATS)}, got {out_dtype}"):
             source(GGUF_MMA, out_dtype)
 
 

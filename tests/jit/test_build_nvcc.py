@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scaled_mm.cli import main
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.jit import cache, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
 from scaled_mm.kernels.registry import config_cost
@@ -124,7 +125,7 @@ def test_a_row_that_the_table_does_not_have_exits_2_with_those_that_it_has(cache
     message = capsys.readouterr().err
     assert "KERNEL_NOT_FOUND" in message and "c3x_1x1x1" in message and TABLE.fallback in message
     assert main(["build", "--row", "gguf_mma_16x8_x2", "--out-dtype", "bf16"]) == 2
-    assert "--out-dtype, --format: expected some of q4_0, q4_1, q5_0, q5_1, q8_0, which these rows of" in capsys.readouterr().err
+    assert f"--out-dtype, --format: expected some of {', '.join(WEIGHT_FORMATS)}, which these rows of" in capsys.readouterr().err
     assert main(["build", "--arch", "sm10"]) == 2
     assert "ARCHITECTURE_NOT_SUPPORTED" in capsys.readouterr().err
 
