@@ -137,5 +137,5 @@ def test_what_is_not_finite_spoils_its_row_or_column_and_nothing_else(fmt, value
 
 def test_a_kernel_config_of_another_section_is_refused():
     handle, weight_q, x = sm.Handle("cuda"), *operands("q4_0", 64, 8, 256)
-    with pytest.raises(KernelNotFoundError, match="^kernel: expected a block row of "):
+    with pytest.raises(KernelNotFoundError, match="^kernel: expected a GGUF row of "):
         compute(handle, "q4_0", weight_q, x, 64, 8, kernel="generic_64x64x64")

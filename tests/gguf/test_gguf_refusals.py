@@ -59,7 +59,7 @@ def test_an_unknown_format_is_refused(fmt):
 def test_a_format_in_capitals_is_told_how_it_is_spelled():
     with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got 'Q8_1'; formats are spelled in lower case$"):
         sm.quantize_block(torch.ones(32), "Q8_1")
-    with pytest.raises(BadParamError, match="^dtype: expected a torch.dtype or a block format .*, got 'Q4_0'; formats are spelled in lower case$"):
+    with pytest.raises(BadParamError, match="^dtype: expected a torch.dtype or a GGUF format .*, got 'Q4_0'; formats are spelled in lower case$"):
         sm.TensorDesc((2, 32), "Q4_0")
 
 

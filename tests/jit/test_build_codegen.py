@@ -274,7 +274,7 @@ def test_the_index_of_one_kernel_brings_no_table(tmp_path):
     assert index.num_kernels == 1 and index.kernels[0].contents.row.decode() == table.fallback and index.num_tables == 0
 
 
-def test_a_block_row_is_built_for_the_formats_of_weights():
+def test_a_gguf_row_is_built_for_the_formats_of_weights():
     assert codegen.out_dtypes(KernelRow.model_validate(GGUF_MMA)) == tuple(WEIGHT_FORMATS)
     text = source(GGUF_MMA, "q5_1")
     assert '#include "gguf/mma.cuh"' in text and "using Row = scaled_mm::gguf::Mma<scaled_mm::gguf::Q5_1, 8, 1, 16, 3>;" in text
@@ -284,7 +284,7 @@ def test_a_block_row_is_built_for_the_formats_of_weights():
 
 
 @pytest.mark.parametrize("fmt, stages", [("q4_0", 6), ("q5_1", 6), ("q8_0", 5)])
-def test_a_block_row_has_as_many_stages_as_fit_of_the_format(fmt, stages):
+def test_a_gguf_row_has_as_many_stages_as_fit_of_the_format(fmt, stages):
     text = source(GGUF_WGMMA, fmt, stages=6)
     assert f"using Row = scaled_mm::gguf::Wgmma<scaled_mm::gguf::{fmt.upper()}, 32, 128, 1, {stages}>;" in text
     stage = 2 * 512 * {"q4_0": 18, "q5_1": 24, "q8_0": 34}[fmt] + (32 * 8 * 8 if fmt == "q5_1" else 0)

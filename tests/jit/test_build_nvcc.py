@@ -114,7 +114,7 @@ def test_the_build_command_builds_a_row_once_and_names_its_libraries(cache_root,
     assert {path: path.stat().st_mtime_ns for path in paths} == written
 
 
-def test_a_format_of_a_block_row_is_built_alone(cache_root, capsys):
+def test_a_format_of_a_gguf_row_is_built_alone(cache_root, capsys):
     assert main(["build", "--arch", "sm75", "--row", "gguf_mma_16x8_x1", "--format", "q4_0", "--json"]) == 0
     (library,) = json.loads(capsys.readouterr().out)["libraries"]
     assert "gguf_mma_16x8_x1" in library["path"] and "q4_0" in library["path"] and library["bytes"] > 0

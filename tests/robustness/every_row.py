@@ -76,7 +76,7 @@ def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
 
 
 def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str) -> bool:
-    """A block row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way."""
+    """A GGUF row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way."""
     tokens, rows, k = row.tile.m + 3, row.tile.n + 24, 2 * row.tile.k + 32
     generator = torch.Generator().manual_seed(tokens + rows)
     weight_q = sm.quantize_block(torch.randn(rows, k, generator=generator), fmt)

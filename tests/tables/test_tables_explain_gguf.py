@@ -1,4 +1,4 @@
-"""`scaled-mm table explain M N K --format`: who serves a product with a block format's weight."""
+"""`scaled-mm table explain M N K --format`: who serves a product with a weight in a GGUF format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
         assert (
             (f"{stages} stages of the weight" if stages > 1 else "no stages") in out
             and "auto is w4a16" in out
-            and "with q8_1 activations block" not in out
+            and "with q8_1 activations gguf_" not in out
         )
         tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
         assert f"a tile is {tokens_of_a_tile} tokens x {rows_of_a_tile} rows" in out
