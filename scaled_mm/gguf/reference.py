@@ -1,8 +1,8 @@
 """The reference for products with GGUF formats: the documented formulas in float64, block by block, independent of the code under test.
 
-    q4_0, q5_0   C[n,m] = sum over blocks of d_w * (d_a * sum(q_w * q_a) - zero * s_a)           zero = 8, 16
-    q4_1, q5_1   C[n,m] = sum over blocks of d_w * d_a * sum(q_w * q_a) + m_w * s_a
-    q8_0         C[n,m] = sum over blocks of d_w * d_a * sum(q_w * q_a)
+    C[n,m] = sum over blocks of d_w * (d_a * sum(q_w * q_a) - zero * s_a)          zero is not 0
+             sum over blocks of d_w * d_a * sum(q_w * q_a) + m_w * s_a             with a minimum
+             sum over blocks of d_w * d_a * sum(q_w * q_a)                         otherwise
 
 q_w and q_a are the stored levels, s_a the stored sum, n a row of the weight and m a token. Sums of levels are integers, exact in float64.
 """
