@@ -19,8 +19,9 @@ def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Ten
 
     x: float16, bfloat16 or float32 [..., K], at least 1-d, K a multiple of 32, CPU or CUDA, any strides.
     fmt: "q4_0" (18 bytes), "q4_1" (20), "q5_0" (22), "q5_1" (24), "q8_0" (34) or "q8_1" (36).
-    rule: "absmax" or "ggml"; it changes only formats with a level for 0, L: q4_0 (L = 8), q5_0 (16). Every float32 operation rounds by itself;
-    round() rounds half away from zero:
+    rule: "absmax" or "ggml"; it changes only formats with a level for 0, L: q4_0 (L = 8), q5_0 (16).
+
+    Every float32 operation rounds by itself; round() rounds half away from zero. Formats with a level for 0:
 
     * "absmax": d = max|x| / (L - 1);  q = clamp(round(x / d) + L, 0, 2 L - 1). Symmetric; this project's rule.
     * "ggml": d = (the first x of largest magnitude) / -L;  q = min(trunc(x * (1 / d) + (L + 0.5)), 2^bits - 1). llama.cpp's rule; it
