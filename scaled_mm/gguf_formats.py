@@ -6,7 +6,7 @@ kernels where there is none.
 A block holds 32 consecutive values of a row. Its bytes, little-endian and without gaps:
 
     half d            the scale
-    half m or s       q4_1, q5_1: the minimum;  q8_1: the sum of the 32 values before they were quantized
+    half m or s       as `second` says: the minimum, or the sum of the 32 values before they were quantized
     u8   qh[4]        five bits: bit j of this 32-bit word is the fifth bit of element j
     u8   qs[16]       four and five bits: byte j has the low bits of element j (low nibble) and of j + 16 (high nibble)
     i8   qs[32]       eight bits: element j

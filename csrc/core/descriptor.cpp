@@ -127,9 +127,12 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
   if (scaledMMStatus_t s = d->choose(forced, d->kind->label, key.M, key.N, key.K, key.serves, misfit_of)) return s;
   if (problem.info.empty()) return SCALED_MM_STATUS_SUCCESS; // nothing will be launched
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
-  if (scaledMMStatus_t s =
-          require_kernel(handle->arch, d->row->name.c_str(), problem.variant, device, shared_memory, &d->row->slots[problem.variant], &d->kernel))
-    return s;
+  KernelSlot* const slot = d->row->slot(problem.variant);
+  if (slot == nullptr) {
+    return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "kernel: expected row %s for a scaledMMDtype_t below %d, got %d", d->row->name.c_str(), kDtypes,
+                int(problem.variant));
+  }
+  if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), problem.variant, device, shared_memory, slot, &d->kernel)) return s;
   if (problem.terms_bytes) {
     if (scaledMMStatus_t s =
             require_kernel(handle->arch, kZeroPointTermsRow, -1, device, shared_memory, &handle->arch->zero_point_terms, &d->zero_point_terms))

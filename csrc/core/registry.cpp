@@ -73,7 +73,7 @@ int32_t Table::find_mode(int64_t tokens) const {
   for (const scaledMMTableMode_t& rule : modes) {
     if (tokens <= rule.m_max) return rule.mode;
   }
-  return SCALED_MM_GGUF_AUTO; // unreachable: scaledMMRegisterTable refuses a block table without an open last mode
+  return SCALED_MM_GGUF_AUTO; // unreachable: scaledMMRegisterTable refuses a GGUF table without an open last mode
 }
 
 Arch* find_arch(const char* name) {

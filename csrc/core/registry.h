@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,7 +11,23 @@
 
 namespace scaled_mm {
 
-constexpr int kDtypes = 11;     // scaledMMDtype_t
+#define CODE_OF_FORMAT(NAME, name, code, ...) code,
+constexpr int32_t kFormatCodes[] = {SCALED_MM_GGUF_FORMATS(CODE_OF_FORMAT)};
+#undef CODE_OF_FORMAT
+
+constexpr int kDtypes = SCALED_MM_DTYPE_FLOAT32 + 1 + int(std::size(kFormatCodes)); // scaledMMDtype_t
+
+// Whether every code from the first GGUF format on belongs to one format.
+constexpr bool codes_are_dense() {
+  bool taken[kDtypes] = {};
+  for (const int32_t code : kFormatCodes) {
+    if (code <= SCALED_MM_DTYPE_FLOAT32 || code >= kDtypes || taken[code]) return false;
+    taken[code] = true;
+  }
+  return true;
+}
+static_assert(codes_are_dense(), "gguf_formats.h: expected the next free code for each format, without gaps or repetitions");
+
 constexpr int kMaxDevices = 64; // bits of KernelSlot::prepared
 
 // A kernel, found once and prepared once per device. A later lookup costs two loads.
@@ -30,7 +47,12 @@ struct RowNeeds {
 struct TableRow {
   std::string name;
   RowNeeds needs;
-  mutable KernelSlot slots[kDtypes];
+
+  // The slot of the kernel for a scaledMMDtype_t. nullptr for a number that is none.
+  KernelSlot* slot(int32_t dtype) const { return dtype >= 0 && dtype < kDtypes ? &slots_[dtype] : nullptr; }
+
+private:
+  mutable KernelSlot slots_[kDtypes];
 };
 
 // Immutable once registered, except for the slots; never freed, so that a descriptor may keep a pointer to it.

@@ -44,7 +44,7 @@ struct Format {
 // Q4_0, Q4_1, ...
 #define FORMAT_TYPE(NAME, name, code, bytes, bits, zero, has_minimum)                                                                                \
   using NAME = Format<SCALED_MM_DTYPE_##NAME, bits, zero, (has_minimum) != 0>;                                                                       \
-  static_assert(NAME::kBytes == bytes, "gguf_formats.h: the bytes of a block follow from bits and minimum");
+  static_assert(NAME::kBytes == bytes, "gguf_formats.h: the bytes of a GGUF block follow from bits and minimum");
 SCALED_MM_GGUF_WEIGHT_FORMATS(FORMAT_TYPE)
 #undef FORMAT_TYPE
 

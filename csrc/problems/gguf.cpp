@@ -1,5 +1,4 @@
-// Products with a weight in a GGUF format. In GemmLaunch, as everywhere else, M counts tokens: a is the activation [M, K], b the weight [N, K].
-// Only the messages use the names of the C header: weight [M, K], activation [N, K], out [M, N].
+// Products with a weight in a GGUF format: activation [M, K] with M tokens (a of GemmLaunch), weight [N, K] (b), out [N, M] = W A^T.
 #include <iterator>
 
 #include "core/status.h"
@@ -81,7 +80,7 @@ private:
 };
 
 scaledMMStatus_t Gguf::check_weight(const scaledMMTensorDesc_t* t) {
-  if (scaledMMStatus_t s = check_operand("weight", "[M, K]", kWeightFormats, 2, t)) return s;
+  if (scaledMMStatus_t s = check_operand("weight", "[N, K]", kWeightFormats, 2, t)) return s;
   if (scaledMMStatus_t s = check_blocks("weight", *t)) return s;
   info.N = t->shape[0];
   info.K = t->shape[1];
@@ -100,7 +99,7 @@ scaledMMStatus_t Gguf::check_weight(const scaledMMTensorDesc_t* t) {
 }
 
 scaledMMStatus_t Gguf::check_activation(const scaledMMTensorDesc_t* t) {
-  if (scaledMMStatus_t s = check_operand("activation", "[N, K]",
+  if (scaledMMStatus_t s = check_operand("activation", "[M, K]",
                                          {SCALED_MM_DTYPE_Q8_1, SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32}, 2, t))
     return s;
   const bool blocks = t->dtype == SCALED_MM_DTYPE_Q8_1;
@@ -108,7 +107,7 @@ scaledMMStatus_t Gguf::check_activation(const scaledMMTensorDesc_t* t) {
     if (scaledMMStatus_t s = check_blocks("activation", *t)) return s;
   }
   if (t->shape[1] != info.K) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "activation: expected [N, K] with K = %lld as in weight [M, K], got %s", number(info.K),
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "activation: expected [M, K] with K = %lld as in weight [N, K], got %s", number(info.K),
                 tensor_shape(*t).c_str());
   }
   info.M = t->shape[0];
@@ -119,10 +118,10 @@ scaledMMStatus_t Gguf::check_activation(const scaledMMTensorDesc_t* t) {
 }
 
 scaledMMStatus_t Gguf::check_out(const scaledMMTensorDesc_t* t) {
-  if (scaledMMStatus_t s = check_operand("out", "[M, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32}, 2, t))
+  if (scaledMMStatus_t s = check_operand("out", "[N, M]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32}, 2, t))
     return s;
   if (t->shape[0] != info.N || t->shape[1] != info.M) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [M, N] = [%lld, %lld], got %s", number(info.N), number(info.M),
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "out: expected [N, M] = [%lld, %lld], got %s", number(info.N), number(info.M),
                 tensor_shape(*t).c_str());
   }
   if (scaledMMStatus_t s = check_no_overlap("out", *t)) return s;
@@ -138,9 +137,9 @@ scaledMMStatus_t Gguf::check_bias(const scaledMMTensorDesc_t* t) {
   if (t->dtype != out_dtype && t->dtype != SCALED_MM_DTYPE_FLOAT32) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_DTYPE, "bias: expected out's dtype %s or float32, got %s", dtype_name(out_dtype), dtype_name(t->dtype));
   }
-  if (scaledMMStatus_t s = check_operand("bias", "[M]", {out_dtype, SCALED_MM_DTYPE_FLOAT32}, 1, t)) return s;
+  if (scaledMMStatus_t s = check_operand("bias", "[N]", {out_dtype, SCALED_MM_DTYPE_FLOAT32}, 1, t)) return s;
   if (t->shape[0] != info.N) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "bias: expected [M] with M = %lld as in weight [M, K], got %s", number(info.N),
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "bias: expected [N] with N = %lld as in weight [N, K], got %s", number(info.N),
                 tensor_shape(*t).c_str());
   }
   info.has_bias = true;
@@ -171,8 +170,8 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kGguf = {"block GEMM",
-                           "block ",
+const ProblemKind kGguf = {"GGUF GEMM",
+                           "GGUF ",
                            std::size(kOperands),
                            kOperands,
                            false,

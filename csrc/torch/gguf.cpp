@@ -111,7 +111,7 @@ Tensor gguf_gemm(Tensor weight, Tensor activation, OptionalTensor bias, int64_t 
   // Enough to size the output; everything else is the core's to check.
   const scaledMMTensorDesc_t& given = o.arguments[2].desc;
   if (given.ndim != 2) {
-    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "activation: expected 2 dimensions [N, K], got " + std::to_string(given.ndim));
+    raise(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "activation: expected 2 dimensions [M, K], got " + std::to_string(given.ndim));
   }
   const int64_t tokens = given.shape[0];
   const int64_t sizes[2] = {transposed_out ? tokens : rows, transposed_out ? rows : tokens};

@@ -108,7 +108,7 @@ def _show(args: argparse.Namespace) -> int:
         if section is table.gguf:
             beyond = " beyond" if len(section.auto) > 1 else ""
             modes = ", ".join(rule.mode + (beyond if rule.m is None else f" to {rule.m} tokens") for rule in section.auto)
-            what = f"block formats (M: tokens, N: rows of the weight), fallback {section.fallback}; mode auto: {modes}"
+            what = f"GGUF formats (M: tokens, N: rows of the weight), fallback {section.fallback}; mode auto: {modes}"
             console.print(what, highlight=False, soft_wrap=True)
         console.print(_rows_view(section, dicts, console))
         console.print(_buckets_view(section))

@@ -278,7 +278,7 @@ def operand_names(product: int) -> tuple[str, ...]:
 def _dtype_codes() -> dict[torch.dtype | str, int]:
     import torch
 
-    return {getattr(torch, name, name): code for code, name in enumerate(DTYPES)}  # a GGUF format has its name as key
+    return {getattr(torch, name, name): code for name, code in DTYPES.items()}  # a GGUF format has its name as key
 
 
 def tensor_desc(dtype: torch.dtype | str, shape: tuple[int, ...], strides: tuple[int, ...], alignment: int, flags: int) -> TensorDescC:

@@ -43,11 +43,11 @@ class TensorDesc:
         blocks = isinstance(self.dtype, str) and self.dtype in FORMATS
         if not blocks and not isinstance(self.dtype, torch.dtype):
             known = ", ".join(FORMATS)
-            raise BadParamError(f"dtype: expected a torch.dtype or a block format ({known}), got {self.dtype!r}{spelling_hint(self.dtype)}")
+            raise BadParamError(f"dtype: expected a torch.dtype or a GGUF format ({known}), got {self.dtype!r}{spelling_hint(self.dtype)}")
         if blocks and len(self.shape) != 2:
             raise BadParamError(f"shape: expected [rows, K] of a tensor of {self.dtype} blocks, got {list(self.shape)}")
         if self.packed and not blocks:
-            raise BadParamError(f"packed: expected a block format as dtype of a packed weight, got {self.dtype}")
+            raise BadParamError(f"packed: expected a GGUF format as dtype of a packed weight, got {self.dtype}")
         contiguous = [1] * len(self.shape)
         for i in reversed(range(len(self.shape) - 1)):
             contiguous[i] = contiguous[i + 1] * max(self.shape[i + 1], 1)

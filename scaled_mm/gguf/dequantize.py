@@ -16,9 +16,10 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def dequantize_block(q: torch.Tensor, fmt: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The values of GGUF blocks: uint8 [..., K/32, bytes of a block] to `dtype` [..., K], contiguous.
 
-        d * (q - 8)   q4_0          d * (q - 16)   q5_0          d * q + m   q4_1, q5_1          d * q   q8_0, q8_1
+        d * (q - zero)   as q4_0, zero = 8          d * q + m   as q4_1          d * q   as q8_0
 
-    in float32: d * (q - zero) is exact; the addition of m and the cast to a narrower dtype each round once, to nearest even.
+    The format decides which (docs/design/gguf-formats.md). In float32: d * (q - zero) is exact; the addition of m and the cast to a
+    narrower dtype each round once, to nearest even.
     CPU and CUDA give the bits of the `gguf` package (any NaN equals any NaN). An infinite d gives infinities, and NaN where its factor
     is 0; a NaN in d or m gives NaN. Does not synchronise.
 

@@ -64,12 +64,12 @@ def gemm_with_q8_1(
 ) -> torch.Tensor:
     """C = W A^T of a weight in format `fmt` and q8_1 activations: float32 [M, N], contiguous. `gemm_q4_0_q8_1` and so on call it.
 
-        C[m,n] = sum over blocks of  d_w * (d_a * sum(q_w * q_a) - zero * s_a)      q4_0 (zero = 8), q5_0 (zero = 16)
-                                     d_w * d_a * sum(q_w * q_a) + m_w * s_a         q4_1, q5_1
-                                     d_w * d_a * sum(q_w * q_a)                     q8_0
+        C[m,n] = sum over blocks of  d_w * (d_a * sum(q_w * q_a) - zero * s_a)      formats with a level for 0, as q4_0 (zero = 8)
+                                     d_w * d_a * sum(q_w * q_a) + m_w * s_a         formats with a minimum, as q4_1
+                                     d_w * d_a * sum(q_w * q_a)                     formats of signed levels, q8_0
 
-    s_a is the stored sum; q8_0 does not read it. A non-finite scale, minimum or sum makes its row or column of C non-finite and nothing
-    else. docs/design/gguf-formats.md has the error bound.
+    s_a is the stored sum; formats of signed levels do not read it. A non-finite scale, minimum or sum makes its row or column of C
+    non-finite and nothing else. docs/design/gguf-formats.md has the error bound.
 
     weight_q: uint8 [M, K/32, bytes of a block] with the blocks of a row contiguous and any other strides, or packed by `pack_block_weight`.
     activation_q: uint8 [N, K/32, 36], strides as weight_q. M, N, K: None, or the sizes of the operands, which are checked.

@@ -64,7 +64,7 @@ def load_gguf(
 
     Raises ImportError without the `gguf` package; OSError (FileNotFoundError ...) if the file cannot be opened; BadParamError naming
     `path` if a check fails; BadParamError naming `names` if one of them is missing; BadTensorDtypeError for a tensor of a type other than
-    q4_0, q4_1, q5_0, q5_1, q8_0, f32, f16, bf16, f64, i8, i16, i32 and i64, unless such tensors are skipped.
+    those of `pack_block_weight`, f32, f16, bf16, f64, i8, i16, i32 and i64, unless such tensors are skipped.
     """
     try:
         from gguf import GGML_QUANT_SIZES, GGUFReader

@@ -50,24 +50,24 @@ def block_linear(
         raise BadTensorDtypeError(f"x: expected float16, bfloat16 or float32, got {x.dtype}")
     if mode == "w4a16" and x.dtype not in FLOAT_ACTIVATIONS:
         raise BadTensorDtypeError(f"x: expected float16 or bfloat16 in mode 'w4a16', got {x.dtype}")
-    m, k = packed.shape
+    n, k = packed.shape
     if x.dim() < 1 or x.shape[-1] != k:
         raise BadTensorShapeError(f"x: expected [..., K] with K = {k} as packed has, got {list(x.shape)}")
     out_dtype = x.dtype if out_dtype is None else out_dtype
     if not isinstance(out_dtype, torch.dtype) or out_dtype not in _DTYPES:
         raise BadTensorDtypeError(f"out_dtype: expected {', '.join(map(str, _DTYPES))}, got {out_dtype!r}")
     if bias is not None:
-        _check_bias(bias, m, out_dtype)
+        _check_bias(bias, n, out_dtype)
     check_devices("packed", packed.device, x=x, bias=bias)
 
     rows = x.reshape(-1, k) if k else x.new_empty((x.shape[:-1].numel(), 0))
-    out = run(packed, packed.fmt, rows, None if bias is None else bias.reshape(m), out_dtype, mode, True)
-    return out.view(*x.shape[:-1], m)
+    out = run(packed, packed.fmt, rows, None if bias is None else bias.reshape(n), out_dtype, mode, True)
+    return out.view(*x.shape[:-1], n)
 
 
-def _check_bias(bias: torch.Tensor, m: int, out_dtype: torch.dtype) -> None:
+def _check_bias(bias: torch.Tensor, n: int, out_dtype: torch.dtype) -> None:
     check_strided("bias", bias)
     if bias.dtype not in (torch.float32, out_dtype):
         raise BadTensorDtypeError(f"bias: expected {out_dtype} as out_dtype, or torch.float32, got {bias.dtype}")
-    if tuple(bias.shape) not in ((m,), (1, m)):
-        raise BadTensorShapeError(f"bias: expected [{m}] or [1, {m}], got {list(bias.shape)}")
+    if tuple(bias.shape) not in ((n,), (1, n)):
+        raise BadTensorShapeError(f"bias: expected [{n}] or [1, {n}], got {list(bias.shape)}")

@@ -27,8 +27,8 @@ ACTIVATIONS = (*OUT_DTYPES, torch.uint8)
 
 
 def format_code(fmt: str) -> int:
-    """scaledMMDtype_t of a block format."""
-    return binding.DTYPES.index(fmt)
+    """scaledMMDtype_t of a GGUF format."""
+    return binding.DTYPES[fmt]
 
 
 def mode_code(mode: str) -> int:
@@ -39,8 +39,11 @@ def mode_code(mode: str) -> int:
 # ---- what every device checks -------------------------------------------------------------------------------------------
 
 
+_NAMES = {code: name for name, code in binding.DTYPES.items()}
+
+
 def _weight_format(code: int) -> BlockFormat:
-    return lookup_weight(binding.DTYPES[code] if 0 <= code < len(binding.DTYPES) else code)
+    return lookup_weight(_NAMES.get(code, code))
 
 
 def _check_blocks(name: str, q: torch.Tensor, description: BlockFormat) -> None:
@@ -70,7 +73,7 @@ def _check_weight(weight: torch.Tensor, description: BlockFormat, rows: int, k: 
 def _check_fields(fields: layout.Parts, description: BlockFormat) -> None:
     """A typed error unless the fields are those that a CPU's packed weight of the format has."""
     if fields.d.dim() != 2:
-        raise BadTensorShapeError(f"d: expected 2 dimensions [M, K/32], got {list(fields.d.shape)}")
+        raise BadTensorShapeError(f"d: expected 2 dimensions [N, K/32], got {list(fields.d.shape)}")
     blocks = tuple(fields.d.shape)
     levels = torch.int8 if description.signed else torch.uint8
     for name, field, wanted, dtype, expected in (
@@ -100,17 +103,17 @@ def _check_rest(activation: torch.Tensor, bias: torch.Tensor | None, rows: int, 
         got = str(activation.dtype).removeprefix("torch.")
         raise BadTensorDtypeError(f"activation: expected float16, bfloat16, float32, or uint8 for q8_1, got {got}")
     elif activation.dim() != 2:
-        raise BadTensorShapeError(f"activation: expected 2 dimensions [N, K], got {activation.dim()}: {list(activation.shape)}")
+        raise BadTensorShapeError(f"activation: expected 2 dimensions [M, K], got {activation.dim()}: {list(activation.shape)}")
     width = activation.shape[1] * BLOCK if activation.dtype is torch.uint8 else activation.shape[1]
-    check_size(width == k, lambda: f"activation: expected [N, K] with K = {k} as in weight [M, K], got {list(activation.shape)}")
+    check_size(width == k, lambda: f"activation: expected [M, K] with K = {k} as in weight [N, K], got {list(activation.shape)}")
     if out_dtype not in OUT_DTYPES:
         raise BadTensorDtypeError(f"out_dtype: expected float16, bfloat16 or float32, got {str(out_dtype).removeprefix('torch.')}")
     if bias is not None:
         if bias.dtype not in (out_dtype, torch.float32):
             raise BadTensorDtypeError(f"bias: expected out's dtype {out_dtype} or torch.float32, got {bias.dtype}")
         if bias.dim() != 1:
-            raise BadTensorShapeError(f"bias: expected 1 dimension [M], got {bias.dim()}: {list(bias.shape)}")
-        check_size(bias.shape[0] == rows, lambda: f"bias: expected [M] with M = {rows} as in weight [M, K], got {list(bias.shape)}")
+            raise BadTensorShapeError(f"bias: expected 1 dimension [N], got {bias.dim()}: {list(bias.shape)}")
+        check_size(bias.shape[0] == rows, lambda: f"bias: expected [N] with N = {rows} as in weight [N, K], got {list(bias.shape)}")
     if not 0 <= mode < len(binding.GGUF_MODES):
         raise BadParamError(f"mode: expected a scaledMMGgufMode_t, got {mode}")
     if mode == mode_code("w4a16") and activation.dtype not in cpu.FLOAT_ACTIVATIONS:

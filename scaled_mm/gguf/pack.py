@@ -103,7 +103,7 @@ def pack_block_weight(weight_q: torch.Tensor, fmt: str) -> PackedBlockWeight:
     """Packs a weight once for all its products: an exact copy of the same size. On CUDA padding adds up to 63 rows, and 7 blocks per row.
 
     weight_q: uint8 [N, K/32, bytes of a block], CPU or CUDA; the blocks of a row are contiguous.
-    fmt: "q4_0", "q4_1", "q5_0", "q5_1" or "q8_0".
+    fmt: the name of a format of `quantize_block`, except "q8_1", which is for activations.
     On CUDA it waits for the current stream, so that products may read the weight early, as after `prepare_weight`. During graph capture,
     compilation and tracing it does not wait, and products do not read early.
     Raises BadParamError (invalid fmt, or weight_q is not a tensor), BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError.

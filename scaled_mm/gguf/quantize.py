@@ -19,15 +19,16 @@ def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Ten
 
     x: float16, bfloat16 or float32 [..., K], at least 1-d, K a multiple of 32, CPU or CUDA, any strides.
     fmt: "q4_0" (18 bytes), "q4_1" (20), "q5_0" (22), "q5_1" (24), "q8_0" (34) or "q8_1" (36).
-    rule: "absmax" or "ggml"; it changes only q4_0 and q5_0. L is 8 for q4_0 and 16 for q5_0. Every float32 operation rounds by itself;
-    round() rounds half away from zero:
+    rule: "absmax" or "ggml"; it changes only formats with a level for 0, L: q4_0 (L = 8), q5_0 (16).
+
+    Every float32 operation rounds by itself; round() rounds half away from zero. Formats with a level for 0:
 
     * "absmax": d = max|x| / (L - 1);  q = clamp(round(x / d) + L, 0, 2 L - 1). Symmetric; this project's rule.
-    * "ggml": d = (the first x of largest magnitude) / -L;  q = min(trunc(x * (1 / d) + (L + 0.5)), 2 L - 1). llama.cpp's rule; it
+    * "ggml": d = (the first x of largest magnitude) / -L;  q = min(trunc(x * (1 / d) + (L + 0.5)), 2^bits - 1). llama.cpp's rule; it
       also uses the level -L, which "absmax" does not, and has the smaller error.
 
-    q4_1, q5_1: m = min x;  d = (max x - m) / (2^bits - 1);  q = min(trunc((x - m) * (1 / d) + 0.5), 2^bits - 1).
-    q8_0, q8_1: d = max|x| / 127;  q = round(x * (1 / d)). q8_1 also stores s, the sum of the 32 values before quantization, in float32:
+    Formats with a minimum: m = min x;  d = (max x - m) / (2^bits - 1);  q = min(trunc((x - m) * (1 / d) + 0.5), 2^bits - 1).
+    Signed levels: d = max|x| / 127;  q = round(x * (1 / d)). q8_1 also stores s, the sum of the 32 values before quantization, in float32:
     x[i] + x[i + 16], then the sums 8, 4, 2 and 1 apart.
 
     1 / d is 0 where d is 0. d, m and s are stored as float16, rounded to nearest even; q is computed with d before that rounding.

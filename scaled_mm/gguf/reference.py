@@ -1,39 +1,55 @@
 """The reference for products with GGUF formats: the documented formulas in float64, block by block, independent of the code under test.
 
-    q4_0, q5_0   C[n,m] = sum over blocks of d_w * (d_a * sum(q_w * q_a) - zero * s_a)           zero = 8, 16
-    q4_1, q5_1   C[n,m] = sum over blocks of d_w * d_a * sum(q_w * q_a) + m_w * s_a
-    q8_0         C[n,m] = sum over blocks of d_w * d_a * sum(q_w * q_a)
+    C[n,m] = sum over blocks of d_w * (d_a * sum(q_w * q_a) - zero * s_a)          zero is not 0
+             sum over blocks of d_w * d_a * sum(q_w * q_a) + m_w * s_a             with a minimum
+             sum over blocks of d_w * d_a * sum(q_w * q_a)                         otherwise
 
 q_w and q_a are the stored levels, s_a the stored sum, n a row of the weight and m a token. Sums of levels are integers, exact in float64.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-# Explicit byte offsets: (bits, zero, d, m or s, fifth bits, levels).
-_BYTES = {
-    "q4_0": (4, 8, 0, None, None, 2),
-    "q4_1": (4, 0, 0, 2, None, 4),
-    "q5_0": (5, 16, 0, None, 2, 6),
-    "q5_1": (5, 0, 0, 2, 4, 8),
-    "q8_0": (8, 0, 0, None, None, 2),
-    "q8_1": (8, 0, 0, 2, None, 4),
+
+class _Layout(NamedTuple):
+    """Offsets in bytes from the start of a block; None: the format has no such field. bits: of a level. zero: subtracted from a level."""
+
+    bits: int
+    zero: int
+    d: int
+    levels: int
+    fifth_bits: int | None = None
+    minimum: int | None = None
+    sum: int | None = None
+
+
+# Written without scaled_mm/gguf_formats.py. A name has no meaning here.
+_LAYOUTS = {
+    "q4_0": _Layout(bits=4, zero=8, d=0, levels=2),
+    "q4_1": _Layout(bits=4, zero=0, d=0, minimum=2, levels=4),
+    "q5_0": _Layout(bits=5, zero=16, d=0, fifth_bits=2, levels=6),
+    "q5_1": _Layout(bits=5, zero=0, d=0, minimum=2, fifth_bits=4, levels=8),
+    "q8_0": _Layout(bits=8, zero=0, d=0, levels=2),
+    "q8_1": _Layout(bits=8, zero=0, d=0, sum=2, levels=4),
 }
 
 
 def fields(q: torch.Tensor, fmt: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """float64 (stored levels [..., K/32, 32], d [..., K/32], m or s [..., K/32] or None)."""
-    bits, _, d, second, fifth, start = _BYTES[fmt]
+    layout = _LAYOUTS[fmt]
+    start, fifth, second = layout.levels, layout.fifth_bits, layout.sum if layout.minimum is None else layout.minimum
     byte = q.to(torch.int64)
-    if bits == 8:
+    if layout.bits == 8:
         levels = [byte[..., start + j] for j in range(32)]
         levels = [level - 256 * (level >= 128) for level in levels]
     else:
         levels = [(byte[..., start + j % 16] // (1 if j < 16 else 16)) % 16 for j in range(32)]
     if fifth is not None:
         levels = [level + 16 * ((byte[..., fifth + j // 8] >> (j % 8)) % 2) for j, level in enumerate(levels)]
-    return torch.stack(levels, -1).double(), _half(byte, d), None if second is None else _half(byte, second)
+    return torch.stack(levels, -1).double(), _half(byte, layout.d), None if second is None else _half(byte, second)
 
 
 def _half(byte: torch.Tensor, offset: int) -> torch.Tensor:
@@ -50,8 +66,8 @@ def _half(byte: torch.Tensor, offset: int) -> torch.Tensor:
 def dequantize(q: torch.Tensor, fmt: str) -> torch.Tensor:
     """float64 [..., K]: d * (q - zero), or d * q + m."""
     levels, d, second = fields(q, fmt)
-    value = d.unsqueeze(-1) * (levels - _BYTES[fmt][1])
-    return (value + second.unsqueeze(-1) if fmt.endswith("_1") and fmt != "q8_1" else value).flatten(-2)
+    value = d.unsqueeze(-1) * (levels - _LAYOUTS[fmt].zero)
+    return (value if _LAYOUTS[fmt].minimum is None else value + second.unsqueeze(-1)).flatten(-2)
 
 
 @torch.no_grad()
@@ -59,7 +75,7 @@ def gemm_q8_1(weight_q: torch.Tensor, activation_q: torch.Tensor, fmt: str) -> t
     """float64 [N, M]: the product of a weight, uint8 [N, K/32, bytes of a block], and q8_1 activations, uint8 [M, K/32, 36]."""
     q_w, d_w, m_w = fields(weight_q, fmt)
     q_a, d_a, s_a = fields(activation_q, "q8_1")
-    zero = _BYTES[fmt][1]
+    zero = _LAYOUTS[fmt].zero
     total = torch.zeros((weight_q.shape[0], activation_q.shape[0]), dtype=torch.float64, device=weight_q.device)
     for block in range(weight_q.shape[1]):
         acc = q_w[:, block] @ q_a[:, block].t()

@@ -1,7 +1,7 @@
 """Packed weights on a GPU: tiles of 64 rows by 8 blocks. Each part is stored in the order in which threads read it.
 
 Tiles of a weight [N, K] are uint8 [ceil(N/64), ceil(K/256), 512 * bytes of a block]; rows and blocks past the end are zero bytes. A tile has four
-bands of 16 rows. The parts of a band follow one another: levels, fifth words of levels (q5_0, q5_1), d, m (q4_1, q5_1).
+bands of 16 rows. The parts of a band follow one another: levels, fifth words of levels of five bits, d, m of formats with a minimum.
 docs/design/gguf-formats.md gives the position of every byte. No arithmetic.
 
 Axis names below: w is the warp, g the group of a thread, h the first or second of its two rows; row = 16 w + 8 h + g. t is the thread in its

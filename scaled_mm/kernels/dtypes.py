@@ -7,8 +7,11 @@ import dataclasses
 from scaled_mm.gguf_formats import FORMATS
 from scaled_mm.gguf_formats import WEIGHT_FORMATS as _WEIGHTS
 
-C_DTYPES = ("int8", "int32", "float16", "bfloat16", "float32", *FORMATS)
-"""The index of a name is its scaledMMDtype_t."""
+C_DTYPES: dict[str, int] = {
+    **{"int8": 0, "int32": 1, "float16": 2, "bfloat16": 3, "float32": 4},
+    **{name: description.code for name, description in FORMATS.items()},
+}
+"""The scaledMMDtype_t of each dtype and GGUF format."""
 
 GGUF_MODES = ("auto", "w4a8", "w4a16")
 """The index of a name is its scaledMMGgufMode_t."""
@@ -25,7 +28,7 @@ class BuiltFor:
     @property
     def code(self) -> int:
         """The scaledMMDtype_t."""
-        return C_DTYPES.index(self.dtype)
+        return C_DTYPES[self.dtype]
 
 
 OUT_DTYPES: dict[str, BuiltFor] = {

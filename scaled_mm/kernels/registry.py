@@ -18,7 +18,7 @@ _SECTION_WORDS = {
     "gemm": "kernel of plain products",
     "grouped": "grouped kernel",
     "block_scaled": "block-scaled kernel",
-    "gguf": "kernel of block products",
+    "gguf": "GGUF kernel",
 }
 
 
@@ -60,7 +60,7 @@ def config_findings(config: KernelConfig, arch: str) -> list[tuple[str, str]]:
 def _not_of_section(config: KernelConfig) -> str:
     only = [section for section in FAMILIES[config.family] if section != "gemm"]
     if "gemm" not in FAMILIES[config.family] and len(only) == 1:
-        return f"{config.family} rows are those of {'block products' if only == ['gguf'] else only[0]}: they stand in the section {only[0]}"
+        return f"{config.family} rows are those of {'GGUF products' if only == ['gguf'] else only[0]}: they stand in the section {only[0]}"
     names = [family.name for family in families_of(config.section)]
     expected = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     return f"no {_SECTION_WORDS[config.section]} is a {config.family} one; expected {expected}"

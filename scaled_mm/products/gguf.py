@@ -17,18 +17,29 @@ from scaled_mm.gguf.pack import PackedBlockWeight
 from scaled_mm.gguf_formats import BLOCK, FORMATS, BlockFormat, lookup
 from scaled_mm.products import codes
 
-_BY_BYTES = {description.block_bytes: description for description in FORMATS.values()}  # the sizes of all formats differ
 
-
-def _format_of(name: str, q: torch.Tensor) -> BlockFormat:
-    if q.dim() != 3 or q.shape[2] not in _BY_BYTES:
-        sizes = ", ".join(f"{size} for {description.name}" for size, description in _BY_BYTES.items())
+def _format_of(name: str, q: torch.Tensor, planned: TensorDesc | None) -> BlockFormat:
+    """The format of a plain tensor, from its bytes per block. Of several formats with that size it is the planned one; without a plan an error."""
+    found = [description for description in FORMATS.values() if q.dim() == 3 and q.shape[2] == description.block_bytes]
+    if name == "activation":
+        found = [description for description in found if not description.is_weight] or found
+    if not found:
+        sizes = ", ".join(f"{description.block_bytes} for {description.name}" for description in FORMATS.values())
         raise BadTensorShapeError(f"{name}: expected blocks [rows, K/32, bytes of a block: {sizes}], got {list(q.shape)}")
-    return _BY_BYTES[q.shape[2]]
+    if len(found) > 1 and planned is not None:
+        found = [description for description in found if description.name == planned.dtype] or found[:1]
+    if len(found) > 1:
+        expected = "a TensorDesc or a PackedBlockWeight" if name == "weight" else "a TensorDesc"
+        names = " and ".join(description.name for description in found)
+        why = f"which names the format: blocks of {q.shape[2]} bytes are those of {names}"
+        raise BadParamError(f"{name}: expected {expected}, {why}, got a tensor {list(q.shape)}")
+    return found[0]
 
 
-def _describe_operand(name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight | None, device: torch.device) -> TensorDesc | None:
-    """The TensorDesc of an operand: a tensor in a GGUF format, a packed weight, or any other tensor."""
+def _describe_operand(
+    name: str, value: torch.Tensor | TensorDesc | PackedBlockWeight | None, device: torch.device, planned: TensorDesc | None
+) -> TensorDesc | None:
+    """The TensorDesc of an operand: a tensor in a GGUF format, a packed weight, or any other tensor. planned: see `_format_of`."""
     if isinstance(value, PackedBlockWeight):
         if name != "weight":
             raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got a PackedBlockWeight")
@@ -42,7 +53,7 @@ def _describe_operand(name: str, value: torch.Tensor | TensorDesc | PackedBlockW
     if not isinstance(value, torch.Tensor) or name not in ("weight", "activation"):
         return desc
     if value.dtype is torch.uint8:
-        description = _format_of(name, value)
+        description = _format_of(name, value, planned)
         layout.check_blocks(name, value, description)
         shape = (value.shape[0], value.shape[1] * BLOCK)
         return TensorDesc(shape, description.name, (value.stride(0), 1), desc.alignment)
@@ -75,13 +86,16 @@ _PRODUCT = SimpleNamespace(spec=SPEC, calculate=operators.gguf_calculate)
 class BlockDescriptor(Plan):
     """A plan for a product with a weight in a GGUF format; made by `create_block_descriptor`. A context manager: leaving it destroys it."""
 
+    _planned: tuple[TensorDesc | None, ...] = ()  # while the plan is being made
+
     def __init__(self, handle: Handle, operands: tuple, mode: str, kernel: str | None):
         self._mode = mode
         constant = isinstance(operands[1], PackedBlockWeight) and operands[1].constant
         super().__init__(_PRODUCT, handle, operands, kernel, constant, operators.mode_code(mode))
 
     def _describe(self, name: str, operand: object) -> TensorDesc | None:
-        return _describe_operand(name, operand, self.device)
+        planned = dict(zip(SPEC.operand_names, self._planned)).get(name)
+        return _describe_operand(name, operand, self.device, planned)
 
     def calculate(self, out, weight, activation, bias=None, *, workspace=None, stream=None) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
@@ -156,6 +170,7 @@ def create_block_descriptor(handle: Handle, *, out, weight, activation, bias=Non
 
     out: [N, M], float32, float16 or bfloat16, any strides without overlap.
     weight: TensorDesc((N, K), "q4_0"), uint8 [N, K/32, bytes of a block], or a PackedBlockWeight; `calculate` requires the same kind.
+        A tensor is refused if several formats have its bytes per block.
     activation: TensorDesc((M, K), "q8_1"), uint8 [M, K/32, 36], or float16, bfloat16 or float32 [M, K], any strides.
     bias: [N], float32 or out's dtype; added in float32.
     mode: "auto", "w4a8" or "w4a16", see `block_linear`; not "w4a16" for q8_1 and float32 activations.

@@ -269,7 +269,7 @@ class _Loader:
                 if bucket.constant_b and at:
                     self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
                 if bucket.activation and at != ("gguf",):
-                    self._problem((*path, "activation"), "of block products alone: leave it out")
+                    self._problem((*path, "activation"), "of GGUF products alone: leave it out")
         return buckets, [path for path, _, _ in flat]
 
     def _list(self, data: Mapping[str, Any], key: str, at: NodePath) -> list[Any] | None:

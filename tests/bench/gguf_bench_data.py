@@ -60,7 +60,7 @@ def case_of(
 ) -> GgufCaseRecord:
     """4096x4096 of 4.5-bit blocks; ours takes `us`, in mode w4a8 a tenth longer."""
     results = {
-        "ours": measured(us, error=error, kernel=kernel, reason="block w4a16 bucket 0"),
+        "ours": measured(us, error=error, kernel=kernel, reason="GGUF w4a16 bucket 0"),
         "ours_w4a8": measured(us * 1.1, error=error, kernel=kernel),
     } | more
     return GgufCaseRecord(

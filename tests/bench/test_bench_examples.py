@@ -45,7 +45,7 @@ def test_the_example_compares_with_llama_cpp(tmp_path, capsys):
         ("gguf_to_product", ["--tensor", "nothing"], "got 'nothing'; there are "),
         ("gguf_to_product", ["--device", "cuda:99"], "--device: "),
         ("gguf_to_product", ["--device", "nowhere"], "--device: expected cuda, cuda:<index> or cpu, got 'nowhere'"),
-        ("compare_with_llama_cpp", ["--formats", "q4_2"], "--formats: expected all, or some of q4_0"),
+        ("compare_with_llama_cpp", ["--formats", "q6_9"], "--formats: expected all, or some of q4_0"),
         ("compare_with_llama_cpp", ["--shapes", "64x100"], "--shapes: expected K to be a multiple of 32"),
         ("compare_with_llama_cpp", ["--llama", "missing"], "--llama: expected the path of llama.cpp's test-backend-ops, got missing"),
         ("compare_with_llama_cpp", ["--device", "cuda:99"], "--device: "),

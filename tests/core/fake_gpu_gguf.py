@@ -45,19 +45,19 @@ class Product:
     """One product and what it must be."""
 
     fmt: str
-    out: torch.Tensor  # [M, N], poisoned
+    out: torch.Tensor  # [N, M], poisoned
     memory: torch.Tensor  # what out is a view of
     weight: torch.Tensor  # blocks, or tiles
     packed: bool
     activation: torch.Tensor
     bias: torch.Tensor | None
     mode: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # M tokens, N, K
 
     def descs(self) -> list[TensorDesc | None]:
-        m, _, k = self.shape
+        _, n, k = self.shape
         aligned = TensorDesc.of(self.weight).alignment
-        weight = TensorDesc((m, k), self.fmt, None if self.packed else (self.weight.stride(0), 1), aligned, packed=self.packed)
+        weight = TensorDesc((n, k), self.fmt, None if self.packed else (self.weight.stride(0), 1), aligned, packed=self.packed)
         activation = TensorDesc.of(self.activation)
         if self.activation.dtype is torch.uint8:
             activation = TensorDesc((self.activation.shape[0], k), "q8_1", (self.activation.stride(0), 1), activation.alignment)
@@ -66,7 +66,7 @@ class Product:
     def settled_mode(self) -> str:
         if self.activation.dtype in (torch.uint8, torch.float32):
             return "w4a8"
-        return self.mode if self.mode != "auto" else next(r.mode for r in TABLE.auto if r.m is None or self.shape[1] <= r.m)
+        return self.mode if self.mode != "auto" else next(r.mode for r in TABLE.auto if r.m is None or self.shape[0] <= r.m)
 
     def expected(self, weight_q: torch.Tensor) -> torch.Tensor:
         q = self.activation
@@ -79,21 +79,21 @@ class Product:
 def make(seed: int) -> tuple[Product, torch.Tensor]:
     """A random product, and its weight as blocks."""
     r, g = random.Random(seed), torch.Generator().manual_seed(seed)
-    m, n, k = r.choice([0, 1, 5, 63, 64, 65, 130]), r.choice([0, 1, 8, 9, 16, 33, 65]), r.choice([0, 32, 96, 256, 288])
+    n, m, k = r.choice([0, 1, 5, 63, 64, 65, 130]), r.choice([0, 1, 8, 9, 16, 33, 65]), r.choice([0, 32, 96, 256, 288])
     fmt, packed = r.choice(list(WEIGHT_FORMATS)), r.choice([True, False])
-    weight_q = sm.quantize_block(torch.randn(m, k, generator=g), fmt)
+    weight_q = sm.quantize_block(torch.randn(n, k, generator=g), fmt)
     weight = tiles.from_blocks(weight_q, FORMATS[fmt]) if packed else apart(weight_q, r.choice(["contiguous", "apart", "odd"]))
-    x, kind = torch.randn(n, k, generator=g), r.choice(["q8_1", *FLOATS])
+    x, kind = torch.randn(m, k, generator=g), r.choice(["q8_1", *FLOATS])
     if kind == "q8_1":
         activation = apart(sm.quantize_q8_1(x), r.choice(["contiguous", "apart", "odd"]))
     else:
         activation = apart(x.to(kind), r.choice(["contiguous", "apart", "transposed"]))
     mode = r.choice(["auto", "w4a8"] if kind in ("q8_1", torch.float32) else ["auto", "w4a8", "w4a16"])
     dtype = r.choice(FLOATS)
-    memory = torch.full((n + 3, m + 2) if (turned := r.choice([True, False])) else (m + 3, n + 2), torch.nan, dtype=dtype)
-    out = memory[1 : n + 1, 2:].t() if turned else memory[1 : m + 1, 2:]
+    memory = torch.full((m + 3, n + 2) if (turned := r.choice([True, False])) else (n + 3, m + 2), torch.nan, dtype=dtype)
+    out = memory[1 : m + 1, 2:].t() if turned else memory[1 : n + 1, 2:]
     bias = r.choice([None, torch.float32, dtype])
-    bias = None if bias is None else torch.randn(2 * m, generator=g).to(bias)[::2]
+    bias = None if bias is None else torch.randn(2 * n, generator=g).to(bias)[::2]
     return Product(fmt, out, memory, weight, packed, activation, bias, mode, (m, n, k)), weight_q
 
 
@@ -123,21 +123,21 @@ def products(kernels: str, count: str) -> dict:
         forced = random.Random(seed).choice([None, None, *(row.name for row in TABLE.rows)])
         descriptor = core.plan(product.descs(), product.mode, forced)
         choice, settled = core.choice(descriptor), product.settled_mode()
-        selection = TABLE.select(n, m, k, q8_1=settled == "w4a8")
+        selection = TABLE.select(m, n, k, q8_1=settled == "w4a8")
         if forced is None:
             assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), f"{seed}: {choice.row}, not {selection}"
-            assert choice.reason.decode().startswith(f"block {settled} bucket {choice.bucket} of "), choice.reason
+            assert choice.reason.decode().startswith(f"GGUF {settled} bucket {choice.bucket} of "), choice.reason
         else:
             assert choice.row.decode() == forced and choice.reason.decode().startswith("forced by name")
         size = core.workspace_size(descriptor)
-        quantizes = settled == "w4a8" and product.activation.dtype is not torch.uint8 and m * n > 0
-        assert size == (n * (k // 32) * 36 + 20 if quantizes else 0), (seed, size)
+        quantizes = settled == "w4a8" and product.activation.dtype is not torch.uint8 and n * m > 0
+        assert size == (m * (k // 32) * 36 + 20 if quantizes else 0), (seed, size)
         workspace = torch.zeros(size + 16, dtype=torch.uint8) if size else None
         core.launch(descriptor, product, workspace, size)
         assert size == 0 or not workspace[size:].any()
         expected = product.expected(weight_q)
         assert relative_error(product.out, expected) <= {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[product.out.dtype], seed
-        assert int((~product.memory.isnan()).sum()) == m * n, f"{seed}: written outside of out"
+        assert int((~product.memory.isnan()).sum()) == n * m, f"{seed}: written outside of out"
         rows[choice.row.decode()] = rows.get(choice.row.decode(), 0) + 1
         modes[f"{product.mode} {settled}"] = modes.get(f"{product.mode} {settled}", 0) + 1
         core.destroy(descriptor)
@@ -236,12 +236,12 @@ def refusals(kernels: str) -> dict:
         descs = dict(zip(("out", "weight", "activation", "bias"), product.descs())) | changed
         return status_of(lambda: core.check(descriptor, list(descs.values())))
 
-    m, _, k = product.shape
+    _, n, k = product.shape
     answer |= {
         "the same": compare(),
-        "the same, constant": compare(weight=TensorDesc((m, k), product.fmt, constant=True, packed=True)),
-        "blocks for tiles": compare(weight=TensorDesc((m, k), product.fmt)),
-        "another format": compare(weight=TensorDesc((m, k), "q8_0" if product.fmt != "q8_0" else "q4_0", packed=True)),
+        "the same, constant": compare(weight=TensorDesc((n, k), product.fmt, constant=True, packed=True)),
+        "blocks for tiles": compare(weight=TensorDesc((n, k), product.fmt)),
+        "another format": compare(weight=TensorDesc((n, k), "q8_0" if product.fmt != "q8_0" else "q4_0", packed=True)),
         "a bias less": compare(bias=None),
     }
     answer["size"] = size

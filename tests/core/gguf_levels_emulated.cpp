@@ -1,4 +1,4 @@
-// A block format's tiles, on gpu.h as a library: written from blocks by the kernel that does it (csrc/gguf/stage.cuh), and read as the
+// A GGUF format's tiles, on gpu.h as a library: written from blocks by the kernel that does it (csrc/gguf/stage.cuh), and read as the
 // kernels of products read them, into the numbers of their fragments (csrc/gguf/levels.cuh).
 #include "gpu.h"
 

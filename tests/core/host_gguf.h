@@ -1,4 +1,4 @@
-// Block products by plain loops over host memory, for the fake driver's device (see host_kernels.cpp): blocks and tiles are read byte by
+// GGUF products by plain loops over host memory, for the fake driver's device (see host_kernels.cpp): blocks and tiles are read byte by
 // byte as docs/design/gguf-formats.md says, and sums are doubles. Float activations in mode w4a8 go through the workspace, all of which is spoilt.
 #pragma once
 
@@ -172,7 +172,7 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   const int64_t count = l.K / 32, needed = blocks ? workspace_size(l.M, l.N, l.K, *blocks, l.multiprocessors) : 0;
   if (blocks == nullptr || blocks->format != kFormat || l.batch != 1 || (q8_1 && (blocks->quantize || l.a_stride_k != 36)) ||
       (needed && (l.workspace == nullptr || reinterpret_cast<uintptr_t>(l.workspace) % 16)) || l.K % 32) {
-    snprintf(message, size, "handed what a block row cannot take");
+    snprintf(message, size, "handed what a GGUF row cannot take");
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
   if (needed) memset(l.workspace, 0xff, size_t(needed));

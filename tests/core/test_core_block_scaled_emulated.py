@@ -104,7 +104,7 @@ def emulate(tmp_path_factory):
         ]
         for name, stride in zip(STRIDES, strides):
             setattr(product, name, stride)
-        product.bias_dtype = binding.DTYPES.index(str(bias.dtype).removeprefix("torch.")) if bias is not None else 0
+        product.bias_dtype = binding.DTYPES[str(bias.dtype).removeprefix("torch.")] if bias is not None else 0
         product.eager = eager
         assert getattr(library, f"{row}_{SUFFIXES[out.dtype]}")(ctypes.byref(product)) == 0
 

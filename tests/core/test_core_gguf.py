@@ -7,6 +7,7 @@ import json
 import pytest
 from fake_gpu import host_library
 
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.tables import Bucket, available_tables, load_table
 from scaled_mm.tables.schema import ModeRule
 
@@ -50,11 +51,12 @@ def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, t
 def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
     answer = ask("refusals", fake_gpu.kernels)
     size = answer.pop("size")
-    weights = "weight: expected q4_0, q4_1, q5_0, q5_1 or q8_0, got "
+    *others, last = WEIGHT_FORMATS
+    weights = f"weight: expected {', '.join(others)} or {last}, got "
     activations = "activation: expected q8_1, float16, bfloat16 or float32, got "
     expected = {
         "fine": ("SUCCESS", ""),
-        "no weight": ("NULL_POINTER", "weight: expected a tensor [M, K], got none"),
+        "no weight": ("NULL_POINTER", "weight: expected a tensor [N, K], got none"),
         "weight of q8_1": ("BAD_TENSOR_DTYPE", weights + "q8_1"),
         "weight of floats": ("BAD_TENSOR_DTYPE", weights + "float32"),
         "K of 48": ("BAD_TENSOR_SHAPE", "weight: expected K a multiple of 32, the values of a block, got [64, 48]"),
@@ -63,17 +65,17 @@ def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
         "weight of three": ("BAD_TENSOR_DTYPE", weights + "float32"),
         "activation of q8_0": ("BAD_TENSOR_DTYPE", activations + "q8_0"),
         "activation of int8": ("BAD_TENSOR_DTYPE", activations + "int8"),
-        "another K": ("BAD_TENSOR_SHAPE", "activation: expected [N, K] with K = 256 as in weight [M, K], got [9, 288]"),
+        "another K": ("BAD_TENSOR_SHAPE", "activation: expected [M, K] with K = 256 as in weight [N, K], got [9, 288]"),
         "packed activations": ("BAD_PARAM", "activation: expected flags 0, got 2"),
         "out of int32": ("BAD_TENSOR_DTYPE", "out: expected float16, bfloat16 or float32, got int32"),
-        "out transposed": ("BAD_TENSOR_SHAPE", "out: expected [M, N] = [64, 9], got [9, 64]"),
+        "out transposed": ("BAD_TENSOR_SHAPE", "out: expected [N, M] = [64, 9], got [9, 64]"),
         "out that overlaps": ("BAD_TENSOR_STRIDES", "out: expected strides under which no two elements overlap"),
         "bias of another dtype": ("BAD_TENSOR_DTYPE", "bias: expected out's dtype float32 or float32, got float16"),
-        "bias of another size": ("BAD_TENSOR_SHAPE", "bias: expected [M] with M = 64 as in weight [M, K], got [63]"),
-        "bias of two dimensions": ("BAD_TENSOR_SHAPE", "bias: expected 1 dimension [M], got 2: [1, 64]"),
+        "bias of another size": ("BAD_TENSOR_SHAPE", "bias: expected [N] with N = 64 as in weight [N, K], got [63]"),
+        "bias of two dimensions": ("BAD_TENSOR_SHAPE", "bias: expected 1 dimension [N], got 2: [1, 64]"),
         "w4a16 of q8_1": ("BAD_PARAM", "mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
         "w4a16 of float32": ("BAD_PARAM", "mode: expected auto or w4a8 with float32 activations, got w4a16"),
-        "a row of another table": ("KERNEL_NOT_FOUND", "kernel: expected a block row of sm90 (sm90.yaml (built in)), got generic_64x64x64"),
+        "a row of another table": ("KERNEL_NOT_FOUND", "kernel: expected a GGUF row of sm90 (sm90.yaml (built in)), got generic_64x64x64"),
         "no data of weight": ("NULL_POINTER", "weight: expected a data pointer, got null"),
         "no bias": ("NULL_POINTER", "bias: expected a data pointer, got null"),
         "odd tiles": ("BAD_TENSOR_ALIGNMENT", "weight: expected a data pointer aligned to 16 bytes as the descriptor says, got "),

@@ -80,7 +80,7 @@ def test_a_kernel_writes_the_tiles_that_packing_does(emulated, fmt, m, blocks):
     assert torch.equal(made, tiles.from_blocks(q, FORMATS[fmt]))
 
 
-@pytest.mark.parametrize("fmt", ["q4_1", "q5_1"])
+@pytest.mark.parametrize("fmt", [name for name, description in WEIGHT_FORMATS.items() if description.second == "m"])
 def test_minima_and_levels_of_a_tile_are_those_of_the_middle_level(emulated, fmt):
     q, numbers = every_level(fmt)
     middle = 1 << (FORMATS[fmt].bits - 1)

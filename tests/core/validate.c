@@ -270,7 +270,9 @@ static void check_blocks(scaledMMHandle_t handle) {
   EXPECT(scaledMMCreateGgufGemmDescriptor(NULL, &d, &out, &blocks, &activation, NULL, SCALED_MM_GGUF_AUTO, NULL), NULL_POINTER, "handle: expected");
   EXPECT(scaledMMCreateGgufGemmDescriptor(handle, NULL, &out, &blocks, &activation, NULL, SCALED_MM_GGUF_AUTO, NULL), NULL_POINTER, "descriptor: ");
   EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &floats, &activation, NULL, SCALED_MM_GGUF_AUTO, NULL), BAD_TENSOR_DTYPE,
-         "weight: expected q4_0, q4_1, q5_0, q5_1 or q8_0, got float16");
+         "weight: expected q4_0, q4_1, ");
+  EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &floats, &activation, NULL, SCALED_MM_GGUF_AUTO, NULL), BAD_TENSOR_DTYPE,
+         ", got float16");
   EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &activation, NULL, SCALED_MM_GGUF_W4A16, NULL), BAD_PARAM,
          "mode: expected auto or w4a8 with q8_1 activations, got w4a16");
   EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, 3, NULL), BAD_PARAM,

@@ -3,18 +3,52 @@
 from __future__ import annotations
 
 import platform
+from typing import NamedTuple
 
 import gguf
 import numpy as np
 import torch
 
+import scaled_mm as sm
 from scaled_mm.gguf_formats import FORMATS
 
+
+class Layout(NamedTuple):
+    """A format, described again. Offsets in bytes from the start of a block, where d is; None: the format has no such field.
+
+    oracle: the gguf package quantizes and dequantizes this format. Without it rule "ggml" and dequantizing have the tests by hand alone.
+    """
+
+    bytes: int
+    bits: int
+    levels: int
+    zero: int | None = None
+    fifth_bits: int | None = None
+    minimum: int | None = None
+    sum: int | None = None
+    oracle: bool = True
+
+    @property
+    def halves(self) -> tuple[int, ...]:
+        """Where float16 fields are: d, and m or s."""
+        return (0, *(offset for offset in (self.minimum, self.sum) if offset is not None))
+
+
+# Written without scaled_mm/gguf_formats.py. A name has no meaning here.
+LAYOUTS = {
+    "q4_0": Layout(18, bits=4, levels=2, zero=8),
+    "q4_1": Layout(20, bits=4, levels=4, minimum=2),
+    "q5_0": Layout(22, bits=5, levels=6, zero=16, fifth_bits=2),
+    "q5_1": Layout(24, bits=5, levels=8, minimum=2, fifth_bits=4),
+    "q8_0": Layout(34, bits=8, levels=2),
+    "q8_1": Layout(36, bits=8, levels=4, sum=2, oracle=False),
+}
 ALL = tuple(FORMATS)
-WEIGHTS = tuple(name for name in ALL if name != "q8_1")
-BLOCK_BYTES = {"q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "q8_0": 34, "q8_1": 36}
-# Where float16 fields are: d, and m or s.
-HALVES = {"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q8_1": (0, 2)}
+WEIGHTS = tuple(name for name in ALL if LAYOUTS[name].sum is None)
+ORACLE_KNOWS = tuple(name for name in ALL if LAYOUTS[name].oracle)
+WITH_ZERO = tuple(name for name in ALL if LAYOUTS[name].zero is not None)
+WITH_MINIMUM = tuple(name for name in ALL if LAYOUTS[name].minimum is not None)
+BLOCK_BYTES = {name: layout.bytes for name, layout in LAYOUTS.items()}
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -93,7 +127,7 @@ def differing_blocks(q: torch.Tensor, want: torch.Tensor, fmt: str) -> int:
     """How many blocks have other bytes. A NaN equals a NaN, whatever its bits."""
     assert q.shape == want.shape and q.dtype is want.dtype is torch.uint8
     q, want = q.cpu().clone(), want.clone()
-    for offset in HALVES[fmt]:
+    for offset in LAYOUTS[fmt].halves:
         for blocks in (q, want):
             half = blocks[..., offset : offset + 2].clone().view(torch.float16)
             blocks[..., offset : offset + 2] = torch.where(half.isnan(), torch.nan, half).view(torch.uint8)
@@ -105,10 +139,17 @@ def random_blocks(rows: int, blocks: int, fmt: str, seed: int = 0, finite: bool 
     g = seeded(seed)
     q = torch.randint(0, 256, (rows, blocks, BLOCK_BYTES[fmt]), dtype=torch.uint8, generator=g)
     if finite:
-        for offset in HALVES[fmt]:
+        for offset in LAYOUTS[fmt].halves:
             half = (torch.rand(rows, blocks, 1, generator=g) + 0.125) * torch.where(torch.rand(rows, blocks, 1, generator=g) < 0.5, -1, 1)
             q[..., offset : offset + 2] = half.half().view(torch.uint8)
     return q
+
+
+def planned_weight(weight: torch.Tensor | sm.PackedBlockWeight, fmt: str) -> sm.TensorDesc | sm.PackedBlockWeight:
+    """What a descriptor is created with. Of blocks a TensorDesc that names their format: other formats may have as many bytes."""
+    if isinstance(weight, sm.PackedBlockWeight):
+        return weight
+    return sm.TensorDesc((weight.shape[0], 32 * weight.shape[1]), fmt, (weight.stride(0), 1), sm.TensorDesc.of(weight).alignment)
 
 
 def relative_error(out: torch.Tensor, want: torch.Tensor) -> float:

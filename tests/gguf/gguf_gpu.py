@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from gguf_data import seeded
+from gguf_data import planned_weight, seeded
 
 import scaled_mm as sm
 from scaled_mm.errors import ScaledMMError
@@ -49,10 +49,13 @@ def activation_of(kind, x: torch.Tensor) -> torch.Tensor:
     return sm.quantize_q8_1(x) if kind == "q8_1" else x.to(kind)
 
 
-def compute(handle: sm.Handle, weight, activation, m: int, n: int, *, bias=None, mode="auto", out_dtype=torch.float32, kernel=None) -> torch.Tensor:
+def compute(
+    handle: sm.Handle, fmt: str, weight, activation, m: int, n: int, *, bias=None, mode="auto", out_dtype=torch.float32, kernel=None
+) -> torch.Tensor:
     """[M, N] by a descriptor, whose output and workspace are poisoned."""
     out = torch.full((m, n), torch.nan, dtype=out_dtype, device="cuda")
-    with sm.create_block_descriptor(handle, out=out, weight=weight, activation=activation, bias=bias, mode=mode, kernel=kernel) as descriptor:
+    planned = dict(out=out, weight=planned_weight(weight, fmt), activation=activation, bias=bias)
+    with sm.create_block_descriptor(handle, **planned, mode=mode, kernel=kernel) as descriptor:
         workspace = torch.full((descriptor.workspace_size,), 255, dtype=torch.uint8, device="cuda") if descriptor.workspace_size else None
         descriptor.calculate(out, weight, activation, bias, workspace=workspace)
     return out

@@ -14,6 +14,7 @@ import torch
 from test_block_products import NMSE, whole_path
 
 import scaled_mm as sm
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 TOKENS = (1, 2, 8, 32, 128, 512)
 
@@ -63,4 +64,4 @@ def main(m: int, k: int, formats: list[str]) -> None:
 if __name__ == "__main__":
     numbers = [int(argument) for argument in sys.argv[1:] if argument.isdigit()]
     named = [argument for argument in sys.argv[1:] if not argument.isdigit()]
-    main(*(numbers or (4096, 4096)), named or ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
+    main(*(numbers or (4096, 4096)), named or list(WEIGHT_FORMATS))

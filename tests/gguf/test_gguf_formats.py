@@ -17,7 +17,7 @@ from scaled_mm.gguf.gemm import gemm_with_floats, gemm_with_q8_1
 from scaled_mm.gguf_formats import BLOCK, FORMATS, WEIGHT_FORMATS
 from scaled_mm.jit import toolchain
 from scaled_mm.jit.codegen import WEIGHT_FORMATS as CXX_FORMATS
-from scaled_mm.jit.paths import include_dir
+from scaled_mm.jit.paths import csrc_dir, include_dir
 
 PROGRAM = """
 #include <stdio.h>
@@ -53,10 +53,27 @@ def test_the_core_knows_the_codes_and_block_bytes_and_no_others():
     lib.scaledMMGetBlockBytes.argtypes, lib.scaledMMGetBlockBytes.restype = (ctypes.c_int32,), ctypes.c_int64
     by_code = {one.code: one.block_bytes for one in FORMATS.values()}
     assert len(by_code) == len(FORMATS)
-    for code in range(-1, len(binding.DTYPES) + 8):
+    for code in range(-1, max(by_code) + 8):
         assert lib.scaledMMGetBlockBytes(code) == by_code.get(code, 0)
-    assert all(binding.DTYPES[one.code] == name == one.name for name, one in FORMATS.items())
-    assert {name: code for name, (_, code) in CXX_FORMATS.items()} == {name: one.code for name, one in WEIGHT_FORMATS.items()}
+    assert all(binding.DTYPES[name] == one.code and name == one.name for name, one in FORMATS.items())
+    assert len(set(binding.DTYPES.values())) == len(binding.DTYPES)
+    assert {name: one.code for name, one in CXX_FORMATS.items()} == {name: one.code for name, one in WEIGHT_FORMATS.items()}
+
+
+@pytest.mark.parametrize("codes, compiles", [((5, 6), True), ((6, 5), True), ((5, 5), False), ((5, 7), False), ((4, 5), False)])
+def test_a_code_that_is_taken_or_skips_one_does_not_compile(tmp_path, codes, compiles):
+    compiler = toolchain.find_cxx()
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    (tmp_path / "codes.cpp").write_text(
+        "#define SCALED_MM_GGUF_FORMATS_H_\n"
+        f"#define SCALED_MM_GGUF_FORMATS(X) X(ONE, one, {codes[0]}, 18, 4, 8, 0) X(TWO, two, {codes[1]}, 20, 4, 0, 1)\n"
+        '#include "core/registry.h"\n'
+    )
+    command = [str(compiler), "-std=c++17", "-fsyntax-only", f"-I{csrc_dir()}", f"-I{include_dir()}", "codes.cpp"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode == 0) is compiles, done.stderr
+    assert compiles or "expected the next free code for each format" in done.stderr
 
 
 def test_the_core_calls_a_dtype_by_the_name_of_its_format():

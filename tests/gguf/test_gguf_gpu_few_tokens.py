@@ -36,7 +36,7 @@ def test_few_tokens_are_the_same_product_wherever_they_lie(size, fmt, values, of
     x = (torch.randn(16, k + 8, generator=seeded(k)) + mean).to(dtype).cuda()[:, offset : k + offset]
     want = reference.gemm(weight_q, x.contiguous(), fmt)
     for handle, row, tokens in cases:
-        out = compute(handle, weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
+        out = compute(handle, fmt, weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
         assert float((out.double() - want[:, :tokens]).norm() / want[:, :tokens].norm()) <= BOUND, (handle.arch, row, tokens)
 
 
@@ -69,10 +69,10 @@ def test_one_or_two_tokens_that_lie_well_have_a_kernel_of_their_own(fmt):
             sm.Handle("cuda", arch=table.arch),
             family_of(table.row("gguf_mma_16x8_x2")).stages(table.row("gguf_mma_16x8_x2"), fmt, rules.shared_memory_of(table)) == 1,
         )
-        compute(handle, weight, x[:tokens], m, tokens, kernel="gguf_mma_16x8_x2", mode="w4a16")  # loads it
+        compute(handle, fmt, weight, x[:tokens], m, tokens, kernel="gguf_mma_16x8_x2", mode="w4a16")  # loads it
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            compute(handle, weight, x[:tokens], m, tokens, kernel="gguf_mma_16x8_x2", mode="w4a16")
+            compute(handle, fmt, weight, x[:tokens], m, tokens, kernel="gguf_mma_16x8_x2", mode="w4a16")
             torch.cuda.synchronize()
         kernels = [event.name for event in profile.events() if "mma_kernel" in event.name]
         own = [re.search(r"Activations(\)|E)2", name) is not None for name in kernels]  # Activations::kFew, demangled or not
@@ -86,5 +86,5 @@ def test_a_token_of_few_that_is_not_finite_spoils_its_column_and_nothing_else(fm
         for dtype in (torch.float16, torch.bfloat16):
             activation = x[:tokens].to(dtype)
             activation[tokens - 1, 1000] = value
-            finite = compute(sm.Handle("cuda", arch=arch), weight_q, activation, 70, tokens, mode="w4a16", kernel=row).isfinite()
+            finite = compute(sm.Handle("cuda", arch=arch), fmt, weight_q, activation, 70, tokens, mode="w4a16", kernel=row).isfinite()
             assert not finite[:, tokens - 1].any() and finite[:, : tokens - 1].all(), (arch, row, value, dtype)

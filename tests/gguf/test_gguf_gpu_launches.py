@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from gguf_data import WEIGHTS, relative_error, seeded
+from gguf_data import WEIGHTS, planned_weight, relative_error, seeded
 from gguf_gpu import BOUND, ROUNDING, compute, expected, gemm, gemm_q8_1, operands
 
 import scaled_mm as sm
@@ -95,7 +95,7 @@ def test_products_that_share_tiles_follow_one_another_on_one_workspace(row, fmt,
         for *_, out in calls:
             out.fill_(torch.nan)
         run()
-        wanted = [compute(handle, weight, x, *out.shape[1:], mode=mode, kernel=row) for _, weight, x, out in calls]
+        wanted = [compute(handle, fmt, weight, x, *out.shape[1:], mode=mode, kernel=row) for _, weight, x, out in calls]
         assert not torch.equal(wanted[0], wanted[1])
         for (*_, out), want in zip(calls, wanted):
             assert torch.equal(out, want.expand_as(out))
@@ -125,7 +125,7 @@ def test_what_a_descriptor_refuses():
     weight_q, x = operands("q4_0", 65, 9, 288)
     packed, out, handle = sm.pack_block_weight(weight_q, "q4_0"), torch.empty(65, 9, device="cuda"), sm.Handle("cuda")
     with sm.create_block_descriptor(handle, out=out, weight=packed, activation=x) as descriptor:
-        assert descriptor.kernel.reason.startswith("block w4a8 bucket ")
+        assert descriptor.kernel.reason.startswith("GGUF w4a8 bucket ")
         for arguments, error, message in [
             ((out, weight_q, x), BadParamError, "^weight: expected a constant PackedBlockWeight"),
             (
@@ -143,6 +143,6 @@ def test_what_a_descriptor_refuses():
         if descriptor.workspace_size:
             with pytest.raises(InsufficientWorkspaceError, match="^workspace: expected at least"):
                 descriptor.calculate(out, packed, x)
-    with sm.create_block_descriptor(handle, out=out, weight=weight_q, activation=x) as descriptor:
+    with sm.create_block_descriptor(handle, out=out, weight=planned_weight(weight_q, "q4_0"), activation=x) as descriptor:
         with pytest.raises(BadParamError, match="^weight: expected blocks as the descriptor was created, got packed tiles"):
             descriptor.calculate(out, packed, x)

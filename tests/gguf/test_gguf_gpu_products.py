@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gguf_data import WEIGHTS, random_blocks, relative_error, seeded
+from gguf_data import WEIGHTS, planned_weight, random_blocks, relative_error, seeded
 from gguf_gpu import BOUND, CALLS, FLOATS, activation_of, expected, gemm, gemm_q8_1, moved, operands, weight_of
 from operands.pairs import pairs
 
@@ -144,7 +144,7 @@ def test_views_of_activations_and_outputs_give_the_same(fmt):
         x = VIEWS[case["view"]](torch.randn(20, 700, generator=seeded(4)).to(dtype).cuda())
         weight, memory = weight_of(weight_q, fmt, case["packed"]), torch.full((70, 31), torch.nan, device="cuda")
         out = OUTPUTS[case["out"]](memory)
-        with sm.create_block_descriptor(handle, out=out, weight=weight, activation=x, mode=mode) as descriptor:
+        with sm.create_block_descriptor(handle, out=out, weight=planned_weight(weight, fmt), activation=x, mode=mode) as descriptor:
             workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device="cuda")
             descriptor.calculate(out, weight, x, workspace=workspace)
         assert relative_error(out.cpu(), expected(weight_q, fmt, x.contiguous(), mode)) <= BOUND, case

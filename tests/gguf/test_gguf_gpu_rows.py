@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gguf_data import WEIGHTS, relative_error, seeded
+from gguf_data import LAYOUTS, WEIGHTS, WITH_MINIMUM, relative_error, seeded
 from gguf_gpu import BOUND, CALLS, FLOATS, ROUNDING, activation_of, compute, expected, moved, native_rows, operands, rows_here, weight_of
 from operands.pairs import pairs, pairwise
 
@@ -28,7 +28,7 @@ def test_every_kernel_config_of_every_table_computes_every_kind_of_product(fmt):
         activation, bias = activation_of(kind, x), torch.randn(m, generator=seeded(3)).cuda()
         want, weight = expected(weight_q, fmt, activation, mode, bias), weight_of(weight_q, fmt, case["packed"])
         for arch, row in rows_here():
-            out = compute(sm.Handle("cuda", arch=arch), weight, activation, m, n, bias=bias, mode=mode, out_dtype=out_dtype, kernel=row)
+            out = compute(sm.Handle("cuda", arch=arch), fmt, weight, activation, m, n, bias=bias, mode=mode, out_dtype=out_dtype, kernel=row)
             assert relative_error(out.cpu(), want) <= ROUNDING[out_dtype], (arch, row, case)
 
 
@@ -45,9 +45,11 @@ def test_a_layer_quantizes_activations_to_the_bits_of_quantize_q8_1(fmt, dtype):
     odd = moved(quantized, 1, 1)
     for arch, row in rows_here():
         handle = sm.Handle("cuda", arch=arch)
-        want = compute(handle, weight_q, quantized, m, n, mode="w4a8", kernel=row)
+        want = compute(handle, fmt, weight_q, quantized, m, n, mode="w4a8", kernel=row)
         for activation in (*views, odd):
-            torch.testing.assert_close(compute(handle, weight_q, activation, m, n, mode="w4a8", kernel=row), want, rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(
+                compute(handle, fmt, weight_q, activation, m, n, mode="w4a8", kernel=row), want, rtol=0, atol=0, equal_nan=True
+            )
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
@@ -58,7 +60,7 @@ def test_long_sums_are_within_the_bound_in_every_kernel_config(fmt):
     for activation, mode in ((x.half(), "w4a16"), (x.half() + 1, "w4a16"), (x, "w4a8")):
         want = expected(weight_q, fmt, activation, mode)
         for row in native_rows():
-            out = compute(handle, weight, activation, 130, 40, mode=mode, kernel=row)
+            out = compute(handle, fmt, weight, activation, 130, 40, mode=mode, kernel=row)
             assert relative_error(out.cpu(), want) <= BOUND, (row, mode)
 
 
@@ -77,9 +79,9 @@ def test_weights_whose_levels_are_far_from_their_middle_are_within_the_bound_in_
     odd = torch.empty_like(wide)[:, 1 : k + 1].copy_(wide[:, :k])  # not aligned to 16 bytes
     for arch, row in rows_here():
         for tokens, x in (*((tokens, wide[:, :k]) for tokens in (1, 2, 3, 13, 40)), (1, odd), (2, odd)):
-            out = compute(sm.Handle("cuda", arch=arch), weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
+            out = compute(sm.Handle("cuda", arch=arch), fmt, weight, x[:tokens], m, tokens, mode="w4a16", kernel=row)
             in_place = row == "gguf_mma_16x8_x2" and tokens < 3 and x is not odd
-            bound = 1e-5 if skewed and fmt in ("q4_1", "q5_1") and arch != "sm75" and not in_place else BOUND
+            bound = 1e-5 if skewed and fmt in WITH_MINIMUM and arch != "sm75" and not in_place else BOUND
             assert relative_error(out, want[:, :tokens]) <= bound, (arch, row, tokens, x is odd)
 
 
@@ -101,8 +103,8 @@ def test_tiles_that_are_left_over_and_shared_are_as_right_as_whole_ones(row, pro
     bias = torch.randn(weight_q.shape[0], generator=seeded(4)).cuda()
     want = (reference.gemm_q8_1 if kind == "q8_1" else reference.gemm)(weight_q, activation, fmt) + bias.double()[:, None]
     mode = "w4a8" if kind == "q8_1" else "w4a16"
-    runs = [compute(sm.Handle("cuda"), weight, activation, *want.shape, bias=bias, mode=mode, kernel=row) for _ in range(3)]
-    runs.append(compute(sm.Handle("cuda"), weight_q, activation, *want.shape, bias=bias, mode=mode, kernel=row))  # that is not packed
+    runs = [compute(sm.Handle("cuda"), fmt, weight, activation, *want.shape, bias=bias, mode=mode, kernel=row) for _ in range(3)]
+    runs.append(compute(sm.Handle("cuda"), fmt, weight_q, activation, *want.shape, bias=bias, mode=mode, kernel=row))  # that is not packed
     error = (runs[0].double() - want).norm(dim=1) / want.norm(dim=1)
     assert float(error.max()) <= 4 * BOUND and all(torch.equal(runs[0], run) for run in runs[1:])
     assert float((runs[0].double() - want).norm() / want.norm()) <= BOUND
@@ -116,24 +118,24 @@ def test_what_is_not_finite_spoils_its_row_or_column_and_nothing_else(fmt, value
     half = torch.tensor([value], dtype=torch.float16).view(torch.uint8).cuda()
     quantized = sm.quantize_q8_1(x)
     for row in native_rows():
-        for at in (0, 2) if fmt in ("q4_1", "q5_1") else (0,):  # d, m
+        for at in LAYOUTS[fmt].halves:  # d, m
             spoilt = weight_q.clone()
             spoilt[4, 30, at : at + 2] = half
             for activation in (x.half(), quantized):
-                finite = compute(handle, spoilt, activation, m, n, mode="w4a8" if activation is quantized else "w4a16", kernel=row).isfinite()
+                finite = compute(handle, fmt, spoilt, activation, m, n, mode="w4a8" if activation is quantized else "w4a16", kernel=row).isfinite()
                 assert not finite[4].any() and finite[torch.arange(m) != 4].all(), (row, at)
         for activation in (x.half(), x.bfloat16()):
             activation[7, 1000] = value
-            finite = compute(handle, weight_q, activation, m, n, mode="w4a16", kernel=row).isfinite()
+            finite = compute(handle, fmt, weight_q, activation, m, n, mode="w4a16", kernel=row).isfinite()
             assert not finite[:, 7].any() and finite[:, torch.arange(n) != 7].all(), row
-        for at in (0, 2) if fmt != "q8_0" else (0,):  # d, s
+        for at in (0, 2) if LAYOUTS[fmt].zero is not None or fmt in WITH_MINIMUM else (0,):  # d, s
             spoilt = quantized.clone()
             spoilt[7, 30, at : at + 2] = half
-            finite = compute(handle, weight_q, spoilt, m, n, mode="w4a8", kernel=row).isfinite()
+            finite = compute(handle, fmt, weight_q, spoilt, m, n, mode="w4a8", kernel=row).isfinite()
             assert not finite[:, 7].any() and finite[:, torch.arange(n) != 7].all(), (row, at)
 
 
 def test_a_kernel_config_of_another_section_is_refused():
     handle, weight_q, x = sm.Handle("cuda"), *operands("q4_0", 64, 8, 256)
-    with pytest.raises(KernelNotFoundError, match="^kernel: expected a block row of "):
-        compute(handle, weight_q, x, 64, 8, kernel="generic_64x64x64")
+    with pytest.raises(KernelNotFoundError, match="^kernel: expected a GGUF row of "):
+        compute(handle, "q4_0", weight_q, x, 64, 8, kernel="generic_64x64x64")

@@ -10,8 +10,11 @@ import torch
 from gguf_data import (
     ALL,
     BLOCK_BYTES,
+    LAYOUTS,
+    ORACLE_KNOWS,
     ORACLE_KNOWS_INFINITE_LEVELS,
-    WEIGHTS,
+    WITH_MINIMUM,
+    WITH_ZERO,
     differing_blocks,
     distributions,
     gguf_quantize,
@@ -36,21 +39,21 @@ def test_rule_ggml_has_the_bits_of_the_gguf_package(device, name):
         if name != "negative_zeros":
             # Of blocks that have zeros of both signs, numpy's minimum is either, by the instructions that the machine has.
             x = x.masked_fill(x == 0, 0)
-        for fmt in WEIGHTS:
+        for fmt in ORACLE_KNOWS:
             q = sm.quantize_block(x.to(device), fmt, "ggml")
             assert differing_blocks(q, gguf_quantize(x, fmt), fmt) == 0, (fmt, seed, dtype)
 
 
 @pytest.mark.skipif(not ORACLE_KNOWS_INFINITE_LEVELS, reason="the gguf package's bits of infinite levels are those of x86")
-@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("fmt", ORACLE_KNOWS)
 def test_nan_and_infinity_give_the_bits_of_the_gguf_package_too(device, fmt):
     for seed in range(4):
         x = not_finite(seed)
         assert differing_blocks(sm.quantize_block(x.to(device), fmt, "ggml"), gguf_quantize(x, fmt), fmt) == 0
 
 
-@pytest.mark.parametrize("fmt", ["q4_1", "q5_1", "q8_0", "q8_1"])
-def test_the_rule_makes_a_difference_for_q4_0_and_q5_0_alone(device, fmt):
+@pytest.mark.parametrize("fmt", [fmt for fmt in ALL if fmt not in WITH_ZERO])
+def test_the_rule_makes_a_difference_for_formats_with_a_level_for_0_alone(device, fmt):
     for x in (*distributions().values(), not_finite()):
         assert torch.equal(sm.quantize_block(x.to(device), fmt), sm.quantize_block(x.to(device), fmt, "ggml"))
 
@@ -102,38 +105,56 @@ def absmax_by_hand(x: torch.Tensor, zero: int) -> tuple[np.ndarray, np.ndarray]:
 def test_rule_absmax_is_the_documented_formula(device, name):
     values = distributions(4)[name]
     dtypes = FLOATS if name != "largest" else FLOATS[:1]  # float16 has no such values
-    for (fmt, zero), dtype in itertools.product((("q4_0", 8), ("q5_0", 16)), dtypes):
+    for fmt, dtype in itertools.product(WITH_ZERO, dtypes):
         if not (x := values.to(dtype)).isfinite().all():
             continue
-        q = sm.quantize_block(x.to(device), fmt).cpu()
-        levels, d = absmax_by_hand(x, zero)
-        with np.errstate(all="ignore"):
-            want = torch.from_numpy(d.astype(np.float16)).view(torch.int16)
-        assert torch.equal(q[..., :2].reshape(-1, 2).clone().view(torch.int16), want), (fmt, dtype)
-        assert np.array_equal(levels_of(q, fmt), levels), (fmt, dtype)
+        check_by_hand(sm.quantize_block(x.to(device), fmt).cpu(), fmt, *absmax_by_hand(x, LAYOUTS[fmt].zero))
+
+
+def check_by_hand(q: torch.Tensor, fmt: str, levels: np.ndarray, d: np.ndarray) -> None:
+    with np.errstate(all="ignore"):
+        want = torch.from_numpy(d.astype(np.float16)).view(torch.int16)
+    assert torch.equal(q[..., :2].reshape(-1, 2).clone().view(torch.int16), want), fmt
+    assert np.array_equal(levels_of(q, fmt), levels), fmt
+
+
+def ggml_by_hand(x: torch.Tensor, zero: int, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """(levels, d), in float32. For formats that the gguf package does not know, and for the others beside it."""
+    blocks = x.float().numpy().reshape(-1, 32)
+    with np.errstate(all="ignore"):
+        d = np.take_along_axis(blocks, np.abs(blocks).argmax(-1, keepdims=True), -1) / np.float32(-zero)
+        inverse = np.where(d == 0, np.float32(0), np.float32(1) / d)
+        levels = np.trunc(blocks * inverse + np.float32(zero + 0.5))
+    return np.clip(np.where(np.isfinite(levels), levels, 0), 0, 2**bits - 1).astype(np.uint8), d
+
+
+@pytest.mark.parametrize("name", list(distributions(rows=1)))
+def test_rule_ggml_is_the_documented_formula(device, name):
+    x = distributions(4)[name]
+    for fmt in WITH_ZERO:
+        check_by_hand(sm.quantize_block(x.to(device), fmt, "ggml").cpu(), fmt, *ggml_by_hand(x, LAYOUTS[fmt].zero, LAYOUTS[fmt].bits))
 
 
 def levels_of(q: torch.Tensor, fmt: str) -> np.ndarray:
     """uint8 [blocks, 32], unpacked by numpy."""
     q = q.reshape(-1, BLOCK_BYTES[fmt]).numpy()
-    low = np.concatenate((q[:, -16:] & 15, q[:, -16:] >> 4), -1)
-    if fmt.startswith("q4"):
-        return low
-    return low | np.unpackbits(q[:, -20:-16], axis=-1, bitorder="little") << 4
+    at, high = LAYOUTS[fmt].levels, LAYOUTS[fmt].fifth_bits
+    low = np.concatenate((q[:, at : at + 16] & 15, q[:, at : at + 16] >> 4), -1)
+    return low if high is None else low | np.unpackbits(q[:, high : high + 4], axis=-1, bitorder="little") << 4
 
 
-@pytest.mark.parametrize("fmt", ["q4_0", "q5_0"])
+@pytest.mark.parametrize("fmt", WITH_ZERO)
 def test_absmax_is_symmetric_and_ggml_has_the_smaller_error(device, fmt):
     x = torch.randn(64, 4096, generator=seeded(5)).to(device)
     assert torch.equal(sm.dequantize_block(sm.quantize_block(-x, fmt), fmt), -sm.dequantize_block(sm.quantize_block(x, fmt), fmt))
     errors = [(sm.dequantize_block(sm.quantize_block(x, fmt, rule), fmt) - x).square().mean().sqrt().item() for rule in ("absmax", "ggml")]
-    assert errors[1] < errors[0] * {"q4_0": 0.90, "q5_0": 0.96}[fmt]
+    assert errors[1] < errors[0] * {4: 0.90, 5: 0.96}[LAYOUTS[fmt].bits]
 
 
 def test_a_block_with_nan_or_infinity_dequantizes_to_nan_by_absmax_and_spoils_no_other(device):
     x = torch.ones(3, 96, device=device)
     x[0, 33], x[1, 34], x[2, 35] = float("nan"), float("inf"), float("-inf")
-    for fmt in ("q4_0", "q5_0"):
+    for fmt in WITH_ZERO:
         value = sm.dequantize_block(sm.quantize_block(x, fmt), fmt)
         assert value[:, 32:64].isnan().all() and value[:, :32].isfinite().all() and value[:, 64:].isfinite().all()
 
@@ -171,7 +192,7 @@ def test_a_minimum_of_both_zeros_is_the_negative_one(device):
     x = torch.zeros(2, 32, device=device)
     x[0, 5], x[1] = -0.0, 1.0
     x[1, 9], x[1, 10] = -0.0, 0.0
-    for fmt in ("q4_1", "q5_1"):
+    for fmt in WITH_MINIMUM:
         q = sm.quantize_block(x, fmt).cpu()
         assert q[:, 0, 2:4].tolist() == [[0, 0x80]] * 2 and q[0, 0, :2].tolist() == [0, 0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gguf_data import ALL, BLOCK_BYTES, WEIGHTS, random_blocks
+from gguf_data import ALL, BLOCK_BYTES, LAYOUTS, WEIGHTS, gguf_dequantize, gguf_quantize, random_blocks
 
 import scaled_mm as sm
 from scaled_mm.errors import (
@@ -17,15 +17,37 @@ from scaled_mm.errors import (
 )
 from scaled_mm.gguf_formats import FORMATS
 
-NAMES = "'q4_0', 'q4_1', 'q5_0', 'q5_1', 'q8_0', 'q8_1'"
+NAMES = ", ".join(map(repr, ALL))
 
 
 def test_the_formats_are_those_of_the_table():
     assert {name: f.block_bytes for name, f in FORMATS.items()} == BLOCK_BYTES
     assert [name for name, f in FORMATS.items() if f.is_weight] == list(WEIGHTS)
+    assert {name: (f.bits, f.zero, f.second) for name, f in FORMATS.items()} == {
+        name: (f.bits, f.zero or 0, "m" if f.minimum is not None else "s" if f.sum is not None else None) for name, f in LAYOUTS.items()
+    }
 
 
-@pytest.mark.parametrize("fmt", ["q4_2", "Q4_0", "", None, 4, ["q4_0"]])
+def test_the_formats_without_an_oracle_are_those_that_the_gguf_package_lacks():
+    """Only they may go without it. The package has a name for q8_1, and no arithmetic."""
+
+    def knows(fmt: str) -> bool:
+        try:
+            gguf_dequantize(random_blocks(1, 1, fmt), fmt), gguf_quantize(torch.ones(1, 32), fmt)
+        except (KeyError, NotImplementedError):
+            return False
+        return True
+
+    assert {fmt: LAYOUTS[fmt].oracle for fmt in ALL} == {fmt: knows(fmt) for fmt in ALL}
+
+
+def test_a_level_for_0_leaves_room_on_both_sides():
+    """Rule "absmax" uses the levels 1 to 2 zero - 1, and divides by zero - 1."""
+    for one in FORMATS.values():
+        assert one.zero == 0 or (2 <= one.zero <= 2 ** (one.bits - 1) and one.second is None and not one.signed), one
+
+
+@pytest.mark.parametrize("fmt", ["q6_9", "Q4_0", "", None, 4, ["q4_0"]])
 def test_an_unknown_format_is_refused(fmt):
     q = torch.zeros(1, 1, 18, dtype=torch.uint8)
     for call in (lambda: sm.quantize_block(torch.ones(32), fmt), lambda: sm.dequantize_block(q, fmt), lambda: sm.pack_block_weight(q, fmt)):
@@ -37,7 +59,7 @@ def test_an_unknown_format_is_refused(fmt):
 def test_a_format_in_capitals_is_told_how_it_is_spelled():
     with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got 'Q8_1'; formats are spelled in lower case$"):
         sm.quantize_block(torch.ones(32), "Q8_1")
-    with pytest.raises(BadParamError, match="^dtype: expected a torch.dtype or a block format .*, got 'Q4_0'; formats are spelled in lower case$"):
+    with pytest.raises(BadParamError, match="^dtype: expected a torch.dtype or a GGUF format .*, got 'Q4_0'; formats are spelled in lower case$"):
         sm.TensorDesc((2, 32), "Q4_0")
 
 
@@ -65,8 +87,8 @@ def test_what_cannot_be_quantized_is_refused(device, fmt):
 def test_the_raw_operators_refuse_as_the_functions_do(device):
     raw, x = torch.ops.scaled_mm, torch.ones(3, 32, device=device)
     for made in (x, x.to("meta")):
-        with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got 'q4_2'"):
-            raw.quantize_block(made, "q4_2", "absmax")
+        with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got 'q6_9'"):
+            raw.quantize_block(made, "q6_9", "absmax")
         with pytest.raises(BadParamError, match="^rule: expected one of 'absmax', 'ggml', got 'max'"):
             raw.quantize_block(made, "q4_0", "max")
         with pytest.raises(BadTensorDtypeError, match="^x: expected float16, bfloat16 or float32, got torch.int8"):

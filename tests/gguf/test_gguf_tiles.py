@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from gguf_data import BLOCK_BYTES, WEIGHTS, random_blocks
+from gguf_data import BLOCK_BYTES, LAYOUTS, WEIGHTS, random_blocks
 
 import scaled_mm as sm
 from scaled_mm.gguf import tiles
@@ -18,27 +18,27 @@ SHAPES = [(1, 1), (64, 8), (65, 9), (63, 7), (130, 17)]
 
 def field(block: list[int], fmt: str, element: int) -> tuple[int, int]:
     """(low four bits or the byte, fifth bit) of an element."""
-    start = {"q4_0": 2, "q4_1": 4, "q5_0": 6, "q5_1": 8, "q8_0": 2}[fmt]
-    if fmt == "q8_0":
-        return block[start + element], 0
-    nibbles = block[start + element % 16]
-    fifth = block[start - 4 + element // 8] >> element % 8 & 1 if fmt.startswith("q5") else 0
+    layout = LAYOUTS[fmt]
+    if layout.bits == 8:
+        return block[layout.levels + element], 0
+    nibbles = block[layout.levels + element % 16]
+    fifth = block[layout.fifth_bits + element // 8] >> element % 8 & 1 if layout.bits == 5 else 0
     return (nibbles & 15 if element < 16 else nibbles >> 4), fifth
 
 
 def tile_of(rows: list[list[list[int]]], fmt: str) -> bytes:
     """One tile of rows[64][8] blocks, byte by byte."""
     tile = bytearray(64 * 8 * BLOCK_BYTES[fmt])
-    has_m, fives = fmt.endswith("_1"), fmt.startswith("q5")
+    minimum, bits = LAYOUTS[fmt].minimum, LAYOUTS[fmt].bits
     band_bytes = len(tile) // 4
-    halves = band_bytes - (512 if has_m else 256)
+    halves = band_bytes - (256 if minimum is None else 512)
     for i in range(128):
         w, g, t = i // 32, i // 4 % 8, i % 4
         band, lane = w * band_bytes, i % 32
         low_row, high_row = rows[16 * w + g], rows[16 * w + g + 8]
         elements = [2 * t, 2 * t + 8, 2 * t + 16, 2 * t + 24, 2 * t + 1, 2 * t + 9, 2 * t + 17, 2 * t + 25]
         for b in range(8):
-            if fmt == "q8_0":
+            if bits == 8:
                 order = [2 * t, 2 * t + 16, 2 * t + 1, 2 * t + 17, 2 * t + 8, 2 * t + 24, 2 * t + 9, 2 * t + 25]
                 words = bytes(field(row[b], fmt, e)[0] for row in (low_row, high_row) for e in order)
                 at = band + b * 512 + lane * 16
@@ -46,11 +46,11 @@ def tile_of(rows: list[list[list[int]]], fmt: str) -> bytes:
             for which, row in enumerate((low_row, high_row)):
                 at = band + halves + (g * 8 + b) * 4 + 2 * which
                 tile[at : at + 2] = bytes(row[b][:2])
-                if has_m:
-                    tile[at + 256 : at + 258] = bytes(row[b][2:4])
-        for p in range(4) if fmt != "q8_0" else ():
+                if minimum is not None:
+                    tile[at + 256 : at + 258] = bytes(row[b][minimum : minimum + 2])
+        for p in range(4) if bits != 8 else ():
             quarters = (low_row[2 * p], high_row[2 * p], low_row[2 * p + 1], high_row[2 * p + 1])
-            if fives:
+            if bits == 5:
                 words = five_words(quarters, fmt, elements)
                 at = band + 2048 + p * 128 + lane * 4
                 tile[at : at + 4] = words[4].to_bytes(4, "little")
@@ -88,7 +88,7 @@ def test_every_byte_is_where_the_documentation_says(fmt, m, blocks):
             assert bytes(made[r, c].tolist()) == tile_of(part, fmt), (r, c)
 
 
-@pytest.mark.parametrize("fmt", ["q5_0", "q5_1"])
+@pytest.mark.parametrize("fmt", [fmt for fmt in WEIGHTS if LAYOUTS[fmt].bits == 5])
 def test_each_bit_of_a_thread_s_levels_of_five_bits_has_one_place(fmt):
     # (block, row of the band, element) of lane 0 and bit of its level: (byte of the 16, or of the fifth word, and bit of it)
     places = {
@@ -109,13 +109,13 @@ def test_each_bit_of_a_thread_s_levels_of_five_bits_has_one_place(fmt):
         (1, 8, 24, 4): (2048 + 1, 7),
         (1, 8, 25, 4): (2048 + 3, 7),
     }
-    levels = 6 if fmt == "q5_0" else 8
+    levels, fifth_bits = LAYOUTS[fmt].levels, LAYOUTS[fmt].fifth_bits
     for (block, row, element, bit), (byte, place) in places.items():
         q = torch.zeros((64, 8, BLOCK_BYTES[fmt]), dtype=torch.uint8)
         if bit < 4:
             q[row, block, levels + element % 16] = 1 << bit + (4 if element >= 16 else 0)
         else:
-            q[row, block, levels - 4 + element // 8] = 1 << element % 8
+            q[row, block, fifth_bits + element // 8] = 1 << element % 8
         made = tiles.from_blocks(q, FORMATS[fmt]).flatten()
         assert made.nonzero().flatten().tolist() == [byte] and made[byte] == 1 << place, (block, row, element, bit)
 

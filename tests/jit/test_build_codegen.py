@@ -11,6 +11,7 @@ import yaml
 
 from scaled_mm.core import binding
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.jit import cache, codegen, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
 from scaled_mm.products import codes
@@ -273,17 +274,17 @@ def test_the_index_of_one_kernel_brings_no_table(tmp_path):
     assert index.num_kernels == 1 and index.kernels[0].contents.row.decode() == table.fallback and index.num_tables == 0
 
 
-def test_a_block_row_is_built_for_the_formats_of_weights():
-    assert codegen.out_dtypes(KernelRow.model_validate(GGUF_MMA)) == ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")
+def test_a_gguf_row_is_built_for_the_formats_of_weights():
+    assert codegen.out_dtypes(KernelRow.model_validate(GGUF_MMA)) == tuple(WEIGHT_FORMATS)
     text = source(GGUF_MMA, "q5_1")
     assert '#include "gguf/mma.cuh"' in text and "using Row = scaled_mm::gguf::Mma<scaled_mm::gguf::Q5_1, 8, 1, 16, 3>;" in text
     for out_dtype in ("bf16", "q8_1"):
-        with pytest.raises(KernelNotBuiltError, match=f"^r: expected a format of the weight of q4_0, q4_1, q5_0, q5_1, q8_0, got {out_dtype}"):
+        with pytest.raises(KernelNotBuiltError, match=f"^r: expected a format of the weight of {', '.join(WEIGHT_FORMATS)}, got {out_dtype}"):
             source(GGUF_MMA, out_dtype)
 
 
 @pytest.mark.parametrize("fmt, stages", [("q4_0", 6), ("q5_1", 6), ("q8_0", 5)])
-def test_a_block_row_has_as_many_stages_as_fit_of_the_format(fmt, stages):
+def test_a_gguf_row_has_as_many_stages_as_fit_of_the_format(fmt, stages):
     text = source(GGUF_WGMMA, fmt, stages=6)
     assert f"using Row = scaled_mm::gguf::Wgmma<scaled_mm::gguf::{fmt.upper()}, 32, 128, 1, {stages}>;" in text
     stage = 2 * 512 * {"q4_0": 18, "q5_1": 24, "q8_0": 34}[fmt] + (32 * 8 * 8 if fmt == "q5_1" else 0)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from scaled_mm.cli import main
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.jit import cache, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
 from scaled_mm.kernels.registry import config_cost
@@ -113,7 +114,7 @@ def test_the_build_command_builds_a_row_once_and_names_its_libraries(cache_root,
     assert {path: path.stat().st_mtime_ns for path in paths} == written
 
 
-def test_a_format_of_a_block_row_is_built_alone(cache_root, capsys):
+def test_a_format_of_a_gguf_row_is_built_alone(cache_root, capsys):
     assert main(["build", "--arch", "sm75", "--row", "gguf_mma_16x8_x1", "--format", "q4_0", "--json"]) == 0
     (library,) = json.loads(capsys.readouterr().out)["libraries"]
     assert "gguf_mma_16x8_x1" in library["path"] and "q4_0" in library["path"] and library["bytes"] > 0
@@ -124,7 +125,7 @@ def test_a_row_that_the_table_does_not_have_exits_2_with_those_that_it_has(cache
     message = capsys.readouterr().err
     assert "KERNEL_NOT_FOUND" in message and "c3x_1x1x1" in message and TABLE.fallback in message
     assert main(["build", "--row", "gguf_mma_16x8_x2", "--out-dtype", "bf16"]) == 2
-    assert "--out-dtype, --format: expected some of q4_0, q4_1, q5_0, q5_1, q8_0, which these rows of" in capsys.readouterr().err
+    assert f"--out-dtype, --format: expected some of {', '.join(WEIGHT_FORMATS)}, which these rows of" in capsys.readouterr().err
     assert main(["build", "--arch", "sm10"]) == 2
     assert "ARCHITECTURE_NOT_SUPPORTED" in capsys.readouterr().err
 

@@ -7,6 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 
 def product(K: int) -> torch.Tensor:
@@ -58,7 +59,7 @@ def test_grouped_and_block_scaled_products_do_not_depend_on_the_default_device()
     assert all(torch.equal(one, other) for one, other in zip(under, grouped_and_block_scaled(), strict=True))
 
 
-@pytest.mark.parametrize("fmt", ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0"])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
 def test_a_gguf_product_does_not_depend_on_the_default_device(fmt):
     with torch.device("meta"):
         under = block_product(fmt)

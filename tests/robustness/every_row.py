@@ -76,7 +76,7 @@ def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
 
 
 def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str) -> bool:
-    """A block row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way."""
+    """A GGUF row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way."""
     tokens, rows, k = row.tile.m + 3, row.tile.n + 24, 2 * row.tile.k + 32
     generator = torch.Generator().manual_seed(tokens + rows)
     weight_q = sm.quantize_block(torch.randn(rows, k, generator=generator), fmt)
@@ -85,7 +85,8 @@ def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str) -> bool
     activation = (sm.quantize_q8_1(x) if kind == "q8_1" else x).cuda()
     mode = "w4a16" if kind == "float16" else "w4a8"
     out = torch.zeros(rows, tokens, device="cuda")
-    with sm.create_block_descriptor(handle, out=out, weight=weight, activation=activation, mode=mode, kernel=row.name) as descriptor:
+    planned = weight if packed else sm.TensorDesc((rows, k), fmt)
+    with sm.create_block_descriptor(handle, out=out, weight=planned, activation=activation, mode=mode, kernel=row.name) as descriptor:
         workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8, device="cuda") if descriptor.workspace_size else None
         descriptor.calculate(out, weight, activation, workspace=workspace)
     torch.cuda.synchronize()

@@ -556,7 +556,7 @@ void refuse_as_handle(void* object, const char* got) {
 
 void wrong_objects() {
   static const char* const kNames[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor",
-                                       "got a block GEMM descriptor"};
+                                       "got a GGUF GEMM descriptor"};
   scaledMMHandle_t handle = nullptr;
   void* objects[kKinds] = {};
   EXPECT(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CPU, 0, nullptr), SUCCESS);

@@ -20,7 +20,8 @@ LAYOUTS = {
     "q8_0": [("d", "<f2"), ("qs", "i1", 32)],
     "q8_1": [("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)],
 }
-ZERO = {"q4_0": 8, "q5_0": 16}
+ZERO = {"q4_0": 8, "q5_0": 16}  # the level for 0; formats without one have a minimum, or signed levels
+PACKAGE = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0")  # formats that the gguf package computes; others are computed here
 
 
 def blocks(q: np.ndarray, fmt: str) -> tuple[np.ndarray, np.ndarray]:
@@ -36,12 +37,21 @@ def blocks(q: np.ndarray, fmt: str) -> tuple[np.ndarray, np.ndarray]:
 
 def dequantized(q: np.ndarray, fmt: str) -> np.ndarray:
     """float64 [..., 32]."""
-    if fmt == "q8_1":
-        records, levels = blocks(q, fmt)
-        return records["d"][..., None].astype(np.float64) * levels
+    if fmt not in PACKAGE:
+        return dequantized_by_hand(q, fmt)
     kind = gguf.GGMLQuantizationType[fmt.upper()]
     values = gguf.quants.dequantize(np.ascontiguousarray(q).view(np.uint8).reshape(-1, q.shape[-1]), kind)
     return values.reshape(*q.shape[:-1], 32).astype(np.float64)
+
+
+def dequantized_by_hand(q: np.ndarray, fmt: str) -> np.ndarray:
+    records, levels = blocks(q, fmt)
+    value = records["d"][..., None].astype(np.float64) * (levels - ZERO.get(fmt, 0))
+    return value + records["m"][..., None].astype(np.float64) if "m" in records.dtype.names else value
+
+
+def inverse(d: np.ndarray) -> np.ndarray:
+    return np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
 
 
 def rounded_away(x: np.ndarray) -> np.ndarray:
@@ -50,22 +60,40 @@ def rounded_away(x: np.ndarray) -> np.ndarray:
 
 def quantized(x: np.ndarray, fmt: str, rule: str) -> np.ndarray:
     """uint8 [..., bytes] of float32 [..., 32]."""
-    if fmt == "q8_1":
+    if fmt in PACKAGE and (fmt not in ZERO or rule == "ggml"):
+        return gguf.quants.quantize(x.reshape(-1, 32), gguf.GGMLQuantizationType[fmt.upper()]).reshape(*x.shape[:-1], -1)
+    return quantized_by_hand(x, fmt, rule)
+
+
+def quantized_by_hand(x: np.ndarray, fmt: str, rule: str) -> np.ndarray:
+    records = np.zeros(x.shape[:-1], np.dtype(LAYOUTS[fmt]))
+    signed, fifths = records["qs"].dtype == np.int8, "qh" in records.dtype.names
+    top = 31 if fifths else 15
+    if fmt in ZERO and rule == "absmax":
+        d = np.abs(x).max(-1, keepdims=True) / np.float32(ZERO[fmt] - 1)
+        levels = rounded_away(x / d) + ZERO[fmt]
+    elif fmt in ZERO:
+        d = np.take_along_axis(x, np.abs(x).argmax(-1, keepdims=True), -1) / np.float32(-ZERO[fmt])
+        levels = np.minimum(np.trunc(x * inverse(d) + np.float32(ZERO[fmt] + 0.5)), top)
+    elif signed:
+        d = np.abs(x).max(-1, keepdims=True) / np.float32(127)
+        levels = rounded_away(x * inverse(d))
+    else:
+        m = x.min(-1, keepdims=True)
+        d = (x.max(-1, keepdims=True) - m) / np.float32(top)
+        levels = np.minimum(np.trunc((x - m) * inverse(d) + np.float32(0.5)), top)
+        records["m"] = m[..., 0]
+    levels = levels.astype(np.int64)
+    records["d"] = d[..., 0]
+    if fifths:
+        records["qh"] = ((levels >> 4) << np.arange(32)).sum(-1)
+    records["qs"] = levels if signed else levels[..., :16] % 16 + levels[..., 16:] % 16 * 16
+    if "s" in records.dtype.names:
         s = x
         while s.shape[-1] > 1:
             s = s[..., : s.shape[-1] // 2] + s[..., s.shape[-1] // 2 :]
-        q8_0 = quantized(x, "q8_0", rule)
-        return np.concatenate([q8_0[..., :2], s.astype(np.float16).view(np.uint8), q8_0[..., 2:]], axis=-1)
-    if fmt not in ZERO or rule == "ggml":
-        return gguf.quants.quantize(x.reshape(-1, 32), gguf.GGMLQuantizationType[fmt.upper()]).reshape(*x.shape[:-1], -1)
-    zero = ZERO[fmt]
-    d = np.abs(x).max(-1, keepdims=True) / np.float32(zero - 1)
-    levels = (rounded_away(x / d) + zero).astype(np.int64)
-    parts = [d.astype(np.float16).view(np.uint8)]
-    if fmt == "q5_0":
-        parts.append(((levels >> 4) << np.arange(32)).sum(-1, keepdims=True).astype("<u4").view(np.uint8))
-    parts.append((levels[..., :16] % 16 + levels[..., 16:] % 16 * 16).astype(np.uint8))
-    return np.concatenate(parts, axis=-1)
+        records["s"] = s[..., 0]
+    return records[..., None].view(np.uint8)
 
 
 def product_q8_1(weight: np.ndarray, fmt: str, activation: np.ndarray) -> np.ndarray:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from schema_data import collection
-from schema_independent import check
+from schema_independent import ZERO, check
 
 from scaled_mm import schema
 from scaled_mm.gguf_formats import FORMATS
 from scaled_mm.schema import runner
+
+QUANTIZERS = [*(f"quantize_{fmt}" for fmt in FORMATS), *(f"quantize_{fmt}_ggml" for fmt in ZERO)]
 
 
 def both_pass(name: str, inputs: list, independent: bool = True) -> None:
@@ -36,14 +38,14 @@ def corner_blocks() -> torch.Tensor:
     return torch.stack([torch.stack(row) for row in rows])
 
 
-@pytest.mark.parametrize("name", [*(f"quantize_{fmt}" for fmt in FORMATS), "quantize_q4_0_ggml", "quantize_q5_0_ggml"])
+@pytest.mark.parametrize("name", QUANTIZERS)
 def test_quantizers_at_halves_and_extremes(name):
     both_pass(name, [corner_blocks()])
 
 
-@pytest.mark.parametrize("name", [*(f"quantize_{fmt}" for fmt in FORMATS), "quantize_q4_0_ggml", "quantize_q5_0_ggml"])
+@pytest.mark.parametrize("name", QUANTIZERS)
 def test_quantizers_of_zeros(name):
-    both_pass(name, [torch.zeros(2, 2, 32)], independent=not name.endswith(("q4_0", "q5_0")))  # numpy divides by 0 there
+    both_pass(name, [torch.zeros(2, 2, 32)], independent=name not in [f"quantize_{fmt}" for fmt in ZERO])  # numpy divides by 0 there
     definition = collection().definitions[name]
     q = schema.build_reference(definition)(torch.zeros(1, 1, 32))
     back = schema.build_reference(collection().definitions[f"dequantize_{definition.logical['q']}"])(q)

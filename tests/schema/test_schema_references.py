@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from schema_data import collection, distinct
-from schema_independent import check
+from schema_independent import PACKAGE, check, dequantized, dequantized_by_hand, quantized, quantized_by_hand
 
 from scaled_mm import schema
 
@@ -18,6 +19,14 @@ def test_every_reference_equals_an_independent_computation(name):
 def test_every_definition_has_a_reference_that_was_compared():
     compared = {definition.reference for definition, _ in distinct().values()}
     assert {definition.reference for definition in collection().definitions.values()} == compared and len(compared) > 40
+
+
+@pytest.mark.parametrize("fmt", PACKAGE)
+def test_what_formats_that_the_gguf_package_lacks_are_compared_with_has_the_bits_of_the_package(fmt):
+    x = np.random.default_rng(1).standard_normal((200, 32)).astype(np.float32)
+    q = quantized(x, fmt, "ggml")
+    assert np.array_equal(quantized_by_hand(x, fmt, "ggml"), q)
+    assert np.array_equal(dequantized_by_hand(q, fmt).astype(np.float32), dequantized(q, fmt))
 
 
 @pytest.mark.parametrize("name", distinct())

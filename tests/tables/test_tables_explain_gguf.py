@@ -1,4 +1,4 @@
-"""`scaled-mm table explain M N K --format`: who serves a product with a block format's weight."""
+"""`scaled-mm table explain M N K --format`: who serves a product with a weight in a GGUF format."""
 
 from __future__ import annotations
 
@@ -40,18 +40,21 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
         assert (
             (f"{stages} stages of the weight" if stages > 1 else "no stages") in out
             and "auto is w4a16" in out
-            and "with q8_1 activations block" not in out
+            and "with q8_1 activations gguf_" not in out
         )
         tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
         assert f"a tile is {tokens_of_a_tile} tokens x {rows_of_a_tile} rows" in out
         assert ("a tile has 128 tokens" in out) is (tokens_of_a_tile > 128)
 
 
-@pytest.mark.parametrize("arch, one_more", [("sm80", ("q4_0", "q4_1", "q5_0", "q5_1")), ("sm89", ()), ("sm90", tuple(WEIGHT_FORMATS))])
+BELOW_8_BITS = tuple(name for name, one in WEIGHT_FORMATS.items() if one.bits < 8)
+
+
+@pytest.mark.parametrize("arch, one_more", [("sm80", BELOW_8_BITS), ("sm89", ()), ("sm90", tuple(WEIGHT_FORMATS))])
 @pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
 def test_it_says_what_one_or_two_tokens_that_lie_well_have(explain, arch, one_more, fmt):
     _, out = explain(1, 4096, 4096, "--arch", arch, "--format", fmt)
-    staged = arch == "sm89" and fmt == "q8_0"  # one stage: no kernel of this row reads in place
+    staged = arch == "sm89" and WEIGHT_FORMATS[fmt].bits == 8  # one stage: no kernel of this row reads in place
     assert ("take shared memory too, if they fit" in out) is ("one or two such tokens have a kernel of their own" in out) is not staged
     assert ("with one stage more, if that fits" in out) is (fmt in one_more)
     _, out = explain(64, 4096, 4096, "--arch", arch, "--format", fmt)
@@ -113,7 +116,7 @@ def test_it_refuses_what_the_core_refuses_and_no_smaller_product(explain, fmt):
         ((large, 0, long), "activation"),
         ((1, large, long), "weight"),
         ((0, large, long), "weight"),
-        ((1, 2**30, 2**30 + 32), None if fmt == "q4_0" else "weight"),
+        ((1, 2**30, 2**30 + 32), None if WEIGHT_FORMATS[fmt].block_bytes <= 18 else "weight"),
     ]
     for (tokens, rows, k), reason in cases:
         status, out = explain(tokens, rows, k, "--format", fmt, "--json")

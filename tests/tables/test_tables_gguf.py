@@ -68,7 +68,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
 @pytest.mark.parametrize(
     "fields, changed, arch, field, reason",
     [
-        (MMA, dict(family="c2x"), "sm80", "family", "no kernel of block products is a c2x one; expected gguf_mma or gguf_wgmma"),
+        (MMA, dict(family="c2x"), "sm80", "family", "no GGUF kernel is a c2x one; expected gguf_mma or gguf_wgmma"),
         (MMA, dict(section="gemm"), "sm80", "family", "they stand in the section gguf"),
         (MMA, dict(stages="auto"), "sm80", "stages", "stages = auto; a gguf_mma row says how many, 1 for none"),
         (
@@ -143,7 +143,7 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         assert any(problem.field == expected[0] and expected[1] in problem.reason for problem in found), (expected, found)
         assert all(problem.line for problem in found) and all(problem.file == str(path) for problem in found)
     _, found = problems(tmp_path, "sm80", lambda document: document["buckets"][-1].update(activation="q8_1"))
-    assert any(p.field.endswith(".activation") and p.reason == "of block products alone: leave it out" for p in found), found
+    assert any(p.field.endswith(".activation") and p.reason == "of GGUF products alone: leave it out" for p in found), found
 
 
 def test_a_bucket_of_q8_1_serves_those_activations_alone(tmp_path):
@@ -167,7 +167,7 @@ def test_a_tuned_table_without_the_section_has_that_of_its_architecture():
 def test_show_has_the_section(capsys):
     assert main(["table", "show", "--arch", "sm80"]) == 0
     shown = capsys.readouterr().out
-    assert "block formats (M: tokens, N: rows of the weight), fallback gguf_mma_32x32_x2; mode auto: w4a16" in shown
+    assert "GGUF formats (M: tokens, N: rows of the weight), fallback gguf_mma_32x32_x2; mode auto: w4a16" in shown
     assert main(["table", "show", "--arch", "sm80", "--json"]) == 0
     section = json.loads(capsys.readouterr().out)["gguf"]
     assert section["auto"] == [{"m": None, "mode": "w4a16"}]

@@ -119,7 +119,7 @@ BROKEN = {
         "warps: 4",
         "unknown key; known keys: name",
     ),
-    "unknown key of a block row": (
+    "unknown key of a GGUF row": (
         "    split_k: 1",
         "    split_k: 1\n    warps: 4",
         "rows[0].warps",

@@ -73,8 +73,8 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_DTYPE_FLOAT16 = 2,
   SCALED_MM_DTYPE_BFLOAT16 = 3,
   SCALED_MM_DTYPE_FLOAT32 = 4,
-/* SCALED_MM_DTYPE_Q4_0 = 5, Q4_1, Q5_0, Q5_1, Q8_0 for weights and SCALED_MM_DTYPE_Q8_1 = 10 for activations: the GGUF formats, whose
- * blocks hold 32 values of a row (docs/design/gguf-formats.md). Only GGUF products take them. */
+/* SCALED_MM_DTYPE_Q4_0 = 5 and so on: the GGUF formats of gguf_formats.h, of weights and, SCALED_MM_DTYPE_Q8_1 = 10, of activations.
+ * Their blocks hold 32 values of a row (docs/design/gguf-formats.md). Only GGUF products take them. */
 #define SCALED_MM_DTYPE_OF_FORMAT_(NAME, name, code, bytes, bits, zero, has_minimum) SCALED_MM_DTYPE_##NAME = code,
   SCALED_MM_GGUF_FORMATS(SCALED_MM_DTYPE_OF_FORMAT_)
 #undef SCALED_MM_DTYPE_OF_FORMAT_
@@ -85,10 +85,10 @@ typedef enum SCALED_MM_ENUM_BASE {
 /* Of a weight (b): nothing that is in flight writes it, and nothing will while a product with it is in flight. Kernels may then read
  * it before the stream's preceding kernel has ended (programmatic dependent launch). Looked at when a descriptor is created. */
 #define SCALED_MM_TENSOR_CONSTANT 1
-/* Of a weight of a block product: its data are the tiles of docs/design/gguf-formats.md, whatever its strides say. */
+/* Of a weight of a GGUF product: its data are the tiles of docs/design/gguf-formats.md, whatever its strides say. */
 #define SCALED_MM_TENSOR_PACKED 2
 
-/* A strided tensor without its data. Strides and alignment: elements and bytes respectively. With a block format as dtype the shape
+/* A strided tensor without its data. Strides and alignment: elements and bytes respectively. With a GGUF format as dtype the shape
  * is in values, [rows, K]; strides[0] is in bytes, from row to row, and strides[1] is 1: the blocks of a row lie one after the other. */
 typedef struct {
   int32_t dtype; /* scaledMMDtype_t */
@@ -96,7 +96,7 @@ typedef struct {
   int64_t shape[SCALED_MM_MAX_DIMS];
   int64_t strides[SCALED_MM_MAX_DIMS];
   int64_t alignment; /* what every data pointer will be a multiple of, in bytes; a power of two, 16 is enough for every kernel */
-  int64_t flags;     /* SCALED_MM_TENSOR_CONSTANT (b alone), SCALED_MM_TENSOR_PACKED (a block weight alone), or 0 */
+  int64_t flags;     /* SCALED_MM_TENSOR_CONSTANT (b alone), SCALED_MM_TENSOR_PACKED (a GGUF weight alone), or 0 */
 } scaledMMTensorDesc_t;
 
 typedef struct scaledMMHandle* scaledMMHandle_t;
@@ -159,7 +159,7 @@ typedef struct {
   int64_t m_min, n_min, k_min;
 } scaledMMTableBucket_t;
 
-/* How the float activations of a block product are multiplied; the names are for every format, whatever its bits. */
+/* How the float activations of a GGUF product are multiplied; the names are for every format, whatever its bits. */
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_GGUF_AUTO = 0,  /* float32: W4A8; float16 and bfloat16: as the table says for this many tokens */
   SCALED_MM_GGUF_W4A8 = 1,  /* quantized to q8_1 first */
@@ -338,18 +338,19 @@ static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescript
   return scaledMMCalculate(descriptor, SCALED_MM_BLOCK_SCALED_GEMM, workspace, workspace_size, pointers, 6, stream);
 }
 
-/* ---- block formats: products with llama.cpp's quantized weights ---------------------------------------------- */
+/* ---- GGUF formats: products with llama.cpp's quantized weights ----------------------------------------------- */
 
 /* out = W A^T, summed in float32 (docs/design/gguf-formats.md has the formula of each format and the bound on the error):
  *
- *   out[m,n] = cast( sum_k w[m,k] * a[n,k] + bias[m] )
+ *   out[n,m] = cast( sum_k w[n,k] * a[m,k] + bias[n] )
  *
- * weight [M,K] Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0, blocks as GGUF files have them at any address, or SCALED_MM_TENSOR_PACKED: tiles, whose
- * data pointer is a multiple of 16; SCALED_MM_TENSOR_CONSTANT too. activation [N,K] Q8_1, blocks at any address, or float16 |
- * bfloat16 | float32, any strides. K is a multiple of 32. out [M,N] float16 | bfloat16 | float32, any strides under which no elements
- * overlap: strides [1, M] are those of a linear layer's [N,M]. bias [M], float32 or out's dtype, or NULL; added in float32.
+ * M is the number of tokens. weight [N,K] of any weight format of gguf_formats.h, blocks as GGUF files have them at any address, or
+ * SCALED_MM_TENSOR_PACKED: tiles, whose data pointer is a multiple of 16; SCALED_MM_TENSOR_CONSTANT too. activation [M,K] Q8_1, blocks at
+ * any address, or float16 | bfloat16 | float32, any strides. K is a multiple of 32. out [N,M] float16 | bfloat16 | float32, any strides
+ * under which no elements overlap: strides [1, N] are those of a linear layer's [M,N]. bias [N], float32 or out's dtype, or NULL; added in
+ * float32.
  * mode: scaledMMGgufMode_t; Q8_1 and float32 activations take AUTO or W4A8.
- * kernel: NULL, or the name of a block row of the table. */
+ * kernel: NULL, or the name of a GGUF row of the table. */
 
 static inline scaledMMStatus_t scaledMMCreateGgufGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
                                                                 const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* weight,
@@ -365,7 +366,7 @@ static inline scaledMMStatus_t scaledMMCalculateGgufGemm(scaledMMDescriptor_t de
   return scaledMMCalculate(descriptor, SCALED_MM_GGUF_GEMM, workspace, workspace_size, pointers, 4, stream);
 }
 
-/* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no block format. A tile of a packed weight has the
+/* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no GGUF format. A tile of a packed weight has the
  * bytes of its 64 x 8 blocks. */
 SCALED_MM_API int64_t scaledMMGetBlockBytes(int32_t dtype);
 

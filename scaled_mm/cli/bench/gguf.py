@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from scaled_mm.cli import common
 from scaled_mm.cli.bench import frame
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     frame.add_grid_options(parser, shapes, "tokens, comma-separated; default 1 ... 4096, on a CPU 1,32,512")
     frame.add_peer_options(parser, "ours_w4a8,ours_q8_1; on a CPU these and mm,dequantize_mm")
     add = parser.add_argument
-    add("--formats", metavar="NAMES", help="all, or some of q4_0,q4_1,q5_0,q5_1,q8_0; default all")
+    add("--formats", metavar="NAMES", help=f"all, or some of {','.join(WEIGHT_FORMATS)}; default all")
     add("--sweep", action="store_true", help="--m 1-64, or these besides those that --m names")
     llama = "llama.cpp's test-backend-ops, to be run first; without it an H200's recorded times, on an H200"
     add("--llama", type=Path, metavar="PATH", help=llama)
