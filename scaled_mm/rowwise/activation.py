@@ -64,7 +64,7 @@ def _check_gelu(x, approximate) -> None:
 def _gated(x: torch.Tensor, activation) -> torch.Tensor:
     """float32: activation(g) * u, rounded once from W."""
     g, u = wide(x).chunk(2, dim=-1) if x.shape[-1] else (wide(x), wide(x))
-    return (activation(g) * u).to(torch.float32, memory_format=torch.contiguous_format)
+    return (activation(g) * u).to(torch.float32).contiguous()
 
 
 def _number(value: float, like: torch.Tensor) -> torch.Tensor:

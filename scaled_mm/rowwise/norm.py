@@ -80,11 +80,11 @@ def _normalized(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.
     w = wide(x)
     mean = sum_of_squares(w) / torch.full((), float(x.shape[-1]), dtype=w.dtype, device=w.device)
     root = (mean + torch.full((), epsilon, dtype=w.dtype, device=w.device)).sqrt()
-    return ((w * (1 / root)) * weight.to(w.dtype)).to(torch.float32, memory_format=torch.contiguous_format)
+    return ((w * (1 / root)) * weight.to(w.dtype)).to(torch.float32).contiguous()
 
 
 def _added(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    total = (x.to(torch.float32) + residual.to(torch.float32)).to(x.dtype, memory_format=torch.contiguous_format)
+    total = (x.to(torch.float32) + residual.to(torch.float32)).to(x.dtype).contiguous()
     return _normalized(total, weight, epsilon), total
 
 

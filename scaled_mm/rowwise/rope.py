@@ -62,7 +62,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved:
     first = pairs[0] * cos[0] - pairs[1] * sin[0]
     second = pairs[1] * cos[1] + pairs[0] * sin[1]
     rotated = torch.stack((first, second), -1).flatten(-2) if interleaved else torch.cat((first, second), -1)
-    return rotated.to(torch.float32).to(x.dtype, memory_format=torch.contiguous_format)
+    return rotated.to(torch.float32).to(x.dtype).contiguous()
 
 
 def _of_pairs(angle: torch.Tensor, d: int, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
