@@ -130,7 +130,7 @@ def _smoothed(x: torch.Tensor, smooth_scale: torch.Tensor, name: str = "smooth_s
     if x.dim() == 0:
         raise BadTensorShapeError(f"x: {name} needs at least 1 dimension, got shape ()")
     check_vector(name, smooth_scale, x, x.shape[-1])
-    return x.to(torch.float32) * smooth_scale.to(torch.float32)
+    return _smooth(x, smooth_scale)
 
 
 def _scale_shape(x: torch.Tensor, dim: str) -> tuple[int, ...]:
@@ -165,5 +165,16 @@ def _static(x: torch.Tensor, dim: str, scale: torch.Tensor, zero_point: torch.Te
     return AsymmetricInt8(q, scale, zero_point.to(torch.int32), sums.transpose(-1, -2).contiguous() if dim == "channel" else sums)
 
 
+def _smoothed_rows(x: torch.Tensor, smooth_scale: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32) * smooth_scale.to(torch.float32)
+
+
+def _check_smooth(x, smooth_scale) -> None:
+    check_float("x", x)
+    check_vector("smooth_scale", smooth_scale, x, x.shape[-1])
+
+
+# An operator, because Inductor would take x before its rounding to 16 bits.
+_smooth = composite("rowwise_smooth", 1, _smoothed_rows, _check_smooth, "Tensor smooth_scale")
 _symmetric = composite("quantize_int8", 2, dynamic, _check)
 _asymmetric = composite("quantize_int8_asymmetric", 4, dynamic_asymmetric, _check)

@@ -1,7 +1,7 @@
-"""`torch.ops.scaled_mm.rowwise_*`: quantizers as single operators for torch.compile.
+"""`torch.ops.scaled_mm.*`: the row-wise operators as single operators for torch.compile.
 
-A compiler that traced into a quantizer could change its divisions (Inductor's GPU division is not IEEE, torch 2.11). One changed bit of a
-scale would change the bits of every product.
+A compiler that traced into one could change its divisions (Inductor's GPU division is not IEEE, torch 2.11), contract a product and a sum, or
+leave out the rounding of an operand to 16 bits. One changed bit of a scale would change the bits of every product.
 """
 
 from __future__ import annotations

@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 import torch
 
+from scaled_mm.errors import BadParamError
+from scaled_mm.rowwise.arithmetic import FLOATS
 from scaled_mm.rowwise.int8 import quantize_int8
+from scaled_mm.rowwise.operands import check_float
+from scaled_mm.rowwise.operators import composite
 from scaled_mm.rowwise.static import static_rows
 
 
@@ -20,7 +24,21 @@ class Quantized(NamedTuple):
 def finished(y: torch.Tensor, dtype: torch.dtype, quantize: str | torch.Tensor | None, zero_point: torch.Tensor | None) -> torch.Tensor | Quantized:
     """y, a contiguous float32 result, in `dtype`, or quantized as `quantize` says (see `rms_norm`)."""
     if quantize is None:
-        return y.to(dtype)
+        return y if dtype is torch.float32 else _cast(y, dtype)
     if isinstance(quantize, torch.Tensor):
         return Quantized(static_rows(y, quantize.reshape(()), None if zero_point is None else zero_point.reshape(())), quantize)
     return Quantized(*quantize_int8(y))
+
+
+def _cast_to(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return y.to(dtype)
+
+
+def _check_cast(y, dtype) -> None:
+    check_float("y", y, (torch.float32,))
+    if dtype not in FLOATS[:2]:
+        raise BadParamError(f"dtype: expected float16 or bfloat16, got {dtype}")
+
+
+# An operator, because Inductor removes a cast to 16 bits that another cast to float32 follows (torch 2.11).
+_cast = composite("rowwise_cast", 1, _cast_to, _check_cast, "ScalarType dtype", first="y")
