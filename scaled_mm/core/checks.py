@@ -37,19 +37,19 @@ def device(name: object) -> torch.device:
         raise BadParamError(f"device: expected a device such as cuda:0 or cpu, got {name!r}") from error
 
 
-def check_out(out: torch.Tensor) -> None:
+def check_out(out: torch.Tensor, name: str = "out") -> None:
     """BadParamError for an output to which torch would not write either: it requires a gradient, is an inference tensor outside of inference mode,
     or is lazily negated."""
     if not isinstance(out, torch.Tensor):
         return  # refused where dtype and shape are checked
     if out.requires_grad:
-        raise BadParamError("out: expected a tensor that requires no gradient, got one that does")
+        raise BadParamError(f"{name}: expected a tensor that requires no gradient, got one that does")
     if torch.compiler.is_compiling():
         return  # the compiler has no inference tensors, and cannot trace the question
     if out.is_inference() and not torch.is_inference_mode_enabled():
-        raise BadParamError("out: expected a tensor made outside of inference mode, got one made inside, which is not written outside of it")
+        raise BadParamError(f"{name}: expected a tensor made outside of inference mode, got one made inside, which is not written outside of it")
     if out.is_neg():
-        raise BadParamError("out: expected a tensor that is not lazily negated, got one whose is_neg() is true")
+        raise BadParamError(f"{name}: expected a tensor that is not lazily negated, got one whose is_neg() is true")
 
 
 def mark_written(out: torch.Tensor) -> None:

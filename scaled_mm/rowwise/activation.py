@@ -57,7 +57,7 @@ def _check(x) -> None:
 
 def _check_gelu(x, approximate) -> None:
     _check(x)
-    if approximate not in APPROXIMATIONS:
+    if not isinstance(approximate, str) or approximate not in APPROXIMATIONS:
         raise BadParamError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
 
 

@@ -25,7 +25,7 @@ def rms_norm(
         y = (x * (1 / sqrt(sum(x * x) / K + epsilon))) * weight
 
     x: float16, bfloat16 or float32 [..., K], 1 to 8 dimensions, K >= 1, any strides, CPU or CUDA. weight: [K], any of these dtypes.
-    epsilon: not negative, finite.
+    epsilon: from 0 to the largest float32.
     quantize: None returns y in x's dtype. "token" returns (q, scale) as `quantize_int8` of y in float32: q int8 [..., K], scale float32 [..., 1].
         A float32 tensor with one value is a static scale: q = clamp(round half to even(y / scale) + zero_point, -128, 127); returns (q, scale).
         y is not rounded to x's dtype before it is quantized.

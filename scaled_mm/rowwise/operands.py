@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from scaled_mm.core.checks import check_device, check_out, check_strided
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, DeviceNotSupportedError
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError, DeviceNotSupportedError
 from scaled_mm.rowwise.arithmetic import FLOATS
 
 MAX_DIMS = 8
+_LARGEST = torch.finfo(torch.float32).max
 
 
 def check_float(name: str, tensor: object, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
@@ -65,23 +64,25 @@ def check_quantize(quantize: object, zero_point: object, x: torch.Tensor) -> Non
     """`quantize` of a fused operator: None, "token" or a static scale; a zero point goes with a static scale only."""
     if isinstance(quantize, torch.Tensor):
         return check_static(quantize, zero_point, x)
-    if quantize is not None and quantize != "token":
+    if quantize is not None and not (isinstance(quantize, str) and quantize == "token"):
         raise BadParamError(f'quantize: expected None, "token" or a scale tensor, got {quantize!r}')
     if zero_point is not None:
         raise BadParamError("zero_point: expected None without a static scale in quantize, got a zero point")
 
 
 def check_epsilon(epsilon: object) -> None:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon < math.inf:
-        raise BadParamError(f"epsilon: expected a finite number that is not negative, got {epsilon!r}")
+    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float)) or not 0 <= epsilon <= _LARGEST:
+        raise BadParamError(f"epsilon: expected a number from 0 to the largest float32, got {epsilon!r}")
 
 
 def check_written(name: str, out: object, dtype: torch.dtype, shape: torch.Size, device: torch.device) -> None:
     """A tensor to write to."""
     check_strided(name, out)
-    check_out(out)
+    check_out(out, name)
     check_device(name, out, device)
     if out.dtype is not dtype:
         raise BadTensorDtypeError(f"{name}: expected {dtype}, got {out.dtype}")
     if out.shape != shape:
         raise BadTensorShapeError(f"{name}: expected {list(shape)}, got {list(out.shape)}")
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride())):
+        raise BadTensorStridesError(f"{name}: expected memory of its own for each element, got strides {list(out.stride())} of shape {list(shape)}")

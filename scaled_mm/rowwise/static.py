@@ -26,7 +26,7 @@ def quantize(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None =
     """int8, x's shape, contiguous: clamp(round half to even(x * scale + offset), -128, 127). It multiplies; `quantize_int8(scale=)` divides.
 
     x: float16, bfloat16 or float32 [..., K], 1 to 8 dimensions, any strides, CPU or CUDA. scale, offset: [K] or one value, float16, bfloat16 or
-    float32; offset in scale's dtype. Product and sum are float32 operations that round separately. NaN counts as 0 before the offset is added.
+    float32; offset in scale's dtype. Product and sum are float32 operations that round separately. A result of NaN counts as 0.
     A CPU and every GPU give the same bits. No gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
