@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.errors import BadTensorShapeError
-from scaled_mm.rowwise.arithmetic import sum_of_squares, wide
+from scaled_mm.rowwise.arithmetic import inverse_root, sum_of_squares, wide
 from scaled_mm.rowwise.operands import check_epsilon, check_like, check_quantize, check_rows, check_vector, check_written
 from scaled_mm.rowwise.operators import composite
 from scaled_mm.rowwise.outputs import Quantized, finished
@@ -79,8 +79,8 @@ def _normalized(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.
     """float32: y, rounded once from W."""
     w = wide(x)
     mean = sum_of_squares(w) / torch.full((), float(x.shape[-1]), dtype=w.dtype, device=w.device)
-    root = (mean + torch.full((), epsilon, dtype=w.dtype, device=w.device)).sqrt()
-    return ((w * (1 / root)) * weight.to(w.dtype)).to(torch.float32).contiguous()
+    inverse = inverse_root(mean + torch.full((), epsilon, dtype=w.dtype, device=w.device))
+    return ((w * inverse) * weight.to(w.dtype)).to(torch.float32).contiguous()
 
 
 def _added(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
