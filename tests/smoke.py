@@ -23,8 +23,12 @@ SMOKE = {
     "test_descriptor.py": ["test_one_descriptor_serves_many_tensors", "test_a_descriptor_outlives_its_handle"],
     "test_refusals.py": ["test_vectors_of_the_wrong_shape_are_refused", "test_every_error_carries_its_own_status"],
     "test_default_device.py": ["test_grouped_and_block_scaled_products_do_not_depend_on_the_default_device"],
-    # cpu, quantize
+    # cpu, rowwise
     "test_cpu_backend.py": ["test_every_memory_layout_is_honoured"],
+    "test_norm.py": ["test_a_fused_quantizer_has_the_bits_of_the_chain_in_float32", "test_the_inverse_root_is_an_ieee_root_and_an_ieee_quotient"],
+    "test_activation.py": ["test_every_gate_has_the_bits_of_the_reference"],
+    "test_rope.py": ["test_heads_of_language_models_have_the_bits_of_the_reference"],
+    "test_static.py": ["test_scales_that_are_not_numbers_give_the_bits_of_the_reference"],
     "test_quantize_block.py": ["test_a_block_is_what_quantize_int8_makes_of_it_alone"],
     # gguf
     "test_gguf_quantizers.py": ["test_rule_ggml_has_the_bits_of_the_gguf_package"],
