@@ -171,7 +171,7 @@ def test_a_compiled_graph_gives_the_same_bits(device, name):
 
 def test_opcheck_finds_nothing_wrong(device):
     for layout in ("contiguous", "transposed"):
-        for dtype in FLOATS:
+        for dtype in (torch.float32, torch.bfloat16):
             x = laid_out(values((5, 12), dtype), layout).to(device)
             torch.library.opcheck(torch.ops.scaled_mm.silu_and_mul.default, (x,))
             torch.library.opcheck(torch.ops.scaled_mm.gelu_and_mul.default, (x, "tanh"))

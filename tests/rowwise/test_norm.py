@@ -184,7 +184,7 @@ def test_a_wrong_residual_and_a_wrong_total_are_refused_and_named():
             sm.add_rms_norm(X, X, W, total=total)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_compiled_graph_gives_the_same_bits(device, dtype):
     def layer(x, residual, weight, scale, epsilon):
         one = sm.rms_norm(x, weight, epsilon), sm.rms_norm(x.t().contiguous().t(), weight, quantize=scale)
@@ -203,7 +203,7 @@ def test_a_compiled_graph_gives_the_same_bits(device, dtype):
 
 def test_opcheck_finds_nothing_wrong(device):
     for layout in ("contiguous", "transposed"):
-        for dtype in FLOATS:
+        for dtype in (torch.float32, torch.bfloat16):
             x, residual, weight = (made.to(device) for made in operands(dtype, 12, (5,), layout))
             torch.library.opcheck(torch.ops.scaled_mm.rms_norm.default, (x, weight, 1e-6))
             torch.library.opcheck(torch.ops.scaled_mm.add_rms_norm.default, (x, residual, weight, 1e-6))
