@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 
 import torch
 
 from scaled_mm.core import checks
 from scaled_mm.errors import BadTensorDtypeError
+
+
+def lazily(module: str, name: str) -> Callable:
+    """A function of a module that is imported at the first call, so that `import scaled_mm` stays quick."""
+
+    def call(*arguments):
+        return getattr(importlib.import_module(module), name)(*arguments)
+
+    return call
 
 
 @dataclasses.dataclass(frozen=True)

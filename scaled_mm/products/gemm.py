@@ -8,8 +8,7 @@ from scaled_mm.core.checks import check_size
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.operators import Product
 from scaled_mm.core.plan import Plan
-from scaled_mm.core.spec import Operand, ProductSpec
-from scaled_mm.cpu import gemm as cpu_gemm
+from scaled_mm.core.spec import Operand, ProductSpec, lazily
 from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.products import codes
 from scaled_mm.products.prepared_weight import PreparedWeight
@@ -46,8 +45,8 @@ GEMM = Product(
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32, torch.int32),
         out_shape=_out_shape,
         check_sizes=_check_sizes,
-        compute=lambda *tensors: cpu_gemm.gemm(*tensors),
-        cpu_kernel=cpu_gemm.kernel,
+        compute=lazily("scaled_mm.cpu.gemm", "gemm"),
+        cpu_kernel=lazily("scaled_mm.cpu.gemm", "kernel"),
         describe_sizes=lambda out, a, *_: "x".join(map(str, (*out.shape, a.shape[-1]))),
         constant="b",
     )

@@ -8,9 +8,7 @@ from scaled_mm.core.checks import check_size
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.operators import Product
 from scaled_mm.core.plan import Plan
-from scaled_mm.core.spec import Operand, ProductSpec
-from scaled_mm.cpu import gemm as cpu_gemm
-from scaled_mm.cpu import grouped as cpu_grouped
+from scaled_mm.core.spec import Operand, ProductSpec, lazily
 from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.products import codes
 
@@ -39,8 +37,8 @@ GROUPED = Product(
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32, torch.int32),
         out_shape=_out_shape,
         check_sizes=_check_sizes,
-        compute=cpu_grouped.grouped_gemm,
-        cpu_kernel=cpu_gemm.kernel,
+        compute=lazily("scaled_mm.cpu.grouped", "grouped_gemm"),
+        cpu_kernel=lazily("scaled_mm.cpu.gemm", "kernel"),
         describe_sizes=lambda out, a, b, *_: f"{out.shape[0]} tokens, {'x'.join(map(str, b.shape))}",
     )
 )
