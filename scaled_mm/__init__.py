@@ -1,6 +1,6 @@
 """Quantized matrix multiplication for inference: INT8 with fused scales, bias and zero points, the same bits everywhere."""
 
-from scaled_mm import gguf
+from scaled_mm import gguf, layers, rowwise
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.plan import KernelChoice
 from scaled_mm.core.tensor_desc import TensorDesc
@@ -24,19 +24,19 @@ from scaled_mm.errors import (
     Status,
 )
 from scaled_mm.gguf import *  # noqa: F403  (its __all__, which is part of ours)
+from scaled_mm.layers import *  # noqa: F403  (its __all__, which is part of ours)
 from scaled_mm.products.block_scaled import BlockScaledDescriptor, block_scaled_mm, create_block_scaled_descriptor
 from scaled_mm.products.gemm import Descriptor, create_descriptor, scaled_mm
 from scaled_mm.products.gguf import BlockDescriptor, create_block_descriptor
 from scaled_mm.products.grouped import GroupedDescriptor, create_grouped_descriptor, grouped_scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight, prepare_weight
-from scaled_mm.quantize import AsymmetricInt8, quantize_int8, quantize_int8_block
+from scaled_mm.rowwise import *  # noqa: F403  (its __all__, which is part of ours)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AccumulatorOverflowError",
     "ArchitectureNotSupportedError",
-    "AsymmetricInt8",
     "BadParamError",
     "BadTensorAlignmentError",
     "BadTensorDeviceError",
@@ -67,8 +67,8 @@ __all__ = [
     "create_grouped_descriptor",
     "grouped_scaled_mm",
     "prepare_weight",
-    "quantize_int8",
-    "quantize_int8_block",
     "scaled_mm",
     *gguf.__all__,
+    *layers.__all__,
+    *rowwise.__all__,
 ]

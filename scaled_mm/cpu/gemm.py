@@ -25,6 +25,11 @@ def kernel_name() -> str:
     return f"cpu_{integer_product.choice().implementation}"
 
 
+def kernel() -> tuple[str, str]:
+    """(name, reason) of the integer product, which every INT8 kind of product uses: what a descriptor says of its kernel on a CPU."""
+    return kernel_name(), f"the device is a CPU: {integer_product.choice().reason}"
+
+
 def gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums=None, b_column_sums=None) -> None:
     """Writes out[m,n] = cast((f32(acc[m,n]) * b_scale[n]) * a_scale[m] + bias[n]), or acc itself for an int32 out.
 

@@ -7,7 +7,7 @@ import torch
 from scaled_mm.errors import BadTensorDtypeError
 from scaled_mm.gguf import layout
 from scaled_mm.gguf_formats import BLOCK, BlockFormat, lookup
-from scaled_mm.quantize.ops import operator
+from scaled_mm.rowwise.operators import operator
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

@@ -8,7 +8,7 @@ from scaled_mm.core.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.gguf import layout
 from scaled_mm.gguf_formats import BLOCK, RULES, BlockFormat, lookup
-from scaled_mm.quantize.ops import operator
+from scaled_mm.rowwise.operators import operator
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

@@ -9,9 +9,10 @@ from scaled_mm.core.handle import Handle
 from scaled_mm.core.operators import Product
 from scaled_mm.core.plan import Plan
 from scaled_mm.core.spec import Operand, ProductSpec
+from scaled_mm.cpu import block_scaled as cpu_block_scaled
+from scaled_mm.cpu import gemm as cpu_gemm
 from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.products import codes
-from scaled_mm.products.gemm import cpu_kernel
 
 
 def _out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, int]:
@@ -25,12 +26,6 @@ def _check_sizes(a: torch.Tensor, b: torch.Tensor, *_) -> None:
     check_size(a.shape[1] == b.shape[0], lambda: f"b: expected [K, N] with K = {a.shape[1]} as in a [M, K], got {list(b.shape)}")
 
 
-def _compute(out, *inputs) -> None:
-    from scaled_mm.cpu import block_scaled as cpu_block_scaled
-
-    cpu_block_scaled.gemm(out, *inputs)
-
-
 BLOCK_SCALED = Product(
     ProductSpec(
         name="block_scaled_mm",
@@ -39,8 +34,8 @@ BLOCK_SCALED = Product(
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32),
         out_shape=_out_shape,
         check_sizes=_check_sizes,
-        compute=_compute,
-        cpu_kernel=cpu_kernel,
+        compute=cpu_block_scaled.gemm,
+        cpu_kernel=cpu_gemm.kernel,
         describe_sizes=lambda out, a, *_: "x".join(map(str, (*out.shape, a.shape[-1]))),
     )
 )

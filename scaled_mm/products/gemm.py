@@ -9,6 +9,7 @@ from scaled_mm.core.handle import Handle
 from scaled_mm.core.operators import Product
 from scaled_mm.core.plan import Plan
 from scaled_mm.core.spec import Operand, ProductSpec
+from scaled_mm.cpu import gemm as cpu_gemm
 from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.products import codes
 from scaled_mm.products.prepared_weight import PreparedWeight
@@ -35,34 +36,18 @@ def _check_sizes(a: torch.Tensor, b: torch.Tensor, *_) -> None:
         check_size(fits, lambda: f"b: expected [B, K, N] with B = {batch} as in a [B, M, K], or 1, got {list(b.shape)}")
 
 
-def _compute(out, *inputs) -> None:
-    from scaled_mm.cpu import gemm as cpu_gemm
-
-    cpu_gemm.gemm(out, *inputs)
-
-
-def cpu_kernel() -> tuple[str, str]:
-    """(name, reason) of the CPU's integer product, which every INT8 kind uses."""
-    from scaled_mm.cpu import gemm as cpu_gemm
-    from scaled_mm.cpu import integer_product
-
-    return cpu_gemm.kernel_name(), f"the device is a CPU: {integer_product.choice().reason}"
-
+_OPTIONAL = ("a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums")
 
 GEMM = Product(
     ProductSpec(
         name="scaled_mm",
         code=codes.GEMM,
-        inputs=(
-            Operand("a", required=True),
-            Operand("b", required=True),
-            *map(Operand, ("a_scale", "b_scale", "bias", "a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums")),
-        ),
+        inputs=(*(Operand(name, required=True) for name in ("a", "b")), *map(Operand, _OPTIONAL)),
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32, torch.int32),
         out_shape=_out_shape,
         check_sizes=_check_sizes,
-        compute=_compute,
-        cpu_kernel=cpu_kernel,
+        compute=lambda *tensors: cpu_gemm.gemm(*tensors),
+        cpu_kernel=cpu_gemm.kernel,
         describe_sizes=lambda out, a, *_: "x".join(map(str, (*out.shape, a.shape[-1]))),
         constant="b",
     )

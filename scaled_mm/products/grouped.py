@@ -9,9 +9,10 @@ from scaled_mm.core.handle import Handle
 from scaled_mm.core.operators import Product
 from scaled_mm.core.plan import Plan
 from scaled_mm.core.spec import Operand, ProductSpec
+from scaled_mm.cpu import gemm as cpu_gemm
+from scaled_mm.cpu import grouped as cpu_grouped
 from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.products import codes
-from scaled_mm.products.gemm import cpu_kernel
 
 
 def _out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, int]:
@@ -23,12 +24,6 @@ def _out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, int]:
 
 def _check_sizes(a: torch.Tensor, b: torch.Tensor, *_) -> None:
     check_size(a.shape[1] == b.shape[1], lambda: f"b: expected [E, K, N] with K = {a.shape[1]} as in a [tokens, K], got {list(b.shape)}")
-
-
-def _compute(out, *inputs) -> None:
-    from scaled_mm.cpu import grouped as cpu_grouped
-
-    cpu_grouped.grouped_gemm(out, *inputs)
 
 
 GROUPED = Product(
@@ -44,8 +39,8 @@ GROUPED = Product(
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32, torch.int32),
         out_shape=_out_shape,
         check_sizes=_check_sizes,
-        compute=_compute,
-        cpu_kernel=cpu_kernel,
+        compute=cpu_grouped.grouped_gemm,
+        cpu_kernel=cpu_gemm.kernel,
         describe_sizes=lambda out, a, b, *_: f"{out.shape[0]} tokens, {'x'.join(map(str, b.shape))}",
     )
 )

@@ -96,6 +96,22 @@ def test_a_cpu_that_becomes_busy_ends_the_samples_at_a_multiple_of_the_budget():
     assert len(result.samples) >= sampling.ROUNDS and result.us >= 1e5
 
 
+def test_the_warm_up_of_many_weight_sets_ends_at_a_multiple_of_the_budget():
+    seconds = iter([1e-5] * 2)  # then every call is slow, before the first pass over the sets has ended
+    calls = []
+    cpu_runner = runner.CpuRunner([lambda: (calls.append(1), time.sleep(next(seconds, 0.02)))] * 200, budget_ms=10)
+    assert len(calls) <= 2 + 10 * runner.OVERRUN / 20 + 2
+    cpu_runner.close()
+
+
+def test_a_call_that_reached_the_limit_of_host_time_is_not_called_again(monkeypatch):
+    monkeypatch.setattr(host, "HOST_WARM_UP_MS", 0.0)
+    monkeypatch.setattr(host, "HOST_LIMIT_MS", 30.0)
+    calls = []
+    host.host_overhead({"slow": lambda: (calls.append(1), time.sleep(0.01))}, CPU, count=1, batches=400)
+    assert len(calls) <= 2 + 4  # the one that may load a library, the one that begins the round, and samples of 30 ms
+
+
 def test_host_overhead_of_a_call_that_becomes_slow_is_bounded(monkeypatch):
     monkeypatch.setattr(host, "HOST_WARM_UP_MS", 0.0)
     monkeypatch.setattr(host, "HOST_LIMIT_MS", 30.0)

@@ -8,7 +8,7 @@ import torch
 
 from scaled_mm import reference
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
-from scaled_mm.quantize import quantize_int8
+from scaled_mm.rowwise import quantize_int8
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 SMALLEST_SCALE = 2.0**-126

@@ -6,8 +6,8 @@ import torch
 
 from scaled_mm.core.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
-from scaled_mm.quantize.int8 import quantized, scale_of
-from scaled_mm.quantize.ops import operator
+from scaled_mm.rowwise.dynamic import quantized, scale_of
+from scaled_mm.rowwise.operators import operator
 
 _BLOCK = 128
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)

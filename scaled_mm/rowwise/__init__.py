@@ -1,0 +1,23 @@
+"""Row-wise operators, what stands between two products: quantizers, norms, activations and rotary embedding."""
+
+from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
+from scaled_mm.rowwise.int8 import AsymmetricInt8, dynamic_quant, quantize_int8
+from scaled_mm.rowwise.int8_block import quantize_int8_block
+from scaled_mm.rowwise.norm import add_rms_norm, rms_norm
+from scaled_mm.rowwise.outputs import Quantized
+from scaled_mm.rowwise.rope import rope
+from scaled_mm.rowwise.static import quantize
+
+__all__ = [
+    "AsymmetricInt8",
+    "Quantized",
+    "add_rms_norm",
+    "dynamic_quant",
+    "gelu_and_mul",
+    "quantize",
+    "quantize_int8",
+    "quantize_int8_block",
+    "rms_norm",
+    "rope",
+    "silu_and_mul",
+]

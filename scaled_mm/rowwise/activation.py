@@ -1,0 +1,95 @@
+"""Gated activations: silu or gelu of the first half of each row times the second half, with quantization of the result in the same call."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.rowwise.arithmetic import erfc, sigmoid_times, wide
+from scaled_mm.rowwise.operands import check_quantize, check_rows
+from scaled_mm.rowwise.operators import composite
+from scaled_mm.rowwise.outputs import Quantized, finished
+
+APPROXIMATIONS = ("none", "tanh")
+
+
+@torch.no_grad()
+def silu_and_mul(x: torch.Tensor, *, quantize: str | torch.Tensor | None = None, zero_point: torch.Tensor | None = None) -> torch.Tensor | Quantized:
+    """y = silu(g) * u, where g and u are the first and the second half of the last dimension of x; with `quantize` its int8 quantization.
+
+        y = (g / (1 + exp(-g))) * u
+
+    x: float16, bfloat16 or float32 [..., 2 H], 1 to 8 dimensions, any strides, CPU or CUDA. y: [..., H], contiguous, x's dtype.
+    quantize, zero_point: see `rms_norm`. y is not rounded to x's dtype before it is quantized.
+
+    exp is our own polynomial, and each rounding is documented (docs/design/numerics.md): a CPU and every GPU give the same bits. y is
+    within 1 unit in the last place of x's dtype. g = -inf gives NaN, as the formula does. No gradient.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
+    """
+    _check(x)
+    check_quantize(quantize, zero_point, x)
+    return finished(_silu_and_mul(x), x.dtype, quantize, zero_point)
+
+
+@torch.no_grad()
+def gelu_and_mul(
+    x: torch.Tensor, *, approximate: str = "none", quantize: str | torch.Tensor | None = None, zero_point: torch.Tensor | None = None
+) -> torch.Tensor | Quantized:
+    """y = gelu(g) * u, where g and u are the first and the second half of the last dimension of x; with `quantize` its int8 quantization.
+
+        "none":  y = ((0.5 * g) * erfc(-(g * sqrt(1/2)))) * u
+        "tanh":  y = (g / (1 + exp(-(2 sqrt(2 / pi) * (g * (1 + 0.044715 * (g * g))))))) * u        which is 0.5 g (1 + tanh(...)) u
+
+    The other arguments, and what is promised: see `silu_and_mul`.
+    """
+    _check_gelu(x, approximate)
+    check_quantize(quantize, zero_point, x)
+    return finished(_gelu_and_mul(x, approximate), x.dtype, quantize, zero_point)
+
+
+def _check(x) -> None:
+    check_rows("x", x)
+    if x.shape[-1] % 2:
+        raise BadTensorShapeError(f"x: expected [..., 2 H], got {list(x.shape)}")
+
+
+def _check_gelu(x, approximate) -> None:
+    _check(x)
+    if approximate not in APPROXIMATIONS:
+        raise BadParamError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+
+
+def _gated(x: torch.Tensor, activation) -> torch.Tensor:
+    """float32: activation(g) * u, rounded once from W."""
+    g, u = wide(x).chunk(2, dim=-1) if x.shape[-1] else (wide(x), wide(x))
+    return (activation(g) * u).to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _number(value: float, like: torch.Tensor) -> torch.Tensor:
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def _gelu(g: torch.Tensor) -> torch.Tensor:
+    return (0.5 * g) * erfc(-(g * _number(math.sqrt(0.5), g)))
+
+
+def _gelu_tanh(g: torch.Tensor) -> torch.Tensor:
+    return sigmoid_times(g, _number(2 * math.sqrt(2 / math.pi), g) * (g * (1 + _number(0.044715, g) * (g * g))))
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return _gated(x, lambda g: sigmoid_times(g, g))
+
+
+def _gelu_of(x: torch.Tensor, approximate: str) -> torch.Tensor:
+    return _gated(x, _gelu if approximate == "none" else _gelu_tanh)
+
+
+def _fake(x, *_) -> torch.Tensor:
+    return torch.empty((*x.shape[:-1], x.shape[-1] // 2), dtype=torch.float32, device=x.device)
+
+
+_silu_and_mul = composite("silu_and_mul", 1, _silu, _check, "", fake=_fake)
+_gelu_and_mul = composite("gelu_and_mul", 1, _gelu_of, _check_gelu, "str approximate", fake=_fake)

@@ -1,0 +1,127 @@
+"""The arithmetic of row-wise operators, in torch operations that each round once: the same bits on a CPU and on every GPU.
+
+docs/design/numerics.md has the formulas. `W` is float32 for 16-bit operands and float64 for float32 operands.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+VECTOR, LANES = 8, 256
+"""A lane of a sum takes VECTOR consecutive elements out of each VECTOR * LANES."""
+
+# Chebyshev interpolants, the highest power first: of (exp(r) - 1 - r) / r^2 for |r| <= ln 2 / 2, and of exp(z^2) erfc(z) / t for 0 < t <= 1,
+# t = 1 / (1 + z / 2). Those of float32 are float32 numbers.
+_EXP = {
+    torch.float32: (0.008357199840247631, 0.04183380305767059, 0.16666631400585175, 0.49999749660491943),
+    torch.float64: (
+        0.00019890980869750327,
+        0.0013933641031986701,
+        0.008333310934448869,
+        0.04166646500604005,
+        0.16666666681614256,
+        0.5000000013457727,
+    ),
+}
+_ERFC = {
+    torch.float32: (
+        -0.05235712602734566,
+        0.25402361154556274,
+        -0.42926156520843506,
+        0.21884174644947052,
+        0.008622662164270878,
+        0.19038935005664825,
+        0.24550308287143707,
+        0.2821437418460846,
+        0.28209447860717773,
+    ),
+    torch.float64: (
+        0.01894443785873818,
+        -0.11143371394984673,
+        0.24191166901429034,
+        -0.1604094898201885,
+        -0.23574146030525628,
+        0.5147553742204203,
+        -0.33215151680603827,
+        0.08678227962349602,
+        -0.09560490888131576,
+        0.0026206827902637165,
+        0.0829424441565841,
+        0.17636354017793732,
+        0.24683105283031012,
+        0.2820948174259401,
+        0.28209479171672364,
+    ),
+}
+_RANGE = {torch.float32: (-110.0, 89.0), torch.float64: (-760.0, 710.0)}  # beyond it exp is 0 or infinite
+# ln 2 in two parts. The first has so few bits that its products with n are exact.
+_LN2 = {torch.float32: (0.693359375, -2.12194442749023438e-4), torch.float64: (6.93147180369123816490e-01, 1.90821492927058770002e-10)}
+_EXPONENT = {torch.float32: (torch.int32, 127, 23), torch.float64: (torch.int64, 1023, 52)}  # integer type, bias, bits of the fraction
+
+
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """x in the type W that operators on it compute in."""
+    return x.to(torch.float64 if x.dtype is torch.float32 else torch.float32)
+
+
+def sum_of_squares(w: torch.Tensor) -> torch.Tensor:
+    """[..., 1]: the sum of w * w over the last dimension, in the documented order. w: in W."""
+    k = w.shape[-1]
+    period = VECTOR * LANES
+    squares = torch.nn.functional.pad(w * w, (0, -k % period)).unflatten(-1, (-1, LANES, VECTOR))  # adding 0 changes no sum of squares
+    lanes = w.new_zeros((*w.shape[:-1], LANES))
+    for step in range(squares.shape[-3]):
+        for element in range(VECTOR):
+            lanes = lanes + squares[..., step, :, element]
+    half = LANES // 2
+    while half:
+        lanes = lanes[..., :half] + lanes[..., half : 2 * half]
+        half //= 2
+    return lanes
+
+
+def exp(v: torch.Tensor) -> torch.Tensor:
+    """exp(v) for v in W; 0 or infinity beyond W's range, NaN for NaN."""
+    low, high = _RANGE[v.dtype]
+    ln2_high, ln2_low = _LN2[v.dtype]
+    v = v.clamp(low, high)
+    n = (v * _number(math.log2(math.e), v)).round()
+    r = (v - n * ln2_high) - n * _number(ln2_low, v)
+    e = ((_polynomial(_EXP[v.dtype], r) * r) * r + r) + 1
+    half = (n * 0.5).floor()
+    return (e * _power_of_two(half)) * _power_of_two(n - half)
+
+
+def erfc(z: torch.Tensor) -> torch.Tensor:
+    """The complementary error function of z in W."""
+    a = z.abs()
+    t = 1 / (1 + 0.5 * a)
+    e = exp(-(a * a)) * (_polynomial(_ERFC[z.dtype], t) * t)
+    return torch.where(z < 0, 2 - e, e)
+
+
+def sigmoid_times(g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """g / (1 + exp(-v)), in W."""
+    return g / (1 + exp(-v))
+
+
+def _number(value: float, like: torch.Tensor) -> torch.Tensor:
+    """A constant in W, on the device: an operation with it is the same on every device."""
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def _polynomial(coefficients: tuple[float, ...], x: torch.Tensor) -> torch.Tensor:
+    result = _number(coefficients[0], x).expand_as(x)
+    for coefficient in coefficients[1:]:
+        result = result * x + _number(coefficient, x)
+    return result
+
+
+def _power_of_two(n: torch.Tensor) -> torch.Tensor:
+    """2^n for an integral n within the exponents of normal numbers, by its bits. NaN: any power."""
+    integer, bias, fraction = _EXPONENT[n.dtype]
+    return ((n.nan_to_num(nan=0.0).to(integer) + bias) << fraction).view(n.dtype)

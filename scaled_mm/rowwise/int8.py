@@ -1,0 +1,169 @@
+"""`quantize_int8` and `dynamic_quant`: from floating-point tensors to the int8 operands and scales of the products."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from scaled_mm.core.checks import check_device, check_strided
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.rowwise.dynamic import dynamic, dynamic_asymmetric
+from scaled_mm.rowwise.operands import check_float, check_rows, check_vector, check_written
+from scaled_mm.rowwise.operators import composite
+from scaled_mm.rowwise.static import static_rows
+
+_DIMS = ("token", "channel", "tensor")
+
+
+class AsymmetricInt8(NamedTuple):
+    """The result of `quantize_int8` with zero points. x is approximately (q - zero_point) * scale; with symmetric=False 0 is represented exactly.
+
+    q: int8, contiguous, x's shape. scale: float32. zero_point: int32, scale's shape, from -128 to 127.
+    row_sums: int32, the sums of q over its last dimension. Pass them as `a_row_sums` for a = q, or with dim="channel" as `b_column_sums` for
+    b = q.t(). Shape: [..., 1] for "token" and "tensor" ([1] for a 0-d x), [..., 1, N] for "channel".
+    """
+
+    q: torch.Tensor
+    scale: torch.Tensor
+    zero_point: torch.Tensor
+    row_sums: torch.Tensor
+
+
+@torch.no_grad()
+def quantize_int8(
+    x: torch.Tensor,
+    dim: str = "token",
+    symmetric: bool = True,
+    *,
+    smooth_scale: torch.Tensor | None = None,
+    scale: torch.Tensor | None = None,
+    zero_point: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor] | AsymmetricInt8:
+    """Quantizes `x` to int8 with scale = max|x| / 127 and q = round half to even(x / scale), clamped to [-127, 127].
+
+    x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` selects the values that share a scale, and the layout of the scales:
+
+    * "token": an activation [..., K], at least 1-d. One scale per row: scale [..., 1], the `a_scale` for a = q.
+    * "channel": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per output channel, that is
+      per row: scale [..., 1, N], the `b_scale` for b = q.t(). Checkpoints store the transpose, [N, 1].
+    * "tensor": any shape. One scale: [1].
+
+    Returns (q, scale): q int8, contiguous, x's shape; scale float32. q * scale differs from x by at most scale / 2, plus at most 2^-17 scale
+    from rounding x / scale. Does not synchronize with the device.
+
+    The scale is never below 2^-126, the smallest normal float32, so no division by zero occurs. A row of zeros and an empty row have
+    scale 2^-126 and q = 0, so q * scale is exactly 0. A row with a NaN has scale NaN. A row with an infinity and no NaN has scale
+    inf. q is 0 in all of such a row, and every product with it is NaN.
+
+    symmetric=False returns an AsymmetricInt8 (q, scale, zero_point, row_sums) instead. It uses all 256 values for a range that covers x
+    and 0. With low = min(min x, 0) and high = max(max x, 0), each operation rounded separately:
+
+        scale      = max(high / 255 - low / 255, 2^-126)
+        zero_point = clamp(round half to even(-128 - low / scale), -128, 127)
+        q          = clamp(round half to even(x / scale) + zero_point, -128, 127)
+
+    The range always includes 0, and the zero point is clamped to int8. A row far from 0, such as 500 to 505, uses its values for 0 to 505.
+    docs/guide/coming-from.md has a quantizer for such rows. Its zero points are outside of int8, which `scaled_mm` supports.
+
+    In this mode a row of zeros has zero_point -128 and q = -128. A row with a NaN or an infinity has zero_point 0 and q = 0.
+
+    Divisions are IEEE divisions and the maximum is exact, so CPU and GPU give the same bits.
+
+    smooth_scale: [K], float16, bfloat16 or float32: f32(x) * smooth_scale, in float32, is quantized instead of x.
+    scale: a static scale, float32: one value, or the shape that the scale above has. Nothing is computed from the data then:
+
+        q = clamp(round half to even(x / scale) + zero_point, -128, 127)          NaN counts as 0
+
+    Returns (q, scale), or with zero_point, int8 or int32 of scale's shape or one value, an AsymmetricInt8. `symmetric` has no meaning.
+    out: int8, x's shape, any strides: q is written there.
+
+    Raises BadTensorDtypeError, BadTensorShapeError or BadParamError (invalid `dim`, or x is not a tensor); the error names the argument.
+    """
+    _check(x, dim)
+    if not isinstance(symmetric, bool):
+        raise BadParamError(f"symmetric: expected True or False, got {symmetric!r}")
+    if smooth_scale is not None:
+        x = _smoothed(x, smooth_scale)
+    if out is not None:
+        check_written("out", out, torch.int8, x.shape, x.device)
+    if scale is not None:
+        _check_static(x, dim, scale, zero_point)
+        result = _static(x, dim, scale, zero_point)
+    elif zero_point is not None:
+        raise BadParamError("zero_point: expected None without a static scale, got a zero point; symmetric=False computes zero points")
+    else:
+        result = _symmetric(x, dim) if symmetric else AsymmetricInt8(*_asymmetric(x, dim))
+    if out is None:
+        return result
+    written = out.copy_(result[0])
+    return result._replace(q=written) if isinstance(result, AsymmetricInt8) else (written, result[1])
+
+
+@torch.no_grad()
+def dynamic_quant(x: torch.Tensor, smooth_scales: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, scale) of `quantize_int8(x, "token", smooth_scale=smooth_scales)`, with one scale per row without the last dimension.
+
+    x: float16, bfloat16 or float32 [..., K], 2 to 8 dimensions, any strides, CPU or CUDA. smooth_scales: [K], any of these dtypes, or None.
+    y: int8, x's shape. scale: float32, x.shape[:-1]: max|x * smooth_scales| / 127.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
+    """
+    check_rows("x", x, least=2)
+    if smooth_scales is not None:
+        x = _smoothed(x, smooth_scales, "smooth_scales")
+    y, scale = _symmetric(x, "token")
+    return y, scale.squeeze(-1)
+
+
+def _check(x: torch.Tensor, dim: str) -> None:
+    if dim not in _DIMS:
+        raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
+    check_float("x", x)
+    least = {"token": 1, "channel": 2, "tensor": 0}[dim]
+    if x.dim() < least:
+        raise BadTensorShapeError(f"x: dim={dim!r} needs at least {least} dimensions, got shape {tuple(x.shape)}")
+
+
+def _smoothed(x: torch.Tensor, smooth_scale: torch.Tensor, name: str = "smooth_scale") -> torch.Tensor:
+    """float32: f32(x) * smooth_scale."""
+    if x.dim() == 0:
+        raise BadTensorShapeError(f"x: {name} needs at least 1 dimension, got shape ()")
+    check_vector(name, smooth_scale, x, x.shape[-1])
+    return x.to(torch.float32) * smooth_scale.to(torch.float32)
+
+
+def _scale_shape(x: torch.Tensor, dim: str) -> tuple[int, ...]:
+    if dim == "tensor":
+        return (1,)
+    return (*x.shape[:-2], 1, x.shape[-2]) if dim == "channel" else (*x.shape[:-1], 1)
+
+
+def _check_static(x: torch.Tensor, dim: str, scale: torch.Tensor, zero_point: torch.Tensor | None) -> None:
+    shape = _scale_shape(x, dim)
+    for name, tensor, dtypes in (("scale", scale, (torch.float32,)), ("zero_point", zero_point, (torch.int8, torch.int32))):
+        if tensor is None:
+            continue
+        check_strided(name, tensor)
+        check_device(name, tensor, x.device)
+        if tensor.dtype not in dtypes:
+            raise BadTensorDtypeError(f"{name}: expected {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, got {tensor.dtype}")
+        if tensor.numel() != 1 and tuple(tensor.shape) != shape:
+            raise BadTensorShapeError(f"{name}: expected one value or {list(shape)}, got {list(tensor.shape)}")
+
+
+def _static(x: torch.Tensor, dim: str, scale: torch.Tensor, zero_point: torch.Tensor | None):
+    def of_rows(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() == 1:
+            return tensor.reshape(())
+        return tensor.transpose(-1, -2) if dim == "channel" else tensor
+
+    q = static_rows(x, of_rows(scale), None if zero_point is None else of_rows(zero_point))
+    if zero_point is None:
+        return q, scale
+    sums = q.to(torch.int32).view(1) if q.dim() == 0 else q.sum(dim=-1, keepdim=True, dtype=torch.int32)
+    return AsymmetricInt8(q, scale, zero_point.to(torch.int32), sums.transpose(-1, -2).contiguous() if dim == "channel" else sums)
+
+
+_symmetric = composite("quantize_int8", 2, dynamic, _check)
+_asymmetric = composite("quantize_int8_asymmetric", 4, dynamic_asymmetric, _check)

@@ -1,0 +1,105 @@
+"""RMSNorm, alone or of a sum with a residual, with quantization of the result in the same call."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.errors import BadTensorShapeError
+from scaled_mm.rowwise.arithmetic import sum_of_squares, wide
+from scaled_mm.rowwise.operands import check_epsilon, check_like, check_quantize, check_rows, check_vector, check_written
+from scaled_mm.rowwise.operators import composite
+from scaled_mm.rowwise.outputs import Quantized, finished
+
+
+@torch.no_grad()
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float = 1e-6,
+    *,
+    quantize: str | torch.Tensor | None = None,
+    zero_point: torch.Tensor | None = None,
+) -> torch.Tensor | Quantized:
+    """y = x / sqrt(mean(x^2) + epsilon) * weight, over the last dimension; with `quantize` the int8 quantization of y.
+
+        y = (x * (1 / sqrt(sum(x * x) / K + epsilon))) * weight
+
+    x: float16, bfloat16 or float32 [..., K], 1 to 8 dimensions, K >= 1, any strides, CPU or CUDA. weight: [K], any of these dtypes.
+    epsilon: not negative, finite.
+    quantize: None returns y in x's dtype. "token" returns (q, scale) as `quantize_int8` of y in float32: q int8 [..., K], scale float32 [..., 1].
+        A float32 tensor with one value is a static scale: q = clamp(round half to even(y / scale) + zero_point, -128, 127); returns (q, scale).
+        y is not rounded to x's dtype before it is quantized.
+    zero_point: int8 or int32, one value, with a static scale.
+
+    The order of the sum, and each rounding, are documented (docs/design/numerics.md): a CPU and every GPU give the same bits, for every
+    batch. y is within 1 unit in the last place of x's dtype. NaN and infinity propagate. Contiguous outputs; no gradient.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
+    """
+    _check(x, weight, epsilon)
+    check_quantize(quantize, zero_point, x)
+    return finished(_rms_norm(x, weight, epsilon), x.dtype, quantize, zero_point)
+
+
+@torch.no_grad()
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float = 1e-6,
+    *,
+    quantize: str | torch.Tensor | None = None,
+    zero_point: torch.Tensor | None = None,
+    total: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | Quantized, torch.Tensor]:
+    """(y, total): total = x + residual, rounded to x's dtype, and y = `rms_norm(total, weight, epsilon)`.
+
+    residual: x's dtype and shape. total: a tensor to write the sum to; residual itself is allowed. The other arguments: see `rms_norm`. With
+    `quantize` y is (q, scale).
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
+    """
+    _check(x, weight, epsilon)
+    check_like("residual", residual, x)
+    check_quantize(quantize, zero_point, x)
+    if total is not None:
+        check_written("total", total, x.dtype, x.shape, x.device)
+    y, added = _add_rms_norm(x, residual, weight, epsilon)
+    added = added if total is None else total.copy_(added)
+    return finished(y, x.dtype, quantize, zero_point), added
+
+
+def _check(x, weight, epsilon) -> None:
+    check_rows("x", x)
+    if x.shape[-1] == 0:
+        raise BadTensorShapeError(f"x: expected rows of at least 1 element, got {list(x.shape)}")
+    check_vector("weight", weight, x, x.shape[-1])
+    check_epsilon(epsilon)
+
+
+def _normalized(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """float32: y, rounded once from W."""
+    w = wide(x)
+    mean = sum_of_squares(w) / torch.full((), float(x.shape[-1]), dtype=w.dtype, device=w.device)
+    root = (mean + torch.full((), epsilon, dtype=w.dtype, device=w.device)).sqrt()
+    return ((w * (1 / root)) * weight.to(w.dtype)).to(torch.float32, memory_format=torch.contiguous_format)
+
+
+def _added(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
+    total = (x.to(torch.float32) + residual.to(torch.float32)).to(x.dtype, memory_format=torch.contiguous_format)
+    return _normalized(total, weight, epsilon), total
+
+
+def _check_added(x, residual, weight, epsilon) -> None:
+    _check(x, weight, epsilon)
+    check_like("residual", residual, x)
+
+
+def _fake_norm(x, *_) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=torch.float32, device=x.device)
+
+
+def _fake_added(x, *_) -> tuple[torch.Tensor, torch.Tensor]:
+    return _fake_norm(x), torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+_rms_norm = composite("rms_norm", 1, _normalized, _check, "Tensor weight, float epsilon", fake=_fake_norm)
+_add_rms_norm = composite("add_rms_norm", 2, _added, _check_added, "Tensor residual, Tensor weight, float epsilon", fake=_fake_added)

@@ -1,0 +1,26 @@
+"""The output of a row-wise operator: its float32 result in x's dtype, or quantized."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from scaled_mm.rowwise.int8 import quantize_int8
+from scaled_mm.rowwise.static import static_rows
+
+
+class Quantized(NamedTuple):
+    """q: int8, contiguous. scale: float32, [..., 1] of each row, or the static scale that was given."""
+
+    q: torch.Tensor
+    scale: torch.Tensor
+
+
+def finished(y: torch.Tensor, dtype: torch.dtype, quantize: str | torch.Tensor | None, zero_point: torch.Tensor | None) -> torch.Tensor | Quantized:
+    """y, a contiguous float32 result, in `dtype`, or quantized as `quantize` says (see `rms_norm`)."""
+    if quantize is None:
+        return y.to(dtype)
+    if isinstance(quantize, torch.Tensor):
+        return Quantized(static_rows(y, quantize.reshape(()), None if zero_point is None else zero_point.reshape(())), quantize)
+    return Quantized(*quantize_int8(y))

@@ -1,0 +1,58 @@
+"""Static INT8 quantization: the scale is given, not computed from the data."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.errors import BadTensorDtypeError
+from scaled_mm.rowwise.operands import check_float, check_rows, check_vector
+from scaled_mm.rowwise.operators import composite
+
+
+def _divided(y: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+    """int8, contiguous: clamp(round half to even(y / scale) + zero_point, -128, 127), in float32. NaN counts as 0. scale, zero_point: broadcast."""
+    return _rounded(y.to(torch.float32) / scale, zero_point)
+
+
+def _rounded(ratio: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+    q = ratio.round().nan_to_num(nan=0.0)
+    if zero_point is not None:
+        q = q + zero_point.to(torch.float32)
+    return q.clamp(-128, 127).to(torch.int8, memory_format=torch.contiguous_format)
+
+
+@torch.no_grad()
+def quantize(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None = None) -> torch.Tensor:
+    """int8, x's shape, contiguous: clamp(round half to even(x * scale + offset), -128, 127). It multiplies; `quantize_int8(scale=)` divides.
+
+    x: float16, bfloat16 or float32 [..., K], 1 to 8 dimensions, any strides, CPU or CUDA. scale, offset: [K] or one value, float16, bfloat16 or
+    float32; offset in scale's dtype. Product and sum are float32 operations that round separately. NaN counts as 0 before the offset is added.
+    A CPU and every GPU give the same bits. No gradient.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
+    """
+    _check(x, scale, offset)
+    return _quantize(x, scale, offset)
+
+
+def _check(x, scale, offset) -> None:
+    check_rows("x", x)
+    check_vector("scale", scale, x, x.shape[-1], one=True)
+    if offset is not None:
+        check_vector("offset", offset, x, x.shape[-1], one=True)
+        if offset.dtype != scale.dtype:
+            raise BadTensorDtypeError(f"offset: expected {scale.dtype} as scale, got {offset.dtype}")
+
+
+def _scaled(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
+    product = x.to(torch.float32) * scale.to(torch.float32)
+    if offset is not None:
+        product = product + offset.to(torch.float32)
+    return _rounded(product, None)
+
+
+def _check_divided(y, scale, zero_point) -> None:
+    check_float("x", y)
+
+
+static_rows = composite("quantize_int8_static", 1, _divided, _check_divided, "Tensor scale, Tensor? zero_point")
+_quantize = composite("quantize", 1, _scaled, _check, "Tensor scale, Tensor? offset")
