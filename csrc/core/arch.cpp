@@ -9,8 +9,9 @@
 namespace scaled_mm {
 namespace {
 
-// The table of compute capability `from` and newer, up to the next entry. The tables contain the same lists (`serves`). GPUs newer than the last
-// entry run its kernels through PTX. `only`: the kernels run on this compute capability alone.
+// The table of compute capability `from` and newer, up to the next entry. GPUs newer than the last entry run its kernels through PTX. `only`: the
+// kernels run on this compute capability alone. The tables contain the same lists (`serves`), but a handle is created before a table is registered;
+// tests/core/test_core_fake_gpu.py compares the two.
 struct Served {
   int32_t from;
   const char* table;

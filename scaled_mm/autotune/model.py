@@ -54,19 +54,19 @@ def facts(gpu: str, arch: str, multiprocessors: int) -> GpuFacts:
 
     arch: that of the table which serves the GPU. BadParamError for one without a table.
     """
-    if arch not in ARCHES or ARCHES[arch].typical is None:
-        known = ", ".join(one.name for one in ARCHES.values() if one.typical)
-        raise BadParamError(f"arch: expected one of {known}, got {arch!r}")
+    common = typical(arch)
     if gpu in GPUS:
         return GpuFacts(arch, multiprocessors, GPUS[gpu].operations, GPUS[gpu].bandwidth)
-    common = typical(arch)
     scale = multiprocessors / common.multiprocessors
     return GpuFacts(arch, multiprocessors, common.operations * scale, common.bandwidth * scale)
 
 
 def typical(arch: str) -> GpuFacts:
-    """Facts of a common GPU of an architecture's table, for where there is none to ask."""
-    gpu: Gpu = ARCHES[arch].typical
+    """Facts of a common GPU of an architecture's table, for where there is none to ask. BadParamError if no such GPU is known."""
+    gpu: Gpu | None = ARCHES[arch].typical if arch in ARCHES else None
+    if gpu is None:
+        known = ", ".join(one.name for one in ARCHES.values() if one.typical)
+        raise BadParamError(f"arch: expected one of {known}, got {arch!r}")
     return GpuFacts(arch, gpu.multiprocessors, gpu.operations, gpu.bandwidth)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from scaled_mm import __version__
-from scaled_mm.kernels.config import SECTIONS, KernelConfig
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.sections import OTHER_SECTIONS
 from scaled_mm.measure.record import write_atomically
 from scaled_mm.tables import Bucket, TileTable, load_table
 
@@ -50,7 +51,7 @@ def table_text(table: TileTable, comment: Sequence[str] = ()) -> str:
     lines = [f"# {line}".rstrip() for line in comment] + ([""] if comment else [])
     lines += [f"{key}: {_flow(value)}" for key, value in head.items()]
     lines += _section(table, "")
-    for name in SECTIONS[1:]:
+    for name in OTHER_SECTIONS:
         if (section := getattr(table, name)) is not None:
             lines += ["", f"{name}:", *_section(section, "  ")]
     return "\n".join(lines) + "\n"

@@ -206,6 +206,7 @@ def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: i
 
 def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -> None:
     from scaled_mm.autotune.write import tuned_table, write_table
+    from scaled_mm.kernels.sections import OTHER_SECTIONS
 
     how = [choice.how for choice in outcome.choices]
     comment = [
@@ -215,7 +216,7 @@ def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -
         f"{document.created}, driver {environment.driver or 'unknown'}, CUDA {environment.cuda or 'none'}, commit {environment.git_commit or 'none'}",
         f"{how.count('measured')} products measured, {how.count('inherited')} with the row of the next larger M. "
         f"{len(outcome.buckets)} buckets changed.",
-        f"The sections grouped, block_scaled and block are those of {document.base}, not tuned.",
+        f"The sections {', '.join(OTHER_SECTIONS[:-1])} and {OTHER_SECTIONS[-1]} are those of {document.base}, not tuned.",
     ]
     write_table(tuned_table(base, environment.gpu, list(outcome.plan.rows.values()), outcome.buckets), path, comment)
 

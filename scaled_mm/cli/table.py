@@ -80,7 +80,7 @@ def _load(args: argparse.Namespace) -> TileTable:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from scaled_mm.kernels.config import SECTIONS
+    from scaled_mm.kernels.sections import OTHER_SECTIONS, SECTIONS
 
     table = _load(args)
     sections = table.sections
@@ -92,27 +92,29 @@ def _show(args: argparse.Namespace) -> int:
         ]
         head = {"arch": table.arch, "source": table.source, "tuned": table.tuned, "gpu": table.gpu}
         of = {id(section): content for section, content in zip(sections, contents)}
-        if table.gguf:
-            of[id(table.gguf)]["auto"] = [rule.model_dump(mode="json") for rule in table.gguf.auto]
-        others = {name: of.get(id(getattr(table, name))) for name in SECTIONS[1:]}
+        for section, content in zip(sections, contents):
+            if section.auto:
+                content["auto"] = [rule.model_dump(mode="json") for rule in section.auto]
+        others = {name: of.get(id(getattr(table, name))) for name in OTHER_SECTIONS}
         common.print_json({**head, **contents[0], **others}, indent=2)
         return 0
     console = common.console(markup=False)
     kind = f"tuned on {table.gpu}" if table.tuned else "not tuned"
     console.print(f"{table.source}: {table.arch}, {kind}, fallback {table.fallback}", highlight=False, soft_wrap=True)
     for section, dicts in zip(sections, rows):
-        if section is table.grouped:
-            console.print(f"grouped products (M: rows per expert), fallback {section.fallback}", highlight=False, soft_wrap=True)
-        if section is table.block_scaled:
-            console.print(f"block-scaled products, fallback {section.fallback}", highlight=False, soft_wrap=True)
-        if section is table.gguf:
-            beyond = " beyond" if len(section.auto) > 1 else ""
-            modes = ", ".join(rule.mode + (beyond if rule.m is None else f" to {rule.m} tokens") for rule in section.auto)
-            what = f"GGUF formats (M: tokens, N: rows of the weight), fallback {section.fallback}; mode auto: {modes}"
-            console.print(what, highlight=False, soft_wrap=True)
+        if section is not table:
+            modes = f"; mode auto: {_modes(section)}" if section.auto else ""
+            heading = f"{SECTIONS[section.rows[0].section].heading}, fallback {section.fallback}{modes}"
+            console.print(heading, highlight=False, soft_wrap=True)
         console.print(_rows_view(section, dicts, console))
         console.print(_buckets_view(section))
     return 0
+
+
+def _modes(section: TileTable) -> str:
+    """`w4a8 to 16 tokens, w4a16 beyond`."""
+    beyond = " beyond" if len(section.auto) > 1 else ""
+    return ", ".join(rule.mode + (beyond if rule.m is None else f" to {rule.m} tokens") for rule in section.auto)
 
 
 # Columns that a narrow terminal omits first: most kernel configs have the same value, or their name contains it.

@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
+from scaled_mm.errors import BadParamError
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
-from scaled_mm.kernels.arch import ARCHES, DEFAULT_ARCH
+from scaled_mm.kernels.arch import ARCHES
 
 if TYPE_CHECKING:
     from scaled_mm.tables import TileTable
@@ -66,7 +67,7 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
     misfits = contiguous_misfits(row, M, N, K)
     tiles = output_tiles(row, M, N)
     blocks = tiles * row.split_k
-    sms = args.sms or (ARCHES[table.arch].typical or ARCHES[DEFAULT_ARCH].typical).multiprocessors
+    sms = args.sms or _typical_sms(table.arch)
     if args.json:
         common.print_json(
             {
@@ -119,6 +120,13 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
             print(f"  note    with {points} it is refused: K <= {bound} then")
             break
     return 0
+
+
+def _typical_sms(arch: str) -> int:
+    gpu = ARCHES[arch].typical
+    if gpu is None:
+        raise BadParamError(f"--sms: expected the number of SMs of the GPU: no typical GPU of {arch} is known (scaled_mm/kernels/arch.py)")
+    return gpu.multiprocessors
 
 
 def _explain_block(args: argparse.Namespace, table: TileTable) -> int:

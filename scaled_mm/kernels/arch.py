@@ -47,7 +47,7 @@ class Arch:
 
     shared_memory: bytes that one thread block may opt in to.
     code_name: NVIDIA's name, such as "Hopper".
-    typical: a common GPU; None for an architecture that is served by another one's tile table.
+    typical: a common GPU, for predictions and `scaled-mm table explain`; None for an architecture that is served by another one's tile table.
     capability: the compute capability that nvcc compiles the tile table for: the oldest architecture served, or a variant with more
         instructions, such as 90a.
     wgmma: has SM90a's warpgroup MMA and TMA. Kernels that use them run on no other architecture.
@@ -84,7 +84,7 @@ ARCHES: dict[str, Arch] = {
         Arch("sm121", 99 * KIB, "Blackwell"),
     )
 }
-"""A new architecture is an entry here, and a tile table that serves it."""
+"""A new architecture is an entry here, a tile table that serves it, and an entry of `kServed` in csrc/core/arch.cpp."""
 
 DEFAULT_ARCH = "sm90"  # of commands without --arch
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from scaled_mm.kernels.family import FAMILIES
-
-Section = Literal["gemm", "grouped", "block_scaled", "gguf"]
-SECTIONS: tuple[str, ...] = get_args(Section)
-"""The sections of a tile table, one per kind of product. "gemm" is the top level of the table."""
+from scaled_mm.kernels.sections import SECTIONS, TOP_LEVEL
 
 Positive = Annotated[StrictInt, Field(gt=0)]
 # A kernel's name becomes a file name and part of a C symbol.
@@ -44,10 +43,10 @@ def _stages(value: Any) -> Any:
     raise ValueError("expected auto or a positive integer")
 
 
-def _family(value: str) -> str:
-    if value in FAMILIES:
+def _one_of(values: Iterable[str], value: str) -> str:
+    if value in values:
         return value
-    *most, last = map(repr, FAMILIES)
+    *most, last = map(repr, values)
     raise ValueError(f"Input should be {', '.join(most)} or {last}")
 
 
@@ -75,8 +74,8 @@ class KernelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: ConfigName
-    family: Annotated[StrictStr, AfterValidator(_family)]
-    section: Section = "gemm"
+    family: Annotated[StrictStr, AfterValidator(partial(_one_of, FAMILIES))]
+    section: Annotated[StrictStr, AfterValidator(partial(_one_of, SECTIONS))] = TOP_LEVEL
     tile: TileShape
     warp: TileShape | None = None
     cluster: ClusterShape = ClusterShape(1, 1)

@@ -13,13 +13,7 @@ from scaled_mm.kernels.family import FAMILIES, Family, KernelCost
 from scaled_mm.kernels.generic import Generic, GroupedGeneric
 from scaled_mm.kernels.gguf_mma import GgufMma
 from scaled_mm.kernels.gguf_wgmma import GgufWgmma
-
-_SECTION_WORDS = {
-    "gemm": "kernel of plain products",
-    "grouped": "grouped kernel",
-    "block_scaled": "block-scaled kernel",
-    "gguf": "GGUF kernel",
-}
+from scaled_mm.kernels.sections import SECTIONS, TOP_LEVEL
 
 
 def register(*kernels: Family) -> None:
@@ -58,12 +52,15 @@ def config_findings(config: KernelConfig, arch: str) -> list[tuple[str, str]]:
 
 
 def _not_of_section(config: KernelConfig) -> str:
-    only = [section for section in FAMILIES[config.family] if section != "gemm"]
-    if "gemm" not in FAMILIES[config.family] and len(only) == 1:
-        return f"{config.family} rows are those of {'GGUF products' if only == ['gguf'] else only[0]}: they stand in the section {only[0]}"
-    names = [family.name for family in families_of(config.section)]
+    only = list(FAMILIES[config.family])
+    if len(only) == 1 and only != [TOP_LEVEL]:
+        return f"{config.family} rows are those of {SECTIONS[only[0]].products}: they stand in the section {only[0]}"
+    section = SECTIONS[config.section]
+    names = [family.name for family in families_of(section.name)]
+    if not names:
+        return f"no family has kernels for the section {section.name}: scaled_mm/kernels/registry.py registers none"
     expected = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
-    return f"no {_SECTION_WORDS[config.section]} is a {config.family} one; expected {expected}"
+    return f"no {section.kernel} is a {config.family} one; expected {expected}"
 
 
 def config_cost(config: KernelConfig, arch: str, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:

@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, StrictBool, StrictStr, ValidationErr
 
 from scaled_mm.errors import ArchitectureNotSupportedError
 from scaled_mm.kernels.arch import ARCHES
-from scaled_mm.kernels.config import SECTIONS, KernelConfig
+from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.registry import config_findings
+from scaled_mm.kernels.sections import OTHER_SECTIONS, SECTIONS, TOP_LEVEL
 from scaled_mm.tables import rules
 from scaled_mm.tables.document import Document, NodePath, field_name, read_document
 from scaled_mm.tables.schema import Bucket, ModeRule, Problem, TableError, TileTable
@@ -42,7 +43,6 @@ class _SectionHeader(BaseModel):
     fallback: StrictStr
 
 
-_SECTIONS = SECTIONS[1:]  # besides the top level
 # Names of earlier versions: keys of the file, keys of a kernel config, and families.
 _RENAMED_SECTIONS = {"block": "gguf"}
 _RENAMED_KEYS = {"generation": "family"}
@@ -118,11 +118,11 @@ class _Loader:
         for old, new in _RENAMED_SECTIONS.items():
             if old in data:
                 self._problem((old,), f"renamed to {new}", of_key=True)
-        lists = ("rows", "buckets", *_SECTIONS, *_RENAMED_SECTIONS)
+        lists = ("rows", "buckets", *OTHER_SECTIONS, *_RENAMED_SECTIONS)
         header = self._validate(_Header, {k: v for k, v in data.items() if k not in lists}, ())
         arch = self._arch(header)
         section = self._section(data, header, arch, ())
-        others = {key: self._other(key, data[key], arch) for key in _SECTIONS if key in data}
+        others = {key: self._other(key, data[key], arch) for key in OTHER_SECTIONS if key in data}
         if self.problems:
             raise TableError(sorted(self.problems, key=lambda problem: problem.line or 0))
         common = dict(
@@ -158,10 +158,11 @@ class _Loader:
         if not isinstance(data, dict):
             self._problem(path, f"expected keys (fallback, rows, buckets), got {data!r}")
             return None
-        lists = ("rows", "buckets", "auto") if key == "gguf" else ("rows", "buckets")
+        has_modes = SECTIONS[key].has_modes
+        lists = ("rows", "buckets", "auto") if has_modes else ("rows", "buckets")
         header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in lists}, path)
         section = self._section(data, header, arch, path)
-        return section | dict(auto=self._modes(data, path)) if key == "gguf" else section
+        return section | dict(auto=self._modes(data, path)) if has_modes else section
 
     def _modes(self, data: Mapping[str, Any], at: NodePath) -> tuple[ModeRule, ...]:
         entries = self._list(data, "auto", at)
@@ -209,7 +210,7 @@ class _Loader:
                 self.first_line.setdefault(name, self.document.line((*path, "name")))
                 names[name] = None
             if isinstance(entry, dict):
-                entry = self._row_keys(entry, path) | {"section": str(at[0]) if at else SECTIONS[0]}
+                entry = self._row_keys(entry, path) | {"section": str(at[0]) if at else TOP_LEVEL}
             row = self._validate(KernelConfig, entry, path)
             if row is not None:
                 rows.append(row)
@@ -222,7 +223,7 @@ class _Loader:
         kept = {}
         for key, value in entry.items():
             new = _RENAMED_KEYS.get(key)
-            if key in _SECTIONS:
+            if key in OTHER_SECTIONS:
                 self._problem((*path, key), f"the section says which rows are {key.replace('_', '-')}: leave it out", of_key=True)
             elif key == "section":
                 self._problem((*path, key), "the section that a row stands in says it: leave it out", of_key=True)
@@ -268,7 +269,7 @@ class _Loader:
                 buckets.append(bucket)
                 if bucket.constant_b and at:
                     self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
-                if bucket.activation and at != ("gguf",):
+                if bucket.activation and not (at and SECTIONS[str(at[0])].has_modes):
                     self._problem((*path, "activation"), "of GGUF products alone: leave it out")
         return buckets, [path for path, _, _ in flat]
 

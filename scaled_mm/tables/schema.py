@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from scaled_mm.errors import BadParamError, KernelNotFoundError
-from scaled_mm.kernels.config import SECTIONS, KernelConfig
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.sections import OTHER_SECTIONS
 from scaled_mm.tables.select import Selection, select_bucket
 
 _INT64_MAX = 2**63 - 1  # `open` in the C interface
@@ -134,12 +135,12 @@ class TileTable(BaseModel):
     @property
     def sections(self) -> tuple[TileTable, ...]:
         """The table itself and its sections."""
-        return (self, *(section for name in SECTIONS[1:] if (section := getattr(self, name))))
+        return tuple(section for section in self.by_kind if section)
 
     @property
     def by_kind(self) -> tuple[TileTable | None, ...]:
         """The section of each kind of product, in the order of scaledMMTableKind_t; None for a missing one."""
-        return self, self.grouped, self.block_scaled, self.gguf
+        return (self, *(getattr(self, name) for name in OTHER_SECTIONS))
 
     @property
     def all_rows(self) -> tuple[KernelRow, ...]:

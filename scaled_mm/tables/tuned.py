@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Collection
 from pathlib import Path
 
-from scaled_mm.kernels.config import SECTIONS
+from scaled_mm.kernels.sections import OTHER_SECTIONS
 from scaled_mm.tables.loader import configs_dir, load_table, table_of
 from scaled_mm.tables.schema import Problem, TableError, TileTable
 
@@ -69,7 +69,7 @@ def with_rows_of(table: TileTable, base: TileTable) -> TileTable:
     Sections that the tuned table lacks, because an earlier version wrote it, are the architecture's.
     """
     names = {row.name for row in table.rows}
-    sections = {key: getattr(table, key) or getattr(base, key) for key in SECTIONS[1:]}
+    sections = {key: getattr(table, key) or getattr(base, key) for key in OTHER_SECTIONS}
     return table.model_copy(update={"rows": (*table.rows, *(row for row in base.rows if row.name not in names)), **sections})
 
 

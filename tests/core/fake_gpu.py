@@ -12,6 +12,7 @@ import pytest
 
 from scaled_mm.jit import cache, codegen, compile, toolchain
 from scaled_mm.jit.paths import include_dir
+from scaled_mm.kernels.sections import TOP_LEVEL
 from scaled_mm.tables import TileTable, load_table
 
 HERE = Path(__file__).resolve().parent
@@ -64,8 +65,8 @@ def host_library(folder: Path, table: TileTable, broken: str = "", index_table: 
                 continue
             symbols.append(codegen.symbol(row.name, suffix))
             maps = "kNone" if row.alignment == (1, 1, 1) else "kAll" if row.alignment[2] > 1 else "kInputs"
-            kind = {"grouped": "HOST_GROUPED_KERNEL", "block_scaled": "HOST_BLOCK_SCALED_KERNEL"}.get(row.section, "HOST_KERNEL")
-            entries.append(f'{kind}({symbols[-1]}, "{row.name}", {dtype}, {maps})')
+            macro = "HOST_KERNEL" if row.section == TOP_LEVEL else f"HOST_{row.section.upper()}_KERNEL"  # of host_kernels.cpp
+            entries.append(f'{macro}({symbols[-1]}, "{row.name}", {dtype}, {maps})')
     (folder / "entries.cpp").write_text("\n".join([*entries, broken]))
     symbols += [line.split("(")[1].split(",")[0] for line in broken.splitlines()]
     (folder / "index.cpp").write_text(codegen.library_source(table.arch, symbols, index_table or table))

@@ -80,7 +80,7 @@ def refusals(kernels: str) -> dict:
         "no a_scale": lambda: core.calculate(descriptor, out, {**inputs, "a_scale": None}, None),
         "no bias": lambda: core.calculate(descriptor, out, {**inputs, "bias": None}, None),
         "odd pointer": lambda: core.calculate(descriptor, out, {**inputs, "a": inputs["a"].view(-1)[1:]}, None),
-        "overlap": lambda: core.calculate(descriptor, inputs["a_scale"], inputs, None),
+        "overlap": lambda: core.calculate(descriptor, inputs["a"], inputs, None),  # a has more bytes than out
         "unknown row": lambda: core.plan(out, inputs, "generic_64x64x64"),
         "unaligned K": lambda: core.plan(unaligned.poisoned(), unaligned.inputs, first),
         "fine": lambda: core.calculate(descriptor, out, inputs, None),

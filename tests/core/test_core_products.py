@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 
+import c_header
 import pytest
 
+from scaled_mm import products
 from scaled_mm.core import binding
+from scaled_mm.core.operators import Product
+from scaled_mm.core.spec import ProductSpec
 from scaled_mm.jit.paths import csrc_dir
-from scaled_mm.products import block_scaled, codes, gemm, gguf, grouped
+from scaled_mm.products import codes
 
-SPECS = [gemm.GEMM.spec, grouped.GROUPED.spec, block_scaled.BLOCK_SCALED.spec, gguf.SPEC]
-OPERATORS = {codes.GEMM: "SCALED_MM_GEMM", codes.GROUPED_GEMM: "SCALED_MM_GROUPED_GEMM", codes.BLOCK_SCALED_GEMM: "SCALED_MM_BLOCK_SCALED_GEMM"}
+MODULES = [importlib.import_module(f"scaled_mm.products.{module.name}") for module in pkgutil.iter_modules(products.__path__)]
+PRODUCTS = {value.spec.code: value for module in MODULES for value in vars(module).values() if isinstance(value, Product)}
+SPECS = sorted(
+    [
+        *(product.spec for product in PRODUCTS.values()),
+        *(value for module in MODULES for value in vars(module).values() if isinstance(value, ProductSpec)),
+    ],
+    key=lambda spec: spec.code,
+)
+NUMBERS = c_header.enum("scaledMMProduct_t")
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -20,14 +34,29 @@ def test_the_operands_of_a_spec_are_those_of_the_core_in_its_order(spec):
 
 
 def test_every_kind_of_the_core_has_a_spec():
-    assert [spec.code for spec in SPECS] == list(range(len(SPECS)))
-    assert binding.operand_names(len(SPECS)) == ()
+    assert [spec.code for spec in SPECS] == list(NUMBERS.values()) == list(range(len(SPECS)))
+    assert all(binding.operand_names(spec.code) for spec in SPECS) and binding.operand_names(len(SPECS)) == ()
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.code in OPERATORS], ids=lambda spec: spec.name)
+def test_the_codes_are_the_numbers_of_the_header():
+    assert {f"SCALED_MM_{name}": code for name, code in vars(codes).items() if name.isupper()} == NUMBERS
+    assert {name.replace("SCALED_MM_TABLE_", "SCALED_MM_"): kind for name, kind in c_header.enum("scaledMMTableKind_t").items()} == NUMBERS
+
+
+def test_the_abi_version_is_that_of_the_header():
+    assert c_header.macro("SCALED_MM_ABI_VERSION") == binding.ABI_VERSION
+
+
+def test_every_kind_but_gguf_whose_operators_take_more_is_a_product():
+    assert set(NUMBERS.values()) - PRODUCTS.keys() == {codes.GGUF_GEMM}
+
+
+@pytest.mark.parametrize("spec", [product.spec for product in PRODUCTS.values()], ids=lambda spec: spec.name)
 def test_the_cuda_operators_take_what_their_schema_says(spec):
     source = (csrc_dir() / "torch" / "operators.cpp").read_text()
-    entry = re.search(rf"constexpr Kind (\w+) = \{{{OPERATORS[spec.code]}, (\d+), 0b([01]+), (-?\d+), (true|false), \w+\}};", source)
+    number = next(name for name, code in NUMBERS.items() if code == spec.code)
+    entry = re.search(rf"constexpr Kind (\w+) = \{{{number}, (\d+), 0b([01]+), (-?\d+), (true|false), \w+\}};", source)
+    assert entry, f"csrc/torch/operators.cpp: no Kind of {number}"
     name, inputs, required, constant, has_int32_out = entry.groups()
     assert int(inputs) == len(spec.inputs)
     assert required[::-1].ljust(len(spec.inputs), "0") == "".join("01"[operand.required] for operand in spec.inputs)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 
+import c_header
 import pytest
 import torch
 
@@ -21,9 +23,13 @@ from scaled_mm.errors import (
     error_for,
 )
 from scaled_mm.jit import library, toolchain
+from scaled_mm.kernels.generic import Generic
+from scaled_mm.products import codes
 from scaled_mm.tables import load_table
 
 OPEN = 2**63 - 1
+GGUF = codes.GGUF_GEMM
+UNKNOWN = len(c_header.enum("scaledMMTableKind_t"))  # the first number that is no kind
 
 
 def c_table(rows=((b"any", 1, 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test", kind=0, modes=()):
@@ -61,16 +67,16 @@ def test_a_table_is_registered_and_replaced():
         (dict(rows=((b"any", 1, 1, 1, 16),)), "the fallback row any must take any alignment"),
         (dict(rows=((b"any", 1, 1, 1, 0),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
         (dict(rows=((b"any", 1, 0, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
-        (dict(kind=4), "expected a kind of scaledMMTableKind_t, got 4"),
+        (dict(kind=UNKNOWN), f"expected a kind of scaledMMTableKind_t, got {UNKNOWN}"),
         (dict(modes=((OPEN, 1),)), "expected no modes in a table, got 1"),
-        (dict(kind=3), "expected modes, the last of them open"),
-        (dict(kind=3, modes=((8, 1),)), "expected modes, the last of them open"),
-        (dict(kind=3, modes=((8, 0), (OPEN, 1))), "a mode: expected SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16, got 0"),
+        (dict(kind=GGUF), "expected modes, the last of them open"),
+        (dict(kind=GGUF, modes=((8, 1),)), "expected modes, the last of them open"),
+        (dict(kind=GGUF, modes=((8, 0), (OPEN, 1))), "a mode: expected SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16, got 0"),
         (
-            dict(kind=3, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))),
+            dict(kind=GGUF, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))),
             "expected flags 0 or SCALED_MM_BUCKET_Q8_1, got 1",
         ),
-        (dict(kind=3, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, 0, 2),)), "the last bucket must be open in M, N and K, to any activations"),
+        (dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, 0, 2),)), "the last bucket must be open in M, N and K, to any activations"),
         (dict(rows=((None, 1, 1, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
     ],
 )
@@ -99,7 +105,8 @@ def test_what_is_no_kernel_library_is_refused(tmp_path):
     (tmp_path / "text.so").write_text("not a library")
     with pytest.raises(BadParamError, match="path: expected a kernel library, .*text.so"):
         binding.call("scaledMMLoadKernels", str(tmp_path / "text.so").encode())
-    with pytest.raises(BadParamError, match="expected a kernel library of ABI version 10, got 0"):
+    version = c_header.macro("SCALED_MM_KERNEL_ABI_VERSION")
+    with pytest.raises(BadParamError, match=f"expected a kernel library of ABI version {version}, got 0"):
         binding.call("scaledMMLoadKernels", str(library.core_library()).encode())
 
 
@@ -134,7 +141,15 @@ def test_any_other_exception_becomes_an_internal_error_that_names_it(monkeypatch
 
 
 def test_the_table_of_sm90_is_provided():
-    assert binding._provider(b"sm90", None, -1, None) == Status.SUCCESS
+    status = binding._provider(b"sm90", None, -1, None)
+    assert status == Status.SUCCESS, binding.library().scaledMMGetLastErrorMessage().decode()
+
+
+def test_a_table_whose_kernel_has_no_source_comes_back_as_an_internal_error_that_names_the_header(monkeypatch):
+    code = Generic.code
+    monkeypatch.setattr(Generic, "code", lambda *arguments: dataclasses.replace(code(*arguments), header="int8/nowhere/gemm.cuh"))
+    error = provided("sm90", None)
+    assert type(error) is InternalError and "int8/nowhere/gemm.cuh: expected this header in " in str(error)
 
 
 @pytest.mark.gpu

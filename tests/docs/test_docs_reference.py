@@ -14,6 +14,9 @@ import scaled_mm.schema
 import scaled_mm.tables
 from scaled_mm.cli import COMMANDS, main
 from scaled_mm.errors import ScaledMMError, Status
+from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.family import FAMILIES
+from scaled_mm.kernels.sections import SECTIONS
 from scaled_mm.tables import loader
 from scaled_mm.tables.schema import Bucket, KernelRow, ModeRule, TileTable
 
@@ -84,6 +87,23 @@ def test_every_key_of_a_tile_table_is_documented():
     keys = {key for model in (KernelRow, Bucket, ModeRule, TileTable, loader._Header, loader._SectionHeader) for key in model.model_fields}
     keys = (keys | {"cases"}) - {"source"}  # where the table was read from, which no file says
     assert keys <= shown, keys - shown
+
+
+def test_every_kernel_family_and_section_is_documented():
+    text = (REFERENCE / "tile-table.md").read_text()
+    family, section = (re.search(rf"^\| `{key}` \|.*", text, re.MULTILINE)[0] for key in ("family", "section"))
+    assert all(f"`{name}`" in family for name in FAMILIES) and all(f"`{name}`" in section for name in SECTIONS)
+
+
+def test_every_table_and_architecture_is_documented():
+    built = (DOCS / "design" / "builds-and-cache.md").read_text()
+    features = re.search(r"^\| feature \|.*", (DOCS / "support.md").read_text(), re.MULTILINE)[0]
+    for arch, _ in scaled_mm.tables.available_tables():
+        assert re.search(rf"^\|[^|]+\| `{arch}\.yaml` \|", built, re.MULTILINE), arch
+    for arch in ARCHES:
+        number = arch.removeprefix("sm")
+        assert re.search(rf"\b(SM)?{number}\b", features), f"docs/support.md: {arch}"
+        assert re.search(rf"^\|[^|]*\b{number[:-1]}\.{number[-1]}\b[^|]*\| `", built, re.MULTILINE), f"docs/design/builds-and-cache.md: {arch}"
 
 
 def test_every_public_name_is_in_the_reference():

@@ -6,6 +6,7 @@ import ctypes
 import shutil
 from pathlib import Path
 
+import c_header
 import pytest
 import yaml
 
@@ -14,7 +15,6 @@ from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.jit import cache, codegen, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
-from scaled_mm.products import codes
 from scaled_mm.tables import TileTable, available_tables, load_table
 from scaled_mm.tables.schema import KernelRow, TableError
 
@@ -56,7 +56,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
     for text, name in zip(sources, symbols):
         assert f'extern "C" const scaled_mm::Kernel {name};' in text
         header = csrc_dir() / text.split('#include "')[1].split('"')[0]
-        assert header.is_file()
+        assert header.is_file(), f"{name}: {header} is missing; a table may contain a kernel config only when its header exists"
 
 
 @pytest.mark.parametrize(
@@ -241,14 +241,16 @@ def content(loaded: ctypes.CDLL) -> KernelLibrary:
 def test_the_index_of_an_architecture_holds_every_kernel_and_the_table(tmp_path, table):
     names = library.kernel_names(table)
     index = content(compile_index(tmp_path, table, names, with_table=True))
-    assert (index.abi_version, index.arch, index.num_kernels) == (10, table.arch.encode(), len(names))
+    version = c_header.macro("SCALED_MM_KERNEL_ABI_VERSION")
+    assert (index.abi_version, index.arch, index.num_kernels) == (version, table.arch.encode(), len(names))
     held = [(index.kernels[i].contents.row.decode(), index.kernels[i].contents.out_dtype) for i in range(len(names))]
     assert held == [(row, codegen.BUILT_FOR[out].code if out else -1) for row, out in names]
 
-    kinds = (codes.GEMM, codes.GROUPED_GEMM, codes.BLOCK_SCALED_GEMM, codes.GGUF_GEMM)
+    kinds = c_header.enum("scaledMMTableKind_t")
     assert index.num_tables == len(kinds)
-    for i, (kind, section) in enumerate(zip(kinds, (table, table.grouped, table.block_scaled, table.gguf))):
-        check_table(index.tables[i].contents, section, kind)
+    for i, (name, kind) in enumerate(kinds.items()):
+        section = name.removeprefix("SCALED_MM_TABLE_").removesuffix("GEMM").rstrip("_").lower()
+        check_table(index.tables[i].contents, getattr(table, section) if section else table, kind)
 
 
 def check_table(inside: binding._TableC, table: TileTable, kind: int) -> None:

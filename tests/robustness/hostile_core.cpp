@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <new>
 #include <random>
 #include <string>
@@ -25,8 +26,8 @@
 namespace {
 
 std::atomic<int> failures{0};
-std::atomic<long> calls{0}, launches[4]{}; // launches: by Kind, of products that are not empty
-thread_local std::string context;          // what is being tried, for messages
+std::atomic<long> calls{0};
+thread_local std::string context; // what is being tried, for messages
 
 void require(int line, bool holds, const char* what) {
   if (holds || ++failures > 20) return;
@@ -39,20 +40,8 @@ void require(int line, bool holds, const char* what) {
 constexpr const char* kStale = "stale";
 
 bool names_an_argument(const std::string& message) {
-  static const char* const kNames[] = {"out",
-                                       "a",
-                                       "b",
-                                       "a_scale",
-                                       "b_scale",
-                                       "bias",
-                                       "a_zero_point",
-                                       "b_zero_point",
-                                       "a_row_sums",
-                                       "b_column_sums",
-                                       "expert_offsets",
-                                       "weight",
-                                       "activation",
-                                       "mode",
+  // Arguments that are no operands. The names of operands are the core's; test_core_products.py compares them with Python's.
+  static const char* const kNames[] = {"mode",
                                        "kernel",
                                        "handle",
                                        "descriptor",
@@ -74,6 +63,11 @@ bool names_an_argument(const std::string& message) {
   const std::string name = message.substr(0, message.find(':'));
   for (const char* known : kNames) {
     if (name == known) return true;
+  }
+  for (int product = 0; scaledMMGetOperandName(product, 0) != nullptr; ++product) {
+    for (int i = 0; const char* known = scaledMMGetOperandName(product, i); ++i) {
+      if (name == known) return true;
+    }
   }
   return message.compare(0, 6, "table ") == 0; // with its source
 }
@@ -98,10 +92,15 @@ scaledMMStatus_t checked(int line, scaledMMStatus_t status) {
     REQUIRE(strstr(scaledMMGetLastErrorMessage(), text) != nullptr);                                                                                 \
   } while (0)
 
-// ---- the four kinds of product --------------------------------------------------------------------------------------------
+// ---- the kinds of product -------------------------------------------------------------------------------------------------
 
-enum Kind { kGemm, kGrouped, kBlockScaled, kBlock, kKinds };
-constexpr int kTensors[kKinds] = {10, 7, 6, 4}, kMost = 10;
+enum Kind { kGemm, kGrouped, kBlockScaled, kBlock, kKinds }; // by scaledMMProduct_t
+constexpr int kTensors[] = {10, 7, 6, 4};                    // operands, out included
+constexpr const char* kGot[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor",
+                                "got a GGUF GEMM descriptor"}; // in a refusal of the wrong kind
+static_assert(std::size(kTensors) == kKinds && std::size(kGot) == kKinds, "each kind has an entry in each list");
+constexpr int kMost = SCALED_MM_MAX_OPERANDS;
+std::atomic<long> launches[kKinds]{}; // of products that are not empty
 
 struct Product {
   Kind kind;
@@ -118,6 +117,20 @@ struct Descs {
   }
 };
 
+// The header's typed functions take as many operands as the kind has.
+template <size_t... I, class Function, class... Last>
+scaledMMStatus_t create_typed(std::index_sequence<I...>, Function* function, scaledMMHandle_t handle, scaledMMDescriptor_t* made, const Descs& s,
+                              Last... last) {
+  return function(handle, made, s.t[I]..., last...);
+}
+template <size_t... I, class Function>
+scaledMMStatus_t calculate_typed(std::index_sequence<I...>, Function* function, scaledMMDescriptor_t d, void* workspace, size_t size,
+                                 void* const (&p)[kMost]) {
+  return function(d, workspace, size, p[I]..., nullptr);
+}
+template <Kind kind>
+using OperandsOf = std::make_index_sequence<kTensors[kind]>;
+
 // Descriptors are void*: tests hand over other objects too. Both ways to create and to calculate, the typed and the general one, in turn.
 scaledMMStatus_t create(scaledMMHandle_t handle, void** d, const Product& p) {
   const Descs s(p);
@@ -125,12 +138,13 @@ scaledMMStatus_t create(scaledMMHandle_t handle, void** d, const Product& p) {
   static std::atomic<unsigned> turn{0};
   if (turn++ % 2) return scaledMMCreateDescriptor(handle, made, p.kind, s.t, kTensors[p.kind], p.kind == kBlock ? p.mode : 0, p.kernel);
   switch (p.kind) {
-  case kGemm:
-    return scaledMMCreateGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], s.t[7], s.t[8], s.t[9], p.kernel);
-  case kGrouped: return scaledMMCreateGroupedGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], s.t[6], p.kernel);
-  case kBlockScaled: return scaledMMCreateBlockScaledGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], s.t[4], s.t[5], p.kernel);
-  default: return scaledMMCreateGgufGemmDescriptor(handle, made, s.t[0], s.t[1], s.t[2], s.t[3], p.mode, p.kernel);
+  case kGemm: return create_typed(OperandsOf<kGemm>(), scaledMMCreateGemmDescriptor, handle, made, s, p.kernel);
+  case kGrouped: return create_typed(OperandsOf<kGrouped>(), scaledMMCreateGroupedGemmDescriptor, handle, made, s, p.kernel);
+  case kBlockScaled: return create_typed(OperandsOf<kBlockScaled>(), scaledMMCreateBlockScaledGemmDescriptor, handle, made, s, p.kernel);
+  case kBlock: return create_typed(OperandsOf<kBlock>(), scaledMMCreateGgufGemmDescriptor, handle, made, s, p.mode, p.kernel);
+  case kKinds: break;
   }
+  abort();
 }
 
 scaledMMStatus_t check(Kind kind, void* d, const Product& p) {
@@ -142,11 +156,13 @@ scaledMMStatus_t calculate(Kind kind, void* object, void* workspace, size_t size
   static std::atomic<unsigned> turn{0};
   if (turn++ % 2) return scaledMMCalculate(d, kind, workspace, size, p, kTensors[kind], nullptr);
   switch (kind) {
-  case kGemm: return scaledMMCalculateGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7], p[8], p[9], nullptr);
-  case kGrouped: return scaledMMCalculateGroupedGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], p[6], nullptr);
-  case kBlockScaled: return scaledMMCalculateBlockScaledGemm(d, workspace, size, p[0], p[1], p[2], p[3], p[4], p[5], nullptr);
-  default: return scaledMMCalculateGgufGemm(d, workspace, size, p[0], p[1], p[2], p[3], nullptr);
+  case kGemm: return calculate_typed(OperandsOf<kGemm>(), scaledMMCalculateGemm, d, workspace, size, p);
+  case kGrouped: return calculate_typed(OperandsOf<kGrouped>(), scaledMMCalculateGroupedGemm, d, workspace, size, p);
+  case kBlockScaled: return calculate_typed(OperandsOf<kBlockScaled>(), scaledMMCalculateBlockScaledGemm, d, workspace, size, p);
+  case kBlock: return calculate_typed(OperandsOf<kBlock>(), scaledMMCalculateGgufGemm, d, workspace, size, p);
+  case kKinds: break;
   }
+  abort();
 }
 
 scaledMMStatus_t get_workspace_size(void* d, size_t* bytes) { return scaledMMGetWorkspaceSize(static_cast<scaledMMDescriptor_t>(d), bytes); }
@@ -248,17 +264,15 @@ Product good_block(Random& random, int64_t M, int64_t N, int64_t K, int32_t out)
   return p;
 }
 
+constexpr Product (*kGood[])(Random& random, int64_t M, int64_t N, int64_t K, int32_t out) = {good_gemm, good_grouped, good_block_scaled, good_block};
+static_assert(std::size(kGood) == kKinds, "each kind has a function that makes a good product");
+
 Product good(Random& random, Kind kind) {
   const int64_t kSizes[] = {0, 1, 2, 5, 16, 17, 32, 48, 64}, kDepths[] = {0, 1, 16, 32, 48, 64, 160, 288};
   const int64_t M = pick(random, kSizes), N = pick(random, kSizes), K = pick(random, kDepths);
   const int32_t out =
       pick(random, {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32});
-  switch (kind) {
-  case kGemm: return good_gemm(random, M, N, K, out);
-  case kGrouped: return good_grouped(random, M, N, K, out);
-  case kBlockScaled: return good_block_scaled(random, M, N, K, out);
-  default: return good_block(random, M, N, K, out);
-  }
+  return kGood[kind](random, M, N, K, out);
 }
 
 // ---- what a created descriptor goes through --------------------------------------------------------------------------------
@@ -481,10 +495,8 @@ void broadcast_giants(scaledMMHandle_t handle, bool on_gpu) {
 
 Product plain(Kind kind) {
   Random random(5);
-  if (kind == kBlock) return good_block(random, 5, 16, 64, kFloat);
-  if (kind == kBlockScaled) return good_block_scaled(random, 5, 16, 48, kFloat);
-  Product p = kind == kGemm ? good_gemm(random, 5, 16, 48, kFloat) : good_grouped(random, 5, 16, 48, kFloat);
-  put(&p, 4, vector(kFloat, 1));
+  Product p = kGood[kind](random, 5, 16, kind == kBlock ? 64 : 48, kFloat);
+  if (kind == kGemm || kind == kGrouped) put(&p, 4, vector(kFloat, 1));
   return p;
 }
 
@@ -555,8 +567,6 @@ void refuse_as_handle(void* object, const char* got) {
 }
 
 void wrong_objects() {
-  static const char* const kNames[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor",
-                                       "got a GGUF GEMM descriptor"};
   scaledMMHandle_t handle = nullptr;
   void* objects[kKinds] = {};
   EXPECT(scaledMMCreateHandle(&handle, SCALED_MM_DEVICE_CPU, 0, nullptr), SUCCESS);
@@ -566,7 +576,7 @@ void wrong_objects() {
     refuse_object(Kind(kind), handle, "got a handle");
     refuse_as_handle(objects[kind], "got a descriptor");
     for (int other = 0; other < kKinds; ++other) {
-      if (other != kind) refuse_kind(Kind(kind), objects[other], kNames[other]);
+      if (other != kind) refuse_kind(Kind(kind), objects[other], kGot[other]);
     }
     const auto d = static_cast<scaledMMDescriptor_t>(objects[kind]);
     const Descs descs(plain(Kind(kind)));
@@ -671,7 +681,8 @@ void names_and_numbers(scaledMMHandle_t cpu, scaledMMHandle_t gpu, const char* p
 // An address that is no multiple of the dtype's bytes: the message says the number that it must be a multiple of.
 void misaligned_out(scaledMMHandle_t cpu) {
   context = "misaligned out";
-  for (Kind kind : {kGemm, kGrouped, kBlockScaled, kBlock}) {
+  for (int k = 0; k < kKinds; ++k) {
+    const Kind kind = Kind(k);
     void* d = nullptr;
     void* wild[kMost];
     for (void*& pointer : wild) pointer = reinterpret_cast<void*>(1 << 20);
@@ -749,7 +760,7 @@ void tables() {
     EXPECT_TABLE(t.buckets[1].row = value, BAD_PARAM);
   }
   EXPECT_TABLE(t.table.fallback_row = 1, BAD_PARAM);
-  for (int32_t kind : {INT_MIN, -1, 4, INT_MAX}) EXPECT_TABLE(t.table.kind = kind, BAD_PARAM);
+  for (int32_t kind : {INT_MIN, -1, int(kKinds), INT_MAX}) EXPECT_TABLE(t.table.kind = kind, BAD_PARAM);
   for (int32_t flags : {INT_MIN, -1, 4, INT_MAX}) {
     EXPECT_TABLE(t.buckets[0].flags = flags, BAD_PARAM);
     EXPECT_TABLE(t.of_blocks(); t.buckets[0].flags = flags, BAD_PARAM);

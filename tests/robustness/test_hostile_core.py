@@ -49,7 +49,7 @@ def test_no_call_of_the_c_interface_crashes_and_every_refusal_says_what_was_wron
     environment = sanitizer_environment(tmp_path, cxx, sanitizer)
     # -fstrict-enums: a number that is no enumerator has to be refused even so.
     sanitize = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    flags = [*compile.cxx_flags(), "-O1", "-g1", "-fstrict-enums", *sanitize]
+    flags = [*compile.cxx_flags(), "-O1", "-g1", "-fstrict-enums", "-Werror=switch", *sanitize]
     threads = sanitizer == "thread"
     program, kernels, driver = (tmp_path / name for name in ("program", "kernels", "driver"))
     for folder in (program, kernels, driver):

@@ -171,6 +171,19 @@ def test_explain_names_the_row_the_bucket_and_the_tiles(call):
     assert "note" not in out
 
 
+def test_explain_of_an_architecture_without_a_typical_gpu_asks_for_its_number_of_sms(call, table_file):
+    table_file.replace("arch: sm90", "arch: sm103").replace(
+        "family: c3x, tile: [128, 128, 128], schedule: pingpong", "family: generic, tile: [64, 64, 64]"
+    )
+    text = table_file.path.read_text()
+    start, end = text.index("  - name: small"), text.index("  - {name: large")
+    table_file.path.write_text(text[:start] + "  - {name: small, family: generic, tile: [32, 64, 64]}\n" + text[end:])
+    status, out, err = call("explain", 17, 4096, 4096, "--table", table_file.path)
+    assert status == 2 and out == "" and "--sms: expected the number of SMs of the GPU: no typical GPU of sm103 is known" in err
+    status, out, _ = call("explain", 17, 4096, 4096, "--table", table_file.path, "--sms", 100)
+    assert status == 0 and "waves on 100 multiprocessors" in out
+
+
 def test_explain_json_has_the_choice_and_its_row(call):
     status, out, _ = call("explain", 256, 6144, 4096, "--json", "--sms", 48)
     answer, selection = json.loads(out), load_table("sm90").select(256, 6144, 4096)

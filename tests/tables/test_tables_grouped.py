@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from scaled_mm.errors import KernelNotFoundError
+from scaled_mm.kernels.sections import OTHER_SECTIONS
 from scaled_mm.tables import TableError, available_tables, check_table, load_table
 
 PATHS = dict(available_tables())
@@ -38,7 +39,8 @@ def test_the_rows_per_expert_choose_the_row(arch):
     for bucket in grouped.buckets:
         assert grouped.select(bucket.m or 10**6, 4096, 4096).row.name == bucket.kernel
     assert grouped.select(16, 4096, 0).row.name == grouped.fallback
-    assert [row.name for row in table.all_rows] == [row.name for section in (table, grouped, table.block_scaled, table.gguf) for row in section.rows]
+    sections = (table, *(getattr(table, name) for name in OTHER_SECTIONS))
+    assert [row.name for row in table.all_rows] == [row.name for section in sections for row in section.rows]
     assert table.row(grouped.fallback).section == "grouped" and table.row(table.fallback).section == "gemm"
     with pytest.raises(KernelNotFoundError):
         grouped.row(table.fallback)
@@ -47,7 +49,7 @@ def test_the_rows_per_expert_choose_the_row(arch):
 def test_a_table_may_do_without_the_section(edited):
     path = edited("sm80", lambda document: document.pop("grouped"))
     table = load_table(path)
-    assert table.grouped is None and table.sections == (table, table.block_scaled, table.gguf)
+    assert table.grouped is None and table.sections == (table, *(getattr(table, name) for name in OTHER_SECTIONS if name != "grouped"))
 
 
 CASES = [

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError, KernelNotFoundError, ScaledMMError, Status
+from scaled_mm.kernels.family import FAMILIES
 from scaled_mm.tables import Bucket, TableError, TileTable, check_table, load_table
 from scaled_mm.tables.schema import Problem
 
@@ -282,7 +283,7 @@ BROKEN = {
         LARGE.replace("c3x", "c4x"),
         "rows[1].family",
         "c4x",
-        "'c3x', 'c2x', 'decode', 'generic', 'gguf_mma' or 'gguf_wgmma', got 'c4x'",
+        f"'c3x', 'c2x', {', '.join(map(repr, list(FAMILIES)[2:-1]))} or {list(FAMILIES)[-1]!r}, got 'c4x'",
     ),
     "unknown schedule": (LARGE, LARGE.replace("pingpong", "tennis"), "rows[1].schedule", "tennis", "got 'tennis'"),
     "stages that are no number": (

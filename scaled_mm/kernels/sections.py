@@ -1,0 +1,42 @@
+"""The sections of a tile table, one entry for each kind of product."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One section.
+
+    name: its key in a table. The first section is the top level of the table.
+    kernel, products: one of its kernels and its products, in messages.
+    heading: in `scaled-mm table show`; default: products.
+    has_modes: it has the list `auto`, and its buckets may restrict the activations.
+    """
+
+    name: str
+    kernel: str
+    products: str
+    heading: str = ""
+    has_modes: bool = False
+
+    def __post_init__(self):
+        if not self.heading:
+            object.__setattr__(self, "heading", self.products)
+
+
+SECTIONS: dict[str, Section] = {
+    section.name: section
+    for section in (
+        Section("gemm", "kernel of plain products", "plain products"),
+        Section("grouped", "grouped kernel", "grouped products", "grouped products (M: rows per expert)"),
+        Section("block_scaled", "block-scaled kernel", "block-scaled products"),
+        Section("gguf", "GGUF kernel", "GGUF products", "GGUF formats (M: tokens, N: rows of the weight)", has_modes=True),
+    )
+}
+"""In the order of scaledMMTableKind_t. A new section is an entry here and a field of `TileTable` (`scaled_mm.tables.schema`)."""
+
+TOP_LEVEL, *_others = SECTIONS
+OTHER_SECTIONS: tuple[str, ...] = tuple(_others)
+"""Those that are keys of a table, and fields of `TileTable`."""
