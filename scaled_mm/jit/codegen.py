@@ -21,6 +21,7 @@ __all__ = [
     "kernel_source",
     "library_source",
     "out_dtypes",
+    "row_source",
     "symbol",
     "zero_point_terms_source",
 ]
@@ -61,6 +62,14 @@ def kernel_source(config: KernelConfig, out_dtype: str, limit: int = ARCHES[DEFA
         f'extern "C" const scaled_mm::Kernel {name};\n'
         f'const scaled_mm::Kernel {name} = Row::entry("{config.name}");\n'
     )
+
+
+def row_source(config: KernelConfig, limit: int = ARCHES[DEFAULT_ARCH].shared_memory) -> str:
+    """One translation unit with every kernel of a kernel config. The compiler instantiates what they share once."""
+    sources = [kernel_source(config, out_dtype, limit) for out_dtype in out_dtypes(config)]
+    comment, include, _ = sources[0].split("\n", 2)
+    kernels = [f"namespace for_{out_dtype} {{\n{source.split(chr(10), 2)[2]}}}\n" for out_dtype, source in zip(out_dtypes(config), sources)]
+    return "\n".join((comment, include, *kernels))
 
 
 def zero_point_terms_source() -> str:

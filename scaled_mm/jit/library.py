@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -165,29 +166,58 @@ def kernel_key(table: TileTable, name: KernelName) -> str:
     return _kernel_key(table.arch, kernel_source(table, name))
 
 
-def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
-    """The library of one kernel, from the cache or compiled now."""
+def _row_names(table: TileTable, row: str) -> list[KernelName]:
+    return [(row, out) for out in codegen.out_dtypes(table.row(row))]
+
+
+def _row_key(table: TileTable, row: str) -> str:
+    return cache.digest(*(kernel_key(table, name) for name in _row_names(table, row)))
+
+
+def find_kernel(table: TileTable, name: KernelName) -> Path | None:
+    """A library in the cache that has the kernel: its own, or that of its kernel config."""
     row, out_dtype = name
-    arch, source = table.arch, kernel_source(table, name)
-    nvcc, flags = nvcc_and_flags(arch)
-    label = "-".join(part for part in (arch, row, out_dtype) if part)
+    if out_dtype is not None and (whole := cache.find("row", f"{table.arch}-{row}", _row_key(table, row))):
+        return whole
+    return cache.find("kernel", _label(table.arch, name), kernel_key(table, name))
+
+
+def _label(arch: str, name: KernelName) -> str:
+    return "-".join(part for part in (arch, *name) if part)
+
+
+def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
+    """A library with one kernel, from the cache or compiled now."""
+    row, out_dtype = name
+    if out_dtype is not None and (whole := cache.find("row", f"{table.arch}-{row}", _row_key(table, row))):
+        return whole
+    source = kernel_source(table, name)
+    what = f"kernel {row}{f' ({out_dtype})' if out_dtype else ''}"
+    return _compiled(
+        table, "kernel", _label(table.arch, name), _kernel_key(table.arch, source), source, [codegen.symbol(*name)], what if announce else None
+    )
+
+
+def build_row(table: TileTable, row: str) -> Path:
+    """A library with every kernel of a kernel config, compiled as one translation unit: three times as fast as one after the other."""
+    source = codegen.row_source(table.row(row), rules.shared_memory_of(table))
+    symbols = [codegen.symbol(*name) for name in _row_names(table, row)]
+    return _compiled(table, "row", f"{table.arch}-{row}", _row_key(table, row), source, symbols, None)
+
+
+def _compiled(table: TileTable, kind: str, label: str, key: str, source: str, symbols: list[str], announced: str | None) -> Path:
+    """The cache's library of one translation unit. announced: what to say on stderr while it is compiled; None: nothing."""
+    nvcc, flags = nvcc_and_flags(table.arch)
 
     def build(folder: Path) -> None:
-        toolchain.require_architecture(nvcc, f"compute_{compile.target(arch)}")
+        toolchain.require_architecture(nvcc, f"compute_{compile.target(table.arch)}")
         (folder / "kernel.cu").write_text(source, encoding="utf-8")
-        (folder / "index.cpp").write_text(codegen.library_source(arch, [codegen.symbol(row, out_dtype)]), encoding="utf-8")
+        (folder / "index.cpp").write_text(codegen.library_source(table.arch, symbols), encoding="utf-8")
+        line = compile.progress_line(f"{announced} for {table.arch} with nvcc {nvcc.version}") if announced else contextlib.nullcontext()
+        with line:
+            compile.run_ninja(folder, label, nvcc.path, [folder / "kernel.cu", folder / "index.cpp"], flags, _link_flags(nvcc))
 
-        def compile_and_link() -> None:
-            files = [folder / "kernel.cu", folder / "index.cpp"]
-            compile.run_ninja(folder, label, nvcc.path, files, flags, _link_flags(nvcc))
-
-        if announce:
-            with compile.progress_line(f"kernel {row}{f' ({out_dtype})' if out_dtype else ''} for {arch} with nvcc {nvcc.version}"):
-                compile_and_link()
-        else:
-            compile_and_link()
-
-    return cache.get_or_build("kernel", label, _kernel_key(arch, source), build)
+    return cache.get_or_build(kind, label, key, build)
 
 
 def _arch_key(table: TileTable) -> str:
@@ -214,25 +244,46 @@ def arch_library(table: TileTable) -> Path | None:
 def build_kernels(
     table: TileTable, names: Sequence[KernelName], jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None
 ) -> dict[KernelName, Path]:
-    """Builds kernels in parallel. Cached kernels are not built again, so an interrupted build resumes where it stopped.
+    """Build kernels in parallel; those in the cache are not built again, so an interrupted build goes on where it stopped.
 
-    jobs: kernels at a time; default: one per core. on_kernel(name, done, total) is called when a kernel is finished.
+    Several kernels of a kernel config are compiled as one translation unit, with all its others.
+    jobs: translation units at a time; default: one per core. on_kernel(name, done, total) is called as each kernel is finished.
     """
     built: dict[KernelName, Path] = {}
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        futures = {pool.submit(build_kernel, table, name, announce=False): name for name in names}
+        futures = {pool.submit(_build_together, table, together): together for together in _by_row(names)}
         try:
             for future in as_completed(futures):
-                built[futures[future]] = future.result()
-                if on_kernel:
-                    on_kernel(futures[future], len(built), len(names))
+                paths = future.result()
+                for name in futures[future]:
+                    built[name] = paths[name]
+                    if on_kernel:
+                        on_kernel(name, len(built), len(names))
         except BaseException as error:
             for future in futures:
-                future.cancel()  # one failure ends the build; finished kernels stay in the cache
+                future.cancel()  # one failure ends the build; what is finished stays in the cache
             if not isinstance(error, Exception):
                 compile.end_all()
             raise
     return built
+
+
+def _by_row(names: Sequence[KernelName]) -> list[list[KernelName]]:
+    """The names of each kernel config, in the order of the first."""
+    by_row: dict[str, list[KernelName]] = {}
+    for name in names:
+        by_row.setdefault(name[0], []).append(name)
+    return list(by_row.values())
+
+
+def _build_together(table: TileTable, names: Sequence[KernelName]) -> dict[KernelName, Path]:
+    """Kernels of one kernel config: those in the cache, and the others by one translation unit if they are several."""
+    if len(names) == 1:
+        return {names[0]: build_kernel(table, names[0], announce=False)}
+    found = {name: find_kernel(table, name) for name in names}
+    if sum(path is None for path in found.values()) > 1:
+        return dict.fromkeys(names, build_row(table, names[0][0]))
+    return {name: path or build_kernel(table, name, announce=False) for name, path in found.items()}
 
 
 def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None) -> Path:
@@ -245,9 +296,9 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
 
     def build(folder: Path) -> None:
         objects = []
-        for name in names:
-            objects.append(folder / f"{codegen.symbol(*name)}.o")
-            shutil.copyfile(built[name].parent / _KERNEL_OBJECT, objects[-1])
+        for library in dict.fromkeys(built[name] for name in names):  # kernels of a kernel config may share one
+            objects.append(folder / f"{len(objects)}.o")
+            shutil.copyfile(library.parent / _KERNEL_OBJECT, objects[-1])
         source = folder / "index.cpp"
         source.write_text(codegen.library_source(table.arch, [codegen.symbol(*name) for name in names], table), encoding="utf-8")
         link = [*_link_flags(nvcc), "-Xlinker=--strip-all", *(path.name for path in objects)]  # the symbols are not needed and take two megabytes

@@ -300,6 +300,17 @@ def test_a_block_scaled_row_has_no_int32_output():
         source(BLOCK_SCALED, "int32")
 
 
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.arch)
+def test_the_source_of_a_kernel_config_has_each_of_its_kernels_once(table):
+    for row in table.all_rows:
+        together = codegen.row_source(row)
+        for out in codegen.out_dtypes(row):
+            alone = codegen.kernel_source(row, out)
+            assert together.count(f"const scaled_mm::Kernel {codegen.symbol(row.name, out)} =") == 1
+            assert set(alone.splitlines()) <= set(together.splitlines())
+        assert together.count("#include") == 1
+
+
 # ---- the key of a kernel ----------------------------------------------------------------------------------------------
 
 NVCC = toolchain.Nvcc(Path("/somewhere/bin/nvcc"), "13.0.88", "test")

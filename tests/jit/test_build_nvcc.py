@@ -68,6 +68,27 @@ def test_a_generic_kernel_and_the_zero_point_terms_compile_without_spills(cache_
     assert [entry.path for entry in cache.entries() if entry.kind == "kernel"] == [path.parent]
 
 
+def test_the_kernels_of_a_kernel_config_are_compiled_together_and_found_one_by_one(cache_root, compiler_says, monkeypatch):
+    names = [(TABLE.fallback, out) for out in ("bf16", "fp16", "fp32", "int32")]
+    done = []
+    built = library.build_kernels(TABLE, names, 2, lambda name, count, total: done.append((name, count, total)))
+    assert len(compiler_says) == 1 and list(built) == names and len(set(built.values())) == 1
+    assert done == [(name, i + 1, 4) for i, name in enumerate(names)]
+    check_no_spill(compiler_says)
+    check_loads(built[names[0]])
+    assert [library.build_kernel(TABLE, name) for name in names] == list(built.values()) and len(compiler_says) == 1
+    assert library.build_kernels(TABLE, names[1:]) == {name: built[name] for name in names[1:]} and len(compiler_says) == 1
+    assert [entry.kind for entry in cache.entries() if entry.kind != "core"] == ["row"]
+
+
+def test_one_kernel_that_is_missing_is_compiled_alone(cache_root, compiler_says):
+    first, second = ((TABLE.fallback, out) for out in ("bf16", "int32"))
+    alone = library.build_kernel(TABLE, first)
+    built = library.build_kernels(TABLE, [first, second])
+    assert built[first] == alone != built[second] and len(compiler_says) == 2
+    assert [entry.kind for entry in cache.entries()] == ["kernel", "kernel"]
+
+
 def check_two_at_a_time(table: TileTable, names: list[library.KernelName], compiler_says: list[str]) -> None:
     """Half a minute of a core each: both cores work."""
     paths = library.build_kernels(table, names, 2)
