@@ -19,7 +19,7 @@ APPROXIMATIONS = ("none", "tanh")
 def silu_and_mul(x: torch.Tensor, *, quantize: str | torch.Tensor | None = None, zero_point: torch.Tensor | None = None) -> torch.Tensor | Quantized:
     """y = silu(g) * u, where g and u are the first and the second half of the last dimension of x; with `quantize` its int8 quantization.
 
-        y = (g / (1 + exp(-g))) * u
+        y = (g * sigmoid(g)) * u
 
     x: float16, bfloat16 or float32 [..., 2 H], 1 to 8 dimensions, any strides, CPU or CUDA. y: [..., H], contiguous, x's dtype.
     quantize, zero_point: see `rms_norm`. y is not rounded to x's dtype before it is quantized.
@@ -40,7 +40,7 @@ def gelu_and_mul(
     """y = gelu(g) * u, where g and u are the first and the second half of the last dimension of x; with `quantize` its int8 quantization.
 
         "none":  y = ((0.5 * g) * erfc(-(g * sqrt(1/2)))) * u
-        "tanh":  y = (g / (1 + exp(-(2 sqrt(2 / pi) * (g * (1 + 0.044715 * (g * g))))))) * u        which is 0.5 g (1 + tanh(...)) u
+        "tanh":  y = (g * sigmoid(2 sqrt(2 / pi) * (g * (1 + 0.044715 * (g * g))))) * u        which is 0.5 g (1 + tanh(...)) u
 
     The other arguments, and what is promised: see `silu_and_mul`.
     """

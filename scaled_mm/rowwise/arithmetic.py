@@ -114,8 +114,9 @@ def erfc(z: torch.Tensor) -> torch.Tensor:
 
 
 def sigmoid_times(g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """g / (1 + exp(-v)), in W."""
-    return g / (1 + exp(-v))
+    """g * sigmoid(v), in W, from t = exp(-|v|): exp(-v) would overflow where the result is not yet 0."""
+    t = exp(-v.abs())
+    return torch.where(v < 0, g * t, g) / (1 + t)
 
 
 def _number(value: float, like: torch.Tensor) -> torch.Tensor:

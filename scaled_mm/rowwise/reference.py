@@ -40,7 +40,7 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     with np.errstate(all="ignore"):
         W, g, u = _halves(x)
-        return _y32((g / (W(1) + _exp(-g))) * u)
+        return _y32(_sigmoid_times(g, g) * u)
 
 
 def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -49,7 +49,7 @@ def gelu_and_mul(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
         if approximate == "none":
             return _y32(((W(0.5) * g) * _erfc(-(g * W(np.sqrt(0.5))))) * u)
         c = W(2 * np.sqrt(2 / np.pi))
-        return _y32((g / (W(1) + _exp(-(c * (g * (W(1) + W(0.044715) * (g * g))))))) * u)
+        return _y32(_sigmoid_times(g, c * (g * (W(1) + W(0.044715) * (g * g)))) * u)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
@@ -97,6 +97,11 @@ def token(y: torch.Tensor, smooth_scale: torch.Tensor | None = None) -> tuple[to
 def dynamic_quant(x: torch.Tensor, smooth_scales: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     q, scale = token(x, smooth_scales)
     return q, scale[..., 0]
+
+
+def _sigmoid_times(g: np.ndarray, v: np.ndarray) -> np.ndarray:
+    t = _exp(-np.abs(v))
+    return np.where(v < 0, g * t, g) / (t.dtype.type(1) + t)
 
 
 def _exp(v: np.ndarray) -> np.ndarray:
