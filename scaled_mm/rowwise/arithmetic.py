@@ -87,7 +87,7 @@ def sum_of_squares(w: torch.Tensor) -> torch.Tensor:
 def inverse_root(v: torch.Tensor) -> torch.Tensor:
     """1 / sqrt(v): an IEEE square root, then an IEEE division.
 
-    torch's CPU sqrt is Intel MKL's where torch has MKL, and off by one unit for 18 % of float32 numbers (torch 2.11, AVX2). Its CPU rsqrt is the
+    torch's CPU sqrt is Intel MKL's where torch has MKL, and off by one unit for 18 % of float32 numbers (torch 2.13, AVX2). Its CPU rsqrt is the
     two IEEE instructions. CUDA is the other way round: sqrt is IEEE, and rsqrt is approximate.
     """
     return v.rsqrt() if v.device.type == "cpu" else 1 / v.sqrt()
