@@ -40,5 +40,5 @@ def _check_cast(y, dtype) -> None:
         raise BadParamError(f"dtype: expected float16 or bfloat16, got {dtype}")
 
 
-# An operator, because Inductor removes a cast to 16 bits that another cast to float32 follows (torch 2.11).
+# An operator, because Inductor removes a cast to 16 bits that another cast to float32 follows (torch 2.13).
 _cast = composite("rowwise_cast", 1, _cast_to, _check_cast, "ScalarType dtype", first="y")
