@@ -9,7 +9,7 @@ import torch
 from scaled_mm.core.checks import check_device, check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.rowwise.dynamic import dynamic, dynamic_asymmetric
-from scaled_mm.rowwise.operands import check_float, check_rows, check_vector, check_written
+from scaled_mm.rowwise.operands import check_float, check_rows, check_vector, check_written, without_gradient
 from scaled_mm.rowwise.operators import composite
 from scaled_mm.rowwise.static import static_rows
 
@@ -160,9 +160,9 @@ def _static(x: torch.Tensor, dim: str, scale: torch.Tensor, zero_point: torch.Te
 
     q = static_rows(x, of_rows(scale), None if zero_point is None else of_rows(zero_point))
     if zero_point is None:
-        return q, scale
+        return q, without_gradient(scale)
     sums = q.to(torch.int32).view(1) if q.dim() == 0 else q.sum(dim=-1, keepdim=True, dtype=torch.int32)
-    return AsymmetricInt8(q, scale, zero_point.to(torch.int32), sums.transpose(-1, -2).contiguous() if dim == "channel" else sums)
+    return AsymmetricInt8(q, without_gradient(scale), zero_point.to(torch.int32), sums.transpose(-1, -2).contiguous() if dim == "channel" else sums)
 
 
 def _smoothed_rows(x: torch.Tensor, smooth_scale: torch.Tensor) -> torch.Tensor:

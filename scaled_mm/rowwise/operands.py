@@ -60,6 +60,11 @@ def check_static(scale: object, zero_point: object, x: torch.Tensor, name: str =
             raise BadTensorShapeError(f"{of}: expected one value, got {list(tensor.shape)}")
 
 
+def without_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a view of it that requires no gradient: no output does."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def check_quantize(quantize: object, zero_point: object, x: torch.Tensor) -> None:
     """`quantize` of a fused operator: None, "token" or a static scale; a zero point goes with a static scale only."""
     if isinstance(quantize, torch.Tensor):

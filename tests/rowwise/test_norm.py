@@ -120,6 +120,13 @@ def test_inputs_are_left_alone_and_outputs_have_no_gradient():
     assert all(torch.equal(one, other) for one, other in zip((x, residual, weight), kept))
 
 
+def test_a_scale_that_is_a_parameter_is_returned_without_its_gradient():
+    scale = torch.nn.Parameter(torch.ones(1))
+    for result in (sm.rms_norm(X, W, quantize=scale), sm.silu_and_mul(X, quantize=scale), sm.quantize_int8(X, scale=scale)):
+        assert not result[1].requires_grad and result[1].data_ptr() == scale.data_ptr()
+    assert not sm.quantize_int8(X, scale=scale, zero_point=torch.ones(1, dtype=torch.int8)).scale.requires_grad
+
+
 def test_meta_tensors_give_shapes():
     x, weight = torch.empty(2, 3, 16, dtype=torch.float16, device="meta"), torch.empty(16, device="meta")
     (q, scale), total = sm.add_rms_norm(x, x, weight, quantize="token")
