@@ -48,7 +48,9 @@ def int8_linear(
     _check(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dtype)
     shape = (*x.shape[:-1], n)
     if out is not None:
-        check_written("out", out, out_dtype, shape, x.device)
+        operands = dict(weight=b.b if isinstance(b, PreparedWeight) else b, weight_scale=weight_scale, bias=bias)
+        of_x = dict(input_scale=input_scale, input_zero_point=input_zero_point, smooth_scale=smooth_scale)
+        check_written("out", out, out_dtype, shape, x.device, **operands, **of_x)
     rows = x.reshape(-1, k) if k else x.new_empty((x.shape[:-1].numel(), 0))
     quantized = quantize_int8(rows, smooth_scale=smooth_scale, scale=input_scale, zero_point=input_zero_point)
     zero_point = None if input_zero_point is None else quantized.zero_point
@@ -75,7 +77,7 @@ def _check(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dt
         raise BadTensorShapeError(f"weight: expected a prepared weight [K, N], got {list(stored.shape)}")
     if x.shape[-1] != k:
         raise BadTensorShapeError(f"x: expected [..., K] with K = {k} as in weight, got {list(x.shape)}")
-    if out_dtype not in FLOATS:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in FLOATS:
         raise BadTensorDtypeError(f"out_dtype: expected float16, bfloat16 or float32, got {out_dtype!r}")
     check_float("weight_scale", weight_scale, (torch.float32,))
     check_device("weight_scale", weight_scale, x.device)

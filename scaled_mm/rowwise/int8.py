@@ -87,7 +87,7 @@ def quantize_int8(
     if smooth_scale is not None:
         x = _smoothed(x, smooth_scale)
     if out is not None:
-        check_written("out", out, torch.int8, x.shape, x.device)
+        check_written("out", out, torch.int8, x.shape, x.device, smooth_scale=smooth_scale, scale=scale, zero_point=zero_point)
     if scale is not None:
         _check_static(x, dim, scale, zero_point)
         result = _static(x, dim, scale, zero_point)
@@ -117,7 +117,7 @@ def dynamic_quant(x: torch.Tensor, smooth_scales: torch.Tensor | None = None) ->
 
 
 def _check(x: torch.Tensor, dim: str) -> None:
-    if dim not in _DIMS:
+    if not isinstance(dim, str) or dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
     check_float("x", x)
     least = {"token": 1, "channel": 2, "tensor": 0}[dim]

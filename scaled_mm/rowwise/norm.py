@@ -61,10 +61,11 @@ def add_rms_norm(
     check_like("residual", residual, x)
     check_quantize(quantize, zero_point, x)
     if total is not None:
-        check_written("total", total, x.dtype, x.shape, x.device)
+        scale = quantize if isinstance(quantize, torch.Tensor) else None
+        check_written("total", total, x.dtype, x.shape, x.device, weight=weight, quantize=scale, zero_point=zero_point)
     y, added = _add_rms_norm(x, residual, weight, epsilon)
-    added = added if total is None else total.copy_(added)
-    return finished(y, x.dtype, quantize, zero_point), added
+    result = finished(y, x.dtype, quantize, zero_point)
+    return result, added if total is None else total.copy_(added)
 
 
 def _check(x, weight, epsilon) -> None:

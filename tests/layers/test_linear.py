@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from operands.pairs import pairs
@@ -10,6 +11,7 @@ import scaled_mm as sm
 from scaled_mm import reference
 
 N, K = 72, 200
+MEMORY = torch.ones(3 * N)
 
 
 def operands(dtype: torch.dtype, shape: tuple[int, ...], device: str, seed: int = 0):
@@ -96,6 +98,9 @@ REFUSED = [
     (dict(out_dtype=torch.int8), sm.BadTensorDtypeError, "out_dtype: expected float16, bfloat16 or float32"),
     (dict(out=torch.zeros(3, N + 1, dtype=torch.bfloat16)), sm.BadTensorShapeError, "out: expected"),
     (dict(out=torch.zeros(3, N, dtype=torch.int8)), sm.BadTensorDtypeError, "out_dtype: expected"),
+    (dict(out_dtype=np.array([1, 2])), sm.BadTensorDtypeError, "out_dtype: expected"),
+    (dict(out=torch.zeros(9 * N).bfloat16().as_strided((3, N), (N - 1, 1))), sm.BadTensorStridesError, "out: expected memory of its own"),
+    (dict(weight_scale=MEMORY[:N], out=MEMORY[: 3 * N].view(3, N), out_dtype=None), sm.BadParamError, "out: expected memory apart from weight_scale"),
 ]
 
 

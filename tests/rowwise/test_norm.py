@@ -186,9 +186,15 @@ def test_a_wrong_residual_and_a_wrong_total_are_refused_and_named():
         (BadTensorDeviceError, X.to("meta")),
         (BadParamError, X.clone().requires_grad_()),
         (BadTensorStridesError, W.clone().expand(2, 4)),
+        (BadTensorStridesError, torch.zeros(8).as_strided((2, 4), (3, 1))),
     ):
         with pytest.raises(error, match="^total: expected"):
             sm.add_rms_norm(X, X, W, total=total)
+    memory = torch.ones(12)
+    for name, operands in (("weight", (memory[4:8], None)), ("quantize", (W, memory[7]))):
+        with pytest.raises(BadParamError, match=f"^total: expected memory apart from {name}, got an overlap"):
+            sm.add_rms_norm(X, X, operands[0], quantize=operands[1], total=memory[:8].view(2, 4))
+    sm.add_rms_norm(X, X, memory[8:], quantize=memory[8], total=memory[:8].view(2, 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from operands.pairs import pairwise
@@ -124,6 +125,7 @@ def test_values_are_written_to_an_out_of_any_strides(device, layout):
 
 
 X, S, Z = torch.ones(2, 4), torch.ones(1), torch.zeros(1, dtype=torch.int8)
+MEMORY = torch.ones(2)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,9 @@ X, S, Z = torch.ones(2, 4), torch.ones(1), torch.zeros(1, dtype=torch.int8)
         (BadTensorShapeError, r"out: expected \[2, 4\], got \[2, 3\]", {"out": torch.zeros(2, 3, dtype=torch.int8)}),
         (BadTensorDeviceError, "out: expected a tensor on cpu", {"out": torch.zeros(2, 4, dtype=torch.int8, device="meta")}),
         (BadTensorStridesError, "out: expected memory of its own", {"out": torch.zeros(4, dtype=torch.int8).expand(2, 4)}),
+        (BadTensorStridesError, "out: expected memory of its own", {"out": torch.zeros(8, dtype=torch.int8).as_strided((2, 4), (3, 1))}),
+        (BadParamError, "out: expected memory apart from scale", {"scale": MEMORY[0], "out": MEMORY.view(torch.int8).view(2, 4)}),
+        (BadParamError, "dim: expected one of", {"dim": np.array(["token", "channel"])}),
     ],
 )
 def test_what_is_wrong_in_quantize_int8_is_refused_and_named(error, message, options):
