@@ -171,6 +171,8 @@ def _smoothed_rows(x: torch.Tensor, smooth_scale: torch.Tensor) -> torch.Tensor:
 
 def _check_smooth(x, smooth_scale) -> None:
     check_float("x", x)
+    if x.dim() == 0:
+        raise BadTensorShapeError("x: expected at least 1 dimension, got shape ()")
     check_vector("smooth_scale", smooth_scale, x, x.shape[-1])
 
 
