@@ -7,6 +7,7 @@ import pytest
 import torch
 from operands.pairs import pairwise
 from rowwise_data import FLOATS, KINDS, LAYOUTS, LEADING, WIDTHS, beyond_one_unit, laid_out, values
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm as sm
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError
@@ -110,6 +111,23 @@ def test_the_sum_is_written_in_place_of_the_residual_or_of_x(device, layout):
             y, total = sm.add_rms_norm(*both, weight.to(device), total=both[place])
             assert total is both[place] and same_bits(total.cpu(), want_total) and same_bits(y.cpu(), want.to(dtype))
             assert same_bits(both[1 - place].cpu(), (residual, x)[place])
+
+
+class Largest(TorchDispatchMode):
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.numel = max(self.numel, result.numel() if isinstance(result, torch.Tensor) else 0)
+        return result
+
+
+@pytest.mark.parametrize("k, padded", [(1, 8), (8, 8), (9, 16), (128, 128), (129, 256), (2048, 2048), (2049, 4096)])
+def test_short_rows_are_not_padded_to_all_lanes(k, padded):
+    x, weight = torch.ones(3, k), torch.ones(k)
+    with Largest() as largest:
+        sm.rms_norm(x, weight)
+    assert largest.numel == 3 * padded
 
 
 def test_inputs_are_left_alone_and_outputs_have_no_gradient():
