@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.core.checks import check_device, check_strided
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.errors import AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight
 from scaled_mm.rowwise.arithmetic import FLOATS
@@ -53,9 +53,13 @@ def int8_linear(
         check_written("out", out, out_dtype, shape, x.device, **operands, **of_x)
     rows = x.reshape(-1, k) if k else x.new_empty((x.shape[:-1].numel(), 0))
     quantized = quantize_int8(rows, smooth_scale=smooth_scale, scale=input_scale, zero_point=input_zero_point)
-    zero_point = None if input_zero_point is None else quantized.zero_point
+    zero_point = None if input_zero_point is None else quantized.zero_point.reshape(1)
     into = None if out is None else _as_rows(out, n)
-    y = scaled_mm(quantized[0], b, quantized[1].reshape(-1, 1), weight_scale, bias, out_dtype=out_dtype, a_zero_point=zero_point, out=into)
+    scales = quantized[1].reshape(-1, 1), weight_scale.reshape(-1)
+    try:
+        y = scaled_mm(quantized[0], b, *scales, bias, out_dtype=out_dtype, a_zero_point=zero_point, out=into)
+    except AccumulatorOverflowError as error:
+        raise AccumulatorOverflowError(str(error).replace("a: ", "x: ", 1)) from None
     if out is None:
         return y.view(shape)
     return out if into is not None else out.copy_(y.view(shape))

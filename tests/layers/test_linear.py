@@ -72,6 +72,19 @@ def test_a_token_alone_has_the_bits_of_the_token_in_a_batch(device):
     assert reference.same_bits(torch.stack([sm.int8_linear(row, weight, scale) for row in x]).cpu(), together.cpu())
 
 
+def test_too_many_products_in_a_sum_are_refused_by_the_name_of_x():
+    for k, static in ((131072, {}), (65794, dict(input_scale=torch.ones(1), input_zero_point=torch.ones(1, dtype=torch.int8)))):
+        with pytest.raises(sm.AccumulatorOverflowError, match=f"^x: expected K <= {k - 1}"):
+            sm.int8_linear(torch.ones(1, k), torch.ones(1, k, dtype=torch.int8), torch.ones(1), **static)
+
+
+def test_one_value_may_have_any_number_of_dimensions():
+    x, weight, _, _ = operands(torch.float32, (4,), "cpu")
+    one, point = torch.full([1] * 5, 0.1), torch.full([1] * 5, 3, dtype=torch.int8)
+    made = sm.int8_linear(x, weight, one, input_scale=one, input_zero_point=point)
+    assert torch.equal(made, sm.int8_linear(x, weight, one.view(1), input_scale=one.view(1), input_zero_point=point.view(1)))
+
+
 def test_no_gradient_is_required_of_the_output():
     x, weight, scale, _ = operands(torch.float32, (4,), "cpu")
     assert not sm.int8_linear(x.requires_grad_(), weight, scale).requires_grad
