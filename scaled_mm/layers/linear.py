@@ -37,6 +37,7 @@ def int8_linear(
     input_scale: float32, one value: a static scale. Without it each row has its own. input_zero_point: int8 or int32, one value, with input_scale.
     smooth_scale: [K], a float dtype: x is multiplied by it first. The weight must have been divided by it before it was quantized.
     out_dtype: float16, bfloat16 or float32; default: x's dtype. out: [..., N] to write to; it determines the dtype.
+        It may be x, and must be apart from the other operands.
 
     The bits are those of the two calls: the same on a CPU, every GPU and for every batch. No gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.

@@ -77,7 +77,7 @@ def quantize_int8(
         q = clamp(round half to even(x / scale) + zero_point, -128, 127)          NaN counts as 0
 
     Returns (q, scale), or with zero_point, int8 or int32 of scale's shape or one value, an AsymmetricInt8. `symmetric` has no meaning.
-    out: int8, x's shape, any strides: q is written there.
+    out: int8, x's shape, any strides without overlap, apart from the scales and zero points: q is written there.
 
     Raises BadTensorDtypeError, BadTensorShapeError or BadParamError (invalid `dim`, or x is not a tensor); the error names the argument.
     """

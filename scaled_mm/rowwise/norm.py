@@ -53,8 +53,8 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor | Quantized, torch.Tensor]:
     """(y, total): total = x + residual, rounded to x's dtype, and y = `rms_norm(total, weight, epsilon)`.
 
-    residual: x's dtype and shape. total: a tensor to write the sum to; residual itself is allowed. The other arguments: see `rms_norm`. With
-    `quantize` y is (q, scale).
+    residual: x's dtype and shape. total: a tensor to write the sum to; x or residual itself is allowed, memory of a weight, scale or
+    zero point is not. The other arguments: see `rms_norm`. With `quantize` y is (q, scale).
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     _check(x, weight, epsilon)
