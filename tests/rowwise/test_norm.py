@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -128,6 +130,16 @@ def test_short_rows_are_not_padded_to_all_lanes(k, padded):
     with Largest() as largest:
         sm.rms_norm(x, weight)
     assert largest.numel == 3 * padded
+
+
+def test_vmap_and_a_trace_give_the_same_bits():
+    x, residual, weight = operands(torch.float32, 40, (3, 5))
+    y, total = torch.vmap(lambda x, residual, total: sm.add_rms_norm(x, residual, weight, total=total))(x, residual, torch.zeros(3, 5, 40))
+    want, want_total = sm.add_rms_norm(x, residual, weight)
+    assert same_bits(y, want) and same_bits(total, want_total)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert same_bits(torch.jit.trace(lambda x: sm.rms_norm(x, weight), (x,))(x), sm.rms_norm(x, weight))
 
 
 def test_inputs_are_left_alone_and_outputs_have_no_gradient():
