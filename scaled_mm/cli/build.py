@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         if whole:
             built = [library.build_arch(table, args.jobs, on_kernel)]
         else:
-            built = list(dict.fromkeys(library.build_kernels(table, names, args.jobs, on_kernel).values()))  # kernels may share a library
+            built = list(dict.fromkeys(library.build_kernels(table, names, args.jobs, on_kernel).values()))  # kernels may share one
     if args.out:
         shutil.copyfile(built[0], args.out)
     result = {

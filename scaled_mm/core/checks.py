@@ -82,14 +82,18 @@ def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
+def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the tensors share memory, or lie between each other's elements."""
+    begin, end = _bytes_of(one)
+    other_begin, other_end = _bytes_of(other)
+    return begin < other_end and other_begin < end
+
+
 def check_overlap(out: torch.Tensor, names: Sequence[str], inputs: Sequence[torch.Tensor | None]) -> None:
     """BadParamError if out aliases an input."""
-    out_begin, out_end = _bytes_of(out)
     for name, tensor in zip(names, inputs):
-        if tensor is not None:
-            begin, end = _bytes_of(tensor)
-            if begin < out_end and out_begin < end:
-                raise BadParamError(f"out: expected memory apart from every input, got an overlap with {name}")
+        if tensor is not None and overlap(out, tensor):
+            raise BadParamError(f"out: expected memory apart from every input, got an overlap with {name}")
 
 
 # The C core's name of a dtype that its interface does not have.

@@ -174,10 +174,14 @@ def _row_key(table: TileTable, row: str) -> str:
     return cache.digest(*(kernel_key(table, name) for name in _row_names(table, row)))
 
 
+def _find_row(table: TileTable, row: str) -> Path | None:
+    return cache.find("row", f"{table.arch}-{row}", _row_key(table, row))
+
+
 def find_kernel(table: TileTable, name: KernelName) -> Path | None:
     """A library in the cache that has the kernel: its own, or that of its kernel config."""
     row, out_dtype = name
-    if out_dtype is not None and (whole := cache.find("row", f"{table.arch}-{row}", _row_key(table, row))):
+    if out_dtype is not None and (whole := _find_row(table, row)):
         return whole
     return cache.find("kernel", _label(table.arch, name), kernel_key(table, name))
 
@@ -189,7 +193,7 @@ def _label(arch: str, name: KernelName) -> str:
 def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
     """A library with one kernel, from the cache or compiled now."""
     row, out_dtype = name
-    if out_dtype is not None and (whole := cache.find("row", f"{table.arch}-{row}", _row_key(table, row))):
+    if out_dtype is not None and (whole := _find_row(table, row)):
         return whole
     source = kernel_source(table, name)
     what = f"kernel {row}{f' ({out_dtype})' if out_dtype else ''}"
@@ -277,13 +281,18 @@ def _by_row(names: Sequence[KernelName]) -> list[list[KernelName]]:
 
 
 def _build_together(table: TileTable, names: Sequence[KernelName]) -> dict[KernelName, Path]:
-    """Kernels of one kernel config: those in the cache, and the others by one translation unit if they are several."""
+    """Kernels of one kernel config: those in the cache, and the others by one translation unit if they are several.
+
+    Either all paths are that of the whole kernel config or none is: an object of it, linked with one of its kernels, defines a symbol twice.
+    """
     if len(names) == 1:
         return {names[0]: build_kernel(table, names[0], announce=False)}
     found = {name: find_kernel(table, name) for name in names}
     if sum(path is None for path in found.values()) > 1:
         return dict.fromkeys(names, build_row(table, names[0][0]))
-    return {name: path or build_kernel(table, name, announce=False) for name, path in found.items()}
+    paths = {name: path or build_kernel(table, name, announce=False) for name, path in found.items()}
+    whole = _find_row(table, names[0][0])  # another process may have built it in the meantime
+    return dict.fromkeys(names, whole) if whole else paths
 
 
 def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.core.checks import check_device, check_strided
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.errors import AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight
 from scaled_mm.rowwise.arithmetic import FLOATS
@@ -37,6 +37,7 @@ def int8_linear(
     input_scale: float32, one value: a static scale. Without it each row has its own. input_zero_point: int8 or int32, one value, with input_scale.
     smooth_scale: [K], a float dtype: x is multiplied by it first. The weight must have been divided by it before it was quantized.
     out_dtype: float16, bfloat16 or float32; default: x's dtype. out: [..., N] to write to; it determines the dtype.
+        It may be x, and must be apart from the other operands.
 
     The bits are those of the two calls: the same on a CPU, every GPU and for every batch. No gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
@@ -48,12 +49,18 @@ def int8_linear(
     _check(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dtype)
     shape = (*x.shape[:-1], n)
     if out is not None:
-        check_written("out", out, out_dtype, shape, x.device)
+        operands = dict(weight=b.b if isinstance(b, PreparedWeight) else b, weight_scale=weight_scale, bias=bias)
+        of_x = dict(input_scale=input_scale, input_zero_point=input_zero_point, smooth_scale=smooth_scale)
+        check_written("out", out, out_dtype, shape, x.device, **operands, **of_x)
     rows = x.reshape(-1, k) if k else x.new_empty((x.shape[:-1].numel(), 0))
     quantized = quantize_int8(rows, smooth_scale=smooth_scale, scale=input_scale, zero_point=input_zero_point)
-    zero_point = None if input_zero_point is None else quantized.zero_point
+    zero_point = None if input_zero_point is None else quantized.zero_point.reshape(1)
     into = None if out is None else _as_rows(out, n)
-    y = scaled_mm(quantized[0], b, quantized[1].reshape(-1, 1), weight_scale, bias, out_dtype=out_dtype, a_zero_point=zero_point, out=into)
+    scales = quantized[1].reshape(-1, 1), weight_scale.reshape(-1)
+    try:
+        y = scaled_mm(quantized[0], b, *scales, bias, out_dtype=out_dtype, a_zero_point=zero_point, out=into)
+    except AccumulatorOverflowError as error:
+        raise AccumulatorOverflowError(str(error).replace("a: ", "x: ", 1)) from None
     if out is None:
         return y.view(shape)
     return out if into is not None else out.copy_(y.view(shape))
@@ -75,7 +82,7 @@ def _check(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dt
         raise BadTensorShapeError(f"weight: expected a prepared weight [K, N], got {list(stored.shape)}")
     if x.shape[-1] != k:
         raise BadTensorShapeError(f"x: expected [..., K] with K = {k} as in weight, got {list(x.shape)}")
-    if out_dtype not in FLOATS:
+    if not isinstance(out_dtype, torch.dtype) or out_dtype not in FLOATS:
         raise BadTensorDtypeError(f"out_dtype: expected float16, bfloat16 or float32, got {out_dtype!r}")
     check_float("weight_scale", weight_scale, (torch.float32,))
     check_device("weight_scale", weight_scale, x.device)

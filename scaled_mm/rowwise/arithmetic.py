@@ -70,14 +70,14 @@ def wide(x: torch.Tensor) -> torch.Tensor:
 
 def sum_of_squares(w: torch.Tensor) -> torch.Tensor:
     """[..., 1]: the sum of w * w over the last dimension, in the documented order. w: in W."""
-    k = w.shape[-1]
-    period = VECTOR * LANES
-    squares = torch.nn.functional.pad(w * w, (0, -k % period)).unflatten(-1, (-1, LANES, VECTOR))  # adding 0 changes no sum of squares
-    lanes = w.new_zeros((*w.shape[:-1], LANES))
+    k = int(w.shape[-1])  # also of a trace, where sizes are tensors or symbols
+    used = min(LANES, 1 << (-(-k // VECTOR) - 1).bit_length())  # of a short row: the others would be 0, and adding 0 changes no sum of squares
+    squares = torch.nn.functional.pad(w * w, (0, -k % (VECTOR * used))).unflatten(-1, (-1, used, VECTOR))
+    lanes = w.new_zeros((*w.shape[:-1], used))
     for step in range(squares.shape[-3]):
         for element in range(VECTOR):
             lanes = lanes + squares[..., step, :, element]
-    half = LANES // 2
+    half = used // 2
     while half:
         lanes = lanes[..., :half] + lanes[..., half : 2 * half]
         half //= 2

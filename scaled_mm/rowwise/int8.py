@@ -9,7 +9,7 @@ import torch
 from scaled_mm.core.checks import check_device, check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.rowwise.dynamic import dynamic, dynamic_asymmetric
-from scaled_mm.rowwise.operands import check_float, check_rows, check_vector, check_written
+from scaled_mm.rowwise.operands import check_float, check_rows, check_vector, check_written, without_gradient
 from scaled_mm.rowwise.operators import composite
 from scaled_mm.rowwise.static import static_rows
 
@@ -77,7 +77,7 @@ def quantize_int8(
         q = clamp(round half to even(x / scale) + zero_point, -128, 127)          NaN counts as 0
 
     Returns (q, scale), or with zero_point, int8 or int32 of scale's shape or one value, an AsymmetricInt8. `symmetric` has no meaning.
-    out: int8, x's shape, any strides: q is written there.
+    out: int8, x's shape, any strides without overlap, apart from the scales and zero points: q is written there.
 
     Raises BadTensorDtypeError, BadTensorShapeError or BadParamError (invalid `dim`, or x is not a tensor); the error names the argument.
     """
@@ -87,7 +87,7 @@ def quantize_int8(
     if smooth_scale is not None:
         x = _smoothed(x, smooth_scale)
     if out is not None:
-        check_written("out", out, torch.int8, x.shape, x.device)
+        check_written("out", out, torch.int8, x.shape, x.device, smooth_scale=smooth_scale, scale=scale, zero_point=zero_point)
     if scale is not None:
         _check_static(x, dim, scale, zero_point)
         result = _static(x, dim, scale, zero_point)
@@ -117,7 +117,7 @@ def dynamic_quant(x: torch.Tensor, smooth_scales: torch.Tensor | None = None) ->
 
 
 def _check(x: torch.Tensor, dim: str) -> None:
-    if dim not in _DIMS:
+    if not isinstance(dim, str) or dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
     check_float("x", x)
     least = {"token": 1, "channel": 2, "tensor": 0}[dim]
@@ -160,9 +160,9 @@ def _static(x: torch.Tensor, dim: str, scale: torch.Tensor, zero_point: torch.Te
 
     q = static_rows(x, of_rows(scale), None if zero_point is None else of_rows(zero_point))
     if zero_point is None:
-        return q, scale
+        return q, without_gradient(scale)
     sums = q.to(torch.int32).view(1) if q.dim() == 0 else q.sum(dim=-1, keepdim=True, dtype=torch.int32)
-    return AsymmetricInt8(q, scale, zero_point.to(torch.int32), sums.transpose(-1, -2).contiguous() if dim == "channel" else sums)
+    return AsymmetricInt8(q, without_gradient(scale), zero_point.to(torch.int32), sums.transpose(-1, -2).contiguous() if dim == "channel" else sums)
 
 
 def _smoothed_rows(x: torch.Tensor, smooth_scale: torch.Tensor) -> torch.Tensor:
@@ -171,6 +171,8 @@ def _smoothed_rows(x: torch.Tensor, smooth_scale: torch.Tensor) -> torch.Tensor:
 
 def _check_smooth(x, smooth_scale) -> None:
     check_float("x", x)
+    if x.dim() == 0:
+        raise BadTensorShapeError("x: expected at least 1 dimension, got shape ()")
     check_vector("smooth_scale", smooth_scale, x, x.shape[-1])
 
 

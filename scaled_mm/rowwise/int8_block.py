@@ -37,7 +37,7 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tens
 
 
 def _check(x: torch.Tensor, dim: str) -> None:
-    if dim not in _DIMS:
+    if not isinstance(dim, str) or dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
     check_strided("x", x)
     if x.dtype not in _DTYPES:

@@ -53,18 +53,19 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor | Quantized, torch.Tensor]:
     """(y, total): total = x + residual, rounded to x's dtype, and y = `rms_norm(total, weight, epsilon)`.
 
-    residual: x's dtype and shape. total: a tensor to write the sum to; residual itself is allowed. The other arguments: see `rms_norm`. With
-    `quantize` y is (q, scale).
+    residual: x's dtype and shape. total: a tensor to write the sum to; x or residual itself is allowed, memory of a weight, scale or
+    zero point is not. The other arguments: see `rms_norm`. With `quantize` y is (q, scale).
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     _check(x, weight, epsilon)
     check_like("residual", residual, x)
     check_quantize(quantize, zero_point, x)
     if total is not None:
-        check_written("total", total, x.dtype, x.shape, x.device)
+        scale = quantize if isinstance(quantize, torch.Tensor) else None
+        check_written("total", total, x.dtype, x.shape, x.device, weight=weight, quantize=scale, zero_point=zero_point)
     y, added = _add_rms_norm(x, residual, weight, epsilon)
-    added = added if total is None else total.copy_(added)
-    return finished(y, x.dtype, quantize, zero_point), added
+    result = finished(y, x.dtype, quantize, zero_point)
+    return result, added if total is None else total.copy_(added)
 
 
 def _check(x, weight, epsilon) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.core.checks import check_device, check_out, check_strided
+from scaled_mm.core.checks import PLAIN, check_device, check_out, check_strided, overlap
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError, DeviceNotSupportedError
 from scaled_mm.rowwise.arithmetic import FLOATS
 
@@ -60,6 +60,11 @@ def check_static(scale: object, zero_point: object, x: torch.Tensor, name: str =
             raise BadTensorShapeError(f"{of}: expected one value, got {list(tensor.shape)}")
 
 
+def without_gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a view of it that requires no gradient: no output does."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def check_quantize(quantize: object, zero_point: object, x: torch.Tensor) -> None:
     """`quantize` of a fused operator: None, "token" or a static scale; a zero point goes with a static scale only."""
     if isinstance(quantize, torch.Tensor):
@@ -75,8 +80,8 @@ def check_epsilon(epsilon: object) -> None:
         raise BadParamError(f"epsilon: expected a number from 0 to the largest float32, got {epsilon!r}")
 
 
-def check_written(name: str, out: object, dtype: torch.dtype, shape: torch.Size, device: torch.device) -> None:
-    """A tensor to write to."""
+def check_written(name: str, out: object, dtype: torch.dtype, shape: torch.Size, device: torch.device, **apart: torch.Tensor | None) -> None:
+    """A tensor to write to. apart: operands that it must not alias."""
     check_strided(name, out)
     check_out(out, name)
     check_device(name, out, device)
@@ -84,5 +89,23 @@ def check_written(name: str, out: object, dtype: torch.dtype, shape: torch.Size,
         raise BadTensorDtypeError(f"{name}: expected {dtype}, got {out.dtype}")
     if out.shape != shape:
         raise BadTensorShapeError(f"{name}: expected {list(shape)}, got {list(out.shape)}")
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride())):
+    if _overlaps_itself(out):
         raise BadTensorStridesError(f"{name}: expected memory of its own for each element, got strides {list(out.stride())} of shape {list(shape)}")
+    if torch.compiler.is_compiling() or not _has_memory(out):
+        return
+    for other, tensor in apart.items():
+        if _has_memory(tensor) and overlap(out, tensor):
+            raise BadParamError(f"{name}: expected memory apart from {other}, got an overlap")
+
+
+def _has_memory(tensor: object) -> bool:
+    """Whether it is a tensor with an address: no wrapper of others, and none of torch.func."""
+    return type(tensor) in PLAIN and not tensor.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def _overlaps_itself(out: torch.Tensor) -> bool:
+    """The rule of the products: each stride is larger than all that the smaller ones reach."""
+    if out.numel() == 0 or out.is_contiguous():
+        return False
+    dims = [(stride, (size - 1) * stride) for size, stride in zip(out.shape, out.stride()) if size > 1]  # not sorted: Dynamo cannot sort symbols
+    return any(stride <= sum(reach for j, (smaller, reach) in enumerate(dims) if j != i and smaller <= stride) for i, (stride, _) in enumerate(dims))

@@ -9,7 +9,7 @@ import torch
 from scaled_mm.errors import BadParamError
 from scaled_mm.rowwise.arithmetic import FLOATS
 from scaled_mm.rowwise.int8 import quantize_int8
-from scaled_mm.rowwise.operands import check_float
+from scaled_mm.rowwise.operands import check_float, without_gradient
 from scaled_mm.rowwise.operators import composite
 from scaled_mm.rowwise.static import static_rows
 
@@ -26,7 +26,7 @@ def finished(y: torch.Tensor, dtype: torch.dtype, quantize: str | torch.Tensor |
     if quantize is None:
         return y if dtype is torch.float32 else _cast(y, dtype)
     if isinstance(quantize, torch.Tensor):
-        return Quantized(static_rows(y, quantize.reshape(()), None if zero_point is None else zero_point.reshape(())), quantize)
+        return Quantized(static_rows(y, quantize.reshape(()), None if zero_point is None else zero_point.reshape(())), without_gradient(quantize))
     return Quantized(*quantize_int8(y))
 
 

@@ -208,6 +208,23 @@ def test_one_kernel_that_fails_ends_the_build_and_keeps_what_is_finished(cache_r
     assert "one" in [entry.name for entry in cache.entries()]
 
 
+@pytest.mark.parametrize("others", [1, 2, 3])
+def test_a_kernel_config_that_another_process_finishes_meanwhile_is_not_mixed_with_its_kernels(monkeypatch, others):
+    """Its object and that of one of its kernels would define a symbol twice."""
+    names = [(TABLE.fallback, out) for out in ("bf16", "fp16", "fp32")]
+    looks = []
+
+    def find(kind, label, key):
+        looks.append(kind)
+        if kind == "row":
+            return "whole" if looks.count("row") > others else None
+        return label
+
+    monkeypatch.setattr(library, "kernel_key", lambda table, name: str(name))
+    monkeypatch.setattr(cache, "find", find)
+    assert set(library.build_kernels(TABLE, names).values()) == {"whole"}
+
+
 def test_folders_with_spaces_and_dollars_in_their_names_are_no_obstacle(cache_root, monkeypatch, tmp_path):
     place = tmp_path / "a $folder of: mine"
     place.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from operands.pairs import pairs
@@ -10,6 +11,7 @@ import scaled_mm as sm
 from scaled_mm import reference
 
 N, K = 72, 200
+MEMORY = torch.ones(3 * N)
 
 
 def operands(dtype: torch.dtype, shape: tuple[int, ...], device: str, seed: int = 0):
@@ -70,6 +72,19 @@ def test_a_token_alone_has_the_bits_of_the_token_in_a_batch(device):
     assert reference.same_bits(torch.stack([sm.int8_linear(row, weight, scale) for row in x]).cpu(), together.cpu())
 
 
+def test_too_many_products_in_a_sum_are_refused_by_the_name_of_x():
+    for k, static in ((131072, {}), (65794, dict(input_scale=torch.ones(1), input_zero_point=torch.ones(1, dtype=torch.int8)))):
+        with pytest.raises(sm.AccumulatorOverflowError, match=f"^x: expected K <= {k - 1}"):
+            sm.int8_linear(torch.ones(1, k), torch.ones(1, k, dtype=torch.int8), torch.ones(1), **static)
+
+
+def test_one_value_may_have_any_number_of_dimensions():
+    x, weight, _, _ = operands(torch.float32, (4,), "cpu")
+    one, point = torch.full([1] * 5, 0.1), torch.full([1] * 5, 3, dtype=torch.int8)
+    made = sm.int8_linear(x, weight, one, input_scale=one, input_zero_point=point)
+    assert torch.equal(made, sm.int8_linear(x, weight, one.view(1), input_scale=one.view(1), input_zero_point=point.view(1)))
+
+
 def test_no_gradient_is_required_of_the_output():
     x, weight, scale, _ = operands(torch.float32, (4,), "cpu")
     assert not sm.int8_linear(x.requires_grad_(), weight, scale).requires_grad
@@ -96,6 +111,9 @@ REFUSED = [
     (dict(out_dtype=torch.int8), sm.BadTensorDtypeError, "out_dtype: expected float16, bfloat16 or float32"),
     (dict(out=torch.zeros(3, N + 1, dtype=torch.bfloat16)), sm.BadTensorShapeError, "out: expected"),
     (dict(out=torch.zeros(3, N, dtype=torch.int8)), sm.BadTensorDtypeError, "out_dtype: expected"),
+    (dict(out_dtype=np.array([1, 2])), sm.BadTensorDtypeError, "out_dtype: expected"),
+    (dict(out=torch.zeros(9 * N).bfloat16().as_strided((3, N), (N - 1, 1))), sm.BadTensorStridesError, "out: expected memory of its own"),
+    (dict(weight_scale=MEMORY[:N], out=MEMORY[: 3 * N].view(3, N), out_dtype=None), sm.BadParamError, "out: expected memory apart from weight_scale"),
 ]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from operands.pairs import pairwise
 from rowwise_data import FLOATS, KINDS, LAYOUTS, LEADING, WIDTHS, beyond_one_unit, laid_out, values
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import scaled_mm as sm
 from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError
@@ -112,12 +115,46 @@ def test_the_sum_is_written_in_place_of_the_residual_or_of_x(device, layout):
             assert same_bits(both[1 - place].cpu(), (residual, x)[place])
 
 
+class Largest(TorchDispatchMode):
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.numel = max(self.numel, result.numel() if isinstance(result, torch.Tensor) else 0)
+        return result
+
+
+@pytest.mark.parametrize("k, padded", [(1, 8), (8, 8), (9, 16), (128, 128), (129, 256), (2048, 2048), (2049, 4096)])
+def test_short_rows_are_not_padded_to_all_lanes(k, padded):
+    x, weight = torch.ones(3, k), torch.ones(k)
+    with Largest() as largest:
+        sm.rms_norm(x, weight)
+    assert largest.numel == 3 * padded
+
+
+def test_vmap_and_a_trace_give_the_same_bits():
+    x, residual, weight = operands(torch.float32, 40, (3, 5))
+    y, total = torch.vmap(lambda x, residual, total: sm.add_rms_norm(x, residual, weight, total=total))(x, residual, torch.zeros(3, 5, 40))
+    want, want_total = sm.add_rms_norm(x, residual, weight)
+    assert same_bits(y, want) and same_bits(total, want_total)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert same_bits(torch.jit.trace(lambda x: sm.rms_norm(x, weight), (x,))(x), sm.rms_norm(x, weight))
+
+
 def test_inputs_are_left_alone_and_outputs_have_no_gradient():
     x, residual, weight = operands(torch.float32, 9, (2,))
     kept = [made.clone() for made in (x, residual, weight)]
     y, total = sm.add_rms_norm(x.requires_grad_(), residual, weight.requires_grad_())
     assert not y.requires_grad and not total.requires_grad and not sm.rms_norm(x, weight).requires_grad
     assert all(torch.equal(one, other) for one, other in zip((x, residual, weight), kept))
+
+
+def test_a_scale_that_is_a_parameter_is_returned_without_its_gradient():
+    scale = torch.nn.Parameter(torch.ones(1))
+    for result in (sm.rms_norm(X, W, quantize=scale), sm.silu_and_mul(X, quantize=scale), sm.quantize_int8(X, scale=scale)):
+        assert not result[1].requires_grad and result[1].data_ptr() == scale.data_ptr()
+    assert not sm.quantize_int8(X, scale=scale, zero_point=torch.ones(1, dtype=torch.int8)).scale.requires_grad
 
 
 def test_meta_tensors_give_shapes():
@@ -179,9 +216,15 @@ def test_a_wrong_residual_and_a_wrong_total_are_refused_and_named():
         (BadTensorDeviceError, X.to("meta")),
         (BadParamError, X.clone().requires_grad_()),
         (BadTensorStridesError, W.clone().expand(2, 4)),
+        (BadTensorStridesError, torch.zeros(8).as_strided((2, 4), (3, 1))),
     ):
         with pytest.raises(error, match="^total: expected"):
             sm.add_rms_norm(X, X, W, total=total)
+    memory = torch.ones(12)
+    for name, operands in (("weight", (memory[4:8], None)), ("quantize", (W, memory[7]))):
+        with pytest.raises(BadParamError, match=f"^total: expected memory apart from {name}, got an overlap"):
+            sm.add_rms_norm(X, X, operands[0], quantize=operands[1], total=memory[:8].view(2, 4))
+    sm.add_rms_norm(X, X, memory[8:], quantize=memory[8], total=memory[:8].view(2, 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from operands.pairs import pairwise
@@ -124,6 +125,7 @@ def test_values_are_written_to_an_out_of_any_strides(device, layout):
 
 
 X, S, Z = torch.ones(2, 4), torch.ones(1), torch.zeros(1, dtype=torch.int8)
+MEMORY = torch.ones(2)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,9 @@ X, S, Z = torch.ones(2, 4), torch.ones(1), torch.zeros(1, dtype=torch.int8)
         (BadTensorShapeError, r"out: expected \[2, 4\], got \[2, 3\]", {"out": torch.zeros(2, 3, dtype=torch.int8)}),
         (BadTensorDeviceError, "out: expected a tensor on cpu", {"out": torch.zeros(2, 4, dtype=torch.int8, device="meta")}),
         (BadTensorStridesError, "out: expected memory of its own", {"out": torch.zeros(4, dtype=torch.int8).expand(2, 4)}),
+        (BadTensorStridesError, "out: expected memory of its own", {"out": torch.zeros(8, dtype=torch.int8).as_strided((2, 4), (3, 1))}),
+        (BadParamError, "out: expected memory apart from scale", {"scale": MEMORY[0], "out": MEMORY.view(torch.int8).view(2, 4)}),
+        (BadParamError, "dim: expected one of", {"dim": np.array(["token", "channel"])}),
     ],
 )
 def test_what_is_wrong_in_quantize_int8_is_refused_and_named(error, message, options):
@@ -205,6 +210,19 @@ def test_inductor_keeps_the_rounding_to_16_bits_between_two_operators(device):
     torch.compiler.reset()
     x = values((16, 256), torch.bfloat16).to(device)
     assert all(same_bits(one, other) for one, other in zip(layer(x), torch.compile(layer, fullgraph=True)(x)))
+
+
+def test_the_raw_operators_refuse_as_the_functions_do():
+    static, smooth = torch.ops.scaled_mm.quantize_int8_static, torch.ops.scaled_mm.rowwise_smooth
+    for error, message, call in (
+        (BadTensorDtypeError, "scale: expected torch.float32", lambda: static(X, S.double(), None)),
+        (BadTensorShapeError, r"scale: expected \[\] or \[2, 1\], got \[4\]", lambda: static(X, X[0], None)),
+        (BadTensorDtypeError, "zero_point: expected torch.int8 or torch.int32", lambda: static(X, S[0], S[0])),
+        (BadTensorDeviceError, "zero_point: expected a tensor on cpu", lambda: static(X, S[0], Z[0].to("meta"))),
+        (BadTensorShapeError, "x: expected at least 1 dimension", lambda: smooth(X[0, 0], S)),
+    ):
+        with pytest.raises(error, match="^" + message):
+            call()
 
 
 def test_opcheck_finds_nothing_wrong(device):
