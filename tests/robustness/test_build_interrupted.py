@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -105,8 +106,9 @@ def building(tmp_path, cache_root, monkeypatch):
     process.wait()
     process.stderr.close()
     for pid in found:
-        if runs(pid):
-            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may end between the question and the signal
+            if runs(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def left(root: Path) -> list[str]:
