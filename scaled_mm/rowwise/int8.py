@@ -6,10 +6,18 @@ from typing import NamedTuple
 
 import torch
 
-from scaled_mm.core.checks import check_device, check_strided
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.rowwise.dynamic import dynamic, dynamic_asymmetric
-from scaled_mm.rowwise.operands import check_float, check_rows, check_vector, check_written, without_gradient
+from scaled_mm.rowwise.operands import (
+    SCALE_DTYPES,
+    ZERO_POINT_DTYPES,
+    check_float,
+    check_parameter,
+    check_rows,
+    check_vector,
+    check_written,
+    without_gradient,
+)
 from scaled_mm.rowwise.operators import composite
 from scaled_mm.rowwise.static import static_rows
 
@@ -141,13 +149,10 @@ def _scale_shape(x: torch.Tensor, dim: str) -> tuple[int, ...]:
 
 def _check_static(x: torch.Tensor, dim: str, scale: torch.Tensor, zero_point: torch.Tensor | None) -> None:
     shape = _scale_shape(x, dim)
-    for name, tensor, dtypes in (("scale", scale, (torch.float32,)), ("zero_point", zero_point, (torch.int8, torch.int32))):
+    for name, tensor, dtypes in (("scale", scale, SCALE_DTYPES), ("zero_point", zero_point, ZERO_POINT_DTYPES)):
         if tensor is None:
             continue
-        check_strided(name, tensor)
-        check_device(name, tensor, x.device)
-        if tensor.dtype not in dtypes:
-            raise BadTensorDtypeError(f"{name}: expected {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, got {tensor.dtype}")
+        check_parameter(name, tensor, x, *dtypes)
         if tensor.numel() != 1 and tuple(tensor.shape) != shape:
             raise BadTensorShapeError(f"{name}: expected one value or {list(shape)}, got {list(tensor.shape)}")
 

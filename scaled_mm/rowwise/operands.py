@@ -9,6 +9,7 @@ from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeE
 from scaled_mm.rowwise.arithmetic import FLOATS
 
 MAX_DIMS = 8
+SCALE_DTYPES, ZERO_POINT_DTYPES = (torch.float32,), (torch.int8, torch.int32)
 _LARGEST = torch.finfo(torch.float32).max
 
 
@@ -47,15 +48,20 @@ def check_vector(name: str, tensor: object, x: torch.Tensor, width: int, one: bo
         raise BadTensorShapeError(f"{name}: expected {'one value or ' if one else ''}[{width}], got {list(tensor.shape)}")
 
 
+def check_parameter(name: str, tensor: object, x: torch.Tensor, *dtypes: torch.dtype) -> None:
+    """A strided tensor on x's device in one of these dtypes: a scale or a zero point."""
+    check_strided(name, tensor)
+    check_device(name, tensor, x.device)
+    if tensor.dtype not in dtypes:
+        raise BadTensorDtypeError(f"{name}: expected {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, got {tensor.dtype}")
+
+
 def check_static(scale: object, zero_point: object, x: torch.Tensor, name: str = "quantize", zero_point_name: str = "zero_point") -> None:
     """A static scale, float32 with one value, and its zero point: None, or int8 or int32 with one value."""
-    for of, tensor, dtypes in ((name, scale, (torch.float32,)), (zero_point_name, zero_point, (torch.int8, torch.int32))):
+    for of, tensor, dtypes in ((name, scale, SCALE_DTYPES), (zero_point_name, zero_point, ZERO_POINT_DTYPES)):
         if tensor is None:
             continue
-        check_strided(of, tensor)
-        check_device(of, tensor, x.device)
-        if tensor.dtype not in dtypes:
-            raise BadTensorDtypeError(f"{of}: expected {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, got {tensor.dtype}")
+        check_parameter(of, tensor, x, *dtypes)
         if tensor.numel() != 1:
             raise BadTensorShapeError(f"{of}: expected one value, got {list(tensor.shape)}")
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.core.checks import check_device, check_strided
 from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError
-from scaled_mm.rowwise.operands import check_float, check_rows, check_vector
+from scaled_mm.rowwise.operands import SCALE_DTYPES, ZERO_POINT_DTYPES, check_float, check_parameter, check_rows, check_vector
 from scaled_mm.rowwise.operators import composite
 
 
@@ -53,13 +52,10 @@ def _scaled(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None) -
 
 def _check_divided(y, scale, zero_point) -> None:
     check_float("x", y)
-    for name, tensor, dtypes in (("scale", scale, (torch.float32,)), ("zero_point", zero_point, (torch.int8, torch.int32))):
+    for name, tensor, dtypes in (("scale", scale, SCALE_DTYPES), ("zero_point", zero_point, ZERO_POINT_DTYPES)):
         if tensor is None and name == "zero_point":
             continue
-        check_strided(name, tensor)
-        check_device(name, tensor, y.device)
-        if tensor.dtype not in dtypes:
-            raise BadTensorDtypeError(f"{name}: expected {' or '.join(map(str, dtypes))}, got {tensor.dtype}")
+        check_parameter(name, tensor, y, *dtypes)
         if tensor.dim() and tensor.shape != (*y.shape[:-1], 1):
             raise BadTensorShapeError(f"{name}: expected [] or {[*y.shape[:-1], 1]}, got {list(tensor.shape)}")
 
