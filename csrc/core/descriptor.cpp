@@ -25,6 +25,8 @@ struct PlannedOperand {
   int64_t bytes;     // from the data pointer to the end of the last element
   int64_t alignment; // of the data pointer
   bool given;
+  bool written;    // an output besides out
+  uint32_t may_be; // of a written one: see OperandSpec
 };
 
 } // namespace
@@ -54,6 +56,8 @@ struct scaledMMDescriptor : RowChoice {
 
   scaledMMTensorDesc_t tensors[kMaxOperands]; // the operands at creation; ndim is -1 for an absent one
 
+  const char* own_kernel = nullptr; // of a kind without a table, on a CUDA device
+
   Problem* problem = nullptr; // in `memory`
   alignas(std::max_align_t) unsigned char memory[kProblemBytes];
 };
@@ -79,7 +83,7 @@ scaledMMStatus_t check_descriptor(const scaledMMDescriptor* d, int32_t product) 
   return fail(SCALED_MM_STATUS_BAD_PARAM, "descriptor: expected a %s descriptor, got a %s descriptor", kProblemKinds[product]->name, d->kind->name);
 }
 
-scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* operands, int32_t option, scaledMMDescriptor* d) {
+scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* operands, const Options& options, scaledMMDescriptor* d) {
   const scaledMMTensorDesc_t* given[kMaxOperands] = {};
   for (int i = 0; i < d->kind->num_operands; ++i) {
     scaledMMTensorDesc_t& t = d->tensors[i];
@@ -91,7 +95,7 @@ scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* operands, int32_t o
     if (t.flags & SCALED_MM_TENSOR_PACKED) memset(t.strides, 0, sizeof(t.strides)); // a packed tensor has none
     given[i] = &t;
   }
-  if (scaledMMStatus_t s = d->problem->validate(given, option)) return s;
+  if (scaledMMStatus_t s = d->problem->validate(given, options)) return s;
   d->problem->info.device = d->device.device_id;
   d->problem->info.multiprocessors = d->device.multiprocessors;
   return SCALED_MM_STATUS_SUCCESS;
@@ -102,7 +106,7 @@ void plan_operands(scaledMMDescriptor* d) {
     const OperandSpec& spec = d->kind->operands[i];
     const scaledMMTensorDesc_t& t = d->tensors[i];
     PlannedOperand& operand = d->operands[i];
-    operand = {spec.name, spec.pointer, 0, 1, t.ndim >= 0};
+    operand = {spec.name, spec.pointer, 0, 1, t.ndim >= 0, spec.role == Role::kWritten, spec.may_be};
     if (!operand.given) continue;
     const int64_t of_row = spec.role == Role::kOut ? d->needs.align_out
                            : spec.role == Role::kA ? d->needs.align_a
@@ -113,6 +117,18 @@ void plan_operands(scaledMMDescriptor* d) {
   }
 }
 
+// The kernel of a kind without a table. It needs no workspace.
+scaledMMStatus_t plan_own_kernel(scaledMMHandle_t handle, const char* forced, scaledMMDescriptor* d) {
+  Problem& problem = *d->problem;
+  if (forced != nullptr) return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: expected none for a %s, got %s", d->kind->name, forced);
+  d->own_kernel = problem.own_kernel();
+  if (problem.empty()) return SCALED_MM_STATUS_SUCCESS;
+  const Table* table = nullptr; // a library of the architecture is loaded with its tables
+  if (scaledMMStatus_t s = require_table(handle->arch, &table)) return s;
+  return require_kernel(handle->arch, d->own_kernel, problem.variant, handle->info.device_id, handle->info.max_shared_memory,
+                        problem.own_slot(handle->arch), &d->kernel);
+}
+
 // Selects the kernel and computes the size of the workspace.
 scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const char* forced, scaledMMDescriptor* d) {
   if (handle->info.device_type == SCALED_MM_DEVICE_CPU) {
@@ -120,12 +136,13 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
     return SCALED_MM_STATUS_SUCCESS;
   }
   Problem& problem = *d->problem;
+  if (problem.own_kernel() != nullptr) return plan_own_kernel(handle, forced, d);
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table, scaledMMTableKind_t(product))) return s;
   problem.settle(*d->table);
   const BucketKey key = problem.bucket();
   const auto misfit_of = [&problem](const RowNeeds& needs) { return problem.misfit(needs); };
   if (scaledMMStatus_t s = d->choose(forced, d->kind->label, key.M, key.N, key.K, key.serves, misfit_of)) return s;
-  if (problem.info.empty()) return SCALED_MM_STATUS_SUCCESS; // nothing will be launched
+  if (problem.empty()) return SCALED_MM_STATUS_SUCCESS; // nothing will be launched
   const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
   KernelSlot* const slot = d->row->slot(problem.variant);
   if (slot == nullptr) {
@@ -148,6 +165,21 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
 
 uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
+// Whether an output besides out is apart from the other operands, or is one that it may be.
+scaledMMStatus_t check_written(const scaledMMDescriptor& d, const void* const* pointers, int index) {
+  const PlannedOperand& written = d.operands[index];
+  const uintptr_t begin = address_of(pointers[index]), end = begin + uintptr_t(written.bytes);
+  for (int i = 1; i < d.kind->num_operands; ++i) {
+    const PlannedOperand& other = d.operands[i];
+    const uintptr_t from = address_of(pointers[i]);
+    if (i == index || !other.given || from >= end || begin >= from + uintptr_t(other.bytes)) continue;
+    const bool same = from == begin && memcmp(d.tensors[i].strides, d.tensors[index].strides, sizeof(d.tensors[i].strides)) == 0;
+    if (same && (written.may_be >> i & 1)) continue;
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected memory apart from %s, got an overlap", written.name, other.name);
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
 scaledMMStatus_t check_pointers(const scaledMMDescriptor& d, const void* const* pointers) {
   const uintptr_t out_begin = address_of(pointers[0]), out_end = out_begin + uintptr_t(d.operands[0].bytes);
   for (int i = 0; i < d.kind->num_operands; ++i) {
@@ -165,6 +197,9 @@ scaledMMStatus_t check_pointers(const scaledMMDescriptor& d, const void* const* 
     }
     if (i > 0 && begin < out_end && out_begin < begin + uintptr_t(operand.bytes)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "out: expected memory apart from every input, got an overlap with %s", operand.name);
+    }
+    if (operand.written) {
+      if (scaledMMStatus_t s = check_written(d, pointers, i)) return s;
     }
   }
   return SCALED_MM_STATUS_SUCCESS;
@@ -219,15 +254,8 @@ scaledMMStatus_t run(const Kernel& kernel, const GemmLaunch& launch) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-} // namespace
-
-const char* scaledMMGetOperandName(int32_t product, int32_t index) {
-  if (product < 0 || product >= kNumProblemKinds || index < 0 || index >= kProblemKinds[product]->num_operands) return nullptr;
-  return kProblemKinds[product]->operands[index].name;
-}
-
-scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
-                                          const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option, const char* kernel) try {
+scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product, const scaledMMTensorDesc_t* const* operands,
+                        int32_t num_operands, const Options& options, const char* kernel) {
   if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
   *descriptor = nullptr;
   if (scaledMMStatus_t s = check_object("handle", handle)) return s;
@@ -238,13 +266,33 @@ scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescr
   made->kind = kProblemKinds[product];
   made->problem = made->kind->make(made->memory);
   made->device = handle->info;
-  if (scaledMMStatus_t s = validate(operands, option, made.get())) return s;
+  if (scaledMMStatus_t s = validate(operands, options, made.get())) return s;
   if (scaledMMStatus_t s = plan_kernel(handle, product, kernel, made.get())) return s;
   plan_operands(made.get());
   made->launch = made->problem->info;
-  made->empty = made->problem->info.empty();
+  made->empty = made->problem->empty();
   *descriptor = publish(std::move(made));
   return SCALED_MM_STATUS_SUCCESS;
+}
+
+} // namespace
+
+const char* scaledMMGetOperandName(int32_t product, int32_t index) {
+  if (product < 0 || product >= kNumProblemKinds || index < 0 || index >= kProblemKinds[product]->num_operands) return nullptr;
+  return kProblemKinds[product]->operands[index].name;
+}
+
+scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
+                                          const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option, const char* kernel) try {
+  return create(handle, descriptor, product, operands, num_operands, {option}, kernel);
+} catch (const std::exception& error) {
+  return fail_exception(error);
+}
+
+scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product, int32_t function,
+                                                 int32_t output, double epsilon, const scaledMMTensorDesc_t* const* operands,
+                                                 int32_t num_operands) try {
+  return create(handle, descriptor, product, operands, num_operands, {function, output, epsilon}, nullptr);
 } catch (const std::exception& error) {
   return fail_exception(error);
 }
@@ -269,7 +317,11 @@ scaledMMStatus_t scaledMMGetDevice(scaledMMDescriptor_t d, int32_t* device_type,
 scaledMMStatus_t scaledMMGetKernel(scaledMMDescriptor_t d, scaledMMKernelChoice_t* choice) try {
   if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   if (choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "choice: expected a place to write to, got a null pointer");
-  d->describe(d->kind->label + std::string(d->problem->mode()), choice);
+  if (d->own_kernel != nullptr) {
+    *choice = {d->own_kernel, "the kernel of this operator; no table lists it", -1, 0};
+  } else {
+    d->describe(d->kind->label + std::string(d->problem->mode()), choice);
+  }
   return SCALED_MM_STATUS_SUCCESS;
 } catch (const std::exception& error) {
   return fail_exception(error);

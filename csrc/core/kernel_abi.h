@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 10
+#define SCALED_MM_KERNEL_ABI_VERSION 11
 
 namespace scaled_mm {
 
@@ -37,6 +37,27 @@ struct BlockOperands {
   bool quantize;      // float activations are quantized to q8_1 first
   bool packed;        // b is tiles (docs/design/gguf-formats.md), aligned to 16 bytes; else GGUF blocks as in files
   int32_t out_dtype;  // FLOAT16, BFLOAT16 or FLOAT32, decided at run time: one kernel serves all three
+};
+
+struct RowwiseStrides {
+  int64_t row, k;
+};
+
+// A row-wise operator besides the fields of GemmLaunch. There, M is the number of rows and N the elements of a row of out, a is x and out the first
+// output. Strides in elements; 0 along a dimension of size 1, and of a single value.
+struct RowwiseOperands {
+  int32_t function, output; // scaledMMRowwise_t, scaledMMRowwiseOutput_t
+  double epsilon;
+  RowwiseStrides x, residual, total, out;
+  int64_t vector_stride, offset_stride; // of [N]
+  int64_t scale_stride, zero_point_stride;
+  int32_t vector_dtype, zero_point_dtype; // scaledMMDtype_t
+};
+
+// Their pointers; nullptr for absent ones.
+struct RowwisePointers {
+  const void *residual, *vector, *offset, *scale, *zero_point;
+  const void *out_scale, *out_zero_point, *out_row_sums, *total; // written
 };
 
 // Strides from one product of a batch to the next, in elements; 0: shared by all products.
@@ -91,12 +112,15 @@ struct GemmLaunch {
   int64_t a_scale_stride_k, b_scale_stride_k;
 
   const BlockOperands* blocks; // nullptr except for GGUF products
+
+  const RowwiseOperands* rowwise; // nullptr except for row-wise operators
+  RowwisePointers rowwise_pointers;
 };
 
 // One kernel of a library. prepare and launch write a message of at most `size` bytes on failure.
 struct Kernel {
   const char* row;
-  int32_t out_dtype;     // scaledMMDtype_t of out; GGUF kernels: of the weight; -1: any (the zero-point preparation)
+  int32_t out_dtype;     // scaledMMDtype_t of out; GGUF kernels: of the weight; row-wise kernels: of x; -1: any (the zero-point preparation)
   int32_t shared_memory; // bytes per thread block
   // Called once per device before the first launch: raises the shared-memory limit and checks that the device can run the kernel.
   scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);
@@ -120,6 +144,8 @@ struct KernelLibrary {
 
 // The name of the kernel that fills row_terms and col_terms. No table lists it.
 constexpr char kZeroPointTermsRow[] = "zero_point_terms";
+// The names of the kernels of row-wise operators, each built for the dtypes of x. No table lists them.
+constexpr const char* kRowwiseKernels[] = {"rowwise_quantize", "rowwise_norm", "rowwise_activation"};
 
 } // namespace scaled_mm
 

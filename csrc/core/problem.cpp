@@ -57,9 +57,9 @@ const char* misfit(const ProductInfo& info, const RowNeeds& needs) {
   return info.batch > 1 ? batch_misfit(info, needs) : nullptr;
 }
 
-scaledMMStatus_t check_no_option(int32_t option) {
-  if (option == 0) return SCALED_MM_STATUS_SUCCESS;
-  return fail(SCALED_MM_STATUS_BAD_PARAM, "option: expected 0, for this kind of product has none, got %d", int(option));
+scaledMMStatus_t check_no_option(const Options& options) {
+  if (options.option == 0) return SCALED_MM_STATUS_SUCCESS;
+  return fail(SCALED_MM_STATUS_BAD_PARAM, "option: expected 0, for this kind of product has none, got %d", int(options.option));
 }
 
 scaledMMStatus_t check_workspace_room(const char* row, std::initializer_list<int64_t> sizes) {

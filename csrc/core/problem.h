@@ -12,13 +12,14 @@ namespace scaled_mm {
 
 constexpr int kMaxOperands = SCALED_MM_MAX_OPERANDS;
 
-// Which alignment of a kernel config an operand must have.
-enum class Role { kOut, kA, kB, kOther };
+// Which alignment of a kernel config an operand must have. kWritten: an output besides out.
+enum class Role { kOut, kA, kB, kOther, kWritten };
 
 struct OperandSpec {
   const char* name;
   size_t pointer; // offset of its data pointer in GemmLaunch
   Role role = Role::kOther;
+  uint32_t may_be = 0; // of kWritten: a bit for each operand that it may be, by its index; it is apart from every other
 };
 
 // A validated product: a launch without pointers. Sizes are those after folding a batch (gemm.cpp).
@@ -39,8 +40,15 @@ struct BucketKey {
 // Why a kernel config with these needs cannot take the product; nullptr if it can.
 const char* misfit(const ProductInfo& info, const RowNeeds& needs);
 
+// What a create function says besides the operands.
+struct Options {
+  int32_t option = 0; // the mode of a GGUF product, the scaledMMRowwise_t of a row-wise operator
+  int32_t output = 0; // scaledMMRowwiseOutput_t
+  double epsilon = 0;
+};
+
 // Refuses an option, for kinds that have none.
-scaledMMStatus_t check_no_option(int32_t option);
+scaledMMStatus_t check_no_option(const Options& options);
 // Refuses sizes (elements) for which a kernel could not compute its workspace in 64 bits. row: the kernel config's name.
 scaledMMStatus_t check_workspace_room(const char* row, std::initializer_list<int64_t> sizes);
 
@@ -48,8 +56,11 @@ class Problem {
 public:
   virtual ~Problem() = default;
 
-  // Checks the operands, in the order of the kind (nullptr: absent), and fills in the fields below. option: the create function's argument.
-  virtual scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* tensors, int32_t option) = 0;
+  // Checks the operands, in the order of the kind (nullptr: absent), and fills in the fields below.
+  virtual scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* tensors, const Options& options) = 0;
+  // The kernel of a kind that has no table, and its slot; nullptr: a table names the kernel.
+  virtual const char* own_kernel() const { return nullptr; }
+  virtual KernelSlot* own_slot(Arch*) const { return nullptr; }
   // Settles what depends on the device's table. Called before `bucket`.
   virtual void settle(const Table&) {}
   virtual BucketKey bucket() const = 0;
@@ -59,6 +70,8 @@ public:
     *bytes = 0;
     return SCALED_MM_STATUS_SUCCESS;
   }
+  // Whether nothing is to be written.
+  virtual bool empty() const { return info.empty(); }
   // The mode, for kinds that have several: part of the reason in scaledMMKernelChoice_t.
   virtual const char* mode() const { return ""; }
 
@@ -86,7 +99,7 @@ struct ProblemKind {
   const OperandSpec* operands;
   bool keeps_launches;            // its kernels may use a LaunchCache
   Problem* (*make)(void* memory); // in kProblemBytes of memory
-  TableRules table;
+  TableRules table;               // noun is nullptr: the kind has no table
 };
 
 constexpr size_t kProblemBytes = 768;

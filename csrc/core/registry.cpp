@@ -193,7 +193,7 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
                 "table %.200s: expected rows, buckets and a fallback among the rows, at most 65536 of each, got %lld, %lld and row %d", table->source,
                 static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets), int(table->fallback_row));
   }
-  if (table->kind < 0 || table->kind >= kNumProblemKinds) {
+  if (table->kind < 0 || table->kind >= kNumProblemKinds || kProblemKinds[table->kind]->table.noun == nullptr) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
   }
   const TableRules& rules = kProblemKinds[table->kind]->table;

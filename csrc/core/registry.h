@@ -78,6 +78,7 @@ struct Arch {
   std::string name;
   std::atomic<const Table*> tables[kMaxKinds]{}; // by scaledMMTableKind_t
   KernelSlot zero_point_terms;
+  KernelSlot rowwise[std::size(kRowwiseKernels)][kDtypes]; // by the dtype of x
 };
 
 Arch* find_arch(const char* name); // created on first use, never freed

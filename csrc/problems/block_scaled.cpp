@@ -29,8 +29,8 @@ int64_t stride_of(const scaledMMTensorDesc_t& t, int dimension) { return t.shape
 
 class BlockScaled : public Problem {
 public:
-  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
-    if (scaledMMStatus_t s = check_no_option(option)) return s;
+  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
+    if (scaledMMStatus_t s = check_no_option(options)) return s;
     return validate({t[0], t[1], t[2], t[3], t[4], t[5]});
   }
 

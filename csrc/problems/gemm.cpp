@@ -164,8 +164,8 @@ int64_t column_term_batches(const ProductInfo& info) {
 
 class Gemm : public Problem {
 public:
-  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
-    if (scaledMMStatus_t s = check_no_option(option)) return s;
+  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
+    if (scaledMMStatus_t s = check_no_option(options)) return s;
     if (scaledMMStatus_t s = validate_gemm({t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]}, &info)) return s;
     variant = info.out_dtype;
     const int64_t row_batches = row_term_batches(info), column_batches = column_term_batches(info);

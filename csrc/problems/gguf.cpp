@@ -30,7 +30,7 @@ scaledMMStatus_t check_blocks(const char* name, const scaledMMTensorDesc_t& t) {
 
 class Gguf : public Problem {
 public:
-  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
+  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
     info.batch = 1;
     info.blocks = &blocks_;
     if (scaledMMStatus_t s = check_weight(t[1])) return s;
@@ -38,7 +38,7 @@ public:
     if (scaledMMStatus_t s = check_out(t[0])) return s;
     if (scaledMMStatus_t s = check_bias(t[3])) return s;
     variant = blocks_.format;
-    return check_mode(option);
+    return check_mode(options.option);
   }
 
   void settle(const Table& table) override {

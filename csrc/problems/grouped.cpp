@@ -49,8 +49,8 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
 
 class Grouped : public Problem {
 public:
-  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, int32_t option) override {
-    if (scaledMMStatus_t s = check_no_option(option)) return s;
+  scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
+    if (scaledMMStatus_t s = check_no_option(options)) return s;
     return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6]});
   }
 

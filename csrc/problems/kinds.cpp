@@ -5,7 +5,7 @@
 
 namespace scaled_mm {
 
-const ProblemKind* const kProblemKinds[] = {&kGemm, &kGrouped, &kBlockScaled, &kGguf};
+const ProblemKind* const kProblemKinds[] = {&kGemm, &kGrouped, &kBlockScaled, &kGguf, &kRowwiseQuantize, &kRowwiseNorm, &kRowwiseActivation};
 const int32_t kNumProblemKinds = std::size(kProblemKinds);
 static_assert(std::size(kProblemKinds) <= kMaxKinds, "raise kMaxKinds");
 

@@ -5,6 +5,6 @@
 
 namespace scaled_mm {
 
-extern const ProblemKind kGemm, kGrouped, kBlockScaled, kGguf;
+extern const ProblemKind kGemm, kGrouped, kBlockScaled, kGguf, kRowwiseQuantize, kRowwiseNorm, kRowwiseActivation;
 
 } // namespace scaled_mm

@@ -111,11 +111,11 @@ def compile_kernels(
 def kernels_to_check(table: TileTable) -> list[library.KernelName]:
     """Every kernel config for its first output dtype, bfloat16, or its first GGUF format. The other dtypes only change the epilogue; they are
     compiled for the kernel config with the most accumulators."""
-    from scaled_mm.jit.codegen import ZERO_POINT_TERMS, out_dtypes
+    from scaled_mm.jit.codegen import ZERO_POINT_TERMS, out_dtypes, rowwise_names
     from scaled_mm.kernels.registry import config_cost
 
     others = []
     for section in table.sections:
         largest = max(section.rows, key=lambda row: config_cost(row, table.arch).accumulators or 0)
         others += [(largest.name, out) for out in out_dtypes(largest)[1:]]
-    return [*((row.name, out_dtypes(row)[0]) for row in table.all_rows), *others, (ZERO_POINT_TERMS, None)]
+    return [*((row.name, out_dtypes(row)[0]) for row in table.all_rows), *others, *rowwise_names(), (ZERO_POINT_TERMS, None)]

@@ -16,12 +16,15 @@ from scaled_mm.tables.tuned import slug
 __all__ = [
     "BUILT_FOR",
     "OUT_DTYPES",
+    "ROWWISE",
     "WEIGHT_FORMATS",
     "ZERO_POINT_TERMS",
     "kernel_source",
     "library_source",
     "out_dtypes",
     "row_source",
+    "rowwise_names",
+    "rowwise_source",
     "symbol",
     "zero_point_terms_source",
 ]
@@ -29,6 +32,9 @@ __all__ = [
 _INT64_MAX = "INT64_MAX"
 
 ZERO_POINT_TERMS = "zero_point_terms"
+
+ROWWISE = {"rowwise_quantize": "Elements", "rowwise_norm": "Norm", "rowwise_activation": "Gated"}
+"""The kernels of row-wise operators, which no table lists, and the class of csrc/rowwise/sources.cuh that each is made of."""
 
 
 def out_dtypes(config: KernelConfig) -> tuple[str, ...]:
@@ -79,6 +85,22 @@ def zero_point_terms_source() -> str:
         '// Generated.\n#include "int8/prepare/zero_point_terms.cuh"\n'
         f'extern "C" const scaled_mm::Kernel {name};\n'
         f"const scaled_mm::Kernel {name} = scaled_mm::zero_point_terms::entry();\n"
+    )
+
+
+def rowwise_names() -> list[tuple[str, str]]:
+    """(name, dtype of x) of every row-wise kernel."""
+    return [(name, dtype) for name in ROWWISE for dtype in OUT_DTYPES if dtype != "int32"]
+
+
+def rowwise_source(row: str, dtype: str) -> str:
+    """The translation unit of one row-wise kernel."""
+    name = symbol(row, dtype)
+    return (
+        '// Generated.\n#include "rowwise/launch.cuh"\n'
+        f'extern "C" const scaled_mm::Kernel {name};\n'
+        f"const scaled_mm::Kernel {name} = "
+        f'scaled_mm::rowwise::entry<{OUT_DTYPES[dtype].cxx}, scaled_mm::rowwise::{ROWWISE[row]}>("{row}", {OUT_DTYPES[dtype].code});\n'
     )
 
 

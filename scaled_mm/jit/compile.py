@@ -82,7 +82,7 @@ def sources_digest(*places: str) -> str:
 
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
-_OWN = ("core/", "int8/", "gguf/", "scaled_mm/")  # includes of our sources from csrc
+_OWN = ("core/", "int8/", "gguf/", "rowwise/", "scaled_mm/")  # includes of our sources from csrc
 
 
 def includes_digest(text: str) -> str:

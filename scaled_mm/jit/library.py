@@ -16,7 +16,8 @@ from scaled_mm.jit.paths import csrc_dir, lib_dir
 from scaled_mm.tables import rules
 from scaled_mm.tables.schema import TileTable
 
-# A kernel of an architecture: (name of the kernel config, key of codegen.BUILT_FOR), or (ZERO_POINT_TERMS, None).
+# A kernel of an architecture: (name of the kernel config, key of codegen.BUILT_FOR), or one that no table lists: of codegen.rowwise_names(), or
+# (ZERO_POINT_TERMS, None).
 KernelName = tuple[str, str | None]
 _KERNEL_OBJECT = "kernel.o"
 
@@ -131,15 +132,19 @@ def python_library() -> Path | None:
 
 
 def kernel_names(table: TileTable) -> list[KernelName]:
-    """Every kernel of a table."""
+    """Every kernel of a table, and those that no table lists."""
     names: list[KernelName] = [(row.name, out) for row in table.all_rows for out in codegen.out_dtypes(row)]
-    return [*names, (codegen.ZERO_POINT_TERMS, None)]
+    return [*names, *codegen.rowwise_names(), (codegen.ZERO_POINT_TERMS, None)]
 
 
 def kernel_source(table: TileTable, name: KernelName) -> str:
     """The translation unit of one kernel of a table."""
     row, out_dtype = name
-    return codegen.zero_point_terms_source() if out_dtype is None else codegen.kernel_source(table.row(row), out_dtype, rules.shared_memory_of(table))
+    if out_dtype is None:
+        return codegen.zero_point_terms_source()
+    if row in codegen.ROWWISE:
+        return codegen.rowwise_source(row, out_dtype)
+    return codegen.kernel_source(table.row(row), out_dtype, rules.shared_memory_of(table))
 
 
 def nvcc_and_flags(arch: str) -> tuple[toolchain.Nvcc, list[str]]:
@@ -175,6 +180,8 @@ def _row_key(table: TileTable, row: str) -> str:
 
 
 def _find_row(table: TileTable, row: str) -> Path | None:
+    if row in codegen.ROWWISE:
+        return None  # each dtype is a translation unit of its own
     return cache.find("row", f"{table.arch}-{row}", _row_key(table, row))
 
 
@@ -273,10 +280,10 @@ def build_kernels(
 
 
 def _by_row(names: Sequence[KernelName]) -> list[list[KernelName]]:
-    """The names of each kernel config, in the order of the first."""
+    """The names of each translation unit, in the order of the first."""
     by_row: dict[str, list[KernelName]] = {}
     for name in names:
-        by_row.setdefault(name[0], []).append(name)
+        by_row.setdefault(str(name) if name[0] in codegen.ROWWISE else name[0], []).append(name)
     return list(by_row.values())
 
 

@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 6
+#define SCALED_MM_ABI_VERSION 7
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -207,6 +207,9 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_GROUPED_GEMM = 1,
   SCALED_MM_BLOCK_SCALED_GEMM = 2,
   SCALED_MM_GGUF_GEMM = 3,
+  SCALED_MM_ROWWISE_QUANTIZE = 4,
+  SCALED_MM_ROWWISE_NORM = 5,
+  SCALED_MM_ROWWISE_ACTIVATION = 6,
 } scaledMMProduct_t;
 
 #define SCALED_MM_MAX_OPERANDS 10
@@ -365,6 +368,40 @@ static inline scaledMMStatus_t scaledMMCalculateGgufGemm(scaledMMDescriptor_t de
   const void* const pointers[4] = {out, weight, activation, bias};
   return scaledMMCalculate(descriptor, SCALED_MM_GGUF_GEMM, workspace, workspace_size, pointers, 4, stream);
 }
+
+/* ---- row-wise operators: what stands between two products ---------------------------------------------------- */
+
+/* y of each row of x, in float32; then out and the other outputs. docs/design/numerics.md has the formulas. */
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_QUANTIZE_INT8 = 0, /* y = x, x * factor, or x * factor + offset */
+  SCALED_MM_RMS_NORM = 1,
+  SCALED_MM_ADD_RMS_NORM = 2, /* total = x + residual in x's dtype, y = the norm of total */
+  SCALED_MM_SILU_AND_MUL = 3,
+  SCALED_MM_GELU_AND_MUL = 4,
+  SCALED_MM_GELU_TANH_AND_MUL = 5,
+} scaledMMRowwise_t;
+
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_ROWWISE_CAST = 0,             /* out = y in x's dtype */
+  SCALED_MM_ROWWISE_TOKEN = 1,            /* int8 out; out_scale = max|y| / 127 of each row */
+  SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC = 2, /* int8 out; out_scale, out_zero_point and out_row_sums of each row */
+  SCALED_MM_ROWWISE_STATIC = 3,           /* int8 out = clamp(round(y / scale) + zero_point), and out_row_sums if wanted */
+  SCALED_MM_ROWWISE_ROUND = 4,            /* int8 out = clamp(round(y)) */
+} scaledMMRowwiseOutput_t;
+
+/* Creates a descriptor of SCALED_MM_ROWWISE_*. M rows of N elements; x, residual, total and out [M,N] with any strides, x of an activation
+ * [M,2N]: x float16 | bfloat16 | float32, residual and total of x's dtype. NULL for what the function or the output does not use.
+ *
+ *   QUANTIZE    out, x, factor, offset, scale, zero_point, out_scale, out_zero_point, out_row_sums        TOKEN, TOKEN_ASYMMETRIC, STATIC, ROUND
+ *   NORM        out, x, residual, weight, scale, zero_point, out_scale, total                             CAST, TOKEN, STATIC
+ *   ACTIVATION  out, x, scale, zero_point, out_scale                                                      CAST, TOKEN, STATIC
+ *
+ * factor, offset, weight [N], float16 | bfloat16 | float32, offset of factor's dtype. scale float32 and zero_point int8 | int32: one value,
+ * [M] or [M,1]. out_scale float32, out_zero_point and out_row_sums int32: [M] or [M,1], contiguous. total may be x or residual itself; every
+ * other output needs memory of its own. epsilon: of NORM, at least 0; else 0. Calculate with scaledMMCalculate; there is no workspace. */
+SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
+                                                               int32_t function, int32_t output, double epsilon,
+                                                               const scaledMMTensorDesc_t* const* operands, int32_t num_operands);
 
 /* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no GGUF format. A tile of a packed weight has the
  * bytes of its 64 x 8 blocks. */
