@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from smoke import SMOKE
+
+os.environ["SCALED_MM_JIT"] = "wait"  # of child processes too: tests name the kernel that must run. Tests of the other modes set their own
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -11,6 +11,7 @@
 #include "core/handle.h"
 #include "core/problem.h"
 #include "core/row_choice.h"
+#include "core/stand_in.h"
 #include "core/status.h"
 #include "core/tensors.h"
 
@@ -44,13 +45,15 @@ struct scaledMMDescriptor : RowChoice {
   PlannedOperand operands[kMaxOperands];
   bool empty;
 
-  const Kernel* kernel = nullptr;
+  KernelPlan plan;
   const Kernel* zero_point_terms = nullptr;
-  size_t terms_size = 0;     // bytes of the zero-point terms, at the start of the workspace
-  size_t workspace_size = 0; // bytes of the zero-point terms and of the kernel's part, which follows
+  size_t kernel_workspace = 0; // bytes that plan.kernel needs
+  size_t terms_size = 0;       // bytes of the zero-point terms at the start of the workspace, up to the kernel's part
+  size_t workspace_size = 0;   // bytes of the whole workspace
 
   // Allocated on the second launch. Concurrent launches that fail to acquire it encode their own parameters.
   std::unique_ptr<LaunchCache> cache;
+  const Kernel* cache_of = nullptr; // the kernel that filled the cache
   std::atomic<bool> cache_taken{false};
   std::atomic<bool> launched{false};
 
@@ -125,8 +128,9 @@ scaledMMStatus_t plan_own_kernel(scaledMMHandle_t handle, const char* forced, sc
   if (problem.empty()) return SCALED_MM_STATUS_SUCCESS;
   const Table* table = nullptr; // a library of the architecture is loaded with its tables
   if (scaledMMStatus_t s = require_table(handle->arch, &table)) return s;
-  return require_kernel(handle->arch, d->own_kernel, problem.variant, handle->info.device_id, handle->info.max_shared_memory,
-                        problem.own_slot(handle->arch), &d->kernel);
+  const KernelName name = {
+      handle->arch, d->own_kernel, problem.variant, handle->info.device_id, handle->info.max_shared_memory, problem.own_slot(handle->arch)};
+  return require_kernel(name, &d->plan.kernel);
 }
 
 // Selects the kernel and computes the size of the workspace.
@@ -143,24 +147,34 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
   const auto misfit_of = [&problem](const RowNeeds& needs) { return problem.misfit(needs); };
   if (scaledMMStatus_t s = d->choose(forced, d->kind->label, key.M, key.N, key.K, key.serves, misfit_of)) return s;
   if (problem.empty()) return SCALED_MM_STATUS_SUCCESS; // nothing will be launched
-  const int32_t device = handle->info.device_id, shared_memory = handle->info.max_shared_memory;
-  KernelSlot* const slot = d->row->slot(problem.variant);
-  if (slot == nullptr) {
-    return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "kernel: expected row %s for a scaledMMDtype_t below %d, got %d", d->row->name.c_str(), kDtypes,
-                int(problem.variant));
-  }
-  if (scaledMMStatus_t s = require_kernel(handle->arch, d->row->name.c_str(), problem.variant, device, shared_memory, slot, &d->kernel)) return s;
+  if (scaledMMStatus_t s = scaled_mm::plan_kernel(handle->arch, {d->table, d->row, d->bucket}, problem, handle->info, &d->plan)) return s;
+  if (d->plan.stand_in) d->stand_in(*d->plan.stand_in);
   if (problem.terms_bytes) {
-    if (scaledMMStatus_t s =
-            require_kernel(handle->arch, kZeroPointTermsRow, -1, device, shared_memory, &handle->arch->zero_point_terms, &d->zero_point_terms))
-      return s;
-    d->terms_size = problem.terms_bytes;
+    const KernelName terms = {
+        handle->arch, kZeroPointTermsRow, -1, handle->info.device_id, handle->info.max_shared_memory, &handle->arch->zero_point_terms};
+    if (scaledMMStatus_t s = require_kernel(terms, &d->zero_point_terms)) return s;
   }
-  size_t of_kernel = 0;
-  if (scaledMMStatus_t s = problem.workspace(*d->kernel, &of_kernel)) return s;
-  if (of_kernel) d->terms_size = (d->terms_size + 15) / 16 * 16;
-  d->workspace_size = d->terms_size + of_kernel;
+  if (scaledMMStatus_t s = problem.workspace(*d->plan.kernel, &d->kernel_workspace)) return s;
+  const size_t of_kernels = d->plan.better ? std::max(d->kernel_workspace, problem.workspace_in_advance()) : d->kernel_workspace;
+  d->terms_size = (problem.terms_bytes + 15) / 16 * 16;
+  d->workspace_size = of_kernels ? d->terms_size + of_kernels : problem.terms_bytes;
   return SCALED_MM_STATUS_SUCCESS;
+}
+
+// The kernel that a launch runs, and the bytes of its workspace after the zero-point terms.
+struct Running {
+  const Kernel* kernel;
+  size_t workspace;
+  bool is_better; // it has taken over from a stand-in
+};
+
+// A stand-in runs until the better kernel is ready, and on if that one needs more workspace than the plan announced.
+Running running(const scaledMMDescriptor& d) {
+  const Kernel* const better = d.plan.better ? d.plan.better->ready.load(std::memory_order_acquire) : nullptr;
+  size_t bytes = 0;
+  const bool fits =
+      better && d.problem->workspace(*better, &bytes) == SCALED_MM_STATUS_SUCCESS && (!bytes || d.terms_size + bytes <= d.workspace_size);
+  return fits ? Running{better, bytes, true} : Running{d.plan.kernel, d.kernel_workspace, false};
 }
 
 uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
@@ -223,16 +237,21 @@ scaledMMStatus_t check_workspace(const scaledMMDescriptor& d, const void* worksp
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-// Holds the descriptor's launch cache for a scope. nullptr on the first launch, and while another thread holds it.
+// Holds the descriptor's launch cache for a scope. nullptr on the first launch, and while another thread holds it. Empty for another kernel
+// than the one that filled it.
 class CacheLease {
 public:
-  explicit CacheLease(scaledMMDescriptor* d) {
+  CacheLease(scaledMMDescriptor* d, const Kernel* kernel) {
     if (!d->kind->keeps_launches || !d->launched.exchange(true, std::memory_order_relaxed)) return;
     if (d->cache_taken.exchange(true, std::memory_order_acquire)) return;
     holder_ = d;
     if (!d->cache) {
       d->cache.reset(new (std::nothrow) LaunchCache);
-      if (d->cache) d->cache->filled = false;
+      d->cache_of = nullptr;
+    }
+    if (d->cache && d->cache_of != kernel) {
+      d->cache->filled = false;
+      d->cache_of = kernel;
     }
   }
   ~CacheLease() {
@@ -318,10 +337,15 @@ scaledMMStatus_t scaledMMGetKernel(scaledMMDescriptor_t d, scaledMMKernelChoice_
   if (scaledMMStatus_t status = check_object("descriptor", d)) return status;
   if (choice == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "choice: expected a place to write to, got a null pointer");
   if (d->own_kernel != nullptr) {
-    *choice = {d->own_kernel, "the kernel of this operator; no table lists it", -1, 0};
-  } else {
-    d->describe(d->kind->label + std::string(d->problem->mode()), choice);
+    *choice = {d->own_kernel, "the kernel of this operator; no table lists it", -1, 0, nullptr};
+    return SCALED_MM_STATUS_SUCCESS;
   }
+  const bool loaded = d->plan.better && d->plan.better->ready.load(std::memory_order_acquire);
+  const RowState state = !d->plan.better         ? RowState::kSelected
+                         : running(*d).is_better ? RowState::kTakenOver
+                         : loaded                ? RowState::kStays
+                                                 : RowState::kWaits;
+  d->describe(d->kind->label + std::string(d->problem->mode()), state, choice);
   return SCALED_MM_STATUS_SUCCESS;
 } catch (const std::exception& error) {
   return fail_exception(error);
@@ -351,21 +375,22 @@ scaledMMStatus_t scaledMMCalculate(scaledMMDescriptor_t d, int32_t product, void
   }
   if (d->empty) return SCALED_MM_STATUS_SUCCESS;
 
+  const Running now = running(*d);
   GemmLaunch launch = d->launch;
   for (int i = 0; i < num_operands; ++i) memcpy(reinterpret_cast<char*>(&launch) + d->operands[i].pointer, &pointers[i], sizeof(void*));
   launch.stream = stream;
   if (d->workspace_size) {
     if (scaledMMStatus_t status = check_workspace(*d, workspace, workspace_size, pointers)) return status;
-    if (d->workspace_size > d->terms_size) launch.workspace = static_cast<char*>(workspace) + d->terms_size;
+    if (now.workspace) launch.workspace = static_cast<char*>(workspace) + d->terms_size;
   }
   if (d->zero_point_terms) {
     launch.row_terms = static_cast<int32_t*>(workspace);
     launch.col_terms = launch.row_terms + d->problem->column_terms_offset;
     if (scaledMMStatus_t status = run(*d->zero_point_terms, launch)) return status;
   }
-  const CacheLease lease(d);
+  const CacheLease lease(d, now.kernel);
   launch.cache = lease.get();
-  return run(*d->kernel, launch);
+  return run(*now.kernel, launch);
 }
 
 scaledMMStatus_t scaledMMDestroyDescriptor(scaledMMDescriptor_t d) { return destroy_object("descriptor", d); }

@@ -18,6 +18,7 @@ struct Driver {
   int (*device_count)(int*) = nullptr;
   int (*device_get)(int*, int) = nullptr;
   int (*attribute)(int*, int, int) = nullptr;
+  int (*exchange_capture_mode)(int*) = nullptr; // nullptr: a driver before CUDA 10.1
   bool loaded = false;
 
   Driver() {
@@ -27,14 +28,29 @@ struct Driver {
     device_count = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuDeviceGetCount"));
     device_get = reinterpret_cast<int (*)(int*, int)>(dlsym(library, "cuDeviceGet"));
     attribute = reinterpret_cast<int (*)(int*, int, int)>(dlsym(library, "cuDeviceGetAttribute"));
+    exchange_capture_mode = reinterpret_cast<int (*)(int*)>(dlsym(library, "cuThreadExchangeStreamCaptureMode"));
     loaded = init && device_count && device_get && attribute;
   }
 };
 
+constexpr int kCaptureModeRelaxed = 2;
+
+const Driver& the_driver() {
+  static const Driver driver;
+  return driver;
+}
+
+void exchange_capture_mode(int* mode) {
+  if (the_driver().exchange_capture_mode) the_driver().exchange_capture_mode(mode);
+}
+
 } // namespace
 
+RelaxedCapture::RelaxedCapture() : mode_(kCaptureModeRelaxed) { exchange_capture_mode(&mode_); }
+RelaxedCapture::~RelaxedCapture() { exchange_capture_mode(&mode_); }
+
 scaledMMStatus_t query_device(int32_t device_id, DeviceProperties* properties) {
-  static const Driver driver;
+  const Driver& driver = the_driver();
   if (!driver.loaded) {
     return fail(SCALED_MM_STATUS_DEVICE_NOT_SUPPORTED, "device: expected a CUDA GPU, got a machine without an NVIDIA driver (libcuda.so.1)");
   }

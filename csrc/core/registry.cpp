@@ -7,6 +7,7 @@
 #include <mutex>
 #include <tuple>
 
+#include "core/device.h"
 #include "core/problem.h"
 #include "core/status.h"
 
@@ -18,6 +19,8 @@ struct Registry {
   std::map<std::string, std::unique_ptr<Arch>> archs;
   std::map<std::tuple<std::string, std::string, int32_t>, const Kernel*> kernels; // arch, row, out dtype
   std::vector<std::unique_ptr<Table>> tables;                                     // also replaced ones: descriptors may point into them
+  std::vector<std::unique_ptr<AwaitedKernel>> awaited;
+  std::atomic<uint64_t> loads{1}; // libraries loaded so far, and one
   scaledMMKernelProvider_t provider = nullptr;
   void* provider_user = nullptr;
 };
@@ -28,15 +31,20 @@ Registry& registry() {
   return *instance;
 }
 
-const Kernel* find_kernel(const Arch& arch, const char* row, int32_t out_dtype) {
-  Registry& r = registry();
-  std::lock_guard<std::mutex> lock(r.mutex);
+// The registry's mutex must be held.
+const Kernel* registered(const Registry& r, const Arch& arch, const char* row, int32_t out_dtype) {
   auto found = r.kernels.find({arch.name, row, out_dtype});
   return found == r.kernels.end() ? nullptr : found->second;
 }
 
-// SUCCESS also without a provider: the caller looks again and reports what is missing.
-scaledMMStatus_t ask_provider(const Arch& arch, const char* row, int32_t out_dtype) {
+const Kernel* find_kernel(const Arch& arch, const char* row, int32_t out_dtype) {
+  Registry& r = registry();
+  std::lock_guard<std::mutex> lock(r.mutex);
+  return registered(r, arch, row, out_dtype);
+}
+
+// SUCCESS also without a provider: the caller looks again and reports what is missing. answered: whether there is one.
+scaledMMStatus_t ask_provider(const Arch& arch, const char* row, int32_t out_dtype, scaledMMProvide_t when, bool* answered = nullptr) {
   scaledMMKernelProvider_t provider;
   void* user;
   {
@@ -45,8 +53,9 @@ scaledMMStatus_t ask_provider(const Arch& arch, const char* row, int32_t out_dty
     provider = r.provider;
     user = r.provider_user;
   }
+  if (answered) *answered = provider != nullptr;
   if (provider == nullptr) return SCALED_MM_STATUS_SUCCESS;
-  const scaledMMStatus_t status = provider(arch.name.c_str(), row, out_dtype, user);
+  const scaledMMStatus_t status = provider(arch.name.c_str(), row, out_dtype, when, user);
   if (status >= SCALED_MM_STATUS_SUCCESS && status <= SCALED_MM_STATUS_CUDA_ERROR) return status;
   return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "kernel provider: expected a scaledMMStatus_t, got %d", int(status));
 }
@@ -92,7 +101,7 @@ scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKin
   const auto& slot = arch->tables[kind];
   *table = slot.load(std::memory_order_acquire);
   if (*table) return SCALED_MM_STATUS_SUCCESS;
-  if (scaledMMStatus_t status = ask_provider(*arch, nullptr, -1)) return status;
+  if (scaledMMStatus_t status = ask_provider(*arch, nullptr, -1, SCALED_MM_PROVIDE_NOW)) return status;
   *table = slot.load(std::memory_order_acquire);
   if (*table) return SCALED_MM_STATUS_SUCCESS;
   return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
@@ -100,36 +109,131 @@ scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKin
               arch->name.c_str(), arch->name.c_str());
 }
 
-scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory, KernelSlot* slot,
-                                const Kernel** kernel) {
-  *kernel = slot->kernel.load(std::memory_order_acquire);
-  if (*kernel == nullptr) {
-    *kernel = find_kernel(*arch, row, out_dtype);
-    if (*kernel == nullptr) {
-      if (scaledMMStatus_t status = ask_provider(*arch, row, out_dtype)) return status;
-      *kernel = find_kernel(*arch, row, out_dtype);
-    }
-    if (*kernel == nullptr) {
-      return fail(SCALED_MM_STATUS_KERNEL_NOT_BUILT,
-                  "kernel: row %s of %s for %s %s is in no loaded library; build it with `scaled-mm build --arch %s` "
-                  "and load it with scaledMMLoadKernels",
-                  row, arch->name.c_str(), out_dtype < SCALED_MM_DTYPE_Q4_0 ? "out" : "weights of",
-                  out_dtype < 0 ? "of any dtype" : dtype_name(out_dtype), arch->name.c_str());
-    }
-    slot->kernel.store(*kernel, std::memory_order_release);
-  }
-  const uint64_t bit = uint64_t(1) << device;
-  if (slot->prepared.load(std::memory_order_acquire) & bit) return SCALED_MM_STATUS_SUCCESS;
-  if ((*kernel)->shared_memory > max_shared_memory) {
-    return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED, "kernel: row %s needs %d bytes of shared memory, device %d lets a block have %d", row,
-                int((*kernel)->shared_memory), int(device), int(max_shared_memory));
+namespace {
+
+// Lets the device run a kernel.
+scaledMMStatus_t prepare(const Kernel& kernel, int32_t device, int32_t max_shared_memory) {
+  if (kernel.shared_memory > max_shared_memory) {
+    return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED, "kernel: row %s needs %d bytes of shared memory, device %d lets a block have %d",
+                kernel.row, int(kernel.shared_memory), int(device), int(max_shared_memory));
   }
   char message[512] = "";
-  if (scaledMMStatus_t status = (*kernel)->prepare(device, message, sizeof(message))) {
-    return fail(status, "kernel: row %s cannot run on device %d: %s", row, int(device), message);
+  if (scaledMMStatus_t status = kernel.prepare(device, message, sizeof(message))) {
+    return fail(status, "kernel: row %s cannot run on device %d: %s", kernel.row, int(device), message);
   }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+scaledMMStatus_t prepare_slot(KernelSlot* slot, int32_t device, int32_t max_shared_memory) {
+  const uint64_t bit = uint64_t(1) << device;
+  if (slot->prepared.load(std::memory_order_acquire) & bit) return SCALED_MM_STATUS_SUCCESS;
+  if (scaledMMStatus_t status = prepare(*slot->kernel.load(std::memory_order_acquire), device, max_shared_memory)) return status;
   slot->prepared.fetch_or(bit, std::memory_order_release);
   return SCALED_MM_STATUS_SUCCESS;
+}
+
+// Gives plans the kernels that they wait for and that are loaded. Called by the thread that has loaded them.
+scaledMMStatus_t publish_awaited() {
+  Registry& r = registry();
+  std::vector<AwaitedKernel*> found;
+  {
+    std::lock_guard<std::mutex> lock(r.mutex);
+    for (const auto& awaited : r.awaited) {
+      if (awaited->refused || awaited->ready.load(std::memory_order_relaxed)) continue;
+      const Kernel* kernel = registered(r, *awaited->arch, awaited->row, awaited->out_dtype);
+      if (kernel == nullptr) continue;
+      found.push_back(awaited.get());
+      awaited->slot->kernel.store(kernel, std::memory_order_release);
+    }
+  }
+  if (found.empty()) return SCALED_MM_STATUS_SUCCESS;
+  const RelaxedCapture another_thread_may_capture;
+  scaledMMStatus_t first = SCALED_MM_STATUS_SUCCESS;
+  for (AwaitedKernel* awaited : found) {
+    const scaledMMStatus_t status = prepare_slot(awaited->slot, awaited->device, awaited->max_shared_memory);
+    if (status == SCALED_MM_STATUS_SUCCESS) {
+      awaited->ready.store(awaited->slot->kernel.load(std::memory_order_relaxed), std::memory_order_release);
+      continue;
+    }
+    std::lock_guard<std::mutex> lock(r.mutex);
+    awaited->refused = true;
+    if (first == SCALED_MM_STATUS_SUCCESS) first = status;
+  }
+  return first;
+}
+
+} // namespace
+
+bool is_loaded(const KernelName& name) {
+  KernelSlot& slot = *name.slot;
+  if (slot.kernel.load(std::memory_order_acquire)) return true;
+  const uint64_t loads = registry().loads.load(std::memory_order_acquire);
+  if (slot.searched.load(std::memory_order_acquire) == loads) return false;
+  const Kernel* kernel = find_kernel(*name.arch, name.row, name.out_dtype);
+  if (kernel == nullptr) {
+    slot.searched.store(loads, std::memory_order_release);
+    return false;
+  }
+  slot.kernel.store(kernel, std::memory_order_release);
+  return true;
+}
+
+scaledMMStatus_t ask_once(const KernelName& name, scaledMMProvide_t when) {
+  const uint32_t bit = uint32_t(1) << when;
+  if (name.slot->asked.load(std::memory_order_acquire) & bit) return SCALED_MM_STATUS_SUCCESS;
+  bool answered = false;
+  if (scaledMMStatus_t status = ask_provider(*name.arch, name.row, name.out_dtype, when, &answered)) return status;
+  if (answered) name.slot->asked.fetch_or(bit, std::memory_order_release);
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+const AwaitedKernel* await_kernel(const KernelName& name) {
+  const auto of_device = [&name] {
+    AwaitedKernel* one = name.slot->awaited.load(std::memory_order_acquire);
+    while (one && one->device != name.device) one = one->next;
+    return one;
+  };
+  AwaitedKernel* found = of_device();
+  if (found == nullptr) {
+    auto made = std::make_unique<AwaitedKernel>();
+    made->arch = name.arch;
+    made->row = name.row;
+    made->out_dtype = name.out_dtype;
+    made->device = name.device;
+    made->max_shared_memory = name.max_shared_memory;
+    made->slot = name.slot;
+    Registry& r = registry();
+    std::lock_guard<std::mutex> lock(r.mutex);
+    found = of_device();
+    if (found == nullptr) {
+      made->next = name.slot->awaited.load(std::memory_order_relaxed);
+      r.awaited.push_back(std::move(made));
+      found = r.awaited.back().get();
+      name.slot->awaited.store(found, std::memory_order_release);
+    }
+  }
+  // A library that was loaded before `found` was in the list did not publish it; is_loaded now finds that library.
+  return is_loaded(name) ? nullptr : found;
+}
+
+scaledMMStatus_t load_now(const KernelName& name) {
+  if (is_loaded(name)) return SCALED_MM_STATUS_SUCCESS;
+  return ask_provider(*name.arch, name.row, name.out_dtype, SCALED_MM_PROVIDE_NOW);
+}
+
+scaledMMStatus_t fail_not_built(const KernelName& name, const char* nor) {
+  return fail(SCALED_MM_STATUS_KERNEL_NOT_BUILT,
+              "kernel: row %s of %s for %s %s is in no loaded library%s; build it with `scaled-mm build --arch %s` "
+              "and load it with scaledMMLoadKernels",
+              name.row, name.arch->name.c_str(), name.out_dtype < SCALED_MM_DTYPE_Q4_0 ? "out" : "weights of",
+              name.out_dtype < 0 ? "of any dtype" : dtype_name(name.out_dtype), nor, name.arch->name.c_str());
+}
+
+scaledMMStatus_t require_kernel(const KernelName& name, const Kernel** kernel) {
+  if (scaledMMStatus_t status = load_now(name)) return status;
+  if (!is_loaded(name)) return fail_not_built(name);
+  *kernel = name.slot->kernel.load(std::memory_order_acquire);
+  return prepare_slot(name.slot, name.device, name.max_shared_memory);
 }
 
 } // namespace scaled_mm
@@ -270,6 +374,7 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
       // A kernel that is already registered stays, because descriptors may hold it: a kernel config has one meaning per process.
       r.kernels.emplace(std::make_tuple(std::string(content->arch), std::string(kernel->row), kernel->out_dtype), kernel);
     }
+    r.loads.fetch_add(1, std::memory_order_release);
   }
   // The library's tables are registered for kinds of product that have none yet.
   for (int64_t i = 0; i < content->num_tables; ++i) {
@@ -278,7 +383,7 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
       if (scaledMMStatus_t status = scaledMMRegisterTable(table)) return status;
     }
   }
-  return SCALED_MM_STATUS_SUCCESS; // the library is never closed: its kernels are registered
+  return publish_awaited(); // the library is never closed: its kernels are registered
 } catch (const std::exception& error) {
   return fail_exception(error);
 }

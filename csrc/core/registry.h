@@ -30,10 +30,27 @@ static_assert(codes_are_dense(), "gguf_formats.h: expected the next free code fo
 
 constexpr int kMaxDevices = 64; // bits of KernelSlot::prepared
 
+struct Arch;
+struct KernelSlot;
+
+// A kernel that plans on a device wait for, while another kernel serves them. Never freed.
+struct AwaitedKernel {
+  std::atomic<const Kernel*> ready{nullptr}; // set once, when the kernel is loaded and prepared on the device
+  const Arch* arch;
+  const char* row;
+  int32_t out_dtype, device, max_shared_memory;
+  KernelSlot* slot;
+  bool refused = false; // the device cannot run it. Under the registry's mutex
+  AwaitedKernel* next;  // of the same slot
+};
+
 // A kernel, found once and prepared once per device. A later lookup costs two loads.
 struct KernelSlot {
   std::atomic<const Kernel*> kernel{nullptr};
   std::atomic<uint64_t> prepared{0};
+  std::atomic<uint64_t> searched{0};            // the number of loaded libraries at the last unsuccessful search
+  std::atomic<uint32_t> asked{0};               // a bit for each scaledMMProvide_t that the provider has answered
+  std::atomic<AwaitedKernel*> awaited{nullptr}; // a list, one for each device
 };
 
 // The alignments in bytes that a kernel config needs; see scaledMMTableRow_t. If it needs any, a and b must also be contiguous along K and out
@@ -86,8 +103,31 @@ Arch* find_arch(const char* name); // created on first use, never freed
 // The table of an architecture. If none is registered, the provider is asked for one (with row = NULL).
 scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKind_t kind = SCALED_MM_TABLE_GEMM);
 
-// The kernel of a slot, prepared on the device. If no library contains it, the provider is asked.
-scaledMMStatus_t require_kernel(Arch* arch, const char* row, int32_t out_dtype, int32_t device, int32_t max_shared_memory, KernelSlot* slot,
-                                const Kernel** kernel);
+// A kernel, the device that it is for, and its slot.
+struct KernelName {
+  Arch* arch;
+  const char* row;
+  int32_t out_dtype; // -1: any
+  int32_t device, max_shared_memory;
+  KernelSlot* slot;
+};
+
+// The kernel, prepared on the device. If no library contains it, the provider is asked for it now.
+scaledMMStatus_t require_kernel(const KernelName& name, const Kernel** kernel);
+
+// Asks the provider for the kernel now, unless it is loaded. SUCCESS also if the provider does not load it.
+scaledMMStatus_t load_now(const KernelName& name);
+
+// KERNEL_NOT_BUILT. nor: what else is not there, for the message.
+scaledMMStatus_t fail_not_built(const KernelName& name, const char* nor = "");
+
+// Whether a library with the kernel is loaded. Without one it costs three loads, unless libraries were loaded since the last call.
+bool is_loaded(const KernelName& name);
+
+// Asks the provider, unless it has answered the same question before.
+scaledMMStatus_t ask_once(const KernelName& name, scaledMMProvide_t when);
+
+// What becomes ready when a library with the kernel is loaded; nullptr if one is.
+const AwaitedKernel* await_kernel(const KernelName& name);
 
 } // namespace scaled_mm

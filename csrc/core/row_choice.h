@@ -1,6 +1,7 @@
 // Selects the kernel config of a plan and keeps the reason. Base class of the descriptor.
 #pragma once
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 
@@ -9,13 +10,22 @@
 
 namespace scaled_mm {
 
+// Which kernel config a plan runs.
+enum class RowState {
+  kSelected,  // the selected one, from the beginning
+  kWaits,     // a stand-in, until the selected one is loaded
+  kTakenOver, // the selected one, after a stand-in
+  kStays,     // a stand-in: the selected one is loaded, but needs more workspace than the plan announced
+};
+
 struct RowChoice {
   const Table* table = nullptr; // nullptr: the device is a CPU
   const TableRow* row = nullptr;
   const TableRow* bucket_row = nullptr;
-  int32_t bucket = -1;          // -1: the kernel config was forced by name
-  const char* misfit = nullptr; // why the bucket's kernel config was not used
-  RowNeeds needs;               // of `row`
+  int32_t bucket = -1;                   // -1: the kernel config was forced by name
+  const char* misfit = nullptr;          // why the bucket's kernel config was not used
+  const TableRow* standing_in = nullptr; // nullptr: none does
+  RowNeeds needs;                        // of `row`, and of the stand-in
 
   // Selects the kernel config named `forced`; without a name that of the bucket of (M, N, K), or the fallback if it cannot take the product.
   // kind: for messages, "" or "grouped ". serves: see BucketKey. misfit_of(needs): why a kernel config with these needs cannot take the
@@ -41,27 +51,44 @@ struct RowChoice {
     return SCALED_MM_STATUS_SUCCESS;
   }
 
+  // Another kernel config runs until the selected one is loaded. Pointers must then be aligned for both.
+  void stand_in(const TableRow& other) {
+    standing_in = &other;
+    needs.align_a = std::max(needs.align_a, other.needs.align_a);
+    needs.align_b = std::max(needs.align_b, other.needs.align_b);
+    needs.align_out = std::max(needs.align_out, other.needs.align_out);
+  }
+
   // The strings live as long as the plan. kind: for messages, with the mode.
-  void describe(const std::string& kind, scaledMMKernelChoice_t* choice) {
-    std::call_once(reason_once_, [&] {
-      if (row == nullptr) {
-        reason_ = "the device is a CPU";
-      } else if (bucket < 0) {
-        reason_ = "forced by name, from " + table->source;
-      } else {
-        reason_ = kind + ("bucket " + std::to_string(bucket)) + " of " + table->source + (table->tuned ? " (tuned)" : "");
-        if (misfit) reason_ += "; its row " + bucket_row->name + " cannot take this product (" + misfit + "), so the fallback row runs";
-      }
-    });
-    choice->row = row ? row->name.c_str() : "cpu";
-    choice->reason = reason_.c_str();
+  void describe(const std::string& kind, RowState state, scaledMMKernelChoice_t* choice) {
+    Reason& reason = reasons_[int(state)];
+    std::call_once(reason.once, [&] { reason.text = explain(kind, state); });
+    const bool waits = state == RowState::kWaits;
+    choice->row = row == nullptr ? "cpu" : (waits || state == RowState::kStays ? standing_in : row)->name.c_str();
+    choice->reason = reason.text.c_str();
     choice->bucket = bucket;
     choice->tuned = table && table->tuned;
+    choice->better = waits ? row->name.c_str() : nullptr;
   }
 
 private:
-  std::once_flag reason_once_;
-  std::string reason_; // written on demand
+  std::string explain(const std::string& kind, RowState state) const {
+    if (row == nullptr) return "the device is a CPU";
+    if (bucket < 0) return "forced by name, from " + table->source;
+    std::string text = kind + ("bucket " + std::to_string(bucket)) + " of " + table->source + (table->tuned ? " (tuned)" : "");
+    if (misfit) text += "; its row " + bucket_row->name + " cannot take this product (" + misfit + "), so the fallback row runs";
+    if (state == RowState::kWaits) text += "; " + row->name + " is not built yet, so " + standing_in->name + " runs until it is loaded";
+    if (state == RowState::kStays) {
+      text += "; " + row->name + " was built later and needs a larger workspace than this plan announced, so " + standing_in->name + " stays";
+    }
+    return text;
+  }
+
+  struct Reason {
+    std::once_flag once;
+    std::string text; // written on demand
+  };
+  Reason reasons_[4]; // by RowState
 };
 
 } // namespace scaled_mm

@@ -102,10 +102,11 @@ class KernelChoiceC(ctypes.Structure):
         ("reason", ctypes.c_char_p),
         ("bucket", ctypes.c_int32),
         ("tuned", ctypes.c_int32),
+        ("better", ctypes.c_char_p),
     ]
 
 
-_PROVIDER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p)
+_PROVIDER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 _handle, _tensor = ctypes.c_void_p, ctypes.POINTER(TensorDescC)
 _operands = ctypes.POINTER(_tensor)
 _SIGNATURES = {
@@ -178,18 +179,29 @@ def call(name: str, *arguments) -> None:
 # ---- providing tables and kernels ---------------------------------------------------------------------------------------
 
 
-def _provide(arch: str, row: str | None, out_dtype: int) -> None:
+_tables: dict[str, TileTable] = {}  # by architecture, as they were last read: reading one takes 50 ms
+
+
+def load_kernels(path: Path) -> None:
+    """Loads a library of kernels into the core."""
+    call("scaledMMLoadKernels", os.fsencode(path))
+
+
+def _provide(arch: str, row: str | None, out_dtype: int, when: int = 0) -> None:
     from scaled_mm.jit import codegen, dispatch
     from scaled_mm.jit import library as build
+    from scaled_mm.jit.provide import When, provide
 
-    table = dispatch.callable_table(arch)
+    if row is None or when != When.BUILT or arch not in _tables:
+        _tables[arch] = dispatch.callable_table(arch)
+    table = _tables[arch]
     if row is None:
         register_table(table)
         if whole := build.arch_library(dispatch.machine_table(arch) if table.tuned else table):
-            call("scaledMMLoadKernels", os.fsencode(whole))
+            load_kernels(whole)
         return
     suffix = next((name for name, one in codegen.BUILT_FOR.items() if one.code == out_dtype), None)
-    call("scaledMMLoadKernels", os.fsencode(build.build_kernel(table, (row, suffix))))
+    provide(table, (row, suffix), When(when), load_kernels)
 
 
 def _text(value: object) -> bytes:
@@ -198,10 +210,10 @@ def _text(value: object) -> bytes:
 
 
 @_PROVIDER
-def _provider(arch: bytes, row: bytes | None, out_dtype: int, _user: int | None) -> int:
+def _provider(arch: bytes, row: bytes | None, out_dtype: int, when: int, _user: int | None) -> int:
     # Called by the core. No exception may cross C, so it becomes a status and a message, which `call` raises again.
     try:
-        _provide(arch.decode(), row.decode() if row else None, out_dtype)
+        _provide(arch.decode(), row.decode() if row else None, out_dtype, when)
     except ScaledMMError as error:
         return library().scaledMMSetLastError(error.status, _text(error))
     except BaseException as error:  # also an interrupt while a kernel compiles: `failure` raises it again

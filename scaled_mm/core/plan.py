@@ -17,16 +17,18 @@ Tensors = tuple[torch.Tensor | None, ...]
 
 @dataclasses.dataclass(frozen=True)
 class KernelChoice:
-    """The kernel config that a descriptor runs (`row`), and the reason: the table and the bucket (-1: none was used), or what excluded faster
-    kernel configs.
+    """The kernel config that a descriptor's next call runs (`row`), and the reason: the table and the bucket (-1: none was used), or what
+    excluded faster kernel configs.
 
     tuned: the table was measured on one GPU model.
+    better: the kernel config that takes over once it is built; None: none does.
     """
 
     row: str
     reason: str
     bucket: int
     tuned: bool
+    better: str | None = None
 
 
 def stream_address(stream) -> int:
@@ -64,7 +66,7 @@ class Plan(CObject):
         if not isinstance(handle, Handle) or not handle._pointer:
             raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
         forced = encode("kernel", kernel)
-        self.device = handle.device
+        self.device, self._arch = handle.device, handle.arch
         described = [self._describe(name, operand) for name, operand in zip(spec.operand_names, operands)]
         for i, (name, desc) in enumerate(zip(spec.operand_names, described)):
             if name == spec.constant:
@@ -99,7 +101,13 @@ class Plan(CObject):
             return KernelChoice(*self.product.spec.cpu_kernel(), -1, False)
         choice = binding.KernelChoiceC()
         binding.call("scaledMMGetKernel", self._pointer, ctypes.byref(choice))
-        return KernelChoice(choice.row.decode(), choice.reason.decode(), choice.bucket, bool(choice.tuned))
+        better, reason = choice.better.decode() if choice.better else None, choice.reason.decode()
+        if better:
+            from scaled_mm.jit import background
+
+            state = background.state(self._arch, better)
+            reason += f"; {better} {state}" if state else ""
+        return KernelChoice(choice.row.decode(), reason, choice.bucket, bool(choice.tuned), better)
 
     def _check_alive(self) -> None:
         if not self._pointer:

@@ -198,6 +198,11 @@ def find(kind: str, name: str, key: str) -> Path | None:
     return folder / LIBRARY if _read(folder) else None
 
 
+def has(kind: str, name: str) -> bool:
+    """Whether there is an entry of this kind and name, with any key, whole or not."""
+    return any(cache_dir().glob(f"{glob.escape(f'{kind}-{name}')}-*/"))
+
+
 def entries() -> list[Entry]:
     """All complete entries in the cache, by name."""
     root = cache_dir()

@@ -116,12 +116,13 @@ _PATIENCE_S = 5  # time for ninja to stop its compilers
 def progress_line(text: str) -> Iterator[None]:
     """Reports a build and its duration on stderr: a build takes seconds and must not look like a hang."""
     start = time.monotonic()
-    _say(f"scaled_mm: building {text} ...")
+    say(f"scaled_mm: building {text} ...")
     yield
-    _say(f"scaled_mm: built {text} in {time.monotonic() - start:.1f} s")
+    say(f"scaled_mm: built {text} in {time.monotonic() - start:.1f} s")
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Prints a line on stderr, if it can be written."""
     if sys.stderr is None:  # print would use stdout
         return
     try:
@@ -165,12 +166,19 @@ def speakable(folder: Path, *groups: Sequence[str]) -> Iterator[list[list[str]]]
 
 
 _running: set[subprocess.Popen] = set()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_running.clear)  # they are the parent's
 
 
 def end_all() -> None:
     """Stops the compilers of all threads, whose calls then raise. An interrupt only reaches the main thread."""
     for process in list(_running):
         process.terminate()
+
+
+def is_running() -> bool:
+    """Whether any thread waits for a compiler."""
+    return bool(_running)
 
 
 def run_program(command: Sequence[str], environment: dict[str, str], folder: Path | None = None) -> subprocess.CompletedProcess:

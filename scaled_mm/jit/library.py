@@ -197,6 +197,12 @@ def _label(arch: str, name: KernelName) -> str:
     return "-".join(part for part in (arch, *name) if part)
 
 
+def may_be_built(table: TileTable, name: KernelName) -> bool:
+    """False if the cache has no such kernel whatever its key, which costs a listing instead of the key."""
+    row, out_dtype = name
+    return cache.has("kernel", _label(table.arch, name)) or (out_dtype is not None and cache.has("row", f"{table.arch}-{row}"))
+
+
 def build_kernel(table: TileTable, name: KernelName, announce: bool = True) -> Path:
     """A library with one kernel, from the cache or compiled now."""
     row, out_dtype = name

@@ -13,6 +13,7 @@ class Section:
     kernel, products: one of its kernels and its products, in messages.
     heading: in `scaled-mm table show`; default: products.
     has_modes: it has the list `auto`, and its buckets may restrict the activations.
+    same_bits: all kernel configs give the same bits, so that one may stand in for another that is being built.
     """
 
     name: str
@@ -20,6 +21,7 @@ class Section:
     products: str
     heading: str = ""
     has_modes: bool = False
+    same_bits: bool = True
 
     def __post_init__(self):
         if not self.heading:
@@ -32,7 +34,7 @@ SECTIONS: dict[str, Section] = {
         Section("gemm", "kernel of plain products", "plain products"),
         Section("grouped", "grouped kernel", "grouped products", "grouped products (M: rows per expert)"),
         Section("block_scaled", "block-scaled kernel", "block-scaled products"),
-        Section("gguf", "GGUF kernel", "GGUF products", "GGUF formats (M: tokens, N: rows of the weight)", has_modes=True),
+        Section("gguf", "GGUF kernel", "GGUF products", "GGUF formats (M: tokens, N: rows of the weight)", has_modes=True, same_bits=False),
     )
 }
 """In the order of scaledMMTableKind_t. A new section is an entry here and a field of `TileTable` (`scaled_mm.tables.schema`)."""

@@ -39,7 +39,7 @@ class Core:
             ctypes.c_int32,
             ctypes.c_void_p,
         ]
-        self.asked: list[tuple[str, str | None, int]] = []
+        self.asked: list[tuple[str, str | None, int, int]] = []  # arch, row, dtype, scaledMMProvide_t
         self.provide = provide
         self._provider = binding._PROVIDER(self._ask)
         binding.call("scaledMMSetKernelProvider", self._provider, None)
@@ -49,8 +49,8 @@ class Core:
         encoded = arch.encode() if arch else None
         binding.call("scaledMMCreateHandle", ctypes.byref(self.handle), binding.DEVICE_CUDA, 0, encoded)
 
-    def _ask(self, arch, row, out_dtype, _user) -> int:
-        self.asked.append((arch.decode(), row.decode() if row else None, out_dtype))
+    def _ask(self, arch, row, out_dtype, when, _user) -> int:
+        self.asked.append((arch.decode(), row.decode() if row else None, out_dtype, when))
         return self.provide(*self.asked[-1]) if self.provide else 0
 
     def create_from(self, descs: list[TensorDesc | None], kernel: str | None = None, option: int = 0) -> ctypes.c_void_p:

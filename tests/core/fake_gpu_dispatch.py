@@ -115,7 +115,7 @@ def providers(kernels: str) -> dict:
     table = load_table("sm90")
     answers = {}
 
-    core = Core(arch="sm90", provide=lambda arch, row, dtype: core.lib.scaledMMSetLastError(13, f"no {row} for {arch}".encode()))
+    core = Core(arch="sm90", provide=lambda arch, row, dtype, when: core.lib.scaledMMSetLastError(13, f"no {row} for {arch}".encode()))
     answers["table refused"] = status_of(lambda: core.create(**product_descs(1, 16, 16)))
     answers["asked for table"] = core.asked[-1]
 
@@ -127,8 +127,8 @@ def providers(kernels: str) -> dict:
     core.create(**product_descs(1, 16, 16))
     answers["asked when all is there"] = list(core.asked)
     answers["no kernel"] = status_of(lambda: core.create(**product_descs(1, 16, 16, torch.float16)))
-    answers["asked for kernel"] = core.asked[-1]
-    core.provide = lambda arch, row, dtype: core.lib.scaledMMSetLastError(13, f"no {row} for {arch}".encode())
+    answers["asked for kernel"] = list(core.asked)
+    core.provide = lambda arch, row, dtype, when: core.lib.scaledMMSetLastError(13, f"no {row} for {arch}".encode())
     answers["kernel refused"] = status_of(lambda: core.create(**product_descs(1, 16, 16, torch.float16)))
     core.asked.clear()
     core.create(**product_descs(0, 16, 16, torch.float16))  # nothing to launch, so no kernel is needed
@@ -137,7 +137,7 @@ def providers(kernels: str) -> dict:
     binding.call("scaledMMSetKernelProvider", binding._PROVIDER(0), None)
     answers["without a provider"] = status_of(lambda: core.create(**product_descs(1, 16, 16, torch.float16)))
 
-    other = Core(arch="sm_other", provide=lambda arch, row, dtype: register(table, arch) or 0)
+    other = Core(arch="sm_other", provide=lambda arch, row, dtype, when: register(table, arch) or 0)
     answers["own table"] = status_of(lambda: other.create(**product_descs(1, 16, 16)))[0]
     answers["asked for the rest"] = other.asked
     return answers

@@ -11,6 +11,7 @@ import json
 import pytest
 from fake_gpu import host_library
 
+from scaled_mm.jit.provide import When
 from scaled_mm.tables import available_tables, load_table
 
 TABLE = load_table("sm90")
@@ -115,18 +116,21 @@ def test_a_provider_is_asked_for_what_is_missing_and_its_error_is_the_callers(as
     answer = ask("providers", fake_gpu.kernels)
     row = TABLE.select(1, 16, 16).row.name
     assert answer["table refused"] == ["KERNEL_NOT_BUILT", "no None for sm90"]
-    assert answer["asked for table"] == ["sm90", None, -1]
+    assert answer["asked for table"] == ["sm90", None, -1, When.NOW]
     status, message = answer["no table"]
     assert status == "ARCHITECTURE_NOT_SUPPORTED" and "scaled-mm build --arch sm90" in message
     assert answer["asked when all is there"] == []
     for name in ("no kernel", "without a provider"):
         status, message = answer[name]
         assert status == "KERNEL_NOT_BUILT" and row in message and "float16" in message and "scaled-mm build" in message
-    assert answer["asked for kernel"] == ["sm90", row, 2]
-    assert answer["kernel refused"] == ["KERNEL_NOT_BUILT", f"no {row} for sm90"]
+    others = {each.name for each in TABLE.rows} - {row, TABLE.fallback}
+    first, *built, fallback, last = answer["asked for kernel"]
+    assert first == ["sm90", row, 2, When.LATER] and last == ["sm90", TABLE.fallback, 2, When.NOW]
+    assert {each[1] for each in built} == others and {each[3] for each in (*built, fallback)} == {When.BUILT} and fallback[1] == TABLE.fallback
+    assert answer["kernel refused"] == ["KERNEL_NOT_BUILT", f"no {TABLE.fallback} for sm90"]
     assert answer["asked for an empty product"] == []
     assert answer["own table"] == "KERNEL_NOT_BUILT"
-    assert answer["asked for the rest"] == [["sm_other", None, -1], ["sm_other", row, 3]]
+    assert answer["asked for the rest"][:2] == [["sm_other", None, -1, When.NOW], ["sm_other", row, 3, When.LATER]]
 
 
 BROKEN = """\

@@ -23,6 +23,7 @@ from scaled_mm.errors import (
     error_for,
 )
 from scaled_mm.jit import library, toolchain
+from scaled_mm.jit.provide import When
 from scaled_mm.kernels.generic import Generic
 from scaled_mm.products import codes
 from scaled_mm.tables import load_table
@@ -115,7 +116,7 @@ def test_what_is_no_kernel_library_is_refused(tmp_path):
 
 def provided(arch: str, row: str | None, out_dtype: int = -1) -> ScaledMMError:
     """What the core sees when it asks the package's own provider, as the error it would become."""
-    status = binding._provider(arch.encode(), row.encode() if row else None, out_dtype, None)
+    status = binding._provider(arch.encode(), row.encode() if row else None, out_dtype, When.NOW, None)
     assert status != Status.SUCCESS
     return error_for(status, binding.library().scaledMMGetLastErrorMessage().decode())
 
@@ -141,7 +142,7 @@ def test_any_other_exception_becomes_an_internal_error_that_names_it(monkeypatch
 
 
 def test_the_table_of_sm90_is_provided():
-    status = binding._provider(b"sm90", None, -1, None)
+    status = binding._provider(b"sm90", None, -1, When.NOW, None)
     assert status == Status.SUCCESS, binding.library().scaledMMGetLastErrorMessage().decode()
 
 
@@ -165,7 +166,7 @@ def test_an_interrupt_while_a_kernel_is_built_is_raised_where_it_happened_also_t
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tables, "load_table", interrupted)
-    status = binding._provider(b"sm90", None, -1, None)
+    status = binding._provider(b"sm90", None, -1, When.NOW, None)
     crossed = RuntimeError(f"[scaled_mm status {status}] KeyboardInterrupt: ")  # what an operator makes of it
     assert type(dispatcher.typed_error(crossed)) is KeyboardInterrupt
     later = RuntimeError(f"[scaled_mm status {int(Status.BAD_PARAM)}] a: expected something else")

@@ -780,7 +780,7 @@ void tables() {
 }
 
 int provider_answer = 0;
-scaledMMStatus_t provider(const char* arch, const char*, int32_t, void* user) {
+scaledMMStatus_t provider(const char* arch, const char*, int32_t, int32_t, void* user) {
   if (user != nullptr) ++*static_cast<int*>(user);
   return arch == nullptr ? SCALED_MM_STATUS_INTERNAL_ERROR : scaledMMStatus_t(provider_answer);
 }

@@ -142,7 +142,7 @@ def test_an_error_of_the_provider_may_name_a_file_whose_name_is_no_text(monkeypa
         raise KernelNotBuiltError("/\udcff: not there")
 
     monkeypatch.setattr(binding, "_provide", fail)
-    status = binding._provider(b"sm90", None, 0, None)
+    status = binding._provider(b"sm90", None, 0, 0, None)
     assert status == KernelNotBuiltError.status and str(binding.failure(status)) == "/\\udcff: not there"
 
 

@@ -129,7 +129,9 @@ SCALED_MM_API scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, sc
 
 /* ---- kernels and tile tables ------------------------------------------------------------------------------- */
 
-/* Loads a library of kernels made by `scaled-mm build`, and the tile table inside it if it has one. */
+/* Loads a library of kernels made by `scaled-mm build`, and the tile table inside it if it has one. Descriptors that wait for one of its
+ * kernels take it from their next calculate on, unless it needs a larger workspace than they announced. CUDA_ERROR if such a kernel cannot
+ * run on their device: they keep the one they have. */
 SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
 
 typedef struct {
@@ -191,12 +193,21 @@ typedef struct {
 /* Copies the table; a second one of its kind for the same arch replaces the first. */
 SCALED_MM_API scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table);
 
-/* Called when a descriptor needs a kernel that no library holds: build and load it (scaledMMLoadKernels), return SUCCESS;
- * with row NULL when a handle's architecture has no tile table yet: register those it has. out_dtype -1: a kernel for every dtype;
- * of a row of a SCALED_MM_TABLE_GGUF_GEMM it is the format of the weight.
+/* What a provider is asked to do about a kernel that no library holds. */
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_PROVIDE_NOW = 0,   /* load it, and build it first if it is not built: nothing else can run */
+  SCALED_MM_PROVIDE_LATER = 1, /* load it if it is built; else it may be built beside the program, and loaded when it is */
+  SCALED_MM_PROVIDE_BUILT = 2, /* load it if it is built; build nothing */
+} scaledMMProvide_t;
+
+/* Called when a descriptor needs a kernel that no library holds: load it (scaledMMLoadKernels) as `when`, a scaledMMProvide_t, says, and return
+ * SUCCESS, for LATER and BUILT also without the kernel; with row NULL when a handle's architecture has no tile table yet: register those
+ * it has. out_dtype -1: a kernel for every dtype; of a row of a SCALED_MM_TABLE_GGUF_GEMM it is the format of the weight.
+ * A row that is named when a descriptor is created is asked for NOW. The row of a bucket is asked for LATER, once in a process. Until it is
+ * loaded, another row of the table that can take the product runs: the nearest bucket's that is loaded or BUILT, else the fallback, NOW.
  * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once.
  * NULL takes the provider away. */
-typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, void* user);
+typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, int32_t when, void* user);
 SCALED_MM_API scaledMMStatus_t scaledMMSetKernelProvider(scaledMMKernelProvider_t provider, void* user);
 
 /* ---- products: one life cycle for every kind ---------------------------------------------------------------- */
@@ -229,10 +240,11 @@ SCALED_MM_API scaledMMStatus_t scaledMMGetDevice(scaledMMDescriptor_t descriptor
 SCALED_MM_API scaledMMStatus_t scaledMMGetWorkspaceSize(scaledMMDescriptor_t descriptor, size_t* bytes);
 
 typedef struct {
-  const char* row;    /* the kernel row; lives as long as the descriptor */
+  const char* row;    /* the kernel row that the next calculate runs; lives as long as the descriptor */
   const char* reason; /* why: the bucket and the table, "forced", or what kept the faster rows out */
   int32_t bucket;     /* index of the bucket; -1 when none was used */
   int32_t tuned;
+  const char* better; /* the row that takes over from `row` once a library with its kernel is loaded; NULL: none */
 } scaledMMKernelChoice_t;
 
 SCALED_MM_API scaledMMStatus_t scaledMMGetKernel(scaledMMDescriptor_t descriptor, scaledMMKernelChoice_t* choice);

@@ -1,0 +1,25 @@
+// The kernel of a plan. If the kernel config that the table selects is not built, another one of the table stands in for it.
+#pragma once
+
+#include "core/problem.h"
+
+namespace scaled_mm {
+
+struct KernelPlan {
+  const Kernel* kernel = nullptr;
+  const TableRow* stand_in = nullptr;    // whose kernel it is; nullptr: the selected kernel config's
+  const AwaitedKernel* better = nullptr; // the selected kernel config's; nullptr without a stand-in
+};
+
+struct KernelWish {
+  const Table* table;
+  const TableRow* row; // the selected kernel config
+  int32_t bucket;      // of the table; -1: the kernel config was named by the caller, so it runs or nothing does
+};
+
+// Finds the kernel of a product, prepared on the device. Stand-ins are tried in this order: the kernel configs of the following bucket, of the
+// preceding one, of the second next, and so on; the kernel configs that no bucket names, in the order of the table; the fallback. One that is
+// neither loaded nor built is passed over, as is one that cannot take the product or run on the device. If none is left, the fallback is built.
+scaledMMStatus_t plan_kernel(Arch* arch, const KernelWish& wish, const Problem& problem, const scaledMMHandleInfo_t& device, KernelPlan* plan);
+
+} // namespace scaled_mm

@@ -1,0 +1,60 @@
+"""Provides the core with the kernels that it asks for, as `SCALED_MM_JIT` says."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from pathlib import Path
+
+from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.jit import background, library, mode, toolchain
+from scaled_mm.kernels.sections import SECTIONS
+from scaled_mm.tables.schema import TileTable
+
+
+class When(enum.IntEnum):
+    """`scaledMMProvide_t`: what the core asks for."""
+
+    NOW = 0
+    LATER = 1
+    BUILT = 2
+
+
+def provide(table: TileTable, name: library.KernelName, when: When, load: Callable[[Path], None]) -> None:
+    """Loads a kernel of a table, and builds it first if that is needed, now or beside the program.
+
+    `load` may be called later, on another thread. Raises KernelNotBuiltError, for NOW also if nothing may be compiled.
+    """
+    how = mode.current()
+    if when is When.LATER and how == "background" and not _may_be_replaced(table, name):
+        when = When.NOW
+    if how != "off" and (when is When.NOW or (when is When.LATER and how == "wait")):
+        return load(library.build_kernel(table, name))
+    if found := _built(table, name):
+        return load(found)
+    if when is When.NOW:
+        raise KernelNotBuiltError(_not_built(table, name))
+    if when is When.LATER and how == "background":
+        background.start(table, name, load)
+
+
+def _may_be_replaced(table: TileTable, name: library.KernelName) -> bool:
+    """Whether another kernel config gives the same bits, so that the kernel may replace it between two calls."""
+    return SECTIONS[table.row(name[0]).section].same_bits
+
+
+def _built(table: TileTable, name: library.KernelName) -> Path | None:
+    """A library in the cache that has the kernel. None without nvcc and CUTLASS, because their versions are part of the keys."""
+    if toolchain.find_nvcc() is None or toolchain.find_cutlass() is None or not library.may_be_built(table, name):
+        return None
+    return library.find_kernel(table, name)
+
+
+def _not_built(table: TileTable, name: library.KernelName) -> str:
+    row, out_dtype = name
+    option = f" --{'format' if out_dtype in library.codegen.WEIGHT_FORMATS else 'out-dtype'} {out_dtype}" if out_dtype else ""
+    only = f", `--row {row}{option}` only this kernel" if out_dtype else ""
+    return (
+        f"kernel {row}{f' ({out_dtype})' if out_dtype else ''} of {table.arch}: expected a built kernel, got none, and {mode.JIT}=off forbids "
+        f"compiling it; `scaled-mm build --arch {table.arch}` builds all{only}"
+    )
