@@ -99,8 +99,32 @@ Answer check_not_negated(PyObject* object, const DLTensor& t) {
   return fine ? Answer::kFine : Answer::kNotMine;
 }
 
-// tensors: a tuple of tensors, and None for those that are absent.
-Answer read_operands(int32_t product, PyObject* tensors, int32_t device, Operands* o) {
+// How the dimensions of an operand of a row-wise operator are folded: to [rows, K], to [rows], or not at all.
+enum class Fold { kNone, kMatrix, kRows };
+
+// Writes shape and strides, with the leading dimensions folded into one. Not ours where no single stride leads from row to row.
+Answer fold(const DLTensor& t, Fold how, scaledMMTensorDesc_t* desc) {
+  const int last = how == Fold::kMatrix ? t.ndim - 1 : t.ndim; // the dimensions before it are folded
+  if (last < 0) return Answer::kNotMine;
+  int64_t rows = 1, stride = 0; // of the dimensions with more than one element so far
+  for (int d = last - 1; d >= 0; --d) {
+    if (t.shape[d] == 1) continue;
+    if (rows == 1) stride = t.strides[d];
+    if (rows > 1 && t.shape[d] != 0 && t.strides[d] != rows * stride) return Answer::kNotMine;
+    rows *= t.shape[d];
+  }
+  desc->ndim = how == Fold::kMatrix ? 2 : 1;
+  desc->shape[0] = rows;
+  desc->strides[0] = stride;
+  if (how == Fold::kMatrix) {
+    desc->shape[1] = t.shape[last];
+    desc->strides[1] = t.strides[last];
+  }
+  return Answer::kFine;
+}
+
+// tensors: a tuple of tensors, and None for those that are absent. folds: nullptr, or one of each operand.
+Answer read_operands(int32_t product, PyObject* tensors, int32_t device, Operands* o, const Fold* folds = nullptr) {
   const Py_ssize_t count = PyTuple_Size(tensors);
   if (count < 1 || count > SCALED_MM_MAX_OPERANDS) {
     PyErr_Clear();
@@ -128,10 +152,14 @@ Answer read_operands(int32_t product, PyObject* tensors, int32_t device, Operand
     scaledMMTensorDesc_t& desc = o->descs[i];
     desc.flags = 0;
     desc.dtype = to_dtype(t.dtype);
-    desc.ndim = t.ndim;
-    for (int d = 0; d < t.ndim && d < SCALED_MM_MAX_DIMS; ++d) {
-      desc.shape[d] = t.shape[d];
-      desc.strides[d] = t.strides[d];
+    if (folds != nullptr && folds[i] != Fold::kNone) {
+      if (Answer answer = fold(t, folds[i], &desc); answer != Answer::kFine) return answer;
+    } else {
+      desc.ndim = t.ndim;
+      for (int d = 0; d < t.ndim && d < SCALED_MM_MAX_DIMS; ++d) {
+        desc.shape[d] = t.shape[d];
+        desc.strides[d] = t.strides[d];
+      }
     }
     const uint64_t address = reinterpret_cast<uintptr_t>(o->data[i]);
     const uint64_t lowest_bit = address & (~address + 1);
@@ -256,6 +284,9 @@ public:
     const scaledMMStatus_t status = scaledMMCreateDescriptor(handle, &descriptor_, o.product, o.present, o.count, 0, nullptr);
     return status == SCALED_MM_STATUS_SUCCESS ? scaledMMGetWorkspaceSize(descriptor_, workspace_size) : status;
   }
+  scaledMMStatus_t create_rowwise(scaledMMHandle_t handle, const Operands& o, int32_t function, int32_t output, double epsilon) {
+    return scaledMMCreateRowwiseDescriptor(handle, &descriptor_, o.product, function, output, epsilon, o.present, o.count);
+  }
   scaledMMDescriptor_t get() const { return descriptor_; }
 
 private:
@@ -312,6 +343,37 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return launch_with_workspace(plan.get(), o, needed, device, stream);
 }
 
+// rowwise(handle, product, function, output, epsilon, device, tensors) -> None | status | NotImplemented. tensors: the operands of the kind, of
+// any number of dimensions. NotImplemented also for those whose rows do not lie at one stride.
+PyObject* rowwise(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 7 || !PyTuple_Check(args[6])) {
+    PyErr_SetString(PyExc_TypeError, "rowwise: expected 6 arguments and a tuple of tensors");
+    return nullptr;
+  }
+  constexpr Fold N = Fold::kNone, X = Fold::kMatrix, R = Fold::kRows;
+  constexpr Fold kFolds[][9] = {{X, X, N, N, R, R, R, R, R}, {X, X, X, N, R, R, R, X}, {X, X, R, R, R}}; // as scaled_mm.h lists the operands
+  auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
+  const int32_t product = int32_t(PyLong_AsLong(args[1])), function = int32_t(PyLong_AsLong(args[2])), output = int32_t(PyLong_AsLong(args[3]));
+  const double epsilon = PyFloat_AsDouble(args[4]);
+  const int32_t device = int32_t(PyLong_AsLong(args[5]));
+  if (PyErr_Occurred()) return nullptr;
+  if (product < SCALED_MM_ROWWISE_QUANTIZE || product > SCALED_MM_ROWWISE_ACTIVATION || PyTuple_Size(args[6]) > 9) return not_mine();
+  Operands o;
+  const Answer answer = read_operands(product, args[6], device, &o, kFolds[product - SCALED_MM_ROWWISE_QUANTIZE]);
+  if (answer == Answer::kNotMine) return not_mine();
+  if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
+  void* stream = nullptr;
+  if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
+  Planned plan;
+  scaledMMStatus_t status;
+  {
+    const WithoutInterpreter others_may_run;
+    status = plan.create_rowwise(handle, o, function, output, epsilon);
+    if (status == SCALED_MM_STATUS_SUCCESS) status = launch(plan.get(), o, nullptr, 0, stream);
+  }
+  return status_object(status);
+}
+
 // bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled, allocate_workspace) -> whether this torch has an
 // exchange table that is understood here
 PyObject* bind(PyObject*, PyObject* args) {
@@ -344,6 +406,7 @@ PyMethodDef methods[] = {
     {"bind", bind, METH_VARARGS, nullptr},
     {"calculate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&calculate)), METH_FASTCALL, nullptr},
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run)), METH_FASTCALL, nullptr},
+    {"rowwise", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&rowwise)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

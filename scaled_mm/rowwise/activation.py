@@ -7,10 +7,11 @@ import math
 import torch
 
 from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import erfc, sigmoid_times, wide
 from scaled_mm.rowwise.operands import check_quantize, check_rows
 from scaled_mm.rowwise.operators import composite
-from scaled_mm.rowwise.outputs import Quantized, finished
+from scaled_mm.rowwise.outputs import Quantized, finished, served
 
 APPROXIMATIONS = ("none", "tanh")
 
@@ -30,6 +31,8 @@ def silu_and_mul(x: torch.Tensor, *, quantize: str | torch.Tensor | None = None,
     """
     _check(x)
     check_quantize(quantize, zero_point, x)
+    if kernels.serve(x) and (results := kernels.activated(x, kernels.Function.SILU_AND_MUL, quantize, zero_point)):
+        return served(results, quantize)
     return finished(_silu_and_mul(x), x.dtype, quantize, zero_point)
 
 
@@ -46,6 +49,9 @@ def gelu_and_mul(
     """
     _check_gelu(x, approximate)
     check_quantize(quantize, zero_point, x)
+    function = kernels.Function.GELU_AND_MUL if approximate == "none" else kernels.Function.GELU_TANH_AND_MUL
+    if kernels.serve(x) and (results := kernels.activated(x, function, quantize, zero_point)):
+        return served(results, quantize)
     return finished(_gelu_and_mul(x, approximate), x.dtype, quantize, zero_point)
 
 

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from scaled_mm.core.checks import mark_written, overlap
 from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.dynamic import dynamic, dynamic_asymmetric
 from scaled_mm.rowwise.operands import (
     SCALE_DTYPES,
@@ -93,14 +95,19 @@ def quantize_int8(
     if not isinstance(symmetric, bool):
         raise BadParamError(f"symmetric: expected True or False, got {symmetric!r}")
     if smooth_scale is not None:
-        x = _smoothed(x, smooth_scale)
+        _check_smoothing(x, smooth_scale)
     if out is not None:
         check_written("out", out, torch.int8, x.shape, x.device, smooth_scale=smooth_scale, scale=scale, zero_point=zero_point)
     if scale is not None:
         _check_static(x, dim, scale, zero_point)
-        result = _static(x, dim, scale, zero_point)
     elif zero_point is not None:
         raise BadParamError("zero_point: expected None without a static scale, got a zero point; symmetric=False computes zero points")
+    if kernels.serve(x) and (served := _by_kernel(x, dim, symmetric, smooth_scale, scale, zero_point, out)):
+        return served
+    if smooth_scale is not None:
+        x = _smooth(x, smooth_scale)
+    if scale is not None:
+        result = _static(x, dim, scale, zero_point)
     else:
         result = _symmetric(x, dim) if symmetric else AsymmetricInt8(*_asymmetric(x, dim))
     if out is None:
@@ -119,7 +126,11 @@ def dynamic_quant(x: torch.Tensor, smooth_scales: torch.Tensor | None = None) ->
     """
     check_rows("x", x, least=2)
     if smooth_scales is not None:
-        x = _smoothed(x, smooth_scales, "smooth_scales")
+        _check_smoothing(x, smooth_scales, "smooth_scales")
+    if kernels.serve(x) and (served := kernels.quantized(x, kernels.Output.TOKEN, factor=smooth_scales, shape=tuple(x.shape[:-1]))):
+        return served
+    if smooth_scales is not None:
+        x = _smooth(x, smooth_scales)
     y, scale = _symmetric(x, "token")
     return y, scale.squeeze(-1)
 
@@ -133,12 +144,32 @@ def _check(x: torch.Tensor, dim: str) -> None:
         raise BadTensorShapeError(f"x: dim={dim!r} needs at least {least} dimensions, got shape {tuple(x.shape)}")
 
 
-def _smoothed(x: torch.Tensor, smooth_scale: torch.Tensor, name: str = "smooth_scale") -> torch.Tensor:
-    """float32: f32(x) * smooth_scale."""
+def _check_smoothing(x: torch.Tensor, smooth_scale: torch.Tensor, name: str = "smooth_scale") -> None:
     if x.dim() == 0:
         raise BadTensorShapeError(f"x: {name} needs at least 1 dimension, got shape ()")
     check_vector(name, smooth_scale, x, x.shape[-1])
-    return _smooth(x, smooth_scale)
+
+
+def _by_kernel(x, dim, symmetric, smooth_scale, scale, zero_point, out) -> tuple[torch.Tensor, torch.Tensor] | AsymmetricInt8 | None:
+    """The result of a CUDA kernel; None: torch operations must serve. One scale of a whole tensor takes two passes over it: no kernel."""
+    if dim == "tensor" and scale is None:
+        return None
+    Output = kernels.Output
+    output = Output.STATIC if scale is not None else Output.TOKEN if symmetric else Output.TOKEN_ASYMMETRIC
+    into = None if out is None or overlap(out, x) else out
+    shape = None if dim == "tensor" else _scale_shape(x, dim)
+    served = kernels.quantized(x, output, out=into, factor=smooth_scale, scale=scale, zero_point=zero_point, shape=shape)
+    if served is None:
+        return None
+    q, *rest = served
+    if into is not None:
+        mark_written(out)
+    elif out is not None:
+        q = out.copy_(q)
+    if scale is None:
+        return (q, *rest) if symmetric else AsymmetricInt8(q, *rest)
+    scale = without_gradient(scale)
+    return (q, scale) if zero_point is None else AsymmetricInt8(q, scale, zero_point.to(torch.int32), *rest)
 
 
 def _scale_shape(x: torch.Tensor, dim: str) -> tuple[int, ...]:

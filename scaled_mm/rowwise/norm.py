@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from scaled_mm.core.checks import mark_written, overlap
 from scaled_mm.errors import BadTensorShapeError
+from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import inverse_root, sum_of_squares, wide
 from scaled_mm.rowwise.operands import check_epsilon, check_like, check_quantize, check_rows, check_vector, check_written
 from scaled_mm.rowwise.operators import composite
-from scaled_mm.rowwise.outputs import Quantized, finished
+from scaled_mm.rowwise.outputs import Quantized, finished, served
 
 
 @torch.no_grad()
@@ -37,6 +39,8 @@ def rms_norm(
     """
     _check(x, weight, epsilon)
     check_quantize(quantize, zero_point, x)
+    if kernels.serve(x) and (results := kernels.normalized(x, None, weight, epsilon, quantize, zero_point, None)):
+        return served(results, quantize)
     return finished(_rms_norm(x, weight, epsilon), x.dtype, quantize, zero_point)
 
 
@@ -63,9 +67,23 @@ def add_rms_norm(
     if total is not None:
         scale = quantize if isinstance(quantize, torch.Tensor) else None
         check_written("total", total, x.dtype, x.shape, x.device, weight=weight, quantize=scale, zero_point=zero_point)
+    if kernels.serve(x):
+        into = (
+            total
+            if total is not None and all(_apart_or_same(total, t) for t in (x, residual))
+            else torch.empty_like(x, memory_format=torch.contiguous_format)
+        )
+        if results := kernels.normalized(x, residual, weight, epsilon, quantize, zero_point, into):
+            if into is total:
+                mark_written(total)
+            return served(results, quantize), into if total is None or into is total else total.copy_(into)
     y, added = _add_rms_norm(x, residual, weight, epsilon)
     result = finished(y, x.dtype, quantize, zero_point)
     return result, added if total is None else total.copy_(added)
+
+
+def _apart_or_same(total: torch.Tensor, other: torch.Tensor) -> bool:
+    return not overlap(total, other) or (total.data_ptr() == other.data_ptr() and total.stride() == other.stride())
 
 
 def _check(x, weight, epsilon) -> None:

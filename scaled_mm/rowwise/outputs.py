@@ -30,6 +30,13 @@ def finished(y: torch.Tensor, dtype: torch.dtype, quantize: str | torch.Tensor |
     return Quantized(*quantize_int8(y))
 
 
+def served(results: tuple[torch.Tensor, ...], quantize: str | torch.Tensor | None) -> torch.Tensor | Quantized:
+    """What a kernel has computed (`kernels.normalized`), as the operator returns it."""
+    if quantize is None:
+        return results[0]
+    return Quantized(results[0], without_gradient(quantize) if isinstance(quantize, torch.Tensor) else results[1])
+
+
 def _cast_to(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return y.to(dtype)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.operands import SCALE_DTYPES, ZERO_POINT_DTYPES, check_float, check_parameter, check_rows, check_vector
 from scaled_mm.rowwise.operators import composite
 
@@ -31,6 +32,10 @@ def quantize(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None =
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     _check(x, scale, offset)
+    if kernels.serve(x):
+        factor, shift = (t if t is None or t.dim() == 1 and t.shape[0] == x.shape[-1] else t.reshape(1).expand(x.shape[-1]) for t in (scale, offset))
+        if served := kernels.quantized(x, kernels.Output.ROUND, factor=factor, offset=shift):
+            return served[0]
     return _quantize(x, scale, offset)
 
 
