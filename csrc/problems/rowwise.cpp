@@ -29,7 +29,8 @@ public:
   BucketKey bucket() const override { return {info.M, info.N, 0, 0}; }
   // Rows without elements have a scale of their own.
   bool empty() const override {
-    return info.M == 0 || (info.N == 0 && (operands_.output == SCALED_MM_ROWWISE_CAST || operands_.output == SCALED_MM_ROWWISE_ROUND));
+    return info.M == 0 || (info.N == 0 && operands_.output != SCALED_MM_ROWWISE_TOKEN && operands_.output != SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC &&
+                           operands_.output != SCALED_MM_ROWWISE_STATIC);
   }
   const char* own_kernel() const override { return kRowwiseKernels[kernel_]; }
   KernelSlot* own_slot(Arch* arch) const override { return &arch->rowwise[kernel_][variant]; }
@@ -42,6 +43,7 @@ private:
                           RowwiseStrides* strides);
   scaledMMStatus_t vector(const char* name, const scaledMMTensorDesc_t& t, int64_t* stride);
   scaledMMStatus_t of_rows(const char* name, Dtypes dtypes, bool one_value, const scaledMMTensorDesc_t& t, int64_t* stride);
+  scaledMMStatus_t parameter(const char* name, Dtypes dtypes, const scaledMMTensorDesc_t& t, int64_t* stride);
   scaledMMStatus_t outputs(const RowwiseTensors& t);
   scaledMMStatus_t absent(const char* name, const char* without, const scaledMMTensorDesc_t* t);
 
@@ -82,11 +84,20 @@ scaledMMStatus_t Rowwise::of_rows(const char* name, Dtypes dtypes, bool one_valu
   return check_vector(name, {"M", info.M, true, one_value, -1}, t, stride, &batch);
 }
 
+// A static scale or zero point: of each row, of each column, or one value.
+scaledMMStatus_t Rowwise::parameter(const char* name, Dtypes dtypes, const scaledMMTensorDesc_t& t, int64_t* stride) {
+  if (operands_.output == SCALED_MM_ROWWISE_STATIC) return of_rows(name, dtypes, true, t, stride);
+  if (scaledMMStatus_t s = check_operand(name, "[N]", dtypes, -1, &t)) return s;
+  int64_t batch = 0;
+  return check_vector(name, {"N", info.N, false, true, -1}, t, stride, &batch);
+}
+
 // What the output mode needs and what it must not have.
 scaledMMStatus_t Rowwise::outputs(const RowwiseTensors& t) {
   const int32_t output = operands_.output;
   const bool of_row = output == SCALED_MM_ROWWISE_TOKEN || output == SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC;
   const bool asymmetric = output == SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC, given = output == SCALED_MM_ROWWISE_STATIC;
+  const bool divides = given || output == SCALED_MM_ROWWISE_STATIC_COLUMNS;
   struct Entry {
     const char* name;
     const scaledMMTensorDesc_t* tensor;
@@ -109,15 +120,15 @@ scaledMMStatus_t Rowwise::outputs(const RowwiseTensors& t) {
       return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected one row's value after the other, got stride %lld", e.name, number(stride));
     }
   }
-  if (!given) {
+  if (!divides) {
     if (scaledMMStatus_t s = absent("scale", "without static quantization", t.scale)) return s;
     return absent("zero_point", "without static quantization", t.zero_point);
   }
   if (t.scale == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "scale: expected a tensor with static quantization, got a null pointer");
-  if (scaledMMStatus_t s = of_rows("scale", {SCALED_MM_DTYPE_FLOAT32}, true, *t.scale, &operands_.scale_stride)) return s;
+  if (scaledMMStatus_t s = parameter("scale", {SCALED_MM_DTYPE_FLOAT32}, *t.scale, &operands_.scale_stride)) return s;
   if (t.zero_point == nullptr) return SCALED_MM_STATUS_SUCCESS;
   operands_.zero_point_dtype = t.zero_point->dtype;
-  return of_rows("zero_point", {SCALED_MM_DTYPE_INT8, SCALED_MM_DTYPE_INT32}, true, *t.zero_point, &operands_.zero_point_stride);
+  return parameter("zero_point", {SCALED_MM_DTYPE_INT8, SCALED_MM_DTYPE_INT32}, *t.zero_point, &operands_.zero_point_stride);
 }
 
 scaledMMStatus_t Rowwise::validate(const RowwiseTensors& t, const Options& options, bool takes(int32_t function), bool gives(int32_t output)) {
@@ -176,7 +187,7 @@ public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
     return Rowwise::validate(
         {t[0], t[1], nullptr, t[2], t[3], t[4], t[5], t[6], t[7], t[8], nullptr}, options, [](int32_t f) { return f == SCALED_MM_QUANTIZE_INT8; },
-        [](int32_t output) { return output > SCALED_MM_ROWWISE_CAST && output <= SCALED_MM_ROWWISE_ROUND; });
+        [](int32_t output) { return output > SCALED_MM_ROWWISE_CAST && output <= SCALED_MM_ROWWISE_STATIC_COLUMNS; });
   }
 };
 

@@ -80,9 +80,9 @@ struct RowChunks {
   }
 };
 
-__device__ inline float static_zero_point(const Rows& p, int64_t row) {
+__device__ inline float static_zero_point(const Rows& p, int64_t index) {
   if (p.zero_point == nullptr) return 0;
-  const int64_t i = row * p.zero_point_stride;
+  const int64_t i = index * p.zero_point_stride;
   return p.zero_point_dtype == SCALED_MM_DTYPE_INT8 ? float(static_cast<const int8_t*>(p.zero_point)[i])
                                                     : float(static_cast<const int32_t*>(p.zero_point)[i]);
 }
@@ -156,6 +156,18 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock) kernel(const __grid_c
     each([&](int k, const float(&y)[kChunk]) {
       int8_t q[kChunk];
       round_only(y, q);
+      store_chunk(p.out, row, k, p.K, q);
+    });
+    return;
+  }
+  if (p.output == SCALED_MM_ROWWISE_STATIC_COLUMNS) {
+    each([&](int k, const float(&y)[kChunk]) {
+      int8_t q[kChunk];
+#pragma unroll
+      for (int e = 0; e < kChunk; ++e) {
+        const int column = k + e < p.K ? k + e : k; // past the end of the row: any
+        q[e] = divided(y[e], Quantizer::of(p.scale[column * p.scale_stride], static_zero_point(p, column), false, -128));
+      }
       store_chunk(p.out, row, k, p.K, q);
     });
     return;

@@ -12,6 +12,7 @@ from scaled_mm.core.spec import Operand, ProductSpec, lazily
 from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.products import codes
 from scaled_mm.products.prepared_weight import PreparedWeight
+from scaled_mm.products.requantize import int8_product, refuse
 
 
 def _out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, ...]:
@@ -65,6 +66,8 @@ def scaled_mm(
     b_zero_point: torch.Tensor | None = None,
     a_row_sums: torch.Tensor | None = None,
     b_column_sums: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+    out_zero_point: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """INT8 matrix product with scales, bias and zero points fused; the same bits on every kernel, GPU and CPU.
@@ -77,7 +80,9 @@ def scaled_mm(
     a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides.
     a_scale: float32, one value, [M] or [M, 1]. b_scale: float32, one value, [N], [1, N] or [N, 1], as checkpoints store it.
     bias: [N] or [1, N], in out_dtype or float32.
-    out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (without scales and bias).
+    out_dtype: float16, bfloat16, float32, int32 for the raw accumulators (without scales and bias), or int8, which needs out_scale.
+    out_scale, out_zero_point: of an int8 output, float32, and int32 or int8 or None: one value, [N] or [1, N]. With the y that a float32 output
+        would have, out = clamp(round half to even(y / out_scale) + out_zero_point, -128, 127), and NaN counts as 0. y is written to memory first.
     a_zero_point, b_zero_point: int32 or int8: one value, [M] or [M, 1]; one value, [N] or [1, N]. The bound on K
     assumes values from -128 to 127. With other values K * max|a - a_zero_point| * max|b - b_zero_point| must be below 2^31, which is not checked.
     a_row_sums: int32 [M] or [M, 1], the sums of a over K from `quantize_int8(..., symmetric=False)`. They are not checked, and used only if
@@ -101,7 +106,12 @@ def scaled_mm(
     if isinstance(b, PreparedWeight):
         constant_b = b.constant
         b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=a_zero_point is not None)
-    return GEMM.call((a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums), out_dtype, out, constant_b)
+    inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    if (out_dtype if out is None else getattr(out, "dtype", None)) is torch.int8:
+        return int8_product(GEMM, inputs, out, constant_b, out_scale, out_zero_point)
+    if out_scale is not None or out_zero_point is not None:
+        refuse(out_scale, out_zero_point)
+    return GEMM.call(inputs, out_dtype, out, constant_b)
 
 
 class Descriptor(Plan):

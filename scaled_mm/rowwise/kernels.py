@@ -44,6 +44,7 @@ class Output(enum.IntEnum):
     TOKEN_ASYMMETRIC = 2
     STATIC = 3
     ROUND = 4
+    STATIC_COLUMNS = 5
 
 
 def serve(x: torch.Tensor) -> bool:
@@ -107,7 +108,7 @@ def quantized(
     asymmetric = output is Output.TOKEN_ASYMMETRIC
     scales = _empty(x, shape, torch.float32) if output is Output.TOKEN or asymmetric else None
     points = _empty(x, shape, torch.int32) if asymmetric else None
-    sums = _empty(x, shape, torch.int32) if asymmetric or zero_point is not None else None
+    sums = _empty(x, shape, torch.int32) if asymmetric or (output is Output.STATIC and zero_point is not None) else None
     if not launch(Kind.QUANTIZE, Function.QUANTIZE_INT8, output, 0.0, q, x, factor, offset, scale, zero_point, scales, points, sums):
         return None
     return tuple(t for t in (q, scales, points, sums) if t is not None)

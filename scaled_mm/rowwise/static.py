@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from scaled_mm.core.checks import mark_written
 from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.operands import SCALE_DTYPES, ZERO_POINT_DTYPES, check_float, check_parameter, check_rows, check_vector
@@ -61,8 +62,24 @@ def _check_divided(y, scale, zero_point) -> None:
         if tensor is None and name == "zero_point":
             continue
         check_parameter(name, tensor, y, *dtypes)
-        if tensor.dim() and tensor.shape != (*y.shape[:-1], 1):
-            raise BadTensorShapeError(f"{name}: expected [] or {[*y.shape[:-1], 1]}, got {list(tensor.shape)}")
+        if tensor.dim() and tensor.shape not in ((*y.shape[:-1], 1), y.shape[-1:]):
+            raise BadTensorShapeError(f"{name}: expected [], {[*y.shape[:-1], 1]} or {list(y.shape[-1:])}, got {list(tensor.shape)}")
+
+
+def requantize(y: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None, out: torch.Tensor | None) -> torch.Tensor:
+    """int8, y's shape: clamp(round half to even(y / scale) + zero_point, -128, 127). NaN counts as 0. y: a contiguous float32 [..., N].
+
+    scale: float32, zero_point: int8 or int32: one value or [N]; checked. out: where the result goes, apart from y.
+    """
+    if kernels.serve(y):
+        served = kernels.quantized(y, kernels.Output.STATIC_COLUMNS, out=out, scale=scale, zero_point=zero_point)
+        if served:
+            if out is not None:
+                mark_written(out)
+            return served[0]
+    of_columns = (t if t is None or t.numel() > 1 else t.reshape(()) for t in (scale, zero_point))
+    q = static_rows(y, *of_columns)
+    return q if out is None else out.copy_(q)
 
 
 static_rows = composite("quantize_int8_static", 1, _divided, _check_divided, "Tensor scale, Tensor? zero_point")

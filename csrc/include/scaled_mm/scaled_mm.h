@@ -399,17 +399,18 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC = 2, /* int8 out; out_scale, out_zero_point and out_row_sums of each row */
   SCALED_MM_ROWWISE_STATIC = 3,           /* int8 out = clamp(round(y / scale) + zero_point), and out_row_sums if wanted */
   SCALED_MM_ROWWISE_ROUND = 4,            /* int8 out = clamp(round(y)) */
+  SCALED_MM_ROWWISE_STATIC_COLUMNS = 5,   /* as STATIC, with scale and zero_point of each column */
 } scaledMMRowwiseOutput_t;
 
 /* Creates a descriptor of SCALED_MM_ROWWISE_*. M rows of N elements; x, residual, total and out [M,N] with any strides, x of an activation
  * [M,2N]: x float16 | bfloat16 | float32, residual and total of x's dtype. NULL for what the function or the output does not use.
  *
- *   QUANTIZE    out, x, factor, offset, scale, zero_point, out_scale, out_zero_point, out_row_sums        TOKEN, TOKEN_ASYMMETRIC, STATIC, ROUND
+ *   QUANTIZE    out, x, factor, offset, scale, zero_point, out_scale, out_zero_point, out_row_sums        all but CAST
  *   NORM        out, x, residual, weight, scale, zero_point, out_scale, total                             CAST, TOKEN, STATIC
  *   ACTIVATION  out, x, scale, zero_point, out_scale                                                      CAST, TOKEN, STATIC
  *
  * factor, offset, weight [N], float16 | bfloat16 | float32, offset of factor's dtype. scale float32 and zero_point int8 | int32: one value,
- * [M] or [M,1]. out_scale float32, out_zero_point and out_row_sums int32: [M] or [M,1], contiguous. total may be x or residual itself; every
+ * [M] or [M,1]; of STATIC_COLUMNS one value, [N] or [1,N]. out_scale float32, out_zero_point and out_row_sums int32: [M] or [M,1], contiguous. total may be x or residual itself; every
  * other output needs memory of its own. epsilon: of NORM, at least 0; else 0. Calculate with scaledMMCalculate; there is no workspace. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
                                                                int32_t function, int32_t output, double epsilon,
