@@ -84,6 +84,13 @@ def _handle_address(device: int) -> int:
     return found[1]
 
 
+def empty_matrix(shape: tuple[int, int], dtype: torch.dtype, device: int) -> torch.Tensor:
+    """A contiguous matrix on a CUDA device."""
+    if _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
+        return _empty_strided_cuda(shape, (max(shape[1], 1), 1), dtype)
+    return torch.empty(shape, dtype=dtype, device=f"cuda:{device}")
+
+
 def _workspace(size: int, device: int) -> torch.Tensor:
     """A workspace of `size` bytes on the device. The extension calls it for kernels that need one."""
     return torch.empty(size, dtype=torch.int8, device=f"cuda:{device}")
@@ -104,8 +111,8 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
             written = out
         else:
             shape = spec.out_shape(*inputs)
-            if len(shape) == 2 and _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
-                written = _empty_strided_cuda(shape, (max(shape[1], 1), 1), out_dtype)
+            if len(shape) == 2:
+                written = empty_matrix(shape, out_dtype, device)
             else:
                 written = torch.empty(shape, dtype=out_dtype, device=f"cuda:{device}")
     except torch.OutOfMemoryError:
