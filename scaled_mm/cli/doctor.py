@@ -251,7 +251,7 @@ def _just_in_time() -> Finding:
     from scaled_mm.jit import background, dispatch, library, mode, provide
 
     meanings = {
-        "background": f"products never wait for more than a small kernel, up to {background.workers()} kernels are compiled at a time",
+        "background": f"products wait for small kernels only; kernels compiled at a time: {background.workers()}",
         "wait": "products wait for their kernels",
         "off": "nothing is compiled",
     }
