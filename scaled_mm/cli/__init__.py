@@ -14,6 +14,7 @@ from typing import Any
 from scaled_mm.cli import common
 
 COMMANDS = ("verify", "doctor", "table", "build", "bench", "autotune", "report", "schema")
+_MEASURING = ("bench", "autotune", "schema")  # and `verify --time`: they must run the kernels that the table selects
 OK, NO, NOT_DONE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
 
@@ -86,8 +87,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _run(args: argparse.Namespace, command: str) -> int:
     from scaled_mm.errors import ScaledMMError
+    from scaled_mm.jit import mode
 
     try:
+        if args.command in _MEASURING or (args.command == "verify" and args.time):
+            mode.always_wait()
         return args.run(args)
     except ScaledMMError as error:
         status, message = error.status.name, str(error)

@@ -243,6 +243,29 @@ def _shipped_kernels() -> list[Finding]:
     return findings
 
 
+def _just_in_time() -> Finding:
+    """SCALED_MM_JIT, and how many kernels of this machine's architecture are built."""
+    import torch
+
+    import scaled_mm as sm
+    from scaled_mm.jit import background, dispatch, library, mode, provide
+
+    meanings = {
+        "background": f"products wait for small kernels only; kernels compiled at a time: {background.workers()}",
+        "wait": "products wait for their kernels",
+        "off": "nothing is compiled",
+    }
+    about = f"{mode.current()}: {meanings[mode.current()]}"
+    arch = common.forced_arch() or (sm.Handle("cuda:0").arch if torch.cuda.is_available() else None)
+    if arch is None:
+        return Finding("kernel builds", about)
+    table = dispatch.machine_table(arch)
+    names = library.kernel_names(table)
+    built = len(names) if library.arch_library(table) else sum(provide.built(table, name) is not None for name in names)
+    details = {"mode": mode.current(), "arch": table.arch, "built": built, "kernels": len(names)}
+    return Finding("kernel builds", f"{about}; {built} of {len(names)} kernels of {table.arch} are built", details=details)
+
+
 # ---- what builds kernels ---------------------------------------------------------------------------------------------
 
 _BUILDING = "building GPU kernels"
@@ -313,6 +336,7 @@ _ABOUT: dict[Callable[[], Any], tuple[str, str, str]] = {
     _forced: ("forced architecture", "choosing GPU kernels", ""),
     _tables: ("tile tables", "choosing GPU kernels", "install the package again"),
     _shipped_kernels: ("kernels in the wheel", "running without nvcc", ""),
+    _just_in_time: ("kernel builds", "running kernels that are not in the wheel", ""),
     _nvcc: ("nvcc", _BUILDING, ""),
     _cutlass: ("CUTLASS headers", _BUILDING, ""),
     _ninja: ("ninja", _BUILDING, ""),

@@ -30,7 +30,7 @@ def provide(table: TileTable, name: library.KernelName, when: When, load: Callab
         when = When.NOW
     if how != "off" and (when is When.NOW or (when is When.LATER and how == "wait")):
         return load(library.build_kernel(table, name))
-    if found := _built(table, name):
+    if found := built(table, name):
         return load(found)
     if when is When.NOW:
         raise KernelNotBuiltError(_not_built(table, name))
@@ -43,8 +43,11 @@ def _may_be_replaced(table: TileTable, name: library.KernelName) -> bool:
     return SECTIONS[table.row(name[0]).section].same_bits
 
 
-def _built(table: TileTable, name: library.KernelName) -> Path | None:
+def built(table: TileTable, name: library.KernelName) -> Path | None:
     """A library in the cache that has the kernel. None without nvcc and CUTLASS, because their versions are part of the keys."""
+    row, out_dtype = name
+    if out_dtype is not None and not any(each.name == row and out_dtype in library.codegen.out_dtypes(each) for each in table.all_rows):
+        return None  # the core was given another table
     if toolchain.find_nvcc() is None or toolchain.find_cutlass() is None or not library.may_be_built(table, name):
         return None
     return library.find_kernel(table, name)

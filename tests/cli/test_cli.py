@@ -13,8 +13,9 @@ import torch
 from cli_run import run_json
 
 import scaled_mm as sm
+from scaled_mm import cli
 from scaled_mm.cli import common, main
-from scaled_mm.jit import library
+from scaled_mm.jit import library, mode
 from scaled_mm.tables import load_table
 
 
@@ -123,3 +124,17 @@ def test_a_log_gets_a_line_at_the_start_and_now_and_then_and_a_terminal_none(cap
         log.say("1 of 3 kernels")
         log.say("2 of 3 kernels")
     assert re.fullmatch(r"3 kernels\n1 of 3 kernels, \d+ s\n2 of 3 kernels, \d+ s\n3 kernels\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "command, timed, expected",
+    [("bench", None, "wait"), ("autotune", None, "wait"), ("schema", None, "wait"), ("verify", True, "wait"), ("verify", False, "background")],
+)
+def test_a_command_that_measures_waits_for_its_kernels_and_no_other_does(monkeypatch, capsys, command, timed, expected):
+    monkeypatch.setenv("SCALED_MM_JIT", "background")
+    seen = []
+    arguments = types.SimpleNamespace(command=command, time=timed, run=lambda args: seen.append(mode.current()) or 0)
+    monkeypatch.setattr(cli, "_arguments", lambda argv: arguments)
+    assert main([command]) == 0 and seen == [expected]
+    monkeypatch.setenv("SCALED_MM_JIT", "soon")
+    assert main([command]) == 2 and "SCALED_MM_JIT: expected background, wait or off, got soon" in capsys.readouterr().err

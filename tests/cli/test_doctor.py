@@ -12,7 +12,8 @@ import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.cli import doctor, main
 from scaled_mm.cpu import gemm as cpu_gemm
-from scaled_mm.jit import library
+from scaled_mm.jit import library, provide
+from scaled_mm.tables import load_table
 
 
 def test_doctor_passes_where_the_cpu_backend_works(capsys):
@@ -80,7 +81,13 @@ def look_again():
 
 @pytest.mark.parametrize(
     "variable, name",
-    [("SCALED_MM_NVCC", "nvcc"), ("SCALED_MM_CUTLASS", "CUTLASS headers"), ("CXX", "C++ compiler"), ("SCALED_MM_ARCH", "forced architecture")],
+    [
+        ("SCALED_MM_NVCC", "nvcc"),
+        ("SCALED_MM_CUTLASS", "CUTLASS headers"),
+        ("CXX", "C++ compiler"),
+        ("SCALED_MM_JIT", "kernel builds"),
+        ("SCALED_MM_ARCH", "forced architecture"),
+    ],
 )
 def test_doctor_keeps_what_is_wrong_apart_from_what_to_do(capsys, monkeypatch, look_again, variable, name):
     monkeypatch.setenv(variable, "/x")
@@ -134,3 +141,24 @@ def test_doctor_names_the_gpu_and_its_tile_table():
     findings = {finding.name: finding for finding in doctor.examine()}
     assert torch.cuda.get_device_name(0) in findings["GPU 0"].found
     assert findings["tile table of GPU 0"].found.startswith(f"{sm.Handle('cuda:0').arch}: ")
+
+
+@pytest.mark.parametrize("how", ["background", "wait", "off"])
+def test_doctor_shows_the_mode_and_how_many_kernels_of_this_machines_architecture_are_built(monkeypatch, how):
+    monkeypatch.setenv("SCALED_MM_JIT", how)
+    monkeypatch.setenv("SCALED_MM_ARCH", "sm80")
+    names = library.kernel_names(load_table("sm80"))
+    monkeypatch.setattr(library, "arch_library", lambda table: None)
+    monkeypatch.setattr(provide, "built", lambda table, name: "a library" if name in names[:3] else None)
+    finding = doctor._just_in_time()
+    assert finding.found.startswith(f"{how}: ") and finding.found.endswith(f"; 3 of {len(names)} kernels of sm80 are built")
+    assert finding.details == {"mode": how, "arch": "sm80", "built": 3, "kernels": len(names)}
+    monkeypatch.setattr(library, "arch_library", lambda table: "kernels_sm80.so")
+    assert doctor._just_in_time().details["built"] == len(names)
+
+
+def test_doctor_shows_the_mode_alone_without_a_gpu(monkeypatch):
+    monkeypatch.delenv("SCALED_MM_ARCH", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("SCALED_MM_JIT", "off")
+    assert doctor._just_in_time().found == "off: nothing is compiled"

@@ -11,6 +11,8 @@
 
 EXPORT void* host_kernels_last_stream = nullptr;
 EXPORT bool host_kernels_last_constant_b = false;
+EXPORT int host_kernels_launches = 0;               // of this library
+EXPORT bool host_kernels_last_cache_filled = false; // what another launch left in the cache
 
 namespace {
 
@@ -145,6 +147,8 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     snprintf(message, size, "handed to a row that cannot take it: %s", why);
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
+  ++host_kernels_launches;
+  host_kernels_last_cache_filled = l.cache && l.cache->filled;
   if (l.cache) memcpy(l.cache->bytes, &l.out, sizeof(l.out));
   for (int64_t i = 0; i < l.batch; ++i) {
     for (int64_t m = 0; m < l.M; ++m) {
@@ -155,6 +159,7 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     snprintf(message, size, "another launch had the same cache at the same time");
     return SCALED_MM_STATUS_INTERNAL_ERROR;
   }
+  if (l.cache) l.cache->filled = true;
   return SCALED_MM_STATUS_SUCCESS;
 }
 

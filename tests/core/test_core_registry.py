@@ -132,6 +132,12 @@ def test_a_kernel_that_cannot_be_built_comes_back_as_a_typed_error_with_its_mess
     assert type(error) is KernelNotBuiltError and "nvcc: needed for building, not found" in str(error)
 
 
+def test_a_bad_value_of_the_variable_that_says_whether_to_compile_comes_back_as_a_typed_error(monkeypatch):
+    monkeypatch.setenv("SCALED_MM_JIT", "soon")
+    error = provided("sm90", load_table("sm90").fallback, 3)
+    assert type(error) is BadParamError and str(error) == "SCALED_MM_JIT: expected background, wait or off, got soon"
+
+
 def test_any_other_exception_becomes_an_internal_error_that_names_it(monkeypatch):
     def broken(arch):
         raise ZeroDivisionError("in the loader")
