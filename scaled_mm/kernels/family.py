@@ -36,12 +36,15 @@ class Code:
     """The C++ of a kernel: its header and its type.
 
     shared_memory: the bytes that the generated source asserts, exactly or, with at_most, as an upper bound; None: no assertion.
+    mark: a part of the mangled name of the kernel's device functions that no other kernel of this header has. It lets `scaled_mm.jit.check`
+        compile several kernels as one translation unit and tell their reports apart. None: the kernel is checked alone.
     """
 
     header: str
     type: str
     shared_memory: int | None = None
     at_most: bool = False
+    mark: str | None = None
 
 
 class Family:
