@@ -123,23 +123,29 @@ def _compile(table: TileTable, what: str, source: str) -> tuple[list[str], str, 
     return wanted, output, time.monotonic() - start
 
 
-_TOGETHER = 8  # kernels of a translation unit at most: more save no time worth mentioning, and one failure repeats them all
+_TOGETHER = 8  # kernels of a translation unit at most: more save little, and one failure repeats them all
 
 
 def units(table: TileTable, names: Sequence[library.KernelName], jobs: int) -> list[list[library.KernelName]]:
-    """The translation units for kernels of a table: those of one header whose reports can be told apart together, the others alone.
+    """The translation units for kernels of a table, the largest first: kernels of one header and different marks together, the others alone.
 
-    There are at least `jobs` units of a header that has as many kernels.
+    They are as many as `jobs` at least, if there are as many kernels.
     """
-    by_header: dict[object, list[library.KernelName]] = {}
+    groups: list[tuple[str | None, dict[str, library.KernelName]]] = []  # (header, name by mark)
     for name in dict.fromkeys(names):
         code = _code(table, name) if name[1] is not None else None
-        by_header.setdefault(code.header if code and code.mark else name, []).append(name)
+        header, mark = (code.header, code.mark) if code and code.mark else (None, "")
+        group = next((kernels for other, kernels in groups if header and other == header and mark not in kernels), None)
+        if group is None:
+            groups.append((header, {mark: name}))
+        else:
+            group[mark] = name
+    most = min(_TOGETHER, -(-len(names) // jobs))
     found = []
-    for kernels in by_header.values():
-        count = max(-(-len(kernels) // _TOGETHER), min(jobs, len(kernels)))
+    for _, group in groups:
+        kernels, count = list(group.values()), -(-len(group) // most)
         found += [kernels[i::count] for i in range(count)]
-    return sorted(found, key=len, reverse=True)  # the longest first, so that no core waits for one of them at the end
+    return sorted(found, key=len, reverse=True)
 
 
 def _compile_unit(table: TileTable, names: Sequence[library.KernelName]) -> dict[library.KernelName, list[Compiled]]:

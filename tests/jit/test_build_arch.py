@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.jit import check, codegen, compile, library, toolchain
+from scaled_mm.kernels.registry import family_of
 from scaled_mm.tables import available_tables, load_table
 
 TABLES = [load_table(arch) for arch, _ in available_tables()]
@@ -162,19 +165,22 @@ def test_kernels_that_do_not_compile_together_are_compiled_alone_and_the_error_n
     assert found(check.compile_kernels(TURING, [BF16], jobs=1)) == [(*BF16, "sm_75", 90, 0, False)]
 
 
-@pytest.mark.parametrize("jobs", [1, 2, 64])
+@pytest.mark.parametrize("jobs", [1, 2, 99])
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.arch)
-def test_each_kernel_is_in_one_translation_unit_with_kernels_of_its_header_and_no_core_is_left_idle(table, jobs):
-    names = check.kernels_to_check(table)
+def test_each_kernel_is_in_one_translation_unit_whose_reports_can_be_told_apart_and_no_core_is_left_idle(table, jobs):
+    of_formats = [(row.name, fmt) for row in table.gguf.rows for fmt in codegen.out_dtypes(row)]
+    names = list(dict.fromkeys([*check.kernels_to_check(table), *of_formats]))
     units = check.units(table, names, jobs)
     assert sorted(map(str, (name for unit in units for name in unit))) == sorted(map(str, names))
-    together = [unit for unit in units if len(unit) > 1]
-    assert {table.row(row).family for unit in together for row, _ in unit} <= {"c2x"}
-    assert not together if jobs == 64 else all(len(unit) <= 8 for unit in together)
-    for unit in together:
+    assert len(units) >= min(jobs, len(names)) and len(units[0]) == max(map(len, units)) <= 8
+    for unit in (unit for unit in units if len(unit) > 1):
+        codes = [family_of(table.row(row)).code(table.row(row), out, 1 << 20) for row, out in unit]
+        assert len({code.header for code in codes}) == 1 and len({code.mark for code in codes}) == len(codes)
+        assert not [pair for pair in itertools.permutations(codes, 2) if pair[0].mark in pair[1].mark]
         assert codegen.together([(table.row(row), out) for row, out in unit], 1 << 20).count("#include") == 1
-    if table.arch != "sm90" and jobs < 64:  # it has c2x kernel configs only for block-scaled products, which are checked alone
-        assert len(together) >= 2 * jobs  # of products, and of grouped products
+    if jobs < 99:
+        whole = [{out for _, out in unit} for unit in units if table.row(unit[0][0] if unit[0][1] else table.fallback).section == "gguf"]
+        assert whole == [set(WEIGHT_FORMATS)] * len(table.gguf.rows)
 
 
 def test_the_environment_adds_no_flags_to_a_compiler(monkeypatch):
