@@ -1,9 +1,11 @@
 """Builds the C core into the package and ships the sources that kernels are compiled from just in time.
 
-SCALED_MM_BUILD_ARCHS="sm90" (comma-separated) also builds those architectures' kernels into the wheel; that needs nvcc.
+SCALED_MM_BUILD_ARCHS="sm90" (comma-separated) also builds those architectures' kernels into the wheel; that needs nvcc. With torch beside
+setuptools, the torch operators are built in too. `scaled-mm build --wheel` sets it, and SCALED_MM_BUILD_CACHE, a build cache with the kernels.
 """
 
 import atexit
+import importlib.util
 import os
 import shutil
 import sys
@@ -31,8 +33,9 @@ def build_room():
     package.__path__ = [str(ROOT / "scaled_mm")]
     sys.modules.setdefault("scaled_mm", package)
     # Build in the build tree, not in the cache of whoever installs.
-    os.environ["SCALED_MM_CACHE_DIR"] = str(BUILD / "cache")
-    os.environ["SCALED_MM_TRUST_CACHE"] = "1"  # who may write to the sources may have them run anyway
+    os.environ["SCALED_MM_CACHE_DIR"] = os.environ.get("SCALED_MM_BUILD_CACHE") or str(BUILD / "cache")
+    if not os.environ.get("SCALED_MM_BUILD_CACHE"):
+        os.environ["SCALED_MM_TRUST_CACHE"] = "1"  # who may write to the sources may have them run anyway
     from scaled_mm.jit import library
 
     return library
@@ -54,6 +57,8 @@ class BuildWithCore(build_py):
             from scaled_mm.tables import load_table
 
             library.install_arch(load_table(arch), package / "lib")
+        if ARCHS and importlib.util.find_spec("torch"):  # pip's environment for builds has none
+            library.install_operators(package / "lib")
 
 
 class BinaryDistribution(Distribution):

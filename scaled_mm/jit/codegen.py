@@ -5,6 +5,8 @@ The family of a kernel config (`scaled_mm.kernels`) turns its fields into a C++ 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.kernels.arch import ARCHES, DEFAULT_ARCH
 from scaled_mm.kernels.config import KernelConfig
@@ -26,6 +28,7 @@ __all__ = [
     "rowwise_names",
     "rowwise_source",
     "symbol",
+    "together",
     "zero_point_terms_source",
 ]
 
@@ -72,10 +75,17 @@ def kernel_source(config: KernelConfig, out_dtype: str, limit: int = ARCHES[DEFA
 
 def row_source(config: KernelConfig, limit: int = ARCHES[DEFAULT_ARCH].shared_memory) -> str:
     """One translation unit with every kernel of a kernel config. The compiler instantiates what they share once."""
-    sources = [kernel_source(config, out_dtype, limit) for out_dtype in out_dtypes(config)]
-    comment, include, _ = sources[0].split("\n", 2)
-    kernels = [f"namespace for_{out_dtype} {{\n{source.split(chr(10), 2)[2]}}}\n" for out_dtype, source in zip(out_dtypes(config), sources)]
-    return "\n".join((comment, include, *kernels))
+    return together([(config, out_dtype) for out_dtype in out_dtypes(config)], limit)
+
+
+def together(kernels: Sequence[tuple[KernelConfig, str]], limit: int) -> str:
+    """One translation unit with several kernels of one header, each as in `kernel_source`, in a namespace of its own."""
+    bodies, includes = [], {}
+    for config, out_dtype in kernels:
+        comment, include, body = kernel_source(config, out_dtype, limit).split("\n", 2)
+        includes[include] = None
+        bodies.append(f"{comment}\nnamespace of_{symbol(config.name, out_dtype)} {{\n{body}}}\n")
+    return "\n".join((*includes, *bodies))
 
 
 def zero_point_terms_source() -> str:

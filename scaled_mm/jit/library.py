@@ -89,11 +89,17 @@ def core_library() -> Path:
 # ---- the torch operators ----------------------------------------------------------------------------------------------
 
 
-def torch_library() -> Path:
-    """Path of the torch operators, compiled on first use against the installed torch.
+def _torch_key() -> str:
+    """Of the sources alone, as `core_key`. With the stable ABI one binary serves every torch from 2.10 on: torch's version is no part of it."""
+    return cache.digest("torch", compile.sources_digest("torch", "include"))
 
-    With the stable ABI one binary serves every torch from 2.10 on, so the key does not contain torch's version.
-    """
+
+def torch_library() -> Path:
+    """Path of the torch operators: the package's, else the cache's, which are compiled on first use against the installed torch."""
+    return _prebuilt("torch_operators", _torch_key()) or _build_torch()
+
+
+def _build_torch() -> Path:
     import torch
 
     cxx = toolchain.require("C++ compiler", toolchain.find_cxx())
@@ -105,15 +111,23 @@ def torch_library() -> Path:
         with compile.progress_line("the torch operators"):
             compile.run_ninja(folder, "torch", cxx, sources, flags, ["-shared"], [f"-L{root / 'lib'}", "-ltorch", "-ltorch_cpu"])
 
-    key = cache.digest("torch", compile.sources_digest("torch", "include"), toolchain.cxx_version())
-    return cache.get_or_build("torch", "scaled_mm", key, build)
+    return cache.get_or_build("torch", "scaled_mm", cache.digest(_torch_key(), toolchain.cxx_version()), build)
+
+
+def _python_key() -> str:
+    """Of the sources alone, as `core_key`. With the limited API one binary serves every CPython."""
+    return cache.digest("python", compile.sources_digest("python", "include"))
 
 
 def python_library() -> Path | None:
-    """Path of the fast path from Python to the core (csrc/python). None without Python's headers; calls then take torch's dispatcher.
+    """Path of the fast path from Python to the core (csrc/python): the package's, else the cache's, which is compiled on first use.
 
-    Built against the limited API: one binary serves every CPython.
+    None without Python's headers; calls then take torch's dispatcher.
     """
+    return _prebuilt("fast_path", _python_key()) or _build_python()
+
+
+def _build_python() -> Path | None:
     headers = Path(sysconfig.get_paths()["include"])
     if not (headers / "Python.h").is_file():
         return None
@@ -124,8 +138,7 @@ def python_library() -> Path | None:
             source = csrc_dir() / "python" / "fast.cpp"
             compile.run_ninja(folder, "python", cxx, [source], [*compile.cxx_flags(), f"-isystem{headers}"], ["-shared"])
 
-    key = cache.digest("python", compile.sources_digest("python", "include"), toolchain.cxx_version())
-    return cache.get_or_build("python", "scaled_mm", key, build)
+    return cache.get_or_build("python", "scaled_mm", cache.digest(_python_key(), toolchain.cxx_version()), build)
 
 
 # ---- kernels ----------------------------------------------------------------------------------------------------------
@@ -339,3 +352,10 @@ def install_arch(table: TileTable, folder: Path, **options) -> Path:
 def install_core(folder: Path) -> Path:
     """Builds the core and puts it into a package's lib folder."""
     return install_prebuilt(build_core(), "libscaled_mm", core_key(), folder)
+
+
+def install_operators(folder: Path) -> None:
+    """Builds what joins torch and the core, and puts it into a package's lib folder. Needs torch and Python's headers."""
+    install_prebuilt(_build_torch(), "torch_operators", _torch_key(), folder)
+    if fast := _build_python():
+        install_prebuilt(fast, "fast_path", _python_key(), folder)

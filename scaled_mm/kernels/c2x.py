@@ -86,11 +86,18 @@ class C2x(Family):
     # ---- C++ ------------------------------------------------------------------------------------------------------------
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
-        return Code("int8/c2x/gemm.cuh", self._gemm(config, built_for), self.cost(config, limit).shared_memory)
+        cost = self.cost(config, limit)
+        return Code("int8/c2x/gemm.cuh", self._gemm(config, built_for), cost.shared_memory, mark=self._mark(config, built_for))
+
+    def _sizes(self, config: KernelConfig) -> tuple[int, ...]:
+        return *config.tile, *config.warp, config.stages, config.swizzle, config.split_k
 
     def _gemm(self, config: KernelConfig, built_for: str) -> str:
-        tile = f"{config.tile.m}, {config.tile.n}, {config.tile.k}, {config.warp.m}, {config.warp.n}, {config.warp.k}"
-        return f"scaled_mm::c2x::Gemm<{tile}, {config.stages}, {config.swizzle}, {config.split_k}, {OUT_DTYPES[built_for].cxx}>"
+        return f"scaled_mm::c2x::Gemm<{', '.join(map(str, self._sizes(config)))}, {OUT_DTYPES[built_for].cxx}>"
+
+    def _mark(self, config: KernelConfig, built_for: str) -> str:
+        """`_gemm` as it is mangled: the device functions are templates of this type."""
+        return f"GemmI{''.join(f'Li{size}E' for size in self._sizes(config))}{OUT_DTYPES[built_for].mangled}E"
 
     # ---- the autotuner --------------------------------------------------------------------------------------------------
 
@@ -124,7 +131,7 @@ class GroupedC2x(Grouped, C2x):
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
         cxx = f"scaled_mm::grouped::C2x<{self._gemm(config, built_for)}, {OUT_DTYPES[built_for].cxx}>"
-        return Code("int8/grouped/c2x.cuh", cxx, self.cost(config, limit).shared_memory)
+        return Code("int8/grouped/c2x.cuh", cxx, self.cost(config, limit).shared_memory, mark=self._mark(config, built_for))
 
 
 def _shape(config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:

@@ -36,12 +36,15 @@ class Code:
     """The C++ of a kernel: its header and its type.
 
     shared_memory: the bytes that the generated source asserts, exactly or, with at_most, as an upper bound; None: no assertion.
+    mark: a part of the mangled names of the kernel's device functions, and of no other kernel's with another mark. `scaled_mm.jit.check` compiles
+        kernels of one header with different marks as one translation unit, and tells their reports apart by it. None: the kernel is checked alone.
     """
 
     header: str
     type: str
     shared_memory: int | None = None
     at_most: bool = False
+    mark: str | None = None
 
 
 class Family:

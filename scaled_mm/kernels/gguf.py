@@ -84,7 +84,8 @@ class Gguf(Family):
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
         header, name, sizes = self.cxx(config)
         cxx = f"scaled_mm::gguf::{name}<{WEIGHT_FORMATS[built_for].cxx}, {sizes}, {self.stages(config, built_for, limit)}>"
-        return Code(header, cxx, self.shared_memory(config, built_for, limit), at_most=True)
+        mark = f"FormatILi{WEIGHT_FORMATS[built_for].code}E"  # of scaled_mm::gguf::Format, mangled
+        return Code(header, cxx, self.shared_memory(config, built_for, limit), at_most=True, mark=mark)
 
     def cxx(self, config: KernelConfig) -> tuple[str, str, str]:
         """(header, class template, its arguments between the GGUF format and the stages)."""

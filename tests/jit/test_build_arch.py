@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.jit import check, codegen, compile, library, toolchain
+from scaled_mm.kernels.registry import family_of
 from scaled_mm.tables import available_tables, load_table
 
 TABLES = [load_table(arch) for arch, _ in available_tables()]
@@ -68,37 +71,116 @@ def test_a_table_is_checked_for_every_gpu_it_serves_that_the_nvcc_knows(tmp_path
     assert check.codes(load_table("sm90"), knows) == ["sm_90a"]
 
 
-@pytest.mark.parametrize("serialized", [False, True])
-def test_the_compilers_report_is_read_for_each_gpu(tmp_path, monkeypatch, serialized):
-    reason = "serialized due to insufficient register resources for the function '_Z6kernel_sm_89'"
-    report = f"ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are {reason}\n" if serialized else ""
-    report += "".join(
-        f"ptxas info    : Compiling entry function '_Z6kernel_{code}' for '{code}'\n"
-        f"ptxas info    : Function properties for _Z6kernel_{code}\n"
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """compiler(script): a compiler that is this shell script is found, and the CUTLASS that it needs."""
+
+    def write(script: str) -> None:
+        path = tmp_path / "nvcc"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(path, "13.0.88", "test"))
+        monkeypatch.setattr(toolchain, "find_cutlass", lambda: tmp_path)
+
+    return write
+
+
+def report_of(function: str, code: str, registers: int, stores: int = 0, loads: int = 0) -> str:
+    return (
+        f"ptxas info    : Compiling entry function '{function}' for '{code}'\n"
+        f"ptxas info    : Function properties for {function}\n"
         f"    64 bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
         f"ptxas info    : Used {registers} registers, used 1 barriers, 584 bytes cmem[0]\n"
-        for code, registers, stores, loads in (("sm_86", 128, 172, 72), ("sm_89", 160, 0, 0))
     )
-    path = tmp_path / "nvcc"
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{report}END\n")
-    path.chmod(0o755)
-    monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(path, "13.0.88", "test"))
-    monkeypatch.setattr(toolchain, "find_cutlass", lambda: tmp_path)
+
+
+def serialized_in(function: str) -> str:
+    reason = f"serialized due to insufficient register resources for the function '{function}'"
+    return f"ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are {reason}\n"
+
+
+@pytest.mark.parametrize("serialized", [False, True])
+def test_the_compilers_report_is_read_for_each_gpu(compiler, serialized):
+    report = serialized_in("_Z6kernel_sm_89") if serialized else ""
+    report += report_of("_Z6kernel_sm_86", "sm_86", 128, 172, 72) + report_of("_Z6kernel_sm_89", "sm_89", 160)
+    compiler(f"cat <<'END'\n{report}END")
     table = load_table("sm89")
     compiled = check.compile_kernel(table, (table.fallback, "bf16"))
     assert [(kernel.code, kernel.registers, kernel.spilled) for kernel in compiled] == [("sm_86", 128, 244), ("sm_89", 160, 0)]
     assert [kernel.serialized for kernel in compiled] == [False, serialized]
 
 
-def test_a_report_that_cannot_be_read_is_no_clean_one(tmp_path, monkeypatch):
-    path = tmp_path / "nvcc"
-    path.write_text("#!/bin/sh\necho 'ptxas info    : Used 128 registers'\n")
-    path.chmod(0o755)
-    monkeypatch.setattr(toolchain, "find_nvcc", lambda: toolchain.Nvcc(path, "13.0.88", "test"))
-    monkeypatch.setattr(toolchain, "find_cutlass", lambda: tmp_path)
+@pytest.mark.parametrize("report", ["ptxas info    : Used 128 registers\n", report_of("_Z6kernel", "sm_80", 128).replace("Used", "used")])
+def test_a_report_that_cannot_be_read_is_no_clean_one(compiler, report):
+    compiler(f"cat <<'END'\n{report}END")
     table = load_table("sm80")
-    with pytest.raises(KernelNotBuiltError, match="expected ptxas to report on sm_80, got"):
+    with pytest.raises(KernelNotBuiltError, match=r"expected ptxas to report (on sm_80|registers and spills of _Z6kernel on sm_80), got"):
         check.compile_kernel(table, (table.fallback, "bf16"))
+
+
+# ---- kernels that are checked as one translation unit -------------------------------------------------------------------
+
+TURING = load_table("sm75")  # one GPU
+ROW = next(row for row in TURING.rows if row.family == "c2x")
+SIZES = (*ROW.tile, *ROW.warp, ROW.stages, ROW.swizzle, ROW.split_k)
+BF16, INT32 = ((ROW.name, out) for out in ("bf16", "int32"))
+
+
+def function_of(mangled_dtype: str) -> str:
+    """The name of a device function of ROW, as nvcc 13.0 mangles it. `test_build_nvcc` compares the reports of a real compiler."""
+    return f"_ZN9scaled_mm3c2x11gemm_kernelINS0_4GemmI{''.join(f'Li{size}E' for size in SIZES)}{mangled_dtype}EEEEvNS0_7ProblemIT_EE"
+
+
+OF_BF16, OF_INT32 = function_of("13__nv_bfloat16"), function_of("i")
+
+
+def found(compiled: list[check.Compiled]) -> list[tuple]:
+    return [(kernel.row, kernel.out_dtype, kernel.code, kernel.registers, kernel.spilled, kernel.serialized) for kernel in compiled]
+
+
+def test_each_kernel_of_a_translation_unit_gets_its_own_report_and_that_of_functions_that_it_shares(compiler):
+    reports = report_of(OF_INT32, "sm_75", 100, 8, 4) + report_of("_Z4sums", "sm_75", 32) + report_of(OF_BF16, "sm_75", 90)
+    compiler(f"cat <<'END'\n{serialized_in(OF_BF16)}{reports}END")
+    together = check.compile_together(TURING, [BF16, INT32])
+    assert found(together[BF16]) == [(*BF16, "sm_75", 32, 0, False), (*BF16, "sm_75", 90, 0, True)]
+    assert found(together[INT32]) == [(*INT32, "sm_75", 100, 12, False), (*INT32, "sm_75", 32, 0, False)]
+    assert len({kernel.seconds for kernels in together.values() for kernel in kernels}) == 1
+    compiled = []
+    assert found(check.compile_kernels(TURING, [BF16, INT32], jobs=1, on_kernel=compiled.append)) == found([*together[BF16], *together[INT32]])
+    assert [{kernel.out_dtype for kernel in kernels} for kernels in compiled] == [{"bf16"}, {"int32"}]
+
+
+def test_a_kernel_without_a_report_of_its_own_is_not_taken_for_clean(compiler):
+    compiler(f"cat <<'END'\n{report_of('_Z4sums', 'sm_75', 32)}{report_of(OF_BF16, 'sm_75', 90)}END")
+    with pytest.raises(KernelNotBuiltError, match=f"^{ROW.name} int32: expected ptxas to report on sm_75, got"):
+        check.compile_together(TURING, [BF16, INT32])
+
+
+def test_kernels_that_do_not_compile_together_are_compiled_alone_and_the_error_names_one(compiler):
+    compiler(f"grep -q int32_t kernel.cu && {{ echo no int32; exit 2; }}\ncat <<'END'\n{report_of(OF_BF16, 'sm_75', 90)}END")
+    compiled = []
+    with pytest.raises(KernelNotBuiltError, match=f"^{ROW.name} int32: the compiler failed \\(status 2\\)\nno int32$"):
+        check.compile_kernels(TURING, [BF16, INT32], jobs=1, on_kernel=compiled.append)
+    assert compiled == []
+    assert found(check.compile_kernels(TURING, [BF16], jobs=1)) == [(*BF16, "sm_75", 90, 0, False)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 99])
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.arch)
+def test_each_kernel_is_in_one_translation_unit_whose_reports_can_be_told_apart_and_no_core_is_left_idle(table, jobs):
+    of_formats = [(row.name, fmt) for row in table.gguf.rows for fmt in codegen.out_dtypes(row)]
+    names = list(dict.fromkeys([*check.kernels_to_check(table), *of_formats]))
+    units = check.units(table, names, jobs)
+    assert sorted(map(str, (name for unit in units for name in unit))) == sorted(map(str, names))
+    assert len(units) >= min(jobs, len(names)) and len(units[0]) == max(map(len, units)) <= 8
+    for unit in (unit for unit in units if len(unit) > 1):
+        codes = [family_of(table.row(row)).code(table.row(row), out, 1 << 20) for row, out in unit]
+        assert len({code.header for code in codes}) == 1 and len({code.mark for code in codes}) == len(codes)
+        assert not [pair for pair in itertools.permutations(codes, 2) if pair[0].mark in pair[1].mark]
+        assert codegen.together([(table.row(row), out) for row, out in unit], 1 << 20).count("#include") == 1
+    if jobs < 99:
+        whole = [{out for _, out in unit} for unit in units if table.row(unit[0][0] if unit[0][1] else table.fallback).section == "gguf"]
+        assert whole == [set(WEIGHT_FORMATS)] * len(table.gguf.rows)
 
 
 def test_the_environment_adds_no_flags_to_a_compiler(monkeypatch):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from scaled_mm.cli import main
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
-from scaled_mm.jit import cache, compile, library, toolchain
+from scaled_mm.jit import cache, check, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
 from scaled_mm.kernels.registry import config_cost
 from scaled_mm.tables import KernelRow, TileTable, load_table
@@ -87,6 +89,21 @@ def test_one_kernel_that_is_missing_is_compiled_alone(cache_root, compiler_says)
     built = library.build_kernels(TABLE, [first, second])
     assert built[first] == alone != built[second] and len(compiler_says) == 2
     assert [entry.kind for entry in cache.entries()] == ["kernel", "kernel"]
+
+
+def test_kernels_that_are_checked_as_one_translation_unit_get_the_reports_that_they_get_alone():
+    """By the names of their device functions, as this compiler mangles them: the table of one GPU, and a row of two output dtypes."""
+    table = load_table("sm75")
+    row = next(row.name for row in table.rows if row.family == "c2x")
+    names = [(row, "bf16"), (row, "int32")]
+
+    def without_times(compiled):
+        return {name: [dataclasses.replace(kernel, seconds=0) for kernel in kernels] for name, kernels in compiled.items()}
+
+    with ThreadPoolExecutor(2) as pool:
+        together, *alone = pool.map(lambda unit: check.compile_together(table, unit), (names, names[:1], names[1:]))
+    assert without_times(together) == without_times(alone[0] | alone[1])
+    assert all(len(kernels) == 1 for kernels in together.values())  # none is shared, or reported twice
 
 
 def check_two_at_a_time(table: TileTable, names: list[library.KernelName], compiler_says: list[str]) -> None:
