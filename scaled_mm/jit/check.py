@@ -188,19 +188,8 @@ def compile_kernels(
 def kernels_to_check(table: TileTable) -> list[library.KernelName]:
     """Every kernel config for its first output dtype, bfloat16, or its first GGUF format. The other dtypes only change the epilogue; they are
     compiled for the kernel config with the most accumulators."""
-<<<<<<< HEAD
-    from scaled_mm.jit.codegen import ZERO_POINT_TERMS, out_dtypes, rowwise_names
-    from scaled_mm.kernels.registry import config_cost
-
-    others = []
-    for section in table.sections:
-        largest = max(section.rows, key=lambda row: config_cost(row, table.arch).accumulators or 0)
-        others += [(largest.name, out) for out in out_dtypes(largest)[1:]]
-    return [*((row.name, out_dtypes(row)[0]) for row in table.all_rows), *others, *rowwise_names(), (ZERO_POINT_TERMS, None)]
-=======
     others = []
     for section in table.sections:
         largest = max(section.rows, key=lambda row: config_cost(row, table.arch).accumulators or 0)
         others += [(largest.name, out) for out in codegen.out_dtypes(largest)[1:]]
-    return [*((row.name, codegen.out_dtypes(row)[0]) for row in table.all_rows), *others, (codegen.ZERO_POINT_TERMS, None)]
->>>>>>> cf06609c2cbe1e7c028dbd9088f2cdb9e18adefb
+    return [*((row.name, codegen.out_dtypes(row)[0]) for row in table.all_rows), *others, *codegen.rowwise_names(), (codegen.ZERO_POINT_TERMS, None)]
