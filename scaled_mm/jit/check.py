@@ -133,7 +133,7 @@ def units(table: TileTable, names: Sequence[library.KernelName], jobs: int) -> l
     """
     groups: list[tuple[str | None, dict[str, library.KernelName]]] = []  # (header, name by mark)
     for name in dict.fromkeys(names):
-        code = _code(table, name) if name[1] is not None else None
+        code = _code(table, name) if name[1] is not None and name[0] not in codegen.ROWWISE else None
         header, mark = (code.header, code.mark) if code and code.mark else (None, "")
         group = next((kernels for other, kernels in groups if header and other == header and mark not in kernels), None)
         if group is None:
