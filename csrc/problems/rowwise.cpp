@@ -81,7 +81,7 @@ scaledMMStatus_t Rowwise::vector(const char* name, const scaledMMTensorDesc_t& t
 scaledMMStatus_t Rowwise::of_rows(const char* name, Dtypes dtypes, bool one_value, const scaledMMTensorDesc_t& t, int64_t* stride) {
   if (scaledMMStatus_t s = check_operand(name, "[M]", dtypes, -1, &t)) return s;
   int64_t batch = 0;
-  return check_vector(name, {"M", info.M, true, one_value, -1}, t, stride, &batch);
+  return check_vector(name, {"M", info.M, true, one_value, -1, false, "x"}, t, stride, &batch);
 }
 
 // What the output mode needs and what it must not have.

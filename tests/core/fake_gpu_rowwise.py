@@ -17,13 +17,15 @@ from fake_gpu_core import STREAM, Core, status_of
 import scaled_mm as sm
 from scaled_mm import TensorDesc, reference
 from scaled_mm.core import binding
+from scaled_mm.rowwise.activation import _gelu_and_mul, _silu_and_mul
 from scaled_mm.rowwise.kernels import Function, Kind, Output
+from scaled_mm.rowwise.norm import _added, _normalized
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
-GATED = {
-    Function.SILU_AND_MUL: sm.silu_and_mul,
-    Function.GELU_AND_MUL: sm.gelu_and_mul,
-    Function.GELU_TANH_AND_MUL: lambda x, **rest: sm.gelu_and_mul(x, approximate="tanh", **rest),
+GATED = {  # the float32 results
+    Function.SILU_AND_MUL: _silu_and_mul,
+    Function.GELU_AND_MUL: lambda x: _gelu_and_mul(x, "none"),
+    Function.GELU_TANH_AND_MUL: lambda x: _gelu_and_mul(x, "tanh"),
 }
 LAYOUTS = ("contiguous", "padded", "transposed", "columns apart", "unaligned")
 Operands = dict[str, torch.Tensor | None]
@@ -32,8 +34,10 @@ Operands = dict[str, torch.Tensor | None]
 class RowwiseCore(Core):
     """The C core's row-wise operators, on a fake GPU. kernels: of products, with the tables; rowwise: those of row-wise operators."""
 
-    def __init__(self, kernels: str, rowwise: str, **options):
-        super().__init__(kernels, rowwise, **options)
+    def __init__(self, kernels: str, *rowwise: str, cpu: bool = False):
+        super().__init__(kernels, *rowwise)
+        if cpu:
+            binding.call("scaledMMCreateHandle", ctypes.byref(self.handle), binding.DEVICE_CPU, 0, None)
         self.lib.scaledMMCreateRowwiseDescriptor.argtypes = [
             ctypes.c_void_p,
             ctypes.POINTER(ctypes.c_void_p),
@@ -42,8 +46,8 @@ class RowwiseCore(Core):
             ctypes.c_void_p,
             ctypes.c_int32,
         ]
-        library = ctypes.CDLL(rowwise)
-        self.stream, self.launches = ctypes.c_void_p.in_dll(library, "rowwise_last_stream"), ctypes.c_int.in_dll(library, "rowwise_launches")
+        for library in map(ctypes.CDLL, rowwise):
+            self.stream, self.launches = ctypes.c_void_p.in_dll(library, "rowwise_last_stream"), ctypes.c_int.in_dll(library, "rowwise_launches")
 
     def plan(self, kind: Kind, function: int, output: int, epsilon: float, operands: Operands, count: int | None = None) -> ctypes.c_void_p:
         """operands: tensors or TensorDescs by name."""
@@ -190,8 +194,6 @@ def finished(y32: torch.Tensor, dtype: torch.dtype, output: Output, operands: Op
 
 
 def norm(draw: Draw):
-    from scaled_mm.rowwise.norm import _added, _normalized
-
     draw.k = max(draw.k, 1)
     output, operands = draw.output(FUSED)
     operands |= {"x": draw.matrix(draw.k), "weight": draw.vector(draw.pick(FLOATS))}
@@ -209,11 +211,7 @@ def activation(draw: Draw):
     output, operands = draw.output(FUSED)
     x = operands["x"] = draw.matrix(2 * draw.k)
     function = draw.pick(list(GATED))
-    from scaled_mm.rowwise.activation import _gelu_and_mul, _silu_and_mul
-
-    how = {Function.SILU_AND_MUL: (_silu_and_mul,), Function.GELU_AND_MUL: (_gelu_and_mul, "none"), Function.GELU_TANH_AND_MUL: (_gelu_and_mul, "tanh")}
-    y32 = how[function][0](x, *how[function][1:])
-    return function, output, 0.0, operands, finished(y32, draw.dtype, output, operands)
+    return function, output, 0.0, operands, finished(GATED[function](x), draw.dtype, output, operands)
 
 
 def operators(kernels: str, rowwise: str, count: str, first: str = "0") -> dict:
@@ -249,32 +247,27 @@ def operators(kernels: str, rowwise: str, count: str, first: str = "0") -> dict:
 
 
 def names(kernels: str, rowwise: str) -> dict:
-    """scaledMMGetKernel of every kind and dtype, and what a provider is asked for."""
-    core, answer = RowwiseCore(kernels, rowwise), {}
-    for kind, dtype, k in itertools.product(Kind, FLOATS, (8, 0)):
-        operands = fine(kind, dtype, 4, k)
+    """The kernel of every kind, with rows and without, on a GPU and on a CPU."""
+    answer = {}
+    for cpu, kind, m in itertools.product((False, True), Kind, (4, 0)):
+        core = RowwiseCore(kernels, rowwise, cpu=cpu)
+        operands = fine(kind, m=m)
         descriptor = core.plan(kind, *MODES[kind], operands)
         choice = core.choice(descriptor)
-        answer[f"{kind.name} {dtype} {k}"] = [choice.row.decode(), choice.reason.decode(), choice.bucket, choice.tuned, choice.better]
+        answer[f"{kind.name}, {m} rows, {'CPU' if cpu else 'GPU'}"] = [choice.row.decode(), choice.reason.decode(), choice.bucket, choice.tuned]
+        assert choice.better is None and core.workspace_size(descriptor) == 0
         descs = [None if (t := operands.get(name)) is None else TensorDesc.of(t) for name in binding.operand_names(kind)]
         array = binding.operands([None if desc is None else desc._c() for desc in descs])
         binding.call("scaledMMCheckTensors", descriptor, kind, *array)
+        if cpu:
+            answer[f"calculate {kind.name}, {m} rows"] = status_of(lambda: core.calculate_kind(descriptor, kind, operands))[0]  # noqa: B023
     return answer
 
 
 def missing(kernels: str) -> dict:
-    """Without a library of row-wise kernels: which the provider is asked for, and the error."""
-    core = Core(kernels)
-    core.lib.scaledMMCreateRowwiseDescriptor.argtypes = [
-        ctypes.c_void_p,
-        ctypes.POINTER(ctypes.c_void_p),
-        *[ctypes.c_int32] * 3,
-        ctypes.c_double,
-        ctypes.c_void_p,
-        ctypes.c_int32,
-    ]
-    status = status_of(lambda: RowwiseCore.plan(core, Kind.NORM, *MODES[Kind.NORM], fine(Kind.NORM, torch.float16)))  # noqa
-    return {"status": status, "asked": core.asked}
+    """Without a library of row-wise kernels: the error, and which kernel the provider is asked for."""
+    core = RowwiseCore(kernels)
+    return {"answer": status_of(lambda: core.plan(Kind.NORM, *MODES[Kind.NORM], fine(Kind.NORM, torch.float16))), "asked": core.asked}
 
 
 MODES = {
@@ -294,14 +287,14 @@ def fine(kind: Kind, dtype: torch.dtype = torch.float32, m: int = 4, k: int = 16
     return operands
 
 
-def create_refusals(kernels: str, rowwise: str) -> dict:
-    """Status and message of every operand, function and output that create refuses, by what is changed in MODES."""
-    core, answer = RowwiseCore(kernels, rowwise), {}
+def create_refusals(kernels: str, rowwise: str, device: str) -> dict:
+    """[expected status and argument, status, message] of what create refuses, by what differs from `fine` operands in MODES."""
+    core, answer = RowwiseCore(kernels, rowwise, cpu=device == "cpu"), {}
     nan = float("nan")
 
-    def refuse(name: str, kind: Kind, *mode, count: int | None = None, **changed) -> None:
+    def refuse(expected: str, what: str, kind: Kind, *mode, count: int | None = None, **changed) -> None:
         mode = (*mode, *MODES[kind][len(mode) :])
-        answer[name] = status_of(lambda: core.plan(kind, *mode, {**fine(kind), **changed}, count))
+        answer[what] = [expected, *status_of(lambda: core.plan(kind, *mode, {**fine(kind), **changed}, count))]
 
     one, rows, bytes_ = torch.ones(1), torch.zeros(4), torch.zeros(4, 16, dtype=torch.int8)
     integers = torch.zeros(4, dtype=torch.int32)
@@ -309,92 +302,106 @@ def create_refusals(kernels: str, rowwise: str) -> dict:
     asymmetric = (Function.QUANTIZE_INT8, Output.TOKEN_ASYMMETRIC)
     norms, quantizer = Kind.NORM, Kind.QUANTIZE
     for value in (-1, 6, 1):
-        refuse(f"function {value} of a quantizer", quantizer, value)
-    refuse("function of a quantizer, of a norm", norms, Function.QUANTIZE_INT8)
-    refuse("function of an activation, of a norm", norms, Function.SILU_AND_MUL)
-    refuse("function of a norm, of an activation", Kind.ACTIVATION, Function.RMS_NORM)
-    refuse("function 6 of an activation", Kind.ACTIVATION, 6)
-    refuse("CAST of a quantizer", quantizer, Function.QUANTIZE_INT8, Output.CAST)
-    refuse("ROUND of a norm", norms, Function.ADD_RMS_NORM, Output.ROUND)
-    refuse("ASYMMETRIC of an activation", Kind.ACTIVATION, Function.SILU_AND_MUL, Output.TOKEN_ASYMMETRIC)
-    refuse("output 5", quantizer, Function.QUANTIZE_INT8, 5)
-    refuse("output -1", norms, Function.ADD_RMS_NORM, -1)
+        refuse("BAD_PARAM function", f"function {value} of a quantizer", quantizer, value)
+    refuse("BAD_PARAM function", "function of a quantizer, of a norm", norms, Function.QUANTIZE_INT8)
+    refuse("BAD_PARAM function", "function of an activation, of a norm", norms, Function.SILU_AND_MUL)
+    refuse("BAD_PARAM function", "function of a norm, of an activation", Kind.ACTIVATION, Function.RMS_NORM)
+    refuse("BAD_PARAM function", "function 6 of an activation", Kind.ACTIVATION, 6)
+    refuse("BAD_PARAM output", "CAST of a quantizer", quantizer, Function.QUANTIZE_INT8, Output.CAST)
+    refuse("BAD_PARAM output", "ROUND of a norm", norms, Function.ADD_RMS_NORM, Output.ROUND)
+    refuse("BAD_PARAM output", "ASYMMETRIC of an activation", Kind.ACTIVATION, Function.SILU_AND_MUL, Output.TOKEN_ASYMMETRIC)
+    refuse("BAD_PARAM output", "output 5", quantizer, Function.QUANTIZE_INT8, 5)
+    refuse("BAD_PARAM output", "output -1", norms, Function.ADD_RMS_NORM, -1)
     for value in (-1e-9, nan, float("inf"), -float("inf"), 1e39):
-        refuse(f"epsilon {value}", norms, Function.ADD_RMS_NORM, Output.TOKEN, value)
-    refuse("epsilon of a quantizer", quantizer, Function.QUANTIZE_INT8, Output.TOKEN, 1e-6)
-    refuse("epsilon of an activation", Kind.ACTIVATION, Function.SILU_AND_MUL, Output.TOKEN, nan)
+        refuse("BAD_PARAM epsilon", f"epsilon {value}", norms, Function.ADD_RMS_NORM, Output.TOKEN, value)
+    refuse("BAD_PARAM epsilon", "epsilon of a quantizer", quantizer, Function.QUANTIZE_INT8, Output.TOKEN, 1e-6)
+    refuse("BAD_PARAM epsilon", "epsilon of an activation", Kind.ACTIVATION, Function.SILU_AND_MUL, Output.TOKEN, nan)
     for name in ("out", "x", "out_scale"):
-        refuse(f"no {name}", quantizer, **{name: None})
+        refuse(f"NULL_POINTER {name}", f"no {name}", quantizer, **{name: None})
     for name in ("residual", "weight", "total"):
-        refuse(f"no {name}", norms, **{name: None})
-    refuse("no scale", quantizer, *quantizes, out_scale=None)
-    refuse("no out_zero_point", quantizer, *asymmetric, out_row_sums=integers)
-    refuse("no out_row_sums", quantizer, *asymmetric, out_zero_point=integers)
-    refuse("scale with TOKEN", quantizer, scale=one)
-    refuse("zero_point with TOKEN", quantizer, zero_point=integers)
-    refuse("out_scale with STATIC", quantizer, *quantizes, scale=one)
-    refuse("out_zero_point with TOKEN", quantizer, out_zero_point=integers)
-    refuse("out_row_sums with TOKEN", quantizer, out_row_sums=integers)
-    refuse("out_row_sums with ROUND", quantizer, Function.QUANTIZE_INT8, Output.ROUND, out_scale=None, out_row_sums=integers)
-    refuse("out_scale with CAST", norms, Function.ADD_RMS_NORM, Output.CAST, out=torch.zeros(4, 16))
-    refuse("residual with RMS_NORM", norms, Function.RMS_NORM, total=None)
-    refuse("total with RMS_NORM", norms, Function.RMS_NORM, residual=None)
-    refuse("offset without factor", quantizer, offset=torch.zeros(16))
-    refuse("x int8", quantizer, x=bytes_)
-    refuse("x of one dimension", quantizer, x=torch.zeros(16))
-    refuse("x of three dimensions", quantizer, x=torch.zeros(1, 4, 16))
-    refuse("x of an odd number of columns", Kind.ACTIVATION, x=torch.zeros(4, 31))
-    refuse("x too long", quantizer, x=TensorDesc((1, 2**31 - 1), torch.float16), out=TensorDesc((1, 2**31 - 1), torch.int8), out_scale=one)
-    refuse("x longer than 2^31", quantizer, x=TensorDesc((1, 2**31), torch.float16))
-    refuse("x with a stride of -1", quantizer, x=TensorDesc((4, 16), torch.float32, (16, -1)))
-    refuse("out float", quantizer, out=torch.zeros(4, 16))
-    refuse("out int8 with CAST", norms, Function.ADD_RMS_NORM, Output.CAST, out_scale=None)
-    refuse("out float16 for float32", norms, Function.ADD_RMS_NORM, Output.CAST, out_scale=None, out=torch.zeros(4, 16).half())
-    refuse("out too short", quantizer, out=bytes_[:3])
-    refuse("out too wide", Kind.ACTIVATION, out=torch.zeros(4, 32, dtype=torch.int8))
-    refuse("out expanded", quantizer, out=bytes_[:1].expand(4, 16))
-    refuse("total expanded", norms, total=torch.zeros(1, 16).expand(4, 16))
-    refuse("total int8", norms, total=bytes_)
-    refuse("total too narrow", norms, total=torch.zeros(4, 15))
-    refuse("residual bfloat16 for float32", norms, residual=torch.zeros(4, 16).bfloat16())
-    refuse("residual of one row", norms, residual=torch.zeros(1, 16))
-    refuse("weight int8", norms, weight=bytes_[0])
-    refuse("weight [1, N]", norms, weight=torch.zeros(1, 16))
-    refuse("weight too long", norms, weight=torch.zeros(17))
+        refuse(f"NULL_POINTER {name}", f"no {name}", norms, **{name: None})
+    refuse("NULL_POINTER scale", "no scale", quantizer, *quantizes, out_scale=None)
+    refuse("NULL_POINTER out_zero_point", "no out_zero_point", quantizer, *asymmetric, out_row_sums=integers)
+    refuse("NULL_POINTER out_row_sums", "no out_row_sums", quantizer, *asymmetric, out_zero_point=integers)
+    refuse("BAD_PARAM scale", "scale with TOKEN", quantizer, scale=one)
+    refuse("BAD_PARAM zero_point", "zero_point with TOKEN", quantizer, zero_point=integers)
+    refuse("BAD_PARAM out_scale", "out_scale with STATIC", quantizer, *quantizes, scale=one)
+    refuse("BAD_PARAM out_zero_point", "out_zero_point with TOKEN", quantizer, out_zero_point=integers)
+    refuse("BAD_PARAM out_row_sums", "out_row_sums with TOKEN", quantizer, out_row_sums=integers)
+    refuse(
+        "BAD_PARAM out_row_sums", "out_row_sums with ROUND", quantizer, Function.QUANTIZE_INT8, Output.ROUND, out_scale=None, out_row_sums=integers
+    )
+    refuse("BAD_PARAM out_scale", "out_scale with CAST", norms, Function.ADD_RMS_NORM, Output.CAST, out=torch.zeros(4, 16))
+    refuse("BAD_PARAM residual", "residual with RMS_NORM", norms, Function.RMS_NORM, total=None)
+    refuse("BAD_PARAM total", "total with RMS_NORM", norms, Function.RMS_NORM, residual=None)
+    refuse("BAD_PARAM offset", "offset without factor", quantizer, offset=torch.zeros(16))
+    refuse("BAD_TENSOR_DTYPE x", "x int8", quantizer, x=bytes_)
+    refuse("BAD_TENSOR_SHAPE x", "x of one dimension", quantizer, x=torch.zeros(16))
+    refuse("BAD_TENSOR_SHAPE x", "x of three dimensions", quantizer, x=torch.zeros(1, 4, 16))
+    refuse("BAD_TENSOR_SHAPE x", "x of an odd number of columns", Kind.ACTIVATION, x=torch.zeros(4, 31))
+    refuse(
+        "BAD_TENSOR_SHAPE x",
+        "x too long",
+        quantizer,
+        x=TensorDesc((1, 2**31 - 1), torch.float16),
+        out=TensorDesc((1, 2**31 - 1), torch.int8),
+        out_scale=one,
+    )
+    refuse("BAD_TENSOR_SHAPE x", "x longer than 2^31", quantizer, x=TensorDesc((1, 2**31), torch.float16))
+    refuse("BAD_TENSOR_STRIDES x", "x with a stride of -1", quantizer, x=TensorDesc((4, 16), torch.float32, (16, -1)))
+    refuse("BAD_TENSOR_DTYPE out", "out float", quantizer, out=torch.zeros(4, 16))
+    refuse("BAD_TENSOR_DTYPE out", "out int8 with CAST", norms, Function.ADD_RMS_NORM, Output.CAST, out_scale=None)
+    refuse("BAD_TENSOR_DTYPE out", "out float16 for float32", norms, 2, Output.CAST, out_scale=None, out=torch.zeros(4, 16).half())
+    refuse("BAD_TENSOR_SHAPE out", "out too short", quantizer, out=bytes_[:3])
+    refuse("BAD_TENSOR_SHAPE out", "out too wide", Kind.ACTIVATION, out=torch.zeros(4, 32, dtype=torch.int8))
+    refuse("BAD_TENSOR_STRIDES out", "out expanded", quantizer, out=bytes_[:1].expand(4, 16))
+    refuse("BAD_TENSOR_STRIDES total", "total expanded", norms, total=torch.zeros(1, 16).expand(4, 16))
+    refuse("BAD_TENSOR_DTYPE total", "total int8", norms, total=bytes_)
+    refuse("BAD_TENSOR_SHAPE total", "total too narrow", norms, total=torch.zeros(4, 15))
+    refuse("BAD_TENSOR_DTYPE residual", "residual bfloat16 for float32", norms, residual=torch.zeros(4, 16).bfloat16())
+    refuse("BAD_TENSOR_SHAPE residual", "residual of one row", norms, residual=torch.zeros(1, 16))
+    refuse("BAD_TENSOR_DTYPE weight", "weight int8", norms, weight=bytes_[0])
+    refuse("BAD_TENSOR_SHAPE weight", "weight [1, N]", norms, weight=torch.zeros(1, 16))
+    refuse("BAD_TENSOR_SHAPE weight", "weight too long", norms, weight=torch.zeros(17))
     for flag in (1, 2):
-        refuse(f"weight with flag {flag}", norms, weight=TensorDesc((16,), torch.float32, flags=flag) if False else Flagged((16,), flag))
-    refuse("x with flag 2", norms, x=Flagged((4, 16), 2))
-    refuse("factor [1]", quantizer, factor=one)
-    refuse("offset of another dtype", quantizer, factor=torch.zeros(16), offset=torch.zeros(16).half())
-    refuse("offset too long", quantizer, factor=torch.zeros(16), offset=torch.zeros(17))
-    refuse("scale float16", quantizer, *quantizes, out_scale=None, scale=one.half())
-    refuse("scale [1, M]", quantizer, *quantizes, out_scale=None, scale=rows[None])
-    refuse("scale [M, 2]", quantizer, *quantizes, out_scale=None, scale=torch.ones(4, 2))
-    refuse("scale [3]", quantizer, *quantizes, out_scale=None, scale=rows[:3])
-    refuse("zero_point float32", quantizer, *quantizes, out_scale=None, scale=one, zero_point=one)
-    refuse("zero_point [3]", quantizer, *quantizes, out_scale=None, scale=one, zero_point=integers[:3])
-    refuse("out_scale one value", quantizer, out_scale=one)
-    refuse("out_scale float16", quantizer, out_scale=rows.half())
-    refuse("out_scale apart", quantizer, out_scale=torch.zeros(8)[::2])
-    refuse("out_scale expanded", quantizer, out_scale=one.expand(4))
-    refuse("out_zero_point int8", quantizer, *asymmetric, out_zero_point=bytes_[:, 0], out_row_sums=integers)
-    refuse("out_row_sums [3]", quantizer, *asymmetric, out_zero_point=integers, out_row_sums=integers[:3])
-    refuse("count", quantizer, count=8)
-    refuse("count of another kind", norms, count=9)
-    answer["kind 0"] = status_of(lambda: core.plan_descs(0, 0, 0, 0.0, [None] * 10))
-    answer["kind 7"] = status_of(lambda: core.plan_descs(7, 0, 0, 0.0, [None] * 8))
+        refuse("BAD_PARAM weight", f"weight with flag {flag}", norms, weight=Flagged((16,), flag))
+    refuse("BAD_PARAM x", "x with flag 2", norms, x=Flagged((4, 16), 2))
+    refuse("BAD_TENSOR_SHAPE factor", "factor [1]", quantizer, factor=one)
+    refuse("BAD_TENSOR_DTYPE offset", "offset of another dtype", quantizer, factor=torch.zeros(16), offset=torch.zeros(16).half())
+    refuse("BAD_TENSOR_SHAPE offset", "offset too long", quantizer, factor=torch.zeros(16), offset=torch.zeros(17))
+    refuse("BAD_TENSOR_DTYPE scale", "scale float16", quantizer, *quantizes, out_scale=None, scale=one.half())
+    refuse("BAD_TENSOR_SHAPE scale", "scale [1, M]", quantizer, *quantizes, out_scale=None, scale=rows[None])
+    refuse("BAD_TENSOR_SHAPE scale", "scale [M, 2]", quantizer, *quantizes, out_scale=None, scale=torch.ones(4, 2))
+    refuse("BAD_TENSOR_SHAPE scale", "scale [3]", quantizer, *quantizes, out_scale=None, scale=rows[:3])
+    refuse("BAD_TENSOR_DTYPE zero_point", "zero_point float32", quantizer, *quantizes, out_scale=None, scale=one, zero_point=one)
+    refuse("BAD_TENSOR_SHAPE zero_point", "zero_point [3]", quantizer, *quantizes, out_scale=None, scale=one, zero_point=integers[:3])
+    refuse("BAD_TENSOR_SHAPE out_scale", "out_scale one value", quantizer, out_scale=one)
+    refuse("BAD_TENSOR_DTYPE out_scale", "out_scale float16", quantizer, out_scale=rows.half())
+    refuse("BAD_TENSOR_STRIDES out_scale", "out_scale apart", quantizer, out_scale=torch.zeros(8)[::2])
+    refuse("BAD_TENSOR_STRIDES out_scale", "out_scale expanded", quantizer, out_scale=one.expand(4))
+    refuse("BAD_TENSOR_DTYPE out_zero_point", "out_zero_point int8", quantizer, *asymmetric, out_zero_point=bytes_[:, 0], out_row_sums=integers)
+    refuse("BAD_TENSOR_SHAPE out_row_sums", "out_row_sums [3]", quantizer, *asymmetric, out_zero_point=integers, out_row_sums=integers[:3])
+    refuse("BAD_PARAM operands", "count", quantizer, count=8)
+    refuse("BAD_PARAM operands", "count of another kind", norms, count=9)
+    answer["kind 0"] = ["BAD_PARAM product", *status_of(lambda: core.plan_descs(0, 0, 0, 0.0, [None] * 10))]
+    answer["kind 7"] = ["BAD_PARAM product", *status_of(lambda: core.plan_descs(7, 0, 0, 0.0, [None] * 8))]
     for kind, forced in itertools.product(Kind, (None, "rowwise_norm")):
         core.PRODUCT = kind
         descs = {name: TensorDesc.of(t) for name, t in fine(kind).items()}
-        answer[f"scaledMMCreateDescriptor {kind.name} {forced}"] = status_of(lambda: core.create(forced, **descs))  # noqa: B023
-    answer["no operands"] = status_of(
-        lambda: binding.call("scaledMMCreateRowwiseDescriptor", core.handle, ctypes.byref(ctypes.c_void_p()), 4, 0, 1, 0.0, None, 9)
-    )
-    answer["no descriptor"] = status_of(lambda: binding.call("scaledMMCreateRowwiseDescriptor", core.handle, None, 4, 0, 1, 0.0, None, 9))
-    answer["no handle"] = status_of(
-        lambda: binding.call("scaledMMCreateRowwiseDescriptor", None, ctypes.byref(ctypes.c_void_p()), 4, 0, 1, 0.0, None, 9)
-    )
-    answer["table"] = status_of(lambda: register_table_of_kind(4))
+        answer[f"scaledMMCreateDescriptor {kind.name} {forced}"] = ["BAD_PARAM product", *status_of(lambda: core.create(forced, **descs))]  # noqa: B023
+    answer["no operands"] = [
+        "NULL_POINTER operands",
+        *status_of(lambda: binding.call("scaledMMCreateRowwiseDescriptor", core.handle, ctypes.byref(ctypes.c_void_p()), 4, 0, 1, 0.0, None, 9)),
+    ]
+    answer["no descriptor"] = [
+        "NULL_POINTER descriptor",
+        *status_of(lambda: binding.call("scaledMMCreateRowwiseDescriptor", core.handle, None, 4, 0, 1, 0.0, None, 9)),
+    ]
+    answer["no handle"] = [
+        "NULL_POINTER handle",
+        *status_of(lambda: binding.call("scaledMMCreateRowwiseDescriptor", None, ctypes.byref(ctypes.c_void_p()), 4, 0, 1, 0.0, None, 9)),
+    ]
+    answer["table"] = ["BAD_PARAM table here", *status_of(lambda: register_table_of_kind(4))]
     return answer
 
 
@@ -417,54 +424,57 @@ def register_table_of_kind(kind: int) -> None:
 
 
 def calculate_refusals(kernels: str, rowwise: str) -> dict:
-    """Status and message of what calculate refuses, and of what it takes."""
+    """[expected status and argument, status, message] of what calculate refuses, and of what it takes."""
     core, answer = RowwiseCore(kernels, rowwise), {}
     operands = fine(Kind.NORM)
     descriptor = core.plan(Kind.NORM, *MODES[Kind.NORM], operands)
     memory = torch.zeros(9, 16)  # room for x, and total a row further
 
-    def ask(name: str, count: int | None = None, **changed) -> None:
-        answer[name] = status_of(lambda: core.calculate_kind(descriptor, Kind.NORM, {**operands, **changed}, count))
+    def ask(expected: str, what: str, count: int | None = None, **changed) -> None:
+        answer[what] = [expected, *status_of(lambda: core.calculate_kind(descriptor, Kind.NORM, {**operands, **changed}, count))]
 
-    ask("fine")
+    ask("SUCCESS", "fine")
     for name in ("out", "x", "residual", "weight", "out_scale", "total"):
-        ask(f"no {name}", **{name: None})
-    ask("a scale", scale=torch.ones(1))
-    ask("a zero point", zero_point=torch.ones(1))
-    ask("total is x", total=operands["x"])
-    ask("total is residual", total=operands["residual"])
-    ask("total a row after x", x=memory[:4], total=memory[1:5])
-    ask("total a row before x", x=memory[1:5], total=memory[:4])
-    ask("total a row after residual", residual=memory[:4], total=memory[1:5])
-    ask("total is x, a row after residual", x=memory[1:5], total=memory[1:5], residual=memory[:4])
-    ask("total is x and residual", x=memory[:4], total=memory[:4], residual=memory[:4])
-    ask("total over weight", weight=memory[3], total=memory[:4])
-    ask("total over out_scale", out_scale=memory[3], total=memory[:4])
-    ask("out over x", out=operands["x"])
-    ask("out over weight", out=memory[:4], weight=memory[0])
-    ask("out over out_scale", out=memory[:4], out_scale=memory[0])
-    ask("out over total", out=memory[:4], total=memory[:4])
-    ask("out_scale over x", out_scale=operands["x"])
-    ask("out_scale over weight", out_scale=operands["weight"])
-    ask("out_scale over total", out_scale=operands["total"])
-    ask("x not aligned", x=memory.view(torch.uint8).view(-1)[2:])
-    ask("count", count=7)
+        ask(f"NULL_POINTER {name}", f"no {name}", **{name: None})
+    ask("BAD_PARAM scale", "a scale", scale=torch.ones(1))
+    ask("BAD_PARAM zero_point", "a zero point", zero_point=torch.ones(1))
+    ask("SUCCESS", "total is x", total=operands["x"])
+    ask("SUCCESS", "total is residual", total=operands["residual"])
+    ask("BAD_PARAM total", "total a row after x", x=memory[:4], total=memory[1:5])
+    ask("BAD_PARAM total", "total a row before x", x=memory[1:5], total=memory[:4])
+    ask("BAD_PARAM total", "total a row after residual", residual=memory[:4], total=memory[1:5])
+    ask("BAD_PARAM total", "total is x, a row after residual", x=memory[1:5], total=memory[1:5], residual=memory[:4])
+    ask("SUCCESS", "total is x and residual", x=memory[:4], total=memory[:4], residual=memory[:4])
+    ask("BAD_PARAM total", "total over weight", weight=memory[3], total=memory[:4])
+    ask("BAD_PARAM out_scale", "total over out_scale", out_scale=memory[3], total=memory[:4])
+    ask("BAD_PARAM out", "out over x", out=operands["x"])
+    ask("BAD_PARAM out", "out over weight", out=memory[:4], weight=memory[0])
+    ask("BAD_PARAM out", "out over out_scale", out=memory[:4], out_scale=memory[0])
+    ask("BAD_PARAM out", "out over total", out=memory[:4], total=memory[:4])
+    ask("BAD_PARAM out_scale", "out_scale over x", out_scale=operands["x"])
+    ask("BAD_PARAM out_scale", "out_scale over weight", out_scale=operands["weight"])
+    ask("BAD_PARAM out_scale", "out_scale over total", out_scale=operands["total"])
+    ask("BAD_TENSOR_ALIGNMENT x", "x not aligned", x=memory.view(torch.uint8).view(-1)[2:])
+    ask("BAD_PARAM operands", "count", count=7)
     other = core.plan(Kind.QUANTIZE, *MODES[Kind.QUANTIZE], fine(Kind.QUANTIZE))
-    answer["another kind"] = status_of(lambda: core.calculate_kind(other, Kind.NORM, operands))
+    answer["another kind"] = ["BAD_PARAM descriptor", *status_of(lambda: core.calculate_kind(other, Kind.NORM, operands))]
     # total may be x only if its rows lie where those of x do.
     strided = {**operands, "x": torch.zeros(4, 32)[:, :16]}
     apart = core.plan(Kind.NORM, *MODES[Kind.NORM], strided)
-    answer["total begins where x does"] = status_of(lambda: core.calculate_kind(apart, Kind.NORM, {**strided, "total": strided["x"]}))
+    total = {"total": strided["x"]}
+    answer["total begins where x does"] = ["BAD_PARAM total", *status_of(lambda: core.calculate_kind(apart, Kind.NORM, strided | total))]
     row = {**fine(Kind.NORM, m=1), "x": torch.zeros(4, 16)[::2][:1]}  # the stride of one row means nothing
     one = core.plan(Kind.NORM, *MODES[Kind.NORM], row)
-    answer["one row in place"] = status_of(lambda: core.calculate_kind(one, Kind.NORM, {**row, "total": row["x"]}))
+    answer["one row in place"] = ["SUCCESS", *status_of(lambda: core.calculate_kind(one, Kind.NORM, {**row, "total": row["x"]}))]
     nothing = {**fine(Kind.NORM, m=0), "weight": memory[0]}
     empty = core.plan(Kind.NORM, *MODES[Kind.NORM], nothing)
-    answer["nothing within the weight"] = status_of(lambda: core.calculate_kind(empty, Kind.NORM, {**nothing, "total": memory[0, 4:]}))
+    answer["nothing within the weight"] = ["SUCCESS", *status_of(lambda: core.calculate_kind(empty, Kind.NORM, {**nothing, "total": memory[0, 4:]}))]
     three = fine(Kind.QUANTIZE) | {"out_zero_point": torch.zeros(4, dtype=torch.int32), "out_row_sums": torch.zeros(4, dtype=torch.int32)}
     asymmetric = core.plan(Kind.QUANTIZE, Function.QUANTIZE_INT8, Output.TOKEN_ASYMMETRIC, 0.0, three)
     for one, other in itertools.permutations(("out_scale", "out_zero_point", "out_row_sums"), 2):
-        answer[f"{one} is {other}"] = status_of(lambda: core.calculate_kind(asymmetric, Kind.QUANTIZE, {**three, one: three[other]}))  # noqa: B023
+        first, same_memory = min(one, other, key=list(three).index), {**three, one: three[other]}
+        status = status_of(lambda: core.calculate_kind(asymmetric, Kind.QUANTIZE, same_memory))  # noqa: B023
+        answer[f"{one} is {other}"] = [f"BAD_PARAM {first}", *status]
     return answer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from core.test_core_block_scaled_emulated import cuda_include
 
 from scaled_mm.jit import cache, codegen, compile, toolchain
+from scaled_mm.jit.provide import When
 
 HERE = Path(__file__).resolve().parent
 
@@ -47,3 +49,46 @@ def ask(fake_gpu):
 def test_every_operator_is_launched_with_what_gives_the_bits_of_the_cpu(ask, fake_gpu, rowwise):
     met = ask("operators", fake_gpu.kernels, rowwise, 300)
     assert sum(met.values()) == 300 and len(met) == 4 + 2 * 3 + 3 * 3, met
+
+
+def check_refusals(answer: dict[str, list[str]]) -> None:
+    for what, (expected, status, message) in answer.items():
+        assert expected == f"{status} {message.partition(':')[0]}".strip(), (what, status, message)
+        assert status == "SUCCESS" or ("expected" in message and "got" in message), message
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_create_refuses_what_the_header_does_not_allow_and_names_it(ask, fake_gpu, rowwise, device):
+    answer = ask("create_refusals", fake_gpu.kernels, rowwise, device)
+    check_refusals(answer)
+    assert answer["scale [1, M]"][2].endswith("; x is flat, so reshape it to [4, 1]")
+    assert "scaledMMCreateRowwiseDescriptor" in answer["scaledMMCreateDescriptor NORM None"][2]
+
+
+def test_calculate_refuses_memory_that_outputs_share_and_pointers_that_do_not_fit(ask, fake_gpu, rowwise):
+    answer = ask("calculate_refusals", fake_gpu.kernels, rowwise)
+    check_refusals(answer)
+    assert [what for what, (_, status, _) in answer.items() if status == "SUCCESS"] == [
+        "fine",
+        "total is x",
+        "total is residual",
+        "total is x and residual",
+        "one row in place",
+        "nothing within the weight",
+    ]
+
+
+def test_a_plan_names_its_kernel_which_no_table_lists(ask, fake_gpu, rowwise):
+    answer = ask("names", fake_gpu.kernels, rowwise)
+    for kind, rows in itertools.product(("QUANTIZE", "NORM", "ACTIVATION"), (4, 0)):
+        kernel = [f"rowwise_{kind.lower()}", "the kernel of this operator; no table lists it", -1, 0]
+        assert answer.pop(f"{kind}, {rows} rows, GPU") == kernel
+        assert answer.pop(f"{kind}, {rows} rows, CPU") == ["cpu", "the device is a CPU", -1, 0]
+        assert answer.pop(f"calculate {kind}, {rows} rows") == "DEVICE_NOT_SUPPORTED"
+    assert answer == {}
+
+
+def test_the_provider_is_asked_for_the_kernel_of_the_dtype_of_x(ask, fake_gpu):
+    answer = ask("missing", fake_gpu.kernels)
+    assert answer["answer"][0] == "KERNEL_NOT_BUILT" and "row rowwise_norm of sm90" in answer["answer"][1]
+    assert answer["asked"] == [["sm90", "rowwise_norm", codegen.OUT_DTYPES["fp16"].code, When.NOW]]
