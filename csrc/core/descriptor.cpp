@@ -121,9 +121,8 @@ void plan_operands(scaledMMDescriptor* d) {
 }
 
 // The kernel of a kind without a table. It needs no workspace.
-scaledMMStatus_t plan_own_kernel(scaledMMHandle_t handle, const char* forced, scaledMMDescriptor* d) {
+scaledMMStatus_t plan_own_kernel(scaledMMHandle_t handle, scaledMMDescriptor* d) {
   Problem& problem = *d->problem;
-  if (forced != nullptr) return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: expected none for a %s, got %s", d->kind->name, forced);
   d->own_kernel = problem.own_kernel();
   if (problem.empty()) return SCALED_MM_STATUS_SUCCESS;
   const Table* table = nullptr; // a library of the architecture is loaded with its tables
@@ -140,7 +139,7 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
     return SCALED_MM_STATUS_SUCCESS;
   }
   Problem& problem = *d->problem;
-  if (problem.own_kernel() != nullptr) return plan_own_kernel(handle, forced, d);
+  if (problem.own_kernel() != nullptr) return plan_own_kernel(handle, d);
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table, scaledMMTableKind_t(product))) return s;
   problem.settle(*d->table);
   const BucketKey key = problem.bucket();
@@ -179,16 +178,24 @@ Running running(const scaledMMDescriptor& d) {
 
 uintptr_t address_of(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
+// Whether two operands of one shape and dtype have their elements at the same places, given the same data pointer.
+bool same_layout(const scaledMMTensorDesc_t& one, const scaledMMTensorDesc_t& other) {
+  for (int i = 0; i < one.ndim; ++i) {
+    if (one.shape[i] > 1 && one.strides[i] != other.strides[i]) return false;
+  }
+  return true;
+}
+
 // Whether an output besides out is apart from the other operands, or is one that it may be.
 scaledMMStatus_t check_written(const scaledMMDescriptor& d, const void* const* pointers, int index) {
   const PlannedOperand& written = d.operands[index];
+  if (written.bytes == 0) return SCALED_MM_STATUS_SUCCESS;
   const uintptr_t begin = address_of(pointers[index]), end = begin + uintptr_t(written.bytes);
   for (int i = 1; i < d.kind->num_operands; ++i) {
     const PlannedOperand& other = d.operands[i];
     const uintptr_t from = address_of(pointers[i]);
     if (i == index || !other.given || from >= end || begin >= from + uintptr_t(other.bytes)) continue;
-    const bool same = from == begin && memcmp(d.tensors[i].strides, d.tensors[index].strides, sizeof(d.tensors[i].strides)) == 0;
-    if (same && (written.may_be >> i & 1)) continue;
+    if ((written.may_be >> i & 1) && from == begin && same_layout(d.tensors[i], d.tensors[index])) continue;
     return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected memory apart from %s, got an overlap", written.name, other.name);
   }
   return SCALED_MM_STATUS_SUCCESS;
@@ -273,12 +280,20 @@ scaledMMStatus_t run(const Kernel& kernel, const GemmLaunch& launch) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
+// Row-wise operators have a create function of their own. is_rowwise: it is the one that was called.
+scaledMMStatus_t check_creator(const ProblemKind& kind, bool is_rowwise) {
+  if ((kind.table.noun == nullptr) == is_rowwise) return SCALED_MM_STATUS_SUCCESS;
+  if (is_rowwise) return fail(SCALED_MM_STATUS_BAD_PARAM, "product: expected a row-wise operator, got a %s", kind.name);
+  return fail(SCALED_MM_STATUS_BAD_PARAM, "product: expected one that has a table, got a %s; scaledMMCreateRowwiseDescriptor creates it", kind.name);
+}
+
 scaledMMStatus_t create(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product, const scaledMMTensorDesc_t* const* operands,
-                        int32_t num_operands, const Options& options, const char* kernel) {
+                        int32_t num_operands, bool is_rowwise, const Options& options, const char* kernel) {
   if (descriptor == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "descriptor: expected a place to write to, got a null pointer");
   *descriptor = nullptr;
   if (scaledMMStatus_t s = check_object("handle", handle)) return s;
   if (scaledMMStatus_t s = check_kind(product)) return s;
+  if (scaledMMStatus_t s = check_creator(*kProblemKinds[product], is_rowwise)) return s;
   if (scaledMMStatus_t s = check_count(*kProblemKinds[product], operands, num_operands)) return s;
   auto made = make_object<scaledMMDescriptor>();
   if (made == nullptr) return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "descriptor: out of host memory");
@@ -303,7 +318,7 @@ const char* scaledMMGetOperandName(int32_t product, int32_t index) {
 
 scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
                                           const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option, const char* kernel) try {
-  return create(handle, descriptor, product, operands, num_operands, {option}, kernel);
+  return create(handle, descriptor, product, operands, num_operands, false, {option}, kernel);
 } catch (const std::exception& error) {
   return fail_exception(error);
 }
@@ -311,7 +326,7 @@ scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescr
 scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product, int32_t function,
                                                  int32_t output, double epsilon, const scaledMMTensorDesc_t* const* operands,
                                                  int32_t num_operands) try {
-  return create(handle, descriptor, product, operands, num_operands, {function, output, epsilon}, nullptr);
+  return create(handle, descriptor, product, operands, num_operands, true, {function, output, epsilon}, nullptr);
 } catch (const std::exception& error) {
   return fail_exception(error);
 }

@@ -146,6 +146,8 @@ struct KernelLibrary {
 constexpr char kZeroPointTermsRow[] = "zero_point_terms";
 // The names of the kernels of row-wise operators, each built for the dtypes of x. No table lists them.
 constexpr const char* kRowwiseKernels[] = {"rowwise_quantize", "rowwise_norm", "rowwise_activation"};
+// The most elements of a row of theirs. They count past its end by less than 2^14, in 32 bits.
+constexpr int32_t kMostRowElements = INT32_MAX - (1 << 14);
 
 } // namespace scaled_mm
 

@@ -137,7 +137,7 @@ std::string vector_hint(const VectorRule& rule, const scaledMMTensorDesc_t& t) {
   if (rule.batch > 0 && __builtin_mul_overflow(wanted, rule.batch, &wanted)) return "";
   if (!rule.is_column || values != wanted || values < 2) return "";
   const std::string length = std::to_string(rule.length);
-  if (rule.batch < 0) return "; a is flat, so reshape it to [" + length + ", 1]";
+  if (rule.batch < 0) return std::string("; ") + rule.rows_of + " is flat, so reshape it to [" + length + ", 1]";
   return "; this is a batch, so reshape it to [" + std::to_string(rule.batch) + ", " + length + ", 1]";
 }
 

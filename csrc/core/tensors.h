@@ -42,7 +42,8 @@ struct VectorRule {
   int64_t length;
   bool is_column, one_value; // one_value: a single value may stand for the whole vector
   int64_t batch;
-  bool either_way = false; // a vector along N may also be a column [N, 1], as checkpoints store scales of output channels
+  bool either_way = false;   // a vector along N may also be a column [N, 1], as checkpoints store scales of output channels
+  const char* rows_of = "a"; // in messages: the operand that has M rows
 };
 
 // Accepts one value, [length], and [length, 1] or [1, length]; in a batch also [B, length, 1] or [B, 1, length], where B may be 1 and, with

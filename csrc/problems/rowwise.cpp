@@ -1,5 +1,5 @@
 // Row-wise operators: quantizers, norms and activations of the rows of x. No table lists their kernels: there is one for each kind and dtype of x.
-#include <cmath>
+#include <cfloat>
 #include <iterator>
 
 #include "core/status.h"
@@ -69,6 +69,8 @@ scaledMMStatus_t Rowwise::matrix(const char* name, const char* shape, Dtypes dty
 }
 
 scaledMMStatus_t Rowwise::vector(const char* name, const scaledMMTensorDesc_t& t, int64_t* stride) {
+  // A tensor named weight may be that of a GGUF product.
+  if (t.flags != 0) return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected flags 0, got %lld", name, number(t.flags));
   if (scaledMMStatus_t s = check_operand(name, "[N]", kFloats, 1, &t)) return s;
   if (t.shape[0] != info.N) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected [N] = [%lld], got %s", name, number(info.N), tensor_shape(t).c_str());
@@ -81,7 +83,7 @@ scaledMMStatus_t Rowwise::vector(const char* name, const scaledMMTensorDesc_t& t
 scaledMMStatus_t Rowwise::of_rows(const char* name, Dtypes dtypes, bool one_value, const scaledMMTensorDesc_t& t, int64_t* stride) {
   if (scaledMMStatus_t s = check_operand(name, "[M]", dtypes, -1, &t)) return s;
   int64_t batch = 0;
-  return check_vector(name, {"M", info.M, true, one_value, -1}, t, stride, &batch);
+  return check_vector(name, {"M", info.M, true, one_value, -1, false, "x"}, t, stride, &batch);
 }
 
 // A static scale or zero point: of each row, of each column, or one value.
@@ -138,13 +140,15 @@ scaledMMStatus_t Rowwise::validate(const RowwiseTensors& t, const Options& optio
   if (!gives(options.output)) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "output: expected a scaledMMRowwiseOutput_t of this kind, got %d", int(options.output));
   }
-  if (!(options.epsilon >= 0 && std::isfinite(options.epsilon))) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "epsilon: expected a number of at least 0, got %g", options.epsilon);
+  const bool gated = options.option >= SCALED_MM_SILU_AND_MUL, adds = options.option == SCALED_MM_ADD_RMS_NORM;
+  const bool norm = adds || options.option == SCALED_MM_RMS_NORM;
+  if (!(options.epsilon >= 0 && options.epsilon <= (norm ? FLT_MAX : 0))) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "epsilon: expected %s, got %g",
+                norm ? "a number from 0 to the largest float32" : "0, for this function has none", options.epsilon);
   }
   operands_.function = options.option;
   operands_.output = options.output;
   operands_.epsilon = options.epsilon;
-  const bool gated = options.option >= SCALED_MM_SILU_AND_MUL, adds = options.option == SCALED_MM_ADD_RMS_NORM;
   if (scaledMMStatus_t s = check_operand("x", gated ? "[M, 2 N]" : "[M, N]", kFloats, 2, t.x)) return s;
   if (gated && t.x->shape[1] % 2) {
     return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "x: expected [M, 2 N], got %s", tensor_shape(*t.x).c_str());
@@ -152,6 +156,9 @@ scaledMMStatus_t Rowwise::validate(const RowwiseTensors& t, const Options& optio
   info.M = t.x->shape[0];
   info.N = t.x->shape[1] / (gated ? 2 : 1);
   info.batch = 1;
+  if (info.N > kMostRowElements) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "x: expected rows of at most %d elements, got %s", kMostRowElements, tensor_shape(*t.x).c_str());
+  }
   info.rowwise = &operands_;
   operands_.x = strides_of(*t.x);
   variant = info.out_dtype = t.x->dtype;

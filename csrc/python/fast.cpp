@@ -102,7 +102,8 @@ Answer check_not_negated(PyObject* object, const DLTensor& t) {
 // How the dimensions of an operand of a row-wise operator are folded: to [rows, K], to [rows], or not at all.
 enum class Fold { kNone, kMatrix, kRows };
 
-// Writes shape and strides, with the leading dimensions folded into one. Not ours where no single stride leads from row to row.
+// Writes shape and strides, with the leading dimensions folded into one. Not ours where no single stride leads from row to row, and what is longer
+// than the core takes.
 Answer fold(const DLTensor& t, Fold how, scaledMMTensorDesc_t* desc) {
   const int last = how == Fold::kMatrix ? t.ndim - 1 : t.ndim; // the dimensions before it are folded
   if (last < 0) return Answer::kNotMine;
@@ -113,6 +114,8 @@ Answer fold(const DLTensor& t, Fold how, scaledMMTensorDesc_t* desc) {
     if (rows > 1 && t.shape[d] != 0 && t.strides[d] != rows * stride) return Answer::kNotMine;
     rows *= t.shape[d];
   }
+  constexpr int64_t kMost = INT32_MAX - (1 << 14);
+  if (rows > kMost || (how == Fold::kMatrix && t.shape[last] > kMost)) return Answer::kNotMine;
   desc->ndim = how == Fold::kMatrix ? 2 : 1;
   desc->shape[0] = rows;
   desc->strides[0] = stride;

@@ -14,7 +14,7 @@ constexpr bool kDependent = true;
 constexpr bool kDependent = false;
 #endif
 
-constexpr int kMostElements = INT32_MAX - 8 * kLanes * kChunk; // of a row, so that no index overflows
+static_assert(8 * kLanes * kChunk <= INT32_MAX - kMostRowElements, "an index past the end of a row would overflow");
 
 template <class T>
 bool in_vectors(const void* data, int64_t rows, int64_t K, int64_t stride_row, int64_t stride_k) {
@@ -64,7 +64,7 @@ Rows rows_of(const GemmLaunch& l) {
 // The kernels of a source and a dtype of x, by the length of a row.
 template <class X, template <class> class Source, int kThreads, int kHeld>
 struct Length {
-  static constexpr int64_t kMost = kHeld > 0 ? int64_t(kThreads) * kHeld* kChunk : kMostElements; // elements of a row
+  static constexpr int64_t kMost = kHeld > 0 ? int64_t(kThreads) * kHeld* kChunk : kMostRowElements; // elements of a row
 
   static DeviceKernel& device_kernel() {
     static DeviceKernel instance(&kernel<X, Source<X>, kThreads, kHeld>);
@@ -94,8 +94,8 @@ struct Lengthwise {
     return status;
   }
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    if (l.N > kMostElements) {
-      snprintf(message, size, "x: expected rows of at most %d elements, got %lld", kMostElements, static_cast<long long>(l.N));
+    if (l.N > kMostRowElements) {
+      snprintf(message, size, "x: expected rows of at most %d elements, got %lld", kMostRowElements, static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     Rows p = rows_of<X>(l);

@@ -228,8 +228,9 @@ typedef enum SCALED_MM_ENUM_BASE {
 /* The name of an operand of a kind; NULL past the last. */
 SCALED_MM_API const char* scaledMMGetOperandName(int32_t product, int32_t index);
 
-/* Validates a product and picks its kernel. operands: one pointer for each operand of the kind, NULL for an absent one. option: 0, or the
- * mode of a SCALED_MM_GGUF_GEMM. kernel: NULL, or the name of a row of the kind's table to use whatever the buckets say. */
+/* Validates a product and picks its kernel; not of SCALED_MM_ROWWISE_*, see below. operands: one pointer for each operand of the kind, NULL for
+ * an absent one. option: 0, or the mode of a SCALED_MM_GGUF_GEMM. kernel: NULL, or the name of a row of the kind's table to use whatever the
+ * buckets say. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
                                                         const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option,
                                                         const char* kernel);
@@ -255,7 +256,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMCheckTensors(scaledMMDescriptor_t descrip
                                                     int32_t num_operands);
 
 /* `stream` is a cudaStream_t. pointers: of device memory, one for each operand of the kind; NULL for those that the descriptor was
- * created without. Only the first, out, is written to. */
+ * created without. Only the first, out, is written to, and what else a row-wise operator computes. */
 SCALED_MM_API scaledMMStatus_t scaledMMCalculate(scaledMMDescriptor_t descriptor, int32_t product, void* workspace, size_t workspace_size,
                                                  const void* const* pointers, int32_t num_operands, void* stream);
 
@@ -410,8 +411,9 @@ typedef enum SCALED_MM_ENUM_BASE {
  *   ACTIVATION  out, x, scale, zero_point, out_scale                                                      CAST, TOKEN, STATIC
  *
  * factor, offset, weight [N], float16 | bfloat16 | float32, offset of factor's dtype. scale float32 and zero_point int8 | int32: one value,
- * [M] or [M,1]; of STATIC_COLUMNS one value, [N] or [1,N]. out_scale float32, out_zero_point and out_row_sums int32: [M] or [M,1], contiguous. total may be x or residual itself; every
- * other output needs memory of its own. epsilon: of NORM, at least 0; else 0. Calculate with scaledMMCalculate; there is no workspace. */
+ * [M] or [M,1]; of STATIC_COLUMNS one value, [N] or [1,N]. out_scale float32, out_zero_point and out_row_sums int32: [M] or [M,1], contiguous.
+ * total may be x or residual itself; every other output needs memory of its own. epsilon: of NORM, from 0 to the largest float32; else 0.
+ * Calculate with scaledMMCalculate; there is no workspace. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
                                                                int32_t function, int32_t output, double epsilon,
                                                                const scaledMMTensorDesc_t* const* operands, int32_t num_operands);
