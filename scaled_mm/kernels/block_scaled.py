@@ -11,7 +11,7 @@ from scaled_mm.kernels.arch import WARP_SIZE, Arch
 from scaled_mm.kernels.c2x import MAX_ACCUMULATORS, MAX_WARPS, stage_findings
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
-from scaled_mm.kernels.family import Code, Family, FieldFinding, KernelCost
+from scaled_mm.kernels.family import Code, Family, FieldFinding, KernelCost, mangled
 
 SCALE_BLOCK = 128  # elements of K per scale; also columns per scale of b
 _CHUNK = 16  # bytes per copy; also the padding of a finished row in shared memory
@@ -68,9 +68,9 @@ class BlockScaledC2x(BlockScaled):
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
         out, tile, warp = OUT_DTYPES[built_for], config.tile, config.warp
-        sizes = f"{tile.m}, {tile.n}, {warp.m}, {warp.n}, {config.stages}, {config.swizzle}"
-        cxx = f"scaled_mm::block_scaled::C2x<{sizes}, {out.cxx}>"
-        return Code("int8/block_scaled/c2x.cuh", cxx, self.cost(config, limit, out.bytes).shared_memory)
+        sizes = (tile.m, tile.n, warp.m, warp.n, config.stages, config.swizzle)
+        cxx = f"scaled_mm::block_scaled::C2x<{', '.join(map(str, sizes))}, {out.cxx}>"
+        return Code("int8/block_scaled/c2x.cuh", cxx, self.cost(config, limit, out.bytes).shared_memory, mark=mangled("TileShape", sizes, out))
 
     def config_name(self, config: KernelConfig) -> str:
         return f"block_scaled_c2x_{config.tile}_w{config.warp}_s{config.stages}"

@@ -13,7 +13,7 @@ from scaled_mm.kernels.arch import REGISTERS, WARP_SIZE, Arch
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.constants import Constants
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
-from scaled_mm.kernels.family import Code, Family, FieldFinding, KernelCost
+from scaled_mm.kernels.family import Code, Family, FieldFinding, KernelCost, mangled
 from scaled_mm.kernels.grouped import Grouped
 from scaled_mm.kernels.naming import candidate, short_options
 
@@ -96,8 +96,7 @@ class C2x(Family):
         return f"scaled_mm::c2x::Gemm<{', '.join(map(str, self._sizes(config)))}, {OUT_DTYPES[built_for].cxx}>"
 
     def _mark(self, config: KernelConfig, built_for: str) -> str:
-        """`_gemm` as it is mangled: the device functions are templates of this type."""
-        return f"GemmI{''.join(f'Li{size}E' for size in self._sizes(config))}{OUT_DTYPES[built_for].mangled}E"
+        return mangled("Gemm", self._sizes(config), OUT_DTYPES[built_for])
 
     # ---- the autotuner --------------------------------------------------------------------------------------------------
 

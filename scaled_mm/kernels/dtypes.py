@@ -30,11 +30,6 @@ class BuiltFor:
         """The scaledMMDtype_t."""
         return C_DTYPES[self.dtype]
 
-    @property
-    def mangled(self) -> str:
-        """The C++ type of an output dtype in a mangled name (Itanium C++ ABI)."""
-        return {"float": "f", "int32_t": "i"}.get(self.cxx, f"{len(self.cxx)}{self.cxx}")
-
 
 OUT_DTYPES: dict[str, BuiltFor] = {
     "bf16": BuiltFor("__nv_bfloat16", "bfloat16", 2),

@@ -7,11 +7,11 @@ predicted time. Tables, code generation, the autotuner and the commands use this
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from scaled_mm.kernels.arch import KIB, Arch, wgmma_arches
-from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
+from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES, BuiltFor
 
 if TYPE_CHECKING:
     from scaled_mm.kernels.config import KernelConfig
@@ -45,6 +45,12 @@ class Code:
     shared_memory: int | None = None
     at_most: bool = False
     mark: str | None = None
+
+
+def mangled(template: str, sizes: Iterable[int], out: BuiltFor) -> str:
+    """`template<sizes..., output dtype>` in a mangled name (Itanium C++ ABI): a mark of `Code`."""
+    dtype = {"float": "f", "int32_t": "i"}.get(out.cxx, f"{len(out.cxx)}{out.cxx}")
+    return f"{template}I{''.join(f'Li{size}E' for size in sizes)}{dtype}E"
 
 
 class Family:
