@@ -14,7 +14,7 @@ struct DeviceProperties {
 scaledMMStatus_t query_device(int32_t device_id, DeviceProperties* properties);
 
 // For a scope: calls of this thread do not count against a CUDA graph that another thread captures. Preparing a kernel may load its code,
-// which the driver forbids to every thread during a global capture, unless the thread's own mode is relaxed.
+// which CUDA may forbid to every thread during a global capture, unless the thread's own mode is relaxed.
 class RelaxedCapture {
 public:
   RelaxedCapture();

@@ -178,12 +178,13 @@ bool is_loaded(const KernelName& name) {
   return true;
 }
 
+bool was_asked(const KernelName& name, scaledMMProvide_t when) { return name.slot->asked.load(std::memory_order_acquire) >> when & 1; }
+
 scaledMMStatus_t ask_once(const KernelName& name, scaledMMProvide_t when) {
-  const uint32_t bit = uint32_t(1) << when;
-  if (name.slot->asked.load(std::memory_order_acquire) & bit) return SCALED_MM_STATUS_SUCCESS;
+  if (was_asked(name, when)) return SCALED_MM_STATUS_SUCCESS;
   bool answered = false;
   if (scaledMMStatus_t status = ask_provider(*name.arch, name.row, name.out_dtype, when, &answered)) return status;
-  if (answered) name.slot->asked.fetch_or(bit, std::memory_order_release);
+  if (answered) name.slot->asked.fetch_or(uint32_t(1) << when, std::memory_order_release);
   return SCALED_MM_STATUS_SUCCESS;
 }
 

@@ -124,6 +124,9 @@ scaledMMStatus_t fail_not_built(const KernelName& name, const char* nor = "");
 // Whether a library with the kernel is loaded. Without one it costs three loads, unless libraries were loaded since the last call.
 bool is_loaded(const KernelName& name);
 
+// Whether the provider has answered the question before.
+bool was_asked(const KernelName& name, scaledMMProvide_t when);
+
 // Asks the provider, unless it has answered the same question before.
 scaledMMStatus_t ask_once(const KernelName& name, scaledMMProvide_t when);
 

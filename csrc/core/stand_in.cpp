@@ -19,10 +19,13 @@ public:
     const Table& table = *wish_.table;
     const auto row_of = [&table](int64_t bucket) { return &table.rows[table.buckets[size_t(bucket)].row]; };
     const int64_t buckets = int64_t(table.buckets.size());
+    const TableRow* last = nullptr; // neighbours often name the same kernel config
     for (int64_t distance = 0; distance < buckets; ++distance) {
       for (const int64_t bucket : {wish_.bucket + distance, wish_.bucket - distance}) {
         if (bucket < 0 || bucket >= buckets) continue;
-        if (scaledMMStatus_t status = try_row(row_of(bucket), plan)) return status;
+        if (row_of(bucket) == last) continue;
+        last = row_of(bucket);
+        if (scaledMMStatus_t status = try_row(last, plan)) return status;
         if (plan->kernel) return SCALED_MM_STATUS_SUCCESS;
       }
     }
@@ -36,9 +39,12 @@ public:
 
 private:
   scaledMMStatus_t try_row(const TableRow* row, KernelPlan* plan, bool fallback_too = false) const {
-    if (row == wish_.row || (row == fallback() && !fallback_too) || problem_.misfit(row->needs)) return SCALED_MM_STATUS_SUCCESS;
+    if (row == wish_.row || (row == fallback() && !fallback_too)) return SCALED_MM_STATUS_SUCCESS;
     const KernelName name = name_of(*row);
-    if (!is_loaded(name)) {
+    const bool loaded = is_loaded(name);
+    if (!loaded && was_asked(name, SCALED_MM_PROVIDE_BUILT)) return SCALED_MM_STATUS_SUCCESS;
+    if (problem_.misfit(row->needs)) return SCALED_MM_STATUS_SUCCESS;
+    if (!loaded) {
       if (scaledMMStatus_t status = ask_once(name, SCALED_MM_PROVIDE_BUILT)) return status;
       if (!is_loaded(name)) return SCALED_MM_STATUS_SUCCESS;
     }

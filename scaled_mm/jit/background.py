@@ -120,7 +120,7 @@ def _end(build: _Build, error: BaseException | None) -> None:
             return
         _queue.unfinished.discard(build.key)
         if error is not None and not _queue.closed:
-            _queue.failed[build.key] = str(error) or type(error).__name__
+            _queue.failed[build.key] = (str(error) or type(error).__name__).splitlines()[0]  # without the compiler's output
         reported = error is not None and not _queue.closed
         _queue.lock.notify_all()
     if reported:
