@@ -13,6 +13,7 @@ from pathlib import Path
 
 from scaled_mm.jit import cache, codegen, compile, toolchain
 from scaled_mm.jit.paths import csrc_dir, lib_dir
+from scaled_mm.kernels.registry import family_of
 from scaled_mm.tables import rules
 from scaled_mm.tables.schema import TileTable
 
@@ -272,16 +273,25 @@ def arch_library(table: TileTable) -> Path | None:
 
 
 def build_kernels(
-    table: TileTable, names: Sequence[KernelName], jobs: int | None = None, on_kernel: Callable[[KernelName, int, int], None] | None = None
+    table: TileTable,
+    names: Sequence[KernelName],
+    jobs: int | None = None,
+    on_kernel: Callable[[KernelName, int, int], None] | None = None,
+    pairs: bool = False,
 ) -> dict[KernelName, Path]:
     """Build kernels in parallel; those in the cache are not built again, so an interrupted build goes on where it stopped.
 
     Several kernels of a kernel config are compiled as one translation unit, with all its others.
     jobs: translation units at a time; default: one per core. on_kernel(name, done, total) is called as each kernel is finished.
+    pairs: two kernel configs may share a translation unit, where that takes less time. For whole architectures: nothing finds such kernels alone.
     """
     built: dict[KernelName, Path] = {}
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        futures = {pool.submit(_build_together, table, together): together for together in _by_row(names)}
+    jobs = jobs or os.cpu_count() or 1
+    units = _by_row(names)
+    if pairs:
+        units = _paired(table, units, jobs)
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(_build_together, table, unit): unit for unit in sorted(units, key=lambda unit: -_compile_order(table, unit))}
         try:
             for future in as_completed(futures):
                 paths = future.result()
@@ -306,13 +316,50 @@ def _by_row(names: Sequence[KernelName]) -> list[list[KernelName]]:
     return list(by_row.values())
 
 
+def _compile_order(table: TileTable, names: Sequence[KernelName]) -> int:
+    row, out_dtype = names[0]
+    return family_of(table.row(row)).compile_order if out_dtype and row not in codegen.ROWWISE else -1
+
+
+def _paired(table: TileTable, units: list[list[KernelName]], jobs: int) -> list[list[KernelName]]:
+    """The units, with those of two kernel configs of one family joined, as long as every job has one."""
+    found: list[list[KernelName]] = []
+    joined = 0
+    waiting: dict[str, list[KernelName]] = {}  # by the header
+    for unit in units:
+        found.append(unit)
+        row, out_dtype = unit[0]
+        if len(unit) == 1 or not out_dtype or not family_of(table.row(row)).compiled_in_pairs or len(units) - joined <= jobs:
+            continue
+        if any(find_kernel(table, name) for name in unit):
+            continue
+        header = family_of(table.row(row)).code(table.row(row), out_dtype, rules.shared_memory_of(table)).header
+        if first := waiting.pop(header, None):
+            first += found.pop()
+            joined += 1
+        else:
+            waiting[header] = unit
+    return found
+
+
+def _build_pair(table: TileTable, names: Sequence[KernelName]) -> Path:
+    """A library with every kernel of two kernel configs, compiled as one translation unit."""
+    source = codegen.together([(table.row(row), out) for row, out in names], rules.shared_memory_of(table))
+    key = cache.digest(*(kernel_key(table, name) for name in names))
+    symbols = [codegen.symbol(*name) for name in names]
+    return _compiled(table, "pair", "-".join((table.arch, *dict.fromkeys(row for row, _ in names))), key, source, symbols, None)
+
+
 def _build_together(table: TileTable, names: Sequence[KernelName]) -> dict[KernelName, Path]:
-    """Kernels of one kernel config: those in the cache, and the others by one translation unit if they are several.
+    """Kernels of one kernel config: those in the cache, and the others by one translation unit if they are several. Or all kernels of two kernel
+    configs (`_paired`).
 
     Either all paths are that of the whole kernel config or none is: an object of it, linked with one of its kernels, defines a symbol twice.
     """
     if len(names) == 1:
         return {names[0]: build_kernel(table, names[0], announce=False)}
+    if names[0][0] != names[-1][0]:
+        return dict.fromkeys(names, _build_pair(table, names))
     found = {name: find_kernel(table, name) for name in names}
     if sum(path is None for path in found.values()) > 1:
         return dict.fromkeys(names, build_row(table, names[0][0]))
@@ -327,7 +374,7 @@ def build_arch(table: TileTable, jobs: int | None = None, on_kernel: Callable[[K
     names = kernel_names(table)
     if whole := cache.find("arch", table.arch, _built_arch_key(table)):
         return whole  # the single kernels need not be in the cache
-    built = build_kernels(table, names, jobs, on_kernel)
+    built = build_kernels(table, names, jobs, on_kernel, pairs=True)
 
     def build(folder: Path) -> None:
         objects = []

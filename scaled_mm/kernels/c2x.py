@@ -54,6 +54,8 @@ class C2x(Family):
     """Products."""
 
     name = "c2x"
+    compile_order = 1
+    compiled_in_pairs = True
     fields = ("tile", "warp", "stages", "swizzle", "split_k")
     splits_k = True
 

@@ -69,6 +69,8 @@ class C3x(WgmmaFamily):
     fields = ("tile", "cluster", "schedule", "scheduler", "swap_ab", "raster", "swizzle", "prefetch", "early_weights", "stages", "split_k")
     store_bytes = 16
     auto_stages = True
+    compile_order = 4
+    compiled_in_pairs = True
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
         """stages = (shared memory - epilogue) / (tile_m * tile_k + tile_n * tile_k + 16 bytes of barriers), as CUTLASS's

@@ -39,6 +39,7 @@ class Decode(WgmmaFamily):
     """Plain products with small M."""
 
     name = "decode"
+    compile_order = 2
     fields = ("tile", "swap_ab", "split_k", "stages", "cluster", "schedule")
     alignment = (16, 16, 1)
     splits_k = True

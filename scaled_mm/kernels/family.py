@@ -63,6 +63,8 @@ class Family:
     built_for: the output dtypes, or the GGUF formats of the weight; `built_for_what` names them in messages.
     splits_k: whether the kernel uses split_k.
     auto_stages: whether `stages: auto` stands for a number that `cost` computes and commands show.
+    compile_order: how long a kernel config takes to compile, compared with others: a build starts with the longest.
+    compiled_in_pairs: two kernel configs in one translation unit take clearly less time than in two.
     tuned: whether the autotuner tries these kernels; not the fallbacks.
     model_out_bytes: the bytes of an output element with which the model computes shared memory.
     """
@@ -77,6 +79,8 @@ class Family:
     built_for_what = "an out dtype"
     splits_k = False
     auto_stages = False
+    compile_order = 0
+    compiled_in_pairs = False
     tuned = True
     model_out_bytes = MAX_OUT_BYTES
 

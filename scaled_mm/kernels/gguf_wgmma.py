@@ -22,6 +22,7 @@ class GgufWgmma(Gguf):
     name = "gguf_wgmma"
     fields = ("tile", "split_k", "stages")
     needs_wgmma = True
+    compile_order = 3
     splits_k = True
     tokens = (8, 16, 32, 64, 128, 256)
     weight_rows = (TILE_ROWS, 2 * TILE_ROWS)

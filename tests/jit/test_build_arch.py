@@ -226,3 +226,22 @@ def test_the_room_that_builds_needs_no_torch_as_setup_py_has_none():
     done = subprocess.run([sys.executable, "-c", _WITHOUT_TORCH, str(package)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(library.kernel_names(load_table("sm90")))
+
+
+def test_kernel_configs_of_a_whole_architecture_are_compiled_in_pairs_while_every_job_has_one(monkeypatch):
+    monkeypatch.setattr(library, "find_kernel", lambda table, name: None)
+    table = load_table("sm90")
+    names = library.kernel_names(table)
+    units = library._by_row(names)
+    for jobs in (2, 50, len(units)):
+        paired = library._paired(table, [list(unit) for unit in units], jobs)
+        assert sorted(map(str, names)) == sorted(str(name) for unit in paired for name in unit)
+        rows = [list(dict.fromkeys(row for row, _ in unit)) for unit in paired]
+        assert all(len(unit) <= 2 and len({(table.row(row).family, table.row(row).section) for row in unit}) == 1 for unit in rows if len(unit) > 1)
+        pairs = sum(len(unit) > 1 for unit in rows)
+        assert len(paired) == len(units) - pairs >= min(jobs, len(units)) or jobs == 2
+        assert (pairs > 0) == (jobs < len(units))
+    built = next(row.name for row in table.rows if row.family == "c3x")
+    monkeypatch.setattr(library, "find_kernel", lambda table, name: Path("here") if name[0] == built else None)
+    alone = next(unit for unit in library._paired(table, [list(unit) for unit in units], 2) if unit[0][0] == built)
+    assert {row for row, _ in alone} == {built}  # its kernels are there already
