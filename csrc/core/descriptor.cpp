@@ -129,6 +129,11 @@ scaledMMStatus_t plan_own_kernel(scaledMMHandle_t handle, scaledMMDescriptor* d)
   if (scaledMMStatus_t s = require_table(handle->arch, &table)) return s;
   const KernelName name = {
       handle->arch, d->own_kernel, problem.variant, handle->info.device_id, handle->info.max_shared_memory, problem.own_slot(handle->arch)};
+  if (!is_loaded(name)) {
+    // Nothing of the core's stands in for it, but the caller may compute the operator otherwise until it is built.
+    if (scaledMMStatus_t s = ask_once(name, SCALED_MM_PROVIDE_LATER)) return s;
+    if (!is_loaded(name)) return fail_not_built(name);
+  }
   return require_kernel(name, &d->plan.kernel);
 }
 

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 11
+#define SCALED_MM_KERNEL_ABI_VERSION 12
 
 namespace scaled_mm {
 
@@ -58,6 +58,24 @@ struct RowwiseOperands {
 struct RowwisePointers {
   const void *residual, *vector, *offset, *scale, *zero_point;
   const void *out_scale, *out_zero_point, *out_row_sums, *total; // written
+};
+
+// The rotary position embedding besides the fields of GemmLaunch. There, M is the number of tokens and N the elements of a head, a is query and out
+// the rotated query. Strides in elements; 0 along a dimension of size 1.
+struct HeadStrides {
+  int64_t token, head, k;
+};
+struct RopeOperands {
+  bool interleaved; // pairs (2 i, 2 i + 1); else (i, i + N / 2)
+  int64_t query_heads, key_heads;
+  int64_t angles; // of a token: N, or N / 2 for pairs that share an angle
+  HeadStrides query, key, out_query, out_key;
+  RowwiseStrides cos, sin;
+  int32_t cos_dtype, sin_dtype; // scaledMMDtype_t
+};
+struct RopePointers {
+  const void *key, *cos, *sin;
+  const void* out_key; // written
 };
 
 // Strides from one product of a batch to the next, in elements; 0: shared by all products.
@@ -115,6 +133,9 @@ struct GemmLaunch {
 
   const RowwiseOperands* rowwise; // nullptr except for row-wise operators
   RowwisePointers rowwise_pointers;
+
+  const RopeOperands* rope; // nullptr except for the rotary position embedding
+  RopePointers rope_pointers;
 };
 
 // One kernel of a library. prepare and launch write a message of at most `size` bytes on failure.
@@ -145,7 +166,8 @@ struct KernelLibrary {
 // The name of the kernel that fills row_terms and col_terms. No table lists it.
 constexpr char kZeroPointTermsRow[] = "zero_point_terms";
 // The names of the kernels of row-wise operators, each built for the dtypes of x. No table lists them.
-constexpr const char* kRowwiseKernels[] = {"rowwise_quantize", "rowwise_norm", "rowwise_activation"};
+constexpr const char* kRowwiseKernels[] = {"rowwise_quantize", "rowwise_norm",       "rowwise_activation",
+                                           "rowwise_rope",     "rowwise_int8_block", "gguf_quantize"};
 // The most elements of a row of theirs. They count past its end by less than 2^14, in 32 bits.
 constexpr int32_t kMostRowElements = INT32_MAX - (1 << 14);
 

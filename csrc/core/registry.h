@@ -89,7 +89,7 @@ struct Table {
   int32_t find_mode(int64_t tokens) const;
 };
 
-constexpr int kMaxKinds = 8; // room for kinds of product (problems/kinds.cpp)
+constexpr int kMaxKinds = 16; // room for kinds of product (problems/kinds.cpp)
 
 struct Arch {
   std::string name;

@@ -14,6 +14,7 @@
 
 #include <type_traits>
 
+#include "gguf/block_sum.cuh"
 #include "gguf/formats.cuh"
 #include "gguf/make_tiles.cuh"
 #include "int8/c3x/grid_dependency.cuh"
@@ -74,7 +75,7 @@ struct StageParams {
   float zero;
 };
 
-constexpr int kEach = 8, kSharers = kBlock / kEach; // activations per thread; adjacent threads per block
+static_assert(kEach * kSharers == kBlock);
 
 // Loads eight activations of a row, float16, bfloat16 or float32, as float32: exact.
 __device__ inline void load_floats(const StageParams& p, int64_t at, float (&x)[kEach]) {
@@ -120,25 +121,6 @@ __device__ inline void load_levels(const uint8_t* from, bool aligned, float (&x)
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) x[i] = float(int8_t(words[i / 4] >> (8 * (i % 4)) & 0xff));
-}
-
-// The sum of a block, in all its threads. The order is that of scaled_mm/gguf/quantize.py: pairs 16, 8, 4, 2, 1 elements apart. Two threads that
-// exchange elements continue with half of the sums each.
-__device__ inline float block_sum(const float (&x)[kEach]) {
-  const bool upper = threadIdx.x & 2, right = threadIdx.x & 1;
-  float four[4], two[2];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) { // of elements 0, 1, 4, 5, or of 2, 3, 6, 7
-    const float low = x[i / 2 * 4 + i % 2], high = x[i / 2 * 4 + i % 2 + 2];
-    four[i] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, 2);
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    two[i] = (right ? four[2 * i + 1] : four[2 * i]) + __shfl_xor_sync(~0u, right ? four[2 * i] : four[2 * i + 1], 1);
-  }
-  float sum = two[0] + two[1];
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  return sum + __shfl_xor_sync(~0u, sum, 1);
 }
 
 // The largest magnitude of a block, in all its threads. NaNs are ignored.

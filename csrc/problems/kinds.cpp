@@ -5,7 +5,8 @@
 
 namespace scaled_mm {
 
-const ProblemKind* const kProblemKinds[] = {&kGemm, &kGrouped, &kBlockScaled, &kGguf, &kRowwiseQuantize, &kRowwiseNorm, &kRowwiseActivation};
+const ProblemKind* const kProblemKinds[] = {&kGemm,        &kGrouped,           &kBlockScaled, &kGguf,      &kRowwiseQuantize,
+                                            &kRowwiseNorm, &kRowwiseActivation, &kRope,        &kInt8Block, &kGgufQuantize};
 const int32_t kNumProblemKinds = std::size(kProblemKinds);
 static_assert(std::size(kProblemKinds) <= kMaxKinds, "raise kMaxKinds");
 

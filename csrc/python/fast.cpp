@@ -17,7 +17,7 @@ namespace {
 // ---- DLPack 1.x (https://dmlc.github.io/dlpack), as far as it is used here ----------------------------------------------
 
 enum : int32_t { kDLCUDA = 2 };
-enum : uint8_t { kDLInt = 0, kDLFloat = 2, kDLBfloat = 4 };
+enum : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4 };
 
 struct DLDevice {
   int32_t type, id;
@@ -99,13 +99,15 @@ Answer check_not_negated(PyObject* object, const DLTensor& t) {
   return fine ? Answer::kFine : Answer::kNotMine;
 }
 
-// How the dimensions of an operand of a row-wise operator are folded: to [rows, K], to [rows], or not at all.
-enum class Fold { kNone, kMatrix, kRows };
+// How the dimensions of an operand of a row-wise operator are folded: to [rows, K], to [rows], to [tokens, heads, D], not at all; or GGUF blocks
+// [..., K / 32, bytes] to [rows, K].
+enum class Fold { kNone, kMatrix, kRows, kHeads, kBlocks };
 
 // Writes shape and strides, with the leading dimensions folded into one. Not ours where no single stride leads from row to row, and what is longer
 // than the core takes.
 Answer fold(const DLTensor& t, Fold how, scaledMMTensorDesc_t* desc) {
-  const int last = how == Fold::kMatrix ? t.ndim - 1 : t.ndim; // the dimensions before it are folded
+  const int kept = how == Fold::kRows ? 0 : how == Fold::kMatrix ? 1 : 2;
+  const int last = t.ndim - kept; // the dimensions before it are folded
   if (last < 0) return Answer::kNotMine;
   int64_t rows = 1, stride = 0; // of the dimensions with more than one element so far
   for (int d = last - 1; d >= 0; --d) {
@@ -116,13 +118,21 @@ Answer fold(const DLTensor& t, Fold how, scaledMMTensorDesc_t* desc) {
   }
   constexpr int64_t kMost = INT32_MAX - (1 << 14);
   if (rows > kMost || (how == Fold::kMatrix && t.shape[last] > kMost)) return Answer::kNotMine;
-  desc->ndim = how == Fold::kMatrix ? 2 : 1;
+  desc->ndim = 1 + kept;
   desc->shape[0] = rows;
   desc->strides[0] = stride;
-  if (how == Fold::kMatrix) {
-    desc->shape[1] = t.shape[last];
-    desc->strides[1] = t.strides[last];
+  for (int i = 0; i < kept; ++i) {
+    desc->shape[1 + i] = t.shape[last + i];
+    desc->strides[1 + i] = t.strides[last + i];
   }
+  if (how != Fold::kBlocks) return Answer::kFine;
+  constexpr int64_t kBlock = 32; // values
+  if (t.dtype.code != kDLUInt || t.dtype.bits != 8 || t.strides[last + 1] != 1 || (t.shape[last] > 1 && t.strides[last] != t.shape[last + 1])) {
+    return Answer::kNotMine;
+  }
+  desc->ndim = 2;
+  desc->shape[1] *= kBlock;
+  desc->strides[1] = 1;
   return Answer::kFine;
 }
 
@@ -347,24 +357,37 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
 }
 
 // rowwise(handle, product, function, output, epsilon, device, tensors) -> None | status | NotImplemented. tensors: the operands of the kind, of
-// any number of dimensions. NotImplemented also for those whose rows do not lie at one stride.
+// any number of dimensions. output of a GGUF quantizer: the scaledMMDtype_t of the blocks. NotImplemented also for those whose rows do not lie at
+// one stride.
 PyObject* rowwise(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 7 || !PyTuple_Check(args[6])) {
     PyErr_SetString(PyExc_TypeError, "rowwise: expected 6 arguments and a tuple of tensors");
     return nullptr;
   }
-  constexpr Fold N = Fold::kNone, X = Fold::kMatrix, R = Fold::kRows;
-  constexpr Fold kFolds[][9] = {{X, X, N, N, R, R, R, R, R}, {X, X, X, N, R, R, R, X}, {X, X, R, R, R}}; // as scaled_mm.h lists the operands
+  constexpr Fold N = Fold::kNone, X = Fold::kMatrix, R = Fold::kRows, H = Fold::kHeads, B = Fold::kBlocks;
+  constexpr Fold kFolds[][9] = {{X, X, N, N, R, R, R, R, R},
+                                {X, X, X, N, R, R, R, X},
+                                {X, X, R, R, R}, // as scaled_mm.h lists the operands
+                                {H, H, H, X, X, H},
+                                {X, X, X},
+                                {B, X}};
+  constexpr Fold kWeightFolds[9] = {H, H, H};
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
-  const int32_t product = int32_t(PyLong_AsLong(args[1])), function = int32_t(PyLong_AsLong(args[2])), output = int32_t(PyLong_AsLong(args[3]));
+  const int32_t product = int32_t(PyLong_AsLong(args[1])), function = int32_t(PyLong_AsLong(args[2]));
+  int32_t output = int32_t(PyLong_AsLong(args[3]));
   const double epsilon = PyFloat_AsDouble(args[4]);
   const int32_t device = int32_t(PyLong_AsLong(args[5]));
   if (PyErr_Occurred()) return nullptr;
-  if (product < SCALED_MM_ROWWISE_QUANTIZE || product > SCALED_MM_ROWWISE_ACTIVATION || PyTuple_Size(args[6]) > 9) return not_mine();
+  if (product < SCALED_MM_ROWWISE_QUANTIZE || product > SCALED_MM_GGUF_QUANTIZE || PyTuple_Size(args[6]) > 9) return not_mine();
+  const bool of_weight = product == SCALED_MM_INT8_BLOCK_QUANTIZE && function == SCALED_MM_INT8_BLOCK_WEIGHT;
   Operands o;
-  const Answer answer = read_operands(product, args[6], device, &o, kFolds[product - SCALED_MM_ROWWISE_QUANTIZE]);
+  const Answer answer = read_operands(product, args[6], device, &o, of_weight ? kWeightFolds : kFolds[product - SCALED_MM_ROWWISE_QUANTIZE]);
   if (answer == Answer::kNotMine) return not_mine();
   if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
+  if (product == SCALED_MM_GGUF_QUANTIZE) { // DLPack has no such dtypes
+    o.descs[0].dtype = output;
+    output = 0;
+  }
   void* stream = nullptr;
   if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
   Planned plan;

@@ -100,10 +100,9 @@ __device__ Quantizer dynamic(const Rows& p, const Group<kThreads>& group, const 
         bits = magnitude > bits ? magnitude : bits;
       }
     });
-    const float largest = __uint_as_float(group.largest(bits)), scale = largest / 127.0f;
-    const bool spoilt = !(fabsf(scale) <= 3.4028234663852886e38f);
-    if (group.thread == 0) p.out_scale[group.row] = scale < kSmallest ? kSmallest : scale;
-    return Quantizer::of(scale < kSmallest ? kSmallest : scale, 0, spoilt, -127);
+    const Quantizer quantizer = Quantizer::of_largest(group.largest(bits));
+    if (group.thread == 0) p.out_scale[group.row] = quantizer.scale;
+    return quantizer;
   }
   float low = 0, high = 0;
   each([&](int, const float(&y)[kChunk]) {

@@ -17,6 +17,13 @@ struct Quantizer {
     const bool small = zero_point >= -128 && zero_point <= 128;
     return {scale, 1 / scale, zero_point, small ? int32_t(zero_point) : 0, small, spoilt, low};
   }
+  // Symmetric. bits: of the largest magnitude; those of a NaN are larger than an infinity's.
+  __device__ static Quantizer of_largest(uint32_t bits) {
+    constexpr float kSmallest = 1.1754943508222875e-38f; // 2^-126
+    const float scale = __uint_as_float(bits) / 127.0f;
+    const bool spoilt = !(fabsf(scale) <= 3.4028234663852886e38f);
+    return of(scale < kSmallest ? kSmallest : scale, 0, spoilt, -127);
+  }
 };
 
 __device__ inline int8_t clamped(float q, float low) { return int8_t(q < low ? low : q > 127 ? 127 : q); }

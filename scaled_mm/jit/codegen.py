@@ -36,8 +36,15 @@ _INT64_MAX = "INT64_MAX"
 
 ZERO_POINT_TERMS = "zero_point_terms"
 
-ROWWISE = {"rowwise_quantize": "Elements", "rowwise_norm": "Norm", "rowwise_activation": "Gated"}
-"""The kernels of row-wise operators, which no table lists, and the class of csrc/rowwise/sources.cuh that each is made of."""
+ROWWISE = {
+    "rowwise_quantize": ("rowwise/launch.cuh", "rowwise::entry<{x}, scaled_mm::rowwise::Elements>"),
+    "rowwise_norm": ("rowwise/launch.cuh", "rowwise::entry<{x}, scaled_mm::rowwise::Norm>"),
+    "rowwise_activation": ("rowwise/launch.cuh", "rowwise::entry<{x}, scaled_mm::rowwise::Gated>"),
+    "rowwise_rope": ("rowwise/rope_launch.cuh", "rowwise::rope_entry<{x}>"),
+    "rowwise_int8_block": ("rowwise/int8_block_launch.cuh", "rowwise::int8_block_entry<{x}>"),
+    "gguf_quantize": ("gguf/quantize_launch.cuh", "gguf::quantize_entry<{x}>"),
+}
+"""The kernels of row-wise operators, which no table lists: the header and the entry of each, for x of a dtype."""
 
 
 def out_dtypes(config: KernelConfig) -> tuple[str, ...]:
@@ -105,12 +112,12 @@ def rowwise_names() -> list[tuple[str, str]]:
 
 def rowwise_source(row: str, dtype: str) -> str:
     """The translation unit of one row-wise kernel."""
-    name = symbol(row, dtype)
+    name, (header, entry) = symbol(row, dtype), ROWWISE[row]
+    made = entry.format(x=OUT_DTYPES[dtype].cxx)
     return (
-        '// Generated.\n#include "rowwise/launch.cuh"\n'
+        f'// Generated.\n#include "{header}"\n'
         f'extern "C" const scaled_mm::Kernel {name};\n'
-        f"const scaled_mm::Kernel {name} = "
-        f'scaled_mm::rowwise::entry<{OUT_DTYPES[dtype].cxx}, scaled_mm::rowwise::{ROWWISE[row]}>("{row}", {OUT_DTYPES[dtype].code});\n'
+        f'const scaled_mm::Kernel {name} = scaled_mm::{made}("{row}", {OUT_DTYPES[dtype].code});\n'
     )
 
 

@@ -39,14 +39,13 @@ def provide(table: TileTable, name: library.KernelName, when: When, load: Callab
 
 
 def _may_be_replaced(table: TileTable, name: library.KernelName) -> bool:
-    """Whether another kernel config gives the same bits, so that the kernel may replace it between two calls."""
-    return SECTIONS[table.row(name[0]).section].same_bits
+    """Whether another kernel config, or torch operations, give the same bits, so that the kernel may replace them between two calls."""
+    return name[0] in library.codegen.ROWWISE or SECTIONS[table.row(name[0]).section].same_bits
 
 
 def built(table: TileTable, name: library.KernelName) -> Path | None:
     """A library in the cache that has the kernel. None without nvcc and CUTLASS, because their versions are part of the keys."""
-    row, out_dtype = name
-    if out_dtype is not None and not any(each.name == row and out_dtype in library.codegen.out_dtypes(each) for each in table.all_rows):
+    if name not in library.kernel_names(table):
         return None  # the core was given another table
     if toolchain.find_nvcc() is None or toolchain.find_cutlass() is None or not library.may_be_built(table, name):
         return None

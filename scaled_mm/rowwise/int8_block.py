@@ -6,6 +6,7 @@ import torch
 
 from scaled_mm.core.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.dynamic import quantized, scale_of
 from scaled_mm.rowwise.operators import operator
 
@@ -33,6 +34,8 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tens
     Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (invalid `dim`, or x is not a tensor).
     """
     _check(x, dim)
+    if kernels.serve(x) and (served := kernels.quantized_by_block(x, dim == "weight")):
+        return served
     return _operator(x, dim) if torch.compiler.is_compiling() else _quantize(x, dim)
 
 

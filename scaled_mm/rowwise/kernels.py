@@ -15,6 +15,7 @@ import torch
 
 from scaled_mm.core import checks, dispatcher, fast
 from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.jit import mode
 
 
 class Kind(enum.IntEnum):
@@ -23,6 +24,13 @@ class Kind(enum.IntEnum):
     QUANTIZE = 4
     NORM = 5
     ACTIVATION = 6
+    ROPE = 7
+    INT8_BLOCK = 8
+    GGUF_QUANTIZE = 9
+
+
+_READ = {Kind.ROPE: 4}
+"""Operands after out that are read and may be copied; the others are written. One if a kind is not listed."""
 
 
 class Function(enum.IntEnum):
@@ -60,28 +68,37 @@ def _load() -> None:
     dispatcher.load_cuda_operators()
 
 
-def launch(kind: Kind, function: Function, output: Output, epsilon: float, out: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor | None) -> bool:
+def launch(kind: Kind, function: int, output: int, epsilon: float, out: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor | None) -> bool:
     """Computes rows of x into out, and what else of `rest` is written: the operands of the kind in the order of scaled_mm.h, each with any number of
-    leading dimensions. False: torch operations must serve."""
+    leading dimensions. function: a `Function`, or the option of the kind. output: an `Output`, or the format of GGUF blocks.
+    False: torch operations must serve."""
+    if kind in _not_built:
+        return False
     device = x.get_device()
     handle = fast._handle_address(device)
     status = fast.module.rowwise(handle, kind, function, output, epsilon, device, (out, x, *rest))
-    if status is NotImplemented and not x.is_contiguous():  # rows that do not lie at one stride
-        status = fast.module.rowwise(handle, kind, function, output, epsilon, device, (out, x.contiguous(), *rest))
+    read = (x, *rest)[: _READ.get(kind, 1)]
+    if status is NotImplemented and not all(t.is_contiguous() for t in read):  # rows that do not lie at one stride
+        copies = (*(t.contiguous() for t in read), *rest[len(read) - 1 :])
+        status = fast.module.rowwise(handle, kind, function, output, epsilon, device, (out, *copies))
     if status is None:
         return True
     if status is NotImplemented:
         return False
     error = fast.failed(status)
-    if isinstance(error, KernelNotBuiltError):
-        _warn(str(error))
-        return False
-    raise error
+    if not isinstance(error, KernelNotBuiltError):
+        raise error
+    if mode.current() != "background":  # else it is being built
+        _give_up(kind, str(error))
+    return False
 
 
-@functools.cache
-def _warn(why: str) -> None:
-    warnings.warn(f"row-wise operators run as torch operations, several times slower: {why}", stacklevel=4)
+_not_built: set[Kind] = set()  # kinds that torch operations serve in this process
+
+
+def _give_up(kind: Kind, why: str) -> None:
+    _not_built.add(kind)
+    warnings.warn(f"row-wise operators run as torch operations, several times slower: {why}", stacklevel=5)
 
 
 def empty(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -141,3 +158,23 @@ def normalized(x, residual, weight, epsilon: float, quantize, zero_point, total:
 def activated(x, function: Function, quantize, zero_point):
     """The gated activation of x."""
     return _finished(Kind.ACTIVATION, function, 0.0, x, x.shape[-1] // 2, quantize, zero_point, ())
+
+
+def rotated(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool):
+    """(query, key), rotated in one launch."""
+    out, out_key = (empty(t, tuple(t.shape), t.dtype) for t in (query, key))
+    return (out, out_key) if launch(Kind.ROPE, int(interleaved), 0, 0.0, out, query, key, cos, sin, out_key) else None
+
+
+def quantized_by_block(x: torch.Tensor, is_weight: bool):
+    """(q, scale) of blocks of 128 elements of a row, or of 128 x 128 elements of a weight."""
+    *leading, k = x.shape
+    if is_weight:
+        leading[-1] = -(-leading[-1] // 128)
+    q, scale = empty(x, tuple(x.shape), torch.int8), empty(x, (*leading, -(-k // 128)), torch.float32)
+    return (q, scale) if launch(Kind.INT8_BLOCK, int(is_weight), 0, 0.0, q, x, scale) else None
+
+
+def gguf_quantized(x: torch.Tensor, out: torch.Tensor, code: int, rule: int) -> torch.Tensor | None:
+    """out, the GGUF blocks of x. code: of their format, in the C interface."""
+    return out if launch(Kind.GGUF_QUANTIZE, rule, code, 0.0, out, x) else None

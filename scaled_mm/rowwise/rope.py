@@ -6,6 +6,7 @@ import torch
 
 from scaled_mm.core.checks import check_device
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import wide
 from scaled_mm.rowwise.operands import check_float, check_rows
 from scaled_mm.rowwise.operators import composite
@@ -30,6 +31,8 @@ def rope(
     if not isinstance(interleaved, bool):
         raise BadParamError(f"interleaved: expected True or False, got {interleaved!r}")
     _check(query, key, cos, sin, interleaved)
+    if kernels.serve(query) and (served := kernels.rotated(query, key, cos, sin, interleaved)):
+        return served
     return _rope(query, key, cos, sin, interleaved)
 
 

@@ -221,6 +221,9 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROWWISE_QUANTIZE = 4,
   SCALED_MM_ROWWISE_NORM = 5,
   SCALED_MM_ROWWISE_ACTIVATION = 6,
+  SCALED_MM_ROPE = 7,
+  SCALED_MM_INT8_BLOCK_QUANTIZE = 8,
+  SCALED_MM_GGUF_QUANTIZE = 9,
 } scaledMMProduct_t;
 
 #define SCALED_MM_MAX_OPERANDS 10
@@ -228,9 +231,9 @@ typedef enum SCALED_MM_ENUM_BASE {
 /* The name of an operand of a kind; NULL past the last. */
 SCALED_MM_API const char* scaledMMGetOperandName(int32_t product, int32_t index);
 
-/* Validates a product and picks its kernel; not of SCALED_MM_ROWWISE_*, see below. operands: one pointer for each operand of the kind, NULL for
- * an absent one. option: 0, or the mode of a SCALED_MM_GGUF_GEMM. kernel: NULL, or the name of a row of the kind's table to use whatever the
- * buckets say. */
+/* Validates a product and picks its kernel; not of kinds that scaledMMCreateRowwiseDescriptor creates, see below. operands: one pointer for each
+ * operand of the kind, NULL for an absent one. option: 0, or what the kind's section says. kernel: NULL, or the name of a row of the kind's
+ * table to use whatever the buckets say. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
                                                         const scaledMMTensorDesc_t* const* operands, int32_t num_operands, int32_t option,
                                                         const char* kernel);
@@ -403,7 +406,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROWWISE_STATIC_COLUMNS = 5,   /* as STATIC, with scale and zero_point of each column */
 } scaledMMRowwiseOutput_t;
 
-/* Creates a descriptor of SCALED_MM_ROWWISE_*. M rows of N elements; x, residual, total and out [M,N] with any strides, x of an activation
+/* Creates a descriptor of a kind without a table: of SCALED_MM_ROWWISE_*, and of the kinds below. M rows of N elements; x, residual, total and out [M,N] with any strides, x of an activation
  * [M,2N]: x float16 | bfloat16 | float32, residual and total of x's dtype. NULL for what the function or the output does not use.
  *
  *   QUANTIZE    out, x, factor, offset, scale, zero_point, out_scale, out_zero_point, out_row_sums        all but CAST
@@ -417,6 +420,34 @@ typedef enum SCALED_MM_ENUM_BASE {
 SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
                                                                int32_t function, int32_t output, double epsilon,
                                                                const scaledMMTensorDesc_t* const* operands, int32_t num_operands);
+
+/* What follows is created with scaledMMCreateRowwiseDescriptor too: output and epsilon are 0, and function says which. Strides are free; out and
+ * what else is written need memory of their own. Floats are float16 | bfloat16 | float32.
+ *
+ *   ROPE                  out, query, key, cos, sin, out_key      function: a scaledMMRopePairs_t
+ *   INT8_BLOCK_QUANTIZE   out, x, out_scale                       function: a scaledMMInt8BlockDim_t
+ *   GGUF_QUANTIZE         out, x                                  function: a scaledMMGgufRule_t
+ *
+ * ROPE: query [M,HQ,D], floats, D even, and key [M,HK,D] of its dtype are rotated to out and out_key of their shapes and dtype. cos, sin [M,D], or
+ * [M,D/2] for pairs that share an angle: any floats.
+ * INT8_BLOCK_QUANTIZE: floats to int8 out of x's shape. out_scale float32, max|x| / 127 of each block. TOKEN: x [M,K], blocks of 128 elements of a
+ * row, out_scale [M,ceil(K/128)]. WEIGHT: x [N,K] or [B,N,K], blocks of 128 x 128, out_scale [ceil(N/128),ceil(K/128)] or [B,...].
+ * GGUF_QUANTIZE: x [M,K], floats, K a multiple of 32, to GGUF blocks: out [M,K] of a SCALED_MM_DTYPE_Q*, one row's blocks after the other. */
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_ROPE_HALVES = 0,      /* pairs (i, i + D/2) of a head, as Llama and GPT-NeoX */
+  SCALED_MM_ROPE_INTERLEAVED = 1, /* pairs (2 i, 2 i + 1), as GPT-J */
+} scaledMMRopePairs_t;
+
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_INT8_BLOCK_TOKEN = 0,
+  SCALED_MM_INT8_BLOCK_WEIGHT = 1,
+} scaledMMInt8BlockDim_t;
+
+/* docs/design/gguf-formats.md. The rule changes only formats with a level for 0. */
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_GGUF_RULE_ABSMAX = 0,
+  SCALED_MM_GGUF_RULE_GGML = 1,
+} scaledMMGgufRule_t;
 
 /* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no GGUF format. A tile of a packed weight has the
  * bytes of its 64 x 8 blocks. */

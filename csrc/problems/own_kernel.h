@@ -1,0 +1,34 @@
+// A kind without a table: one kernel for each dtype of its input.
+#pragma once
+
+#include "core/problem.h"
+#include "core/status.h"
+#include "core/tensors.h"
+
+namespace scaled_mm {
+
+inline constexpr Dtypes kFloatDtypes = {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32};
+
+// kKernel: index in kRowwiseKernels.
+template <int kKernel>
+class OwnKernelProblem : public Problem {
+public:
+  BucketKey bucket() const override { return {info.M, info.N, 0, 0}; }
+  const char* own_kernel() const override { return kRowwiseKernels[kKernel]; }
+  KernelSlot* own_slot(Arch* arch) const override { return &arch->rowwise[kKernel][variant]; }
+
+protected:
+  // An option that is 0 or 1.
+  static scaledMMStatus_t check_option(const char* name, const char* type, const Options& options) {
+    if (options.option != 0 && options.option != 1) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected a %s, got %d", name, type, int(options.option));
+    }
+    if (options.output == 0 && options.epsilon == 0) return SCALED_MM_STATUS_SUCCESS;
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "output, epsilon: expected 0, for this kind has none, got %d, %g", int(options.output), options.epsilon);
+  }
+};
+
+// The stride of a dimension of size 1 is meaningless, 0 is used.
+inline int64_t stride_along(const scaledMMTensorDesc_t& t, int dim) { return t.shape[dim] > 1 ? t.strides[dim] : 0; }
+
+} // namespace scaled_mm

@@ -1,0 +1,86 @@
+// Groupwise quantization to int8: a scale for 128 elements of a row, or for 128 x 128 elements of a weight.
+#pragma once
+
+#include "rowwise/kernel.cuh"
+
+namespace scaled_mm::rowwise {
+
+constexpr int kInt8Block = 128;
+constexpr int kAcross = kInt8Block / kChunk; // threads of a block's row
+constexpr int kInt8BlockThreads = 256;
+
+struct Int8Blocks {
+  uint32_t blocks, blocks_k, blocks_n; // all; along K; along N of a weight
+  int64_t N;                           // rows of a matrix of the batch
+  int K;
+  Matrix x, out;
+  int64_t x_stride_batch, out_stride_batch;
+  float* scale;
+  int64_t scale_stride_batch, scale_stride_n, scale_stride_k;
+};
+
+__device__ inline uint32_t largest_bits(const float (&y)[kChunk], uint32_t bits) {
+#pragma unroll
+  for (int e = 0; e < kChunk; ++e) {
+    const uint32_t magnitude = __float_as_uint(y[e]) & 0x7fffffffu;
+    bits = magnitude > bits ? magnitude : bits;
+  }
+  return bits;
+}
+
+// Half a warp has a block.
+template <class X>
+__global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(const __grid_constant__ Int8Blocks p) {
+  wait_for_preceding_kernel();
+  const uint32_t block = blockIdx.x * (kInt8BlockThreads / kAcross) + threadIdx.x / kAcross;
+  const bool inside = block < p.blocks; // the other half of the warp needs this one
+  const int64_t row = block / p.blocks_k;
+  const int column = int(block % p.blocks_k), k = column * kInt8Block + int(threadIdx.x) % kAcross * kChunk;
+  float y[kChunk] = {};
+  if (inside) load_chunk<X>(p.x, row, k, p.K, y);
+  uint32_t bits = largest_bits(y, 0);
+#pragma unroll
+  for (int step = kAcross / 2; step > 0; step /= 2) {
+    const uint32_t other = __shfl_xor_sync(~0u, bits, step);
+    bits = other > bits ? other : bits;
+  }
+  if (!inside) return;
+  const Quantizer quantizer = Quantizer::of_largest(bits);
+  if (threadIdx.x % kAcross == 0) p.scale[row * p.scale_stride_n + column * p.scale_stride_k] = quantizer.scale;
+  int8_t q[kChunk];
+  quantize(y, quantizer, q);
+  store_chunk(p.out, row, k, p.K, q);
+}
+
+// A thread block has a block, in registers.
+template <class X>
+__global__ void __launch_bounds__(kInt8BlockThreads) int8_block_weight_kernel(const __grid_constant__ Int8Blocks p) {
+  wait_for_preceding_kernel();
+  const Group<kInt8BlockThreads> group;
+  constexpr int kDown = kInt8BlockThreads / kAcross, kHeld = kInt8Block / kDown; // rows at once; chunks of a thread
+  const uint32_t column = blockIdx.x % p.blocks_k, rest = blockIdx.x / p.blocks_k;
+  const uint32_t block_row = rest % p.blocks_n;
+  const int64_t batch = rest / p.blocks_n, first = int64_t(block_row) * kInt8Block + group.thread / kAcross;
+  const int k = int(column) * kInt8Block + group.thread % kAcross * kChunk;
+  const Matrix x = {static_cast<X*>(p.x.data) + batch * p.x_stride_batch, p.x.stride_row, p.x.stride_k, p.x.vectors};
+  const Matrix out = {static_cast<int8_t*>(p.out.data) + batch * p.out_stride_batch, p.out.stride_row, p.out.stride_k, p.out.vectors};
+  float held[kHeld][kChunk] = {};
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (first + i * kDown < p.N) load_chunk<X>(x, first + i * kDown, k, p.K, held[i]);
+  }
+  uint32_t bits = 0;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) bits = largest_bits(held[i], bits);
+  const Quantizer quantizer = Quantizer::of_largest(group.largest(bits));
+  if (group.thread == 0) p.scale[batch * p.scale_stride_batch + block_row * p.scale_stride_n + column * p.scale_stride_k] = quantizer.scale;
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) {
+    if (first + i * kDown >= p.N) continue;
+    int8_t q[kChunk];
+    quantize(held[i], quantizer, q);
+    store_chunk(out, first + i * kDown, k, p.K, q);
+  }
+}
+
+} // namespace scaled_mm::rowwise

@@ -1,0 +1,75 @@
+// The host side of groupwise quantization to int8.
+#pragma once
+
+#include "rowwise/int8_block.cuh"
+#include "rowwise/launch.cuh"
+
+namespace scaled_mm::rowwise {
+
+inline int64_t int8_blocks_along(int64_t size) { return (size + kInt8Block - 1) / kInt8Block; }
+
+inline int64_t int8_blocks(const GemmLaunch& l) {
+  const int64_t along_n = l.rowwise->function == SCALED_MM_INT8_BLOCK_WEIGHT ? int8_blocks_along(l.M) : l.M;
+  return l.batch * along_n * int8_blocks_along(l.N);
+}
+
+template <class X>
+Int8Blocks int8_blocks_of(const GemmLaunch& l) {
+  const BatchStrides& s = l.batch_strides;
+  Int8Blocks p = {};
+  p.blocks = uint32_t(int8_blocks(l));
+  p.blocks_k = uint32_t(int8_blocks_along(l.N));
+  p.blocks_n = uint32_t(int8_blocks_along(l.M));
+  p.N = l.M;
+  p.K = int(l.N);
+  p.x = matrix<X>(l.a, {l.a_stride_m, l.a_stride_k}, l.M, l.N);
+  p.out = matrix<int8_t>(l.out, {l.out_stride_m, l.out_stride_n}, l.M, l.N);
+  p.x.vectors = p.x.vectors && in_vectors<X>(l.a, l.batch, l.N, s.a, l.a_stride_k);
+  p.out.vectors = p.out.vectors && in_vectors<int8_t>(l.out, l.batch, l.N, s.out, l.out_stride_n);
+  p.x_stride_batch = s.a;
+  p.out_stride_batch = s.out;
+  p.scale = static_cast<float*>(const_cast<void*>(l.rowwise_pointers.out_scale));
+  p.scale_stride_batch = s.a_scale;
+  p.scale_stride_n = l.a_scale_stride;
+  p.scale_stride_k = l.a_scale_stride_k;
+  return p;
+}
+
+template <class X>
+struct Int8BlockKernels {
+  static DeviceKernel& token() {
+    static DeviceKernel instance(&int8_block_token_kernel<X>);
+    return instance;
+  }
+  static DeviceKernel& weight() {
+    static DeviceKernel instance(&int8_block_weight_kernel<X>);
+    return instance;
+  }
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    if (scaledMMStatus_t s = prepare_kernel(token(), 0, device, message, size)) return s;
+    return prepare_kernel(weight(), 0, device, message, size);
+  }
+  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    if (l.N > kMostElements || int8_blocks(l) > INT32_MAX) {
+      snprintf(message, size, "x: expected rows of at most %d elements and at most %d blocks, got %lld and %lld", kMostElements, INT32_MAX,
+               static_cast<long long>(l.N), static_cast<long long>(int8_blocks(l)));
+      return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
+    }
+    Int8Blocks p = int8_blocks_of<X>(l);
+    const bool is_weight = l.rowwise->function == SCALED_MM_INT8_BLOCK_WEIGHT;
+    const uint32_t each = is_weight ? 1 : kInt8BlockThreads / kAcross; // blocks of a thread block
+    LaunchShape shape;
+    shape.grid = dim3((p.blocks + each - 1) / each);
+    shape.block = dim3(kInt8BlockThreads);
+    shape.dependent = kDependent;
+    void* pointers[] = {&p};
+    return launch_kernel(is_weight ? weight() : token(), shape, pointers, l, message, size);
+  }
+};
+
+template <class X>
+constexpr Kernel int8_block_entry(const char* name, int32_t dtype) {
+  return {name, dtype, 0, &Int8BlockKernels<X>::prepare, &Int8BlockKernels<X>::launch};
+}
+
+} // namespace scaled_mm::rowwise

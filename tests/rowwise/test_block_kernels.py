@@ -1,0 +1,112 @@
+"""The CUDA kernels of rope, `quantize_int8_block` and the GGUF quantizers serve what they are made for, and give the bits of the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from rowwise_data import FLOATS, LAYOUTS, laid_out, values
+
+import scaled_mm as sm
+from scaled_mm.gguf_formats import FORMATS, RULES
+from scaled_mm.reference import same_bits
+from scaled_mm.rowwise import kernels
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def launches(monkeypatch):
+    """What kernels.launch returned."""
+    answers, launch = [], kernels.launch
+    monkeypatch.setattr(kernels, "launch", lambda *args: answers.append(launch(*args)) or answers[-1])
+    return answers
+
+
+def same(got, expected) -> bool:
+    if isinstance(expected, tuple):
+        return len(got) == len(expected) and all(map(same, got, expected))
+    equal = same_bits if expected.is_floating_point() else torch.equal
+    return got.shape == expected.shape and got.is_contiguous() and equal(got.cpu(), expected)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_rope(launches, dtype, interleaved):
+    for tokens, (hq, hk), d, layout in (
+        ((1,), (32, 8), 128, "contiguous"),
+        ((3, 700), (40, 8), 128, "contiguous"),
+        ((5000,), (16, 16), 64, "contiguous"),
+        ((9,), (3, 0), 130, "contiguous"),
+        ((2, 7), (4, 2), 96, "strided"),
+        ((7,), (4, 2), 64, "unaligned"),
+        ((), (4, 2), 64, "contiguous"),
+        ((2, 3), (4, 2), 64, "transposed"),  # no single stride between tokens: copied first
+    ):
+        query, key = (laid_out(values((*tokens, h, d), dtype, "special", seed=h), layout) for h in (hq, hk))
+        for angle_dtype, width in zip(FLOATS, (d, d // 2, d)):
+            cos, sin = (laid_out(values((*tokens, width), angle_dtype, seed=seed), layout) for seed in (1, 2))
+            launches.clear()
+            got = sm.rope(*map(on_gpu, (query, key, cos, sin)), interleaved=interleaved)
+            assert same(got, sm.rope(query, key, cos, sin, interleaved=interleaved)), (tokens, d, layout)
+            assert launches == [True]
+
+
+def on_gpu(t: torch.Tensor) -> torch.Tensor:
+    """The same memory, strides and offset."""
+    memory = torch.empty(0, dtype=t.dtype).set_(t.untyped_storage()).cuda()
+    return memory.as_strided(t.shape, t.stride(), t.storage_offset())
+
+
+@pytest.mark.parametrize("dim", ["token", "weight"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_groupwise_int8(launches, dtype, dim):
+    for shape in ((1, 1), (33, 128), (257, 4096), (1000, 7168), (130, 1300), (2, 3, 200, 264), (0, 300), (4, 0)):
+        for layout in LAYOUTS if len(shape) == 4 else ("contiguous", "unaligned"):
+            x = laid_out(values(shape, dtype, "special", seed=shape[-1]), layout)
+            launches.clear()
+            assert same(sm.quantize_int8_block(on_gpu(x), dim), sm.quantize_int8_block(x, dim)), (shape, layout)
+            assert launches == [True]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gguf_quantizers(launches, fmt, dtype):
+    for shape in ((32,), (1, 64), (7, 32), (257, 4096), (1000, 2880), (2, 3, 5, 96), (0, 32), (3, 0)):
+        for layout in LAYOUTS if len(shape) == 4 else ("contiguous", "unaligned"):
+            x = laid_out(values(shape, dtype, "special", seed=shape[-1]), layout)
+            for rule in RULES:
+                launches.clear()
+                assert same(sm.quantize_block(on_gpu(x), fmt, rule), sm.quantize_block(x, fmt, rule)), (shape, layout, rule)
+                assert launches == [True]
+
+
+def test_one_launch_and_one_capture(launches):
+    query, key, cos = (torch.randn(64, h, 128, device="cuda").bfloat16() for h in (32, 8, 1))
+    cos = cos[:, 0]
+    calls = {
+        "rope": lambda: sm.rope(query, key, cos, cos),
+        "token": lambda: sm.quantize_int8_block(query),
+        "weight": lambda: sm.quantize_int8_block(query, "weight"),
+        "q4_0": lambda: sm.quantize_block(query, "q4_0"),
+    }
+    for name, call in calls.items():
+        expected = call()  # builds and loads the kernel
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+        graph.replay()
+        pairs = zip(captured, expected) if isinstance(expected, tuple) else [(captured, expected)]
+        assert all(torch.equal(one, other) for one, other in pairs), name
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        assert len(names) == 1, (name, names)
+
+
+def test_torch_operations_serve_under_a_compiler_and_give_the_same_bits(launches):
+    x = torch.randn(5, 256, device="cuda").half()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: (*sm.quantize_int8_block(x), sm.quantize_block(x, "q5_1")), backend="eager")
+    assert same(compiled(x), (*sm.quantize_int8_block(x.cpu()), sm.quantize_block(x.cpu(), "q5_1")))
+    assert launches == []
