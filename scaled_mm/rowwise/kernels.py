@@ -1,8 +1,8 @@
 """The CUDA kernels of the row-wise operators (csrc/rowwise). Each function returns None where torch operations have to serve: they give the same
 bits, more slowly.
 
-That is so for tensor subclasses, while something intercepts operators or traces them, where the fast path to the core is missing, and where a
-kernel is neither built nor to be built (`SCALED_MM_JIT=off`, no nvcc), of which a warning tells once.
+That is so for tensor subclasses, while something intercepts operators or traces them, where the fast path to the core is missing, where a
+kernel is neither built nor to be built (`SCALED_MM_JIT=off`, no nvcc), and on a GPU that no kernels are for. A warning tells of the last two once.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import warnings
 
 import torch
 
-from scaled_mm.core import checks, dispatcher, fast
-from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.core import dispatcher, fast
+from scaled_mm.errors import ArchitectureNotSupportedError, KernelNotBuiltError
+from scaled_mm.rowwise.operands import has_memory
 
 
 class Kind(enum.IntEnum):
@@ -48,7 +49,7 @@ class Output(enum.IntEnum):
 
 def serve(x: torch.Tensor) -> bool:
     """Whether kernels may serve x: a plain CUDA tensor, with nothing that intercepts operators."""
-    if not x.is_cuda or torch.compiler.is_compiling() or type(x) not in checks.PLAIN or x.dim() == 0:
+    if not x.is_cuda or torch.compiler.is_compiling() or not has_memory(x) or x.dim() == 0:
         return False
     _load()
     return fast.module is not None and not fast.intercepted()
@@ -63,16 +64,22 @@ def launch(kind: Kind, function: Function, output: Output, epsilon: float, out: 
     """Computes rows of x into out, and what else of `rest` is written: the operands of the kind in the order of scaled_mm.h, each with any number of
     leading dimensions. False: torch operations must serve."""
     device = x.get_device()
-    handle = fast._handle_address(device)
+    try:
+        handle = fast._handle_address(device)
+    except ArchitectureNotSupportedError as error:
+        _warn(str(error))
+        return False
     status = fast.module.rowwise(handle, kind, function, output, epsilon, device, (out, x, *rest))
-    if status is NotImplemented and not x.is_contiguous():  # rows that do not lie at one stride
-        status = fast.module.rowwise(handle, kind, function, output, epsilon, device, (out, x.contiguous(), *rest))
+    second = rest[0]  # an input of every kind; of a norm the residual
+    if status is NotImplemented and not (x.is_contiguous() and (second is None or second.is_contiguous())):  # perhaps no single stride between rows
+        packed = (x.contiguous(), None if second is None else second.contiguous())
+        status = fast.module.rowwise(handle, kind, function, output, epsilon, device, (out, *packed, *rest[1:]))
     if status is None:
         return True
     if status is NotImplemented:
         return False
     error = fast.failed(status)
-    if isinstance(error, KernelNotBuiltError):
+    if isinstance(error, (KernelNotBuiltError, ArchitectureNotSupportedError)):
         _warn(str(error))
         return False
     raise error
