@@ -91,7 +91,7 @@ Answer read_tensor(PyObject* object, DLTensor* t) {
 
 // Whether memory holds the negative of the values (views like `x.conj().imag`), which DLPack does not tell and torch does.
 Answer check_not_negated(PyObject* object, const DLTensor& t) {
-  if (t.dtype.code != kDLFloat) return Answer::kFine;
+  if (t.dtype.code != kDLFloat && t.dtype.code != kDLBfloat) return Answer::kFine;
   PyObject* negated = PyObject_CallMethodObjArgs(object, is_neg, nullptr);
   if (negated == nullptr) PyErr_Clear();
   const bool fine = negated == Py_False;

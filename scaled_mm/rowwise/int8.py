@@ -18,6 +18,7 @@ from scaled_mm.rowwise.operands import (
     check_rows,
     check_vector,
     check_written,
+    has_memory,
     without_gradient,
 )
 from scaled_mm.rowwise.operators import composite
@@ -156,7 +157,7 @@ def _by_kernel(x, dim, symmetric, smooth_scale, scale, zero_point, out) -> tuple
         return None
     Output = kernels.Output
     output = Output.STATIC if scale is not None else Output.TOKEN if symmetric else Output.TOKEN_ASYMMETRIC
-    into = None if out is None or overlap(out, x) else out
+    into = None if out is None or not has_memory(out) or overlap(out, x) else out
     shape = None if dim == "tensor" else _scale_shape(x, dim)
     served = kernels.quantized(x, output, out=into, factor=smooth_scale, scale=scale, zero_point=zero_point, shape=shape)
     if served is None:

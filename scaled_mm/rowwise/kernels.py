@@ -1,8 +1,8 @@
 """The CUDA kernels of the row-wise operators (csrc/rowwise). Each function returns None where torch operations have to serve: they give the same
 bits, more slowly.
 
-That is so for tensor subclasses, while something intercepts operators or traces them, where the fast path to the core is missing, and where a
-kernel is neither built nor to be built (`SCALED_MM_JIT=off`, no nvcc), of which a warning tells once.
+That is so for tensor subclasses, while something intercepts operators or traces them, where the fast path to the core is missing, where a
+kernel is neither built nor to be built (`SCALED_MM_JIT=off`, no nvcc), and on a GPU that no kernels are for. A warning tells of the last two once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import warnings
 
 import torch
 
-from scaled_mm.core import checks, dispatcher, fast
-from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.core import dispatcher, fast
+from scaled_mm.errors import ArchitectureNotSupportedError, KernelNotBuiltError
 from scaled_mm.jit import mode
+from scaled_mm.rowwise.operands import has_memory
 
 
 class Kind(enum.IntEnum):
@@ -29,7 +30,7 @@ class Kind(enum.IntEnum):
     GGUF_QUANTIZE = 9
 
 
-_READ = {Kind.ROPE: 4}
+_READ = {Kind.NORM: 2, Kind.ROPE: 4}
 """Operands after out that are read and may be copied; the others are written. One if a kind is not listed."""
 
 
@@ -57,7 +58,7 @@ class Output(enum.IntEnum):
 
 def serve(x: torch.Tensor) -> bool:
     """Whether kernels may serve x: a plain CUDA tensor, with nothing that intercepts operators."""
-    if not x.is_cuda or torch.compiler.is_compiling() or type(x) not in checks.PLAIN or x.dim() == 0:
+    if not x.is_cuda or torch.compiler.is_compiling() or not has_memory(x) or x.dim() == 0:
         return False
     _load()
     return fast.module is not None and not fast.intercepted()
@@ -72,32 +73,36 @@ def launch(kind: Kind, function: int, output: int, epsilon: float, out: torch.Te
     """Computes rows of x into out, and what else of `rest` is written: the operands of the kind in the order of scaled_mm.h, each with any number of
     leading dimensions. function: a `Function`, or the option of the kind. output: an `Output`, or the format of GGUF blocks.
     False: torch operations must serve."""
-    if kind in _not_built:
-        return False
     device = x.get_device()
-    handle = fast._handle_address(device)
+    if (kind, device) in _not_built:
+        return False
+    try:
+        handle = fast._handle_address(device)
+    except ArchitectureNotSupportedError as error:
+        _give_up(kind, device, str(error))
+        return False
     status = fast.module.rowwise(handle, kind, function, output, epsilon, device, (out, x, *rest))
     read = (x, *rest)[: _READ.get(kind, 1)]
-    if status is NotImplemented and not all(t.is_contiguous() for t in read):  # rows that do not lie at one stride
-        copies = (*(t.contiguous() for t in read), *rest[len(read) - 1 :])
+    if status is NotImplemented and not all(t is None or t.is_contiguous() for t in read):  # rows that do not lie at one stride
+        copies = (*(t if t is None else t.contiguous() for t in read), *rest[len(read) - 1 :])
         status = fast.module.rowwise(handle, kind, function, output, epsilon, device, (out, *copies))
     if status is None:
         return True
     if status is NotImplemented:
         return False
     error = fast.failed(status)
-    if not isinstance(error, KernelNotBuiltError):
+    if not isinstance(error, (KernelNotBuiltError, ArchitectureNotSupportedError)):
         raise error
-    if mode.current() != "background":  # else it is being built
-        _give_up(kind, str(error))
+    if isinstance(error, ArchitectureNotSupportedError) or mode.current() != "background":  # else the kernel is being built
+        _give_up(kind, device, str(error))
     return False
 
 
-_not_built: set[Kind] = set()  # kinds that torch operations serve in this process
+_not_built: set[tuple[Kind, int]] = set()  # kinds and devices that torch operations serve in this process
 
 
-def _give_up(kind: Kind, why: str) -> None:
-    _not_built.add(kind)
+def _give_up(kind: Kind, device: int, why: str) -> None:
+    _not_built.add((kind, device))
     warnings.warn(f"row-wise operators run as torch operations, several times slower: {why}", stacklevel=5)
 
 

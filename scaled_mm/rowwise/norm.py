@@ -8,7 +8,7 @@ from scaled_mm.core.checks import mark_written, overlap
 from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import inverse_root, sum_of_squares, wide
-from scaled_mm.rowwise.operands import check_epsilon, check_like, check_quantize, check_rows, check_vector, check_written
+from scaled_mm.rowwise.operands import check_epsilon, check_like, check_quantize, check_rows, check_vector, check_written, has_memory
 from scaled_mm.rowwise.operators import composite
 from scaled_mm.rowwise.outputs import Quantized, finished, served
 
@@ -70,7 +70,7 @@ def add_rms_norm(
     if kernels.serve(x):
         into = (
             total
-            if total is not None and all(_apart_or_same(total, t) for t in (x, residual))
+            if total is not None and has_memory(total) and all(_apart_or_same(total, t) for t in (x, residual))
             else torch.empty_like(x, memory_format=torch.contiguous_format)
         )
         if results := kernels.normalized(x, residual, weight, epsilon, quantize, zero_point, into):
@@ -83,7 +83,8 @@ def add_rms_norm(
 
 
 def _apart_or_same(total: torch.Tensor, other: torch.Tensor) -> bool:
-    return not overlap(total, other) or (total.data_ptr() == other.data_ptr() and total.stride() == other.stride())
+    """A tensor without memory, such as one of torch.func, is not looked at: no kernel serves it."""
+    return not has_memory(other) or not overlap(total, other) or (total.data_ptr() == other.data_ptr() and total.stride() == other.stride())
 
 
 def _check(x, weight, epsilon) -> None:

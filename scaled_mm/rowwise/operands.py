@@ -97,14 +97,14 @@ def check_written(name: str, out: object, dtype: torch.dtype, shape: torch.Size,
         raise BadTensorShapeError(f"{name}: expected {list(shape)}, got {list(out.shape)}")
     if _overlaps_itself(out):
         raise BadTensorStridesError(f"{name}: expected memory of its own for each element, got strides {list(out.stride())} of shape {list(shape)}")
-    if torch.compiler.is_compiling() or not _has_memory(out):
+    if torch.compiler.is_compiling() or not has_memory(out):
         return
     for other, tensor in apart.items():
-        if _has_memory(tensor) and overlap(out, tensor):
+        if has_memory(tensor) and overlap(out, tensor):
             raise BadParamError(f"{name}: expected memory apart from {other}, got an overlap")
 
 
-def _has_memory(tensor: object) -> bool:
+def has_memory(tensor: object) -> bool:
     """Whether it is a tensor with an address: no wrapper of others, and none of torch.func."""
     return type(tensor) in PLAIN and not tensor.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
-from fake_gpu import FakeGpu, compile_c
+from fake_gpu import HERE, FakeGpu, compile_c
 
-from scaled_mm.jit import library
+from scaled_mm.jit import cache, codegen, compile, library, toolchain
+from scaled_mm.jit.paths import csrc_dir
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +31,42 @@ def fake_gpu(tmp_path_factory) -> FakeGpu:
     if sys.platform != "linux":
         pytest.skip("the fake driver takes the place of libcuda.so.1, which is Linux's")
     return FakeGpu(tmp_path_factory.mktemp("fake_gpu"))
+
+
+@pytest.fixture(scope="session")
+def short_path(tmp_path_factory) -> Path:
+    """The extension of csrc/python for the fake GPU: from its own source with one number changed, the device type it takes tensors of."""
+    headers = Path(sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        pytest.skip("needs Python's headers")
+    folder = tmp_path_factory.mktemp("short_path")
+    source = (csrc_dir() / "python" / "fast.cpp").read_text()
+    assert source.count("kDLCUDA = 2") == 1
+    (folder / "fast.cpp").write_text(source.replace("kDLCUDA = 2", "kDLCUDA = 1"))
+    made = folder / "scaled_mm_fast.so"
+    flags = [*compile.cxx_flags(), f"-isystem{headers}", "-shared"]
+    subprocess.run([toolchain.find_cxx(), *flags, str(folder / "fast.cpp"), "-o", str(made)], check=True)
+    return made
+
+
+@pytest.fixture(scope="session")
+def rowwise_kernels(tmp_path_factory) -> Path:
+    """A library of the row-wise kernels for the fake GPU, whose device code coroutines run (rowwise_host_kernels.cpp)."""
+    from core.test_core_block_scaled_emulated import cuda_include
+
+    cxx, include = toolchain.find_cxx(), cuda_include()
+    if cxx is None or include is None:
+        pytest.skip("needs a C++ compiler and the headers of a CUDA toolkit")
+    folder = tmp_path_factory.mktemp("rowwise")
+    lines, symbols = ['#include "rowwise_host_kernels.cpp"'], []
+    for row, dtype in codegen.rowwise_names():
+        symbols.append(codegen.symbol(row, dtype))
+        of = codegen.OUT_DTYPES[dtype]
+        lines.append(f'HOST_ROWWISE_KERNEL({symbols[-1]}, "{row}", {of.cxx}, {codegen.ROWWISE[row]}, {of.code})')
+    (folder / "entries.cpp").write_text("\n".join(lines) + "\n")
+    (folder / "index.cpp").write_text(codegen.library_source("sm90", symbols))
+    checks = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
+    includes = [f"-I{HERE / 'emulated'}", f"-I{HERE}", f"-isystem{include}"]
+    flags = [*compile.cxx_flags(), "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", *checks, *includes]
+    compile.run_ninja(folder, "host", cxx, [folder / "entries.cpp", folder / "index.cpp"], flags, ["-shared"])
+    return folder / cache.LIBRARY

@@ -4,50 +4,25 @@ from __future__ import annotations
 
 import itertools
 import json
-from pathlib import Path
 
 import pytest
-from core.test_core_block_scaled_emulated import cuda_include
 
-from scaled_mm.jit import cache, codegen, compile, toolchain
+from scaled_mm.jit import codegen
 from scaled_mm.jit.provide import When
-
-HERE = Path(__file__).resolve().parent
-
-
-@pytest.fixture(scope="module")
-def rowwise(tmp_path_factory) -> Path:
-    """A library of the row-wise kernels, whose device code coroutines run (rowwise_host_kernels.cpp)."""
-    cxx, include = toolchain.find_cxx(), cuda_include()
-    if cxx is None or include is None:
-        pytest.skip("needs a C++ compiler and the headers of a CUDA toolkit")
-    folder = tmp_path_factory.mktemp("rowwise")
-    lines, symbols = ['#include "rowwise_host_kernels.cpp"'], []
-    for row, dtype in codegen.rowwise_names():
-        symbols.append(codegen.symbol(row, dtype))
-        of = codegen.OUT_DTYPES[dtype]
-        lines.append(f'HOST_ROWWISE_KERNEL({symbols[-1]}, "{row}", {of.cxx}, {codegen.ROWWISE[row]}, {of.code})')
-    (folder / "entries.cpp").write_text("\n".join(lines) + "\n")
-    (folder / "index.cpp").write_text(codegen.library_source("sm90", symbols))
-    checks = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
-    includes = [f"-I{HERE / 'emulated'}", f"-I{HERE}", f"-isystem{include}"]
-    flags = [*compile.cxx_flags(), "-O1", "-ffp-contract=off", "-Wno-unknown-pragmas", *checks, *includes]
-    compile.run_ninja(folder, "host", cxx, [folder / "entries.cpp", folder / "index.cpp"], flags, ["-shared"])
-    return folder / cache.LIBRARY
 
 
 @pytest.fixture
 def ask(fake_gpu):
-    def ask(function: str, *arguments):
-        done = fake_gpu.python(function, *arguments, script="fake_gpu_rowwise.py")
+    def ask(function: str, *arguments, script: str = "fake_gpu_rowwise.py"):
+        done = fake_gpu.python(function, *arguments, script=script)
         assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
         return json.loads(done.stdout)
 
     return ask
 
 
-def test_every_operator_is_launched_with_what_gives_the_bits_of_the_cpu(ask, fake_gpu, rowwise):
-    met = ask("operators", fake_gpu.kernels, rowwise, 300)
+def test_every_operator_is_launched_with_what_gives_the_bits_of_the_cpu(ask, fake_gpu, rowwise_kernels):
+    met = ask("operators", fake_gpu.kernels, rowwise_kernels, 300)
     assert sum(met.values()) == 300 and len(met) == 4 + 2 * 3 + 3 * 3, met
 
 
@@ -58,15 +33,15 @@ def check_refusals(answer: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_create_refuses_what_the_header_does_not_allow_and_names_it(ask, fake_gpu, rowwise, device):
-    answer = ask("create_refusals", fake_gpu.kernels, rowwise, device)
+def test_create_refuses_what_the_header_does_not_allow_and_names_it(ask, fake_gpu, rowwise_kernels, device):
+    answer = ask("create_refusals", fake_gpu.kernels, rowwise_kernels, device)
     check_refusals(answer)
     assert answer["scale [1, M]"][2].endswith("; x is flat, so reshape it to [4, 1]")
     assert "scaledMMCreateRowwiseDescriptor" in answer["scaledMMCreateDescriptor NORM None"][2]
 
 
-def test_calculate_refuses_memory_that_outputs_share_and_pointers_that_do_not_fit(ask, fake_gpu, rowwise):
-    answer = ask("calculate_refusals", fake_gpu.kernels, rowwise)
+def test_calculate_refuses_memory_that_outputs_share_and_pointers_that_do_not_fit(ask, fake_gpu, rowwise_kernels):
+    answer = ask("calculate_refusals", fake_gpu.kernels, rowwise_kernels)
     check_refusals(answer)
     assert [what for what, (_, status, _) in answer.items() if status == "SUCCESS"] == [
         "fine",
@@ -78,8 +53,8 @@ def test_calculate_refuses_memory_that_outputs_share_and_pointers_that_do_not_fi
     ]
 
 
-def test_a_plan_names_its_kernel_which_no_table_lists(ask, fake_gpu, rowwise):
-    answer = ask("names", fake_gpu.kernels, rowwise)
+def test_a_plan_names_its_kernel_which_no_table_lists(ask, fake_gpu, rowwise_kernels):
+    answer = ask("names", fake_gpu.kernels, rowwise_kernels)
     for kind, rows in itertools.product(("QUANTIZE", "NORM", "ACTIVATION"), (4, 0)):
         kernel = [f"rowwise_{kind.lower()}", "the kernel of this operator; no table lists it", -1, 0]
         assert answer.pop(f"{kind}, {rows} rows, GPU") == kernel
@@ -92,3 +67,32 @@ def test_the_provider_is_asked_for_the_kernel_of_the_dtype_of_x(ask, fake_gpu):
     answer = ask("missing", fake_gpu.kernels)
     assert answer["answer"][0] == "KERNEL_NOT_BUILT" and "row rowwise_norm of sm90" in answer["answer"][1]
     assert answer["asked"] == [["sm90", "rowwise_norm", codegen.OUT_DTYPES["fp16"].code, When.NOW]]
+
+
+OPERATORS = "fake_gpu_rowwise_operators.py"
+
+
+def test_python_operators_give_the_same_by_kernel_for_every_layout(ask, fake_gpu, rowwise_kernels, short_path):
+    answer = ask("layouts", fake_gpu.kernels, rowwise_kernels, short_path, script=OPERATORS)
+    assert answer["wrong"] == [] and answer["count"] > 2000
+    # A scale of a whole tensor has no kernel. DLPack does not tell that memory is negated.
+    assert answer["unserved"].keys() == {"tensor", "a row", "no rows, expanded", "negated"}, answer["unserved"]
+    assert answer["unserved"]["a row"] == ["static rows of the channels"]  # which needs two dimensions
+
+
+def test_python_operators_write_the_same_by_kernel_wherever_outputs_lie(ask, fake_gpu, rowwise_kernels, short_path):
+    assert ask("written", fake_gpu.kernels, rowwise_kernels, short_path, script=OPERATORS) == {"wrong": []}
+
+
+def test_python_operators_give_the_same_under_transforms_and_the_same_errors(ask, fake_gpu, rowwise_kernels, short_path):
+    assert ask("transforms", fake_gpu.kernels, rowwise_kernels, short_path, script=OPERATORS) == {"wrong": []}
+
+
+def test_torch_operations_serve_where_no_kernel_is_built_and_a_warning_says_so_once(ask, fake_gpu, short_path):
+    answer = ask("unbuilt", fake_gpu.kernels, short_path, script=OPERATORS)
+    assert answer["right"] == [True] * 4 and answer["served"] == [False] * 4
+    assert len(answer["warnings"]) == 2 and all(text.startswith("row-wise operators run as torch operations") for text in answer["warnings"])
+
+
+def test_torch_operations_serve_more_and_longer_rows_than_the_core_takes(ask, fake_gpu, rowwise_kernels, short_path):
+    assert ask("too_long", fake_gpu.kernels, rowwise_kernels, short_path, script=OPERATORS) == [True, True, True]
