@@ -34,4 +34,7 @@ def with_suite(words: Sequence[str]) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Runs a suite. 0: done; 1: one of our kernels failed or is wrong; 2: the arguments are invalid."""
+    from scaled_mm.jit import mode
+
+    mode.always_wait()
     return importlib.import_module(f"scaled_mm.cli.bench.{args.suite}").run(args)

@@ -1,10 +1,10 @@
-"""Shared by the suites of `scaled-mm bench`: options, the document of a run, the loop, and the exit status."""
+"""Shared by the suites of `scaled-mm bench`: options, the document of a run, and the loop."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,9 @@ from scaled_mm.cli import common
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
-    from rich.table import Table
 
     from scaled_mm.measure.peer import Peer
-    from scaled_mm.measure.record import CaseRecord, Document, Environment
+    from scaled_mm.measure.record import Document, Environment
     from scaled_mm.measure.run import Options, Suite
     from scaled_mm.measure.shapes import Case
 
@@ -173,42 +172,3 @@ def grid(suite: Suite, cases: list[Case], peers: list[Peer], device: torch.devic
 
 def log(console: Console, weight: str, records: Sequence[object]) -> None:
     common.log(console, f"{weight}: {len(records)} case{'s' * (len(records) > 1)}")
-
-
-def finish(document: Document, path: Path, paths: list[Path], args: argparse.Namespace, console: Console, show: Callable[[], None]) -> None:
-    """Prints the document (with --json), what `show` prints, and the written files. path: the document. paths: files made from it."""
-    from rich.markup import escape
-
-    from scaled_mm.measure import plots
-
-    if args.json:
-        common.print_json(document.model_dump(mode="json"))
-    show()
-    if (reason := plots.unavailable()) is not None:
-        console.print(f"[yellow]no plots:[/yellow] {escape(reason)}", highlight=False)
-    console.print(f"wrote {path}, " + ", ".join(one.name for one in paths), highlight=False, markup=False)
-
-
-def verdict(document: Document, ours: Sequence[str], wrong: list[CaseRecord], why: str, path: Path, console: Console) -> int:
-    """The exit status: FAILED, with a line that gives the reason, if one of `ours` failed or could not run, or if cases are wrong; else OK."""
-    from rich.markup import escape
-
-    from scaled_mm.bench.analysis import failures
-
-    failed = [f"{case.label}: {f'{name}: ' if len(ours) > 1 else ''}{message}" for case, name, message in failures(document) if name in ours]
-    failed += [one.unavailable for one in document.implementations if one.name in ours and one.unavailable is not None]
-    if not failed and not wrong:
-        return OK
-    said = failed[0] if failed else f"{wrong[0].label}: {why}"
-    console.print(f"[red]ours failed or is wrong:[/red] {escape(said)}; see {escape(str(path))}", highlight=False)
-    return FAILED
-
-
-def table(title: str, header: Sequence[str], left: Sequence[str]) -> Table:
-    """A table whose columns are right-justified, except those named in `left`."""
-    from rich.table import Table
-
-    made = Table(title=title)
-    for name in header:
-        made.add_column(name, justify="left" if name in left else "right")
-    return made

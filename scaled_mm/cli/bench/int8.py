@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.cli import common
-from scaled_mm.cli.bench import frame
+from scaled_mm.cli.bench import frame, shown
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from scaled_mm.bench.int8.record import Int8Document, OverheadRecord
+    from scaled_mm.bench.int8.record import Int8Document
 
 HELP = "time INT8 products against vLLM, SGLang and torch, and write a report"
 
@@ -36,8 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: done; 1: one of our cases failed or has wrong bits; 2: the arguments are invalid."""
-    from rich.markup import escape
-
     from scaled_mm.bench.int8 import analysis, peers, report
     from scaled_mm.bench.int8.record import Int8Document, Int8Settings
     from scaled_mm.bench.int8.suite import Int8Suite, run_overhead
@@ -48,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     console = common.console(stderr=args.json)
     if args.render is not None:
-        return _render(args, console)
+        return shown.render(args, report.render, Int8Document, console)
     try:
         device = common.device_of(args.device)
         cases = frame.int8_cases(args, device)
@@ -63,16 +60,14 @@ def run(args: argparse.Namespace) -> int:
     chosen = [peers.Ours(args.kernel), *others]
     fields, settings = frame.document_fields(args, environment, device, chosen, options)
     document = Int8Document(**fields, settings=Int8Settings(**settings, check_limit_gmac=options.check_limit_gmac))
-    for one in document.implementations:
-        if one.unavailable is not None:
-            console.print(f"[yellow]not run:[/yellow] {one.name}: {escape(one.unavailable)}", highlight=False)
+    shown.print_unavailable(document, console)
     here = frame.available(document, chosen)
     if args.overhead:  # first, because earlier work of the process affects it
         document.overhead = run_overhead(here, device)
     frame.fill(document, Int8Suite(), cases, here, device, options, out, console)
     path = document.path(out)
-    frame.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
-    return frame.verdict(document, (OURS,), analysis.wrong_cases(document), "wrong bits", path, console)
+    shown.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
+    return shown.verdict(document, (OURS,), analysis.wrong_cases(document), "wrong bits", path, console)
 
 
 def check_names(args: argparse.Namespace, device: torch.device) -> None:
@@ -88,22 +83,6 @@ def check_names(args: argparse.Namespace, device: torch.device) -> None:
             raise BadParamError(f"{option}: expected the path of a library, got {value}")
 
 
-def _render(args: argparse.Namespace, console: Console) -> int:
-    from pydantic import ValidationError
-
-    from scaled_mm.bench.int8 import report
-    from scaled_mm.bench.int8.record import Int8Document
-
-    try:
-        paths = report.render(args.render)
-    except (OSError, ValidationError) as error:
-        return frame.usage(args, f"{Int8Document.path(args.render)}: {error}")
-    console.print("wrote " + ", ".join(str(path) for path in paths), highlight=False, markup=False)
-    if args.json:
-        common.print_json(Int8Document.load(args.render).model_dump(mode="json"))
-    return frame.OK
-
-
 def _show(document: Int8Document, console: Console) -> None:
     from scaled_mm.bench.int8 import report
     from scaled_mm.bench.int8.analysis import load_recorded
@@ -111,7 +90,7 @@ def _show(document: Int8Document, console: Console) -> None:
 
     _print_cases(document, console)
     if document.overhead:
-        _print_overhead(document.overhead, console)
+        shown.print_overhead(document.overhead, console)
     against, speedups = report.headline(document, load_recorded())
     if speedups:
         mean = geometric_mean(one.factor for one in speedups)
@@ -125,7 +104,7 @@ def _print_cases(document: Int8Document, console: Console) -> None:
     names = names_run(document)
     factors = {id(one.case): one.factor for one in analysis.measured_speedups(document)}
     title = f"{document.environment.gpu}: microseconds per call"
-    table = frame.table(title, ("shape", "M", *names, "speed-up", "of roof", "bits"), left=("shape",))
+    table = shown.table(title, ("shape", "M", *names, "speed-up", "of roof", "bits"), left=("shape",))
     for cases in by_weight(document).values():
         for case in cases:
             factor, roof = factors.get(id(case)), analysis.of_roof(case)
@@ -139,13 +118,4 @@ def _print_cases(document: Int8Document, console: Console) -> None:
                 report.bits(case).replace("WRONG", "[red]WRONG[/red]"),
             )
         table.add_section()
-    console.print(table)
-
-
-def _print_overhead(overhead: Iterable[OverheadRecord], console: Console) -> None:
-    from rich.markup import escape
-
-    table = frame.table("host microseconds per call", ("call", "µs"), left=("call",))
-    for one in overhead:
-        table.add_row(one.name, f"[red]{escape(one.failed)}[/red]" if one.us is None else f"{one.us:.2f}")
     console.print(table)
