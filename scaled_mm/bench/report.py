@@ -147,9 +147,10 @@ def mean_tables(title: str, speedups: list[Speedup]) -> list[Part]:
     return [Heading(2, title), Text(said), Table(header, rows, "l" + "r" * (len(header) - 1))]
 
 
-def what_did_not_run(document: Document) -> list[Part]:
-    """Implementations that could not run, and cases on which one failed."""
+def what_did_not_run(document: Document, more: Sequence[str] = ()) -> list[Part]:
+    """Implementations that could not run, `more` lines, and cases on which one failed."""
     lines = [f"`{one.name}` ({one.label}): {one.unavailable}" for one in document.implementations if one.unavailable is not None]
+    lines += more
     grouped: dict[tuple[str, str], list[str]] = {}
     for case, name, message in analysis.failures(document):
         grouped.setdefault((name, message), []).append(case.label)

@@ -54,7 +54,7 @@ def layers(text: str, ms: tuple[int, ...]) -> list[PathCase]:
 
 
 def random_layers(count: int, seed: int, given: Defaults) -> list[PathCase]:
-    """`count` layers that are not on the grid, N and K multiples of 16 and log-uniform, with an M of each band; those of every other layer are odd."""
+    """`count` layers off the grid with an M of each band. N and K are multiples of 16, log-uniform; the M of every other layer are odd."""
     draw = random.Random(seed)
     known = set(shapes.LLM_SHAPES.values())
     found: dict[tuple[int, int], list[int]] = {}

@@ -13,6 +13,7 @@ from scaled_mm.bench.path.cases import LINEARS
 from scaled_mm.bench.path.inputs import PathInputs
 from scaled_mm.bench.path.linear import VLLM_PRODUCT, VLLM_QUANTIZER
 from scaled_mm.bench.path.operators import OPERATORS
+from scaled_mm.bench.path.record import Lacking
 from scaled_mm.errors import ScaledMMError
 from scaled_mm.measure.environment import version_of
 from scaled_mm.measure.peer import OURS, Peer, TensorCall
@@ -98,3 +99,9 @@ def every_peer(vllm_lib: str | None = None) -> list[PathPeer]:
 def serving(peers: Iterable[PathPeer], part: str) -> list[PathPeer]:
     """Those that run a part."""
     return [peer for peer in peers if peer.lacks(part) is None]
+
+
+def lacking(peers: Iterable[PathPeer], parts: Iterable[str]) -> list[Lacking]:
+    """What implementations that run lack, for the record."""
+    found = [(peer.name, part, peer.lacks(part)) for peer in peers for part in parts]
+    return [Lacking(implementation=name, part=part, why=why) for name, part, why in found if why]

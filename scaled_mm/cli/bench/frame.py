@@ -36,12 +36,34 @@ def add_grid_options(parser: argparse.ArgumentParser, shapes: str, m: str) -> No
     add("--json", action="store_true", help="print the document on stdout")
 
 
-def add_peer_options(parser: argparse.ArgumentParser, peers: str) -> None:
-    """Adds the options of suites that compare implementations. peers: the names that --peers takes."""
+def add_peer_options(parser: argparse.ArgumentParser, peers: str, kernel: bool = True) -> None:
+    """Adds the options of suites that compare implementations. peers: the names that --peers takes. kernel: whether one can be forced."""
     add = parser.add_argument
     add("--peers", default="all", metavar="NAMES", help=f"all, none, or names: {peers}; default all")
-    add("--kernel", metavar="ROW", help="force ours to one row of the tile table")
+    if kernel:
+        add("--kernel", metavar="ROW", help="force ours to one row of the tile table")
     add("--no-check", action="store_true", help="do not compare with the reference")
+
+
+def add_vllm_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vllm-lib", metavar="PATH", help="vLLM's _C_stable_libtorch library, when vllm is not installed")
+
+
+def add_check_options(parser: argparse.ArgumentParser, file: str) -> None:
+    """Adds those of INT8 products. file: the document that --render reads."""
+    add = parser.add_argument
+    add("--overhead", action="store_true", help="also measure host microseconds per call")
+    limit = "check products of up to so many billion multiply-adds; default 8192, on a CPU 4"
+    add("--check-limit", type=common.number("a number of 0 or more", lambda value: value >= 0), metavar="GMAC", help=limit)
+    add("--render", type=Path, metavar="DIR", help=f"only render the report of DIR/{file} again")
+
+
+def refuse_missing_library(option: str, path: str | None) -> None:
+    """BadParamError for a library that is not there, before anything is timed."""
+    from scaled_mm.errors import BadParamError
+
+    if path is not None and not Path(path).is_file():
+        raise BadParamError(f"{option}: expected the path of a library, got {path}")
 
 
 class Former(argparse.Action):
@@ -137,7 +159,8 @@ def document_fields(
         "clocks": [] if clocks is None else [clocks],
         "implementations": implementations(peers, device),
     }
-    settings = {"budget_ms": options.budget_ms, "rounds": ROUNDS, "check": options.check, "seed": options.seed, "kernel": args.kernel}
+    settings = {"budget_ms": options.budget_ms, "rounds": ROUNDS, "check": options.check, "seed": options.seed}
+    settings["kernel"] = getattr(args, "kernel", None)
     return document, settings
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.cli import common
@@ -23,12 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     frame.add_grid_options(parser, shapes, "M values for named shapes, comma-separated; default 1 ... 8192, on a CPU 1,16,64")
     frame.add_peer_options(parser, "ours_tensor,bf16,intmm,fp8row,vllm,sgl; on a CPU bf16,fp32,intmm_epilogue")
     add = parser.add_argument
-    add("--vllm-lib", metavar="PATH", help="vLLM's _C_stable_libtorch library, when vllm is not installed")
+    frame.add_vllm_option(parser)
     add("--sgl-lib", metavar="PATH", help="sgl_kernel's common_ops library, when sgl_kernel is not installed")
-    add("--overhead", action="store_true", help="also measure host microseconds per call")
-    limit = "check products of up to so many billion multiply-adds; default 8192, on a CPU 4"
-    add("--check-limit", type=common.number("a number of 0 or more", lambda value: value >= 0), metavar="GMAC", help=limit)
-    add("--render", type=Path, metavar="DIR", help="only render the report of DIR/bench.json again")
+    frame.add_check_options(parser, "bench.json")
     add("--block", action=frame.Former, nargs=0, suite="gguf")
     add("--rows", action=frame.Former, nargs="?", suite="rows [--only NAMES]")
 
@@ -73,14 +69,12 @@ def run(args: argparse.Namespace) -> int:
 def check_names(args: argparse.Namespace, device: torch.device) -> None:
     """BadParamError or KernelNotFoundError for an unknown kernel config or a missing library, before anything is timed."""
     from scaled_mm.bench import ours
-    from scaled_mm.errors import BadParamError
 
     if args.kernel is not None:
         ours.refuse_cpu("--kernel", device)
         ours.refuse_kernel("--kernel", args.kernel, [row.name for row in ours.table_of(device).rows])
-    for option, value in (("--vllm-lib", args.vllm_lib), ("--sgl-lib", args.sgl_lib)):
-        if value is not None and not Path(value).is_file():
-            raise BadParamError(f"{option}: expected the path of a library, got {value}")
+    frame.refuse_missing_library("--vllm-lib", args.vllm_lib)
+    frame.refuse_missing_library("--sgl-lib", args.sgl_lib)
 
 
 def _show(document: Int8Document, console: Console) -> None:
