@@ -12,9 +12,8 @@ HELP = "render the report of a bench or autotune run again, from its JSON, or co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "directory", type=Path, metavar="DIR", help="a folder with autotune.json, bench.json, bench_gguf.json or path.json, or some of them"
-    )
+    files = "autotune.json, bench.json, bench_gguf.json or path.json"
+    parser.add_argument("directory", type=Path, metavar="DIR", help=f"a folder with {files}, or some of them")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="print the times of DIR next to those of another run")
 
 

@@ -69,15 +69,15 @@ def _method(document: PathDocument) -> str:
         "`time.perf_counter` around passes over rotated inputs."
         if document.environment.arch == "cpu"
         else "CUDA-graph replays between events. The calls of a graph rotate over the weight sets of a layer, or over the inputs of an operator, and "
-        f"over outputs, that together exceed the L2 cache {CACHE_MULTIPLE} times. Where not even {MAX_ROTATION} sets do, the column `from` says cache. "
-        "The activation of a linear layer is one set, because the operator before it has just written it."
+        f"over outputs, that together exceed the L2 cache {CACHE_MULTIPLE} times. Where not even {MAX_ROTATION} sets do, the column `from` says "
+        "cache. The activation of a linear layer is one set, because the operator before it has just written it."
     )
     return (
         f"{timed} Random data, seed {document.settings.seed}: bfloat16 activations of normal values, one channel of {OUTLIER_EVERY} (at least one) "
         f"{OUTLIER_FACTOR:g} times as large; int8 weights with one scale per column; no bias. Every implementation gets the same inputs; samples are "
-        f"taken in {document.settings.rounds} rounds over all implementations. Microseconds per call, median. Ours allocates its outputs in the call. "
-        "The roof of a layer is the larger of its INT8 arithmetic and its memory traffic. The roof of an operator is its memory traffic: each input "
-        "read once and each output written once, at the memory's nominal bandwidth."
+        f"taken in {document.settings.rounds} rounds over all implementations. Microseconds per call, median. Ours allocates its outputs in the "
+        "call. The roof of a layer is the larger of its INT8 arithmetic and its memory traffic. The roof of an operator is its memory traffic: each "
+        "input read once and each output written once, at the memory's nominal bandwidth."
     )
 
 
@@ -87,8 +87,8 @@ def _goals(document: PathDocument) -> list[Part]:
         return []
     met, measured = sum(one.met is True for one in found), sum(one.met is not None for one in found)
     said = (
-        f"{met} of {measured} met; {len(found) - measured} not measured in this run. Means are geometric: of the layers at each M, of which the lowest "
-        "is shown, and of all random layers of a band. A case on which an implementation failed does not count here; it is listed below."
+        f"{met} of {measured} met; {len(found) - measured} not measured in this run. Means are geometric: of the layers at each M, of which the "
+        "lowest is shown, and of all random layers of a band. A case on which an implementation failed does not count here; it is listed below."
     )
     return [Heading(2, "Goals"), Text(said), Table(goals.HEADER, [goals.cells(one) for one in found], goals.ALIGN)]
 

@@ -105,8 +105,11 @@ def _show(document: PathDocument, console: Console) -> None:
             _print_cases(document, cases, f"{document.environment.gpu}: {title}, microseconds per call", console)
     if document.overhead:
         shown.print_overhead(document.overhead, console)
+    found = goals.outcomes(document)
+    if not found:
+        return
     table = shown.table("goals", goals.HEADER, left=("goal", "met", "worst case"))
-    for one in goals.outcomes(document):
+    for one in found:
         cells = [escape(cell.replace("**", "")) for cell in goals.cells(one)]
         table.add_row(*cells, style="red" if one.met is False else None)
     console.print(table)
