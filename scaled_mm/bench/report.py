@@ -12,6 +12,7 @@ from scaled_mm.measure.document import Command, Heading, Image, Items, Part, Tab
 from scaled_mm.measure.environment import BUSY_CPU
 from scaled_mm.measure.record import CaseRecord, Clocks, Document, Environment, Implementation, write_atomically
 from scaled_mm.measure.rotation import CACHE_MULTIPLE
+from scaled_mm.measure.stats import Speedup, geometric_mean, mean_by_m, mean_by_shape
 
 
 def write(
@@ -132,9 +133,24 @@ def kernel_cell(case: CaseRecord) -> str:
     return "—" if kernel is None else f"`{kernel}`"
 
 
-def what_did_not_run(document: Document) -> list[Part]:
-    """Implementations that could not run, and cases on which one failed."""
+def mean_tables(title: str, speedups: list[Speedup]) -> list[Part]:
+    """Shape x M with their geometric means; nothing without speed-ups."""
+    if not speedups:
+        return []
+    by_m, by_shape = mean_by_m(speedups), mean_by_shape(speedups)
+    overall = geometric_mean(one.factor for one in speedups)
+    factors = {(one.case.shape, one.case.M): f"{one.factor:.2f}" for one in speedups}
+    header = ["shape", *(str(m) for m in by_m), "mean"]
+    rows = [[s, *(factors.get((s, m), "—") for m in by_m), f"**{mean:.3f}**"] for s, mean in by_shape.items()]
+    rows.append(["mean", *(f"**{mean:.3f}**" for mean in by_m.values()), f"**{overall:.3f}**"])
+    said = "By shape and M; means are geometric; above 1 ours is faster."
+    return [Heading(2, title), Text(said), Table(header, rows, "l" + "r" * (len(header) - 1))]
+
+
+def what_did_not_run(document: Document, more: Sequence[str] = ()) -> list[Part]:
+    """Implementations that could not run, `more` lines, and cases on which one failed."""
     lines = [f"`{one.name}` ({one.label}): {one.unavailable}" for one in document.implementations if one.unavailable is not None]
+    lines += more
     grouped: dict[tuple[str, str], list[str]] = {}
     for case, name, message in analysis.failures(document):
         grouped.setdefault((name, message), []).append(case.label)

@@ -12,7 +12,8 @@ HELP = "render the report of a bench or autotune run again, from its JSON, or co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", type=Path, metavar="DIR", help="a folder with autotune.json, bench.json or bench_gguf.json, or some of them")
+    files = "autotune.json, bench.json, bench_gguf.json or path.json"
+    parser.add_argument("directory", type=Path, metavar="DIR", help=f"a folder with {files}, or some of them")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="print the times of DIR next to those of another run")
 
 
@@ -23,9 +24,10 @@ def run(args: argparse.Namespace) -> int:
     from scaled_mm.autotune import report as autotune_report
     from scaled_mm.bench.gguf import report as gguf_report
     from scaled_mm.bench.int8 import report as int8_report
+    from scaled_mm.bench.path import report as path_report
     from scaled_mm.measure import plots
 
-    renderers = {"autotune": autotune_report.render, "int8": int8_report.render, "gguf": gguf_report.render}
+    renderers = {"autotune": autotune_report.render, "int8": int8_report.render, "gguf": gguf_report.render, "path": path_report.render}
     paths = []
     for kind, path in _runs("DIR", args.directory).items():
         with _naming(path):
@@ -41,9 +43,10 @@ def _runs(option: str, directory: Path) -> dict[str, Path]:
     from scaled_mm.autotune.record import AUTOTUNE_JSON
     from scaled_mm.bench.gguf.record import GgufDocument
     from scaled_mm.bench.int8.record import Int8Document
+    from scaled_mm.bench.path.record import PathDocument
     from scaled_mm.errors import BadParamError
 
-    files = {"autotune": (AUTOTUNE_JSON,), "int8": Int8Document.FILES, "gguf": GgufDocument.FILES}
+    files = {"autotune": (AUTOTUNE_JSON,), "int8": Int8Document.FILES, "gguf": GgufDocument.FILES, "path": PathDocument.FILES}
     there = {kind: [directory / name for name in names if (directory / name).is_file()] for kind, names in files.items()}
     found = {kind: paths[0] for kind, paths in there.items() if paths}
     if not found:
@@ -69,16 +72,17 @@ class _naming:
             raise BadParamError(f"{self._path}: {error}") from error
 
 
-#: (weight: int8 or a GGUF format, M, N, K)
+#: (weight: int8, a GGUF format, or a part of the path, M, N, K)
 Product = tuple[str, int, int, int]
 
 
 def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
-    """Microseconds of our kernels by product. INT8: from the tuning run if there is one, else from the benchmark. GGUF: from its benchmark."""
+    """Microseconds of our kernels by product. INT8: from the tuning run if there is one, else from the benchmark. GGUF and path: from theirs."""
     from scaled_mm.autotune import record as autotune_record
     from scaled_mm.bench.analysis import us_of
     from scaled_mm.bench.gguf.record import GgufDocument
     from scaled_mm.bench.int8.record import Int8Document
+    from scaled_mm.bench.path.record import PathDocument
     from scaled_mm.measure.peer import OURS
 
     runs = _runs(option, directory)
@@ -92,6 +96,9 @@ def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
     if "gguf" in runs:
         with _naming(runs["gguf"]):
             found += [(one.fmt, one, us_of(one, OURS)) for one in GgufDocument.load(directory).cases]
+    if "path" in runs:
+        with _naming(runs["path"]):
+            found += [(one.part, one, us_of(one, OURS)) for one in PathDocument.load(directory).cases]
     return {(weight, one.M, one.N, one.K): us for weight, one, us in found if us is not None}
 
 

@@ -89,12 +89,13 @@ class RotatedOutputs:
         """`make(i)` for every weight set i."""
         return [make(i) for i in range(self.weights.sets)]
 
-    def keeping(self, function: Callable[[int], torch.Tensor]) -> list[Callable[[], torch.Tensor]]:
+    def keeping(self, function: Callable[[int], torch.Tensor], held: list | None = None) -> list[Callable[[], torch.Tensor]]:
         """Calls of a function that allocates its result: each result is held until its output slot comes round again.
 
         Without this the allocator would hand every call the same, cached, output, which the others do not get.
+        held: where the results are held, one a slot.
         """
-        held: list[torch.Tensor | None] = [None] * self.slots
+        held = [None] * self.slots if held is None else held
 
         def make(i: int) -> Callable[[], torch.Tensor]:
             slot = self.slot(i)

@@ -6,7 +6,8 @@ import torch
 
 from scaled_mm.bench.int8.inputs import Inputs
 from scaled_mm.bench.int8.peers import epilogue
-from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document, Int8Settings, OverheadRecord
+from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document, Int8Settings
+from scaled_mm.bench.overhead import OverheadRecord
 from scaled_mm.measure.peer import OURS, Peer
 from scaled_mm.measure.record import Clocks, Environment, Implementation, Result
 from scaled_mm.measure.roofline import roof_us, traffic_bytes

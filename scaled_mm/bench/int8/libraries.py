@@ -18,13 +18,16 @@ SGL_LIB_VARIABLE = "SCALED_MM_SGL_LIB"
 
 
 class LibraryPeer(Peer):
-    """A peer whose kernels are in a torch extension: of an installed package, or at a path that the caller gives."""
+    """A peer whose kernels are in a torch extension: of an installed package, or at a path that the caller gives.
+
+    operator: without it the peer cannot run; None: `has` tells of each.
+    """
 
     int8 = True
     rival = True
     package: str
     namespace: str
-    operator: str
+    operator: str | None = None
 
     def __init__(self, path: str | None = None):
         self._path = path
@@ -37,7 +40,7 @@ class LibraryPeer(Peer):
             reason = self._load_path(self._path) if self._path else self._load_package()
         except (ImportError, OSError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
-        if reason is None and not hasattr(getattr(torch.ops, self.namespace), self.operator):
+        if reason is None and self.operator is not None and not self.has(self.operator):
             reason = f"torch.ops.{self.namespace} has no {self.operator} after loading"
         self._loaded = reason is None
         return reason
@@ -51,8 +54,13 @@ class LibraryPeer(Peer):
     def _load_package(self) -> str | None:
         raise NotImplementedError
 
-    def _packet(self):
-        return getattr(getattr(torch.ops, self.namespace), self.operator).default
+    def has(self, operator: str) -> bool:
+        """Whether an operator is registered, once `available` has loaded the library."""
+        return hasattr(getattr(torch.ops, self.namespace), operator)
+
+    def packet(self, operator: str):
+        """The operator's overload; AttributeError without it."""
+        return getattr(getattr(torch.ops, self.namespace), operator).default
 
     def version(self) -> str | None:
         return None if self._path else version_of(self.package)
@@ -64,11 +72,10 @@ class LibraryPeer(Peer):
         return f"{Path(self._path).name}, {len(content)} bytes, sha256 {hashlib.sha256(content).hexdigest()[:16]}"
 
 
-class Vllm(LibraryPeer):
-    """vLLM's `cutlass_scaled_mm`."""
+class VllmLibrary(LibraryPeer):
+    """Operators of vLLM's library."""
 
-    name, label = "vllm", "vLLM cutlass_scaled_mm, INT8"
-    package, namespace, operator = "vllm", "_C", "cutlass_scaled_mm"
+    name, package, namespace = "vllm", "vllm", "_C"
 
     def _load_package(self) -> str | None:
         # The extension alone, not `import vllm`: that starts loggers, plugins and a platform probe.
@@ -82,8 +89,14 @@ class Vllm(LibraryPeer):
         torch.ops.load_library(str(libraries[0]))
         return None
 
+
+class Vllm(VllmLibrary):
+    """vLLM's `cutlass_scaled_mm`."""
+
+    label, operator = "vLLM cutlass_scaled_mm, INT8", "cutlass_scaled_mm"
+
     def prepare(self, inputs: Inputs) -> list[TensorCall]:
-        operator, a, a_scale = self._packet(), inputs.a, inputs.a_scale
+        operator, a, a_scale = self.packet(self.operator), inputs.a, inputs.a_scale
 
         def make(i: int) -> TensorCall:
             out, b, b_scale = inputs.out(i), inputs.b(i), inputs.b_scale(i)
@@ -110,7 +123,7 @@ class Sgl(LibraryPeer):
         return None
 
     def prepare(self, inputs: Inputs) -> list[TensorCall]:
-        operator, a, a_scale = self._packet(), inputs.a, inputs.a_scale
+        operator, a, a_scale = self.packet(self.operator), inputs.a, inputs.a_scale
         b = [inputs.b(i) for i in range(inputs.weights.sets)]
         b_scale = inputs.weights.scale
         return inputs.keeping(lambda i: operator(a, b[i], a_scale, b_scale[i], OUT_DTYPE, None))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from scaled_mm.measure.record import CaseRecord, Document, Model, Settings
+from scaled_mm.bench.overhead import OverheadRecord
+from scaled_mm.measure.record import CaseRecord, Document, Settings
 
 
 class Int8CaseRecord(CaseRecord):
@@ -13,16 +14,6 @@ class Int8CaseRecord(CaseRecord):
     traffic_bytes: int
     roof_us: float | None
     check: str
-
-
-class OverheadRecord(Model):
-    """Host microseconds per call of a tiny product, or why it failed."""
-
-    name: str
-    us: float | None = None
-    samples: list[float] = []
-    calls: int | None = None
-    failed: str | None = None
 
 
 class Int8Settings(Settings):

@@ -9,10 +9,11 @@ from scaled_mm.bench.int8 import analysis, plots
 from scaled_mm.bench.int8.analysis import RECORDED_FILE, Recorded
 from scaled_mm.bench.int8.peers import RIVALS
 from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document
-from scaled_mm.bench.report import head, how_timed, kernel_cell, noise, plots_section, tables, time_cell, what_did_not_run, write
-from scaled_mm.measure.document import Heading, Items, Part, Table, Text
+from scaled_mm.bench.overhead import overhead_section
+from scaled_mm.bench.report import head, how_timed, kernel_cell, mean_tables, noise, plots_section, tables, time_cell, what_did_not_run, write
+from scaled_mm.measure.document import Heading, Items, Part, Text
 from scaled_mm.measure.peer import OURS
-from scaled_mm.measure.stats import Speedup, geometric_mean, mean_by_m, mean_by_shape
+from scaled_mm.measure.stats import Speedup, geometric_mean
 
 BENCH_MD = "bench.md"
 
@@ -51,9 +52,9 @@ def contents(document: Int8Document, recorded: Recorded, drawn: list[Path] | Non
         *head(document, _title(document), _method(document)),
         *_summary(document, recorded),
         *_tables(document),
-        *_mean_tables("Speed-up measured in this run", analysis.measured_speedups(document)),
+        *mean_tables("Speed-up measured in this run", analysis.measured_speedups(document)),
         *_recorded_section(document, recorded),
-        *_overhead_table(document),
+        *overhead_section(document.overhead, document.environment.arch),
         *what_did_not_run(document),
         *plots_section(drawn),
     ]
@@ -139,19 +140,6 @@ def bits(case: Int8CaseRecord) -> str:
     return "equal" if result.bit_equal else "WRONG"
 
 
-def _mean_tables(title: str, speedups: list[Speedup]) -> list[Part]:
-    if not speedups:
-        return []
-    by_m, by_shape = mean_by_m(speedups), mean_by_shape(speedups)
-    overall = geometric_mean(one.factor for one in speedups)
-    factors = {(one.case.shape, one.case.M): f"{one.factor:.2f}" for one in speedups}
-    header = ["shape", *(str(m) for m in by_m), "mean"]
-    rows = [[s, *(factors.get((s, m), "—") for m in by_m), f"**{mean:.3f}**"] for s, mean in by_shape.items()]
-    rows.append(["mean", *(f"**{mean:.3f}**" for mean in by_m.values()), f"**{overall:.3f}**"])
-    said = "By shape and M; means are geometric; above 1 ours is faster."
-    return [Heading(2, title), Text(said), Table(header, rows, "l" + "r" * (len(header) - 1))]
-
-
 def _recorded_section(document: Int8Document, recorded: Recorded) -> list[Part]:
     missing = analysis.incomplete_rivals(document)
     if not missing:
@@ -173,17 +161,8 @@ def _recorded_section(document: Int8Document, recorded: Recorded) -> list[Part]:
     if moved := analysis.drift(document, recorded):
         ratios = ", ".join(f"`{name}` {ratio:.3f}" for name, ratio in moved.items())
         said.append(f"This run's time over the recorded time, for what ran in both (geometric mean): {ratios}.")
-    heading, *table = _mean_tables("Speed-up against recorded microseconds", speedups)
+    heading, *table = mean_tables("Speed-up against recorded microseconds", speedups)
     return [heading, Text(" ".join(said)), *table]
-
-
-def _overhead_table(document: Int8Document) -> list[Part]:
-    if not document.overhead:
-        return []
-    rows = [[f"`{one.name}`", f"failed: {one.failed}" if one.us is None else f"{one.us:.2f}"] for one in document.overhead]
-    what = "the whole call, there is no queue" if document.environment.arch == "cpu" else "the GPU's work not included"
-    said = f"Microseconds per call on the host, {what}."
-    return [Heading(2, "Host overhead"), Text(said), Table(["call", "µs"], rows, "lr")]
 
 
 def _rivals_run(document: Int8Document) -> list[str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.bench.int8.inputs import Inputs, WeightSets
-from scaled_mm.bench.int8.record import Int8CaseRecord, OverheadRecord
-from scaled_mm.measure.host import Overhead, host_overhead
+from scaled_mm.bench.int8.record import Int8CaseRecord
+from scaled_mm.bench.overhead import OverheadRecord, measure_overhead
 from scaled_mm.measure.peer import OURS, Peer, TensorCall
 from scaled_mm.measure.record import Result, describe
 from scaled_mm.measure.roofline import roof_us, traffic_bytes
-from scaled_mm.measure.run import Check, Options, Suite, case_fields, close, plain_call
-from scaled_mm.measure.runner import Call
+from scaled_mm.measure.run import Check, Options, Suite, case_fields, plain_call
 from scaled_mm.measure.shapes import Case
 
 #: Small enough that the host, not the product, sets the pace; every peer accepts it.
@@ -88,23 +87,4 @@ def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
 def run_overhead(peers: list[Peer], device: torch.device) -> list[OverheadRecord]:
     """Host microseconds per call of every available peer, on a tiny product."""
     generator = torch.Generator(device).manual_seed(0)
-    inputs = Inputs(TINY, WeightSets(TINY.N, TINY.K, device, generator, sets=1), generator)
-    calls: dict[str, Call] = {}
-    refused = []
-    try:
-        for peer in peers:
-            try:
-                calls |= peer.overhead_calls(inputs)
-            except Exception as error:  # noqa: BLE001 - recorded
-                refused.append(OverheadRecord(name=peer.name, failed=describe(error)))
-        measured = host_overhead(calls, device)
-    finally:
-        close({}, peers)
-    return [_overhead_record(name, one) for name, one in measured.items()] + refused
-
-
-def _overhead_record(name: str, one: Overhead | Exception) -> OverheadRecord:
-    if isinstance(one, Exception):
-        return OverheadRecord(name=name, failed=describe(one))
-    samples = [round(sample, 3) for sample in one.samples]
-    return OverheadRecord(name=name, us=round(one.us, 3), samples=samples, calls=one.calls)
+    return measure_overhead(peers, Inputs(TINY, WeightSets(TINY.N, TINY.K, device, generator, sets=1), generator))

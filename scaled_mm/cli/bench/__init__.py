@@ -7,9 +7,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "time INT8 products, GGUF products or every row of a tile table, and write a report; without a suite: int8"
+HELP = "time INT8 products, GGUF products, every row of a tile table, or the path from float to float, and write a report; without a suite: int8"
 
-SUITES = ("int8", "gguf", "rows")
+SUITES = ("int8", "gguf", "rows", "path")
 DEFAULT = "int8"
 
 
@@ -34,4 +34,7 @@ def with_suite(words: Sequence[str]) -> list[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Runs a suite. 0: done; 1: one of our kernels failed or is wrong; 2: the arguments are invalid."""
+    from scaled_mm.jit import mode
+
+    mode.always_wait()
     return importlib.import_module(f"scaled_mm.cli.bench.{args.suite}").run(args)

@@ -1,10 +1,10 @@
-"""Shared by the suites of `scaled-mm bench`: options, the document of a run, the loop, and the exit status."""
+"""Shared by the suites of `scaled-mm bench`: options, the document of a run, and the loop."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,9 @@ from scaled_mm.cli import common
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
-    from rich.table import Table
 
     from scaled_mm.measure.peer import Peer
-    from scaled_mm.measure.record import CaseRecord, Document, Environment
+    from scaled_mm.measure.record import Document, Environment
     from scaled_mm.measure.run import Options, Suite
     from scaled_mm.measure.shapes import Case
 
@@ -37,12 +36,34 @@ def add_grid_options(parser: argparse.ArgumentParser, shapes: str, m: str) -> No
     add("--json", action="store_true", help="print the document on stdout")
 
 
-def add_peer_options(parser: argparse.ArgumentParser, peers: str) -> None:
-    """Adds the options of suites that compare implementations. peers: the names that --peers takes."""
+def add_peer_options(parser: argparse.ArgumentParser, peers: str, kernel: bool = True) -> None:
+    """Adds the options of suites that compare implementations. peers: the names that --peers takes. kernel: whether one can be forced."""
     add = parser.add_argument
     add("--peers", default="all", metavar="NAMES", help=f"all, none, or names: {peers}; default all")
-    add("--kernel", metavar="ROW", help="force ours to one row of the tile table")
+    if kernel:
+        add("--kernel", metavar="ROW", help="force ours to one row of the tile table")
     add("--no-check", action="store_true", help="do not compare with the reference")
+
+
+def add_vllm_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vllm-lib", metavar="PATH", help="vLLM's _C_stable_libtorch library, when vllm is not installed")
+
+
+def add_check_options(parser: argparse.ArgumentParser, file: str) -> None:
+    """Adds those of INT8 products. file: the document that --render reads."""
+    add = parser.add_argument
+    add("--overhead", action="store_true", help="also measure host microseconds per call")
+    limit = "check products of up to so many billion multiply-adds; default 8192, on a CPU 4"
+    add("--check-limit", type=common.number("a number of 0 or more", lambda value: value >= 0), metavar="GMAC", help=limit)
+    add("--render", type=Path, metavar="DIR", help=f"only render the report of DIR/{file} again")
+
+
+def refuse_missing_library(option: str, path: str | None) -> None:
+    """BadParamError for a library that is not there, before anything is timed."""
+    from scaled_mm.errors import BadParamError
+
+    if path is not None and not Path(path).is_file():
+        raise BadParamError(f"{option}: expected the path of a library, got {path}")
 
 
 class Former(argparse.Action):
@@ -138,7 +159,8 @@ def document_fields(
         "clocks": [] if clocks is None else [clocks],
         "implementations": implementations(peers, device),
     }
-    settings = {"budget_ms": options.budget_ms, "rounds": ROUNDS, "check": options.check, "seed": options.seed, "kernel": args.kernel}
+    settings = {"budget_ms": options.budget_ms, "rounds": ROUNDS, "check": options.check, "seed": options.seed}
+    settings["kernel"] = getattr(args, "kernel", None)
     return document, settings
 
 
@@ -173,42 +195,3 @@ def grid(suite: Suite, cases: list[Case], peers: list[Peer], device: torch.devic
 
 def log(console: Console, weight: str, records: Sequence[object]) -> None:
     common.log(console, f"{weight}: {len(records)} case{'s' * (len(records) > 1)}")
-
-
-def finish(document: Document, path: Path, paths: list[Path], args: argparse.Namespace, console: Console, show: Callable[[], None]) -> None:
-    """Prints the document (with --json), what `show` prints, and the written files. path: the document. paths: files made from it."""
-    from rich.markup import escape
-
-    from scaled_mm.measure import plots
-
-    if args.json:
-        common.print_json(document.model_dump(mode="json"))
-    show()
-    if (reason := plots.unavailable()) is not None:
-        console.print(f"[yellow]no plots:[/yellow] {escape(reason)}", highlight=False)
-    console.print(f"wrote {path}, " + ", ".join(one.name for one in paths), highlight=False, markup=False)
-
-
-def verdict(document: Document, ours: Sequence[str], wrong: list[CaseRecord], why: str, path: Path, console: Console) -> int:
-    """The exit status: FAILED, with a line that gives the reason, if one of `ours` failed or could not run, or if cases are wrong; else OK."""
-    from rich.markup import escape
-
-    from scaled_mm.bench.analysis import failures
-
-    failed = [f"{case.label}: {f'{name}: ' if len(ours) > 1 else ''}{message}" for case, name, message in failures(document) if name in ours]
-    failed += [one.unavailable for one in document.implementations if one.name in ours and one.unavailable is not None]
-    if not failed and not wrong:
-        return OK
-    said = failed[0] if failed else f"{wrong[0].label}: {why}"
-    console.print(f"[red]ours failed or is wrong:[/red] {escape(said)}; see {escape(str(path))}", highlight=False)
-    return FAILED
-
-
-def table(title: str, header: Sequence[str], left: Sequence[str]) -> Table:
-    """A table whose columns are right-justified, except those named in `left`."""
-    from rich.table import Table
-
-    made = Table(title=title)
-    for name in header:
-        made.add_column(name, justify="left" if name in left else "right")
-    return made

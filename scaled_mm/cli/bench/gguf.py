@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.cli import common
-from scaled_mm.cli.bench import frame
+from scaled_mm.cli.bench import frame, shown
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     document = GgufDocument(**fields, settings=Settings(**settings), llama=times.source)
     frame.fill(document, GgufSuite(times), cases, frame.available(document, peers), device, options, out, console)
     path = document.path(out)
-    frame.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
-    return frame.verdict(document, analysis.OURS_ALL, analysis.wrong_cases(document), "not within the bound", path, console)
+    shown.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
+    return shown.verdict(document, analysis.OURS_ALL, analysis.wrong_cases(document), "not within the bound", path, console)
 
 
 def wanted_cases(args: argparse.Namespace, device: torch.device) -> list[GgufCase]:

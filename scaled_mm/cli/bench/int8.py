@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaled_mm.cli import common
-from scaled_mm.cli.bench import frame
+from scaled_mm.cli.bench import frame, shown
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from scaled_mm.bench.int8.record import Int8Document, OverheadRecord
+    from scaled_mm.bench.int8.record import Int8Document
 
 HELP = "time INT8 products against vLLM, SGLang and torch, and write a report"
 
@@ -24,20 +22,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     frame.add_grid_options(parser, shapes, "M values for named shapes, comma-separated; default 1 ... 8192, on a CPU 1,16,64")
     frame.add_peer_options(parser, "ours_tensor,bf16,intmm,fp8row,vllm,sgl; on a CPU bf16,fp32,intmm_epilogue")
     add = parser.add_argument
-    add("--vllm-lib", metavar="PATH", help="vLLM's _C_stable_libtorch library, when vllm is not installed")
+    frame.add_vllm_option(parser)
     add("--sgl-lib", metavar="PATH", help="sgl_kernel's common_ops library, when sgl_kernel is not installed")
-    add("--overhead", action="store_true", help="also measure host microseconds per call")
-    limit = "check products of up to so many billion multiply-adds; default 8192, on a CPU 4"
-    add("--check-limit", type=common.number("a number of 0 or more", lambda value: value >= 0), metavar="GMAC", help=limit)
-    add("--render", type=Path, metavar="DIR", help="only render the report of DIR/bench.json again")
+    frame.add_check_options(parser, "bench.json")
     add("--block", action=frame.Former, nargs=0, suite="gguf")
     add("--rows", action=frame.Former, nargs="?", suite="rows [--only NAMES]")
 
 
 def run(args: argparse.Namespace) -> int:
     """0: done; 1: one of our cases failed or has wrong bits; 2: the arguments are invalid."""
-    from rich.markup import escape
-
     from scaled_mm.bench.int8 import analysis, peers, report
     from scaled_mm.bench.int8.record import Int8Document, Int8Settings
     from scaled_mm.bench.int8.suite import Int8Suite, run_overhead
@@ -48,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     console = common.console(stderr=args.json)
     if args.render is not None:
-        return _render(args, console)
+        return shown.render(args, report.render, Int8Document, console)
     try:
         device = common.device_of(args.device)
         cases = frame.int8_cases(args, device)
@@ -63,45 +56,25 @@ def run(args: argparse.Namespace) -> int:
     chosen = [peers.Ours(args.kernel), *others]
     fields, settings = frame.document_fields(args, environment, device, chosen, options)
     document = Int8Document(**fields, settings=Int8Settings(**settings, check_limit_gmac=options.check_limit_gmac))
-    for one in document.implementations:
-        if one.unavailable is not None:
-            console.print(f"[yellow]not run:[/yellow] {one.name}: {escape(one.unavailable)}", highlight=False)
+    shown.print_unavailable(document, console)
     here = frame.available(document, chosen)
     if args.overhead:  # first, because earlier work of the process affects it
         document.overhead = run_overhead(here, device)
     frame.fill(document, Int8Suite(), cases, here, device, options, out, console)
     path = document.path(out)
-    frame.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
-    return frame.verdict(document, (OURS,), analysis.wrong_cases(document), "wrong bits", path, console)
+    shown.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
+    return shown.verdict(document, (OURS,), analysis.wrong_cases(document), "wrong bits", path, console)
 
 
 def check_names(args: argparse.Namespace, device: torch.device) -> None:
     """BadParamError or KernelNotFoundError for an unknown kernel config or a missing library, before anything is timed."""
     from scaled_mm.bench import ours
-    from scaled_mm.errors import BadParamError
 
     if args.kernel is not None:
         ours.refuse_cpu("--kernel", device)
         ours.refuse_kernel("--kernel", args.kernel, [row.name for row in ours.table_of(device).rows])
-    for option, value in (("--vllm-lib", args.vllm_lib), ("--sgl-lib", args.sgl_lib)):
-        if value is not None and not Path(value).is_file():
-            raise BadParamError(f"{option}: expected the path of a library, got {value}")
-
-
-def _render(args: argparse.Namespace, console: Console) -> int:
-    from pydantic import ValidationError
-
-    from scaled_mm.bench.int8 import report
-    from scaled_mm.bench.int8.record import Int8Document
-
-    try:
-        paths = report.render(args.render)
-    except (OSError, ValidationError) as error:
-        return frame.usage(args, f"{Int8Document.path(args.render)}: {error}")
-    console.print("wrote " + ", ".join(str(path) for path in paths), highlight=False, markup=False)
-    if args.json:
-        common.print_json(Int8Document.load(args.render).model_dump(mode="json"))
-    return frame.OK
+    frame.refuse_missing_library("--vllm-lib", args.vllm_lib)
+    frame.refuse_missing_library("--sgl-lib", args.sgl_lib)
 
 
 def _show(document: Int8Document, console: Console) -> None:
@@ -111,7 +84,7 @@ def _show(document: Int8Document, console: Console) -> None:
 
     _print_cases(document, console)
     if document.overhead:
-        _print_overhead(document.overhead, console)
+        shown.print_overhead(document.overhead, console)
     against, speedups = report.headline(document, load_recorded())
     if speedups:
         mean = geometric_mean(one.factor for one in speedups)
@@ -125,7 +98,7 @@ def _print_cases(document: Int8Document, console: Console) -> None:
     names = names_run(document)
     factors = {id(one.case): one.factor for one in analysis.measured_speedups(document)}
     title = f"{document.environment.gpu}: microseconds per call"
-    table = frame.table(title, ("shape", "M", *names, "speed-up", "of roof", "bits"), left=("shape",))
+    table = shown.table(title, ("shape", "M", *names, "speed-up", "of roof", "bits"), left=("shape",))
     for cases in by_weight(document).values():
         for case in cases:
             factor, roof = factors.get(id(case)), analysis.of_roof(case)
@@ -139,13 +112,4 @@ def _print_cases(document: Int8Document, console: Console) -> None:
                 report.bits(case).replace("WRONG", "[red]WRONG[/red]"),
             )
         table.add_section()
-    console.print(table)
-
-
-def _print_overhead(overhead: Iterable[OverheadRecord], console: Console) -> None:
-    from rich.markup import escape
-
-    table = frame.table("host microseconds per call", ("call", "µs"), left=("call",))
-    for one in overhead:
-        table.add_row(one.name, f"[red]{escape(one.failed)}[/red]" if one.us is None else f"{one.us:.2f}")
     console.print(table)

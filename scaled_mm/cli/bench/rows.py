@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
-from scaled_mm.cli.bench import frame
+from scaled_mm.cli.bench import frame, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +55,7 @@ def _show(entries: list[dict[str, Any]], console: Console) -> None:
 
     from scaled_mm.bench.rows import report
 
-    table = frame.table("best row by case, and what the dispatched one loses", report.HEADER, left=("shape", "best row", "dispatched row"))
+    table = shown.table("best row by case, and what the dispatched one loses", report.HEADER, left=("shape", "best row", "dispatched row"))
     for entry in entries:
         table.add_row(*(f"[red]{cell}[/red]" if cell.endswith("failed") else escape(cell) for cell in report.cells(entry)))
     console.print(table)
