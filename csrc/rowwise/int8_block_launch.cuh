@@ -50,8 +50,8 @@ struct Int8BlockKernels {
     return prepare_kernel(weight(), 0, device, message, size);
   }
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    if (l.N > kMostElements || int8_blocks(l) > INT32_MAX) {
-      snprintf(message, size, "x: expected rows of at most %d elements and at most %d blocks, got %lld and %lld", kMostElements, INT32_MAX,
+    if (l.N > kMostRowElements || int8_blocks(l) > INT32_MAX) {
+      snprintf(message, size, "x: expected rows of at most %d elements and at most %d blocks, got %lld and %lld", kMostRowElements, INT32_MAX,
                static_cast<long long>(l.N), static_cast<long long>(int8_blocks(l)));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }

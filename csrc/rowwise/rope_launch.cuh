@@ -60,8 +60,8 @@ struct RopeKernels {
   }
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     const int64_t heads = l.rope->query_heads + l.rope->key_heads;
-    if (l.N > kMostElements || heads > kMostElements) {
-      snprintf(message, size, "query: expected at most %d heads, with key's, and elements of a head, got %lld and %lld", kMostElements,
+    if (l.N > kMostRowElements || heads > kMostRowElements) {
+      snprintf(message, size, "query: expected at most %d heads, with key's, and elements of a head, got %lld and %lld", kMostRowElements,
                static_cast<long long>(heads), static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }

@@ -192,4 +192,4 @@ def kernels_to_check(table: TileTable) -> list[library.KernelName]:
     for section in table.sections:
         largest = max(section.rows, key=lambda row: config_cost(row, table.arch).accumulators or 0)
         others += [(largest.name, out) for out in codegen.out_dtypes(largest)[1:]]
-    return [*((row.name, codegen.out_dtypes(row)[0]) for row in table.all_rows), *others, *codegen.rowwise_names(), (codegen.ZERO_POINT_TERMS, None)]
+    return [*((row.name, codegen.out_dtypes(row)[0]) for row in table.all_rows), *others, (codegen.ZERO_POINT_TERMS, None)]

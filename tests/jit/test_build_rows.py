@@ -51,6 +51,18 @@ def test_the_block_rows_compile_without_spills_or_waits_for_every_format(table, 
     assert [kernel for kernel in compiled if kernel.spilled or kernel.serialized or kernel.registers > 255] == []
 
 
+@pytest.mark.parametrize("arch", ["sm75", "sm90"])
+def test_the_row_wise_kernels_compile_without_spills(arch, record_property):
+    """No table lists them, and they differ between architectures in little but programmatic dependent launch."""
+    table = load_table(arch)
+    names = [(name, dtype) for name, dtype in codegen.rowwise_names() if dtype != "fp16"]  # as bfloat16 but for the conversion
+    compiled = check.compile_kernels(table, names, jobs=2)
+    for kernel in compiled:
+        record_property(f"{kernel.row} {kernel.out_dtype} {kernel.code}", f"{kernel.registers} registers, {kernel.seconds:.1f} s")
+    assert {(kernel.row, kernel.out_dtype) for kernel in compiled} == set(names)
+    assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
+
+
 EDGES = [
     # architecture, tile, warp tile, stages: legal rows of shapes that no table has
     ("sm75", [64, 32, 64], [32, 32, 64], 2),
