@@ -48,6 +48,7 @@ SMOKE = {
     # measure, bench, autotune
     "test_measure_record.py": ["test_geometric_mean", "test_a_file_is_written_whole_or_not_at_all"],
     "test_bench_report.py": ["test_a_document_survives_the_file"],
+    "test_bench_path_report.py": ["test_a_goal_on_a_mean_is_met_if_every_mean_reaches_it_and_names_the_worst_case"],
     "test_autotune_choose.py": ["test_every_product_gets_its_fastest_row"],
     # robustness, schema, cli, docs
     "test_commands.py": ["test_an_error_is_text_on_stderr_and_with_json_one_document_on_stdout"],

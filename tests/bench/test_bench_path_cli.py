@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import shlex
 
 import pytest
@@ -127,7 +128,7 @@ def test_an_existing_report_is_rendered_and_compared_again(tmp_path, capsys):
 def test_every_suite_waits_for_the_kernels_that_it_times(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALED_MM_JIT", "background")
     seen = []
-    monkeypatch.setattr(frame, "usage", lambda args, message: seen.append(__import__("os").environ["SCALED_MM_JIT"]) or frame.USAGE)
+    monkeypatch.setattr(frame, "usage", lambda args, message: seen.append(os.environ["SCALED_MM_JIT"]) or frame.USAGE)
     for suite in bench.SUITES:
         assert bench.run(parse(suite, "--device", "cpu", "--m", "0")) == frame.USAGE
     assert seen == ["wait"] * len(bench.SUITES)

@@ -48,7 +48,7 @@ class PathInputs(RotatedOutputs):
         raise NotImplementedError
 
     def expected(self, options: Options) -> tuple[Tensors | None, torch.Tensor | None, str]:
-        """(results of set 0 by the reference, which rows they are or None for all, "checked" or why there are none)."""
+        """(results of set 0 by the reference, on the device; which rows they are, None for all; "checked", or why there are none)."""
         raise NotImplementedError
 
     def kernel(self) -> dict[str, str]:

@@ -38,15 +38,16 @@ class LinearInputs(PathInputs):
         self.x = activations(case.M, case.K, self.device, generator)
 
     def ours(self, name: str) -> list[Callable[[], Tensors]]:
-        x, weights = self.x, self.weights
-        return self.keep(name, lambda i: (sm.int8_linear(x, weights.prepared[i], weights.scale[i]),))
+        x, weights, scales = self.x, self.weights.prepared, self.weights.scale
+        return self.keep(name, lambda i: (sm.int8_linear(x, weights[i], scales[i]),))
 
     def apart(self, name: str) -> list[Callable[[], Tensors]]:
         """The two calls that `int8_linear` stands for."""
+        x, weights, scales = self.x, self.weights.prepared, self.weights.scale
 
         def run(i: int) -> Tensors:
-            q, scale = sm.quantize_int8(self.x)
-            return (sm.scaled_mm(q, self.weights.prepared[i], scale, self.weights.scale[i], out_dtype=OUT_DTYPE),)
+            q, scale = sm.quantize_int8(x)
+            return (sm.scaled_mm(q, weights[i], scale, scales[i], out_dtype=OUT_DTYPE),)
 
         return self.keep(name, run)
 
@@ -78,7 +79,7 @@ class LinearInputs(PathInputs):
 
     def expected(self, options: Options) -> tuple[Tensors | None, torch.Tensor | None, str]:
         product, status = reference_product(self, options)
-        return None if product is None else (product.cpu(),), None, status
+        return None if product is None else (product,), None, status
 
     def kernel(self) -> dict[str, str]:
         q = torch.empty(self.x.shape, dtype=torch.int8, device=self.device)

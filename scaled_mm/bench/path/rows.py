@@ -80,11 +80,10 @@ class RowInputs(PathInputs):
             return None, None, "not checked: switched off"
         m = self.case.M
         count = min(m, max(1, CHECKED_ELEMENTS // self.x(0).shape[1]))
-        index = torch.linspace(0, m - 1, count, dtype=torch.float64).round().long()
-        of_rows = index.to(self.device)
-        residual = self.residual(0)[of_rows].cpu() if self.operator.adds else None
-        rows = Rows(self.x(0)[of_rows].cpu(), residual, self.weight.cpu(), self.scale.cpu())
-        expected = self.operator.expected(rows)
+        index = torch.linspace(0, m - 1, count, dtype=torch.float64).round().long().to(self.device)
+        residual = self.residual(0)[index].cpu() if self.operator.adds else None
+        rows = Rows(self.x(0)[index].cpu(), residual, self.weight.cpu(), self.scale.cpu())
+        expected = tuple(one.to(self.device) for one in self.operator.expected(rows))
         if count == m:
             return expected, None, "checked"
         return expected, index, f"checked: {count} of {m} rows"
