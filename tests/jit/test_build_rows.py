@@ -1,5 +1,5 @@
-"""Every row of every table but SM90's INT8 rows, compiled for every GPU of its table. Needs nvcc, no GPU; ten to fifteen minutes of
-two cores. Those rows take half a minute each: `test_build_nvcc` compiles the largest, `scaled-mm table check --compile` all of them.
+"""Every row of every table but SM90's INT8 rows, compiled for every GPU of its table. Needs nvcc, no GPU; several
+minutes of two cores. Those rows take half a minute each: `test_build_nvcc` compiles the largest, `scaled-mm table check --compile` all of them.
 """
 
 from __future__ import annotations
