@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # The allocator of torch's own generated code: a third of the host time of torch.empty. None: this torch has none.
 _guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _empty_strided_cuda = getattr(_guards, "_empty_strided_cuda", None)
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
 # Looked up once, because the lookup in torch._C costs as much as the call. Without one of them, calls take the dispatcher.
 _watchers = [getattr(torch._C, name, None) for name in ("_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_tracing")]
 _dispatch_modes, _function_mode, _tracing = _watchers
@@ -84,11 +85,11 @@ def _handle_address(device: int) -> int:
     return found[1]
 
 
-def empty_matrix(shape: tuple[int, int], dtype: torch.dtype, device: int) -> torch.Tensor:
-    """A contiguous matrix on a CUDA device."""
-    if _empty_strided_cuda is not None and device == torch._C._cuda_getDevice():
-        return _empty_strided_cuda(shape, (max(shape[1], 1), 1), dtype)
-    return torch.empty(shape, dtype=dtype, device=f"cuda:{device}")
+def empty_matrix(shape: tuple[int, ...], dtype: torch.dtype, device: int) -> torch.Tensor | None:
+    """A contiguous matrix on the current CUDA device. None for other shapes and devices, which torch.empty serves."""
+    if len(shape) != 2 or _empty_strided_cuda is None or _current_device is None or device != _current_device():
+        return None
+    return _empty_strided_cuda(shape, (max(shape[1], 1), 1), dtype)
 
 
 def _workspace(size: int, device: int) -> torch.Tensor:
@@ -111,9 +112,8 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
             written = out
         else:
             shape = spec.out_shape(*inputs)
-            if len(shape) == 2:
-                written = empty_matrix(shape, out_dtype, device)
-            else:
+            written = empty_matrix(shape, out_dtype, device)
+            if written is None:
                 written = torch.empty(shape, dtype=out_dtype, device=f"cuda:{device}")
     except torch.OutOfMemoryError:
         raise

@@ -317,8 +317,9 @@ def _by_row(names: Sequence[KernelName]) -> list[list[KernelName]]:
 
 
 def _compile_order(table: TileTable, names: Sequence[KernelName]) -> int:
-    row, out_dtype = names[0]
-    return family_of(table.row(row)).compile_order if out_dtype and row not in codegen.ROWWISE else -1
+    """Of a unit: the kernel configs of a table first, the longest of them first of all."""
+    config = next((row for row in table.all_rows if row.name == names[0][0]), None)
+    return -1 if config is None else family_of(config).compile_order
 
 
 def _paired(table: TileTable, units: list[list[KernelName]], jobs: int) -> list[list[KernelName]]:

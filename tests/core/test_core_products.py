@@ -15,6 +15,7 @@ from scaled_mm.core.operators import Product
 from scaled_mm.core.spec import ProductSpec
 from scaled_mm.jit.paths import csrc_dir
 from scaled_mm.products import codes
+from scaled_mm.rowwise.kernels import Kind
 
 MODULES = [importlib.import_module(f"scaled_mm.products.{module.name}") for module in pkgutil.iter_modules(products.__path__)]
 PRODUCTS = {value.spec.code: value for module in MODULES for value in vars(module).values() if isinstance(value, Product)}
@@ -25,7 +26,8 @@ SPECS = sorted(
     ],
     key=lambda spec: spec.code,
 )
-NUMBERS = c_header.enum("scaledMMProduct_t")
+KINDS = c_header.enum("scaledMMProduct_t")
+NUMBERS = {name: code for name, code in KINDS.items() if code not in set(Kind)}  # row-wise operators have no table and no spec
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -35,7 +37,12 @@ def test_the_operands_of_a_spec_are_those_of_the_core_in_its_order(spec):
 
 def test_every_kind_of_the_core_has_a_spec():
     assert [spec.code for spec in SPECS] == list(NUMBERS.values()) == list(range(len(SPECS)))
-    assert all(binding.operand_names(spec.code) for spec in SPECS) and binding.operand_names(len(SPECS)) == ()
+    assert all(binding.operand_names(spec.code) for spec in SPECS)
+
+
+def test_the_kinds_of_row_wise_operators_follow_the_products():
+    assert [*map(int, Kind)] == list(range(len(SPECS), len(KINDS))) and list(KINDS.values()) == list(range(len(KINDS)))
+    assert all(binding.operand_names(kind)[0] == "out" for kind in Kind) and binding.operand_names(len(KINDS)) == ()
 
 
 def test_the_codes_are_the_numbers_of_the_header():

@@ -66,7 +66,7 @@ def test_a_plan_names_its_kernel_which_no_table_lists(ask, fake_gpu, rowwise_ker
 def test_the_provider_is_asked_for_the_kernel_of_the_dtype_of_x(ask, fake_gpu):
     answer = ask("missing", fake_gpu.kernels)
     assert answer["answer"][0] == "KERNEL_NOT_BUILT" and "row rowwise_norm of sm90" in answer["answer"][1]
-    assert answer["asked"] == [["sm90", "rowwise_norm", codegen.OUT_DTYPES["fp16"].code, When.NOW]]
+    assert answer["asked"] == [["sm90", "rowwise_norm", codegen.OUT_DTYPES["fp16"].code, When.LATER]]
 
 
 OPERATORS = "fake_gpu_rowwise_operators.py"
