@@ -15,6 +15,7 @@ from scaled_mm.core.operators import Product
 from scaled_mm.core.spec import ProductSpec
 from scaled_mm.jit.paths import csrc_dir
 from scaled_mm.products import codes
+from scaled_mm.rowwise import kernels
 
 MODULES = [importlib.import_module(f"scaled_mm.products.{module.name}") for module in pkgutil.iter_modules(products.__path__)]
 PRODUCTS = {value.spec.code: value for module in MODULES for value in vars(module).values() if isinstance(value, Product)}
@@ -25,7 +26,8 @@ SPECS = sorted(
     ],
     key=lambda spec: spec.code,
 )
-NUMBERS = c_header.enum("scaledMMProduct_t")
+KINDS = c_header.enum("scaledMMProduct_t")
+NUMBERS = {name: code for name, code in KINDS.items() if "ROWWISE" not in name}  # of products; the row-wise operators have no table
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -35,7 +37,14 @@ def test_the_operands_of_a_spec_are_those_of_the_core_in_its_order(spec):
 
 def test_every_kind_of_the_core_has_a_spec():
     assert [spec.code for spec in SPECS] == list(NUMBERS.values()) == list(range(len(SPECS)))
-    assert all(binding.operand_names(spec.code) for spec in SPECS) and binding.operand_names(len(SPECS)) == ()
+    assert list(KINDS.values()) == list(range(len(KINDS)))
+    assert all(map(binding.operand_names, KINDS.values())) and binding.operand_names(len(KINDS)) == ()
+
+
+def test_the_row_wise_operators_are_the_numbers_of_the_header():
+    assert {f"SCALED_MM_ROWWISE_{kind.name}": kind.value for kind in kernels.Kind} == dict(KINDS.items() - NUMBERS.items())
+    assert {f"SCALED_MM_{function.name}": function.value for function in kernels.Function} == c_header.enum("scaledMMRowwise_t")
+    assert {f"SCALED_MM_ROWWISE_{output.name}": output.value for output in kernels.Output} == c_header.enum("scaledMMRowwiseOutput_t")
 
 
 def test_the_codes_are_the_numbers_of_the_header():
