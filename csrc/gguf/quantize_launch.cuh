@@ -74,9 +74,9 @@ struct QuantizeKernels {
     return status;
   }
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    if (l.N > rowwise::kMostRowElements || blocks_to_write(l) > INT32_MAX) {
-      snprintf(message, size, "x: expected rows of at most %d elements and at most %d GGUF blocks, got %lld and %lld", rowwise::kMostRowElements,
-               INT32_MAX, static_cast<long long>(l.N), static_cast<long long>(blocks_to_write(l)));
+    if (l.N > kMostRowElements || blocks_to_write(l) > INT32_MAX) {
+      snprintf(message, size, "x: expected rows of at most %d elements and at most %d GGUF blocks, got %lld and %lld", kMostRowElements, INT32_MAX,
+               static_cast<long long>(l.N), static_cast<long long>(blocks_to_write(l)));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     scaledMMStatus_t status = SCALED_MM_STATUS_INTERNAL_ERROR;

@@ -15,7 +15,7 @@ from scaled_mm.core.operators import Product
 from scaled_mm.core.spec import ProductSpec
 from scaled_mm.jit.paths import csrc_dir
 from scaled_mm.products import codes
-from scaled_mm.rowwise.kernels import Kind
+from scaled_mm.rowwise import kernels
 
 MODULES = [importlib.import_module(f"scaled_mm.products.{module.name}") for module in pkgutil.iter_modules(products.__path__)]
 PRODUCTS = {value.spec.code: value for module in MODULES for value in vars(module).values() if isinstance(value, Product)}
@@ -27,7 +27,7 @@ SPECS = sorted(
     key=lambda spec: spec.code,
 )
 KINDS = c_header.enum("scaledMMProduct_t")
-NUMBERS = {name: code for name, code in KINDS.items() if code not in set(Kind)}  # row-wise operators have no table and no spec
+NUMBERS = {name: code for name, code in KINDS.items() if code not in set(kernels.Kind)}  # of products; row-wise operators have no table
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
@@ -37,12 +37,15 @@ def test_the_operands_of_a_spec_are_those_of_the_core_in_its_order(spec):
 
 def test_every_kind_of_the_core_has_a_spec():
     assert [spec.code for spec in SPECS] == list(NUMBERS.values()) == list(range(len(SPECS)))
-    assert all(binding.operand_names(spec.code) for spec in SPECS)
+    assert list(KINDS.values()) == list(range(len(KINDS)))
+    assert all(map(binding.operand_names, KINDS.values())) and binding.operand_names(len(KINDS)) == ()
 
 
-def test_the_kinds_of_row_wise_operators_follow_the_products():
-    assert [*map(int, Kind)] == list(range(len(SPECS), len(KINDS))) and list(KINDS.values()) == list(range(len(KINDS)))
-    assert all(binding.operand_names(kind)[0] == "out" for kind in Kind) and binding.operand_names(len(KINDS)) == ()
+def test_the_row_wise_operators_are_the_numbers_of_the_header():
+    names = {code: name for name, code in KINDS.items() if name not in NUMBERS}
+    assert {kind.value: kind.name in names[kind.value] for kind in kernels.Kind} == dict.fromkeys(names, True)
+    assert {f"SCALED_MM_{function.name}": function.value for function in kernels.Function} == c_header.enum("scaledMMRowwise_t")
+    assert {f"SCALED_MM_ROWWISE_{output.name}": output.value for output in kernels.Output} == c_header.enum("scaledMMRowwiseOutput_t")
 
 
 def test_the_codes_are_the_numbers_of_the_header():

@@ -42,6 +42,9 @@ constexpr const char* kStale = "stale";
 bool names_an_argument(const std::string& message) {
   // Arguments that are no operands. The names of operands are the core's; test_core_products.py compares them with Python's.
   static const char* const kNames[] = {"mode",
+                                       "function",
+                                       "output",
+                                       "epsilon",
                                        "kernel",
                                        "handle",
                                        "descriptor",
@@ -94,7 +97,8 @@ scaledMMStatus_t checked(int line, scaledMMStatus_t status) {
 
 // ---- the kinds of product -------------------------------------------------------------------------------------------------
 
-enum Kind { kGemm, kGrouped, kBlockScaled, kBlock, kKinds }; // by scaledMMProduct_t
+enum Kind { kGemm, kGrouped, kBlockScaled, kBlock, kKinds }; // by scaledMMProduct_t: those that have tables
+constexpr int kRowwiseKinds = 3;                             // after them
 constexpr int kTensors[] = {10, 7, 6, 4};                    // operands, out included
 constexpr const char* kGot[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor",
                                 "got a GGUF GEMM descriptor"}; // in a refusal of the wrong kind
@@ -581,7 +585,7 @@ void wrong_objects() {
     const auto d = static_cast<scaledMMDescriptor_t>(objects[kind]);
     const Descs descs(plain(Kind(kind)));
     void* const none[kMost] = {};
-    for (int product : {-1, int(kKinds), INT_MAX, INT_MIN}) {
+    for (int product : {-1, int(kKinds) + kRowwiseKinds, INT_MAX, INT_MIN}) {
       EXPECT_MESSAGE(scaledMMCheckTensors(d, product, descs.t, kMost), BAD_PARAM, "product: expected a scaledMMProduct_t");
       EXPECT_MESSAGE(scaledMMCalculate(d, product, nullptr, 0, none, kMost, nullptr), BAD_PARAM, "product: expected a scaledMMProduct_t");
       REQUIRE(scaledMMGetOperandName(product, 0) == nullptr);
@@ -779,6 +783,67 @@ void tables() {
   EXPECT_TABLE(t.buckets[1].n_min = 1, BAD_PARAM);
 }
 
+// Row-wise operators, with and without a change of their operands, functions and outputs. There are no kernels of them here.
+void rowwise(scaledMMHandle_t handle, bool on_gpu, int rounds) {
+  constexpr int kOperands[] = {9, 8, 5}, kBytes = 1 << 16;
+  alignas(16) static char memory[kBytes];
+  Random random(7);
+  int made = 0;
+  for (int round = 0; round < rounds; ++round) {
+    context = "row-wise, round " + std::to_string(round);
+    const int kind = int(below(random, kRowwiseKinds)), product = kKinds + kind;
+    int32_t function = int32_t(kind == 0 ? 0 : kind == 1 ? 1 + below(random, 2) : 3 + below(random, 3));
+    int32_t output = int32_t(kind == 0 ? 1 + below(random, 4) : below(random, 2) ? SCALED_MM_ROWWISE_STATIC : below(random, 2));
+    double epsilon = kind == 1 ? 1e-6 : 0;
+    const int64_t M = pick(random, {0, 1, 5}), N = pick(random, {0, 1, 8, 33});
+    const int32_t x = pick(random, {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32});
+    const auto of_kind = [&](std::initializer_list<int> places) { return places.begin()[kind]; }; // -1: it has none
+    scaledMMTensorDesc_t t[SCALED_MM_MAX_OPERANDS];
+    bool present[SCALED_MM_MAX_OPERANDS] = {};
+    const auto place = [&](int i, const scaledMMTensorDesc_t& desc) {
+      if (i < 0) return;
+      t[i] = desc;
+      present[i] = true;
+    };
+    for (scaledMMTensorDesc_t& one : t) one = vector(kFloat, 1);
+    place(0, matrix(output == SCALED_MM_ROWWISE_CAST ? x : kInt8, M, N, below(random, 2), 3));
+    place(1, matrix(x, M, kind == 2 ? 2 * N : N, below(random, 2), 1));
+    if (kind == 1) place(3, vector(x, N));
+    if (function == SCALED_MM_ADD_RMS_NORM) place(2, matrix(x, M, N)), place(7, t[1]);
+    if (kind == 0 && below(random, 2)) place(2, vector(x, N)), place(3, vector(x, N));
+    if (output == SCALED_MM_ROWWISE_STATIC) place(of_kind({4, 4, 2}), vector(kFloat, M)), place(of_kind({5, 5, 3}), vector(kInt32, 1));
+    if (output == SCALED_MM_ROWWISE_TOKEN || output == SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC) place(of_kind({6, 6, 4}), vector(kFloat, M));
+    if (output == SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC) place(7, vector(kInt32, M)), place(8, vector(kInt32, M));
+    for (int64_t changes = below(random, 3); changes > 0; --changes) {
+      const int i = int(below(random, kOperands[kind]));
+      set_field(&t[i], int(below(random, kFields)), below(random, 8) ? pick(random, kValues) : int64_t(random()));
+      if (below(random, 8) == 0) present[i] = !present[i];
+    }
+    if (below(random, 16) == 0) function = int32_t(pick(random, kValues));
+    if (below(random, 16) == 0) output = int32_t(pick(random, kValues));
+    if (below(random, 16) == 0) epsilon = pick(random, {-1.0, 0.0, 1e300, 1.0 / 0.0, 0.0 / 0.0});
+    const scaledMMTensorDesc_t* descs[SCALED_MM_MAX_OPERANDS] = {};
+    for (int i = 0; i < kOperands[kind]; ++i) descs[i] = present[i] ? &t[i] : nullptr;
+    auto d = reinterpret_cast<scaledMMDescriptor_t>(1);
+    const scaledMMStatus_t status = CALL(scaledMMCreateRowwiseDescriptor(handle, &d, product, function, output, epsilon, descs, kOperands[kind]));
+    auto none = reinterpret_cast<scaledMMDescriptor_t>(1);
+    EXPECT_MESSAGE(scaledMMCreateRowwiseDescriptor(handle, &none, kind, 0, 0, 0, descs, kOperands[kind]), BAD_PARAM, "product: expected a row-wise");
+    EXPECT_MESSAGE(scaledMMCreateDescriptor(handle, &none, product, descs, kOperands[kind], function, nullptr), BAD_PARAM, "CreateRowwiseDescriptor");
+    REQUIRE(none == nullptr && (d == nullptr) == (status != SCALED_MM_STATUS_SUCCESS));
+    if (d == nullptr) continue;
+    ++made;
+    EXPECT(scaledMMCheckTensors(d, product, descs, kOperands[kind]), SUCCESS);
+    const void* pointers[SCALED_MM_MAX_OPERANDS] = {};
+    for (int i = 0; i < kOperands[kind]; ++i) {
+      if (present[i] || below(random, 16) == 0) pointers[i] = below(random, 16) ? memory + below(random, kBytes) / 16 * 16 : nullptr;
+    }
+    const scaledMMStatus_t calculated = CALL(scaledMMCalculate(d, product, nullptr, 0, pointers, kOperands[kind], nullptr));
+    REQUIRE((calculated == SCALED_MM_STATUS_SUCCESS) <= on_gpu); // on a GPU only empty ones are made
+    EXPECT(scaledMMDestroyDescriptor(d), SUCCESS);
+  }
+  REQUIRE(made > rounds / 20);
+}
+
 int provider_answer = 0;
 scaledMMStatus_t provider(const char* arch, const char*, int32_t, int32_t, void* user) {
   if (user != nullptr) ++*static_cast<int*>(user);
@@ -967,6 +1032,7 @@ int main(int argc, char** argv) {
          for (uint64_t seed : {11, 12, 13}) random_fields(cpu, false, seed, rounds), random_fields(gpu, true, seed, rounds);
          for (const std::atomic<long>& count : launches) REQUIRE(count > rounds / 20);
        }},
+      {"rowwise", [&] { rowwise(cpu, false, rounds), rowwise(gpu, true, rounds); }},
       {"memory", [&] { no_host_memory(cpu, gpu, argv[1]); }},
       {"threads", [&] { all_at_once(argv[1], rounds / 20); }},
   };
