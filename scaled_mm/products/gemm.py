@@ -107,9 +107,9 @@ def scaled_mm(
         constant_b = b.constant
         b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=a_zero_point is not None)
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
-    if (out_dtype if out is None else getattr(out, "dtype", None)) is torch.int8:
-        return int8_product(GEMM, inputs, out, constant_b, out_scale, out_zero_point)
     if out_scale is not None or out_zero_point is not None:
+        if (out_dtype if out is None else getattr(out, "dtype", None)) is torch.int8:
+            return int8_product(GEMM, inputs, out, constant_b, out_scale, out_zero_point)
         refuse(out_scale, out_zero_point)
     return GEMM.call(inputs, out_dtype, out, constant_b)
 

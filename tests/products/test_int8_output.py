@@ -75,7 +75,9 @@ def test_refusals():
     given = operands()
     one = torch.tensor([1.0])
     for error, name, options in (
-        (BadParamError, "out_scale", dict(out_dtype=torch.int8)),
+        (BadTensorDtypeError, "out_dtype", dict(out_dtype=torch.int8)),
+        (BadTensorDtypeError, "out", dict(out=torch.empty(M, N, dtype=torch.int8))),
+        (BadParamError, "out_scale", dict(out_dtype=torch.int8, out_zero_point=torch.tensor([1]))),
         (BadParamError, "out_scale", dict(out_dtype=torch.float32, out_scale=one)),
         (BadParamError, "out_zero_point", dict(out_zero_point=torch.tensor([1]))),
         (BadParamError, "out_scale", dict(out_dtype=torch.int8, out_scale=1.0)),

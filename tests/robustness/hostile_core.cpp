@@ -585,7 +585,7 @@ void wrong_objects() {
     const auto d = static_cast<scaledMMDescriptor_t>(objects[kind]);
     const Descs descs(plain(Kind(kind)));
     void* const none[kMost] = {};
-    for (int product : {-1, int(kKinds) + kRowwiseKinds, INT_MAX, INT_MIN}) {
+    for (int product : {-1, int(SCALED_MM_GGUF_QUANTIZE) + 1, INT_MAX, INT_MIN}) {
       EXPECT_MESSAGE(scaledMMCheckTensors(d, product, descs.t, kMost), BAD_PARAM, "product: expected a scaledMMProduct_t");
       EXPECT_MESSAGE(scaledMMCalculate(d, product, nullptr, 0, none, kMost, nullptr), BAD_PARAM, "product: expected a scaledMMProduct_t");
       REQUIRE(scaledMMGetOperandName(product, 0) == nullptr);

@@ -216,7 +216,7 @@ def test_the_raw_operators_refuse_as_the_functions_do():
     static, smooth = torch.ops.scaled_mm.quantize_int8_static, torch.ops.scaled_mm.rowwise_smooth
     for error, message, call in (
         (BadTensorDtypeError, "scale: expected float32", lambda: static(X, S.double(), None)),
-        (BadTensorShapeError, r"scale: expected \[\] or \[2, 1\], got \[4\]", lambda: static(X, X[0], None)),
+        (BadTensorShapeError, r"scale: expected \[\], \[2, 1\] or \[4\], got \[3\]", lambda: static(X, X[0, :3], None)),
         (BadTensorDtypeError, "zero_point: expected int8 or int32", lambda: static(X, S[0], S[0])),
         (BadTensorDeviceError, "zero_point: expected a tensor on cpu", lambda: static(X, S[0], Z[0].to("meta"))),
         (BadTensorShapeError, "x: expected at least 1 dimension", lambda: smooth(X[0, 0], S)),
