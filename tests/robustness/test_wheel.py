@@ -1,6 +1,6 @@
 """`scaled-mm build --wheel`: kernels of architectures in a wheel, which multiplies where there is no compiler.
 
-The tables of the copied sources are cut down to the fallback, so that nvcc takes seconds instead of an hour.
+The tables of the copied sources are cut down to the fallback, and their row-wise kernels to one, so that nvcc takes seconds instead of an hour.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from scaled_mm import cli
-from scaled_mm.jit import toolchain, wheel
+from scaled_mm.jit import codegen, toolchain, wheel
 from scaled_mm.tables import available_tables, load_table
 
 pytest.importorskip("setuptools.command.bdist_wheel")
@@ -44,6 +44,23 @@ def small(table_file: Path) -> None:
     )
 
 
+KERNELS = 5 + 3  # of each architecture: those of `small`, and one row-wise kernel for three dtypes
+
+
+def one_row_wise_kernel(codegen_file: Path) -> None:
+    others = [f'    "{name}": ' for name in codegen.ROWWISE if name != "rowwise_quantize"]
+    lines = codegen_file.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(tuple(others))]
+    assert len(lines) - len(kept) == len(others)
+    codegen_file.write_text("".join(kept))
+
+
+@pytest.fixture(autouse=True)
+def from_the_checkout(monkeypatch):
+    """Also where the package is installed: wheels are built from sources."""
+    monkeypatch.setattr(wheel, "__file__", str(ROOT / "scaled_mm" / "jit" / "wheel.py"))
+
+
 @pytest.fixture(scope="module")
 def archs() -> list[str]:
     """sm75, whose kernels compile fastest, and that of the GPU if there is one."""
@@ -66,6 +83,7 @@ def built(tmp_path_factory, archs) -> tuple[dict, str]:
             shutil.copy(ROOT / name, root / name)
     for arch in archs:
         small(root / "cutlass_configs" / f"{arch}.yaml")
+    one_row_wise_kernel(root / "scaled_mm" / "jit" / "codegen.py")
     options = [option for arch in archs for option in ("--arch", arch)]
     command = [sys.executable, "-m", "scaled_mm", "build", "--wheel", str(root.parent / "dist"), *options, "--json"]
     environment = {**os.environ, "PYTHONPATH": str(root), "SCALED_MM_CACHE_DIR": str(root.parent / "cache")}
@@ -146,7 +164,7 @@ def test_the_wheel_has_a_library_and_its_key_for_each_architecture_and_fits_ever
     }
     assert answer["bytes"] == path.stat().st_size
     assert answer["libraries"] == [{"arch": arch, "bytes": held[f"scaled_mm/lib/kernels_{arch}.so"].compress_size} for arch in archs]
-    assert f"{5 * len(archs)} kernels of {', '.join(archs)}" in said and "built the wheel" in said
+    assert f"{KERNELS * len(archs)} kernels of {', '.join(archs)}" in said and "built the wheel" in said
 
 
 @needs_nvcc
@@ -164,7 +182,7 @@ def test_what_is_installed_from_it_multiplies_by_its_own_libraries_without_a_com
 def test_doctor_names_the_kernels_of_the_wheel(python, archs, tmp_path):
     done = run(python, "from scaled_mm.cli import main\nsys.exit(main(['doctor', '--json']))", tmp_path / "cache")
     found = {line["name"]: line for line in json.loads(done.stdout)["findings"]}
-    assert all(f"{arch}, 5" in found["kernels in the wheel"]["found"] for arch in archs), found
+    assert all(f"{arch}, {KERNELS}" in found["kernels in the wheel"]["found"] for arch in archs), found
     assert found["nvcc"]["found"] is None  # it is hidden indeed
 
 
