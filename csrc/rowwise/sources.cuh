@@ -10,6 +10,13 @@ struct Loaded {
   __device__ void operator()(int, float (&)[kChunk]) const {}
 };
 
+// What a source without a reduction does first.
+template <class Source, class Chunks, class Group>
+__device__ Loaded load_held(const Source& source, Chunks& chunks, const Group& group) {
+  if constexpr (Chunks::kHolds) chunks.load(source, group.row, source.p.K, group.thread, [](float(&)[kChunk], int) {});
+  return {};
+}
+
 // x, x * vector, x * vector + offset, in float32.
 template <class X>
 struct Elements {
@@ -32,8 +39,7 @@ struct Elements {
 
   template <class Chunks, class Group>
   __device__ Loaded look(Chunks& chunks, const Group& group) const {
-    if constexpr (Chunks::kHolds) chunks.load(*this, group.row, p.K, group.thread, [](float(&)[kChunk], int) {});
-    return {};
+    return load_held(*this, chunks, group);
   }
 };
 
@@ -59,8 +65,7 @@ struct Gated {
 
   template <class Chunks, class Group>
   __device__ Loaded look(Chunks& chunks, const Group& group) const {
-    if constexpr (Chunks::kHolds) chunks.load(*this, group.row, p.K, group.thread, [](float(&)[kChunk], int) {});
-    return {};
+    return load_held(*this, chunks, group);
   }
 };
 
