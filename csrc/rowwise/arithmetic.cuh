@@ -23,7 +23,7 @@ template <>
 struct Constants<float> {
   using Integer = int32_t;
   static constexpr int kBias = 127, kFraction = 23;
-  static constexpr float kLow = -110.0f, kHigh = 89.0f; // beyond, exp is 0 or infinite
+  static constexpr float kLow = -110.0f; // below, exp is 0
   static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194442749023438e-4f;
   __host__ __device__ static float exp_polynomial(float r);
   __host__ __device__ static float erfc_polynomial(float t);
@@ -33,7 +33,7 @@ template <>
 struct Constants<double> {
   using Integer = int64_t;
   static constexpr int kBias = 1023, kFraction = 52;
-  static constexpr double kLow = -760.0, kHigh = 710.0;
+  static constexpr double kLow = -760.0;
   static constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
   __host__ __device__ static double exp_polynomial(double r);
   __host__ __device__ static double erfc_polynomial(double t);
@@ -83,15 +83,47 @@ __host__ __device__ inline W power_of_two(W n) {
   return result;
 }
 
+// The larger of two numbers, NaN if one of them is.
+__host__ __device__ inline float larger(float a, float b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return b > a || b != b ? b : a;
+#endif
+}
+__host__ __device__ inline float smaller(float a, float b) { return -larger(-a, -b); }
+
+constexpr float kMagic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer, which its low bits then hold
+
+// 1 + r + r^2 * polynomial
 template <class W>
-__host__ __device__ inline W exp_of(W v) {
-  using C = Constants<W>;
-  v = v < C::kLow ? C::kLow : v > C::kHigh ? C::kHigh : v; // NaN stays
-  const W n = rint(v * W(1.4426950408889634));             // log2 e
-  const W r = (v - n * C::kLn2High) - n * C::kLn2Low;
-  const W e = ((C::exp_polynomial(r) * r) * r + r) + W(1);
-  const W half = floor(n * W(0.5));
-  return (e * power_of_two(half)) * power_of_two(n - half);
+__host__ __device__ inline W exp_of_remainder(W r) {
+  return ((Constants<W>::exp_polynomial(r) * r) * r + r) + W(1);
+}
+
+// exp(v) for v <= 0 and NaN.
+__host__ __device__ inline double exp_of(double v) {
+  using C = Constants<double>;
+  v = v < C::kLow ? C::kLow : v; // NaN stays
+  const double n = rint(v * 1.4426950408889634); // log2 e
+  const double r = (v - n * C::kLn2High) - n * C::kLn2Low, half = floor(n * 0.5);
+  return (exp_of_remainder(r) * power_of_two(half)) * power_of_two(n - half);
+}
+
+// The same in fewer instructions. The products by kLn2High and by the first power of two are exact, whichever way they are made.
+__host__ __device__ inline float exp_of(float v) {
+  using C = Constants<float>;
+  v = larger(v, C::kLow);
+  const float moved = v * 1.44269504f + kMagic, n = moved - kMagic;
+  const float r = fmaf(-n, C::kLn2High, v) - n * C::kLn2Low;
+  uint32_t bits;
+  memcpy(&bits, &moved, 4);
+  bits = (bits << 23) + ((127u + 64) << 23); // 2^(n + 64)
+  float power;
+  memcpy(&power, &bits, 4);
+  return (exp_of_remainder(r) * power) * 5.42101086e-20f; // 2^-64
 }
 
 template <class W>
@@ -101,11 +133,23 @@ __host__ __device__ inline W erfc_of(W z) {
   return z < 0 ? W(2) - e : e;
 }
 
+// 1 / d, correctly rounded, for 1 <= d <= 2 and NaN.
+__host__ __device__ inline double inverse_of(double d) { return 1.0 / d; }
+__host__ __device__ inline float inverse_of(float d) {
+#if defined(__CUDA_ARCH__)
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(d));
+  return fmaf(r, fmaf(-d, r, 1.0f), r); // of every float32 in [1, 2]: tests/rowwise/test_kernels.py
+#else
+  return 1.0f / d;
+#endif
+}
+
 // g * sigmoid(v).
 template <class W>
 __host__ __device__ inline W sigmoid_times(W g, W v) {
   const W t = exp_of(v < 0 ? v : -v);
-  return (v < 0 ? g * t : g) / (W(1) + t);
+  return (v < 0 ? g * t : g) * inverse_of(W(1) + t);
 }
 
 template <class W>

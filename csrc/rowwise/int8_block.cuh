@@ -19,15 +19,6 @@ struct Int8Blocks {
   int64_t scale_stride_batch, scale_stride_n, scale_stride_k;
 };
 
-__device__ inline uint32_t largest_bits(const float (&y)[kChunk], uint32_t bits) {
-#pragma unroll
-  for (int e = 0; e < kChunk; ++e) {
-    const uint32_t magnitude = __float_as_uint(y[e]) & 0x7fffffffu;
-    bits = magnitude > bits ? magnitude : bits;
-  }
-  return bits;
-}
-
 // Half a warp has a block.
 template <class X>
 __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(const __grid_constant__ Int8Blocks p) {
@@ -38,7 +29,7 @@ __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(con
   const int column = int(block % p.blocks_k), k = column * kInt8Block + int(threadIdx.x) % kAcross * kChunk;
   float y[kChunk] = {};
   if (inside) load_chunk<X>(p.x, row, k, p.K, y);
-  uint32_t bits = largest_bits(y, 0);
+  uint32_t bits = magnitude_bits(largest_of(y, 0));
 #pragma unroll
   for (int step = kAcross / 2; step > 0; step /= 2) {
     const uint32_t other = __shfl_xor_sync(~0u, bits, step);
@@ -47,9 +38,7 @@ __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(con
   if (!inside) return;
   const Quantizer quantizer = Quantizer::of_largest(bits);
   if (threadIdx.x % kAcross == 0) p.scale[row * p.scale_stride_n + column * p.scale_stride_k] = quantizer.scale;
-  int8_t q[kChunk];
-  quantize(y, quantizer, q);
-  store_chunk(p.out, row, k, p.K, q);
+  store_chunk(p.out, row, k, p.K, quantizer.spoilt ? Chunk<int8_t>{} : quantize<true>(y, quantizer));
 }
 
 // A thread block has a block, in registers.
@@ -69,17 +58,15 @@ __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_weight_kernel(co
   for (int i = 0; i < kHeld; ++i) {
     if (first + i * kDown < p.N) load_chunk<X>(x, first + i * kDown, k, p.K, held[i]);
   }
-  uint32_t bits = 0;
+  float most = 0;
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) bits = largest_bits(held[i], bits);
-  const Quantizer quantizer = Quantizer::of_largest(group.largest(bits));
+  for (int i = 0; i < kHeld; ++i) most = largest_of(held[i], most);
+  const Quantizer quantizer = Quantizer::of_largest(group.largest(magnitude_bits(most)));
   if (group.thread == 0) p.scale[batch * p.scale_stride_batch + block_row * p.scale_stride_n + column * p.scale_stride_k] = quantizer.scale;
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     if (first + i * kDown >= p.N) continue;
-    int8_t q[kChunk];
-    quantize(held[i], quantizer, q);
-    store_chunk(out, first + i * kDown, k, p.K, q);
+    store_chunk(out, first + i * kDown, k, p.K, quantizer.spoilt ? Chunk<int8_t>{} : quantize<true>(held[i], quantizer));
   }
 }
 

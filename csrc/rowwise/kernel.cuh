@@ -1,84 +1,86 @@
-// One row-wise kernel: a source computes the float32 results of a row from its operands, and the row is written, cast or quantized.
+// The row-wise kernels: a source computes the float32 results of a row from its operands, and the row is written, cast or quantized.
 #pragma once
 
 #include "rowwise/group.cuh"
 #include "rowwise/quantize.cuh"
+#include "rowwise/sources.cuh"
 
 namespace scaled_mm::rowwise {
 
-// Programmatic dependent launch. The kernel reads nothing before the preceding kernel has ended, and lets the next one start at once: a product
-// with a prepared weight then loads weights while this kernel runs.
+// Programmatic dependent launch. The next kernel may start at once: a product with a prepared weight then loads weights while this kernel runs.
+// Nothing is read or written before the preceding kernel has ended.
 __device__ inline void wait_for_preceding_kernel() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
   asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // The chunks of a row that belong to a thread: in registers (kHeld of them at most), or computed again whenever they are needed (kHeld = 0).
-// A source has load (the first time), reload (later) and finish: finish turns what was loaded into float32 results, once the row was looked at.
-template <class Source, int kThreads, int kHeld>
-struct RowChunks {
+template <class Source, int kThreads, int kHeld, bool kVectors>
+struct RowValues {
   static constexpr bool kHolds = kHeld > 0;
-  float held[kHolds ? kHeld : 1][kChunk];
+  static constexpr int kBatch = kHolds ? kHeld : 4, kSpan = kThreads * kBatch * kChunk; // chunks, and elements, that are read together
+  using Batch = typename Source::template Batch<kVectors, kBatch>;
+  using At = Places<kThreads, kBatch>;
 
-  // visit(k, values, index) for each chunk, after load.
+  const Rows& p;
+  const Group<kThreads>& group;
+  typename Source::State state;
+  float held[kHolds ? kBatch : 1][kChunk];
+
+  __device__ RowValues(const Rows& rows, const Group<kThreads>& threads) : p(rows), group(threads) {
+    if constexpr (kHolds) {
+      Batch batch;
+      const At at = {group.thread * kChunk};
+      batch.read(p, group.row, at);
+      if constexpr (Source::kReduces) {
+        typename Source::W lanes[Group<kThreads>::kLanesPerThread] = {};
+        batch.accumulate(lanes);
+        state = Source::reduce(p, group, lanes);
+      }
+      batch.values(p, at, state, held);
+    } else if constexpr (Source::kReduces) {
+      static_assert(Group<kThreads>::kLanesPerThread == 1, "the chunks of a thread belong to one lane");
+      typename Source::W lanes[1] = {};
+#pragma unroll 1
+      for (int k = group.thread * kChunk; k < p.K; k += kSpan) {
+        Batch batch;
+        batch.read(p, group.row, At{k});
+        batch.accumulate(lanes);
+      }
+      state = Source::reduce(p, group, lanes);
+    }
+  }
+
+  // visit(k, results) for each chunk; past the end of the row with zeros.
   template <class Visit>
-  __device__ void load(const Source& source, int64_t row, int K, int thread, const Visit& visit) {
+  __device__ void each(const Visit& visit) const {
     if constexpr (kHolds) {
 #pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int k = (thread + i * kThreads) * kChunk;
-        if (k < K) source.load(row, k, held[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int k = (thread + i * kThreads) * kChunk;
-        if (k < K) visit(held[i], i);
-      }
-    } else {
-      int i = 0;
-#pragma unroll 1
-      for (int k = thread * kChunk; k < K; k += kThreads * kChunk, ++i) {
-        float values[kChunk];
-        source.load(row, k, values);
-        visit(values, i);
-      }
-    }
-  }
-
-  // finish, in registers.
-  template <class Finish>
-  __device__ void finish(int K, int thread, const Finish& finish) {
-    if constexpr (kHolds) {
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int k = (thread + i * kThreads) * kChunk;
-        if (k < K) finish(k, held[i]);
-      }
-    }
-  }
-
-  // visit(k, results) for each chunk, finished.
-  template <class Finish, class Visit>
-  __device__ void each(const Source& source, int64_t row, int K, int thread, const Finish& finish, const Visit& visit) {
-    if constexpr (kHolds) {
-#pragma unroll
-      for (int i = 0; i < kHeld; ++i) {
-        const int k = (thread + i * kThreads) * kChunk;
-        if (k < K) visit(k, held[i]);
-      }
+      for (int i = 0; i < kBatch; ++i) visit((group.thread + i * kThreads) * kChunk, held[i]);
     } else {
 #pragma unroll 1
-      for (int k = thread * kChunk; k < K; k += kThreads * kChunk) {
-        float values[kChunk];
-        source.reload(row, k, values);
-        finish(k, values);
-        visit(k, values);
+      for (int k = group.thread * kChunk; k < p.K; k += kSpan) {
+        Batch batch;
+        float values[kBatch][kChunk];
+        const At at = {k};
+        if constexpr (Source::kReduces) {
+          batch.read_again(p, group.row, at);
+        } else {
+          batch.read(p, group.row, at);
+        }
+        batch.values(p, at, state, values);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) visit(at[i], values[i]);
       }
     }
   }
 };
+
+// Thread blocks of a multiprocessor.
+template <class Source, int kThreads, bool kVectors>
+constexpr int kBlocks = (kVectors ? Source::kThreads : 512) / Group<kThreads>::kBlock;
 
 __device__ inline float static_zero_point(const Rows& p, int64_t index) {
   if (p.zero_point == nullptr) return 0;
@@ -87,39 +89,40 @@ __device__ inline float static_zero_point(const Rows& p, int64_t index) {
                                                     : float(static_cast<const int32_t*>(p.zero_point)[i]);
 }
 
-// The scale of a row of its own: the formulas of quantize_int8 (docs/design/numerics.md). each(visit) visits the chunks.
-template <int kThreads, class Each>
-__device__ Quantizer dynamic(const Rows& p, const Group<kThreads>& group, const Each& each) {
+// Static quantization with the scale and the zero point of a row, or of a column.
+__device__ inline Quantizer static_quantizer(const Rows& p, int64_t index) {
+  return Quantizer::of(p.scale[index * p.scale_stride], static_zero_point(p, index), false, -128);
+}
+
+// The scale of a row of its own: the formulas of quantize_int8 (docs/design/numerics.md). values: of `RowValues`.
+template <class Values, int kThreads>
+__device__ Quantizer symmetric(const Rows& p, const Group<kThreads>& group, const Values& values) {
+  float most = 0;
+  values.each([&](int, const float(&y)[kChunk]) { most = largest_of(y, most); });
+  const Quantizer quantizer = Quantizer::of_largest(group.largest(magnitude_bits(most)));
+  if (group.thread == 0) p.out_scale[group.row] = quantizer.scale;
+  return quantizer;
+}
+
+template <class Values, int kThreads>
+__device__ Quantizer asymmetric(const Rows& p, const Group<kThreads>& group, const Values& values) {
   constexpr float kSmallest = 1.1754943508222875e-38f; // 2^-126
-  uint32_t bits = 0;
-  if (p.output == SCALED_MM_ROWWISE_TOKEN) {
-    each([&](int, const float(&y)[kChunk]) {
-#pragma unroll
-      for (int e = 0; e < kChunk; ++e) {
-        const uint32_t magnitude = __float_as_uint(y[e]) & 0x7fffffffu;
-        bits = magnitude > bits ? magnitude : bits;
-      }
-    });
-    const Quantizer quantizer = Quantizer::of_largest(group.largest(bits));
-    if (group.thread == 0) p.out_scale[group.row] = quantizer.scale;
-    return quantizer;
-  }
+  constexpr uint32_t kInfinity = 0x7f800000u;
   float low = 0, high = 0;
-  each([&](int, const float(&y)[kChunk]) {
+  values.each([&](int, const float(&y)[kChunk]) {
 #pragma unroll
     for (int e = 0; e < kChunk; ++e) {
-      low = y[e] < low ? y[e] : low;
-      high = y[e] > high ? y[e] : high;
-      if (!(y[e] == y[e])) bits = 1;
+      low = smaller(low, y[e]);
+      high = larger(high, y[e]);
     }
   });
-  low = -__uint_as_float(group.largest(__float_as_uint(-low) & 0x7fffffffu));
+  const uint32_t low_bits = group.largest(magnitude_bits(low));
   group.again();
-  high = __uint_as_float(group.largest(__float_as_uint(high) & 0x7fffffffu));
-  group.again();
-  const bool has_nan = group.largest(bits) != 0;
+  const uint32_t high_bits = group.largest(magnitude_bits(high));
+  low = -__uint_as_float(low_bits);
+  high = __uint_as_float(high_bits);
   float scale = high / 255.0f - low / 255.0f;
-  if (has_nan) scale = __uint_as_float(0x7fc00000u);
+  if (low_bits > kInfinity || high_bits > kInfinity) scale = __uint_as_float(0x7fc00000u);
   if (scale < kSmallest) scale = kSmallest;
   const bool spoilt = !(scale <= 3.4028234663852886e38f);
   const float rounded = rintf(-128.0f - low / scale);
@@ -131,61 +134,89 @@ __device__ Quantizer dynamic(const Rows& p, const Group<kThreads>& group, const 
   return Quantizer::of(scale, zero_point, spoilt, -128);
 }
 
-template <class X, class Source, int kThreads, int kHeld>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock) kernel(const __grid_constant__ Rows p) {
+// The outputs for which a row has to be seen as a whole: norms, scales of a row's own, row sums.
+template <class Source, int kThreads, int kHeld, bool kVectors>
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld > 4 ? 2 : kBlocks<Source, kThreads, kVectors>)
+    row_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   const Group<kThreads> group;
   const int64_t row = group.row;
   if (row >= p.rows) return; // whole warps of a thread block with a row a warp, where nothing waits for them
-  const Source source(p);
-  RowChunks<Source, kThreads, kHeld> chunks;
-  const auto finish = source.look(chunks, group);
-  chunks.finish(p.K, group.thread, finish);
-  const auto each = [&](const auto& visit) { chunks.each(source, row, p.K, group.thread, finish, visit); };
-  if (p.output == SCALED_MM_ROWWISE_CAST) {
-    each([&](int k, const float(&y)[kChunk]) {
-      X cast[kChunk];
-#pragma unroll
-      for (int e = 0; e < kChunk; ++e) cast[e] = from_float<X>(y[e]);
-      store_chunk(p.out, row, k, p.K, cast);
+  const RowValues<Source, kThreads, kHeld, kVectors> values(p, group);
+  if constexpr (Source::kReduces) {
+    if (p.output == SCALED_MM_ROWWISE_CAST) {
+      values.each([&](int k, const float(&y)[kChunk]) { write_chunk<kVectors>(p.out, row, k, p.K, from_floats<typename Source::Element>(y)); });
+      return;
+    }
+  }
+  if (p.output == SCALED_MM_ROWWISE_TOKEN) {
+    const Quantizer quantizer = symmetric(p, group, values);
+    values.each([&](int k, const float(&y)[kChunk]) {
+      const Chunk<int8_t> q = quantizer.spoilt ? Chunk<int8_t>{} : quantize<true>(y, quantizer);
+      write_chunk<kVectors>(p.out, row, k, p.K, q);
     });
     return;
   }
-  if (p.output == SCALED_MM_ROWWISE_ROUND) {
-    each([&](int k, const float(&y)[kChunk]) {
-      int8_t q[kChunk];
-      round_only(y, q);
-      store_chunk(p.out, row, k, p.K, q);
-    });
-    return;
+  Quantizer quantizer;
+  if constexpr (Source::kHasAsymmetric) {
+    quantizer = p.output == SCALED_MM_ROWWISE_STATIC ? static_quantizer(p, row) : asymmetric(p, group, values);
+  } else {
+    quantizer = static_quantizer(p, row);
   }
-  if (p.output == SCALED_MM_ROWWISE_STATIC_COLUMNS) {
-    each([&](int k, const float(&y)[kChunk]) {
-      int8_t q[kChunk];
-#pragma unroll
-      for (int e = 0; e < kChunk; ++e) {
-        const int column = k + e < p.K ? k + e : k; // past the end of the row: any
-        q[e] = divided(y[e], Quantizer::of(p.scale[column * p.scale_stride], static_zero_point(p, column), false, -128));
-      }
-      store_chunk(p.out, row, k, p.K, q);
-    });
-    return;
-  }
-  const Quantizer quantizer = p.output == SCALED_MM_ROWWISE_STATIC
-                                  ? Quantizer::of(p.scale[row * p.scale_stride], static_zero_point(p, row), false, -128)
-                                  : dynamic(p, group, each);
   int32_t sum = 0;
-  each([&](int k, const float(&y)[kChunk]) {
-    int8_t q[kChunk];
-    quantize(y, quantizer, q);
-    store_chunk(p.out, row, k, p.K, q);
-    if (p.out_row_sums == nullptr) return;
-#pragma unroll
-    for (int e = 0; e < kChunk; ++e) sum += k + e < p.K ? q[e] : 0;
+  values.each([&](int k, const float(&y)[kChunk]) {
+    const Chunk<int8_t> q = quantize<false>(y, quantizer);
+    write_chunk<kVectors>(p.out, row, k, p.K, q);
+    if (p.out_row_sums != nullptr) sum += sum_of(q, k, p.K);
   });
   if (p.out_row_sums == nullptr) return;
+  group.again();
   sum = group.sum(sum);
   if (group.thread == 0) p.out_row_sums[row] = sum;
+}
+
+// The other outputs: a row is shared by gridDim.y thread blocks, or by the four warps of one.
+template <class Source, int kThreads, int kCount, bool kVectors>
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kVectors && kThreads > 32 ? 4 : kBlocks<Source, kThreads, kVectors>)
+    element_kernel(const __grid_constant__ Rows p) {
+  wait_for_preceding_kernel();
+  constexpr int kSpan = kThreads * kCount * kChunk;
+  const Group<kThreads> group;
+  const int64_t row = group.row;
+  if (row >= p.rows) return;
+#pragma unroll 1
+  for (int64_t span = int64_t(blockIdx.y) * kSpan; span < p.K; span += int64_t(gridDim.y) * kSpan) {
+    typename Source::template Batch<kVectors, kCount> batch;
+    float y[kCount][kChunk];
+    const Places<kThreads, kCount> at = {int(span) + group.thread * kChunk};
+    batch.read(p, row, at);
+    if (p.output == SCALED_MM_ROWWISE_STATIC) {
+      const Quantizer quantizer = static_quantizer(p, row);
+      batch.values(p, at, {}, y);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, quantize<false>(y[i], quantizer));
+      continue;
+    }
+    batch.values(p, at, {}, y);
+    if constexpr (!Source::kHasAsymmetric) { // CAST
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, from_floats<typename Source::Element>(y[i]));
+    } else if (p.output == SCALED_MM_ROWWISE_ROUND) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, round_only(y[i]));
+    } else { // STATIC_COLUMNS
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        int8_t q[kChunk];
+#pragma unroll
+        for (int e = 0; e < kChunk; ++e) {
+          const int column = at[i] + e < p.K ? at[i] + e : 0; // past the end of the row: any
+          q[e] = divided(y[i][e], static_quantizer(p, column));
+        }
+        write_chunk<kVectors>(p.out, row, at[i], p.K, Chunk<int8_t>::of(q));
+      }
+    }
+  }
 }
 
 } // namespace scaled_mm::rowwise

@@ -14,7 +14,7 @@ constexpr bool kDependent = true;
 constexpr bool kDependent = false;
 #endif
 
-static_assert(8 * kLanes * kChunk <= INT32_MAX - kMostRowElements, "an index past the end of a row would overflow");
+static_assert(4 * kLanes * kChunk <= INT32_MAX - kMostRowElements, "an index past the end of a row would overflow");
 
 template <class T>
 bool in_vectors(const void* data, int64_t rows, int64_t K, int64_t stride_row, int64_t stride_k) {
@@ -61,24 +61,38 @@ Rows rows_of(const GemmLaunch& l) {
   return p;
 }
 
-// The kernels of a source and a dtype of x, by the length of a row.
-template <class X, template <class> class Source, int kThreads, int kHeld>
-struct Length {
-  static constexpr int64_t kMost = kHeld > 0 ? int64_t(kThreads) * kHeld* kChunk : kMostRowElements; // elements of a row
+inline bool in_chunks(const Vector& v) { return v.data == nullptr || v.vectors; }
+inline bool in_chunks(const Matrix& m) { return m.data == nullptr || m.vectors; }
+
+// Whether every operand lies in whole and aligned chunks.
+inline bool in_chunks(const Rows& p) {
+  return p.K % kChunk == 0 && in_chunks(p.x) && in_chunks(p.residual) && in_chunks(p.total) && in_chunks(p.out) && in_chunks(p.vector) &&
+         in_chunks(p.offset);
+}
+
+// Whether elements need something of their whole row, for sources without a reduction.
+inline bool needs_whole_rows(const Rows& p) {
+  return p.output == SCALED_MM_ROWWISE_TOKEN || p.output == SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC || p.out_row_sums != nullptr;
+}
+
+// A kernel for rows of at most kMost elements, by kThreads threads each, or by as many thread blocks as a row has spans.
+template <class KernelOf, int kThreads, int64_t kMostElements, int64_t kSpan = 0>
+struct Variant {
+  static constexpr int64_t kMost = kMostElements;
 
   static DeviceKernel& device_kernel() {
-    static DeviceKernel instance(&kernel<X, Source<X>, kThreads, kHeld>);
+    static DeviceKernel instance(KernelOf::pointer());
     return instance;
   }
   static scaledMMStatus_t launch(Rows& p, const GemmLaunch& l, char* message, size_t size) {
-    constexpr int kRows = Group<kThreads>::kRows;
-    const int64_t blocks = (p.rows + kRows - 1) / kRows;
+    constexpr int kRows = Group<kThreads>::kRows, kMostBlocks = 65535;
+    const int64_t blocks = (p.rows + kRows - 1) / kRows, spans = kSpan == 0 ? 1 : (p.K + kSpan - 1) / (kSpan == 0 ? 1 : kSpan);
     if (blocks > INT32_MAX) {
       snprintf(message, size, "x: expected at most %lld rows, got %lld", static_cast<long long>(INT32_MAX) * kRows, static_cast<long long>(p.rows));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     LaunchShape shape;
-    shape.grid = dim3(unsigned(blocks));
+    shape.grid = dim3(unsigned(blocks), unsigned(spans < kMostBlocks ? (spans > 0 ? spans : 1) : kMostBlocks));
     shape.block = dim3(Group<kThreads>::kBlock);
     shape.dependent = kDependent;
     void* pointers[] = {&p};
@@ -86,11 +100,80 @@ struct Length {
   }
 };
 
-template <class X, template <class> class Source, class... Lengths>
-struct Lengthwise {
+template <class Source, int kThreads, int kHeld, bool kVectors>
+struct RowKernel {
+  static auto pointer() { return &row_kernel<Source, kThreads, kHeld, kVectors>; }
+  static constexpr int64_t kMost = kHeld > 0 ? int64_t(kThreads) * kHeld* kChunk : kMostRowElements;
+  using Launch = Variant<RowKernel, kThreads, kMost>;
+};
+
+template <class Source, int kThreads, int kCount, bool kVectors>
+struct ElementKernel {
+  static auto pointer() { return &element_kernel<Source, kThreads, kCount, kVectors>; }
+  static constexpr int64_t kSpan = int64_t(kThreads) * kCount * kChunk;
+  using Launch = Variant<ElementKernel, kThreads, kThreads == 32 ? kSpan : kMostRowElements, kThreads == 32 ? 0 : kSpan>;
+};
+
+// Kernels by the longest row of each, in order.
+template <class... Kernels>
+struct ByLength {
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     scaledMMStatus_t status = SCALED_MM_STATUS_SUCCESS;
-    (void)(((status = prepare_kernel(Lengths::device_kernel(), 0, device, message, size)) == SCALED_MM_STATUS_SUCCESS) && ...);
+    (void)(((status = prepare_kernel(Kernels::Launch::device_kernel(), 0, device, message, size)) == SCALED_MM_STATUS_SUCCESS) && ...);
+    return status;
+  }
+  static scaledMMStatus_t launch(Rows& p, const GemmLaunch& l, char* message, size_t size) {
+    scaledMMStatus_t status = SCALED_MM_STATUS_SUCCESS;
+    (void)((p.K <= Kernels::Launch::kMost && (status = Kernels::Launch::launch(p, l, message, size), true)) || ...);
+    return status;
+  }
+};
+
+// The kernels of a source. A sum of squares has 256 lanes: at most as many threads.
+template <class Source, bool kVectors>
+struct KernelsOf {
+  static constexpr int kMany = Source::kReduces ? 256 : 512;
+  using Rowwise = std::conditional_t<kVectors,
+                                     ByLength<RowKernel<Source, 32, 4, true>, RowKernel<Source, 128, 4, true>, RowKernel<Source, 256, 4, true>,
+                                              RowKernel<Source, kMany, 2048 / kMany, true>, RowKernel<Source, 256, 0, true>>,
+                                     ByLength<RowKernel<Source, 32, 4, false>, RowKernel<Source, 256, 4, false>, RowKernel<Source, 256, 0, false>>>;
+  using Elementwise = ByLength<ElementKernel<Source, 32, 4, kVectors>, ElementKernel<Source, 256, 2, kVectors>>;
+};
+
+template <class Source>
+struct Kernels {
+  using X = typename Source::Element;
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    scaledMMStatus_t status = KernelsOf<Source, true>::Rowwise::prepare(device, message, size);
+    if (status == SCALED_MM_STATUS_SUCCESS) status = KernelsOf<Source, false>::Rowwise::prepare(device, message, size);
+    if constexpr (!Source::kReduces) {
+      if (status == SCALED_MM_STATUS_SUCCESS) status = KernelsOf<Source, true>::Elementwise::prepare(device, message, size);
+      if (status == SCALED_MM_STATUS_SUCCESS) status = KernelsOf<Source, false>::Elementwise::prepare(device, message, size);
+    }
+    return status;
+  }
+  static scaledMMStatus_t launch(Rows& p, const GemmLaunch& l, char* message, size_t size) {
+    return in_chunks(p) ? launch_as<KernelsOf<Source, true>>(p, l, message, size) : launch_as<KernelsOf<Source, false>>(p, l, message, size);
+  }
+
+private:
+  template <class Of>
+  static scaledMMStatus_t launch_as(Rows& p, const GemmLaunch& l, char* message, size_t size) {
+    if constexpr (!Source::kReduces) {
+      if (!needs_whole_rows(p)) return Of::Elementwise::launch(p, l, message, size);
+    }
+    return Of::Rowwise::launch(p, l, message, size);
+  }
+};
+
+// Kernels of one or two sources, the second for calls with a vector.
+template <class Source, class WithVector = Source>
+struct Operator {
+  static constexpr bool kTwo = !std::is_same_v<Source, WithVector>;
+
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    scaledMMStatus_t status = Kernels<Source>::prepare(device, message, size);
+    if (kTwo && status == SCALED_MM_STATUS_SUCCESS) status = Kernels<WithVector>::prepare(device, message, size);
     return status;
   }
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
@@ -98,20 +181,14 @@ struct Lengthwise {
       snprintf(message, size, "x: expected rows of at most %d elements, got %lld", kMostRowElements, static_cast<long long>(l.N));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
-    Rows p = rows_of<X>(l);
-    scaledMMStatus_t status = SCALED_MM_STATUS_SUCCESS;
-    (void)((p.K <= Lengths::kMost && (status = Lengths::launch(p, l, message, size), true)) || ...); // the first that is long enough
-    return status;
+    Rows p = rows_of<typename Source::Element>(l);
+    return kTwo && p.vector.data != nullptr ? Kernels<WithVector>::launch(p, l, message, size) : Kernels<Source>::launch(p, l, message, size);
   }
 };
 
-template <class X, template <class> class Source>
-using Kernels = Lengthwise<X, Source, Length<X, Source, 32, 4>, Length<X, Source, 128, 4>, Length<X, Source, 256, 4>, Length<X, Source, 256, 8>,
-                           Length<X, Source, 256, 0>>;
-
-template <class X, template <class> class Source>
+template <class... Sources>
 constexpr Kernel entry(const char* name, int32_t dtype) {
-  return {name, dtype, 0, &Kernels<X, Source>::prepare, &Kernels<X, Source>::launch};
+  return {name, dtype, 0, &Operator<Sources...>::prepare, &Operator<Sources...>::launch};
 }
 
 } // namespace scaled_mm::rowwise

@@ -8,14 +8,13 @@ namespace scaled_mm::rowwise {
 // A scale and a zero point, and what the short way of `quantize` needs.
 struct Quantizer {
   float scale, inverse, zero_point;
-  int32_t integer_zero_point;
   bool short_way; // false: every element is divided
   bool spoilt;    // NaN or infinity in a row that has a scale of its own: all zeros
   float low;      // -127 for a symmetric scale of the row's own, else -128
 
   __device__ static Quantizer of(float scale, float zero_point, bool spoilt, float low) {
     const bool small = zero_point >= -128 && zero_point <= 128;
-    return {scale, 1 / scale, zero_point, small ? int32_t(zero_point) : 0, small, spoilt, low};
+    return {scale, 1 / scale, zero_point, small, spoilt, low};
   }
   // Symmetric. bits: of the largest magnitude; those of a NaN are larger than an infinity's.
   __device__ static Quantizer of_largest(uint32_t bits) {
@@ -26,6 +25,32 @@ struct Quantizer {
   }
 };
 
+// The larger of `most` and the magnitudes, NaN if one of them is.
+__device__ inline float largest_of(const float (&y)[kChunk], float most) {
+#pragma unroll
+  for (int e = 0; e < kChunk; ++e) most = larger(most, fabsf(y[e]));
+  return most;
+}
+
+__device__ inline uint32_t magnitude_bits(float v) { return __float_as_uint(v) & 0x7fffffffu; }
+
+// The low bytes of eight integers.
+__device__ inline Chunk<int8_t> low_bytes(const float (&v)[kChunk]) {
+  Chunk<int8_t> chunk;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+#if defined(__CUDA_ARCH__)
+    const uint32_t first = __byte_perm(__float_as_uint(v[4 * i]), __float_as_uint(v[4 * i + 1]), 0x0040);
+    const uint32_t second = __byte_perm(__float_as_uint(v[4 * i + 2]), __float_as_uint(v[4 * i + 3]), 0x0040);
+    chunk.words[i] = __byte_perm(first, second, 0x5410);
+#else
+    chunk.words[i] = 0;
+    for (int e = 0; e < 4; ++e) chunk.words[i] |= (__float_as_uint(v[4 * i + e]) & 0xffu) << (8 * e);
+#endif
+  }
+  return chunk;
+}
+
 __device__ inline int8_t clamped(float q, float low) { return int8_t(q < low ? low : q > 127 ? 127 : q); }
 
 // clamp(round half to even(y / scale) + zero_point): the definition. NaN counts as 0.
@@ -35,32 +60,47 @@ __device__ inline int8_t divided(float y, const Quantizer& q) {
 }
 
 // Eight elements. The short way multiplies by the inverse of the scale, which differs from the division by less than 2^-14 up to 300, beyond
-// which the result is clamped. Only next to a tie does that change the rounding; then, and for NaN and huge values, the chunk is divided.
-__device__ inline void quantize(const float (&y)[kChunk], const Quantizer& q, int8_t (&out)[kChunk]) {
-  constexpr float kMagic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer, which its low bits then hold
+// which the result is clamped. Only next to a tie does that change the rounding; then, and for NaN, the chunk is divided.
+// kBounded: the scale is that of the largest magnitude, and the row is not spoilt: nothing has to be clamped, and nothing is NaN.
+template <bool kBounded>
+__device__ inline Chunk<int8_t> quantize(const float (&y)[kChunk], const Quantizer& q) {
   constexpr float kSure = 0.5f - 1.0f / 16384;
-  bool sure = q.short_way;
+  const float least = q.low - q.zero_point, most = 127.0f - q.zero_point, magic = kMagic + (kBounded ? 0.0f : q.zero_point);
+  bool sure = kBounded || q.short_way;
+  float moved[kChunk];
 #pragma unroll
   for (int e = 0; e < kChunk; ++e) {
-    const float ratio = y[e] * q.inverse, moved = ratio + kMagic;
-    sure = sure && fabsf(ratio - (moved - kMagic)) <= kSure && fabsf(ratio) < 2097152.0f;
-    const int32_t integer = __float_as_int(moved) - __float_as_int(kMagic) + q.integer_zero_point;
-    const int32_t low = int32_t(q.low);
-    out[e] = int8_t(integer < low ? low : integer > 127 ? 127 : integer);
+    float ratio = y[e] * q.inverse;
+    if constexpr (!kBounded) ratio = smaller(larger(ratio, least), most); // NaN stays
+    moved[e] = ratio + magic;
+    sure = sure && fabsf(ratio - (moved[e] - magic)) <= kSure;
   }
-  if (!sure) {
+  if (sure) return low_bytes(moved);
+  int8_t out[kChunk];
 #pragma unroll
-    for (int e = 0; e < kChunk; ++e) out[e] = q.spoilt ? int8_t(0) : divided(y[e], q);
-  }
+  for (int e = 0; e < kChunk; ++e) out[e] = q.spoilt ? int8_t(0) : divided(y[e], q);
+  return Chunk<int8_t>::of(out);
+}
+
+// The sum of elements [k, k + 8) of a row.
+__device__ inline int32_t sum_of(const Chunk<int8_t>& q, int k, int K) {
+  int8_t values[kChunk];
+  q.get(values);
+  int32_t sum = 0;
+#pragma unroll
+  for (int e = 0; e < kChunk; ++e) sum += k + e < K ? values[e] : 0;
+  return sum;
 }
 
 // clamp(round half to even(y)), NaN counts as 0.
-__device__ inline void round_only(const float (&y)[kChunk], int8_t (&out)[kChunk]) {
+__device__ inline Chunk<int8_t> round_only(const float (&y)[kChunk]) {
+  float moved[kChunk];
 #pragma unroll
   for (int e = 0; e < kChunk; ++e) {
-    const float rounded = rintf(y[e]);
-    out[e] = clamped(rounded == rounded ? rounded : 0.0f, -128);
+    const float held = y[e] == y[e] ? y[e] : 0.0f;
+    moved[e] = (held < -128 ? -128.0f : held > 127 ? 127.0f : held) + kMagic;
   }
+  return low_bytes(moved);
 }
 
 } // namespace scaled_mm::rowwise

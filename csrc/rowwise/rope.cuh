@@ -38,9 +38,7 @@ struct Pairs {
 template <class T, int kCount>
 __device__ inline void load_elements(const T* row, int64_t stride, int at, float (&v)[kCount]) {
   if constexpr (kCount == kChunk) {
-    const Chunk<T> chunk = *reinterpret_cast<const Chunk<T>*>(row + at);
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) v[e] = to_float(chunk.values[e]);
+    to_floats(*reinterpret_cast<const Chunk<T>*>(row + at), v);
   } else {
     static_assert(kCount == 1);
     v[0] = to_float(row[at * stride]);
@@ -50,10 +48,7 @@ __device__ inline void load_elements(const T* row, int64_t stride, int at, float
 template <class T, int kCount>
 __device__ inline void store_elements(T* row, int64_t stride, int at, const T (&v)[kCount]) {
   if constexpr (kCount == kChunk) {
-    Chunk<T> chunk;
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) chunk.values[e] = v[e];
-    *reinterpret_cast<Chunk<T>*>(row + at) = chunk;
+    *reinterpret_cast<Chunk<T>*>(row + at) = Chunk<T>::of(v);
   } else {
     row[at * stride] = v[0];
   }

@@ -59,53 +59,112 @@ __device__ inline X from_float(float v) {
   }
 }
 
+// Eight elements, as words: elements of 16 bits would take a register each.
 template <class T>
 struct alignas(sizeof(T) * kChunk > 16 ? 16 : sizeof(T) * kChunk) Chunk {
-  T values[kChunk];
+  static constexpr int kWords = int(sizeof(T)) * kChunk / 4;
+  uint32_t words[kWords];
+
+  __device__ static Chunk of(const T (&values)[kChunk]) {
+    Chunk chunk;
+    memcpy(chunk.words, values, sizeof(chunk.words));
+    return chunk;
+  }
+  __device__ void get(T (&values)[kChunk]) const { memcpy(values, words, sizeof(words)); }
 };
 
-// Elements [k, k + 8) of a row as float32, which is exact; 0 past the end of the row.
+// As float32, which is exact.
 template <class T>
-__device__ inline void load_chunk(const void* data, int64_t first, int64_t stride_k, bool vectors, int k, int K, float (&v)[kChunk]) {
+__device__ inline void to_floats(const Chunk<T>& chunk, float (&v)[kChunk]) {
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kWords; ++i) {
+    if constexpr (std::is_same_v<T, float>) {
+      v[i] = __uint_as_float(chunk.words[i]);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      v[2 * i] = __uint_as_float(chunk.words[i] << 16);
+      v[2 * i + 1] = __uint_as_float(chunk.words[i] & 0xffff0000u);
+    } else {
+      __half2 pair;
+      memcpy(&pair, &chunk.words[i], 4);
+      v[2 * i] = __low2float(pair);
+      v[2 * i + 1] = __high2float(pair);
+    }
+  }
+}
+
+// Rounded to T.
+template <class T>
+__device__ inline Chunk<T> from_floats(const float (&v)[kChunk]) {
+  Chunk<T> chunk;
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kWords; ++i) {
+    if constexpr (std::is_same_v<T, float>) {
+      chunk.words[i] = __float_as_uint(v[i]);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(v[2 * i], v[2 * i + 1]);
+      memcpy(&chunk.words[i], &pair, 4);
+    } else {
+      const __half2 pair = __floats2half2_rn(v[2 * i], v[2 * i + 1]);
+      memcpy(&chunk.words[i], &pair, 4);
+    }
+  }
+  return chunk;
+}
+
+// Elements [k, k + 8) of a row; 0 past its end. kVectors: chunks are whole and aligned.
+template <bool kVectors, class T>
+__device__ inline Chunk<T> read_chunk(const void* data, int64_t first, int64_t stride_k, int k, int K) {
   const T* const row = static_cast<const T*>(data) + first;
-  if (vectors && k + kChunk <= K) {
-    const Chunk<T> chunk = *reinterpret_cast<const Chunk<T>*>(row + k);
-#pragma unroll
-    for (int e = 0; e < kChunk; ++e) v[e] = to_float(chunk.values[e]);
-  } else {
-#pragma unroll
-    for (int e = 0; e < kChunk; ++e) v[e] = k + e < K ? to_float(row[int64_t(k + e) * stride_k]) : 0.0f;
+  Chunk<T> chunk = {};
+  if constexpr (kVectors) {
+    if (k < K) chunk = *reinterpret_cast<const Chunk<T>*>(row + k);
+    return chunk;
   }
-}
-
-template <class T>
-__device__ inline void load_chunk(const Matrix& m, int64_t row, int k, int K, float (&v)[kChunk]) {
-  load_chunk<T>(m.data, row * m.stride_row, m.stride_k, m.vectors, k, K, v);
-}
-
-__device__ inline void load_chunk(const Vector& vector, int k, int K, float (&v)[kChunk]) {
-  if (vector.dtype == SCALED_MM_DTYPE_FLOAT32) {
-    load_chunk<float>(vector.data, 0, vector.stride, vector.vectors, k, K, v);
-  } else if (vector.dtype == SCALED_MM_DTYPE_FLOAT16) {
-    load_chunk<__half>(vector.data, 0, vector.stride, vector.vectors, k, K, v);
-  } else {
-    load_chunk<__nv_bfloat16>(vector.data, 0, vector.stride, vector.vectors, k, K, v);
+  T values[kChunk];
+  chunk.get(values); // zeros
+#pragma unroll
+  for (int e = 0; e < kChunk; ++e) {
+    if (k + e < K) values[e] = row[int64_t(k + e) * stride_k];
   }
+  return Chunk<T>::of(values);
 }
 
-template <class T>
-__device__ inline void store_chunk(const Matrix& m, int64_t row, int k, int K, const T (&v)[kChunk]) {
+template <bool kVectors, class T>
+__device__ inline Chunk<T> read_chunk(const Matrix& m, int64_t row, int k, int K) {
+  return read_chunk<kVectors, T>(m.data, row * m.stride_row, m.stride_k, k, K);
+}
+
+template <bool kVectors, class T>
+__device__ inline void write_chunk(const Matrix& m, int64_t row, int k, int K, const Chunk<T>& chunk) {
   T* const data = static_cast<T*>(m.data) + row * m.stride_row;
-  if (m.vectors && k + kChunk <= K) {
-    Chunk<T> chunk;
-#pragma unroll
-    for (int e = 0; e < kChunk; ++e) chunk.values[e] = v[e];
-    *reinterpret_cast<Chunk<T>*>(data + k) = chunk;
+  if constexpr (kVectors) {
+    if (k < K) *reinterpret_cast<Chunk<T>*>(data + k) = chunk;
   } else {
+    T values[kChunk];
+    chunk.get(values);
 #pragma unroll
     for (int e = 0; e < kChunk; ++e) {
-      if (k + e < K) data[int64_t(k + e) * m.stride_k] = v[e];
+      if (k + e < K) data[int64_t(k + e) * m.stride_k] = values[e];
     }
+  }
+}
+
+// The same for kernels that learn only when they run whether chunks are aligned, and that may have a part of one.
+template <class T>
+__device__ inline void load_chunk(const Matrix& m, int64_t row, int k, int K, float (&v)[kChunk]) {
+  if (m.vectors && k + kChunk <= K) {
+    to_floats(read_chunk<true, T>(m, row, k, K), v);
+  } else {
+    to_floats(read_chunk<false, T>(m, row, k, K), v);
+  }
+}
+
+template <class T>
+__device__ inline void store_chunk(const Matrix& m, int64_t row, int k, int K, const Chunk<T>& chunk) {
+  if (m.vectors && k + kChunk <= K) {
+    write_chunk<true>(m, row, k, K, chunk);
+  } else {
+    write_chunk<false>(m, row, k, K, chunk);
   }
 }
 

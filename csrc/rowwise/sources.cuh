@@ -1,127 +1,230 @@
 // What a row-wise kernel computes before it casts or quantizes: one source for each group of operators.
+//
+// A source reads a batch of chunks, all loads before the first use of one, and turns them into float32. Past the end of a row everything is 0.
+// kThreads: those that a multiprocessor shall have at once, which bounds the registers of each.
 #pragma once
 
 #include "rowwise/group.cuh"
 
 namespace scaled_mm::rowwise {
 
-// finish of a source whose loads are its results.
-struct Loaded {
-  __device__ void operator()(int, float (&)[kChunk]) const {}
+// The chunks of a thread that are read together: kCount of them, kThreads apart.
+template <int kThreads, int kCount>
+struct Places {
+  int first; // element of the row
+  __device__ int operator[](int i) const { return first + i * kThreads * kChunk; }
 };
 
-// What a source without a reduction does first.
-template <class Source, class Chunks, class Group>
-__device__ Loaded load_held(const Source& source, Chunks& chunks, const Group& group) {
-  if constexpr (Chunks::kHolds) chunks.load(source, group.row, source.p.K, group.thread, [](float(&)[kChunk], int) {});
-  return {};
+template <bool kVectors, class T, class At, int kCount>
+__device__ inline void read_chunks(const Matrix& m, int64_t row, const At& at, int K, Chunk<T> (&chunks)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) chunks[i] = read_chunk<kVectors, T>(m, row, at[i], K);
 }
 
-// x, x * vector, x * vector + offset, in float32.
-template <class X>
+template <bool kVectors, class T, class At, int kCount>
+__device__ inline void read_vector_of(const Vector& vector, const At& at, int K, float (&v)[kCount][kChunk]) {
+  Chunk<T> chunks[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) chunks[i] = read_chunk<kVectors, T>(vector.data, 0, vector.stride, at[i], K);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) to_floats(chunks[i], v[i]);
+}
+
+template <bool kVectors, class At, int kCount>
+__device__ inline void read_vector(const Vector& vector, const At& at, int K, float (&v)[kCount][kChunk]) {
+  if (vector.dtype == SCALED_MM_DTYPE_FLOAT32) {
+    read_vector_of<kVectors, float>(vector, at, K, v);
+  } else if (vector.dtype == SCALED_MM_DTYPE_FLOAT16) {
+    read_vector_of<kVectors, __half>(vector, at, K, v);
+  } else {
+    read_vector_of<kVectors, __nv_bfloat16>(vector, at, K, v);
+  }
+}
+
+// Makes the compiler convert a chunk once more where it is used next, instead of keeping the float32 values, which take twice the registers.
+template <class T>
+__device__ inline void convert_again(Chunk<T>& chunk) {
+#if defined(__CUDA_ARCH__)
+#pragma unroll
+  for (int i = 0; i < Chunk<T>::kWords; ++i) asm volatile("" : "+r"(chunk.words[i]));
+#else
+  (void)chunk;
+#endif
+}
+
+struct Nothing {};
+
+// x, x * vector, x * vector + offset, in float32. kFactor: there is a vector.
+template <class X, bool kFactor>
 struct Elements {
-  const Rows& p;
+  static constexpr bool kReduces = false, kHasAsymmetric = true;
+  static constexpr int kThreads = kFactor ? 640 : 896;
+  using Element = X;
+  using State = Nothing;
 
-  __device__ explicit Elements(const Rows& rows) : p(rows) {}
-  __device__ void load(int64_t row, int k, float (&y)[kChunk]) const {
-    load_chunk<X>(p.x, row, k, p.K, y);
-    if (p.vector.data == nullptr) return;
-    float factor[kChunk];
-    load_chunk(p.vector, k, p.K, factor);
-#pragma unroll
-    for (int e = 0; e < kChunk; ++e) y[e] = y[e] * factor[e];
-    if (p.offset.data == nullptr) return;
-    load_chunk(p.offset, k, p.K, factor);
-#pragma unroll
-    for (int e = 0; e < kChunk; ++e) y[e] = y[e] + factor[e];
-  }
-  __device__ void reload(int64_t row, int k, float (&y)[kChunk]) const { load(row, k, y); }
+  template <bool kVectors, int kCount>
+  struct Batch {
+    Chunk<X> x[kCount];
 
-  template <class Chunks, class Group>
-  __device__ Loaded look(Chunks& chunks, const Group& group) const {
-    return load_held(*this, chunks, group);
-  }
+    template <class At>
+    __device__ void read(const Rows& p, int64_t row, const At& at) {
+      read_chunks<kVectors>(p.x, row, at, p.K, x);
+    }
+    template <class At>
+    __device__ void values(const Rows& p, const At& at, const State&, float (&y)[kCount][kChunk]) const {
+      float factor[kCount][kChunk];
+      if constexpr (kFactor) read_vector<kVectors>(p.vector, at, p.K, factor);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) to_floats(x[i], y[i]);
+      if constexpr (!kFactor) return;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+        for (int e = 0; e < kChunk; ++e) y[i][e] = y[i][e] * factor[i][e];
+      }
+      if (p.offset.data == nullptr) return;
+      read_vector<kVectors>(p.offset, at, p.K, factor);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+        for (int e = 0; e < kChunk; ++e) y[i][e] = y[i][e] + factor[i][e];
+      }
+    }
+  };
 };
+
+template <class X>
+using PlainElements = Elements<X, false>;
+template <class X>
+using ScaledElements = Elements<X, true>;
 
 // activation(first half) * second half. x: rows of 2 K elements.
 template <class X>
 struct Gated {
-  const Rows& p;
+  static constexpr bool kReduces = false, kHasAsymmetric = false;
+  static constexpr int kThreads = 640;
+  using Element = X;
+  using State = Nothing;
   using W = WideOf<X>;
 
-  __device__ explicit Gated(const Rows& rows) : p(rows) {}
-  __device__ void load(int64_t row, int k, float (&y)[kChunk]) const {
-    float u[kChunk];
-    load_chunk<X>(p.x, row, k, p.K, y);
-    load_chunk<X>(p.residual, row, k, p.K, u); // the second half
-#pragma unroll
-    for (int e = 0; e < kChunk; ++e) {
-      const W g = y[e];
-      const W activated = p.function == SCALED_MM_SILU_AND_MUL ? silu(g) : p.function == SCALED_MM_GELU_AND_MUL ? gelu(g) : gelu_tanh(g);
-      y[e] = float(activated * W(u[e]));
-    }
-  }
-  __device__ void reload(int64_t row, int k, float (&y)[kChunk]) const { load(row, k, y); }
+  template <bool kVectors, int kCount>
+  struct Batch {
+    Chunk<X> gate[kCount], up[kCount];
 
-  template <class Chunks, class Group>
-  __device__ Loaded look(Chunks& chunks, const Group& group) const {
-    return load_held(*this, chunks, group);
-  }
+    template <class At>
+    __device__ void read(const Rows& p, int64_t row, const At& at) {
+      read_chunks<kVectors>(p.x, row, at, p.K, gate);
+      read_chunks<kVectors>(p.residual, row, at, p.K, up); // the second half
+    }
+    template <class Activation>
+    __device__ void activated(const Activation& activation, float (&y)[kCount][kChunk]) const {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        float g[kChunk], u[kChunk];
+        to_floats(gate[i], g);
+        to_floats(up[i], u);
+#pragma unroll
+        for (int e = 0; e < kChunk; ++e) y[i][e] = float(activation(W(g[e])) * W(u[e]));
+      }
+    }
+    template <class At>
+    __device__ void values(const Rows& p, const At&, const State&, float (&y)[kCount][kChunk]) const {
+      if (p.function == SCALED_MM_SILU_AND_MUL) {
+        activated([](W g) { return silu(g); }, y);
+      } else if (p.function == SCALED_MM_GELU_AND_MUL) {
+        activated([](W g) { return gelu(g); }, y);
+      } else {
+        activated([](W g) { return gelu_tanh(g); }, y);
+      }
+    }
+  };
 };
 
 // RMSNorm of x, or of x + residual, which is written to total.
 template <class X>
 struct Norm {
-  const Rows& p;
+  static constexpr bool kReduces = true, kHasAsymmetric = false;
+  static constexpr int kThreads = 768;
+  static constexpr int kDtype = std::is_same_v<X, float>    ? SCALED_MM_DTYPE_FLOAT32
+                                : std::is_same_v<X, __half> ? SCALED_MM_DTYPE_FLOAT16
+                                                            : SCALED_MM_DTYPE_BFLOAT16;
+  using Element = X;
   using W = WideOf<X>;
+  using State = W; // 1 / root of the mean square
 
-  __device__ explicit Norm(const Rows& rows) : p(rows) {}
-  __device__ void load(int64_t row, int k, float (&y)[kChunk]) const {
-    load_chunk<X>(p.x, row, k, p.K, y);
-    if (p.function != SCALED_MM_ADD_RMS_NORM) return;
-    float other[kChunk];
-    load_chunk<X>(p.residual, row, k, p.K, other);
-    X total[kChunk];
+  template <bool kVectors, int kCount>
+  struct Batch {
+    Chunk<X> x[kCount]; // then total
+    static constexpr bool kAhead = kCount <= 4; // the weight is read with x; else, and if it has another dtype, in `values`
+    Chunk<X> weight[kAhead ? kCount : 1];
+
+    template <class At>
+    __device__ void read(const Rows& p, int64_t row, const At& at) {
+      Chunk<X> residual[kCount];
+      read_chunks<kVectors>(p.x, row, at, p.K, x);
+      if (p.function == SCALED_MM_ADD_RMS_NORM) read_chunks<kVectors>(p.residual, row, at, p.K, residual);
+      read_weight(p, at);
+      if (p.function != SCALED_MM_ADD_RMS_NORM) return;
 #pragma unroll
-    for (int e = 0; e < kChunk; ++e) {
-      total[e] = from_float<X>(y[e] + other[e]);
-      y[e] = to_float(total[e]);
+      for (int i = 0; i < kCount; ++i) {
+        float y[kChunk], other[kChunk];
+        to_floats(x[i], y);
+        to_floats(residual[i], other);
+#pragma unroll
+        for (int e = 0; e < kChunk; ++e) y[e] = y[e] + other[e];
+        x[i] = from_floats<X>(y);
+        write_chunk<kVectors>(p.total, row, at[i], p.K, x[i]);
+      }
     }
-    store_chunk(p.total, row, k, p.K, total);
-  }
-  // After load: total may be x or residual, which are gone then.
-  __device__ void reload(int64_t row, int k, float (&y)[kChunk]) const {
-    load_chunk<X>(p.function == SCALED_MM_ADD_RMS_NORM ? p.total : p.x, row, k, p.K, y);
-  }
-
-  struct Finish {
-    const Rows& p;
-    W inverse;
-    __device__ void operator()(int k, float (&y)[kChunk]) const {
-      float weight[kChunk];
-      load_chunk(p.vector, k, p.K, weight);
+    // Once `read` has written total: it may be x or residual, which are gone then.
+    template <class At>
+    __device__ void read_again(const Rows& p, int64_t row, const At& at) {
+      read_chunks<kVectors>(p.function == SCALED_MM_ADD_RMS_NORM ? p.total : p.x, row, at, p.K, x);
+      read_weight(p, at);
+    }
+    template <class At>
+    __device__ void read_weight(const Rows& p, const At& at) {
+      if (!kAhead || p.vector.dtype != kDtype) return;
 #pragma unroll
-      for (int e = 0; e < kChunk; ++e) y[e] = float((W(y[e]) * inverse) * W(weight[e]));
-      if (k + kChunk <= p.K) return;
+      for (int i = 0; i < (kAhead ? kCount : 1); ++i) weight[i] = read_chunk<kVectors, X>(p.vector.data, 0, p.vector.stride, at[i], p.K);
+    }
+    // Squares of a lane's elements, one after the other.
+    template <int kPerThread>
+    __device__ void accumulate(W (&lanes)[kPerThread]) const {
 #pragma unroll
-      for (int e = 0; e < kChunk; ++e) y[e] = k + e < p.K ? y[e] : 0.0f; // 0 * infinity otherwise
+      for (int i = 0; i < kCount; ++i) {
+        W& lane = lanes[i % kPerThread];
+        float y[kChunk];
+        to_floats(x[i], y);
+#pragma unroll
+        for (int e = 0; e < kChunk; ++e) lane = lane + W(y[e]) * W(y[e]);
+      }
+    }
+    template <class At>
+    __device__ void values(const Rows& p, const At& at, const State& inverse, float (&y)[kCount][kChunk]) {
+      const bool is_read = kAhead && p.vector.dtype == kDtype;
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        float factor[1][kChunk];
+        if (is_read) {
+          to_floats(weight[kAhead ? i : 0], factor[0]);
+        } else {
+          read_vector<kVectors>(p.vector, Places<0, 1>{at[i]}, p.K, factor);
+        }
+        of_chunk(inverse, x[i], factor[0], y[i]);
+      }
+    }
+    __device__ static void of_chunk(const State& inverse, Chunk<X>& chunk, const float (&factor)[kChunk], float (&y)[kChunk]) {
+      convert_again(chunk);
+      to_floats(chunk, y);
+#pragma unroll
+      for (int e = 0; e < kChunk; ++e) y[e] = float((W(y[e]) * inverse) * W(factor[e]));
     }
   };
 
-  template <class Chunks, class G>
-  __device__ Finish look(Chunks& chunks, const G& group) const {
-    constexpr int kPerThread = G::kLanesPerThread;
-    W lanes[kPerThread] = {};
-    chunks.load(*this, group.row, p.K, group.thread, [&](const float(&y)[kChunk], int i) {
-#pragma unroll
-      for (int lane = 0; lane < kPerThread; ++lane) {
-        if (i % kPerThread != lane) continue;
-#pragma unroll
-        for (int e = 0; e < kChunk; ++e) lanes[lane] = lanes[lane] + W(y[e]) * W(y[e]); // past the end of the row: + 0
-      }
-    });
-    const W mean = group.tree(lanes) / W(p.K);
-    return {p, inverse_root(mean + W(p.epsilon))};
+  template <class Group, int kPerThread>
+  __device__ static State reduce(const Rows& p, const Group& group, W (&lanes)[kPerThread]) {
+    return inverse_root(group.tree(lanes) / W(p.K) + W(p.epsilon));
   }
 };
 

@@ -89,7 +89,7 @@ def empty_matrix(shape: tuple[int, ...], dtype: torch.dtype, device: int) -> tor
     """A contiguous matrix on the current CUDA device. None for other shapes and devices, which torch.empty serves."""
     if len(shape) != 2 or _empty_strided_cuda is None or _current_device is None or device != _current_device():
         return None
-    return _empty_strided_cuda(shape, (max(shape[1], 1), 1), dtype)
+    return _empty_strided_cuda((shape[0], shape[1]), (max(shape[1], 1), 1), dtype)  # no torch.Size, which it refuses
 
 
 def _workspace(size: int, device: int) -> torch.Tensor:

@@ -37,9 +37,9 @@ _INT64_MAX = "INT64_MAX"
 ZERO_POINT_TERMS = "zero_point_terms"
 
 ROWWISE = {
-    "rowwise_quantize": ("rowwise/launch.cuh", "rowwise::entry<{x}, scaled_mm::rowwise::Elements>"),
-    "rowwise_norm": ("rowwise/launch.cuh", "rowwise::entry<{x}, scaled_mm::rowwise::Norm>"),
-    "rowwise_activation": ("rowwise/launch.cuh", "rowwise::entry<{x}, scaled_mm::rowwise::Gated>"),
+    "rowwise_quantize": ("rowwise/launch.cuh", "rowwise::entry<scaled_mm::rowwise::PlainElements<{x}>, scaled_mm::rowwise::ScaledElements<{x}>>"),
+    "rowwise_norm": ("rowwise/launch.cuh", "rowwise::entry<scaled_mm::rowwise::Norm<{x}>>"),
+    "rowwise_activation": ("rowwise/launch.cuh", "rowwise::entry<scaled_mm::rowwise::Gated<{x}>>"),
     "rowwise_rope": ("rowwise/rope_launch.cuh", "rowwise::rope_entry<{x}>"),
     "rowwise_int8_block": ("rowwise/int8_block_launch.cuh", "rowwise::int8_block_entry<{x}>"),
     "gguf_quantize": ("gguf/quantize_launch.cuh", "gguf::quantize_entry<{x}>"),

@@ -116,7 +116,7 @@ def erfc(z: torch.Tensor) -> torch.Tensor:
 def sigmoid_times(g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """g * sigmoid(v), in W, from t = exp(-|v|): exp(-v) would overflow where the result is not yet 0."""
     t = exp(-v.abs())
-    return torch.where(v < 0, g * t, g) / (1 + t)
+    return torch.where(v < 0, g * t, g) * (1 / (1 + t))
 
 
 def _number(value: float, like: torch.Tensor) -> torch.Tensor:

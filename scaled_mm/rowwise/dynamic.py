@@ -11,7 +11,7 @@ def dynamic(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor]:
     q = quantized(x, scale.view(()) if dim == "tensor" else scale)
     if dim == "tensor":
         return q, scale.view(1)
-    return q, scale.transpose(-1, -2).contiguous() if dim == "channel" else scale
+    return q, scale.flatten(-2).unsqueeze(-2) if dim == "channel" else scale
 
 
 def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,7 @@ def dynamic_asymmetric(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.T
     if dim == "tensor":
         return q, scale.view(1), zero_point.view(1), sums
     if dim == "channel":
-        scale, zero_point, sums = (t.transpose(-1, -2).contiguous() for t in (scale, zero_point, sums))
+        scale, zero_point, sums = (t.flatten(-2).unsqueeze(-2) for t in (scale, zero_point, sums))
     return q, scale, zero_point, sums
 
 

@@ -199,7 +199,7 @@ def _static(x: torch.Tensor, dim: str, scale: torch.Tensor, zero_point: torch.Te
     if zero_point is None:
         return q, without_gradient(scale)
     sums = q.to(torch.int32).view(1) if q.dim() == 0 else q.sum(dim=-1, keepdim=True, dtype=torch.int32)
-    return AsymmetricInt8(q, without_gradient(scale), zero_point.to(torch.int32), sums.transpose(-1, -2).contiguous() if dim == "channel" else sums)
+    return AsymmetricInt8(q, without_gradient(scale), zero_point.to(torch.int32), sums.flatten(-2).unsqueeze(-2) if dim == "channel" else sums)
 
 
 def _smoothed_rows(x: torch.Tensor, smooth_scale: torch.Tensor) -> torch.Tensor:

@@ -101,7 +101,7 @@ def dynamic_quant(x: torch.Tensor, smooth_scales: torch.Tensor | None = None) ->
 
 def _sigmoid_times(g: np.ndarray, v: np.ndarray) -> np.ndarray:
     t = _exp(-np.abs(v))
-    return np.where(v < 0, g * t, g) / (t.dtype.type(1) + t)
+    return np.where(v < 0, g * t, g) * (t.dtype.type(1) / (t.dtype.type(1) + t))
 
 
 def _exp(v: np.ndarray) -> np.ndarray:

@@ -1,43 +1,76 @@
 // The row-wise kernels on gpu.h, as a library: what they do with chunks, lanes, tails and rounding, without a GPU.
 #include "warp.h"
-#include "rowwise/kernel.cuh"
-#include "rowwise/sources.cuh"
+#include "rowwise/launch.cuh"
 
 using namespace scaled_mm::rowwise;
 
 namespace {
 
-template <class X, class Source, int kThreads, int kHeld>
-void run(const Rows& p) {
+template <int kThreads, class Kernel>
+void run(Kernel* kernel, const Rows& p, unsigned spans) {
   const int64_t rows = Group<kThreads>::kRows;
   gpu::shared_size = 0;
+  gpu::grid_size.y = spans;
   for (int64_t block = 0; block < (p.rows + rows - 1) / rows; ++block) {
-    gpu::run_block(Group<kThreads>::kBlock, unsigned(block), true, [&] { kernel<X, Source, kThreads, kHeld>(p); });
+    for (gpu::block_index.y = 0; gpu::block_index.y < spans; ++gpu::block_index.y) {
+      gpu::run_block(Group<kThreads>::kBlock, unsigned(block), true, [&] { kernel(p); });
+    }
   }
+  gpu::grid_size.y = 1, gpu::block_index.y = 0;
 }
 
-template <class X, class Source>
-int by_length(const Rows& p, int threads, int held) {
-  if (threads == 32 && held == 4) return run<X, Source, 32, 4>(p), 0;
-  if (threads == 128 && held == 4) return run<X, Source, 128, 4>(p), 0;
-  if (threads == 256 && held == 4) return run<X, Source, 256, 4>(p), 0;
-  if (threads == 256 && held == 8) return run<X, Source, 256, 8>(p), 0;
-  if (threads == 256 && held == 0) return run<X, Source, 256, 0>(p), 0;
+template <class Source, int kThreads, int kHeld, bool kVectors>
+int run_rows(const Rows& p) {
+  return run<kThreads>(&row_kernel<Source, kThreads, kHeld, kVectors>, p, 1), 0;
+}
+
+template <class Source>
+int by_row(const Rows& p, int threads, int held, bool vectors) {
+  if (vectors) {
+    if (threads == 32) return run_rows<Source, 32, 4, true>(p);
+    if (threads == 128) return run_rows<Source, 128, 4, true>(p);
+    if (threads == 256 && held == 4) return run_rows<Source, 256, 4, true>(p);
+    if (threads == 256 && held == 8) return run_rows<Source, KernelsOf<Source, true>::kMany, 2048 / KernelsOf<Source, true>::kMany, true>(p);
+    if (threads == 256 && held == 0) return run_rows<Source, 256, 0, true>(p);
+  } else {
+    if (threads == 32) return run_rows<Source, 32, 4, false>(p);
+    if (threads == 256 && held == 4) return run_rows<Source, 256, 4, false>(p);
+    if (threads == 256 && held == 0) return run_rows<Source, 256, 0, false>(p);
+  }
   return 1;
 }
 
-template <template <class> class Source>
-int by_dtype(const Rows& p, int dtype, int threads, int held) {
-  if (dtype == SCALED_MM_DTYPE_FLOAT16) return by_length<__half, Source<__half>>(p, threads, held);
-  if (dtype == SCALED_MM_DTYPE_BFLOAT16) return by_length<__nv_bfloat16, Source<__nv_bfloat16>>(p, threads, held);
-  if (dtype == SCALED_MM_DTYPE_FLOAT32) return by_length<float, Source<float>>(p, threads, held);
-  return 1;
+// threads: 32, or else 256, of which some share what is left over (held = 0), or each has a span.
+template <class Source, bool kVectors>
+int by_element(const Rows& p, int threads, int held) {
+  if (threads == 32) return run<32>(&element_kernel<Source, 32, 4, kVectors>, p, 1), 0;
+  const unsigned spans = unsigned((p.K + 4095) / 4096);
+  return run<256>(&element_kernel<Source, 256, 2, kVectors>, p, held == 0 ? (spans + 1) / 2 : spans), 0;
+}
+
+template <class Source>
+int by_output(const Rows& p, int threads, int held, bool vectors) {
+  if (vectors && !in_chunks(p)) return 2;
+  if constexpr (!Source::kReduces) {
+    if (!needs_whole_rows(p)) return vectors ? by_element<Source, true>(p, threads, held) : by_element<Source, false>(p, threads, held);
+  }
+  return by_row<Source>(p, threads, held, vectors);
+}
+
+template <class X>
+int by_function(const Rows& p, int threads, int held, bool vectors) {
+  if (p.function == SCALED_MM_QUANTIZE_INT8) {
+    return p.vector.data == nullptr ? by_output<PlainElements<X>>(p, threads, held, vectors) : by_output<ScaledElements<X>>(p, threads, held, vectors);
+  }
+  if (p.function < SCALED_MM_SILU_AND_MUL) return by_output<Norm<X>>(p, threads, held, vectors);
+  return by_output<Gated<X>>(p, threads, held, vectors);
 }
 
 } // namespace
 
-extern "C" int emulate(const Rows* p, int dtype, int threads, int held) {
-  if (p->function == SCALED_MM_QUANTIZE_INT8) return by_dtype<Elements>(*p, dtype, threads, held);
-  if (p->function < SCALED_MM_SILU_AND_MUL) return by_dtype<Norm>(*p, dtype, threads, held);
-  return by_dtype<Gated>(*p, dtype, threads, held);
+extern "C" int emulate(const Rows* p, int dtype, int threads, int held, int vectors) {
+  if (dtype == SCALED_MM_DTYPE_FLOAT16) return by_function<__half>(*p, threads, held, vectors);
+  if (dtype == SCALED_MM_DTYPE_BFLOAT16) return by_function<__nv_bfloat16>(*p, threads, held, vectors);
+  if (dtype == SCALED_MM_DTYPE_FLOAT32) return by_function<float>(*p, threads, held, vectors);
+  return 3;
 }

@@ -21,8 +21,9 @@ HERE = Path(__file__).resolve().parent
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 CAST, TOKEN, ASYMMETRIC, STATIC, ROUND = range(5)  # scaledMMRowwiseOutput_t
 QUANTIZE, RMS_NORM, ADD_RMS_NORM, SILU, GELU, GELU_TANH = range(6)  # scaledMMRowwise_t
-# (threads of a row, chunks in registers; 0: computed again), and the longest row
-LENGTHS = {(32, 4): 1024, (128, 4): 4096, (256, 4): 8192, (256, 8): 16384, (256, 0): 1 << 30}
+# (threads of a row, chunks in registers, whether every chunk is whole and aligned; 0 chunks: computed again), and the longest row
+LENGTHS = {(32, 4, True): 1024, (128, 4, True): 4096, (256, 4, True): 8192, (256, 8, True): 16384, (256, 0, True): 1 << 30}
+LENGTHS |= {(32, 4, False): 1024, (256, 4, False): 8192, (256, 0, False): 1 << 30}
 
 
 class Matrix(ctypes.Structure):
@@ -129,8 +130,8 @@ def same(got: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.equal(got, expected) if not got.is_floating_point() else reference.same_bits(got, expected)
 
 
-def lengths(k: int) -> list[tuple[int, int]]:
-    return [length for length, longest in LENGTHS.items() if k <= longest]
+def lengths(k: int) -> list[tuple[int, int, bool]]:
+    return [length for length, longest in LENGTHS.items() if k <= longest and not (length[2] and k % 8)]
 
 
 # Tails, one chunk, a row of every length, several steps of every lane.
@@ -157,7 +158,7 @@ def test_dynamic_quantization(emulate, dtype, k):
             got = emulate(x, QUANTIZE, TOKEN, length, vector_)
             q, scale = sm.quantize_int8(x, smooth_scale=vector_)
             assert same(got["out"], q) and same(got["scale"], scale)
-        got = emulate(x, QUANTIZE, ASYMMETRIC, length, padding=3)
+        got = emulate(x, QUANTIZE, ASYMMETRIC, length, padding=8 if length[2] else 3)
         expected = sm.quantize_int8(x, symmetric=False)
         assert same(got["out"], expected.q) and same(got["scale"], expected.scale)
         assert same(got["zero_point"], expected.zero_point) and same(got["row_sums"], expected.row_sums)
@@ -190,7 +191,7 @@ def test_static_quantization(emulate, dtype, zero_point):
         if point is not None:
             assert same(got["row_sums"], expected.row_sums)
     scales, points = torch.rand(5) + 0.01, torch.randint(-128, 128, (5,), dtype=torch.int8)
-    got = emulate(x, QUANTIZE, STATIC, (128, 4), scale=scales, zero_point=points)
+    got = emulate(x, QUANTIZE, STATIC, (256, 4, False), scale=scales, zero_point=points)
     assert same(got["out"], sm.quantize_int8(x, scale=scales[:, None], zero_point=points[:, None]).q)
 
 
@@ -201,7 +202,7 @@ def test_quantize_multiplies_and_rounds(emulate, dtype):
     scale, offset = torch.randn(300), torch.randn(300) * 10
     for of in FLOATS:
         for shift in (None, offset.to(of)):
-            got = emulate(x, QUANTIZE, ROUND, (128, 4), scale.to(of), shift)
+            got = emulate(x, QUANTIZE, ROUND, (256, 4, False), scale.to(of), shift)
             assert same(got["out"], sm.quantize(x, scale.to(of), shift))
 
 
@@ -241,11 +242,11 @@ def test_activations(emulate, dtype, k):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_any_strides(emulate, dtype):
     x = rows_of(dtype, 600)[:, ::2]
-    got = emulate(x, QUANTIZE, TOKEN, (128, 4), rows_of(torch.float32, 900)[0, ::3], padding=5)
+    got = emulate(x, QUANTIZE, TOKEN, (256, 4, False), rows_of(torch.float32, 900)[0, ::3], padding=5)
     q, scale = sm.quantize_int8(x, smooth_scale=rows_of(torch.float32, 900)[0, ::3])
     assert same(got["out"], q) and same(got["scale"], scale)
     columns = rows_of(dtype, 5).t()  # strides [1, 5]
-    got = emulate(columns, QUANTIZE, TOKEN, (32, 4))
+    got = emulate(columns, QUANTIZE, TOKEN, (32, 4, False))
     assert same(got["out"], sm.quantize_int8(columns)[0])
 
 
@@ -258,5 +259,5 @@ def test_short_and_long_division_agree_next_to_every_tie(emulate):
         for step in range(9):
             for _ in range(abs(step - 4)):
                 x[step] = torch.nextafter(x[step], torch.full_like(x[step], float("inf") if step > 4 else -float("inf")))
-        got = emulate(x, QUANTIZE, STATIC, (128, 4), scale=torch.tensor([scale]))
+        got = emulate(x, QUANTIZE, STATIC, (32, 4, False), scale=torch.tensor([scale]))
         assert same(got["out"], sm.quantize_int8(x, scale=torch.tensor([scale]))[0])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import random
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
 from rowwise_data import FLOATS
 
 import scaled_mm as sm
+from scaled_mm.jit import library
 from scaled_mm.reference import same_bits
 from scaled_mm.rowwise import kernels
 
@@ -134,3 +138,10 @@ def test_torch_operations_serve_under_a_compiler_and_give_the_same_bits(launches
     compiled = torch.compile(lambda x: sm.quantize_int8(x), backend="eager")
     assert same(compiled(x), sm.quantize_int8(x.cpu()))
     assert launches == []
+
+
+def test_every_inverse_of_a_sigmoid_is_that_of_a_division(tmp_path):
+    nvcc, flags = library.nvcc_and_flags("sm80")
+    target, source = tmp_path / "inverse.so", Path(__file__).with_name("inverse.cu")
+    subprocess.run([str(nvcc.path), *flags, "-shared", str(source), "-o", str(target)], check=True, timeout=300)
+    assert ctypes.CDLL(str(target)).count_different() == 0
