@@ -24,8 +24,7 @@ struct Constants<float> {
   using Integer = int32_t;
   static constexpr int kBias = 127, kFraction = 23;
   static constexpr float kLow = -110.0f; // below, exp is 0
-  static constexpr float kLn2High = 0.693359375f, kLn2Low = -2.12194442749023438e-4f;
-  __host__ __device__ static float exp_polynomial(float r);
+  __host__ __device__ static float exp_polynomial(float f);
   __host__ __device__ static float erfc_polynomial(float t);
 };
 
@@ -34,8 +33,7 @@ struct Constants<double> {
   using Integer = int64_t;
   static constexpr int kBias = 1023, kFraction = 52;
   static constexpr double kLow = -760.0;
-  static constexpr double kLn2High = 6.93147180369123816490e-01, kLn2Low = 1.90821492927058770002e-10;
-  __host__ __device__ static double exp_polynomial(double r);
+  __host__ __device__ static double exp_polynomial(double f);
   __host__ __device__ static double erfc_polynomial(double t);
 };
 
@@ -48,15 +46,15 @@ __host__ __device__ inline W polynomial(const W (&coefficients)[kCount], W x) {
   return result;
 }
 
-__host__ __device__ inline float Constants<float>::exp_polynomial(float r) {
-  constexpr float kCoefficients[] = {0.008357199840247631f, 0.04183380305767059f, 0.16666631400585175f, 0.49999749660491943f};
-  return polynomial(kCoefficients, r);
+__host__ __device__ inline float Constants<float>::exp_polynomial(float f) {
+  constexpr float kCoefficients[] = {0.009656710550189018f, 0.05583828315138817f, 0.24022530019283295f, 0.6931367516517639f};
+  return polynomial(kCoefficients, f);
 }
 
-__host__ __device__ inline double Constants<double>::exp_polynomial(double r) {
-  constexpr double kCoefficients[] = {0.00019890980869750327, 0.0013933641031986701, 0.008333310934448869,
-                                      0.04166646500604005,    0.16666666681614256,   0.5000000013457727};
-  return polynomial(kCoefficients, r);
+__host__ __device__ inline double Constants<double>::exp_polynomial(double f) {
+  constexpr double kCoefficients[] = {1.5297323675330583e-05, 0.00015461444703785432, 0.0013333502386492506, 0.009618056678507231,
+                                      0.055504108839093375,   0.2402265092228889,     0.6931471805599453};
+  return polynomial(kCoefficients, f);
 }
 
 __host__ __device__ inline float Constants<float>::erfc_polynomial(float t) {
@@ -97,33 +95,22 @@ __host__ __device__ inline float smaller(float a, float b) { return -larger(-a, 
 
 constexpr float kMagic = 12582912.0f; // 1.5 * 2^23: adding it rounds to an integer, which its low bits then hold
 
-// 1 + r + r^2 * polynomial
-template <class W>
-__host__ __device__ inline W exp_of_remainder(W r) {
-  return ((Constants<W>::exp_polynomial(r) * r) * r + r) + W(1);
-}
-
-// exp(v) for v <= 0 and NaN.
+// exp(v) for v <= 0 and NaN: 2^n * (1 + f * polynomial), n + f = v * log2 e.
 __host__ __device__ inline double exp_of(double v) {
-  using C = Constants<double>;
-  v = v < C::kLow ? C::kLow : v; // NaN stays
-  const double n = rint(v * 1.4426950408889634); // log2 e
-  const double r = (v - n * C::kLn2High) - n * C::kLn2Low, half = floor(n * 0.5);
-  return (exp_of_remainder(r) * power_of_two(half)) * power_of_two(n - half);
+  v = v < Constants<double>::kLow ? Constants<double>::kLow : v; // NaN stays
+  const double x = v * 1.4426950408889634, n = rint(x), f = x - n, half = floor(n * 0.5);
+  return ((Constants<double>::exp_polynomial(f) * f + 1.0) * power_of_two(half)) * power_of_two(n - half);
 }
 
-// The same in fewer instructions. The products by kLn2High and by the first power of two are exact, whichever way they are made.
+// The same in fewer instructions: the product by the first power of two is exact, whichever it is.
 __host__ __device__ inline float exp_of(float v) {
-  using C = Constants<float>;
-  v = larger(v, C::kLow);
-  const float moved = v * 1.44269504f + kMagic, n = moved - kMagic;
-  const float r = fmaf(-n, C::kLn2High, v) - n * C::kLn2Low;
+  const float x = larger(v, Constants<float>::kLow) * 1.44269504f, moved = x + kMagic, f = x - (moved - kMagic);
   uint32_t bits;
   memcpy(&bits, &moved, 4);
   bits = (bits << 23) + ((127u + 64) << 23); // 2^(n + 64)
   float power;
   memcpy(&power, &bits, 4);
-  return (exp_of_remainder(r) * power) * 5.42101086e-20f; // 2^-64
+  return ((Constants<float>::exp_polynomial(f) * f + 1.0f) * power) * 5.42101086e-20f; // 2^-64
 }
 
 template <class W>
@@ -148,8 +135,9 @@ __host__ __device__ inline float inverse_of(float d) {
 // g * sigmoid(v).
 template <class W>
 __host__ __device__ inline W sigmoid_times(W g, W v) {
-  const W t = exp_of(v < 0 ? v : -v);
-  return (v < 0 ? g * t : g) * inverse_of(W(1) + t);
+  const W t = exp_of(-(v < 0 ? -v : v));
+  if (v < 0) g = g * t;
+  return g * inverse_of(W(1) + t);
 }
 
 template <class W>

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(con
   if (!inside) return;
   const Quantizer quantizer = Quantizer::of_largest(bits);
   if (threadIdx.x % kAcross == 0) p.scale[row * p.scale_stride_n + column * p.scale_stride_k] = quantizer.scale;
-  store_chunk(p.out, row, k, p.K, quantizer.spoilt ? Chunk<int8_t>{} : quantize<true>(y, quantizer));
+  store_chunk(p.out, row, k, p.K, quantize(y, quantizer));
 }
 
 // A thread block has a block, in registers.
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_weight_kernel(co
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     if (first + i * kDown >= p.N) continue;
-    store_chunk(out, first + i * kDown, k, p.K, quantizer.spoilt ? Chunk<int8_t>{} : quantize<true>(held[i], quantizer));
+    store_chunk(out, first + i * kDown, k, p.K, quantize(held[i], quantizer));
   }
 }
 

@@ -53,12 +53,11 @@ struct RowValues {
     }
   }
 
-  // visit(k, results) for each chunk; past the end of the row with zeros.
+  // visit(at, results) for each batch of chunks; past the end of the row they are 0.
   template <class Visit>
   __device__ void each(const Visit& visit) const {
     if constexpr (kHolds) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) visit((group.thread + i * kThreads) * kChunk, held[i]);
+      visit(At{group.thread * kChunk}, held);
     } else {
 #pragma unroll 1
       for (int k = group.thread * kChunk; k < p.K; k += kSpan) {
@@ -71,8 +70,7 @@ struct RowValues {
           batch.read(p, group.row, at);
         }
         batch.values(p, at, state, values);
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) visit(at[i], values[i]);
+        visit(at, values);
       }
     }
   }
@@ -80,7 +78,7 @@ struct RowValues {
 
 // Thread blocks of a multiprocessor.
 template <class Source, int kThreads, bool kVectors>
-constexpr int kBlocks = (kVectors ? Source::kThreads : 512) / Group<kThreads>::kBlock;
+constexpr int kBlocks = (kVectors ? Source::kThreads : 384) / Group<kThreads>::kBlock;
 
 __device__ inline float static_zero_point(const Rows& p, int64_t index) {
   if (p.zero_point == nullptr) return 0;
@@ -98,7 +96,10 @@ __device__ inline Quantizer static_quantizer(const Rows& p, int64_t index) {
 template <class Values, int kThreads>
 __device__ Quantizer symmetric(const Rows& p, const Group<kThreads>& group, const Values& values) {
   float most = 0;
-  values.each([&](int, const float(&y)[kChunk]) { most = largest_of(y, most); });
+  values.each([&](const auto&, const auto& y) {
+#pragma unroll
+    for (const auto& chunk : y) most = largest_of(chunk, most);
+  });
   const Quantizer quantizer = Quantizer::of_largest(group.largest(magnitude_bits(most)));
   if (group.thread == 0) p.out_scale[group.row] = quantizer.scale;
   return quantizer;
@@ -109,11 +110,14 @@ __device__ Quantizer asymmetric(const Rows& p, const Group<kThreads>& group, con
   constexpr float kSmallest = 1.1754943508222875e-38f; // 2^-126
   constexpr uint32_t kInfinity = 0x7f800000u;
   float low = 0, high = 0;
-  values.each([&](int, const float(&y)[kChunk]) {
+  values.each([&](const auto&, const auto& y) {
 #pragma unroll
-    for (int e = 0; e < kChunk; ++e) {
-      low = smaller(low, y[e]);
-      high = larger(high, y[e]);
+    for (const auto& chunk : y) {
+#pragma unroll
+      for (int e = 0; e < kChunk; ++e) {
+        low = smaller(low, chunk[e]);
+        high = larger(high, chunk[e]);
+      }
     }
   });
   const uint32_t low_bits = group.largest(magnitude_bits(low));
@@ -134,9 +138,16 @@ __device__ Quantizer asymmetric(const Rows& p, const Group<kThreads>& group, con
   return Quantizer::of(scale, zero_point, spoilt, -128);
 }
 
+// A batch of chunks of a row, written in x's dtype.
+template <class X, bool kVectors, class At, int kCount>
+__device__ inline void write_cast(const Rows& p, int64_t row, const At& at, const float (&y)[kCount][kChunk]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, from_floats<X>(y[i]));
+}
+
 // The outputs for which a row has to be seen as a whole: norms, scales of a row's own, row sums.
 template <class Source, int kThreads, int kHeld, bool kVectors>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld > 4 ? 2 : kBlocks<Source, kThreads, kVectors>)
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld == 4 ? kBlocks<Source, kThreads, kVectors> : kVectors ? 2 : 1)
     row_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   const Group<kThreads> group;
@@ -145,16 +156,13 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld > 4 ? 2 : kBloc
   const RowValues<Source, kThreads, kHeld, kVectors> values(p, group);
   if constexpr (Source::kReduces) {
     if (p.output == SCALED_MM_ROWWISE_CAST) {
-      values.each([&](int k, const float(&y)[kChunk]) { write_chunk<kVectors>(p.out, row, k, p.K, from_floats<typename Source::Element>(y)); });
+      values.each([&](const auto& at, const auto& y) { write_cast<typename Source::Element, kVectors>(p, row, at, y); });
       return;
     }
   }
   if (p.output == SCALED_MM_ROWWISE_TOKEN) {
     const Quantizer quantizer = symmetric(p, group, values);
-    values.each([&](int k, const float(&y)[kChunk]) {
-      const Chunk<int8_t> q = quantizer.spoilt ? Chunk<int8_t>{} : quantize<true>(y, quantizer);
-      write_chunk<kVectors>(p.out, row, k, p.K, q);
-    });
+    values.each([&](const auto& at, const auto& y) { write_quantized<true, kVectors>(p, row, at, y, quantizer, false); });
     return;
   }
   Quantizer quantizer;
@@ -164,28 +172,30 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld > 4 ? 2 : kBloc
     quantizer = static_quantizer(p, row);
   }
   int32_t sum = 0;
-  values.each([&](int k, const float(&y)[kChunk]) {
-    const Chunk<int8_t> q = quantize<false>(y, quantizer);
-    write_chunk<kVectors>(p.out, row, k, p.K, q);
-    if (p.out_row_sums != nullptr) sum += sum_of(q, k, p.K);
-  });
+  const bool wants_sum = Source::kHasAsymmetric && p.out_row_sums != nullptr;
+  values.each([&](const auto& at, const auto& y) { sum += write_quantized<false, kVectors>(p, row, at, y, quantizer, wants_sum); });
   if (p.out_row_sums == nullptr) return;
   group.again();
   sum = group.sum(sum);
   if (group.thread == 0) p.out_row_sums[row] = sum;
 }
 
-// The other outputs: a row is shared by gridDim.y thread blocks, or by the four warps of one.
+// The other outputs: a row is shared by p.spans thread blocks, or one block has a row for each of its four warps.
 template <class Source, int kThreads, int kCount, bool kVectors>
 __global__ void __launch_bounds__(Group<kThreads>::kBlock, kVectors && kThreads > 32 ? 4 : kBlocks<Source, kThreads, kVectors>)
     element_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   constexpr int kSpan = kThreads * kCount * kChunk;
-  const Group<kThreads> group;
+  Group<kThreads> group;
+  unsigned first = 0, spans = 1;
+  if constexpr (kThreads > 32) {
+    spans = unsigned(p.spans), first = blockIdx.x % spans;
+    group.row = blockIdx.x / spans;
+  }
   const int64_t row = group.row;
   if (row >= p.rows) return;
 #pragma unroll 1
-  for (int64_t span = int64_t(blockIdx.y) * kSpan; span < p.K; span += int64_t(gridDim.y) * kSpan) {
+  for (int64_t span = int64_t(first) * kSpan; span < p.K; span += int64_t(spans) * kSpan) {
     typename Source::template Batch<kVectors, kCount> batch;
     float y[kCount][kChunk];
     const Places<kThreads, kCount> at = {int(span) + group.thread * kChunk};
@@ -193,14 +203,12 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kVectors && kThreads 
     if (p.output == SCALED_MM_ROWWISE_STATIC) {
       const Quantizer quantizer = static_quantizer(p, row);
       batch.values(p, at, {}, y);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, quantize<false>(y[i], quantizer));
+      write_quantized<false, kVectors>(p, row, at, y, quantizer, false);
       continue;
     }
     batch.values(p, at, {}, y);
-    if constexpr (!Source::kHasAsymmetric) { // CAST
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, from_floats<typename Source::Element>(y[i]));
+    if constexpr (!Source::kHasAsymmetric) {
+      write_cast<typename Source::Element, kVectors>(p, row, at, y);
     } else if (p.output == SCALED_MM_ROWWISE_ROUND) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, round_only(y[i]));

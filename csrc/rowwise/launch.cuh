@@ -85,14 +85,19 @@ struct Variant {
     return instance;
   }
   static scaledMMStatus_t launch(Rows& p, const GemmLaunch& l, char* message, size_t size) {
-    constexpr int kRows = Group<kThreads>::kRows, kMostBlocks = 65535;
-    const int64_t blocks = (p.rows + kRows - 1) / kRows, spans = kSpan == 0 ? 1 : (p.K + kSpan - 1) / (kSpan == 0 ? 1 : kSpan);
+    constexpr int kRows = Group<kThreads>::kRows;
+    const int64_t blocks = (p.rows + kRows - 1) / kRows;
     if (blocks > INT32_MAX) {
       snprintf(message, size, "x: expected at most %lld rows, got %lld", static_cast<long long>(INT32_MAX) * kRows, static_cast<long long>(p.rows));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
+    p.spans = 1;
+    if constexpr (kSpan > 0) { // no more than the grid holds
+      const int64_t spans = (p.K + kSpan - 1) / kSpan, most = INT32_MAX / (blocks > 0 ? blocks : 1);
+      p.spans = int(spans < 1 ? 1 : spans < most ? spans : most);
+    }
     LaunchShape shape;
-    shape.grid = dim3(unsigned(blocks), unsigned(spans < kMostBlocks ? (spans > 0 ? spans : 1) : kMostBlocks));
+    shape.grid = dim3(unsigned(blocks * p.spans));
     shape.block = dim3(Group<kThreads>::kBlock);
     shape.dependent = kDependent;
     void* pointers[] = {&p};

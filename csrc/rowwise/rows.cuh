@@ -30,6 +30,7 @@ struct Vector {
 struct Rows {
   int64_t rows;
   int K; // elements of a row of the output
+  int spans; // thread blocks of a row, where several share it
   Matrix x, residual, total, out;
   Vector vector, offset;
   double epsilon;

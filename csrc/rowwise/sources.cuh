@@ -58,7 +58,7 @@ struct Nothing {};
 template <class X, bool kFactor>
 struct Elements {
   static constexpr bool kReduces = false, kHasAsymmetric = true;
-  static constexpr int kThreads = kFactor ? 640 : 896;
+  static constexpr int kThreads = kFactor ? 640 : 1024;
   using Element = X;
   using State = Nothing;
 
@@ -144,7 +144,7 @@ struct Gated {
 template <class X>
 struct Norm {
   static constexpr bool kReduces = true, kHasAsymmetric = false;
-  static constexpr int kThreads = 768;
+  static constexpr int kThreads = 896;
   static constexpr int kDtype = std::is_same_v<X, float>    ? SCALED_MM_DTYPE_FLOAT32
                                 : std::is_same_v<X, __half> ? SCALED_MM_DTYPE_FLOAT16
                                                             : SCALED_MM_DTYPE_BFLOAT16;

@@ -14,17 +14,18 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 VECTOR, LANES = 8, 256
 """A lane of a sum takes VECTOR consecutive elements out of each VECTOR * LANES."""
 
-# Chebyshev interpolants, the highest power first: of (exp(r) - 1 - r) / r^2 for |r| <= ln 2 / 2, and of exp(z^2) erfc(z) / t for 0 < t <= 1,
+# Chebyshev interpolants, the highest power first: of (2^f - 1) / f for |f| <= 1 / 2, and of exp(z^2) erfc(z) / t for 0 < t <= 1,
 # t = 1 / (1 + z / 2). Those of float32 are float32 numbers.
 _EXP = {
-    torch.float32: (0.008357199840247631, 0.04183380305767059, 0.16666631400585175, 0.49999749660491943),
+    torch.float32: (0.009656710550189018, 0.05583828315138817, 0.24022530019283295, 0.6931367516517639),
     torch.float64: (
-        0.00019890980869750327,
-        0.0013933641031986701,
-        0.008333310934448869,
-        0.04166646500604005,
-        0.16666666681614256,
-        0.5000000013457727,
+        1.5297323675330583e-05,
+        0.00015461444703785432,
+        0.0013333502386492506,
+        0.009618056678507231,
+        0.055504108839093375,
+        0.2402265092228889,
+        0.6931471805599453,
     ),
 }
 _ERFC = {
@@ -57,9 +58,7 @@ _ERFC = {
         0.28209479171672364,
     ),
 }
-_RANGE = {torch.float32: (-110.0, 89.0), torch.float64: (-760.0, 710.0)}  # beyond it exp is 0 or infinite
-# ln 2 in two parts. The first has so few bits that its products with n are exact.
-_LN2 = {torch.float32: (0.693359375, -2.12194442749023438e-4), torch.float64: (6.93147180369123816490e-01, 1.90821492927058770002e-10)}
+_LOW = {torch.float32: -110.0, torch.float64: -760.0}  # below, exp is 0
 _EXPONENT = {torch.float32: (torch.int32, 127, 23), torch.float64: (torch.int64, 1023, 52)}  # integer type, bias, bits of the fraction
 
 
@@ -94,15 +93,12 @@ def inverse_root(v: torch.Tensor) -> torch.Tensor:
 
 
 def exp(v: torch.Tensor) -> torch.Tensor:
-    """exp(v) for v in W; 0 or infinity beyond W's range, NaN for NaN."""
-    low, high = _RANGE[v.dtype]
-    ln2_high, ln2_low = _LN2[v.dtype]
-    v = v.clamp(low, high)
-    n = (v * _number(math.log2(math.e), v)).round()
-    r = (v - n * ln2_high) - n * _number(ln2_low, v)
-    e = ((_polynomial(_EXP[v.dtype], r) * r) * r + r) + 1
+    """exp(v) for v <= 0 in W; 0 below W's range, NaN for NaN."""
+    x = v.clamp_min(_LOW[v.dtype]) * _number(math.log2(math.e), v)
+    n = x.round()
+    f = x - n
     half = (n * 0.5).floor()
-    return (e * _power_of_two(half)) * _power_of_two(n - half)
+    return ((_polynomial(_EXP[v.dtype], f) * f + 1) * _power_of_two(half)) * _power_of_two(n - half)
 
 
 def erfc(z: torch.Tensor) -> torch.Tensor:

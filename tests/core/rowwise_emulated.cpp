@@ -7,16 +7,12 @@ using namespace scaled_mm::rowwise;
 namespace {
 
 template <int kThreads, class Kernel>
-void run(Kernel* kernel, const Rows& p, unsigned spans) {
-  const int64_t rows = Group<kThreads>::kRows;
+void run(Kernel* kernel, Rows p, int spans) {
+  p.spans = spans;
   gpu::shared_size = 0;
-  gpu::grid_size.y = spans;
-  for (int64_t block = 0; block < (p.rows + rows - 1) / rows; ++block) {
-    for (gpu::block_index.y = 0; gpu::block_index.y < spans; ++gpu::block_index.y) {
-      gpu::run_block(Group<kThreads>::kBlock, unsigned(block), true, [&] { kernel(p); });
-    }
+  for (int64_t block = 0; block < (p.rows + Group<kThreads>::kRows - 1) / Group<kThreads>::kRows * spans; ++block) {
+    gpu::run_block(Group<kThreads>::kBlock, unsigned(block), true, [&] { kernel(p); });
   }
-  gpu::grid_size.y = 1, gpu::block_index.y = 0;
 }
 
 template <class Source, int kThreads, int kHeld, bool kVectors>
@@ -44,7 +40,7 @@ int by_row(const Rows& p, int threads, int held, bool vectors) {
 template <class Source, bool kVectors>
 int by_element(const Rows& p, int threads, int held) {
   if (threads == 32) return run<32>(&element_kernel<Source, 32, 4, kVectors>, p, 1), 0;
-  const unsigned spans = unsigned((p.K + 4095) / 4096);
+  const int spans = (p.K + 4095) / 4096;
   return run<256>(&element_kernel<Source, 256, 2, kVectors>, p, held == 0 ? (spans + 1) / 2 : spans), 0;
 }
 

@@ -38,6 +38,7 @@ class Rows(ctypes.Structure):
     _fields_ = [
         ("rows", ctypes.c_int64),
         ("K", ctypes.c_int32),
+        ("spans", ctypes.c_int32),
         *((name, Matrix) for name in ("x", "residual", "total", "out")),
         *((name, Vector) for name in ("vector", "offset")),
         ("epsilon", ctypes.c_double),

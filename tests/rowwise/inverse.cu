@@ -10,7 +10,7 @@ __global__ void compare(int* different) {
   if (scaled_mm::rowwise::inverse_of(d) != __frcp_rn(d)) atomicAdd(different, 1);
 }
 
-extern "C" int count_different() {
+extern "C" __attribute__((visibility("default"))) int count_different() {
   int* different = nullptr;
   int count = -1;
   if (cudaMallocManaged(&different, sizeof(int)) != cudaSuccess) return -1;

@@ -34,13 +34,12 @@ struct Thread {
 };
 
 struct Index {
-  unsigned x, y = 0;
+  unsigned x;
 };
 
 inline std::vector<Thread> threads;
 inline ucontext_t scheduler;
 inline Index thread_index, block_index;
-inline Index grid_size = {1, 1}; // y: set by those that have more than one
 inline std::function<void()> body;
 inline bool eager;
 inline int finished;
@@ -137,7 +136,6 @@ inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned shift) { r
 
 #define threadIdx gpu::thread_index
 #define blockIdx gpu::block_index
-#define gridDim gpu::grid_size
 #ifndef __grid_constant__
 #define __grid_constant__
 #endif
