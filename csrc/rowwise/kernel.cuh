@@ -138,17 +138,18 @@ __device__ Quantizer asymmetric(const Rows& p, const Group<kThreads>& group, con
   return Quantizer::of(scale, zero_point, spoilt, -128);
 }
 
-// A batch of chunks of a row, written in x's dtype.
-template <class X, bool kVectors, class At, int kCount>
-__device__ inline void write_cast(const Rows& p, int64_t row, const At& at, const float (&y)[kCount][kChunk]) {
+// Writes a batch of chunks of a row, each as result(y) gives it.
+template <bool kVectors, class At, int kCount, class Result>
+__device__ inline void write_chunks(const Rows& p, int64_t row, const At& at, const float (&y)[kCount][kChunk], const Result& result) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, from_floats<X>(y[i]));
+  for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, result(y[i]));
 }
 
 // The outputs for which a row has to be seen as a whole: norms, scales of a row's own, row sums.
 template <class Source, int kThreads, int kHeld, bool kVectors>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld == 4 ? kBlocks<Source, kThreads, kVectors> : kVectors ? 2 : 1)
-    row_kernel(const __grid_constant__ Rows p) {
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld == 4 ? kBlocks<Source, kThreads, kVectors>
+                                                           : kVectors ? 2
+                                                                      : 1) row_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   const Group<kThreads> group;
   const int64_t row = group.row;
@@ -156,13 +157,21 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld == 4 ? kBlocks<
   const RowValues<Source, kThreads, kHeld, kVectors> values(p, group);
   if constexpr (Source::kReduces) {
     if (p.output == SCALED_MM_ROWWISE_CAST) {
-      values.each([&](const auto& at, const auto& y) { write_cast<typename Source::Element, kVectors>(p, row, at, y); });
+      values.each([&](const auto& at, const auto& y) { write_chunks<kVectors>(p, row, at, y, from_floats<typename Source::Element>); });
       return;
     }
   }
   if (p.output == SCALED_MM_ROWWISE_TOKEN) {
     const Quantizer quantizer = symmetric(p, group, values);
-    values.each([&](const auto& at, const auto& y) { write_quantized<true, kVectors>(p, row, at, y, quantizer, false); });
+    if (quantizer.short_way && !quantizer.spoilt) {
+      values.each([&](const auto& at, const auto& y) {
+        write_chunks<kVectors>(p, row, at, y, [&](const float(&chunk)[kChunk]) { return by_largest(chunk, quantizer); });
+      });
+    } else {
+      values.each([&](const auto& at, const auto& y) {
+        write_chunks<kVectors>(p, row, at, y, [&](const float(&chunk)[kChunk]) { return divided(chunk, quantizer); });
+      });
+    }
     return;
   }
   Quantizer quantizer;
@@ -172,8 +181,14 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld == 4 ? kBlocks<
     quantizer = static_quantizer(p, row);
   }
   int32_t sum = 0;
-  const bool wants_sum = Source::kHasAsymmetric && p.out_row_sums != nullptr;
-  values.each([&](const auto& at, const auto& y) { sum += write_quantized<false, kVectors>(p, row, at, y, quantizer, wants_sum); });
+  values.each([&](const auto& at, const auto& y) {
+#pragma unroll
+    for (int i = 0; i < int(sizeof(y) / sizeof(y[0])); ++i) {
+      const Chunk<int8_t> q = by_inverse(y[i], quantizer);
+      write_chunk<kVectors>(p.out, row, at[i], p.K, q);
+      if (Source::kHasAsymmetric && p.out_row_sums != nullptr) sum += sum_of(q, at[i], p.K);
+    }
+  });
   if (p.out_row_sums == nullptr) return;
   group.again();
   sum = group.sum(sum);
@@ -182,7 +197,7 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld == 4 ? kBlocks<
 
 // The other outputs: a row is shared by p.spans thread blocks, or one block has a row for each of its four warps.
 template <class Source, int kThreads, int kCount, bool kVectors>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kVectors && kThreads > 32 ? 4 : kBlocks<Source, kThreads, kVectors>)
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kVectors&& kThreads > 32 ? 4 : kBlocks<Source, kThreads, kVectors>)
     element_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   constexpr int kSpan = kThreads * kCount * kChunk;
@@ -203,15 +218,14 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kVectors && kThreads 
     if (p.output == SCALED_MM_ROWWISE_STATIC) {
       const Quantizer quantizer = static_quantizer(p, row);
       batch.values(p, at, {}, y);
-      write_quantized<false, kVectors>(p, row, at, y, quantizer, false);
+      write_chunks<kVectors>(p, row, at, y, [&](const float(&chunk)[kChunk]) { return by_inverse(chunk, quantizer); });
       continue;
     }
     batch.values(p, at, {}, y);
     if constexpr (!Source::kHasAsymmetric) {
-      write_cast<typename Source::Element, kVectors>(p, row, at, y);
+      write_chunks<kVectors>(p, row, at, y, from_floats<typename Source::Element>);
     } else if (p.output == SCALED_MM_ROWWISE_ROUND) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, round_only(y[i]));
+      write_chunks<kVectors>(p, row, at, y, round_only);
     } else { // STATIC_COLUMNS
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {

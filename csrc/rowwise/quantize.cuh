@@ -5,7 +5,7 @@
 
 namespace scaled_mm::rowwise {
 
-// A scale and a zero point, and what the short way of `quantize` needs.
+// A scale and a zero point, and what the short ways of dividing need.
 struct Quantizer {
   float scale, inverse, zero_point;
   bool short_way; // false: every element is divided
@@ -21,7 +21,9 @@ struct Quantizer {
     constexpr float kSmallest = 1.1754943508222875e-38f; // 2^-126
     const float scale = __uint_as_float(bits) / 127.0f;
     const bool spoilt = !(fabsf(scale) <= 3.4028234663852886e38f);
-    return of(scale < kSmallest ? kSmallest : scale, 0, spoilt, -127);
+    Quantizer quantizer = of(scale < kSmallest ? kSmallest : scale, 0, spoilt, -127);
+    quantizer.short_way = bits == 0 || scale >= 8.0779357e-28f; // 2^-90: `by_largest`
+    return quantizer;
   }
 };
 
@@ -59,34 +61,48 @@ __device__ inline int8_t divided(float y, const Quantizer& q) {
   return clamped((rounded == rounded ? rounded : 0.0f) + q.zero_point, q.low);
 }
 
-// Eight elements by the inverse of the scale, which differs from the division by less than 2^-14 up to 300, beyond which the result is clamped. Only
-// next to a tie does that change the rounding. `sure` becomes false then, and for NaN: the elements have to be divided.
-// kBounded: the scale is that of the largest magnitude, and the row is not spoilt: nothing has to be clamped, and nothing is NaN.
-template <bool kBounded>
-__device__ inline Chunk<int8_t> multiplied(const float (&y)[kChunk], const Quantizer& q, bool& sure) {
-  constexpr float kSure = 0.5f - 1.0f / 16384;
-  const float least = q.low - q.zero_point, most = 127.0f - q.zero_point, magic = kMagic + (kBounded ? 0.0f : q.zero_point);
+__device__ inline Chunk<int8_t> divided(const float (&y)[kChunk], const Quantizer& q) {
+  int8_t out[kChunk];
+#pragma unroll
+  for (int e = 0; e < kChunk; ++e) out[e] = q.spoilt ? int8_t(0) : divided(y[e], q);
+  return Chunk<int8_t>::of(out);
+}
+
+// Eight elements of a row that is not spoilt, whose largest magnitude gave the scale: nothing is clamped, and nothing is NaN.
+// The quotient is the IEEE division's. The first correction leaves it within one unit of the last place, the second rounds it correctly (Markstein,
+// IBM Journal of Research and Development 34, 1990): the inverse is correctly rounded, and the remainders are exact if the scale is 2^-90 or more.
+// They need not be for quotients below 1/4, which become 0.
+__device__ inline Chunk<int8_t> by_largest(const float (&y)[kChunk], const Quantizer& q) {
   float moved[kChunk];
 #pragma unroll
   for (int e = 0; e < kChunk; ++e) {
     float ratio = y[e] * q.inverse;
-    if constexpr (!kBounded) ratio = smaller(larger(ratio, least), most); // NaN stays
-    moved[e] = ratio + magic;
-    sure = sure && fabsf(ratio - (moved[e] - magic)) <= kSure;
+    ratio = fmaf(fmaf(-ratio, q.scale, y[e]), q.inverse, ratio);
+    ratio = fmaf(fmaf(-ratio, q.scale, y[e]), q.inverse, ratio);
+    moved[e] = ratio + kMagic;
   }
   return low_bytes(moved);
 }
 
+// Eight elements of any row. The inverse of the scale gives quotients that differ from the division's by less than 2^-15 up to 256, beyond which the
+// result is clamped. Only next to a tie does that change the rounding: then, and for NaN, the elements are divided.
+__device__ inline Chunk<int8_t> by_inverse(const float (&y)[kChunk], const Quantizer& q) {
+  constexpr float kSure = 0.5f - 1.0f / 30000;
+  const float least = q.low - q.zero_point, most = 127.0f - q.zero_point, magic = kMagic + q.zero_point;
+  bool sure = q.short_way;
+  float moved[kChunk];
+#pragma unroll
+  for (int e = 0; e < kChunk; ++e) {
+    const float ratio = smaller(larger(y[e] * q.inverse, least), most); // NaN stays
+    moved[e] = ratio + magic;
+    sure = sure && fabsf(ratio - (moved[e] - magic)) <= kSure;
+  }
+  return sure ? low_bytes(moved) : divided(y, q);
+}
+
 // Eight elements of a block that has a scale of its own.
 __device__ inline Chunk<int8_t> quantize(const float (&y)[kChunk], const Quantizer& q) {
-  if (q.spoilt) return {};
-  bool sure = true;
-  const Chunk<int8_t> fast = multiplied<true>(y, q, sure);
-  if (sure) return fast;
-  int8_t out[kChunk];
-#pragma unroll
-  for (int e = 0; e < kChunk; ++e) out[e] = divided(y[e], q);
-  return Chunk<int8_t>::of(out);
+  return q.spoilt || !q.short_way ? divided(y, q) : by_largest(y, q);
 }
 
 // The sum of elements [k, k + 8) of a row.
@@ -108,38 +124,6 @@ __device__ inline Chunk<int8_t> round_only(const float (&y)[kChunk]) {
     moved[e] = (held < -128 ? -128.0f : held > 127 ? 127.0f : held) + kMagic;
   }
   return low_bytes(moved);
-}
-
-// A batch of chunks of a row, written. Returns the sum of the int8 elements if wants_sum, else 0.
-template <bool kBounded, bool kVectors, class At, int kCount>
-__device__ inline int32_t write_quantized(const Rows& p, int64_t row, const At& at, const float (&y)[kCount][kChunk], const Quantizer& q,
-                                          bool wants_sum) {
-  bool sure = kBounded || q.short_way;
-  int32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    Chunk<int8_t> chunk = multiplied<kBounded>(y[i], q, sure);
-    if (kBounded && q.spoilt) chunk = {};
-    write_chunk<kVectors>(p.out, row, at[i], p.K, chunk);
-    if (wants_sum) sum += sum_of(chunk, at[i], p.K);
-  }
-  if (sure || (kBounded && q.spoilt)) return sum;
-  float copied[kCount][kChunk]; // an array that is indexed at run time lies in memory, unlike y
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-    for (int e = 0; e < kChunk; ++e) copied[i][e] = y[i][e];
-  }
-  sum = 0;
-#pragma unroll 1
-  for (int j = 0; j < kCount * kChunk; ++j) { // small code: the kernels' instructions have to be fetched too
-    const int k = at[j / kChunk] + j % kChunk;
-    if (k >= p.K) continue;
-    const int8_t value = q.spoilt ? int8_t(0) : divided(copied[j / kChunk][j % kChunk], q);
-    static_cast<int8_t*>(p.out.data)[row * p.out.stride_row + int64_t(k) * p.out.stride_k] = value;
-    sum += value;
-  }
-  return wants_sum ? sum : 0;
 }
 
 } // namespace scaled_mm::rowwise

@@ -29,7 +29,7 @@ struct Vector {
 // What a kernel needs. The fields that an operator does not use are zero.
 struct Rows {
   int64_t rows;
-  int K; // elements of a row of the output
+  int K;     // elements of a row of the output
   int spans; // thread blocks of a row, where several share it
   Matrix x, residual, total, out;
   Vector vector, offset;

@@ -154,7 +154,7 @@ struct Norm {
 
   template <bool kVectors, int kCount>
   struct Batch {
-    Chunk<X> x[kCount]; // then total
+    Chunk<X> x[kCount];                         // then total
     static constexpr bool kAhead = kCount <= 4; // the weight is read with x; else, and if it has another dtype, in `values`
     Chunk<X> weight[kAhead ? kCount : 1];
 

@@ -56,7 +56,8 @@ int by_output(const Rows& p, int threads, int held, bool vectors) {
 template <class X>
 int by_function(const Rows& p, int threads, int held, bool vectors) {
   if (p.function == SCALED_MM_QUANTIZE_INT8) {
-    return p.vector.data == nullptr ? by_output<PlainElements<X>>(p, threads, held, vectors) : by_output<ScaledElements<X>>(p, threads, held, vectors);
+    return p.vector.data == nullptr ? by_output<PlainElements<X>>(p, threads, held, vectors)
+                                    : by_output<ScaledElements<X>>(p, threads, held, vectors);
   }
   if (p.function < SCALED_MM_SILU_AND_MUL) return by_output<Norm<X>>(p, threads, held, vectors);
   return by_output<Gated<X>>(p, threads, held, vectors);

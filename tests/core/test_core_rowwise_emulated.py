@@ -262,3 +262,18 @@ def test_short_and_long_division_agree_next_to_every_tie(emulate):
                 x[step] = torch.nextafter(x[step], torch.full_like(x[step], float("inf") if step > 4 else -float("inf")))
         got = emulate(x, QUANTIZE, STATIC, (32, 4, False), scale=torch.tensor([scale]))
         assert same(got["out"], sm.quantize_int8(x, scale=torch.tensor([scale]))[0])
+
+
+def test_corrected_quotients_are_those_of_the_division_next_to_every_tie(emulate):
+    """x / scale within a few units of k + 1/2 for every k and many scales, of rows whose largest magnitude gives the scale."""
+    generator = torch.Generator().manual_seed(5)
+    exponents = torch.randint(-88, 100, (40, 1), generator=generator)  # below 2^-90 the kernels divide
+    largest = ((torch.rand(40, 1, dtype=torch.float64, generator=generator) + 1) * 2.0**exponents).float()
+    scale = largest / 127
+    steps = torch.randint(-3, 4, (40, 254), generator=generator)
+    near = ((torch.arange(-127, 127, dtype=torch.float64) + 0.5) * scale.double()).float()
+    near = (near.view(torch.int32) + steps.to(torch.int32)).view(torch.float32)  # units of the last place away
+    x = torch.cat((largest, near), 1)
+    for rows in (x, x * 2.0**-30):
+        got, expected = emulate(rows, QUANTIZE, TOKEN, (32, 4, False)), sm.quantize_int8(rows)
+        assert same(got["out"], expected[0]) and same(got["scale"], expected[1])
