@@ -134,14 +134,24 @@ struct ByLength {
   }
 };
 
-// The kernels of a source. A sum of squares has 256 lanes: at most as many threads.
+// The row kernels of a source. A sum of squares has 256 lanes: at most as many threads. kFew: of what models rarely run, to save the time of
+// compiling: float32 rows, a vector of factors, chunks that are not whole or not aligned.
+template <class Source, bool kVectors, bool kFew>
+struct RowKernels {
+  using List = ByLength<RowKernel<Source, 32, 4, kVectors>, RowKernel<Source, 256, 4, kVectors>, RowKernel<Source, 256, 0, kVectors>>;
+};
+
+template <class Source>
+struct RowKernels<Source, true, false> {
+  static constexpr int kMany = Source::kReduces ? 256 : 512;
+  using List = ByLength<RowKernel<Source, 32, 4, true>, RowKernel<Source, 128, 4, true>, RowKernel<Source, 256, 4, true>,
+                        RowKernel<Source, kMany, 2048 / kMany, true>, RowKernel<Source, 256, 0, true>>;
+};
+
 template <class Source, bool kVectors>
 struct KernelsOf {
-  static constexpr int kMany = Source::kReduces ? 256 : 512;
-  using Rowwise = std::conditional_t<kVectors,
-                                     ByLength<RowKernel<Source, 32, 4, true>, RowKernel<Source, 128, 4, true>, RowKernel<Source, 256, 4, true>,
-                                              RowKernel<Source, kMany, 2048 / kMany, true>, RowKernel<Source, 256, 0, true>>,
-                                     ByLength<RowKernel<Source, 32, 4, false>, RowKernel<Source, 256, 4, false>, RowKernel<Source, 256, 0, false>>>;
+  static constexpr bool kFew = !kVectors || Source::kIsRare || std::is_same_v<typename Source::Element, float>;
+  using Rowwise = typename RowKernels<Source, kVectors, kFew>::List;
   using Elementwise = ByLength<ElementKernel<Source, 32, 4, kVectors>, ElementKernel<Source, 256, 2, kVectors>>;
 };
 

@@ -61,11 +61,24 @@ __device__ inline int8_t divided(float y, const Quantizer& q) {
   return clamped((rounded == rounded ? rounded : 0.0f) + q.zero_point, q.low);
 }
 
-__device__ inline Chunk<int8_t> divided(const float (&y)[kChunk], const Quantizer& q) {
+struct EightFloats {
+  float values[kChunk];
+};
+
+// A function of its own: it is rare, and eight divisions in every place that may need them are most of a kernel.
+__attribute__((noinline)) static __device__ Chunk<int8_t> divide_all(EightFloats y, float scale, float zero_point, float low, bool spoilt) {
+  const Quantizer q = {scale, 0, zero_point, false, spoilt, low};
   int8_t out[kChunk];
 #pragma unroll
-  for (int e = 0; e < kChunk; ++e) out[e] = q.spoilt ? int8_t(0) : divided(y[e], q);
+  for (int e = 0; e < kChunk; ++e) out[e] = q.spoilt ? int8_t(0) : divided(y.values[e], q);
   return Chunk<int8_t>::of(out);
+}
+
+__device__ inline Chunk<int8_t> divided(const float (&y)[kChunk], const Quantizer& q) {
+  EightFloats all;
+#pragma unroll
+  for (int e = 0; e < kChunk; ++e) all.values[e] = y[e];
+  return divide_all(all, q.scale, q.zero_point, q.low, q.spoilt);
 }
 
 // Eight elements of a row that is not spoilt, whose largest magnitude gave the scale: nothing is clamped, and nothing is NaN.

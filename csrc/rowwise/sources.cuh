@@ -57,7 +57,7 @@ struct Nothing {};
 // x, x * vector, x * vector + offset, in float32. kFactor: there is a vector.
 template <class X, bool kFactor>
 struct Elements {
-  static constexpr bool kReduces = false, kHasAsymmetric = true;
+  static constexpr bool kReduces = false, kHasAsymmetric = true, kIsRare = kFactor;
   static constexpr int kThreads = kFactor ? 640 : 1024;
   using Element = X;
   using State = Nothing;
@@ -101,7 +101,7 @@ using ScaledElements = Elements<X, true>;
 // activation(first half) * second half. x: rows of 2 K elements.
 template <class X>
 struct Gated {
-  static constexpr bool kReduces = false, kHasAsymmetric = false;
+  static constexpr bool kReduces = false, kHasAsymmetric = false, kIsRare = false;
   static constexpr int kThreads = 640;
   using Element = X;
   using State = Nothing;
@@ -143,7 +143,7 @@ struct Gated {
 // RMSNorm of x, or of x + residual, which is written to total.
 template <class X>
 struct Norm {
-  static constexpr bool kReduces = true, kHasAsymmetric = false;
+  static constexpr bool kReduces = true, kHasAsymmetric = false, kIsRare = false;
   static constexpr int kThreads = 896;
   static constexpr int kDtype = std::is_same_v<X, float>    ? SCALED_MM_DTYPE_FLOAT32
                                 : std::is_same_v<X, __half> ? SCALED_MM_DTYPE_FLOAT16

@@ -22,11 +22,12 @@ int run_rows(const Rows& p) {
 
 template <class Source>
 int by_row(const Rows& p, int threads, int held, bool vectors) {
+  constexpr int kMany = RowKernels<Source, true, false>::kMany;
   if (vectors) {
     if (threads == 32) return run_rows<Source, 32, 4, true>(p);
     if (threads == 128) return run_rows<Source, 128, 4, true>(p);
     if (threads == 256 && held == 4) return run_rows<Source, 256, 4, true>(p);
-    if (threads == 256 && held == 8) return run_rows<Source, KernelsOf<Source, true>::kMany, 2048 / KernelsOf<Source, true>::kMany, true>(p);
+    if (threads == 256 && held == 8) return run_rows<Source, kMany, 2048 / kMany, true>(p);
     if (threads == 256 && held == 0) return run_rows<Source, 256, 0, true>(p);
   } else {
     if (threads == 32) return run_rows<Source, 32, 4, false>(p);
