@@ -59,13 +59,17 @@ def rowwise_kernels(tmp_path_factory) -> Path:
         pytest.skip("needs a C++ compiler and the headers of a CUDA toolkit")
     folder = tmp_path_factory.mktemp("rowwise")
     lines, symbols = ['#include "rowwise_host_kernels.cpp"'], []
-    sources = {"rowwise_quantize": "Elements", "rowwise_norm": "Norm", "rowwise_activation": "Gated"}
+    sources = {
+        "rowwise_quantize": "PlainElements<{x}>, ScaledElements<{x}>",
+        "rowwise_norm": "Norm<{x}>",
+        "rowwise_activation": "Gated<{x}>",
+    }
     for row, dtype in codegen.rowwise_names():
         if row not in sources:
             continue
         symbols.append(codegen.symbol(row, dtype))
         of = codegen.OUT_DTYPES[dtype]
-        lines.append(f'HOST_ROWWISE_KERNEL({symbols[-1]}, "{row}", {of.cxx}, {sources[row]}, {of.code})')
+        lines.append(f'HOST_ROWWISE_KERNEL({symbols[-1]}, "{row}", {of.code}, {sources[row].format(x=of.cxx)})')
     (folder / "entries.cpp").write_text("\n".join(lines) + "\n")
     (folder / "index.cpp").write_text(codegen.library_source("sm90", symbols))
     checks = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
