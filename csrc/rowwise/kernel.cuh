@@ -76,9 +76,9 @@ struct RowValues {
   }
 };
 
-// Thread blocks of a multiprocessor.
-template <class Source, int kThreads, bool kVectors>
-constexpr int kBlocks = (kVectors ? Source::kThreads : 384) / Group<kThreads>::kBlock;
+// Thread blocks that a multiprocessor shall have at once, which bounds the registers of a thread: of kernels that hold kHeld chunks.
+template <class Source, int kThreads, int kHeld, bool kVectors>
+constexpr int kBlocks = kHeld != 4 ? (kVectors ? 2 : 1) : (kVectors ? Source::kThreads : 384) / Group<kThreads>::kBlock;
 
 __device__ inline float static_zero_point(const Rows& p, int64_t index) {
   if (p.zero_point == nullptr) return 0;
@@ -147,9 +147,7 @@ __device__ inline void write_chunks(const Rows& p, int64_t row, const At& at, co
 
 // The outputs for which a row has to be seen as a whole: norms, scales of a row's own, row sums.
 template <class Source, int kThreads, int kHeld, bool kVectors>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld == 4 ? kBlocks<Source, kThreads, kVectors>
-                                                           : kVectors ? 2
-                                                                      : 1) row_kernel(const __grid_constant__ Rows p) {
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks<Source, kThreads, kHeld, kVectors>) row_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   const Group<kThreads> group;
   const int64_t row = group.row;
@@ -195,9 +193,12 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kHeld == 4 ? kBlocks<
   if (group.thread == 0) p.out_row_sums[row] = sum;
 }
 
+template <class Source, int kThreads, bool kVectors>
+constexpr int kElementBlocks = kVectors && kThreads > 32 ? 4 : kBlocks<Source, kThreads, 4, kVectors>;
+
 // The other outputs: a row is shared by p.spans thread blocks, or one block has a row for each of its four warps.
 template <class Source, int kThreads, int kCount, bool kVectors>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kVectors&& kThreads > 32 ? 4 : kBlocks<Source, kThreads, kVectors>)
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kElementBlocks<Source, kThreads, kVectors>)
     element_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   constexpr int kSpan = kThreads * kCount * kChunk;

@@ -24,7 +24,10 @@ bool in_vectors(const void* data, int64_t rows, int64_t K, int64_t stride_row, i
 
 template <class T>
 Matrix matrix(const void* data, const RowwiseStrides& strides, int64_t rows, int64_t K) {
-  return {const_cast<void*>(data), strides.row, strides.k, in_vectors<T>(data, rows, K, strides.row, strides.k)};
+  const T* const first = static_cast<const T*>(data);
+  const bool empty = first == nullptr || rows == 0 || K == 0;
+  return {const_cast<void*>(data), strides.row, strides.k, in_vectors<T>(data, rows, K, strides.row, strides.k),
+          empty ? nullptr : first + (rows - 1) * strides.row + (K - 1) * strides.k + 1};
 }
 
 inline Vector vector(const void* data, int64_t stride, int32_t dtype, int64_t K) {

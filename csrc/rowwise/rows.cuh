@@ -15,7 +15,8 @@ constexpr int kLanes = 256; // of a row sum: chunk c belongs to lane c mod 256
 struct Matrix {
   void* data;
   int64_t stride_row, stride_k;
-  bool vectors; // the chunks of every row are aligned to 16 bytes (int8: to 8), and lie in a row
+  bool vectors;    // the chunks of every row are aligned to 16 bytes (int8: to 8), and lie in a row
+  const void* end; // past the last element; nullptr: unknown
 };
 
 // [K] of any float dtype; data is nullptr for an absent one.
@@ -135,11 +136,43 @@ __device__ inline Chunk<T> read_chunk(const Matrix& m, int64_t row, int k, int K
   return read_chunk<kVectors, T>(m.data, row * m.stride_row, m.stride_k, k, K);
 }
 
+// A whole chunk to any address, in as few aligned pieces as hold it.
+template <class T>
+__device__ inline void write_pieces(T* to, const Chunk<T>& chunk) {
+  constexpr int kWords = Chunk<T>::kWords;
+  const unsigned shift = sizeof(T) == 4 ? 0 : unsigned(reinterpret_cast<uintptr_t>(to)) & 3; // bytes past an aligned word
+  uint32_t* const words = reinterpret_cast<uint32_t*>(reinterpret_cast<uintptr_t>(to) - shift);
+  if (shift == 0) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = chunk.words[i];
+    return;
+  }
+#pragma unroll
+  for (int i = 1; i < kWords; ++i) words[i] = __funnelshift_r(chunk.words[i - 1], chunk.words[i], 8 * (4 - shift));
+  uint8_t* const head = reinterpret_cast<uint8_t*>(to);
+  uint8_t* const tail = reinterpret_cast<uint8_t*>(words + kWords);
+  const uint32_t last = chunk.words[kWords - 1];
+  if (shift == 2) {
+    *reinterpret_cast<uint16_t*>(head) = uint16_t(chunk.words[0]);
+    *reinterpret_cast<uint16_t*>(tail) = uint16_t(last >> 16);
+  } else if (shift == 1) {
+    head[0] = uint8_t(chunk.words[0]);
+    *reinterpret_cast<uint16_t*>(head + 1) = uint16_t(chunk.words[0] >> 8);
+    tail[0] = uint8_t(last >> 24);
+  } else {
+    head[0] = uint8_t(chunk.words[0]);
+    *reinterpret_cast<uint16_t*>(tail) = uint16_t(last >> 8);
+    tail[2] = uint8_t(last >> 24);
+  }
+}
+
 template <bool kVectors, class T>
 __device__ inline void write_chunk(const Matrix& m, int64_t row, int k, int K, const Chunk<T>& chunk) {
   T* const data = static_cast<T*>(m.data) + row * m.stride_row;
   if constexpr (kVectors) {
     if (k < K) *reinterpret_cast<Chunk<T>*>(data + k) = chunk;
+  } else if (m.stride_k == 1 && k + kChunk <= K) {
+    write_pieces(data + k, chunk);
   } else {
     T values[kChunk];
     chunk.get(values);
@@ -148,6 +181,42 @@ __device__ inline void write_chunk(const Matrix& m, int64_t row, int k, int K, c
       if (k + e < K) data[int64_t(k + e) * m.stride_k] = values[e];
     }
   }
+}
+
+// A chunk that is not aligned, of a row whose elements lie side by side: the two aligned pieces of 16 bytes that hold it.
+struct Pieces {
+  uint4 low, high;
+  bool whole; // both lie within the matrix: else they were not read
+};
+
+template <class T>
+__device__ inline Pieces read_pieces(const Matrix& m, int64_t row, int k, int K) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(static_cast<const T*>(m.data) + row * m.stride_row + k), first = at & ~uintptr_t(15);
+  Pieces pieces = {};
+  pieces.whole = k < K && first >= reinterpret_cast<uintptr_t>(m.data) && first + 32 <= reinterpret_cast<uintptr_t>(m.end);
+  if (!pieces.whole) return pieces;
+  pieces.low = reinterpret_cast<const uint4*>(first)[0];
+  pieces.high = reinterpret_cast<const uint4*>(first)[1];
+  return pieces;
+}
+
+template <class T>
+__device__ inline Chunk<T> chunk_of(const Pieces& pieces, const Matrix& m, int64_t row, int k, int K) {
+  static_assert(sizeof(T) == 2, "two pieces hold a chunk of 16 bytes");
+  if (!pieces.whole) return read_chunk<false, T>(m, row, k, K);
+  const unsigned shift = unsigned(reinterpret_cast<uintptr_t>(static_cast<const T*>(m.data) + row * m.stride_row + k)) & 15;
+  uint32_t words[8] = {pieces.low.x, pieces.low.y, pieces.low.z, pieces.low.w, pieces.high.x, pieces.high.y, pieces.high.z, pieces.high.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) words[i] = shift & 8 ? words[i + 2] : words[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) words[i] = shift & 4 ? words[i + 1] : words[i];
+  Chunk<T> chunk;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    chunk.words[i] = __funnelshift_r(words[i], words[i + 1], (shift & 2) * 8);
+    if (k + 2 * i + 1 >= K) chunk.words[i] = k + 2 * i < K ? chunk.words[i] & 0xffffu : 0; // past the end of the row
+  }
+  return chunk;
 }
 
 // The same for kernels that learn only when they run whether chunks are aligned, and that may have a part of one.

@@ -17,6 +17,16 @@ struct Places {
 
 template <bool kVectors, class T, class At, int kCount>
 __device__ inline void read_chunks(const Matrix& m, int64_t row, const At& at, int K, Chunk<T> (&chunks)[kCount]) {
+  if constexpr (!kVectors && sizeof(T) == 2) {
+    if (m.stride_k == 1) {
+      Pieces pieces[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) pieces[i] = read_pieces<T>(m, row, at[i], K);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) chunks[i] = chunk_of<T>(pieces[i], m, row, at[i], K);
+      return;
+    }
+  }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) chunks[i] = read_chunk<kVectors, T>(m, row, at[i], K);
 }

@@ -27,7 +27,7 @@ LENGTHS |= {(32, 4, False): 1024, (256, 4, False): 8192, (256, 0, False): 1 << 3
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("stride_row", ctypes.c_int64), ("stride_k", ctypes.c_int64), ("vectors", ctypes.c_bool)]
+    _fields_ = [("data", ctypes.c_void_p), ("stride_row", ctypes.c_int64), ("stride_k", ctypes.c_int64), ("vectors", ctypes.c_bool), ("end", ctypes.c_void_p)]
 
 
 class Vector(ctypes.Structure):
@@ -63,7 +63,8 @@ def matrix(t: torch.Tensor | None, columns: slice | None = None) -> Matrix:
     part = t if columns is None else t[:, columns]
     chunk = min(16, 8 * t.element_size())
     vectors = part.data_ptr() % chunk == 0 and part.stride(1) == 1 and part.stride(0) * t.element_size() % chunk == 0
-    return Matrix(part.data_ptr(), *part.stride(), vectors)
+    last = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride())) * t.element_size()
+    return Matrix(part.data_ptr(), *part.stride(), vectors, part.data_ptr() + last + t.element_size() if part.numel() else None)
 
 
 def vector(t: torch.Tensor | None) -> Vector:
