@@ -86,18 +86,19 @@ struct Elements {
       if constexpr (kFactor) read_vector<kVectors>(p.vector, at, p.K, factor);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) to_floats(x[i], y[i]);
-      if constexpr (!kFactor) return;
+      if constexpr (kFactor) {
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
+        for (int i = 0; i < kCount; ++i) {
 #pragma unroll
-        for (int e = 0; e < kChunk; ++e) y[i][e] = y[i][e] * factor[i][e];
-      }
-      if (p.offset.data == nullptr) return;
-      read_vector<kVectors>(p.offset, at, p.K, factor);
+          for (int e = 0; e < kChunk; ++e) y[i][e] = y[i][e] * factor[i][e];
+        }
+        if (p.offset.data == nullptr) return;
+        read_vector<kVectors>(p.offset, at, p.K, factor);
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) {
+        for (int i = 0; i < kCount; ++i) {
 #pragma unroll
-        for (int e = 0; e < kChunk; ++e) y[i][e] = y[i][e] + factor[i][e];
+          for (int e = 0; e < kChunk; ++e) y[i][e] = y[i][e] + factor[i][e];
+        }
       }
     }
   };

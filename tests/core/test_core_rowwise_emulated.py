@@ -27,7 +27,13 @@ LENGTHS |= {(32, 4, False): 1024, (256, 4, False): 8192, (256, 0, False): 1 << 3
 
 
 class Matrix(ctypes.Structure):
-    _fields_ = [("data", ctypes.c_void_p), ("stride_row", ctypes.c_int64), ("stride_k", ctypes.c_int64), ("vectors", ctypes.c_bool), ("end", ctypes.c_void_p)]
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("stride_row", ctypes.c_int64),
+        ("stride_k", ctypes.c_int64),
+        ("vectors", ctypes.c_bool),
+        ("end", ctypes.c_void_p),
+    ]
 
 
 class Vector(ctypes.Structure):
