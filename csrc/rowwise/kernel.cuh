@@ -76,9 +76,9 @@ struct RowValues {
   }
 };
 
-// Thread blocks that a multiprocessor shall have at once, which bounds the registers of a thread: of kernels that hold kHeld chunks.
+// Thread blocks that a multiprocessor shall have at once, which bounds the registers of a thread: as many as nothing is spilled for.
 template <class Source, int kThreads, int kHeld, bool kVectors>
-constexpr int kBlocks = kHeld != 4 ? (kVectors ? 2 : 1) : (kVectors ? Source::kThreads : 384) / Group<kThreads>::kBlock;
+constexpr int kBlocks = kHeld != 4 || !kVectors || std::is_same_v<typename Source::Element, float> ? 1 : Source::kThreads / Group<kThreads>::kBlock;
 
 __device__ inline float static_zero_point(const Rows& p, int64_t index) {
   if (p.zero_point == nullptr) return 0;
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks<Source, kThre
 }
 
 template <class Source, int kThreads, bool kVectors>
-constexpr int kElementBlocks = kVectors && kThreads > 32 ? 4 : kBlocks<Source, kThreads, 4, kVectors>;
+constexpr int kElementBlocks = kVectors && kThreads > 32 && !std::is_same_v<typename Source::Element, float> ? 4 : 1;
 
 // The other outputs: a row is shared by p.spans thread blocks, or one block has a row for each of its four warps.
 template <class Source, int kThreads, int kCount, bool kVectors>

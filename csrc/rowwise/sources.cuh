@@ -68,7 +68,7 @@ struct Nothing {};
 template <class X, bool kFactor>
 struct Elements {
   static constexpr bool kReduces = false, kHasAsymmetric = true, kIsRare = kFactor;
-  static constexpr int kThreads = kFactor ? 640 : 1024;
+  static constexpr int kThreads = kFactor ? 640 : 768;
   using Element = X;
   using State = Nothing;
 
@@ -113,7 +113,7 @@ using ScaledElements = Elements<X, true>;
 template <class X>
 struct Gated {
   static constexpr bool kReduces = false, kHasAsymmetric = false, kIsRare = false;
-  static constexpr int kThreads = 640;
+  static constexpr int kThreads = 512;
   using Element = X;
   using State = Nothing;
   using W = WideOf<X>;
@@ -155,7 +155,7 @@ struct Gated {
 template <class X>
 struct Norm {
   static constexpr bool kReduces = true, kHasAsymmetric = false, kIsRare = false;
-  static constexpr int kThreads = 896;
+  static constexpr int kThreads = 768;
   static constexpr int kDtype = std::is_same_v<X, float>    ? SCALED_MM_DTYPE_FLOAT32
                                 : std::is_same_v<X, __half> ? SCALED_MM_DTYPE_FLOAT16
                                                             : SCALED_MM_DTYPE_BFLOAT16;

@@ -52,16 +52,15 @@ def test_the_block_rows_compile_without_spills_or_waits_for_every_format(table, 
 
 
 @pytest.mark.parametrize("arch", ["sm75", "sm90"])
-def test_the_row_wise_kernels_compile_with_few_spills(arch, record_property):
-    """No table lists them, and they differ between architectures in little but programmatic dependent launch. Those that trade registers for more
-    thread blocks spill some bytes, float32 ones, which compute in float64, up to 788."""
+def test_the_row_wise_kernels_compile_without_spills(arch, record_property):
+    """No table lists them, and they differ between architectures in little but programmatic dependent launch."""
     table = load_table(arch)
     names = [(name, dtype) for name, dtype in codegen.rowwise_names() if dtype != "fp16"]  # as bfloat16 but for the conversion
     compiled = check.compile_kernels(table, names, jobs=2)
     for kernel in compiled:
         record_property(f"{kernel.row} {kernel.out_dtype} {kernel.code}", f"{kernel.registers} registers, {kernel.seconds:.1f} s")
     assert {(kernel.row, kernel.out_dtype) for kernel in compiled} == set(names)
-    assert [kernel for kernel in compiled if kernel.spilled > 800 or kernel.registers > 255] == []
+    assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
 
 
 EDGES = [
