@@ -11,7 +11,7 @@ struct Group {
   static constexpr int kBlock = kThreads == 32 ? 128 : kThreads; // threads of a thread block: a row each of four warps, or one row
   static constexpr int kRows = kBlock / kThreads;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kLanesPerThread = kThreads < kLanes ? kLanes / kThreads : 1;
+  static constexpr int kLanesPerThread = kLanes / kThreads;
 
   int thread = int(threadIdx.x) % kThreads;
   int64_t row = int64_t(blockIdx.x) * kRows + int(threadIdx.x) / kThreads;
@@ -59,31 +59,34 @@ struct Group {
     return value;
   }
 
-  // The tree of a row sum: lane l + lane l + h, for h = 128, 64, ..., 1. lanes: those of this thread, thread + kThreads * i.
-  template <class W>
-  __device__ W tree(W (&lanes)[kLanesPerThread]) const {
-    static_assert(kThreads <= kLanes, "the tree starts within a thread, and ends in a warp");
-    W values[8]; // those that lane thread % 32 of a warp reduces, 32 apart
-    if constexpr (kWarps == 1) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) values[i] = lanes[i];
-    } else {
-      if constexpr (kThreads == 128) lanes[0] = lanes[0] + lanes[1];
-      __shared__ W of_lanes[kThreads];
-      of_lanes[thread] = lanes[0];
+  // The tree of a row sum: lane l + lane l + h, for h = 512, 256, ..., 1. lanes: those of this thread, thread + kThreads * i; the others are 0.
+  template <class W, int kCount>
+  __device__ W tree(W (&lanes)[kCount]) const {
+    static_assert(kThreads * kCount <= kLanes, "the tree starts within a thread, and ends in a warp");
+    W value = within(lanes);
+    if constexpr (kWarps > 1) {
+      __shared__ W of_threads[kThreads];
+      of_threads[thread] = value;
       __syncthreads();
+      W of_warps[kWarps];
 #pragma unroll
-      for (int i = 0; i < kWarps; ++i) values[i] = of_lanes[thread % 32 + 32 * i];
+      for (int i = 0; i < kWarps; ++i) of_warps[i] = of_threads[thread % 32 + 32 * i];
+      value = within(of_warps);
     }
-#pragma unroll
-    for (int half = (kWarps == 1 ? 8 : kWarps) / 2; half > 0; half /= 2) {
-#pragma unroll
-      for (int i = 0; i < half; ++i) values[i] = values[i] + values[i + half];
-    }
-    W value = values[0];
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) value = value + __shfl_down_sync(~0u, value, step); // lane 0's is the tree's
     return __shfl_sync(~0u, value, 0);
+  }
+  template <class W, int kCount, int kHalf = kCount / 2>
+  __device__ static W within(W (&values)[kCount]) {
+    static_assert((kCount & (kCount - 1)) == 0, "a tree of a power of two");
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) values[i] = values[i] + values[i + kHalf];
+    if constexpr (kHalf > 1) {
+      return within<W, kCount, kHalf / 2>(values);
+    } else {
+      return values[0];
+    }
   }
 };
 

@@ -17,32 +17,39 @@ __device__ inline void wait_for_preceding_kernel() {
 }
 
 // The chunks of a row that belong to a thread: in registers (kHeld of them at most), or computed again whenever they are needed (kHeld = 0).
-template <class Source, int kThreads, int kHeld, bool kVectors>
+// kBatch: chunks that are read together.
+template <class Source, int kThreads, int kHeld, bool kVectors, int kBatch = kHeld ? kHeld : 4>
 struct RowValues {
   static constexpr bool kHolds = kHeld > 0;
-  static constexpr int kBatch = kHolds ? kHeld : 4, kSpan = kThreads * kBatch * kChunk; // chunks, and elements, that are read together
+  static constexpr int kSpan = kThreads * kBatch * kChunk; // elements that are read together
+  static_assert(kSpan <= INT32_MAX - kMostRowElements, "an index past the end of a row would overflow");
   using Batch = typename Source::template Batch<kVectors, kBatch>;
   using At = Places<kThreads, kBatch>;
+  static constexpr int kUsedLanes = kBatch < Group<kThreads>::kLanesPerThread ? kBatch : Group<kThreads>::kLanesPerThread; // of a row sum
 
   const Rows& p;
   const Group<kThreads>& group;
   typename Source::State state;
-  float held[kHolds ? kBatch : 1][kChunk];
+  static constexpr bool kHoldsWords = kHolds && Source::kKeepsWords, kHoldsResults = kHolds && !Source::kKeepsWords;
+  std::conditional_t<kHoldsWords, Batch, Nothing> words;
+  float held[kHoldsResults ? kBatch : 1][kChunk];
 
   __device__ RowValues(const Rows& rows, const Group<kThreads>& threads) : p(rows), group(threads) {
-    if constexpr (kHolds) {
+    if constexpr (kHoldsWords) {
+      words.read(p, group.row, At{group.thread * kChunk});
+    } else if constexpr (kHolds) {
       Batch batch;
       const At at = {group.thread * kChunk};
       batch.read(p, group.row, at);
       if constexpr (Source::kReduces) {
-        typename Source::W lanes[Group<kThreads>::kLanesPerThread] = {};
+        typename Source::W lanes[kUsedLanes] = {};
         batch.accumulate(lanes);
         state = Source::reduce(p, group, lanes);
       }
       batch.values(p, at, state, held);
     } else if constexpr (Source::kReduces) {
-      static_assert(Group<kThreads>::kLanesPerThread == 1, "the chunks of a thread belong to one lane");
-      typename Source::W lanes[1] = {};
+      static_assert(kBatch % kUsedLanes == 0, "chunk i of every batch belongs to lane i");
+      typename Source::W lanes[kUsedLanes] = {};
 #pragma unroll 1
       for (int k = group.thread * kChunk; k < p.K; k += kSpan) {
         Batch batch;
@@ -53,10 +60,22 @@ struct RowValues {
     }
   }
 
+  // state: what the reduction gave.
+  __device__ RowValues(const Rows& rows, const Group<kThreads>& threads, const typename Source::State& reduced)
+      : p(rows), group(threads), state(reduced) {}
+
   // visit(at, results) for each batch of chunks; past the end of the row they are 0.
   template <class Visit>
-  __device__ void each(const Visit& visit) const {
-    if constexpr (kHolds) {
+  __device__ void each(const Visit& visit) {
+    if constexpr (kHoldsWords) {
+      const At at = {group.thread * kChunk};
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        float values[1][kChunk];
+        words.of(i, values[0]);
+        visit(Places<kThreads, 1>{at[i]}, values);
+      }
+    } else if constexpr (kHolds) {
       visit(At{group.thread * kChunk}, held);
     } else {
 #pragma unroll 1
@@ -76,10 +95,6 @@ struct RowValues {
   }
 };
 
-// Thread blocks that a multiprocessor shall have at once, which bounds the registers of a thread: as many as nothing is spilled for.
-template <class Source, int kThreads, int kHeld, bool kVectors>
-constexpr int kBlocks = kHeld != 4 || !kVectors || std::is_same_v<typename Source::Element, float> ? 1 : Source::kThreads / Group<kThreads>::kBlock;
-
 __device__ inline float static_zero_point(const Rows& p, int64_t index) {
   if (p.zero_point == nullptr) return 0;
   const int64_t i = index * p.zero_point_stride;
@@ -94,7 +109,7 @@ __device__ inline Quantizer static_quantizer(const Rows& p, int64_t index) {
 
 // The scale of a row of its own: the formulas of quantize_int8 (docs/design/numerics.md). values: of `RowValues`.
 template <class Values, int kThreads>
-__device__ Quantizer symmetric(const Rows& p, const Group<kThreads>& group, const Values& values) {
+__device__ Quantizer symmetric(const Rows& p, const Group<kThreads>& group, Values& values) {
   float most = 0;
   values.each([&](const auto&, const auto& y) {
 #pragma unroll
@@ -106,7 +121,7 @@ __device__ Quantizer symmetric(const Rows& p, const Group<kThreads>& group, cons
 }
 
 template <class Values, int kThreads>
-__device__ Quantizer asymmetric(const Rows& p, const Group<kThreads>& group, const Values& values) {
+__device__ Quantizer asymmetric(const Rows& p, const Group<kThreads>& group, Values& values) {
   constexpr float kSmallest = 1.1754943508222875e-38f; // 2^-126
   constexpr uint32_t kInfinity = 0x7f800000u;
   float low = 0, high = 0;
@@ -146,13 +161,16 @@ __device__ inline void write_chunks(const Rows& p, int64_t row, const At& at, co
 }
 
 // The outputs for which a row has to be seen as a whole: norms, scales of a row's own, row sums.
-template <class Source, int kThreads, int kHeld, bool kVectors>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks<Source, kThreads, kHeld, kVectors>) row_kernel(const __grid_constant__ Rows p) {
+// kBlocks: thread blocks that a multiprocessor shall have at once, which bounds the registers of a thread: no more than nothing is spilled for.
+template <class Source, int kThreads, int kHeld, bool kVectors, int kBlocks>
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) row_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   const Group<kThreads> group;
   const int64_t row = group.row;
   if (row >= p.rows) return; // whole warps of a thread block with a row a warp, where nothing waits for them
-  const RowValues<Source, kThreads, kHeld, kVectors> values(p, group);
+  RowValues<Source, kThreads, kHeld, kVectors> values(p, group);
+  // What is rarer reads the row once more, a chunk at a time, and leaves the registers to the rest.
+  RowValues<Source, kThreads, 0, kVectors, 1> again(p, group, values.state);
   if constexpr (Source::kReduces) {
     if (p.output == SCALED_MM_ROWWISE_CAST) {
       values.each([&](const auto& at, const auto& y) { write_chunks<kVectors>(p, row, at, y, from_floats<typename Source::Element>); });
@@ -166,8 +184,8 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks<Source, kThre
         write_chunks<kVectors>(p, row, at, y, [&](const float(&chunk)[kChunk]) { return by_largest(chunk, quantizer); });
       });
     } else {
-      values.each([&](const auto& at, const auto& y) {
-        write_chunks<kVectors>(p, row, at, y, [&](const float(&chunk)[kChunk]) { return divided(chunk, quantizer); });
+      again.each([&](const auto& at, const auto& y) {
+        write_chunks<kVectors>(p, row, at, y, [&](const float(&chunk)[kChunk]) { return divided_here(chunk, quantizer); });
       });
     }
     return;
@@ -179,27 +197,28 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks<Source, kThre
     quantizer = static_quantizer(p, row);
   }
   int32_t sum = 0;
-  values.each([&](const auto& at, const auto& y) {
+  const auto write = [&](const auto& at, const auto& y) {
 #pragma unroll
     for (int i = 0; i < int(sizeof(y) / sizeof(y[0])); ++i) {
-      const Chunk<int8_t> q = by_inverse(y[i], quantizer);
+      const Chunk<int8_t> q = by_inverse<Source::kHasAsymmetric>(y[i], quantizer);
       write_chunk<kVectors>(p.out, row, at[i], p.K, q);
       if (Source::kHasAsymmetric && p.out_row_sums != nullptr) sum += sum_of(q, at[i], p.K);
     }
-  });
+  };
+  if constexpr (Source::kHasAsymmetric) {
+    again.each(write);
+  } else {
+    values.each(write);
+  }
   if (p.out_row_sums == nullptr) return;
   group.again();
   sum = group.sum(sum);
   if (group.thread == 0) p.out_row_sums[row] = sum;
 }
 
-template <class Source, int kThreads, bool kVectors>
-constexpr int kElementBlocks = kVectors && kThreads > 32 && !std::is_same_v<typename Source::Element, float> ? 4 : 1;
-
 // The other outputs: a row is shared by p.spans thread blocks, or one block has a row for each of its four warps.
-template <class Source, int kThreads, int kCount, bool kVectors>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kElementBlocks<Source, kThreads, kVectors>)
-    element_kernel(const __grid_constant__ Rows p) {
+template <class Source, int kThreads, int kCount, bool kVectors, int kBlocks>
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) element_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
   constexpr int kSpan = kThreads * kCount * kChunk;
   Group<kThreads> group;

@@ -14,8 +14,6 @@ constexpr bool kDependent = true;
 constexpr bool kDependent = false;
 #endif
 
-static_assert(4 * kLanes * kChunk <= INT32_MAX - kMostRowElements, "an index past the end of a row would overflow");
-
 template <class T>
 bool in_vectors(const void* data, int64_t rows, int64_t K, int64_t stride_row, int64_t stride_k) {
   constexpr int64_t kBytes = sizeof(T) * kChunk > 16 ? 16 : sizeof(T) * kChunk;
@@ -81,7 +79,7 @@ inline bool needs_whole_rows(const Rows& p) {
 // A kernel for rows of at most kMost elements, by kThreads threads each, or by as many thread blocks as a row has spans.
 template <class KernelOf, int kThreads, int64_t kMostElements, int64_t kSpan = 0>
 struct Variant {
-  static constexpr int64_t kMost = kMostElements;
+  static bool serves(const Rows& p, int) { return p.K <= kMostElements; }
 
   static DeviceKernel& device_kernel() {
     static DeviceKernel instance(KernelOf::pointer());
@@ -108,17 +106,19 @@ struct Variant {
   }
 };
 
-template <class Source, int kThreads, int kHeld, bool kVectors>
+template <class Source, int kThreads, int kHeld, bool kVectors, int kBlocks = 1>
 struct RowKernel {
-  static auto pointer() { return &row_kernel<Source, kThreads, kHeld, kVectors>; }
+  static auto pointer() { return &row_kernel<Source, kThreads, kHeld, kVectors, kBlocks>; }
   static constexpr int64_t kMost = kHeld > 0 ? int64_t(kThreads) * kHeld* kChunk : kMostRowElements;
+  static int64_t units(const Rows&) { return 1; } // rows
   using Launch = Variant<RowKernel, kThreads, kMost>;
 };
 
-template <class Source, int kThreads, int kCount, bool kVectors>
+template <class Source, int kThreads, int kCount, bool kVectors, int kBlocks = 1>
 struct ElementKernel {
-  static auto pointer() { return &element_kernel<Source, kThreads, kCount, kVectors>; }
+  static auto pointer() { return &element_kernel<Source, kThreads, kCount, kVectors, kBlocks>; }
   static constexpr int64_t kSpan = int64_t(kThreads) * kCount * kChunk;
+  static int64_t units(const Rows& p) { return p.K; } // elements
   using Launch = Variant<ElementKernel, kThreads, kThreads == 32 ? kSpan : kMostRowElements, kThreads == 32 ? 0 : kSpan>;
 };
 
@@ -132,49 +132,79 @@ struct ByLength {
   }
   static scaledMMStatus_t launch(Rows& p, const GemmLaunch& l, char* message, size_t size) {
     scaledMMStatus_t status = SCALED_MM_STATUS_SUCCESS;
-    (void)((p.K <= Kernels::Launch::kMost && (status = Kernels::Launch::launch(p, l, message, size), true)) || ...);
+    (void)((Kernels::Launch::serves(p, l.multiprocessors) && (status = Kernels::Launch::launch(p, l, message, size), true)) || ...);
     return status;
   }
 };
 
-// The row kernels of a source. A sum of squares has 256 lanes: at most as many threads. kFew: of what models rarely run, to save the time of
-// compiling: float32 rows, a vector of factors, chunks that are not whole or not aligned.
+// A kernel that is faster only while the rows are too few to keep all multiprocessors busy.
+template <class KernelOf, int kMostPerMultiprocessor>
+struct Few {
+  struct Launch : KernelOf::Launch {
+    static bool serves(const Rows& p, int multiprocessors) {
+      return KernelOf::Launch::serves(p, multiprocessors) && p.rows * KernelOf::units(p) <= int64_t(kMostPerMultiprocessor) * multiprocessors;
+    }
+  };
+};
+
+// The kernels of a source, the first that serves is launched. Each choice was measured on an H200 (docs/decisions/0018-row-wise-arithmetic.md).
+// kFew: of what models rarely run, to save the time of compiling: float32 rows, a vector of factors, chunks that are not whole or not aligned.
 template <class Source, bool kVectors, bool kFew>
-struct RowKernels {
-  using List = ByLength<RowKernel<Source, 32, 4, kVectors>, RowKernel<Source, 256, 4, kVectors>, RowKernel<Source, 256, 0, kVectors>>;
-};
-
-template <class Source>
-struct RowKernels<Source, true, false> {
-  static constexpr int kMany = Source::kReduces ? 256 : 512;
-  using List = ByLength<RowKernel<Source, 32, 4, true>, RowKernel<Source, 128, 4, true>, RowKernel<Source, 256, 4, true>,
-                        RowKernel<Source, kMany, 2048 / kMany, true>, RowKernel<Source, 256, 0, true>>;
-};
-
-template <class Source, bool kVectors>
 struct KernelsOf {
-  static constexpr bool kFew = !kVectors || Source::kIsRare || std::is_same_v<typename Source::Element, float>;
-  using Rowwise = typename RowKernels<Source, kVectors, kFew>::List;
+  static constexpr int kThreads = Source::kReduces ? 256 : 128;
+  using Rowwise =
+      ByLength<RowKernel<Source, 32, 4, kVectors>, RowKernel<Source, kThreads, 512 / kThreads, kVectors>, RowKernel<Source, 256, 0, kVectors>>;
   using Elementwise = ByLength<ElementKernel<Source, 32, 4, kVectors>, ElementKernel<Source, 256, 2, kVectors>>;
+};
+
+template <class X>
+struct KernelsOf<PlainElements<X>, true, false> {
+  using Source = PlainElements<X>;
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 8>, RowKernel<Source, 128, 4, true, 10>, RowKernel<Source, 256, 4, true, 5>,
+                           RowKernel<Source, 256, 0, true, 4>>;
+  using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, ElementKernel<Source, 256, 2, true, 6>>;
+};
+
+template <class X>
+struct KernelsOf<Norm<X>, true, false> {
+  using Source = Norm<X>;
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 6>, RowKernel<Source, 256, 2, true, 5>, RowKernel<Source, 256, 4, true, 3>,
+                           Few<RowKernel<Source, 512, 4, true>, 1>, RowKernel<Source, 256, 8, true, 2>, RowKernel<Source, 256, 0, true>>;
+};
+
+template <class X>
+struct KernelsOf<Gated<X>, true, false> {
+  using Source = Gated<X>;
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 4>, RowKernel<Source, 128, 4, true, 4>, RowKernel<Source, 256, 4, true, 2>,
+                           RowKernel<Source, 512, 4, true>, RowKernel<Source, 256, 0, true>>;
+  using Elementwise =
+      ByLength<ElementKernel<Source, 32, 4, true>, Few<ElementKernel<Source, 128, 1, true, 12>, 16384>, ElementKernel<Source, 128, 2, true, 8>>;
 };
 
 template <class Source>
 struct Kernels {
   using X = typename Source::Element;
+  static constexpr bool kIsRare = Source::kIsRare || std::is_same_v<X, float>;
+  using Aligned = KernelsOf<Source, true, kIsRare>;
+  using Any = KernelsOf<Source, false, true>;
+
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
-    scaledMMStatus_t status = KernelsOf<Source, true>::Rowwise::prepare(device, message, size);
-    if (status == SCALED_MM_STATUS_SUCCESS) status = KernelsOf<Source, false>::Rowwise::prepare(device, message, size);
-    if constexpr (!Source::kReduces) {
-      if (status == SCALED_MM_STATUS_SUCCESS) status = KernelsOf<Source, true>::Elementwise::prepare(device, message, size);
-      if (status == SCALED_MM_STATUS_SUCCESS) status = KernelsOf<Source, false>::Elementwise::prepare(device, message, size);
-    }
-    return status;
+    scaledMMStatus_t status = prepare_as<Aligned>(device, message, size);
+    return status == SCALED_MM_STATUS_SUCCESS ? prepare_as<Any>(device, message, size) : status;
   }
   static scaledMMStatus_t launch(Rows& p, const GemmLaunch& l, char* message, size_t size) {
-    return in_chunks(p) ? launch_as<KernelsOf<Source, true>>(p, l, message, size) : launch_as<KernelsOf<Source, false>>(p, l, message, size);
+    return in_chunks(p) ? launch_as<Aligned>(p, l, message, size) : launch_as<Any>(p, l, message, size);
   }
 
 private:
+  template <class Of>
+  static scaledMMStatus_t prepare_as(int32_t device, char* message, size_t size) {
+    scaledMMStatus_t status = Of::Rowwise::prepare(device, message, size);
+    if constexpr (!Source::kReduces) {
+      if (status == SCALED_MM_STATUS_SUCCESS) status = Of::Elementwise::prepare(device, message, size);
+    }
+    return status;
+  }
   template <class Of>
   static scaledMMStatus_t launch_as(Rows& p, const GemmLaunch& l, char* message, size_t size) {
     if constexpr (!Source::kReduces) {

@@ -65,13 +65,16 @@ struct EightFloats {
   float values[kChunk];
 };
 
-// A function of its own: it is rare, and eight divisions in every place that may need them are most of a kernel.
-__attribute__((noinline)) static __device__ Chunk<int8_t> divide_all(EightFloats y, float scale, float zero_point, float low, bool spoilt) {
-  const Quantizer q = {scale, 0, zero_point, false, spoilt, low};
+__device__ inline Chunk<int8_t> divided_here(const float (&y)[kChunk], const Quantizer& q) {
   int8_t out[kChunk];
 #pragma unroll
-  for (int e = 0; e < kChunk; ++e) out[e] = q.spoilt ? int8_t(0) : divided(y.values[e], q);
+  for (int e = 0; e < kChunk; ++e) out[e] = q.spoilt ? int8_t(0) : divided(y[e], q);
   return Chunk<int8_t>::of(out);
+}
+
+// A function of its own: it is rare, and eight divisions in every place that may need them are most of a kernel.
+__attribute__((noinline)) static __device__ Chunk<int8_t> divide_all(EightFloats y, float scale, float zero_point, float low, bool spoilt) {
+  return divided_here(y.values, {scale, 0, zero_point, false, spoilt, low});
 }
 
 __device__ inline Chunk<int8_t> divided(const float (&y)[kChunk], const Quantizer& q) {
@@ -98,7 +101,8 @@ __device__ inline Chunk<int8_t> by_largest(const float (&y)[kChunk], const Quant
 }
 
 // Eight elements of any row. The inverse of the scale gives quotients that differ from the division's by less than 2^-15 up to 256, beyond which the
-// result is clamped. Only next to a tie does that change the rounding: then, and for NaN, the elements are divided.
+// result is clamped. Only next to a tie does that change the rounding: then, and for NaN, the elements are divided, kHere or by a call.
+template <bool kHere = false>
 __device__ inline Chunk<int8_t> by_inverse(const float (&y)[kChunk], const Quantizer& q) {
   constexpr float kSure = 0.5f - 1.0f / 30000;
   const float least = q.low - q.zero_point, most = 127.0f - q.zero_point, magic = kMagic + q.zero_point;
@@ -110,7 +114,8 @@ __device__ inline Chunk<int8_t> by_inverse(const float (&y)[kChunk], const Quant
     moved[e] = ratio + magic;
     sure = sure && fabsf(ratio - (moved[e] - magic)) <= kSure;
   }
-  return sure ? low_bytes(moved) : divided(y, q);
+  if (sure) return low_bytes(moved);
+  return kHere ? divided_here(y, q) : divided(y, q);
 }
 
 // Eight elements of a block that has a scale of its own.

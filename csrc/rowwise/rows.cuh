@@ -8,8 +8,8 @@
 
 namespace scaled_mm::rowwise {
 
-constexpr int kChunk = 8;   // consecutive elements
-constexpr int kLanes = 256; // of a row sum: chunk c belongs to lane c mod 256
+constexpr int kChunk = 8;    // consecutive elements
+constexpr int kLanes = 1024; // of a row sum: chunk c belongs to lane c mod 1024
 
 // A matrix [rows, K] of elements. Strides in elements.
 struct Matrix {

@@ -1,7 +1,7 @@
 // What a row-wise kernel computes before it casts or quantizes: one source for each group of operators.
 //
 // A source reads a batch of chunks, all loads before the first use of one, and turns them into float32. Past the end of a row everything is 0.
-// kThreads: those that a multiprocessor shall have at once, which bounds the registers of each.
+// kKeepsWords: its results follow from a chunk in an instruction each. They are computed whenever they are needed, and the chunks are kept.
 #pragma once
 
 #include "rowwise/group.cuh"
@@ -67,8 +67,7 @@ struct Nothing {};
 // x, x * vector, x * vector + offset, in float32. kFactor: there is a vector.
 template <class X, bool kFactor>
 struct Elements {
-  static constexpr bool kReduces = false, kHasAsymmetric = true, kIsRare = kFactor;
-  static constexpr int kThreads = kFactor ? 640 : 768;
+  static constexpr bool kReduces = false, kHasAsymmetric = true, kIsRare = kFactor, kKeepsWords = !kFactor;
   using Element = X;
   using State = Nothing;
 
@@ -79,6 +78,10 @@ struct Elements {
     template <class At>
     __device__ void read(const Rows& p, int64_t row, const At& at) {
       read_chunks<kVectors>(p.x, row, at, p.K, x);
+    }
+    __device__ void of(int i, float (&y)[kChunk]) {
+      convert_again(x[i]);
+      to_floats(x[i], y);
     }
     template <class At>
     __device__ void values(const Rows& p, const At& at, const State&, float (&y)[kCount][kChunk]) const {
@@ -112,8 +115,7 @@ using ScaledElements = Elements<X, true>;
 // activation(first half) * second half. x: rows of 2 K elements.
 template <class X>
 struct Gated {
-  static constexpr bool kReduces = false, kHasAsymmetric = false, kIsRare = false;
-  static constexpr int kThreads = 512;
+  static constexpr bool kReduces = false, kHasAsymmetric = false, kIsRare = false, kKeepsWords = false;
   using Element = X;
   using State = Nothing;
   using W = WideOf<X>;
@@ -154,8 +156,7 @@ struct Gated {
 // RMSNorm of x, or of x + residual, which is written to total.
 template <class X>
 struct Norm {
-  static constexpr bool kReduces = true, kHasAsymmetric = false, kIsRare = false;
-  static constexpr int kThreads = 768;
+  static constexpr bool kReduces = true, kHasAsymmetric = false, kIsRare = false, kKeepsWords = false;
   static constexpr int kDtype = std::is_same_v<X, float>    ? SCALED_MM_DTYPE_FLOAT32
                                 : std::is_same_v<X, __half> ? SCALED_MM_DTYPE_FLOAT16
                                                             : SCALED_MM_DTYPE_BFLOAT16;

@@ -11,7 +11,7 @@ import torch
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
-VECTOR, LANES = 8, 256
+VECTOR, LANES = 8, 1024
 """A lane of a sum takes VECTOR consecutive elements out of each VECTOR * LANES."""
 
 # Chebyshev interpolants, the highest power first: of (2^f - 1) / f for |f| <= 1 / 2, and of exp(z^2) erfc(z) / t for 0 < t <= 1,

@@ -19,11 +19,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-6) -> to
     with np.errstate(all="ignore"):
         W = _type(x)
         v = _array(x, W)
-        lanes = np.zeros((*v.shape[:-1], 256), W)
+        lanes = np.zeros((*v.shape[:-1], 1024), W)
         for k in range(v.shape[-1]):
-            lane = k // 8 % 256
+            lane = k // 8 % 1024
             lanes[..., lane] += v[..., k] * v[..., k]
-        for h in (128, 64, 32, 16, 8, 4, 2, 1):
+        for h in (512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
             lanes[..., :h] += lanes[..., h : 2 * h]
         inverse = W(1) / np.sqrt(lanes[..., :1] / W(v.shape[-1]) + W(epsilon))
         return _y32((v * inverse) * _array(weight, W))

@@ -15,60 +15,64 @@ void run(Kernel* kernel, Rows p, int spans) {
   }
 }
 
-template <class Source, int kThreads, int kHeld, bool kVectors>
-int run_rows(const Rows& p) {
-  return run<kThreads>(&row_kernel<Source, kThreads, kHeld, kVectors>, p, 1), 0;
-}
+enum { kRan, kNoSuchKernel, kDoesNotServe };
 
-template <class Source>
-int by_row(const Rows& p, int threads, int held, bool vectors) {
-  constexpr int kMany = RowKernels<Source, true, false>::kMany;
-  if (vectors) {
-    if (threads == 32) return run_rows<Source, 32, 4, true>(p);
-    if (threads == 128) return run_rows<Source, 128, 4, true>(p);
-    if (threads == 256 && held == 4) return run_rows<Source, 256, 4, true>(p);
-    if (threads == 256 && held == 8) return run_rows<Source, kMany, 2048 / kMany, true>(p);
-    if (threads == 256 && held == 0) return run_rows<Source, 256, 0, true>(p);
-  } else {
-    if (threads == 32) return run_rows<Source, 32, 4, false>(p);
-    if (threads == 256 && held == 4) return run_rows<Source, 256, 4, false>(p);
-    if (threads == 256 && held == 0) return run_rows<Source, 256, 0, false>(p);
+template <class Kernel>
+struct Emulated;
+
+template <class Source, int kThreads, int kHeld, bool kVectors, int kBlocks>
+struct Emulated<RowKernel<Source, kThreads, kHeld, kVectors, kBlocks>> {
+  static void run_on(const Rows& p, bool) { run<kThreads>(&row_kernel<Source, kThreads, kHeld, kVectors, kBlocks>, p, 1); }
+};
+
+// fewer: than a row has spans, so that some thread blocks have several.
+template <class Source, int kThreads, int kCount, bool kVectors, int kBlocks>
+struct Emulated<ElementKernel<Source, kThreads, kCount, kVectors, kBlocks>> {
+  static void run_on(const Rows& p, bool fewer) {
+    const int spans = kThreads == 32 ? 1 : int((p.K + ElementKernel<Source, kThreads, kCount, kVectors>::kSpan - 1) / (kThreads * kCount * kChunk));
+    run<kThreads>(&element_kernel<Source, kThreads, kCount, kVectors, kBlocks>, p, fewer ? (spans + 1) / 2 : spans);
   }
-  return 1;
+};
+
+template <class Kernel, int kMost>
+struct Emulated<Few<Kernel, kMost>> : Emulated<Kernel> {};
+
+// Runs the kernel at a place of a list.
+template <class... Kernels>
+int run_at(ByLength<Kernels...>, int at, const Rows& p, bool fewer) {
+  constexpr int kEnough = 1 << 20; // multiprocessors
+  int status = kNoSuchKernel, i = 0;
+  (void)((i++ == at && (status = Kernels::Launch::serves(p, kEnough) ? (Emulated<Kernels>::run_on(p, fewer), kRan) : kDoesNotServe, true)) || ...);
+  return status;
 }
 
-// threads: 32, or else 256, of which some share what is left over (held = 0), or each has a span.
-template <class Source, bool kVectors>
-int by_element(const Rows& p, int threads, int held) {
-  if (threads == 32) return run<32>(&element_kernel<Source, 32, 4, kVectors>, p, 1), 0;
-  const int spans = (p.K + 4095) / 4096;
-  return run<256>(&element_kernel<Source, 256, 2, kVectors>, p, held == 0 ? (spans + 1) / 2 : spans), 0;
-}
-
-template <class Source>
-int by_output(const Rows& p, int threads, int held, bool vectors) {
-  if (vectors && !in_chunks(p)) return 2;
+template <class Source, class Of>
+int by_output(const Rows& p, int at, bool fewer) {
   if constexpr (!Source::kReduces) {
-    if (!needs_whole_rows(p)) return vectors ? by_element<Source, true>(p, threads, held) : by_element<Source, false>(p, threads, held);
+    if (!needs_whole_rows(p)) return run_at(typename Of::Elementwise(), at, p, fewer);
   }
-  return by_row<Source>(p, threads, held, vectors);
+  return run_at(typename Of::Rowwise(), at, p, fewer);
+}
+
+template <class Source>
+int by_source(const Rows& p, int at, bool vectors, bool fewer) {
+  if (!vectors) return by_output<Source, typename Kernels<Source>::Any>(p, at, fewer);
+  return in_chunks(p) ? by_output<Source, typename Kernels<Source>::Aligned>(p, at, fewer) : kNoSuchKernel;
 }
 
 template <class X>
-int by_function(const Rows& p, int threads, int held, bool vectors) {
+int by_function(const Rows& p, int at, bool vectors, bool fewer) {
   if (p.function == SCALED_MM_QUANTIZE_INT8) {
-    return p.vector.data == nullptr ? by_output<PlainElements<X>>(p, threads, held, vectors)
-                                    : by_output<ScaledElements<X>>(p, threads, held, vectors);
+    return p.vector.data == nullptr ? by_source<PlainElements<X>>(p, at, vectors, fewer) : by_source<ScaledElements<X>>(p, at, vectors, fewer);
   }
-  if (p.function < SCALED_MM_SILU_AND_MUL) return by_output<Norm<X>>(p, threads, held, vectors);
-  return by_output<Gated<X>>(p, threads, held, vectors);
+  if (p.function < SCALED_MM_SILU_AND_MUL) return by_source<Norm<X>>(p, at, vectors, fewer);
+  return by_source<Gated<X>>(p, at, vectors, fewer);
 }
 
 } // namespace
 
-extern "C" int emulate(const Rows* p, int dtype, int threads, int held, int vectors) {
-  if (dtype == SCALED_MM_DTYPE_FLOAT16) return by_function<__half>(*p, threads, held, vectors);
-  if (dtype == SCALED_MM_DTYPE_BFLOAT16) return by_function<__nv_bfloat16>(*p, threads, held, vectors);
-  if (dtype == SCALED_MM_DTYPE_FLOAT32) return by_function<float>(*p, threads, held, vectors);
-  return 3;
+extern "C" int emulate(const Rows* p, int dtype, int at, bool vectors, bool fewer) {
+  if (dtype == SCALED_MM_DTYPE_FLOAT16) return by_function<__half>(*p, at, vectors, fewer);
+  if (dtype == SCALED_MM_DTYPE_BFLOAT16) return by_function<__nv_bfloat16>(*p, at, vectors, fewer);
+  return by_function<float>(*p, at, vectors, fewer);
 }
