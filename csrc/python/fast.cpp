@@ -4,198 +4,10 @@
 // Built against Python's limited API: one binary for every CPython from 3.10 on. It does not know torch's headers. Anything
 // it cannot serve (a tensor subclass, another device, an argument of another type) answers NotImplemented, and the caller
 // takes the registered operator, which says what is wrong. Why this exists: docs/decisions/0003-host-overhead.md.
-#define Py_LIMITED_API 0x030A0000
-#include <Python.h>
-
-#include <cstdint>
-#include <string>
-
-#include "scaled_mm/scaled_mm.h"
+#include "python/linear.h"
+#include "python/operands.h"
 
 namespace {
-
-// ---- DLPack 1.x (https://dmlc.github.io/dlpack), as far as it is used here ----------------------------------------------
-
-enum : int32_t { kDLCUDA = 2 };
-enum : uint8_t { kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4 };
-
-struct DLDevice {
-  int32_t type, id;
-};
-struct DLDataType {
-  uint8_t code, bits;
-  uint16_t lanes;
-};
-struct DLTensor {
-  void* data;
-  DLDevice device;
-  int32_t ndim;
-  DLDataType dtype;
-  int64_t* shape;
-  int64_t* strides;
-  uint64_t byte_offset;
-};
-struct DLPackExchangeAPI {
-  struct {
-    uint32_t major, minor;
-    void* previous;
-  } header;
-  void* managed_tensor_allocator;
-  void* managed_tensor_from_py_object_no_sync;
-  void* managed_tensor_to_py_object_no_sync;
-  int (*dltensor_from_py_object_no_sync)(void* object, DLTensor* out);
-  int (*current_work_stream)(int32_t device_type, int32_t device_id, void** stream);
-};
-
-const DLPackExchangeAPI* api = nullptr;
-PyTypeObject* tensor_type = nullptr;
-PyTypeObject* parameter_type = nullptr;
-PyObject* is_neg = nullptr;                    // the name of the method
-PyObject* requires_grad = nullptr;             // the name of the attribute
-PyObject* is_inference = nullptr;              // the name of the method
-PyObject* is_inference_mode_enabled = nullptr; // torch's function
-PyObject* increment_version = nullptr;         // torch's function: autograd is told that a tensor it may have kept has changed
-
-PyObject* allocate_workspace = nullptr; // (bytes, device) -> a tensor
-
-// The operands of a product of any kind: out, then the inputs, in the order of the C interface.
-struct Operands {
-  int32_t product, count;
-  scaledMMTensorDesc_t descs[SCALED_MM_MAX_OPERANDS];
-  const scaledMMTensorDesc_t* present[SCALED_MM_MAX_OPERANDS];
-  void* data[SCALED_MM_MAX_OPERANDS];
-};
-
-enum class Answer { kFine, kNotMine, kRefused };
-
-int32_t to_dtype(DLDataType t) {
-  if (t.lanes != 1) return -1;
-  if (t.code == kDLInt && t.bits == 8) return SCALED_MM_DTYPE_INT8;
-  if (t.code == kDLInt && t.bits == 32) return SCALED_MM_DTYPE_INT32;
-  if (t.code == kDLFloat && t.bits == 16) return SCALED_MM_DTYPE_FLOAT16;
-  if (t.code == kDLFloat && t.bits == 32) return SCALED_MM_DTYPE_FLOAT32;
-  if (t.code == kDLBfloat && t.bits == 16) return SCALED_MM_DTYPE_BFLOAT16;
-  return -1;
-}
-
-Answer read_tensor(PyObject* object, DLTensor* t) {
-  // Exactly a tensor or a parameter: a subclass may mean something else by its data.
-  if (Py_TYPE(object) != tensor_type && Py_TYPE(object) != parameter_type) return Answer::kNotMine;
-  if (api->dltensor_from_py_object_no_sync(object, t) != 0) {
-    PyErr_Clear(); // sparse, meta, batched ...: the operator names it
-    return Answer::kNotMine;
-  }
-  // DLPack lets the strides of a contiguous tensor be null; torch writes them.
-  return t->ndim > 0 && t->strides == nullptr ? Answer::kNotMine : Answer::kFine;
-}
-
-// Whether memory holds the negative of the values (views like `x.conj().imag`), which DLPack does not tell and torch does.
-Answer check_not_negated(PyObject* object, const DLTensor& t) {
-  if (t.dtype.code != kDLFloat && t.dtype.code != kDLBfloat) return Answer::kFine;
-  PyObject* negated = PyObject_CallMethodObjArgs(object, is_neg, nullptr);
-  if (negated == nullptr) PyErr_Clear();
-  const bool fine = negated == Py_False;
-  Py_XDECREF(negated);
-  return fine ? Answer::kFine : Answer::kNotMine;
-}
-
-// How the dimensions of an operand of a row-wise operator are folded: to [rows, K], to [rows], to [tokens, heads, D], not at all; or GGUF blocks
-// [..., K / 32, bytes] to [rows, K].
-enum class Fold { kNone, kMatrix, kRows, kHeads, kBlocks };
-
-// Writes shape and strides, with the leading dimensions folded into one. Not ours where no single stride leads from row to row, and what is longer
-// than the core takes.
-Answer fold(const DLTensor& t, Fold how, scaledMMTensorDesc_t* desc) {
-  const int kept = how == Fold::kRows ? 0 : how == Fold::kMatrix ? 1 : 2;
-  const int last = t.ndim - kept; // the dimensions before it are folded
-  if (last < 0) return Answer::kNotMine;
-  int64_t rows = 1, stride = 0; // of the dimensions with more than one element so far
-  for (int d = last - 1; d >= 0; --d) {
-    if (t.shape[d] == 1) continue;
-    if (rows == 1) stride = t.strides[d];
-    if (rows > 1 && t.shape[d] != 0 && t.strides[d] != rows * stride) return Answer::kNotMine;
-    rows *= t.shape[d];
-  }
-  constexpr int64_t kMost = INT32_MAX - (1 << 14);
-  if (rows > kMost || (how == Fold::kMatrix && t.shape[last] > kMost)) return Answer::kNotMine;
-  desc->ndim = 1 + kept;
-  desc->shape[0] = rows;
-  desc->strides[0] = stride;
-  for (int i = 0; i < kept; ++i) {
-    desc->shape[1 + i] = t.shape[last + i];
-    desc->strides[1 + i] = t.strides[last + i];
-  }
-  if (how != Fold::kBlocks) return Answer::kFine;
-  constexpr int64_t kBlock = 32; // values
-  if (t.dtype.code != kDLUInt || t.dtype.bits != 8 || t.strides[last + 1] != 1 || (t.shape[last] > 1 && t.strides[last] != t.shape[last + 1])) {
-    return Answer::kNotMine;
-  }
-  desc->ndim = 2;
-  desc->shape[1] *= kBlock;
-  desc->strides[1] = 1;
-  return Answer::kFine;
-}
-
-// tensors: a tuple of tensors, and None for those that are absent. folds: nullptr, or one of each operand.
-Answer read_operands(int32_t product, PyObject* tensors, int32_t device, Operands* o, const Fold* folds = nullptr) {
-  const Py_ssize_t count = PyTuple_Size(tensors);
-  if (count < 1 || count > SCALED_MM_MAX_OPERANDS) {
-    PyErr_Clear();
-    return Answer::kNotMine;
-  }
-  o->product = product;
-  o->count = int32_t(count);
-  for (int32_t i = 0; i < o->count; ++i) {
-    o->present[i] = nullptr;
-    o->data[i] = nullptr;
-    PyObject* object = PyTuple_GetItem(tensors, i); // borrowed
-    if (object == Py_None) continue;
-    DLTensor t;
-    if (Answer answer = read_tensor(object, &t); answer != Answer::kFine) return answer;
-    if (t.device.type != kDLCUDA) return Answer::kNotMine;
-    if (t.device.id != device) {
-      const char* name = scaledMMGetOperandName(product, i);
-      const std::string message = std::string(name ? name : "operand") + ": expected a tensor on cuda:" + std::to_string(device) +
-                                  ", got one on cuda:" + std::to_string(t.device.id);
-      scaledMMSetLastError(SCALED_MM_STATUS_BAD_TENSOR_DEVICE, message.c_str());
-      return Answer::kRefused;
-    }
-    if (Answer answer = check_not_negated(object, t); answer != Answer::kFine) return answer;
-    o->data[i] = static_cast<char*>(t.data) + t.byte_offset;
-    scaledMMTensorDesc_t& desc = o->descs[i];
-    desc.flags = 0;
-    desc.dtype = to_dtype(t.dtype);
-    if (folds != nullptr && folds[i] != Fold::kNone) {
-      if (Answer answer = fold(t, folds[i], &desc); answer != Answer::kFine) return answer;
-    } else {
-      desc.ndim = t.ndim;
-      for (int d = 0; d < t.ndim && d < SCALED_MM_MAX_DIMS; ++d) {
-        desc.shape[d] = t.shape[d];
-        desc.strides[d] = t.strides[d];
-      }
-    }
-    const uint64_t address = reinterpret_cast<uintptr_t>(o->data[i]);
-    const uint64_t lowest_bit = address & (~address + 1);
-    desc.alignment = address == 0 || lowest_bit > 16 ? 16 : int64_t(lowest_bit);
-    o->present[i] = &desc;
-  }
-  return Answer::kFine;
-}
-
-// The memory of a contiguous tensor on the device.
-Answer read_workspace(PyObject* object, int32_t device, void** memory, size_t* bytes) {
-  DLTensor w;
-  if (Answer answer = read_tensor(object, &w); answer != Answer::kFine) return answer;
-  int64_t elements = 1;
-  for (int d = w.ndim - 1; d >= 0; --d) {
-    if (w.shape[d] != 1 && w.strides[d] != elements) return Answer::kNotMine; // not contiguous: the operator says so
-    elements *= w.shape[d];
-  }
-  if (w.device.type != kDLCUDA || w.device.id != device) return Answer::kNotMine;
-  *memory = static_cast<char*>(w.data) + w.byte_offset;
-  *bytes = size_t(elements) * w.dtype.bits / 8 * w.dtype.lanes;
-  return Answer::kFine;
-}
 
 // None for success: the caller compares identities.
 PyObject* status_object(scaledMMStatus_t status) { return status == SCALED_MM_STATUS_SUCCESS ? Py_NewRef(Py_None) : PyLong_FromLong(status); }
@@ -400,11 +212,149 @@ PyObject* rowwise(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return status_object(status);
 }
 
-// bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled, allocate_workspace) -> whether this torch has an
-// exchange table that is understood here
+// Whether something intercepts operators: a dispatch mode, a function mode, or tracing. -1: an error.
+int intercepted() {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(watchers); ++i) {
+    PyObject* answer = PyObject_CallNoArgs(PyTuple_GetItem(watchers, i));
+    const int found = answer == nullptr ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (found != 0) return found;
+  }
+  return 0;
+}
+
+PyObject* new_tensor(PyObject* shape, PyObject* strides, PyObject* dtype) {
+  PyObject* made = shape && strides && dtype ? PyObject_CallFunctionObjArgs(allocate, shape, strides, dtype, nullptr) : nullptr;
+  Py_XDECREF(shape);
+  Py_XDECREF(strides);
+  return made;
+}
+
+// A contiguous tensor of x's shape with another last dimension, on the current device.
+PyObject* new_output(const DLTensor& x, int64_t last, PyObject* dtype) {
+  PyObject *shape = PyTuple_New(x.ndim), *strides = PyTuple_New(x.ndim);
+  int64_t stride = 1;
+  for (int32_t d = x.ndim - 1; d >= 0 && shape && strides; --d) {
+    const int64_t size = d == x.ndim - 1 ? last : x.shape[d];
+    PyObject *of_shape = PyLong_FromLongLong(size), *of_strides = PyLong_FromLongLong(stride);
+    if (of_shape == nullptr || of_strides == nullptr || PyTuple_SetItem(shape, d, of_shape) != 0 || PyTuple_SetItem(strides, d, of_strides) != 0) {
+      Py_DECREF(shape);
+      shape = nullptr;
+    }
+    stride *= size;
+  }
+  return new_tensor(shape, strides, dtype);
+}
+
+// linear(handle, device, constant, transposed, dtype, x, weight, weight_scale, bias, smooth_scale, input_scale, input_zero_point, column_sums)
+//   -> y | NotImplemented. y: of the torch.dtype, or of x's if it is None. The device is the current one.
+PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 5 + Linear::kArguments) {
+    PyErr_SetString(PyExc_TypeError, "linear: expected 13 arguments");
+    return nullptr;
+  }
+  auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
+  const int32_t device = int32_t(PyLong_AsLong(args[1]));
+  if (PyErr_Occurred()) return nullptr;
+  if (const int found = intercepted(); found != 0) return found < 0 ? nullptr : not_mine();
+  Linear call;
+  if (allocate == Py_None || call.read(args + 5, device, args[2] == Py_True, args[3] == Py_True) != Answer::kFine) return not_mine();
+  void *stream = nullptr, *memory = nullptr;
+  if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
+  PyObject* of_x = args[4] == Py_None ? PyObject_GetAttr(args[5], dtype_name) : nullptr;
+  PyObject* y = new_output(call.x, call.n(), of_x ? of_x : args[4]);
+  Py_XDECREF(of_x);
+  if (y == nullptr) return nullptr;
+  PyObject* between = new_tensor(Py_BuildValue("(n)", Py_ssize_t(call.bytes())), Py_BuildValue("(i)", 1), int8);
+  if (between == nullptr) {
+    Py_DECREF(y);
+    return nullptr;
+  }
+  size_t bytes = 0, needed = 0;
+  Answer answer = read_operand(0, y, device, Fold::kMatrix, &call.product);
+  if (answer == Answer::kFine) answer = read_workspace(between, device, &memory, &bytes);
+  PyObject* result = nullptr;
+  if (answer == Answer::kFine) {
+    call.place(memory);
+    Planned quantizer, product;
+    scaledMMStatus_t status;
+    {
+      const WithoutInterpreter others_may_run;
+      status = quantizer.create_rowwise(handle, call.quantizer, SCALED_MM_QUANTIZE_INT8, call.output_mode(), 0.0);
+      if (status == SCALED_MM_STATUS_SUCCESS) status = product.create(handle, call.product, &needed);
+      if (status == SCALED_MM_STATUS_SUCCESS) status = launch(quantizer.get(), call.quantizer, nullptr, 0, stream);
+      if (status == SCALED_MM_STATUS_SUCCESS && needed == 0) status = launch(product.get(), call.product, nullptr, 0, stream);
+    }
+    if (status == SCALED_MM_STATUS_SUCCESS) {
+      result = needed == 0 ? Py_NewRef(Py_None) : launch_with_workspace(product.get(), call.product, needed, device, stream);
+    } else {
+      result = not_mine(); // the public function says what is wrong
+    }
+  } else {
+    result = not_mine();
+  }
+  Py_DECREF(between); // the allocator reuses it in stream order
+  if (result == Py_None) {
+    Py_DECREF(result);
+    return y;
+  }
+  Py_DECREF(y);
+  if (result == nullptr || result == Py_NotImplemented) return result;
+  Py_DECREF(result);
+  return not_mine();
+}
+
+// calculate_linear(quantizer, product, device, constant, transposed, stream | None, workspace, y, x, ... as `linear`)
+//   -> None | status | NotImplemented. quantizer, product: descriptors.
+PyObject* calculate_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 8 + Linear::kArguments) {
+    PyErr_SetString(PyExc_TypeError, "calculate_linear: expected 16 arguments");
+    return nullptr;
+  }
+  auto quantizer = static_cast<scaledMMDescriptor_t>(PyLong_AsVoidPtr(args[0]));
+  auto product = static_cast<scaledMMDescriptor_t>(PyLong_AsVoidPtr(args[1]));
+  const int32_t device = int32_t(PyLong_AsLong(args[2]));
+  if (PyErr_Occurred()) return nullptr;
+  Linear call;
+  void *stream = nullptr, *memory = nullptr;
+  size_t bytes = 0;
+  Answer answer = check_unwatched(args[7]);
+  if (answer == Answer::kFine) answer = call.read(args + 8, device, args[3] == Py_True, args[4] == Py_True);
+  if (answer == Answer::kFine) answer = read_operand(0, args[7], device, Fold::kMatrix, &call.product);
+  if (answer == Answer::kFine && args[6] != Py_None) answer = read_workspace(args[6], device, &memory, &bytes);
+  if (answer != Answer::kFine || bytes < call.bytes() || reinterpret_cast<uintptr_t>(memory) % 16 != 0) return not_mine();
+  if (args[5] != Py_None) {
+    stream = PyLong_AsVoidPtr(args[5]);
+    if (PyErr_Occurred()) return nullptr;
+  } else if (api->current_work_stream(kDLCUDA, device, &stream) != 0) {
+    return nullptr;
+  }
+  call.place(memory);
+  memory = static_cast<char*>(memory) + call.bytes();
+  bytes -= call.bytes();
+  scaledMMStatus_t status;
+  {
+    const WithoutInterpreter others_may_run;
+    status = scaledMMCheckTensors(quantizer, call.quantizer.product, call.quantizer.present, call.quantizer.count);
+    if (status == SCALED_MM_STATUS_SUCCESS) {
+      status = scaledMMCheckTensors(product, call.product.product, call.product.present, call.product.count);
+    }
+    if (status == SCALED_MM_STATUS_SUCCESS) status = launch(quantizer, call.quantizer, nullptr, 0, stream);
+    if (status == SCALED_MM_STATUS_SUCCESS) status = launch(product, call.product, bytes ? memory : nullptr, bytes, stream);
+  }
+  return written(args[7], status);
+}
+
+// bind(torch.Tensor, torch.nn.Parameter, increment_version, is_inference_mode_enabled, allocate_workspace, allocate | None, torch.int8, watchers)
+//   -> whether this torch has an exchange table that is understood here. allocate: (shape, strides, dtype) -> a tensor on the current device.
+// watchers: a tuple of functions; one of them is true while something intercepts operators.
 PyObject* bind(PyObject*, PyObject* args) {
-  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr, *mode = nullptr, *allocate = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!OOO", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment, &mode, &allocate)) return nullptr;
+  PyObject *tensor = nullptr, *parameter = nullptr, *increment = nullptr, *mode = nullptr, *of_workspaces = nullptr, *of_outputs = nullptr,
+           *dtype = nullptr, *watching = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!OOOOOO!", &PyType_Type, &tensor, &PyType_Type, &parameter, &increment, &mode, &of_workspaces, &of_outputs, &dtype,
+                        &PyTuple_Type, &watching)) {
+    return nullptr;
+  }
   PyObject* capsule = PyObject_GetAttrString(tensor, "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
     PyErr_Clear(); // a torch from before the table
@@ -418,10 +368,14 @@ PyObject* bind(PyObject*, PyObject* args) {
   is_neg = PyUnicode_InternFromString("is_neg");
   requires_grad = PyUnicode_InternFromString("requires_grad");
   is_inference = PyUnicode_InternFromString("is_inference");
-  if (is_neg == nullptr || requires_grad == nullptr || is_inference == nullptr) return nullptr;
+  dtype_name = PyUnicode_InternFromString("dtype");
+  if (is_neg == nullptr || requires_grad == nullptr || is_inference == nullptr || dtype_name == nullptr) return nullptr;
   increment_version = Py_NewRef(increment);
   is_inference_mode_enabled = Py_NewRef(mode);
-  allocate_workspace = Py_NewRef(allocate);
+  allocate_workspace = Py_NewRef(of_workspaces);
+  allocate = Py_NewRef(of_outputs);
+  int8 = Py_NewRef(dtype);
+  watchers = Py_NewRef(watching);
   api = table;
   tensor_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(tensor));
   parameter_type = reinterpret_cast<PyTypeObject*>(Py_NewRef(parameter));
@@ -433,6 +387,8 @@ PyMethodDef methods[] = {
     {"calculate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&calculate)), METH_FASTCALL, nullptr},
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run)), METH_FASTCALL, nullptr},
     {"rowwise", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&rowwise)), METH_FASTCALL, nullptr},
+    {"linear", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&linear)), METH_FASTCALL, nullptr},
+    {"calculate_linear", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&calculate_linear)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -5,6 +5,13 @@
 
 namespace scaled_mm::rowwise {
 
+// The compiler does not mix instructions from before and after, which would take registers for all that are under way.
+__device__ inline void one_after_the_other() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
+#endif
+}
+
 template <int kThreads>
 struct Group {
   static_assert(kThreads == 32 || kThreads % 128 == 0, "a thread block has four warps at least");

@@ -74,6 +74,7 @@ struct RowValues {
         float values[1][kChunk];
         words.of(i, values[0]);
         visit(Places<kThreads, 1>{at[i]}, values);
+        one_after_the_other();
       }
     } else if constexpr (kHolds) {
       visit(At{group.thread * kChunk}, held);

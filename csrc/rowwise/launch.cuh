@@ -161,15 +161,16 @@ template <class X>
 struct KernelsOf<PlainElements<X>, true, false> {
   using Source = PlainElements<X>;
   using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 8>, RowKernel<Source, 128, 4, true, 10>, RowKernel<Source, 256, 4, true, 5>,
-                           RowKernel<Source, 256, 0, true, 4>>;
-  using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, ElementKernel<Source, 256, 2, true, 6>>;
+                           RowKernel<Source, 256, 8, true, 3>, RowKernel<Source, 256, 0, true, 4>>;
+  using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, ElementKernel<Source, 256, 2, true, std::is_same_v<X, __half> ? 5 : 6>>;
 };
 
 template <class X>
 struct KernelsOf<Norm<X>, true, false> {
   using Source = Norm<X>;
-  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 6>, RowKernel<Source, 256, 2, true, 5>, RowKernel<Source, 256, 4, true, 3>,
-                           Few<RowKernel<Source, 512, 4, true>, 1>, RowKernel<Source, 256, 8, true, 2>, RowKernel<Source, 256, 0, true>>;
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 6>, RowKernel<Source, 256, 2, true, 5>, Few<RowKernel<Source, 512, 2, true, 2>, 2>,
+                           RowKernel<Source, 256, 4, true, 4>, Few<RowKernel<Source, 512, 4, true>, 1>,
+                           RowKernel<Source, 256, 8, true, kDependent ? 2 : 1>, RowKernel<Source, 256, 0, true>>;
 };
 
 template <class X>
@@ -177,8 +178,8 @@ struct KernelsOf<Gated<X>, true, false> {
   using Source = Gated<X>;
   using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 4>, RowKernel<Source, 128, 4, true, 4>, RowKernel<Source, 256, 4, true, 2>,
                            RowKernel<Source, 512, 4, true>, RowKernel<Source, 256, 0, true>>;
-  using Elementwise =
-      ByLength<ElementKernel<Source, 32, 4, true>, Few<ElementKernel<Source, 128, 1, true, 12>, 16384>, ElementKernel<Source, 128, 2, true, 8>>;
+  using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, Few<ElementKernel<Source, 128, 1, true, 12>, 16384>,
+                               ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 8 : 10>>;
 };
 
 template <class Source>

@@ -7,12 +7,11 @@ import torch
 from scaled_mm.core import fast
 from scaled_mm.core.checks import check_device, check_strided
 from scaled_mm.errors import AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError, ScaledMMError
-from scaled_mm.products.gemm import GEMM, scaled_mm
+from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight
-from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import FLOATS
 from scaled_mm.rowwise.int8 import quantize_int8
-from scaled_mm.rowwise.operands import MAX_DIMS, check_float, check_rows, check_static, check_written
+from scaled_mm.rowwise.operands import check_float, check_rows, check_static, check_written
 
 
 def int8_linear(
@@ -51,32 +50,26 @@ def int8_linear(
 
 
 def _short(x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_scale, out_dtype) -> torch.Tensor | None:
-    """The two launches, with the core's checks alone. None: `_checked` must serve, or say what is wrong."""
-    if not isinstance(x, torch.Tensor) or not kernels.serve(x):
+    """The two launches in one call of the extension, with the core's checks alone. None: `_checked` must serve, or say what is wrong."""
+    if torch.compiler.is_compiling() or not (out_dtype is None or isinstance(out_dtype, torch.dtype) and out_dtype in FLOATS):
         return None
     try:
+        device = x.get_device()
+        if not fast.is_current(device) or (module := fast.loaded()) is None:
+            return None
         prepared = isinstance(weight, PreparedWeight)
-        b = weight.b if prepared else weight.t()
-        k, n = b.shape
-        leading = x.shape[:-1]
-        if x.shape[-1] != k or k == 0 or x.dim() > MAX_DIMS or (prepared and weight.zero_point is not None):
+        if not prepared:
+            b, constant, sums = weight, False, None
+        elif weight.zero_point is None:
+            b, constant, sums = weight.b, weight.constant, None if input_zero_point is None else weight.column_sums
+        else:
             return None
-        rows = x.numel() // k
-        q = kernels.empty(x, (rows, k), torch.int8)
-        static = input_scale is not None
-        scale = input_scale if static else kernels.empty(x, (rows, 1), torch.float32)
-        tail = (smooth_scale, None, input_scale, input_zero_point, None if static else scale, None, None)
-        output = kernels.Output.STATIC if static else kernels.Output.TOKEN
-        if not kernels.launch(kernels.Kind.QUANTIZE, kernels.Function.QUANTIZE_INT8, output, 0.0, q, x, *tail):
-            return None
-        sums = weight.column_sums if prepared and input_zero_point is not None else None
-        inputs = (q, b, scale, weight_scale, bias, input_zero_point, None, None, sums)
-        y = fast.run(GEMM.spec, inputs, x.dtype if out_dtype is None else out_dtype, None, prepared and weight.constant)
+        handle = fast.handle_address(device)
+        operands = (x, b, weight_scale, bias, smooth_scale, input_scale, input_zero_point, sums)
+        y = module.linear(handle, device, constant, not prepared, out_dtype, *operands)
     except (AttributeError, TypeError, ValueError, ScaledMMError):
         return None
-    if y is NotImplemented or y.dtype not in FLOATS:
-        return None
-    return y if len(leading) == 1 else y.view(*leading, n)
+    return None if y is NotImplemented else y
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -16,7 +17,6 @@ from scaled_mm.rowwise.outputs import Quantized, finished, served
 APPROXIMATIONS = ("none", "tanh")
 
 
-@torch.no_grad()
 def silu_and_mul(x: torch.Tensor, *, quantize: str | torch.Tensor | None = None, zero_point: torch.Tensor | None = None) -> torch.Tensor | Quantized:
     """y = silu(g) * u, where g and u are the first and the second half of the last dimension of x; with `quantize` its int8 quantization.
 
@@ -29,14 +29,13 @@ def silu_and_mul(x: torch.Tensor, *, quantize: str | torch.Tensor | None = None,
     within 1 unit in the last place of x's dtype. g = -inf gives NaN, as the formula does. No gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
-    _check(x)
-    check_quantize(quantize, zero_point, x)
-    if kernels.serve(x) and (results := kernels.activated(x, kernels.Function.SILU_AND_MUL, quantize, zero_point)):
+    if (results := _short(x, kernels.Function.SILU_AND_MUL, quantize, zero_point)) is not None:
         return served(results, quantize)
-    return finished(_silu_and_mul(x), x.dtype, quantize, zero_point)
+    with torch.no_grad():
+        _check(x)
+        return _checked(x, kernels.Function.SILU_AND_MUL, _silu_and_mul, (), quantize, zero_point)
 
 
-@torch.no_grad()
 def gelu_and_mul(
     x: torch.Tensor, *, approximate: str = "none", quantize: str | torch.Tensor | None = None, zero_point: torch.Tensor | None = None
 ) -> torch.Tensor | Quantized:
@@ -47,12 +46,26 @@ def gelu_and_mul(
 
     The other arguments, and what is promised: see `silu_and_mul`.
     """
-    _check_gelu(x, approximate)
+    known = isinstance(approximate, str) and approximate in APPROXIMATIONS
+    function = kernels.Function.GELU_AND_MUL if known and approximate == "none" else kernels.Function.GELU_TANH_AND_MUL
+    if known and (results := _short(x, function, quantize, zero_point)) is not None:
+        return served(results, quantize)
+    with torch.no_grad():
+        _check_gelu(x, approximate)
+        return _checked(x, function, _gelu_and_mul, (approximate,), quantize, zero_point)
+
+
+def _short(x, function: kernels.Function, quantize, zero_point) -> tuple[torch.Tensor, ...] | None:
+    if zero_point is not None or not (quantize is None or (isinstance(quantize, str) and quantize == "token")):
+        return None
+    return kernels.first(x, lambda: kernels.activated(x, function, quantize, None))
+
+
+def _checked(x, function: kernels.Function, composite_of: Callable, arguments: tuple, quantize, zero_point) -> torch.Tensor | Quantized:
     check_quantize(quantize, zero_point, x)
-    function = kernels.Function.GELU_AND_MUL if approximate == "none" else kernels.Function.GELU_TANH_AND_MUL
     if kernels.serve(x) and (results := kernels.activated(x, function, quantize, zero_point)):
         return served(results, quantize)
-    return finished(_gelu_and_mul(x, approximate), x.dtype, quantize, zero_point)
+    return finished(composite_of(x, *arguments), x.dtype, quantize, zero_point)
 
 
 def _check(x) -> None:

@@ -41,7 +41,6 @@ class AsymmetricInt8(NamedTuple):
     row_sums: torch.Tensor
 
 
-@torch.no_grad()
 def quantize_int8(
     x: torch.Tensor,
     dim: str = "token",
@@ -92,6 +91,15 @@ def quantize_int8(
 
     Raises BadTensorDtypeError, BadTensorShapeError or BadParamError (invalid `dim`, or x is not a tensor); the error names the argument.
     """
+    if dim == "token" and symmetric is True and scale is None and zero_point is None and out is None:
+        served = kernels.first(x, lambda: kernels.quantized(x, kernels.Output.TOKEN, factor=smooth_scale))
+        if served is not None:
+            return served
+    return _quantize_int8(x, dim, symmetric, smooth_scale, scale, zero_point, out)
+
+
+@torch.no_grad()
+def _quantize_int8(x, dim, symmetric, smooth_scale, scale, zero_point, out) -> tuple[torch.Tensor, torch.Tensor] | AsymmetricInt8:
     _check(x, dim)
     if not isinstance(symmetric, bool):
         raise BadParamError(f"symmetric: expected True or False, got {symmetric!r}")
@@ -117,7 +125,6 @@ def quantize_int8(
     return result._replace(q=written) if isinstance(result, AsymmetricInt8) else (written, result[1])
 
 
-@torch.no_grad()
 def dynamic_quant(x: torch.Tensor, smooth_scales: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """(y, scale) of `quantize_int8(x, "token", smooth_scale=smooth_scales)`, with one scale per row without the last dimension.
 
@@ -125,6 +132,15 @@ def dynamic_quant(x: torch.Tensor, smooth_scales: torch.Tensor | None = None) ->
     y: int8, x's shape. scale: float32, x.shape[:-1]: max|x * smooth_scales| / 127.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
+    if isinstance(x, torch.Tensor) and x.dim() > 1:
+        served = kernels.first(x, lambda: kernels.quantized(x, kernels.Output.TOKEN, factor=smooth_scales, shape=tuple(x.shape[:-1])))
+        if served is not None:
+            return served
+    return _dynamic_quant(x, smooth_scales)
+
+
+@torch.no_grad()
+def _dynamic_quant(x, smooth_scales) -> tuple[torch.Tensor, torch.Tensor]:
     check_rows("x", x, least=2)
     if smooth_scales is not None:
         _check_smoothing(x, smooth_scales, "smooth_scales")

@@ -8,15 +8,15 @@ kernel is neither built nor to be built (`SCALED_MM_JIT=off`, no nvcc), and on a
 from __future__ import annotations
 
 import enum
-import functools
 import warnings
+from collections.abc import Callable
 
 import torch
 
-from scaled_mm.core import dispatcher, fast
-from scaled_mm.errors import ArchitectureNotSupportedError, KernelNotBuiltError
+from scaled_mm.core import fast
+from scaled_mm.errors import ArchitectureNotSupportedError, KernelNotBuiltError, ScaledMMError
 from scaled_mm.jit import mode
-from scaled_mm.rowwise.operands import has_memory
+from scaled_mm.rowwise.operands import MAX_DIMS, has_memory
 
 
 class Kind(enum.IntEnum):
@@ -60,13 +60,17 @@ def serve(x: torch.Tensor) -> bool:
     """Whether kernels may serve x: a plain CUDA tensor, with nothing that intercepts operators."""
     if not x.is_cuda or torch.compiler.is_compiling() or not has_memory(x) or x.dim() == 0:
         return False
-    _load()
-    return fast.module is not None and not fast.intercepted()
+    return fast.loaded() is not None and not fast.intercepted()
 
 
-@functools.cache
-def _load() -> None:
-    dispatcher.load_cuda_operators()
+def first(x: object, results: Callable[[], tuple[torch.Tensor, ...] | None]) -> tuple[torch.Tensor, ...] | None:
+    """What the kernels give if they serve x as it is, with the core's checks alone. None: the caller checks, and serves or says what is wrong."""
+    if not isinstance(x, torch.Tensor) or not serve(x) or x.dim() > MAX_DIMS or x.shape[-1] == 0:
+        return None
+    try:
+        return results()
+    except (AttributeError, IndexError, TypeError, ValueError, ScaledMMError):
+        return None
 
 
 def launch(kind: Kind, function: int, output: int, epsilon: float, out: torch.Tensor, x: torch.Tensor, *rest: torch.Tensor | None) -> bool:
@@ -77,7 +81,7 @@ def launch(kind: Kind, function: int, output: int, epsilon: float, out: torch.Te
     if (kind, device) in _not_built:
         return False
     try:
-        handle = fast._handle_address(device)
+        handle = fast.handle_address(device)
     except ArchitectureNotSupportedError as error:
         _give_up(kind, device, str(error))
         return False
@@ -107,9 +111,8 @@ def _give_up(kind: Kind, device: int, why: str) -> None:
 
 
 def empty(x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor on x's device; of two dimensions at a third of the host time of torch.empty."""
-    made = fast.empty_matrix(shape, dtype, x.get_device())
-    return torch.empty(shape, dtype=dtype, device=x.device) if made is None else made
+    """A contiguous tensor on x's device."""
+    return fast.empty(shape, dtype, x.get_device())
 
 
 def quantized(

@@ -13,7 +13,6 @@ from scaled_mm.rowwise.operators import composite
 from scaled_mm.rowwise.outputs import Quantized, finished, served
 
 
-@torch.no_grad()
 def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -37,6 +36,20 @@ def rms_norm(
     batch. y is within 1 unit in the last place of x's dtype. NaN and infinity propagate. Contiguous outputs; no gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
+    if zero_point is None and _is_short(quantize, epsilon):
+        results = kernels.first(x, lambda: kernels.normalized(x, None, weight, epsilon, quantize, None, None))
+        if results is not None:
+            return served(results, quantize)
+    return _rms_norm_checked(x, weight, epsilon, quantize, zero_point)
+
+
+def _is_short(quantize, epsilon) -> bool:
+    """Whether the core checks what is left to check."""
+    return (quantize is None or (isinstance(quantize, str) and quantize == "token")) and type(epsilon) is float
+
+
+@torch.no_grad()
+def _rms_norm_checked(x, weight, epsilon, quantize, zero_point) -> torch.Tensor | Quantized:
     _check(x, weight, epsilon)
     check_quantize(quantize, zero_point, x)
     if kernels.serve(x) and (results := kernels.normalized(x, None, weight, epsilon, quantize, zero_point, None)):
@@ -44,7 +57,6 @@ def rms_norm(
     return finished(_rms_norm(x, weight, epsilon), x.dtype, quantize, zero_point)
 
 
-@torch.no_grad()
 def add_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,
@@ -61,6 +73,22 @@ def add_rms_norm(
     zero point is not. The other arguments: see `rms_norm`. With `quantize` y is (q, scale).
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
+    if zero_point is None and total is None and _is_short(quantize, epsilon) and isinstance(residual, torch.Tensor):
+        added: list[torch.Tensor] = []
+
+        def results():
+            if residual.shape != x.shape:
+                return None
+            added.append(kernels.empty(x, x.shape, x.dtype))
+            return kernels.normalized(x, residual, weight, epsilon, quantize, None, added[0])
+
+        if (found := kernels.first(x, results)) is not None:
+            return served(found, quantize), added[0]
+    return _add_rms_norm_checked(x, residual, weight, epsilon, quantize, zero_point, total)
+
+
+@torch.no_grad()
+def _add_rms_norm_checked(x, residual, weight, epsilon, quantize, zero_point, total) -> tuple[torch.Tensor | Quantized, torch.Tensor]:
     _check(x, weight, epsilon)
     check_like("residual", residual, x)
     check_quantize(quantize, zero_point, x)

@@ -13,39 +13,11 @@ namespace {
 using scaled_mm::GemmLaunch;
 using scaled_mm::Kernel;
 
-// Whether the kernel is for rows of this length, and then its run.
-template <class Source, int kThreads, int kHeld, bool kVectors>
-bool run_kernel(const Rows& p, RowKernel<Source, kThreads, kHeld, kVectors>*) {
-  if (p.K > RowKernel<Source, kThreads, kHeld, kVectors>::Launch::kMost) return false;
-  run<kThreads>(&row_kernel<Source, kThreads, kHeld, kVectors>, p, 1);
-  return true;
-}
-
-template <class Source, int kThreads, int kCount, bool kVectors>
-bool run_kernel(const Rows& p, ElementKernel<Source, kThreads, kCount, kVectors>*) {
-  using Of = ElementKernel<Source, kThreads, kCount, kVectors>;
-  if (p.K > Of::Launch::kMost) return false;
-  const int spans = kThreads == 32 ? 1 : int((p.K + Of::kSpan - 1) / Of::kSpan);
-  run<kThreads>(&element_kernel<Source, kThreads, kCount, kVectors>, p, spans > 0 ? spans : 1);
-  return true;
-}
-
-template <class... Of>
-void run_first(const Rows& p, ByLength<Of...>*) {
-  (void)(run_kernel(p, static_cast<Of*>(nullptr)) || ...);
-}
-
-template <class Of, bool kReduces>
-void run_output(const Rows& p) {
-  if constexpr (!kReduces) {
-    if (!needs_whole_rows(p)) return run_first(p, static_cast<typename Of::Elementwise*>(nullptr));
-  }
-  run_first(p, static_cast<typename Of::Rowwise*>(nullptr));
-}
-
+// The first kernel that serves the rows, as the launcher selects it.
 template <class Source>
 void run_source(const Rows& p) {
-  in_chunks(p) ? run_output<KernelsOf<Source, true>, Source::kReduces>(p) : run_output<KernelsOf<Source, false>, Source::kReduces>(p);
+  for (int at = 0; by_source<Source>(p, at, in_chunks(p), false) == kDoesNotServe; ++at) {
+  }
 }
 
 template <class Source, class WithVector = Source>

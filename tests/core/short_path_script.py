@@ -27,7 +27,9 @@ def load(path: str):
     loader = importlib.machinery.ExtensionFileLoader("scaled_mm_fast", path)
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("scaled_mm_fast", loader))
     loader.exec_module(module)
-    assert module.bind(torch.Tensor, torch.nn.Parameter, fast.increment_version, torch.is_inference_mode_enabled, workspace_of_one_call)
+    tensors, allocate = (torch.Tensor, torch.nn.Parameter), lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+    mode = torch.is_inference_mode_enabled
+    assert module.bind(*tensors, fast.increment_version, mode, workspace_of_one_call, allocate, torch.int8, ())
     return module
 
 
@@ -105,7 +107,7 @@ class Extension:
 
 def pretend_to_be_cuda() -> None:
     fast.module = Extension()
-    fast._handle_address = lambda device: 0
+    fast.handle_address = lambda device: 0
     torch.Tensor.get_device = lambda self: 0
 
 

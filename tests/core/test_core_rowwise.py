@@ -90,7 +90,7 @@ def test_python_operators_give_the_same_under_transforms_and_the_same_errors(ask
 
 def test_torch_operations_serve_where_no_kernel_is_built_and_a_warning_says_so_once(ask, fake_gpu, short_path):
     answer = ask("unbuilt", fake_gpu.kernels, short_path, script=OPERATORS)
-    assert answer["right"] == [True] * 4 and answer["served"] == [False] * 4
+    assert answer["right"] == [True] * 4 and answer["served"] and not any(answer["served"])
     assert len(answer["warnings"]) == 2 and all(text.startswith("row-wise operators run as torch operations") for text in answer["warnings"])
 
 
