@@ -258,7 +258,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (PyErr_Occurred()) return nullptr;
   if (const int found = intercepted(); found != 0) return found < 0 ? nullptr : not_mine();
   Linear call;
-  if (allocate == Py_None || call.read(args + 5, device, args[2] == Py_True, args[3] == Py_True) != Answer::kFine) return not_mine();
+  if (allocate == Py_None || call.read(args + 5, device, args[2] == Py_True, args[3] == Py_True, true) != Answer::kFine) return not_mine();
   void *stream = nullptr, *memory = nullptr;
   if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
   PyObject* of_x = args[4] == Py_None ? PyObject_GetAttr(args[5], dtype_name) : nullptr;
@@ -319,8 +319,8 @@ PyObject* calculate_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   void *stream = nullptr, *memory = nullptr;
   size_t bytes = 0;
   Answer answer = check_unwatched(args[7]);
-  if (answer == Answer::kFine) answer = call.read(args + 8, device, args[3] == Py_True, args[4] == Py_True);
-  if (answer == Answer::kFine) answer = read_operand(0, args[7], device, Fold::kMatrix, &call.product);
+  if (answer == Answer::kFine) answer = call.read(args + 8, device, args[3] == Py_True, args[4] == Py_True, false);
+  if (answer == Answer::kFine) answer = read_operand(0, args[7], device, Fold::kNone, &call.product);
   if (answer == Answer::kFine && args[6] != Py_None) answer = read_workspace(args[6], device, &memory, &bytes);
   if (answer != Answer::kFine || bytes < call.bytes() || reinterpret_cast<uintptr_t>(memory) % 16 != 0) return not_mine();
   if (args[5] != Py_None) {

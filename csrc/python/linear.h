@@ -13,8 +13,9 @@ public:
   Operands quantizer, product;
   DLTensor x; // as given, of any number of dimensions
 
-  // transposed: the weight is [N, K]. constant: it does not change.
-  Answer read(PyObject* const* args, int32_t device, bool constant, bool transposed) {
+  // transposed: the weight is [N, K]. constant: it does not change. folds: dimensions of x before the last are folded, and static parameters may
+  // have any number of dimensions.
+  Answer read(PyObject* const* args, int32_t device, bool constant, bool transposed, bool folds) {
     enum { kX, kWeight, kWeightScale, kBias, kSmooth, kScale, kZeroPoint, kSums };
     quantizer.product = SCALED_MM_ROWWISE_QUANTIZE;
     quantizer.count = 9; // out, x, factor, offset, scale, zero_point, out_scale, out_zero_point, out_row_sums
@@ -31,14 +32,17 @@ public:
                  {&product, 4, kWeightScale, Fold::kNone}, {&product, 5, kBias, Fold::kNone},     {&product, 6, kZeroPoint, Fold::kRows},
                  {&product, 9, kSums, Fold::kNone}};
     for (const auto& one : given) {
-      if (Answer answer = read_operand(one.index, args[one.argument], device, one.fold, one.of, one.argument == kX ? &x : nullptr);
+      if (Answer answer =
+              read_operand(one.index, args[one.argument], device, folds ? one.fold : Fold::kNone, one.of, one.argument == kX ? &x : nullptr);
           answer != Answer::kFine) {
         return answer;
       }
     }
-    if (quantizer.present[1] == nullptr || product.present[2] == nullptr || product.descs[2].ndim != 2) return Answer::kNotMine;
+    if (quantizer.present[1] == nullptr || product.present[2] == nullptr || quantizer.descs[1].ndim != 2 || product.descs[2].ndim != 2) {
+      return Answer::kNotMine;
+    }
     for (int32_t i : {4, 5}) { // static: one value
-      if (quantizer.present[i] != nullptr && quantizer.descs[i].shape[0] != 1) return Answer::kNotMine;
+      if (folds && quantizer.present[i] != nullptr && quantizer.descs[i].shape[0] != 1) return Answer::kNotMine;
     }
     scaledMMTensorDesc_t& weight = product.descs[2];
     if (transposed) {

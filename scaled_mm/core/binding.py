@@ -118,6 +118,12 @@ _SIGNATURES = {
     "scaledMMSetKernelProvider": (_PROVIDER, ctypes.c_void_p),
     "scaledMMSetLastError": (ctypes.c_int, ctypes.c_char_p),
     "scaledMMCreateDescriptor": (_handle, ctypes.POINTER(_handle), ctypes.c_int32, _operands, ctypes.c_int32, ctypes.c_int32, ctypes.c_char_p),
+    "scaledMMCreateRowwiseDescriptor": (
+        *(_handle, ctypes.POINTER(_handle), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_double, _operands, ctypes.c_int32),
+    ),
+    "scaledMMCalculate": (
+        *(_handle, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int32, ctypes.c_void_p),
+    ),
     "scaledMMGetWorkspaceSize": (_handle, ctypes.POINTER(ctypes.c_size_t)),
     "scaledMMGetKernel": (_handle, ctypes.POINTER(KernelChoiceC)),
     "scaledMMCheckTensors": (_handle, ctypes.c_int32, _operands, ctypes.c_int32),

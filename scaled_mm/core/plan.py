@@ -79,7 +79,7 @@ class Plan(CObject):
             dispatcher.load_cuda_operators()
         c_operands = binding.operands([desc and desc._c() for desc in self._planned])
         try:
-            binding.call("scaledMMCreateDescriptor", handle._pointer, ctypes.byref(self._pointer), spec.code, *c_operands, option, forced)
+            self._create(handle, c_operands, option, forced)
         except BadTensorDtypeError as error:
             raise spec.named(error, operands) from None
         self._destroy = Owner("scaledMMDestroyDescriptor", self._pointer)
@@ -88,6 +88,9 @@ class Plan(CObject):
         size = ctypes.c_size_t()
         binding.call("scaledMMGetWorkspaceSize", self._pointer, ctypes.byref(size))
         self.workspace_size: int = size.value
+
+    def _create(self, handle: Handle, c_operands: tuple, option: int, forced: bytes | None) -> None:
+        binding.call("scaledMMCreateDescriptor", handle._pointer, ctypes.byref(self._pointer), self.product.spec.code, *c_operands, option, forced)
 
     def _describe(self, name: str, operand: object) -> TensorDesc | None:
         """The TensorDesc of an operand, as the C interface receives it."""

@@ -1,6 +1,7 @@
 """Row-wise operators, what stands between two products: quantizers, norms, activations and rotary embedding."""
 
 from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
+from scaled_mm.rowwise.descriptor import RowwiseDescriptor, create_rowwise_descriptor
 from scaled_mm.rowwise.int8 import AsymmetricInt8, dynamic_quant, quantize_int8
 from scaled_mm.rowwise.int8_block import quantize_int8_block
 from scaled_mm.rowwise.norm import add_rms_norm, rms_norm
@@ -11,7 +12,9 @@ from scaled_mm.rowwise.static import quantize
 __all__ = [
     "AsymmetricInt8",
     "Quantized",
+    "RowwiseDescriptor",
     "add_rms_norm",
+    "create_rowwise_descriptor",
     "dynamic_quant",
     "gelu_and_mul",
     "quantize",

@@ -1,0 +1,173 @@
+"""`LinearDescriptor`: `int8_linear` for one shape, validated once and calculated often."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.core import checks, fast
+from scaled_mm.core.handle import Handle
+from scaled_mm.core.plan import KernelChoice, stream_address
+from scaled_mm.core.tensor_desc import TensorDesc
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, InsufficientWorkspaceError
+from scaled_mm.products.gemm import Descriptor, create_descriptor
+from scaled_mm.products.prepared_weight import PreparedWeight
+from scaled_mm.rowwise.descriptor import RowwiseDescriptor, create_rowwise_descriptor
+
+
+def _whole(size: int) -> int:
+    return (size + 15) // 16 * 16
+
+
+class LinearDescriptor:
+    """A quantizer and a product that share a workspace; made by `create_linear_descriptor`. A context manager: leaving it destroys it.
+
+    workspace_size: bytes that `calculate` needs: M * K for q, 4 * M for its scales unless they are static, and what the product needs.
+    """
+
+    def __init__(self, quantizer: RowwiseDescriptor, product: Descriptor, rows: int, k: int, static: bool):
+        self._quantizer, self._product, self._static = quantizer, product, static
+        self.device = product.device
+        self._rows, self._k = rows, k
+        self._q_bytes = _whole(rows * k)
+        self._before = self._q_bytes + (0 if static else _whole(4 * rows))
+        self.workspace_size: int = self._before + product.workspace_size
+        self._addresses = quantizer._address, product._address, product._device_index
+
+    @property
+    def kernel(self) -> KernelChoice:
+        """That of the product."""
+        return self._product.kernel
+
+    def calculate(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor | PreparedWeight,
+        weight_scale: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        input_scale: torch.Tensor | None = None,
+        input_zero_point: torch.Tensor | None = None,
+        smooth_scale: torch.Tensor | None = None,
+        workspace: torch.Tensor | None = None,
+        stream=None,
+    ) -> None:
+        """Computes into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
+
+        weight: a PreparedWeight if the descriptor was created with one. workspace: at least `workspace_size` bytes on the device (any contiguous
+        dtype, aligned to 16 bytes); two concurrent calls each need their own. stream: see `Descriptor.calculate`.
+        Allocates nothing on a GPU and never synchronizes; may be captured in a CUDA graph.
+        Raises a ScaledMMError that names the tensor that differs; InsufficientWorkspaceError.
+        """
+        prepared = isinstance(weight, PreparedWeight)
+        quantizer, product, device = self._addresses
+        if device >= 0 and fast.module is not None and quantizer and not fast.intercepted():
+            b = weight.b if prepared else weight
+            sums = weight.column_sums if prepared and self._product._needs_sums else None
+            constant = prepared and weight.constant
+            if constant or not self._product._constant_b:
+                address = None if stream is None else stream_address(stream)
+                operands = (out, x, b, weight_scale, bias, smooth_scale, input_scale, input_zero_point, sums)
+                status = fast.module.calculate_linear(quantizer, product, device, constant, not prepared, address, workspace, *operands)
+                if status is None:
+                    return
+        self._apart(out, x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_scale, workspace, stream)
+
+    def _apart(self, out, x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_scale, workspace, stream) -> None:
+        """The two descriptors, one after the other: on a CPU, without the extension, and to say what is wrong."""
+        memory = self._memory(workspace)
+        q = memory[: self._rows * self._k].view(torch.int8).view(self._rows, self._k)
+        scales = None if self._static else memory[self._q_bytes : self._q_bytes + 4 * self._rows].view(torch.float32)
+        self._quantizer.calculate(out=q, x=x, factor=smooth_scale, scale=input_scale, zero_point=input_zero_point, out_scale=scales, stream=stream)
+        b = weight if isinstance(weight, PreparedWeight) else weight.t()
+        rest = memory[self._before :] if self._product.workspace_size else None
+        scale = input_scale if self._static else scales
+        self._product.calculate(out, q, b, scale, weight_scale, bias, a_zero_point=input_zero_point, workspace=rest, stream=stream)
+
+    def _memory(self, workspace: torch.Tensor | None) -> torch.Tensor:
+        if workspace is None and self.device.type == "cpu":
+            return torch.empty(self.workspace_size, dtype=torch.uint8)
+        if not isinstance(workspace, torch.Tensor):
+            raise BadParamError(f"workspace: expected a tensor of {self.workspace_size} bytes, got {type(workspace).__name__}")
+        checks.check_device("workspace", workspace, self.device)
+        if workspace.nbytes < self.workspace_size:
+            raise InsufficientWorkspaceError(f"workspace: expected {self.workspace_size} bytes, got {workspace.nbytes}")
+        if not workspace.is_contiguous() or workspace.data_ptr() % 16:
+            raise BadParamError("workspace: expected a contiguous tensor aligned to 16 bytes, got another")
+        return workspace.view(-1).view(torch.uint8)
+
+    def destroy(self) -> None:
+        """Frees the descriptor. A second call does nothing."""
+        self._addresses = (None, None, self._addresses[2])
+        self._quantizer.destroy()
+        self._product.destroy()
+
+    def __enter__(self) -> LinearDescriptor:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.destroy()
+
+    def __repr__(self) -> str:
+        return f"LinearDescriptor({self._rows}x{self._k}, {self._product!r})"
+
+
+def create_linear_descriptor(
+    handle: Handle,
+    *,
+    out: torch.Tensor | TensorDesc,
+    x: torch.Tensor | TensorDesc,
+    weight: torch.Tensor | TensorDesc | PreparedWeight,
+    weight_scale: torch.Tensor | TensorDesc,
+    bias: torch.Tensor | TensorDesc | None = None,
+    input_scale: torch.Tensor | TensorDesc | None = None,
+    input_zero_point: torch.Tensor | TensorDesc | None = None,
+    smooth_scale: torch.Tensor | TensorDesc | None = None,
+    kernel: str | None = None,
+) -> LinearDescriptor:
+    """Validates an `int8_linear` once, for x [M, K] and out [M, N], and selects the kernel of its product.
+
+    Each argument is a tensor or a TensorDesc, as in `int8_linear`; out determines the dtype. weight: int8 [N, K], or a PreparedWeight, which
+    `calculate` then requires too. kernel: forces a kernel config of the product by its name.
+    Raises a ScaledMMError that names the argument, what was expected and what was given.
+    """
+    for name, operand in (("x", x), ("out", out)):
+        if not isinstance(operand, (torch.Tensor, TensorDesc)):
+            raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got {type(operand).__name__}")
+        if len(operand.shape) != 2:
+            raise BadTensorShapeError(f"{name}: expected [M, {'K' if name == 'x' else 'N'}], got {list(operand.shape)}")
+    rows, k = x.shape
+    static = input_scale is not None
+    if input_zero_point is not None and not static:
+        raise BadParamError("input_zero_point: expected None without input_scale, got a zero point")
+    q, scales = TensorDesc((rows, k), torch.int8), None if static else TensorDesc((rows,), torch.float32)
+    quantizer = create_rowwise_descriptor(
+        handle, "quantize_int8", out=q, x=x, factor=smooth_scale, scale=input_scale, zero_point=input_zero_point, out_scale=scales
+    )
+    scale = input_scale if static else scales
+    rest = dict(a_scale=scale, b_scale=weight_scale, bias=bias, a_zero_point=input_zero_point, kernel=kernel)
+    try:
+        product = create_descriptor(handle, out=out, a=q, b=_as_b(weight), **rest)
+    except BaseException:
+        quantizer.destroy()
+        raise
+    return LinearDescriptor(quantizer, product, rows, k, static)
+
+
+def _as_b(weight) -> torch.Tensor | TensorDesc | PreparedWeight:
+    """b [K, N] of a weight [N, K]."""
+    if isinstance(weight, PreparedWeight):
+        return weight
+    if not isinstance(weight, (torch.Tensor, TensorDesc)):
+        raise BadParamError(f"weight: expected a tensor, a TensorDesc or a PreparedWeight, got {type(weight).__name__}")
+    if weight.dtype is not torch.int8:
+        raise BadTensorDtypeError(f"weight: expected int8, or the result of prepare_weight, got {weight.dtype}")
+    if len(weight.shape) != 2:
+        raise BadTensorShapeError(f"weight: expected [N, K], got {list(weight.shape)}")
+    if isinstance(weight, torch.Tensor):
+        return weight.t()
+    (n, k), (stride_n, stride_k) = weight.shape, weight.strides
+    return TensorDesc((k, n), weight.dtype, (stride_k, stride_n), weight.alignment)
+
+
+__all__ = ["LinearDescriptor", "create_linear_descriptor"]

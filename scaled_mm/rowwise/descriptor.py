@@ -1,0 +1,186 @@
+"""Descriptors of the row-wise operators: validated once, calculated often."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+
+from scaled_mm.core import binding
+from scaled_mm.core.handle import Handle
+from scaled_mm.core.plan import Plan
+from scaled_mm.core.spec import Operand, ProductSpec
+from scaled_mm.core.tensor_desc import TensorDesc
+from scaled_mm.errors import BadParamError
+from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
+from scaled_mm.rowwise.int8 import quantize_int8
+from scaled_mm.rowwise.kernels import Function, Kind, Output
+from scaled_mm.rowwise.norm import add_rms_norm, rms_norm
+from scaled_mm.rowwise.operands import check_epsilon
+from scaled_mm.rowwise.static import quantize
+
+_OPERANDS = {
+    Kind.QUANTIZE: ("x", "factor", "offset", "scale", "zero_point", "out_scale", "out_zero_point", "out_row_sums"),
+    Kind.NORM: ("x", "residual", "weight", "scale", "zero_point", "out_scale", "total"),
+    Kind.ACTIVATION: ("x", "scale", "zero_point", "out_scale"),
+}
+"""After out, in the order of scaled_mm.h."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operator:
+    """names: what `calculate` takes besides out. on_cpu(epsilon, **operands): the results, by the names of what is written."""
+
+    kind: Kind
+    function: Function
+    names: tuple[str, ...]
+    on_cpu: Callable[..., dict[str, torch.Tensor]]
+
+
+def _quantized(_, x, factor=None, scale=None, zero_point=None, out_scale=None, out_zero_point=None, out_row_sums=None) -> dict[str, torch.Tensor]:
+    given = dict(smooth_scale=factor, symmetric=out_zero_point is None)
+    found = quantize_int8(x, scale=_rows(scale), zero_point=_rows(zero_point), **given)
+    if scale is not None:
+        return {"out": found[0], **({} if out_row_sums is None else {"out_row_sums": _sums(found[0])})}
+    return dict(zip(("out", "out_scale", "out_zero_point", "out_row_sums"), found))
+
+
+def _rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return tensor.reshape(-1, 1) if tensor is not None and tensor.numel() > 1 else tensor
+
+
+def _sums(q: torch.Tensor) -> torch.Tensor:
+    return q.sum(dim=-1, keepdim=True, dtype=torch.int32)
+
+
+def _finished(y, out_scale) -> dict[str, torch.Tensor]:
+    return {"out": y} if isinstance(y, torch.Tensor) else {"out": y[0], **({} if out_scale is None else {"out_scale": y[1]})}
+
+
+def _quantize_of(scale, out_scale) -> torch.Tensor | str | None:
+    return scale if scale is not None else None if out_scale is None else "token"
+
+
+def _normalized(epsilon, x, weight, scale=None, zero_point=None, out_scale=None) -> dict[str, torch.Tensor]:
+    return _finished(rms_norm(x, weight, epsilon, quantize=_quantize_of(scale, out_scale), zero_point=zero_point), out_scale)
+
+
+def _added(epsilon, x, residual, weight, total, scale=None, zero_point=None, out_scale=None) -> dict[str, torch.Tensor]:
+    y, added = add_rms_norm(x, residual, weight, epsilon, quantize=_quantize_of(scale, out_scale), zero_point=zero_point)
+    return {**_finished(y, out_scale), "total": added}
+
+
+def _activation(operator: Callable, **options) -> Callable[..., dict[str, torch.Tensor]]:
+    def activated(_, x, scale=None, zero_point=None, out_scale=None) -> dict[str, torch.Tensor]:
+        return _finished(operator(x, quantize=_quantize_of(scale, out_scale), zero_point=zero_point, **options), out_scale)
+
+    return activated
+
+
+_STATIC = ("scale", "zero_point", "out_scale")
+OPERATORS = {
+    "quantize_int8": _Operator(Kind.QUANTIZE, Function.QUANTIZE_INT8, ("x", "factor", *_STATIC, "out_zero_point", "out_row_sums"), _quantized),
+    "quantize": _Operator(
+        Kind.QUANTIZE, Function.QUANTIZE_INT8, ("x", "factor", "offset"), lambda _, x, factor=None, offset=None: {"out": quantize(x, factor, offset)}
+    ),
+    "rms_norm": _Operator(Kind.NORM, Function.RMS_NORM, ("x", "weight", *_STATIC), _normalized),
+    "add_rms_norm": _Operator(Kind.NORM, Function.ADD_RMS_NORM, ("x", "residual", "weight", "total", *_STATIC), _added),
+    "silu_and_mul": _Operator(Kind.ACTIVATION, Function.SILU_AND_MUL, ("x", *_STATIC), _activation(silu_and_mul)),
+    "gelu_and_mul": _Operator(Kind.ACTIVATION, Function.GELU_AND_MUL, ("x", *_STATIC), _activation(gelu_and_mul)),
+    "gelu_tanh_and_mul": _Operator(Kind.ACTIVATION, Function.GELU_TANH_AND_MUL, ("x", *_STATIC), _activation(gelu_and_mul, approximate="tanh")),
+}
+"""What `create_rowwise_descriptor` takes. One entry for each operator."""
+
+
+class RowwiseDescriptor(Plan):
+    """A row-wise operator for one shape; made by `create_rowwise_descriptor`. A context manager: leaving it destroys it."""
+
+    def __init__(self, handle: Handle, operator: str, epsilon: float, operands: dict[str, torch.Tensor | TensorDesc | None]):
+        self.operator = operator
+        self._of, self._epsilon = OPERATORS[operator], float(epsilon)
+        self._names = ("out", *_OPERANDS[self._of.kind])
+        self._output = self._output_of(operands)
+        names = tuple(Operand(name, required=name == "x") for name in self._names[1:])
+        spec = ProductSpec(
+            name=operator,
+            code=int(self._of.kind),
+            inputs=names,
+            out_dtypes=(),
+            out_shape=None,
+            check_sizes=None,
+            compute=self._on_cpu,
+            cpu_kernel=lambda: ("cpu_torch", "the device is a CPU"),
+            describe_sizes=lambda out, *_: "x".join(map(str, out.shape)),
+        )
+        super().__init__(SimpleNamespace(spec=spec, calculate=self._without_the_extension), handle, self._in_order(operands), None)
+
+    def _output_of(self, operands: dict) -> Output:
+        if self.operator == "quantize":
+            return Output.ROUND
+        if operands.get("scale") is not None:
+            return Output.STATIC
+        if operands.get("out_zero_point") is not None:
+            return Output.TOKEN_ASYMMETRIC
+        is_token = operands.get("out_scale") is not None or self._of.kind is Kind.QUANTIZE
+        return Output.TOKEN if is_token else Output.CAST
+
+    def _in_order(self, operands: dict) -> tuple:
+        for name in operands:
+            if name != "out" and name not in self._of.names:
+                raise BadParamError(f"{name}: expected an operand of {self.operator}: out, {', '.join(self._of.names)}")
+        return tuple(operands.get(name) for name in self._names)
+
+    def _create(self, handle: Handle, c_operands: tuple, option: int, forced: bytes | None) -> None:
+        epsilon = self._epsilon if self._of.kind is Kind.NORM else 0.0
+        mode = int(self._of.kind), int(self._of.function), int(self._output), epsilon
+        binding.call("scaledMMCreateRowwiseDescriptor", handle._pointer, ctypes.byref(self._pointer), *mode, *c_operands)
+
+    def calculate(self, *, stream=None, **operands: torch.Tensor | None) -> None:
+        """Computes into `out` and what else is written. Tensors must have the dtype, shape and strides that the descriptor was created with.
+
+        operands: by the names that the descriptor was created with. stream: see `Descriptor.calculate`.
+        Allocates nothing on a GPU and never synchronizes; may be captured in a CUDA graph.
+        Raises a ScaledMMError that names the tensor that differs.
+        """
+        self._run(self._in_order(operands), None, stream)
+
+    def _on_cpu(self, *tensors) -> None:
+        given = {name: tensor for name, tensor in zip(self._names, tensors) if tensor is not None}
+        results = self._of.on_cpu(self._epsilon, **{name: tensor for name, tensor in given.items() if name != "out"})
+        for name, result in results.items():
+            given[name].copy_(result.view(given[name].shape))
+
+    def _without_the_extension(self, address: int, *arguments) -> None:
+        *tensors, _, stream = arguments
+        self._check_planned(tuple(tensors))
+        data = (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
+        stream = torch.cuda.current_stream(self.device).cuda_stream if stream == -1 else stream
+        binding.call("scaledMMCalculate", ctypes.c_void_p(address), self._code, None, 0, data, len(tensors), ctypes.c_void_p(stream))
+
+
+def create_rowwise_descriptor(
+    handle: Handle, operator: str, *, epsilon: float = 1e-6, **operands: torch.Tensor | TensorDesc | None
+) -> RowwiseDescriptor:
+    """Validates a row-wise operator once, for rows of a matrix x [M, K], and prepares its kernel.
+
+    operator, and its operands besides out and x, which are required; each is a tensor or a TensorDesc:
+
+        quantize_int8        out_scale; or also out_zero_point and out_row_sums (symmetric=False); or scale, zero_point, out_row_sums (static).
+                             factor: the smooth_scale
+        quantize             factor: the scale; offset
+        rms_norm             weight
+        add_rms_norm         residual, weight, total, which may be x or residual
+        silu_and_mul, gelu_and_mul, gelu_tanh_and_mul        nothing: x is [M, 2 K]
+
+    Norms and activations with a float out have x's dtype; with an int8 out they are quantized, by out_scale (each row's own, written) or by
+    scale and zero_point (static, read). out [M, K], out_scale float32 and out_zero_point, out_row_sums int32: [M] or [M, 1].
+    epsilon: of a norm. The bits are those of the functions of the same names.
+    Raises a ScaledMMError that names the argument, what was expected and what was given.
+    """
+    if not isinstance(operator, str) or operator not in OPERATORS:
+        raise BadParamError(f"operator: expected one of {', '.join(OPERATORS)}, got {operator!r}")
+    check_epsilon(epsilon)
+    return RowwiseDescriptor(handle, operator, epsilon, operands)

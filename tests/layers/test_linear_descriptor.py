@@ -1,0 +1,98 @@
+"""`LinearDescriptor` has the bits of `int8_linear`, and says what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import scaled_mm as sm
+from scaled_mm.layers.linear_descriptor import LinearDescriptor
+
+M, N, K = 5, 48, 128
+OPTIONS = {
+    "dynamic": {},
+    "bias": dict(bias=torch.linspace(-1, 1, N)),
+    "smooth": dict(smooth_scale=torch.linspace(0.5, 2, K)),
+    "static": dict(input_scale=torch.tensor([0.02])),
+    "zero point": dict(input_scale=torch.tensor(0.02), input_zero_point=torch.tensor(3, dtype=torch.int32)),
+}
+
+
+def operands(device: str, m: int = M) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(m)
+    x = torch.randn(m, K, generator=generator).to(torch.bfloat16)
+    weight = torch.randint(-127, 128, (N, K), generator=generator, dtype=torch.int8)
+    return x.to(device), weight.to(device), (torch.rand(N, generator=generator) + 0.1).to(device)
+
+
+def workspace_of(desc: LinearDescriptor, device: str) -> torch.Tensor:
+    return torch.empty(desc.workspace_size, dtype=torch.uint8, device=device)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("m", [1, M])
+def test_the_bits_are_those_of_int8_linear(device, options, prepared, m, monkeypatch):
+    x, weight, scale = operands(device, m)
+    options = {name: tensor.to(device) for name, tensor in options.items()}
+    weight = sm.prepare_weight(weight.t()) if prepared else weight
+    out = torch.full((m, N), float("nan"), dtype=torch.bfloat16, device=device)
+    given = dict(out=out, x=x, weight=weight, weight_scale=scale, **options)
+    with sm.create_linear_descriptor(sm.Handle(device), **given) as desc:
+        workspace = workspace_of(desc, device)
+        desc.calculate(**given, workspace=workspace)
+        assert torch.equal(out, sm.int8_linear(x, weight, scale, **options))
+        if device != "cpu":  # once more, where only the call of both is left
+            monkeypatch.setattr(LinearDescriptor, "_apart", None)
+            desc.calculate(**{**given, "out": out.zero_()}, workspace=workspace)
+            assert torch.equal(out, sm.int8_linear(x, weight, scale, **options))
+
+
+@pytest.mark.gpu
+def test_a_captured_descriptor_computes_from_what_its_tensors_hold_then():
+    x, weight, scale = operands("cuda:0")
+    out = torch.empty(M, N, dtype=torch.bfloat16, device="cuda:0")
+    given = dict(out=out, x=x, weight=weight, weight_scale=scale)
+    with sm.create_linear_descriptor(sm.Handle("cuda:0"), **given) as desc:
+        workspace = workspace_of(desc, "cuda:0")
+        desc.calculate(**given, workspace=workspace)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            desc.calculate(**given, workspace=workspace)
+        x.mul_(3)
+        graph.replay()
+        assert torch.equal(out, sm.int8_linear(x, weight, scale))
+
+
+WRONG = [
+    (dict(x=torch.zeros(M, K + 1, dtype=torch.bfloat16)), sm.BadTensorShapeError, "x: expected"),
+    (dict(out=torch.empty(M + 1, N, dtype=torch.bfloat16)), sm.BadTensorShapeError, "out: expected"),
+    (dict(weight_scale=torch.ones(N + 1)), sm.BadTensorShapeError, "b_scale: expected"),
+    (dict(workspace=torch.empty(16, dtype=torch.uint8)), sm.InsufficientWorkspaceError, "workspace: expected"),
+    (dict(workspace=7), sm.BadParamError, "workspace: expected"),
+    (dict(bias=torch.ones(N)), sm.BadParamError, "bias: expected"),
+]
+
+
+@pytest.mark.parametrize("wrong, error, message", WRONG, ids=lambda value: str(value)[:40])
+def test_what_differs_from_the_descriptor_is_refused(device, wrong, error, message):
+    x, weight, scale = operands(device)
+    given = dict(out=torch.empty(M, N, dtype=torch.bfloat16, device=device), x=x, weight=weight, weight_scale=scale)
+    with sm.create_linear_descriptor(sm.Handle(device), **given) as desc:
+        wrong = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in wrong.items()}
+        with pytest.raises(error, match=message):
+            desc.calculate(**{**given, "workspace": workspace_of(desc, device), **wrong})
+
+
+def test_what_no_linear_layer_has_is_refused():
+    x, weight, scale = operands("cpu")
+    given = dict(out=torch.empty(M, N, dtype=torch.bfloat16), x=x, weight=weight, weight_scale=scale)
+    for wrong, message in (
+        (dict(x=x[0]), "x: expected"),
+        (dict(weight=weight.float()), "weight: expected"),
+        (dict(input_zero_point=torch.zeros(1, dtype=torch.int8)), "input_zero_point: expected None"),
+        (dict(out=None), "out: expected"),
+    ):
+        with pytest.raises(sm.ScaledMMError, match=message):
+            sm.create_linear_descriptor(sm.Handle("cpu"), **{**given, **wrong})

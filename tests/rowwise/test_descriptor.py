@@ -1,0 +1,100 @@
+"""Descriptors of row-wise operators have the bits of the functions, and say what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import scaled_mm as sm
+from scaled_mm.rowwise.descriptor import OPERATORS
+
+M, K = 6, 136
+STATIC, POINT = torch.tensor([0.03]), torch.tensor([4], dtype=torch.int32)
+
+
+def int8(*shape: int) -> torch.Tensor:
+    return torch.full(shape, 77, dtype=torch.int8)
+
+
+def numbers(dtype: torch.dtype) -> torch.Tensor:
+    return torch.full((M,), -7, dtype=dtype)
+
+
+def cases(x: torch.Tensor, residual: torch.Tensor, gated: torch.Tensor, weight: torch.Tensor) -> dict[str, tuple[str, dict, dict, object]]:
+    """Name -> (operator, what is read, what is written, the results of the function in that order)."""
+    scale, points, sums = numbers(torch.float32), numbers(torch.int32), numbers(torch.int32)
+    y, total = torch.full_like(x, 77), torch.full_like(x, 77)
+    asymmetric = dict(out=int8(M, K), out_scale=scale, out_zero_point=points, out_row_sums=sums)
+    token, static = dict(out=int8(M, K), out_scale=scale), dict(scale=STATIC, zero_point=POINT)
+    return {
+        "quantize_int8": ("quantize_int8", dict(x=x), token, sm.quantize_int8(x)),
+        "smoothed": ("quantize_int8", dict(x=x, factor=weight), token, sm.quantize_int8(x, smooth_scale=weight)),
+        "asymmetric": ("quantize_int8", dict(x=x), asymmetric, sm.quantize_int8(x, symmetric=False)),
+        "static": ("quantize_int8", dict(x=x, **static), dict(out=int8(M, K)), sm.quantize_int8(x, scale=STATIC, zero_point=POINT)[:1]),
+        "quantize": ("quantize", dict(x=x, factor=weight, offset=weight), dict(out=int8(M, K)), (sm.quantize(x, weight, weight),)),
+        "rms_norm": ("rms_norm", dict(x=x, weight=weight), dict(out=y), (sm.rms_norm(x, weight),)),
+        "rms_norm, token": ("rms_norm", dict(x=x, weight=weight), token, sm.rms_norm(x, weight, quantize="token")),
+        "rms_norm, static": (
+            "rms_norm",
+            dict(x=x, weight=weight, **static),
+            dict(out=int8(M, K)),
+            sm.rms_norm(x, weight, quantize=STATIC, zero_point=POINT)[:1],
+        ),
+        "add_rms_norm": ("add_rms_norm", dict(x=x, residual=residual, weight=weight), dict(out=y, total=total), sm.add_rms_norm(x, residual, weight)),
+        "silu_and_mul": ("silu_and_mul", dict(x=gated), dict(out=y), (sm.silu_and_mul(gated),)),
+        "silu_and_mul, token": ("silu_and_mul", dict(x=gated), token, sm.silu_and_mul(gated, quantize="token")),
+        "gelu_and_mul": ("gelu_and_mul", dict(x=gated), dict(out=y), (sm.gelu_and_mul(gated),)),
+        "gelu_tanh_and_mul": ("gelu_tanh_and_mul", dict(x=gated), dict(out=y), (sm.gelu_and_mul(gated, approximate="tanh"),)),
+    }
+
+
+NAMES = tuple(cases(*(torch.zeros(M, K), torch.zeros(M, K), torch.zeros(M, 2 * K), torch.zeros(K))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_bits_are_those_of_the_function(device, name, dtype):
+    generator = torch.Generator().manual_seed(3)
+    x, residual, gated = (torch.randn(M, k, generator=generator).to(dtype) for k in (K, K, 2 * K))
+    operator, read, written, expected = cases(x, residual, gated, torch.rand(K, generator=generator).to(dtype))[name]
+    read, written = ({key: tensor.to(device) for key, tensor in group.items()} for group in (read, written))
+    with sm.create_rowwise_descriptor(sm.Handle(device), operator, **read, **written) as desc:
+        desc.calculate(**read, **written)
+    for got, result in zip(written.values(), expected, strict=True):
+        assert torch.equal(got.cpu(), result.view(got.shape))
+
+
+def test_every_operator_is_tested():
+    assert {one[0] for one in cases(torch.zeros(M, K), torch.zeros(M, K), torch.zeros(M, 2 * K), torch.zeros(K)).values()} == set(OPERATORS)
+
+
+def test_what_is_wrong_is_refused_and_named(device):
+    x, q, scale = torch.zeros(M, K, device=device), int8(M, K).to(device), numbers(torch.float32).to(device)
+    handle = sm.Handle(device)
+    for operator, operands, error, message in (
+        ("norm", {}, sm.BadParamError, "operator: expected one of quantize_int8"),
+        ("quantize_int8", dict(x=x, out=q, out_scale=scale, weight=scale), sm.BadParamError, "weight: expected an operand of quantize_int8"),
+        ("quantize_int8", dict(x=x, out=q), sm.NullPointerError, "out_scale: expected a tensor"),
+        ("quantize_int8", dict(x=x[0], out=q, out_scale=scale), sm.BadTensorShapeError, "x: expected"),
+        ("rms_norm", dict(x=x, out=x.clone()), sm.NullPointerError, "weight: expected a tensor"),
+        ("rms_norm", dict(x=x, out=x.clone(), weight=x[0], epsilon=-1.0), sm.BadParamError, "epsilon: expected"),
+        ("silu_and_mul", dict(out=x), sm.BadParamError, "x: expected a tensor or a TensorDesc, got None"),
+    ):
+        with pytest.raises(error, match=message):
+            sm.create_rowwise_descriptor(handle, operator, **operands)
+    with sm.create_rowwise_descriptor(handle, "quantize_int8", x=x, out=q, out_scale=scale) as desc:
+        for wrong, error in ((dict(x=x[:3]), sm.BadTensorShapeError), (dict(x=x.half()), sm.BadTensorDtypeError)):
+            with pytest.raises(error, match="x: expected"):
+                desc.calculate(**{**dict(x=x, out=q, out_scale=scale), **wrong})
+
+
+@pytest.mark.gpu
+def test_without_the_extension_the_c_interface_is_called(monkeypatch):
+    from scaled_mm.core import fast
+
+    x, q, scale = torch.randn(M, K, device="cuda:0"), int8(M, K).cuda(), numbers(torch.float32).cuda()
+    expected = sm.quantize_int8(x)
+    with sm.create_rowwise_descriptor(sm.Handle("cuda:0"), "quantize_int8", x=x, out=q, out_scale=scale) as desc:
+        monkeypatch.setattr(fast, "module", None)
+        desc.calculate(x=x, out=q, out_scale=scale)
+    assert torch.equal(q, expected[0]) and torch.equal(scale, expected[1].view(-1))
