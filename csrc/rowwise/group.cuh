@@ -5,7 +5,8 @@
 
 namespace scaled_mm::rowwise {
 
-// The compiler does not mix instructions from before and after, which would take registers for all that are under way.
+// The compiler does not mix instructions from before and after, which would take registers for all that are under way. Every thread of a warp
+// must come here.
 __device__ inline void one_after_the_other() {
 #if defined(__CUDA_ARCH__)
   asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");

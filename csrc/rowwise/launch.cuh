@@ -160,16 +160,17 @@ struct KernelsOf {
 template <class X>
 struct KernelsOf<PlainElements<X>, true, false> {
   using Source = PlainElements<X>;
-  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 8>, RowKernel<Source, 128, 4, true, 10>, RowKernel<Source, 256, 4, true, 5>,
-                           RowKernel<Source, 256, 8, true, 3>, RowKernel<Source, 256, 0, true, 4>>;
-  using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, ElementKernel<Source, 256, 2, true, std::is_same_v<X, __half> ? 5 : 6>>;
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 8>, Few<RowKernel<Source, 256, 2, true, 6>, 8>, RowKernel<Source, 128, 4, true, 10>,
+                           RowKernel<Source, 128, 5, true, 8>, RowKernel<Source, 256, 4, true, 5>, RowKernel<Source, 256, 8, true, 3>,
+                           RowKernel<Source, 256, 0, true, 4>>;
+  using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 10 : 12>>;
 };
 
 template <class X>
 struct KernelsOf<Norm<X>, true, false> {
   using Source = Norm<X>;
-  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 6>, RowKernel<Source, 256, 2, true, 5>, Few<RowKernel<Source, 512, 2, true, 2>, 2>,
-                           RowKernel<Source, 256, 4, true, 4>, Few<RowKernel<Source, 512, 4, true>, 1>,
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 6>, RowKernel<Source, 128, 2, true, 10>, RowKernel<Source, 256, 2, true, 5>,
+                           Few<RowKernel<Source, 512, 2, true, 2>, 2>, RowKernel<Source, 256, 4, true, 3>, Few<RowKernel<Source, 512, 4, true>, 1>,
                            RowKernel<Source, 256, 8, true, kDependent ? 2 : 1>, RowKernel<Source, 256, 0, true>>;
 };
 

@@ -5,6 +5,8 @@
 
 namespace scaled_mm::rowwise {
 
+constexpr float kSmallScale = 8.0779357e-28f; // 2^-90: see `corrected`
+
 // A scale and a zero point, and what the short ways of dividing need.
 struct Quantizer {
   float scale, inverse, zero_point;
@@ -13,7 +15,8 @@ struct Quantizer {
   float low;      // -127 for a symmetric scale of the row's own, else -128
 
   __device__ static Quantizer of(float scale, float zero_point, bool spoilt, float low) {
-    const bool small = zero_point >= -128 && zero_point <= 128;
+    const float size = fabsf(scale);
+    const bool small = zero_point >= -128 && zero_point <= 128 && size >= kSmallScale && size <= 1 / kSmallScale;
     return {scale, 1 / scale, zero_point, small, spoilt, low};
   }
   // Symmetric. bits: of the largest magnitude; those of a NaN are larger than an infinity's.
@@ -22,7 +25,7 @@ struct Quantizer {
     const float scale = __uint_as_float(bits) / 127.0f;
     const bool spoilt = !(fabsf(scale) <= 3.4028234663852886e38f);
     Quantizer quantizer = of(scale < kSmallest ? kSmallest : scale, 0, spoilt, -127);
-    quantizer.short_way = bits == 0 || scale >= 8.0779357e-28f; // 2^-90: `by_largest`
+    quantizer.short_way = bits == 0 || scale >= kSmallScale;
     return quantizer;
   }
 };
@@ -84,38 +87,47 @@ __device__ inline Chunk<int8_t> divided(const float (&y)[kChunk], const Quantize
   return divide_all(all, q.scale, q.zero_point, q.low, q.spoilt);
 }
 
+// The quotient y / scale of the IEEE division, from y * inverse. The first correction leaves it within one unit of the last place, the second rounds
+// it correctly (Markstein, IBM Journal of Research and Development 34, 1990): the inverse is correctly rounded, and the remainders are exact if the
+// scale is 2^-90 or more. They need not be for quotients below 1/4, which are rounded to 0.
+__device__ inline float corrected(float estimate, float y, const Quantizer& q) {
+  const float better = fmaf(fmaf(-estimate, q.scale, y), q.inverse, estimate);
+  return fmaf(fmaf(-better, q.scale, y), q.inverse, better);
+}
+
+// Each byte plus the same number, modulo 256.
+__device__ inline void add_to_bytes(Chunk<int8_t>& chunk, int number) {
+  const uint32_t numbers = (uint32_t(number) & 0xffu) * 0x01010101u;
+#pragma unroll
+  for (uint32_t& word : chunk.words) word = ((word & 0x7f7f7f7fu) + (numbers & 0x7f7f7f7fu)) ^ ((word ^ numbers) & 0x80808080u);
+}
+
 // Eight elements of a row that is not spoilt, whose largest magnitude gave the scale: nothing is clamped, and nothing is NaN.
-// The quotient is the IEEE division's. The first correction leaves it within one unit of the last place, the second rounds it correctly (Markstein,
-// IBM Journal of Research and Development 34, 1990): the inverse is correctly rounded, and the remainders are exact if the scale is 2^-90 or more.
-// They need not be for quotients below 1/4, which become 0.
 __device__ inline Chunk<int8_t> by_largest(const float (&y)[kChunk], const Quantizer& q) {
   float moved[kChunk];
 #pragma unroll
   for (int e = 0; e < kChunk; ++e) {
-    float ratio = y[e] * q.inverse;
-    ratio = fmaf(fmaf(-ratio, q.scale, y[e]), q.inverse, ratio);
-    ratio = fmaf(fmaf(-ratio, q.scale, y[e]), q.inverse, ratio);
-    moved[e] = ratio + kMagic;
+    moved[e] = corrected(y[e] * q.inverse, y[e], q) + kMagic;
   }
   return low_bytes(moved);
 }
 
-// Eight elements of any row. The inverse of the scale gives quotients that differ from the division's by less than 2^-15 up to 256, beyond which the
-// result is clamped. Only next to a tie does that change the rounding: then, and for NaN, the elements are divided, kHere or by a call.
+// Eight elements of any row, by corrected quotients too. A chunk with NaN or with quotients beyond 2^20 is divided, kHere or by a call.
 template <bool kHere = false>
 __device__ inline Chunk<int8_t> by_inverse(const float (&y)[kChunk], const Quantizer& q) {
-  constexpr float kSure = 0.5f - 1.0f / 30000;
-  const float least = q.low - q.zero_point, most = 127.0f - q.zero_point, magic = kMagic + q.zero_point;
-  bool sure = q.short_way;
+  const float least = q.low - q.zero_point, most = 127.0f - q.zero_point;
+  bool small = q.short_way;
   float moved[kChunk];
 #pragma unroll
   for (int e = 0; e < kChunk; ++e) {
-    const float ratio = smaller(larger(y[e] * q.inverse, least), most); // NaN stays
-    moved[e] = ratio + magic;
-    sure = sure && fabsf(ratio - (moved[e] - magic)) <= kSure;
+    const float estimate = y[e] * q.inverse;
+    small = small && fabsf(estimate) <= 1048576.0f;
+    moved[e] = fminf(fmaxf(corrected(estimate, y[e], q), least), most) + kMagic;
   }
-  if (sure) return low_bytes(moved);
-  return kHere ? divided_here(y, q) : divided(y, q);
+  if (!small) return kHere ? divided_here(y, q) : divided(y, q);
+  Chunk<int8_t> chunk = low_bytes(moved);
+  if (q.zero_point != 0) add_to_bytes(chunk, int(q.zero_point));
+  return chunk;
 }
 
 // Eight elements of a block that has a scale of its own.

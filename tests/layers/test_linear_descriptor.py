@@ -75,7 +75,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize("wrong, error, message", WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("wrong, error, message", WRONG, ids=[f"{next(iter(one[0]))}-{i}" for i, one in enumerate(WRONG)])
 def test_what_differs_from_the_descriptor_is_refused(device, wrong, error, message):
     x, weight, scale = operands(device)
     given = dict(out=torch.empty(M, N, dtype=torch.bfloat16, device=device), x=x, weight=weight, weight_scale=scale)

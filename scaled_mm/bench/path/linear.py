@@ -41,6 +41,19 @@ class LinearInputs(PathInputs):
         x, weights, scales = self.x, self.weights.prepared, self.weights.scale
         return self.keep(name, lambda i: (sm.int8_linear(x, weights[i], scales[i]),))
 
+    def described(self) -> dict[str, Callable[[], Tensors]]:
+        """A descriptor's `calculate`, over outputs that exist already."""
+        out, weight, scale = self.out(0), self.weights.prepared[0], self.weights.scale[0]
+        operands = dict(out=out, x=self.x, weight=weight, weight_scale=scale)
+        descriptor = sm.create_linear_descriptor(our_handle(self.device), **operands)
+        workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device=self.device)
+
+        def call() -> Tensors:
+            descriptor.calculate(out, self.x, weight, scale, workspace=workspace)
+            return (out,)
+
+        return {"descriptor": call}
+
     def apart(self, name: str) -> list[Callable[[], Tensors]]:
         """The two calls that `int8_linear` stands for."""
         x, weights, scales = self.x, self.weights.prepared, self.weights.scale

@@ -11,7 +11,7 @@ from scaled_mm.bench.int8.libraries import VLLM_LIB_VARIABLE, VllmLibrary
 from scaled_mm.bench.ours import our_handle
 from scaled_mm.bench.path.cases import LINEARS
 from scaled_mm.bench.path.inputs import PathInputs
-from scaled_mm.bench.path.linear import VLLM_PRODUCT, VLLM_QUANTIZER
+from scaled_mm.bench.path.linear import VLLM_PRODUCT, VLLM_QUANTIZER, LinearInputs
 from scaled_mm.bench.path.operators import OPERATORS
 from scaled_mm.bench.path.record import Lacking
 from scaled_mm.errors import ScaledMMError
@@ -44,6 +44,11 @@ class Ours(PathPeer):
 
     def prepare(self, inputs: PathInputs) -> list[TensorCall]:
         return inputs.ours(self.name)
+
+    def overhead_calls(self, inputs: PathInputs) -> dict[str, TensorCall]:
+        """Also the descriptor of a linear layer."""
+        described = inputs.described() if self.name == OURS and isinstance(inputs, LinearInputs) else {}
+        return super().overhead_calls(inputs) | described
 
     def details(self, inputs: PathInputs) -> dict[str, str]:
         return inputs.kernel()
