@@ -315,6 +315,7 @@ PyObject* calculate_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   auto product = static_cast<scaledMMDescriptor_t>(PyLong_AsVoidPtr(args[1]));
   const int32_t device = int32_t(PyLong_AsLong(args[2]));
   if (PyErr_Occurred()) return nullptr;
+  if (const int found = intercepted(); found != 0) return found < 0 ? nullptr : not_mine();
   Linear call;
   void *stream = nullptr, *memory = nullptr;
   size_t bytes = 0;

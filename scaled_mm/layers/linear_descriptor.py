@@ -61,7 +61,7 @@ class LinearDescriptor:
         """
         prepared = isinstance(weight, PreparedWeight)
         quantizer, product, device = self._addresses
-        if device >= 0 and fast.module is not None and quantizer and not fast.intercepted():
+        if device >= 0 and fast.module is not None and quantizer:
             b = weight.b if prepared else weight
             sums = weight.column_sums if prepared and self._product._needs_sums else None
             constant = prepared and weight.constant
