@@ -11,8 +11,8 @@ from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import erfc, sigmoid_times, wide
 from scaled_mm.rowwise.operands import check_quantize, check_rows
-from scaled_mm.rowwise.operators import composite
-from scaled_mm.rowwise.outputs import Quantized, finished, served
+from scaled_mm.rowwise.operators import composite, operator
+from scaled_mm.rowwise.outputs import FUSED, Quantized, finished, flat, flat_fake, packed, served, unpacked
 
 APPROXIMATIONS = ("none", "tanh")
 
@@ -63,6 +63,8 @@ def _short(x, function: kernels.Function, quantize, zero_point) -> tuple[torch.T
 
 def _checked(x, function: kernels.Function, composite_of: Callable, arguments: tuple, quantize, zero_point) -> torch.Tensor | Quantized:
     check_quantize(quantize, zero_point, x)
+    if torch.compiler.is_compiling():
+        return served(_fused(x, function.name, *packed(quantize, zero_point)), quantize)
     if kernels.serve(x) and (results := kernels.activated(x, function, quantize, zero_point)):
         return served(results, quantize)
     return finished(composite_of(x, *arguments), x.dtype, quantize, zero_point)
@@ -112,3 +114,21 @@ def _fake(x, *_) -> torch.Tensor:
 
 _silu_and_mul = composite("silu_and_mul", 1, _silu, _check, "", fake=_fake)
 _gelu_and_mul = composite("gelu_and_mul", 1, _gelu_of, _check_gelu, "str approximate", fake=_fake)
+
+
+# For compilers: what is called at run time is the function, whose kernel does it in one launch.
+def _run(x, function, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor]:
+    given = dict(quantize=unpacked(token, scale), zero_point=zero_point)
+    if function == kernels.Function.SILU_AND_MUL.name:
+        return flat(silu_and_mul(x, **given), token)
+    return flat(gelu_and_mul(x, approximate="tanh" if function == kernels.Function.GELU_TANH_AND_MUL.name else "none", **given), token)
+
+
+_fused = operator(
+    "rowwise_gated",
+    2,
+    _run,
+    lambda x, *_: _check(x),
+    f"str function, {FUSED}",
+    fake=lambda x, function, token, scale, zero_point: flat_fake(x, x.shape[-1] // 2, token, scale),
+)

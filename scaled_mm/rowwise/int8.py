@@ -9,7 +9,7 @@ import torch
 from scaled_mm.core.checks import mark_written, overlap
 from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.rowwise import kernels
-from scaled_mm.rowwise.dynamic import dynamic, dynamic_asymmetric
+from scaled_mm.rowwise.dynamic import dynamic, dynamic_asymmetric, scale_of
 from scaled_mm.rowwise.operands import (
     SCALE_DTYPES,
     ZERO_POINT_DTYPES,
@@ -91,7 +91,7 @@ def quantize_int8(
 
     Raises BadTensorDtypeError, BadTensorShapeError or BadParamError (invalid `dim`, or x is not a tensor); the error names the argument.
     """
-    if dim == "token" and symmetric is True and scale is None and zero_point is None and out is None:
+    if isinstance(dim, str) and dim == "token" and symmetric is True and scale is None and zero_point is None and out is None:
         served = kernels.first(x, lambda: kernels.quantized(x, kernels.Output.TOKEN, factor=smooth_scale))
         if served is not None:
             return served
@@ -168,9 +168,9 @@ def _check_smoothing(x: torch.Tensor, smooth_scale: torch.Tensor, name: str = "s
 
 
 def _by_kernel(x, dim, symmetric, smooth_scale, scale, zero_point, out) -> tuple[torch.Tensor, torch.Tensor] | AsymmetricInt8 | None:
-    """The result of a CUDA kernel; None: torch operations must serve. One scale of a whole tensor takes two passes over it: no kernel."""
+    """The result of a CUDA kernel; None: torch operations must serve."""
     if dim == "tensor" and scale is None:
-        return None
+        return _tensor_by_kernel(x, out) if symmetric and smooth_scale is None else None
     Output = kernels.Output
     output = Output.STATIC if scale is not None else Output.TOKEN if symmetric else Output.TOKEN_ASYMMETRIC
     into = None if out is None or not has_memory(out) or overlap(out, x) else out
@@ -187,6 +187,17 @@ def _by_kernel(x, dim, symmetric, smooth_scale, scale, zero_point, out) -> tuple
         return (q, *rest) if symmetric else AsymmetricInt8(q, *rest)
     scale = without_gradient(scale)
     return (q, scale) if zero_point is None else AsymmetricInt8(q, scale, zero_point.to(torch.int32), *rest)
+
+
+def _tensor_by_kernel(x, out) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """One scale of a whole tensor: torch reads x once for the largest magnitude, a kernel once more. The bits of static quantization are those of
+    dynamic quantization, for no quotient is beyond 127 and NaN counts as 0 in both."""
+    if x.numel() == 0:
+        return None
+    low, high = torch.aminmax(x)
+    scale = scale_of(torch.maximum(low.abs(), high.abs())).view(1)
+    served = _by_kernel(x, "tensor", True, None, scale, None, out)
+    return None if served is None else (served[0], scale)
 
 
 def _scale_shape(x: torch.Tensor, dim: str) -> tuple[int, ...]:
@@ -231,5 +242,7 @@ def _check_smooth(x, smooth_scale) -> None:
 
 # An operator, because Inductor would take x before its rounding to 16 bits.
 _smooth = composite("rowwise_smooth", 1, _smoothed_rows, _check_smooth, "Tensor smooth_scale")
-_symmetric = composite("quantize_int8", 2, dynamic, _check)
-_asymmetric = composite("quantize_int8_asymmetric", 4, dynamic_asymmetric, _check)
+_symmetric = composite("quantize_int8", 2, dynamic, _check, kernel=lambda x, dim: _by_kernel(x, dim, True, None, None, None, None))
+_asymmetric = composite(
+    "quantize_int8_asymmetric", 4, dynamic_asymmetric, _check, kernel=lambda x, dim: _by_kernel(x, dim, False, None, None, None, None)
+)

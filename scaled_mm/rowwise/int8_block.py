@@ -78,4 +78,4 @@ def _by_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(q, -1), torch.cat(scales, -2).squeeze(-1)
 
 
-_operator = operator("quantize_int8_block", 2, _quantize, _check)
+_operator = operator("quantize_int8_block", 2, _quantize, _check, kernel=lambda x, dim: kernels.quantized_by_block(x, dim == "weight"))

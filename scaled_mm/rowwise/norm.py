@@ -9,8 +9,8 @@ from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import inverse_root, sum_of_squares, wide
 from scaled_mm.rowwise.operands import check_epsilon, check_like, check_quantize, check_rows, check_vector, check_written, has_memory
-from scaled_mm.rowwise.operators import composite
-from scaled_mm.rowwise.outputs import Quantized, finished, served
+from scaled_mm.rowwise.operators import composite, operator
+from scaled_mm.rowwise.outputs import FUSED, Quantized, finished, flat, flat_fake, packed, served, unpacked
 
 
 def rms_norm(
@@ -52,6 +52,8 @@ def _is_short(quantize, epsilon) -> bool:
 def _rms_norm_checked(x, weight, epsilon, quantize, zero_point) -> torch.Tensor | Quantized:
     _check(x, weight, epsilon)
     check_quantize(quantize, zero_point, x)
+    if torch.compiler.is_compiling():
+        return served(_fused(x, weight, epsilon, *packed(quantize, zero_point)), quantize)
     if kernels.serve(x) and (results := kernels.normalized(x, None, weight, epsilon, quantize, zero_point, None)):
         return served(results, quantize)
     return finished(_rms_norm(x, weight, epsilon), x.dtype, quantize, zero_point)
@@ -95,6 +97,9 @@ def _add_rms_norm_checked(x, residual, weight, epsilon, quantize, zero_point, to
     if total is not None:
         scale = quantize if isinstance(quantize, torch.Tensor) else None
         check_written("total", total, x.dtype, x.shape, x.device, weight=weight, quantize=scale, zero_point=zero_point)
+    if torch.compiler.is_compiling():
+        *results, added = _fused_add(x, residual, weight, epsilon, *packed(quantize, zero_point))
+        return served(results, quantize), added if total is None else total.copy_(added)
     if kernels.serve(x):
         into = (
             total
@@ -151,3 +156,34 @@ def _fake_added(x, *_) -> tuple[torch.Tensor, torch.Tensor]:
 
 _rms_norm = composite("rms_norm", 1, _normalized, _check, "Tensor weight, float epsilon", fake=_fake_norm)
 _add_rms_norm = composite("add_rms_norm", 2, _added, _check_added, "Tensor residual, Tensor weight, float epsilon", fake=_fake_added)
+
+
+# For compilers: what is called at run time is the function, whose kernel does it in one launch.
+def _run(x, weight, epsilon, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor]:
+    return flat(rms_norm(x, weight, epsilon, quantize=unpacked(token, scale), zero_point=zero_point), token)
+
+
+def _run_added(x, residual, weight, epsilon, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    y, total = add_rms_norm(x, residual, weight, epsilon, quantize=unpacked(token, scale), zero_point=zero_point)
+    return *flat(y, token), total
+
+
+_fused = operator(
+    "rowwise_rms_norm",
+    2,
+    _run,
+    lambda x, weight, epsilon, *_: _check(x, weight, epsilon),
+    f"Tensor weight, float epsilon, {FUSED}",
+    fake=lambda x, weight, epsilon, token, scale, zero_point: flat_fake(x, x.shape[-1], token, scale),
+)
+_fused_add = operator(
+    "rowwise_add_rms_norm",
+    3,
+    _run_added,
+    lambda x, residual, weight, epsilon, *_: _check_added(x, residual, weight, epsilon),
+    f"Tensor residual, Tensor weight, float epsilon, {FUSED}",
+    fake=lambda x, residual, weight, epsilon, token, scale, zero_point: (
+        *flat_fake(x, x.shape[-1], token, scale),
+        torch.empty(x.shape, dtype=x.dtype, device=x.device),
+    ),
+)

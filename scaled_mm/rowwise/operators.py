@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 
+from scaled_mm.rowwise import kernels
+
 _library = torch.library.Library("scaled_mm", "FRAGMENT")
 
 
@@ -22,12 +24,13 @@ def operator(
     arguments: str = "str dim",
     fake: Callable | None = None,
     first: str = "x",
+    kernel: Callable | None = None,
 ) -> torch._ops.OpOverload:
     """Registers `function(x, ...)` as an operator. It returns `outputs` new tensors and must consist of torch operators only.
 
     check(x, ...): raises the errors of the public function for direct calls of the operator. Eager calls of the public function bypass it.
     arguments: the schema of the arguments after x. fake: returns outputs without data, for a function that cannot be traced, or slowly.
-    first: the name of x in the schema.
+    first: the name of x in the schema. kernel(x, ...): the results of a CUDA kernel, or None where torch operations must serve.
     """
 
     def checked(implementation: Callable) -> Callable:
@@ -38,9 +41,14 @@ def operator(
 
         return run
 
+    @functools.wraps(function)
+    def compute(x: torch.Tensor, *rest):
+        served = kernel(x, *rest) if kernel is not None and kernels.serve(x) else None
+        return function(x, *rest) if served is None else served
+
     schema = ", ".join(filter(None, (f"Tensor {first}", arguments)))
     _library.define(f"{name}({schema}) -> ({', '.join(['Tensor'] * outputs)})", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(name, checked(function), "CompositeExplicitAutograd")
+    _library.impl(name, checked(compute), "CompositeExplicitAutograd")
     _library.impl(name, torch.library.fallthrough_kernel, "Autograd")  # there are no gradients
     torch.library.register_fake(f"scaled_mm::{name}", checked(fake or function), lib=_library)
     return getattr(torch.ops.scaled_mm, name).default

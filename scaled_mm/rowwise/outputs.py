@@ -30,6 +30,32 @@ def finished(y: torch.Tensor, dtype: torch.dtype, quantize: str | torch.Tensor |
     return Quantized(*quantize_int8(y))
 
 
+def packed(quantize: str | torch.Tensor | None, zero_point: torch.Tensor | None) -> tuple[bool, torch.Tensor | None, torch.Tensor | None]:
+    """(token, scale, zero_point): `quantize` as arguments of an operator, `FUSED`."""
+    return isinstance(quantize, str), quantize if isinstance(quantize, torch.Tensor) else None, zero_point
+
+
+FUSED = "bool token, Tensor? scale, Tensor? zero_point"
+
+
+def unpacked(token: bool, scale: torch.Tensor | None) -> str | torch.Tensor | None:
+    return "token" if token else scale
+
+
+def flat(result: torch.Tensor | Quantized, token: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y or q, the scales of the rows or an empty tensor): the results of an operator that runs a fused function."""
+    if isinstance(result, torch.Tensor):
+        return result, result.new_empty(0, dtype=torch.float32)
+    return result.q, result.scale if token else result.q.new_empty(0, dtype=torch.float32)
+
+
+def flat_fake(x: torch.Tensor, columns: int, token: bool, scale: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The shapes of `flat`."""
+    dtype = torch.int8 if token or scale is not None else x.dtype
+    shape = (*x.shape[:-1], 1) if token else (0,)
+    return x.new_empty((*x.shape[:-1], columns), dtype=dtype), x.new_empty(shape, dtype=torch.float32)
+
+
 def served(results: tuple[torch.Tensor, ...], quantize: str | torch.Tensor | None) -> torch.Tensor | Quantized:
     """What a kernel has computed (`kernels.normalized`), as the operator returns it."""
     if quantize is None:

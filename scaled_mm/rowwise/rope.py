@@ -79,4 +79,4 @@ def _both(query, key, cos, sin, interleaved) -> tuple[torch.Tensor, torch.Tensor
     return _rotated(query, cos, sin, interleaved), _rotated(key, cos, sin, interleaved)
 
 
-_rope = composite("rope", 2, _both, _check, "Tensor key, Tensor cos, Tensor sin, bool interleaved", first="query")
+_rope = composite("rope", 2, _both, _check, "Tensor key, Tensor cos, Tensor sin, bool interleaved", first="query", kernel=kernels.rotated)

@@ -33,10 +33,8 @@ def quantize(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None =
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     _check(x, scale, offset)
-    if kernels.serve(x):
-        factor, shift = (t if t is None or t.dim() == 1 and t.shape[0] == x.shape[-1] else t.reshape(1).expand(x.shape[-1]) for t in (scale, offset))
-        if served := kernels.quantized(x, kernels.Output.ROUND, factor=factor, offset=shift):
-            return served[0]
+    if kernels.serve(x) and (served := _scaled_by_kernel(x, scale, offset)) is not None:
+        return served
     return _quantize(x, scale, offset)
 
 
@@ -82,5 +80,23 @@ def requantize(y: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | 
     return q if out is None else out.copy_(q)
 
 
-static_rows = composite("quantize_int8_static", 1, _divided, _check_divided, "Tensor scale, Tensor? zero_point")
-_quantize = composite("quantize", 1, _scaled, _check, "Tensor scale, Tensor? offset")
+def _static_by_kernel(y: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor | None:
+    given = [t for t in (scale, zero_point) if t is not None]
+    if all(t.numel() == 1 or t.shape == (*y.shape[:-1], 1) for t in given):
+        output = kernels.Output.STATIC
+    elif all(t.numel() == 1 or t.shape == y.shape[-1:] for t in given):
+        output = kernels.Output.STATIC_COLUMNS
+    else:
+        return None
+    served = kernels.quantized(y, output, scale=scale, zero_point=zero_point)
+    return None if served is None else served[0]
+
+
+def _scaled_by_kernel(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor | None:
+    factor, shift = (t if t is None or t.dim() == 1 and t.shape[0] == x.shape[-1] else t.reshape(1).expand(x.shape[-1]) for t in (scale, offset))
+    served = kernels.quantized(x, kernels.Output.ROUND, factor=factor, offset=shift)
+    return None if served is None else served[0]
+
+
+static_rows = composite("quantize_int8_static", 1, _divided, _check_divided, "Tensor scale, Tensor? zero_point", kernel=_static_by_kernel)
+_quantize = composite("quantize", 1, _scaled, _check, "Tensor scale, Tensor? offset", kernel=_scaled_by_kernel)

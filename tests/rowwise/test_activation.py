@@ -175,3 +175,10 @@ def test_opcheck_finds_nothing_wrong(device):
             x = laid_out(values((5, 12), dtype), layout).to(device)
             torch.library.opcheck(torch.ops.scaled_mm.silu_and_mul.default, (x,))
             torch.library.opcheck(torch.ops.scaled_mm.gelu_and_mul.default, (x, "tanh"))
+
+
+@pytest.mark.parametrize("function", ["SILU_AND_MUL", "GELU_AND_MUL", "GELU_TANH_AND_MUL"])
+def test_opcheck_finds_nothing_wrong_with_what_a_compiler_calls(device, function):
+    x = laid_out(values((5, 12), torch.bfloat16), "contiguous").to(device)
+    for token, scale in ((False, None), (True, None), (False, torch.tensor(0.1, device=device))):
+        torch.library.opcheck(torch.ops.scaled_mm.rowwise_gated.default, (x, function, token, scale, None))

@@ -250,3 +250,30 @@ def test_opcheck_finds_nothing_wrong(device):
             x, residual, weight = (made.to(device) for made in operands(dtype, 12, (5,), layout))
             torch.library.opcheck(torch.ops.scaled_mm.rms_norm.default, (x, weight, 1e-6))
             torch.library.opcheck(torch.ops.scaled_mm.add_rms_norm.default, (x, residual, weight, 1e-6))
+
+
+FUSED = [(False, None, None), (True, None, None), (False, torch.tensor(0.1), None), (False, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32))]
+
+
+@pytest.mark.parametrize("fused", FUSED, ids=str)
+def test_opcheck_finds_nothing_wrong_with_what_a_compiler_calls(device, fused):
+    fused = tuple(one.to(device) if isinstance(one, torch.Tensor) else one for one in fused)
+    x, residual, weight = (made.to(device) for made in operands(torch.bfloat16, 12, (5,), "contiguous"))
+    torch.library.opcheck(torch.ops.scaled_mm.rowwise_rms_norm.default, (x, weight, 1e-6, *fused))
+    torch.library.opcheck(torch.ops.scaled_mm.rowwise_add_rms_norm.default, (x, residual, weight, 1e-6, *fused))
+
+
+def test_a_compiler_calls_one_operator_for_a_fused_function():
+    found = []
+
+    def record(graph, _):
+        found.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    x, residual, weight = operands(torch.bfloat16, 16, (5,), "contiguous")
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *given: sm.add_rms_norm(*given, quantize="token"), fullgraph=True, backend=record)
+    (q, scale), total = compiled(x, residual, weight)
+    expected, added = sm.add_rms_norm(x, residual, weight, quantize="token")
+    assert torch.equal(q, expected.q) and torch.equal(scale, expected.scale) and torch.equal(total, added)
+    assert [target for target in found if "scaled_mm" in str(target)] == [torch.ops.scaled_mm.rowwise_add_rms_norm.default]

@@ -211,3 +211,20 @@ def test_the_raw_operators_refuse_as_the_functions_do(device, name):
             raw(made[0, 0], "token")
     with pytest.raises(BadParamError, match="^x: expected a strided tensor, got layout torch.sparse_coo"):
         raw(x.to_sparse(), "token")
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("kind", ["normal", "nan", "infinite", "tiny", "zeros", "largest"])
+def test_one_scale_of_a_tensor_is_static_quantization_by_that_scale(device, dtype, kind):
+    """What the CUDA path does: the scale first, then a static quantizer."""
+    x = torch.randn(5, 33, generator=torch.Generator().manual_seed(2)).to(dtype)
+    if kind == "largest":
+        x[1, 1] = torch.finfo(dtype).max
+    elif kind in ("tiny", "zeros"):
+        x = x * (torch.finfo(dtype).smallest_normal if kind == "tiny" else 0)
+    elif kind != "normal":
+        x[2, 3] = float("nan" if kind == "nan" else "-inf")
+    q, scale = quantize_int8(x.to(device), "tensor")
+    assert torch.equal(q, quantize_int8(x.to(device), "tensor", scale=scale)[0])
+    expected, expected_scale = quantize_int8(x, "tensor")
+    assert torch.equal(q.cpu(), expected) and reference.same_bits(scale.cpu(), expected_scale)
