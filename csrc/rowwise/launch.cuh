@@ -160,9 +160,9 @@ struct KernelsOf {
 template <class X>
 struct KernelsOf<PlainElements<X>, true, false> {
   using Source = PlainElements<X>;
-  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 8>, Few<RowKernel<Source, 256, 2, true, 6>, 8>, RowKernel<Source, 128, 4, true, 10>,
-                           RowKernel<Source, 128, 5, true, 8>, RowKernel<Source, 256, 4, true, 5>, RowKernel<Source, 256, 8, true, 3>,
-                           RowKernel<Source, 256, 0, true, 4>>;
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 8>, RowKernel<Source, 128, 2, true, 12>, Few<RowKernel<Source, 256, 2, true, 6>, 8>,
+                           RowKernel<Source, 128, 4, true, 10>, RowKernel<Source, 128, 5, true, 8>, RowKernel<Source, 256, 4, true, 5>,
+                           RowKernel<Source, 256, 8, true, 3>, RowKernel<Source, 256, 0, true, 4>>;
   using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 10 : 12>>;
 };
 
