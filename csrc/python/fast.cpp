@@ -223,6 +223,11 @@ int intercepted() {
   return 0;
 }
 
+bool set_number(PyObject* tuple, int32_t at, int64_t value) {
+  PyObject* number = PyLong_FromLongLong(value);
+  return number != nullptr && PyTuple_SetItem(tuple, at, number) == 0; // which takes the reference, also if it fails
+}
+
 PyObject* new_tensor(PyObject* shape, PyObject* strides, PyObject* dtype) {
   PyObject* made = shape && strides && dtype ? PyObject_CallFunctionObjArgs(allocate, shape, strides, dtype, nullptr) : nullptr;
   Py_XDECREF(shape);
@@ -234,16 +239,16 @@ PyObject* new_tensor(PyObject* shape, PyObject* strides, PyObject* dtype) {
 PyObject* new_output(const DLTensor& x, int64_t last, PyObject* dtype) {
   PyObject *shape = PyTuple_New(x.ndim), *strides = PyTuple_New(x.ndim);
   int64_t stride = 1;
-  for (int32_t d = x.ndim - 1; d >= 0 && shape && strides; --d) {
+  bool fine = shape != nullptr && strides != nullptr;
+  for (int32_t d = x.ndim - 1; d >= 0 && fine; --d) {
     const int64_t size = d == x.ndim - 1 ? last : x.shape[d];
-    PyObject *of_shape = PyLong_FromLongLong(size), *of_strides = PyLong_FromLongLong(stride);
-    if (of_shape == nullptr || of_strides == nullptr || PyTuple_SetItem(shape, d, of_shape) != 0 || PyTuple_SetItem(strides, d, of_strides) != 0) {
-      Py_DECREF(shape);
-      shape = nullptr;
-    }
+    fine = set_number(shape, d, size) && set_number(strides, d, stride);
     stride *= size;
   }
-  return new_tensor(shape, strides, dtype);
+  if (fine) return new_tensor(shape, strides, dtype);
+  Py_XDECREF(shape);
+  Py_XDECREF(strides);
+  return nullptr;
 }
 
 // linear(handle, device, constant, transposed, dtype, x, weight, weight_scale, bias, smooth_scale, input_scale, input_zero_point, column_sums)
@@ -262,6 +267,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   void *stream = nullptr, *memory = nullptr;
   if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
   PyObject* of_x = args[4] == Py_None ? PyObject_GetAttr(args[5], dtype_name) : nullptr;
+  if (of_x == nullptr && args[4] == Py_None) return nullptr;
   PyObject* y = new_output(call.x, call.n(), of_x ? of_x : args[4]);
   Py_XDECREF(of_x);
   if (y == nullptr) return nullptr;
@@ -324,6 +330,7 @@ PyObject* calculate_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (answer == Answer::kFine) answer = read_operand(0, args[7], device, Fold::kNone, &call.product);
   if (answer == Answer::kFine && args[6] != Py_None) answer = read_workspace(args[6], device, &memory, &bytes);
   if (answer != Answer::kFine || bytes < call.bytes() || reinterpret_cast<uintptr_t>(memory) % 16 != 0) return not_mine();
+  if (!call.is_apart(memory, call.bytes())) return not_mine();
   if (args[5] != Py_None) {
     stream = PyLong_AsVoidPtr(args[5]);
     if (PyErr_Occurred()) return nullptr;

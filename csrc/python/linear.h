@@ -38,9 +38,11 @@ public:
         return answer;
       }
     }
+    constexpr int32_t kMostDims = 8;
     if (quantizer.present[1] == nullptr || product.present[2] == nullptr || quantizer.descs[1].ndim != 2 || product.descs[2].ndim != 2) {
       return Answer::kNotMine;
     }
+    if (x.ndim > kMostDims) return Answer::kNotMine;
     for (int32_t i : {4, 5}) { // static: one value
       if (folds && quantizer.present[i] != nullptr && quantizer.descs[i].shape[0] != 1) return Answer::kNotMine;
     }
@@ -71,6 +73,23 @@ public:
     void* const scales = static_cast<char*>(memory) + q_bytes();
     describe(SCALED_MM_DTYPE_FLOAT32, rows(), 0, scales, &quantizer, 6);
     describe(SCALED_MM_DTYPE_FLOAT32, rows(), 0, scales, &product, 3);
+  }
+
+  // Whether memory of so many bytes is apart from every operand of the product that Python gave.
+  bool is_apart(const void* memory, size_t size) const {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(memory), end = begin + size;
+    for (int32_t i = 0; i < product.count; ++i) {
+      if (product.present[i] == nullptr || i == 1 || (i == 3 && !is_static())) continue;
+      const scaledMMTensorDesc_t& desc = product.descs[i];
+      int64_t last = 0;
+      for (int32_t d = 0; d < desc.ndim; ++d) last += (desc.shape[d] > 0 ? desc.shape[d] - 1 : 0) * desc.strides[d];
+      const uintptr_t first = reinterpret_cast<uintptr_t>(product.data[i]);
+      const int64_t element = desc.dtype == SCALED_MM_DTYPE_INT8                                             ? 1
+                              : desc.dtype == SCALED_MM_DTYPE_FLOAT32 || desc.dtype == SCALED_MM_DTYPE_INT32 ? 4
+                                                                                                             : 2;
+      if (begin < first + uintptr_t((last + 1) * element) && first < end) return false;
+    }
+    return true;
   }
 
   int32_t output_mode() const { return is_static() ? SCALED_MM_ROWWISE_STATIC : SCALED_MM_ROWWISE_TOKEN; }

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from scaled_mm.core import checks, fast
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.plan import KernelChoice, stream_address
 from scaled_mm.core.tensor_desc import TensorDesc
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, InsufficientWorkspaceError
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, InsufficientWorkspaceError, ScaledMMError
 from scaled_mm.products.gemm import Descriptor, create_descriptor
 from scaled_mm.products.prepared_weight import PreparedWeight
 from scaled_mm.rowwise.descriptor import RowwiseDescriptor, create_rowwise_descriptor
+from scaled_mm.rowwise.operands import has_memory
+
+_OF_QUANTIZER = {"factor": "smooth_scale", "scale": "input_scale", "zero_point": "input_zero_point"}
+_OF_PRODUCT = {"a": "x", "b": "weight^T", "a_scale": "input_scale", "b_scale": "weight_scale", "a_zero_point": "input_zero_point"}
+"""The names of operands in the messages of the two, and here."""
+
+
+@contextlib.contextmanager
+def _renamed(names: dict[str, str]) -> Iterator[None]:
+    """Errors name the arguments of this module. weight^T: shapes in the message are those of the transpose."""
+    try:
+        yield
+    except ScaledMMError as error:
+        name, colon, rest = str(error).partition(":")
+        if name not in names or not colon:
+            raise
+        raise type(error)(f"{names[name]}:{rest}") from None
 
 
 def _whole(size: int) -> int:
@@ -63,6 +83,8 @@ class LinearDescriptor:
         quantizer, product, device = self._addresses
         if device >= 0 and fast.module is not None and quantizer:
             b = weight.b if prepared else weight
+            if prepared and weight.zero_point is not None:
+                b = None  # the descriptor was created without one, which is said below
             sums = weight.column_sums if prepared and self._product._needs_sums else None
             constant = prepared and weight.constant
             if constant or not self._product._constant_b:
@@ -75,16 +97,23 @@ class LinearDescriptor:
 
     def _apart(self, out, x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_scale, workspace, stream) -> None:
         """The two descriptors, one after the other: on a CPU, without the extension, and to say what is wrong."""
-        memory = self._memory(workspace)
+        self._product._check_alive()
+        b = _as_b(weight)
+        given = dict(out=out, x=x, weight=b.b if isinstance(b, PreparedWeight) else b, weight_scale=weight_scale, bias=bias)
+        given |= dict(input_scale=input_scale, input_zero_point=input_zero_point, smooth_scale=smooth_scale)
+        memory = self._memory(workspace, given)
         q = memory[: self._rows * self._k].view(torch.int8).view(self._rows, self._k)
         scales = None if self._static else memory[self._q_bytes : self._q_bytes + 4 * self._rows].view(torch.float32)
-        self._quantizer.calculate(out=q, x=x, factor=smooth_scale, scale=input_scale, zero_point=input_zero_point, out_scale=scales, stream=stream)
-        b = weight if isinstance(weight, PreparedWeight) else weight.t()
         rest = memory[self._before :] if self._product.workspace_size else None
         scale = input_scale if self._static else scales
-        self._product.calculate(out, q, b, scale, weight_scale, bias, a_zero_point=input_zero_point, workspace=rest, stream=stream)
+        operands = dict(out=q, x=x, factor=smooth_scale, scale=input_scale, zero_point=input_zero_point, out_scale=scales)
+        with _renamed(_OF_QUANTIZER):
+            self._quantizer.calculate(**operands, stream=stream)
+        with _renamed(_OF_PRODUCT):
+            self._product.calculate(out, q, b, scale, weight_scale, bias, a_zero_point=input_zero_point, workspace=rest, stream=stream)
 
-    def _memory(self, workspace: torch.Tensor | None) -> torch.Tensor:
+    def _memory(self, workspace: torch.Tensor | None, given: dict[str, torch.Tensor | None]) -> torch.Tensor:
+        """The workspace as bytes. given: what it has to be apart from."""
         if workspace is None and self.device.type == "cpu":
             return torch.empty(self.workspace_size, dtype=torch.uint8)
         if not isinstance(workspace, torch.Tensor):
@@ -94,6 +123,9 @@ class LinearDescriptor:
             raise InsufficientWorkspaceError(f"workspace: expected {self.workspace_size} bytes, got {workspace.nbytes}")
         if not workspace.is_contiguous() or workspace.data_ptr() % 16:
             raise BadParamError("workspace: expected a contiguous tensor aligned to 16 bytes, got another")
+        for name, tensor in given.items():
+            if has_memory(tensor) and checks.overlap(workspace, tensor):
+                raise BadParamError(f"workspace: expected memory apart from every tensor, got an overlap with {name}")
         return workspace.view(-1).view(torch.uint8)
 
     def destroy(self) -> None:
@@ -141,13 +173,15 @@ def create_linear_descriptor(
     if input_zero_point is not None and not static:
         raise BadParamError("input_zero_point: expected None without input_scale, got a zero point")
     q, scales = TensorDesc((rows, k), torch.int8), None if static else TensorDesc((rows,), torch.float32)
-    quantizer = create_rowwise_descriptor(
-        handle, "quantize_int8", out=q, x=x, factor=smooth_scale, scale=input_scale, zero_point=input_zero_point, out_scale=scales
-    )
+    operands = dict(out=q, x=x, factor=smooth_scale, scale=input_scale, zero_point=input_zero_point, out_scale=scales)
+    with _renamed(_OF_QUANTIZER):
+        quantizer = create_rowwise_descriptor(handle, "quantize_int8", **operands)
     scale = input_scale if static else scales
     rest = dict(a_scale=scale, b_scale=weight_scale, bias=bias, a_zero_point=input_zero_point, kernel=kernel)
     try:
-        product = create_descriptor(handle, out=out, a=q, b=_as_b(weight), **rest)
+        b = _as_b(weight)
+        with _renamed(_OF_PRODUCT):
+            product = create_descriptor(handle, out=out, a=q, b=b, **rest)
     except BaseException:
         quantizer.destroy()
         raise

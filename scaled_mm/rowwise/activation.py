@@ -65,6 +65,10 @@ def _checked(x, function: kernels.Function, composite_of: Callable, arguments: t
     check_quantize(quantize, zero_point, x)
     if torch.compiler.is_compiling():
         return served(_fused(x, function.name, *packed(quantize, zero_point)), quantize)
+    return _now(x, function, composite_of, arguments, quantize, zero_point)
+
+
+def _now(x, function: kernels.Function, composite_of: Callable, arguments: tuple, quantize, zero_point) -> torch.Tensor | Quantized:
     if kernels.serve(x) and (results := kernels.activated(x, function, quantize, zero_point)):
         return served(results, quantize)
     return finished(composite_of(x, *arguments), x.dtype, quantize, zero_point)
@@ -116,12 +120,13 @@ _silu_and_mul = composite("silu_and_mul", 1, _silu, _check, "", fake=_fake)
 _gelu_and_mul = composite("gelu_and_mul", 1, _gelu_of, _check_gelu, "str approximate", fake=_fake)
 
 
-# For compilers: what is called at run time is the function, whose kernel does it in one launch.
+# For compilers. At run time the kernel does it in one launch. It is not the public function that runs, which calls the operator while anything is
+# being compiled.
+@torch.no_grad()
 def _run(x, function, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor]:
-    given = dict(quantize=unpacked(token, scale), zero_point=zero_point)
-    if function == kernels.Function.SILU_AND_MUL.name:
-        return flat(silu_and_mul(x, **given), token)
-    return flat(gelu_and_mul(x, approximate="tanh" if function == kernels.Function.GELU_TANH_AND_MUL.name else "none", **given), token)
+    composites = {"SILU_AND_MUL": (_silu_and_mul,), "GELU_AND_MUL": (_gelu_and_mul, "none"), "GELU_TANH_AND_MUL": (_gelu_and_mul, "tanh")}
+    composite_of, *arguments = composites[function]
+    return flat(_now(x, kernels.Function[function], composite_of, tuple(arguments), unpacked(token, scale), zero_point), token)
 
 
 _fused = operator(

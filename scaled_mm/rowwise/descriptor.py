@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
 
 from scaled_mm.core import binding
+from scaled_mm.core.checks import check_out, mark_written
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.plan import Plan
 from scaled_mm.core.spec import Operand, ProductSpec
 from scaled_mm.core.tensor_desc import TensorDesc
-from scaled_mm.errors import BadParamError
+from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
 from scaled_mm.rowwise.int8 import quantize_int8
 from scaled_mm.rowwise.kernels import Function, Kind, Output
@@ -28,6 +30,9 @@ _OPERANDS = {
     Kind.ACTIVATION: ("x", "scale", "zero_point", "out_scale"),
 }
 """After out, in the order of scaled_mm.h."""
+
+
+_WRITTEN = ("out_scale", "out_zero_point", "out_row_sums", "total")  # besides out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +108,7 @@ class RowwiseDescriptor(Plan):
         self._of, self._epsilon = OPERATORS[operator], float(epsilon)
         self._names = ("out", *_OPERANDS[self._of.kind])
         self._output = self._output_of(operands)
+        self._check_forms(operands)
         names = tuple(Operand(name, required=name == "x") for name in self._names[1:])
         spec = ProductSpec(
             name=operator,
@@ -133,6 +139,15 @@ class RowwiseDescriptor(Plan):
                 raise BadParamError(f"{name}: expected an operand of {self.operator}: out, {', '.join(self._of.names)}")
         return tuple(operands.get(name) for name in self._names)
 
+    def _check_forms(self, operands: dict) -> None:
+        """What the core would take, and the functions do not."""
+        if self.operator == "quantize" and operands.get("factor") is None:
+            raise BadParamError("factor: expected a tensor or a TensorDesc, got None")
+        for name in ("scale", "zero_point") if self._of.kind is not Kind.QUANTIZE else ():
+            shape = getattr(operands.get(name), "shape", ())
+            if math.prod(shape) != 1:
+                raise BadTensorShapeError(f"{name}: expected one value, got {list(shape)}")
+
     def _create(self, handle: Handle, c_operands: tuple, option: int, forced: bytes | None) -> None:
         epsilon = self._epsilon if self._of.kind is Kind.NORM else 0.0
         mode = int(self._of.kind), int(self._of.function), int(self._output), epsilon
@@ -145,7 +160,13 @@ class RowwiseDescriptor(Plan):
         Allocates nothing on a GPU and never synchronizes; may be captured in a CUDA graph.
         Raises a ScaledMMError that names the tensor that differs.
         """
+        written = [(name, tensor) for name in _WRITTEN if (tensor := operands.get(name)) is not None]
+        for name, tensor in written:
+            check_out(tensor, name)
         self._run(self._in_order(operands), None, stream)
+        if self._device_index >= 0:
+            for _, tensor in written:
+                mark_written(tensor)
 
     def _on_cpu(self, *tensors) -> None:
         given = {name: tensor for name, tensor in zip(self._names, tensors) if tensor is not None}

@@ -54,6 +54,10 @@ def _rms_norm_checked(x, weight, epsilon, quantize, zero_point) -> torch.Tensor 
     check_quantize(quantize, zero_point, x)
     if torch.compiler.is_compiling():
         return served(_fused(x, weight, epsilon, *packed(quantize, zero_point)), quantize)
+    return _rms_norm_now(x, weight, epsilon, quantize, zero_point)
+
+
+def _rms_norm_now(x, weight, epsilon, quantize, zero_point) -> torch.Tensor | Quantized:
     if kernels.serve(x) and (results := kernels.normalized(x, None, weight, epsilon, quantize, zero_point, None)):
         return served(results, quantize)
     return finished(_rms_norm(x, weight, epsilon), x.dtype, quantize, zero_point)
@@ -100,6 +104,10 @@ def _add_rms_norm_checked(x, residual, weight, epsilon, quantize, zero_point, to
     if torch.compiler.is_compiling():
         *results, added = _fused_add(x, residual, weight, epsilon, *packed(quantize, zero_point))
         return served(results, quantize), added if total is None else total.copy_(added)
+    return _add_rms_norm_now(x, residual, weight, epsilon, quantize, zero_point, total)
+
+
+def _add_rms_norm_now(x, residual, weight, epsilon, quantize, zero_point, total) -> tuple[torch.Tensor | Quantized, torch.Tensor]:
     if kernels.serve(x):
         into = (
             total
@@ -158,13 +166,16 @@ _rms_norm = composite("rms_norm", 1, _normalized, _check, "Tensor weight, float 
 _add_rms_norm = composite("add_rms_norm", 2, _added, _check_added, "Tensor residual, Tensor weight, float epsilon", fake=_fake_added)
 
 
-# For compilers: what is called at run time is the function, whose kernel does it in one launch.
+# For compilers. At run time the kernel does it in one launch. It is not the public function that runs, which calls the operator while anything is
+# being compiled.
+@torch.no_grad()
 def _run(x, weight, epsilon, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor]:
-    return flat(rms_norm(x, weight, epsilon, quantize=unpacked(token, scale), zero_point=zero_point), token)
+    return flat(_rms_norm_now(x, weight, epsilon, unpacked(token, scale), zero_point), token)
 
 
+@torch.no_grad()
 def _run_added(x, residual, weight, epsilon, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    y, total = add_rms_norm(x, residual, weight, epsilon, quantize=unpacked(token, scale), zero_point=zero_point)
+    y, total = _add_rms_norm_now(x, residual, weight, epsilon, unpacked(token, scale), zero_point, None)
     return *flat(y, token), total
 
 

@@ -75,7 +75,7 @@ OPERATORS = "fake_gpu_rowwise_operators.py"
 def test_python_operators_give_the_same_by_kernel_for_every_layout(ask, fake_gpu, rowwise_kernels, short_path):
     answer = ask("layouts", fake_gpu.kernels, rowwise_kernels, short_path, script=OPERATORS)
     assert answer["wrong"] == [] and answer["count"] > 2000
-    # A scale of a whole tensor has no kernel. DLPack does not tell that memory is negated.
+    # An asymmetric scale of a whole tensor has no kernel. DLPack does not tell that memory is negated.
     assert answer["unserved"].keys() == {"tensor", "a row", "no rows, expanded", "negated"}, answer["unserved"]
     assert answer["unserved"]["a row"] == ["static rows of the channels"]  # which needs two dimensions
 

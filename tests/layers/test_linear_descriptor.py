@@ -68,8 +68,12 @@ def test_a_captured_descriptor_computes_from_what_its_tensors_hold_then():
 WRONG = [
     (dict(x=torch.zeros(M, K + 1, dtype=torch.bfloat16)), sm.BadTensorShapeError, "x: expected"),
     (dict(out=torch.empty(M + 1, N, dtype=torch.bfloat16)), sm.BadTensorShapeError, "out: expected"),
-    (dict(weight_scale=torch.ones(N + 1)), sm.BadTensorShapeError, "b_scale: expected"),
+    (dict(weight_scale=torch.ones(N + 1)), sm.BadTensorShapeError, "weight_scale: expected"),
     (dict(workspace=torch.empty(16, dtype=torch.uint8)), sm.InsufficientWorkspaceError, "workspace: expected"),
+    (dict(weight=None), sm.BadParamError, "weight: expected"),
+    (dict(weight=torch.zeros(N, K, 1, dtype=torch.int8)), sm.BadTensorShapeError, "weight: expected"),
+    (dict(smooth_scale=torch.ones(K)), sm.BadParamError, "smooth_scale: expected none"),
+    (dict(input_scale=torch.ones(1)), sm.BadParamError, "input_scale: expected none"),
     (dict(workspace=7), sm.BadParamError, "workspace: expected"),
     (dict(bias=torch.ones(N)), sm.BadParamError, "bias: expected"),
 ]
@@ -96,3 +100,36 @@ def test_what_no_linear_layer_has_is_refused():
     ):
         with pytest.raises(sm.ScaledMMError, match=message):
             sm.create_linear_descriptor(sm.Handle("cpu"), **{**given, **wrong})
+
+
+def test_a_weight_with_zero_points_is_refused_by_a_descriptor_without(device):
+    x, weight, scale = operands(device)
+    out = torch.empty(M, N, dtype=torch.bfloat16, device=device)
+    given = dict(out=out, x=x, weight=sm.prepare_weight(weight.t()), weight_scale=scale)
+    with sm.create_linear_descriptor(sm.Handle(device), **given) as desc:
+        other = sm.prepare_weight(weight.t(), torch.tensor([5], dtype=torch.int32, device=device))
+        with pytest.raises(sm.BadParamError, match="b_zero_point: expected none"):
+            desc.calculate(**{**given, "weight": other}, workspace=workspace_of(desc, device))
+
+
+@pytest.mark.parametrize("name", ["weight", "weight_scale", "out", "x"])
+def test_a_workspace_within_an_operand_is_refused(device, name):
+    x, weight, scale = operands(device)
+    given = dict(out=torch.empty(M, N, dtype=torch.bfloat16, device=device), x=x, weight=weight, weight_scale=scale)
+    with sm.create_linear_descriptor(sm.Handle(device), **given) as desc:
+        memory = torch.zeros(1 << 16, dtype=torch.uint8, device=device)
+        tensor = given[name]
+        inside = memory[64 : 64 + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        before = memory.clone()
+        with pytest.raises(sm.BadParamError, match=f"workspace: expected memory apart from every tensor, got an overlap with {name}"):
+            desc.calculate(**{**given, name: inside}, workspace=memory)
+        assert torch.equal(memory, before)
+
+
+def test_a_destroyed_descriptor_says_so(device):
+    x, weight, scale = operands(device)
+    given = dict(out=torch.empty(M, N, dtype=torch.bfloat16, device=device), x=x, weight=weight, weight_scale=scale)
+    desc = sm.create_linear_descriptor(sm.Handle(device), **given)
+    desc.destroy()
+    with pytest.raises(sm.BadParamError, match="descriptor: expected a live descriptor"):
+        desc.calculate(**given)

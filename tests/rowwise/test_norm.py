@@ -277,3 +277,17 @@ def test_a_compiler_calls_one_operator_for_a_fused_function():
     expected, added = sm.add_rms_norm(x, residual, weight, quantize="token")
     assert torch.equal(q, expected.q) and torch.equal(scale, expected.scale) and torch.equal(total, added)
     assert [target for target in found if "scaled_mm" in str(target)] == [torch.ops.scaled_mm.rowwise_add_rms_norm.default]
+
+
+def test_functions_compute_while_something_else_is_being_compiled(device, monkeypatch):
+    """The flag that says so is one of the process: another thread may be compiling."""
+    x, residual, weight = (made.to(device) for made in operands(torch.bfloat16, 16, (5,), "contiguous"))
+    gated = torch.cat((x, residual), 1)
+    calls = [lambda: sm.rms_norm(x, weight, quantize="token"), lambda: sm.add_rms_norm(x, residual, weight), lambda: sm.silu_and_mul(gated)]
+    calls += [lambda: sm.gelu_and_mul(gated, approximate="tanh"), lambda: sm.quantize_int8(x), lambda: sm.int8_linear(x, q, scale.view(-1))]
+    q, scale = sm.quantize_int8(torch.randn(8, 16, device=device), "channel")
+    expected = [call() for call in calls]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    for call, result in zip(calls, expected):
+        for one, other in zip(torch.utils._pytree.tree_leaves(call()), torch.utils._pytree.tree_leaves(result)):
+            assert same_bits(one, other)

@@ -98,3 +98,24 @@ def test_without_the_extension_the_c_interface_is_called(monkeypatch):
         monkeypatch.setattr(fast, "module", None)
         desc.calculate(x=x, out=q, out_scale=scale)
     assert torch.equal(q, expected[0]) and torch.equal(scale, expected[1].view(-1))
+
+
+def test_what_is_written_besides_out_is_checked_and_marked(device):
+    x, weight = torch.randn(M, K, device=device), torch.rand(K, device=device)
+    operands = dict(out=torch.empty_like(x), x=x, residual=x.clone(), weight=weight, total=torch.empty_like(x))
+    with sm.create_rowwise_descriptor(sm.Handle(device), "add_rms_norm", **operands) as desc:
+        before = operands["total"]._version
+        desc.calculate(**operands)
+        assert operands["total"]._version > before
+        watched = torch.empty_like(x, requires_grad=True)
+        with pytest.raises(sm.BadParamError, match="total: expected a tensor that requires no gradient"):
+            desc.calculate(**{**operands, "total": watched})
+
+
+def test_forms_that_the_functions_do_not_have_are_refused(device):
+    handle, x = sm.Handle(device), torch.zeros(M, K, device=device)
+    q, scales = int8(M, K).to(device), numbers(torch.float32).to(device)
+    with pytest.raises(sm.BadTensorShapeError, match="scale: expected one value"):
+        sm.create_rowwise_descriptor(handle, "rms_norm", out=q, x=x, weight=x[0], scale=scales)
+    with pytest.raises(sm.BadParamError, match="factor: expected a tensor"):
+        sm.create_rowwise_descriptor(handle, "quantize", out=q, x=x)
