@@ -19,6 +19,7 @@ import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.core import fast
 from scaled_mm.errors import ArchitectureNotSupportedError, ScaledMMError
+from scaled_mm.layers import linear as layer
 from scaled_mm.rowwise import kernels
 
 on_gpu = [False]
@@ -327,6 +328,60 @@ def too_long(*paths: str) -> list[bool]:
     rows = [torch.zeros(1).expand(*shape) for shape in ((2**31, 1), (2**16, 2**15, 1), (1, 2**31 - 1))]
     out = torch.zeros(1, 1, dtype=torch.int8)
     return [fast.module.rowwise(core.handle.value, *mode, (out, x, *[None] * 7)) is NotImplemented for x in rows]
+
+
+def linear_cases() -> dict[str, tuple[tuple, dict]]:
+    """Name -> what `int8_linear` is called with."""
+    n, k = 24, 40
+    generator = torch.Generator().manual_seed(9)
+    weight, scale = torch.randint(-127, 128, (n, k), generator=generator, dtype=torch.int8), torch.rand(n, generator=generator) + 0.1
+    options = {
+        "plain": {},
+        "bias": dict(bias=torch.randn(n, generator=generator)),
+        "smooth": dict(smooth_scale=torch.rand(k, generator=generator)),
+        "static": dict(input_scale=torch.tensor([0.05])),
+        "zero point": dict(input_scale=torch.tensor([[0.05]]), input_zero_point=torch.tensor(3, dtype=torch.int8)),
+        "float32": dict(out_dtype=torch.float32),
+    }
+    found = {}
+    for (name, option), shape, dtype in itertools.product(options.items(), ((7, k), (k,), (2, 3, k), (1, k)), FLOATS):
+        if dtype is torch.float16 and name != "float32":
+            continue  # the fake GPU's products have no float16 outputs
+        x = torch.randn(*shape, generator=generator).to(dtype)
+        found[f"{name} {list(shape)} {dtype}"] = (x, weight, scale), option
+        found[f"{name} {list(shape)} {dtype} prepared"] = (x, sm.prepare_weight(weight.t()), scale[:, None]), option
+    found["columns apart"] = (torch.randn(5, 2 * k)[:, ::2], weight, scale), {}
+    return found
+
+
+def linear(*paths: str) -> dict:
+    """`int8_linear` in one call of the extension: the bits of the two functions. What the call leaves to them."""
+    core = RowwiseCore(*paths[:2])
+    cases = linear_cases()
+    expected = {name: sm.int8_linear(*operands, **option) for name, (operands, option) in cases.items()}
+    pretend_to_be_cuda(core, paths[2])
+    fast.is_current = lambda device: True
+
+    def short(x, weight, scale, bias=None, input_scale=None, input_zero_point=None, smooth_scale=None, out_dtype=None):
+        return layer._short(x, weight, scale, bias, input_scale, input_zero_point, smooth_scale, out_dtype)
+
+    got = {name: short(*operands, **option) for name, (operands, option) in cases.items()}
+    x, weight, scale = cases["plain [7, 40] torch.float32"][0]
+    refused = {
+        "nine dimensions": short(x[(None,) * 7], weight, scale),
+        "no rows": short(x[:0], weight, scale),
+        "another K": short(x[:, 1:], weight, scale),
+        "a scale of each row": short(x, weight, scale, input_scale=torch.ones(7)),
+        "a zero point alone": short(x, weight, scale, input_zero_point=torch.ones(1, dtype=torch.int8)),
+        "a weight with zero points": short(x, sm.prepare_weight(weight.t(), torch.ones(1, dtype=torch.int8)), scale),
+        "an int8 output": short(x, weight, scale, out_dtype=torch.int8),
+        "no tensor": short(x, None, scale),
+    }
+    return {
+        "wrong": [name for name, result in expected.items() if not same(got[name], result)],
+        "count": len(cases),
+        "computed": [name for name, result in refused.items() if result is not None],
+    }
 
 
 if __name__ == "__main__":

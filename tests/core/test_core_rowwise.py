@@ -94,5 +94,10 @@ def test_torch_operations_serve_where_no_kernel_is_built_and_a_warning_says_so_o
     assert len(answer["warnings"]) == 2 and all(text.startswith("row-wise operators run as torch operations") for text in answer["warnings"])
 
 
+def test_int8_linear_in_one_call_has_the_bits_of_the_two_functions(ask, fake_gpu, rowwise_kernels, short_path):
+    answer = ask("linear", fake_gpu.kernels, rowwise_kernels, short_path, script=OPERATORS)
+    assert answer["wrong"] == [] and answer["count"] > 100 and answer["computed"] == []
+
+
 def test_torch_operations_serve_more_and_longer_rows_than_the_core_takes(ask, fake_gpu, rowwise_kernels, short_path):
     assert ask("too_long", fake_gpu.kernels, rowwise_kernels, short_path, script=OPERATORS) == [True, True, True]
