@@ -93,7 +93,7 @@ Answer read_tensor(PyObject* object, DLTensor* t) {
   return t->ndim > 0 && t->strides == nullptr ? Answer::kNotMine : Answer::kFine;
 }
 
-// Whether memory holds the negative of the values (views like `x.conj().imag`), which DLPack does not tell and torch does.
+// kFine unless memory holds the negative of the values (views like `x.conj().imag`), which DLPack does not tell and torch does.
 Answer check_not_negated(PyObject* object, const DLTensor& t) {
   if (t.dtype.code != kDLFloat && t.dtype.code != kDLBfloat) return Answer::kFine;
   PyObject* negated = PyObject_CallMethodObjArgs(object, is_neg, nullptr);
@@ -140,7 +140,7 @@ Answer fold(const DLTensor& t, Fold how, scaledMMTensorDesc_t* desc) {
   return Answer::kFine;
 }
 
-// Operand i of a product: a tensor, or None for an absent one. The dtype, the data and the present pointer, shape and strides are set.
+// Operand i of a product: a tensor, or None for an absent one. Sets its description, data and present pointer.
 Answer read_operand(int32_t i, PyObject* object, int32_t device, Fold how, Operands* o, DLTensor* as_given = nullptr) {
   o->present[i] = nullptr;
   o->data[i] = nullptr;

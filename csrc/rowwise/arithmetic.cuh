@@ -12,7 +12,7 @@
 
 namespace scaled_mm::rowwise {
 
-// The type that an operator on X computes in.
+// The type that norms, activations and rope of X compute in.
 template <class X>
 using WideOf = std::conditional_t<std::is_same_v<X, float>, double, float>;
 
@@ -102,7 +102,7 @@ __host__ __device__ inline double exp_of(double v) {
   return ((Constants<double>::exp_polynomial(f) * f + 1.0) * power_of_two(half)) * power_of_two(n - half);
 }
 
-// The same in fewer instructions: the product by the first power of two is exact, whichever it is.
+// The same in fewer instructions: the product by 2^(n + 64) is exact.
 __host__ __device__ inline float exp_of(float v) {
   const float x = larger(v, Constants<float>::kLow) * 1.44269504f, moved = x + kMagic, f = x - (moved - kMagic);
   uint32_t bits;

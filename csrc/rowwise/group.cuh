@@ -5,8 +5,7 @@
 
 namespace scaled_mm::rowwise {
 
-// The compiler does not mix instructions from before and after, which would take registers for all that are under way. Every thread of a warp
-// must come here.
+// A barrier for the compiler: chunks that are under way at once would need more registers. Every thread of a warp must come here.
 __device__ inline void one_after_the_other() {
 #if defined(__CUDA_ARCH__)
   asm volatile("bar.warp.sync 0xffffffff;" ::: "memory");
@@ -48,7 +47,7 @@ struct Group {
 #endif
   }
 
-  // Before a reduction of the same kind as one before.
+  // Between two calls of the same reduction, which use the same shared memory.
   __device__ void again() const {
     if constexpr (kWarps > 1) __syncthreads();
   }

@@ -162,7 +162,7 @@ __device__ inline void write_chunks(const Rows& p, int64_t row, const At& at, co
 }
 
 // The outputs for which a row has to be seen as a whole: norms, scales of a row's own, row sums.
-// kBlocks: thread blocks that a multiprocessor shall have at once, which bounds the registers of a thread: no more than nothing is spilled for.
+// kBlocks: thread blocks that a multiprocessor shall have at once, which bounds the registers of a thread. No kernel spills.
 template <class Source, int kThreads, int kHeld, bool kVectors, int kBlocks>
 __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) row_kernel(const __grid_constant__ Rows p) {
   wait_for_preceding_kernel();
@@ -212,7 +212,6 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) row_kernel(c
     values.each(write);
   }
   if (p.out_row_sums == nullptr) return;
-  group.again();
   sum = group.sum(sum);
   if (group.thread == 0) p.out_row_sums[row] = sum;
 }

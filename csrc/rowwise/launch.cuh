@@ -76,7 +76,7 @@ inline bool needs_whole_rows(const Rows& p) {
   return p.output == SCALED_MM_ROWWISE_TOKEN || p.output == SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC || p.out_row_sums != nullptr;
 }
 
-// A kernel for rows of at most kMost elements, by kThreads threads each, or by as many thread blocks as a row has spans.
+// A kernel for rows of at most kMostElements elements, by kThreads threads each; kSpan > 0: by one thread block for each span.
 template <class KernelOf, int kThreads, int64_t kMostElements, int64_t kSpan = 0>
 struct Variant {
   static bool serves(const Rows& p, int) { return p.K <= kMostElements; }
@@ -147,7 +147,7 @@ struct Few {
   };
 };
 
-// The kernels of a source, the first that serves is launched. Each choice was measured on an H200 (docs/decisions/0018-row-wise-arithmetic.md).
+// The kernels of a source. The first that serves is launched. Most choices were measured on an H200 (docs/decisions/0018-row-wise-arithmetic.md).
 // kFew: of what models rarely run, to save the time of compiling: float32 rows, a vector of factors, chunks that are not whole or not aligned.
 template <class Source, bool kVectors, bool kFew>
 struct KernelsOf {

@@ -89,7 +89,7 @@ __device__ inline Chunk<int8_t> divided(const float (&y)[kChunk], const Quantize
 
 // The quotient y / scale of the IEEE division, from y * inverse. The first correction leaves it within one unit of the last place, the second rounds
 // it correctly (Markstein, IBM Journal of Research and Development 34, 1990): the inverse is correctly rounded, and the remainders are exact if the
-// scale is 2^-90 or more. They need not be for quotients below 1/4, which are rounded to 0.
+// scale is 2^-90 or more. Below a quotient of 1/4 they may be inexact: it is rounded to 0.
 __device__ inline float corrected(float estimate, float y, const Quantizer& q) {
   const float better = fmaf(fmaf(-estimate, q.scale, y), q.inverse, estimate);
   return fmaf(fmaf(-better, q.scale, y), q.inverse, better);

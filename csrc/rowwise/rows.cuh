@@ -219,7 +219,7 @@ __device__ inline Chunk<T> chunk_of(const Pieces& pieces, const Matrix& m, int64
   return chunk;
 }
 
-// The same for kernels that learn only when they run whether chunks are aligned, and that may have a part of one.
+// read_chunk and write_chunk for kernels that learn the alignment at run time; a chunk may be partial.
 template <class T>
 __device__ inline void load_chunk(const Matrix& m, int64_t row, int k, int K, float (&v)[kChunk]) {
   if (m.vectors && k + kChunk <= K) {

@@ -153,7 +153,7 @@ struct Gated {
   };
 };
 
-// RMSNorm of x, or of x + residual, which is written to total.
+// RMSNorm of x, or of total = x + residual, which is written too.
 template <class X>
 struct Norm {
   static constexpr bool kReduces = true, kHasAsymmetric = false, kIsRare = false, kKeepsWords = false;
@@ -167,7 +167,7 @@ struct Norm {
   template <bool kVectors, int kCount>
   struct Batch {
     Chunk<X> x[kCount];                         // then total
-    static constexpr bool kAhead = kCount <= 4; // the weight is read with x; else, and if it has another dtype, in `values`
+    static constexpr bool kAhead = kCount <= 4; // true: the weight is read with x, if it has x's dtype. Otherwise `values` reads it.
     Chunk<X> weight[kAhead ? kCount : 1];
 
     template <class At>

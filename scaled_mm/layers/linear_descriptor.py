@@ -41,7 +41,8 @@ def _whole(size: int) -> int:
 class LinearDescriptor:
     """A quantizer and a product that share a workspace; made by `create_linear_descriptor`. A context manager: leaving it destroys it.
 
-    workspace_size: bytes that `calculate` needs: M * K for q, 4 * M for its scales unless they are static, and what the product needs.
+    workspace_size: bytes that `calculate` needs: M * K for q and, unless static, 4 * M for its scales, each rounded up to 16, and what the product
+        needs.
     """
 
     def __init__(self, quantizer: RowwiseDescriptor, product: Descriptor, rows: int, k: int, static: bool):
@@ -84,7 +85,7 @@ class LinearDescriptor:
         if device >= 0 and fast.module is not None and quantizer:
             b = weight.b if prepared else weight
             if prepared and weight.zero_point is not None:
-                b = None  # the descriptor was created without one, which is said below
+                b = None  # the extension takes no zero point of the weight: `_apart` computes
             sums = weight.column_sums if prepared and self._product._needs_sums else None
             constant = prepared and weight.constant
             if constant or not self._product._constant_b:

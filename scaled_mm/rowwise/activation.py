@@ -26,7 +26,8 @@ def silu_and_mul(x: torch.Tensor, *, quantize: str | torch.Tensor | None = None,
     quantize, zero_point: see `rms_norm`. y is not rounded to x's dtype before it is quantized.
 
     exp is our own polynomial, and each rounding is documented (docs/design/numerics.md): a CPU and every GPU give the same bits. y is
-    within 1 unit in the last place of x's dtype. g = -inf gives NaN, as the formula does. No gradient.
+    within 1 unit in the last place of x's dtype, except for extreme bfloat16 values (same page). g = -inf gives NaN, as the formula does.
+    No gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     if (results := _short(x, kernels.Function.SILU_AND_MUL, quantize, zero_point)) is not None:
@@ -120,8 +121,7 @@ _silu_and_mul = composite("silu_and_mul", 1, _silu, _check, "", fake=_fake)
 _gelu_and_mul = composite("gelu_and_mul", 1, _gelu_of, _check_gelu, "str approximate", fake=_fake)
 
 
-# For compilers. At run time the kernel does it in one launch. It is not the public function that runs, which calls the operator while anything is
-# being compiled.
+# Operators for compiled graphs. They do not call the public function: it would call the operator again while torch compiles.
 @torch.no_grad()
 def _run(x, function, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor]:
     composites = {"SILU_AND_MUL": (_silu_and_mul,), "GELU_AND_MUL": (_gelu_and_mul, "none"), "GELU_TANH_AND_MUL": (_gelu_and_mul, "tanh")}

@@ -187,18 +187,19 @@ def create_rowwise_descriptor(
 ) -> RowwiseDescriptor:
     """Validates a row-wise operator once, for rows of a matrix x [M, K], and prepares its kernel.
 
-    operator, and its operands besides out and x, which are required; each is a tensor or a TensorDesc:
+    out and x are required. operator, and its other operands; each is a tensor or a TensorDesc:
 
         quantize_int8        out_scale; or also out_zero_point and out_row_sums (symmetric=False); or scale, zero_point, out_row_sums (static).
                              factor: the smooth_scale
-        quantize             factor: the scale; offset
+        quantize             factor [K]: the scale; or also offset [K]
         rms_norm             weight
         add_rms_norm         residual, weight, total, which may be x or residual
         silu_and_mul, gelu_and_mul, gelu_tanh_and_mul        nothing: x is [M, 2 K]
 
     Norms and activations with a float out have x's dtype; with an int8 out they are quantized, by out_scale (each row's own, written) or by
     scale and zero_point (static, read). out [M, K], out_scale float32 and out_zero_point, out_row_sums int32: [M] or [M, 1].
-    epsilon: of a norm. The bits are those of the functions of the same names.
+    epsilon: of a norm. The bits are those of the functions of the same names; gelu_tanh_and_mul is
+    `gelu_and_mul` with approximate="tanh".
     Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     if not isinstance(operator, str) or operator not in OPERATORS:

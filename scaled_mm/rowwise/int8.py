@@ -30,7 +30,7 @@ _DIMS = ("token", "channel", "tensor")
 class AsymmetricInt8(NamedTuple):
     """The result of `quantize_int8` with zero points. x is approximately (q - zero_point) * scale; with symmetric=False 0 is represented exactly.
 
-    q: int8, contiguous, x's shape. scale: float32. zero_point: int32, scale's shape, from -128 to 127.
+    q: int8, contiguous, x's shape. scale: float32. zero_point: int32. Computed: scale's shape, from -128 to 127. Static: as given.
     row_sums: int32, the sums of q over its last dimension. Pass them as `a_row_sums` for a = q, or with dim="channel" as `b_column_sums` for
     b = q.t(). Shape: [..., 1] for "token" and "tensor" ([1] for a 0-d x), [..., 1, N] for "channel".
     """
@@ -89,7 +89,7 @@ def quantize_int8(
     Returns (q, scale), or with zero_point, int8 or int32 of scale's shape or one value, an AsymmetricInt8. `symmetric` has no meaning.
     out: int8, x's shape, any strides without overlap, apart from the scales and zero points: q is written there.
 
-    Raises BadTensorDtypeError, BadTensorShapeError or BadParamError (invalid `dim`, or x is not a tensor); the error names the argument.
+    Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     if isinstance(dim, str) and dim == "token" and symmetric is True and scale is None and zero_point is None and out is None:
         served = kernels.first(x, lambda: kernels.quantized(x, kernels.Output.TOKEN, factor=smooth_scale))

@@ -31,7 +31,7 @@ class Kind(enum.IntEnum):
 
 
 _READ = {Kind.NORM: 2, Kind.ROPE: 4}
-"""Operands after out that are read and may be copied; the others are written. One if a kind is not listed."""
+"""How many operands after out are copied if their rows have no single stride. 1 for kinds not listed."""
 
 
 class Function(enum.IntEnum):
@@ -157,7 +157,7 @@ def _finished(kind: Kind, function: Function, epsilon: float, x, k: int, quantiz
 
 
 def normalized(x, residual, weight, epsilon: float, quantize, zero_point, total: torch.Tensor | None):
-    """The norm of x, or of x + residual, which is written to total."""
+    """The norm of x, or of total = x + residual, which is written too."""
     function = Function.RMS_NORM if residual is None else Function.ADD_RMS_NORM
     return _finished(Kind.NORM, function, float(epsilon), x, x.shape[-1], quantize, zero_point, (residual, weight), (total,))
 

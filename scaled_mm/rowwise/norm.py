@@ -33,7 +33,8 @@ def rms_norm(
     zero_point: int8 or int32, one value, with a static scale.
 
     The order of the sum, and each rounding, are documented (docs/design/numerics.md): a CPU and every GPU give the same bits, for every
-    batch. y is within 1 unit in the last place of x's dtype. NaN and infinity propagate. Contiguous outputs; no gradient.
+    batch. y is within 1 unit in the last place of x's dtype, except for extreme bfloat16 values (same page). NaN and infinity propagate.
+    Contiguous outputs; no gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     if zero_point is None and _is_short(quantize, epsilon):
@@ -166,8 +167,7 @@ _rms_norm = composite("rms_norm", 1, _normalized, _check, "Tensor weight, float 
 _add_rms_norm = composite("add_rms_norm", 2, _added, _check_added, "Tensor residual, Tensor weight, float epsilon", fake=_fake_added)
 
 
-# For compilers. At run time the kernel does it in one launch. It is not the public function that runs, which calls the operator while anything is
-# being compiled.
+# Operators for compiled graphs. They do not call the public function: it would call the operator again while torch compiles.
 @torch.no_grad()
 def _run(x, weight, epsilon, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor]:
     return flat(_rms_norm_now(x, weight, epsilon, unpacked(token, scale), zero_point), token)

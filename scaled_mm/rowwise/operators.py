@@ -26,7 +26,7 @@ def operator(
     first: str = "x",
     kernel: Callable | None = None,
 ) -> torch._ops.OpOverload:
-    """Registers `function(x, ...)` as an operator. It returns `outputs` new tensors and must consist of torch operators only.
+    """Registers `function(x, ...)` as an operator. It returns `outputs` new tensors. If it launches kernels itself, it needs `fake`.
 
     check(x, ...): raises the errors of the public function for direct calls of the operator. Eager calls of the public function bypass it.
     arguments: the schema of the arguments after x. fake: returns outputs without data, for a function that cannot be traced, or slowly.

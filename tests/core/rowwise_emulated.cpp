@@ -25,7 +25,7 @@ struct Emulated<RowKernel<Source, kThreads, kHeld, kVectors, kBlocks>> {
   static void run_on(const Rows& p, bool) { run<kThreads>(&row_kernel<Source, kThreads, kHeld, kVectors, kBlocks>, p, 1); }
 };
 
-// fewer: than a row has spans, so that some thread blocks have several.
+// fewer: half as many thread blocks as a row has spans, so that each has two.
 template <class Source, int kThreads, int kCount, bool kVectors, int kBlocks>
 struct Emulated<ElementKernel<Source, kThreads, kCount, kVectors, kBlocks>> {
   static void run_on(const Rows& p, bool fewer) {

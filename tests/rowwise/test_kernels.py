@@ -133,11 +133,11 @@ def test_one_launch_and_one_capture(launches):
     assert len(names) == 1, names
 
 
-def test_torch_operations_serve_under_a_compiler_and_give_the_same_bits(launches):
+def test_a_compiled_graph_launches_the_kernel(launches):
     x = torch.randn(5, 300, device="cuda").half()
     compiled = torch.compile(lambda x: sm.quantize_int8(x), backend="eager")
     assert same(compiled(x), sm.quantize_int8(x.cpu()))
-    assert launches == []
+    assert len(launches) == 1
 
 
 def test_every_inverse_of_a_sigmoid_is_that_of_a_division(tmp_path):
