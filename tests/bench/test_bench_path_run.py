@@ -193,7 +193,7 @@ def test_the_weight_of_a_layer_is_prepared_once_and_rotates():
 def test_overhead_is_recorded_for_every_implementation_of_every_part(fake, monkeypatch):
     monkeypatch.setattr(overhead, "host_overhead", functools.partial(overhead.host_overhead, count=2, batches=4))
     found = {one.name: one for one in suite.run_overhead([peers.Ours(), fake], [LAYER, "random", "silu_and_mul"], CPU)}
-    assert set(found) == {"linear: ours", "linear: vllm", "silu_and_mul: ours", "silu_and_mul: vllm"}
+    assert set(found) == {"linear: ours", "linear: descriptor", "linear: vllm", "silu_and_mul: ours", "silu_and_mul: vllm"}
     assert all(one.us > 0 for one in found.values())
 
 
