@@ -252,7 +252,7 @@ PyObject* new_output(const DLTensor& x, int64_t last, PyObject* dtype) {
 }
 
 // linear(handle, device, constant, transposed, dtype, x, weight, weight_scale, bias, smooth_scale, input_scale, input_zero_point, column_sums)
-//   -> y | NotImplemented. y: of the torch.dtype, or of x's if it is None. The device is the current one.
+//   -> y | status | NotImplemented. y: of the torch.dtype, or of x's if it is None. The device is the current one.
 PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 5 + Linear::kArguments) {
     PyErr_SetString(PyExc_TypeError, "linear: expected 13 arguments");
@@ -291,11 +291,8 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
       if (status == SCALED_MM_STATUS_SUCCESS) status = launch(quantizer.get(), call.quantizer, nullptr, 0, stream);
       if (status == SCALED_MM_STATUS_SUCCESS && needed == 0) status = launch(product.get(), call.product, nullptr, 0, stream);
     }
-    if (status == SCALED_MM_STATUS_SUCCESS) {
-      result = needed == 0 ? Py_NewRef(Py_None) : launch_with_workspace(product.get(), call.product, needed, device, stream);
-    } else {
-      result = not_mine(); // the public function says what is wrong
-    }
+    const bool waits = status == SCALED_MM_STATUS_SUCCESS && needed > 0; // for the workspace
+    result = waits ? launch_with_workspace(product.get(), call.product, needed, device, stream) : status_object(status);
   } else {
     result = not_mine();
   }
@@ -305,9 +302,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return y;
   }
   Py_DECREF(y);
-  if (result == nullptr || result == Py_NotImplemented) return result;
-  Py_DECREF(result);
-  return not_mine();
+  return result;
 }
 
 // calculate_linear(quantizer, product, device, constant, transposed, stream | None, workspace, y, x, ... as `linear`)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from scaled_mm.core.checks import mark_written
-from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.errors import KernelNotBuiltError, Status
 
 if TYPE_CHECKING:
     from scaled_mm.core.spec import ProductSpec
@@ -70,6 +70,12 @@ def failed(status: int) -> BaseException:
     from scaled_mm.core import binding
 
     return binding.failure(status)
+
+
+def raise_fault(status: object) -> None:
+    """Raises what no other way of computing would mend: a CUDA error, or one of ours. Another status is that of operands, which the caller names."""
+    if status in (Status.CUDA_ERROR, Status.INTERNAL_ERROR):
+        raise failed(status)
 
 
 def intercepted() -> bool:

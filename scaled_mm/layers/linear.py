@@ -69,6 +69,9 @@ def _short(x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_
         y = module.linear(handle, device, constant, not prepared, out_dtype, *operands)
     except (AttributeError, TypeError, ValueError, ScaledMMError):
         return None
+    if isinstance(y, int):
+        fast.raise_fault(y)
+        return None
     return None if y is NotImplemented else y
 
 

@@ -94,6 +94,8 @@ class LinearDescriptor:
                 status = fast.module.calculate_linear(quantizer, product, device, constant, not prepared, address, workspace, *operands)
                 if status is None:
                     return
+                if status is not NotImplemented:
+                    fast.raise_fault(status)
         self._apart(out, x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_scale, workspace, stream)
 
     def _apart(self, out, x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_scale, workspace, stream) -> None:

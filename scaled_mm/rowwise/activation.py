@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
@@ -34,7 +33,7 @@ def silu_and_mul(x: torch.Tensor, *, quantize: str | torch.Tensor | None = None,
         return served(results, quantize)
     with torch.no_grad():
         _check(x)
-        return _checked(x, kernels.Function.SILU_AND_MUL, _silu_and_mul, (), quantize, zero_point)
+        return _checked(x, kernels.Function.SILU_AND_MUL, quantize, zero_point)
 
 
 def gelu_and_mul(
@@ -53,7 +52,7 @@ def gelu_and_mul(
         return served(results, quantize)
     with torch.no_grad():
         _check_gelu(x, approximate)
-        return _checked(x, function, _gelu_and_mul, (approximate,), quantize, zero_point)
+        return _checked(x, function, quantize, zero_point)
 
 
 def _short(x, function: kernels.Function, quantize, zero_point) -> tuple[torch.Tensor, ...] | None:
@@ -62,17 +61,17 @@ def _short(x, function: kernels.Function, quantize, zero_point) -> tuple[torch.T
     return kernels.first(x, lambda: kernels.activated(x, function, quantize, None))
 
 
-def _checked(x, function: kernels.Function, composite_of: Callable, arguments: tuple, quantize, zero_point) -> torch.Tensor | Quantized:
+def _checked(x, function: kernels.Function, quantize, zero_point) -> torch.Tensor | Quantized:
     check_quantize(quantize, zero_point, x)
     if torch.compiler.is_compiling():
         return served(_fused(x, function.name, *packed(quantize, zero_point)), quantize)
-    return _now(x, function, composite_of, arguments, quantize, zero_point)
+    return _now(x, function, quantize, zero_point)
 
 
-def _now(x, function: kernels.Function, composite_of: Callable, arguments: tuple, quantize, zero_point) -> torch.Tensor | Quantized:
+def _now(x, function: kernels.Function, quantize, zero_point) -> torch.Tensor | Quantized:
     if kernels.serve(x) and (results := kernels.activated(x, function, quantize, zero_point)):
         return served(results, quantize)
-    return finished(composite_of(x, *arguments), x.dtype, quantize, zero_point)
+    return finished(_COMPOSITES[function](x), x.dtype, quantize, zero_point)
 
 
 def _check(x) -> None:
@@ -121,12 +120,18 @@ _silu_and_mul = composite("silu_and_mul", 1, _silu, _check, "", fake=_fake)
 _gelu_and_mul = composite("gelu_and_mul", 1, _gelu_of, _check_gelu, "str approximate", fake=_fake)
 
 
+_COMPOSITES = {
+    kernels.Function.SILU_AND_MUL: _silu_and_mul,
+    kernels.Function.GELU_AND_MUL: lambda x: _gelu_and_mul(x, "none"),
+    kernels.Function.GELU_TANH_AND_MUL: lambda x: _gelu_and_mul(x, "tanh"),
+}
+"""The float32 results by torch operations."""
+
+
 # Operators for compiled graphs. They do not call the public function: it would call the operator again while torch compiles.
 @torch.no_grad()
 def _run(x, function, token, scale, zero_point) -> tuple[torch.Tensor, torch.Tensor]:
-    composites = {"SILU_AND_MUL": (_silu_and_mul,), "GELU_AND_MUL": (_gelu_and_mul, "none"), "GELU_TANH_AND_MUL": (_gelu_and_mul, "tanh")}
-    composite_of, *arguments = composites[function]
-    return flat(_now(x, kernels.Function[function], composite_of, tuple(arguments), unpacked(token, scale), zero_point), token)
+    return flat(_now(x, kernels.Function[function], unpacked(token, scale), zero_point), token)
 
 
 _fused = operator(

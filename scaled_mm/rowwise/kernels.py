@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from scaled_mm.core import fast
-from scaled_mm.errors import ArchitectureNotSupportedError, KernelNotBuiltError, ScaledMMError
+from scaled_mm.errors import ArchitectureNotSupportedError, CudaError, InternalError, KernelNotBuiltError, ScaledMMError
 from scaled_mm.jit import mode
 from scaled_mm.rowwise.operands import MAX_DIMS, has_memory
 
@@ -69,6 +69,8 @@ def first(x: object, results: Callable[[], tuple[torch.Tensor, ...] | None]) -> 
         return None
     try:
         return results()
+    except (CudaError, InternalError):
+        raise
     except (AttributeError, IndexError, TypeError, ValueError, ScaledMMError):
         return None
 

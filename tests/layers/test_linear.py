@@ -9,6 +9,7 @@ from operands.pairs import pairs
 
 import scaled_mm as sm
 from scaled_mm import reference
+from scaled_mm.core import binding, fast
 
 N, K = 72, 200
 MEMORY = torch.ones(3 * N)
@@ -122,3 +123,25 @@ def test_what_is_wrong_is_refused_and_named(wrong, error, message):
     x, weight, scale, _ = operands(torch.bfloat16, (3,), "cpu")
     with pytest.raises(error, match=f"^{message}"):
         sm.int8_linear(**{**dict(x=x, weight=weight, weight_scale=scale), **wrong})
+
+
+@pytest.mark.parametrize("status, error", [(15, sm.CudaError), (1, sm.InternalError), (5, None)])
+def test_a_fault_of_the_one_call_is_raised_and_not_tried_again(monkeypatch, status, error):
+    """A status that is about operands leaves the call to the checks, which name them."""
+
+    class Extension:
+        @staticmethod
+        def linear(*_):
+            binding.library().scaledMMSetLastError(status, b"launch: failed")
+            return status
+
+    x, weight, scale, _ = operands(torch.bfloat16, (3,), "cpu")
+    expected = sm.int8_linear(x, weight, scale)
+    monkeypatch.setattr(fast, "is_current", lambda device: True)
+    monkeypatch.setattr(fast, "loaded", lambda: Extension)
+    monkeypatch.setattr(fast, "handle_address", lambda device: 0)
+    if error is None:
+        assert torch.equal(sm.int8_linear(x, weight, scale), expected)
+    else:
+        with pytest.raises(error, match="launch: failed"):
+            sm.int8_linear(x, weight, scale)
