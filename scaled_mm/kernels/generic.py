@@ -38,7 +38,7 @@ class Generic(Family):
             yield "tile", f"{shared} bytes of shared memory, a generic row has {STATIC_SHARED_MEMORY}"
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
-        return Code("int8/generic/gemm.cuh", f"scaled_mm::generic::Gemm<{_tile(config)}, {OUT_DTYPES[built_for].cxx}>")
+        return Code("int8/generic/launch.cuh", f"scaled_mm::generic::Gemm<{_tile(config)}, {OUT_DTYPES[built_for].cxx}>")
 
     def config_name(self, config: KernelConfig) -> str:
         return f"generic_{config.tile}"

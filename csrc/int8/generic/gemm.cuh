@@ -143,8 +143,8 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64
   using LoaderA = TileLoader<kTileM, kTileK, kThreads>;
   using LoaderB = TileLoader<kTileN, kTileK, kThreads>;
   constexpr int kPitch = LoaderA::kPitch;
-  __shared__ alignas(16) uint32_t shared_a[kTileM * kPitch];
-  __shared__ alignas(16) uint32_t shared_b[kTileN * kPitch];
+  alignas(16) __shared__ uint32_t shared_a[kTileM * kPitch];
+  alignas(16) __shared__ uint32_t shared_b[kTileN * kPitch];
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int group = lane / 4, quad = lane % 4; // the fragment layouts of mma.m16n8k32
@@ -240,33 +240,5 @@ inline Problem problem_of(const GemmLaunch& l, int64_t tile_n) {
   p.tiles_n = int((l.N + tile_n - 1) / tile_n);
   return p;
 }
-
-template <int kTileM, int kTileN, int kTileK, class Out>
-struct Gemm {
-  static DeviceKernel& kernel() {
-    static DeviceKernel one(&gemm_kernel<kTileM, kTileN, kTileK, Out>);
-    return one;
-  }
-
-  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return prepare_kernel(kernel(), 0, device, message, size); }
-
-  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    Problem p = problem_of(l, kTileN);
-    const int64_t tiles = int64_t(p.tiles_n) * ((l.M + kTileM - 1) / kTileM);
-    if (tiles > INT32_MAX / l.batch) {
-      snprintf(message, size, "out: expected at most %d tiles of %dx%d, got M = %lld, N = %lld, a batch of %lld", INT32_MAX, kTileM, kTileN,
-               static_cast<long long>(l.M), static_cast<long long>(l.N), static_cast<long long>(l.batch));
-      return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
-    }
-    p.tiles = int(tiles);
-    LaunchShape shape;
-    shape.grid = dim3(unsigned(tiles * l.batch));
-    shape.block = dim3(kThreads);
-    void* pointers[] = {&p};
-    return launch_kernel(kernel(), shape, pointers, l, message, size);
-  }
-
-  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t((kTileM + kTileN) * (kTileK + 16)), &prepare, &launch}; }
-};
 
 } // namespace scaled_mm::generic
