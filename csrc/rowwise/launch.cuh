@@ -33,6 +33,21 @@ inline Vector vector(const void* data, int64_t stride, int32_t dtype, int64_t K)
   return {data, stride, dtype, vectors && stride == 1};
 }
 
+// Static quantization by one scale does not depend on rows: where they lie one behind the other, they are one long row, whose chunks are aligned
+// even if those of the rows are not.
+template <class X>
+void join_rows(Rows& p) {
+  const int64_t elements = p.rows * p.K;
+  const auto side_by_side = [&](const Matrix& m) { return (m.stride_k == 1 || p.K == 1) && m.stride_row == p.K; };
+  const bool one_scale = p.output == SCALED_MM_ROWWISE_STATIC && p.scale_stride == 0 && p.zero_point_stride == 0;
+  if (p.function != SCALED_MM_QUANTIZE_INT8 || !one_scale || p.vector.data || p.out_row_sums) return;
+  if (p.rows <= 1 || elements > kMostRowElements || !side_by_side(p.x) || !side_by_side(p.out)) return;
+  if (elements % kChunk != 0 || !in_vectors<X>(p.x.data, 1, elements, 0, 1) || !in_vectors<int8_t>(p.out.data, 1, elements, 0, 1)) return;
+  p.rows = 1;
+  p.K = int(elements);
+  for (Matrix* m : {&p.x, &p.out}) *m = {m->data, elements, 1, true, m->end};
+}
+
 template <class X>
 Rows rows_of(const GemmLaunch& l) {
   const RowwiseOperands& o = *l.rowwise;
@@ -59,6 +74,7 @@ Rows rows_of(const GemmLaunch& l) {
   p.out_scale = static_cast<float*>(const_cast<void*>(at.out_scale));
   p.out_zero_point = static_cast<int32_t*>(const_cast<void*>(at.out_zero_point));
   p.out_row_sums = static_cast<int32_t*>(const_cast<void*>(at.out_row_sums));
+  join_rows<X>(p);
   return p;
 }
 
@@ -137,6 +153,14 @@ struct ByLength {
   }
 };
 
+// A kernel for shorter rows than it could serve.
+template <int64_t kMostElements, class KernelOf>
+struct UpTo {
+  struct Launch : KernelOf::Launch {
+    static bool serves(const Rows& p, int) { return p.K <= kMostElements; }
+  };
+};
+
 // A kernel that is faster only while the rows are too few to keep all multiprocessors busy.
 template <class KernelOf, int kMostPerMultiprocessor>
 struct Few {
@@ -160,9 +184,10 @@ struct KernelsOf {
 template <class X>
 struct KernelsOf<PlainElements<X>, true, false> {
   using Source = PlainElements<X>;
-  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 8>, RowKernel<Source, 128, 2, true, 12>, Few<RowKernel<Source, 256, 2, true, 6>, 8>,
-                           RowKernel<Source, 128, 4, true, 10>, RowKernel<Source, 128, 5, true, 8>, RowKernel<Source, 256, 4, true, 5>,
-                           RowKernel<Source, 256, 8, true, 3>, RowKernel<Source, 256, 0, true, 4>>;
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 8>, RowKernel<Source, 128, 2, true, 12>, RowKernel<Source, 128, 3, true, 10>,
+                           Few<RowKernel<Source, 256, 2, true, 6>, 8>, RowKernel<Source, 128, 4, true, 10>, RowKernel<Source, 128, 5, true, 8>,
+                           RowKernel<Source, 256, 4, true, 5>, RowKernel<Source, 256, 6, true, 4>, RowKernel<Source, 256, 8, true, 3>,
+                           RowKernel<Source, 256, 0, true, 4>>;
   using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 10 : 12>>;
 };
 
@@ -171,6 +196,7 @@ struct KernelsOf<Norm<X>, true, false> {
   using Source = Norm<X>;
   using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 6>, RowKernel<Source, 128, 2, true, 10>, RowKernel<Source, 256, 2, true, 5>,
                            Few<RowKernel<Source, 512, 2, true, 2>, 2>, RowKernel<Source, 256, 4, true, 3>, Few<RowKernel<Source, 512, 4, true>, 1>,
+                           RowKernel<Source, 512, 3, true, 2>, Few<RowKernel<Source, 512, 4, true>, 6>,
                            RowKernel<Source, 256, 8, true, kDependent ? 2 : 1>, RowKernel<Source, 256, 0, true>>;
 };
 
@@ -179,8 +205,9 @@ struct KernelsOf<Gated<X>, true, false> {
   using Source = Gated<X>;
   using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 4>, RowKernel<Source, 128, 4, true, 4>, RowKernel<Source, 256, 4, true, 2>,
                            RowKernel<Source, 512, 4, true>, RowKernel<Source, 256, 0, true>>;
-  using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, Few<ElementKernel<Source, 128, 1, true, 12>, 16384>,
-                               ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 8 : 10>>;
+  using Elementwise =
+      ByLength<ElementKernel<Source, 32, 4, true>, Few<ElementKernel<Source, 128, 1, true, 12>, 16384>,
+               UpTo<3072, ElementKernel<Source, 128, 3, true, 8>>, ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 8 : 10>>;
 };
 
 template <class Source>

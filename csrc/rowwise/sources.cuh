@@ -188,10 +188,15 @@ struct Norm {
         write_chunk<kVectors>(p.total, row, at[i], p.K, x[i]);
       }
     }
-    // Once `read` has written total: it may be x or residual, which are gone then.
+    // Once `read` has written total: it may be x or residual, which are gone then. No pieces of total beyond a chunk: others may be writing them.
     template <class At>
     __device__ void read_again(const Rows& p, int64_t row, const At& at) {
-      read_chunks<kVectors>(p.function == SCALED_MM_ADD_RMS_NORM ? p.total : p.x, row, at, p.K, x);
+      Matrix again = p.x;
+      if (p.function == SCALED_MM_ADD_RMS_NORM) {
+        again = p.total;
+        again.end = nullptr;
+      }
+      read_chunks<kVectors>(again, row, at, p.K, x);
       read_weight(p, at);
     }
     template <class At>

@@ -37,6 +37,9 @@ struct Emulated<ElementKernel<Source, kThreads, kCount, kVectors, kBlocks>> {
 template <class Kernel, int kMost>
 struct Emulated<Few<Kernel, kMost>> : Emulated<Kernel> {};
 
+template <int64_t kMost, class Kernel>
+struct Emulated<UpTo<kMost, Kernel>> : Emulated<Kernel> {};
+
 // Runs the kernel at a place of a list.
 template <class... Kernels>
 int run_at(ByLength<Kernels...>, int at, const Rows& p, bool fewer) {

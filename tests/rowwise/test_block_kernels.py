@@ -104,9 +104,9 @@ def test_one_launch_and_one_capture(launches):
         assert len(names) == 1, (name, names)
 
 
-def test_torch_operations_serve_under_a_compiler_and_give_the_same_bits(launches):
+def test_a_compiled_graph_launches_the_kernels(launches):
     x = torch.randn(5, 256, device="cuda").half()
     torch.compiler.reset()
     compiled = torch.compile(lambda x: (*sm.quantize_int8_block(x), sm.quantize_block(x, "q5_1")), backend="eager")
     assert same(compiled(x), (*sm.quantize_int8_block(x.cpu()), sm.quantize_block(x.cpu(), "q5_1")))
-    assert launches == []
+    assert launches == [True, True]
