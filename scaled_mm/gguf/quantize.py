@@ -42,7 +42,7 @@ def quantize_block(x: torch.Tensor, fmt: str, rule: str = "absmax") -> torch.Ten
     Raises BadParamError (fmt, rule, an x that is no tensor), BadTensorDtypeError or BadTensorShapeError.
     """
     _check(x, fmt, rule)
-    if kernels.serve(x) and (served := kernels.gguf_quantized(x, _empty(x, fmt, rule), lookup(fmt).code, RULES.index(rule))) is not None:
+    if kernels.serve(x) and (served := _kernel(x, fmt, rule)) is not None:
         return served
     run = _operator if torch.compiler.is_compiling() else _quantize
     return run(x, fmt, rule)
@@ -70,6 +70,10 @@ def _quantize(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor:
 
 def _empty(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], x.shape[-1] // BLOCK, lookup(fmt).block_bytes), dtype=torch.uint8)
+
+
+def _kernel(x: torch.Tensor, fmt: str, rule: str) -> torch.Tensor | None:
+    return kernels.gguf_quantized(x, _empty(x, fmt, rule), lookup(fmt).code, RULES.index(rule))
 
 
 def _encode(x: torch.Tensor, description: BlockFormat, rule: str, out: torch.Tensor) -> None:
@@ -146,4 +150,4 @@ def _number(value: int, like: torch.Tensor) -> torch.Tensor:
     return torch.full((), float(value), dtype=torch.float32, device=like.device)
 
 
-_operator = operator("quantize_block", 1, _quantize, _check, "str fmt, str rule", fake=_empty)
+_operator = operator("quantize_block", 1, _quantize, _check, "str fmt, str rule", fake=_empty, kernel=_kernel)
