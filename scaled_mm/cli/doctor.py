@@ -144,7 +144,7 @@ def _torch_operators() -> list[Finding]:
 
     if torch.version.cuda is None:
         return [Finding("torch operators", None, "products of CUDA tensors", _CUDA_TORCH)]
-    dispatcher.load_cuda_operators()
+    dispatcher.load_cuda_operators(compiles_kernels=False)
     operators = Finding("torch operators", str(torch_library()))
     if fast.module is None:
         get = "install Python's headers (Debian: `apt-get install python3-dev`); if they are there, this torch is too old"

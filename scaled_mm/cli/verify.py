@@ -10,6 +10,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
@@ -30,6 +31,7 @@ DEFAULT_SHAPES = ((33, 1000, 1031), (1, 4096, 4096), (17, 4096, 4096), (128, 204
 OUT_DTYPES = ("bfloat16", "float16", "float32", "int32")
 
 _POISON_INT32 = -1595877173
+_QUANTIZER = ("rowwise_quantize", "fp32")
 _TIMING_BUDGET_MS = 40.0  # of one product
 # For all products together, by device: on a slow or busy CPU the others stay untimed. Timing 35 products on a GPU takes 22 s, mostly rests.
 _TIMING_LIMIT_S = {"cpu": 10.0, "cuda": 30.0}
@@ -144,11 +146,12 @@ class _Clock:
 
 
 def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> list[KernelName]:
-    """The kernels of a table that `verify` launches for these shapes: for contiguous tensors, and with zero points also for a prepared weight."""
+    """The kernels of a table that `verify` launches for these shapes: for contiguous tensors, and with zero points also for a prepared weight; and
+    the quantizer's."""
     from scaled_mm.jit import codegen
     from scaled_mm.tables.select import contiguous_misfits
 
-    names: set[KernelName] = {(codegen.ZERO_POINT_TERMS, None)} if asymmetric else set()
+    names: set[KernelName] = {_QUANTIZER, *([(codegen.ZERO_POINT_TERMS, None)] if asymmetric else [])}
     sizes = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}
     for (M, N, K), out, constant_b in itertools.product(shapes, sizes, {False, asymmetric}):
         row = table.select(M, N, K, constant_b=constant_b).row
@@ -157,7 +160,8 @@ def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asy
 
 
 def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> None:
-    """Compiles the needed kernels in parallel, one per core. Otherwise the products would compile them one after the other."""
+    """Compiles the needed kernels in parallel, one per core, and the torch operators. Otherwise they would be compiled one after the other."""
+    from scaled_mm.core import dispatcher
     from scaled_mm.errors import KernelNotBuiltError
     from scaled_mm.jit import dispatch, library
 
@@ -165,8 +169,10 @@ def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: 
     if library.arch_library(table) is not None:
         return
     names = needed_kernels(table, shapes, asymmetric)
-    with _progress(len(names), quiet=False, what="compile") as advance, contextlib.suppress(KernelNotBuiltError):  # the product reports the error
-        library.build_kernels(table, names, on_kernel=lambda *_: advance())
+    with ThreadPoolExecutor(1) as beside, _progress(len(names), quiet=False, what="compile") as advance:
+        beside.submit(dispatcher.load_cuda_operators, compiles_kernels=False)  # the product reports what goes wrong, here and below
+        with contextlib.suppress(KernelNotBuiltError):
+            library.build_kernels(table, names, on_kernel=lambda *_: advance(), apart=True)
 
 
 def verify_shape(handle: Handle, device: torch.device, m: int, n: int, k: int, asymmetric: bool, clock: _Clock | None, seed: int) -> Iterator[Result]:

@@ -210,6 +210,13 @@ def _provide(arch: str, row: str | None, out_dtype: int, when: int = 0) -> None:
     provide(table, (row, suffix), When(when), load_kernels)
 
 
+def compile_fallbacks(arch: str) -> None:
+    """Starts to compile the kernels that serve a product until its own are there, so that the first call need not wait for all of it."""
+    from scaled_mm.jit.provide import start_fallbacks
+
+    start_fallbacks(arch, load_kernels)
+
+
 def _text(value: object) -> bytes:
     """Any value as bytes for the core's messages. A file name may contain bytes that are not text."""
     return str(value).encode(errors="backslashreplace").replace(b"\0", b"\\0")

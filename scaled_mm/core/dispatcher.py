@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import torch
 
@@ -50,23 +51,34 @@ def typed_error(error: Exception) -> BaseException:
 # ---- the CUDA implementations --------------------------------------------------------------------------------------------
 
 _loading = threading.Lock()
+_are_loaded = False
 
 
-@functools.cache
-def _load_once() -> None:
-    from scaled_mm.jit.library import torch_library
+def _load(compiles_kernels: bool) -> None:
+    from scaled_mm.jit import library
 
     if torch.version.cuda is None:
         raise DeviceNotSupportedError(f"device: expected a torch with CUDA, got torch {torch.__version__}")
     binding.library()  # the operators use its symbols
-    torch.ops.load_library(str(torch_library()))
+    if compiles_kernels:
+        with suppress(ScaledMMError):  # whoever needs a kernel of this device learns why it has none
+            binding.compile_fallbacks(fast.arch_of(torch.cuda.current_device()))
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(library.python_library)  # `load` finds it in the cache, or learns what went wrong
+        torch.ops.load_library(str(library.torch_library()))
     fast.load()
 
 
-def load_cuda_operators() -> None:
-    """Registers the CUDA implementations. The first time on a machine this compiles them, which takes seconds."""
+def load_cuda_operators(compiles_kernels: bool = True) -> None:
+    """Registers the CUDA implementations. The first time on a machine this compiles them, which takes seconds.
+
+    compiles_kernels: kernels that a first product may need are compiled beside them.
+    """
+    global _are_loaded
     with _loading:
-        _load_once()
+        if not _are_loaded:
+            _load(compiles_kernels)
+            _are_loaded = True
 
 
 # ---- devices -------------------------------------------------------------------------------------------------------------

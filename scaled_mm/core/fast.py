@@ -103,6 +103,7 @@ def is_current(device: int) -> bool:
 
 
 def handle_address(device: int) -> int:
+    """The scaledMMHandle_t of a device, created once."""
     found = _handles.get(device)
     if found is None:
         from scaled_mm.core.handle import Handle
@@ -110,6 +111,12 @@ def handle_address(device: int) -> int:
         handle = Handle(f"cuda:{device}")
         found = _handles.setdefault(device, (handle, handle.address))
     return found[1]
+
+
+def arch_of(device: int) -> str:
+    """The architecture whose kernels the device runs."""
+    handle_address(device)
+    return _handles[device][0].arch
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scaled_mm.errors import KernelNotBuiltError
-from scaled_mm.jit import background, library, mode, toolchain
+from scaled_mm.jit import background, cache, dispatch, library, mode, toolchain
 from scaled_mm.kernels.sections import SECTIONS
 from scaled_mm.tables.schema import TileTable
 
@@ -36,6 +36,18 @@ def provide(table: TileTable, name: library.KernelName, when: When, load: Callab
         raise KernelNotBuiltError(_not_built(table, name))
     if when is When.LATER and how == "background":
         background.start(table, name, load)
+
+
+def start_fallbacks(arch: str, load: Callable[[Path], None]) -> None:
+    """Starts to compile an architecture's fallback for 16-bit outputs, beside the program. Not if its whole library is there, if the cache has the
+    fallback, if `SCALED_MM_JIT` forbids it, or on a machine of few cores."""
+    whole = cache.has("arch", arch) or any(shipped == arch for shipped, _ in library.shipped_kernels())
+    if whole or mode.current() != "background" or background.workers() < 2 or toolchain.find_nvcc() is None or toolchain.find_cutlass() is None:
+        return
+    table = dispatch.callable_table(arch)
+    for out_dtype in ("bf16", "fp16"):
+        if not library.may_be_built(table, (table.fallback, out_dtype)):
+            background.start(table, (table.fallback, out_dtype), load)
 
 
 def _may_be_replaced(table: TileTable, name: library.KernelName) -> bool:
