@@ -62,19 +62,28 @@ def environment_table(document: Document) -> Table:
         ("L2 or last-level cache", f"{env.cache_bytes / 2**20:.0f} MiB"),
         ("nvidia-smi", env.nvidia_smi),
         ("made", document.created),
-        *((f"clocks {clocks.when}", _clocks(clocks)) for clocks in document.clocks),
+        *((f"clocks {when}", _clocks(readings)) for when, readings in _by_time(document.clocks).items()),
     ]
     return Table(["", ""], rows, "ll")
 
 
-def _clocks(clocks: Clocks) -> str:
-    read = [
-        (clocks.sm_mhz, "MHz SM"),
-        (clocks.mem_mhz, "MHz memory"),
-        (clocks.power_w, "W"),
-        (clocks.temperature_c, "°C"),
-    ]
-    return ", ".join(f"{value:g} {unit}" for value, unit in read if value is not None) or "not reported"
+def _by_time(clocks: Iterable[Clocks]) -> dict[str, list[Clocks]]:
+    """Readings with the same `when`: one after each group of cases of an operator, for instance."""
+    found: dict[str, list[Clocks]] = {}
+    for reading in clocks:
+        found.setdefault(reading.when, []).append(reading)
+    return found
+
+
+def _clocks(readings: Sequence[Clocks]) -> str:
+    """The range of each quantity."""
+    shown = []
+    for name, unit in (("sm_mhz", "MHz SM"), ("mem_mhz", "MHz memory"), ("power_w", "W"), ("temperature_c", "°C")):
+        values = [value for reading in readings if (value := getattr(reading, name)) is not None]
+        if values:
+            low, high = min(values), max(values)
+            shown.append(f"{low:g} {unit}" if low == high else f"{low:g} to {high:g} {unit}")
+    return ", ".join(shown) or "not reported"
 
 
 def how_timed(document: Document, rotated: str) -> str:
