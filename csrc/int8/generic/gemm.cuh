@@ -154,17 +154,20 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64
   LoaderA loader_a;
   LoaderB loader_b;
   const int64_t K = p.a.K;
-  if (K > 0) {
-    loader_a.load(p.a, batch, p.access_a, tile_m, 0);
-    loader_b.load(p.b, batch, p.access_b, tile_n, 0);
-  }
-  for (int64_t k = 0; k < K; k += kTileK) {
-    loader_a.store(shared_a, p.access_a);
-    loader_b.store(shared_b, p.access_b);
-    __syncthreads();
-    if (k + kTileK < K) { // the next tile travels while this one is multiplied
-      loader_a.load(p.a, batch, p.access_a, tile_m, k + kTileK);
-      loader_b.load(p.b, batch, p.access_b, tile_n, k + kTileK);
+  // Loads stand in one place, which takes less time to compile than in two: before the loop and in it.
+  for (int64_t k = 0;; k += kTileK) {
+    if (k > 0) {
+      loader_a.store(shared_a, p.access_a);
+      loader_b.store(shared_b, p.access_b);
+      __syncthreads();
+    }
+    if (k < K) { // this tile travels while the one before is multiplied
+      loader_a.load(p.a, batch, p.access_a, tile_m, k);
+      loader_b.load(p.b, batch, p.access_b, tile_n, k);
+    }
+    if (k == 0) {
+      if (K == 0) break;
+      continue;
     }
 #pragma unroll
     for (int step = 0; step < kTileK / 32; ++step) {
@@ -190,6 +193,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64
       }
     }
     __syncthreads();
+    if (k >= K) break;
   }
 
   const EpilogueOperands& e = p.epilogue;
