@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import dataclass
 
 #: (N, K) of each layer's weight [N, K]. `_tp4`: one of four tensor-parallel ranks.
@@ -82,6 +84,30 @@ def parse_cases(text: str, ms: tuple[int, ...]) -> list[Case]:
     if not cases:
         raise ValueError("expected at least one shape, got an empty list")
     return [case for group in group_by_weight(list(dict.fromkeys(cases))) for case in group]
+
+
+#: Of random products: M; N and K; bytes of the weight. Every so many products N or K is a multiple of 8 only.
+RANDOM_M, RANDOM_NK, RANDOM_BYTES, RANDOM_UNALIGNED = (1, 8192), (512, 65536), 10**9, 5
+
+
+def random_cases(count: int, seed: int) -> list[Case]:
+    """`count` products, log-uniform in M, N and K, which follow from the seed. N and K are multiples of 64, but for every fifth product, where one
+    of them is an odd multiple of 8. The weight has less than 10^9 bytes."""
+    draw = random.Random(seed)
+    found: dict[Case, None] = {}
+    while len(found) < count:
+        m = log_uniform(draw, *RANDOM_M)
+        n, k = (64 * log_uniform(draw, RANDOM_NK[0] // 64, RANDOM_NK[1] // 64) for _ in range(2))
+        shift = 8 * draw.choice((-3, -1, 1, 3)) if len(found) % RANDOM_UNALIGNED == RANDOM_UNALIGNED - 1 else 0
+        n, k = (n + shift, k) if draw.random() < 0.5 else (n, k + shift)
+        if n * k < RANDOM_BYTES:
+            found[Case(f"{n}x{k}", m, n, k)] = None
+    return list(found)
+
+
+def log_uniform(draw: random.Random, least: int, most: int) -> int:
+    """An integer, uniform in its logarithm."""
+    return min(most, max(least, round(math.exp(draw.uniform(math.log(least), math.log(most))))))
 
 
 def group_by_weight(cases: list[Case]) -> list[list[Case]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -59,15 +58,11 @@ def random_layers(count: int, seed: int, given: Defaults) -> list[PathCase]:
     known = set(shapes.LLM_SHAPES.values())
     found: dict[tuple[int, int], list[int]] = {}
     while len(found) < count:
-        n, k = (16 * _log_uniform(draw, given.smallest // 16, given.largest // 16) for _ in range(2))
-        ms = [_log_uniform(draw, *band) for band in given.bands]
+        n, k = (16 * shapes.log_uniform(draw, given.smallest // 16, given.largest // 16) for _ in range(2))
+        ms = [shapes.log_uniform(draw, *band) for band in given.bands]
         if (n, k) not in known and (n, k) not in found:
             found[n, k] = [m - 1 + m % 2 for m in ms] if len(found) % 2 == 0 else ms
     return [PathCase(f"{n}x{k}", m, n, k, RANDOM) for (n, k), ms in found.items() for m in ms]
-
-
-def _log_uniform(draw: random.Random, least: int, most: int) -> int:
-    return min(most, max(least, round(math.exp(draw.uniform(math.log(least), math.log(most))))))
 
 
 def parse_operators(text: str) -> tuple[str, ...]:

@@ -30,19 +30,27 @@ def loss(entry: dict[str, Any]) -> float | None:
 
 def save_rows(entries: list[dict[str, Any]], directory: Path, environment: Environment, command: str) -> Path:
     """Writes `rows.json` and `rows.md` (the same by case, with the environment and the command); returns the first."""
-    text = "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n"
     write_atomically(directory / ROWS_MD, rows_markdown(entries, environment, command))
-    return write_atomically(directory / ROWS_JSON, text)
+    return write_atomically(directory / ROWS_JSON, as_json(entries))
+
+
+def as_json(entries: list[dict[str, Any]]) -> str:
+    """A list, an entry on each line."""
+    return "[\n" + ",\n".join(json.dumps(entry) for entry in entries) + "\n]\n"
+
+
+def origin(environment: Environment) -> str:
+    """What the times are of, in sentences."""
+    return (
+        f"torch {environment.torch}, CUDA {environment.cuda or 'none'}, driver {environment.driver or 'unknown'}, "
+        f"CUTLASS {environment.cutlass or 'unknown'}, commit {commit(environment)}. Median microseconds per call."
+    )
 
 
 def rows_markdown(entries: list[dict[str, Any]], environment: Environment, command: str) -> str:
     """The best row of each case, what the table picks today and what that costs."""
-    origin = (
-        f"torch {environment.torch}, CUDA {environment.cuda or 'none'}, driver {environment.driver or 'unknown'}, "
-        f"CUTLASS {environment.cutlass or 'unknown'}, commit {commit(environment)}. Median microseconds per call."
-    )
     title = Heading(1, f"Every row of the tile table: {environment.gpu} ({environment.arch})")
-    parts: list[Part] = [title, Command(command), Text(origin), Table(HEADER, [cells(entry) for entry in entries], ALIGN)]
+    parts: list[Part] = [title, Command(command), Text(origin(environment)), Table(HEADER, [cells(entry) for entry in entries], ALIGN)]
     if found := messages(entries):
         parts += [Heading(2, "Failures"), Items([f"`{name}`: {message}" for name, message in found])]
     return markdown(parts)

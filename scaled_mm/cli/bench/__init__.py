@@ -7,9 +7,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "time INT8 products, GGUF products, every row of a tile table, or the path from float to float, and write a report; without a suite: int8"
+HELP = "time INT8 products, GGUF products, every row of a tile table, its choice on random products, or whole layers; without a suite: int8"
 
-SUITES = ("int8", "gguf", "rows", "path")
+SUITES = ("int8", "gguf", "rows", "random", "path")
 DEFAULT = "int8"
 
 

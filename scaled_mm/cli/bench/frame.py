@@ -28,11 +28,17 @@ def add_grid_options(parser: argparse.ArgumentParser, shapes: str, m: str) -> No
     add = parser.add_argument
     add("--shapes", help=shapes)
     add("--m", help=m)
+    add_measuring_options(parser, "60", "of the random inputs; default a new one, which the report records")
+
+
+def add_measuring_options(parser: argparse.ArgumentParser, budget: str, seed: str) -> None:
+    """Adds where, how long and with which numbers. budget: the default of --budget-ms, as its help says it. seed: the help of --seed."""
+    add = parser.add_argument
     add("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
     add("--out", type=Path, metavar="DIR", help="report directory; default reports/<arch>/<gpu>")
     positive = common.number("a number above 0", lambda value: value > 0)
-    add("--budget-ms", type=positive, metavar="MS", help="timed milliseconds per implementation and case; default 60")
-    add("--seed", type=common.seed, help="seed of the random inputs; default a new one, which the report records")
+    add("--budget-ms", type=positive, metavar="MS", help=f"timed milliseconds per implementation and case; default {budget}")
+    add("--seed", type=common.seed, help=f"seed {seed}")
     add("--json", action="store_true", help="print the document on stdout")
 
 

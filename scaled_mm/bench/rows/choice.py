@@ -1,0 +1,68 @@
+"""`random.json` and `random.md`: how far the dispatched row is from the best one on random products, by M."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from scaled_mm.bench.rows import report
+from scaled_mm.measure.document import Command, Heading, Items, Part, Table, Text, markdown
+from scaled_mm.measure.record import Environment, write_atomically
+from scaled_mm.measure.stats import geometric_mean
+
+RANDOM_JSON = "random.json"
+RANDOM_MD = "random.md"
+
+HEADER, ALIGN = ("products", "count", "geometric mean", "worst", "at", "within 3 %", "within 15 %"), "lrrrlrr"
+_BANDS = ((1, 16), (17, 128), (129, 512), (513, 8192))
+_ALIGNED = 16
+
+
+def ratio(entry: dict[str, Any]) -> float | None:
+    """Time of the dispatched row over the best one's; None when either was not timed."""
+    loss = report.loss(entry)
+    return None if loss is None else 1 + loss
+
+
+def is_aligned(entry: dict[str, Any]) -> bool:
+    return entry["N"] % _ALIGNED == 0 and entry["K"] % _ALIGNED == 0
+
+
+def summary(entries: list[dict[str, Any]]) -> list[list[str]]:
+    """Lines of the table of `HEADER`: all products, those of each band of M, and those with N or K not a multiple of 16."""
+    groups = {"all": entries}
+    groups |= {f"M of {least} to {most}, aligned": [e for e in entries if least <= e["M"] <= most and is_aligned(e)] for least, most in _BANDS}
+    groups["N or K not a multiple of 16"] = [e for e in entries if not is_aligned(e)]
+    return [_line(name, group) for name, group in groups.items()]
+
+
+def _line(name: str, entries: list[dict[str, Any]]) -> list[str]:
+    timed = [(value, entry) for entry in entries if (value := ratio(entry)) is not None]
+    if not timed:
+        return [name, "0", "", "", "", "", ""]
+    worst, at = max(timed, key=lambda pair: pair[0])
+    within = [f"{sum(value <= most for value, _ in timed) / len(timed):.0%}" for most in (1.03, 1.15)]
+    mean = geometric_mean([value for value, _ in timed])
+    return [name, str(len(timed)), f"{mean:.3f}", f"{worst:.2f}", f"{at['shape']} M={at['M']}", *within]
+
+
+def save(entries: list[dict[str, Any]], directory: Path, environment: Environment, command: str) -> Path:
+    """Writes `random.json`, whose entries are those of `rows.json`, and `random.md`; returns the first."""
+    write_atomically(directory / RANDOM_MD, as_markdown(entries, environment, command))
+    return write_atomically(directory / RANDOM_JSON, report.as_json(entries))
+
+
+def as_markdown(entries: list[dict[str, Any]], environment: Environment, command: str) -> str:
+    """The summary, and each product with its best and its dispatched row, the largest loss first."""
+    by_loss = sorted(entries, key=lambda entry: -(ratio(entry) or 0))
+    parts: list[Part] = [
+        Heading(1, f"The choice of kernel on random products: {environment.gpu} ({environment.arch})"),
+        Command(command),
+        Text(f"{report.origin(environment)} Time of the dispatched row over that of the best of all rows that can take the product."),
+        Table(HEADER, summary(entries), ALIGN),
+        Heading(2, "Products"),
+        Table(report.HEADER, [report.cells(entry) for entry in by_loss], report.ALIGN),
+    ]
+    if found := report.messages([entry for entry in entries if is_aligned(entry)]):  # of the others most rows refuse the sizes
+        parts += [Heading(2, "Failures"), Items([f"`{name}`: {message}" for name, message in found])]
+    return markdown(parts)
