@@ -33,8 +33,8 @@ inline Vector vector(const void* data, int64_t stride, int32_t dtype, int64_t K)
   return {data, stride, dtype, vectors && stride == 1};
 }
 
-// Static quantization by one scale does not depend on rows: where they lie one behind the other, they are one long row, whose chunks are aligned
-// even if those of the rows are not.
+// Static quantization by one scale does not depend on rows. If the rows of x and of out are contiguous, they are treated as one long row, whose chunks
+// are aligned even if those of the rows are not.
 template <class X>
 void join_rows(Rows& p) {
   const int64_t elements = p.rows * p.K;
@@ -153,7 +153,7 @@ struct ByLength {
   }
 };
 
-// A kernel for shorter rows than it could serve.
+// A kernel for rows of at most kMostElements elements, although it could serve longer ones.
 template <int64_t kMostElements, class KernelOf>
 struct UpTo {
   struct Launch : KernelOf::Launch {

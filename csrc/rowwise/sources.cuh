@@ -188,7 +188,8 @@ struct Norm {
         write_chunk<kVectors>(p.total, row, at[i], p.K, x[i]);
       }
     }
-    // Once `read` has written total: it may be x or residual, which are gone then. No pieces of total beyond a chunk: others may be writing them.
+    // Reads total, because `read` may have overwritten x or residual with it. Reads chunks alone, not the aligned pieces around them: other threads may
+    // still be writing what lies beside a chunk.
     template <class At>
     __device__ void read_again(const Rows& p, int64_t row, const At& at) {
       Matrix again = p.x;

@@ -146,8 +146,8 @@ class _Clock:
 
 
 def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> list[KernelName]:
-    """The kernels of a table that `verify` launches for these shapes: for contiguous tensors, and with zero points also for a prepared weight; and
-    the quantizer's."""
+    """The kernels of a table that `verify` launches for these shapes, and the quantizer's. Tensors are contiguous; with zero points, prepared weights
+    are covered too."""
     from scaled_mm.jit import codegen
     from scaled_mm.tables.select import contiguous_misfits
 
@@ -170,7 +170,7 @@ def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: 
         return
     names = needed_kernels(table, shapes, asymmetric)
     with ThreadPoolExecutor(1) as beside, _progress(len(names), quiet=False, what="compile") as advance:
-        beside.submit(dispatcher.load_cuda_operators, compiles_kernels=False)  # the product reports what goes wrong, here and below
+        beside.submit(dispatcher.load_cuda_operators, compiles_kernels=False)  # an error is dropped, here and below: the product raises it again
         with contextlib.suppress(KernelNotBuiltError):
             library.build_kernels(table, names, on_kernel=lambda *_: advance(), apart=True)
 

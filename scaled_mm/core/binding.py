@@ -211,7 +211,7 @@ def _provide(arch: str, row: str | None, out_dtype: int, when: int = 0) -> None:
 
 
 def compile_fallbacks(arch: str) -> None:
-    """Starts to compile the kernels that serve a product until its own are there, so that the first call need not wait for all of it."""
+    """Starts to compile the architecture's fallback in the background, so that a first product waits less."""
     from scaled_mm.jit.provide import start_fallbacks
 
     start_fallbacks(arch, load_kernels)

@@ -61,10 +61,10 @@ def _load(compiles_kernels: bool) -> None:
         raise DeviceNotSupportedError(f"device: expected a torch with CUDA, got torch {torch.__version__}")
     binding.library()  # the operators use its symbols
     if compiles_kernels:
-        with suppress(ScaledMMError):  # whoever needs a kernel of this device learns why it has none
+        with suppress(ScaledMMError):  # a product on this device raises it again
             binding.compile_fallbacks(fast.arch_of(torch.cuda.current_device()))
     with ThreadPoolExecutor(1) as beside:
-        beside.submit(library.python_library)  # `load` finds it in the cache, or learns what went wrong
+        beside.submit(library.python_library)  # `fast.load` finds it in the cache, or raises the error again
         torch.ops.load_library(str(library.torch_library()))
     fast.load()
 

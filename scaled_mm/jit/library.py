@@ -285,7 +285,7 @@ def build_kernels(
     Several kernels of a kernel config are compiled as one translation unit, with all its others.
     jobs: translation units at a time; default: one per core. on_kernel(name, done, total) is called as each kernel is finished.
     pairs: two kernel configs may share a translation unit, where that takes less time. For whole architectures: nothing finds such kernels alone.
-    apart: the kernels of a kernel config are compiled one by one where a job would be idle otherwise: sooner, by more CPU time in all.
+    apart: a kernel of a kernel config is a translation unit of its own while jobs would be idle. That ends sooner, and takes more CPU time.
     """
     built: dict[KernelName, Path] = {}
     jobs = jobs or os.cpu_count() or 1

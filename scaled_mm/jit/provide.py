@@ -39,8 +39,8 @@ def provide(table: TileTable, name: library.KernelName, when: When, load: Callab
 
 
 def start_fallbacks(arch: str, load: Callable[[Path], None]) -> None:
-    """Starts to compile an architecture's fallback for 16-bit outputs, beside the program. Not if its whole library is there, if the cache has the
-    fallback, if `SCALED_MM_JIT` forbids it, or on a machine of few cores."""
+    """Starts to compile an architecture's fallback for 16-bit outputs in the background. Does nothing if the package or the cache has the whole
+    architecture or the fallback, if `SCALED_MM_JIT` is not `background`, without nvcc or CUTLASS, or with fewer than four cores."""
     whole = cache.has("arch", arch) or any(shipped == arch for shipped, _ in library.shipped_kernels())
     if whole or mode.current() != "background" or background.workers() < 2 or toolchain.find_nvcc() is None or toolchain.find_cutlass() is None:
         return

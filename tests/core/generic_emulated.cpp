@@ -1,7 +1,7 @@
 // The generic kernels on gpu.h, as a library: what they do with indices, fragments, alignments and tails, without a GPU.
 #include "warp.h"
 
-inline void atomicAdd(int32_t* sum, int32_t value) { *sum += value; } // coroutines take turns
+inline void atomicAdd(int32_t* sum, int32_t value) { *sum += value; } // threads are coroutines: there is no race
 
 #include "int8/generic/few_rows.cuh"
 
@@ -45,7 +45,7 @@ int run_rows(const generic::Problem& p, int rows, bool aligned) {
 
 } // namespace
 
-// 1: the kernel does not take this alignment.
+// Returns 1 if the kernel does not take this alignment.
 extern "C" int emulate(int rows, int is_int32, int64_t M, int64_t N, int64_t K, const int8_t* a, int64_t lda, const int8_t* b, int64_t ldb,
                        int64_t stride_k, void* out, int64_t ldout, const float* a_scale, const float* b_scale, const float* bias) {
   generic::Problem p = {};

@@ -30,7 +30,7 @@ def library(tmp_path_factory):
 
 
 def placed(t: torch.Tensor, pitch: int, offset: int, stride_k: int = 1) -> torch.Tensor:
-    """t's values in rows of `pitch` elements, from an element `offset` behind an aligned address on."""
+    """t's values in rows of `pitch` elements, which start `offset` elements after a 16-byte boundary."""
     memory = torch.zeros(t.shape[0] * pitch + offset + 16, dtype=t.dtype)
     start = -memory.data_ptr() % 16 // t.element_size() + offset
     view = memory[start:].as_strided(t.shape, (pitch, stride_k))
@@ -62,7 +62,7 @@ def check(library, rows: int, shape: tuple[int, int, int], pitch: int, offset: i
 @pytest.mark.parametrize("rows", ROWS)
 def test_few_rows_have_the_bits_of_the_reference(library, rows, pad, offset):
     for m, n, k in ((1, 1, 1), (rows, 17, 64), (rows - 3, 40, 63), (rows + 1, 33, 600), (2 * rows, 16, 1031), (5, 3, 16), (3, 70, 0), (7, 32, 4096)):
-        pitch = -(-k // 16) * 16 + pad  # a multiple of 16, or whatever the pad makes of it
+        pitch = -(-k // 16) * 16 + pad  # a multiple of 16, plus the pad
         aligned = offset % 16 == 0 and (pitch % 16 == 0 or m == n == 1)
         check(library, rows, (m, n, k), pitch, offset, aligned or rows in TAKES_ANY)
 

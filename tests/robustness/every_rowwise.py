@@ -1,7 +1,7 @@
-"""One run of every row-wise operator on rows of every length class, for tools that watch the kernels: `python every_rowwise.py`.
+"""Row-wise operators on rows of every length class, for tools that watch the kernels: `python every_rowwise.py`.
 
-Aligned and unaligned rows, one and several of them. Results are compared with those of the CPU. Prints the number of calls; exits 1 if one
-differs or no kernel served it.
+Aligned and unaligned rows, one and several of them. Results are compared with those of the CPU. Prints the number of calls; exits 1 if a result
+differs, or if a call was not served by a kernel.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ CALLS: dict[str, Callable[[Tensors], object]] = {
     "token": lambda t: sm.quantize_int8(t["x"]),
     "smooth": lambda t: sm.quantize_int8(t["x"], smooth_scale=t["weight"]),
     "asymmetric": lambda t: sm.quantize_int8(t["x"], symmetric=False),
+    "dynamic": lambda t: sm.dynamic_quant(t["x"]),
     "static": lambda t: sm.quantize_int8(t["x"], scale=t["scale"], zero_point=t["point"]),
     "multiply": lambda t: sm.quantize(t["x"], t["weight"], t["weight"]),
     "norm": lambda t: sm.rms_norm(t["x"], t["weight"]),
@@ -30,8 +31,10 @@ CALLS: dict[str, Callable[[Tensors], object]] = {
     "add token": lambda t: sm.add_rms_norm(t["x"], t["residual"], t["weight"], quantize="token"),
     "silu": lambda t: sm.silu_and_mul(t["gated"]),
     "silu token": lambda t: sm.silu_and_mul(t["gated"], quantize="token"),
+    "gelu": lambda t: sm.gelu_and_mul(t["gated"]),
     "gelu static": lambda t: sm.gelu_and_mul(t["gated"], quantize=t["scale"]),
     "int8 blocks": lambda t: sm.quantize_int8_block(t["x"]),
+    "q4_0": lambda t: sm.quantize_block(t["blocks"], "q4_0"),
     "q8_1": lambda t: sm.quantize_q8_1(t["blocks"]),
     "rope": lambda t: sm.rope(t["query"], t["key"], t["cos"], t["sin"]),
 }
@@ -77,7 +80,7 @@ def main() -> int:
                     pairs = zip(tensors(call(on_gpu)), tensors(call(named)), strict=True)
                     right = all([same_bits(got.cpu(), expected) for got, expected in pairs])
                     calls += 1
-                    if not right or False in answers:
+                    if not right or not answers or False in answers:
                         wrong += 1
                         print(f"{name} of {m} x {k} {dtype}: {'no kernel served' if right else 'differs from the CPU'}", file=sys.stderr)
     print(f"{calls} calls, {wrong} wrong")

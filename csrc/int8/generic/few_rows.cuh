@@ -1,5 +1,5 @@
-// The generic kernel for few rows of a. A warp multiplies 16 * kSlabs columns of b by all rows of a tile; the warps of a thread block share K, which
-// keeps many loads under way. Operands go from memory to registers: K is contiguous in both, with any alignment.
+// The kernels of the fallback for few rows of a. A warp multiplies 16 * kSlabs columns of b by all rows of a tile; the warps of a thread block share K,
+// which keeps many loads under way. Operands go from memory to registers. K must be contiguous in a and in b.
 #pragma once
 
 #include "int8/generic/gemm.cuh"
@@ -12,7 +12,7 @@ __attribute__((noinline)) static __device__ uint4 load_some_bytes(const int8_t* 
   return make_uint4(load_bytes(row, k, K, 1), load_bytes(row, k + 4, K, 1), load_bytes(row, k + 8, K, 1), load_bytes(row, k + 12, K, 1));
 }
 
-// 16 bytes of a row from k on, zero past its end. Not aligned: the two aligned vectors that contain them, where both lie inside the row.
+// 16 bytes of a row from k on, zero past its end. Unaligned ones are read from the two aligned vectors around them if both lie in the row, else byte by byte.
 template <bool kAligned>
 __device__ inline uint4 load_16_bytes(const int8_t* row, int64_t k, int64_t K) {
   if constexpr (kAligned) {
@@ -22,7 +22,7 @@ __device__ inline uint4 load_16_bytes(const int8_t* row, int64_t k, int64_t K) {
     if (k < int64_t(shift) || k + 32 - shift > K) return load_some_bytes(row, k, K);
     const uint4* const from = reinterpret_cast<const uint4*>(row + k - shift);
     const uint4 low = from[0], high = from[1];
-    // Words are moved by 8, by 4, then by the bytes that are left.
+    // Shifts by 8 bytes, by 4 bytes, then by the remaining bytes.
     uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
     for (int i = 0; i < 6; ++i) words[i] = shift & 8 ? words[i + 2] : words[i];
@@ -34,22 +34,24 @@ __device__ inline uint4 load_16_bytes(const int8_t* row, int64_t k, int64_t K) {
   }
 }
 
-// kFragments: of 8 rows of a. kAhead: steps of 64 bytes of K that a warp has under way where operands are aligned. kAnyAlignment: others are served too.
+// kFragments: fragments of 8 rows of a. kSlabs: slabs of 16 columns of b. kAhead: loads under way in a warp, in steps of 64 bytes of K, if operands are
+// aligned. kAnyAlignment: unaligned operands are served too.
 template <int kFragments, int kSlabs, int kAhead, bool kAnyAlignment, class Out>
 struct FewRows {
   static constexpr bool kTakesAny = kAnyAlignment;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 8 * kFragments, kColumns = 16 * kSlabs;
-  static constexpr int kBlocks = kRows <= 16 ? 2 : 1; // that a multiprocessor shall have at once
+  static constexpr int kBlocks = kRows <= 16 ? 2 : 1; // thread blocks of a multiprocessor, at least
   static constexpr int kStep = 64;                    // bytes of K: four threads load 16 each of a row
-  static constexpr int kPitch = kColumns + 4;         // of the sums: the threads of a warp meet no bank conflict
+  static constexpr int kPitch = kColumns + 4;         // from row to row of the sums: no bank conflicts within a warp
 
   int32_t sums[kSlabs][kFragments][4];
 
-  // Any order of K gives the same sums. So a thread's 16 bytes serve as its parts of the fragments of two instructions, in both operands.
+  // The order of K does not change an integer sum. So 16 contiguous bytes of a row are a thread's part of the operands of two instructions, without a
+  // shuffle.
   template <bool kAligned>
   __device__ void multiply(const Problem& p, int batch, int64_t first_row, int64_t first_column) {
     const int warp = threadIdx.x / 32, group = threadIdx.x % 32 / 4, quad = threadIdx.x % 4;
-    // Rows past the end: the last one. Their sums are not stored.
+    // Rows past the end read the last row. Their sums are not stored.
     const auto row_of = [&](const Operand& o, int64_t row) {
       return o.data + batch * o.stride_batch + (row < o.rows ? row : o.rows - 1) * o.stride_row;
     };
@@ -124,7 +126,7 @@ struct FewRows {
   }
 };
 
-// Only two of them take any alignment: each that does adds to the seconds that a first product waits for the compiler.
+// Only two of them take unaligned operands, to save time of compiling, for which a first product waits.
 template <class Out>
 using Rows8 = FewRows<1, 1, 4, false, Out>;
 template <class Out>
@@ -137,7 +139,7 @@ using Rows64 = FewRows<8, 2, 1, true, Out>;
 template <class Tile, class Out>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks) few_rows_kernel(const __grid_constant__ Problem p) {
   const int batch = int(blockIdx.x) / p.tiles, number = int(blockIdx.x) % p.tiles;
-  // Tiles of the same columns follow each other: the second finds them in L2.
+  // Tiles of the same columns of b are consecutive: L2 has the columns for the second.
   const int tiles_m = p.tiles / p.tiles_n;
   const int64_t first_row = int64_t(number % tiles_m) * Tile::kRows, first_column = int64_t(number / tiles_m) * Tile::kColumns;
   Tile tile = {};

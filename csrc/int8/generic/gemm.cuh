@@ -1,5 +1,5 @@
-// The row that takes everything: any strides and alignment of a, b and out, any K, 0 included. mma.sync, one kernel for
-// every architecture. Slower than the tensor-map rows; it runs where they cannot, and the descriptor says so.
+// The tile kernel of the fallback: any strides and alignment of a, b and out, any K, 0 included. mma.sync, on every architecture. few_rows.cuh has
+// the kernels for M <= 64.
 #pragma once
 
 #include "int8/epilogue/formula.cuh"
@@ -154,7 +154,7 @@ __device__ __forceinline__ void multiply_tile(const Problem& p, int batch, int64
   LoaderA loader_a;
   LoaderB loader_b;
   const int64_t K = p.a.K;
-  // Loads stand in one place, which takes less time to compile than in two: before the loop and in it.
+  // The loads appear once, inside the loop. A second copy before the loop would take longer to compile.
   for (int64_t k = 0;; k += kTileK) {
     if (k > 0) {
       loader_a.store(shared_a, p.access_a);

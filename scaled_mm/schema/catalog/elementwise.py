@@ -1,4 +1,5 @@
-"""Activations and normalizations. The package has kernels for those that models quantize after; for the others its solutions call torch's."""
+"""Activations and normalizations. The package has kernels for RMSNorm and gated activations, whose outputs models quantize. Other solutions call
+torch."""
 
 from __future__ import annotations
 
