@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import torch
@@ -61,18 +60,21 @@ def _load(compiles_kernels: bool) -> None:
         raise DeviceNotSupportedError(f"device: expected a torch with CUDA, got torch {torch.__version__}")
     binding.library()  # the operators use its symbols
     if compiles_kernels:
-        with suppress(ScaledMMError):  # a product on this device raises it again
+        with suppress(Exception):  # a product on this device raises it again
             binding.compile_fallbacks(fast.arch_of(torch.cuda.current_device()))
-    with ThreadPoolExecutor(1) as beside:
-        beside.submit(library.python_library)  # `fast.load` finds it in the cache, or raises the error again
-        torch.ops.load_library(str(library.torch_library()))
+    fast_path = threading.Thread(target=fast.build, name="scaled_mm fast path", daemon=True)
+    with suppress(RuntimeError):  # no thread can be started, for instance at the end of the process: `fast.load` builds it
+        fast_path.start()
+    torch.ops.load_library(str(library.torch_library()))
+    if fast_path.ident is not None:
+        fast_path.join()
     fast.load()
 
 
 def load_cuda_operators(compiles_kernels: bool = True) -> None:
     """Registers the CUDA implementations. The first time on a machine this compiles them, which takes seconds.
 
-    compiles_kernels: kernels that a first product may need are compiled beside them.
+    compiles_kernels: kernels that a first product may need are compiled beside them. Needs a GPU for that, and no more than that fails without one.
     """
     global _are_loaded
     with _loading:
@@ -108,8 +110,8 @@ def runs_on_cuda(required: dict[str, torch.Tensor], optional: dict[str, torch.Te
 
 
 def trace_device(required: dict[str, torch.Tensor], optional: dict[str, torch.Tensor | None]) -> torch.device:
-    """`common_device` of fake tensors. Loads the CUDA implementations, because the compiled graph will call the operator directly."""
+    """`common_device` of fake tensors. Loads the CUDA implementations, because the compiled graph will call the operator directly. Needs no GPU."""
     device = common_device(required, optional)
     if device.type == "cuda" and torch.version.cuda is not None:
-        load_cuda_operators()
+        load_cuda_operators(compiles_kernels=False)
     return device

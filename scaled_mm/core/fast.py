@@ -6,6 +6,7 @@ arguments, take the registered operators. Measurements: docs/decisions/0003-host
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.machinery
 import importlib.util
@@ -34,13 +35,27 @@ module = None  # the extension, once CUDA has been used; None: calls take the op
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
 
 
+def _can_be_used() -> bool:
+    """False where intercepted operators could not be detected, or without the limited API, against which the extension is built."""
+    return not (_BLIND or sysconfig.get_config_var("Py_GIL_DISABLED"))
+
+
+def build() -> None:
+    """Builds the extension into the cache, where `load` finds it. Errors are left to `load`."""
+    from scaled_mm.jit.library import python_library
+
+    if _can_be_used():
+        with contextlib.suppress(Exception):
+            python_library()
+
+
 def load() -> None:
     """Builds and loads the extension. Does nothing without Python's headers, or with a torch without the exchange table."""
     global module
     from scaled_mm.jit.library import python_library
 
-    if _BLIND or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return  # intercepted operators could not be detected, or there is no limited API, against which the extension is built
+    if not _can_be_used():
+        return
     try:
         path = python_library()
     except KernelNotBuiltError as error:

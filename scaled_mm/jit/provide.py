@@ -39,15 +39,15 @@ def provide(table: TileTable, name: library.KernelName, when: When, load: Callab
 
 
 def start_fallbacks(arch: str, load: Callable[[Path], None]) -> None:
-    """Starts to compile an architecture's fallback for 16-bit outputs in the background. Does nothing if the package or the cache has the whole
-    architecture or the fallback, if `SCALED_MM_JIT` is not `background`, without nvcc or CUTLASS, or with fewer than four cores."""
-    whole = cache.has("arch", arch) or any(shipped == arch for shipped, _ in library.shipped_kernels())
-    if whole or mode.current() != "background" or background.workers() < 2 or toolchain.find_nvcc() is None or toolchain.find_cutlass() is None:
+    """Starts to compile an architecture's fallback for 16-bit outputs in the background, on a new machine: one where neither the package nor the
+    cache has any kernel of the architecture, of whatever version. Does nothing if `SCALED_MM_JIT` is not `background`, without nvcc or CUTLASS,
+    or with fewer than four cores."""
+    known = cache.has("arch", arch) or cache.has("kernel", arch) or cache.has("row", arch) or arch in dict(library.shipped_kernels())
+    if known or mode.current() != "background" or background.workers() < 2 or toolchain.find_nvcc() is None or toolchain.find_cutlass() is None:
         return
     table = dispatch.callable_table(arch)
     for out_dtype in ("bf16", "fp16"):
-        if not library.may_be_built(table, (table.fallback, out_dtype)):
-            background.start(table, (table.fallback, out_dtype), load)
+        background.start(table, (table.fallback, out_dtype), load)
 
 
 def _may_be_replaced(table: TileTable, name: library.KernelName) -> bool:

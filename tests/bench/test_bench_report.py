@@ -13,7 +13,7 @@ from scaled_mm.bench.int8 import analysis, report
 from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document
 from scaled_mm.measure import document as parts
 from scaled_mm.measure import stats
-from scaled_mm.measure.record import Result
+from scaled_mm.measure.record import Clocks, Result
 
 RECORDED = analysis.load_recorded()
 NEEDS_MATPLOTLIB = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
@@ -187,3 +187,11 @@ def test_the_schema_covers_the_document_and_refuses_what_it_does_not_know():
         Int8Document.model_validate(data | {"surprise": 1})
     with pytest.raises(ValidationError, match="schema_version 99"):
         Int8Document.model_validate(data | {"schema_version": 99})
+
+
+def test_the_clocks_of_one_time_are_a_range():
+    readings = [Clocks(when="after x", sm_mhz=1980, mem_mhz=3201, power_w=power, temperature_c=40) for power in (300.5, 100, 520)]
+    one = document(two_cases()).model_copy(update={"clocks": [*readings, Clocks(when="after y", sm_mhz=None, mem_mhz=None)]})
+    rows = dict(frame.environment_table(one).rows)
+    assert rows["clocks after x"] == "1980 MHz SM, 3201 MHz memory, 100 to 520 W, 40 °C"
+    assert rows["clocks after y"] == "not reported"

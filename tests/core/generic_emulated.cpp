@@ -9,58 +9,63 @@ using namespace scaled_mm;
 
 namespace {
 
+// What the test passes, in the order of its ctypes structure.
+struct Product {
+  int64_t rows; // of the kernel for few rows; 0: the tiles for all other products
+  int64_t batch, M, N, K;
+  const int8_t *a, *b;
+  int64_t lda, ldb, stride_k, a_batch, b_batch;
+  void* out;
+  int64_t out_stride_m, out_stride_n, out_batch;
+  const float *a_scale, *b_scale, *bias;
+  const int2 *row_terms, *col_terms; // of every product of the batch
+};
+
+template <class Kernel>
+void run_blocks(const Product& given, generic::Problem p, int tile_rows, int tile_columns, int threads, Kernel* kernel) {
+  p.tiles_n = int((given.N + tile_columns - 1) / tile_columns);
+  p.tiles = p.tiles_n * int((given.M + tile_rows - 1) / tile_rows);
+  for (int block = 0; block < p.tiles * given.batch; ++block) gpu::run_block(threads, unsigned(block), true, [&] { kernel(p); });
+}
+
 template <class Tile, class Out>
-int run(const generic::Problem& given, bool aligned) {
-  if (!aligned && !Tile::kTakesAny) return 1;
-  generic::Problem p = given;
-  p.tiles_n = int((p.b.rows + Tile::kColumns - 1) / Tile::kColumns);
-  p.tiles = p.tiles_n * int((p.a.rows + Tile::kRows - 1) / Tile::kRows);
-  for (int block = 0; block < p.tiles; ++block) {
-    gpu::run_block(Tile::kThreads, unsigned(block), true, [&] { generic::few_rows_kernel<Tile, Out>(p); });
-  }
+int run_few(const Product& given, const generic::Problem& p) {
+  if (!Tile::kTakesAny && (p.access_a != generic::Access::kAligned || p.access_b != generic::Access::kAligned)) return 1;
+  run_blocks(given, p, Tile::kRows, Tile::kColumns, Tile::kThreads, &generic::few_rows_kernel<Tile, Out>);
   return 0;
 }
 
 template <class Out>
-int run_tiles(const generic::Problem& given) {
-  constexpr int kTile = 64;
-  generic::Problem p = given;
-  p.tiles_n = int((p.b.rows + kTile - 1) / kTile);
-  p.tiles = p.tiles_n * int((p.a.rows + kTile - 1) / kTile);
-  for (int block = 0; block < p.tiles; ++block) {
-    gpu::run_block(generic::kThreads, unsigned(block), true, [&] { generic::gemm_kernel<kTile, kTile, 64, Out>(p); });
-  }
+int run(const Product& given) {
+  generic::Problem p = {};
+  p.a = {given.a, given.M, given.K, given.lda, given.stride_k, given.a_batch};
+  p.b = {given.b, given.N, given.K, given.ldb, given.stride_k, given.b_batch};
+  p.access_a = generic::access_of(p.a);
+  p.access_b = generic::access_of(p.b);
+  p.out = given.out;
+  p.out_stride_m = given.out_stride_m;
+  p.out_stride_n = given.out_stride_n;
+  p.out_stride_batch = given.out_batch;
+  p.epilogue.a_scale = given.a_scale;
+  p.epilogue.b_scale = given.b_scale;
+  p.epilogue.bias = given.bias;
+  p.epilogue.a_scale_stride = p.epilogue.b_scale_stride = p.epilogue.bias_stride = 1;
+  p.epilogue.bias_dtype = SCALED_MM_DTYPE_FLOAT32;
+  p.epilogue.row_terms = given.row_terms;
+  p.epilogue.col_terms = given.col_terms;
+  if (given.rows == 8) return run_few<generic::Rows8<Out>, Out>(given, p);
+  if (given.rows == 16) return run_few<generic::Rows16<Out>, Out>(given, p);
+  if (given.rows == 32) return run_few<generic::Rows32<Out>, Out>(given, p);
+  if (given.rows == 64) return run_few<generic::Rows64<Out>, Out>(given, p);
+  run_blocks(given, p, 64, 64, generic::kThreads, &generic::gemm_kernel<64, 64, 64, Out>);
   return 0;
-}
-
-// rows: of the kernel for few rows; 0: the tiles for all other products.
-template <class Out>
-int run_rows(const generic::Problem& p, int rows, bool aligned) {
-  if (rows == 0) return run_tiles<Out>(p);
-  if (rows == 8) return run<generic::Rows8<Out>, Out>(p, aligned);
-  if (rows == 16) return run<generic::Rows16<Out>, Out>(p, aligned);
-  if (rows == 32) return run<generic::Rows32<Out>, Out>(p, aligned);
-  return run<generic::Rows64<Out>, Out>(p, aligned);
 }
 
 } // namespace
 
 // Returns 1 if the kernel does not take this alignment.
-extern "C" int emulate(int rows, int is_int32, int64_t M, int64_t N, int64_t K, const int8_t* a, int64_t lda, const int8_t* b, int64_t ldb,
-                       int64_t stride_k, void* out, int64_t ldout, const float* a_scale, const float* b_scale, const float* bias) {
-  generic::Problem p = {};
-  p.a = {a, M, K, lda, stride_k, 0};
-  p.b = {b, N, K, ldb, stride_k, 0};
-  p.access_a = generic::access_of(p.a);
-  p.access_b = generic::access_of(p.b);
-  p.out = out;
-  p.out_stride_m = ldout;
-  p.out_stride_n = 1;
-  p.epilogue.a_scale = a_scale;
-  p.epilogue.b_scale = b_scale;
-  p.epilogue.bias = bias;
-  p.epilogue.a_scale_stride = p.epilogue.b_scale_stride = p.epilogue.bias_stride = 1;
-  p.epilogue.bias_dtype = SCALED_MM_DTYPE_FLOAT32;
-  const bool aligned = p.access_a == generic::Access::kAligned && p.access_b == generic::Access::kAligned;
-  return is_int32 ? run_rows<int32_t>(p, rows, aligned) : run_rows<__nv_bfloat16>(p, rows, aligned);
+extern "C" int emulate(const Product* p, int dtype) {
+  if (dtype == SCALED_MM_DTYPE_INT32) return run<int32_t>(*p);
+  if (dtype == SCALED_MM_DTYPE_FLOAT32) return run<float>(*p);
+  return dtype == SCALED_MM_DTYPE_FLOAT16 ? run<__half>(*p) : run<__nv_bfloat16>(*p);
 }

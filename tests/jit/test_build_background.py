@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scaled_mm.errors import BadParamError, KernelNotBuiltError
-from scaled_mm.jit import background, cache, library, mode, provide
+from scaled_mm.jit import background, cache, library, mode, provide, toolchain
 from scaled_mm.jit.provide import When
 from scaled_mm.tables import load_table
 
@@ -325,3 +325,75 @@ def test_a_process_does_not_wait_for_the_build_of_another_one(program, tmp_path,
         (tmp_path / "pids").write_text("0")
         done, _ = program("time.sleep(0.5)")
     assert (done.returncode, done.stderr) == (0, "") and time.monotonic() - start < 30
+
+
+# ---- the fallback of a new machine ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many_cores(monkeypatch):
+    monkeypatch.setattr(background, "workers", lambda: 8)
+
+
+def begun(builds) -> list:
+    builds.go.set()
+    assert background.join(SOON_S)
+    return sorted(builds.names)
+
+
+def test_a_new_machine_compiles_the_fallback_for_16_bit_outputs(builds, many_cores):
+    loaded = []
+    provide.start_fallbacks("sm90", loaded.append)
+    fallback = load_table("sm90").fallback
+    assert begun(builds) == [(fallback, "bf16"), (fallback, "fp16")] and loaded == [Path(f"{fallback}.so")] * 2
+
+
+@pytest.mark.parametrize("value", ["off", "wait"])
+def test_nothing_is_compiled_ahead_in_other_modes(builds, many_cores, monkeypatch, value):
+    monkeypatch.setenv(mode.JIT, value)
+    provide.start_fallbacks("sm90", print)
+    assert begun(builds) == []
+
+
+@pytest.mark.parametrize("entry", ["arch-sm90-0123", "kernel-sm90-decode_64x8x128_k2_x11-bf16-0123", "row-sm90-generic_64x64x64-0123"])
+def test_nothing_is_compiled_ahead_where_the_cache_has_kernels_of_the_architecture(builds, many_cores, entry):
+    (cache.cache_dir() / entry).mkdir(parents=True)
+    provide.start_fallbacks("sm90", print)
+    assert begun(builds) == []
+
+
+def test_kernels_of_another_architecture_do_not_count(builds, many_cores):
+    (cache.cache_dir() / "kernel-sm80-generic_64x64x64-bf16-0123").mkdir(parents=True)
+    provide.start_fallbacks("sm90", print)
+    assert len(begun(builds)) == 2
+
+
+def test_nothing_is_compiled_ahead_where_the_package_has_the_architecture_or_there_is_no_compiler(builds, many_cores, monkeypatch):
+    monkeypatch.setattr(library, "shipped_kernels", lambda: [("sm90", Path("kernels_sm90.so"))])
+    provide.start_fallbacks("sm90", print)
+    monkeypatch.setattr(library, "shipped_kernels", list)
+    monkeypatch.setattr(toolchain, "find_nvcc", lambda: None)
+    provide.start_fallbacks("sm90", print)
+    assert begun(builds) == []
+
+
+def test_nothing_is_compiled_ahead_on_a_machine_of_few_cores(builds, monkeypatch):
+    monkeypatch.setattr(background, "workers", lambda: 1)
+    provide.start_fallbacks("sm90", print)
+    assert begun(builds) == []
+
+
+# ---- kernels of one kernel config apart ------------------------------------------------------------------------------------
+
+
+def test_the_longest_kernel_configs_are_taken_apart_while_jobs_would_be_idle(monkeypatch):
+    monkeypatch.setattr(library, "find_kernel", lambda table, name: None)
+    table = load_table("sm90")
+    long = next(row.name for row in table.rows if row.family == "c3x")
+    units = [[(table.fallback, out) for out in ("bf16", "fp16")], [(long, out) for out in ("bf16", "fp16", "fp32", "int32")]]
+    for jobs, count in ((2, 2), (4, 3), (5, 5), (6, 6), (16, 6)):
+        found = library._apart(table, units, jobs)
+        assert len(found) == count and sorted(name for unit in found for name in unit) == sorted(name for unit in units for name in unit)
+    assert [(long, "bf16")] in library._apart(table, units, 5)
+    monkeypatch.setattr(library, "find_kernel", lambda table, name: Path("built.so") if name == (long, "fp32") else None)
+    assert units[1] in library._apart(table, units, 16), "what is built in part is completed as one"

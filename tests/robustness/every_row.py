@@ -155,6 +155,12 @@ def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
                 yield f"{row.name} {out_dtype} {names}", run(handle, row.name, out_dtype, product, names)
             if row.early_weights or row.family == "decode":
                 yield f"{row.name} {out_dtype} prepared", run(handle, row.name, out_dtype, product, options_of(out_dtype)[-1], prepared=True)
+        if row.family == "generic":  # it has a kernel for each of these M, and two of them for operands that are not aligned
+            for M, K in itertools.product((5, 15, 31, 60), (row.tile.k * 9 + 48, row.tile.k * 9 + 41)):
+                for out_dtype in DTYPES:
+                    names = options_of(out_dtype)[-1]
+                    yield f"{row.name} {out_dtype} M={M} K={K}", run(handle, row.name, out_dtype, operands(M, N, K), names)
+                yield f"{row.name} batched M={M} K={K}", run_batched(handle, row.name, M, N, K)
         yield f"{row.name} batched", run_batched(handle, row.name, M, N, K)
         yield f"{row.name} batched, prepared", run_batched(handle, row.name, M, N, K, prepared=True)
     for row in table.grouped.rows:

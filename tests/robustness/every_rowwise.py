@@ -15,7 +15,8 @@ import scaled_mm as sm
 from scaled_mm.reference import same_bits
 from scaled_mm.rowwise import kernels
 
-LENGTHS = (7, 96, 1027, 2048, 4096, 4099, 9000, 20003)
+LENGTHS = (7, 96, 1027, 2048, 2560, 4096, 4099, 9000, 20003)
+MANY_ROWS, LONG = 1100, (2560, 5000, 9000, 13000)  # beyond what kernels for few rows serve
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 Tensors = dict[str, torch.Tensor]
 CALLS: dict[str, Callable[[Tensors], object]] = {
@@ -23,6 +24,7 @@ CALLS: dict[str, Callable[[Tensors], object]] = {
     "smooth": lambda t: sm.quantize_int8(t["x"], smooth_scale=t["weight"]),
     "asymmetric": lambda t: sm.quantize_int8(t["x"], symmetric=False),
     "dynamic": lambda t: sm.dynamic_quant(t["x"]),
+    "static scale": lambda t: sm.quantize_int8(t["x"], scale=t["scale"]),
     "static": lambda t: sm.quantize_int8(t["x"], scale=t["scale"], zero_point=t["point"]),
     "multiply": lambda t: sm.quantize(t["x"], t["weight"], t["weight"]),
     "norm": lambda t: sm.rms_norm(t["x"], t["weight"]),
@@ -68,21 +70,20 @@ def main() -> int:
     answers, launch = [], kernels.launch
     kernels.launch = lambda *args: answers.append(launch(*args)) or answers[-1]
     calls = wrong = 0
-    for dtype in DTYPES:
-        for k in LENGTHS:
-            for m, moved in ((1, False), (5, False), (5, True)):
-                named = operands(m, k, dtype)
-                on_gpu = {name: t.cuda() for name, t in named.items()}
-                if moved:
-                    on_gpu = {name: unaligned(t) if t.is_floating_point() and t.numel() > 1 else t for name, t in on_gpu.items()}
-                for name, call in CALLS.items():
-                    answers.clear()
-                    pairs = zip(tensors(call(on_gpu)), tensors(call(named)), strict=True)
-                    right = all([same_bits(got.cpu(), expected) for got, expected in pairs])
-                    calls += 1
-                    if not right or not answers or False in answers:
-                        wrong += 1
-                        print(f"{name} of {m} x {k} {dtype}: {'no kernel served' if right else 'differs from the CPU'}", file=sys.stderr)
+    cases = [(m, k, dtype, moved) for dtype in DTYPES for k in LENGTHS for m, moved in ((1, False), (5, False), (5, True))]
+    for m, k, dtype, moved in [*cases, *((MANY_ROWS, k, torch.bfloat16, False) for k in LONG)]:
+        named = operands(m, k, dtype)
+        on_gpu = {name: t.cuda() for name, t in named.items()}
+        if moved:
+            on_gpu = {name: unaligned(t) if t.is_floating_point() and t.numel() > 1 else t for name, t in on_gpu.items()}
+        for name, call in CALLS.items():
+            answers.clear()
+            pairs = zip(tensors(call(on_gpu)), tensors(call(named)), strict=True)
+            right = all([same_bits(got.cpu(), expected) for got, expected in pairs])
+            calls += 1
+            if not right or not answers or False in answers:
+                wrong += 1
+                print(f"{name} of {m} x {k} {dtype}: {'no kernel served' if right else 'differs from the CPU'}", file=sys.stderr)
     print(f"{calls} calls, {wrong} wrong")
     return 1 if wrong else 0
 

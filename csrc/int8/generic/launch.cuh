@@ -13,6 +13,8 @@ class Gemm {
 
   template <auto kKernel, int kRows, int kColumns, int kThreads>
   struct Variant {
+    static constexpr int64_t kTileColumns = kColumns;
+
     static DeviceKernel& kernel() {
       static DeviceKernel one(kKernel);
       return one;
@@ -54,7 +56,8 @@ public:
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     const Problem p = problem_of(l, kTileN);
-    if (l.M > kFewRows || p.access_a == Access::kStrided || p.access_b == Access::kStrided) return Tiles::launch(l, message, size);
+    const bool fits = (l.N + Few8::kTileColumns - 1) / Few8::kTileColumns <= INT32_MAX / l.batch; // in a grid
+    if (l.M > kFewRows || !fits || p.access_a == Access::kStrided || p.access_b == Access::kStrided) return Tiles::launch(l, message, size);
     const bool aligned = p.access_a == Access::kAligned && p.access_b == Access::kAligned;
     if (l.M <= 8 && aligned) return Few8::launch(l, message, size);
     if (l.M <= 16) return Few16::launch(l, message, size);
