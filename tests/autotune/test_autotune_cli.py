@@ -263,7 +263,8 @@ def test_two_runs_are_compared_product_by_product(machine, tmp_path, capsys):
 def test_a_benchmark_can_be_compared_with_itself():
     bench = Path(__file__).parents[2] / "reports" / "sm90" / "h200"
     times = Counter(kind for kind, *_ in report.times(bench))
-    assert times == {"int8": 99, "q4_0": 33, "q4_1": 33, "q5_0": 33, "q5_1": 33, "q8_0": 33}
+    path = Counter(case["part"] for case in json.loads((bench / "path.json").read_text())["cases"])
+    assert path["layer"] == 99 and times == {"int8": 99, "q4_0": 33, "q4_1": 33, "q5_0": 33, "q5_1": 33, "q8_0": 33, **path}
     assert main(["report", str(bench), "--compare", str(bench)]) == 0
 
 
