@@ -22,8 +22,9 @@ class Gemm {
 
     static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return prepare_kernel(kernel(), 0, device, message, size); }
 
-    static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-      Problem p = problem_of(l, kColumns);
+    // p: of problem_of, whatever its tiles.
+    static scaledMMStatus_t launch(Problem& p, const GemmLaunch& l, char* message, size_t size) {
+      p.tiles_n = int((l.N + kColumns - 1) / kColumns);
       const int64_t tiles = int64_t(p.tiles_n) * ((l.M + kRows - 1) / kRows);
       if (tiles > INT32_MAX / l.batch) {
         snprintf(message, size, "out: expected at most %d tiles of %dx%d, got M = %lld, N = %lld, a batch of %lld", INT32_MAX, kRows, kColumns,
@@ -55,13 +56,13 @@ public:
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    const Problem p = problem_of(l, kTileN);
+    Problem p = problem_of(l, kTileN);
     const bool fits = (l.N + Few8::kTileColumns - 1) / Few8::kTileColumns <= INT32_MAX / l.batch; // in a grid
-    if (l.M > kFewRows || !fits || p.access_a == Access::kStrided || p.access_b == Access::kStrided) return Tiles::launch(l, message, size);
+    if (l.M > kFewRows || !fits || p.access_a == Access::kStrided || p.access_b == Access::kStrided) return Tiles::launch(p, l, message, size);
     const bool aligned = p.access_a == Access::kAligned && p.access_b == Access::kAligned;
-    if (l.M <= 8 && aligned) return Few8::launch(l, message, size);
-    if (l.M <= 16) return Few16::launch(l, message, size);
-    return l.M <= 32 && aligned ? Few32::launch(l, message, size) : Few64::launch(l, message, size);
+    if (l.M <= 8 && aligned) return Few8::launch(p, l, message, size);
+    if (l.M <= 16) return Few16::launch(p, l, message, size);
+    return l.M <= 32 && aligned ? Few32::launch(p, l, message, size) : Few64::launch(p, l, message, size);
   }
 
   static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t((kTileM + kTileN) * (kTileK + 16)), &prepare, &launch}; }

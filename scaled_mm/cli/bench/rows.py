@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
 from scaled_mm.cli.bench import frame, shown
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
+
+    from scaled_mm.measure.environment import Environment
+    from scaled_mm.measure.shapes import Case
 
 HELP = "time rows of the tile table on each product, and what the dispatched row loses; writes rows.json"
 
@@ -17,20 +23,38 @@ HELP = "time rows of the tile table on each product, and what the dispatched row
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes = "llama-70b, llama-8b, llm (both), layer names (8B_qkv, ...) or MxNxK, comma-separated; default llm"
     frame.add_grid_options(parser, shapes, "M values for named shapes, comma-separated; default 1 ... 8192")
+    add_only_option(parser)
+
+
+def add_only_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", default="all", metavar="NAMES", help="these rows, comma-separated; default all")
 
 
 def run(args: argparse.Namespace) -> int:
     """0: done; 1: on some case every kernel config failed; 2: the arguments are invalid."""
+    from scaled_mm.bench.rows import report
+
+    files = (report.ROWS_JSON, report.ROWS_MD)
+    return time_rows(args, lambda device: frame.int8_cases(args, device), report.save_rows, _show, files)
+
+
+def time_rows(
+    args: argparse.Namespace,
+    cases_on: Callable[[torch.device], list[Case]],
+    save: Callable[[list[dict[str, Any]], Path, Environment, str], Path],
+    show: Callable[[list[dict[str, Any]], Console], None],
+    files: Sequence[str],
+) -> int:
+    """Times the rows of --only on cases, and saves after each weight. files: what `save` writes. Returns as `run` does."""
     from scaled_mm.bench import ours
-    from scaled_mm.bench.rows import report, suite
+    from scaled_mm.bench.rows import suite
     from scaled_mm.errors import ScaledMMError
     from scaled_mm.measure.environment import read_environment
 
     console = common.console(stderr=args.json)
     try:
         device = common.device_of(args.device)
-        cases = frame.int8_cases(args, device)
+        cases = cases_on(device)
         ours.refuse_cpu("--device", device)
         names = suite.row_names(args.only, device)
         environment = read_environment(device)
@@ -41,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
     entries: list[dict[str, Any]] = []
     for layer in frame.grid(suite.RowsSuite(), cases, suite.row_peers(names), device, options, console):
         entries += layer
-        report.save_rows(entries, out, environment, command)
+        save(entries, out, environment, command)
         frame.log(console, layer[0]["shape"], layer)
     if args.json:
         common.print_json(entries)
-    _show(entries, console)
-    console.print(f"wrote {out / report.ROWS_JSON} and {report.ROWS_MD}", highlight=False, markup=False)
+    show(entries, console)
+    console.print(f"wrote {out / files[0]} and {files[1]}", highlight=False, markup=False)
     return frame.OK if all(entry["rows"] for entry in entries) else frame.FAILED
 
 
