@@ -14,11 +14,18 @@ __device__ inline void one_after_the_other() {
 
 template <int kThreads>
 struct Group {
-  static_assert(kThreads == 32 || kThreads % 128 == 0, "a thread block has four warps at least");
+  static_assert(kThreads % 32 == 0 && (kThreads == 32 || kThreads >= 128), "whole warps, and four of them at least in a thread block");
   static constexpr int kBlock = kThreads == 32 ? 128 : kThreads; // threads of a thread block: a row each of four warps, or one row
   static constexpr int kRows = kBlock / kThreads;
   static constexpr int kWarps = kThreads / 32;
   static constexpr int kLanesPerThread = kLanes / kThreads;
+
+  // The lanes of a row sum that a thread needs for `count` chunks: a power of two, as the tree of the sum wants them.
+  static constexpr int used_lanes(int count) {
+    int lanes = 1;
+    while (lanes < count && lanes < kLanesPerThread) lanes *= 2;
+    return lanes;
+  }
 
   int thread = int(threadIdx.x) % kThreads;
   int64_t row = int64_t(blockIdx.x) * kRows + int(threadIdx.x) / kThreads;

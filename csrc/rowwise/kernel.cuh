@@ -25,7 +25,7 @@ struct RowValues {
   static_assert(kSpan <= INT32_MAX - kMostRowElements, "an index past the end of a row would overflow");
   using Batch = typename Source::template Batch<kVectors, kBatch>;
   using At = Places<kThreads, kBatch>;
-  static constexpr int kUsedLanes = kBatch < Group<kThreads>::kLanesPerThread ? kBatch : Group<kThreads>::kLanesPerThread; // of a row sum
+  static constexpr int kUsedLanes = Group<kThreads>::used_lanes(kBatch);
 
   const Rows& p;
   const Group<kThreads>& group;

@@ -161,6 +161,14 @@ struct UpTo {
   };
 };
 
+// A kernel for rows whose length is a multiple of what one of its thread blocks has.
+template <class KernelOf>
+struct WholeSpans {
+  struct Launch : KernelOf::Launch {
+    static bool serves(const Rows& p, int multiprocessors) { return p.K % KernelOf::kSpan == 0 && KernelOf::Launch::serves(p, multiprocessors); }
+  };
+};
+
 // A kernel that is faster only while the rows are too few to keep all multiprocessors busy.
 template <class KernelOf, int kMostPerMultiprocessor>
 struct Few {
@@ -195,8 +203,8 @@ template <class X>
 struct KernelsOf<Norm<X>, true, false> {
   using Source = Norm<X>;
   using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 6>, RowKernel<Source, 128, 2, true, 10>, RowKernel<Source, 256, 2, true, 5>,
-                           Few<RowKernel<Source, 512, 2, true, 2>, 2>, RowKernel<Source, 256, 4, true, 3>, Few<RowKernel<Source, 512, 4, true>, 1>,
-                           RowKernel<Source, 512, 3, true, 2>, Few<RowKernel<Source, 512, 4, true>, 6>,
+                           Few<RowKernel<Source, 512, 2, true, 2>, 2>, RowKernel<Source, 256, 3, true, 4>, RowKernel<Source, 256, 4, true, 3>,
+                           Few<RowKernel<Source, 512, 4, true>, 1>, RowKernel<Source, 512, 3, true, 2>, Few<RowKernel<Source, 512, 4, true>, 6>,
                            RowKernel<Source, 256, 8, true, kDependent ? 2 : 1>, RowKernel<Source, 256, 0, true>>;
 };
 
@@ -205,9 +213,9 @@ struct KernelsOf<Gated<X>, true, false> {
   using Source = Gated<X>;
   using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 4>, RowKernel<Source, 128, 4, true, 4>, RowKernel<Source, 256, 4, true, 2>,
                            RowKernel<Source, 512, 4, true>, RowKernel<Source, 256, 0, true>>;
-  using Elementwise =
-      ByLength<ElementKernel<Source, 32, 4, true>, Few<ElementKernel<Source, 128, 1, true, 12>, 16384>,
-               UpTo<3072, ElementKernel<Source, 128, 3, true, 8>>, ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 8 : 10>>;
+  using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, Few<ElementKernel<Source, 128, 1, true, 12>, 16384>,
+                               WholeSpans<ElementKernel<Source, 160, 2, true, 8>>, UpTo<3072, ElementKernel<Source, 128, 3, true, 8>>,
+                               ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 8 : 10>>;
 };
 
 template <class Source>
