@@ -40,6 +40,9 @@ struct Emulated<Few<Kernel, kMost>> : Emulated<Kernel> {};
 template <int64_t kMost, class Kernel>
 struct Emulated<UpTo<kMost, Kernel>> : Emulated<Kernel> {};
 
+template <class Kernel>
+struct Emulated<WholeSpans<Kernel>> : Emulated<Kernel> {};
+
 // Runs the kernel at a place of a list.
 template <class... Kernels>
 int run_at(ByLength<Kernels...>, int at, const Rows& p, bool fewer) {
