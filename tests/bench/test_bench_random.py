@@ -1,5 +1,6 @@
 """The table's choice of kernel on random products: which products, the report, the command."""
 
+import argparse
 import json
 import math
 
@@ -55,6 +56,7 @@ def test_the_command_writes_the_seed_that_it_drew(tmp_path, capsys, monkeypatch)
     monkeypatch.setattr(suite.RowsSuite.__init__, "__defaults__", (make_row,))
     monkeypatch.setattr(suite.row_peers, "__defaults__", (make_row,))
     monkeypatch.setattr(ours, "refuse_cpu", lambda option, device: None)
+    monkeypatch.setattr(ours, "table_of", lambda device: argparse.Namespace(fallback="slow"))
     monkeypatch.setattr(suite, "row_names", lambda text, device: text.split(","))
     monkeypatch.setattr(shapes, "RANDOM_M", (1, 4))
     monkeypatch.setattr(shapes, "RANDOM_NK", (64, 256))

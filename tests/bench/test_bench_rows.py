@@ -24,13 +24,13 @@ def make_row(kernel, name):
 
 
 def test_every_row_is_timed_and_faulty_rows_are_told_apart():
-    [[entry]] = run_grid(RowsSuite(make_row), [SMALL], row_peers(["first", "wrong", "broken", "last"], make_row), CPU, FAST)
+    [[entry]] = run_grid(RowsSuite("slow", make_row), [SMALL], row_peers(["first", "wrong", "broken", "last"], make_row), CPU, FAST)
     assert set(entry["rows"]) == {"first", "last"}
     assert entry["failed"] == {
         "wrong": "its bits differ from those of first",
         "broken": "RuntimeError: the launch failed",
     }
-    assert entry["dispatched"] == "row of dispatched"
+    assert entry["dispatched"] == "row of dispatched" and entry["fallback"] == "slow"
     assert (entry["M"], entry["N"], entry["K"], entry["shape"]) == (5, 64, 32, "64x32")
 
 
@@ -42,6 +42,15 @@ def test_the_loss_of_the_dispatched_row_is_against_the_best():
     assert rows.best(entry | {"rows": {}}) is None
 
 
+def test_the_speed_of_the_fallback_is_by_the_number_of_rows():
+    def entry(m, shape, picked, us, fallback_us):
+        return {"shape": shape, "M": m, "dispatched": picked, "fallback": "slow", "rows": {picked: us} | {"slow": fallback_us}, "failed": {}}
+
+    entries = [entry(16, "p", "a", 1.0, 2.0), entry(1, "q", "a", 3.0, 4.0), entry(16, "r", "a", 1.0, 8.0), entry(4, "s", "slow", 5.0, 5.0)]
+    assert rows.fallback_table(entries) == [["1", "1", "0.75", "0.75", "q"], ["16", "2", "0.25", "0.12", "r"]]
+    assert rows.fallback_speed(entries[3]) is None and rows.fallback_speed(entries[0] | {"rows": {"a": 1.0}}) is None
+
+
 def test_rows_are_saved_as_the_list_that_tables_are_chosen_by(tmp_path):
     entry = {
         "shape": "s",
@@ -49,7 +58,8 @@ def test_rows_are_saved_as_the_list_that_tables_are_chosen_by(tmp_path):
         "N": 2,
         "K": 3,
         "dispatched": "b",
-        "rows": {"a": 1.0, "b": 1.5},
+        "fallback": "slow",
+        "rows": {"a": 1.0, "b": 1.5, "slow": 6.0},
         "failed": {"c": "E: no"},
     }
     hopeless = entry | {"rows": {}, "dispatched": "c"}
@@ -57,6 +67,7 @@ def test_rows_are_saved_as_the_list_that_tables_are_chosen_by(tmp_path):
     assert json.loads(path.read_text()) == [entry, hopeless]
     text = (tmp_path / "rows.md").read_text()
     assert "| s | 1 | a | 1.00 | b | 1.50 | 50.0% | 1 |" in text
+    assert "## The fallback" in text and "| 1 | 1 | 0.25 | 0.25 | s |" in text
     assert "every row failed" in text and "- `c`: E: no" in text and "`scaled-mm bench rows`" in text
 
 
@@ -75,6 +86,7 @@ def test_the_command_writes_rows_json_and_fails_where_every_row_failed(tmp_path,
     monkeypatch.setattr(suite.RowsSuite.__init__, "__defaults__", (make_row,))
     monkeypatch.setattr(suite.row_peers, "__defaults__", (make_row,))
     monkeypatch.setattr(ours, "refuse_cpu", lambda option, device: None)
+    monkeypatch.setattr(ours, "table_of", lambda device: argparse.Namespace(fallback="slow"))
     monkeypatch.setattr(suite, "row_names", lambda text, device: text.split(","))
     words = ["bench", "rows", "--device", "cpu", "--shapes", "5x64x32", "--budget-ms", "1", "--out", str(tmp_path), "--json", "--only"]
     assert main([*words, "first,wrong"]) == frame.OK

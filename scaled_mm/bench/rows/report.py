@@ -9,11 +9,13 @@ from typing import Any
 from scaled_mm.bench.report import commit
 from scaled_mm.measure.document import Command, Heading, Items, Part, Table, Text, markdown
 from scaled_mm.measure.record import Environment, write_atomically
+from scaled_mm.measure.stats import geometric_mean
 
 ROWS_JSON = "rows.json"
 ROWS_MD = "rows.md"
 
 HEADER, ALIGN = ("shape", "M", "best row", "µs", "dispatched row", "µs", "loss", "failed"), "lrlrlrrr"
+FALLBACK_HEADER, FALLBACK_ALIGN = ("M", "products", "geometric mean", "lowest", "at"), "rrrrl"
 
 
 def best(entry: dict[str, Any]) -> tuple[str, float] | None:
@@ -26,6 +28,24 @@ def loss(entry: dict[str, Any]) -> float | None:
     fastest = best(entry)
     us = entry["rows"].get(entry["dispatched"])
     return None if fastest is None or us is None else us / fastest[1] - 1
+
+
+def fallback_speed(entry: dict[str, Any]) -> float | None:
+    """Time of the dispatched row over the fallback's; None when one of them was not timed, or they are the same row."""
+    dispatched, fallback = (entry["rows"].get(entry[key]) for key in ("dispatched", "fallback"))
+    return None if dispatched is None or fallback is None or entry["dispatched"] == entry["fallback"] else dispatched / fallback
+
+
+def fallback_table(entries: list[dict[str, Any]]) -> list[list[str]]:
+    """Lines of the table of `FALLBACK_HEADER`, one for each M that has a speed."""
+    found: dict[int, list[tuple[float, str]]] = {}
+    for entry in entries:
+        if (speed := fallback_speed(entry)) is not None:
+            found.setdefault(entry["M"], []).append((speed, entry["shape"]))
+    return [
+        [str(m), str(len(speeds)), f"{geometric_mean([speed for speed, _ in speeds]):.2f}", f"{min(speeds)[0]:.2f}", min(speeds)[1]]
+        for m, speeds in sorted(found.items())
+    ]
 
 
 def save_rows(entries: list[dict[str, Any]], directory: Path, environment: Environment, command: str) -> Path:
@@ -51,6 +71,9 @@ def rows_markdown(entries: list[dict[str, Any]], environment: Environment, comma
     """The best row of each case, what the table picks today and what that costs."""
     title = Heading(1, f"Every row of the tile table: {environment.gpu} ({environment.arch})")
     parts: list[Part] = [title, Command(command), Text(origin(environment)), Table(HEADER, [cells(entry) for entry in entries], ALIGN)]
+    if speeds := fallback_table(entries):
+        what = "Time of the dispatched row over the fallback's. The fallback serves a product as long as no other row that can take it is built."
+        parts += [Heading(2, "The fallback"), Text(what), Table(FALLBACK_HEADER, speeds, FALLBACK_ALIGN)]
     if found := messages(entries):
         parts += [Heading(2, "Failures"), Items([f"`{name}`: {message}" for name, message in found])]
     return markdown(parts)

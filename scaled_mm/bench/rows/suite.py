@@ -1,7 +1,7 @@
 """Times every tile configuration of a table on every case: the measurement that a tile table is chosen by.
 
-`rows.json` is a list of {"shape", "M", "N", "K", "dispatched", "rows": {row: us}, "failed": {row: message}}:
-`dispatched` is the row that the table picks today. A row whose bits differ from the first row's failed: it has no time.
+`rows.json` is a list of {"shape", "M", "N", "K", "dispatched", "fallback", "rows": {row: us}, "failed": {row: message}}:
+`dispatched` is the row that the table picks today, `fallback` its fallback. A row whose bits differ from the first row's failed: it has no time.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ def row_peers(names: list[str], make_peer: MakePeer = Ours) -> list[Peer]:
 
 
 class RowsSuite(Int8Suite):
-    """make_peer: what runs a row, and what runs the row that the table picks."""
+    """fallback: the name of the table's fallback. make_peer: what runs a row, and what runs the row that the table picks."""
 
-    def __init__(self, make_peer: MakePeer = Ours):
+    def __init__(self, fallback: str, make_peer: MakePeer = Ours):
+        self._fallback = fallback
         self._dispatched = make_peer(None, "dispatched")
 
     def check(self, inputs: Inputs, options: Options) -> SameBits:
@@ -65,6 +66,7 @@ class RowsSuite(Int8Suite):
             "N": case.N,
             "K": case.K,
             "dispatched": check.dispatched,
+            "fallback": self._fallback,
             "rows": dict(sorted(times.items(), key=lambda item: item[1])),
             "failed": {name: result.failed for name, result in results.items() if result.failed is not None},
         }

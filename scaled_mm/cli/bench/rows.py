@@ -63,7 +63,7 @@ def time_rows(
         return frame.usage(args, str(error))
     options, command = frame.options(args, device), frame.command_line(args, args.parser)
     entries: list[dict[str, Any]] = []
-    for layer in frame.grid(suite.RowsSuite(), cases, suite.row_peers(names), device, options, console):
+    for layer in frame.grid(suite.RowsSuite(ours.table_of(device).fallback), cases, suite.row_peers(names), device, options, console):
         entries += layer
         save(entries, out, environment, command)
         frame.log(console, layer[0]["shape"], layer)
