@@ -11,6 +11,7 @@ from scaled_mm.measure import plots
 from scaled_mm.measure.document import Command, Heading, Image, Items, Part, Table, Text
 from scaled_mm.measure.environment import BUSY_CPU
 from scaled_mm.measure.record import CaseRecord, Clocks, Document, Environment, Implementation, write_atomically
+from scaled_mm.measure.regime import REGIMES, STANDARD
 from scaled_mm.measure.rotation import CACHE_MULTIPLE
 from scaled_mm.measure.stats import Speedup, geometric_mean, mean_by_m, mean_by_shape
 
@@ -96,7 +97,13 @@ def how_timed(document: Document, rotated: str) -> str:
     )
     if warm := analysis.warm_weights(document):
         text += f" Not so for {', '.join(warm)}: even the rotated weights fit into the cache."
-    return text
+    return text + regime_of(document)
+
+
+def regime_of(document: Document) -> str:
+    """A sentence on the state of the GPU, after a space; empty for the standard one and on a CPU."""
+    regime = document.settings.regime
+    return "" if regime == STANDARD or document.environment.arch == "cpu" else f" {REGIMES[regime].describe()}"
 
 
 def noise(cases: Iterable[CaseRecord], arch: str) -> list[str]:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 
 import torch
 
+from scaled_mm.measure.regime import REGIMES, STANDARD
 from scaled_mm.measure.runner import Call, Runner
 from scaled_mm.measure.sampling import plan
 
 GRAPH_COLD = "cuda_graph_l2_cold"
 GRAPH_WARM = "cuda_graph_rotated_fits_l2"  # weights so small that even the most sets we rotate stay in the cache
-REST_MS = 50.0  # of an idle GPU before each round of an implementation: who ran before is forgotten
-SETTLE_MS = 100.0  # of untimed replays before the samples of each round
 
 _streams: dict[torch.device, torch.cuda.Stream] = {}
 
@@ -34,7 +33,8 @@ def _timing_event() -> torch.cuda.Event:
 class CudaRunner(Runner):
     """CUDA graph over the rotation. The graph's private memory is freed by `close`."""
 
-    def __init__(self, calls: Sequence[Call], device: torch.device, budget_ms: float, cold: bool):
+    def __init__(self, calls: Sequence[Call], device: torch.device, budget_ms: float, cold: bool, regime: str = STANDARD):
+        self._regime = REGIMES[regime]
         self._calls = list(calls)
         self._device = device
         self._stream = _side_stream(device)
@@ -44,7 +44,7 @@ class CudaRunner(Runner):
             with torch.cuda.stream(self._stream):
                 call_us = self._warm_up(budget_ms)
                 self.plan = plan(call_us, len(self._calls), budget_ms)
-                self._settle = max(1, math.ceil(SETTLE_MS * 1000 / (self.plan.calls * call_us)))
+                self._settle = max(1, math.ceil(self._regime.settle_ms * 1000 / (self.plan.calls * call_us)))
                 self._graph = self._capture(self.plan.calls)
                 self._graph.replay()
                 self._stream.synchronize()
@@ -88,7 +88,7 @@ class CudaRunner(Runner):
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             events = [(_timing_event(), _timing_event()) for _ in range(passes)]
             self._stream.synchronize()
-            time.sleep(REST_MS / 1000)
+            time.sleep(self._regime.rest_ms / 1000)
             for _ in range(self._settle):  # and the GPU is busy while the host queues the timed replays
                 self._graph.replay()
             for start, end in events:
@@ -97,6 +97,13 @@ class CudaRunner(Runner):
                 end.record()
             self._stream.synchronize()
         return [start.elapsed_time(end) * 1000 / self.plan.calls for start, end in events]
+
+    def load(self) -> None:
+        deadline = time.perf_counter() + self._regime.load_ms / 1000
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            while time.perf_counter() < deadline:
+                self._graph.replay()
+                self._stream.synchronize()
 
     def replay(self) -> None:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):

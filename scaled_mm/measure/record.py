@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from scaled_mm.measure.regime import STANDARD
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -124,13 +126,15 @@ class CaseRecord(Model):
 
 
 class Settings(Model):
-    """budget_ms: per implementation and case. rounds: turns of each implementation. kernel: the tile configuration that was forced."""
+    """budget_ms: per implementation and case. rounds: turns of each implementation. kernel: the tile configuration that was forced.
+    regime: one of `regime.REGIMES`."""
 
     budget_ms: float
     rounds: int
     check: bool
     seed: int
     kernel: str | None
+    regime: str = STANDARD
 
 
 class Document(Model):

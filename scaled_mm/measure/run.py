@@ -16,6 +16,7 @@ import torch
 from scaled_mm.measure import device as devices
 from scaled_mm.measure.peer import Peer, TensorCall
 from scaled_mm.measure.record import Result, describe
+from scaled_mm.measure.regime import STANDARD
 from scaled_mm.measure.rotation import RotatedOutputs, RotatedWeights
 from scaled_mm.measure.runner import Runner
 from scaled_mm.measure.sampling import DEFAULT_BUDGET_MS
@@ -29,13 +30,14 @@ CHECK_LIMIT_GMAC = {"cuda": 8192.0, "cpu": 4.0}
 @dataclass(frozen=True)
 class Options:
     """budget_ms: time per implementation and case. check: compare with the reference, up to check_limit_gmac billion
-    multiply-adds. sets: weight sets to rotate; None lets the cache decide."""
+    multiply-adds. sets: weight sets to rotate; None lets the cache decide. regime: one of `regime.REGIMES`."""
 
     budget_ms: float = DEFAULT_BUDGET_MS
     check: bool = True
     check_limit_gmac: float = CHECK_LIMIT_GMAC["cuda"]
     seed: int = 0
     sets: int | None = None
+    regime: str = STANDARD
 
 
 #: Called before each step with the case and the implementation's name.
@@ -137,7 +139,7 @@ def time_peers(
             try:
                 calls = peer.prepare(inputs)
                 facts[peer.name] = peer.details(inputs) | check.once(peer, calls[0])
-                runners[peer.name] = open_runner(calls, inputs.device, options.budget_ms, inputs.weights.cold)
+                runners[peer.name] = open_runner(calls, inputs.device, options.budget_ms, inputs.weights.cold, options.regime)
             except WrongResult as error:
                 results[peer.name] = Result(failed=str(error))
             except Exception as error:  # noqa: BLE001 - recorded: a peer's failure is a result

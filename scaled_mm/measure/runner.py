@@ -23,6 +23,9 @@ class Runner:
         """Microseconds per call of each of `passes` timed passes."""
         raise NotImplementedError
 
+    def load(self) -> None:
+        """Keeps the device busy before the first turn of a case, for as long as the regime says. Nothing on a CPU."""
+
     def replay(self) -> None:
         """One untimed pass, finished when this returns: for checks of what the timed work computes."""
         raise NotImplementedError

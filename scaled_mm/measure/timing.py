@@ -9,10 +9,7 @@ between CUDA events; one sample is one replay divided by its calls, and the resu
 callables are captured back to back on one side stream with nothing between them, so that kernels which overlap with
 their predecessor (programmatic dependent launch) do so here as they would in a model.
 
-Before its samples the GPU rests for `cuda_runner.REST_MS`, and the implementation then runs untimed for SETTLE_MS: a large product draws
-all the power a GPU may have, and the clocks it gets in its first tens of milliseconds are those that the kernel before it
-left over. Without either, the same kernel measured 12-17% faster on an H200 behind a light one than behind a heavy one;
-without the rest 1-4%.
+Before its samples the GPU rests, and the implementation then runs untimed, as the `regime` says.
 
 On a CPU: the same rotation and the same plan, with `time.perf_counter` around each pass. A CPU that other programs use can be a hundred
 times slower than the plan expects; a runner then stops at `runner.OVERRUN` times its budget, with the calls it has made.
@@ -29,6 +26,7 @@ from dataclasses import dataclass
 import torch
 
 from scaled_mm.measure.cuda_runner import CudaRunner
+from scaled_mm.measure.regime import STANDARD
 from scaled_mm.measure.runner import Call, CpuRunner, Runner
 from scaled_mm.measure.sampling import DEFAULT_BUDGET_MS, ROUNDS, turns
 
@@ -48,23 +46,26 @@ class Timing:
     spread: float = 0.0
 
 
-def open_runner(calls: Sequence[Call], device: torch.device, budget_ms: float = DEFAULT_BUDGET_MS, cold: bool = True) -> Runner:
+def open_runner(
+    calls: Sequence[Call], device: torch.device, budget_ms: float = DEFAULT_BUDGET_MS, cold: bool = True, regime: str = STANDARD
+) -> Runner:
     """Warms up `calls` (one zero-argument callable per weight set) and readies them: a captured graph on a GPU.
 
-    cold: whether the sets exceed the cache (`is_cold`); it only names the method. Errors of the callables pass through.
+    cold: whether the sets exceed the cache (`is_cold`); it only names the method. regime: one of `regime.REGIMES`; a CPU has none. Errors of the
+    callables pass through.
     """
     if not calls:
         raise ValueError("expected at least one call to time, got none")
     if device.type == "cuda":
-        return CudaRunner(calls, device, budget_ms, cold)
+        return CudaRunner(calls, device, budget_ms, cold, regime)
     return CpuRunner(calls, budget_ms)
 
 
 def interleave(runners: Mapping[str, Runner], rounds: int = ROUNDS, limit_us: float | None = None) -> dict[str, Timing | Exception]:
     """Samples every runner in turn, `rounds` times over, so that a drift of the clocks meets all of them alike.
 
-    Each round has an order of its own (`turns`), and a rest stands between two runners (`cuda_runner.REST_MS`): on a GPU at its power
-    limit a runner is 1-4% faster or slower by who ran before it, 100 ms of settling notwithstanding.
+    Each round has an order of its own (`turns`), and a rest stands between two runners (`regime.Regime`): on a GPU at its power limit a runner
+    is 1-4% faster or slower by who ran before it, 100 ms of settling notwithstanding.
 
     A runner that raises is left out of later rounds and its exception stands in its Timing's place. So is one that takes more
     than limit_us in the median of a round: it keeps the samples that it has.
@@ -72,6 +73,8 @@ def interleave(runners: Mapping[str, Runner], rounds: int = ROUNDS, limit_us: fl
     collected: dict[str, list[list[float]]] = {name: [] for name in runners}
     failed: dict[str, Exception] = {}
     slow: set[str] = set()
+    for runner in list(runners.values())[:1]:
+        runner.load()
     for order in turns(list(runners), rounds):
         for name in order:
             if name in failed or name in slow:

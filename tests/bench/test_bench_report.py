@@ -66,6 +66,13 @@ def test_the_report_names_every_number_and_every_failure():
     assert "| `vllm` | failed: RuntimeError: no kernel |" in text
 
 
+def test_the_report_says_in_which_state_the_gpu_was_unless_it_was_the_standard_one():
+    usual = document(two_cases())
+    settled = usual.model_copy(update={"settings": usual.settings.model_copy(update={"regime": "settled"})})
+    sentence = "Before each case the GPU is under load for 2000 ms. Before each turn of an implementation the GPU does not rest"
+    assert sentence in written(settled) and "Before each turn" not in written(usual)
+
+
 def test_recorded_times_are_a_comparison_of_their_own_said_plainly():
     cases = [case.model_copy(update={"results": {"ours": case.results["ours"]}}) for case in two_cases()]
     text = written(document(cases, sgl_unavailable="sgl_kernel is not installed"))

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from scaled_mm.measure import cuda_runner, device, host, rotation, runner, sampling, timing
+from scaled_mm.measure import cuda_runner, device, host, regime, rotation, runner, sampling, timing
 from scaled_mm.measure.sampling import Plan
 from scaled_mm.measure.timing import Timing
 
@@ -126,6 +126,45 @@ def test_rounds_alternate_between_implementations():
     timing.interleave(runners, rounds=2)
     turns = [name for i, name in enumerate(order) if i == 0 or order[i - 1] != name]
     assert turns == ["a", "b", "a"]  # the second round goes backwards
+
+
+def test_the_device_is_loaded_once_before_the_first_turn():
+    class Recorded(timing.CpuRunner):
+        def load(self):
+            order.append("load")
+
+    order = []
+    runners = {name: Recorded([lambda name=name: order.append(name)], budget_ms=0.2) for name in "ab"}
+    order.clear()
+    timing.interleave(runners, rounds=2)
+    assert order[:2] == ["load", "a"] and order.count("load") == 1
+    assert timing.interleave({}) == {}
+
+
+@pytest.mark.parametrize("name", regime.REGIMES)
+def test_a_regime_is_described_by_its_own_numbers(name):
+    one = regime.REGIMES[name]
+    text = one.describe()
+    assert ("does not rest" in text) == (one.rest_ms == 0) and f"untimed for {one.settle_ms:g} ms" in text
+    assert (f"under load for {one.load_ms:g} ms" in text) == (one.load_ms > 0)
+
+
+@pytest.mark.gpu
+def test_a_regime_sets_rest_settling_and_load(monkeypatch):
+    device, rests = torch.device("cuda:0"), []
+    x = torch.rand(2048, 2048, device=device)
+    monkeypatch.setattr(cuda_runner.time, "sleep", rests.append)
+    monkeypatch.setitem(regime.REGIMES, "test", regime.Regime(70, 20, load_ms=150))
+    runners = {name: timing.open_runner([lambda: x @ x], device, 5, regime=name) for name in ("test", regime.BRIEF)}
+    replays = {name: runner._settle * runner.plan.calls for name, runner in runners.items()}
+    assert replays["test"] > 5 * replays[regime.BRIEF]
+    start = time.perf_counter()
+    runners["test"].load()
+    assert time.perf_counter() - start >= 0.15
+    for one in runners.values():
+        one.sample(2)
+        one.close()
+    assert rests == [0.07, 0]
 
 
 def test_every_round_has_all_in_an_order_of_its_own_and_nobody_always_runs_behind_the_same():

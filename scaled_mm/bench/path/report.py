@@ -13,7 +13,7 @@ from scaled_mm.bench.path.inputs import OUTLIER_EVERY, OUTLIER_FACTOR
 from scaled_mm.bench.path.operators import OPERATORS
 from scaled_mm.bench.path.peers import TORCH, VLLM
 from scaled_mm.bench.path.record import PathCaseRecord, PathDocument
-from scaled_mm.bench.report import head, kernel_cell, legend, mean_tables, noise, plots_section, time_cell, what_did_not_run, write
+from scaled_mm.bench.report import head, kernel_cell, legend, mean_tables, noise, plots_section, regime_of, time_cell, what_did_not_run, write
 from scaled_mm.measure.document import Heading, Items, Part, Table, Text
 from scaled_mm.measure.rotation import CACHE_MULTIPLE, MAX_ROTATION
 
@@ -73,8 +73,9 @@ def _method(document: PathDocument) -> str:
         "cache. The activation of a linear layer is one set, because the operator before it has just written it."
     )
     return (
-        f"{timed} Random data, seed {document.settings.seed}: bfloat16 activations of normal values, one channel of {OUTLIER_EVERY} (at least one) "
-        f"{OUTLIER_FACTOR:g} times as large; int8 weights with one scale per column; no bias. Every implementation gets the same inputs; samples are "
+        f"{timed}{regime_of(document)} Random data, seed {document.settings.seed}: bfloat16 activations of normal values, one channel of "
+        f"{OUTLIER_EVERY} (at least one) {OUTLIER_FACTOR:g} times as large; int8 weights with one scale per column; "
+        "no bias. Every implementation gets the same inputs; samples are "
         f"taken in {document.settings.rounds} rounds over all implementations. Microseconds per call, median. Ours allocates its outputs in the "
         "call. The roof of a layer is the larger of its INT8 arithmetic and its memory traffic. The roof of an operator is its memory traffic: each "
         "input read once and each output written once, at the memory's nominal bandwidth."

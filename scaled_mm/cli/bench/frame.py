@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
+from scaled_mm.measure.regime import REGIMES, STANDARD
 
 if TYPE_CHECKING:
     import torch
@@ -31,13 +32,21 @@ def add_grid_options(parser: argparse.ArgumentParser, shapes: str, m: str) -> No
     add_measuring_options(parser, "60", "of the random inputs; default a new one, which the report records")
 
 
-def add_measuring_options(parser: argparse.ArgumentParser, budget: str, seed: str) -> None:
-    """Adds where, how long and with which numbers. budget: the default of --budget-ms, as its help says it. seed: the help of --seed."""
+def add_measuring_options(parser: argparse.ArgumentParser, budget: str, seed: str, regime: str = STANDARD) -> None:
+    """Adds where, how long and with which numbers. budget: the default of --budget-ms, as its help says it. seed: the help of --seed.
+    regime: the default of --regime."""
     add = parser.add_argument
     add("--device", help="cuda:0, cpu, ...; default the first GPU, or the CPU when there is none")
     add("--out", type=Path, metavar="DIR", help="report directory; default reports/<arch>/<gpu>")
     positive = common.number("a number above 0", lambda value: value > 0)
     add("--budget-ms", type=positive, metavar="MS", help=f"timed milliseconds per implementation and case; default {budget}")
+    states = "rested: 30 ms of rest before each turn; settled: 2 s of load before each case, and no rest; brief: neither"
+    add(
+        "--regime",
+        choices=tuple(REGIMES),
+        default=regime,
+        help=f"state of a GPU: {states}; standard: 50 ms of rest, then 100 ms of load; default {regime}",
+    )
     add("--seed", type=common.seed, help=f"seed {seed}")
     add("--json", action="store_true", help="print the document on stdout")
 
@@ -112,6 +121,7 @@ def options(args: argparse.Namespace, device: torch.device, check: bool = True, 
         check=check,
         check_limit_gmac=CHECK_LIMIT_GMAC[device.type] if check_limit is None else check_limit,
         seed=secrets.randbelow(2**31) if args.seed is None else args.seed,
+        regime=args.regime,
     )
 
 
@@ -165,7 +175,7 @@ def document_fields(
         "clocks": [] if clocks is None else [clocks],
         "implementations": implementations(peers, device),
     }
-    settings = {"budget_ms": options.budget_ms, "rounds": ROUNDS, "check": options.check, "seed": options.seed}
+    settings = {"budget_ms": options.budget_ms, "rounds": ROUNDS, "check": options.check, "seed": options.seed, "regime": options.regime}
     settings["kernel"] = getattr(args, "kernel", None)
     return document, settings
 

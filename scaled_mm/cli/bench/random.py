@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
 from scaled_mm.cli.bench import frame, rows, shown
+from scaled_mm.measure.regime import BRIEF
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +17,7 @@ _BUDGET_MS = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    frame.add_measuring_options(parser, "5", "of the products, and of their random inputs; default a new one, which the report records")
+    frame.add_measuring_options(parser, "5", "of the products, and of their random inputs; default a new one, which the report records", BRIEF)
     parser.add_argument("--count", type=common.integer(1, 4096), default=200, metavar="N", help="random products; default 200")
     rows.add_only_option(parser)
 
