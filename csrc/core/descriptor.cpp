@@ -147,11 +147,11 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
   if (problem.own_kernel() != nullptr) return plan_own_kernel(handle, d);
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table, scaledMMTableKind_t(product))) return s;
   problem.settle(*d->table);
-  const BucketKey key = problem.bucket();
   const auto misfit_of = [&problem](const RowNeeds& needs) { return problem.misfit(needs); };
-  if (scaledMMStatus_t s = d->choose(forced, d->kind->label, key.M, key.N, key.K, key.serves, misfit_of)) return s;
+  if (scaledMMStatus_t s = d->choose(forced, d->kind->label, problem.bucket(), problem.size(), handle->rates(), misfit_of)) return s;
   if (problem.empty()) return SCALED_MM_STATUS_SUCCESS; // nothing will be launched
-  if (scaledMMStatus_t s = scaled_mm::plan_kernel(handle->arch, {d->table, d->row, d->bucket}, problem, handle->info, &d->plan)) return s;
+  const KernelWish wish = {d->table, d->row, d->bucket};
+  if (scaledMMStatus_t s = scaled_mm::plan_kernel(*handle, wish, problem, &d->plan)) return s;
   if (d->plan.stand_in) d->stand_in(*d->plan.stand_in);
   if (problem.terms_bytes) {
     const KernelName terms = {

@@ -9,6 +9,8 @@ namespace {
 
 // Attribute numbers of the driver's stable interface (cuda.h).
 constexpr int kMultiprocessorCount = 16;
+constexpr int kMemoryClockKhz = 36;
+constexpr int kMemoryBusBits = 37;
 constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 constexpr int kMaxSharedMemoryPerBlockOptin = 97;
@@ -44,6 +46,15 @@ void exchange_capture_mode(int* mode) {
   if (the_driver().exchange_capture_mode) the_driver().exchange_capture_mode(mode);
 }
 
+// Bytes per second. Of a driver that does not say: what GPUs of a data centre have for each SM.
+double memory_bandwidth(const Driver& driver, int device, int multiprocessors) {
+  int clock_khz = 0, bus_bits = 0;
+  if (driver.attribute(&clock_khz, kMemoryClockKhz, device) || driver.attribute(&bus_bits, kMemoryBusBits, device) || clock_khz < 1 || bus_bits < 1) {
+    return 2e10 * multiprocessors;
+  }
+  return 2.0 * clock_khz * (bus_bits / 8.0) * 1e3; // two transfers a clock
+}
+
 } // namespace
 
 RelaxedCapture::RelaxedCapture() : mode_(kCaptureModeRelaxed) { exchange_capture_mode(&mode_); }
@@ -71,7 +82,7 @@ scaledMMStatus_t query_device(int32_t device_id, DeviceProperties* properties) {
   if (!error) error = driver.attribute(&multiprocessors, kMultiprocessorCount, device);
   if (!error) error = driver.attribute(&shared_memory, kMaxSharedMemoryPerBlockOptin, device);
   if (error) return fail(SCALED_MM_STATUS_CUDA_ERROR, "device: cuDeviceGetAttribute answered error %d", error);
-  *properties = DeviceProperties{major * 10 + minor, multiprocessors, shared_memory};
+  *properties = DeviceProperties{major * 10 + minor, multiprocessors, shared_memory, memory_bandwidth(driver, device, multiprocessors)};
   return SCALED_MM_STATUS_SUCCESS;
 }
 

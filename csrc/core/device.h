@@ -9,6 +9,7 @@ struct DeviceProperties {
   int32_t compute_capability; // 90 for 9.0
   int32_t multiprocessors;
   int32_t max_shared_memory; // bytes that one thread block may opt in to
+  double memory_bandwidth;   // bytes per second, at its peak
 };
 
 scaledMMStatus_t query_device(int32_t device_id, DeviceProperties* properties);

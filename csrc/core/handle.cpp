@@ -28,6 +28,7 @@ scaledMMStatus_t scaledMMCreateHandle(scaledMMHandle_t* handle, scaledMMDeviceTy
     info.compute_capability = properties.compute_capability;
     info.multiprocessors = properties.multiprocessors;
     info.max_shared_memory = properties.max_shared_memory;
+    info.memory_bandwidth = properties.memory_bandwidth;
   } else {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "device_type: expected SCALED_MM_DEVICE_CPU or SCALED_MM_DEVICE_CUDA, got %d", int(device_type));
   }

@@ -7,6 +7,7 @@
 
 #include "core/kernel_abi.h"
 #include "core/registry.h"
+#include "core/time_model.h"
 
 namespace scaled_mm {
 
@@ -64,6 +65,8 @@ public:
   // Settles what depends on the device's table. Called before `bucket`.
   virtual void settle(const Table&) {}
   virtual BucketKey bucket() const = 0;
+  // For the predicted time.
+  virtual ProductSize size() const { return {info.M, info.N, info.K, info.batch, info.constant_b}; }
   virtual const char* misfit(const RowNeeds& needs) const { return scaled_mm::misfit(info, needs); }
   // The bytes of workspace that the kernel needs.
   virtual scaledMMStatus_t workspace(const Kernel&, size_t* bytes) const {

@@ -320,7 +320,12 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected alignments that are powers of two, got %d, %d and %d", table->source,
                   int(i), int(row.align_a), int(row.align_b), int(row.align_out));
     }
+    if (!is_legal(row.time)) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected a time model with sizes and rates above 0 and finite times, or none",
+                  table->source, int(i));
+    }
     copy->rows[i].name = row.name;
+    copy->rows[i].time = row.time;
     copy->rows[i].needs = {row.align_a, row.align_b, row.align_out, row.store_bytes};
   }
   const TableRow& fallback = copy->rows[copy->fallback_row];
@@ -330,7 +335,8 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
   if (table->num_modes > 0) copy->modes.assign(table->modes, table->modes + table->num_modes);
   copy->buckets.assign(table->buckets, table->buckets + table->num_buckets);
   for (const scaledMMTableBucket_t& bucket : copy->buckets) {
-    if (bucket.row < 0 || bucket.row >= copy->num_rows) {
+    const bool fastest = bucket.row == SCALED_MM_FASTEST && !rules.has_modes;
+    if (!fastest && (bucket.row < 0 || bucket.row >= copy->num_rows)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
     }
     if ((bucket.flags & ~rules.bucket_flags) != 0) {

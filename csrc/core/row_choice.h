@@ -2,10 +2,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdio>
 #include <mutex>
 #include <string>
 
-#include "core/registry.h"
+#include "core/problem.h"
 #include "core/status.h"
 
 namespace scaled_mm {
@@ -21,17 +22,18 @@ enum class RowState {
 struct RowChoice {
   const Table* table = nullptr; // nullptr: the device is a CPU
   const TableRow* row = nullptr;
-  const TableRow* bucket_row = nullptr;
+  const TableRow* bucket_row = nullptr;  // nullptr also of a bucket that takes the fastest
   int32_t bucket = -1;                   // -1: the kernel config was forced by name
-  const char* misfit = nullptr;          // why the bucket's kernel config was not used
+  const char* misfit = nullptr;          // why the bucket's kernel config, or every one, was not used
+  double us = 0;                         // predicted for `row`; 0: it was not selected by time
   const TableRow* standing_in = nullptr; // nullptr: none does
   RowNeeds needs;                        // of `row`, and of the stand-in
 
-  // Selects the kernel config named `forced`; without a name that of the bucket of (M, N, K), or the fallback if it cannot take the product.
-  // kind: for messages, "" or "grouped ". serves: see BucketKey. misfit_of(needs): why a kernel config with these needs cannot take the
-  // product, nullptr if it can.
+  // Selects the kernel config named `forced`; without a name that of the bucket of `key`, or the fallback if it cannot take the product.
+  // kind: for messages, "" or "grouped ". misfit_of(needs): why a kernel config with these needs cannot take the product, nullptr if it can.
   template <class MisfitOf>
-  scaledMMStatus_t choose(const char* forced, const char* kind, int64_t M, int64_t N, int64_t K, int32_t serves, const MisfitOf& misfit_of) {
+  scaledMMStatus_t choose(const char* forced, const char* kind, const BucketKey& key, const ProductSize& size, const DeviceRates& device,
+                          const MisfitOf& misfit_of) {
     if (forced != nullptr) {
       row = table->find_row(forced);
       if (row == nullptr) {
@@ -42,10 +44,21 @@ struct RowChoice {
         return fail(SCALED_MM_STATUS_BAD_PARAM, "kernel: row %s cannot take this product: %s", forced, why);
       }
     } else {
-      bucket = table->find_bucket(M, N, K, serves);
-      bucket_row = &table->rows[table->buckets[bucket].row];
-      misfit = misfit_of(bucket_row->needs);
-      row = misfit ? &table->rows[table->fallback_row] : bucket_row;
+      bucket = table->find_bucket(key.M, key.N, key.K, key.serves);
+      const int32_t index = table->buckets[bucket].row;
+      if (index == SCALED_MM_FASTEST) {
+        const auto can_take = [&](const TableRow& one) {
+          misfit = misfit_of(one.needs);
+          return misfit == nullptr;
+        };
+        row = table->fastest(size, device, can_take, &us);
+        if (row) misfit = nullptr;
+      } else {
+        bucket_row = &table->rows[index];
+        misfit = misfit_of(bucket_row->needs);
+        row = misfit ? nullptr : bucket_row;
+      }
+      if (row == nullptr) row = &table->rows[table->fallback_row];
     }
     needs = row->needs;
     return SCALED_MM_STATUS_SUCCESS;
@@ -72,11 +85,19 @@ struct RowChoice {
   }
 
 private:
+  static std::string rounded(double us) {
+    char text[32];
+    snprintf(text, sizeof(text), us < 100 ? "%.2f" : "%.0f", us);
+    return text;
+  }
+
   std::string explain(const std::string& kind, RowState state) const {
     if (row == nullptr) return "the device is a CPU";
     if (bucket < 0) return "forced by name, from " + table->source;
     std::string text = kind + ("bucket " + std::to_string(bucket)) + " of " + table->source + (table->tuned ? " (tuned)" : "");
-    if (misfit) text += "; its row " + bucket_row->name + " cannot take this product (" + misfit + "), so the fallback row runs";
+    if (us > 0) text += "; " + row->name + " is the fastest by prediction, " + rounded(us) + " us";
+    if (misfit && bucket_row) text += "; its row " + bucket_row->name + " cannot take this product (" + misfit + "), so the fallback row runs";
+    if (misfit && !bucket_row) text += "; the other rows cannot take this product (" + std::string(misfit) + "), so the fallback row runs";
     if (state == RowState::kWaits) text += "; " + row->name + " is not built yet, so " + standing_in->name + " runs until it is loaded";
     if (state == RowState::kStays) {
       text += "; " + row->name + " was built later and needs a larger workspace than this plan announced, so " + standing_in->name + " stays";

@@ -1,5 +1,10 @@
 #include "core/stand_in.h"
 
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
 #include "core/status.h"
 
 namespace scaled_mm {
@@ -7,32 +12,28 @@ namespace {
 
 class Search {
 public:
-  Search(Arch* arch, const KernelWish& wish, const Problem& problem, const scaledMMHandleInfo_t& device)
-      : arch_(arch), wish_(wish), problem_(problem), device_(device) {}
+  Search(const scaledMMHandle& handle, const KernelWish& wish, const Problem& problem) : handle_(handle), wish_(wish), problem_(problem) {}
 
   KernelName name_of(const TableRow& row) const {
-    return {arch_, row.name.c_str(), problem_.variant, device_.device_id, device_.max_shared_memory, row.slot(problem_.variant)};
+    const scaledMMHandleInfo_t& device = handle_.info;
+    return {handle_.arch, row.name.c_str(), problem_.variant, device.device_id, device.max_shared_memory, row.slot(problem_.variant)};
   }
 
   // Finds the first stand-in; plan->kernel stays nullptr if there is none. Fails if the provider does.
   scaledMMStatus_t find(KernelPlan* plan) const {
     const Table& table = *wish_.table;
-    const auto row_of = [&table](int64_t bucket) { return &table.rows[table.buckets[size_t(bucket)].row]; };
-    const int64_t buckets = int64_t(table.buckets.size());
-    const TableRow* last = nullptr; // neighbours often name the same kernel config
-    for (int64_t distance = 0; distance < buckets; ++distance) {
-      for (const int64_t bucket : {wish_.bucket + distance, wish_.bucket - distance}) {
-        if (bucket < 0 || bucket >= buckets) continue;
-        if (row_of(bucket) == last) continue;
-        last = row_of(bucket);
-        if (scaledMMStatus_t status = try_row(last, plan)) return status;
-        if (plan->kernel) return SCALED_MM_STATUS_SUCCESS;
-      }
+    std::vector<std::pair<double, const TableRow*>> rows;
+    const ProductSize size = problem_.size();
+    for (int32_t i = 0; i < table.num_rows; ++i) {
+      const TableRow& row = table.rows[i];
+      rows.emplace_back(row.has_time() ? predicted_us(row.time, size, handle_.rates()) : std::numeric_limits<double>::infinity(), &row);
     }
-    for (int32_t i = 0; i < table.num_rows && plan->kernel == nullptr; ++i) {
-      if (scaledMMStatus_t status = try_row(&table.rows[i], plan)) return status;
+    std::stable_sort(rows.begin(), rows.end(), [](const auto& one, const auto& other) { return one.first < other.first; });
+    for (const auto& [us, row] : rows) {
+      if (scaledMMStatus_t status = try_row(row, plan)) return status;
+      if (plan->kernel) return SCALED_MM_STATUS_SUCCESS;
     }
-    return plan->kernel ? SCALED_MM_STATUS_SUCCESS : try_row(fallback(), plan, true);
+    return try_row(fallback(), plan, true);
   }
 
   const TableRow* fallback() const { return &wish_.table->rows[wish_.table->fallback_row]; }
@@ -55,16 +56,15 @@ private:
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  Arch* const arch_;
+  const scaledMMHandle& handle_;
   const KernelWish& wish_;
   const Problem& problem_;
-  const scaledMMHandleInfo_t& device_;
 };
 
 } // namespace
 
-scaledMMStatus_t plan_kernel(Arch* arch, const KernelWish& wish, const Problem& problem, const scaledMMHandleInfo_t& device, KernelPlan* plan) {
-  const Search search(arch, wish, problem, device);
+scaledMMStatus_t plan_kernel(const scaledMMHandle& handle, const KernelWish& wish, const Problem& problem, KernelPlan* plan) {
+  const Search search(handle, wish, problem);
   const KernelName name = search.name_of(*wish.row);
   if (name.slot == nullptr) {
     return fail(SCALED_MM_STATUS_INTERNAL_ERROR, "kernel: expected row %s for a scaledMMDtype_t below %d, got %d", name.row, kDtypes,

@@ -1,6 +1,7 @@
 // The kernel of a plan. If the kernel config that the table selects is not built, another one of the table stands in for it.
 #pragma once
 
+#include "core/handle.h"
 #include "core/problem.h"
 
 namespace scaled_mm {
@@ -17,9 +18,9 @@ struct KernelWish {
   int32_t bucket;      // of the table; -1: the kernel config was named by the caller, so it runs or nothing does
 };
 
-// Finds the kernel of a product, prepared on the device. Stand-ins are tried in this order: the kernel configs of the following bucket, of the
-// preceding one, of the second next, and so on; the kernel configs that no bucket names, in the order of the table; the fallback. One that is
-// neither loaded nor built is passed over, as is one that cannot take the product or run on the device. If none is left, the fallback is built.
-scaledMMStatus_t plan_kernel(Arch* arch, const KernelWish& wish, const Problem& problem, const scaledMMHandleInfo_t& device, KernelPlan* plan);
+// Finds the kernel of a product, prepared on the device. Stand-ins are tried by their predicted time, then those without one in the order of the
+// table, then the fallback. One that is neither loaded nor built is passed over, as is one that cannot take the product or run on the device.
+// If none is left, the fallback is built.
+scaledMMStatus_t plan_kernel(const scaledMMHandle& handle, const KernelWish& wish, const Problem& problem, KernelPlan* plan);
 
 } // namespace scaled_mm

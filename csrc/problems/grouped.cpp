@@ -55,10 +55,9 @@ public:
   }
 
   // In grouped tables, m bounds the average number of tokens per expert.
-  BucketKey bucket() const override {
-    const int64_t rows = groups_.experts > 0 ? (info.M + groups_.experts - 1) / groups_.experts : info.M;
-    return {rows, info.N, info.K, 0};
-  }
+  BucketKey bucket() const override { return {tokens_per_expert(), info.N, info.K, 0}; }
+
+  ProductSize size() const override { return {tokens_per_expert(), info.N, info.K, groups_.experts, false}; }
 
   const char* misfit(const RowNeeds& needs) const override {
     if (const char* why = scaled_mm::misfit(info, needs)) return why;
@@ -76,6 +75,8 @@ public:
 
 private:
   scaledMMStatus_t validate(const GroupedTensors& t);
+
+  int64_t tokens_per_expert() const { return groups_.experts > 0 ? (info.M + groups_.experts - 1) / groups_.experts : info.M; }
 
   Groups groups_{};
 };

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.gpu import GpuFacts
 from scaled_mm.kernels.registry import family_of
 from scaled_mm.tables import Bucket, TileTable
 
@@ -106,37 +107,48 @@ def choose(times: Times, products: Collection[Product]) -> list[Choice]:
     return sorted(found, key=lambda choice: (*choice.product[1:], choice.product[0]))
 
 
-def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelConfig], times: Times) -> list[Bucket]:
+def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelConfig], times: Times, gpu: GpuFacts) -> list[Bucket]:
     """Buckets for the products whose chosen row beats the row of `base`, or was inherited to close a cliff; the table appends `base`'s buckets.
 
-    rows: at least the chosen ones. A bucket covers one N and K, and m <= M above M / 2 and the next smaller chosen M, as far as `base` has
-    one row down from M. A product whose base row was not timed gets none. It serves constant weights only, with which rows were measured,
-    if the chosen row loads weights early or `base` has another row for other weights.
+    rows: at least the chosen ones. A bucket covers one N and K, and m <= M as far down as `near` says, above the next smaller chosen M. A
+    product whose base row was not timed gets none. It serves constant weights only, with which rows were measured, if the chosen row loads
+    weights early or `base` has another row for other weights.
     """
     of = {choice.product: choice for choice in choices}
-    early = {row.name for row in rows if family_of(row).loads_weights_early(row)}
+    chosen = {row.name: row for row in rows}
     found: list[Bucket] = []
     for (N, K), ms in ladders(of).items():
         for smaller, M in zip([0, *ms], ms):
             choice = of[M, N, K]
-            own, of_others = (base.select(M, N, K, constant_b=constant_b).row.name for constant_b in (True, False))
+            own, of_others = (base.select(M, N, K, constant_b, gpu=gpu).row.name for constant_b in (True, False))
             base_us = times[M, N, K].get(own)
             if choice.row == own or base_us is None or (choice.us is not None and choice.us >= base_us):
                 continue
-            constant_only = choice.row in early or of_others != own
+            row = chosen[choice.row]
+            constant_only = family_of(row).loads_weights_early(row) or of_others != own
+            ratio = 1.0 if choice.us is None else choice.us / base_us
             kinds = (True,) if constant_only else (True, False)
-            least = max(smaller + 1, M // 2 + 1, *(_least_m_with_same_row(base, M, N, K, constant_b) for constant_b in kinds))
+            least = max(smaller + 1, *(near(base, (M, N, K), row, ratio, gpu, constant_b) for constant_b in kinds))
             found.append(Bucket(m=M, m_min=least, n=N, n_min=N, k=K, k_min=K, constant_b=constant_only, kernel=choice.row))
     return found
 
 
-def _least_m_with_same_row(base: TileTable, M: int, N: int, K: int, constant_b: bool) -> int:
-    """The smallest m such that `base` selects one row for all of m..M."""
-    row = base.select(M, N, K, constant_b).row.name
-    edges = {0, *(edge for bucket in base.buckets for edge in (bucket.m_min, (bucket.m or 0) + 1) if edge <= M)}  # where the row may change
-    least = M
-    for edge in sorted(edges, reverse=True):
-        if base.select(edge, N, K, constant_b).row.name != row:
+def near(base: TileTable, product: Product, row: KernelConfig, ratio: float, gpu: GpuFacts, constant_b: bool = True) -> int:
+    """The smallest m above M / 2 from which on up to M `base` selects one row, and `row` is not predicted to be slower.
+
+    product: where `row` took `ratio` times as long as the row of `base`. Its predicted times are corrected by what the prediction of the
+    ratio there was wrong by.
+    """
+    M, N, K = product
+
+    def predicted(one: KernelConfig, m: int) -> float:
+        return base.time_model(one).us(m, N, K, gpu, constant_b=constant_b)
+
+    own = base.select(M, N, K, constant_b, gpu=gpu).row
+    correction = ratio * predicted(own, M) / predicted(row, M)
+    m = M
+    while m - 1 > M // 2 and base.select(m - 1, N, K, constant_b, gpu=gpu).row == own:
+        if correction * predicted(row, m - 1) > predicted(own, m - 1):
             break
-        least = edge
-    return least
+        m -= 1
+    return m

@@ -13,11 +13,11 @@ from typing import Any, Protocol
 from scaled_mm.autotune import choose, model
 from scaled_mm.autotune.candidates import candidates
 from scaled_mm.autotune.choose import Choice, Product
-from scaled_mm.autotune.model import GpuFacts
 from scaled_mm.autotune.record import ProductRecord
 from scaled_mm.autotune.state import Cell, Journal, cell_key
 from scaled_mm.errors import BadParamError, InternalError, KernelNotBuiltError
 from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.gpu import GpuFacts
 from scaled_mm.measure.record import describe
 from scaled_mm.measure.roofline import roof_us
 from scaled_mm.measure.shapes import Case
@@ -136,11 +136,11 @@ def make_plan(base: TileTable, products: Collection[Product], gpu: GpuFacts, top
         if (expected := refusal(*product)) is not None:
             raise BadParamError(f"--shapes: expected {expected}, got {'x'.join(map(str, product))}")
         fitting = [row for row in legal if not contiguous_misfits(row, *product)]
-        own = base.select(*product, constant_b=True).row  # as the weights of every measurement are
+        own = base.select(*product, constant_b=True, gpu=gpu).row  # as the weights of every measurement are
         if not fitting or own.name not in rows:
             why = "; ".join(contiguous_misfits(own, *product)) or "the table's row is the fallback"
             raise BadParamError(f"--shapes: expected sizes that tuned rows take, got {'x'.join(map(str, product))} ({why})")
-        ranked = model.shortlist(fitting, {row.name for row in base.rows}, product, gpu, top)
+        ranked = model.shortlist(fitting, base, product, gpu, top)
         wanted[product] = list(dict.fromkeys([own.name, *(row.name for row in ranked)]))
     used = {name for names in wanted.values() for name in names}
     return Plan(len(legal), {name: row for name, row in rows.items() if name in used}, wanted)
@@ -153,6 +153,7 @@ class Run:
         self,
         base: TileTable,
         plan: Plan,
+        gpu: GpuFacts,
         settings: Settings,
         journal: Journal,
         kernels: Kernels,
@@ -161,7 +162,7 @@ class Run:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.outcome = Outcome(plan)
-        self._base, self._plan, self._settings, self._journal, self._kernels = base, plan, settings, journal, kernels
+        self._base, self._plan, self._gpu, self._settings, self._journal, self._kernels = base, plan, gpu, settings, journal, kernels
         self._measurer, self._progress, self._clock = measurer, progress, clock
         self._start = clock()
         self._libraries: dict[str, Path] = {}
@@ -253,7 +254,7 @@ class Run:
         """Fills in choices and buckets from what was timed."""
         times = self.outcome.times()
         self.outcome.choices = choose.choose(times, self._plan.wanted)
-        self.outcome.buckets = choose.buckets(self.outcome.choices, self._base, self._plan.rows.values(), times)
+        self.outcome.buckets = choose.buckets(self.outcome.choices, self._base, self._plan.rows.values(), times, self._gpu)
 
 
 def tune(
@@ -272,7 +273,7 @@ def tune(
 
     A candidate that does not compile, crashes or hangs is an outcome. An interrupt passes through; the journal has what was measured.
     """
-    run = Run(base, plan or make_plan(base, products, gpu, settings.top), settings, journal, kernels, measurer, progress, clock)
+    run = Run(base, plan or make_plan(base, products, gpu, settings.top), gpu, settings, journal, kernels, measurer, progress, clock)
     run.recall()
     run.compile()
     run.time()
@@ -287,11 +288,17 @@ def chosen_us(outcome: Outcome) -> Mapping[Product, float]:
 
 
 def product_record(
-    case: Case | None, base: TileTable, choices: Mapping[Product, Choice], times: choose.Times, gpu: str, product: Product | None = None
+    case: Case | None,
+    base: TileTable,
+    choices: Mapping[Product, Choice],
+    times: choose.Times,
+    gpu: GpuFacts,
+    name: str,
+    product: Product | None = None,
 ) -> ProductRecord:
-    """The record of a case that was asked for, or of another `product`. gpu: the driver's name, for the roof."""
+    """The record of a case that was asked for, or of another `product`. name: the driver's name of the GPU, for the roof."""
     M, N, K = product or (case.M, case.N, case.K)
-    own = base.select(M, N, K, constant_b=True).row.name
+    own = base.select(M, N, K, constant_b=True, gpu=gpu).row.name
     choice = choices.get((M, N, K))
     return ProductRecord(
         shape=case.shape if case else f"{N}x{K}",
@@ -303,5 +310,5 @@ def product_record(
         us=choice.us if choice else None,
         base_row=own,
         base_us=times.get((M, N, K), {}).get(own),
-        roof_us=roof_us(M, N, K, gpu),
+        roof_us=roof_us(M, N, K, name),
     )

@@ -13,13 +13,18 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.sections import OTHER_SECTIONS
 from scaled_mm.measure.record import write_atomically
 from scaled_mm.tables import Bucket, TileTable, load_table
+from scaled_mm.tables.rules import contains
 
 
 def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelConfig], buckets: Sequence[Bucket]) -> TileTable:
-    """The table of one GPU model: `buckets` and their rows, and behind them all that the base has. rows: at least those that buckets name."""
+    """The table of one GPU model: `buckets` and their rows, and behind them what the base has, but for buckets that they replace as a whole.
+
+    rows: at least those that buckets name.
+    """
     more = {bucket.kernel for bucket in buckets} - {row.name for row in base.rows}
     added = tuple(row for row in rows if row.name in more)
-    return base.model_copy(update=dict(tuned=True, gpu=gpu, version=__version__, rows=(*base.rows, *added), buckets=(*buckets, *base.buckets)))
+    kept = tuple(bucket for bucket in base.buckets if not any(contains(new, bucket) for new in buckets))
+    return base.model_copy(update=dict(tuned=True, gpu=gpu, version=__version__, rows=(*base.rows, *added), buckets=(*buckets, *kept)))
 
 
 def write_table(table: TileTable, path: Path, comment: Sequence[str]) -> TileTable:
@@ -64,6 +69,8 @@ def _section(table: TileTable, indent: str) -> list[str]:
         lines += ["auto:", *(f"  - {_flow(rule.model_dump(exclude_defaults=True))}" for rule in table.auto)]
     lines += [*gap, "rows:"]
     lines += [f"  - {_flow(row.model_dump(mode='json', exclude_defaults=True, exclude={'section'}))}" for row in table.rows]
+    if table.times:
+        lines += [*gap, "times:", *(f"  {name}: {_flow(times.model_dump(exclude_defaults=True))}" for name, times in table.times.items())]
     lines += [*gap, "buckets:"]
     edges: dict[int | None, list[Bucket]] = {}
     for bucket in table.buckets:

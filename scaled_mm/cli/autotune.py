@@ -98,13 +98,14 @@ def _gpu(args: argparse.Namespace) -> torch.device:
 
 
 def _dry_run(args: argparse.Namespace, cases: list[Case]) -> int:
-    from scaled_mm.autotune import model, tune
+    from scaled_mm.autotune import tune
+    from scaled_mm.kernels.gpu import typical
 
     if args.arch is None:
         base, gpu = _own_table(_gpu(args))
     else:
         base = common.table_of(args.arch)
-        gpu = model.typical(base.arch)
+        gpu = typical(base.arch)
     plan = tune.make_plan(base, [(case.M, case.N, case.K) for case in cases], gpu, args.top)
     print(f"{base.arch}: {plan.legal} legal candidates, {len(plan.rows)} of them for {len(plan.wanted)} product{'s' * (len(plan.wanted) != 1)}")
     for (M, N, K), names in plan.wanted.items():
@@ -114,15 +115,13 @@ def _dry_run(args: argparse.Namespace, cases: list[Case]) -> int:
 
 def _own_table(device: torch.device) -> tuple[TileTable, Any]:
     """The architecture's table of a GPU, never an earlier tuned one, and the GPU's properties."""
-    import torch
-
     from scaled_mm import Handle
-    from scaled_mm.autotune import model
+    from scaled_mm.kernels.gpu import of_handle
     from scaled_mm.tables import load_table
 
     with Handle(device) as handle:
         base = load_table(handle.arch)
-        return base, model.facts(torch.cuda.get_device_name(device), base.arch, handle.multiprocessors)
+        return base, of_handle(handle)
 
 
 def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> int:
@@ -195,7 +194,7 @@ def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: i
         worker_starts=starts,
         table=None,
         ended=outcome.ended,
-        products=[tune.product_record(case, base, choices, times, environment.gpu) for case in cases],
+        products=[tune.product_record(case, base, choices, times, gpu, environment.gpu) for case in cases],
         cells=list(outcome.cells.values()),
         unbuilt=outcome.unbuilt,
         left_out=[record.LeftOut(row=name, M=M, N=N, K=K) for (M, N, K), name in outcome.left_out],

@@ -11,6 +11,8 @@ from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.kernels.arch import ARCHES
 
 if TYPE_CHECKING:
+    from scaled_mm.kernels.config import KernelConfig
+    from scaled_mm.kernels.gpu import GpuFacts
     from scaled_mm.tables import TileTable
 
 _GPUS = ", ".join(f"{arch.typical.multiprocessors} for {arch.name}, {arch.typical.label}" for arch in ARCHES.values() if arch.typical)
@@ -56,18 +58,20 @@ def row_dict(table: TileTable, name: str) -> dict[str, Any]:
 
 
 def _explain(args: argparse.Namespace, table: TileTable) -> int:
-    from scaled_mm.tables.select import K_BOUNDS, contiguous_misfits, output_tiles, refusal
+    from scaled_mm.tables.select import K_BOUNDS, contiguous_misfits, contiguous_row, output_tiles, refusal
 
     M, N, K = args.M, args.N, args.K
     if (reason := refusal(M, N, K)) is not None:
         return _refused(args, table, reason)
-    selection = table.select(M, N, K)
-    constant = table.select(M, N, K, constant_b=True)
+    gpu = _gpu(table, args.sms)
+    selection = table.select(M, N, K, gpu=gpu)
+    constant = table.select(M, N, K, constant_b=True, gpu=gpu)
+    fastest = [(row, table.time_model(row).parts(M, N, K, gpu, constant_b=False)) for row in _three_fastest(table, M, N, K, gpu)]
     row = selection.row
     misfits = contiguous_misfits(row, M, N, K)
     tiles = output_tiles(row, M, N)
     blocks = tiles * row.split_k
-    sms = args.sms or _typical_sms(table.arch)
+    sms = gpu.multiprocessors
     if args.json:
         common.print_json(
             {
@@ -84,6 +88,7 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
                 "constant_b": {"kernel": constant.row.name, "bucket": constant.bucket_index, "reason": constant.reason},
                 "tiles": tiles,
                 "waves": blocks / sms,
+                "predicted": [{"kernel": one.name, "us": parts.us, **parts._asdict()} for one, parts in fastest],
                 "contiguous_misfits": misfits,
                 "fallback": table.fallback,
                 "row": row_dict(table, row.name),
@@ -93,7 +98,8 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
         return 0
     estimate = row_dict(table, row.name)["estimate"]
     registers = estimate["accumulator_registers"]
-    served = row.name if not misfits else f"{table.fallback} if the tensors are contiguous, {row.name} if their rows are padded"
+    unpadded = contiguous_row(table, M, N, K, gpu=gpu).name
+    served = f"{unpadded} if the tensors are contiguous, {row.name} if their rows are padded" if misfits else row.name
     print(f"M={M} N={N} K={K}: {served}")
     print(f"  why     {selection.reason}")
     print(f"  table   {f'tuned on {table.gpu}' if table.tuned else 'not tuned'}")
@@ -111,10 +117,12 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
     stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
     cost = f"{stages}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory"
     print(f"  cost    {cost}{'' if registers is None else f', {registers} accumulator registers per thread'}")
+    for heading, (one, parts) in zip(("times", "", ""), fastest):
+        print(f"  {heading:7} {one.name} {parts.us:.4g} us predicted: {parts}")
     if constant.row != row:
         print(f"  note    with a prepared weight {constant.row.name}: {constant.reason}")
     for misfit in misfits:
-        print(f"  note    {misfit}; such operands take {table.fallback}")
+        print(f"  note    {misfit}; such operands take {unpadded}")
     for bound, points in ((K_BOUNDS[1], "a zero point"), (K_BOUNDS[2], "two zero points")):
         if K > bound:
             print(f"  note    with {points} it is refused: K <= {bound} then")
@@ -122,11 +130,22 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
     return 0
 
 
-def _typical_sms(arch: str) -> int:
-    gpu = ARCHES[arch].typical
-    if gpu is None:
-        raise BadParamError(f"--sms: expected the number of SMs of the GPU: no typical GPU of {arch} is known (scaled_mm/kernels/arch.py)")
-    return gpu.multiprocessors
+def _gpu(table: TileTable, sms: int | None) -> GpuFacts:
+    """The GPU that a tuned table was measured on, else a common one of the architecture; with `sms` SMs if that is given."""
+    from scaled_mm.kernels.gpu import GpuFacts, facts, typical
+
+    if ARCHES[table.arch].typical is None:
+        if sms is None:
+            what = f"no typical GPU of {table.arch} is known (scaled_mm/kernels/arch.py)"
+            raise BadParamError(f"--sms: expected the number of SMs of the GPU: {what}")
+        return GpuFacts(table.arch, sms, 0.0, 0.0)
+    return facts(table.gpu or "", table.arch, sms or typical(table.arch).multiprocessors)
+
+
+def _three_fastest(table: TileTable, M: int, N: int, K: int, gpu: GpuFacts) -> list[KernelConfig]:
+    """By predicted time, of tensors whose weights are not constant; none where there is nothing to compute."""
+    known = gpu.bandwidth > 0 and M and N and K
+    return [row for _, row in table.fastest(M, N, K, gpu=gpu)[:3]] if known else []
 
 
 def _explain_block(args: argparse.Namespace, table: TileTable) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from scaled_mm import Handle
     from scaled_mm.jit.library import KernelName
+    from scaled_mm.kernels.gpu import GpuFacts
     from scaled_mm.tables import TileTable
 
 HELP = "check on this machine that every result equals the reference, bit for bit"
@@ -98,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if device.type == "cpu":
         integer_product.choice()  # BadParamError if SCALED_MM_CPU_KERNEL cannot be used
     else:
-        _build_ahead(handle.arch, shapes, args.asymmetric)
+        _build_ahead(handle, shapes, args.asymmetric)
     total = len(shapes) * len(_combinations())
     limited = device.type == "cpu" and not args.all and not args.shape
     deadline = time.monotonic() + max(_LIMIT_S - common.process_age(), _LEAST_S) if limited else math.inf
@@ -145,30 +146,30 @@ class _Clock:
         return us
 
 
-def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> list[KernelName]:
+def needed_kernels(table: TileTable, shapes: Sequence[tuple[int, int, int]], asymmetric: bool, gpu: GpuFacts | None = None) -> list[KernelName]:
     """The kernels of a table that `verify` launches for these shapes, and the quantizer's. Tensors are contiguous; with zero points, prepared weights
     are covered too."""
     from scaled_mm.jit import codegen
-    from scaled_mm.tables.select import contiguous_misfits
+    from scaled_mm.tables.select import contiguous_row
 
     names: set[KernelName] = {_QUANTIZER, *([(codegen.ZERO_POINT_TERMS, None)] if asymmetric else [])}
     sizes = {"bf16": 2, "fp16": 2, "fp32": 4, "int32": 4}
     for (M, N, K), out, constant_b in itertools.product(shapes, sizes, {False, asymmetric}):
-        row = table.select(M, N, K, constant_b=constant_b).row
-        names.add((table.fallback if contiguous_misfits(row, M, N, K, sizes[out]) else row.name, out))
+        names.add((contiguous_row(table, M, N, K, constant_b, sizes[out], gpu).name, out))
     return sorted(names, key=str)
 
 
-def _build_ahead(arch: str, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> None:
+def _build_ahead(handle: Handle, shapes: Sequence[tuple[int, int, int]], asymmetric: bool) -> None:
     """Compiles the needed kernels in parallel, one per core, and the torch operators. Otherwise they would be compiled one after the other."""
     from scaled_mm.core import dispatcher
     from scaled_mm.errors import KernelNotBuiltError
     from scaled_mm.jit import dispatch, library
+    from scaled_mm.kernels.gpu import of_handle
 
-    table = dispatch.machine_table(arch)
+    table = dispatch.machine_table(handle.arch)
     if library.arch_library(table) is not None:
         return
-    names = needed_kernels(table, shapes, asymmetric)
+    names = needed_kernels(table, shapes, asymmetric, of_handle(handle))
     with ThreadPoolExecutor(1) as beside, _progress(len(names), quiet=False, what="compile") as advance:
         beside.submit(dispatcher.load_cuda_operators, compiles_kernels=False)  # an error is dropped, here and below: the product raises it again
         with contextlib.suppress(KernelNotBuiltError):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
@@ -48,7 +48,27 @@ class HandleInfoC(ctypes.Structure):
         ("compute_capability", ctypes.c_int32),
         ("multiprocessors", ctypes.c_int32),
         ("max_shared_memory", ctypes.c_int32),
+        ("padding_", ctypes.c_int32),
+        ("memory_bandwidth", ctypes.c_double),
         ("arch", ctypes.c_char * 16),
+    ]
+
+
+class _TimeModelC(ctypes.Structure):
+    _fields_ = [
+        ("unit_m", ctypes.c_int64),
+        ("unit_n", ctypes.c_int64),
+        ("unit_k", ctypes.c_int64),
+        ("blocks", ctypes.c_int32),
+        ("cluster", ctypes.c_int32),
+        ("resident", ctypes.c_int32),
+        ("padding_", ctypes.c_int32),
+        ("start_us", ctypes.c_double),
+        ("step_us", ctypes.c_double),
+        ("tile_us", ctypes.c_double),
+        ("memory", ctypes.c_double),
+        ("wait_us", ctypes.c_double),
+        ("l2", ctypes.c_double),
     ]
 
 
@@ -59,6 +79,7 @@ class _TableRowC(ctypes.Structure):
         ("align_b", ctypes.c_int32),
         ("align_out", ctypes.c_int32),
         ("store_bytes", ctypes.c_int32),
+        ("time", _TimeModelC),
     ]
 
 
@@ -244,8 +265,13 @@ def register_table(table: TileTable) -> None:
 
 
 def _register(table: TileTable, kind: int) -> None:
-    rows = (_TableRowC * len(table.rows))(*(_TableRowC(row.name.encode(), *row.alignment, row.store_bytes) for row in table.rows))
-    index = {row.name: i for i, row in enumerate(table.rows)}
+    from scaled_mm.tables import FASTEST, configs_dir, time_fields
+
+    models = [time_fields(table, row) for row in table.rows]
+    rows = (_TableRowC * len(table.rows))(
+        *(_TableRowC(row.name.encode(), *row.alignment, row.store_bytes, _TimeModelC(*model)) for row, model in zip(table.rows, models))
+    )
+    index = {FASTEST: -1} | {row.name: i for i, row in enumerate(table.rows)}
     buckets = (_TableBucketC * len(table.buckets))(
         *(
             _TableBucketC(*(_INT64_MAX if bound is None else bound for bound in (b.m, b.n, b.k)), index[b.kernel], b.flags, *b.least)
@@ -253,7 +279,6 @@ def _register(table: TileTable, kind: int) -> None:
         )
     )
     modes = (_TableModeC * len(table.auto))(*(_TableModeC(_INT64_MAX if r.m is None else r.m, GGUF_MODES.index(r.mode)) for r in table.auto))
-    from scaled_mm.tables import configs_dir
 
     # `desc.kernel.reason` shows the name of a shipped table, and the path of any other.
     path = Path(table.source)

@@ -70,6 +70,7 @@ class Handle(CObject):
         self.compute_capability: int = info.compute_capability
         self.multiprocessors: int = info.multiprocessors
         self.max_shared_memory: int = info.max_shared_memory
+        self.memory_bandwidth: float = info.memory_bandwidth  # bytes per second, at its peak
 
     @property
     def address(self) -> int:

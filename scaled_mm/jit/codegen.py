@@ -13,6 +13,7 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.dtypes import BUILT_FOR, GGUF_MODES, OUT_DTYPES, WEIGHT_FORMATS
 from scaled_mm.kernels.registry import family_of
 from scaled_mm.tables.schema import TileTable
+from scaled_mm.tables.select import FASTEST, time_fields
 from scaled_mm.tables.tuned import slug
 
 __all__ = [
@@ -123,9 +124,10 @@ def rowwise_source(row: str, dtype: str) -> str:
 
 def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     """A table as C++ constants, the last of them a scaledMMTable_t called `name`."""
-    index = {row.name: i for i, row in enumerate(table.rows)}
+    index = {FASTEST: -1} | {row.name: i for i, row in enumerate(table.rows)}
     source = f"tuned/{slug(table.gpu)}.yaml" if table.gpu else f"{table.arch}.yaml"
-    rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}}}' for row in table.rows]
+    models = ["{" + ", ".join(map(str, time_fields(table, row))) + "}" for row in table.rows]
+    rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}, {model}}}' for row, model in zip(table.rows, models)]
     buckets = [
         "{"
         + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k))

@@ -4,7 +4,6 @@ rows of a that they load."""
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 
 from scaled_mm.kernels.arch import CLUSTER_SIZES, KIB, MAX_CLUSTER, WARPGROUP, Arch
@@ -13,7 +12,7 @@ from scaled_mm.kernels.constants import Constants
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code, FieldFinding, KernelCost
 from scaled_mm.kernels.naming import candidate
-from scaled_mm.kernels.wgmma import WgmmaFamily, mma_rate
+from scaled_mm.kernels.wgmma import WgmmaFamily
 
 COLUMNS = (64, 128)  # of b, the wide side of the MMA: 64 per warpgroup
 STEP_K = 128  # the width of the shared memory swizzle
@@ -43,7 +42,7 @@ class Decode(WgmmaFamily):
     fields = ("tile", "swap_ab", "split_k", "stages", "cluster", "schedule")
     alignment = (16, 16, 1)
     splits_k = True
-    model_out_bytes = 2
+    splits_in_clusters = True
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
         """Bytes of shared memory, as in `Shared` of csrc/int8/decode/storage.cuh, and accumulators per thread.
@@ -123,12 +122,8 @@ class Decode(WgmmaFamily):
     def loads_weights_early(self, config: KernelConfig) -> bool:
         return True
 
-    def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
-        return mma_rate(config.tile.n, c.decode_multiply)
-
-    def step_us(self, config: KernelConfig, cost: KernelCost, step: float, multiply: float, c: Constants) -> float:
-        step = max(step, c.decode_step_us + c.decode_column_us * config.tile.n)
-        return super().step_us(config, cost, step, multiply, c)
+    def step_us(self, config: KernelConfig, cost: KernelCost, multiply: float, c: Constants) -> float:
+        return max(multiply, c.decode_step_us + c.decode_column_us * config.tile.n)
 
     def start_us(self, config: KernelConfig, c: Constants) -> float:
-        return c.decode_us + c.decode_split_us * math.log2(config.split_k)
+        return c.decode_us

@@ -62,11 +62,11 @@ class Family:
     alignment, store_bytes: see `KernelConfig`.
     built_for: the output dtypes, or the GGUF formats of the weight; `built_for_what` names them in messages.
     splits_k: whether the kernel uses split_k.
+    splits_in_clusters: whether the thread blocks that share a tile's K form a cluster.
     auto_stages: whether `stages: auto` stands for a number that `cost` computes and commands show.
     compile_order: how long a kernel config takes to compile, compared with others: a build starts with the longest.
     compiled_in_pairs: two kernel configs in one translation unit take clearly less time than in two.
     tuned: whether the autotuner tries these kernels; not the fallbacks.
-    model_out_bytes: the bytes of an output element with which the model computes shared memory.
     """
 
     name: str
@@ -78,11 +78,11 @@ class Family:
     built_for: tuple[str, ...] = tuple(OUT_DTYPES)
     built_for_what = "an out dtype"
     splits_k = False
+    splits_in_clusters = False
     auto_stages = False
     compile_order = 0
     compiled_in_pairs = False
     tuned = True
-    model_out_bytes = MAX_OUT_BYTES
 
     # ---- legality, decided without nvcc -------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Family:
         """Whether a constant weight is read before the preceding kernel has ended."""
         return config.early_weights
 
-    # ---- the predicted time: see `scaled_mm.autotune.model` -------------------------------------------------------------
+    # ---- the predicted time: see `scaled_mm.kernels.time_model` ---------------------------------------------------------
 
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
         """Thread blocks per SM with `shared_memory` bytes. The system reserves 1 KiB per thread block."""
@@ -142,9 +142,9 @@ class Family:
         """The fraction of the tensor cores' peak rate that the shape of the kernel's MMAs allows."""
         return 1.0
 
-    def step_us(self, config: KernelConfig, cost: KernelCost, step: float, multiply: float, c: Constants) -> float:
-        """Microseconds per step of K. step: the larger of multiplying and loading, a lower bound. multiply: of the arithmetic alone."""
-        return step
+    def step_us(self, config: KernelConfig, cost: KernelCost, multiply: float, c: Constants) -> float:
+        """Microseconds per step of K of a thread block that has an SM to itself. multiply: of the arithmetic alone."""
+        return multiply + c.step_us
 
     def start_us(self, config: KernelConfig, c: Constants) -> float:
         """Microseconds in addition to those of every launch."""

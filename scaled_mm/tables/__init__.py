@@ -6,10 +6,11 @@ pydantic and PyYAML, so `import scaled_mm` does not import it.
 
 from scaled_mm.kernels.config import ClusterShape, KernelConfig, TileShape
 from scaled_mm.tables.loader import available_tables, check_table, configs_dir, load_table
-from scaled_mm.tables.schema import Bucket, KernelRow, Problem, TableError, TileTable
-from scaled_mm.tables.select import Selection
+from scaled_mm.tables.schema import Bucket, KernelRow, Problem, TableError, TileTable, Times
+from scaled_mm.tables.select import FASTEST, Selection, time_fields
 
 __all__ = [
+    "FASTEST",
     "Bucket",
     "ClusterShape",
     "KernelConfig",
@@ -19,8 +20,10 @@ __all__ = [
     "TableError",
     "TileShape",
     "TileTable",
+    "Times",
     "available_tables",
     "check_table",
     "configs_dir",
     "load_table",
+    "time_fields",
 ]

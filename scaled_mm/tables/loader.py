@@ -20,7 +20,7 @@ from scaled_mm.kernels.registry import config_findings
 from scaled_mm.kernels.sections import OTHER_SECTIONS, SECTIONS, TOP_LEVEL
 from scaled_mm.tables import rules
 from scaled_mm.tables.document import Document, NodePath, field_name, read_document
-from scaled_mm.tables.schema import Bucket, ModeRule, Problem, TableError, TileTable
+from scaled_mm.tables.schema import Bucket, ModeRule, Problem, TableError, TileTable, Times
 
 _ARCH_NAME = re.compile(r"sm\d+")
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -118,7 +118,7 @@ class _Loader:
         for old, new in _RENAMED_SECTIONS.items():
             if old in data:
                 self._problem((old,), f"renamed to {new}", of_key=True)
-        lists = ("rows", "buckets", *OTHER_SECTIONS, *_RENAMED_SECTIONS)
+        lists = ("rows", "times", "buckets", *OTHER_SECTIONS, *_RENAMED_SECTIONS)
         header = self._validate(_Header, {k: v for k, v in data.items() if k not in lists}, ())
         arch = self._arch(header)
         section = self._section(data, header, arch, ())
@@ -145,13 +145,14 @@ class _Loader:
         buckets, paths = self._buckets(bucket_entries or [], at)
         # If a bucket is invalid, indices would be off by one. It has already been reported.
         if bucket_entries is not None and len(buckets) == len(paths):
-            for finding in rules.bucket_findings(buckets, names):
+            for finding in rules.bucket_findings(buckets, names, has_modes=bool(at) and SECTIONS[str(at[0])].has_modes):
                 where = (*paths[finding.where[1]], *finding.where[2:]) if len(finding.where) > 1 else (*at, *finding.where)
                 self._problem(where, finding.reason)
+        times = self._times(data, at)
         if header is not None:
-            for finding in rules.fallback_findings(header.fallback, rows, names):
+            for finding in (*rules.fallback_findings(header.fallback, rows, names), *rules.times_findings(times, header.fallback, names)):
                 self._problem((*at, *finding.where), finding.reason)
-        return dict(rows=tuple(rows), buckets=tuple(buckets), fallback=header.fallback if header is not None else "")
+        return dict(rows=tuple(rows), times=times, buckets=tuple(buckets), fallback=header.fallback if header is not None else "")
 
     def _other(self, key: str, data: Any, arch: str | None) -> dict[str, Any] | None:
         path: NodePath = (key,)
@@ -159,10 +160,18 @@ class _Loader:
             self._problem(path, f"expected keys (fallback, rows, buckets), got {data!r}")
             return None
         has_modes = SECTIONS[key].has_modes
-        lists = ("rows", "buckets", "auto") if has_modes else ("rows", "buckets")
+        lists = ("rows", "buckets", "auto") if has_modes else ("rows", "times", "buckets")
         header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in lists}, path)
         section = self._section(data, header, arch, path)
         return section | dict(auto=self._modes(data, path)) if has_modes else section
+
+    def _times(self, data: Mapping[str, Any], at: NodePath) -> dict[str, Times]:
+        entries = data.get("times") or {}
+        if not isinstance(entries, dict):
+            self._problem((*at, "times"), f"expected kernel configs with their coefficients, got {entries!r}")
+            return {}
+        times = {name: self._validate(Times, entry, (*at, "times", name)) for name, entry in entries.items()}
+        return {name: entry for name, entry in times.items() if entry is not None}
 
     def _modes(self, data: Mapping[str, Any], at: NodePath) -> tuple[ModeRule, ...]:
         entries = self._list(data, "auto", at)

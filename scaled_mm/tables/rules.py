@@ -7,12 +7,12 @@ module in `scaled_mm.kernels`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from scaled_mm.kernels.arch import ARCHES
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.tables.schema import Bucket, ModeRule, TileTable
-from scaled_mm.tables.select import describe_bucket
+from scaled_mm.tables.select import FASTEST, describe_bucket
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,25 +45,29 @@ def serves_findings(arch: str, serves: Sequence[str] | None) -> Iterator[tuple[i
             yield index, f"wgmma kernels run on {arch} alone, not on {served}"
 
 
-def _contains(outer: Bucket, inner: Bucket) -> bool:
+def contains(outer: Bucket, inner: Bucket) -> bool:
+    """Whether every product that `inner` serves is one that `outer` serves."""
     pairs = ((outer.m, inner.m), (outer.n, inner.n), (outer.k, inner.k))
     if outer.flags & ~inner.flags or any(least > inner_least for least, inner_least in zip(outer.least, inner.least)):
         return False
     return all(big is None or (small is not None and small <= big) for big, small in pairs)
 
 
-def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list[Finding]:
+def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str], has_modes: bool = False) -> list[Finding]:
     """Buckets that name no kernel config or are unreachable, and sizes that no bucket serves."""
     findings = []
     for index, bucket in enumerate(buckets):
-        if bucket.kernel not in row_names:
+        if bucket.kernel == FASTEST:
+            if has_modes:
+                findings.append(Finding(("buckets", index, "kernel"), "kernels of this section differ in their last bits: name one"))
+        elif bucket.kernel not in row_names:
             findings.append(Finding(("buckets", index, "kernel"), f"no row is named {bucket.kernel!r}"))
         for axis in "mnk":
             least, most = getattr(bucket, f"{axis}_min"), getattr(bucket, axis)
             if most is not None and least > most:
                 findings.append(Finding(("buckets", index, f"{axis}_min"), f"expected {most} or less, which is {axis}, got {least}"))
         for earlier in range(index):
-            if _contains(buckets[earlier], bucket):
+            if contains(buckets[earlier], bucket):
                 reason = f"unreachable: bucket {earlier} ({describe_bucket(buckets[earlier])}) comes first and takes all of {describe_bucket(bucket)}"
                 findings.append(Finding(("buckets", index), reason))
                 break
@@ -72,6 +76,14 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str]) -> list
     elif (buckets[-1].m, buckets[-1].n, buckets[-1].k, *buckets[-1].least, buckets[-1].flags) != (None, None, None, 0, 0, 0, 0):
         reason = f"the last bucket must be open in m, n and k, this one takes {describe_bucket(buckets[-1])}"
         findings.append(Finding(("buckets", len(buckets) - 1), reason))
+    return findings
+
+
+def times_findings(times: Iterable[str], fallback: str, row_names: Sequence[str]) -> list[Finding]:
+    """Entries of `times` for no kernel config, or for the fallback. row_names: also those of invalid kernel configs."""
+    findings = [Finding(("times", name), f"no row is named {name!r}") for name in times if name not in row_names]
+    if fallback in times:
+        findings.append(Finding(("times", fallback), "the fallback is not chosen by time: leave it out"))
     return findings
 
 

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from scaled_mm.errors import BadParamError, KernelNotFoundError
 from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.gpu import GpuFacts, typical
 from scaled_mm.kernels.sections import OTHER_SECTIONS
+from scaled_mm.kernels.time_model import OUT_BYTES, TimeModel, estimate
 from scaled_mm.tables.select import Selection, select_bucket
 
 _INT64_MAX = 2**63 - 1  # `open` in the C interface
@@ -58,7 +61,8 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
 class Bucket(BaseModel):
-    """Serves products with m_min <= M <= m, n_min <= N <= n and k_min <= K <= k (None: no bound) by the kernel config named `kernel`.
+    """Serves products with m_min <= M <= m, n_min <= N <= n and k_min <= K <= k (None: no bound) by the kernel config named `kernel`, or by the one
+    with the least predicted time (FASTEST).
 
     constant_b: only products whose b is a constant PreparedWeight, which some kernels load before the preceding kernel has ended.
     activation: q8_1: only GGUF products whose activations are given as q8_1 or are quantized to it.
@@ -93,6 +97,24 @@ class Bucket(BaseModel):
         return all(least <= size and (most is None or size <= most) for size, least, most in sizes)
 
 
+Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Times(BaseModel):
+    """The fitted coefficients of a kernel config's predicted time (`scaled_mm.kernels.time_model` has the formula).
+
+    start, step, tile, wait: microseconds. memory: the part of the memory's bandwidth, > 0.
+    """
+
+    model_config = _FROZEN
+
+    start: Microseconds
+    step: Microseconds
+    tile: Microseconds
+    memory: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    wait: Microseconds = 0.0
+
+
 class ModeRule(BaseModel):
     """The meaning of mode "auto" for float16 and bfloat16 activations of at most m tokens (None: no bound)."""
 
@@ -109,6 +131,7 @@ class TileTable(BaseModel):
     tuned: measured on one GPU model by the autotuner. gpu: the driver's name of that model.
     version: the version of scaled_mm that measured it.
     rows: the kernel configs.
+    times: fitted coefficients of their predicted times, by name. Those of the others follow from the architecture's numbers.
     fallback: the name of the kernel config for products that their bucket's kernel config cannot take (unaligned or strided operands, K = 0).
     grouped: the section for grouped products. Its M is the number of tokens per expert, ceil(tokens / experts).
     block_scaled: the section for block-scaled products.
@@ -125,6 +148,7 @@ class TileTable(BaseModel):
     gpu: str | None = None
     version: str | None = None
     rows: tuple[KernelRow, ...]
+    times: dict[str, Times] = {}
     buckets: tuple[Bucket, ...]
     fallback: str
     grouped: TileTable | None = None
@@ -155,11 +179,37 @@ class TileTable(BaseModel):
         known = ", ".join(row.name for row in self.all_rows)
         raise KernelNotFoundError(f"kernel: {self.source} has no row named {name!r}; its rows: {known}")
 
-    def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> Selection:
+    def time_model(self, row: KernelRow) -> TimeModel:
+        """The model of the predicted time of one of `rows`."""
+        return _time_model(row, self.arch, self.times.get(row.name))
+
+    def fastest(
+        self, M: int, N: int, K: int, constant_b: bool = False, gpu: GpuFacts | None = None, out_bytes: int = OUT_BYTES
+    ) -> list[tuple[float, KernelRow]]:
+        """(predicted microseconds, kernel config) of those that write rows of N elements of out_bytes, the fastest first; without the fallback.
+
+        M, N, K: elements, >= 1. gpu: default a common one of the architecture. Times are those of 16-bit outputs.
+        """
+        gpu = gpu or typical(self.arch)
+        rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0]
+        found = [(self.time_model(row).us(M, N, K, gpu, constant_b=constant_b), row) for row in rows]
+        return sorted(found, key=lambda pair: pair[0])
+
+    def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None) -> Selection:
         """The kernel config for an aligned product of this size, and the reason.
 
         M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 takes the fallback, except in the section gguf.
         constant_b: whether b is a constant PreparedWeight. q8_1: whether activations are given as q8_1 or are quantized to it.
+        gpu: for buckets that take the fastest; default a common one of the architecture.
         The alignment of a call's operands is checked by the C core (csrc/core/problem.cpp); see also `select.contiguous_misfits`.
         """
-        return select_bucket(self, M, N, K, constant_b, q8_1)
+        return select_bucket(self, M, N, K, constant_b, q8_1, gpu)
+
+
+@functools.lru_cache(maxsize=4096)
+def _time_model(row: KernelRow, arch: str, times: Times | None) -> TimeModel:
+    model = estimate(row, arch)
+    if times is None:
+        return model
+    fitted = dict(start_us=times.start, step_us=times.step, tile_us=times.tile, memory=times.memory, wait_us=times.wait)
+    return dataclasses.replace(model, **fitted)

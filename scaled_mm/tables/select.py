@@ -7,10 +7,16 @@ from typing import TYPE_CHECKING
 
 from scaled_mm.errors import BadParamError, InternalError
 from scaled_mm.gguf_formats import BLOCK, lookup
+from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.sections import SECTIONS
 
 if TYPE_CHECKING:
     from scaled_mm.kernels.config import KernelConfig
+    from scaled_mm.kernels.gpu import GpuFacts
     from scaled_mm.tables.schema import Bucket, TileTable
+
+FASTEST = "fastest"
+"""Instead of a kernel config's name, in a bucket: the one with the least predicted time."""
 
 # The largest K for which a 32-bit accumulator is exact (docs/design/numerics.md): without zero points, with one, with two.
 K_BOUNDS = (131071, 65793, 33025)
@@ -42,7 +48,7 @@ def _describe_bound(axis: str, least: int, most: int | None) -> str:
     return f"{least} <= {axis} <= {most}" if least else f"{axis} <= {most}"
 
 
-def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> Selection:
+def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None) -> Selection:
     """See `TileTable.select`."""
     for axis, size in (("M", M), ("N", N), ("K", K)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
@@ -52,9 +58,41 @@ def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = F
     for index, bucket in enumerate(table.buckets):
         if bucket.covers(M, N, K, constant_b, q8_1):
             reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
-            return Selection(table.row(bucket.kernel), index, reason)
+            if bucket.kernel != FASTEST:
+                return Selection(table.row(bucket.kernel), index, reason)
+            if not (M and N):
+                return Selection(table.row(table.fallback), index, f"{reason}; there is nothing to compute")
+            fastest = table.fastest(M, N, K, constant_b, gpu)
+            if not fastest:
+                return Selection(table.row(table.fallback), index, f"{reason}; only the fallback writes rows of {N} elements")
+            us, row = fastest[0]
+            return Selection(row, index, f"{reason}; the fastest by prediction, {us:.4g} us")
     # The rules refuse such a table, but a TileTable constructed without the loader can get here.
     raise InternalError(f"{table.source}: no bucket takes M={M}, N={N}, K={K}; the last bucket must be open")
+
+
+def contiguous_row(
+    table: TileTable, M: int, N: int, K: int, constant_b: bool = False, out_bytes: int = 2, gpu: GpuFacts | None = None
+) -> KernelConfig:
+    """The kernel config that the core selects for contiguous operands. For the other arguments: `TileTable.select`."""
+    selection = table.select(M, N, K, constant_b, gpu=gpu)
+    if not contiguous_misfits(selection.row, M, N, K, out_bytes):
+        return selection.row
+    rows = []
+    if selection.bucket_index >= 0 and table.buckets[selection.bucket_index].kernel == FASTEST and M and N:
+        rows = [row for _, row in table.fastest(M, N, K, constant_b, gpu, out_bytes)]
+    return next((row for row in rows if not contiguous_misfits(row, M, N, K, out_bytes)), table.row(table.fallback))
+
+
+def time_fields(table: TileTable, row: KernelConfig) -> tuple[int | float, ...]:
+    """The fields of scaledMMTimeModel_t of one of a table's kernel configs; all 0 where kernels are not chosen by time, and for
+    an architecture of which no GPU is known."""
+    arch = ARCHES.get(table.arch)
+    if arch is None or arch.typical is None or not SECTIONS[row.section].same_bits or row.name == table.fallback:
+        return (0,) * 13
+    model = table.time_model(row)
+    sizes = (model.unit_m, model.unit_n, model.unit_k, model.blocks, model.cluster, model.resident, 0)
+    return *sizes, model.start_us, model.step_us, model.tile_us, model.memory, model.wait_us, model.l2
 
 
 def refusal(M: int, N: int, K: int) -> str | None:

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from scaled_mm.autotune import worker
-from scaled_mm.autotune.model import facts, predict
+from scaled_mm.autotune.model import predict
 from scaled_mm.errors import InternalError, KernelNotBuiltError
+from scaled_mm.kernels.gpu import facts
 
 H200 = facts("NVIDIA H200", "sm90", 132)
 

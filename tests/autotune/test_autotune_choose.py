@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from autotune_data import H200
 
 from scaled_mm.autotune.choose import CLIFF, Choice, buckets, choose, cliffs, few_rows
 from scaled_mm.autotune.write import table_text, tuned_table, write_table
@@ -76,8 +77,8 @@ BASE = load_table("sm90")
 def tuned(chosen: dict, us: float = 1.0, base_us: float = 2.0) -> TileTable:
     """The table after these rows were measured to win: product -> row."""
     choices = [Choice(product, row, us, "measured") for product, row in chosen.items()]
-    times = {product: {BASE.select(*product, constant_b=True).row.name: base_us, row: us} for product, row in chosen.items()}
-    return tuned_table(BASE, "a GPU", BASE.rows, buckets(choices, BASE, BASE.rows, times))
+    times = {product: {BASE.select(*product, constant_b=True, gpu=H200).row.name: base_us, row: us} for product, row in chosen.items()}
+    return tuned_table(BASE, "a GPU", BASE.rows, buckets(choices, BASE, BASE.rows, times, H200))
 
 
 def random_products(dice: random.Random, count: int) -> dict:
@@ -95,7 +96,7 @@ def test_every_product_is_served_by_the_row_that_was_chosen_for_it():
         chosen = random_products(dice, dice.randint(1, 5))
         table = tuned(chosen)
         for product, row in chosen.items():
-            assert table.select(*product, constant_b=True).row.name == row, (product, chosen)
+            assert table.select(*product, constant_b=True, gpu=H200).row.name == row, (product, chosen)
 
 
 def test_tuning_changes_nothing_but_what_lies_near_what_was_tuned():
@@ -108,17 +109,18 @@ def test_tuning_changes_nothing_but_what_lies_near_what_was_tuned():
         sample += [(dice.randint(0, 9000), 64 * dice.randint(1, 400), 64 * dice.randint(1, 400)) for _ in range(300)]
         for M, N, K in sample:
             for constant_b in (False, True):
-                now, before = (one.select(M, N, K, constant_b=constant_b).row.name for one in (table, BASE))
+                now, before = (one.select(M, N, K, constant_b=constant_b, gpu=H200).row.name for one in (table, BASE))
                 if now != before:
                     above = min(m for m, n, k in chosen if (n, k) == (N, K) and m >= M)
                     assert now == chosen[above, N, K] and 2 * M > above, (M, N, K)
                     for kind in {True, constant_b}:
-                        assert BASE.select(above, N, K, constant_b=kind).row.name == BASE.select(M, N, K, constant_b=kind).row.name
-                    assert before == BASE.select(above, N, K, constant_b=True).row.name  # which was measured to be slower
+                        of_above, of_here = (BASE.select(m, N, K, constant_b=kind, gpu=H200).row.name for m in (above, M))
+                        assert of_above == of_here
+                    assert before == BASE.select(above, N, K, constant_b=True, gpu=H200).row.name  # which was measured to be slower
 
 
 def test_a_row_that_is_no_faster_than_the_tables_own_changes_nothing():
-    chosen = {(640, 4096, 4096): ROWS[3], (64, 4096, 4096): BASE.select(64, 4096, 4096, constant_b=True).row.name}
+    chosen = {(640, 4096, 4096): ROWS[3], (64, 4096, 4096): BASE.select(64, 4096, 4096, constant_b=True, gpu=H200).row.name}
     assert tuned(chosen, us=2.0, base_us=2.0).buckets == BASE.buckets
     assert len(tuned(chosen, us=1.9, base_us=2.0).buckets) == len(BASE.buckets) + 1
 
@@ -130,6 +132,30 @@ def test_rows_that_load_weights_early_serve_constant_weights_alone():
     assert table.select(2, 5120, 5120).row.name == BASE.select(2, 5120, 5120).row.name
 
 
+def test_no_product_is_predicted_to_be_slower_after_tuning_than_before():
+    """On a GPU on which some kernel configs are faster, and others slower, than the table says, by a factor of their own."""
+    dice = random.Random(2)
+    factors = {row.name: dice.uniform(0.7, 1.4) for row in BASE.rows}
+    models = {row.name: BASE.time_model(row) for row in BASE.rows if row.name != BASE.fallback}
+
+    def time(name: str, product: tuple[int, int, int]) -> float:
+        return factors[name] * models[name].us(*product, H200)
+
+    changed = 0
+    for _ in range(12):
+        products = [(M, N, K) for N, K in ((1408, 4096), (11008, 2048)) for M in dice.sample((1, 16, 40, 100, 257, 640, 4096), 4)]
+        times = {product: {name: time(name, product) for name in models} for product in products}
+        choices = choose(times, products)
+        table = tuned_table(BASE, "a GPU", BASE.rows, buckets(choices, BASE, BASE.rows, times, H200))
+        sample = [(M, N, K) for _, N, K in products for M in dice.sample(range(1, 5000), 40)] + products
+        sample += [(dice.randint(1, 9000), 64 * dice.randint(8, 400), 64 * dice.randint(8, 400)) for _ in range(50)]
+        for product in sample:
+            after, before = (one.select(*product, constant_b=True, gpu=H200).row.name for one in (table, BASE))
+            changed += after != before
+            assert time(after, product) <= time(before, product) * (1 + 1e-9), (product, after, before)
+    assert changed > 100
+
+
 # ---- the table --------------------------------------------------------------------------------------------------------
 
 
@@ -137,7 +163,7 @@ def test_rows_that_load_weights_early_serve_constant_weights_alone():
 def test_a_written_table_reads_back_as_it_was_and_keeps_the_sections_of_its_base(arch, tmp_path):
     base = load_table(arch)
     path = tmp_path / "gpu.yaml"
-    table = tuned_table(base, "NVIDIA: GPU #1", base.rows, [Bucket(m=64, m_min=33, n=4096, n_min=4096, k=4096, k_min=4096, kernel=base.rows[0].name)])
+    table = tuned_table(base, "NVIDIA: GPU #1", base.rows, [Bucket(m=64, m_min=33, n=5120, n_min=5120, k=5120, k_min=5120, kernel=base.rows[0].name)])
     written = write_table(table, path, ["two", "lines"])
     assert check_table(path) == [] and path.read_text().startswith("# two\n# lines\n")
     assert (written.rows, written.buckets, written.fallback) == (base.rows, table.buckets, base.fallback)
@@ -162,7 +188,7 @@ def test_a_table_that_would_not_load_leaves_what_was_there(tmp_path):
     path = tmp_path / "gpu.yaml"
     path.write_text("what was there")
     with pytest.raises(TableError, match="unreachable: bucket 0"):
-        write_table(tuned_table(base, "a GPU", base.rows, [Bucket(kernel=ROWS[0])]), path, [])
+        write_table(tuned_table(base, "a GPU", base.rows, [Bucket(kernel=ROWS[0]), Bucket(m=16, kernel=ROWS[0])]), path, [])
     assert path.read_text() == "what was there" and len(list(tmp_path.iterdir())) == 1
 
 

@@ -67,7 +67,7 @@ def test_the_other_rows_of_the_architecture_can_still_be_asked_for_by_name(confi
     machine(H200)
     path = configs / "tuned" / "h200.yaml"  # as an earlier version wrote them: the rows of its buckets alone
     base = load_table("sm90")
-    old = load_table(path).model_copy(update=dict(rows=(base.row(WINNER), base.row(base.fallback)), buckets=(Bucket(kernel=WINNER),)))
+    old = load_table(path).model_copy(update=dict(rows=(base.row(WINNER), base.row(base.fallback)), times={}, buckets=(Bucket(kernel=WINNER),)))
     write_table(old, path, [])
     assert [row.name for row in dispatch.machine_table("sm90").rows] == [WINNER, "generic_64x64x64"]
     table = dispatch.callable_table("sm90")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import sys
 
 import torch
@@ -18,6 +19,7 @@ from scaled_mm import TensorDesc, reference
 from scaled_mm.autotune.write import tuned_table
 from scaled_mm.core import binding
 from scaled_mm.tables import Bucket, TileTable, load_table
+from scaled_mm.tables.select import contiguous_row
 
 # ---- dispatch -------------------------------------------------------------------------------------------------------------
 
@@ -55,7 +57,24 @@ def dispatch(kernels: str) -> dict:
     binding.register_table(tuned)
     again = agreement(core, tuned, [1, 32, 33, 64, 65, 320, 321, 640, 641])
     binding.register_table(table)
+    found["random"] = random_agreement(core, table, 2000)
     return {**found, "tuned": again["count"], "tuned_unused": [index for index in again["unused"] if index < len(buckets)]}
+
+
+def random_agreement(core: Core, table: TileTable, count: int) -> dict:
+    """The core and the Python table choose the same kernel config by predicted time, of rows that contiguous operands fit."""
+    dice, chosen = random.Random(29), set()
+    for _ in range(count):
+        M, N, K = (dice.choice(range(1, 9000)), *(dice.choice((8, 16)) * dice.randrange(1, 1500) for _ in "NK"))
+        constant_b, out = dice.random() < 0.5, dice.choice((torch.bfloat16, torch.float32))
+        descs = product_descs(M, N, K, out)
+        descs["b"] = dataclasses.replace(descs["b"], constant=constant_b)
+        descriptor = core.create(**descs)
+        row, expected = core.choice(descriptor).row.decode(), contiguous_row(table, M, N, K, constant_b, out.itemsize).name
+        assert row == expected, (M, N, K, constant_b, row, expected)
+        chosen.add(row)
+        core.destroy(descriptor)
+    return {"rows": len(chosen)}
 
 
 def agreement(core: Core, table: TileTable, Ms: list[int]) -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 
 import c_header
 import pytest
@@ -53,7 +54,8 @@ def test_a_table_is_registered_and_replaced():
     "parts, message",
     [
         (dict(buckets=((OPEN, OPEN, OPEN, 1),)), "a bucket names row 1 of 1"),
-        (dict(buckets=((16, OPEN, OPEN, -1), (OPEN, OPEN, OPEN, 0))), "a bucket names row -1 of 1"),
+        (dict(buckets=((16, OPEN, OPEN, -2), (OPEN, OPEN, OPEN, 0))), "a bucket names row -2 of 1"),
+        (dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, -1),)), "a bucket names row -1 of 1"),
         (dict(buckets=((16, OPEN, OPEN, 0),)), "the last bucket must be open in M, N and K"),
         (dict(buckets=((OPEN, 16, OPEN, 0),)), "the last bucket must be open in M, N and K"),
         (dict(buckets=((OPEN, OPEN, OPEN - 1, 0),)), "the last bucket must be open in M, N and K"),
@@ -85,6 +87,31 @@ def test_a_table_that_cannot_be_used_is_refused_with_the_reason(parts, message):
     with pytest.raises(BadParamError) as caught:
         register(**parts)
     assert str(caught.value).startswith("table a test: ") and message in str(caught.value)
+
+
+MODEL = dict(zip((name for name, _ in binding._TimeModelC._fields_), (64, 64, 128, 1, 1, 1, 0, 2.0, 0.1, 1.0, 1.0, 0.0, 6e4)))
+
+
+def with_model(**changes) -> tuple:
+    return ((b"any", 1, 1, 1, 1), (b"timed", 16, 16, 16, 16, binding._TimeModelC(**{**MODEL, **changes})))
+
+
+def test_a_bucket_may_take_the_fastest_row():
+    register(rows=with_model(), buckets=((OPEN, OPEN, OPEN, -1),))
+    register(buckets=((OPEN, OPEN, OPEN, -1),))  # the fallback, as none has a time model
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        *[(field, value) for field in ("unit_m", "unit_n", "unit_k") for value in (-1, 2**40)],
+        *[(field, 0) for field in ("unit_n", "unit_k", "blocks", "cluster", "resident", "memory", "l2")],
+        *[(field, value) for field in ("start_us", "step_us", "tile_us", "wait_us", "memory", "l2") for value in (-1.0, math.nan, math.inf)],
+    ],
+)
+def test_a_time_model_outside_its_ranges_is_refused(field, value):
+    with pytest.raises(BadParamError, match="table a test: row 1: expected a time model with sizes and rates above 0 and finite times, or none"):
+        register(rows=with_model(**{field: value}))
 
 
 @pytest.mark.parametrize("field", ["arch", "source", "rows", "buckets"])

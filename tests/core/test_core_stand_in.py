@@ -73,7 +73,7 @@ def test_a_plan_runs_at_once_and_takes_its_kernel_when_another_thread_has_loaded
     assert answer["loaded"] == ["SUCCESS", ""] and answer["launches"] == [0, 2]
     assert (answer["cache of the stand-in"], answer["own cache"]) == (False, True)
     row, waits_for, reason = answer["after"]
-    assert (row, waits_for) == (selected, None) and reason.endswith("(built in)")
+    assert (row, waits_for) == (selected, None) and reason.startswith(f"bucket {SELECTED.bucket_index} of sm90.yaml (built in); {selected} is the fastest")
     assert answer["new"] == answer["after"] and answer["new right"]
 
 
@@ -122,11 +122,9 @@ def test_a_better_kernel_that_the_device_cannot_run_is_reported_once_and_not_tak
     assert answer["again"] == ["SUCCESS", ""] and answer["right"] and answer["choice"][0] == generic.name
 
 
-def test_the_built_kernel_config_of_the_nearest_bucket_stands_in(ask, starter, library_of):
-    buckets = [bucket.kernel for bucket in TABLE.buckets]
-    at = SELECTED.bucket_index
-    near = next(name for name in buckets[at + 1 :] if name not in (SELECTED.row.name, TABLE.fallback))
-    far = next(name for name in reversed(buckets) if name not in (near, SELECTED.row.name, TABLE.fallback))
+def test_the_fastest_built_kernel_config_stands_in(ask, starter, library_of):
+    selected, near, *_, far = [row.name for _, row in TABLE.fastest(16, 64, 128)]
+    assert selected == SELECTED.row.name
     answer = ask("nearest", starter, library_of(near), library_of(far), near, far)
     assert answer["choice"][:2] == [near, SELECTED.row.name] and answer["right"]
     assert far not in [row for _, row, _, _ in answer["asked"]] and TABLE.fallback not in [row for _, row, _, _ in answer["asked"]]

@@ -15,7 +15,7 @@ from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.jit import cache, codegen, compile, library, toolchain
 from scaled_mm.jit.paths import csrc_dir
-from scaled_mm.tables import TileTable, available_tables, load_table
+from scaled_mm.tables import FASTEST, TileTable, available_tables, load_table, time_fields
 from scaled_mm.tables.schema import KernelRow, TableError
 
 TABLES = [load_table(arch) for arch, _ in available_tables()]
@@ -262,10 +262,13 @@ def check_table(inside: binding._TableC, table: TileTable, kind: int) -> None:
     assert [(row.name.decode(), row.align_a, row.align_b, row.align_out, row.store_bytes) for row in rows] == [
         (row.name, *row.alignment, row.store_bytes) for row in table.rows
     ]
+    fields = [name for name, _ in binding._TimeModelC._fields_]
+    assert [tuple(getattr(row.time, field) for field in fields) for row in rows] == [time_fields(table, row) for row in table.rows]
     assert rows[inside.fallback_row].name.decode() == table.fallback
     open_bound = 2**63 - 1
     assert [
-        (b.m_max, b.n_max, b.k_max, b.flags, rows[b.row].name.decode(), b.m_min, b.n_min, b.k_min) for b in inside.buckets[: len(table.buckets)]
+        (b.m_max, b.n_max, b.k_max, b.flags, rows[b.row].name.decode() if b.row >= 0 else FASTEST, b.m_min, b.n_min, b.k_min)
+        for b in inside.buckets[: len(table.buckets)]
     ] == [(*(open_bound if bound is None else bound for bound in (b.m, b.n, b.k)), b.flags, b.kernel, *b.least) for b in table.buckets]
     modes = [(rule.m_max, binding.GGUF_MODES[rule.mode]) for rule in inside.modes[: inside.num_modes]]
     assert modes == [(open_bound if rule.m is None else rule.m, rule.mode) for rule in table.auto]

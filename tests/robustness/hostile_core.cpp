@@ -712,7 +712,7 @@ void unknown_out_dtype(scaledMMHandle_t cpu) {
 // ---- tables and providers -------------------------------------------------------------------------------------------------
 
 struct Table {
-  scaledMMTableRow_t rows[2] = {{"any", 1, 1, 1, 1}, {"fast", 16, 16, 16, 16}};
+  scaledMMTableRow_t rows[2] = {{"any", 1, 1, 1, 1, {}}, {"fast", 16, 16, 16, 16, {}}};
   scaledMMTableBucket_t buckets[2] = {{16, 16, 16, 1, 0}, {INT64_MAX, INT64_MAX, INT64_MAX, 0, 0}};
   scaledMMTableMode_t modes[2] = {{8, SCALED_MM_GGUF_W4A8, 0}, {INT64_MAX, SCALED_MM_GGUF_W4A16, 0}};
   scaledMMTable_t table = {"sm75", "hostile table", rows, 2, buckets, 2, 0, 0, SCALED_MM_TABLE_GEMM, 0, nullptr, 0};

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import re
 from pathlib import Path
 
@@ -163,11 +164,11 @@ def test_explain_of_a_c2x_row_names_its_warp_tile(call):
 
 
 def test_explain_names_the_row_the_bucket_and_the_tiles(call):
-    status, out, _ = call("explain", 17, 4096, 4096)
-    selection = load_table("sm90").select(17, 4096, 4096)
+    status, out, _ = call("explain", 64, 4096, 4096)
+    selection = load_table("sm90").select(64, 4096, 4096)
     assert status == 0
     assert selection.row.name in out and selection.reason in out
-    assert "64: 0.48 waves on 132 multiprocessors" in out  # 4096 / 64 tiles along N, one along M
+    assert "128: 0.97 waves on 132 multiprocessors" in out  # 4096 / 32 tiles along N, one along M
     assert "note" not in out
 
 
@@ -199,13 +200,27 @@ def test_explain_json_has_the_choice_and_its_row(call):
     assert answer["contiguous_misfits"] == []
 
 
+def test_explain_gives_the_three_least_predicted_times_and_their_parts(call):
+    table = load_table("sm90")
+    status, out, _ = call("explain", 700, 11008, 2048)
+    answer = json.loads(call("explain", 700, 11008, 2048, "--json")[1])
+    fastest = table.fastest(700, 11008, 2048)
+    assert status == 0 and [one["kernel"] for one in answer["predicted"]] == [row.name for _, row in fastest[:3]]
+    assert answer["kernel"] == fastest[0][1].name and f"the fastest by prediction, {fastest[0][0]:.4g} us" in answer["reason"]
+    for one, (us, row) in zip(answer["predicted"], fastest):
+        assert one["us"] == pytest.approx(us)
+        assert one["us"] == pytest.approx(one["start"] + math.sqrt(one["compute"] ** 2 + one["memory"] ** 2 + one["l2"] ** 2))
+        assert f"{row.name} {us:.4g} us predicted: start {one['start']:.3g}, compute {one['compute']:.3g} in {one['waves']} wave" in out
+
+
 def test_explain_says_when_unpadded_operands_take_the_fallback(call):
-    status, out, _ = call("explain", 64, 4095, 100)
+    status, out, _ = call("explain", 64, 4095, 100, "--arch", "sm80")
     assert status == 0
     for operand, stride in (("a", 100), ("b", 100), ("out", 8190)):
         assert f"{operand}: contiguous rows are {stride} bytes apart" in out
     assert "such operands take generic_64x64x64" in out
-    assert out.startswith("M=64 N=4095 K=100: generic_64x64x64 if the tensors are contiguous, c3x_")
+    assert out.startswith("M=64 N=4095 K=100: generic_64x64x64 if the tensors are contiguous, c2x_")
+    assert call("explain", 64, 4095, 100)[1].startswith("M=64 N=4095 K=100: generic_64x64x64 if the tensors are contiguous, decode_")
 
 
 def test_explain_of_k_zero_takes_the_fallback(call):
@@ -304,16 +319,22 @@ def test_the_bounds_on_k_are_those_that_the_operator_has():
     [
         ("sm80", (1, 4100, 4096), True),
         ("sm80", (2, 4100, 4096), False),
-        ("sm90", (1, 20004, 4096), False),
+        ("sm90", (1, 20004, 4096), True),  # the fastest of those that write any N
         ("sm90", (1, 20008, 4096), True),
         ("sm90", (1, 4099, 4096), True),
     ],
 )
 def test_explain_knows_that_one_row_has_no_stride_and_what_a_store_writes(call, arch, sizes, fits):
     status, out, _ = call("explain", *sizes, "--arch", arch, "--json")
+    answer = json.loads(out)
+    assert status == 0 and (answer["contiguous_misfits"] == []) is fits
+    assert sizes[1] * 2 % load_table(arch).row(answer["kernel"]).store_bytes == 0
+
+
+def test_explain_knows_that_padding_does_not_help_a_row_that_is_no_whole_number_of_stores(call, table_file):
+    status, out, _ = call("explain", 1, 20004, 4096, "--table", table_file.path, "--json")
     misfits = json.loads(out)["contiguous_misfits"]
-    assert status == 0 and (misfits == []) is fits
-    assert fits or sizes[0] > 1 or "writes whole pieces of 16" in misfits[0]
+    assert status == 0 and len(misfits) == 1 and "writes whole pieces of 16" in misfits[0]
 
 
 def test_show_has_lower_bounds_of_buckets(call, table_file):

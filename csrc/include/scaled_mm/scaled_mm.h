@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 7
+#define SCALED_MM_ABI_VERSION 8
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -122,7 +122,9 @@ typedef struct {
   int32_t compute_capability; /* 90 for 9.0; 0 on a CPU */
   int32_t multiprocessors;
   int32_t max_shared_memory; /* bytes that one block may opt in to */
-  char arch[16];             /* the tile table in force: "sm90"; "cpu" on a CPU */
+  int32_t padding_;
+  double memory_bandwidth; /* bytes per second of device memory, at its peak */
+  char arch[16];           /* the tile table in force: "sm90"; "cpu" on a CPU */
 } scaledMMHandleInfo_t;
 
 SCALED_MM_API scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, scaledMMHandleInfo_t* info);
@@ -134,11 +136,28 @@ SCALED_MM_API scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, sc
  * run on their device: they keep the one they have. */
 SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
 
+/* The predicted time of a row's kernel, in microseconds. A unit is a cluster, or the thread blocks that share a tile's K:
+ *   start_us + sqrt(compute^2 + memory^2 + l2^2)     + wait_us if b is not SCALED_MM_TENSOR_CONSTANT
+ *   compute = waves * (ceil(K / unit_k) * step_us + tile_us), waves = ceil(units / units that run at a time)
+ *   memory  = the bytes of a, b and a 16-bit out, over `memory` times the device's bandwidth
+ *   l2      = the bytes that all units load, over `l2` times the number of SMs
+ * All 0: absent; the row is then not chosen by time. */
+typedef struct {
+  int64_t unit_m, unit_n, unit_k; /* rows and columns of out that a unit computes, elements of K in a step of all its parts */
+  int32_t blocks;                 /* thread blocks of a unit */
+  int32_t cluster;                /* of these, those in one cluster */
+  int32_t resident;               /* thread blocks on an SM at a time */
+  int32_t padding_;
+  double start_us, step_us, tile_us, memory, wait_us;
+  double l2; /* bytes per microsecond that an SM receives from L2 */
+} scaledMMTimeModel_t;
+
 typedef struct {
   const char* name;         /* of the kernel row */
   int32_t align_a, align_b; /* bytes: data pointers and row strides of a, b, out must be multiples; 1: any, and any strides */
   int32_t align_out;
   int32_t store_bytes; /* the kernel writes a row of out in whole pieces of these, which N has to fill; 1: any N */
+  scaledMMTimeModel_t time;
 } scaledMMTableRow_t;
 
 typedef enum SCALED_MM_ENUM_BASE {
@@ -153,10 +172,14 @@ typedef enum SCALED_MM_ENUM_BASE {
 /* The same: none but those whose activations are q8_1, or are quantized to it. */
 #define SCALED_MM_BUCKET_Q8_1 2
 
+/* Instead of a row, in a bucket: the row with the least predicted time of those that can take the product, the fallback not counted. Not in a
+ * SCALED_MM_TABLE_GGUF_GEMM, whose rows do not have the same bits. */
+#define SCALED_MM_FASTEST (-1)
+
 /* Serves m_min <= M <= m_max, and so N and K; the first bucket that fits wins; INT64_MAX is open above, 0 below. */
 typedef struct {
   int64_t m_max, n_max, k_max;
-  int32_t row;   /* index into rows */
+  int32_t row;   /* index into rows, or SCALED_MM_FASTEST */
   int32_t flags; /* SCALED_MM_BUCKET_CONSTANT_B (SCALED_MM_TABLE_GEMM alone), SCALED_MM_BUCKET_Q8_1 (SCALED_MM_TABLE_GGUF_GEMM alone), or 0 */
   int64_t m_min, n_min, k_min;
 } scaledMMTableBucket_t;
@@ -204,7 +227,7 @@ typedef enum SCALED_MM_ENUM_BASE {
  * SUCCESS, for LATER and BUILT also without the kernel; with row NULL when a handle's architecture has no tile table yet: register those
  * it has. out_dtype -1: a kernel for every dtype; of a row of a SCALED_MM_TABLE_GGUF_GEMM it is the format of the weight.
  * A row that is named when a descriptor is created is asked for NOW. The row of a bucket is asked for LATER, once in a process. Until it is
- * loaded, another row of the table that can take the product runs: the nearest bucket's that is loaded or BUILT, else the fallback, NOW.
+ * loaded, another row of the table that can take the product runs: the fastest by prediction that is loaded or BUILT, else the fallback, NOW.
  * On failure call scaledMMSetLastError. Called on the thread that creates the descriptor; several threads may call at once.
  * NULL takes the provider away. */
 typedef scaledMMStatus_t (*scaledMMKernelProvider_t)(const char* arch, const char* row, int32_t out_dtype, int32_t when, void* user);

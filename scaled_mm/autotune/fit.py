@@ -1,0 +1,85 @@
+"""Fits the coefficients of the predicted times of a table's kernel configs to measured times: `scaled-mm table fit`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from scaled_mm.autotune.choose import Times as MeasuredTimes
+from scaled_mm.autotune.model import Product
+from scaled_mm.kernels.gpu import GpuFacts
+from scaled_mm.kernels.time_model import TimeModel
+from scaled_mm.measure.stats import geometric_mean
+from scaled_mm.tables import TileTable, Times
+
+LEAST_PRODUCTS = 12  # measured ones, to fit a kernel config
+_FITTED = ("start_us", "step_us", "tile_us", "memory")
+_LEAST = 1e-4  # of a coefficient: they are fitted as logarithms
+# A product says little about a kernel config that is far from the fastest on it: one half as fast counts exp(-1 / 0.5) + 0.05.
+_NEAR, _FLOOR = 0.5, 0.05
+_OUTLIER = 0.05  # of the relative error; beyond it errors count linearly
+
+
+def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts) -> dict[str, Times]:
+    """Coefficients by kernel config, for those with at least LEAST_PRODUCTS measured products.
+
+    measured: microseconds by product and kernel config, with constant weights. gpu: where they were measured.
+    Least squares of the logarithms of predicted over measured time, by scipy.
+    """
+    found = {}
+    for row in table.rows:
+        times = {product: us[row.name] for product, us in measured.items() if row.name in us}
+        if row.name == table.fallback or len(times) < LEAST_PRODUCTS:
+            continue
+        weights = [_FLOOR + math.exp(-(times[product] / min(measured[product].values()) - 1) / _NEAR) for product in times]
+        model = _fit(table.time_model(row), list(times.items()), weights, gpu)
+        rounded = (float(f"{getattr(model, name):.3g}") for name in _FITTED)
+        found[row.name] = Times(**dict(zip(("start", "step", "tile", "memory"), rounded)), wait=model.wait_us)
+    return found
+
+
+def _fit(model: TimeModel, times: Sequence[tuple[Product, float]], weights: Sequence[float], gpu: GpuFacts) -> TimeModel:
+    from scipy.optimize import least_squares
+
+    def with_logarithms(values: Sequence[float]) -> TimeModel:
+        return dataclasses.replace(model, **dict(zip(_FITTED, map(math.exp, values))))
+
+    def errors(values: Sequence[float]) -> list[float]:
+        trial = with_logarithms(values)
+        return [math.sqrt(weight) * math.log(trial.us(*product, gpu) / us) for weight, (product, us) in zip(weights, times)]
+
+    start = [math.log(max(_LEAST, getattr(model, name))) for name in _FITTED]
+    bounds = ([math.log(_LEAST / 2)] * 3 + [math.log(0.3)], [math.log(1e3)] * 3 + [math.log(3.0)])
+    return with_logarithms(least_squares(errors, start, bounds=bounds, loss="soft_l1", f_scale=_OUTLIER).x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How far the fastest by prediction is from the fastest measured: ratios of their times, over products with two measured kernel configs.
+
+    worst_at: the product of the worst ratio. near, far: the part of products within 3 % and within 15 %.
+    """
+
+    products: int
+    mean: float
+    worst: float
+    worst_at: Product
+    near: float
+    far: float
+
+
+def judge(table: TileTable, measured: Mapping[Product, Mapping[str, float]], gpu: GpuFacts) -> Choice | None:
+    """The choice among the measured kernel configs of each product by the table's predictions; None without such products."""
+    models = {row.name: table.time_model(row) for row in table.rows if row.name != table.fallback}
+    ratios: dict[Product, float] = {}
+    for product, us in measured.items():
+        known = {name: time for name, time in us.items() if name in models}
+        if len(known) >= 2:
+            picked = min(known, key=lambda name: models[name].us(*product, gpu))
+            ratios[product] = known[picked] / min(known.values())
+    if not ratios:
+        return None
+    worst_at = max(ratios, key=lambda product: ratios[product])
+    near, far = (sum(ratio <= limit for ratio in ratios.values()) / len(ratios) for limit in (1.03, 1.15))
+    return Choice(len(ratios), geometric_mean(list(ratios.values())), ratios[worst_at], worst_at, near, far)

@@ -1,0 +1,117 @@
+"""The predicted time of a kernel on a product. It chooses the kernel in a bucket of `kernel: fastest`, and the candidates of the autotuner.
+
+    time    = start + sqrt(compute^2 + memory^2 + l2^2)                              microseconds
+    compute = waves * (steps * step + tile)
+    waves   = ceil(units / units that run at a time)     a unit is a cluster, or the thread blocks that share a tile's K; M and N are padded to it
+    steps   = ceil(K / elements of K in a step of all parts)
+    memory  = (M * K + N * K + 2 * M * N) / (memory coefficient * bandwidth of device memory)
+    l2      = what all units load, over what an SM receives from L2
+
+The coefficients start, step, tile (microseconds) and memory are fitted to measured times, in the table's `times`. For a kernel config
+without an entry they follow from the architecture's numbers (`estimate`). csrc/core/time_model.h computes the same; a test compares them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.constants import FITTED, Constants
+from scaled_mm.kernels.gpu import GpuFacts, typical
+from scaled_mm.kernels.registry import config_cost, family_of
+
+OUT_BYTES = 2  # of an output element, for which times are predicted
+# Units that fit on an SM's neighbours only: SMs of 132 that clusters of this many thread blocks can use. H100s differ: 29 or 30 clusters of four.
+_USABLE = {4: 116, 8: 112}
+_OF_SMS = 132
+
+
+class Parts(NamedTuple):
+    """A predicted time, in microseconds; see the formula."""
+
+    start: float
+    compute: float
+    memory: float
+    l2: float
+    waves: int
+
+    @property
+    def us(self) -> float:
+        return self.start + math.sqrt(self.compute * self.compute + self.memory * self.memory + self.l2 * self.l2)
+
+    def __str__(self) -> str:
+        waves = f"{self.waves} wave{'s' * (self.waves != 1)}"
+        return f"start {self.start:.3g}, compute {self.compute:.3g} in {waves}, memory {self.memory:.3g}, L2 {self.l2:.3g}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeModel:
+    """The coefficients of one kernel config.
+
+    unit_m, unit_n: rows and columns of out that a unit computes. unit_k: elements of K in one step of all its parts.
+    blocks: thread blocks of a unit. cluster: of these, those in one cluster. resident: thread blocks on an SM at a time.
+    start_us, step_us, tile_us, memory: see the formula. wait_us: in addition if weights are not constant, where constant ones are loaded early.
+    l2: bytes per microsecond that one SM receives from L2.
+    """
+
+    unit_m: int
+    unit_n: int
+    unit_k: int
+    blocks: int
+    cluster: int
+    resident: int
+    start_us: float
+    step_us: float
+    tile_us: float
+    memory: float
+    wait_us: float
+    l2: float
+
+    def slots(self, multiprocessors: int) -> int:
+        """Units that run at a time."""
+        usable = multiprocessors * _USABLE[self.cluster] // _OF_SMS if self.cluster in _USABLE else multiprocessors
+        return max(1, usable * self.resident // self.blocks)
+
+    def parts(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True) -> Parts:
+        """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch."""
+        units = -(-M // self.unit_m) * -(-N // self.unit_n) * count
+        waves = -(-units // self.slots(gpu.multiprocessors))
+        compute = waves * (-(-K // self.unit_k) * self.step_us + self.tile_us)
+        memory = count * (M * K + N * K + OUT_BYTES * M * N) / (self.memory * gpu.bandwidth * 1e-6)
+        l2 = units * (self.unit_m + self.unit_n) * K / (self.l2 * gpu.multiprocessors)
+        return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, memory, l2, waves)
+
+    def us(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True) -> float:
+        """The microseconds of `parts` in all. Positive, finite."""
+        return self.parts(M, N, K, gpu, count, constant_b).us
+
+
+def estimate(row: KernelConfig, arch: str, c: Constants = FITTED) -> TimeModel:
+    """The model of a kernel config from the architecture's numbers. arch: that of its table."""
+    family, gpu, tile = family_of(row), typical(arch), row.tile
+    cost = config_cost(row, arch, OUT_BYTES)
+    resident = family.resident(row, cost, gpu.shared_memory)
+    m, n = tile.m * row.cluster.m, tile.n * row.cluster.n
+    cluster = row.cluster.m * row.cluster.n * (row.split_k if family.splits_in_clusters else 1)
+    peak = gpu.operations / gpu.multiprocessors * 1e-6  # operations per microsecond
+    multiply = c.multiply * 2 * tile.m * tile.n * tile.k / peak / family.multiply_rate(row, c)
+    # A tile costs more the larger it is; a part of it, by schedule, is hidden behind the next tile, or only paid once.
+    each = c.tile_us + c.edge_us * math.sqrt(tile.m * tile.n)
+    share = {"pingpong": c.pingpong, "cooperative": c.cooperative}.get(row.schedule or "", c.one_tile)
+    early = family.loads_weights_early(row)
+    return TimeModel(
+        unit_m=n if row.swap_ab else m,
+        unit_n=m if row.swap_ab else n,
+        unit_k=tile.k * row.split_k,
+        blocks=row.cluster.m * row.cluster.n * row.split_k,
+        cluster=cluster,
+        resident=resident,
+        start_us=max(0.0, (1 - share) * each + family.start_us(row, c)),
+        step_us=resident * family.step_us(row, cost, multiply, c),
+        tile_us=share * each,
+        memory=c.memory,
+        wait_us=c.wait_us if early else 0.0,
+        l2=c.l2,
+    )
