@@ -1,0 +1,44 @@
+"""Fits the `times` of sm90.yaml to random products that were timed on an H100: `python tests/autotune/fit_times.py`.
+
+Prints how well a fit on one seed chooses on the other, and the block for the table. Not run by pytest; test_autotune_fit.py does the first part.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from scaled_mm.autotune.fit import Choice, fit, judge
+from scaled_mm.autotune.model import Product
+from scaled_mm.kernels.gpu import facts
+from scaled_mm.tables import TileTable, load_table
+
+DATA = Path(__file__).parents[1] / "tables" / "data" / "h100_random.json"
+H100 = facts("NVIDIA H100 80GB HBM3", "sm90", 132)
+Measured = dict[Product, dict[str, float]]
+
+
+def read(*seeds: int) -> Measured:
+    """Microseconds by product and kernel config."""
+    cases = json.loads(DATA.read_text())["cases"]
+    return {(case["M"], case["N"], case["K"]): case["us"] for case in cases if case["seed"] in seeds}
+
+
+def held_out(table: TileTable, fitted: int, reported: int) -> Choice:
+    """The choice on one seed by times that were fitted to the other."""
+    found = judge(table.model_copy(update={"times": fit(table, read(fitted), H100)}), read(reported), H100)
+    assert found is not None
+    return found
+
+
+def main() -> None:
+    table = load_table("sm90")
+    print("from the architecture's numbers:", judge(table.model_copy(update={"times": {}}), read(29, 30), H100))
+    print("fitted to seed 29, on seed 30:", held_out(table, 29, 30))
+    print("fitted to seed 30, on seed 29:", held_out(table, 30, 29))
+    for name, times in fit(table, read(29, 30), H100).items():
+        print(f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in times.model_dump(exclude_defaults=True).items())}}}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""The fit of predicted times, and what the choice by them loses on products that were timed on an H100."""
+
+from __future__ import annotations
+
+import pytest
+from fit_times import H100, held_out, read
+
+from scaled_mm.autotune.fit import LEAST_PRODUCTS, fit, judge
+from scaled_mm.tables import load_table
+
+TABLE = load_table("sm90")
+
+
+def test_times_that_follow_the_formula_are_found_again():
+    row = TABLE.row("c3x_128x128x128_pp_c12_swap")
+    products = [(M, N, K) for M in (100, 700, 4000) for N in (1024, 8192) for K in (512, 4096, 16384)]
+    measured = {product: {row.name: TABLE.time_model(row).us(*product, H100)} for product in products}
+    one = TABLE.model_copy(update={"times": {}})
+    found = fit(one, measured, H100)
+    assert set(found) == {row.name}
+    again = one.model_copy(update={"times": found}).time_model(row)
+    for product, us in measured.items():
+        assert again.us(*product, H100) == pytest.approx(us[row.name], rel=0.01)
+
+
+def test_a_kernel_config_with_few_products_is_not_fitted():
+    few = dict(list(read(30).items())[: LEAST_PRODUCTS - 1])
+    assert fit(TABLE, few, H100) == {}
+
+
+@pytest.mark.parametrize("fitted, reported", [(29, 30), (30, 29)])
+def test_times_fitted_to_one_seed_choose_well_on_the_other(fitted, reported):
+    """docs/decisions/0020 has these figures. The goal is 1.03 in the mean, 1.15 at worst."""
+    found = held_out(TABLE, fitted, reported)
+    assert found.products >= 160 and found.mean <= 1.0315 and found.worst <= 1.41
+    assert found.far >= 0.95  # the part of products within 15 %
+
+
+def test_the_table_chooses_well_on_the_products_that_it_was_fitted_to():
+    found = judge(TABLE, read(29, 30), H100)
+    assert found.products == 340 and found.mean <= 1.0275
+    before = judge(TABLE.model_copy(update={"times": {}}), read(29, 30), H100)
+    assert found.mean < before.mean < 1.033  # from the architecture's numbers
+
+
+def test_nothing_is_judged_without_two_kernel_configs_of_a_product():
+    assert judge(TABLE, {(1, 2, 3): {"c3x_256x192x128_co": 1.0}}, H100) is None
