@@ -1,4 +1,4 @@
-"""Fits the coefficients of the predicted times of a table's kernel configs to measured times: `scaled-mm table fit`."""
+"""Fits the coefficients of the predicted times of a table's kernel configs to measured times."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   const int capability = number("FAKE_COMPUTE_CAPABILITY", 90);
   (void)device;
   switch (attribute) {
-  case 16: *value = 132; return 0;             /* multiprocessors */
-  case 36: *value = 3350000; return 0;         /* kHz of the memory's clock, and bits of its bus: 3.35 TB/s, as an H100 */
+  case 16: *value = 132; return 0;     /* multiprocessors */
+  case 36: *value = 3350000; return 0; /* kHz of the memory's clock, and bits of its bus: 3.35 TB/s, as an H100 */
   case 37: *value = 4000; return 0;
   case 75: *value = capability / 10; return 0; /* compute capability, major and minor */
   case 76: *value = capability % 10; return 0;

@@ -28,7 +28,12 @@ const Kernel* const kernels[] = {&terms,           &any_bf16,        &any_fp32, 
                                  &fast_int32,      &split_fp32,      &grouped_any_fp32, &grouped_any_int32, &grouped_fast_fp32, &grouped_fast_int32,
                                  &scaled_any_bf16, &scaled_any_fp32, &scaled_fast_fp32, &blocks_q4_0,       &blocks_q5_1,       &blocks_q8_0};
 
-#define ROWS(any, fast) {{any, 1, 1, 1, 1, {}}, {fast, 16, 16, 16, 16, {}}, {"split", 1, 1, 1, 2, {}}}
+#define ROWS(any, fast)                                                                                                                              \
+  {                                                                                                                                                  \
+    {any, 1, 1, 1, 1, {}}, {fast, 16, 16, 16, 16, {}}, {                                                                                             \
+      "split", 1, 1, 1, 2, {}                                                                                                                        \
+    }                                                                                                                                                \
+  }
 const scaledMMTableRow_t gemm_rows[] = ROWS("any", "fast"), grouped_rows[] = ROWS("grouped_any", "grouped_fast"),
                          scaled_rows[] = ROWS("scaled_any", "scaled_fast"), block_rows[] = {{"blocks", 1, 1, 1, 1, {}}};
 const scaledMMTableBucket_t gemm_buckets[] = {{4, kOpen, kOpen, 2, 0}, {kOpen, kOpen, kOpen, 1, 0}}, fast_buckets[] = {{kOpen, kOpen, kOpen, 1, 0}},
