@@ -7,6 +7,7 @@
 // What must hold: no call crashes; each answers with a status of the header; a failure has a message of its own that starts with the
 // name of an argument; a failed create leaves a null pointer. Kernels get allocations of exactly the bytes that the tensors span.
 // Exit status 0: all of it held.
+#include <cmath>
 #include <scaled_mm/scaled_mm.h>
 
 #include <atomic>
@@ -758,11 +759,21 @@ void tables() {
     EXPECT_TABLE(t.of_blocks(); t.table.num_modes = count, BAD_PARAM);
     if (count != 0) EXPECT_TABLE(t.table.num_modes = count, BAD_PARAM);
   }
-  for (int32_t value : {INT_MIN, -1, 2, INT_MAX}) {
-    EXPECT_TABLE(t.table.fallback_row = value, BAD_PARAM);
+  for (int32_t value : {INT_MIN, -1, 2, INT_MAX}) EXPECT_TABLE(t.table.fallback_row = value, BAD_PARAM);
+  for (int32_t value : {INT_MIN, -2, 2, INT_MAX}) {
     EXPECT_TABLE(t.buckets[0].row = value, BAD_PARAM);
     EXPECT_TABLE(t.buckets[1].row = value, BAD_PARAM);
   }
+  EXPECT_TABLE(t.buckets[1].row = SCALED_MM_FASTEST, SUCCESS);
+  EXPECT_TABLE(t.of_blocks(); t.buckets[1].row = SCALED_MM_FASTEST, BAD_PARAM);
+  const scaledMMTimeModel_t model = {64, 64, 128, 1, 1, 1, 0, 2, 0.1, 1, 1, 0, 6e4};
+  EXPECT_TABLE(t.rows[1].time = model, SUCCESS);
+  for (int64_t size : {INT64_MIN, int64_t(-1), int64_t(1) << 40, INT64_MAX}) {
+    EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.unit_m = size, BAD_PARAM);
+    EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.unit_k = size, BAD_PARAM);
+  }
+  EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.blocks = 0, BAD_PARAM);
+  for (double us : {-1.0, double(NAN), double(INFINITY)}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.step_us = us, BAD_PARAM);
   EXPECT_TABLE(t.table.fallback_row = 1, BAD_PARAM);
   for (int32_t kind : {INT_MIN, -1, int(kKinds), INT_MAX}) EXPECT_TABLE(t.table.kind = kind, BAD_PARAM);
   for (int32_t flags : {INT_MIN, -1, 4, INT_MAX}) {
