@@ -30,7 +30,7 @@ def test_a_kernel_config_with_few_products_is_not_fitted():
 
 @pytest.mark.parametrize("fitted, reported", [(29, 30), (30, 29)])
 def test_times_fitted_to_one_seed_choose_well_on_the_other(fitted, reported):
-    """docs/decisions/0020 has these figures. The goal is 1.03 in the mean, 1.15 at worst."""
+    """docs/decisions/0020-choice-by-predicted-time.md has these figures. The goal is 1.03 in the mean, 1.15 at worst."""
     found = held_out(TABLE, fitted, reported)
     assert found.products >= 160 and found.mean <= 1.0315 and found.worst <= 1.41
     assert found.far >= 0.95  # the part of products within 15 %
