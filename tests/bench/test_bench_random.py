@@ -66,7 +66,8 @@ def test_the_command_writes_the_seed_that_it_drew(tmp_path, capsys, monkeypatch)
     assert len(entries) == 3 and json.loads((tmp_path / "random.json").read_text()) == entries
     command = (tmp_path / "random.md").read_text().split("`")[1]
     seed = int(command.split("--seed ")[1].split()[0])
-    assert [(e["M"], e["N"], e["K"]) for e in entries] == [(c.M, c.N, c.K) for c in shapes.random_cases(3, seed)]
+    drawn = [(c.M, c.N, c.K) for c in shapes.random_cases(3, seed)]
+    assert sorted((e["M"], e["N"], e["K"]) for e in entries) == sorted(drawn)  # products of one weight are timed together
 
 
 def test_random_products_are_for_a_gpu(capsys):

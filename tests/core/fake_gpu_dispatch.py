@@ -50,8 +50,8 @@ def dispatch(kernels: str) -> dict:
     found = agreement(core, table, edges((bucket.m for bucket in table.buckets), 1))
     near = dict(n=4096, n_min=4096, k=4096, k_min=4096)
     buckets = [
-        Bucket(m=640, m_min=321, kernel=table.buckets[0].kernel, **near),
-        Bucket(m=64, m_min=33, constant_b=True, kernel=table.buckets[0].kernel, **near),
+        Bucket(m=640, m_min=321, kernel=table.rows[0].name, **near),
+        Bucket(m=64, m_min=33, constant_b=True, kernel=table.rows[0].name, **near),
     ]
     tuned = tuned_table(table, "a GPU", table.rows, buckets)
     binding.register_table(tuned)

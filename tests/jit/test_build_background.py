@@ -19,7 +19,7 @@ from scaled_mm.jit.provide import When
 from scaled_mm.tables import load_table
 
 TABLE = load_table("sm90")
-ROW = TABLE.buckets[0].kernel
+ROW = TABLE.rows[0].name
 NAME = (ROW, "bf16")
 GGUF = (TABLE.gguf.buckets[0].kernel, "q4_0")
 SOON_S = 30
