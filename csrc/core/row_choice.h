@@ -29,7 +29,8 @@ struct RowChoice {
   const TableRow* standing_in = nullptr; // nullptr: none does
   RowNeeds needs;                        // of `row`, and of the stand-in
 
-  // Selects the kernel config named `forced`; without a name that of the bucket of `key`, or the fallback if it cannot take the product.
+  // Selects the kernel config named `forced`; without a name that of the bucket of `key`; if that cannot take the product, or if the bucket says so,
+  // the fastest by prediction of those that can; if none can, the fallback.
   // kind: for messages, "" or "grouped ". misfit_of(needs): why a kernel config with these needs cannot take the product, nullptr if it can.
   template <class MisfitOf>
   scaledMMStatus_t choose(const char* forced, const char* kind, const BucketKey& key, const ProductSize& size, const DeviceRates& device,
@@ -46,19 +47,23 @@ struct RowChoice {
     } else {
       bucket = table->find_bucket(key.M, key.N, key.K, key.serves);
       const int32_t index = table->buckets[bucket].row;
-      if (index == SCALED_MM_FASTEST) {
-        const auto can_take = [&](const TableRow& one) {
-          misfit = misfit_of(one.needs);
-          return misfit == nullptr;
-        };
-        row = table->fastest(size, device, can_take, &us);
-        if (row) misfit = nullptr;
-      } else {
+      if (index != SCALED_MM_FASTEST) {
         bucket_row = &table->rows[index];
         misfit = misfit_of(bucket_row->needs);
-        row = misfit ? nullptr : bucket_row;
+        if (misfit == nullptr) row = bucket_row;
       }
-      if (row == nullptr) row = &table->rows[table->fallback_row];
+      if (row == nullptr) {
+        const char* others = nullptr;
+        const auto can_take = [&](const TableRow& one) {
+          others = misfit_of(one.needs);
+          return others == nullptr;
+        };
+        row = table->fastest(size, device, can_take, &us);
+        if (row == nullptr) {
+          row = &table->rows[table->fallback_row];
+          if (misfit == nullptr) misfit = others;
+        }
+      }
     }
     needs = row->needs;
     return SCALED_MM_STATUS_SUCCESS;
@@ -95,9 +100,10 @@ private:
     if (row == nullptr) return "the device is a CPU";
     if (bucket < 0) return "forced by name, from " + table->source;
     std::string text = kind + ("bucket " + std::to_string(bucket)) + " of " + table->source + (table->tuned ? " (tuned)" : "");
-    if (us > 0) text += "; " + row->name + " is the fastest by prediction, " + rounded(us) + " us";
-    if (misfit && bucket_row) text += "; its row " + bucket_row->name + " cannot take this product (" + misfit + "), so the fallback row runs";
-    if (misfit && !bucket_row) text += "; the other rows cannot take this product (" + std::string(misfit) + "), so the fallback row runs";
+    if (misfit) text += (bucket_row ? "; its row " + bucket_row->name : "; the other rows") + " cannot take this product (" + misfit + ")";
+    if (misfit && us == 0) text += ", so the fallback row runs";
+    if (us > 0)
+      text += "; " + row->name + (misfit ? " is the fastest of those that can" : " is the fastest") + " by prediction, " + rounded(us) + " us";
     if (state == RowState::kWaits) text += "; " + row->name + " is not built yet, so " + standing_in->name + " runs until it is loaded";
     if (state == RowState::kStays) {
       text += "; " + row->name + " was built later and needs a larger workspace than this plan announced, so " + standing_in->name + " stays";

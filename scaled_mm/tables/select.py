@@ -78,9 +78,7 @@ def contiguous_row(
     selection = table.select(M, N, K, constant_b, gpu=gpu)
     if not contiguous_misfits(selection.row, M, N, K, out_bytes):
         return selection.row
-    rows = []
-    if selection.bucket_index >= 0 and table.buckets[selection.bucket_index].kernel == FASTEST and M and N:
-        rows = [row for _, row in table.fastest(M, N, K, constant_b, gpu, out_bytes)]
+    rows = [row for _, row in table.fastest(M, N, K, constant_b, gpu, out_bytes)] if M and N and K else []
     return next((row for row in rows if not contiguous_misfits(row, M, N, K, out_bytes)), table.row(table.fallback))
 
 

@@ -58,6 +58,10 @@ def dispatch(kernels: str) -> dict:
     again = agreement(core, tuned, [1, 32, 33, 64, 65, 320, 321, 640, 641])
     binding.register_table(table)
     found["random"] = random_agreement(core, table, 2000)
+    named = next(bucket for bucket in table.buckets if bucket.kernel == "c3x_128x128x128_pp_c12_swap")
+    descs = product_descs(named.m, named.n, named.k, out=TensorDesc((named.m, named.n), torch.bfloat16, (named.n + 1, 1)))
+    choice = core.choice(core.create(**descs))
+    found["rows of out apart"] = [choice.row.decode(), choice.reason.decode(), choice.bucket, table.buckets.index(named)]
     return {**found, "tuned": again["count"], "tuned_unused": [index for index in again["unused"] if index < len(buckets)]}
 
 

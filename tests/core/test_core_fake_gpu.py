@@ -96,6 +96,10 @@ def test_the_core_and_the_table_choose_the_same_row_around_every_edge(ask, fake_
     assert answer["count"] > 500 and answer["unused"] == []
     assert answer["tuned"] > 500 and answer["tuned_unused"] == []
     assert answer["random"]["rows"] > 20
+    row, reason, bucket, named = answer["rows of out apart"]
+    assert TABLE.row(row).alignment[2] == 1 and row != TABLE.fallback and bucket == named
+    assert "; its row c3x_128x128x128_pp_c12_swap cannot take this product (" in reason
+    assert f"; {row} is the fastest of those that can by prediction, " in reason
 
 
 def test_a_forced_row_runs_or_says_why_it_cannot(ask, fake_gpu):

@@ -205,7 +205,7 @@ typedef struct {
   int64_t num_rows;
   const scaledMMTableBucket_t* buckets;
   int64_t num_buckets;
-  int32_t fallback_row; /* takes what no bucket's row can: unaligned or strided operands, K = 0 */
+  int32_t fallback_row; /* takes what no other row can: unaligned or strided operands, K = 0 */
   int32_t tuned;        /* 1: measured on one GPU model by the autotuner */
   int32_t kind;         /* scaledMMTableKind_t: an architecture has one table of each */
   int32_t padding_;
