@@ -41,6 +41,18 @@ def test_the_summary_is_by_band_and_names_the_worst_product():
     assert choice.ratio(entries[0] | {"dispatched": "failed one"}) is None
 
 
+def test_speeds_over_peers_are_by_band_and_count_the_slower_products():
+    entries = [entry(1, 512, 512, 2.0, 2.0), entry(16, 1024, 512, 1.0, 4.0), entry(600, 512, 512, 4.0, 4.0), entry(700, 512, 512, 4.0, 4.0)]
+    for one, vllm in zip(entries, (3.0, 2.0, 4.4), strict=False):  # the last was not timed
+        one["peers"] = {"vllm": vllm}
+    entries[0]["peers"]["fp8row"] = 1.0
+    lines = {tuple(line[:2]): line[2:] for line in choice.speeds(entries)}
+    assert lines["all", "vllm"] == ["3", f"{(1.5 * 0.5 * 1.1) ** (1 / 3):.3f}", "0.50", "1024x512 M=16", "1"]
+    assert lines["M of 1 to 16", "vllm"][:1] == ["2"] and lines["M of 513 to 4096", "vllm"] == ["1", "1.100", "1.10", "512x512 M=600", "0"]
+    assert lines["all", "fp8row"] == ["1", "0.500", "0.50", "512x512 M=1", "1"] and ("M of 17 to 128", "vllm") not in lines
+    assert not choice.speeds([entry(1, 512, 512, 2.0, 2.0)])
+
+
 def test_the_report_has_the_largest_loss_first(tmp_path):
     entries = [entry(1, 512, 512, 2.0, 2.0), entry(16, 1024, 512, 1.0, 1.2)]
     path = choice.save(entries, tmp_path, environment(), "scaled-mm bench random --seed 3")

@@ -34,6 +34,12 @@ def test_every_row_is_timed_and_faulty_rows_are_told_apart():
     assert (entry["M"], entry["N"], entry["K"], entry["shape"]) == (5, 64, 32, "64x32")
 
 
+def test_peers_that_are_not_rows_stand_apart_and_may_have_other_bits():
+    suite = RowsSuite("slow", make_row, others=["wrong"])
+    [[entry]] = run_grid(suite, [SMALL], row_peers(["wrong", "first", "last"], make_row), CPU, FAST)
+    assert set(entry["rows"]) == {"first", "last"} and set(entry["peers"]) == {"wrong"} and not entry["failed"]
+
+
 def test_the_loss_of_the_dispatched_row_is_against_the_best():
     entry = {"rows": {"x": 2.0, "y": 2.5}, "dispatched": "y", "failed": {}}
     assert rows.best(entry) == ("x", 2.0)

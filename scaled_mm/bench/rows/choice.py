@@ -14,6 +14,8 @@ RANDOM_JSON = "random.json"
 RANDOM_MD = "random.md"
 
 HEADER, ALIGN = ("products", "count", "geometric mean", "worst", "at", "within 3 %", "within 15 %"), "lrrrlrr"
+SPEED_HEADER, SPEED_ALIGN = ("products", "over", "count", "geometric mean", "slowest", "at", "slower"), "llrrrlr"
+_SPEED_BANDS = ((1, 16), (17, 128), (129, 256), (257, 512), (513, 4096), (4097, 8192))
 _BANDS = ((1, 16), (17, 128), (129, 512), (513, 8192))
 _ALIGNED = 16
 
@@ -34,6 +36,28 @@ def summary(entries: list[dict[str, Any]]) -> list[list[str]]:
     groups |= {f"M of {least} to {most}, aligned": [e for e in entries if least <= e["M"] <= most and is_aligned(e)] for least, most in _BANDS}
     groups["N or K not a multiple of 16"] = [e for e in entries if not is_aligned(e)]
     return [_line(name, group) for name, group in groups.items()]
+
+
+def speeds(entries: list[dict[str, Any]]) -> list[list[str]]:
+    """Lines of the table of `SPEED_HEADER`: time of each peer over the dispatched row's, for all products and by M."""
+    peers = list(dict.fromkeys(name for entry in entries for name in entry.get("peers", {})))
+    groups = {"all": entries} | {f"M of {least} to {most}": [e for e in entries if least <= e["M"] <= most] for least, most in _SPEED_BANDS}
+    groups["N or K not a multiple of 16"] = [e for e in entries if not is_aligned(e)]
+    lines = [_speed_line(name, group, peer) for peer in peers for name, group in groups.items()]
+    return [line for line in lines if line is not None]
+
+
+def _speed_line(name: str, entries: list[dict[str, Any]], peer: str) -> list[str] | None:
+    timed = []
+    for entry in entries:
+        us, ours = entry.get("peers", {}).get(peer), entry["rows"].get(entry["dispatched"])
+        if us is not None and ours is not None:
+            timed.append((us / ours, entry))
+    if not timed:
+        return None
+    slowest, at = min(timed, key=lambda pair: pair[0])
+    mean, slower = geometric_mean([speed for speed, _ in timed]), sum(speed < 1 for speed, _ in timed)
+    return [name, peer, str(len(timed)), f"{mean:.3f}", f"{slowest:.2f}", f"{at['shape']} M={at['M']}", str(slower)]
 
 
 def _line(name: str, entries: list[dict[str, Any]]) -> list[str]:
@@ -60,9 +84,16 @@ def as_markdown(entries: list[dict[str, Any]], environment: Environment, command
         Command(command),
         Text(f"{report.origin(environment)} Time of the dispatched row over that of the best of all rows that can take the product."),
         Table(HEADER, summary(entries), ALIGN),
+        *_speed_parts(entries),
         Heading(2, "Products"),
         Table(report.HEADER, [report.cells(entry) for entry in by_loss], report.ALIGN),
     ]
     if found := report.messages([entry for entry in entries if is_aligned(entry)]):  # of the others most rows refuse the sizes
         parts += [Heading(2, "Failures"), Items([f"`{name}`: {message}" for name, message in found])]
     return markdown(parts)
+
+
+def _speed_parts(entries: list[dict[str, Any]]) -> list[Part]:
+    lines = speeds(entries)
+    what = "Time of each peer over that of the dispatched row; slower: the products on which the dispatched row takes longer."
+    return [Heading(2, "Other libraries"), Text(what), Table(SPEED_HEADER, lines, SPEED_ALIGN)] if lines else []

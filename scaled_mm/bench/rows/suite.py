@@ -1,12 +1,13 @@
 """Times every tile configuration of a table on every case: the measurement that a tile table is chosen by.
 
-`rows.json` is a list of {"shape", "M", "N", "K", "dispatched", "fallback", "rows": {row: us}, "failed": {row: message}}:
-`dispatched` is the row that the table picks today, `fallback` its fallback. A row whose bits differ from the first row's failed: it has no time.
+`rows.json` is a list of {"shape", "M", "N", "K", "dispatched", "fallback", "rows": {row: us}, "peers": {peer: us}, "failed": {name: why}}:
+`dispatched` is the row that the table picks today, `fallback` its fallback, `peers` other libraries that were timed in the same turns. A row
+whose bits differ from the first row's failed: it has no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -44,16 +45,17 @@ def row_peers(names: list[str], make_peer: MakePeer = Ours) -> list[Peer]:
 
 
 class RowsSuite(Int8Suite):
-    """fallback: the name of the table's fallback. make_peer: what runs a row, and what runs the row that the table picks."""
+    """fallback: the name of the table's fallback. make_peer: what runs a row, and what runs the row that the table picks. others: the names of
+    peers that are not rows, whose bits are not compared."""
 
-    def __init__(self, fallback: str, make_peer: MakePeer = Ours):
-        self._fallback = fallback
+    def __init__(self, fallback: str, make_peer: MakePeer = Ours, *, others: Collection[str] = ()):
+        self._fallback, self._others = fallback, frozenset(others)
         self._dispatched = make_peer(None, "dispatched")
 
     def check(self, inputs: Inputs, options: Options) -> SameBits:
         try:
             self._dispatched.prepare(inputs)
-            return SameBits(inputs, self._dispatched.details(inputs)["kernel"])
+            return SameBits(inputs, self._dispatched.details(inputs)["kernel"], self._others)
         finally:
             self._dispatched.release()
 
@@ -67,21 +69,25 @@ class RowsSuite(Int8Suite):
             "K": case.K,
             "dispatched": check.dispatched,
             "fallback": self._fallback,
-            "rows": dict(sorted(times.items(), key=lambda item: item[1])),
+            "rows": dict(sorted(((name, us) for name, us in times.items() if name not in self._others), key=lambda item: item[1])),
+            "peers": {name: us for name, us in times.items() if name in self._others},
             "failed": {name: result.failed for name, result in results.items() if result.failed is not None},
         }
 
 
 class SameBits(Check):
-    """Every row has the bits of the first that ran. dispatched: the row that the table picks."""
+    """Every row has the bits of the first that ran. dispatched: the row that the table picks. others: names that are not rows."""
 
-    def __init__(self, inputs: Inputs, dispatched: str):
+    def __init__(self, inputs: Inputs, dispatched: str, others: Collection[str] = ()):
         self.dispatched = dispatched
+        self._others = others
         self._inputs = inputs
         self._expected: torch.Tensor | None = None
         self._first = ""
 
     def once(self, peer: Peer, call: TensorCall) -> dict[str, Any]:
+        if peer.name in self._others:
+            return {}
         out = plain_call(call, self._inputs)
         if self._expected is None:
             self._expected, self._first = out.clone(), peer.name

@@ -19,7 +19,7 @@ _BUDGET_MS = 5.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     frame.add_measuring_options(parser, "5", "of the products, and of their random inputs; default a new one, which the report records", BRIEF)
     parser.add_argument("--count", type=common.integer(1, 4096), default=200, metavar="N", help="random products; default 200")
-    rows.add_only_option(parser)
+    rows.add_choosing_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,3 +42,8 @@ def _show(entries: list[dict[str, Any]], console: Console) -> None:
     for line in choice.summary(entries):
         table.add_row(*line)
     console.print(table)
+    if speeds := choice.speeds(entries):
+        table = shown.table("speed of the dispatched row over the peers'", choice.SPEED_HEADER, left=("products", "over", "at"))
+        for line in speeds:
+            table.add_row(*line)
+        console.print(table)

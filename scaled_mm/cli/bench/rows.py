@@ -23,11 +23,15 @@ HELP = "time rows of the tile table on each product, and what the dispatched row
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes = "llama-70b, llama-8b, llm (both), layer names (8B_qkv, ...) or MxNxK, comma-separated; default llm"
     frame.add_grid_options(parser, shapes, "M values for named shapes, comma-separated; default 1 ... 8192")
-    add_only_option(parser)
+    add_choosing_options(parser)
 
 
-def add_only_option(parser: argparse.ArgumentParser) -> None:
+def add_choosing_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what is timed."""
     parser.add_argument("--only", default="all", metavar="NAMES", help="these rows, comma-separated; default all")
+    names = "bf16,intmm,fp8row,vllm,sgl"
+    parser.add_argument("--peers", default="none", metavar="NAMES", help=f"time these beside the rows: all, none, or names: {names}; default none")
+    frame.add_vllm_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,9 +51,11 @@ def time_rows(
 ) -> int:
     """Times the rows of --only on cases, and saves after each weight. files: what `save` writes. Returns as `run` does."""
     from scaled_mm.bench import ours
+    from scaled_mm.bench.int8.peers import OURS_WITH_TENSORS, every_peer
     from scaled_mm.bench.rows import suite
     from scaled_mm.errors import ScaledMMError
     from scaled_mm.measure.environment import read_environment
+    from scaled_mm.measure.peer import implementations, select
 
     console = common.console(stderr=args.json)
     try:
@@ -57,13 +63,19 @@ def time_rows(
         cases = cases_on(device)
         ours.refuse_cpu("--device", device)
         names = suite.row_names(args.only, device)
+        frame.refuse_missing_library("--vllm-lib", args.vllm_lib)
+        others = [peer for peer in select(args.peers, device, every_peer(args.vllm_lib)) if peer.name != OURS_WITH_TENSORS]
         environment = read_environment(device)
         out = frame.report_folder(args, environment)
     except (ValueError, ScaledMMError) as error:
         return frame.usage(args, str(error))
     options, command = frame.options(args, device), frame.command_line(args, args.parser)
     entries: list[dict[str, Any]] = []
-    for layer in frame.grid(suite.RowsSuite(ours.table_of(device).fallback), cases, suite.row_peers(names), device, options, console):
+    for one in implementations(others, device):
+        if one.unavailable is not None:
+            return frame.usage(args, f"--peers: {one.name} cannot run here: {one.unavailable}")
+    rows = suite.RowsSuite(ours.table_of(device).fallback, others=[peer.name for peer in others])
+    for layer in frame.grid(rows, cases, [*suite.row_peers(names), *others], device, options, console):
         entries += layer
         save(entries, out, environment, command)
         frame.log(console, layer[0]["shape"], layer)
