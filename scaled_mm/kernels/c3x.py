@@ -21,6 +21,8 @@ MAX_ACCUMULATORS = 224
 SWIZZLE_ROWS = 8  # the 128-byte shared memory swizzle repeats every 8 rows
 SCHEDULES = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}  # in names
 _CXX_SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
+# wgmma widths that CUTLASS declares without CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED (cute/arch/mma_sm90_gmma.hpp).
+_USUAL_WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
 _CXX_RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
 
 # Candidates. The epilogue stores each of these tile n in pieces of 8, 16 or 32 columns.
@@ -108,7 +110,7 @@ class C3x(WgmmaFamily):
         early = "true" if config.early_weights else "false"
         options = f"scaled_mm::c3x::Raster::{_CXX_RASTERS[config.raster]}, {config.swizzle}, {config.prefetch}, {early}"
         return Code(
-            "int8/c3x/gemm.cuh",
+            "int8/c3x/gemm.cuh" if config.tile.n in _USUAL_WIDTHS else "int8/c3x/extended_gemm.cuh",
             f"scaled_mm::c3x::Gemm<{_shape(config)}, scaled_mm::c3x::{_schedule(config)}, {options}, {OUT_DTYPES[built_for].cxx}>",
         )
 

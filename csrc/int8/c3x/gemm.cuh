@@ -8,7 +8,7 @@
 #include "cutlass/gemm/collective/collective_builder.hpp"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 
-#include "int8/c3x/early_weights.cuh"
+#include "int8/c3x/loads.cuh"
 #include "int8/c3x/prefetch.cuh"
 #include "int8/c3x/swizzle.h"
 #include "int8/c3x/tensor_map.cuh"
@@ -45,9 +45,9 @@ using Raster = cutlass::gemm::kernel::detail::RasterOrderOptions;
 
 // kStages 0: as many as fit beside the epilogue. kRaster and kSwizzle: the order in which a persistent grid walks the
 // tiles, which decides what of a and b is still in L2 when the next tile wants it. kPrefetch: see PrefetchingKernel, 0 none.
-// kEarlyWeights: see EarlyWeights.
-template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class Schedule, int kStages, bool kSwapAB, Raster kRaster, int kSwizzle,
-          int kPrefetch, bool kEarlyWeights, class Out>
+// kEarlyWeights: see Loads.
+template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class TableSchedule, int kStages, bool kSwapAB, Raster kRaster,
+          int kSwizzle, int kPrefetch, bool kEarlyWeights, class Out>
 struct Gemm {
   using Tile = cute::Shape<cute::Int<kTileM>, cute::Int<kTileN>, cute::Int<kTileK>>;
   using Cluster = cute::Shape<cute::Int<kClusterM>, cute::Int<kClusterN>, cute::_1>;
@@ -56,9 +56,15 @@ struct Gemm {
   using LayoutOut = cute::conditional_t<kSwapAB, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
   static constexpr int kAlignOut = 16 / sizeof(Out);
 
-  // Beside the accumulators of the widest tiles too few registers are left for 16 four-byte results at a time.
-  static constexpr bool kNarrowStore = sizeof(Out) == 4 && kTileM == 256 && kTileN >= 192;
-  using StoreTile = cute::conditional_t<kNarrowStore, cute::Shape<cute::_128, cute::_16>, cutlass::epilogue::collective::EpilogueTileAuto>;
+  // A warpgroup of pingpong has a whole tile's accumulators. Beside those of the widest tiles too few registers are left for four-byte
+  // results, so two warpgroups share such a tile.
+  static constexpr bool kWidePingpong = cute::is_same_v<TableSchedule, Pingpong> && kTileM == 128 && kTileN > 160;
+  using Schedule = cute::conditional_t<kWidePingpong && sizeof(Out) == 4, Cooperative, TableSchedule>;
+
+  // Nor are enough left to convert 16 results of a thread at a time: of four bytes beside the accumulators of the widest cooperative tiles, of two in
+  // pingpong.
+  static constexpr int kStoreM = kWidePingpong && sizeof(Out) == 2 ? 64 : sizeof(Out) == 4 && kTileM == 256 && kTileN >= 192 ? 128 : 0;
+  using StoreTile = cute::conditional_t<kStoreM == 0, cutlass::epilogue::collective::EpilogueTileAuto, cute::Shape<cute::Int<kStoreM>, cute::_16>>;
 
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, Tile, Cluster, StoreTile, int32_t, float, void, LayoutOut, kAlignOut, ElementOut,
@@ -71,7 +77,7 @@ struct Gemm {
       typename cutlass::gemm::collective::CollectiveBuilder<cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor,
                                                             16, int8_t, cutlass::layout::ColumnMajor, 16, int32_t, Tile, Cluster, Stages,
                                                             typename Schedule::Mainloop>::CollectiveOp;
-  using Mainloop = EarlyWeights<BaseMainloop, kSwapAB ? 0 : 1>; // also the one that waits for the preceding kernel
+  using Mainloop = Loads<BaseMainloop, kSwapAB ? 0 : 1>; // also the one that waits for the preceding kernel
 
   static constexpr bool kPersistent = !cute::is_same_v<Schedule, WarpSpecialized>;
   using BaseKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, cutlass::gemm::PersistentScheduler>;

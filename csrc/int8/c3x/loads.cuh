@@ -1,28 +1,43 @@
-// A main loop that fills its stages with weights while the preceding kernel of the stream still runs.
+// A main loop with loads of our own where CUTLASS's would wait or take long: weights while the preceding kernel of the stream still
+// runs, and tiles that reach past an operand's end (partial_tile.cuh).
 //
-// Only where the caller promises that the weights are constant (GemmLaunch::constant_b): what a preceding kernel writes must not be
+// Weights only where the caller promises that they are constant (GemmLaunch::constant_b): what a preceding kernel writes must not be
 // read before that kernel has ended. Everything else waits for it: activations, scales, bias, and writing out.
 #pragma once
 
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
 
 #include "int8/c3x/grid_dependency.cuh"
+#include "int8/c3x/partial_tile.cuh"
 
 namespace scaled_mm::c3x {
 
 // Base: one of CUTLASS's TMA main loops, compiled without its own waits. kWeights: which of the MMA's operands they are, 0 or 1.
 template <class Base, int kWeights>
-struct EarlyWeights : Base {
+struct Loads : Base {
+  using Partial0 = PartialTile<Base, 0>;
+  using Partial1 = PartialTile<Base, 1>;
+
   struct Arguments : Base::Arguments {
     bool early_weights;
   };
   struct Params : Base::Params {
+    typename Partial0::Params partial_0;
+    typename Partial1::Params partial_1;
     bool early_weights;
   };
 
   template <class Problem>
   static constexpr Params to_underlying_arguments(Problem const& problem, Arguments const& arguments, void* workspace) {
-    return {Base::to_underlying_arguments(problem, arguments, workspace), arguments.early_weights};
+    const auto [M, N, K, L] = problem;
+    return {Base::to_underlying_arguments(problem, arguments, workspace), Partial0::params_of(arguments.ptr_A, M, K, L, arguments.dA),
+            Partial1::params_of(arguments.ptr_B, N, K, L, arguments.dB), arguments.early_weights};
+  }
+
+  CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
+    Base::prefetch_tma_descriptors(params);
+    if (Partial0::is_needed(params.partial_0.rows)) cute::prefetch_tma_descriptor(params.partial_0.map.get_tma_descriptor());
+    if (Partial1::is_needed(params.partial_1.rows)) cute::prefetch_tma_descriptor(params.partial_1.map.get_tma_descriptor());
   }
 
   // Called by all lanes of the producer's warp, once for each tile of the block.
@@ -30,25 +45,47 @@ struct EarlyWeights : Base {
   CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline, typename Base::PipelineState stage,
                            Operands const& operands, Block const& block, KTile k_tile, int k_tiles, int thread, uint32_t rank_in_cluster,
                            typename Base::TensorStorage& shared) {
+    const auto copy = [&](auto operand, int count, bool acquire) {
+      copy_tiles<operand>(params, pipeline, stage, operands, block, k_tile, count, acquire, rank_in_cluster, shared);
+    };
     if (first_tile_) {
       first_tile_ = false;
       const int early = params.early_weights ? cute::min(k_tiles, int(Base::DispatchPolicy::Stages)) : 0;
-      const auto copy = [&](auto operand, bool acquire) {
-        if (cute::elect_one_sync()) copy_tiles<operand>(params, pipeline, stage, operands, block, k_tile, early, acquire, rank_in_cluster, shared);
-        __syncwarp();
-      };
-      copy(cute::Int<kWeights>{}, true); // a stage's barrier now expects both operands
+      if (cute::elect_one_sync()) copy(cute::Int<kWeights>{}, early, true); // a stage's barrier now expects both operands
+      __syncwarp();
       wait_for_preceding_kernel();
-      copy(cute::Int<1 - kWeights>{}, false);
+      if (cute::elect_one_sync()) copy(cute::Int<1 - kWeights>{}, early, false);
+      __syncwarp();
       for (int i = 0; i < early; ++i) ++k_tile;
       stage.advance(early);
       k_tiles -= early;
     }
-    Base::load(params, pipeline, stage, operands, block, k_tile, k_tiles, thread, rank_in_cluster, shared);
+    if (rows_left<0>(params, block) >= Partial0::kRows && rows_left<1>(params, block) >= Partial1::kRows) {
+      Base::load(params, pipeline, stage, operands, block, k_tile, k_tiles, thread, rank_in_cluster, shared);
+    } else if (cute::elect_one_sync()) {
+      CUTLASS_PRAGMA_NO_UNROLL
+      for (; k_tiles > 0; --k_tiles, ++k_tile, ++stage) {
+        copy(cute::Int<0>{}, 1, true);
+        copy(cute::Int<1>{}, 1, false);
+      }
+    }
   }
 
 private:
   bool first_tile_ = true;
+
+  template <int kOperand>
+  CUTLASS_DEVICE static auto const& partial(Params const& params) {
+    if constexpr (kOperand == 0)
+      return params.partial_0;
+    else
+      return params.partial_1;
+  }
+
+  template <int kOperand, class Block>
+  CUTLASS_DEVICE static int rows_left(Params const& params, Block const& block) {
+    return PartialTile<Base, kOperand>::rows_left(partial<kOperand>(params), cute::get<kOperand>(block));
+  }
 
   // One operand of consecutive stages.
   template <int kOperand, class Operands, class Block, class KTile>
@@ -57,6 +94,7 @@ private:
                                         typename Base::TensorStorage& shared) {
     using namespace cute;
     constexpr bool kFirst = kOperand == 0;
+    using Partial = PartialTile<Base, kOperand>;
     using Copy = conditional_t<kFirst, typename Base::GmemTiledCopyA, typename Base::GmemTiledCopyB>;
     const auto tma = [&] {
       if constexpr (kFirst)
@@ -72,8 +110,9 @@ private:
     }();
     const Layout<typename Base::DispatchPolicy::ClusterShape> blocks{};
     const uint32_t x = rank_in_cluster % size<0>(blocks), y = rank_in_cluster / size<0>(blocks);
-    const auto slice = tma->get_slice(kFirst ? y : x);
-    const auto from = slice.partition_S(get<kOperand>(operands)(_, _, get<kOperand>(block), _, get<3>(block)));
+    const int part = kFirst ? y : x, tile = get<kOperand>(block);
+    const auto slice = tma->get_slice(part);
+    const auto from = slice.partition_S(get<kOperand>(operands)(_, _, tile, _, get<3>(block)));
     auto to = slice.partition_D(to_shared);
     uint16_t receivers = 0; // blocks of the cluster that get the same tile
     if constexpr (is_same_v<Copy, SM90_TMA_LOAD_MULTICAST>) {
@@ -81,9 +120,16 @@ private:
         receivers |= uint16_t(1) << (kFirst ? blocks(x, i, 0) : blocks(i, y, 0));
       }
     }
+    const bool whole = rows_left<kOperand>(params, block) >= Partial::kRows;
     for (int i = 0; i < count; ++i, ++stage, ++k_tile) {
       if (acquire) pipeline.producer_acquire(stage);
-      copy(tma->with(*pipeline.producer_get_barrier(stage), receivers), from(_, _, _, *k_tile), to(_, _, _, stage.index()));
+      auto* const barrier = pipeline.producer_get_barrier(stage);
+      if (whole) {
+        copy(tma->with(*barrier, receivers), from(_, _, _, *k_tile), to(_, _, _, stage.index()));
+      } else {
+        auto* const stage_memory = reinterpret_cast<int8_t*>(raw_pointer_cast(to_shared.data())) + stage.index() * Partial::kRows * Partial::kTileK;
+        Partial::load(partial<kOperand>(params), reinterpret_cast<uint64_t*>(barrier), stage_memory, tile, *k_tile, get<3>(block), part, receivers);
+      }
     }
   }
 };

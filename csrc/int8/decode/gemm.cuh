@@ -194,8 +194,16 @@ struct Gemm {
     const auto whole = [](int64_t elements) { return elements * int64_t(sizeof(Out)) % 16 == 0; };
     const bool whole_vectors =
         l.out_stride_n == 1 && whole(l.out_stride_m) && whole(l.batch_strides.out) && whole(l.N) && reinterpret_cast<uintptr_t>(l.out) % 16 == 0;
-    return {map_of<kColumns, SM90_TMA_LOAD>(operand(l.b, l.N, l.K, l.batch, ldb, l.batch_strides.b)),
-            map_of<kRows / kShare, ActivationLoad<kShare>>(operand(l.a, l.M, l.K, l.batch, lda, l.batch_strides.a)),
+    const auto weights = operand(l.b, l.N, l.K, l.batch, ldb, l.batch_strides.b);
+    const auto activations = operand(l.a, l.M, l.K, l.batch, lda, l.batch_strides.a);
+    decltype(P::weights_box) weights_box{};
+    decltype(P::activations_box) activations_box{};
+    if (l.N % kColumns != 0) weights_box = map_of<kBox, SM90_TMA_LOAD>(weights);
+    if (l.M % kRows != 0) activations_box = map_of<kBox, ActivationLoad<kShare>>(activations);
+    return {map_of<kColumns, SM90_TMA_LOAD>(weights),
+            map_of<kRows / kShare, ActivationLoad<kShare>>(activations),
+            weights_box,
+            activations_box,
             int(l.M),
             int(l.N),
             int(l.K),
@@ -235,8 +243,10 @@ struct Gemm {
   }
 
   static scaledMMStatus_t check_maps(const P& params, char* message, size_t size) {
-    if (c3x::is_encoded(params.weights) && c3x::is_encoded(params.activations)) return SCALED_MM_STATUS_SUCCESS;
-    snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of %s", c3x::is_encoded(params.weights) ? "a" : "b");
+    const bool weights = c3x::is_encoded(params.weights) && (params.N % kColumns == 0 || c3x::is_encoded(params.weights_box));
+    const bool activations = c3x::is_encoded(params.activations) && (params.M % kRows == 0 || c3x::is_encoded(params.activations_box));
+    if (weights && activations) return SCALED_MM_STATUS_SUCCESS;
+    snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of %s", weights ? "a" : "b");
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
 

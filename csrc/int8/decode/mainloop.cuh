@@ -16,9 +16,11 @@ public:
 
   // A stage's barrier is told to wait for both operands.
   __device__ void weights(const Place& place, int step, int stage) {
-    shared_.full[stage].arrive_and_expect_tx((kColumns + kRows) * kStepK);
-    const auto from = source<kColumns>(p_.weights, p_.N, place.group * kShare + share_, place.batch, step);
-    copy(p_.weights.with(reinterpret_cast<uint64_t&>(shared_.full[stage])), from, target<kColumns>(p_.weights, &shared_.weights[stage][0]));
+    const int tile = place.group * kShare + share_;
+    const int columns = boxed(p_.N - tile * kColumns, kColumns);
+    shared_.full[stage].arrive_and_expect_tx((columns + boxed(p_.M - place.row_tile * kRows, kRows)) * kStepK);
+    load<kColumns>(p_.weights.with(barrier(stage)), p_.weights, p_.weights_box.with(barrier(stage)), p_.weights_box, p_.N, tile, columns, place.batch,
+                   step, &shared_.weights[stage][0]);
   }
 
   // Asks L2 for them.
@@ -29,20 +31,41 @@ public:
   // This block's part of the rows, for all blocks that need them.
   __device__ void activations(const Place& place, int step, int stage) {
     constexpr int kPart = kRows / kShare;
-    const auto from = source<kPart>(p_.activations, p_.M, place.row_tile * kShare + share_, place.batch, step);
-    auto to = target<kPart>(p_.activations, &shared_.activations[stage][share_ * kPart * kStepK]);
-    auto& barrier = reinterpret_cast<uint64_t&>(shared_.full[stage]);
+    const int tile = place.row_tile * kShare + share_;
+    const int rows = boxed(p_.M - tile * kPart, kPart);
+    int8_t* const to = &shared_.activations[stage][share_ * kPart * kStepK];
+    const auto start = [&](auto... receivers) {
+      load<kPart>(p_.activations.with(barrier(stage), receivers...), p_.activations, p_.activations_box.with(barrier(stage), receivers...),
+                  p_.activations_box, p_.M, tile, rows, place.batch, step, to);
+    };
     if constexpr (kShare > 1) {
       uint16_t blocks = 0;
       CUTLASS_PRAGMA_UNROLL
       for (int i = 0; i < kShare; ++i) blocks |= uint16_t(1u << (part_ + i * kSplit));
-      copy(p_.activations.with(barrier, blocks), from, to);
+      start(blocks);
     } else {
-      copy(p_.activations.with(barrier), from, to);
+      start();
     }
   }
 
 private:
+  __device__ uint64_t& barrier(int stage) { return reinterpret_cast<uint64_t&>(shared_.full[stage]); }
+
+  // Of a tile's rows those that are loaded: as many as the operand has, in whole boxes.
+  static __device__ int boxed(int left, int tile) { return left >= tile ? tile : (max(left, 0) + kBox - 1) / kBox * kBox; }
+
+  template <int kTile, class Whole, class WholeMap, class Boxes, class BoxMap>
+  __device__ void load(Whole whole, const WholeMap& map, Boxes boxes, const BoxMap& box_map, int rows, int tile, int count, int batch, int step,
+                       int8_t* to) {
+    if (count == kTile) {
+      copy(whole, source<kTile>(map, rows, tile, batch, step), target<kTile>(map, to));
+      return;
+    }
+    CUTLASS_PRAGMA_NO_UNROLL
+    for (int i = 0; i < count / kBox; ++i) {
+      copy(boxes, source<kBox>(box_map, rows, tile * (kTile / kBox) + i, batch, step), target<kBox>(box_map, to + i * kBox * kStepK));
+    }
+  }
   template <int kTile, class M>
   __device__ auto source(const M& map, int rows, int tile, int batch, int step) {
     const auto all = map.get_tma_tensor(make_shape(rows, p_.K, p_.batch));

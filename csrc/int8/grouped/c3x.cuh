@@ -21,6 +21,34 @@ struct Cooperative {
   using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative;
 };
 
+// A main loop whose tensor map of a goes on to the end of all tokens: a tile with few of an expert's rows is filled with the next experts',
+// which takes a quarter of the time of the zeros that TMA writes past the end of a tensor (c3x/partial_tile.cuh). None of them is stored.
+// kTokens: which of the MMA's operands a is, 0 or 1.
+template <class Base, int kTokens>
+struct AllTokens : Base {
+  struct Arguments : Base::Arguments {
+    const int32_t* begin; // each expert's first row
+    int32_t tokens;
+  };
+  struct Params : Base::Params {
+    const int32_t* begin;
+    int32_t tokens;
+  };
+
+  template <class Problem>
+  static constexpr Params to_underlying_arguments(Problem const& problem, Arguments const& arguments, void* workspace) {
+    return {Base::to_underlying_arguments(problem, arguments, workspace), arguments.begin, arguments.tokens};
+  }
+
+  // Called by all lanes of the producer's warp.
+  template <class Maps, class Problem>
+  CUTLASS_DEVICE void tensormaps_perform_update(typename Base::TensorMapStorage& shared, Params const& params, Maps const& maps, Problem problem,
+                                                int32_t expert) {
+    cute::get<kTokens>(problem) = params.tokens - params.begin[expert];
+    Base::tensormaps_perform_update(shared, params, maps, problem, expert);
+  }
+};
+
 // What CUTLASS reads, one entry for each expert.
 template <class Gemm>
 struct Problems {
@@ -104,9 +132,11 @@ struct C3x {
   using Stages = cute::conditional_t<kStages == 0, cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>,
                                      cutlass::gemm::collective::StageCount<kStages>>;
 
-  using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t,
-                                                                         cutlass::layout::RowMajor*, 16, int8_t, cutlass::layout::ColumnMajor*, 16,
-                                                                         int32_t, Tile, Cluster, Stages, typename Schedule::Mainloop>::CollectiveOp;
+  using BaseMainloop =
+      typename cutlass::gemm::collective::CollectiveBuilder<cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor*,
+                                                            16, int8_t, cutlass::layout::ColumnMajor*, 16, int32_t, Tile, Cluster, Stages,
+                                                            typename Schedule::Mainloop>::CollectiveOp;
+  using Mainloop = AllTokens<BaseMainloop, kSwapAB ? 1 : 0>;
 
   using Shape = cute::Shape<int, int, int>;
   using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<Shape>, Mainloop, Epilogue>;
@@ -190,7 +220,7 @@ struct C3x {
     Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
     arguments.problem_shape = {int32_t(l.groups->experts), problems.shapes, nullptr};
-    arguments.mainloop = {problems.first, problems.stride_first, problems.second, problems.stride_second};
+    arguments.mainloop = {{problems.first, problems.stride_first, problems.second, problems.stride_second}, problems.begin, int32_t(l.M)};
     arguments.epilogue.thread = {epilogue_operands(l), expert_strides(l), problems.begin};
     arguments.epilogue.ptr_D = problems.out;
     arguments.epilogue.dD = problems.stride_out;
