@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
+from scaled_mm.measure.energy import meter
 from scaled_mm.measure.regime import REGIMES, STANDARD
-from scaled_mm.measure.runner import Call, Runner
+from scaled_mm.measure.runner import Call, Draw, Runner
 from scaled_mm.measure.sampling import plan
 
 GRAPH_COLD = "cuda_graph_l2_cold"
@@ -99,11 +100,28 @@ class CudaRunner(Runner):
         return [start.elapsed_time(end) * 1000 / self.plan.calls for start, end in events]
 
     def load(self) -> None:
-        deadline = time.perf_counter() + self._regime.load_ms / 1000
+        self._replay_for(self._regime.load_ms)
+
+    def draw(self) -> Draw | None:
+        one = meter(self._device) if self._regime.meter_ms else None
+        if one is None:
+            return None
+        self._replay_for(self._regime.meter_ms / 2)  # the counter lags behind
+        before = one.joules()
+        replays = self._replay_for(self._regime.meter_ms)
+        return Draw((one.joules() - before) / (replays * self.plan.calls), one.sm_mhz())
+
+    def _replay_for(self, ms: float) -> int:
+        """Replays for so long, one queued behind the other; their number."""
+        deadline, replays, behind = time.perf_counter() + ms / 1000, 0, _timing_event()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             while time.perf_counter() < deadline:
                 self._graph.replay()
-                self._stream.synchronize()
+                replays += 1
+                behind.synchronize()  # the one before, so that the GPU is never idle
+                behind.record()
+            self._stream.synchronize()
+        return replays
 
     def replay(self) -> None:
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):

@@ -78,7 +78,8 @@ class Result(Model):
     """One implementation on one case: either measured (`us`, `samples`, ...) or `failed` with its message.
 
     error: ||out - reference|| / ||reference||. bit_equal: torch.equal with the reference, for ours also after the timed
-    graph ran; null when the case was not checked. spread: range of the rounds' medians over the median.
+    graph ran; null when the case was not checked. spread: range of the rounds' medians over the median. joules: of one call,
+    the whole GPU's, and sm_mhz: its clock meanwhile; null where the regime does not meter them.
     """
 
     us: float | None = None
@@ -86,6 +87,8 @@ class Result(Model):
     calls_per_graph: int | None = None
     method: str | None = None
     spread: float | None = None
+    joules: float | None = None
+    sm_mhz: float | None = None
     error: float | None = None
     bit_equal: bool | None = None
     note: str | None = None

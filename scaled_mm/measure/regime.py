@@ -13,11 +13,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Regime:
     """Milliseconds. rest: of an idle GPU before each turn of an implementation. settle: of its untimed replays after that. load: of replays
-    without a rest before the first turn of a case."""
+    without a rest before the first turn of a case. meter: of replays whose energy is metered, after the timed ones."""
 
     rest_ms: float
     settle_ms: float
     load_ms: float = 0.0
+    meter_ms: float = 0.0
 
     def describe(self) -> str:
         """A sentence for a report."""
@@ -28,4 +29,4 @@ class Regime:
 
 STANDARD, BRIEF = "standard", "brief"
 #: rested: a request after a pause. settled: a server under load. brief: to compare many kernels of one product with each other.
-REGIMES = {STANDARD: Regime(50, 100), "rested": Regime(30, 2), "settled": Regime(0, 100, load_ms=2000), BRIEF: Regime(0, 2)}
+REGIMES = {STANDARD: Regime(50, 100), "rested": Regime(30, 2), "settled": Regime(0, 100, load_ms=2000, meter_ms=300), BRIEF: Regime(0, 2)}

@@ -146,7 +146,8 @@ def time_peers(
                 results[peer.name] = Result(failed=describe(error))
         progress(inputs.case, "timing")
         for name, timed in interleave(runners, limit_us=limit_us).items():
-            results[name] = as_result(timed, facts[name])
+            drawn = None if isinstance(timed, Exception) else runners[name].draw()
+            results[name] = as_result(timed, facts[name] | ({} if drawn is None else drawn._asdict()))
         for peer in peers:
             if results[peer.name].failed is None and check.covers(peer):
                 results[peer.name] = _checked_again(peer, results[peer.name], runners[peer.name], check, inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from scaled_mm.measure.sampling import Plan, plan
 
@@ -11,6 +12,13 @@ Call = Callable[[], object]
 
 CPU_ROTATED = "perf_counter_rotated"
 OVERRUN = 4  # times its budget that a runner may take on a CPU
+
+
+class Draw(NamedTuple):
+    """joules: of one call, the whole device's. sm_mhz: the clock of its SMs meanwhile."""
+
+    joules: float
+    sm_mhz: float
 
 
 class Runner:
@@ -25,6 +33,10 @@ class Runner:
 
     def load(self) -> None:
         """Keeps the device busy before the first turn of a case, for as long as the regime says. Nothing on a CPU."""
+
+    def draw(self) -> Draw | None:
+        """What the device draws while it runs nothing else, where the regime meters it and the device can tell."""
+        return None
 
     def replay(self) -> None:
         """One untimed pass, finished when this returns: for checks of what the timed work computes."""

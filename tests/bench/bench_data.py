@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.bench.int8.inputs import Inputs
-from scaled_mm.bench.int8.peers import epilogue
+from scaled_mm.bench.int8.inputs import Inputs, epilogue
 from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document, Int8Settings
 from scaled_mm.bench.overhead import OverheadRecord
 from scaled_mm.measure.peer import OURS, Peer

@@ -212,7 +212,7 @@ def test_an_option_that_is_a_suite_now_is_refused_in_a_line_that_names_the_suite
     "words",
     [
         *(["gguf", *more] for more in (["--overhead"], ["--vllm-lib", "x"], ["--check-limit", "1"], ["--render", "x"], ["--only", "x"], ["--rows"])),
-        *(["rows", *more] for more in (["--kernel", "x"], ["--peers", "all"], ["--overhead"], ["--no-check"], ["--sweep"], ["--render", "x"])),
+        *(["rows", *more] for more in (["--kernel", "x"], ["--data", "gauss"], ["--overhead"], ["--no-check"], ["--sweep"], ["--render", "x"])),
         *([*suite, *more] for suite in ([], ["int8"]) for more in (["--formats", "q4_0"], ["--sweep"], ["--llama", "x"], ["--only", "x"])),
     ],
 )

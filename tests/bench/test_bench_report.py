@@ -73,6 +73,18 @@ def test_the_report_says_in_which_state_the_gpu_was_unless_it_was_the_standard_o
     assert sentence in written(settled) and "Before each turn" not in written(usual)
 
 
+def test_energy_is_by_operation_with_the_clock_where_it_was_metered():
+    cases = two_cases()
+    assert "## Energy" not in written(document(cases))
+    first = cases[0]
+    ours = first.results["ours"].model_copy(update={"joules": 2e-12 * first.M * first.N * first.K * 0.5, "sm_mhz": 1755.0})
+    metered = [first.model_copy(update={"results": first.results | {"ours": ours}}), *cases[1:]]
+    text = written(document(metered))
+    table = text[text.index("## Energy") :]
+    assert "| shape | M | ours |" in table
+    assert f"| {first.shape} | {first.M} | 0.50 at 1755 |" in table and f"| {cases[1].shape} | {cases[1].M} | — |" in table
+
+
 def test_recorded_times_are_a_comparison_of_their_own_said_plainly():
     cases = [case.model_copy(update={"results": {"ours": case.results["ours"]}}) for case in two_cases()]
     text = written(document(cases, sgl_unavailable="sgl_kernel is not installed"))

@@ -7,8 +7,8 @@ import torch
 from bench_data import CPU, SMALL, StandIn
 
 from scaled_mm.bench.int8 import peers
-from scaled_mm.bench.int8.inputs import Inputs, WeightSets
-from scaled_mm.bench.int8.peers import Bf16, Fp32, IntMM, IntMMEpilogue, Ours, epilogue, every_peer
+from scaled_mm.bench.int8.inputs import Inputs, WeightSets, epilogue
+from scaled_mm.bench.int8.peers import Bf16, Fp32, IntMM, IntMMEpilogue, Ours, every_peer
 from scaled_mm.bench.int8.suite import Int8Suite, relative_error, run_overhead
 from scaled_mm.cpu.integer_product import int_mm_is_exact
 from scaled_mm.measure.peer import implementations, select
@@ -185,11 +185,21 @@ def test_overhead_is_recorded_for_every_peer_that_runs():
     assert records["vllm"].us is None and "launch failed" in records["vllm"].failed
 
 
+@pytest.mark.parametrize(("data", "least", "most"), [("uniform", 70, 78), ("gauss", 28, 32)])
+def test_the_numbers_have_the_distribution_that_was_asked_for(data, least, most):
+    weights = WeightSets(128, 256, CPU, torch.Generator().manual_seed(1), sets=1, data=data)
+    inputs = Inputs(Case("s", 64, 128, 256), weights, torch.Generator().manual_seed(2))
+    for numbers in (weights.int8[0], inputs.a):
+        assert numbers.dtype == torch.int8 and least < numbers.float().std() < most
+    product = epilogue(inputs.a.int() @ inputs.b(0).int(), inputs, 0).float()
+    assert 0.5 < product.std() < 2  # the scales bring entries near one
+
+
 def test_peers_are_chosen_by_name_and_device():
     every = every_peer()
     assert [peer.name for peer in select("all", CPU, every)] == ["bf16", "fp32", "intmm_epilogue"]
     cuda = [peer.name for peer in select("all", torch.device("cuda"), every)]
-    assert cuda == ["ours_tensor", "bf16", "intmm", "fp8row", "vllm", "sgl"]
+    assert cuda == ["ours_tensor", "bf16", "intmm", "cublaslt", "fp8row", "fp8", "vllm", "sgl"]
     assert select("none", CPU, every) == []
     assert [peer.name for peer in select("sgl, vllm", torch.device("cuda"), every)] == ["vllm", "sgl"]
     with pytest.raises(ValueError, match="vllm.*cpu"):
@@ -217,12 +227,12 @@ def test_a_library_path_comes_from_the_option_before_the_environment(monkeypatch
 @pytest.mark.gpu
 def test_every_cuda_peer_of_torch_computes_the_product_on_a_gpu():
     device = torch.device("cuda:0")
-    chosen = [peer for peer in select("bf16,intmm,fp8row", device, every_peer()) if peer.available(device) is None]
+    chosen = [peer for peer in select("bf16,intmm,cublaslt,fp8row,fp8", device, every_peer()) if peer.available(device) is None]
     cases = [Case("256x512", m, 256, 512) for m in (1, 48)]
     [batch] = run_grid(Int8Suite(), cases, [Ours(), *chosen], device, Options(budget_ms=5))
     for record in batch:
         assert {name: result.failed for name, result in record.results.items() if result.failed} == {}
         assert record.results["ours"].bit_equal is True
-        assert record.results["intmm"].bit_equal is True
+        assert record.results["intmm"].bit_equal is True and record.results["cublaslt"].bit_equal is True
         assert record.results["bf16"].error < 2e-2
         assert all(result.error < 8e-2 for result in record.results.values())

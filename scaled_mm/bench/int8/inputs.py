@@ -19,23 +19,25 @@ OUT_DTYPE = torch.bfloat16
 
 # int8 -128 .. 127 fills float8_e4m3fn's -448 .. 448 exactly at this factor.
 FP8_STRETCH = 3.5
-# Standard deviation of uniform int8: scales divide by it so that the product has entries near one.
-INT8_STD = 73.9
+UNIFORM, GAUSS = "uniform", "gauss"
+#: Distribution of the int8 numbers -> its standard deviation: scales divide by it so that the product has entries near one. gauss: rounded normal
+#: numbers, as weights and activations have them. Data change the power that a product draws, and so the clocks.
+INT8_STD = {UNIFORM: 73.9, GAUSS: 30.0}
 FORMAT_BYTES = 4  # of one weight in every format: int8 1, fp8 1, bfloat16 2
 
 
 class WeightSets(RotatedWeights):
-    """R random weights of one layer.
+    """R random weights of one layer. data: one of `INT8_STD`.
 
     int8: R tensors [N, K] int8, K contiguous; b of the product is `.t()`. scale: R tensors [1, N] float32.
     The other formats are made when first asked for and then kept.
     """
 
-    def __init__(self, N: int, K: int, device: torch.device, generator: torch.Generator, sets: int | None = None):
+    def __init__(self, N: int, K: int, device: torch.device, generator: torch.Generator, sets: int | None = None, data: str = UNIFORM):
         super().__init__(N * K, memory_limit(device) // FORMAT_BYTES, device, sets)
-        self.N, self.K = N, K
-        self.int8 = [_random_int8(N, K, device, generator) for _ in range(self.sets)]
-        self.scale = [_random_scale((1, N), INT8_STD * math.sqrt(K), device, generator) for _ in range(self.sets)]
+        self.N, self.K, self.data = N, K, data
+        self.int8 = [_random_int8(N, K, data, device, generator) for _ in range(self.sets)]
+        self.scale = [_random_scale((1, N), INT8_STD[data] * math.sqrt(K), device, generator) for _ in range(self.sets)]
 
     @cached_property
     def bf16(self) -> list[torch.Tensor]:
@@ -68,8 +70,8 @@ class Inputs(RotatedOutputs):
 
     def __init__(self, case: Case, weights: WeightSets, generator: torch.Generator):
         super().__init__(case, weights, OUT_DTYPE)
-        self.a = _random_int8(case.M, case.K, self.device, generator)
-        self.a_scale = _random_scale((case.M, 1), INT8_STD, self.device, generator)
+        self.a = _random_int8(case.M, case.K, weights.data, self.device, generator)
+        self.a_scale = _random_scale((case.M, 1), INT8_STD[weights.data], self.device, generator)
 
     def b(self, i: int) -> torch.Tensor:
         return self.weights.int8[i].t()
@@ -94,7 +96,14 @@ class Inputs(RotatedOutputs):
         return self.a_scale / FP8_STRETCH
 
 
-def _random_int8(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+def epilogue(accumulator: torch.Tensor, inputs: Inputs, i: int) -> torch.Tensor:
+    """int32 [M, N] -> bfloat16 [M, N]: cast((f32(acc) * b_scale) * a_scale), the formula of docs/design/numerics.md without a bias."""
+    return accumulator.to(torch.float32).mul_(inputs.b_scale(i)).mul_(inputs.a_scale).to(OUT_DTYPE)
+
+
+def _random_int8(rows: int, columns: int, data: str, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    if data == GAUSS:
+        return torch.randn(rows, columns, device=device, generator=generator).mul_(INT8_STD[GAUSS]).round_().clamp_(-128, 127).to(torch.int8)
     return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=device, generator=generator)
 
 

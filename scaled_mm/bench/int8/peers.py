@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from scaled_mm.bench.int8.inputs import OUT_DTYPE, Inputs
+from scaled_mm.bench.int8.cublaslt import CublasLt
+from scaled_mm.bench.int8.inputs import FP8_STRETCH, OUT_DTYPE, Inputs, epilogue
 from scaled_mm.bench.int8.libraries import SGL_LIB_VARIABLE, VLLM_LIB_VARIABLE, Sgl, Vllm
 from scaled_mm.bench.ours import OurPeer, our_handle
 from scaled_mm.measure.peer import Peer, TensorCall
@@ -172,6 +173,23 @@ class Fp8Row(Peer):
         )
 
 
+class Fp8(Fp8Row):
+    """`torch._scaled_mm` with one scale for each operand: the epilogue that cuBLASLt has kernels of its own for."""
+
+    name, label = "fp8", "torch._scaled_mm, float8_e4m3fn, one scale"
+
+    def prepare(self, inputs: Inputs) -> list[TensorCall]:
+        a, weights, scale = inputs.a_fp8, inputs.weights, torch.full((), 1 / FP8_STRETCH, device=inputs.device)
+        return inputs.calls(
+            lambda i: _bind_out(
+                torch._scaled_mm, a, weights.fp8[i].t(), scale_a=scale, scale_b=scale, out_dtype=OUT_DTYPE, use_fast_accum=True, out=inputs.out(i)
+            )
+        )
+
+    def finish(self, output: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+        return epilogue(output, inputs, 0)  # scales of the rows and columns, which it was timed without
+
+
 def every_peer(vllm_lib: str | None = None, sgl_lib: str | None = None) -> list[Peer]:
     """All peers but ours, which has one column besides; a library path falls back to its environment variable."""
     return [
@@ -180,15 +198,12 @@ def every_peer(vllm_lib: str | None = None, sgl_lib: str | None = None) -> list[
         Fp32(),
         IntMM(),
         IntMMEpilogue(),
+        CublasLt(),
         Fp8Row(),
+        Fp8(),
         Vllm(vllm_lib or os.environ.get(VLLM_LIB_VARIABLE) or None),
         Sgl(sgl_lib or os.environ.get(SGL_LIB_VARIABLE) or None),
     ]
-
-
-def epilogue(accumulator: torch.Tensor, inputs: Inputs, i: int) -> torch.Tensor:
-    """int32 [M, N] -> bfloat16 [M, N]: cast((f32(acc) * b_scale) * a_scale), the formula of docs/design/numerics.md without a bias."""
-    return accumulator.to(torch.float32).mul_(inputs.b_scale(i)).mul_(inputs.a_scale).to(OUT_DTYPE)
 
 
 def _bind_out(function: Callable, *args: torch.Tensor, out: torch.Tensor, **kwargs: object) -> TensorCall:

@@ -17,9 +17,10 @@ class Int8CaseRecord(CaseRecord):
 
 
 class Int8Settings(Settings):
-    """check_limit_gmac: products of more billion multiply-adds are not checked."""
+    """check_limit_gmac: products of more billion multiply-adds are not checked. data: one of `inputs.INT8_STD`."""
 
     check_limit_gmac: float
+    data: str = "uniform"
 
 
 class Int8Document(Document):

@@ -7,15 +7,17 @@ from pathlib import Path
 from scaled_mm.bench.analysis import names_run, us_of
 from scaled_mm.bench.int8 import analysis, plots
 from scaled_mm.bench.int8.analysis import RECORDED_FILE, Recorded
+from scaled_mm.bench.int8.inputs import GAUSS, INT8_STD, UNIFORM
 from scaled_mm.bench.int8.peers import RIVALS
 from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document
 from scaled_mm.bench.overhead import overhead_section
 from scaled_mm.bench.report import head, how_timed, kernel_cell, mean_tables, noise, plots_section, tables, time_cell, what_did_not_run, write
-from scaled_mm.measure.document import Heading, Items, Part, Text
+from scaled_mm.measure.document import Heading, Items, Part, Table, Text
 from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.stats import Speedup, geometric_mean
 
 BENCH_MD = "bench.md"
+_DATA = {UNIFORM: "uniform int8", GAUSS: f"rounded normal numbers, sigma {INT8_STD[GAUSS]:g}"}
 
 
 def render(directory: Path, keep_plots: bool = False) -> list[Path]:
@@ -53,6 +55,7 @@ def contents(document: Int8Document, recorded: Recorded, drawn: list[Path] | Non
         *_summary(document, recorded),
         *_tables(document),
         *mean_tables("Speed-up measured in this run", analysis.measured_speedups(document)),
+        *_energy_section(document),
         *_recorded_section(document, recorded),
         *overhead_section(document.overhead, document.environment.arch),
         *what_did_not_run(document),
@@ -65,9 +68,10 @@ def _title(document: Int8Document) -> str:
 
 
 def _method(document: Int8Document) -> str:
+    settings = document.settings
     return (
-        f"{how_timed(document, 'weight sets')} Random data, seed {document.settings.seed}; out bfloat16, no bias, one scale per row of a and "
-        f"column of b. Every implementation gets the same inputs; samples are taken in {document.settings.rounds} rounds over all "
+        f"{how_timed(document, 'weight sets')} Random data ({_DATA[settings.data]}), seed {settings.seed}; out bfloat16, no bias, one scale "
+        f"per row of a and column of b. Every implementation gets the same inputs; samples are taken in {settings.rounds} rounds over all "
         "implementations. Microseconds per call, median."
     )
 
@@ -138,6 +142,23 @@ def bits(case: Int8CaseRecord) -> str:
     if result is None or result.bit_equal is None:
         return "not checked"
     return "equal" if result.bit_equal else "WRONG"
+
+
+def _energy_section(document: Int8Document) -> list[Part]:
+    """Picojoules an operation, of which a product has 2 M N K, and the clock meanwhile, by case and implementation."""
+    names = [name for name in names_run(document) if any((one := case.results.get(name)) and one.joules is not None for case in document.cases)]
+    if not names:
+        return []
+
+    def cell(case: Int8CaseRecord, name: str) -> str:
+        result = case.results.get(name)
+        if result is None or result.joules is None:
+            return "—"
+        return f"{result.joules / (2 * case.M * case.N * case.K) * 1e12:.2f} at {result.sm_mhz:.0f}"
+
+    lines = [[case.shape, str(case.M), *(cell(case, name) for name in names)] for case in document.cases]
+    what = "Picojoules for each of a product's 2 M N K operations, the whole GPU's, at the SM clock in MHz that it ran at."
+    return [Heading(2, "Energy"), Text(what), Table(["shape", "M", *names], lines, "lr" + "r" * len(names))]
 
 
 def _recorded_section(document: Int8Document, recorded: Recorded) -> list[Part]:

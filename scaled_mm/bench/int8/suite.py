@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.bench.int8.inputs import Inputs, WeightSets
+from scaled_mm.bench.int8.inputs import UNIFORM, Inputs, WeightSets
 from scaled_mm.bench.int8.record import Int8CaseRecord
 from scaled_mm.bench.overhead import OverheadRecord, measure_overhead
 from scaled_mm.measure.peer import OURS, Peer, TensorCall
@@ -18,8 +18,13 @@ TINY = Case("tiny", 32, 256, 256)
 
 
 class Int8Suite(Suite):
+    """data: the distribution of the int8 numbers, one of `inputs.INT8_STD`."""
+
+    def __init__(self, data: str = UNIFORM):
+        self._data = data
+
     def weights(self, case: Case, device: torch.device, generator: torch.Generator, sets: int | None) -> WeightSets:
-        return WeightSets(case.N, case.K, device, generator, sets)
+        return WeightSets(case.N, case.K, device, generator, sets, self._data)
 
     def inputs(self, case: Case, weights: WeightSets, generator: torch.Generator) -> Inputs:
         return Inputs(case, weights, generator)

@@ -49,6 +49,7 @@ class RowsSuite(Int8Suite):
     peers that are not rows, whose bits are not compared."""
 
     def __init__(self, fallback: str, make_peer: MakePeer = Ours, *, others: Collection[str] = ()):
+        super().__init__()
         self._fallback, self._others = fallback, frozenset(others)
         self._dispatched = make_peer(None, "dispatched")
 

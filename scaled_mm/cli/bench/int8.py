@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
     from scaled_mm.bench.int8.record import Int8Document
 
+#: Those of `scaled_mm.bench.int8.inputs`, which imports torch.
+DATA = ("uniform", "gauss")
 HELP = "time INT8 products against vLLM, SGLang and torch, and write a report"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes = "llama-70b, llama-8b, llm (both), layer names (8B_qkv, ...) or MxNxK, comma-separated; default llm, on a CPU 8B_o"
     frame.add_grid_options(parser, shapes, "M values for named shapes, comma-separated; default 1 ... 8192, on a CPU 1,16,64")
-    frame.add_peer_options(parser, "ours_tensor,bf16,intmm,fp8row,vllm,sgl; on a CPU bf16,fp32,intmm_epilogue")
+    frame.add_peer_options(parser, "ours_tensor,bf16,intmm,cublaslt,fp8row,fp8,vllm,sgl; on a CPU bf16,fp32,intmm_epilogue")
     add = parser.add_argument
     frame.add_vllm_option(parser)
     add("--sgl-lib", metavar="PATH", help="sgl_kernel's common_ops library, when sgl_kernel is not installed")
+    add("--data", choices=DATA, default=DATA[0], help="int8 numbers: uniform, or gauss: rounded normal ones of sigma 30; default uniform")
     frame.add_check_options(parser, "bench.json")
     add("--block", action=frame.Former, nargs=0, suite="gguf")
     add("--rows", action=frame.Former, nargs="?", suite="rows [--only NAMES]")
@@ -55,12 +58,12 @@ def run(args: argparse.Namespace) -> int:
         return frame.usage(args, str(error))
     chosen = [peers.Ours(args.kernel), *others]
     fields, settings = frame.document_fields(args, environment, device, chosen, options)
-    document = Int8Document(**fields, settings=Int8Settings(**settings, check_limit_gmac=options.check_limit_gmac))
+    document = Int8Document(**fields, settings=Int8Settings(**settings, check_limit_gmac=options.check_limit_gmac, data=args.data))
     shown.print_unavailable(document, console)
     here = frame.available(document, chosen)
     if args.overhead:  # first, because earlier work of the process affects it
         document.overhead = run_overhead(here, device)
-    frame.fill(document, Int8Suite(), cases, here, device, options, out, console)
+    frame.fill(document, Int8Suite(args.data), cases, here, device, options, out, console)
     path = document.path(out)
     shown.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
     return shown.verdict(document, (OURS,), analysis.wrong_cases(document), "wrong bits", path, console)
