@@ -51,16 +51,18 @@ class Case:
 
 
 def parse_ms(text: str) -> tuple[int, ...]:
-    """`"1,16-18,4096"` -> (1, 16, 17, 18, 4096). Raises ValueError for what is neither a positive integer nor a range of such."""
+    """`"1,16-18,4096"` -> (1, 16, 17, 18, 4096); `"1-600:7"` takes every seventh. Raises ValueError for what is neither a positive integer nor a
+    range of such."""
     values: list[int] = []
     for token in filter(None, (part.strip() for part in text.split(","))):
-        ends = token.split("-")
-        if len(ends) > 2 or not all(end.isdigit() and int(end) > 0 for end in ends):
+        ends, _, step = token.partition(":")
+        sizes = [*ends.split("-"), *([step] if ":" in token else [])]
+        if len(sizes) > 2 + (":" in token) or not all(size.isdigit() and int(size) > 0 for size in sizes) or (":" in token and "-" not in ends):
             raise ValueError(f"M must be a positive integer or a range like 1-64, got {token!r}")
-        first, last = int(ends[0]), int(ends[-1])
-        if not first <= last < first + LONGEST_RANGE:
+        first, last, by = int(sizes[0]), int(sizes[1] if "-" in ends else sizes[0]), int(step or 1)
+        if not first <= last < first + LONGEST_RANGE * by:
             raise ValueError(f"M: expected a range from a number to one not below it, of at most {LONGEST_RANGE}, got {token!r}")
-        values += range(first, last + 1)
+        values += range(first, last + 1, by)
     if not values:
         raise ValueError("expected at least one M, got an empty list")
     return tuple(dict.fromkeys(values))
