@@ -53,7 +53,7 @@ def nvcc_flags(arch: str, cutlass: Path, nvcc_version: str) -> list[str]:
 
     NDEBUG: without it ptxas serializes wgmma. -fmad=false: the numerics allow no contraction (docs/design/numerics.md), although the
     epilogue also rounds explicitly. CUTLASS's GDC macro is not defined, because our kernels wait for the preceding kernel themselves
-    (csrc/int8/c3x/early_weights.cuh). Compression reduces a library to between a quarter and a half of its size. Every driver that
+    (csrc/int8/c3x/loads.cuh). Compression reduces a library to between a quarter and a half of its size. Every driver that
     supports CUDA 13 reads compressed libraries, but older drivers may not, so older compilers do not compress.
     """
     compressed = ["--compress-mode=size"] if int(nvcc_version.partition(".")[0]) >= 13 else []
