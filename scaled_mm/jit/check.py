@@ -17,8 +17,10 @@ from pathlib import Path
 
 from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.jit import codegen, compile, library, toolchain
+from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code
-from scaled_mm.kernels.registry import config_cost, family_of
+from scaled_mm.kernels.registry import family_of
 from scaled_mm.tables import rules
 from scaled_mm.tables.schema import TileTable
 
@@ -186,10 +188,16 @@ def compile_kernels(
 
 
 def kernels_to_check(table: TileTable) -> list[library.KernelName]:
-    """Every kernel config for its first output dtype, bfloat16, or its first GGUF format. The other dtypes only change the epilogue; they are
+    """Every kernel config for its first output dtype, bfloat16, or its first GGUF format. The other dtypes only change the epilogue; each is
     compiled for the kernel config with the most accumulators."""
+
+    def accumulators(row: KernelConfig, out: str) -> int:
+        out_bytes = OUT_DTYPES[out].bytes if out in OUT_DTYPES else MAX_OUT_BYTES
+        return family_of(row).accumulators(row, out_bytes) or 0
+
     others = []
     for section in table.sections:
-        largest = max(section.rows, key=lambda row: config_cost(row, table.arch).accumulators or 0)
-        others += [(largest.name, out) for out in codegen.out_dtypes(largest)[1:]]
+        for out in codegen.out_dtypes(section.rows[0])[1:]:
+            largest = max(section.rows, key=lambda row: accumulators(row, out))  # noqa: B023
+            others.append((largest.name, out))
     return [*((row.name, codegen.out_dtypes(row)[0]) for row in table.all_rows), *others, (codegen.ZERO_POINT_TERMS, None)]

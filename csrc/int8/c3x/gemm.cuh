@@ -62,8 +62,11 @@ struct Gemm {
   using Schedule = cute::conditional_t<kWidePingpong && sizeof(Out) == 4, Cooperative, TableSchedule>;
 
   // Nor are enough left to convert 16 results of a thread at a time: of four bytes beside the accumulators of the widest cooperative tiles, of two in
-  // pingpong.
-  static constexpr int kStoreM = kWidePingpong && sizeof(Out) == 2 ? 64 : sizeof(Out) == 4 && kTileM == 256 && kTileN >= 192 ? 128 : 0;
+  // pingpong. The store then takes 16 columns at a time.
+  static constexpr int kStoreM = kTileN % 16 != 0                                     ? 0
+                                 : kWidePingpong && sizeof(Out) == 2                  ? 64
+                                 : sizeof(Out) == 4 && kTileM == 256 && kTileN >= 192 ? 128
+                                                                                      : 0;
   using StoreTile = cute::conditional_t<kStoreM == 0, cutlass::epilogue::collective::EpilogueTileAuto, cute::Shape<cute::Int<kStoreM>, cute::_16>>;
 
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
@@ -82,6 +85,8 @@ struct Gemm {
   static constexpr bool kPersistent = !cute::is_same_v<Schedule, WarpSpecialized>;
   using BaseKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, cutlass::gemm::PersistentScheduler>;
   using GemmKernel = PrefetchingKernel<BaseKernel, kPersistent, kSwapAB, kPrefetch>;
+
+  static_assert(GemmKernel::SharedStorageSize <= 227 * 1024, "the shared memory of SM90");
 
   static DeviceKernel& kernel() {
     static DeviceKernel one(&cutlass::device_kernel<GemmKernel>);
@@ -129,6 +134,13 @@ struct Gemm {
     return GemmKernel::to_underlying_arguments(arguments, nullptr);
   }
 
+  static scaledMMStatus_t check_maps(const Params& params, char* message, size_t size) {
+    const auto encoded = [](const auto& partial) { return !partial.is_needed() || is_encoded(partial.map); };
+    if (encoded(params.mainloop.partial_0) && encoded(params.mainloop.partial_1)) return check_encoded<Params>(params, message, size);
+    snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of a partial tile");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+
   static scaledMMStatus_t launch_encoded(Params& params, const GemmLaunch& l, char* message, size_t size) {
     LaunchShape shape;
     shape.grid = GemmKernel::get_grid_shape(params);
@@ -149,7 +161,7 @@ struct Gemm {
         return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
       }
     }
-    return launch_with_maps<Params>(l, message, size, &encode, &check_encoded<Params>, &launch_encoded);
+    return launch_with_maps<Params>(l, message, size, &encode, &check_maps, &launch_encoded);
   }
 
   static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t(GemmKernel::SharedStorageSize), &prepare, &launch}; }

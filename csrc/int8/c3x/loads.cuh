@@ -36,8 +36,8 @@ struct Loads : Base {
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
-    if (Partial0::is_needed(params.partial_0.rows)) cute::prefetch_tma_descriptor(params.partial_0.map.get_tma_descriptor());
-    if (Partial1::is_needed(params.partial_1.rows)) cute::prefetch_tma_descriptor(params.partial_1.map.get_tma_descriptor());
+    if (params.partial_0.is_needed()) cute::prefetch_tma_descriptor(params.partial_0.map.get_tma_descriptor());
+    if (params.partial_1.is_needed()) cute::prefetch_tma_descriptor(params.partial_1.map.get_tma_descriptor());
   }
 
   // Called by all lanes of the producer's warp, once for each tile of the block.

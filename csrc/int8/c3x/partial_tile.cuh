@@ -1,7 +1,7 @@
 // Loads the rows of a tile that its operand has, and not those past its end.
 //
 // TMA fills what a box has past the end of a tensor with zeros, at about 12 bytes a clock, where it loads 64: one row of a tile of 256 took
-// 1.7 times as long as 256 (docs/decisions/0020). So a tile that the operand ends in is loaded in boxes of a few rows, as many as it needs. The other
+// 1.7 times as long as 256 (docs/decisions/0021). So a tile that the operand ends in is loaded in boxes of a few rows, as many as it needs. The other
 // rows keep what was in shared memory; they belong to elements of out that are not stored.
 #pragma once
 
@@ -18,14 +18,14 @@ struct PartialTile {
   static constexpr int kTileK = cute::size<2>(typename Base::TileShape{});
   static constexpr int kParts = cute::size<1 - kOperand>(Cluster{}); // blocks of the cluster that need the tile; each loads a part for all
   static constexpr int kPart = kRows / kParts;
-  static constexpr int kBoxK = 128;                                                                        // bytes: the width of the swizzle
   static constexpr int kBox = kPart % 32 == 0 && kPart > 64 ? 32 : kPart % 16 == 0 && kPart > 32 ? 16 : 8; // rows
+  using Atom = cute::conditional_t<kOperand == 0, typename Base::SmemLayoutAtomA, typename Base::SmemLayoutAtomB>;
+  static constexpr int kBoxK = cute::size<1>(Atom{}); // bytes: the width of the swizzle, 128 where the tile's K is a multiple of it
   static_assert(kPart % kBox == 0 && kTileK % kBoxK == 0, "whole boxes fill a tile");
 
-  using Atom = cute::conditional_t<kOperand == 0, typename Base::SmemLayoutAtomA, typename Base::SmemLayoutAtomB>;
   using Stride = cute::conditional_t<kOperand == 0, typename Base::StrideA, typename Base::StrideB>;
   using Box = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<kBox>, cute::Int<kBoxK>>{}));
-  static_assert(cute::cosize_v<Box> == kBox * kBoxK && cute::size<1>(Atom{}) == kBoxK, "rows of 128 bytes one after the other");
+  static_assert(cute::cosize_v<Box> == kBox * kBoxK, "rows one after the other");
 
   // data: [rows, K, batch].
   static auto map_of(const int8_t* data, int rows, int K, int batch, Stride stride) {
@@ -36,18 +36,23 @@ struct PartialTile {
   using Map = decltype(map_of(nullptr, 0, 0, 0, Stride{}));
 
   struct Params {
-    Map map; // encoded only if the operand ends within a tile
+    Map map; // encoded only if it is needed
     int rows;
+
+    // Whether the operand ends within a tile.
+    CUTLASS_HOST_DEVICE bool is_needed() const { return rows % kRows != 0; }
   };
-  CUTLASS_HOST_DEVICE static bool is_needed(int rows) { return rows % kRows != 0; }
   static Params params_of(const int8_t* data, int rows, int K, int batch, Stride stride) {
-    return {is_needed(rows) ? map_of(data, rows, K, batch, stride) : Map{}, rows};
+    Params params{{}, rows};
+    if (params.is_needed()) params.map = map_of(data, rows, K, batch, stride);
+    return params;
   }
 
   // Rows from the beginning of a tile to the operand's end.
   CUTLASS_DEVICE static int rows_left(Params const& params, int tile) { return params.rows - tile * kRows; }
 
-  // This block's part of the rows, 0 < rows left < kRows. to: the stage. receivers: the blocks that need the tile. The barrier has been told to expect a whole tile.
+  // This block's part of the rows, if fewer than kRows are left, or none. to: the stage. receivers: the blocks that need the tile. The barrier has been
+  // told to expect a whole tile.
   CUTLASS_DEVICE static void load(Params const& params, uint64_t* barrier, int8_t* to, int tile, int k_tile, int batch, int part,
                                   uint16_t receivers) {
     using namespace cute;
