@@ -46,10 +46,12 @@ def of_handle(handle: Handle) -> GpuFacts:
     return GpuFacts(handle.arch, handle.multiprocessors, operations, handle.memory_bandwidth)
 
 
-def typical(arch: str) -> GpuFacts:
-    """Facts of a common GPU of an architecture's table, for where there is none to ask. BadParamError if no such GPU is known."""
+def typical(arch: str, name: str | None = None) -> GpuFacts:
+    """Facts of a GPU, for where there is none to ask: of the one with this name for the driver, if it is known, else of a common one of the
+    architecture's table. BadParamError if no such GPU is known."""
     gpu: Gpu | None = ARCHES[arch].typical if arch in ARCHES else None
     if gpu is None:
         known = ", ".join(one.name for one in ARCHES.values() if one.typical)
         raise BadParamError(f"arch: expected one of {known}, got {arch!r}")
+    gpu = GPUS.get(name or "", gpu)
     return GpuFacts(arch, gpu.multiprocessors, gpu.operations, gpu.bandwidth)

@@ -96,3 +96,11 @@ def test_an_unknown_gpu_has_the_rates_of_a_common_one_of_its_table_by_its_multip
     assert half.operations == pytest.approx(common.operations / 2) and half.bandwidth == pytest.approx(common.bandwidth / 2)
     with pytest.raises(BadParamError, match="arch: expected one of sm75, .*, got 'sm70'"):
         facts("NVIDIA GPU of yesterday", "sm70", 80)
+
+
+def test_a_tuned_table_predicts_for_the_gpu_that_it_was_tuned_on():
+    table = load_table("sm90")
+    product = (1, 28672, 8192)  # bound by memory, of which an H200 has more bandwidth than the common GPU, an H100
+    (h100, _), (h200, _) = (one.fastest(*product)[0] for one in (table, table.model_copy(update={"tuned": True, "gpu": "NVIDIA H200"})))
+    assert 1.2 < h100 / h200 < 4.8 / 3.35 + 0.01
+    assert table.model_copy(update={"gpu": "NVIDIA GPU of tomorrow"}).fastest(*product)[0][0] == h100
