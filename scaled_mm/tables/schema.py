@@ -188,7 +188,8 @@ class TileTable(BaseModel):
     ) -> list[tuple[float, KernelRow]]:
         """(predicted microseconds, kernel config) of those that write rows of N elements of out_bytes, the fastest first; without the fallback.
 
-        M, N, K: elements, >= 1. gpu: default the one that the table was tuned on, or a common one of the architecture. Times are those of 16-bit outputs.
+        M, N, K: elements, >= 1. gpu: default the one that the table was tuned on, or a common one of the architecture. Times are those of 16-bit
+        outputs.
         """
         gpu = gpu or typical(self.arch, self.gpu)
         rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0]
