@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from scaled_mm.kernels.arch import WARP_SIZE, Arch
 from scaled_mm.kernels.c2x import MAX_ACCUMULATORS, MAX_WARPS, stage_findings
 from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.constants import Constants
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code, Family, FieldFinding, KernelCost, mangled
 
@@ -71,6 +72,9 @@ class BlockScaledC2x(BlockScaled):
         sizes = (tile.m, tile.n, warp.m, warp.n, config.stages, config.swizzle)
         cxx = f"scaled_mm::block_scaled::C2x<{', '.join(map(str, sizes))}, {out.cxx}>"
         return Code("int8/block_scaled/c2x.cuh", cxx, self.cost(config, limit, out.bytes).shared_memory, mark=mangled("TileShape", sizes, out))
+
+    def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
+        return c.promotion
 
     def config_name(self, config: KernelConfig) -> str:
         return f"block_scaled_c2x_{config.tile}_w{config.warp}_s{config.stages}"

@@ -126,6 +126,11 @@ class C2x(Family):
     def start_us(self, config: KernelConfig, c: Constants) -> float:
         return c.split_us * (config.split_k > 1)
 
+    def tile_us(self, config: KernelConfig, c: Constants) -> float:
+        if config.split_k == 1:
+            return 0.0
+        return config.split_k * (c.part_us + c.part_traffic * config.tile.m * config.tile.n * 4 / c.l2)
+
 
 class GroupedC2x(Grouped, C2x):
     """Grouped products."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from scaled_mm.kernels.arch import CLUSTER_SIZES, KIB, MAX_CLUSTER, WARPGROUP, Arch
 from scaled_mm.kernels.config import KernelConfig
+from scaled_mm.kernels.constants import Constants
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code, FieldFinding, KernelCost
 from scaled_mm.kernels.grouped import Grouped
@@ -170,6 +171,9 @@ class GroupedC3x(Grouped, C3x):
             "int8/grouped/c3x.cuh",
             f"scaled_mm::grouped::C3x<{_shape(config)}, scaled_mm::grouped::{_schedule(config)}, {options}, {OUT_DTYPES[built_for].cxx}>",
         )
+
+    def tile_us(self, config: KernelConfig, c: Constants) -> float:
+        return c.map_us
 
 
 def _shape(config: KernelConfig) -> str:

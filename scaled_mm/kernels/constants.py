@@ -23,7 +23,12 @@ class Constants:
     memory: float = 0.979  # of the memory's bandwidth
     l2: float = 84.8e3  # bytes per microsecond that an SM receives from L2, if all do
     wait_us: float = 1.5  # not fitted: what loading constant weights early saves
-    split_us: float = 2.0  # not fitted: c2x kernels that split K add in the workspace
+    split_us: float = 2.0  # not fitted: c2x kernels that split K clear counters in the workspace
+    # By hand, so that the choice among sm80's, sm90's block-scaled and sm90's grouped kernel configs on an H100 loses least (docs/decisions/0020):
+    part_us: float = 0.5  # c2x: of a tile, for each part of K, and besides
+    part_traffic: float = 4.0  # times the part's sums between an SM and L2
+    promotion: float = 0.5  # block-scaled: the tensor cores' rate beside the float32 operations on their sums
+    map_us: float = 0.8  # grouped c3x: of a tile, whose tensor maps are edited
 
 
 FITTED = Constants()

@@ -155,6 +155,10 @@ class Family:
         """Microseconds in addition to those of every launch."""
         return 0.0
 
+    def tile_us(self, config: KernelConfig, c: Constants) -> float:
+        """Microseconds in addition to those of every tile of a unit."""
+        return 0.0
+
 
 FAMILIES: dict[str, dict[str, Family]] = {}
 """The kernels of every family, by family and section. `scaled_mm.kernels.registry` fills it."""

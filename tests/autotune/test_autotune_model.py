@@ -10,11 +10,13 @@ import pytest
 from autotune_data import H200
 from fit_times import H100, read
 
+from scaled_mm.autotune import model
 from scaled_mm.autotune.candidates import candidates
 from scaled_mm.autotune.model import accuracy, predict, shortlist
 from scaled_mm.errors import BadParamError
 from scaled_mm.kernels.c3x import C3x
 from scaled_mm.kernels.gpu import facts, typical
+from scaled_mm.kernels.time_model import estimate
 from scaled_mm.kernels.wgmma import USUAL_WIDTHS
 from scaled_mm.tables import available_tables, load_table
 
@@ -26,6 +28,7 @@ TIMES = {(case["M"], case["N"], case["K"]): case["us"] for case in json.loads(DA
 def narrow_instructions(monkeypatch):
     """The kernels were timed when c3x used the usual widths of wgmma alone."""
     monkeypatch.setattr(C3x, "mma_widths", USUAL_WIDTHS)
+    monkeypatch.setattr(model, "_estimate", estimate)  # without its cache
 
 
 @pytest.fixture(scope="module")

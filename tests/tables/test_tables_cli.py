@@ -15,6 +15,7 @@ import torch
 from scaled_mm.cli import table as command
 from scaled_mm.errors import KernelNotBuiltError
 from scaled_mm.jit import check, toolchain
+from scaled_mm.kernels.gpu import facts
 from scaled_mm.tables import load_table
 from scaled_mm.tables.select import K_BOUNDS, output_tiles
 
@@ -159,7 +160,7 @@ def test_check_compile_without_nvcc_says_how_to_get_one(call, table_file, monkey
 
 
 def test_explain_of_a_c2x_row_names_its_warp_tile(call):
-    status, out, _ = call("explain", 17, 4096, 4096, "--arch", "sm86")
+    status, out, _ = call("explain", 17, 28672, 4096, "--arch", "sm86")
     assert status == 0 and "c2x, tile 32x64x128, warp 32x64x64" in out
 
 
@@ -187,7 +188,7 @@ def test_explain_of_an_architecture_without_a_typical_gpu_asks_for_its_number_of
 
 def test_explain_json_has_the_choice_and_its_row(call):
     status, out, _ = call("explain", 256, 6144, 4096, "--json", "--sms", 48)
-    answer, selection = json.loads(out), load_table("sm90").select(256, 6144, 4096)
+    answer, selection = json.loads(out), load_table("sm90").select(256, 6144, 4096, gpu=facts("", "sm90", 48))
     assert status == 0
     assert (answer["kernel"], answer["bucket"], answer["reason"]) == (
         selection.row.name,

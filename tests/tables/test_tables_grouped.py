@@ -36,8 +36,10 @@ def reasons(path) -> list[tuple[str, str]]:
 def test_the_rows_per_expert_choose_the_row(arch):
     table = load_table(arch)
     grouped = table.grouped
-    for bucket in grouped.buckets:
-        assert grouped.select(bucket.m or 10**6, 4096, 4096).row.name == bucket.kernel
+    for M in (1, 16, 17, 64, 4096):
+        assert grouped.select(M, 4096, 4096).row == grouped.fastest(M, 4096, 4096)[0][1]
+    few, many = grouped.select(1, 4096, 4096).row, grouped.select(8192, 8192, 4096).row
+    assert (few.tile.n if few.swap_ab else few.tile.m) < (many.tile.n if many.swap_ab else many.tile.m)
     assert grouped.select(16, 4096, 0).row.name == grouped.fallback
     sections = (table, *(getattr(table, name) for name in OTHER_SECTIONS))
     assert [row.name for row in table.all_rows] == [row.name for section in sections for row in section.rows]
@@ -59,7 +61,7 @@ CASES = [
     ("sm80", lambda g: g["rows"][0].update(name="generic_64x64x64"), ("grouped.rows[0].name", "is taken by the row on line")),
     ("sm80", lambda g: g["rows"][0].update(colour="red"), ("grouped.rows[0].colour", "unknown key")),
     ("sm80", lambda g: g["buckets"][0].update(kernel="c2x_16x64x128_w16x64x64_s5"), ("grouped.buckets[0].kernel", "no row is named")),
-    ("sm80", lambda g: g["buckets"].pop(), ("grouped.buckets[2]", "the last bucket must be open")),
+    ("sm80", lambda g: g["buckets"][0].update(m=16), ("grouped.buckets[0]", "the last bucket must be open")),
     ("sm80", lambda g: g["buckets"][0].update(constant_b=True), ("grouped.buckets[0].constant_b", "take no prepared weight")),
     ("sm80", lambda g: g.update(fallback=g["rows"][0]["name"]), ("grouped.fallback", "the fallback takes any strides")),
     ("sm80", lambda g: g.pop("fallback"), ("grouped.fallback", "required key is missing")),

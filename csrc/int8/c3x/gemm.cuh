@@ -58,13 +58,13 @@ struct Gemm {
 
   // A warpgroup of pingpong has a whole tile's accumulators. Beside those of the widest tiles too few registers are left for four-byte
   // results, so two warpgroups share such a tile.
-  static constexpr bool kWidePingpong = cute::is_same_v<TableSchedule, Pingpong> && kTileM == 128 && kTileN > 160;
-  using Schedule = cute::conditional_t<kWidePingpong && sizeof(Out) == 4, Cooperative, TableSchedule>;
+  static constexpr bool kPingpong = cute::is_same_v<TableSchedule, Pingpong> && kTileM == 128;
+  using Schedule = cute::conditional_t<kPingpong && (kTileN > 160) && sizeof(Out) == 4, Cooperative, TableSchedule>;
 
   // Nor are enough left to convert 16 results of a thread at a time: of four bytes beside the accumulators of the widest cooperative tiles, of two in
   // pingpong. The store then takes 16 columns at a time.
   static constexpr int kStoreM = kTileN % 16 != 0                                     ? 0
-                                 : kWidePingpong && sizeof(Out) == 2                  ? 64
+                                 : kPingpong && kTileN >= 160 && sizeof(Out) == 2     ? 64
                                  : sizeof(Out) == 4 && kTileM == 256 && kTileN >= 192 ? 128
                                                                                       : 0;
   using StoreTile = cute::conditional_t<kStoreM == 0, cutlass::epilogue::collective::EpilogueTileAuto, cute::Shape<cute::Int<kStoreM>, cute::_16>>;
