@@ -184,27 +184,27 @@ class TileTable(BaseModel):
         return _time_model(row, self.arch, self.times.get(row.name))
 
     def fastest(
-        self, M: int, N: int, K: int, constant_b: bool = False, gpu: GpuFacts | None = None, out_bytes: int = OUT_BYTES
+        self, M: int, N: int, K: int, constant_b: bool = False, gpu: GpuFacts | None = None, out_bytes: int = OUT_BYTES, count: int = 1
     ) -> list[tuple[float, KernelRow]]:
         """(predicted microseconds, kernel config) of those that write rows of N elements of out_bytes, the fastest first; without the fallback.
 
         M, N, K: elements, >= 1. gpu: default the one that the table was tuned on, or a common one of the architecture. Times are those of 16-bit
-        outputs.
+        outputs. count: products in one launch; experts, of grouped ones.
         """
         gpu = gpu or typical(self.arch, self.gpu)
         rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0]
-        found = [(self.time_model(row).us(M, N, K, gpu, constant_b=constant_b), row) for row in rows]
+        found = [(self.time_model(row).us(M, N, K, gpu, count, constant_b), row) for row in rows]
         return sorted(found, key=lambda pair: pair[0])
 
-    def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None) -> Selection:
+    def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None, count: int = 1) -> Selection:
         """The kernel config for an aligned product of this size, and the reason.
 
         M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 takes the fallback, except in the section gguf.
         constant_b: whether b is a constant PreparedWeight. q8_1: whether activations are given as q8_1 or are quantized to it.
-        gpu: for buckets that take the fastest; default as of `fastest`.
+        gpu, count: for buckets that take the fastest, as of `fastest`.
         The alignment of a call's operands is checked by the C core (csrc/core/problem.cpp); see also `select.contiguous_misfits`.
         """
-        return select_bucket(self, M, N, K, constant_b, q8_1, gpu)
+        return select_bucket(self, M, N, K, constant_b, q8_1, gpu, count)
 
 
 @functools.lru_cache(maxsize=4096)

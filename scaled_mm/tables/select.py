@@ -48,7 +48,9 @@ def _describe_bound(axis: str, least: int, most: int | None) -> str:
     return f"{least} <= {axis} <= {most}" if least else f"{axis} <= {most}"
 
 
-def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None) -> Selection:
+def select_bucket(
+    table: TileTable, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None, count: int = 1
+) -> Selection:
     """See `TileTable.select`."""
     for axis, size in (("M", M), ("N", N), ("K", K)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
@@ -62,7 +64,7 @@ def select_bucket(table: TileTable, M: int, N: int, K: int, constant_b: bool = F
                 return Selection(table.row(bucket.kernel), index, reason)
             if not (M and N):
                 return Selection(table.row(table.fallback), index, f"{reason}; there is nothing to compute")
-            fastest = table.fastest(M, N, K, constant_b, gpu)
+            fastest = table.fastest(M, N, K, constant_b, gpu, count=count)
             if not fastest:
                 return Selection(table.row(table.fallback), index, f"{reason}; only the fallback writes rows of {N} elements")
             us, row = fastest[0]

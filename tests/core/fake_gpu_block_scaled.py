@@ -31,12 +31,18 @@ class BlockScaledCore(Core):
         return self.create(kernel, **{name: None if tensor is None else TensorDesc.of(tensor) for name, tensor in tensors.items()})
 
 
+# m, n, k by seed: for which larger tiles are predicted to be faster
+LARGE = {100: (1000, 520, 144), 300: (2000, 1000, 128)}
+
+
 def products(kernels: str, count: str) -> dict:
     """Random products through create and calculate, compared with the reference; the choice with the table's own."""
     core, table, pick, rows = BlockScaledCore(kernels), load_table("sm90").block_scaled, random.Random(1).choice, {}
     for seed in range(int(count)):
         m, n, k = pick([0, 1, 5, 16, 17, 40]), pick([1, 4, 16, 130]), pick([0, 1, 16, 128, 130, 272])
         usual = pick([True, False])
+        if seed in LARGE:
+            (m, n, k), usual = LARGE[seed], True
         case = BlockCase(
             m,
             n,
@@ -57,8 +63,8 @@ def products(kernels: str, count: str) -> dict:
         choice = core.choice(descriptor)
         row, selection = choice.row.decode(), table.select(m, n, k)
         assert k == 0 or choice.bucket == selection.bucket_index, f"{case}: {choice.bucket}, not {selection}"
-        assert row in (selection.row.name, table.fallback), f"{case}: {row}, not {selection}"
-        assert not (usual and k > 0) or row == selection.row.name, f"{case}: {row}, {choice.reason}"
+        if m and k and (usual or row != table.fallback):
+            assert row == selection.row.name, f"{case}: {row}, not {selection}, {choice.reason}"
         core.calculate(descriptor, out, operands.inputs, None)
         operands.check(out, row)
         rows[row] = rows.get(row, 0) + 1
