@@ -17,6 +17,7 @@ from scaled_mm import reference
 from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError, BadParamError
 from scaled_mm.jit import library
+from scaled_mm.kernels.gpu import of_handle
 
 pytestmark = pytest.mark.gpu
 
@@ -187,10 +188,12 @@ def test_a_grouped_product_is_dispatched_by_its_rows_per_expert(handle_for, arch
     handle = handle_for(arch, table.fallback)
     if handle.arch != arch:
         pytest.skip(f"{arch} is newer than this GPU")
-    for m in sorted({size for bucket in table.buckets if bucket.m for size in (bucket.m, bucket.m + 1)}):
-        case = grouped(3 * m, 3, 64, 64, out_dtype=torch.bfloat16, device="cuda:0")
+    binding.register_table(TABLES[arch])  # `handle_for` leaves one with the kernel configs of other tables
+    for m in (1, 16, 17, 40, 300, 1500):
+        case = grouped(3 * m, 3, 64, 512, out_dtype=torch.bfloat16, device="cuda:0")
         with sm.create_grouped_descriptor(handle, out=case.poisoned(), **case.inputs) as desc:
-            assert desc.kernel.row == table.select(m, 64, 64).row.name and "grouped bucket" in desc.kernel.reason
+            expected = table.select(m, 512, 64, gpu=of_handle(handle), count=3).row.name
+            assert desc.kernel.row == expected and "grouped bucket" in desc.kernel.reason
 
 
 def test_operands_that_a_fast_kernel_config_cannot_take_run_on_the_fallback_or_are_refused_when_it_is_forced(handle_for):
