@@ -321,7 +321,8 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
                   int(i), int(row.align_a), int(row.align_b), int(row.align_out));
     }
     if (!is_legal(row.time)) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected a time model with sizes and rates above 0 and finite times, or none; at most 1024 thread blocks",
+      return fail(SCALED_MM_STATUS_BAD_PARAM,
+                  "table %.200s: row %d: expected a time model with sizes and rates above 0 and finite times, or none; at most 1024 thread blocks",
                   table->source, int(i));
     }
     copy->rows[i].name = row.name;
