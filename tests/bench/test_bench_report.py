@@ -64,6 +64,7 @@ def test_the_report_names_every_number_and_every_failure():
     assert "Bit-equal with the reference: 2 of 2 checked cases." in text
     assert "| `ours: desc.calculate` | 2.50 |" in text
     assert "| `vllm` | failed: RuntimeError: no kernel |" in text
+    assert "| over the faster of vLLM and SGLang, M of 1 to 16, mean | 1.30x | 1.16x | **no** | 1.12x at 8B_o M=16 | 2 |" in text
 
 
 def test_the_report_says_in_which_state_the_gpu_was_unless_it_was_the_standard_one():

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from scaled_mm.bench.analysis import names_run, us_of
-from scaled_mm.bench.int8 import analysis, plots
+from scaled_mm.bench.goals import ALIGN, HEADER, cells, count
+from scaled_mm.bench.int8 import analysis, goals, plots
 from scaled_mm.bench.int8.analysis import RECORDED_FILE, Recorded
 from scaled_mm.bench.int8.inputs import GAUSS, INT8_STD, UNIFORM
+from scaled_mm.bench.int8.libraries import Sgl
 from scaled_mm.bench.int8.peers import RIVALS
 from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document
 from scaled_mm.bench.overhead import overhead_section
@@ -55,6 +57,7 @@ def contents(document: Int8Document, recorded: Recorded, drawn: list[Path] | Non
         *_summary(document, recorded),
         *_tables(document),
         *mean_tables("Speed-up measured in this run", analysis.measured_speedups(document)),
+        *_goals_section(document, recorded),
         *_energy_section(document),
         *_recorded_section(document, recorded),
         *overhead_section(document.overhead, document.environment.arch),
@@ -142,6 +145,18 @@ def bits(case: Int8CaseRecord) -> str:
     if result is None or result.bit_equal is None:
         return "not checked"
     return "equal" if result.bit_equal else "WRONG"
+
+
+def _goals_section(document: Int8Document, recorded: Recorded) -> list[Part]:
+    if document.environment.arch == "cpu":
+        return []  # the goals are for GPUs
+    found = goals.outcomes([goals.of_case(case, recorded) for case in document.cases])
+    if not found:
+        return []
+    estimated = Sgl.name not in names_run(document)
+    of_sgl = f" SGLang was not timed: its time is vLLM's by the ratio of their recorded times on an {recorded.gpu}." if estimated else ""
+    said = f"{count(found)} Means are geometric.{of_sgl}"
+    return [Heading(2, "Goals"), Text(said), Table(HEADER, [cells(one) for one in found], ALIGN)]
 
 
 def _energy_section(document: Int8Document) -> list[Part]:

@@ -86,9 +86,8 @@ def _goals(document: PathDocument) -> list[Part]:
     found = goals.outcomes(document)
     if not found:
         return []
-    met, measured = sum(one.met is True for one in found), sum(one.met is not None for one in found)
     said = (
-        f"{met} of {measured} met; {len(found) - measured} not measured in this run. Means are geometric: of the layers at each M, of which the "
+        f"{goals.count(found)} Means are geometric: of the layers at each M, of which the "
         "lowest is shown, and of all random layers of a band. A case on which an implementation failed does not count here; it is listed below."
     )
     return [Heading(2, "Goals"), Text(said), Table(goals.HEADER, [goals.cells(one) for one in found], goals.ALIGN)]

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from scaled_mm.bench.goals import ALIGN as GOAL_ALIGN
+from scaled_mm.bench.goals import HEADER as GOAL_HEADER
+from scaled_mm.bench.goals import cells, count
+from scaled_mm.bench.int8 import goals
 from scaled_mm.bench.rows import report
 from scaled_mm.measure.document import Command, Heading, Items, Part, Table, Text, markdown
 from scaled_mm.measure.record import Environment, write_atomically
@@ -96,4 +100,9 @@ def as_markdown(entries: list[dict[str, Any]], environment: Environment, command
 def _speed_parts(entries: list[dict[str, Any]]) -> list[Part]:
     lines = speeds(entries)
     what = "Time of each peer over that of the dispatched row; slower: the products on which the dispatched row takes longer."
-    return [Heading(2, "Other libraries"), Text(what), Table(SPEED_HEADER, lines, SPEED_ALIGN)] if lines else []
+    if not lines:
+        return []
+    found = goals.outcomes([goals.of_entry(entry) for entry in entries])
+    said = f"{count(found)} SGLang counts only where it was timed."
+    reached: list[Part] = [Heading(2, "Goals"), Text(said), Table(GOAL_HEADER, [cells(one) for one in found], GOAL_ALIGN)] if found else []
+    return [Heading(2, "Other libraries"), Text(what), Table(SPEED_HEADER, lines, SPEED_ALIGN), *reached]
