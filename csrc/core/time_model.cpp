@@ -9,8 +9,8 @@ namespace {
 
 constexpr double kOutBytes = 2; // of an output element, for which times are predicted
 
-// value / by, rounded up. In float64 and without a call of the library, which is several times as fast as a division of 64-bit integers: a decision
-// computes one prediction for each kernel config. Exact for integers below 2^31.
+// value / by, rounded up. In float64: several times as fast as a division of 64-bit integers, and a decision computes one prediction for each kernel
+// config. Exact for integers below 2^31.
 double ceil_div(double value, double by) {
   const double quotient = value / by;
   if (quotient >= 0x1p52) return quotient; // has no fraction
@@ -31,7 +31,7 @@ bool is_legal(const scaledMMTimeModel_t& model) {
   for (const int64_t size : {model.unit_m, model.unit_n, model.unit_k}) {
     if (size < 1 || size > INT32_MAX) return false;
   }
-  constexpr int32_t kMostBlocks = 1024; // of a cluster, of an SM
+  constexpr int32_t kMostBlocks = 1024; // of a unit, in a cluster, on an SM
   for (const int32_t blocks : {model.blocks, model.cluster, model.resident}) {
     if (blocks < 1 || blocks > kMostBlocks) return false;
   }

@@ -188,8 +188,9 @@ def compile_kernels(
 
 
 def kernels_to_check(table: TileTable) -> list[library.KernelName]:
-    """Every kernel config for its first output dtype, bfloat16, or its first GGUF format. The other dtypes only change the epilogue; each is
-    compiled for the kernel config with the most accumulators."""
+    """Every kernel config for its first output dtype, bfloat16, or its first GGUF format. The other dtypes change the epilogue alone, unless the
+    accumulators of a thread differ with them, which is another main loop: such kernels are compiled too. Besides, each dtype is compiled for the
+    kernel config with the most accumulators."""
 
     def accumulators(row: KernelConfig, out: str) -> int:
         out_bytes = OUT_DTYPES[out].bytes if out in OUT_DTYPES else MAX_OUT_BYTES
@@ -197,7 +198,8 @@ def kernels_to_check(table: TileTable) -> list[library.KernelName]:
 
     others = []
     for section in table.sections:
-        for out in codegen.out_dtypes(section.rows[0])[1:]:
+        first, *more = codegen.out_dtypes(section.rows[0])
+        for out in more:
             largest = max(section.rows, key=lambda row: accumulators(row, out))  # noqa: B023
-            others.append((largest.name, out))
+            others += [(row.name, out) for row in section.rows if row == largest or accumulators(row, out) != accumulators(row, first)]
     return [*((row.name, codegen.out_dtypes(row)[0]) for row in table.all_rows), *others, (codegen.ZERO_POINT_TERMS, None)]

@@ -37,8 +37,9 @@ _PREFETCH = (0, 1024)
 def epilogue_bytes(config: KernelConfig, out_bytes: int = MAX_OUT_BYTES, warpgroups: int | None = None) -> int:
     """Shared memory of the epilogue: two buffers for the TMA store and four fp32 or int32 vectors.
 
-    The store writes pieces of (64, or 128 if two warpgroups share the tile) x 32 elements, as in CUTLASS's SM90 epilogue builder. The vectors run
-    along the tile's n: scale, bias, zero point and the sums that correct for it. warpgroups: that share the tile; default: those of the schedule.
+    The store writes pieces of (64, or 128 if two warpgroups share the tile) x 32 elements, as in CUTLASS's SM90 epilogue builder; gemm.cuh stores 16
+    columns of the widest tiles, so this is an upper bound. The vectors run along the tile's n: scale, bias, zero
+    point and the sums that correct for it. warpgroups: that share the tile; default: those of the schedule.
     """
     tile = config.tile
     piece_m = min(64 * (warpgroups or (2 if config.schedule == "cooperative" else 1)), tile.m)

@@ -1,4 +1,4 @@
-"""The constants of the model of a kernel's time for kernel configs that were not measured. `scaled_mm.kernels.time_model` has the formula."""
+"""The constants of the model of a kernel's time for kernel configs without fitted times. `scaled_mm.kernels.time_model` has the formula."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Constants:
     wait_us: float = 1.5  # not fitted: what loading constant weights early saves
     split_us: float = 2.0  # not fitted: c2x kernels that split K clear counters in the workspace
     # By hand, so that the choice among sm80's, sm90's block-scaled and sm90's grouped kernel configs on an H100 loses least (docs/decisions/0020):
-    part_us: float = 0.5  # c2x: of a tile, for each part of K, and besides
-    part_traffic: float = 4.0  # times the part's sums between an SM and L2
-    promotion: float = 0.5  # block-scaled: the tensor cores' rate beside the float32 operations on their sums
-    map_us: float = 0.8  # grouped c3x: of a tile, whose tensor maps are edited
+    part_us: float = 0.5  # c2x that splits K: of a tile, for each part of K
+    part_traffic: float = 4.0  # the same: how often a part's sums go between an SM and L2
+    promotion: float = 0.5  # block-scaled: the fraction of the tensor cores' rate that the float32 additions leave
+    map_us: float = 0.8  # grouped c3x: of a tile, to edit its tensor maps
 
 
 FITTED = Constants()

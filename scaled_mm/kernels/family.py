@@ -156,7 +156,7 @@ class Family:
         return 0.0
 
     def tile_us(self, config: KernelConfig, c: Constants) -> float:
-        """Microseconds in addition to those of every tile of a unit."""
+        """Additional microseconds for each tile of this kernel config."""
         return 0.0
 
 

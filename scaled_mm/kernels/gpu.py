@@ -47,8 +47,7 @@ def of_handle(handle: Handle) -> GpuFacts:
 
 
 def typical(arch: str, name: str | None = None) -> GpuFacts:
-    """Facts of a GPU, for where there is none to ask: of the one with this name for the driver, if it is known, else of a common one of the
-    architecture's table. BadParamError if no such GPU is known."""
+    """Facts of the GPU with this driver name or, if it is unknown, of a common GPU of the architecture. BadParamError if no GPU of it is known."""
     gpu: Gpu | None = ARCHES[arch].typical if arch in ARCHES else None
     if gpu is None:
         known = ", ".join(one.name for one in ARCHES.values() if one.typical)

@@ -112,13 +112,13 @@ class CudaRunner(Runner):
         return Draw((one.joules() - before) / (replays * self.plan.calls), one.sm_mhz())
 
     def _replay_for(self, ms: float) -> int:
-        """Replays for so long, one queued behind the other; their number."""
+        """Replays for `ms` milliseconds, one queued behind the other; returns their number."""
         deadline, replays, behind = time.perf_counter() + ms / 1000, 0, _timing_event()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             while time.perf_counter() < deadline:
                 self._graph.replay()
                 replays += 1
-                behind.synchronize()  # the one before, so that the GPU is never idle
+                behind.synchronize()  # waits for the replay before only, so that the GPU is never idle
                 behind.record()
             self._stream.synchronize()
         return replays

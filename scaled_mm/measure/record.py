@@ -79,7 +79,7 @@ class Result(Model):
 
     error: ||out - reference|| / ||reference||. bit_equal: torch.equal with the reference, for ours also after the timed
     graph ran; null when the case was not checked. spread: range of the rounds' medians over the median. joules: of one call,
-    the whole GPU's, and sm_mhz: its clock meanwhile; null where the regime does not meter them.
+    the whole GPU's, and sm_mhz: the SM clock just after the metered replays; null where the regime does not meter them.
     """
 
     us: float | None = None

@@ -15,7 +15,7 @@ OVERRUN = 4  # times its budget that a runner may take on a CPU
 
 
 class Draw(NamedTuple):
-    """joules: of one call, the whole device's. sm_mhz: the clock of its SMs meanwhile."""
+    """joules: of one call, the whole device's. sm_mhz: the SM clock, read once, just after the metered replays."""
 
     joules: float
     sm_mhz: float

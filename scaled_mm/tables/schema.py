@@ -132,7 +132,7 @@ class TileTable(BaseModel):
     version: the version of scaled_mm that measured it.
     rows: the kernel configs.
     times: fitted coefficients of their predicted times, by name. Those of the others follow from the architecture's numbers.
-    fallback: the name of the kernel config for products that their bucket's kernel config cannot take (unaligned or strided operands, K = 0).
+    fallback: the name of the kernel config for products that no other can take (unaligned or strided operands, K = 0).
     grouped: the section for grouped products. Its M is the number of tokens per expert, ceil(tokens / experts).
     block_scaled: the section for block-scaled products.
     gguf: the section for products with GGUF formats (m: tokens, n: rows of the weight).
@@ -201,7 +201,7 @@ class TileTable(BaseModel):
 
         M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 takes the fallback, except in the section gguf.
         constant_b: whether b is a constant PreparedWeight. q8_1: whether activations are given as q8_1 or are quantized to it.
-        gpu, count: for buckets that take the fastest, as of `fastest`.
+        gpu, count: see `fastest`; used by buckets with `kernel: fastest` only.
         The alignment of a call's operands is checked by the C core (csrc/core/problem.cpp); see also `select.contiguous_misfits`.
         """
         return select_bucket(self, M, N, K, constant_b, q8_1, gpu, count)

@@ -1,4 +1,4 @@
-// gemm.cuh for tiles whose width CUTLASS has among its further wgmma shapes only. They take seconds to parse, so other kernels do without.
+// gemm.cuh with CUTLASS's extended wgmma widths. They take seconds to parse, so only kernels that need them include this file.
 #pragma once
 
 #define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED

@@ -45,7 +45,7 @@ using Raster = cutlass::gemm::kernel::detail::RasterOrderOptions;
 
 // kStages 0: as many as fit beside the epilogue. kRaster and kSwizzle: the order in which a persistent grid walks the
 // tiles, which decides what of a and b is still in L2 when the next tile wants it. kPrefetch: see PrefetchingKernel, 0 none.
-// kEarlyWeights: see Loads.
+// kEarlyWeights: load constant weights before the preceding kernel has ended (loads.cuh).
 template <int kTileM, int kTileN, int kTileK, int kClusterM, int kClusterN, class TableSchedule, int kStages, bool kSwapAB, Raster kRaster,
           int kSwizzle, int kPrefetch, bool kEarlyWeights, class Out>
 struct Gemm {
@@ -56,13 +56,12 @@ struct Gemm {
   using LayoutOut = cute::conditional_t<kSwapAB, cutlass::layout::ColumnMajor, cutlass::layout::RowMajor>;
   static constexpr int kAlignOut = 16 / sizeof(Out);
 
-  // A warpgroup of pingpong has a whole tile's accumulators. Beside those of the widest tiles too few registers are left for four-byte
-  // results, so two warpgroups share such a tile.
+  // In pingpong one warpgroup holds a whole tile's accumulators. Above 160 columns, four-byte results would spill, so the kernel is cooperative.
   static constexpr bool kPingpong = cute::is_same_v<TableSchedule, Pingpong> && kTileM == 128;
   using Schedule = cute::conditional_t<kPingpong && (kTileN > 160) && sizeof(Out) == 4, Cooperative, TableSchedule>;
 
-  // Nor are enough left to convert 16 results of a thread at a time: of four bytes beside the accumulators of the widest cooperative tiles, of two in
-  // pingpong. The store then takes 16 columns at a time.
+  // 16 results of a thread would spill: four-byte ones beside the accumulators of 256x192, two-byte ones in pingpong from 160 columns. The store then
+  // takes 16 columns at a time.
   static constexpr int kStoreM = kTileN % 16 != 0                                     ? 0
                                  : kPingpong && kTileN >= 160 && sizeof(Out) == 2     ? 64
                                  : sizeof(Out) == 4 && kTileM == 256 && kTileN >= 192 ? 128

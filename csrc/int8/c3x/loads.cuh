@@ -1,5 +1,5 @@
-// A main loop with loads of our own where CUTLASS's would wait or take long: weights while the preceding kernel of the stream still
-// runs, and tiles that reach past an operand's end (partial_tile.cuh).
+// A main loop with its own loads in two cases: weights while the preceding kernel of the stream still runs, and tiles that reach past an
+// operand's end (partial_tile.cuh).
 //
 // Weights only where the caller promises that they are constant (GemmLaunch::constant_b): what a preceding kernel writes must not be
 // read before that kernel has ended. Everything else waits for it: activations, scales, bias, and writing out.

@@ -1,8 +1,7 @@
-// Loads the rows of a tile that its operand has, and not those past its end.
+// Loads only the rows of a tile that exist.
 //
-// TMA fills what a box has past the end of a tensor with zeros, at about 12 bytes a clock, where it loads 64: one row of a tile of 256 took
-// 1.7 times as long as 256 (docs/decisions/0021). So a tile that the operand ends in is loaded in boxes of a few rows, as many as it needs. The other
-// rows keep what was in shared memory; they belong to elements of out that are not stored.
+// TMA fills rows past the end of a tensor with zeros at about 12 bytes a clock, but loads at 64: one row of a tile of 256 took 1.7 times as long as
+// 256 (docs/decisions/0021). The last tile is therefore loaded in boxes of 8 to 32 rows, as many as its rows need. The other rows keep what was in shared memory; they belong to elements of out that are not stored.
 #pragma once
 
 #include "cutlass/arch/barrier.h"
@@ -51,7 +50,7 @@ struct PartialTile {
   // Rows from the beginning of a tile to the operand's end.
   CUTLASS_DEVICE static int rows_left(Params const& params, int tile) { return params.rows - tile * kRows; }
 
-  // This block's part of the rows, if fewer than kRows are left, or none. to: the stage. receivers: the blocks that need the tile. The barrier has been
+  // Loads this block's part of a partial tile; nothing if no rows are left. to: the stage. receivers: the blocks that need the tile. The barrier has been
   // told to expect a whole tile.
   CUTLASS_DEVICE static void load(Params const& params, uint64_t* barrier, int8_t* to, int tile, int k_tile, int batch, int part,
                                   uint16_t receivers) {

@@ -14,7 +14,7 @@ class Loader {
 public:
   __device__ Loader(const Params<kColumns, kRows, kShare>& p, S& shared, int part, int share) : p_(p), shared_(shared), part_(part), share_(share) {}
 
-  // A stage's barrier is told to wait for both operands.
+  // The stage's barrier expects the bytes of both operands.
   __device__ void weights(const Place& place, int step, int stage) {
     const int tile = place.group * kShare + share_;
     const int columns = boxed(p_.N - tile * kColumns, kColumns);
@@ -51,7 +51,7 @@ public:
 private:
   __device__ uint64_t& barrier(int stage) { return reinterpret_cast<uint64_t&>(shared_.full[stage]); }
 
-  // Of a tile's rows those that are loaded: as many as the operand has, in whole boxes.
+  // How many of a tile's rows to load: those that exist, rounded up to whole boxes.
   static __device__ int boxed(int left, int tile) { return left >= tile ? tile : (max(left, 0) + kBox - 1) / kBox * kBox; }
 
   template <int kTile, class Whole, class WholeMap, class Boxes, class BoxMap>

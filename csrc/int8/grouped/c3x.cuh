@@ -22,7 +22,7 @@ struct Cooperative {
 };
 
 // A main loop whose tensor map of a goes on to the end of all tokens: a tile with few of an expert's rows is filled with the next experts',
-// which takes a quarter of the time of the zeros that TMA writes past the end of a tensor (c3x/partial_tile.cuh). None of them is stored.
+// which takes a fifth of the time of the zeros that TMA writes past the end of a tensor (c3x/partial_tile.cuh). None of them is stored.
 // kTokens: which of the MMA's operands a is, 0 or 1.
 template <class Base, int kTokens>
 struct AllTokens : Base {

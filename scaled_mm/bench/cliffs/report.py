@@ -1,4 +1,4 @@
-"""`cliffs.json`, `cliffs.md` and `cliffs.png`: time by M for each weight, and where less M takes longer.
+"""`cliffs.json`, `cliffs.md` and `cliffs.png`: time by M for each weight, and products that are slower than one with a larger M.
 
 `cliffs.json` is a list of {"shape", "M", "N", "K", "us", "kernel"}; a product that failed has "failed", the message, in place of the last two.
 """
@@ -29,7 +29,7 @@ _SHOWN = 40  # cliffs in the report
 
 
 class Cliff(NamedTuple):
-    """A product and the fastest one with the same N, K and a larger M. ratio: of their times."""
+    """A product and the fastest with the same N and K and a larger M. ratio: of their times."""
 
     product: dict[str, Any]
     larger: dict[str, Any]
@@ -37,7 +37,7 @@ class Cliff(NamedTuple):
 
 
 def ratios(entries: list[dict[str, Any]]) -> list[Cliff]:
-    """Every product but the largest of a weight, with the fastest of those with more rows. entries: those of one weight that were timed."""
+    """Every product but the largest of a weight, with the fastest of those with a larger M. entries: those of one weight that were timed."""
     found, fastest = [], None
     for entry in sorted(entries, key=lambda entry: -entry["M"]):
         if fastest is not None:

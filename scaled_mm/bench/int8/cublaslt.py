@@ -49,7 +49,7 @@ class CublasLt(Peer):
         return None
 
     def prepare(self, inputs: Inputs) -> list[TensorCall]:
-        # Everything is column-major there: out [M, N] is N x M, the transposed weight times a.
+        # cuBLASLt is column-major: out [M, N] is its N x M matrix W^T a.
         M, N, K = inputs.case.M, inputs.case.N, inputs.case.K
         outs = inputs.make_outputs(M, torch.int32)
         operation = self._made("MatmulDescCreate", _COMPUTE_32I, _R_32I)
@@ -82,7 +82,7 @@ class CublasLt(Peer):
         return epilogue(output, inputs, 0)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        """cublasLt<name>. RuntimeError for another status than success."""
+        """cublasLt<name>. RuntimeError unless the status is success."""
         if status := getattr(self._library, f"cublasLt{name}")(*arguments):
             raise RuntimeError(f"cublasLt{name}: status {status}")
 

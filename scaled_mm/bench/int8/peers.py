@@ -174,7 +174,7 @@ class Fp8Row(Peer):
 
 
 class Fp8(Fp8Row):
-    """`torch._scaled_mm` with one scale for each operand: the epilogue that cuBLASLt has kernels of its own for."""
+    """`torch._scaled_mm` with one scale for each operand, for which cuBLASLt has kernels of their own."""
 
     name, label = "fp8", "torch._scaled_mm, float8_e4m3fn, one scale"
 
@@ -187,7 +187,7 @@ class Fp8(Fp8Row):
         )
 
     def finish(self, output: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        return epilogue(output, inputs, 0)  # scales of the rows and columns, which it was timed without
+        return epilogue(output, inputs, 0)  # applied afterwards; not part of the timed call
 
 
 def every_peer(vllm_lib: str | None = None, sgl_lib: str | None = None) -> list[Peer]:

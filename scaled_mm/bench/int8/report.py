@@ -160,7 +160,7 @@ def _goals_section(document: Int8Document, recorded: Recorded) -> list[Part]:
 
 
 def _energy_section(document: Int8Document) -> list[Part]:
-    """Picojoules an operation, of which a product has 2 M N K, and the clock meanwhile, by case and implementation."""
+    """Picojoules an operation, of which a product has 2 M N K, and the clock after the metered replays, by case and implementation."""
     names = [name for name in names_run(document) if any((one := case.results.get(name)) and one.joules is not None for case in document.cases)]
     if not names:
         return []
@@ -172,7 +172,7 @@ def _energy_section(document: Int8Document) -> list[Part]:
         return f"{result.joules / (2 * case.M * case.N * case.K) * 1e12:.2f} at {result.sm_mhz:.0f}"
 
     lines = [[case.shape, str(case.M), *(cell(case, name) for name in names)] for case in document.cases]
-    what = "Picojoules for each of a product's 2 M N K operations, the whole GPU's, at the SM clock in MHz that it ran at."
+    what = "Picojoules for each of a product's 2 M N K operations, the whole GPU's, and the SM clock in MHz just after the metered replays."
     return [Heading(2, "Energy"), Text(what), Table(["shape", "M", *names], lines, "lr" + "r" * len(names))]
 
 

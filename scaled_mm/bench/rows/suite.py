@@ -46,7 +46,7 @@ def row_peers(names: list[str], make_peer: MakePeer = Ours) -> list[Peer]:
 
 class RowsSuite(Int8Suite):
     """fallback: the name of the table's fallback. make_peer: what runs a row, and what runs the row that the table picks. others: the names of
-    peers that are not rows, whose bits are not compared."""
+    peers that are not rows; their bits are not compared."""
 
     def __init__(self, fallback: str, make_peer: MakePeer = Ours, *, others: Collection[str] = ()):
         super().__init__()

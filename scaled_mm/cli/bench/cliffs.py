@@ -1,4 +1,4 @@
-"""`scaled-mm bench cliffs`: the time of the row that the table picks, for hundreds of M, and where fewer rows take longer."""
+"""`scaled-mm bench cliffs`: the time of the dispatched row for hundreds of M, and the products that are slower than one with a larger M."""
 
 from __future__ import annotations
 
@@ -63,7 +63,9 @@ def run(args: argparse.Namespace) -> int:
 def _show(entries: list[dict[str, Any]], console: Console) -> None:
     from scaled_mm.bench.cliffs import report
 
-    table = shown.table(f"less M that takes more than {report.LIMIT:g} times as long", report.HEADER, left=("shape", "at", "kernel", "a larger M"))
+    table = shown.table(
+        f"cliffs: more than {report.LIMIT:g} times as long as with a larger M", report.HEADER, left=("shape", "at", "kernel", "a larger M")
+    )
     for line in report.summary(entries):
         table.add_row(*line)
     console.print(table)
