@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 from typing import Any
 
 import torch
@@ -37,13 +37,21 @@ class MeterError(Exception):
     """Why nothing is metered."""
 
 
-_meters: dict[torch.device, Meter | None] = {}
+@functools.cache
+def _meter(device: torch.device) -> Meter | str:
+    try:
+        return Meter(device)
+    except MeterError as error:
+        return str(error)
 
 
 def meter(device: torch.device) -> Meter | None:
-    """The device's meter; None where there is none."""
-    if device not in _meters:
-        _meters[device] = None
-        with contextlib.suppress(MeterError):
-            _meters[device] = Meter(device)
-    return _meters[device]
+    """The device's meter; None where there is none, and `unavailable` says why."""
+    found = _meter(device)
+    return found if isinstance(found, Meter) else None
+
+
+def unavailable(device: torch.device) -> str | None:
+    """Why nothing is metered on a GPU; None if it is."""
+    found = _meter(device)
+    return found if isinstance(found, str) else None

@@ -86,6 +86,12 @@ def test_energy_is_by_operation_with_the_clock_where_it_was_metered():
     assert f"| {first.shape} | {first.M} | 0.50 at 1755 |" in table and f"| {cases[1].shape} | {cases[1].M} | — |" in table
 
 
+def test_a_settled_run_without_a_meter_says_so():
+    usual = document(two_cases())
+    settled = usual.model_copy(update={"settings": usual.settings.model_copy(update={"regime": "settled"})})
+    assert "Not metered in this run" in written(settled) and "Not metered" not in written(usual)
+
+
 def test_recorded_times_are_a_comparison_of_their_own_said_plainly():
     cases = [case.model_copy(update={"results": {"ours": case.results["ours"]}}) for case in two_cases()]
     text = written(document(cases, sgl_unavailable="sgl_kernel is not installed"))

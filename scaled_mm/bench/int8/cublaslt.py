@@ -37,6 +37,7 @@ class CublasLt(Peer):
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
         self._handle = ctypes.c_void_p()
+        self._created: list[tuple[str, ctypes.c_void_p]] = []  # what `release` destroys
 
     def available(self, device: torch.device) -> str | None:
         if self._library is None:
@@ -52,10 +53,10 @@ class CublasLt(Peer):
         # cuBLASLt is column-major: out [M, N] is its N x M matrix W^T a.
         M, N, K = inputs.case.M, inputs.case.N, inputs.case.K
         outs = inputs.make_outputs(M, torch.int32)
-        operation = self._made("MatmulDescCreate", _COMPUTE_32I, _R_32I)
+        operation = self._made("MatmulDesc", _COMPUTE_32I, _R_32I)
         self._set("MatmulDescSetAttribute", operation, _DESC_TRANSA, ctypes.c_int32(_OP_T))
         weight, a, out = (self._layout(dtype, *sizes) for dtype, *sizes in ((_R_8I, K, N, K), (_R_8I, K, M, K), (_R_32I, N, M, N)))
-        preference = self._made("MatmulPreferenceCreate")
+        preference = self._made("MatmulPreference")
         self._set("MatmulPreferenceSetAttribute", preference, _PREF_MAX_WORKSPACE_BYTES, ctypes.c_uint64(WORKSPACE_BYTES))
         found, count = _Heuristic(), ctypes.c_int()
         self._call("MatmulAlgoGetHeuristic", self._handle, operation, weight, a, out, out, preference, 1, ctypes.byref(found), ctypes.byref(count))
@@ -81,21 +82,27 @@ class CublasLt(Peer):
     def finish(self, output: torch.Tensor, inputs: Inputs) -> torch.Tensor:
         return epilogue(output, inputs, 0)
 
+    def release(self) -> None:
+        while self._created:
+            kind, made = self._created.pop()
+            self._call(f"{kind}Destroy", made)
+
     def _call(self, name: str, *arguments: Any) -> None:
         """cublasLt<name>. RuntimeError unless the status is success."""
         if status := getattr(self._library, f"cublasLt{name}")(*arguments):
             raise RuntimeError(f"cublasLt{name}: status {status}")
 
-    def _made(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+    def _made(self, kind: str, *arguments: Any) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
-        self._call(name, ctypes.byref(made), *arguments)
+        self._call(f"{kind}Create", ctypes.byref(made), *arguments)
+        self._created.append((kind, made))
         return made
 
     def _set(self, name: str, of: ctypes.c_void_p, attribute: int, value: Any) -> None:
         self._call(name, of, attribute, ctypes.byref(value), ctypes.c_size_t(ctypes.sizeof(value)))
 
     def _layout(self, dtype: int, rows: int, columns: int, stride: int) -> ctypes.c_void_p:
-        return self._made("MatrixLayoutCreate", dtype, ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride))
+        return self._made("MatrixLayout", dtype, ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(stride))
 
 
 def _pointer(tensor: torch.Tensor) -> ctypes.c_void_p:

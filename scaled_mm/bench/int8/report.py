@@ -16,6 +16,7 @@ from scaled_mm.bench.overhead import overhead_section
 from scaled_mm.bench.report import head, how_timed, kernel_cell, mean_tables, noise, plots_section, tables, time_cell, what_did_not_run, write
 from scaled_mm.measure.document import Heading, Items, Part, Table, Text
 from scaled_mm.measure.peer import OURS
+from scaled_mm.measure.regime import REGIMES
 from scaled_mm.measure.stats import Speedup, geometric_mean
 
 BENCH_MD = "bench.md"
@@ -163,7 +164,8 @@ def _energy_section(document: Int8Document) -> list[Part]:
     """Picojoules an operation, of which a product has 2 M N K, and the clock after the metered replays, by case and implementation."""
     names = [name for name in names_run(document) if any((one := case.results.get(name)) and one.joules is not None for case in document.cases)]
     if not names:
-        return []
+        metered = REGIMES[document.settings.regime].meter_ms > 0 and document.environment.arch != "cpu"
+        return [Heading(2, "Energy"), Text("Not metered in this run. It takes `pip install nvidia-ml-py`, and NVML.")] if metered else []
 
     def cell(case: Int8CaseRecord, name: str) -> str:
         result = case.results.get(name)

@@ -38,9 +38,10 @@ def run(args: argparse.Namespace) -> int:
     from scaled_mm.bench.int8.record import Int8Document, Int8Settings
     from scaled_mm.bench.int8.suite import Int8Suite, run_overhead
     from scaled_mm.errors import ScaledMMError
-    from scaled_mm.measure import plots
+    from scaled_mm.measure import energy, plots
     from scaled_mm.measure.environment import read_environment
     from scaled_mm.measure.peer import OURS, select
+    from scaled_mm.measure.regime import REGIMES
 
     console = common.console(stderr=args.json)
     if args.render is not None:
@@ -60,6 +61,8 @@ def run(args: argparse.Namespace) -> int:
     fields, settings = frame.document_fields(args, environment, device, chosen, options)
     document = Int8Document(**fields, settings=Int8Settings(**settings, check_limit_gmac=options.check_limit_gmac, data=args.data))
     shown.print_unavailable(document, console)
+    if REGIMES[args.regime].meter_ms and device.type == "cuda" and (reason := energy.unavailable(device)) is not None:
+        console.print(f"energy is not metered: {reason}", highlight=False, markup=False)
     here = frame.available(document, chosen)
     if args.overhead:  # first, because earlier work of the process affects it
         document.overhead = run_overhead(here, device)
