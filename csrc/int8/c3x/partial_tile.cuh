@@ -1,7 +1,8 @@
 // Loads only the rows of a tile that exist.
 //
-// TMA fills rows past the end of a tensor with zeros at about 12 bytes a clock, but loads at 64: one row of a tile of 256 took 1.7 times as long as
-// 256 (docs/decisions/0021). The last tile is therefore loaded in boxes of 8 to 32 rows, as many as its rows need. The other rows keep what was in shared memory; they belong to elements of out that are not stored.
+// TMA fills rows past the end of a tensor with zeros at about 12 bytes a clock, but loads at 64: one row of a tile of 256 took 1.7 times as
+// long as 256 (docs/decisions/0021). The last tile is therefore loaded in boxes of 8 to 32 rows, as many as its rows need. The other rows
+// keep what was in shared memory; they belong to elements of out that are not stored.
 #pragma once
 
 #include "cutlass/arch/barrier.h"
@@ -50,8 +51,8 @@ struct PartialTile {
   // Rows from the beginning of a tile to the operand's end.
   CUTLASS_DEVICE static int rows_left(Params const& params, int tile) { return params.rows - tile * kRows; }
 
-  // Loads this block's part of a partial tile; nothing if no rows are left. to: the stage. receivers: the blocks that need the tile. The barrier has been
-  // told to expect a whole tile.
+  // Loads this block's part of a partial tile; nothing if no rows are left. to: the stage. receivers: the blocks that need the tile. The
+  // barrier has been told to expect a whole tile.
   CUTLASS_DEVICE static void load(Params const& params, uint64_t* barrier, int8_t* to, int tile, int k_tile, int batch, int part,
                                   uint16_t receivers) {
     using namespace cute;
