@@ -62,7 +62,7 @@ class _TimeModelC(ctypes.Structure):
         ("blocks", ctypes.c_int32),
         ("cluster", ctypes.c_int32),
         ("resident", ctypes.c_int32),
-        ("padding_", ctypes.c_int32),
+        ("least_steps", ctypes.c_int32),
         ("start_us", ctypes.c_double),
         ("step_us", ctypes.c_double),
         ("tile_us", ctypes.c_double),

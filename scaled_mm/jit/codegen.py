@@ -66,8 +66,10 @@ def kernel_source(config: KernelConfig, out_dtype: str, limit: int = ARCHES[DEFA
     family = family_of(config)
     if out_dtype not in family.built_for:
         raise KernelNotBuiltError(f"{config.name}: expected {family.built_for_what} of {', '.join(family.built_for)}, got {out_dtype}")
-    if config.scheduler != "persistent" or (config.split_k != 1 and not family.splits_k):
-        raise KernelNotBuiltError(f"{config.name}: no kernel has scheduler {config.scheduler} with split_k {config.split_k} yet")
+    stream_k = config.scheduler == "stream_k"
+    if (stream_k and config.schedule not in family.stream_k_schedules) or (config.split_k != 1 and not family.splits_k):
+        what = f"schedule {config.schedule}, scheduler {config.scheduler} and split_k {config.split_k}"
+        raise KernelNotBuiltError(f"{config.name}: no {family.title} kernel has {what}")
     name = symbol(config.name, out_dtype)
     code, check = family.code(config, out_dtype, limit), ""
     if code.shared_memory is not None:

@@ -22,6 +22,8 @@ MAX_ACCUMULATORS = 224
 SWIZZLE_ROWS = 8  # the 128-byte shared memory swizzle repeats every 8 rows
 SCHEDULES = {"warp_specialized": "ws", "pingpong": "pp", "cooperative": "co"}  # in names
 _CXX_SCHEDULES = {"warp_specialized": "WarpSpecialized", "pingpong": "Pingpong", "cooperative": "Cooperative"}
+_STREAM_K = "sk"  # in names, in place of the schedule
+_LEAST_STEPS = 8  # of K in a part of a tile: min_iters_per_sk_unit_ of CUTLASS's PersistentTileSchedulerSm90StreamKParams
 _CXX_RASTERS = {"heuristic": "Heuristic", "along_m": "AlongM", "along_n": "AlongN"}
 
 # Candidates. The epilogue stores each of these tile n in pieces of 8, 16 or 32 columns.
@@ -70,6 +72,7 @@ class C3x(WgmmaFamily):
     compile_order = 4
     compiled_in_pairs = True
     mma_widths = ALL_WIDTHS
+    stream_k_schedules = ("cooperative",)
     widest_pingpong: int | None = 160  # tile n of 128 rows; of wider ones, kernels with four-byte outputs are cooperative (csrc/int8/c3x/gemm.cuh)
 
     def consumer_warpgroups(self, config: KernelConfig, out_bytes: int = MAX_OUT_BYTES) -> int:
@@ -129,7 +132,8 @@ class C3x(WgmmaFamily):
         stages = "" if config.stages == "auto" else config.stages
         options = short_options(("s", config.swizzle, 1), ("p", config.prefetch, 0), ("x", stages, ""))
         cluster = "" if config.cluster == (1, 1) else f"_c{config.cluster.m}{config.cluster.n}"
-        return f"c3x_{config.tile}_{SCHEDULES[config.schedule]}{cluster}{'_swap' if config.swap_ab else ''}{options}"
+        schedule = _STREAM_K if config.scheduler == "stream_k" else SCHEDULES[config.schedule]
+        return f"c3x_{config.tile}_{schedule}{cluster}{'_swap' if config.swap_ab else ''}{options}"
 
     def candidates(self, arch: Arch) -> Iterator[KernelConfig]:
         half = (arch.shared_memory - KIB) // 2
@@ -142,17 +146,16 @@ class C3x(WgmmaFamily):
                 continue  # only two non-persistent thread blocks share an SM, with half of the shared memory each
             if prefetch and schedule == "pingpong":
                 continue  # pingpong computes several tiles per thread block, so the first tile's loads matter little
-            yield candidate(
-                self,
-                tile=[m, n, k],
-                schedule=schedule,
-                cluster=list(cluster),
-                swap_ab=swap_ab,
-                swizzle=swizzle,
-                prefetch=prefetch,
-                stages=stages,
-                early_weights=early_weights(m, n, swap_ab, prefetch),
-            )
+            fields = dict(tile=[m, n, k], schedule=schedule, cluster=list(cluster), swap_ab=swap_ab, stages=stages)
+            yield candidate(self, **fields, swizzle=swizzle, prefetch=prefetch, early_weights=early_weights(m, n, swap_ab, prefetch))
+            if schedule in self.stream_k_schedules and swizzle == 1 and not prefetch:
+                yield candidate(self, **fields, scheduler="stream_k")
+
+    def least_steps(self, config: KernelConfig) -> int:
+        return _LEAST_STEPS if config.scheduler == "stream_k" else 0
+
+    def start_us(self, config: KernelConfig, c: Constants) -> float:
+        return c.stream_k_us * (config.scheduler == "stream_k")
 
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
         return super().resident(config, cost, shared_memory) if config.schedule == "warp_specialized" else 1  # 1: persistent
@@ -162,6 +165,7 @@ class GroupedC3x(Grouped, C3x):
     """Grouped products."""
 
     mma_widths = USUAL_WIDTHS
+    stream_k_schedules = ()
     widest_pingpong = None
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
@@ -184,7 +188,8 @@ def _shape(config: KernelConfig) -> str:
 def _schedule(config: KernelConfig) -> str:
     """The schedule, the number of stages (0: auto), and whether operands are swapped."""
     stages = 0 if config.stages == "auto" else config.stages
-    return f"{_CXX_SCHEDULES[config.schedule]}, {stages}, {'true' if config.swap_ab else 'false'}"
+    schedule = "StreamK" if config.scheduler == "stream_k" else _CXX_SCHEDULES[config.schedule]
+    return f"{schedule}, {stages}, {'true' if config.swap_ab else 'false'}"
 
 
 def _tile_and_schedule(config: KernelConfig) -> Iterator[FieldFinding]:
@@ -202,7 +207,7 @@ def _tile_and_schedule(config: KernelConfig) -> Iterator[FieldFinding]:
     if config.schedule == "pingpong" and m not in (64, 128):
         yield "schedule", f"pingpong gives a whole tile to one warpgroup: tile m = {m}, expected 64 or 128"
     if config.scheduler == "stream_k":
-        yield "scheduler", "stream_k kernels are not part of this version; use persistent"
+        yield from _stream_k(config)
     if config.split_k > 1:
         yield "split_k", "split-K kernels are not part of this version; leave it out"
     if config.prefetch % k:
@@ -211,6 +216,15 @@ def _tile_and_schedule(config: KernelConfig) -> Iterator[FieldFinding]:
         for field, value, default in (("raster", config.raster, "heuristic"), ("swizzle", config.swizzle, 1)):
             if value != default:
                 yield field, f"{value} orders the tiles of a persistent grid; warp_specialized gives each block one tile"
+
+
+def _stream_k(config: KernelConfig) -> Iterator[FieldFinding]:
+    if config.schedule not in C3x.stream_k_schedules:
+        yield "scheduler", f"stream_k divides the tiles of cooperative kernels; this one is {config.schedule}"
+    if config.prefetch:
+        yield "prefetch", "a stream_k row has none: a thread block's first step of K need not be the tile's"
+    if config.swizzle > 1:
+        yield "swizzle", "a stream_k row has none: it would divide tiles that only fill the swizzle up"
 
 
 def _cluster(config: KernelConfig) -> Iterator[FieldFinding]:

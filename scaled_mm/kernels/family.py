@@ -63,6 +63,7 @@ class Family:
     alignment, store_bytes: see `KernelConfig`.
     built_for: the output dtypes, or the GGUF formats of the weight; `built_for_what` names them in messages.
     splits_k: whether the kernel uses split_k.
+    stream_k_schedules: the schedules of kernels that may have the scheduler stream_k.
     splits_in_clusters: whether the thread blocks that share a tile's K form a cluster.
     auto_stages: whether `stages: auto` stands for a number that `cost` computes and commands show.
     compile_order: how long a kernel config takes to compile, compared with others: a build starts with the longest.
@@ -79,6 +80,7 @@ class Family:
     built_for: tuple[str, ...] = tuple(OUT_DTYPES)
     built_for_what = "an out dtype"
     splits_k = False
+    stream_k_schedules: tuple[str, ...] = ()
     splits_in_clusters = False
     auto_stages = False
     compile_order = 0
@@ -146,6 +148,10 @@ class Family:
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
         """The fraction of the tensor cores' peak rate that the shape of the kernel's MMAs allows."""
         return 1.0
+
+    def least_steps(self, config: KernelConfig) -> int:
+        """The fewest steps of K in a part of a tile, where the steps of all tiles are divided evenly (stream-K); 0: they are not."""
+        return 0
 
     def step_us(self, config: KernelConfig, cost: KernelCost, multiply: float, c: Constants) -> float:
         """Microseconds per step of K of a thread block that has an SM to itself. multiply: of the arithmetic alone."""

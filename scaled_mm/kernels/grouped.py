@@ -18,6 +18,8 @@ class Grouped(Family):
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         if config.split_k > 1:
             yield "split_k", "a grouped row has none: leave it out"
+        if config.scheduler != "persistent":
+            yield "scheduler", "a grouped row has none: leave it out"
         if config.prefetch:
             yield "prefetch", "a grouped row has none: its first tile is known on the device only"
         if config.early_weights:

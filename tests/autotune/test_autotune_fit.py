@@ -31,7 +31,7 @@ def test_a_kernel_config_with_few_products_is_not_fitted():
     assert fit(TABLE, few, H100) == {}
 
 
-@pytest.mark.parametrize("fitted, reported, products, worst", [(31, 32, 165, 1.20), (32, 31, 97, 1.35)])
+@pytest.mark.parametrize("fitted, reported, products, worst", [(31, 32, 165, 1.30), (32, 31, 97, 1.24)])
 def test_times_fitted_to_one_seed_choose_well_on_the_other(fitted, reported, products, worst):
     """docs/decisions/0020-choice-by-predicted-time.md has these figures. The goal is 1.03 in the mean, 1.15 at worst."""
     found = held_out(TABLE, fitted, reported)
@@ -41,7 +41,7 @@ def test_times_fitted_to_one_seed_choose_well_on_the_other(fitted, reported, pro
 
 def test_the_table_chooses_well_on_the_products_that_it_was_fitted_to():
     found = judge(TABLE, read(*SEEDS), H100)
-    assert found.products == 316 and found.mean <= 1.0215
+    assert found.products == 338 and found.mean <= 1.0215
     before = judge(TABLE.model_copy(update={"times": {}}), read(*SEEDS), H100)
     assert found.mean < before.mean < 1.04  # from the architecture's numbers
 

@@ -62,6 +62,14 @@ def test_the_report_has_the_largest_loss_first(tmp_path):
     assert "`scaled-mm bench random --seed 3`" in text
 
 
+def test_the_report_of_dispatched_rows_alone_has_no_choice(tmp_path):
+    entries = [{**entry(1, 512, 512, 2.0, 2.0), "rows": {"b": 2.0}, "dispatched": "b", "peers": {"vllm": 3.0}}]
+    assert choice.ratio(entries[0]) is None and not choice.has_choice(entries)
+    choice.save(entries, tmp_path, environment(), "scaled-mm bench random --only dispatched")
+    text = (tmp_path / "random.md").read_text()
+    assert text.startswith("# Random products") and "within 3 %" not in text and "| all | vllm | 1 | 1.500 |" in text
+
+
 def test_the_command_writes_the_seed_that_it_drew(tmp_path, capsys, monkeypatch):
     from scaled_mm.bench.rows import suite
 

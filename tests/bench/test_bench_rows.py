@@ -40,6 +40,11 @@ def test_peers_that_are_not_rows_stand_apart_and_may_have_other_bits():
     assert set(entry["rows"]) == {"first", "last"} and set(entry["peers"]) == {"wrong"} and not entry["failed"]
 
 
+def test_the_dispatched_row_alone_is_timed_under_its_name():
+    [[entry]] = run_grid(RowsSuite("slow", make_row), [SMALL], row_peers(["dispatched"], make_row), CPU, FAST)
+    assert set(entry["rows"]) == {"row of dispatched"} == {entry["dispatched"]} and not entry["failed"]
+
+
 def test_the_loss_of_the_dispatched_row_is_against_the_best():
     entry = {"rows": {"x": 2.0, "y": 2.5}, "dispatched": "y", "failed": {}}
     assert rows.best(entry) == ("x", 2.0)
@@ -82,6 +87,7 @@ def test_rows_are_named_as_in_the_table_of_the_gpu(monkeypatch):
     gpu = torch.device("cuda:0")
     every = row_names("all", gpu)
     assert "generic_64x64x64" in every and row_names(f"{every[1]}, {every[0]},{every[1]}", gpu) == [every[1], every[0]]
+    assert row_names("dispatched", gpu) == ["dispatched"]
     with pytest.raises(KernelNotFoundError, match="row 'foo' is not in .*: expected some of "):
         row_names("foo", gpu)
 

@@ -73,6 +73,7 @@ def test_every_row_and_dtype_has_a_source_and_a_symbol_of_its_own(table):
                 dict(cluster=[1, 2]),
                 dict(schedule="pingpong"),
                 dict(schedule="warp_specialized"),
+                dict(scheduler="stream_k"),
                 dict(stages=3),
                 dict(swap_ab=True),
                 dict(raster="along_m"),
@@ -164,8 +165,8 @@ def test_every_field_of_a_row_reaches_the_source(fields, changed):
 
 
 def test_a_field_without_a_kernel_is_refused_and_not_built_as_something_else():
-    for change in (dict(scheduler="stream_k"), dict(scheduler="stream_k", split_k=2), dict(split_k=2)):
-        with pytest.raises(KernelNotBuiltError, match=r"^r: no kernel has scheduler \w+ with split_k \d yet"):
+    for change in (dict(schedule="pingpong", scheduler="stream_k"), dict(schedule="cooperative", scheduler="stream_k", split_k=2), dict(split_k=2)):
+        with pytest.raises(KernelNotBuiltError, match=r"^r: no c3x kernel has schedule \w+, scheduler \w+ and split_k \d"):
             source(C3X, **change)
 
 

@@ -26,7 +26,9 @@ ILLEGAL = {
     "cooperative with tile m 64": (dict(tile=[64, 128, 128], schedule="cooperative"), "schedule", "tile m = 64"),
     "cooperative with tile m 192": (dict(tile=[192, 128, 128], schedule="cooperative"), "schedule", "tile m = 192"),
     "pingpong with tile m 256": (dict(tile=[256, 64, 128]), "schedule", "expected 64 or 128"),
-    "stream_k": (dict(schedule="cooperative", scheduler="stream_k"), "scheduler", "not part of this version"),
+    "stream_k in pingpong": (dict(scheduler="stream_k"), "scheduler", "cooperative kernels; this one is pingpong"),
+    "stream_k with prefetch": (dict(schedule="cooperative", scheduler="stream_k", prefetch=1024), "prefetch", "first step of K"),
+    "stream_k with a swizzle": (dict(schedule="cooperative", scheduler="stream_k", swizzle=2), "swizzle", "fill the swizzle up"),
     "split_k": (dict(split_k=2), "split_k", "not part of this version"),
     "swizzle without a persistent grid": (dict(schedule="warp_specialized", swizzle=2), "swizzle", "persistent grid"),
     "raster without a persistent grid": (dict(schedule="warp_specialized", raster="along_m"), "raster", "persistent grid"),
@@ -77,6 +79,7 @@ LEGAL = {
     "the most stages that fit": dict(stages=6),
     "two stages": dict(stages=2),
     "tile n 8": dict(tile=[64, 8, 256], schedule="warp_specialized", swap_ab="true"),
+    "stream_k with cooperative": dict(schedule="cooperative", scheduler="stream_k"),
     "cluster of eight blocks": dict(cluster=[4, 2]),
     "cluster 1x8": dict(tile=[64, 64, 256], cluster=[1, 8]),
 }

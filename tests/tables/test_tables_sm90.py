@@ -161,5 +161,13 @@ def test_the_fallback_takes_any_alignment_and_k_of_zero(table):
     assert selection.row == fallback and selection.bucket_index == -1 and "K = 0" in selection.reason
 
 
-def test_no_row_of_the_first_table_uses_stream_k(table):
-    assert {row.scheduler for row in table.rows} == {"persistent"}
+@pytest.mark.parametrize("product", [(349, 832, 43200), (254, 2304, 27264), (675, 1344, 31616), (2653, 576, 63104)])
+def test_few_tiles_with_a_long_k_are_divided_along_k(table, product):
+    """Products of docs/decisions/0022-stream-k.md, on which stream-K is at least 1.25 times as fast."""
+    row = table.select(*product, constant_b=True).row
+    assert row.scheduler == "stream_k" and row.schedule == "cooperative"
+
+
+@pytest.mark.parametrize("product", [(4096, 4096, 4096), (16, 4096, 4096), (8192, 57344, 8192)])
+def test_tiles_that_fill_waves_or_have_a_short_k_are_not_divided(table, product):
+    assert table.select(*product, constant_b=True).row.scheduler == "persistent"

@@ -139,6 +139,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
 /* The predicted time of a row's kernel, in microseconds. A unit is a cluster, or the thread blocks that share a tile's K:
  *   start_us + sqrt(compute^2 + memory^2 + l2^2)     + wait_us if b is not SCALED_MM_TENSOR_CONSTANT
  *   compute = waves * (ceil(K / unit_k) * step_us + tile_us), waves = ceil(units / units that run at a time)
+ *             If least_steps > 0, the steps of all units are divided evenly: max(units * steps / units that run at a time, least_steps) of each.
  *   memory  = the bytes of a, b and a 16-bit out, over `memory` times the device's bandwidth
  *   l2      = the bytes that all units load, over `l2` times the number of SMs
  * All 0: absent; the row is then not chosen by time. */
@@ -147,7 +148,7 @@ typedef struct {
   int32_t blocks;                 /* thread blocks of a unit */
   int32_t cluster;                /* of these, those in one cluster */
   int32_t resident;               /* thread blocks on an SM at a time */
-  int32_t padding_;
+  int32_t least_steps;            /* of K in a part of a unit; 0: a unit computes all of its K */
   double start_us, step_us, tile_us, memory, wait_us;
   double l2; /* bytes per microsecond that an SM receives from L2 */
 } scaledMMTimeModel_t;

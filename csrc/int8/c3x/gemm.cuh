@@ -21,14 +21,22 @@ namespace scaled_mm::c3x {
 struct WarpSpecialized {
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecialized;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
+  using Scheduler = cutlass::gemm::PersistentScheduler;
 };
 struct Pingpong {
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedPingpong;
   using Epilogue = cutlass::epilogue::TmaWarpSpecialized;
+  using Scheduler = cutlass::gemm::PersistentScheduler;
 };
 struct Cooperative {
   using Mainloop = cutlass::gemm::KernelTmaWarpSpecializedCooperative;
   using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
+  using Scheduler = cutlass::gemm::PersistentScheduler;
+};
+// Tiles that would leave the last wave of thread blocks partly empty are divided along K, so that all thread blocks compute as many steps.
+// A divided tile's int32 sums are added in the workspace: exactly, so in any order.
+struct StreamK : Cooperative {
+  using Scheduler = cutlass::gemm::StreamKScheduler;
 };
 
 template <class T> struct CutlassType {
@@ -82,7 +90,9 @@ struct Gemm {
   using Mainloop = Loads<BaseMainloop, kSwapAB ? 0 : 1>; // also the one that waits for the preceding kernel
 
   static constexpr bool kPersistent = !cute::is_same_v<Schedule, WarpSpecialized>;
-  using BaseKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, cutlass::gemm::PersistentScheduler>;
+  static constexpr bool kStreamK = cute::is_same_v<Schedule, StreamK>;
+  static_assert(!kStreamK || kPrefetch == 0, "a thread block's first step of K is not the tile's");
+  using BaseKernel = cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, typename Schedule::Scheduler>;
   using GemmKernel = PrefetchingKernel<BaseKernel, kPersistent, kSwapAB, kPrefetch>;
 
   static_assert(GemmKernel::SharedStorageSize <= 227 * 1024, "the shared memory of SM90");
@@ -128,6 +138,10 @@ struct Gemm {
       const TileGrid grid{((kSwapAB ? l.N : l.M) + kTileM - 1) / kTileM, ((kSwapAB ? l.M : l.N) + kTileN - 1) / kTileN, kClusterM, kClusterN};
       arguments.scheduler.max_swizzle_size = swizzle_of(grid, kSwizzle);
     }
+    if constexpr (kStreamK) {
+      arguments.scheduler.decomposition_mode = SchedulerParams::DecompositionMode::StreamK; // CUTLASS's heuristic leaves half of a wave idle
+      arguments.scheduler.reduction_mode = SchedulerParams::ReductionMode::Nondeterministic;
+    }
     arguments.hw_info.device_id = l.device;
     arguments.hw_info.sm_count = l.multiprocessors;
     return GemmKernel::to_underlying_arguments(arguments, nullptr);
@@ -140,13 +154,56 @@ struct Gemm {
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
 
+  using SchedulerParams = typename GemmKernel::TileScheduler::Params;
+  static constexpr int kWarpgroups = 2; // that compute a tile of StreamK; each has a counter
+
+  static int64_t sum_bytes(int64_t tiles) {
+    return int64_t(SchedulerParams::get_reduction_workspace_size(uint64_t(tiles), {kTileM, kTileN, kTileK}, 32));
+  }
+  static int64_t counter_bytes(int64_t tiles) { return int64_t(SchedulerParams::get_barrier_workspace_size(uint64_t(tiles), kWarpgroups, 32)); }
+
+  // The sums of all tiles that may be divided, then their counters. Fewer than two waves of tiles are.
+  static int64_t workspace_size(int64_t M, int64_t N, int64_t batch) {
+    constexpr int64_t kMostMultiprocessors = 160; // more than SM90 has
+    const auto blocks = [](int64_t size, int tile, int cluster) { return (size + tile * cluster - 1) / (tile * cluster) * cluster; };
+    const int64_t tiles = blocks(kSwapAB ? N : M, kTileM, kClusterM) * blocks(kSwapAB ? M : N, kTileN, kClusterN);
+    const int64_t divided = tiles > 2 * kMostMultiprocessors / batch ? 2 * kMostMultiprocessors : tiles * batch;
+    return sum_bytes(divided) + counter_bytes(divided);
+  }
+
+  // Clears the counters of divided tiles.
+  static scaledMMStatus_t prepare_workspace(Params& params, const GemmLaunch& l, char* message, size_t size) {
+    const int64_t divided = params.scheduler.sk_tiles_, needed = sum_bytes(divided) + counter_bytes(divided);
+    if (needed > workspace_size(l.M, l.N, l.batch)) {
+      snprintf(message, size, "workspace: expected %lld bytes for %lld tiles of this GPU's %d multiprocessors, got %lld",
+               static_cast<long long>(needed), static_cast<long long>(divided), int(l.multiprocessors),
+               static_cast<long long>(workspace_size(l.M, l.N, l.batch)));
+      return SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE;
+    }
+    params.scheduler.reduction_workspace_ = l.workspace;
+    CurrentDevice current(l.device);
+    if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
+    void* const counters = static_cast<char*>(l.workspace) + sum_bytes(divided);
+    if (cudaError_t error = cudaMemsetAsync(counters, 0, size_t(counter_bytes(divided)), static_cast<cudaStream_t>(l.stream))) {
+      cudaGetLastError();
+      return cuda_failure(error, "cudaMemsetAsync", message, size);
+    }
+    return SCALED_MM_STATUS_SUCCESS;
+  }
+
   static scaledMMStatus_t launch_encoded(Params& params, const GemmLaunch& l, char* message, size_t size) {
     LaunchShape shape;
+    shape.dependent = true;
+    if constexpr (kStreamK) {
+      if (params.scheduler.sk_tiles_ > 0) {
+        if (scaledMMStatus_t status = prepare_workspace(params, l, message, size)) return status;
+        shape.dependent = false; // on a clearing of memory, not a kernel
+      }
+    }
     shape.grid = GemmKernel::get_grid_shape(params);
     shape.block = GemmKernel::get_block_shape();
     shape.cluster = dim3(kClusterM, kClusterN, 1);
     shape.shared_memory = GemmKernel::SharedStorageSize;
-    shape.dependent = true;
     void* pointers[] = {&params};
     return launch_kernel(kernel(), shape, pointers, l, message, size);
   }
@@ -163,7 +220,11 @@ struct Gemm {
     return launch_with_maps<Params>(l, message, size, &encode, &check_maps, &launch_encoded);
   }
 
-  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, int32_t(GemmKernel::SharedStorageSize), &prepare, &launch}; }
+  static constexpr Kernel entry(const char* row) {
+    Kernel kernel = {row, DtypeOf<Out>::value, int32_t(GemmKernel::SharedStorageSize), &prepare, &launch};
+    if constexpr (kStreamK) kernel.workspace_size = &workspace_size;
+    return kernel;
+  }
 };
 
 } // namespace scaled_mm::c3x

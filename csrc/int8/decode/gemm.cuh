@@ -198,8 +198,8 @@ struct Gemm {
     const auto activations = operand(l.a, l.M, l.K, l.batch, lda, l.batch_strides.a);
     decltype(P::weights_box) weights_box{};
     decltype(P::activations_box) activations_box{};
-    if (l.N % kColumns != 0) weights_box = map_of<kBox, SM90_TMA_LOAD>(weights);
-    if (l.M % kRows != 0) activations_box = map_of<kBox, ActivationLoad<kShare>>(activations);
+    if (l.N % kColumns != 0) weights_box = map_of<box_rows(kColumns), SM90_TMA_LOAD>(weights);
+    if (l.M % kRows != 0) activations_box = map_of<box_rows(kRows / kShare), ActivationLoad<kShare>>(activations);
     return {map_of<kColumns, SM90_TMA_LOAD>(weights),
             map_of<kRows / kShare, ActivationLoad<kShare>>(activations),
             weights_box,

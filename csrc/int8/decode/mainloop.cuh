@@ -17,8 +17,8 @@ public:
   // The stage's barrier expects the bytes of both operands.
   __device__ void weights(const Place& place, int step, int stage) {
     const int tile = place.group * kShare + share_;
-    const int columns = boxed(p_.N - tile * kColumns, kColumns);
-    shared_.full[stage].arrive_and_expect_tx((columns + boxed(p_.M - place.row_tile * kRows, kRows)) * kStepK);
+    const int columns = boxed<kColumns>(p_.N - tile * kColumns);
+    shared_.full[stage].arrive_and_expect_tx((columns + boxed<kRows, kRows / kShare>(p_.M - place.row_tile * kRows)) * kStepK);
     load<kColumns>(p_.weights.with(barrier(stage)), p_.weights, p_.weights_box.with(barrier(stage)), p_.weights_box, p_.N, tile, columns, place.batch,
                    step, &shared_.weights[stage][0]);
   }
@@ -32,7 +32,7 @@ public:
   __device__ void activations(const Place& place, int step, int stage) {
     constexpr int kPart = kRows / kShare;
     const int tile = place.row_tile * kShare + share_;
-    const int rows = boxed(p_.M - tile * kPart, kPart);
+    const int rows = boxed<kPart>(p_.M - tile * kPart);
     int8_t* const to = &shared_.activations[stage][share_ * kPart * kStepK];
     const auto start = [&](auto... receivers) {
       load<kPart>(p_.activations.with(barrier(stage), receivers...), p_.activations, p_.activations_box.with(barrier(stage), receivers...),
@@ -51,8 +51,12 @@ public:
 private:
   __device__ uint64_t& barrier(int stage) { return reinterpret_cast<uint64_t&>(shared_.full[stage]); }
 
-  // How many of a tile's rows to load: those that exist, rounded up to whole boxes.
-  static __device__ int boxed(int left, int tile) { return left >= tile ? tile : (max(left, 0) + kBox - 1) / kBox * kBox; }
+  // How many of a tile's rows to load: those that exist, rounded up to whole boxes. kPart: rows that one block loads.
+  template <int kTile, int kPart = kTile>
+  static __device__ int boxed(int left) {
+    constexpr int kBox = box_rows(kPart);
+    return left >= kTile ? kTile : (max(left, 0) + kBox - 1) / kBox * kBox;
+  }
 
   template <int kTile, class Whole, class WholeMap, class Boxes, class BoxMap>
   __device__ void load(Whole whole, const WholeMap& map, Boxes boxes, const BoxMap& box_map, int rows, int tile, int count, int batch, int step,
@@ -61,6 +65,7 @@ private:
       copy(whole, source<kTile>(map, rows, tile, batch, step), target<kTile>(map, to));
       return;
     }
+    constexpr int kBox = box_rows(kTile);
     CUTLASS_PRAGMA_NO_UNROLL
     for (int i = 0; i < count / kBox; ++i) {
       copy(boxes, source<kBox>(box_map, rows, tile * (kTile / kBox) + i, batch, step), target<kBox>(box_map, to + i * kBox * kStepK));

@@ -25,9 +25,14 @@ _ALIGNED = 16
 
 
 def ratio(entry: dict[str, Any]) -> float | None:
-    """Time of the dispatched row over the best one's; None when either was not timed."""
-    loss = report.loss(entry)
+    """Time of the dispatched row over the best one's; None when it was not timed, or no other row was."""
+    loss = report.loss(entry) if len(entry["rows"]) > 1 else None
     return None if loss is None else 1 + loss
+
+
+def has_choice(entries: list[dict[str, Any]]) -> bool:
+    """Whether a product has a ratio: not in a run of the dispatched rows alone."""
+    return any(ratio(entry) is not None for entry in entries)
 
 
 def is_aligned(entry: dict[str, Any]) -> bool:
@@ -84,10 +89,10 @@ def as_markdown(entries: list[dict[str, Any]], environment: Environment, command
     """The summary, and each product with its best and its dispatched row, the largest loss first."""
     by_loss = sorted(entries, key=lambda entry: -(ratio(entry) or 0))
     parts: list[Part] = [
-        Heading(1, f"The choice of kernel on random products: {environment.gpu} ({environment.arch})"),
+        Heading(1, f"{'The choice of kernel on random' if has_choice(entries) else 'Random'} products: {environment.gpu} ({environment.arch})"),
         Command(command),
-        Text(f"{report.origin(environment)} Time of the dispatched row over that of the best of all rows that can take the product."),
-        Table(HEADER, summary(entries), ALIGN),
+        Text(report.origin(environment)),
+        *_choice_parts(entries),
         *_speed_parts(entries),
         Heading(2, "Products"),
         Table(report.HEADER, [report.cells(entry) for entry in by_loss], report.ALIGN),
@@ -95,6 +100,11 @@ def as_markdown(entries: list[dict[str, Any]], environment: Environment, command
     if found := report.messages([entry for entry in entries if is_aligned(entry)]):  # of the others most rows refuse the sizes
         parts += [Heading(2, "Failures"), Items([f"`{name}`: {message}" for name, message in found])]
     return markdown(parts)
+
+
+def _choice_parts(entries: list[dict[str, Any]]) -> list[Part]:
+    what = "Time of the dispatched row over that of the best of all rows that can take the product."
+    return [Text(what), Table(HEADER, summary(entries), ALIGN)] if has_choice(entries) else []
 
 
 def _speed_parts(entries: list[dict[str, Any]]) -> list[Part]:

@@ -20,18 +20,22 @@ from scaled_mm.measure.peer import Peer, TensorCall
 from scaled_mm.measure.record import Result
 from scaled_mm.measure.run import Check, Options, WrongResult, plain_call
 
+#: In place of the names of rows: only the row that the table picks for a product.
+DISPATCHED = "dispatched"
 #: (row to force or None, name) -> a peer that runs it.
 MakePeer = Callable[[str | None, str], Peer]
 
 
 def row_names(text: str, device: torch.device) -> list[str]:
-    """`all` or a comma list -> names of rows of the table that serves a GPU. Raises KernelNotFoundError for others."""
+    """`all`, DISPATCHED or a comma list -> names of rows of the table that serves a GPU, or DISPATCHED. Raises KernelNotFoundError for others."""
     from scaled_mm.errors import KernelNotFoundError
 
     table = table_of(device)
     known = [row.name for row in table.rows]
     if text == "all":
         return known
+    if text == DISPATCHED:
+        return [DISPATCHED]
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
@@ -41,7 +45,7 @@ def row_names(text: str, device: torch.device) -> list[str]:
 
 def row_peers(names: list[str], make_peer: MakePeer = Ours) -> list[Peer]:
     """A peer a row, by its name."""
-    return [make_peer(name, name) for name in names]
+    return [make_peer(None if name == DISPATCHED else name, name) for name in names]
 
 
 class RowsSuite(Int8Suite):
@@ -51,7 +55,7 @@ class RowsSuite(Int8Suite):
     def __init__(self, fallback: str, make_peer: MakePeer = Ours, *, others: Collection[str] = ()):
         super().__init__()
         self._fallback, self._others = fallback, frozenset(others)
-        self._dispatched = make_peer(None, "dispatched")
+        self._dispatched = make_peer(None, DISPATCHED)
 
     def check(self, inputs: Inputs, options: Options) -> SameBits:
         try:
@@ -62,7 +66,8 @@ class RowsSuite(Int8Suite):
 
     def record(self, inputs: Inputs, check: SameBits, results: dict[str, Result]) -> dict[str, Any]:
         case = inputs.case
-        times = {name: result.us for name, result in results.items() if result.us is not None}
+        named = {check.dispatched if name == DISPATCHED else name: result for name, result in results.items()}
+        times = {name: result.us for name, result in named.items() if result.us is not None}
         return {
             "shape": case.shape,
             "M": case.M,
@@ -72,7 +77,7 @@ class RowsSuite(Int8Suite):
             "fallback": self._fallback,
             "rows": dict(sorted(((name, us) for name, us in times.items() if name not in self._others), key=lambda item: item[1])),
             "peers": {name: us for name, us in times.items() if name in self._others},
-            "failed": {name: result.failed for name, result in results.items() if result.failed is not None},
+            "failed": {name: result.failed for name, result in named.items() if result.failed is not None},
         }
 
 

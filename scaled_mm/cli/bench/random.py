@@ -38,10 +38,11 @@ def run(args: argparse.Namespace) -> int:
 def _show(entries: list[dict[str, Any]], console: Console) -> None:
     from scaled_mm.bench.rows import choice
 
-    table = shown.table("time of the dispatched row over that of the best", choice.HEADER, left=("products", "at"))
-    for line in choice.summary(entries):
-        table.add_row(*line)
-    console.print(table)
+    if choice.has_choice(entries):
+        table = shown.table("time of the dispatched row over that of the best", choice.HEADER, left=("products", "at"))
+        for line in choice.summary(entries):
+            table.add_row(*line)
+        console.print(table)
     if speeds := choice.speeds(entries):
         table = shown.table("speed of the dispatched row over the peers'", choice.SPEED_HEADER, left=("products", "over", "at"))
         for line in speeds:

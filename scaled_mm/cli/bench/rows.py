@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_choosing_options(parser: argparse.ArgumentParser) -> None:
     """Adds --only, --peers and --vllm-lib."""
-    parser.add_argument("--only", default="all", metavar="NAMES", help="these rows, comma-separated; default all")
+    parser.add_argument(
+        "--only", default="all", metavar="NAMES", help="these rows, comma-separated, or dispatched: only the one that the table picks; default all"
+    )
     names = "bf16,intmm,cublaslt,fp8row,fp8,vllm,sgl"
     parser.add_argument("--peers", default="none", metavar="NAMES", help=f"time these beside the rows: all, none, or names: {names}; default none")
     frame.add_vllm_option(parser)
