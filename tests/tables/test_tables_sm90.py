@@ -151,7 +151,8 @@ def test_every_row_name_describes_its_row(table):
         prefetch = "" if row.prefetch == 0 else f"_p{row.prefetch}"
         swap = "_swap" if row.swap_ab else ""
         stages = "" if row.stages == "auto" else f"_x{row.stages}"
-        assert row.name == f"c3x_{row.tile}_{SHORT[row.schedule]}{cluster}{swap}{swizzle}{prefetch}{stages}"
+        schedule = "sk" if row.scheduler == "stream_k" else SHORT[row.schedule]
+        assert row.name == f"c3x_{row.tile}_{schedule}{cluster}{swap}{swizzle}{prefetch}{stages}"
 
 
 def test_the_fallback_takes_any_alignment_and_k_of_zero(table):
