@@ -159,7 +159,7 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
     if (scaledMMStatus_t s = require_kernel(terms, &d->zero_point_terms)) return s;
   }
   if (scaledMMStatus_t s = problem.workspace(*d->plan.kernel, &d->kernel_workspace)) return s;
-  const size_t of_kernels = d->plan.better ? std::max(d->kernel_workspace, problem.workspace_in_advance()) : d->kernel_workspace;
+  const size_t of_kernels = d->plan.better ? std::max(d->kernel_workspace, problem.workspace_in_advance(d->row->time)) : d->kernel_workspace;
   d->terms_size = (problem.terms_bytes + 15) / 16 * 16;
   d->workspace_size = of_kernels ? d->terms_size + of_kernels : problem.terms_bytes;
   return SCALED_MM_STATUS_SUCCESS;

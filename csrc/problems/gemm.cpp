@@ -188,6 +188,16 @@ public:
     *bytes = size_t(kernel.workspace_size(info.M, info.N, info.batch));
     return SCALED_MM_STATUS_SUCCESS;
   }
+
+  // Of kernels that divide tiles along K by stream-K (int8/c3x/gemm.cuh): int32 sums and two counters for each tile that may be divided.
+  size_t workspace_in_advance(const scaledMMTimeModel_t& time) const override {
+    if (time.least_steps == 0) return 0;
+    constexpr int64_t kMostTiles = 320;
+    const auto count = [](int64_t size, int64_t unit) { return (size + unit - 1) / unit; };
+    const int64_t units = count(info.M, time.unit_m) * count(info.N, time.unit_n); // both at most 2^31
+    const int64_t tiles = units > kMostTiles / info.batch ? kMostTiles : std::min(kMostTiles, units * info.batch * time.blocks);
+    return size_t(tiles * (time.unit_m * time.unit_n / time.blocks) * 4 + tiles * 8 + 256); // 256: both parts are rounded up to 128
+  }
 };
 
 constexpr OperandSpec kOperands[] = {

@@ -71,7 +71,9 @@ public:
   }
 
   // More than any kernel of int8/grouped needs: six tensor maps of 128 bytes for each SM, and eight small fields for each expert.
-  size_t workspace_in_advance() const override { return size_t(1024) * size_t(info.multiprocessors) + size_t(128) * size_t(groups_.experts) + 4096; }
+  size_t workspace_in_advance(const scaledMMTimeModel_t&) const override {
+    return size_t(1024) * size_t(info.multiprocessors) + size_t(128) * size_t(groups_.experts) + 4096;
+  }
 
 private:
   scaledMMStatus_t validate(const GroupedTensors& t);

@@ -85,7 +85,7 @@ class TimeModel:
         steps = -(-K // self.unit_k)
         most_steps = max(units * steps / self.slots(gpu.multiprocessors), self.least_steps) if self.least_steps else waves * steps
         compute = most_steps * self.step_us + waves * self.tile_us
-        memory = count * (M * K + N * K + OUT_BYTES * M * N) / (self.memory * gpu.bandwidth * 1e-6)
+        memory = count * (M * K + N * K + OUT_BYTES * M * N) / (self.memory * (gpu.bandwidth * 1e-6))
         l2 = units * (self.unit_m + self.unit_n) * K / (self.l2 * gpu.multiprocessors)
         return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, memory, l2, waves)
 

@@ -36,12 +36,12 @@ def test_times_fitted_to_one_seed_choose_well_on_the_other(fitted, reported, pro
     """docs/decisions/0020-choice-by-predicted-time.md has these figures. The goal is 1.03 in the mean, 1.15 at worst."""
     found = held_out(TABLE, fitted, reported)
     assert found.products == products and found.mean <= 1.03 and found.worst <= worst
-    assert found.far >= 0.96  # the part of products within 15 %
+    assert found.far >= 0.97  # the part of products within 15 %
 
 
 def test_the_table_chooses_well_on_the_products_that_it_was_fitted_to():
     found = judge(TABLE, read(*SEEDS), H100)
-    assert found.products == 338 and found.mean <= 1.0215
+    assert found.products == 428 and found.mean <= 1.0215
     before = judge(TABLE.model_copy(update={"times": {}}), read(*SEEDS), H100)
     assert found.mean < before.mean < 1.04  # from the architecture's numbers
 

@@ -171,6 +171,12 @@ def experts(starter: str, better: str) -> dict:
     return answer
 
 
+def divided(starter: str, *sizes: str) -> dict:
+    """What a plan announces for a kernel that divides tiles along K and is not there yet."""
+    run = Run(Core(starter), Case(*map(int, sizes), out_dtype=torch.float32))
+    return {"said": said(run.core, run.plan), "size": run.size}
+
+
 def refused(kernels: str, better: str) -> dict:
     """A better kernel that cannot run on the device: whoever loads it is told once, and the plan keeps what it has."""
     core = Core(kernels, arch="sm_stand_in")

@@ -109,6 +109,17 @@ def test_a_grouped_plan_announces_enough_workspace_for_the_kernel_that_is_not_th
     assert answer["after"][:2] == [GROUPED.row.name, None] and answer["launches"] > 0
 
 
+@pytest.mark.parametrize("M, N, K", [(349, 832, 43200), (675, 1344, 31616)])
+def test_a_plan_announces_enough_workspace_for_a_kernel_that_divides_tiles_along_k_and_is_not_there_yet(ask, starter, M, N, K):
+    row = TABLE.select(M, N, K).row
+    assert row.scheduler == "stream_k"
+    m, n = (N, M) if row.swap_ab else (M, N)
+    tiles = -(-m // (row.tile.m * row.cluster.m)) * row.cluster.m * -(-n // (row.tile.n * row.cluster.n)) * row.cluster.n
+    needed = tiles * (row.tile.m * row.tile.n * 4 + 2 * 4)  # sums, and two counters (int8/c3x/gemm.cuh)
+    answer = ask("divided", starter, M, N, K)
+    assert answer["said"][:2] == [TABLE.fallback, row.name] and needed <= answer["size"] <= needed + 512
+
+
 def test_a_better_kernel_that_the_device_cannot_run_is_reported_once_and_not_taken(ask, tmp_path):
     generic = TABLE.row(TABLE.fallback)
     rows = (generic.model_copy(update={"name": "prepare_fails"}), generic)

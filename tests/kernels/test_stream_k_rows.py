@@ -18,8 +18,8 @@ SHAPES = {
     "one tile for all SMs": (1, 70, 96, 40000),
     "a few tiles, K ends inside a step": (1, 300, 520, 9104),
     "tiles of which some SMs have parts of two": (1, 600, 1800, 4112),
-    "a wave and a part": (1, 2200, 2312, 1296),
-    "several waves": (1, 4200, 4104, 1040),
+    "a wave and a part": (1, 2200, 2312, 4240),
+    "several waves": (1, 4200, 4104, 3088),
     "too few steps to divide": (1, 200, 264, 144),
     "a batch": (5, 130, 264, 2320),
 }
