@@ -19,6 +19,7 @@ from operands.pairs import pairs
 
 import scaled_mm as sm
 from scaled_mm import reference
+from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError
 from scaled_mm.kernels.gpu import of_handle
 
@@ -174,6 +175,7 @@ def test_a_forced_architecture_dispatches_by_its_own_table(handle_of, arch):
         handle, table = handle_of(arch), TABLES[arch]
     except ArchitectureNotSupportedError as error:
         pytest.skip(str(error))
+    binding.register_table(table)  # `handle_for` leaves one with the kernel configs of other tables
     for M in (1, 16, 17, 33, 65, 129, 300, 1025):
         a, b = operands(M, 256, 128, M)
         out = torch.empty(M, 256, dtype=torch.int32, device="cuda")
@@ -186,6 +188,7 @@ def test_a_forced_architecture_dispatches_by_its_own_table(handle_of, arch):
 @pytest.mark.parametrize("arch", ["sm80", "sm89"])
 def test_a_product_that_splits_k_runs_in_one_call_and_in_a_graph(handle_of, arch):
     handle = handle_of(arch)
+    binding.register_table(TABLES[arch])  # `handle_for` leaves one with the kernel configs of other tables
     a, b = operands(17, 260, 28680, 0)
     expected = reference.scaled_mm(a, b, None, None, out_dtype=torch.int32)
     out = torch.empty(17, 260, dtype=torch.int32, device="cuda")

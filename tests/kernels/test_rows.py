@@ -43,14 +43,17 @@ def operands(M: int, N: int, K: int, seed: int) -> tuple[torch.Tensor, torch.Ten
     return a, weight.t()
 
 
+def workspace_of(desc) -> torch.Tensor | None:
+    return torch.empty(desc.workspace_size, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
+
+
 def calculate(handle, row, a, out_dtype, **inputs):
     """The product by one row into an output that is poisoned: an element that is not written cannot pass."""
     N = (inputs["b"].b if isinstance(inputs["b"], sm.PreparedWeight) else inputs["b"]).shape[1]
     out = torch.full((a.shape[0], N), -77777 if out_dtype == torch.int32 else float("nan"), dtype=out_dtype, device="cuda")
     with sm.create_descriptor(handle, out=out, a=a, kernel=row, **inputs) as desc:
         assert desc.kernel.row == row
-        workspace = torch.empty(desc.workspace_size, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
-        desc.calculate(out, a, workspace=workspace, **inputs)
+        desc.calculate(out, a, workspace=workspace_of(desc), **inputs)
     return out
 
 
@@ -157,12 +160,13 @@ def test_every_kernel_config_waits_for_what_the_preceding_kernel_writes_though_c
         )
 
     plans = [sm.create_descriptor(handle, out=out, kernel=row, **inputs) for out, inputs in products]
-    for plan, (out, inputs) in zip(plans, products):
-        plan.calculate(out, **inputs)  # loads what is loaded lazily
+    workspaces = [workspace_of(plan) for plan in plans]
+    for plan, workspace, (out, inputs) in zip(plans, workspaces, products):
+        plan.calculate(out, **inputs, workspace=workspace)  # loads what is loaded lazily
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for plan, (out, inputs) in zip(plans, products):
-            plan.calculate(out, **inputs)
+        for plan, workspace, (out, inputs) in zip(plans, workspaces, products):
+            plan.calculate(out, **inputs, workspace=workspace)
     for i in range(rounds):
         a.copy_(x[i])
         for out in (sums, scaled, third, fourth):
@@ -184,10 +188,10 @@ def test_every_kernel_config_honours_padded_rows_and_runs_again_in_a_graph(handl
     options = scales(M, N, "vector")
     weight = sm.prepare_weight(b) if weights == "prepared" else b
     with sm.create_descriptor(handle, out=out, a=a, b=weight, kernel=row, **options) as desc:
-        graph = torch.cuda.CUDAGraph()
+        workspace, graph = workspace_of(desc), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(3):  # back to back: programmatic dependent launch lets them overlap
-                desc.calculate(out, a, weight, **options)
+                desc.calculate(out, a, weight, **options, workspace=workspace)
         for _ in range(2):
             a.copy_(torch.randint(-128, 128, (M, K), dtype=torch.int8, device="cuda"))
             out.fill_(float("nan"))

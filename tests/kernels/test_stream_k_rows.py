@@ -44,7 +44,7 @@ def operands(shape: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         "b": b,
         "a_scale": torch.rand(B, M, 1, device="cuda", generator=generator),
         "b_scale": torch.rand(B, 1, N, device="cuda", generator=generator),
-        "bias": torch.randn(B, N, device="cuda", generator=generator),
+        "bias": torch.randn(B, 1, N, device="cuda", generator=generator),
         "a_zero_point": torch.randint(-128, 128, (B, M, 1), dtype=torch.int32, device="cuda", generator=generator),
     }
     inputs = inputs if B > 1 else {name: tensor[0] for name, tensor in inputs.items()}
