@@ -100,3 +100,21 @@ def test_the_workspace_is_bounded_and_one_byte_less_is_refused(handle, row):
         assert 0 < desc.workspace_size <= largest + terms
         with pytest.raises(InsufficientWorkspaceError):
             desc.calculate(out, **inputs, workspace=dirty(desc.workspace_size - 1, 0))
+
+
+def test_calls_and_linear_descriptors_give_a_divided_product_its_workspace(handle):
+    M, N, K = 254, 2304, 27264
+    assert load_table("sm90").select(M, N, K).row.scheduler == "stream_k"
+    generator = torch.Generator("cuda").manual_seed(1)
+    x = torch.randn(M, K, dtype=torch.bfloat16, device="cuda", generator=generator)
+    weight = torch.randint(-128, 128, (N, K), dtype=torch.int8, device="cuda", generator=generator)
+    weight_scale = torch.rand(1, N, device="cuda", generator=generator)
+    q, scale = sm.quantize_int8(x)
+    expected = reference.scaled_mm(q, weight.t(), scale, weight_scale)
+    assert torch.equal(sm.scaled_mm(q, weight.t(), scale, weight_scale), expected)
+    assert torch.equal(sm.int8_linear(x, weight, weight_scale), expected)
+    out = torch.empty_like(expected)
+    with sm.create_linear_descriptor(handle, out=out, x=x, weight=weight, weight_scale=weight_scale) as desc:
+        assert "_sk_" in desc.kernel.row
+        desc.calculate(out, x, weight, weight_scale, workspace=dirty(desc.workspace_size, 255))
+    assert torch.equal(out, expected)
