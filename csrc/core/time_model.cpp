@@ -35,7 +35,7 @@ bool is_legal(const scaledMMTimeModel_t& model) {
   for (const int32_t blocks : {model.blocks, model.cluster, model.resident}) {
     if (blocks < 1 || blocks > kMostBlocks) return false;
   }
-  if (model.least_steps < 0) return false;
+  if (model.least_steps < 0 || model.tile_overlaps < 0 || model.tile_overlaps > 1) return false;
   for (const double time : {model.start_us, model.step_us, model.tile_us, model.wait_us}) {
     if (!std::isfinite(time) || time < 0) return false;
   }
@@ -49,9 +49,11 @@ double predicted_us(const scaledMMTimeModel_t& model, const ProductSize& size, c
   const double M = double(size.M), N = double(size.N), K = double(size.K), count = double(size.count);
   const double units = ceil_div(M, double(model.unit_m)) * ceil_div(N, double(model.unit_n)) * count;
   const int32_t slots = std::max(1, usable(model.cluster, device.multiprocessors) * model.resident / model.blocks);
-  const double waves = ceil_div(units, slots), steps = ceil_div(K, double(model.unit_k));
-  const double most_steps = model.least_steps ? std::max(units * steps / slots, double(model.least_steps)) : waves * steps;
-  const double compute = most_steps * model.step_us + waves * model.tile_us;
+  const double waves = ceil_div(units, slots), of_unit = ceil_div(K, double(model.unit_k));
+  const bool divided = model.least_steps > 0 && of_unit >= 2.0 * model.least_steps;
+  const double steps = divided ? std::max(units * of_unit / slots, double(model.least_steps)) : waves * of_unit;
+  const double multiply = steps * model.step_us, tiles = waves * model.tile_us;
+  const double compute = model.tile_overlaps ? std::sqrt(multiply * multiply + tiles * tiles) : multiply + tiles;
   const double memory = count * (M * K + N * K + kOutBytes * M * N) / (model.memory * device.bytes_per_us);
   const double l2 = units * double(model.unit_m + model.unit_n) * K / (model.l2 * device.multiprocessors);
   return model.start_us + (size.constant_b ? 0 : model.wait_us) + std::sqrt(compute * compute + memory * memory + l2 * l2);

@@ -154,6 +154,9 @@ class C3x(WgmmaFamily):
     def least_steps(self, config: KernelConfig) -> int:
         return _LEAST_STEPS if config.scheduler == "stream_k" else 0
 
+    def tile_overlaps(self, config: KernelConfig) -> bool:
+        return config.schedule == "pingpong"
+
     def start_us(self, config: KernelConfig, c: Constants) -> float:
         return c.stream_k_us * (config.scheduler == "stream_k")
 

@@ -39,7 +39,7 @@ def rows():
 def test_the_model_predicts_the_winners_of_the_h200_as_well_as_the_docs_say(rows, narrow_instructions):
     found = accuracy(TIMES, rows, H200)
     assert found.products == 99
-    assert (found.top1, found.top3) == (37, 66)
+    assert (found.top1, found.top3) == (37, 67)
     assert found.median_loss == pytest.approx(0.0122, abs=5e-5)
     assert found.mean_loss == pytest.approx(0.0230, abs=5e-5)
     assert found.chance == pytest.approx(0.0621, abs=5e-5)
@@ -51,7 +51,7 @@ def test_the_model_predicts_what_the_autotuner_measured_as_well_as_the_docs_say(
     for cell in cells:
         times.setdefault((cell["M"], cell["N"], cell["K"]), {})[cell["row"]] = cell["us"]
     found = accuracy(times, rows, H200)
-    assert (len(cells), found.products, found.top1, found.top3) == (1194, 99, 29, 64)
+    assert (len(cells), found.products, found.top1, found.top3) == (1194, 99, 29, 63)
     assert found.median_loss == pytest.approx(0.0131, abs=5e-5)
     assert found.mean_loss == pytest.approx(0.0373, abs=5e-5)
     assert found.chance == pytest.approx(0.0873, abs=5e-5)

@@ -89,7 +89,7 @@ def test_a_table_that_cannot_be_used_is_refused_with_the_reason(parts, message):
     assert str(caught.value).startswith("table a test: ") and message in str(caught.value)
 
 
-MODEL = dict(zip((name for name, _ in binding._TimeModelC._fields_), (64, 64, 128, 1, 1, 1, 0, 2.0, 0.1, 1.0, 1.0, 0.0, 6e4)))
+MODEL = dict(zip((name for name, _ in binding._TimeModelC._fields_), (64, 64, 128, 1, 1, 1, 0, 1, 0, 2.0, 0.1, 1.0, 1.0, 0.0, 6e4)))
 
 
 def with_model(**changes) -> tuple:
@@ -107,6 +107,7 @@ def test_a_bucket_may_take_the_fastest_row():
         *[(field, value) for field in ("unit_m", "unit_n", "unit_k") for value in (-1, 2**40)],
         *[(field, value) for field in ("blocks", "cluster", "resident") for value in (-1, 1025, 2**31 - 1)],
         *[("least_steps", value) for value in (-1, -(2**31))],
+        *[("tile_overlaps", value) for value in (-1, 2)],
         *[(field, 0) for field in ("unit_n", "unit_k", "blocks", "cluster", "resident", "memory", "l2")],
         *[(field, value) for field in ("start_us", "step_us", "tile_us", "wait_us", "memory", "l2") for value in (-1.0, math.nan, math.inf)],
     ],

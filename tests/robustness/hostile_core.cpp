@@ -766,7 +766,7 @@ void tables() {
   }
   EXPECT_TABLE(t.buckets[1].row = SCALED_MM_FASTEST, SUCCESS);
   EXPECT_TABLE(t.of_blocks(); t.buckets[1].row = SCALED_MM_FASTEST, BAD_PARAM);
-  const scaledMMTimeModel_t model = {64, 64, 128, 1, 1, 1, 0, 2, 0.1, 1, 1, 0, 6e4};
+  const scaledMMTimeModel_t model = {64, 64, 128, 1, 1, 1, 0, 1, 0, 2, 0.1, 1, 1, 0, 6e4};
   EXPECT_TABLE(t.rows[1].time = model, SUCCESS);
   for (int64_t size : {INT64_MIN, int64_t(-1), int64_t(1) << 40, INT64_MAX}) {
     EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.unit_m = size, BAD_PARAM);
@@ -775,6 +775,7 @@ void tables() {
   EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.blocks = 0, BAD_PARAM);
   EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.least_steps = 8, SUCCESS);
   for (int32_t steps : {INT_MIN, -1}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.least_steps = steps, BAD_PARAM);
+  for (int32_t overlaps : {INT_MIN, -1, 2, INT_MAX}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.tile_overlaps = overlaps, BAD_PARAM);
   for (double us : {-1.0, double(NAN), double(INFINITY)}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.step_us = us, BAD_PARAM);
   EXPECT_TABLE(t.table.fallback_row = 1, BAD_PARAM);
   for (int32_t kind : {INT_MIN, -1, int(kKinds), INT_MAX}) EXPECT_TABLE(t.table.kind = kind, BAD_PARAM);

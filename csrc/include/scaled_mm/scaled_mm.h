@@ -138,8 +138,10 @@ SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
 
 /* The predicted time of a row's kernel, in microseconds. A unit is a cluster, or the thread blocks that share a tile's K:
  *   start_us + sqrt(compute^2 + memory^2 + l2^2)     + wait_us if b is not SCALED_MM_TENSOR_CONSTANT
- *   compute = waves * (ceil(K / unit_k) * step_us + tile_us), waves = ceil(units / units that run at a time)
- *             If least_steps > 0, the steps of all units are divided evenly: max(units * steps / units that run at a time, least_steps) of each.
+ *   compute = steps * step_us + waves * tile_us, or the root of the squares of the two if tile_overlaps
+ *   waves   = ceil(units / units that run at a time)
+ *   steps   = waves * ceil(K / unit_k). If least_steps > 0 and a unit has at least twice as many, the steps of all units are divided evenly
+ *             among those that run at a time, least_steps or more for each.
  *   memory  = the bytes of a, b and a 16-bit out, over `memory` times the device's bandwidth
  *   l2      = the bytes that all units load, over `l2` times the number of SMs
  * All 0: absent; the row is then not chosen by time. */
@@ -149,6 +151,8 @@ typedef struct {
   int32_t cluster;                /* of these, those in one cluster */
   int32_t resident;               /* thread blocks on an SM at a time */
   int32_t least_steps;            /* of K in a part of a unit; 0: a unit computes all of its K */
+  int32_t tile_overlaps;          /* 1: the end of a tile runs beside the steps of another; 0: after them */
+  int32_t padding_;
   double start_us, step_us, tile_us, memory, wait_us;
   double l2; /* bytes per microsecond that an SM receives from L2 */
 } scaledMMTimeModel_t;
