@@ -142,12 +142,16 @@ def units(table: TileTable, names: Sequence[library.KernelName], jobs: int) -> l
             groups.append((header, {mark: name}))
         else:
             group[mark] = name
-    most = min(_TOGETHER, -(-len(names) // jobs))
-    found = []
-    for _, group in groups:
-        kernels, count = list(group.values()), -(-len(group) // most)
-        found += [kernels[i::count] for i in range(count)]
-    return sorted(found, key=len, reverse=True)
+
+    def units_of(most: int) -> list[list[library.KernelName]]:
+        found = []
+        for _, group in groups:
+            kernels, count = list(group.values()), -(-len(group) // most)
+            found += [kernels[i::count] for i in range(count)]
+        return sorted(found, key=len, reverse=True)
+
+    wanted = min(jobs, sum(len(group) for _, group in groups))
+    return next(found for most in range(_TOGETHER, 0, -1) if len(found := units_of(most)) >= wanted)
 
 
 def _compile_unit(table: TileTable, names: Sequence[library.KernelName]) -> dict[library.KernelName, list[Compiled]]:
