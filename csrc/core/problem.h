@@ -75,7 +75,8 @@ public:
   }
   // Whether nothing is to be written.
   virtual bool empty() const { return info.empty(); }
-  // The bytes of workspace that a plan announces for a kernel that is not loaded yet, so that its workspace is large enough for it. 0: unknown.
+  // The bytes of workspace that a plan announces for a kernel that is not loaded yet, given that kernel's time model, so that its workspace is
+  // large enough for it. 0: unknown.
   virtual size_t workspace_in_advance(const scaledMMTimeModel_t&) const { return 0; }
   // The mode, for kinds that have several: part of the reason in scaledMMKernelChoice_t.
   virtual const char* mode() const { return ""; }

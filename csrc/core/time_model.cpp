@@ -35,7 +35,7 @@ bool is_legal(const scaledMMTimeModel_t& model) {
   for (const int32_t blocks : {model.blocks, model.cluster, model.resident}) {
     if (blocks < 1 || blocks > kMostBlocks) return false;
   }
-  if (model.least_steps < 0 || model.tile_overlaps < 0 || model.tile_overlaps > 1) return false;
+  if (model.least_steps < 0 || model.epilogue_overlaps < 0 || model.epilogue_overlaps > 1) return false;
   for (const double time : {model.start_us, model.step_us, model.tile_us, model.wait_us}) {
     if (!std::isfinite(time) || time < 0) return false;
   }
@@ -53,7 +53,7 @@ double predicted_us(const scaledMMTimeModel_t& model, const ProductSize& size, c
   const bool divided = model.least_steps > 0 && of_unit >= 2.0 * model.least_steps;
   const double steps = divided ? std::max(units * of_unit / slots, double(model.least_steps)) : waves * of_unit;
   const double multiply = steps * model.step_us, tiles = waves * model.tile_us;
-  const double compute = model.tile_overlaps ? std::sqrt(multiply * multiply + tiles * tiles) : multiply + tiles;
+  const double compute = model.epilogue_overlaps ? std::sqrt(multiply * multiply + tiles * tiles) : multiply + tiles;
   const double memory = count * (M * K + N * K + kOutBytes * M * N) / (model.memory * device.bytes_per_us);
   const double l2 = units * double(model.unit_m + model.unit_n) * K / (model.l2 * device.multiprocessors);
   return model.start_us + (size.constant_b ? 0 : model.wait_us) + std::sqrt(compute * compute + memory * memory + l2 * l2);

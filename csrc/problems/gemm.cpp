@@ -189,7 +189,7 @@ public:
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  // Of kernels that divide tiles along K by stream-K (int8/c3x/gemm.cuh): int32 sums and two counters for each tile that may be divided.
+  // For stream-K kernels: int32 sums and two counters for each tile that may be divided, as int8/c3x/gemm.cuh counts them.
   size_t workspace_in_advance(const scaledMMTimeModel_t& time) const override {
     if (time.least_steps == 0) return 0;
     constexpr int64_t kMostTiles = 320;

@@ -58,15 +58,15 @@ def _fit(model: TimeModel, times: Sequence[tuple[Product, float]], weights: Sequ
 class Choice:
     """How far the fastest by prediction is from the fastest measured: ratios of their times, over products with two measured kernel configs.
 
-    worst_at: the product of the worst ratio. near, far: the part of products within 3 % and within 15 %.
+    worst_at: the product of the worst ratio. within_3, within_15: the fraction of products within 3 % and within 15 %.
     """
 
     products: int
     mean: float
     worst: float
     worst_at: Product
-    near: float
-    far: float
+    within_3: float
+    within_15: float
 
 
 def judge(table: TileTable, measured: Mapping[Product, Mapping[str, float]], gpu: GpuFacts) -> Choice | None:
@@ -81,5 +81,5 @@ def judge(table: TileTable, measured: Mapping[Product, Mapping[str, float]], gpu
     if not ratios:
         return None
     worst_at = max(ratios, key=lambda product: ratios[product])
-    near, far = (sum(ratio <= limit for ratio in ratios.values()) / len(ratios) for limit in (1.03, 1.15))
-    return Choice(len(ratios), geometric_mean(list(ratios.values())), ratios[worst_at], worst_at, near, far)
+    within_3, within_15 = (sum(ratio <= limit for ratio in ratios.values()) / len(ratios) for limit in (1.03, 1.15))
+    return Choice(len(ratios), geometric_mean(list(ratios.values())), ratios[worst_at], worst_at, within_3, within_15)

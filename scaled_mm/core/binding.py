@@ -63,7 +63,7 @@ class _TimeModelC(ctypes.Structure):
         ("cluster", ctypes.c_int32),
         ("resident", ctypes.c_int32),
         ("least_steps", ctypes.c_int32),
-        ("tile_overlaps", ctypes.c_int32),
+        ("epilogue_overlaps", ctypes.c_int32),
         ("padding_", ctypes.c_int32),
         ("start_us", ctypes.c_double),
         ("step_us", ctypes.c_double),

@@ -154,7 +154,7 @@ class C3x(WgmmaFamily):
     def least_steps(self, config: KernelConfig) -> int:
         return _LEAST_STEPS if config.scheduler == "stream_k" else 0
 
-    def tile_overlaps(self, config: KernelConfig) -> bool:
+    def epilogue_overlaps(self, config: KernelConfig) -> bool:
         return config.schedule == "pingpong"
 
     def start_us(self, config: KernelConfig, c: Constants) -> float:
@@ -212,7 +212,7 @@ def _tile_and_schedule(config: KernelConfig) -> Iterator[FieldFinding]:
     if config.scheduler == "stream_k":
         yield from _stream_k(config)
     if config.split_k > 1:
-        yield "split_k", "split-K kernels are not part of this version; leave it out"
+        yield "split_k", "c3x divides K by scheduler: stream_k; leave split_k out"
     if config.prefetch % k:
         yield "prefetch", f"prefetch = {config.prefetch} bytes of K; whole tiles of {k} are asked for"
     if config.schedule == "warp_specialized":
@@ -225,9 +225,9 @@ def _stream_k(config: KernelConfig) -> Iterator[FieldFinding]:
     if config.schedule not in C3x.stream_k_schedules:
         yield "scheduler", f"stream_k divides the tiles of cooperative kernels; this one is {config.schedule}"
     if config.prefetch:
-        yield "prefetch", "a stream_k row has none: a thread block's first step of K need not be the tile's"
+        yield "prefetch", "leave it out of a stream_k row: a thread block's first step of K need not be the tile's"
     if config.swizzle > 1:
-        yield "swizzle", "a stream_k row has none: it would divide tiles that only fill the swizzle up"
+        yield "swizzle", "leave it out of a stream_k row: it would divide padding tiles of the swizzle"
 
 
 def _cluster(config: KernelConfig) -> Iterator[FieldFinding]:

@@ -58,8 +58,8 @@ class KernelConfig(BaseModel):
     warp: c2x only: the part of the tile that one warp multiplies. If its k is smaller than the tile's, warps share the tile's K.
     cluster: thread blocks per cluster.
     schedule: c3x only. Exception: on a decode kernel, cooperative makes thread blocks persistent.
-    scheduler: cooperative c3x only. stream_k: tiles that do not fill whole waves are divided along K, so that all thread blocks compute as many
-        steps; their int32 sums are added in the workspace.
+    scheduler: cooperative c3x only. stream_k: the tiles after the last but one full wave are divided along K, so that all thread blocks compute
+        equally many steps; their int32 sums are added in the workspace.
     swap_ab: compute out^T = b^T a^T, so that a small M fills the narrow side of the MMA.
     raster: the dimension of the MMA along which a persistent grid visits tiles first. heuristic: the shorter one; for grouped kernels the
         one along the tokens.

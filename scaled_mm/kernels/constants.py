@@ -24,7 +24,7 @@ class Constants:
     l2: float = 84.8e3  # bytes per microsecond that an SM receives from L2, if all do
     wait_us: float = 1.5  # not fitted: what loading constant weights early saves
     split_us: float = 2.0  # not fitted: c2x kernels that split K clear counters in the workspace
-    stream_k_us: float = 9.0  # stream-K: to clear counters, and to add the sums of a tile's parts in the workspace; the fitted kernel configs' median
+    stream_k_us: float = 9.0  # not fitted: stream-K clears counters and adds sums in the workspace; what fitted starts exceed the estimate by
     # By hand, so that the choice among sm80's, sm90's block-scaled and sm90's grouped kernel configs on an H100 loses least (docs/decisions/0020):
     part_us: float = 0.5  # c2x that splits K: of a tile, for each part of K
     part_traffic: float = 4.0  # the same: how often a part's sums go between an SM and L2

@@ -153,8 +153,8 @@ class Family:
         """The fewest steps of K in a part of a tile, where the steps of all tiles are divided evenly (stream-K); 0: they are not."""
         return 0
 
-    def tile_overlaps(self, config: KernelConfig) -> bool:
-        """Whether the end of a tile, its epilogue and store, runs beside the steps of another tile."""
+    def epilogue_overlaps(self, config: KernelConfig) -> bool:
+        """Whether a tile's epilogue runs beside the steps of another tile."""
         return False
 
     def step_us(self, config: KernelConfig, cost: KernelCost, multiply: float, c: Constants) -> float:

@@ -19,7 +19,7 @@ class Grouped(Family):
         if config.split_k > 1:
             yield "split_k", "a grouped row has none: leave it out"
         if config.scheduler != "persistent":
-            yield "scheduler", "a grouped row has none: leave it out"
+            yield "scheduler", "grouped rows are persistent: leave it out"
         if config.prefetch:
             yield "prefetch", "a grouped row has none: its first tile is known on the device only"
         if config.early_weights:

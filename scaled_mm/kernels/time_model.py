@@ -1,10 +1,11 @@
 """The predicted time of a kernel on a product. It chooses the kernel in a bucket of `kernel: fastest`, and the candidates of the autotuner.
 
     time    = start + sqrt(compute^2 + memory^2 + l2^2)                              microseconds
-    compute = steps * step + waves * tile, or sqrt((steps * step)^2 + (waves * tile)^2) where a tile's end overlaps another tile's steps (pingpong)
+    compute = steps * step + waves * tile, or sqrt((steps * step)^2 + (waves * tile)^2) where a tile's epilogue overlaps another's steps (pingpong)
     waves   = ceil(units / units that run at a time)     a unit is a cluster, or the thread blocks that share a tile's K; M and N are padded to it
     steps   = waves * ceil(K / elements of K in a step of all parts)
-              stream-K divides the steps of all units evenly: units * ceil(...) / units that run at a time, but at least the fewest of a part
+              stream-K divides the steps of all units evenly, if a unit has at least twice the fewest of a part: units * ceil(...) / units that run
+              at a time, but at least the fewest
     memory  = (M * K + N * K + 2 * M * N) / (memory coefficient * bandwidth of device memory)
     l2      = what all units load, over what an SM receives from L2
 
@@ -53,8 +54,8 @@ class TimeModel:
 
     unit_m, unit_n: rows and columns of out that a unit computes. unit_k: elements of K in one step of all its parts.
     blocks: thread blocks of a unit. cluster: of these, those in one cluster. resident: thread blocks on an SM at a time.
-    least_steps: of K in a part of a unit, where the steps of all units are divided evenly; 0: a unit computes all of its K.
-    tile_overlaps: see the formula.
+    least_steps: the fewest of a part of a unit; 0: units are not divided.
+    epilogue_overlaps: see the formula.
     start_us, step_us, tile_us, memory: see the formula. wait_us: in addition if weights are not constant, where constant ones are loaded early.
     l2: bytes per microsecond that one SM receives from L2.
     """
@@ -66,7 +67,7 @@ class TimeModel:
     cluster: int
     resident: int
     least_steps: int
-    tile_overlaps: bool
+    epilogue_overlaps: bool
     start_us: float
     step_us: float
     tile_us: float
@@ -87,7 +88,7 @@ class TimeModel:
         divided = self.least_steps > 0 and of_unit >= 2 * self.least_steps
         steps = max(units * of_unit / self.slots(gpu.multiprocessors), self.least_steps) if divided else waves * of_unit
         multiply, tiles = steps * self.step_us, waves * self.tile_us
-        compute = math.sqrt(multiply * multiply + tiles * tiles) if self.tile_overlaps else multiply + tiles
+        compute = math.sqrt(multiply * multiply + tiles * tiles) if self.epilogue_overlaps else multiply + tiles
         memory = count * (M * K + N * K + OUT_BYTES * M * N) / (self.memory * (gpu.bandwidth * 1e-6))
         l2 = units * (self.unit_m + self.unit_n) * K / (self.l2 * gpu.multiprocessors)
         return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, memory, l2, waves)
@@ -118,7 +119,7 @@ def estimate(row: KernelConfig, arch: str, c: Constants = FITTED) -> TimeModel:
         cluster=cluster,
         resident=resident,
         least_steps=family.least_steps(row),
-        tile_overlaps=family.tile_overlaps(row),
+        epilogue_overlaps=family.epilogue_overlaps(row),
         start_us=max(0.0, (1 - share) * each + family.start_us(row, c)),
         step_us=resident * family.step_us(row, cost, multiply, c),
         tile_us=share * each + family.tile_us(row, c),

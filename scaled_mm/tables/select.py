@@ -91,7 +91,17 @@ def time_fields(table: TileTable, row: KernelConfig) -> tuple[int | float, ...]:
     if arch is None or arch.typical is None or not SECTIONS[row.section].same_bits or row.name == table.fallback:
         return (0,) * 15
     model = table.time_model(row)
-    sizes = (model.unit_m, model.unit_n, model.unit_k, model.blocks, model.cluster, model.resident, model.least_steps, int(model.tile_overlaps), 0)
+    sizes = (
+        model.unit_m,
+        model.unit_n,
+        model.unit_k,
+        model.blocks,
+        model.cluster,
+        model.resident,
+        model.least_steps,
+        int(model.epilogue_overlaps),
+        0,
+    )
     return *sizes, model.start_us, model.step_us, model.tile_us, model.memory, model.wait_us, model.l2
 
 

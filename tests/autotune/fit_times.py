@@ -1,6 +1,6 @@
 """Fits the `times` of sm90.yaml to random products that were timed on an H100: `python tests/autotune/fit_times.py`.
 
-Prints how well a fit to the products of the other seeds chooses on those of each random seed, and the block for the table, fitted to all.
+For each random seed, prints how well a fit to all other seeds chooses on it; then the block for the table, fitted to all.
 Not run by pytest; test_autotune_fit.py does the first part.
 """
 

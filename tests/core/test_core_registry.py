@@ -107,7 +107,7 @@ def test_a_bucket_may_take_the_fastest_row():
         *[(field, value) for field in ("unit_m", "unit_n", "unit_k") for value in (-1, 2**40)],
         *[(field, value) for field in ("blocks", "cluster", "resident") for value in (-1, 1025, 2**31 - 1)],
         *[("least_steps", value) for value in (-1, -(2**31))],
-        *[("tile_overlaps", value) for value in (-1, 2)],
+        *[("epilogue_overlaps", value) for value in (-1, 2)],
         *[(field, 0) for field in ("unit_n", "unit_k", "blocks", "cluster", "resident", "memory", "l2")],
         *[(field, value) for field in ("start_us", "step_us", "tile_us", "wait_us", "memory", "l2") for value in (-1.0, math.nan, math.inf)],
     ],

@@ -775,7 +775,7 @@ void tables() {
   EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.blocks = 0, BAD_PARAM);
   EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.least_steps = 8, SUCCESS);
   for (int32_t steps : {INT_MIN, -1}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.least_steps = steps, BAD_PARAM);
-  for (int32_t overlaps : {INT_MIN, -1, 2, INT_MAX}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.tile_overlaps = overlaps, BAD_PARAM);
+  for (int32_t overlaps : {INT_MIN, -1, 2, INT_MAX}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.epilogue_overlaps = overlaps, BAD_PARAM);
   for (double us : {-1.0, double(NAN), double(INFINITY)}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.step_us = us, BAD_PARAM);
   EXPECT_TABLE(t.table.fallback_row = 1, BAD_PARAM);
   for (int32_t kind : {INT_MIN, -1, int(kKinds), INT_MAX}) EXPECT_TABLE(t.table.kind = kind, BAD_PARAM);

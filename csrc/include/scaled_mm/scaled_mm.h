@@ -138,7 +138,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
 
 /* The predicted time of a row's kernel, in microseconds. A unit is a cluster, or the thread blocks that share a tile's K:
  *   start_us + sqrt(compute^2 + memory^2 + l2^2)     + wait_us if b is not SCALED_MM_TENSOR_CONSTANT
- *   compute = steps * step_us + waves * tile_us, or the root of the squares of the two if tile_overlaps
+ *   compute = steps * step_us + waves * tile_us, or the root of the squares of the two if epilogue_overlaps
  *   waves   = ceil(units / units that run at a time)
  *   steps   = waves * ceil(K / unit_k). If least_steps > 0 and a unit has at least twice as many, the steps of all units are divided evenly
  *             among those that run at a time, least_steps or more for each.
@@ -150,8 +150,8 @@ typedef struct {
   int32_t blocks;                 /* thread blocks of a unit */
   int32_t cluster;                /* of these, those in one cluster */
   int32_t resident;               /* thread blocks on an SM at a time */
-  int32_t least_steps;            /* of K in a part of a unit; 0: a unit computes all of its K */
-  int32_t tile_overlaps;          /* 1: the end of a tile runs beside the steps of another; 0: after them */
+  int32_t least_steps;            /* the fewest of a part of a unit; 0: units are not divided */
+  int32_t epilogue_overlaps;      /* 1: a tile's epilogue runs beside the steps of another; 0: after its own */
   int32_t padding_;
   double start_us, step_us, tile_us, memory, wait_us;
   double l2; /* bytes per microsecond that an SM receives from L2 */

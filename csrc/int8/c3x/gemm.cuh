@@ -33,8 +33,8 @@ struct Cooperative {
   using Epilogue = cutlass::epilogue::TmaWarpSpecializedCooperative;
   using Scheduler = cutlass::gemm::PersistentScheduler;
 };
-// Tiles that would leave the last wave of thread blocks partly empty are divided along K, so that all thread blocks compute as many steps.
-// A divided tile's int32 sums are added in the workspace: exactly, so in any order.
+// Cooperative with the scheduler stream_k: the tiles after the last but one full wave are divided along K, so that all thread blocks compute
+// equally many steps. A divided tile's int32 sums are added in the workspace: exactly, so in any order.
 struct StreamK : Cooperative {
   using Scheduler = cutlass::gemm::StreamKScheduler;
 };
@@ -139,7 +139,7 @@ struct Gemm {
       arguments.scheduler.max_swizzle_size = swizzle_of(grid, kSwizzle);
     }
     if constexpr (kStreamK) {
-      arguments.scheduler.decomposition_mode = SchedulerParams::DecompositionMode::StreamK; // CUTLASS's heuristic leaves half of a wave idle
+      arguments.scheduler.decomposition_mode = SchedulerParams::DecompositionMode::StreamK; // CUTLASS's heuristic may leave half of a wave idle
       arguments.scheduler.reduction_mode = SchedulerParams::ReductionMode::Nondeterministic;
     }
     arguments.hw_info.device_id = l.device;
@@ -162,7 +162,7 @@ struct Gemm {
   }
   static int64_t counter_bytes(int64_t tiles) { return int64_t(SchedulerParams::get_barrier_workspace_size(uint64_t(tiles), kWarpgroups, 32)); }
 
-  // The sums of all tiles that may be divided, then their counters. Fewer than two waves of tiles are.
+  // The sums of all tiles that may be divided, then their counters. They are fewer than two waves.
   static int64_t workspace_size(int64_t M, int64_t N, int64_t batch) {
     constexpr int64_t kMostMultiprocessors = 160; // more than SM90 has
     const auto blocks = [](int64_t size, int tile, int cluster) { return (size + tile * cluster - 1) / (tile * cluster) * cluster; };
@@ -171,7 +171,7 @@ struct Gemm {
     return sum_bytes(divided) + counter_bytes(divided);
   }
 
-  // Clears the counters of divided tiles.
+  // Checks that the workspace suffices on this GPU, and clears the counters of divided tiles.
   static scaledMMStatus_t prepare_workspace(Params& params, const GemmLaunch& l, char* message, size_t size) {
     const int64_t divided = params.scheduler.sk_tiles_, needed = sum_bytes(divided) + counter_bytes(divided);
     if (needed > workspace_size(l.M, l.N, l.batch)) {
@@ -197,7 +197,7 @@ struct Gemm {
     if constexpr (kStreamK) {
       if (params.scheduler.sk_tiles_ > 0) {
         if (scaledMMStatus_t status = prepare_workspace(params, l, message, size)) return status;
-        shape.dependent = false; // on a clearing of memory, not a kernel
+        shape.dependent = false; // a memset precedes it, not a kernel
       }
     }
     shape.grid = GemmKernel::get_grid_shape(params);
