@@ -1,4 +1,4 @@
-"""Handles of forced architectures: `handle_of` and `handle_for`."""
+"""Handles: `handle` of the GPU at hand, if it is an sm90; of forced architectures `handle_of` and `handle_for`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ import scaled_mm as sm
 from scaled_mm.core import binding
 from scaled_mm.errors import ArchitectureNotSupportedError
 from scaled_mm.jit import library
+
+
+@pytest.fixture(scope="module")
+def handle() -> sm.Handle:
+    handle = sm.Handle("cuda:0")
+    if handle.arch != "sm90":
+        pytest.skip(f"the rows of sm90 need compute capability 9.0, this GPU is {handle.arch}")
+    return handle
 
 
 @pytest.fixture(scope="module")

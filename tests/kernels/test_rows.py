@@ -28,14 +28,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def handle() -> sm.Handle:
-    handle = sm.Handle("cuda:0")
-    if handle.arch != "sm90":
-        pytest.skip(f"the rows of sm90 need compute capability 9.0, this GPU is {handle.arch}")
-    return handle
-
-
 def operands(M: int, N: int, K: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(seed)
     a = torch.randint(-128, 128, (M, K), dtype=torch.int8, device="cuda", generator=generator)

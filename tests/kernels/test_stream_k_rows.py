@@ -25,14 +25,6 @@ SHAPES = {
 }
 
 
-@pytest.fixture(scope="module")
-def handle() -> sm.Handle:
-    handle = sm.Handle("cuda:0")
-    if handle.arch != "sm90":
-        pytest.skip(f"the rows of sm90 need compute capability 9.0, this GPU is {handle.arch}")
-    return handle
-
-
 def operands(shape: str) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """An output that is poisoned, and the inputs."""
     B, M, N, K = SHAPES[shape]
