@@ -10,6 +10,7 @@
 
 #include "int8/c3x/loads.cuh"
 #include "int8/c3x/prefetch.cuh"
+#include "int8/c3x/stream_k.cuh"
 #include "int8/c3x/swizzle.h"
 #include "int8/c3x/tensor_map.cuh"
 #include "int8/epilogue/visitor_sm90.cuh"
@@ -103,6 +104,9 @@ struct Gemm {
   }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    if constexpr (kStreamK) {
+      if (scaledMMStatus_t status = prepare_kernel(clear_counters_kernel(), 0, device, message, size)) return status;
+    }
     return prepare_kernel(kernel(), GemmKernel::SharedStorageSize, device, message, size);
   }
 
@@ -148,14 +152,15 @@ struct Gemm {
   }
 
   static scaledMMStatus_t check_maps(const Params& params, char* message, size_t size) {
-    const auto encoded = [](const auto& partial) { return !partial.is_needed() || is_encoded(partial.map); };
+    const auto encoded = [](const auto& partial) { return !partial.is_needed() || is_encoded(partial); };
     if (encoded(params.mainloop.partial_0) && encoded(params.mainloop.partial_1)) return check_encoded<Params>(params, message, size);
     snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of a partial tile");
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
 
   using SchedulerParams = typename GemmKernel::TileScheduler::Params;
-  static constexpr int kWarpgroups = 2; // that compute a tile of StreamK; each has a counter
+  static constexpr int kMostMultiprocessors = 160; // more than SM90 has
+  static constexpr int kWarpgroups = 2;            // that compute a tile of StreamK; each has a counter
 
   static int64_t sum_bytes(int64_t tiles) {
     return int64_t(SchedulerParams::get_reduction_workspace_size(uint64_t(tiles), {kTileM, kTileN, kTileK}, 32));
@@ -164,7 +169,6 @@ struct Gemm {
 
   // The sums of all tiles that may be divided, then their counters. They are fewer than two waves.
   static int64_t workspace_size(int64_t M, int64_t N, int64_t batch) {
-    constexpr int64_t kMostMultiprocessors = 160; // more than SM90 has
     const auto blocks = [](int64_t size, int tile, int cluster) { return (size + tile * cluster - 1) / (tile * cluster) * cluster; };
     const int64_t tiles = blocks(kSwapAB ? N : M, kTileM, kClusterM) * blocks(kSwapAB ? M : N, kTileN, kClusterN);
     const int64_t divided = tiles > 2 * kMostMultiprocessors / batch ? 2 * kMostMultiprocessors : tiles * batch;
@@ -173,22 +177,14 @@ struct Gemm {
 
   // Checks that the workspace suffices on this GPU, and clears the counters of divided tiles.
   static scaledMMStatus_t prepare_workspace(Params& params, const GemmLaunch& l, char* message, size_t size) {
-    const int64_t divided = params.scheduler.sk_tiles_, needed = sum_bytes(divided) + counter_bytes(divided);
-    if (needed > workspace_size(l.M, l.N, l.batch)) {
-      snprintf(message, size, "workspace: expected %lld bytes for %lld tiles of this GPU's %d multiprocessors, got %lld",
-               static_cast<long long>(needed), static_cast<long long>(divided), int(l.multiprocessors),
-               static_cast<long long>(workspace_size(l.M, l.N, l.batch)));
+    const int64_t divided = params.scheduler.sk_tiles_;
+    if (sum_bytes(divided) + counter_bytes(divided) > workspace_size(l.M, l.N, l.batch)) {
+      snprintf(message, size, "device: expected a GPU of at most %d SMs, whose last two waves of tiles fit the workspace, got one of %d",
+               kMostMultiprocessors, int(l.multiprocessors));
       return SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE;
     }
     params.scheduler.reduction_workspace_ = l.workspace;
-    CurrentDevice current(l.device);
-    if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
-    void* const counters = static_cast<char*>(l.workspace) + sum_bytes(divided);
-    if (cudaError_t error = cudaMemsetAsync(counters, 0, size_t(counter_bytes(divided)), static_cast<cudaStream_t>(l.stream))) {
-      cudaGetLastError();
-      return cuda_failure(error, "cudaMemsetAsync", message, size);
-    }
-    return SCALED_MM_STATUS_SUCCESS;
+    return launch_clear_counters(static_cast<char*>(l.workspace) + sum_bytes(divided), counter_bytes(divided), l, message, size);
   }
 
   static scaledMMStatus_t launch_encoded(Params& params, const GemmLaunch& l, char* message, size_t size) {
@@ -197,7 +193,6 @@ struct Gemm {
     if constexpr (kStreamK) {
       if (params.scheduler.sk_tiles_ > 0) {
         if (scaledMMStatus_t status = prepare_workspace(params, l, message, size)) return status;
-        shape.dependent = false; // a memset precedes it, not a kernel
       }
     }
     shape.grid = GemmKernel::get_grid_shape(params);

@@ -22,22 +22,22 @@ struct Loads : Base {
     bool early_weights;
   };
   struct Params : Base::Params {
-    typename Partial0::Params partial_0;
-    typename Partial1::Params partial_1;
+    typename Partial0::Map partial_0;
+    typename Partial1::Map partial_1;
     bool early_weights;
   };
 
   template <class Problem>
   static constexpr Params to_underlying_arguments(Problem const& problem, Arguments const& arguments, void* workspace) {
     const auto [M, N, K, L] = problem;
-    return {Base::to_underlying_arguments(problem, arguments, workspace), Partial0::params_of(arguments.ptr_A, M, K, L, arguments.dA),
-            Partial1::params_of(arguments.ptr_B, N, K, L, arguments.dB), arguments.early_weights};
+    return {Base::to_underlying_arguments(problem, arguments, workspace), Partial0::map_of(arguments.ptr_A, M, K, L, arguments.dA),
+            Partial1::map_of(arguments.ptr_B, N, K, L, arguments.dB), arguments.early_weights};
   }
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
-    if (params.partial_0.is_needed()) cute::prefetch_tma_descriptor(params.partial_0.map.get_tma_descriptor());
-    if (params.partial_1.is_needed()) cute::prefetch_tma_descriptor(params.partial_1.map.get_tma_descriptor());
+    if (params.partial_0.is_needed()) cute::prefetch_tma_descriptor(params.partial_0.get_tma_descriptor());
+    if (params.partial_1.is_needed()) cute::prefetch_tma_descriptor(params.partial_1.get_tma_descriptor());
   }
 
   // Called by all lanes of the producer's warp, once for each tile of the block.
@@ -45,28 +45,38 @@ struct Loads : Base {
   CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline, typename Base::PipelineState stage,
                            Operands const& operands, Block const& block, KTile k_tile, int k_tiles, int thread, uint32_t rank_in_cluster,
                            typename Base::TensorStorage& shared) {
-    const auto copy = [&](auto operand, int count, bool acquire) {
-      copy_tiles<operand>(params, pipeline, stage, operands, block, k_tile, count, acquire, rank_in_cluster, shared);
-    };
+    const auto copy_0 = copier<0>(params, pipeline, operands, block, rank_in_cluster, shared);
+    const auto copy_1 = copier<1>(params, pipeline, operands, block, rank_in_cluster, shared);
     if (first_tile_) {
       first_tile_ = false;
       const int early = params.early_weights ? cute::min(k_tiles, int(Base::DispatchPolicy::Stages)) : 0;
-      if (cute::elect_one_sync()) copy(cute::Int<kWeights>{}, early, true); // a stage's barrier now expects both operands
-      __syncwarp();
+      const auto for_the_early = [&](auto&& f) {
+        if (cute::elect_one_sync()) {
+          auto early_stage = stage;
+          auto early_k = k_tile;
+          CUTLASS_PRAGMA_NO_UNROLL
+          for (int i = 0; i < early; ++i, ++early_stage, ++early_k) f(early_stage, *early_k);
+        }
+        __syncwarp();
+      };
+      for_the_early([&](auto const& at, int k) {
+        pipeline.producer_acquire(at); // the stage's barrier now expects both operands
+        kWeights == 0 ? copy_0(at, k) : copy_1(at, k);
+      });
       wait_for_preceding_kernel();
-      if (cute::elect_one_sync()) copy(cute::Int<1 - kWeights>{}, early, false);
-      __syncwarp();
+      for_the_early([&](auto const& at, int k) { kWeights == 0 ? copy_1(at, k) : copy_0(at, k); });
       for (int i = 0; i < early; ++i) ++k_tile;
       stage.advance(early);
       k_tiles -= early;
     }
-    if (rows_left<0>(params, block) >= Partial0::kRows && rows_left<1>(params, block) >= Partial1::kRows) {
+    if (Partial0::is_whole(params.partial_0, cute::get<0>(block)) && Partial1::is_whole(params.partial_1, cute::get<1>(block))) {
       Base::load(params, pipeline, stage, operands, block, k_tile, k_tiles, thread, rank_in_cluster, shared);
     } else if (cute::elect_one_sync()) {
       CUTLASS_PRAGMA_NO_UNROLL
       for (; k_tiles > 0; --k_tiles, ++k_tile, ++stage) {
-        copy(cute::Int<0>{}, 1, true);
-        copy(cute::Int<1>{}, 1, false);
+        pipeline.producer_acquire(stage);
+        copy_0(stage, *k_tile);
+        copy_1(stage, *k_tile);
       }
     }
   }
@@ -74,33 +84,26 @@ struct Loads : Base {
 private:
   bool first_tile_ = true;
 
-  template <int kOperand>
-  CUTLASS_DEVICE static auto const& partial(Params const& params) {
-    if constexpr (kOperand == 0)
-      return params.partial_0;
-    else
-      return params.partial_1;
-  }
-
-  template <int kOperand, class Block>
-  CUTLASS_DEVICE static int rows_left(Params const& params, Block const& block) {
-    return PartialTile<Base, kOperand>::rows_left(partial<kOperand>(params), cute::get<kOperand>(block));
-  }
-
-  // One operand of consecutive stages.
-  template <int kOperand, class Operands, class Block, class KTile>
-  CUTLASS_DEVICE static void copy_tiles(Params const& params, typename Base::MainloopPipeline& pipeline, typename Base::PipelineState stage,
-                                        Operands const& operands, Block const& block, KTile k_tile, int count, bool acquire, uint32_t rank_in_cluster,
-                                        typename Base::TensorStorage& shared) {
+  // f(stage, k_tile) that copies this block's part of one operand's tile; the stage has been acquired.
+  template <int kOperand, class Operands, class Block>
+  CUTLASS_DEVICE static auto copier(Params const& params, typename Base::MainloopPipeline& pipeline, Operands const& operands, Block const& block,
+                                    uint32_t rank_in_cluster, typename Base::TensorStorage& shared) {
     using namespace cute;
     constexpr bool kFirst = kOperand == 0;
     using Partial = PartialTile<Base, kOperand>;
     using Copy = conditional_t<kFirst, typename Base::GmemTiledCopyA, typename Base::GmemTiledCopyB>;
-    const auto tma = [&] {
+    constexpr bool kMulticast = is_same_v<Copy, SM90_TMA_LOAD_MULTICAST>;
+    const auto* const tma = [&] {
       if constexpr (kFirst)
         return &params.tma_load_a;
       else
         return &params.tma_load_b;
+    }();
+    const auto& partial = [&]() -> typename Partial::Map const& {
+      if constexpr (kFirst)
+        return params.partial_0;
+      else
+        return params.partial_1;
     }();
     const auto to_shared = [&] {
       if constexpr (kFirst)
@@ -110,27 +113,28 @@ private:
     }();
     const Layout<typename Base::DispatchPolicy::ClusterShape> blocks{};
     const uint32_t x = rank_in_cluster % size<0>(blocks), y = rank_in_cluster / size<0>(blocks);
-    const int part = kFirst ? y : x, tile = get<kOperand>(block);
-    const auto slice = tma->get_slice(part);
-    const auto from = slice.partition_S(get<kOperand>(operands)(_, _, tile, _, get<3>(block)));
-    auto to = slice.partition_D(to_shared);
+    const int index = kFirst ? y : x, tile = get<kOperand>(block), batch = get<3>(block);
+    const auto slice = tma->get_slice(index);
+    const auto from = slice.partition_S(get<kOperand>(operands)(_, _, tile, _, batch));
+    const auto to = slice.partition_D(to_shared);
     uint16_t receivers = 0; // blocks of the cluster that get the same tile
-    if constexpr (is_same_v<Copy, SM90_TMA_LOAD_MULTICAST>) {
+    if constexpr (kMulticast) {
       for (int i = 0; i < int(kFirst ? size<1>(blocks) : size<0>(blocks)); ++i) {
         receivers |= uint16_t(1) << (kFirst ? blocks(x, i, 0) : blocks(i, y, 0));
       }
     }
-    const bool whole = rows_left<kOperand>(params, block) >= Partial::kRows;
-    for (int i = 0; i < count; ++i, ++stage, ++k_tile) {
-      if (acquire) pipeline.producer_acquire(stage);
+    const typename Partial::Part part(partial, tile, index, batch);
+    int8_t* const stages = reinterpret_cast<int8_t*>(raw_pointer_cast(to_shared.data()));
+    return [=, &pipeline](typename Base::PipelineState const& stage, int k_tile) {
       auto* const barrier = pipeline.producer_get_barrier(stage);
-      if (whole) {
-        copy(tma->with(*barrier, receivers), from(_, _, _, *k_tile), to(_, _, _, stage.index()));
+      if (part.is_whole()) {
+        copy(tma->with(*barrier, receivers), from(_, _, _, k_tile), to(_, _, _, stage.index()));
       } else {
-        auto* const stage_memory = reinterpret_cast<int8_t*>(raw_pointer_cast(to_shared.data())) + stage.index() * Partial::kRows * Partial::kTileK;
-        Partial::load(partial<kOperand>(params), reinterpret_cast<uint64_t*>(barrier), stage_memory, tile, *k_tile, get<3>(block), part, receivers);
+        part.template load<kMulticast>(reinterpret_cast<uint64_t*>(barrier), stages + stage.index() * Partial::kRows * Partial::kTileK, k_tile,
+                                       receivers);
       }
-    }
+      part.expect_no_more(reinterpret_cast<uint64_t*>(barrier));
+    };
   }
 };
 

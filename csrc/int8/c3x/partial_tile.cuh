@@ -1,12 +1,10 @@
-// Loads only the rows of a tile that exist.
-//
-// TMA fills rows past the end of a tensor with zeros at about 12 bytes a clock, but loads at 64: one row of a tile of 256 took 1.7 times as
-// long as 256 (docs/decisions/0021). The last tile is therefore loaded in boxes of 8 to 32 rows, as many as its rows need. The other rows
-// keep what was in shared memory; they belong to elements of out that are not stored.
+// Loads a tile of a CUTLASS main loop that reaches past its operand's end: only the rows that exist (partial_map.cuh).
 #pragma once
 
 #include "cutlass/arch/barrier.h"
 #include "cutlass/gemm/kernel/gemm_universal.hpp"
+
+#include "int8/c3x/partial_map.cuh"
 
 namespace scaled_mm::c3x {
 
@@ -18,63 +16,47 @@ struct PartialTile {
   static constexpr int kTileK = cute::size<2>(typename Base::TileShape{});
   static constexpr int kParts = cute::size<1 - kOperand>(Cluster{}); // blocks of the cluster that need the tile; each loads a part for all
   static constexpr int kPart = kRows / kParts;
-  static constexpr int kBox = kPart % 32 == 0 && kPart > 64 ? 32 : kPart % 16 == 0 && kPart > 32 ? 16 : 8; // rows
   using Atom = cute::conditional_t<kOperand == 0, typename Base::SmemLayoutAtomA, typename Base::SmemLayoutAtomB>;
-  static constexpr int kBoxK = cute::size<1>(Atom{}); // bytes: the width of the swizzle, 128 where the tile's K is a multiple of it
-  static_assert(kPart % kBox == 0 && kTileK % kBoxK == 0, "whole boxes fill a tile");
-
+  static constexpr int kWidth = cute::size<1>(Atom{}); // bytes: the width of the swizzle, 128 where the tile's K is a multiple of it
+  static_assert(kRows % kParts == 0 && kTileK % kWidth == 0 && cute::size<0>(Atom{}) == 8);
   using Stride = cute::conditional_t<kOperand == 0, typename Base::StrideA, typename Base::StrideB>;
-  using Box = decltype(cute::tile_to_shape(Atom{}, cute::Shape<cute::Int<kBox>, cute::Int<kBoxK>>{}));
-  static_assert(cute::cosize_v<Box> == kBox * kBoxK, "rows one after the other");
+  using Map = PartialMap<kPart, kWidth>;
 
-  // data: [rows, K, batch].
-  static auto map_of(const int8_t* data, int rows, int K, int batch, Stride stride) {
-    using namespace cute;
-    const auto tensor = make_tensor(reinterpret_cast<const uint8_t*>(data), make_layout(make_shape(rows, K, batch), stride));
-    return make_tma_copy(SM90_TMA_LOAD{}, tensor, Box{}, Shape<Int<kBox>, Int<kBoxK>>{}, Int<1>{});
-  }
-  using Map = decltype(map_of(nullptr, 0, 0, 0, Stride{}));
-
-  struct Params {
-    Map map; // encoded only if it is needed
-    int rows;
-
-    // Whether the operand ends within a tile.
-    CUTLASS_HOST_DEVICE bool is_needed() const { return rows % kRows != 0; }
-  };
-  static Params params_of(const int8_t* data, int rows, int K, int batch, Stride stride) {
-    Params params{{}, rows};
-    if (params.is_needed()) params.map = map_of(data, rows, K, batch, stride);
-    return params;
+  // data: [batch, rows, K].
+  static Map map_of(const int8_t* data, int rows, int K, int batch, Stride stride) {
+    return Map::encode(data, rows, K, batch, cute::get<0>(stride), cute::get<2>(stride));
   }
 
-  // Rows from the beginning of a tile to the operand's end.
-  CUTLASS_DEVICE static int rows_left(Params const& params, int tile) { return params.rows - tile * kRows; }
+  CUTLASS_DEVICE static bool is_whole(Map const& map, int tile) { return map.rows - tile * kRows >= kRows; }
 
-  // Loads this block's part of a partial tile; nothing if no rows are left. to: the stage. receivers: the blocks that need the tile. The
-  // barrier has been told to expect a whole tile.
-  CUTLASS_DEVICE static void load(Params const& params, uint64_t* barrier, int8_t* to, int tile, int k_tile, int batch, int part,
-                                  uint16_t receivers) {
-    using namespace cute;
-    const int left = rows_left(params, tile);
-    const int own_end = cute::min(left, (part + 1) * kPart);
-    const void* const map = params.map.get_tma_descriptor();
-    constexpr auto kHint = uint64_t(TMA::CacheHintSm90::EVICT_NORMAL);
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int row = part * kPart; row < own_end; row += kBox) {
+  // A thread block's part of one tile.
+  class Part {
+  public:
+    CUTLASS_DEVICE Part(Map const& map, int tile, int part, int batch)
+        : map_(map), first_row_(tile * kRows + part * kPart), batch_(batch), rows_(existing_rows(map.rows - first_row_, kPart)),
+          missing_(kRows - existing_rows(map.rows - tile * kRows, kRows)), offset_(part * kPart * kWidth) {}
+
+    CUTLASS_DEVICE bool is_whole() const { return rows_ == kPart; }
+
+    // Loads a part that is not whole; nothing if it has no rows. to: the stage.
+    template <bool kMulticast>
+    CUTLASS_DEVICE void load(uint64_t* barrier, int8_t* to, int k_tile, uint16_t receivers) const {
+      if (rows_ == 0) return;
       CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < kTileK; k += kBoxK) {
-        int8_t* const box = to + k * kRows + row * kBoxK;
-        if constexpr (kParts > 1) {
-          SM90_TMA_LOAD_MULTICAST_3D::copy(map, barrier, receivers, kHint, box, k_tile * kTileK + k, tile * kRows + row, batch);
-        } else {
-          SM90_TMA_LOAD_3D::copy(map, barrier, kHint, box, k_tile * kTileK + k, tile * kRows + row, batch);
-        }
+      for (int k = 0; k < kTileK; k += kWidth) {
+        map_.template copy<kMulticast>(barrier, to + k * kRows + offset_, k_tile * kTileK + k, first_row_, batch_, receivers);
       }
     }
-    const int loaded = (cute::max(left, 0) + kBox - 1) / kBox * kBox; // by all blocks
-    cutlass::arch::ClusterTransactionBarrier::complete_transaction(barrier, cute::block_rank_in_cluster(), (kRows - loaded) * kTileK);
-  }
+
+    // The barrier has been told to expect a whole tile: subtracts the rows that no thread block of the cluster loads.
+    CUTLASS_DEVICE void expect_no_more(uint64_t* barrier) const {
+      if (missing_ > 0) cutlass::arch::ClusterTransactionBarrier::complete_transaction(barrier, cute::block_rank_in_cluster(), missing_ * kTileK);
+    }
+
+  private:
+    Map const& map_;
+    int first_row_, batch_, rows_, missing_, offset_;
+  };
 };
 
 } // namespace scaled_mm::c3x

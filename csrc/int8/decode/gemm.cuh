@@ -196,14 +196,10 @@ struct Gemm {
         l.out_stride_n == 1 && whole(l.out_stride_m) && whole(l.batch_strides.out) && whole(l.N) && reinterpret_cast<uintptr_t>(l.out) % 16 == 0;
     const auto weights = operand(l.b, l.N, l.K, l.batch, ldb, l.batch_strides.b);
     const auto activations = operand(l.a, l.M, l.K, l.batch, lda, l.batch_strides.a);
-    decltype(P::weights_box) weights_box{};
-    decltype(P::activations_box) activations_box{};
-    if (l.N % kColumns != 0) weights_box = map_of<box_rows(kColumns), SM90_TMA_LOAD>(weights);
-    if (l.M % kRows != 0) activations_box = map_of<box_rows(kRows / kShare), ActivationLoad<kShare>>(activations);
     return {map_of<kColumns, SM90_TMA_LOAD>(weights),
             map_of<kRows / kShare, ActivationLoad<kShare>>(activations),
-            weights_box,
-            activations_box,
+            decltype(P::last_weights)::encode(l.b, int(l.N), int(l.K), int(l.batch), ldb, l.batch_strides.b),
+            decltype(P::last_activations)::encode(l.a, int(l.M), int(l.K), int(l.batch), lda, l.batch_strides.a),
             int(l.M),
             int(l.N),
             int(l.K),
@@ -243,8 +239,8 @@ struct Gemm {
   }
 
   static scaledMMStatus_t check_maps(const P& params, char* message, size_t size) {
-    const bool weights = c3x::is_encoded(params.weights) && (params.N % kColumns == 0 || c3x::is_encoded(params.weights_box));
-    const bool activations = c3x::is_encoded(params.activations) && (params.M % kRows == 0 || c3x::is_encoded(params.activations_box));
+    const auto encoded = [](const auto& map, const auto& last) { return c3x::is_encoded(map) && (!last.is_needed() || c3x::is_encoded(last)); };
+    const bool weights = encoded(params.weights, params.last_weights), activations = encoded(params.activations, params.last_activations);
     if (weights && activations) return SCALED_MM_STATUS_SUCCESS;
     snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of %s", weights ? "a" : "b");
     return SCALED_MM_STATUS_CUDA_ERROR;

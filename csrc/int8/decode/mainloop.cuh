@@ -6,6 +6,7 @@
 namespace scaled_mm::decode {
 
 using namespace cute;
+using c3x::existing_rows;
 
 // Loads tiles of weights and activations, one thread for a block. It issues the steps one after the other, so nothing is computed here
 // that could be computed once a tile.
@@ -14,13 +15,13 @@ class Loader {
 public:
   __device__ Loader(const Params<kColumns, kRows, kShare>& p, S& shared, int part, int share) : p_(p), shared_(shared), part_(part), share_(share) {}
 
-  // The stage's barrier expects the bytes of both operands.
+  // The stage's barrier expects the bytes of both operands: the rows that exist.
   __device__ void weights(const Place& place, int step, int stage) {
     const int tile = place.group * kShare + share_;
-    const int columns = boxed<kColumns>(p_.N - tile * kColumns);
-    shared_.full[stage].arrive_and_expect_tx((columns + boxed<kRows, kRows / kShare>(p_.M - place.row_tile * kRows)) * kStepK);
-    load<kColumns>(p_.weights.with(barrier(stage)), p_.weights, p_.weights_box.with(barrier(stage)), p_.weights_box, p_.N, tile, columns, place.batch,
-                   step, &shared_.weights[stage][0]);
+    const int columns = existing_rows(p_.N - tile * kColumns, kColumns);
+    shared_.full[stage].arrive_and_expect_tx((columns + existing_rows(p_.M - place.row_tile * kRows, kRows)) * kStepK);
+    load<kColumns>(p_.weights.with(barrier(stage)), p_.weights, p_.last_weights, p_.N, tile, columns, place.batch, step, stage,
+                   &shared_.weights[stage][0]);
   }
 
   // Asks L2 for them.
@@ -32,11 +33,11 @@ public:
   __device__ void activations(const Place& place, int step, int stage) {
     constexpr int kPart = kRows / kShare;
     const int tile = place.row_tile * kShare + share_;
-    const int rows = boxed<kPart>(p_.M - tile * kPart);
+    const int rows = existing_rows(p_.M - tile * kPart, kPart);
     int8_t* const to = &shared_.activations[stage][share_ * kPart * kStepK];
     const auto start = [&](auto... receivers) {
-      load<kPart>(p_.activations.with(barrier(stage), receivers...), p_.activations, p_.activations_box.with(barrier(stage), receivers...),
-                  p_.activations_box, p_.M, tile, rows, place.batch, step, to);
+      load<kPart>(p_.activations.with(barrier(stage), receivers...), p_.activations, p_.last_activations, p_.M, tile, rows, place.batch, step, stage,
+                  to, receivers...);
     };
     if constexpr (kShare > 1) {
       uint16_t blocks = 0;
@@ -51,24 +52,15 @@ public:
 private:
   __device__ uint64_t& barrier(int stage) { return reinterpret_cast<uint64_t&>(shared_.full[stage]); }
 
-  // How many of a tile's rows to load: those that exist, rounded up to whole boxes. kPart: rows that one block loads.
-  template <int kTile, int kPart = kTile>
-  static __device__ int boxed(int left) {
-    constexpr int kBox = box_rows(kPart);
-    return left >= kTile ? kTile : (max(left, 0) + kBox - 1) / kBox * kBox;
-  }
-
-  template <int kTile, class Whole, class WholeMap, class Boxes, class BoxMap>
-  __device__ void load(Whole whole, const WholeMap& map, Boxes boxes, const BoxMap& box_map, int rows, int tile, int count, int batch, int step,
-                       int8_t* to) {
+  // receivers: the blocks that get a part of the activations, none for weights.
+  template <int kTile, class Whole, class WholeMap, class LastMap, class... Receivers>
+  __device__ void load(Whole whole, const WholeMap& map, const LastMap& last, int rows, int tile, int count, int batch, int step, int stage,
+                       int8_t* to, Receivers... receivers) {
     if (count == kTile) {
       copy(whole, source<kTile>(map, rows, tile, batch, step), target<kTile>(map, to));
-      return;
-    }
-    constexpr int kBox = box_rows(kTile);
-    CUTLASS_PRAGMA_NO_UNROLL
-    for (int i = 0; i < count / kBox; ++i) {
-      copy(boxes, source<kBox>(box_map, rows, tile * (kTile / kBox) + i, batch, step), target<kBox>(box_map, to + i * kBox * kStepK));
+    } else if (count > 0) {
+      constexpr bool kMulticast = sizeof...(receivers) > 0;
+      last.template copy<kMulticast>(&barrier(stage), to, step * kStepK, tile * kTile, batch, (uint16_t(0) | ... | receivers));
     }
   }
   template <int kTile, class M>

@@ -8,6 +8,7 @@
 #include "cute/atom/copy_traits_sm90_tma.hpp"
 #include "cute/atom/mma_traits_sm90_gmma.hpp"
 
+#include "int8/c3x/partial_map.cuh"
 #include "int8/decode/pipeline.cuh"
 #include "int8/epilogue/formula.cuh"
 
@@ -38,15 +39,12 @@ using Map = decltype(map_of<kRows, Load>(operand(nullptr, 0, 0, 0, 0, 0)));
 template <int kShare>
 using ActivationLoad = std::conditional_t<(kShare > 1), SM90_TMA_LOAD_MULTICAST, SM90_TMA_LOAD>;
 
-// A tile of so many rows that reaches past its operand's end is loaded in boxes of this many (c3x/partial_tile.cuh says why, and has the same).
-constexpr int box_rows(int tile) { return tile % 32 == 0 && tile > 64 ? 32 : tile % 16 == 0 && tile > 32 ? 16 : 8; }
-
 template <int kColumns, int kRows, int kShare>
 struct Params {
   Map<kColumns, SM90_TMA_LOAD> weights;
   Map<kRows / kShare, ActivationLoad<kShare>> activations;
-  Map<box_rows(kColumns), SM90_TMA_LOAD> weights_box; // both encoded only if the operand ends within a tile
-  Map<box_rows(kRows / kShare), ActivationLoad<kShare>> activations_box;
+  c3x::PartialMap<kColumns, kStepK> last_weights; // of a tile that reaches past the operand's end
+  c3x::PartialMap<kRows / kShare, kStepK> last_activations;
   int M, N, K, batch;
   int tiles_m, groups_n, clusters;   // tiles along M, groups of kShare tiles along N; clusters in the grid
   bool early_weights, whole_vectors; // whole_vectors: out takes stores of 16 bytes
