@@ -21,23 +21,24 @@ struct Cooperative {
   using Epilogue = cutlass::epilogue::PtrArrayTmaWarpSpecializedCooperative;
 };
 
-// A main loop whose tensor map of a goes on to the end of all tokens: a tile with few of an expert's rows is filled with the next experts',
-// which takes a fifth of the time of the zeros that TMA writes past the end of a tensor (c3x/partial_tile.cuh). None of them is stored.
-// kTokens: which of the MMA's operands a is, 0 or 1.
+// A main loop whose tensor maps go on past an expert's end, to the last token and the last expert's weights: a partial tile is filled with the next
+// experts' rows, which takes a fifth of the time of the zeros that TMA writes past the end of a tensor (c3x/partial_map.cuh). None of them reach an
+// element of out that is stored. kTokens: which of the MMA's operands a is, 0 or 1.
 template <class Base, int kTokens>
-struct AllTokens : Base {
+struct AllExperts : Base {
   struct Arguments : Base::Arguments {
     const int32_t* begin; // each expert's first row
     int32_t tokens;
+    int32_t adjoining; // experts whose weights lie one after the other: all or 0
   };
   struct Params : Base::Params {
     const int32_t* begin;
-    int32_t tokens;
+    int32_t tokens, adjoining;
   };
 
   template <class Problem>
   static constexpr Params to_underlying_arguments(Problem const& problem, Arguments const& arguments, void* workspace) {
-    return {Base::to_underlying_arguments(problem, arguments, workspace), arguments.begin, arguments.tokens};
+    return {Base::to_underlying_arguments(problem, arguments, workspace), arguments.begin, arguments.tokens, arguments.adjoining};
   }
 
   // Called by all lanes of the producer's warp.
@@ -45,6 +46,7 @@ struct AllTokens : Base {
   CUTLASS_DEVICE void tensormaps_perform_update(typename Base::TensorMapStorage& shared, Params const& params, Maps const& maps, Problem problem,
                                                 int32_t expert) {
     cute::get<kTokens>(problem) = params.tokens - params.begin[expert];
+    if (params.adjoining > 0) cute::get<1 - kTokens>(problem) *= params.adjoining - expert;
     Base::tensormaps_perform_update(shared, params, maps, problem, expert);
   }
 };
@@ -136,7 +138,7 @@ struct C3x {
       typename cutlass::gemm::collective::CollectiveBuilder<cutlass::arch::Sm90, cutlass::arch::OpClassTensorOp, int8_t, cutlass::layout::RowMajor*,
                                                             16, int8_t, cutlass::layout::ColumnMajor*, 16, int32_t, Tile, Cluster, Stages,
                                                             typename Schedule::Mainloop>::CollectiveOp;
-  using Mainloop = AllTokens<BaseMainloop, kSwapAB ? 1 : 0>;
+  using Mainloop = AllExperts<BaseMainloop, kSwapAB ? 1 : 0>;
 
   using Shape = cute::Shape<int, int, int>;
   using GemmKernel = cutlass::gemm::kernel::GemmUniversal<cutlass::gemm::GroupProblemShape<Shape>, Mainloop, Epilogue>;
@@ -217,10 +219,14 @@ struct C3x {
                        l.M > 1 ? l.out_stride_m : packed_n,
                        l.groups->b_stride,
                        problems};
+    const bool adjoin = p.b_stride == l.N * p.ldb && l.groups->experts * l.N <= INT_MAX;
     Arguments arguments{};
     arguments.mode = cutlass::gemm::GemmUniversalMode::kGrouped;
     arguments.problem_shape = {int32_t(l.groups->experts), problems.shapes, nullptr};
-    arguments.mainloop = {{problems.first, problems.stride_first, problems.second, problems.stride_second}, problems.begin, int32_t(l.M)};
+    arguments.mainloop = {{problems.first, problems.stride_first, problems.second, problems.stride_second},
+                          problems.begin,
+                          int32_t(l.M),
+                          adjoin ? int32_t(l.groups->experts) : 0};
     arguments.epilogue.thread = {epilogue_operands(l), expert_strides(l), problems.begin};
     arguments.epilogue.ptr_D = problems.out;
     arguments.epilogue.dD = problems.stride_out;
