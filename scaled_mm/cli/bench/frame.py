@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
-from scaled_mm.measure.regime import REGIMES, STANDARD
+from scaled_mm.measure.regime import REGIMES, SETTLED_SWEEP, STANDARD
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ def add_measuring_options(parser: argparse.ArgumentParser, budget: str, seed: st
     states = "rested: 30 ms of rest before each turn; settled: 2 s of load before each case, and no rest; brief: neither"
     add(
         "--regime",
-        choices=tuple(REGIMES),
+        choices=tuple(name for name in REGIMES if name != SETTLED_SWEEP),
         default=regime,
         help=f"state of a GPU: {states}; standard: 50 ms of rest, then 100 ms of load; default {regime}",
     )
