@@ -40,6 +40,7 @@ ALIGNED = [
     ((129, 5, 15, 13), dict(pad=1, padding=3, offsets="wild", bias="out")),
     ((777, 3, 333, 20), dict(pad=3, padding=12, offsets="one", b_scale="one")),
     ((777, 3, 333, 40), dict(pad=3, padding=8, offsets="wild", b_scale="one")),
+    ((150, 4, 1040, 520), dict(b_layout="apart", bias="float32")),
     ((2048, 2000, 64, 24), dict(bias="float32")),
     ((40, 300, 512, 392), dict(offsets="short", a_scale="matrix", b_scale="expert3")),
 ]

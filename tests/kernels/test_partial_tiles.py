@@ -12,50 +12,64 @@ import torch
 
 import scaled_mm as sm
 from scaled_mm import reference
+from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.tables import load_table
 
 pytestmark = pytest.mark.gpu
 
 TABLE = load_table("sm90")
 ROWS = [row.name for row in TABLE.rows if row.family in ("c3x", "decode")]
-K = 13 * 128 + 16  # more steps than a kernel config has stages; the last one is partial too
+# Stages are used again, and the last step is partial; K ends in the first 128 bytes of a step of 256; whole steps.
+STEPS = (48 * 128 + 16, 12 * 128 + 16, 13 * 128)
 
 
-def heights(rows: int, parts: int) -> list[int]:
-    """Rows of the last tile. parts: thread blocks of a cluster that load `rows` rows together."""
+def heights(rows: int, parts: int, unit: int = 1) -> list[int]:
+    """Rows of the last tile, multiples of `unit`. parts: thread blocks of a cluster that load `rows` rows together."""
     part = rows // parts
-    return sorted({1, 8, part - 1, part, part + 1, rows - part - 1, rows - 1, rows} & set(range(1, rows + 1)))
+    near = {unit, 8, part - unit, part, part + unit, rows - part - unit, rows - unit, rows}
+    return sorted(height for height in near if 0 < height <= rows)
 
 
-def extents(name: str) -> tuple[list[int], list[int]]:
-    """Heights along M and along N."""
-    row = TABLE.row(name)
-    first, second = heights(row.tile.m, row.cluster.n), heights(row.tile.n, row.cluster.m)
-    return (second, first) if row.swap_ab else (first, second)
+def sizes(config: KernelConfig, out_dtype: torch.dtype) -> tuple[int, int, list[int], list[int]]:
+    """Of a tile along M and N; heights of the last tile along M and N. c3x kernels store whole vectors of 16 bytes along N."""
+    unit = 16 // out_dtype.itemsize if config.family == "c3x" else 1
+    if config.swap_ab:
+        return config.tile.n, config.tile.m, heights(config.tile.n, config.cluster.m), heights(config.tile.m, config.cluster.n, unit)
+    return config.tile.m, config.tile.n, heights(config.tile.m, config.cluster.n), heights(config.tile.n, config.cluster.m, unit)
+
+
+def check(handle, row: str, batch: int, M: int, N: int, K: int, out_dtype: torch.dtype, constant: bool) -> None:
+    """The product by one kernel config, and that nothing is written past out. Batches share b. constant: b may be loaded early."""
+    generator = torch.Generator("cuda").manual_seed(M * N + K)
+    b = torch.randint(-128, 128, (N, K), dtype=torch.int8, device="cuda", generator=generator).t().expand(batch, K, N)
+    inputs = {
+        "a": torch.randint(-128, 128, (batch, M, K), dtype=torch.int8, device="cuda", generator=generator),
+        "b": sm.prepare_weight(b) if constant else b,
+        "a_scale": torch.rand(batch, M, 1, device="cuda", generator=generator),
+        "b_scale": torch.rand(1, N, device="cuda", generator=generator),
+    }
+    room = torch.full((batch, M + 1, (N + 15) // 16 * 16 + 16), 7.0, dtype=out_dtype, device="cuda")
+    out = room[:, :M, :N]
+    with sm.create_descriptor(handle, out=out, kernel=row, **inputs) as desc:
+        workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
+        desc.calculate(out, **inputs, workspace=workspace)
+    said = f"{row} {out_dtype} batch {batch} M={M} N={N} K={K} constant={constant}"
+    assert torch.equal(out, reference.scaled_mm(**{**inputs, "b": b}, out_dtype=out_dtype)), said
+    assert bool((room[:, M:] == 7).all()) and bool((room[:, :, N:] == 7).all()), said
+
+
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("row", ROWS)
+def test_partial_tiles_have_the_bits_of_the_reference(handle, row, out_dtype):
+    tile_m, tile_n, along_m, along_n = sizes(TABLE.row(row), out_dtype)
+    pairs = {*itertools.product(along_m[:2] + along_m[-2:], along_n), *itertools.product(along_m, along_n[:2] + along_n[-2:])}
+    for i, (m, n) in enumerate(sorted(pairs)):
+        whole_m, whole_n = i % 2, i // 2 % 3  # tiles before the last one
+        check(handle, row, 1 + 2 * (i % 5 == 0), m + whole_m * tile_m, n + whole_n * tile_n, STEPS[i % 3], out_dtype, constant=i // 3 % 2 == 0)
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_partial_tiles_have_the_bits_of_the_reference(handle, row):
-    tile, (along_m, along_n) = TABLE.row(row).tile, extents(row)
-    tile_m, tile_n = (tile.n, tile.m) if TABLE.row(row).swap_ab else (tile.m, tile.n)
-    generator = torch.Generator("cuda").manual_seed(len(row))
-    cases = list(itertools.product(along_m[:2] + along_m[-2:], along_n)) + list(itertools.product(along_m, along_n[:2] + along_n[-2:]))
-    for m, n in sorted(set(cases)):
-        # Whole tiles first in half of the cases; a batch that shares b in others.
-        whole, batch = (m + n) % 2, 3 if (m + n) % 3 == 0 else 1
-        M, N = m + whole * tile_m, n + whole * 2 * tile_n
-        a = torch.randint(-128, 128, (batch, M, K), dtype=torch.int8, device="cuda", generator=generator)
-        b = torch.randint(-128, 128, (N, K), dtype=torch.int8, device="cuda", generator=generator).t()
-        inputs = {
-            "a": a,
-            "b": b.expand(batch, K, N),
-            "a_scale": torch.rand(batch, M, 1, device="cuda", generator=generator),
-            "b_scale": torch.rand(1, N, device="cuda", generator=generator),
-        }
-        room = torch.full((batch, M + 1, (N + 15) // 16 * 16 + 16), 7.0, dtype=torch.bfloat16, device="cuda")
-        out = room[:, :M, :N]
-        with sm.create_descriptor(handle, out=out, kernel=row, **inputs) as desc:
-            workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
-            desc.calculate(out, **inputs, workspace=workspace)
-        assert torch.equal(out, reference.scaled_mm(**inputs)), (row, batch, M, N)
-        assert bool((room[:, M:] == 7).all()) and bool((room[:, :, N:] == 7).all()), (row, batch, M, N)
+def test_partial_tiles_after_the_first_tile_of_a_thread_block(handle, row):
+    tile_m, tile_n, along_m, along_n = sizes(TABLE.row(row), torch.bfloat16)
+    for m, n in ((along_m[0], along_n[0]), (along_m[-2], along_n[-2])):
+        check(handle, row, 101, tile_m + m, 2 * tile_n + n, 272, torch.bfloat16, constant=False)

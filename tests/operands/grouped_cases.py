@@ -85,11 +85,12 @@ def grouped(
     """A grouped product of random numbers.
 
     a_scale: one, vector, matrix; b_scale: one, expert, expert3, matrix, matrix3, column3, strided; bias: None, out, float32.
-    b_layout: columns (a weight's transpose) or rows. pad: bytes after each row of K, which are not zero.
+    b_layout: columns (a weight's transpose), apart (the same, with room between the experts) or rows.
+    pad: bytes after each row of K, which are not zero.
     """
     generator = torch.Generator().manual_seed(seed)
     integers = lambda *shape: torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator)  # noqa: E731
-    a, weight = integers(tokens, K + pad)[:, :K], integers(E, N, K + pad)[:, :, :K]
+    a, weight = integers(tokens, K + pad)[:, :K], integers(E, N + (b_layout == "apart"), K + pad)[:, :N, :K]
     b = weight.transpose(1, 2)
     scales_a = {"one": (), "vector": (tokens,), "matrix": (tokens, 1)}
     scales_b = {
