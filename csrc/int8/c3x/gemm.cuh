@@ -152,7 +152,7 @@ struct Gemm {
   }
 
   static scaledMMStatus_t check_maps(const Params& params, char* message, size_t size) {
-    const auto encoded = [](const auto& partial) { return !partial.is_needed() || is_encoded(partial); };
+    const auto encoded = [](const auto& partial) { return !partial.last.is_needed() || is_encoded(partial.last); };
     if (encoded(params.mainloop.partial_0) && encoded(params.mainloop.partial_1)) return check_encoded<Params>(params, message, size);
     snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of a partial tile");
     return SCALED_MM_STATUS_CUDA_ERROR;

@@ -22,22 +22,22 @@ struct Loads : Base {
     bool early_weights;
   };
   struct Params : Base::Params {
-    typename Partial0::Map partial_0;
-    typename Partial1::Map partial_1;
+    typename Partial0::Params partial_0;
+    typename Partial1::Params partial_1;
     bool early_weights;
   };
 
   template <class Problem>
   static constexpr Params to_underlying_arguments(Problem const& problem, Arguments const& arguments, void* workspace) {
     const auto [M, N, K, L] = problem;
-    return {Base::to_underlying_arguments(problem, arguments, workspace), Partial0::map_of(arguments.ptr_A, M, K, L, arguments.dA),
-            Partial1::map_of(arguments.ptr_B, N, K, L, arguments.dB), arguments.early_weights};
+    return {Base::to_underlying_arguments(problem, arguments, workspace), Partial0::params_of(arguments.ptr_A, M, K, L, arguments.dA),
+            Partial1::params_of(arguments.ptr_B, N, K, L, arguments.dB), arguments.early_weights};
   }
 
   CUTLASS_DEVICE static void prefetch_tma_descriptors(Params const& params) {
     Base::prefetch_tma_descriptors(params);
-    if (params.partial_0.is_needed()) cute::prefetch_tma_descriptor(params.partial_0.get_tma_descriptor());
-    if (params.partial_1.is_needed()) cute::prefetch_tma_descriptor(params.partial_1.get_tma_descriptor());
+    if (params.partial_0.last.is_needed()) cute::prefetch_tma_descriptor(params.partial_0.last.get_tma_descriptor());
+    if (params.partial_1.last.is_needed()) cute::prefetch_tma_descriptor(params.partial_1.last.get_tma_descriptor());
   }
 
   // Called by all lanes of the producer's warp, once for each tile of the block.
@@ -69,7 +69,7 @@ struct Loads : Base {
       stage.advance(early);
       k_tiles -= early;
     }
-    if (Partial0::is_whole(params.partial_0, cute::get<0>(block)) && Partial1::is_whole(params.partial_1, cute::get<1>(block))) {
+    if (params.partial_0.tiles.is_whole(cute::get<0>(block)) && params.partial_1.tiles.is_whole(cute::get<1>(block))) {
       Base::load(params, pipeline, stage, operands, block, k_tile, k_tiles, thread, rank_in_cluster, shared);
     } else if (cute::elect_one_sync()) {
       CUTLASS_PRAGMA_NO_UNROLL
@@ -99,7 +99,7 @@ private:
       else
         return &params.tma_load_b;
     }();
-    const auto& partial = [&]() -> typename Partial::Map const& {
+    const auto& partial = [&]() -> typename Partial::Params const& {
       if constexpr (kFirst)
         return params.partial_0;
       else

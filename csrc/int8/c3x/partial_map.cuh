@@ -13,42 +13,45 @@
 
 namespace scaled_mm::c3x {
 
-// How many rows of a tile or a part of one exist. left: rows from its first to the operand's end, may be negative.
-CUTLASS_HOST_DEVICE int existing_rows(int left, int whole) { return left < 0 ? 0 : left < whole ? left : whole; }
+// An operand's rows, cut into pieces of kSize: tiles, or the parts of tiles that thread blocks load.
+//
+// Not clamp(rows - piece * kSize, 0, kSize): ptxas 13.0 takes `clamp(x, 0, c) == c` for true if x >= 0 (VIMNMX.RELU with a predicate).
+template <int kSize>
+struct Pieces {
+  int whole; // pieces with kSize rows
+  int last;  // rows of the piece after them
 
-// kPart: rows that a thread block loads of a whole tile. kWidth: bytes of K that a copy loads: the width of the swizzle.
-template <int kPart, int kWidth>
-struct PartialMap {
-  static_assert(kPart % 8 == 0 && kPart <= 256, "a part starts where the swizzle does, and a copy is no higher");
+  static Pieces of(int rows) { return {rows / kSize, rows % kSize}; }
+  CUTLASS_HOST_DEVICE bool is_whole(int piece) const { return piece < whole; }
+  // 0 past the end.
+  CUTLASS_HOST_DEVICE int rows_of(int piece) const { return is_whole(piece) ? kSize : piece == whole ? last : 0; }
+};
+
+// A tensor map of an operand [batch, rows, K], K contiguous, whose copy loads some rows of a tile, kWidth bytes each: the width of the swizzle.
+template <int kWidth>
+struct RowsMap {
   static_assert(kWidth == 128 || kWidth == 64 || kWidth == 32, "a swizzle of TMA");
   static constexpr CUtensorMapSwizzle kSwizzle = kWidth == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
                                                  : kWidth == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
                                                                 : CU_TENSOR_MAP_SWIZZLE_32B;
+  cute::TmaDescriptor map;
 
-  cute::TmaDescriptor map; // encoded only if it is needed
-  int rows;                // of the operand
-
-  // Whether the operand ends within a part.
-  CUTLASS_HOST_DEVICE bool is_needed() const { return rows % kPart != 0; }
-
-  // data: [batch, rows, K], K contiguous; strides in bytes. The map stays zero if the driver refuses it (tensor_map.cuh looks).
-  static PartialMap encode(const void* data, int rows, int K, int batch, int64_t row_stride, int64_t batch_stride) {
-    PartialMap partial{{}, rows};
-    if (!partial.is_needed()) return partial;
+  // Strides in bytes. The map stays zero if the driver refuses it (tensor_map.cuh looks).
+  static RowsMap encode(const void* data, int rows, int K, int batch, int64_t row_stride, int64_t batch_stride, int rows_of_copy) {
+    RowsMap made{};
     const cuuint64_t shape[] = {cuuint64_t(K), cuuint64_t(rows), cuuint64_t(batch)};
     const cuuint64_t strides[] = {cuuint64_t(row_stride), cuuint64_t(batch_stride)};
-    const cuuint32_t box[] = {kWidth, cuuint32_t(rows % kPart), 1}, every[] = {1, 1, 1};
+    const cuuint32_t box[] = {kWidth, cuuint32_t(rows_of_copy), 1}, every[] = {1, 1, 1};
     const CUresult result = CUTLASS_CUDA_DRIVER_WRAPPER_CALL(cuTensorMapEncodeTiled)(
-        &partial.map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), shape, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle,
+        &made.map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<void*>(data), shape, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE, kSwizzle,
         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) partial.map = {};
-    return partial;
+    if (result != CUDA_SUCCESS) made.map = {};
+    return made;
   }
 
   CUTLASS_HOST_DEVICE const cute::TmaDescriptor* get_tma_descriptor() const { return &map; }
 
-  // Copies the operand's last rows % kPart rows, kWidth bytes each. to: where the part starts. receivers: the thread blocks of the cluster
-  // that get them, 0 for this one alone.
+  // to: where the rows go, on a multiple of 8 rows of the tile. receivers: the thread blocks of the cluster that get them, where kMulticast.
   template <bool kMulticast>
   CUTLASS_DEVICE void copy(uint64_t* barrier, int8_t* to, int k, int first_row, int batch, uint16_t receivers) const {
     constexpr auto kHint = uint64_t(cute::TMA::CacheHintSm90::EVICT_NORMAL);
@@ -57,6 +60,24 @@ struct PartialMap {
     } else {
       cute::SM90_TMA_LOAD_3D::copy(&map, barrier, kHint, to, k, first_row, batch);
     }
+  }
+};
+
+// The map of an operand's last rows, where it ends within a part of a tile. kPart: rows that a thread block loads of a whole tile.
+template <int kPart, int kWidth>
+struct PartialMap : RowsMap<kWidth> {
+  static_assert(kPart % 8 == 0 && kPart <= 256, "a part starts where the swizzle does, and a copy is no higher");
+  Pieces<kPart> parts;
+
+  // Whether the operand ends within a part. Only then the map is encoded.
+  CUTLASS_HOST_DEVICE bool is_needed() const { return parts.last > 0; }
+
+  static PartialMap encode(const void* data, int rows, int K, int batch, int64_t row_stride, int64_t batch_stride) {
+    PartialMap partial{{}, Pieces<kPart>::of(rows)};
+    if (partial.is_needed()) {
+      static_cast<RowsMap<kWidth>&>(partial) = RowsMap<kWidth>::encode(data, rows, K, batch, row_stride, batch_stride, partial.parts.last);
+    }
+    return partial;
   }
 };
 

@@ -20,21 +20,23 @@ struct PartialTile {
   static constexpr int kWidth = cute::size<1>(Atom{}); // bytes: the width of the swizzle, 128 where the tile's K is a multiple of it
   static_assert(kRows % kParts == 0 && kTileK % kWidth == 0 && cute::size<0>(Atom{}) == 8);
   using Stride = cute::conditional_t<kOperand == 0, typename Base::StrideA, typename Base::StrideB>;
-  using Map = PartialMap<kPart, kWidth>;
+
+  struct Params {
+    PartialMap<kPart, kWidth> last;
+    Pieces<kRows> tiles;
+  };
 
   // data: [batch, rows, K].
-  static Map map_of(const int8_t* data, int rows, int K, int batch, Stride stride) {
-    return Map::encode(data, rows, K, batch, cute::get<0>(stride), cute::get<2>(stride));
+  static Params params_of(const int8_t* data, int rows, int K, int batch, Stride stride) {
+    return {PartialMap<kPart, kWidth>::encode(data, rows, K, batch, cute::get<0>(stride), cute::get<2>(stride)), Pieces<kRows>::of(rows)};
   }
-
-  CUTLASS_DEVICE static bool is_whole(Map const& map, int tile) { return map.rows - tile * kRows >= kRows; }
 
   // A thread block's part of one tile.
   class Part {
   public:
-    CUTLASS_DEVICE Part(Map const& map, int tile, int part, int batch)
-        : map_(map), first_row_(tile * kRows + part * kPart), batch_(batch), rows_(existing_rows(map.rows - first_row_, kPart)),
-          missing_(kRows - existing_rows(map.rows - tile * kRows, kRows)), offset_(part * kPart * kWidth) {}
+    CUTLASS_DEVICE Part(Params const& params, int tile, int part, int batch)
+        : map_(params.last), first_row_(tile * kRows + part * kPart), batch_(batch), rows_(params.last.parts.rows_of(tile * kParts + part)),
+          missing_(kRows - params.tiles.rows_of(tile)), offset_(part * kPart * kWidth) {}
 
     CUTLASS_DEVICE bool is_whole() const { return rows_ == kPart; }
 
@@ -54,7 +56,7 @@ struct PartialTile {
     }
 
   private:
-    Map const& map_;
+    PartialMap<kPart, kWidth> const& map_;
     int first_row_, batch_, rows_, missing_, offset_;
   };
 };

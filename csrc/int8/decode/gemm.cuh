@@ -200,6 +200,7 @@ struct Gemm {
             map_of<kRows / kShare, ActivationLoad<kShare>>(activations),
             decltype(P::last_weights)::encode(l.b, int(l.N), int(l.K), int(l.batch), ldb, l.batch_strides.b),
             decltype(P::last_activations)::encode(l.a, int(l.M), int(l.K), int(l.batch), lda, l.batch_strides.a),
+            decltype(P::row_tiles)::of(int(l.M)),
             int(l.M),
             int(l.N),
             int(l.K),

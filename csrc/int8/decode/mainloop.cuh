@@ -6,7 +6,6 @@
 namespace scaled_mm::decode {
 
 using namespace cute;
-using c3x::existing_rows;
 
 // Loads tiles of weights and activations, one thread for a block. It issues the steps one after the other, so nothing is computed here
 // that could be computed once a tile.
@@ -18,8 +17,8 @@ public:
   // The stage's barrier expects the bytes of both operands: the rows that exist.
   __device__ void weights(const Place& place, int step, int stage) {
     const int tile = place.group * kShare + share_;
-    const int columns = existing_rows(p_.N - tile * kColumns, kColumns);
-    shared_.full[stage].arrive_and_expect_tx((columns + existing_rows(p_.M - place.row_tile * kRows, kRows)) * kStepK);
+    const int columns = p_.last_weights.parts.rows_of(tile);
+    shared_.full[stage].arrive_and_expect_tx((columns + p_.row_tiles.rows_of(place.row_tile)) * kStepK);
     load<kColumns>(p_.weights.with(barrier(stage)), p_.weights, p_.last_weights, p_.N, tile, columns, place.batch, step, stage,
                    &shared_.weights[stage][0]);
   }
@@ -33,7 +32,7 @@ public:
   __device__ void activations(const Place& place, int step, int stage) {
     constexpr int kPart = kRows / kShare;
     const int tile = place.row_tile * kShare + share_;
-    const int rows = existing_rows(p_.M - tile * kPart, kPart);
+    const int rows = p_.last_activations.parts.rows_of(tile);
     int8_t* const to = &shared_.activations[stage][share_ * kPart * kStepK];
     const auto start = [&](auto... receivers) {
       load<kPart>(p_.activations.with(barrier(stage), receivers...), p_.activations, p_.last_activations, p_.M, tile, rows, place.batch, step, stage,

@@ -45,6 +45,7 @@ struct Params {
   Map<kRows / kShare, ActivationLoad<kShare>> activations;
   c3x::PartialMap<kColumns, kStepK> last_weights; // of a tile that reaches past the operand's end
   c3x::PartialMap<kRows / kShare, kStepK> last_activations;
+  c3x::Pieces<kRows> row_tiles;
   int M, N, K, batch;
   int tiles_m, groups_n, clusters;   // tiles along M, groups of kShare tiles along N; clusters in the grid
   bool early_weights, whole_vectors; // whole_vectors: out takes stores of 16 bytes
