@@ -27,14 +27,13 @@ class Regime:
         return f"{load}Before each turn of an implementation the GPU {rest}, then the implementation runs untimed for {self.settle_ms:g} ms."
 
 
-STANDARD, BRIEF, SETTLED = "standard", "brief", "settled"
-#: Of the products of a sweep after its first one, in the settled regime: each follows the one before without a rest.
-SETTLED_SWEEP = "settled sweep"
-#: rested: a request after a pause. settled: a server under load. brief: to compare many kernels of one product with each other.
+STANDARD, BRIEF = "standard", "brief"
+#: rested: a request after a pause. settled: a server under load, with its energy. loaded: the same for many kernels or products, one behind the
+#: other. brief: to compare many kernels of one product with each other, at the clocks of a GPU that is not at its power limit.
 REGIMES = {
     STANDARD: Regime(50, 100),
     "rested": Regime(30, 2),
-    SETTLED: Regime(0, 100, load_ms=2000, meter_ms=300),
+    "settled": Regime(0, 100, load_ms=2000, meter_ms=300),
+    "loaded": Regime(0, 100),
     BRIEF: Regime(0, 2),
-    SETTLED_SWEEP: Regime(0, 100),
 }

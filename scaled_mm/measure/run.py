@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,10 +85,6 @@ class Suite:
         """Fresh activations and outputs for one case."""
         raise NotImplementedError
 
-    def regime(self, options: Options, first: bool) -> str:
-        """The state of the GPU, one of `regime.REGIMES`. first: the first case of a weight."""
-        return options.regime
-
     def check(self, inputs: RotatedOutputs, options: Options) -> Check:
         raise NotImplementedError
 
@@ -108,10 +104,7 @@ def run_grid(
         devices.wake(device)
         generator = torch.Generator(device).manual_seed(options.seed)
         weights = suite.weights(group[0], device, generator, options.sets)
-        records = []
-        for case in group:
-            own = replace(options, regime=suite.regime(options, first=not records))
-            records.append(run_case(suite, suite.inputs(case, weights, generator), peers, own, progress))
+        records = [run_case(suite, suite.inputs(case, weights, generator), peers, options, progress) for case in group]
         del weights  # the next ones do not come on top of them
         if device.type == "cuda":
             torch.cuda.empty_cache()  # the next weights have other sizes

@@ -9,8 +9,7 @@ from scaled_mm.bench import ours
 from scaled_mm.bench.cliffs import report
 from scaled_mm.bench.cliffs.suite import CliffsSuite
 from scaled_mm.cli import main
-from scaled_mm.measure import run, shapes
-from scaled_mm.measure.regime import BRIEF, REGIMES, SETTLED, SETTLED_SWEEP
+from scaled_mm.measure import shapes
 from scaled_mm.measure.run import Options, run_grid
 
 
@@ -48,23 +47,6 @@ def test_only_the_dispatched_row_is_timed():
     assert (first["M"], second["M"], first["shape"]) == (3, 5, "64x32") and first["us"] > 0 and first["kernel"] == "row of ours"
     [[failed]] = run_grid(CliffsSuite(), cases[:1], [StandIn("ours", fault="raise")], CPU, Options(budget_ms=1, sets=2))
     assert "launch failed" in failed["failed"] and "us" not in failed
-
-
-def test_a_settled_sweep_is_under_load_from_the_first_product_of_each_weight_on(monkeypatch):
-    seen = []
-    opened = run.open_runner
-
-    def open_runner(calls, device, budget_ms, cold, regime):
-        seen.append(regime)
-        return opened(calls, device, budget_ms, cold, regime)
-
-    monkeypatch.setattr(run, "open_runner", open_runner)
-    cases = shapes.parse_cases("3x64x32,5x64x32,3x32x32", ())
-    for regime in (SETTLED, BRIEF):
-        list(run_grid(CliffsSuite(), cases, [StandIn("ours")], CPU, Options(budget_ms=1, sets=2, regime=regime)))
-    assert seen == [SETTLED, SETTLED_SWEEP, SETTLED, BRIEF, BRIEF, BRIEF]
-    first, later = REGIMES[SETTLED], REGIMES[SETTLED_SWEEP]
-    assert first.rest_ms == later.rest_ms == 0 and first.settle_ms == later.settle_ms and first.load_ms > later.load_ms == 0
 
 
 def test_the_command_times_the_products_and_says_what_failed(tmp_path, capsys, monkeypatch):

@@ -8,14 +8,10 @@ from scaled_mm.bench.int8.inputs import Inputs
 from scaled_mm.bench.int8.suite import Int8Suite
 from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.record import Result
-from scaled_mm.measure.regime import SETTLED, SETTLED_SWEEP
 from scaled_mm.measure.run import Check, Options
 
 
 class CliffsSuite(Int8Suite):
-    def regime(self, options: Options, first: bool) -> str:
-        return SETTLED_SWEEP if options.regime == SETTLED and not first else options.regime
-
     def check(self, inputs: Inputs, options: Options) -> Check:
         return Check()
 

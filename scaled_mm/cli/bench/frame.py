@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
-from scaled_mm.measure.regime import REGIMES, SETTLED_SWEEP, STANDARD
+from scaled_mm.measure.regime import REGIMES, STANDARD
 
 if TYPE_CHECKING:
     import torch
@@ -40,12 +40,13 @@ def add_measuring_options(parser: argparse.ArgumentParser, budget: str, seed: st
     add("--out", type=Path, metavar="DIR", help="report directory; default reports/<arch>/<gpu>")
     positive = common.number("a number above 0", lambda value: value > 0)
     add("--budget-ms", type=positive, metavar="MS", help=f"timed milliseconds per implementation and case; default {budget}")
-    states = "rested: 30 ms of rest before each turn; settled: 2 s of load before each case, and no rest; brief: neither"
+    states = "rested: 30 ms of rest before each turn; settled: 2 s of load before each case, and no rest"
     add(
         "--regime",
-        choices=tuple(name for name in REGIMES if name != SETTLED_SWEEP),
+        choices=tuple(REGIMES),
         default=regime,
-        help=f"state of a GPU: {states}; standard: 50 ms of rest, then 100 ms of load; default {regime}",
+        help=f"state of a GPU: {states}; loaded: 100 ms of load before each turn; brief: none of these; "
+        f"standard: 50 ms of rest, then 100 ms of load; default {regime}",
     )
     add("--seed", type=common.seed, help=f"seed {seed}")
     add("--json", action="store_true", help="print the document on stdout")
