@@ -287,8 +287,10 @@ def check(*words) -> int:
 
 
 def test_the_sm90_table_has_no_cliff_by_the_times_it_was_drawn_from(tmp_path, capsys):
-    cases = [case for case in json.loads(DATA.read_text())["cases"] if case["M"] <= 128]  # an H200's
-    cases += [case for case in json.loads((DATA.parent / "h100_random.json").read_text())["cases"] if case["seed"] == 40]  # an H100's
+    read = lambda name: json.loads((DATA.parent / name).read_text())["cases"]  # noqa: E731
+    cases = [case for case in read("h200_rows.json") if case["M"] <= 128]
+    cases += [case for case in read("h100_random.json") if case["seed"] == 40 and case["M"] == 256]
+    cases += [case for case in read("h200_loaded.json") if case["kind"] == "layer"]
     times = tmp_path / "rows.json"
     times.write_text(json.dumps({"cases": cases}))
     assert check("--arch", "sm90", "--cliffs", times) == 0
