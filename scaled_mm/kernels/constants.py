@@ -29,6 +29,7 @@ class Constants:
     part_us: float = 0.5  # c2x that splits K: of a tile, for each part of K
     part_traffic: float = 4.0  # the same: how often a part's sums go between an SM and L2
     promotion: float = 0.5  # block-scaled: the fraction of the tensor cores' rate that the float32 additions leave
+    wgmma_promotion: float = 0.7  # the same of a wgmma kernel, whose warpgroups take turns
     map_us: float = 0.8  # grouped c3x: of a tile, to edit its tensor maps
 
 

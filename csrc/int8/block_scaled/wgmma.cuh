@@ -1,0 +1,350 @@
+// Block-scaled products by wgmma on SM90. A tile is computed by one or two warpgroups, 64 rows of the MMA each; one thread loads ahead with TMA,
+// also across tiles. While a warpgroup scales its sums of a block of K, the other one multiplies.
+//
+// kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+
+#include "cute/tensor.hpp"
+#include "cute/arch/mma_sm90.hpp"
+#include "cute/atom/mma_traits_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+#include "cutlass/arch/reg_reconfig.h"
+
+#include "int8/block_scaled/launch.cuh"
+#include "int8/c3x/grid_dependency.cuh"
+#include "int8/c3x/partial_map.cuh"
+#include "int8/c3x/tensor_map.cuh"
+#include "int8/decode/storage.cuh"
+
+namespace scaled_mm::block_scaled {
+
+using decode::EmptyBarrier;
+using decode::FullBarrier;
+using decode::Ring;
+
+// One operand: a map whose copy loads a whole tile of kRows rows, and one for the last rows.
+template <int kRows>
+struct TileMaps {
+  c3x::RowsMap<kBlock> whole;
+  c3x::PartialMap<kRows, kBlock> last;
+
+  static TileMaps encode(const void* data, int64_t rows, int64_t K, int64_t stride) {
+    return {c3x::RowsMap<kBlock>::encode(data, int(rows), int(K), 1, stride, 0, kRows),
+            c3x::PartialMap<kRows, kBlock>::encode(data, int(rows), int(K), 1, stride, 0)};
+  }
+  bool is_encoded() const { return c3x::is_encoded(whole) && (!last.is_needed() || c3x::is_encoded(last)); }
+
+  __device__ int rows_of(int tile) const { return last.parts.rows_of(tile); }
+  // rows: `rows_of(tile)`.
+  __device__ void load(uint64_t* barrier, int8_t* to, int tile, int rows, int block) const {
+    if (rows == kRows) {
+      whole.template copy<false>(barrier, to, block * kBlock, tile * kRows, 0, 0);
+    } else {
+      last.template copy<false>(barrier, to, block * kBlock, tile * kRows, 0, 0);
+    }
+  }
+};
+
+struct WgmmaProblem {
+  int M, N, blocks; // blocks: of K
+  int tiles_m, tiles_n;
+  Scales scales;
+  EpilogueOperands epilogue;
+  void* out;
+  int64_t out_stride_m, out_stride_n;
+  bool early_weights;
+  bool pairs; // two columns side by side may be stored at once
+};
+
+template <int kFirst, int kSecond>
+struct WgmmaParams {
+  TileMaps<kFirst> first; // of the MMA
+  TileMaps<kSecond> second;
+  WgmmaProblem problem;
+};
+
+template <int kFirst, int kSecond, int kStages>
+struct alignas(1024) WgmmaStorage {
+  int8_t first[kStages][kFirst * kBlock];
+  int8_t second[kStages][kSecond * kBlock];
+  FullBarrier full[kStages];
+  EmptyBarrier empty[kStages];
+};
+
+// The tiles of a thread block: every gridDim.x-th. They go down M over kSwizzle tiles side by side, whose part of b stays in L2 meanwhile.
+template <int kSwizzle>
+struct WgmmaTiles {
+  struct Place {
+    int m, n;
+  };
+  int tiles_m, tiles_n, index;
+
+  __device__ bool is_valid() const { return index < tiles_m * tiles_n; }
+  __device__ void advance() { index += int(gridDim.x); }
+  __device__ Place place() const {
+    const int first_n = index / (kSwizzle * tiles_m) * kSwizzle, rest = tiles_n - first_n;
+    const int width = rest < kSwizzle ? rest : kSwizzle, in_group = index - first_n * tiles_m;
+    return {in_group / width, first_n + in_group % width};
+  }
+};
+
+// A thread's scales of a block of K, loaded while the block before is multiplied. Rows past the end have the last row's.
+// Not swapped: of its two rows; swapped: of its two rows of a in each fragment of eight.
+template <int kFirst, int kSecond, bool kSwapAB>
+class WgmmaScales {
+public:
+  static constexpr int kCount = kSwapAB ? kSecond / 4 : 2;
+
+  // first_m: the tile's first row of a; first_n: its first column. row: the thread's first row of the MMA's tile.
+  __device__ WgmmaScales(const WgmmaProblem& p, int first_m, int first_n, int row, int lane) : p_(p) {
+    b_ = p.scales.b + first_n / kBlock * p.scales.b_stride_n;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int m = first_m + (kSwapAB ? i / 2 * 8 + lane % 4 * 2 + i % 2 : row + i * 8);
+      rows_[i] = p.scales.a + cute::min(m, p.M - 1) * p.scales.a_stride_m;
+    }
+  }
+  __device__ void fetch(int block) {
+    b_scale_ = b_[block * p_.scales.b_stride_k];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) a_scales_[i] = rows_[i][block * p_.scales.a_stride_k];
+  }
+  // Those of the block that was fetched last.
+  __device__ void combine(float (&scales)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) scales[i] = combine_scales(a_scales_[i], b_scale_);
+  }
+
+private:
+  const WgmmaProblem& p_;
+  const float *b_, *rows_[kCount];
+  float b_scale_, a_scales_[kCount];
+};
+
+template <class Out>
+__device__ inline void store_wgmma(const WgmmaProblem& p, int m, int n, float value) {
+  if (m < p.M && n < p.N) cast(static_cast<Out*>(p.out) + m * p.out_stride_m + n * p.out_stride_n, value);
+}
+
+template <int kFirst, int kSecond, int kStages>
+struct WgmmaShape {
+  static constexpr int kConsumers = kFirst * 2; // threads: a warpgroup for 64 rows
+  // Registers move from the producer to two warpgroups, which takes a whole producer warpgroup.
+  static constexpr bool kReconfigure = kFirst > 64;
+  static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
+  using Storage = WgmmaStorage<kFirst, kSecond, kStages>;
+  static constexpr int kFit = 228 * 1024 / int(sizeof(Storage) + 1024);
+  static constexpr int kResident = kReconfigure ? 1 : kFit < 4 ? kFit : 4; // thread blocks per SM
+};
+
+template <int kFirst, int kSecond, int kStages, int kSwizzle, bool kSwapAB, class Mma, class Out>
+__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages>::kThreads, WgmmaShape<kFirst, kSecond, kStages>::kResident)
+    wgmma_kernel(const __grid_constant__ WgmmaParams<kFirst, kSecond> params) {
+  using namespace cute;
+  using Shape = WgmmaShape<kFirst, kSecond, kStages>;
+  constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2;
+  let_next_kernel_start();
+  extern __shared__ __align__(1024) char memory[];
+  auto& s = *reinterpret_cast<typename Shape::Storage*>(memory);
+  const WgmmaProblem& p = params.problem;
+  WgmmaTiles<kSwizzle> tiles{p.tiles_m, p.tiles_n, int(blockIdx.x)};
+
+  const bool loads = threadIdx.x == kConsumers;
+  const auto barrier = [&](int stage) { return reinterpret_cast<uint64_t*>(&s.full[stage]); };
+  const auto load_first = [&](auto place, int block, int stage) {
+    const int tile = kSwapAB ? place.n : place.m;
+    params.first.load(barrier(stage), s.first[stage], tile, params.first.rows_of(tile), block);
+  };
+  const auto load_second = [&](auto place, int block, int stage) {
+    const int tile = kSwapAB ? place.m : place.n;
+    params.second.load(barrier(stage), s.second[stage], tile, params.second.rows_of(tile), block);
+  };
+  const auto expect = [&](auto place, int stage) {
+    const int rows = params.first.rows_of(kSwapAB ? place.n : place.m) + params.second.rows_of(kSwapAB ? place.m : place.n);
+    s.full[stage].arrive_and_expect_tx(rows * kBlock);
+  };
+  const int early = p.early_weights ? min(p.blocks, kStages) : 0; // of the first tile
+  if (loads) {
+    for (int i = 0; i < kStages; ++i) {
+      s.full[i].init(1);
+      s.empty[i].init(kConsumers / 32);
+    }
+    cutlass::arch::fence_barrier_init();
+    cutlass::arch::fence_view_async_shared();
+    const auto place = tiles.place();
+    for (int i = 0; i < early; ++i) {
+      expect(place, i);
+      kSwapAB ? load_first(place, i, i) : load_second(place, i, i);
+    }
+  }
+  __syncthreads();
+
+  if (threadIdx.x >= kConsumers) {
+    if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (!loads) return;
+    wait_for_preceding_kernel();
+    Ring<kStages> ring;
+    int64_t loaded = 0;
+    for (; tiles.is_valid(); tiles.advance()) {
+      const auto place = tiles.place();
+      for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
+        if (loaded < early) {
+          kSwapAB ? load_second(place, block, ring.stage) : load_first(place, block, ring.stage);
+          continue;
+        }
+        if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
+        expect(place, ring.stage);
+        load_first(place, block, ring.stage);
+        load_second(place, block, ring.stage);
+      }
+    }
+    return;
+  }
+
+  if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
+  wait_for_preceding_kernel();
+  const int lane = int(threadIdx.x) % 32, row = int(threadIdx.x) / 32 * 16 + lane / 4;
+  Mma mma;
+  mma.accumulate_ = GMMA::ScaleOut::One;
+  const auto thread = mma.get_thread_slice(int(threadIdx.x));
+  const auto first = thread.make_fragment_A(thread.partition_A(make_tensor(make_smem_ptr(&s.first[0][0]), decode::Steps<kFirst, kStages>{})));
+  const auto second = thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&s.second[0][0]), decode::Steps<kSecond, kStages>{})));
+  auto acc = partition_fragment_C(mma, cute::Shape<Int<kFirst>, Int<kSecond>>{});
+  static_assert(size(acc) == kCount);
+  Ring<kStages> ring;
+  for (; tiles.is_valid(); tiles.advance()) {
+    const auto place = tiles.place();
+    const int first_m = place.m * (kSwapAB ? kSecond : kFirst), first_n = place.n * (kSwapAB ? kFirst : kSecond);
+    WgmmaScales<kFirst, kSecond, kSwapAB> scales(p, first_m, first_n, row, lane);
+    float sums[kCount];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      sums[i] = 0.0f;
+      acc(i) = kStart;
+    }
+    scales.fetch(0);
+    for (int block = 0; block < p.blocks; ++block, ring.advance()) {
+      s.full[ring.stage].wait(ring.phase);
+      warpgroup_fence_operand(acc);
+      warpgroup_arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < size<2>(first); ++k) cute::gemm(mma, first(_, _, k, ring.stage), second(_, _, k, ring.stage), acc);
+      warpgroup_commit_batch();
+      float own[WgmmaScales<kFirst, kSecond, kSwapAB>::kCount];
+      scales.combine(own);
+      if (block + 1 < p.blocks) scales.fetch(block + 1);
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(acc);
+      if (lane == 0) s.empty[ring.stage].arrive();
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        sums[i] = add_block(sums[i], acc(i), own[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2]);
+        acc(i) = kStart;
+      }
+    }
+    // Accumulator i: row i / 2 % 2 * 8 of the thread's rows, column i % 2 of its columns in fragment i / 4.
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; i += 4) {
+      const int column = i / 4 * 8 + lane % 4 * 2;
+      CUTLASS_PRAGMA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float x = sums[i + half * 2], y = sums[i + half * 2 + 1];
+        if constexpr (kSwapAB) {
+          const int n = first_n + row + half * 8, m = first_m + column;
+          const float bias = n < p.N ? load_bias(p.epilogue, 0, n) : kNoBias;
+          store_wgmma<Out>(p, m, n, add_bias(x, bias));
+          store_wgmma<Out>(p, m + 1, n, add_bias(y, bias));
+        } else {
+          const int m = first_m + row + half * 8, n = first_n + column;
+          const float bias = n < p.N ? load_bias(p.epilogue, 0, n) : kNoBias, bias_next = n + 1 < p.N ? load_bias(p.epilogue, 0, n + 1) : kNoBias;
+          if (p.pairs && m < p.M && n + 1 < p.N) {
+            cast(static_cast<Out*>(p.out) + m * p.out_stride_m + n, add_bias(x, bias), add_bias(y, bias_next));
+          } else {
+            store_wgmma<Out>(p, m, n, add_bias(x, bias));
+            store_wgmma<Out>(p, m, n + 1, add_bias(y, bias_next));
+          }
+        }
+      }
+    }
+  }
+}
+
+// kTileM, kTileN: of the MMA, so of out^T where kSwapAB. One row of a table is one instance.
+template <int kTileM, int kTileN, int kStages, int kSwizzle, bool kSwapAB, class Out>
+struct Wgmma {
+  static_assert((kTileM == 64 || kTileM == 128) && kTileN % 8 == 0 && kTileN <= 128 && kStages >= 2, "the rules of the table");
+  static_assert(kBlock % (kSwapAB ? kTileM : kTileN) == 0, "a tile has one scale of b for a block of K");
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<int8_t, int8_t, int32_t, cute::Shape<cute::_64, cute::Int<kTileN>, cute::Int<kBlock>>>(),
+      cute::Layout<cute::Shape<cute::Int<kTileM / 64>, cute::_1, cute::_1>>{}));
+  using Shape = WgmmaShape<kTileM, kTileN, kStages>;
+  using Params = WgmmaParams<kTileM, kTileN>;
+  static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
+  static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
+  static_assert(sizeof(Params) <= LaunchCache::kBytes && alignof(Params) <= LaunchCache::kAlignment, "the parameters fit a launch cache");
+
+  static DeviceKernel& kernel() {
+    static DeviceKernel one(&wgmma_kernel<kTileM, kTileN, kStages, kSwizzle, kSwapAB, Mma, Out>);
+    return one;
+  }
+
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    return prepare_kernel(kernel(), kSharedMemory, device, message, size);
+  }
+
+  static Params encode(const GemmLaunch& l) {
+    // A dimension of one has no stride of its own, but a tensor map wants a legal one.
+    const int64_t packed_k = (l.K + 15) / 16 * 16;
+    const int64_t lda = l.M > 1 ? l.a_stride_m : packed_k, ldb = l.N > 1 ? l.b_stride_n : packed_k;
+    const bool pairs = l.out_stride_n == 1 && (l.M == 1 || l.out_stride_m % 2 == 0) && reinterpret_cast<uintptr_t>(l.out) % (2 * sizeof(Out)) == 0;
+    constexpr int kM = kSwapAB ? kTileN : kTileM, kN = kSwapAB ? kTileM : kTileN;
+    const WgmmaProblem problem{int(l.M),
+                               int(l.N),
+                               int((l.K + kBlock - 1) / kBlock),
+                               int((l.M + kM - 1) / kM),
+                               int((l.N + kN - 1) / kN),
+                               scales_of(l),
+                               epilogue_operands(l),
+                               l.out,
+                               l.M > 1 ? l.out_stride_m : 0,
+                               l.N > 1 ? l.out_stride_n : 0,
+                               l.constant_b,
+                               pairs};
+    if constexpr (kSwapAB) {
+      return {TileMaps<kTileM>::encode(l.b, l.N, l.K, ldb), TileMaps<kTileN>::encode(l.a, l.M, l.K, lda), problem};
+    } else {
+      return {TileMaps<kTileM>::encode(l.a, l.M, l.K, lda), TileMaps<kTileN>::encode(l.b, l.N, l.K, ldb), problem};
+    }
+  }
+
+  static scaledMMStatus_t check_maps(const Params& params, char* message, size_t size) {
+    if (params.first.is_encoded() && params.second.is_encoded()) return SCALED_MM_STATUS_SUCCESS;
+    snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of %s", params.first.is_encoded() == kSwapAB ? "a" : "b");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+
+  static scaledMMStatus_t launch_encoded(Params& params, const GemmLaunch& l, char* message, size_t size) {
+    LaunchShape shape;
+    shape.grid = dim3(unsigned(std::min(params.problem.tiles_m * params.problem.tiles_n, l.multiprocessors * Shape::kResident)));
+    shape.block = dim3(Shape::kThreads);
+    shape.shared_memory = kSharedMemory;
+    shape.dependent = true;
+    void* pointers[] = {&params};
+    return launch_kernel(kernel(), shape, pointers, l, message, size);
+  }
+
+  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    int tiles = 0;
+    constexpr int kSide = std::max(kSwizzle, 2); // a thread block's index passes the last tile by less than the grid
+    if (scaledMMStatus_t status = count_tiles(l, kSwapAB ? kTileN : kTileM, kSwapAB ? kTileM : kTileN, kSide, &tiles, message, size)) return status;
+    return launch_with_maps<Params>(l, message, size, &encode, &check_maps, &launch_encoded);
+  }
+
+  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, kSharedMemory, &prepare, &launch}; }
+};
+
+} // namespace scaled_mm::block_scaled
