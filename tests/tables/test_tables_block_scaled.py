@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
+from pathlib import Path
 
 import pytest
 import yaml
 
 from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.gpu import facts
 from scaled_mm.kernels.registry import config_cost, config_findings
 from scaled_mm.tables import KernelRow, available_tables, check_table, load_table
 
@@ -39,7 +43,7 @@ def test_m_chooses_the_row(arch):
 @pytest.mark.parametrize(
     "changed, field, reason",
     [
-        (dict(family="c3x", schedule="pingpong"), "family", "expected c2x or generic"),
+        (dict(family="c3x", schedule="pingpong"), "family", "expected c2x, wgmma or generic"),
         (dict(tile=[128, 128, 64], warp=[64, 32, 64]), "tile", "tile k = 64, expected 128"),
         (dict(tile=[128, 256, 128]), "tile", "tile n = 256, expected 16, 32, 64 or 128"),
         (dict(tile=[128, 96, 128]), "tile", "tile n = 96"),
@@ -87,3 +91,15 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         assert any(field == expected[0] and expected[1] in reason for field, reason in found), found
     found = reasons(tmp_path, "sm80", lambda document: document["rows"][0].update(block_scaled=True))
     assert ("rows[0].block_scaled", "the section says which rows are block-scaled: leave it out") in found
+
+
+def test_the_choice_of_sm90_is_close_to_the_best_of_the_products_that_its_times_were_fitted_to():
+    table, gpu = load_table("sm90"), facts("NVIDIA H200", "sm90", 132)
+    cases = json.loads((Path(__file__).parent / "data" / "h200_block_scaled.json").read_text())["cases"]
+    rows, ratios = {row.name for row in table.block_scaled.rows}, []
+    for case in cases:
+        us = {name: time for name, time in case["us"].items() if name in rows}
+        picked = table.block_scaled.fastest(case["M"], case["N"], case["K"], constant_b=True, gpu=gpu)
+        ratios.append(next(us[row.name] for _, row in picked if row.name in us) / min(case["us"].values()))
+    assert len(ratios) == 50
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= 1.02 and max(ratios) <= 1.2
