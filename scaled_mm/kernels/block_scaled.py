@@ -25,7 +25,7 @@ def threads(config: KernelConfig) -> int:
 
 
 class BlockScaled(Family):
-    """Common to both families. Sums are float32, so there is no int32 output."""
+    """Common to the three families. Sums are float32, so there is no int32 output."""
 
     section = "block_scaled"
     built_for = tuple(name for name in OUT_DTYPES if name != "int32")

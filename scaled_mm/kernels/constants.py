@@ -25,11 +25,11 @@ class Constants:
     wait_us: float = 1.5  # not fitted: what loading constant weights early saves
     split_us: float = 2.0  # not fitted: c2x kernels that split K clear counters in the workspace
     stream_k_us: float = 9.0  # not fitted: stream-K clears counters and adds sums in the workspace; what fitted starts exceed the estimate by
+    wgmma_promotion: float = 0.7  # not fitted (docs/decisions/0023): block-scaled wgmma: the fraction of the rate that the additions leave
     # By hand, so that the choice among sm80's, sm90's block-scaled and sm90's grouped kernel configs on an H100 loses least (docs/decisions/0020):
     part_us: float = 0.5  # c2x that splits K: of a tile, for each part of K
     part_traffic: float = 4.0  # the same: how often a part's sums go between an SM and L2
     promotion: float = 0.5  # block-scaled: the fraction of the tensor cores' rate that the float32 additions leave
-    wgmma_promotion: float = 0.7  # the same of a wgmma kernel, whose warpgroups take turns
     map_us: float = 0.8  # grouped c3x: of a tile, to edit its tensor maps
 
 

@@ -19,19 +19,20 @@ pytestmark = pytest.mark.gpu
 
 TABLE = load_table("sm90")
 ROWS = [row.name for row in TABLE.rows if row.family in ("c3x", "decode")]
-# Stages are used again, and the last step is partial; K ends in the first 128 bytes of a step of 256; whole steps.
+# The first wraps around the stages and ends in a partial step; the second is shorter; the third is whole steps of 128 and ends in the middle of a step
+# of 256.
 STEPS = (48 * 128 + 16, 12 * 128 + 16, 13 * 128)
 
 
 def heights(rows: int, parts: int, unit: int = 1) -> list[int]:
-    """Rows of the last tile, multiples of `unit`. parts: thread blocks of a cluster that load `rows` rows together."""
+    """Sizes of the last tile along one dimension, multiples of `unit`. parts: thread blocks of a cluster that load `rows` rows together."""
     part = rows // parts
     near = {unit, 8, part - unit, part, part + unit, rows - part - unit, rows - unit, rows}
     return sorted(height for height in near if 0 < height <= rows)
 
 
 def sizes(config: KernelConfig, out_dtype: torch.dtype) -> tuple[int, int, list[int], list[int]]:
-    """Of a tile along M and N; heights of the last tile along M and N. c3x kernels store whole vectors of 16 bytes along N."""
+    """Tile size along M and N, then sizes of the last tile along M and N. c3x kernels store whole vectors of 16 bytes along N."""
     unit = 16 // out_dtype.itemsize if config.family == "c3x" else 1
     if config.swap_ab:
         return config.tile.n, config.tile.m, heights(config.tile.n, config.cluster.m), heights(config.tile.m, config.cluster.n, unit)
@@ -48,14 +49,14 @@ def check(handle, row: str, batch: int, M: int, N: int, K: int, out_dtype: torch
         "a_scale": torch.rand(batch, M, 1, device="cuda", generator=generator),
         "b_scale": torch.rand(1, N, device="cuda", generator=generator),
     }
-    room = torch.full((batch, M + 1, (N + 15) // 16 * 16 + 16), 7.0, dtype=out_dtype, device="cuda")
-    out = room[:, :M, :N]
+    padded = torch.full((batch, M + 1, (N + 15) // 16 * 16 + 16), 7.0, dtype=out_dtype, device="cuda")
+    out = padded[:, :M, :N]
     with sm.create_descriptor(handle, out=out, kernel=row, **inputs) as desc:
         workspace = torch.full((desc.workspace_size,), 255, dtype=torch.uint8, device="cuda") if desc.workspace_size else None
         desc.calculate(out, **inputs, workspace=workspace)
     said = f"{row} {out_dtype} batch {batch} M={M} N={N} K={K} constant={constant}"
     assert torch.equal(out, reference.scaled_mm(**{**inputs, "b": b}, out_dtype=out_dtype)), said
-    assert bool((room[:, M:] == 7).all()) and bool((room[:, :, N:] == 7).all()), said
+    assert bool((padded[:, M:] == 7).all()) and bool((padded[:, :, N:] == 7).all()), said
 
 
 @pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])

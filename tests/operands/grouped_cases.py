@@ -85,7 +85,7 @@ def grouped(
     """A grouped product of random numbers.
 
     a_scale: one, vector, matrix; b_scale: one, expert, expert3, matrix, matrix3, column3, strided; bias: None, out, float32.
-    b_layout: columns (a weight's transpose), apart (the same, with room between the experts) or rows.
+    b_layout: columns (a weight's transpose), apart (the same, with a gap between the experts) or rows.
     pad: bytes after each row of K, which are not zero.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -21,8 +21,8 @@ def read(name: str) -> list[dict]:
     return json.loads((DATA / name).read_text())["cases"]
 
 
-# The grid's products: M <= 128 were timed on an H200, M = 256 on an H100, M >= 512 on an H200 under load. Those with M >= 256 were timed with constant
-# weights alone, which no kernel for such M loads early.
+# The grid's products: M <= 128 were timed on an H200, M = 256 on an H100, M >= 512 on an H200 under load. M >= 256: with constant weights only; no
+# kernel config that is chosen for such M loads weights early.
 ON_H100 = [case for case in read("h100_random.json") if case["seed"] == 40 and case["M"] == 256]
 LOADED = [case for case in read("h200_loaded.json") if case["kind"] == "layer"]
 CASES = [*(case for case in read("h200_rows.json") if case["M"] <= 128), *ON_H100, *LOADED]

@@ -40,12 +40,12 @@ def add_measuring_options(parser: argparse.ArgumentParser, budget: str, seed: st
     add("--out", type=Path, metavar="DIR", help="report directory; default reports/<arch>/<gpu>")
     positive = common.number("a number above 0", lambda value: value > 0)
     add("--budget-ms", type=positive, metavar="MS", help=f"timed milliseconds per implementation and case; default {budget}")
-    states = "rested: 30 ms of rest before each turn; settled: 2 s of load before each case, and no rest"
+    states = "rested: 30 ms of rest before each turn; settled: 2 s of load before each case, 100 ms before each turn, no rest"
     add(
         "--regime",
         choices=tuple(REGIMES),
         default=regime,
-        help=f"state of a GPU: {states}; loaded: 100 ms of load before each turn; brief: none of these; "
+        help=f"state of a GPU: {states}; loaded: 100 ms of load before each turn, no rest; brief: none of these; "
         f"standard: 50 ms of rest, then 100 ms of load; default {regime}",
     )
     add("--seed", type=common.seed, help=f"seed {seed}")
