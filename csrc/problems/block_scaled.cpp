@@ -75,7 +75,7 @@ const ProblemKind kBlockScaled = {"block-scaled GEMM",
                                   "block-scaled ",
                                   std::size(kOperands),
                                   kOperands,
-                                  false,
+                                  true,
                                   make_problem<BlockScaled>,
                                   {" of block-scaled products", 0, "0", "b", false}};
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
-from scaled_mm.kernels.arch import CLUSTER_SIZES, WARPGROUP, Arch
+from scaled_mm.kernels.arch import WARPGROUP, Arch
 from scaled_mm.kernels.block_scaled import SCALE_BLOCK, BlockScaled
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.constants import Constants
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code, FieldFinding, KernelCost
-from scaled_mm.kernels.naming import candidate
 from scaled_mm.kernels.wgmma import USUAL_WIDTHS, WgmmaFamily
 
 ROWS = (64, 128)  # of the MMA: 64 per warpgroup
 WIDTHS = tuple(width for width in USUAL_WIDTHS if width <= SCALE_BLOCK)
 _RESIDENT = 4  # thread blocks of one warpgroup per SM, at most
+_REGISTERS, _THREADS, _AFTER_SETMAXNREG = 65536, 160, 232  # of an SM; of a thread block of one warpgroup; of a thread
+
+
+def _registers(config: KernelConfig) -> int:
+    """About how many a thread needs: accumulators and sums; with swap_ab also scales and their addresses; indices."""
+    return config.tile.n * (2 if config.swap_ab else 1) + 30
 
 
 class BlockScaledWgmma(BlockScaled, WgmmaFamily):
@@ -44,6 +48,11 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
             yield "stages", f"stages = {config.stages}, expected a number of at least 2: the number decides how many thread blocks share an SM"
         elif (bytes_ := self.cost(config, arch.shared_memory).shared_memory) > arch.shared_memory:
             yield "stages", f"{config.stages} stages are {bytes_} bytes of shared memory, there are {arch.shared_memory}"
+        else:
+            needed, had = _registers(config), self._registers_had(config, arch)
+            if needed > had:
+                what = f"tile {tile} needs about {needed} registers of a thread's {had}"
+                yield "tile", f"{what}, with as many thread blocks on an SM as {config.stages} stages leave room for"
 
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
         out, tile = OUT_DTYPES[built_for], config.tile
@@ -54,20 +63,13 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
     def config_name(self, config: KernelConfig) -> str:
         return f"block_scaled_wgmma_{config.tile}_s{config.stages}{'_swap' if config.swap_ab else ''}"
 
-    def candidates(self, arch: Arch) -> Iterator[KernelConfig]:
-        if not arch.wgmma:
-            return
-        for m, n, swap_ab, resident in itertools.product(ROWS, WIDTHS, (False, True), CLUSTER_SIZES):
-            trial = candidate(self, tile=[m, n, SCALE_BLOCK], swap_ab=swap_ab, stages=2)
-            stages = (arch.shared_memory // resident - 1024) // self.cost(trial, arch.shared_memory).stage_bytes
-            if 2 <= stages <= 12 and (swap_ab or SCALE_BLOCK % n == 0) and (m == 64 or resident == 1):
-                yield candidate(self, tile=[m, n, SCALE_BLOCK], swap_ab=swap_ab, stages=stages, swizzle=1 if swap_ab else 4)
-
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
         return 1 if config.tile.m > 64 else min(_RESIDENT, super().resident(config, cost, shared_memory))
 
+    def _registers_had(self, config: KernelConfig, arch: Arch) -> int:
+        """Registers of a thread: after setmaxnreg with two warpgroups, else as __launch_bounds__ leaves them."""
+        resident = self.resident(config, self.cost(config, arch.shared_memory), arch.shared_memory)
+        return _AFTER_SETMAXNREG if config.tile.m > 64 else min(255, _REGISTERS // (_THREADS * resident) // 8 * 8)
+
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
         return WgmmaFamily.multiply_rate(self, config, c) * c.wgmma_promotion
-
-    def loads_weights_early(self, config: KernelConfig) -> bool:
-        return True

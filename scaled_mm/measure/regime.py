@@ -28,8 +28,8 @@ class Regime:
 
 
 STANDARD, BRIEF = "standard", "brief"
-#: rested: a request after a pause. settled: a server under load, with its energy. loaded: the same without the 2 s and
-#: without energy, for many kernels or products. brief: to compare many kernels of one product with each other, at the clocks of a GPU that is not at its power limit.
+#: rested: a request after a pause. settled: a server under load, with its energy. loaded: the same without the 2 s and without energy, for many
+#: kernels or products. brief: to compare many kernels of one product with each other, at the clocks of a GPU that is not at its power limit.
 REGIMES = {
     STANDARD: Regime(50, 100),
     "rested": Regime(30, 2),

@@ -41,7 +41,14 @@ ALIGNED = [
         ((1024, 1024, 1024), "out", "columns", "positive"),
         ((4096, 264, 384), "float32", "rows", "signed"),
         ((3, 7, 7168), None, "columns", "positive"),
+        ((4096, 1160, 384), "out", "rows", "signed"),
+        ((2100, 2190, 1100), None, "columns", "positive"),
     )
+]
+# Rows of out that begin anywhere, for kernel configs that take them.
+UNALIGNED_OUT = [
+    BlockCase(m, n, 300, pad=16, bias="out", out_layout="offset_rows", own_out=True, seed=m)
+    for m, n in ((1, 1), (1, 130), (70, 71), (64, 128), (130, 1), (257, 333))
 ]
 ANY = [
     BlockCase(1, 1, 1),
@@ -110,7 +117,8 @@ def run(handle: sm.Handle, row: str, operands: BlockOperands) -> torch.Tensor:
 @pytest.mark.parametrize("arch, row", ROWS, ids=str)
 def test_every_kernel_config_has_the_bits_of_the_reference(handle_for, arch, row):
     handle = handle_for(arch)
-    cases = ALIGNED + (ANY if TABLES[arch].row(row).family == "generic" else [])
+    config = TABLES[arch].row(row)
+    cases = ALIGNED + (UNALIGNED_OUT if config.alignment[2] == 1 else []) + (ANY if config.family == "generic" else [])
     for case, out_dtype in itertools.product(cases, OUT_DTYPES):
         case = dataclasses.replace(case, out_dtype=out_dtype)
         operands, expected = made(case)

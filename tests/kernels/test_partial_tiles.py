@@ -19,8 +19,7 @@ pytestmark = pytest.mark.gpu
 
 TABLE = load_table("sm90")
 ROWS = [row.name for row in TABLE.rows if row.family in ("c3x", "decode")]
-# The first wraps around the stages and ends in a partial step; the second is shorter; the third is whole steps of 128 and ends in the middle of a step
-# of 256.
+# The first wraps around the stages and ends in a partial step. The second is shorter. The third is whole steps of 128, but ends within a step of 256.
 STEPS = (48 * 128 + 16, 12 * 128 + 16, 13 * 128)
 
 

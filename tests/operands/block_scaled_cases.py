@@ -52,6 +52,7 @@ class BlockCase:
     b_layout: str = "columns"
     out_layout: str = "rows"
     pad: int = 0
+    own_out: bool = False  # out has out_layout although there is pad
     values: str = "full"
     scale_values: str = "positive"
     scale_layout: str = "rows"
@@ -86,7 +87,7 @@ class BlockOperands:
         return reference.block_scaled_mm(**self.inputs, out_dtype=self.case.out_dtype)
 
     def poisoned(self) -> torch.Tensor:
-        if self.case.pad:
+        if self.case.pad and not self.case.own_out:
             wide = -(-self.case.n // 8) * 8 + 8
             return torch.full((self.case.m, wide), float("nan"), dtype=self.case.out_dtype, device=self.device)[:, : self.case.n]
         return poisoned(self.case.m, self.case.n, self.case.out_dtype, self.case.out_layout, self.device)

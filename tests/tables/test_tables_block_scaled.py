@@ -103,3 +103,23 @@ def test_the_choice_of_sm90_is_close_to_the_best_of_the_products_that_its_times_
         ratios.append(next(us[row.name] for _, row in picked if row.name in us) / min(case["us"].values()))
     assert len(ratios) == 50
     assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= 1.02 and max(ratios) <= 1.2
+
+
+@pytest.mark.parametrize(
+    "changed, field, reason",
+    [
+        (dict(tile=[96, 64, 128]), "tile", "has m = 64 or 128"),
+        (dict(tile=[64, 96, 128]), "tile", "tile n = 96, expected a divisor of 128"),
+        (dict(tile=[64, 64, 256]), "tile", "and k = 128"),
+        (dict(stages="auto"), "stages", "expected a number of at least 2"),
+        (dict(stages=20), "stages", "bytes of shared memory"),
+        (dict(tile=[64, 128, 128], stages=2), "tile", "registers of a thread's 96"),
+        (dict(warp=[64, 32, 128]), "warp", "leave it out"),
+    ],
+)
+def test_what_is_wrong_with_a_wgmma_row_is_said_with_its_field(changed, field, reason):
+    fields = dict(name="r", family="wgmma", tile=[64, 64, 128], stages=4, section="block_scaled")
+    assert not config_findings(KernelRow(**fields), "sm90")
+    assert config_findings(KernelRow(**fields), "sm80") == [("family", "wgmma rows use wgmma, which sm80 lacks; they run on sm90")]
+    found = config_findings(KernelRow(**{**fields, **changed}), "sm90")
+    assert any(name == field and reason in text for name, text in found), found

@@ -1,5 +1,5 @@
 // Block-scaled products by wgmma on SM90. A tile is computed by one or two warpgroups, 64 rows of the MMA each; one thread loads ahead with TMA,
-// also across tiles. While a warpgroup scales its sums of a block of K, the other one multiplies.
+// also across tiles. Of two warpgroups, one scales its sums of a block of K while the other one multiplies.
 //
 // kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
 #pragma once
@@ -56,7 +56,6 @@ struct WgmmaProblem {
   EpilogueOperands epilogue;
   void* out;
   int64_t out_stride_m, out_stride_n;
-  bool early_weights;
   bool pairs; // two columns side by side may be stored at once
 };
 
@@ -75,7 +74,7 @@ struct alignas(1024) WgmmaStorage {
   EmptyBarrier empty[kStages];
 };
 
-// The tiles of a thread block: every gridDim.x-th. They go down M over kSwizzle tiles side by side, whose part of b stays in L2 meanwhile.
+// The tiles of a thread block: every gridDim.x-th. Groups of kSwizzle adjacent tiles along N are walked down M, so the group's part of b stays in L2.
 template <int kSwizzle>
 struct WgmmaTiles {
   struct Place {
@@ -92,8 +91,8 @@ struct WgmmaTiles {
   }
 };
 
-// A thread's scales of a block of K, loaded while the block before is multiplied. Rows past the end have the last row's.
-// Not swapped: of its two rows; swapped: of its two rows of a in each fragment of eight.
+// A thread's scales of one block of K, fetched during the previous block. Rows past the end have the last row's.
+// Not swapped: the thread's two rows of a. Swapped: its two rows of a in each fragment of 8.
 template <int kFirst, int kSecond, bool kSwapAB>
 class WgmmaScales {
 public:
@@ -133,7 +132,7 @@ __device__ inline void store_wgmma(const WgmmaProblem& p, int m, int n, float va
 template <int kFirst, int kSecond, int kStages>
 struct WgmmaShape {
   static constexpr int kConsumers = kFirst * 2; // threads: a warpgroup for 64 rows
-  // Registers move from the producer to two warpgroups, which takes a whole producer warpgroup.
+  // setmaxnreg moves registers between whole warpgroups, so the producer is one.
   static constexpr bool kReconfigure = kFirst > 64;
   static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
   using Storage = WgmmaStorage<kFirst, kSecond, kStages>;
@@ -154,20 +153,6 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages>::kThreads
   WgmmaTiles<kSwizzle> tiles{p.tiles_m, p.tiles_n, int(blockIdx.x)};
 
   const bool loads = threadIdx.x == kConsumers;
-  const auto barrier = [&](int stage) { return reinterpret_cast<uint64_t*>(&s.full[stage]); };
-  const auto load_first = [&](auto place, int block, int stage) {
-    const int tile = kSwapAB ? place.n : place.m;
-    params.first.load(barrier(stage), s.first[stage], tile, params.first.rows_of(tile), block);
-  };
-  const auto load_second = [&](auto place, int block, int stage) {
-    const int tile = kSwapAB ? place.m : place.n;
-    params.second.load(barrier(stage), s.second[stage], tile, params.second.rows_of(tile), block);
-  };
-  const auto expect = [&](auto place, int stage) {
-    const int rows = params.first.rows_of(kSwapAB ? place.n : place.m) + params.second.rows_of(kSwapAB ? place.m : place.n);
-    s.full[stage].arrive_and_expect_tx(rows * kBlock);
-  };
-  const int early = p.early_weights ? min(p.blocks, kStages) : 0; // of the first tile
   if (loads) {
     for (int i = 0; i < kStages; ++i) {
       s.full[i].init(1);
@@ -175,11 +160,6 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages>::kThreads
     }
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();
-    const auto place = tiles.place();
-    for (int i = 0; i < early; ++i) {
-      expect(place, i);
-      kSwapAB ? load_first(place, i, i) : load_second(place, i, i);
-    }
   }
   __syncthreads();
 
@@ -191,15 +171,14 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages>::kThreads
     int64_t loaded = 0;
     for (; tiles.is_valid(); tiles.advance()) {
       const auto place = tiles.place();
+      const int tile_first = kSwapAB ? place.n : place.m, tile_second = kSwapAB ? place.m : place.n;
+      const int rows_first = params.first.rows_of(tile_first), rows_second = params.second.rows_of(tile_second);
       for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
-        if (loaded < early) {
-          kSwapAB ? load_second(place, block, ring.stage) : load_first(place, block, ring.stage);
-          continue;
-        }
         if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
-        expect(place, ring.stage);
-        load_first(place, block, ring.stage);
-        load_second(place, block, ring.stage);
+        auto& full = s.full[ring.stage];
+        full.arrive_and_expect_tx((rows_first + rows_second) * kBlock);
+        params.first.load(reinterpret_cast<uint64_t*>(&full), s.first[ring.stage], tile_first, rows_first, block);
+        params.second.load(reinterpret_cast<uint64_t*>(&full), s.second[ring.stage], tile_second, rows_second, block);
       }
     }
     return;
@@ -273,7 +252,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages>::kThreads
   }
 }
 
-// kTileM, kTileN: of the MMA, so of out^T where kSwapAB. One row of a table is one instance.
+// kTileM, kTileN: of the MMA, so of out^T where kSwapAB. One instance for a kernel config and an output dtype.
 template <int kTileM, int kTileN, int kStages, int kSwizzle, bool kSwapAB, class Out>
 struct Wgmma {
   static_assert((kTileM == 64 || kTileM == 128) && kTileN % 8 == 0 && kTileN <= 128 && kStages >= 2, "the rules of the table");
@@ -312,7 +291,6 @@ struct Wgmma {
                                l.out,
                                l.M > 1 ? l.out_stride_m : 0,
                                l.N > 1 ? l.out_stride_n : 0,
-                               l.constant_b,
                                pairs};
     if constexpr (kSwapAB) {
       return {TileMaps<kTileM>::encode(l.b, l.N, l.K, ldb), TileMaps<kTileN>::encode(l.a, l.M, l.K, lda), problem};
@@ -339,7 +317,7 @@ struct Wgmma {
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     int tiles = 0;
-    constexpr int kSide = std::max(kSwizzle, 2); // a thread block's index passes the last tile by less than the grid
+    constexpr int kSide = std::max(kSwizzle, 2); // index + gridDim.x must not overflow
     if (scaledMMStatus_t status = count_tiles(l, kSwapAB ? kTileN : kTileM, kSwapAB ? kTileM : kTileN, kSide, &tiles, message, size)) return status;
     return launch_with_maps<Params>(l, message, size, &encode, &check_maps, &launch_encoded);
   }
