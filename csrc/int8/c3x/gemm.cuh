@@ -179,8 +179,8 @@ struct Gemm {
   static scaledMMStatus_t prepare_workspace(Params& params, const GemmLaunch& l, char* message, size_t size) {
     const int64_t divided = params.scheduler.sk_tiles_;
     if (sum_bytes(divided) + counter_bytes(divided) > workspace_size(l.M, l.N, l.batch)) {
-      snprintf(message, size, "device: expected a GPU of at most %d SMs, whose last two waves of tiles fit the workspace, got one of %d",
-               kMostMultiprocessors, int(l.multiprocessors));
+      snprintf(message, size, "device: expected at most %d SMs, for which the workspace is sized, got %d", kMostMultiprocessors,
+               int(l.multiprocessors));
       return SCALED_MM_STATUS_INSUFFICIENT_WORKSPACE;
     }
     params.scheduler.reduction_workspace_ = l.workspace;

@@ -84,7 +84,7 @@ struct Loads : Base {
 private:
   bool first_tile_ = true;
 
-  // f(stage, k_tile) that copies this block's part of one operand's tile; the stage has been acquired.
+  // Returns f(stage, k_tile), which copies this thread block's part of one operand's tile. The caller has acquired the stage.
   template <int kOperand, class Operands, class Block>
   CUTLASS_DEVICE static auto copier(Params const& params, typename Base::MainloopPipeline& pipeline, Operands const& operands, Block const& block,
                                     uint32_t rank_in_cluster, typename Base::TensorStorage& shared) {

@@ -1,8 +1,8 @@
 // A tensor map whose copy loads the last rows of an operand, as many as there are.
 //
-// TMA fills rows past the end of a tensor with zeros at about 12 bytes a clock, but loads at 64: one row of a tile of 256 took 1.7 times as
-// long as 256 (docs/decisions/0021). The thread block that loads the operand's last rows therefore has a map for just these. The other rows of
-// the tile keep what was in shared memory; they belong to elements of out that are not stored.
+// TMA fills rows past the end of a tensor with zeros at about 12 bytes a cycle, but loads 64: a tile of 256 rows of which one exists took 1.7 times
+// as long as a full one (docs/decisions/0021). The thread block that loads the operand's last rows therefore has a map for just these. The other
+// rows of the tile keep what was in shared memory; they belong to elements of out that are not stored.
 #pragma once
 
 #include <cuda.h>
@@ -15,7 +15,7 @@ namespace scaled_mm::c3x {
 
 // An operand's rows, cut into pieces of kSize: tiles, or the parts of tiles that thread blocks load.
 //
-// Not clamp(rows - piece * kSize, 0, kSize): ptxas 13.0 takes `clamp(x, 0, c) == c` for true if x >= 0 (VIMNMX.RELU with a predicate).
+// Not clamp(rows - piece * kSize, 0, kSize): ptxas 13.0 evaluates `clamp(x, 0, c) == c` as true for every x >= 0 (VIMNMX.RELU with a predicate).
 template <int kSize>
 struct Pieces {
   int whole; // pieces with kSize rows
@@ -69,7 +69,7 @@ struct PartialMap : RowsMap<kWidth> {
   static_assert(kPart % 8 == 0 && kPart <= 256, "a part starts where the swizzle does, and a copy is no higher");
   Pieces<kPart> parts;
 
-  // Whether the operand ends within a part. Only then the map is encoded.
+  // Whether the operand ends within a part. The map is encoded only then.
   CUTLASS_HOST_DEVICE bool is_needed() const { return parts.last > 0; }
 
   static PartialMap encode(const void* data, int rows, int K, int batch, int64_t row_stride, int64_t batch_stride) {

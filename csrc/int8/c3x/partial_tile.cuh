@@ -1,4 +1,4 @@
-// Loads a tile of a CUTLASS main loop that reaches past its operand's end: only the rows that exist (partial_map.cuh).
+// Loads partial tiles in a CUTLASS main loop: only the rows that exist (partial_map.cuh).
 #pragma once
 
 #include "cutlass/arch/barrier.h"

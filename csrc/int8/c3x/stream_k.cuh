@@ -1,4 +1,4 @@
-// Clears the counters of the tiles that a stream-K kernel divides: what is in the caller's workspace may be anything.
+// Clears the counters of the tiles that a stream-K kernel divides: the workspace is uninitialized.
 #pragma once
 
 #include "int8/c3x/grid_dependency.cuh"
@@ -6,11 +6,11 @@
 
 namespace scaled_mm::c3x {
 
-// A kernel and not cudaMemsetAsync, so that the next one starts while this one and the one before it still run.
+// A kernel instead of cudaMemsetAsync, so that the stream-K kernel can start before its predecessors end.
 template <int kThreads>
 __global__ void clear_counters(int* counters, int count) {
   let_next_kernel_start();
-  wait_for_preceding_kernel(); // which may count with them
+  wait_for_preceding_kernel(); // it may use the same counters
   for (int i = int(threadIdx.x); i < count; i += kThreads) counters[i] = 0;
 }
 
