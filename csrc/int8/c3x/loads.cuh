@@ -45,26 +45,36 @@ struct Loads : Base {
   CUTLASS_DEVICE void load(Params const& params, typename Base::MainloopPipeline pipeline, typename Base::PipelineState stage,
                            Operands const& operands, Block const& block, KTile k_tile, int k_tiles, int thread, uint32_t rank_in_cluster,
                            typename Base::TensorStorage& shared) {
-    const auto copy_0 = copier<0>(params, pipeline, operands, block, rank_in_cluster, shared);
-    const auto copy_1 = copier<1>(params, pipeline, operands, block, rank_in_cluster, shared);
+    const auto copy_0 = [&] { return copier<0>(params, pipeline, operands, block, rank_in_cluster, shared); };
+    const auto copy_1 = [&] { return copier<1>(params, pipeline, operands, block, rank_in_cluster, shared); };
     if (first_tile_) {
       first_tile_ = false;
       const int early = params.early_weights ? cute::min(k_tiles, int(Base::DispatchPolicy::Stages)) : 0;
-      const auto for_the_early = [&](auto&& f) {
+      const auto for_the_early = [&](auto&& copy, bool acquire) {
         if (cute::elect_one_sync()) {
           auto early_stage = stage;
           auto early_k = k_tile;
           CUTLASS_PRAGMA_NO_UNROLL
-          for (int i = 0; i < early; ++i, ++early_stage, ++early_k) f(early_stage, *early_k);
+          for (int i = 0; i < early; ++i, ++early_stage, ++early_k) {
+            if (acquire) pipeline.producer_acquire(early_stage); // the stage's barrier now expects both operands
+            copy(early_stage, *early_k);
+          }
         }
         __syncwarp();
       };
-      for_the_early([&](auto const& at, int k) {
-        pipeline.producer_acquire(at); // the stage's barrier now expects both operands
-        kWeights == 0 ? copy_0(at, k) : copy_1(at, k);
-      });
+      if (early > 0) {
+        if constexpr (kWeights == 0)
+          for_the_early(copy_0(), true);
+        else
+          for_the_early(copy_1(), true);
+      }
       wait_for_preceding_kernel();
-      for_the_early([&](auto const& at, int k) { kWeights == 0 ? copy_1(at, k) : copy_0(at, k); });
+      if (early > 0) {
+        if constexpr (kWeights == 0)
+          for_the_early(copy_1(), false);
+        else
+          for_the_early(copy_0(), false);
+      }
       for (int i = 0; i < early; ++i) ++k_tile;
       stage.advance(early);
       k_tiles -= early;
@@ -72,11 +82,13 @@ struct Loads : Base {
     if (params.partial_0.tiles.is_whole(cute::get<0>(block)) && params.partial_1.tiles.is_whole(cute::get<1>(block))) {
       Base::load(params, pipeline, stage, operands, block, k_tile, k_tiles, thread, rank_in_cluster, shared);
     } else if (cute::elect_one_sync()) {
+      const auto first = copy_0();
+      const auto second = copy_1();
       CUTLASS_PRAGMA_NO_UNROLL
       for (; k_tiles > 0; --k_tiles, ++k_tile, ++stage) {
         pipeline.producer_acquire(stage);
-        copy_0(stage, *k_tile);
-        copy_1(stage, *k_tile);
+        first(stage, *k_tile);
+        second(stage, *k_tile);
       }
     }
   }
