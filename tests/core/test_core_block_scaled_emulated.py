@@ -1,6 +1,7 @@
-"""The device code of every block-scaled row, run by coroutines (emulated/gpu.h), against the reference: no GPU needed.
+"""The device code of block-scaled rows, run by coroutines (emulated/gpu.h), against the reference: no GPU needed.
 
 What the instructions do is written down a second time there, from the PTX ISA. That they do it on a GPU, only a GPU shows.
+The emulation knows mma.sync and cp.async; it has no wgmma and no TMA.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from scaled_mm.jit.paths import csrc_dir, include_dir
 from scaled_mm.tables import available_tables, load_table
 
 HERE = Path(__file__).resolve().parent
+# The macro of block_scaled_emulated.cpp that emulates a row of the family; None: not emulated, tests/kernels runs it on a GPU.
+MACROS = {"generic": "EMULATE_GENERIC", "c2x": "EMULATE_C2X", "wgmma": None}
 # A row is emulated once, whatever tables it is in.
-ROWS = {row.name: row for arch, _ in available_tables() for row in load_table(arch).block_scaled.rows}
+ROWS = {row.name: row for arch, _ in available_tables() for row in load_table(arch).block_scaled.rows if MACROS[row.family]}
 SUFFIXES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 STRIDES = (
     "a_stride_m",
@@ -65,9 +68,8 @@ def emulate(tmp_path_factory):
             source = codegen.kernel_source(row, suffix)
             config = source.split("using Row = ")[1].split(";\n")[0]
             if row.family == "generic":
-                lines.append(f"EMULATE_GENERIC({row.name}_{suffix}, {row.tile.m}, {row.tile.n}, {codegen.OUT_DTYPES[suffix].cxx})")
-            else:
-                lines.append(f"EMULATE_C2X({row.name}_{suffix}, {config})")
+                config = f"{row.tile.m}, {row.tile.n}, {codegen.OUT_DTYPES[suffix].cxx}"
+            lines.append(f"{MACROS[row.family]}({row.name}_{suffix}, {config})")
     folder = tmp_path_factory.mktemp("emulated")
     (folder / "rows.cpp").write_text("\n".join(lines) + "\n")
     includes = [f"-I{HERE / 'emulated'}", f"-I{HERE}", f"-I{csrc_dir()}", f"-I{include_dir()}", f"-isystem{include}"]
