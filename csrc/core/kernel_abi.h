@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 14
+#define SCALED_MM_KERNEL_ABI_VERSION 15
 
 namespace scaled_mm {
 
@@ -78,6 +78,22 @@ struct RopePointers {
   const void* out_key; // written
 };
 
+// What surrounds the products of a mixture of experts, besides the fields of GemmLaunch. There, M is the number of tokens and N the elements of a row.
+// Sort: a is topk_ids, out is order. Quantize: a is x. Combine: a is y.
+struct MoeOperands {
+  int64_t choices, experts, mapped; // experts of a token; all; [mapped] of expert_map, -1 without one
+  bool wide_ids;                    // topk_ids is int64, else int32
+  bool block_scales;                // Quantize: a scale for each 128 elements, else one for each token
+  int64_t map_stride;
+  int64_t rows; // of all experts
+  RowwiseStrides ids, x, y, out, out_scale, weights;
+  int32_t weights_dtype; // scaledMMDtype_t
+};
+struct MoePointers {
+  const void *expert_map, *weights, *rows; // rows: [M, choices], of each token among those of the experts
+  const void *ends, *inverse, *out_scale;  // written
+};
+
 // Strides from one product of a batch to the next, in elements; 0: shared by all products.
 struct BatchStrides {
   int64_t a, b, out, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums;
@@ -136,6 +152,9 @@ struct GemmLaunch {
 
   const RopeOperands* rope; // nullptr except for the rotary position embedding
   RopePointers rope_pointers;
+
+  const MoeOperands* moe; // nullptr except for SCALED_MM_MOE_*
+  MoePointers moe_pointers;
 };
 
 // One kernel of a library. prepare and launch write a message of at most `size` bytes on failure.
@@ -166,10 +185,12 @@ struct KernelLibrary {
 // The name of the kernel that fills row_terms and col_terms. No table lists it.
 constexpr char kZeroPointTermsRow[] = "zero_point_terms";
 // The names of the kernels of row-wise operators, each built for the dtypes of x. No table lists them.
-constexpr const char* kRowwiseKernels[] = {"rowwise_quantize", "rowwise_norm",       "rowwise_activation",
-                                           "rowwise_rope",     "rowwise_int8_block", "gguf_quantize"};
+constexpr const char* kRowwiseKernels[] = {"rowwise_quantize", "rowwise_norm", "rowwise_activation", "rowwise_rope", "rowwise_int8_block",
+                                           "gguf_quantize",    "moe_sort",     "moe_quantize",       "moe_combine"};
 // The most elements of a row of theirs. They count past its end by less than 2^14, in 32 bits.
 constexpr int32_t kMostRowElements = INT32_MAX - (1 << 14);
+// The most experts of SCALED_MM_MOE_SORT, which counts them in shared memory.
+constexpr int32_t kMostExperts = 1024;
 
 } // namespace scaled_mm
 

@@ -39,6 +39,7 @@ const char* dtype_name(int32_t dtype) {
   switch (dtype) {
   case SCALED_MM_DTYPE_INT8: return "int8";
   case SCALED_MM_DTYPE_INT32: return "int32";
+  case SCALED_MM_DTYPE_INT64: return "int64";
   case SCALED_MM_DTYPE_FLOAT16: return "float16";
   case SCALED_MM_DTYPE_BFLOAT16: return "bfloat16";
   case SCALED_MM_DTYPE_FLOAT32: return "float32";
@@ -57,6 +58,7 @@ int64_t dtype_bytes(int32_t dtype) {
   case SCALED_MM_DTYPE_BFLOAT16: return 2;
   case SCALED_MM_DTYPE_INT32:
   case SCALED_MM_DTYPE_FLOAT32: return 4;
+  case SCALED_MM_DTYPE_INT64: return 8;
   default: return scaledMMGetBlockBytes(dtype) > 0 ? 1 : 0; // tensors of GGUF blocks are measured in bytes
   }
 }

@@ -76,6 +76,7 @@ int32_t to_dtype(DLDataType t) {
   if (t.lanes != 1) return -1;
   if (t.code == kDLInt && t.bits == 8) return SCALED_MM_DTYPE_INT8;
   if (t.code == kDLInt && t.bits == 32) return SCALED_MM_DTYPE_INT32;
+  if (t.code == kDLInt && t.bits == 64) return SCALED_MM_DTYPE_INT64;
   if (t.code == kDLFloat && t.bits == 16) return SCALED_MM_DTYPE_FLOAT16;
   if (t.code == kDLFloat && t.bits == 32) return SCALED_MM_DTYPE_FLOAT32;
   if (t.code == kDLBfloat && t.bits == 16) return SCALED_MM_DTYPE_BFLOAT16;

@@ -19,26 +19,43 @@ struct Int8Blocks {
   int64_t scale_stride_batch, scale_stride_n, scale_stride_k;
 };
 
+// A block of a token's row: the part of one thread of the half warp that has it.
+template <class X>
+struct TokenBlock {
+  bool inside; // the other half of the warp needs this one
+  int64_t row;
+  int column, k;
+  float y[kChunk] = {};
+  Quantizer quantizer;
+
+  __device__ explicit TokenBlock(const Int8Blocks& p) {
+    const uint32_t block = blockIdx.x * (kInt8BlockThreads / kAcross) + threadIdx.x / kAcross;
+    inside = block < p.blocks;
+    row = block / p.blocks_k;
+    column = int(block % p.blocks_k);
+    k = column * kInt8Block + int(threadIdx.x) % kAcross * kChunk;
+    if (inside) load_chunk<X>(p.x, row, k, p.K, y);
+    uint32_t bits = magnitude_bits(largest_of(y, 0));
+#pragma unroll
+    for (int step = kAcross / 2; step > 0; step /= 2) {
+      const uint32_t other = __shfl_xor_sync(~0u, bits, step);
+      bits = other > bits ? other : bits;
+    }
+    quantizer = Quantizer::of_largest(bits);
+  }
+  // q: what `quantize` makes of y.
+  __device__ void write(const Int8Blocks& p, int64_t to, const Chunk<int8_t>& q) const {
+    if (threadIdx.x % kAcross == 0) p.scale[to * p.scale_stride_n + column * p.scale_stride_k] = quantizer.scale;
+    store_chunk(p.out, to, k, p.K, q);
+  }
+};
+
 // Half a warp has a block.
 template <class X>
 __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(const __grid_constant__ Int8Blocks p) {
   wait_for_preceding_kernel();
-  const uint32_t block = blockIdx.x * (kInt8BlockThreads / kAcross) + threadIdx.x / kAcross;
-  const bool inside = block < p.blocks; // the other half of the warp needs this one
-  const int64_t row = block / p.blocks_k;
-  const int column = int(block % p.blocks_k), k = column * kInt8Block + int(threadIdx.x) % kAcross * kChunk;
-  float y[kChunk] = {};
-  if (inside) load_chunk<X>(p.x, row, k, p.K, y);
-  uint32_t bits = magnitude_bits(largest_of(y, 0));
-#pragma unroll
-  for (int step = kAcross / 2; step > 0; step /= 2) {
-    const uint32_t other = __shfl_xor_sync(~0u, bits, step);
-    bits = other > bits ? other : bits;
-  }
-  if (!inside) return;
-  const Quantizer quantizer = Quantizer::of_largest(bits);
-  if (threadIdx.x % kAcross == 0) p.scale[row * p.scale_stride_n + column * p.scale_stride_k] = quantizer.scale;
-  store_chunk(p.out, row, k, p.K, quantize(y, quantizer));
+  const TokenBlock<X> block(p);
+  if (block.inside) block.write(p, block.row, quantize(block.y, block.quantizer));
 }
 
 // A thread block has a block, in registers.

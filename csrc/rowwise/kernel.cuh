@@ -110,15 +110,13 @@ __device__ inline Quantizer static_quantizer(const Rows& p, int64_t index) {
 
 // The scale of a row of its own: the formulas of quantize_int8 (docs/design/numerics.md). values: of `RowValues`.
 template <class Values, int kThreads>
-__device__ Quantizer symmetric(const Rows& p, const Group<kThreads>& group, Values& values) {
+__device__ Quantizer symmetric(const Group<kThreads>& group, Values& values) {
   float most = 0;
   values.each([&](const auto&, const auto& y) {
 #pragma unroll
     for (const auto& chunk : y) most = largest_of(chunk, most);
   });
-  const Quantizer quantizer = Quantizer::of_largest(group.largest(magnitude_bits(most)));
-  if (group.thread == 0) p.out_scale[group.row] = quantizer.scale;
-  return quantizer;
+  return Quantizer::of_largest(group.largest(magnitude_bits(most)));
 }
 
 template <class Values, int kThreads>
@@ -179,7 +177,8 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) row_kernel(c
     }
   }
   if (p.output == SCALED_MM_ROWWISE_TOKEN) {
-    const Quantizer quantizer = symmetric(p, group, values);
+    const Quantizer quantizer = symmetric(group, values);
+    if (group.thread == 0) p.out_scale[row] = quantizer.scale;
     if (quantizer.short_way && !quantizer.spoilt) {
       values.each([&](const auto& at, const auto& y) {
         write_chunks<kVectors>(p, row, at, y, [&](const float(&chunk)[kChunk]) { return by_largest(chunk, quantizer); });

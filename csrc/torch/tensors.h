@@ -39,6 +39,7 @@ inline int32_t to_dtype(int32_t torch_dtype) {
   switch (torch_dtype) {
   case 1: return SCALED_MM_DTYPE_INT8;
   case 3: return SCALED_MM_DTYPE_INT32;
+  case 4: return SCALED_MM_DTYPE_INT64;
   case 5: return SCALED_MM_DTYPE_FLOAT16;
   case 6: return SCALED_MM_DTYPE_FLOAT32;
   case 15: return SCALED_MM_DTYPE_BFLOAT16;

@@ -44,8 +44,14 @@ ROWWISE = {
     "rowwise_rope": ("rowwise/rope_launch.cuh", "rowwise::rope_entry<{x}>"),
     "rowwise_int8_block": ("rowwise/int8_block_launch.cuh", "rowwise::int8_block_entry<{x}>"),
     "gguf_quantize": ("gguf/quantize_launch.cuh", "gguf::quantize_entry<{x}>"),
+    "moe_sort": ("rowwise/moe_launch.cuh", "rowwise::moe_sort_entry<{x}>"),
+    "moe_quantize": ("rowwise/moe_launch.cuh", "rowwise::moe_quantize_entry<{x}>"),
+    "moe_combine": ("rowwise/moe_launch.cuh", "rowwise::moe_combine_entry<{x}>"),
 }
 """The kernels of row-wise operators, which no table lists: the header and the entry of each, for x of a dtype."""
+
+_INTEGERS = ("moe_sort",)
+"""Those of ROWWISE whose x is int32; the others' is a float."""
 
 
 def out_dtypes(config: KernelConfig) -> tuple[str, ...]:
@@ -110,7 +116,7 @@ def zero_point_terms_source() -> str:
 
 def rowwise_names() -> list[tuple[str, str]]:
     """(name, dtype of x) of every row-wise kernel."""
-    return [(name, dtype) for name in ROWWISE for dtype in OUT_DTYPES if dtype != "int32"]
+    return [(name, dtype) for name in ROWWISE for dtype in OUT_DTYPES if (dtype == "int32") == (name in _INTEGERS)]
 
 
 def rowwise_source(row: str, dtype: str) -> str:

@@ -10,6 +10,7 @@ from scaled_mm.gguf_formats import WEIGHT_FORMATS as _WEIGHTS
 C_DTYPES: dict[str, int] = {
     **{"int8": 0, "int32": 1, "float16": 2, "bfloat16": 3, "float32": 4},
     **{name: description.code for name, description in FORMATS.items()},
+    "int64": 64,
 }
 """The scaledMMDtype_t of each dtype and GGUF format."""
 

@@ -28,9 +28,12 @@ class Kind(enum.IntEnum):
     ROPE = 7
     INT8_BLOCK = 8
     GGUF_QUANTIZE = 9
+    MOE_SORT = 10
+    MOE_QUANTIZE = 11
+    MOE_COMBINE = 12
 
 
-_READ = {Kind.NORM: 2, Kind.ROPE: 4}
+_READ = {Kind.NORM: 2, Kind.ROPE: 4, Kind.MOE_COMBINE: 2}
 """How many operands after out are copied if their rows have no single stride. 1 for kinds not listed."""
 
 

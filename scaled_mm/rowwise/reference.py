@@ -66,6 +66,35 @@ def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: boo
         return _y32(y).to(x.dtype)
 
 
+def moe_sort(topk_ids: torch.Tensor, num_experts: int, expert_map: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(order, ends, inverse). An id out of range is not here."""
+    copies: list[list[int]] = [[] for _ in range(num_experts)]
+    inverse = np.full(topk_ids.numel(), -1, np.int32)
+    for copy, expert in enumerate(topk_ids.flatten().tolist()):
+        if expert_map is not None:
+            expert = int(expert_map[expert]) if 0 <= expert < len(expert_map) else -1
+        if 0 <= expert < num_experts:
+            copies[expert].append(copy)
+    order = [copy for of_expert in copies for copy in of_expert]
+    inverse[order] = range(len(order))
+    ends = np.cumsum([len(of_expert) for of_expert in copies], dtype=np.int32)
+    padded = np.array(order + [-1] * (topk_ids.numel() - len(order)), np.int32)
+    return torch.from_numpy(padded), torch.from_numpy(ends), torch.from_numpy(inverse).view(topk_ids.shape)
+
+
+def moe_combine(y: torch.Tensor, topk_weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """The weighted sum, in y's dtype."""
+    with np.errstate(all="ignore"):
+        W = _type(y)
+        v, weights = _array(y, W), _array(topk_weights, W)
+        total = np.zeros((rows.shape[0], y.shape[1]), W)
+        for token, of_token in enumerate(rows.tolist()):
+            for j, row in enumerate(of_token):
+                if row >= 0:
+                    total[token] = total[token] + weights[token, j] * v[row]
+        return _y32(total).to(y.dtype)
+
+
 def static(y: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None) -> torch.Tensor:
     """int8: y / scale. scale, zero_point: broadcast to y."""
     with np.errstate(all="ignore"):

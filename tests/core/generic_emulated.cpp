@@ -1,7 +1,6 @@
 // The generic kernels on gpu.h, as a library: what they do with indices, fragments, alignments and tails, without a GPU.
 #include "warp.h"
 
-inline void atomicAdd(int32_t* sum, int32_t value) { *sum += value; } // threads are coroutines: there is no race
 
 #include "int8/generic/few_rows.cuh"
 

@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 8
+#define SCALED_MM_ABI_VERSION 9
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -78,6 +78,7 @@ typedef enum SCALED_MM_ENUM_BASE {
 #define SCALED_MM_DTYPE_OF_FORMAT_(NAME, name, code, bytes, bits, zero, has_minimum) SCALED_MM_DTYPE_##NAME = code,
   SCALED_MM_GGUF_FORMATS(SCALED_MM_DTYPE_OF_FORMAT_)
 #undef SCALED_MM_DTYPE_OF_FORMAT_
+      SCALED_MM_DTYPE_INT64 = 64, /* of the ids of experts only */
 } scaledMMDtype_t;
 
 #define SCALED_MM_MAX_DIMS 3
@@ -252,6 +253,9 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROPE = 7,
   SCALED_MM_INT8_BLOCK_QUANTIZE = 8,
   SCALED_MM_GGUF_QUANTIZE = 9,
+  SCALED_MM_MOE_SORT = 10,
+  SCALED_MM_MOE_QUANTIZE = 11,
+  SCALED_MM_MOE_COMBINE = 12,
 } scaledMMProduct_t;
 
 #define SCALED_MM_MAX_OPERANDS 10
@@ -455,12 +459,24 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  *   ROPE                  out, query, key, cos, sin, out_key      function: a scaledMMRopePairs_t
  *   INT8_BLOCK_QUANTIZE   out, x, out_scale                       function: a scaledMMInt8BlockDim_t
  *   GGUF_QUANTIZE         out, x                                  function: a scaledMMGgufRule_t
+ *   MOE_SORT              order, topk_ids, expert_map, ends, inverse
+ *   MOE_QUANTIZE          out, x, rows, out_scale                 function: a scaledMMMoeScales_t
+ *   MOE_COMBINE           out, y, topk_weights, rows
  *
  * ROPE: query [M,HQ,D], floats, D even, and key [M,HK,D] of its dtype are rotated to out and out_key of their shapes and dtype. cos, sin [M,D], or
  * [M,D/2] for pairs that share an angle: any floats.
  * INT8_BLOCK_QUANTIZE: floats to int8 out of x's shape. out_scale float32, max|x| / 127 of each block. TOKEN: x [M,K], blocks of 128 elements of a
  * row, out_scale [M,ceil(K/128)]. WEIGHT: x [N,K] or [B,N,K], blocks of 128 x 128, out_scale [ceil(N/128),ceil(K/128)] or [B,...].
- * GGUF_QUANTIZE: x [M,K], floats, K a multiple of 32, to GGUF blocks: out [M,K] of a SCALED_MM_DTYPE_Q*, one row's blocks after the other. */
+ * GGUF_QUANTIZE: x [M,K], floats, K a multiple of 32, to GGUF blocks: out [M,K] of a SCALED_MM_DTYPE_Q*, one row's blocks after the other.
+ * MOE_SORT: the stable order of the tokens' copies by expert, for a mixture of experts. topk_ids [M,choices] int32 | int64; expert_map [G] int32 or
+ * NULL: id i stands for expert expert_map[i]. Copy m * choices + j is that of token m for its choice j. Written, int32, contiguous:
+ * ends [E], one past the last row of each expert, E from 1 to 1024; order [M*choices], the copy of each row, -1 past the last end; inverse [M,choices],
+ * the row of each copy, -1 if its expert is not from 0 to E - 1.
+ * MOE_QUANTIZE: each row of x [M,K], floats, is quantized once, by the formulas of TOKEN above or, for BLOCK scales, of INT8_BLOCK_QUANTIZE, and
+ * written to the rows of out [rows,K] int8 and out_scale [rows,1] or [rows,ceil(K/128)] float32 that rows [M,choices] names: int32, contiguous, -1:
+ * none. A row that is not named is left as it is. Rows must be below out's number: nothing checks that.
+ * MOE_COMBINE: out[m,n] = sum over j of topk_weights[m,j] * y[rows[m,j],n], in order of j, without the j whose row is -1. y [rows,N] and out [M,N] are
+ * floats of one dtype, topk_weights [M,choices] any floats, rows as above. Computed in float32, for float32 y in float64. */
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROPE_HALVES = 0,      /* pairs (i, i + D/2) of a head, as Llama and GPT-NeoX */
   SCALED_MM_ROPE_INTERLEAVED = 1, /* pairs (2 i, 2 i + 1), as GPT-J */
@@ -470,6 +486,11 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_INT8_BLOCK_TOKEN = 0,
   SCALED_MM_INT8_BLOCK_WEIGHT = 1,
 } scaledMMInt8BlockDim_t;
+
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_MOE_TOKEN_SCALES = 0,
+  SCALED_MM_MOE_BLOCK_SCALES = 1,
+} scaledMMMoeScales_t;
 
 /* docs/design/gguf-formats.md. The rule changes only formats with a level for 0. */
 typedef enum SCALED_MM_ENUM_BASE {

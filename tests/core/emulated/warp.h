@@ -45,6 +45,23 @@ inline int __float_as_int(float x) { return bits_of<int>(x); }
 inline unsigned __float_as_uint(float x) { return bits_of<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return bits_of<float>(x); }
 
+template <class T>
+T __shfl_up_sync(unsigned, T value, int step) {
+  const int lane = int(gpu::thread_index.x % gpu::kLanes);
+  return gpu::exchange(value, unsigned(lane >= step ? lane - step : lane));
+}
+inline unsigned __match_any_sync(unsigned, int value) {
+  unsigned lanes = 0;
+  for (int lane = 0; lane < gpu::kLanes; ++lane) lanes |= unsigned(gpu::exchange(value, unsigned(lane)) == value) << lane;
+  return lanes;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int atomicAdd(int* to, int value) { // threads are coroutines: there is no race
+  const int before = *to;
+  *to += value;
+  return before;
+}
+
 inline void __syncwarp() { gpu::meet(); }
 
 #undef __shared__
