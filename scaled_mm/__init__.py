@@ -29,6 +29,11 @@ from scaled_mm.products.block_scaled import BlockScaledDescriptor, block_scaled_
 from scaled_mm.products.gemm import Descriptor, create_descriptor, scaled_mm
 from scaled_mm.products.gguf import BlockDescriptor, create_block_descriptor
 from scaled_mm.products.grouped import GroupedDescriptor, create_grouped_descriptor, grouped_scaled_mm
+from scaled_mm.products.grouped_block_scaled import (
+    GroupedBlockScaledDescriptor,
+    create_grouped_block_scaled_descriptor,
+    grouped_block_scaled_mm,
+)
 from scaled_mm.products.prepared_weight import PreparedWeight, prepare_weight
 from scaled_mm.rowwise import *  # noqa: F403  (its __all__, which is part of ours)
 
@@ -48,6 +53,7 @@ __all__ = [
     "CudaError",
     "Descriptor",
     "DeviceNotSupportedError",
+    "GroupedBlockScaledDescriptor",
     "GroupedDescriptor",
     "Handle",
     "InsufficientWorkspaceError",
@@ -64,7 +70,9 @@ __all__ = [
     "create_block_descriptor",
     "create_block_scaled_descriptor",
     "create_descriptor",
+    "create_grouped_block_scaled_descriptor",
     "create_grouped_descriptor",
+    "grouped_block_scaled_mm",
     "grouped_scaled_mm",
     "prepare_weight",
     "scaled_mm",

@@ -126,16 +126,11 @@ def grouped_scaled_mm(
     out = torch.zeros((tokens, n), dtype=out_dtype, device=a.device)
     if experts == 0:
         return out
-    ends = expert_offsets.long().clamp(0, tokens).cummax(0).values
-    expert_of = torch.searchsorted(ends, torch.arange(tokens, device=a.device), right=True)
     a_scale = _column(a_scale, tokens)
     if b_scale is not None:
         b_scale = b_scale.expand(1) if b_scale.dim() == 0 else b_scale
         b_scale = b_scale.reshape(1, 1).expand(experts, n) if b_scale.numel() == 1 else b_scale.reshape(experts, -1).expand(experts, n)
-    for expert in expert_of.unique().tolist():
-        if expert == experts:
-            continue
-        rows = (expert_of == expert).nonzero().flatten()
+    for expert, rows in _rows_of_experts(expert_offsets, tokens, experts):
         out[rows] = scaled_mm(
             a[rows],
             b[expert],
@@ -176,6 +171,38 @@ def block_scaled_mm(
     if bias is not None:
         total = total + bias.reshape(1, n).to(torch.float32)
     return total.to(out_dtype)
+
+
+@torch.no_grad()
+def grouped_block_scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_scale: torch.Tensor,
+    b_scale: torch.Tensor,
+    expert_offsets: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """The defined result of a grouped block-scaled product, a contiguous [tokens, N] tensor: `block_scaled_mm` of each token with its expert.
+
+    Experts of tokens as in `grouped_scaled_mm`. Operands as in `scaled_mm.grouped_block_scaled_mm`.
+    """
+    tokens, (experts, _, n) = a.shape[0], b.shape
+    out = torch.zeros((tokens, n), dtype=out_dtype, device=a.device)
+    for expert, rows in _rows_of_experts(expert_offsets, tokens, experts):
+        own_bias = None if bias is None else bias[expert]
+        out[rows] = block_scaled_mm(a[rows], b[expert], a_scale[rows], b_scale[expert], own_bias, out_dtype=out_dtype)
+    return out
+
+
+def _rows_of_experts(expert_offsets: torch.Tensor, tokens: int, experts: int) -> list[tuple[int, torch.Tensor]]:
+    """(expert, its rows): a row belongs to the first expert whose clamped end (the running maximum of the offsets) exceeds the row's index."""
+    if experts == 0:
+        return []
+    ends = expert_offsets.long().clamp(0, tokens).cummax(0).values
+    expert_of = torch.searchsorted(ends, torch.arange(tokens, device=ends.device), right=True)
+    return [(expert, (expert_of == expert).nonzero().flatten()) for expert in expert_of.unique().tolist() if expert < experts]
 
 
 def same_bits(actual: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "core/status.h"
-#include "problems/gemm.h"
+#include "problems/experts.h"
 
 namespace scaled_mm {
 namespace {
@@ -11,16 +11,6 @@ namespace {
 struct GroupedTensors {
   const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *expert_offsets;
 };
-
-// A tensor without its first dimension.
-scaledMMTensorDesc_t of_one_expert(const scaledMMTensorDesc_t& t) {
-  scaledMMTensorDesc_t one = {t.dtype, t.ndim - 1, {}, {}, t.alignment, t.flags};
-  for (int i = 1; i < t.ndim; ++i) {
-    one.shape[i - 1] = t.shape[i];
-    one.strides[i - 1] = t.strides[i];
-  }
-  return one;
-}
 
 // Accepts one value, [E], [E,1,1], [E,N], [E,1,N] and [E,N,1], the form in which checkpoints store scales of output channels.
 scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t N, int64_t* stride_e, int64_t* stride_n) {
@@ -47,22 +37,11 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-class Grouped : public Problem {
+class Grouped : public ExpertsProblem {
 public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
     if (scaledMMStatus_t s = check_no_option(options)) return s;
     return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6]});
-  }
-
-  // In grouped tables, m bounds the average number of tokens per expert.
-  BucketKey bucket() const override { return {tokens_per_expert(), info.N, info.K, 0}; }
-
-  ProductSize size() const override { return {tokens_per_expert(), info.N, info.K, groups_.experts, false}; }
-
-  const char* misfit(const RowNeeds& needs) const override {
-    if (const char* why = scaled_mm::misfit(info, needs)) return why;
-    if (groups_.b_stride % needs.align_b != 0) return "the stride of b from expert to expert is not a multiple of the row's alignment";
-    return nullptr;
   }
 
   scaledMMStatus_t workspace(const Kernel& kernel, size_t* bytes) const override {
@@ -77,36 +56,16 @@ public:
 
 private:
   scaledMMStatus_t validate(const GroupedTensors& t);
-
-  int64_t tokens_per_expert() const { return groups_.experts > 0 ? (info.M + groups_.experts - 1) / groups_.experts : info.M; }
-
-  Groups groups_{};
 };
 
 scaledMMStatus_t Grouped::validate(const GroupedTensors& t) {
   if (scaledMMStatus_t s = check_operand(
           "out", "[tokens, N]", {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_INT32}, 2, t.out))
     return s;
-  if (scaledMMStatus_t s = check_operand("a", "[tokens, K]", {SCALED_MM_DTYPE_INT8}, 2, t.a)) return s;
-  if (scaledMMStatus_t s = check_operand("b", "[E, K, N]", {SCALED_MM_DTYPE_INT8}, 3, t.b)) return s;
-  if (scaledMMStatus_t s = check_operand("expert_offsets", "[E]", {SCALED_MM_DTYPE_INT32}, 1, t.expert_offsets)) return s;
-  const int64_t E = t.b->shape[0], K = t.b->shape[1], N = t.b->shape[2];
-  groups_.experts = E;
-  if (K != t.a->shape[1]) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b: expected [E, K, N] with K = %lld as in a [tokens, K], got %s",
-                static_cast<long long>(t.a->shape[1]), tensor_shape(*t.b).c_str());
-  }
-  if (t.expert_offsets->shape[0] != E) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "expert_offsets: expected [E] = [%lld] as in b [E, K, N], got %s", static_cast<long long>(E),
-                tensor_shape(*t.expert_offsets).c_str());
-  }
-  if (E > 1 && t.expert_offsets->strides[0] != 1) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "expert_offsets: expected a contiguous tensor, got stride %lld",
-                static_cast<long long>(t.expert_offsets->strides[0]));
-  }
-  groups_.b_stride = E > 1 ? t.b->strides[0] : 0;
+  if (scaledMMStatus_t s = check_experts(t.a, t.b, t.expert_offsets)) return s;
 
   // The other checks are those of one expert's product.
+  const int64_t E = groups_.experts, N = t.b->shape[2];
   const scaledMMTensorDesc_t b = of_one_expert(*t.b);
   scaledMMTensorDesc_t b_scale = {}, bias = {};
   int64_t b_scale_stride_n = 0;
@@ -116,21 +75,14 @@ scaledMMStatus_t Grouped::validate(const GroupedTensors& t) {
     b_scale = {t.b_scale->dtype, 0, {}, {}, t.b_scale->alignment, 0};
   }
   if (t.bias && scaled) {
-    if (scaledMMStatus_t s = check_operand("bias", "[E, N]", {t.out->dtype, SCALED_MM_DTYPE_FLOAT32}, 2, t.bias)) return s;
-    if (t.bias->shape[0] != E || t.bias->shape[1] != N) {
-      return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "bias: expected [E, N] = [%lld, %lld], got %s", static_cast<long long>(E),
-                  static_cast<long long>(N), tensor_shape(*t.bias).c_str());
-    }
+    if (scaledMMStatus_t s = check_expert_bias(*t.bias, t.out->dtype, N)) return s;
     bias = of_one_expert(*t.bias);
-    groups_.bias_stride = E > 1 ? t.bias->strides[0] : 0;
   }
   if (scaledMMStatus_t s = validate_gemm(
           {t.out, t.a, &b, t.a_scale, t.b_scale ? &b_scale : nullptr, t.bias ? &bias : nullptr, nullptr, nullptr, nullptr, nullptr}, &info))
     return s;
   info.b_scale_stride = b_scale_stride_n;
-  info.groups = &groups_;
-  info.constant_b = false; // no grouped kernel reads weights early
-  variant = info.out_dtype;
+  finish();
   return SCALED_MM_STATUS_SUCCESS;
 }
 

@@ -5,7 +5,7 @@
 
 namespace scaled_mm {
 
-extern const ProblemKind kGemm, kGrouped, kBlockScaled, kGguf, kRowwiseQuantize, kRowwiseNorm, kRowwiseActivation;
+extern const ProblemKind kGemm, kGrouped, kBlockScaled, kGguf, kGroupedBlockScaled, kRowwiseQuantize, kRowwiseNorm, kRowwiseActivation;
 extern const ProblemKind kRope, kInt8Block, kGgufQuantize, kMoeSort, kMoeQuantize, kMoeCombine;
 
 } // namespace scaled_mm

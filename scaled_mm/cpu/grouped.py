@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from scaled_mm.cpu import gemm as cpu_gemm
@@ -19,11 +21,8 @@ def grouped_gemm(out, a, b, a_scale, b_scale, bias, expert_offsets) -> None:
         a_scale = a_scale.reshape(tokens)
     if b_scale is not None and b_scale.numel() != 1:
         b_scale = b_scale.flatten(1) if b_scale.dim() > 1 else b_scale.unsqueeze(1)
-    begin = 0
-    for expert, offset in enumerate(expert_offsets.tolist()):
-        end = max(begin, min(offset, tokens))
-        if end == begin:
-            continue
+    end = 0
+    for expert, begin, end in expert_rows(expert_offsets, tokens):
         rows = slice(begin, end)
         cpu_gemm.gemm(
             out[rows],
@@ -35,5 +34,14 @@ def grouped_gemm(out, a, b, a_scale, b_scale, bias, expert_offsets) -> None:
             None,
             None,
         )
+    out[end:].zero_()
+
+
+def expert_rows(expert_offsets: torch.Tensor, tokens: int) -> Iterator[tuple[int, int, int]]:
+    """(expert, its first row, one past its last row) of the experts with rows, offsets clamped as documented in `grouped_scaled_mm`."""
+    begin = 0
+    for expert, offset in enumerate(expert_offsets.tolist()):
+        end = max(begin, min(offset, tokens))
+        if end > begin:
+            yield expert, begin, end
         begin = end
-    out[begin:].zero_()

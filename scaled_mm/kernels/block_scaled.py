@@ -1,10 +1,11 @@
-"""Block-scaled products (csrc/int8/block_scaled): c2x, with mma.sync, for aligned operands; generic for any operands.
+"""Block-scaled products, of a matrix and of experts (csrc/int8/block_scaled): c2x, with mma.sync, for aligned operands; generic for any operands.
 
 The generated sources assert the shared memory computed here.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 from scaled_mm.kernels.arch import WARP_SIZE, Arch
@@ -25,7 +26,7 @@ def threads(config: KernelConfig) -> int:
 
 
 class BlockScaled(Family):
-    """Common to the three families. Sums are float32, so there is no int32 output."""
+    """Common to all families. Sums are float32, so there is no int32 output."""
 
     section = "block_scaled"
     built_for = tuple(name for name in OUT_DTYPES if name != "int32")
@@ -104,6 +105,31 @@ class BlockScaledGeneric(BlockScaled):
 
     def config_name(self, config: KernelConfig) -> str:
         return f"block_scaled_generic_{config.tile}"
+
+
+class OfExperts(BlockScaled):
+    """A mixin: a family's kernels for grouped block-scaled products, in the same sizes."""
+
+    section = "grouped_block_scaled"
+
+    @property
+    def title(self) -> str:
+        return f"grouped {super().title}"
+
+    def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
+        code = super().code(config, built_for, limit)
+        return dataclasses.replace(code, header="int8/block_scaled/grouped.cuh", type=code.type.replace("block_scaled::", "block_scaled::Grouped", 1))
+
+    def config_name(self, config: KernelConfig) -> str:
+        return f"grouped_{super().config_name(config)}"
+
+
+class GroupedBlockScaledC2x(OfExperts, BlockScaledC2x):
+    """For aligned operands."""
+
+
+class GroupedBlockScaledGeneric(OfExperts, BlockScaledGeneric):
+    """For operands with any strides and alignment."""
 
 
 def _scale_bytes(config: KernelConfig) -> int:

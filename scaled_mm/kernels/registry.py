@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scaled_mm.kernels.arch import ARCHES
-from scaled_mm.kernels.block_scaled import BlockScaledC2x, BlockScaledGeneric
+from scaled_mm.kernels.block_scaled import BlockScaledC2x, BlockScaledGeneric, GroupedBlockScaledC2x, GroupedBlockScaledGeneric
 from scaled_mm.kernels.block_scaled_wgmma import BlockScaledWgmma
 from scaled_mm.kernels.c2x import C2x, GroupedC2x
 from scaled_mm.kernels.c3x import C3x, GroupedC3x
@@ -24,10 +24,10 @@ def register(*kernels: Family) -> None:
 
 
 register(C3x(), GroupedC3x())
-register(C2x(), GroupedC2x(), BlockScaledC2x())
+register(C2x(), GroupedC2x(), BlockScaledC2x(), GroupedBlockScaledC2x())
 register(Decode())
 register(BlockScaledWgmma())
-register(Generic(), GroupedGeneric(), BlockScaledGeneric())
+register(Generic(), GroupedGeneric(), BlockScaledGeneric(), GroupedBlockScaledGeneric())
 register(GgufMma())
 register(GgufWgmma())
 

@@ -35,6 +35,12 @@ SECTIONS: dict[str, Section] = {
         Section("grouped", "grouped kernel", "grouped products", "grouped products (M: rows per expert)"),
         Section("block_scaled", "block-scaled kernel", "block-scaled products"),
         Section("gguf", "GGUF kernel", "GGUF products", "GGUF formats (M: tokens, N: rows of the weight)", has_modes=True, same_bits=False),
+        Section(
+            "grouped_block_scaled",
+            "grouped block-scaled kernel",
+            "grouped block-scaled products",
+            "grouped block-scaled products (M: rows per expert)",
+        ),
     )
 }
 """In the order of scaledMMTableKind_t. A new section is an entry here and a field of `TileTable` (`scaled_mm.tables.schema`)."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from scaled_mm.core.checks import check_device, check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.products.grouped import grouped_scaled_mm
+from scaled_mm.products.grouped_block_scaled import grouped_block_scaled_mm
 from scaled_mm.rowwise import moe
 from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
+from scaled_mm.rowwise.int8_block import quantize_int8_block
 from scaled_mm.rowwise.operands import check_float, check_rows, check_written
 
 ACTIVATIONS = {
-    "silu": lambda h: silu_and_mul(h, quantize="token"),
-    "gelu": lambda h: gelu_and_mul(h, quantize="token"),
-    "gelu_tanh": lambda h: gelu_and_mul(h, approximate="tanh", quantize="token"),
+    "silu": silu_and_mul,
+    "gelu": gelu_and_mul,
+    "gelu_tanh": functools.partial(gelu_and_mul, approximate="tanh"),
 }
 
 
@@ -29,6 +33,7 @@ def fused_experts(
     topk_ids: torch.Tensor,
     *,
     activation: str = "silu",
+    block_scales: bool = False,
     expert_map: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -41,11 +46,16 @@ def fused_experts(
         y          = grouped_scaled_mm(q, w2^T, scale, w2_scale, order.ends)       in x's dtype
         out[t]     = sum over j of topk_weights[t, j] * y[order.inverse[t, j]]     in order of j
 
+    With block_scales the quantizer is quantize_int8_block, in the fourth line of silu_and_mul(h), which is in x's dtype, and the products are
+    those of grouped_block_scaled_mm.
+
     x: float16, bfloat16 or float32 [tokens, H], any strides, CPU or CUDA.
     w13: int8 [E, 2 I, H], the gate's rows before those of the other projection; w2: int8 [E, H, I]; both fastest if contiguous.
     w13_scale, w2_scale: float32, of each channel [E, 2 I] and [E, H], or with a last dimension of 1 as checkpoints store it; of each expert [E];
         or one value.
     topk_weights: a float dtype [tokens, choices]. topk_ids: int32 or int64 [tokens, choices]; -1: an expert that is not here.
+        With block_scales: one for 128 x 128 elements, [E, ceil(2 I/128), ceil(H/128)] and [E, ceil(H/128), ceil(I/128)], as checkpoints store
+        them (`weight_scale_inv`).
     activation: "silu", "gelu" or "gelu_tanh", of the gate.
     expert_map: int32 [G]: ids are from 0 to G - 1, and expert_map[id] is the expert here, or -1. Then `out` is the sum over the experts here.
     out: [tokens, H] of x's dtype to write to. It may be x, and must be apart from the other operands.
@@ -56,16 +66,24 @@ def fused_experts(
     Does not synchronize with the device; may be captured in a CUDA graph. No gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given; ids as in `moe_sort`.
     """
-    _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, out)
+    _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, out)
     order = moe.moe_sort(topk_ids, w13.shape[0], expert_map=expert_map)
-    q, scale = moe.quantize_to_rows(x, order.inverse, False)
-    h = grouped_scaled_mm(q, w13.transpose(1, 2), scale, w13_scale, order.ends, out_dtype=x.dtype)
-    q, scale = ACTIVATIONS[activation](h)
-    y = grouped_scaled_mm(q, w2.transpose(1, 2), scale, w2_scale, order.ends, out_dtype=x.dtype)
+    q, scale = moe.quantize_to_rows(x, order.inverse, block_scales)
+    h = _product(q, w13, scale, w13_scale, order.ends, x.dtype, block_scales)
+    activated = ACTIVATIONS[activation]
+    q, scale = quantize_int8_block(activated(h)) if block_scales else activated(h, quantize="token")
+    y = _product(q, w2, scale, w2_scale, order.ends, x.dtype, block_scales)
     return moe.combine(y, topk_weights, order.inverse, out)
 
 
-def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, out) -> None:
+def _product(q, weight, scale, weight_scale, ends, out_dtype, block_scales) -> torch.Tensor:
+    b = weight.transpose(1, 2)
+    if block_scales:
+        return grouped_block_scaled_mm(q, b, scale, weight_scale.transpose(1, 2), ends, out_dtype=out_dtype)
+    return grouped_scaled_mm(q, b, scale, weight_scale, ends, out_dtype=out_dtype)
+
+
+def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, out) -> None:
     check_rows("x", x, least=2)
     if x.dim() != 2:
         raise BadTensorShapeError(f"x: expected [tokens, H], got {list(x.shape)}")
@@ -79,13 +97,12 @@ def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, 
     expected = w13.shape[0], hidden, w13.shape[1] // 2
     if tuple(w2.shape) != expected:
         raise BadTensorShapeError(f"w2: expected [E, H, I] = {list(expected)} for w13 {list(w13.shape)}, got {list(w2.shape)}")
+    if not isinstance(block_scales, bool):
+        raise BadParamError(f"block_scales: expected True or False, got {block_scales!r}")
     for name, scale, weight in (("w13_scale", w13_scale, w13), ("w2_scale", w2_scale, w2)):
         check_float(name, scale, (torch.float32,))
         check_device(name, scale, x.device)
-        experts, channels = weight.shape[:2]
-        forms = (experts,), (experts, 1, 1), (experts, channels), (experts, 1, channels), (experts, channels, 1)
-        if scale.numel() != 1 and tuple(scale.shape) not in forms:
-            raise BadTensorShapeError(f"{name}: expected one value, {', '.join(str(list(form)) for form in forms)}, got {list(scale.shape)}")
+        _check_scale(name, scale, weight, block_scales)
     moe.check_weights(topk_weights, x)
     check_strided("topk_ids", topk_ids)
     check_device("topk_ids", topk_ids, x.device)
@@ -98,6 +115,18 @@ def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, 
     if out is not None:
         apart = dict(w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
         check_written("out", out, x.dtype, x.shape, x.device, **apart)
+
+
+def _check_scale(name: str, scale: torch.Tensor, weight: torch.Tensor, block_scales: bool) -> None:
+    experts, channels, k = weight.shape
+    if block_scales:
+        forms = ((experts, -(-channels // 128), -(-k // 128)),)
+    else:
+        forms = (experts,), (experts, 1, 1), (experts, channels), (experts, 1, channels), (experts, channels, 1)
+    if tuple(scale.shape) in forms or (scale.numel() == 1 and not block_scales):
+        return
+    expected = ", ".join(map(str, map(list, forms)))
+    raise BadTensorShapeError(f"{name}: expected {'' if block_scales else 'one value, '}{expected}, got {list(scale.shape)}")
 
 
 def _check_weight(name: str, weight: object, shape: str, x: torch.Tensor) -> None:

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 
-from scaled_mm.core import checks, fast
+from scaled_mm.core import fast
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.plan import KernelChoice, stream_address
 from scaled_mm.core.tensor_desc import TensorDesc
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, InsufficientWorkspaceError, ScaledMMError
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.layers.workspace import renamed, whole, workspace_bytes
 from scaled_mm.products.gemm import Descriptor, create_descriptor
 from scaled_mm.products.prepared_weight import PreparedWeight
 from scaled_mm.rowwise.descriptor import RowwiseDescriptor, create_rowwise_descriptor
-from scaled_mm.rowwise.operands import has_memory
 
 _OF_QUANTIZER = {"factor": "smooth_scale", "scale": "input_scale", "zero_point": "input_zero_point"}
 _OF_PRODUCT = {"a": "x", "b": "weight^T", "a_scale": "input_scale", "b_scale": "weight_scale", "a_zero_point": "input_zero_point"}
 """The names of operands in the messages of the two, and here."""
-
-
-@contextlib.contextmanager
-def _renamed(names: dict[str, str]) -> Iterator[None]:
-    """Errors name the arguments of this module. weight^T: shapes in the message are those of the transpose."""
-    try:
-        yield
-    except ScaledMMError as error:
-        name, colon, rest = str(error).partition(":")
-        if name not in names or not colon:
-            raise
-        raise type(error)(f"{names[name]}:{rest}") from None
-
-
-def _whole(size: int) -> int:
-    return (size + 15) // 16 * 16
 
 
 class LinearDescriptor:
@@ -49,8 +30,8 @@ class LinearDescriptor:
         self._quantizer, self._product, self._static = quantizer, product, static
         self.device = product.device
         self._rows, self._k = rows, k
-        self._q_bytes = _whole(rows * k)
-        self._before = self._q_bytes + (0 if static else _whole(4 * rows))
+        self._q_bytes = whole(rows * k)
+        self._before = self._q_bytes + (0 if static else whole(4 * rows))
         self.workspace_size: int = self._before + product.workspace_size
         self._addresses = quantizer._address, product._address, product._device_index
 
@@ -104,32 +85,16 @@ class LinearDescriptor:
         b = _as_b(weight)
         given = dict(out=out, x=x, weight=b.b if isinstance(b, PreparedWeight) else b, weight_scale=weight_scale, bias=bias)
         given |= dict(input_scale=input_scale, input_zero_point=input_zero_point, smooth_scale=smooth_scale)
-        memory = self._memory(workspace, given)
+        memory = workspace_bytes(workspace, self.workspace_size, self.device, given)
         q = memory[: self._rows * self._k].view(torch.int8).view(self._rows, self._k)
         scales = None if self._static else memory[self._q_bytes : self._q_bytes + 4 * self._rows].view(torch.float32)
         rest = memory[self._before :] if self._product.workspace_size else None
         scale = input_scale if self._static else scales
         operands = dict(out=q, x=x, factor=smooth_scale, scale=input_scale, zero_point=input_zero_point, out_scale=scales)
-        with _renamed(_OF_QUANTIZER):
+        with renamed(_OF_QUANTIZER):
             self._quantizer.calculate(**operands, stream=stream)
-        with _renamed(_OF_PRODUCT):
+        with renamed(_OF_PRODUCT):
             self._product.calculate(out, q, b, scale, weight_scale, bias, a_zero_point=input_zero_point, workspace=rest, stream=stream)
-
-    def _memory(self, workspace: torch.Tensor | None, given: dict[str, torch.Tensor | None]) -> torch.Tensor:
-        """The workspace as bytes. given: what it has to be apart from."""
-        if workspace is None and self.device.type == "cpu":
-            return torch.empty(self.workspace_size, dtype=torch.uint8)
-        if not isinstance(workspace, torch.Tensor):
-            raise BadParamError(f"workspace: expected a tensor of {self.workspace_size} bytes, got {type(workspace).__name__}")
-        checks.check_device("workspace", workspace, self.device)
-        if workspace.nbytes < self.workspace_size:
-            raise InsufficientWorkspaceError(f"workspace: expected {self.workspace_size} bytes, got {workspace.nbytes}")
-        if not workspace.is_contiguous() or workspace.data_ptr() % 16:
-            raise BadParamError("workspace: expected a contiguous tensor aligned to 16 bytes, got another")
-        for name, tensor in given.items():
-            if has_memory(tensor) and checks.overlap(workspace, tensor):
-                raise BadParamError(f"workspace: expected memory apart from every tensor, got an overlap with {name}")
-        return workspace.view(-1).view(torch.uint8)
 
     def destroy(self) -> None:
         """Frees the descriptor. A second call does nothing."""
@@ -177,13 +142,13 @@ def create_linear_descriptor(
         raise BadParamError("input_zero_point: expected None without input_scale, got a zero point")
     q, scales = TensorDesc((rows, k), torch.int8), None if static else TensorDesc((rows,), torch.float32)
     operands = dict(out=q, x=x, factor=smooth_scale, scale=input_scale, zero_point=input_zero_point, out_scale=scales)
-    with _renamed(_OF_QUANTIZER):
+    with renamed(_OF_QUANTIZER):
         quantizer = create_rowwise_descriptor(handle, "quantize_int8", **operands)
     scale = input_scale if static else scales
     rest = dict(a_scale=scale, b_scale=weight_scale, bias=bias, a_zero_point=input_zero_point, kernel=kernel)
     try:
         b = _as_b(weight)
-        with _renamed(_OF_PRODUCT):
+        with renamed(_OF_PRODUCT):
             product = create_descriptor(handle, out=out, a=q, b=b, **rest)
     except BaseException:
         quantizer.destroy()

@@ -13,15 +13,19 @@ from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.products import codes
 
 
-def _out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, int]:
+def out_shape(a: torch.Tensor, b: torch.Tensor, *_) -> tuple[int, int]:
     for name, tensor, ndim, shape in (("a", a, 2, "[tokens, K]"), ("b", b, 3, "[E, K, N]")):
         if tensor.dim() != ndim:
             raise BadTensorShapeError(f"{name}: expected {ndim} dimensions {shape}, got {tensor.dim()}: {list(tensor.shape)}")
     return a.shape[0], b.shape[2]
 
 
-def _check_sizes(a: torch.Tensor, b: torch.Tensor, *_) -> None:
+def check_sizes(a: torch.Tensor, b: torch.Tensor, *_) -> None:
     check_size(a.shape[1] == b.shape[1], lambda: f"b: expected [E, K, N] with K = {a.shape[1]} as in a [tokens, K], got {list(b.shape)}")
+
+
+def describe_sizes(out, a, b, *_) -> str:
+    return f"{out.shape[0]} tokens, {'x'.join(map(str, b.shape))}"
 
 
 GROUPED = Product(
@@ -35,11 +39,11 @@ GROUPED = Product(
             Operand("expert_offsets", required=True),
         ),
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32, torch.int32),
-        out_shape=_out_shape,
-        check_sizes=_check_sizes,
+        out_shape=out_shape,
+        check_sizes=check_sizes,
         compute=lazily("scaled_mm.cpu.grouped", "grouped_gemm"),
         cpu_kernel=lazily("scaled_mm.cpu.gemm", "kernel"),
-        describe_sizes=lambda out, a, b, *_: f"{out.shape[0]} tokens, {'x'.join(map(str, b.shape))}",
+        describe_sizes=describe_sizes,
     )
 )
 

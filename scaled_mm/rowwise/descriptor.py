@@ -17,8 +17,10 @@ from scaled_mm.core.plan import Plan
 from scaled_mm.core.spec import Operand, ProductSpec
 from scaled_mm.core.tensor_desc import TensorDesc
 from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.rowwise import moe
 from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
 from scaled_mm.rowwise.int8 import quantize_int8
+from scaled_mm.rowwise.int8_block import quantize_int8_block
 from scaled_mm.rowwise.kernels import Function, Kind, Output
 from scaled_mm.rowwise.norm import add_rms_norm, rms_norm
 from scaled_mm.rowwise.operands import check_epsilon
@@ -28,19 +30,24 @@ _OPERANDS = {
     Kind.QUANTIZE: ("x", "factor", "offset", "scale", "zero_point", "out_scale", "out_zero_point", "out_row_sums"),
     Kind.NORM: ("x", "residual", "weight", "scale", "zero_point", "out_scale", "total"),
     Kind.ACTIVATION: ("x", "scale", "zero_point", "out_scale"),
+    Kind.INT8_BLOCK: ("x", "out_scale"),
+    Kind.MOE_SORT: ("topk_ids", "expert_map", "ends", "inverse"),
+    Kind.MOE_QUANTIZE: ("x", "rows", "out_scale"),
+    Kind.MOE_COMBINE: ("y", "topk_weights", "rows"),
 }
-"""After out, in the order of scaled_mm.h."""
+"""After out, in the order of scaled_mm.h. The first is required."""
 
 
-_WRITTEN = ("out_scale", "out_zero_point", "out_row_sums", "total")  # besides out
+_WRITTEN = ("out_scale", "out_zero_point", "out_row_sums", "total", "ends", "inverse")  # besides out
 
 
 @dataclasses.dataclass(frozen=True)
 class _Operator:
-    """names: what `calculate` takes besides out. on_cpu(epsilon, **operands): the results, by the names of what is written."""
+    """function: a `Function`, or the option of the kind. names: what `calculate` takes besides out.
+    on_cpu(epsilon, **operands): the results, by the names of what is written."""
 
     kind: Kind
-    function: Function
+    function: int
     names: tuple[str, ...]
     on_cpu: Callable[..., dict[str, torch.Tensor]]
 
@@ -85,6 +92,14 @@ def _activation(operator: Callable, **options) -> Callable[..., dict[str, torch.
     return activated
 
 
+def _sorted(_, topk_ids, ends, inverse, expert_map=None) -> dict[str, torch.Tensor]:
+    return dict(zip(("out", "ends", "inverse"), moe.moe_sort(topk_ids, ends.shape[0], expert_map=expert_map)))
+
+
+def _to_rows(block: bool) -> Callable[..., dict[str, torch.Tensor]]:
+    return lambda _, x, rows, out_scale: dict(zip(("out", "out_scale"), moe.quantize_to_rows(x, rows, block)))
+
+
 _STATIC = ("scale", "zero_point", "out_scale")
 OPERATORS = {
     "quantize_int8": _Operator(Kind.QUANTIZE, Function.QUANTIZE_INT8, ("x", "factor", *_STATIC, "out_zero_point", "out_row_sums"), _quantized),
@@ -96,6 +111,15 @@ OPERATORS = {
     "silu_and_mul": _Operator(Kind.ACTIVATION, Function.SILU_AND_MUL, ("x", *_STATIC), _activation(silu_and_mul)),
     "gelu_and_mul": _Operator(Kind.ACTIVATION, Function.GELU_AND_MUL, ("x", *_STATIC), _activation(gelu_and_mul)),
     "gelu_tanh_and_mul": _Operator(Kind.ACTIVATION, Function.GELU_TANH_AND_MUL, ("x", *_STATIC), _activation(gelu_and_mul, approximate="tanh")),
+    "quantize_int8_block": _Operator(
+        Kind.INT8_BLOCK, 0, ("x", "out_scale"), lambda _, x, out_scale: dict(zip(("out", "out_scale"), quantize_int8_block(x)))
+    ),
+    "moe_sort": _Operator(Kind.MOE_SORT, 0, ("topk_ids", "expert_map", "ends", "inverse"), _sorted),
+    "moe_quantize": _Operator(Kind.MOE_QUANTIZE, 0, ("x", "rows", "out_scale"), _to_rows(False)),
+    "moe_quantize_block": _Operator(Kind.MOE_QUANTIZE, 1, ("x", "rows", "out_scale"), _to_rows(True)),
+    "moe_combine": _Operator(
+        Kind.MOE_COMBINE, 0, ("y", "topk_weights", "rows"), lambda _, y, topk_weights, rows: {"out": moe.combine(y, topk_weights, rows)}
+    ),
 }
 """What `create_rowwise_descriptor` takes. One entry for each operator."""
 
@@ -109,7 +133,7 @@ class RowwiseDescriptor(Plan):
         self._names = ("out", *_OPERANDS[self._of.kind])
         self._output = self._output_of(operands)
         self._check_forms(operands)
-        names = tuple(Operand(name, required=name == "x") for name in self._names[1:])
+        names = tuple(Operand(name, required=i == 0) for i, name in enumerate(self._names[1:]))
         spec = ProductSpec(
             name=operator,
             code=int(self._of.kind),
@@ -126,6 +150,8 @@ class RowwiseDescriptor(Plan):
     def _output_of(self, operands: dict) -> Output:
         if self.operator == "quantize":
             return Output.ROUND
+        if self._of.kind not in (Kind.QUANTIZE, Kind.NORM, Kind.ACTIVATION):
+            return Output.CAST  # 0: the kind has none
         if operands.get("scale") is not None:
             return Output.STATIC
         if operands.get("out_zero_point") is not None:
@@ -143,7 +169,7 @@ class RowwiseDescriptor(Plan):
         """What the core would take, and the functions do not."""
         if self.operator == "quantize" and operands.get("factor") is None:
             raise BadParamError("factor: expected a tensor or a TensorDesc, got None")
-        for name in ("scale", "zero_point") if self._of.kind is not Kind.QUANTIZE else ():
+        for name in ("scale", "zero_point") if self._of.kind in (Kind.NORM, Kind.ACTIVATION) else ():
             shape = getattr(operands.get(name), "shape", ())
             if math.prod(shape) != 1:
                 raise BadTensorShapeError(f"{name}: expected one value, got {list(shape)}")
@@ -187,7 +213,7 @@ def create_rowwise_descriptor(
 ) -> RowwiseDescriptor:
     """Validates a row-wise operator once, for rows of a matrix x [M, K], and prepares its kernel.
 
-    out and x are required. operator, and its other operands; each is a tensor or a TensorDesc:
+    out and the first of the others are required. operator, and its other operands; each is a tensor or a TensorDesc:
 
         quantize_int8        out_scale; or also out_zero_point and out_row_sums (symmetric=False); or scale, zero_point, out_row_sums (static).
                              factor: the smooth_scale
@@ -195,6 +221,12 @@ def create_rowwise_descriptor(
         rms_norm             weight
         add_rms_norm         residual, weight, total, which may be x or residual
         silu_and_mul, gelu_and_mul, gelu_tanh_and_mul        nothing: x is [M, 2 K]
+        quantize_int8_block  x, out_scale [M, ceil(K/128)]: dim="token"
+        moe_sort             topk_ids, ends [num_experts], inverse; or also expert_map. out: the order
+        moe_quantize         x, rows: the inverse of an order, out_scale [rows of out, 1]: each row of x, as `quantize_int8` quantizes it, to the
+                             rows of out that `rows` names; the others hold any values afterwards
+        moe_quantize_block   the same with out_scale [rows of out, ceil(K/128)], as `quantize_int8_block` quantizes
+        moe_combine          y, topk_weights, rows: out[t] = sum over j of topk_weights[t, j] * y[rows[t, j]], see `fused_experts`
 
     Norms and activations with a float out have x's dtype; with an int8 out they are quantized, by out_scale (each row's own, written) or by
     scale and zero_point (static, read). out [M, K], out_scale float32 and out_zero_point, out_row_sums int32: [M] or [M, 1].

@@ -22,15 +22,15 @@ from scaled_mm.rowwise.operands import MAX_DIMS, has_memory
 class Kind(enum.IntEnum):
     """The scaledMMProduct_t."""
 
-    QUANTIZE = 4
-    NORM = 5
-    ACTIVATION = 6
-    ROPE = 7
-    INT8_BLOCK = 8
-    GGUF_QUANTIZE = 9
-    MOE_SORT = 10
-    MOE_QUANTIZE = 11
-    MOE_COMBINE = 12
+    QUANTIZE = 5
+    NORM = 6
+    ACTIVATION = 7
+    ROPE = 8
+    INT8_BLOCK = 9
+    GGUF_QUANTIZE = 10
+    MOE_SORT = 11
+    MOE_QUANTIZE = 12
+    MOE_COMBINE = 13
 
 
 _READ = {Kind.NORM: 2, Kind.ROPE: 4, Kind.MOE_COMBINE: 2}

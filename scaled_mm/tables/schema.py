@@ -136,6 +136,7 @@ class TileTable(BaseModel):
     grouped: the section for grouped products. Its M is the number of tokens per expert, ceil(tokens / experts).
     block_scaled: the section for block-scaled products.
     gguf: the section for products with GGUF formats (m: tokens, n: rows of the weight).
+    grouped_block_scaled: the section for grouped block-scaled products. Its M is that of `grouped`.
     auto: in `gguf` only: the meaning of mode "auto"; the first matching entry is used.
     """
 
@@ -154,6 +155,7 @@ class TileTable(BaseModel):
     grouped: TileTable | None = None
     block_scaled: TileTable | None = None
     gguf: TileTable | None = None
+    grouped_block_scaled: TileTable | None = None
     auto: tuple[ModeRule, ...] = ()
 
     @property

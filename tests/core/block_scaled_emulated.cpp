@@ -12,18 +12,9 @@ namespace {
 template <class Row>
 int run_c2x(const GemmLaunch* l, bool eager) {
   using Shape = typename Row::Shape;
-  const int tiles_m = int((l->M + Shape::kTileM - 1) / Shape::kTileM), tiles_n = int((l->N + Shape::kTileN - 1) / Shape::kTileN);
-  const block_scaled::TileProblem p{{static_cast<const int8_t*>(l->a), l->M, l->M > 1 ? l->a_stride_m : 0},
-                                    {static_cast<const int8_t*>(l->b), l->N, l->N > 1 ? l->b_stride_n : 0},
-                                    int(l->K),
-                                    tiles_m,
-                                    tiles_n,
-                                    block_scaled::scales_of(*l),
-                                    epilogue_operands(*l),
-                                    l->out,
-                                    l->M > 1 ? l->out_stride_m : 0};
+  const block_scaled::TileProblem p = block_scaled::tile_problem<Shape::kTileM, Shape::kTileN>(*l);
   gpu::shared_size = Shape::kSharedMemory;
-  for (int block = 0; block < tiles_m * tiles_n; ++block) {
+  for (int block = 0; block < p.tiles_m * p.tiles_n; ++block) {
     gpu::run_block(Shape::kThreads, unsigned(block), eager,
                    [&] { block_scaled::compute_tile<Shape>(p, int(blockIdx.x), int(threadIdx.x), gpu::shared_memory); });
   }
@@ -32,17 +23,7 @@ int run_c2x(const GemmLaunch* l, bool eager) {
 
 template <int kTileM, int kTileN, class Out>
 int run_generic(const GemmLaunch* l, bool eager) {
-  block_scaled::GenericProblem p;
-  p.a = {static_cast<const int8_t*>(l->a), l->M, l->K, l->a_stride_m, l->a_stride_k, 0};
-  p.b = {static_cast<const int8_t*>(l->b), l->N, l->K, l->b_stride_n, l->b_stride_k, 0};
-  p.access_a = generic::access_of(p.a);
-  p.access_b = generic::access_of(p.b);
-  p.scales = block_scaled::scales_of(*l);
-  p.epilogue = epilogue_operands(*l);
-  p.out = l->out;
-  p.out_stride_m = l->out_stride_m;
-  p.out_stride_n = l->out_stride_n;
-  p.tiles_n = int((l->N + kTileN - 1) / kTileN);
+  const block_scaled::GenericProblem p = block_scaled::generic_problem<kTileN>(*l);
   gpu::shared_size = block_scaled::kGenericBytes<kTileM, kTileN>;
   const int tiles = p.tiles_n * int((l->M + kTileM - 1) / kTileM);
   for (int block = 0; block < tiles; ++block) {

@@ -386,7 +386,7 @@ def create_refusals(kernels: str, rowwise: str, device: str) -> dict:
     refuse("BAD_PARAM operands", "count", quantizer, count=8)
     refuse("BAD_PARAM operands", "count of another kind", norms, count=9)
     answer["kind 0"] = ["BAD_PARAM product", *status_of(lambda: core.plan_descs(0, 0, 0, 0.0, [None] * 10))]
-    answer["kind 10"] = ["BAD_PARAM product", *status_of(lambda: core.plan_descs(10, 0, 0, 0.0, [None] * 8))]
+    answer["kind 99"] = ["BAD_PARAM product", *status_of(lambda: core.plan_descs(99, 0, 0, 0.0, [None] * 8))]
     for kind, forced in itertools.product(KINDS, (None, "rowwise_norm")):
         core.PRODUCT = kind
         descs = {name: TensorDesc.of(t) for name, t in fine(kind).items()}

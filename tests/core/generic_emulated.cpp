@@ -1,7 +1,6 @@
 // The generic kernels on gpu.h, as a library: what they do with indices, fragments, alignments and tails, without a GPU.
 #include "warp.h"
 
-
 #include "int8/generic/few_rows.cuh"
 
 using namespace scaled_mm;

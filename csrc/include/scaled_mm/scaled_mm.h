@@ -170,7 +170,8 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_TABLE_GEMM = 0,
   SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds the rows per expert, ceil(tokens / experts) */
   SCALED_MM_TABLE_BLOCK_SCALED_GEMM = 2,
-  SCALED_MM_TABLE_GGUF_GEMM = 3, /* m_max of its buckets and modes bounds the tokens, n_max the rows of the weight */
+  SCALED_MM_TABLE_GGUF_GEMM = 3,                 /* m_max of its buckets and modes bounds the tokens, n_max the rows of the weight */
+  SCALED_MM_TABLE_GROUPED_BLOCK_SCALED_GEMM = 4, /* m_max as of SCALED_MM_TABLE_GROUPED_GEMM */
 } scaledMMTableKind_t;
 
 /* A flag of scaledMMTableBucket_t: it serves no product but those whose b is SCALED_MM_TENSOR_CONSTANT. */
@@ -247,15 +248,16 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_GROUPED_GEMM = 1,
   SCALED_MM_BLOCK_SCALED_GEMM = 2,
   SCALED_MM_GGUF_GEMM = 3,
-  SCALED_MM_ROWWISE_QUANTIZE = 4,
-  SCALED_MM_ROWWISE_NORM = 5,
-  SCALED_MM_ROWWISE_ACTIVATION = 6,
-  SCALED_MM_ROPE = 7,
-  SCALED_MM_INT8_BLOCK_QUANTIZE = 8,
-  SCALED_MM_GGUF_QUANTIZE = 9,
-  SCALED_MM_MOE_SORT = 10,
-  SCALED_MM_MOE_QUANTIZE = 11,
-  SCALED_MM_MOE_COMBINE = 12,
+  SCALED_MM_GROUPED_BLOCK_SCALED_GEMM = 4,
+  SCALED_MM_ROWWISE_QUANTIZE = 5,
+  SCALED_MM_ROWWISE_NORM = 6,
+  SCALED_MM_ROWWISE_ACTIVATION = 7,
+  SCALED_MM_ROPE = 8,
+  SCALED_MM_INT8_BLOCK_QUANTIZE = 9,
+  SCALED_MM_GGUF_QUANTIZE = 10,
+  SCALED_MM_MOE_SORT = 11,
+  SCALED_MM_MOE_QUANTIZE = 12,
+  SCALED_MM_MOE_COMBINE = 13,
 } scaledMMProduct_t;
 
 #define SCALED_MM_MAX_OPERANDS 10
@@ -387,6 +389,31 @@ static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescript
                                                                 const void* bias, void* stream) {
   const void* const pointers[6] = {out, a, b, a_scale, b_scale, bias};
   return scaledMMCalculate(descriptor, SCALED_MM_BLOCK_SCALED_GEMM, workspace, workspace_size, pointers, 6, stream);
+}
+
+/* ---- grouped block-scaled INT8 GEMM ------------------------------------------------------------------------- */
+
+/* The two above in one: rows begin[e] <= t < end[e] of out are the block-scaled product of those of a and a_scale with b[e], b_scale[e] and bias[e];
+ * rows past the last expert's are 0.
+ *
+ * out [tokens,N] float16 | bfloat16 | float32; a [tokens,K] int8; b [E,K,N] int8, any strides (fast when K is contiguous). a_scale float32
+ * [tokens,ceil(K/128)], b_scale float32 [E,ceil(K/128),ceil(N/128)], any strides. bias [E,N], float32 or out's dtype, or NULL. expert_offsets as
+ * above. kernel: NULL, or the name of a row of the table's section of this kind. */
+static inline scaledMMStatus_t scaledMMCreateGroupedBlockScaledGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
+                                                                              const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
+                                                                              const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+                                                                              const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias,
+                                                                              const scaledMMTensorDesc_t* expert_offsets, const char* kernel) {
+  const scaledMMTensorDesc_t* const operands[7] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
+  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_GROUPED_BLOCK_SCALED_GEMM, operands, 7, 0, kernel);
+}
+
+static inline scaledMMStatus_t scaledMMCalculateGroupedBlockScaledGemm(scaledMMDescriptor_t descriptor, void* workspace, size_t workspace_size,
+                                                                       void* out, const void* a, const void* b, const void* a_scale,
+                                                                       const void* b_scale, const void* bias, const void* expert_offsets,
+                                                                       void* stream) {
+  const void* const pointers[7] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
+  return scaledMMCalculate(descriptor, SCALED_MM_GROUPED_BLOCK_SCALED_GEMM, workspace, workspace_size, pointers, 7, stream);
 }
 
 /* ---- GGUF formats: products with llama.cpp's quantized weights ----------------------------------------------- */

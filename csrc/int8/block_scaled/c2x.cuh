@@ -31,16 +31,7 @@ struct C2x {
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     int tiles = 0;
     if (scaledMMStatus_t status = count_tiles(l, kTileM, kTileN, kSwizzle, &tiles, message, size)) return status;
-    // A dimension of one has no stride of its own.
-    TileProblem p{{static_cast<const int8_t*>(l.a), l.M, l.M > 1 ? l.a_stride_m : 0},
-                  {static_cast<const int8_t*>(l.b), l.N, l.N > 1 ? l.b_stride_n : 0},
-                  int(l.K),
-                  int((l.M + kTileM - 1) / kTileM),
-                  int((l.N + kTileN - 1) / kTileN),
-                  scales_of(l),
-                  epilogue_operands(l),
-                  l.out,
-                  l.M > 1 ? l.out_stride_m : 0};
+    TileProblem p = tile_problem<kTileM, kTileN>(l);
     LaunchShape shape;
     shape.grid = dim3(unsigned(tiles));
     shape.block = dim3(Shape::kThreads);

@@ -2,7 +2,7 @@
 // one block of K each, filled by asynchronous copies, or with two stages through registers as Turing has to.
 #pragma once
 
-#include "int8/block_scaled/warp_tile.cuh"
+#include "int8/block_scaled/launch.cuh"
 
 namespace scaled_mm::block_scaled {
 
@@ -20,6 +20,20 @@ struct TileProblem {
   void* out;
   int64_t out_stride;
 };
+
+template <int kTileM, int kTileN>
+TileProblem tile_problem(const GemmLaunch& l) {
+  // A dimension of one has no stride of its own.
+  return {{static_cast<const int8_t*>(l.a), l.M, l.M > 1 ? l.a_stride_m : 0},
+          {static_cast<const int8_t*>(l.b), l.N, l.N > 1 ? l.b_stride_n : 0},
+          int(l.K),
+          int((l.M + kTileM - 1) / kTileM),
+          int((l.N + kTileN - 1) / kTileN),
+          scales_of(l),
+          epilogue_operands(l),
+          l.out,
+          l.M > 1 ? l.out_stride_m : 0};
+}
 
 __host__ __device__ inline int blocks_of(int64_t K) { return int((K + kBlock - 1) / kBlock); }
 

@@ -77,6 +77,22 @@ __global__ void __launch_bounds__(kGenericThreads, 1) generic_kernel(const __gri
   compute_generic_tile<kTileM, kTileN, Out>(p, int(blockIdx.x), shared);
 }
 
+template <int kTileN>
+GenericProblem generic_problem(const GemmLaunch& l) {
+  GenericProblem p;
+  p.a = {static_cast<const int8_t*>(l.a), l.M, l.K, l.a_stride_m, l.a_stride_k, 0};
+  p.b = {static_cast<const int8_t*>(l.b), l.N, l.K, l.b_stride_n, l.b_stride_k, 0};
+  p.access_a = generic::access_of(p.a);
+  p.access_b = generic::access_of(p.b);
+  p.scales = scales_of(l);
+  p.epilogue = epilogue_operands(l);
+  p.out = l.out;
+  p.out_stride_m = l.out_stride_m;
+  p.out_stride_n = l.out_stride_n;
+  p.tiles_n = int((l.N + kTileN - 1) / kTileN);
+  return p;
+}
+
 template <int kTileM, int kTileN, class Out>
 struct Generic {
   static DeviceKernel& kernel() {
@@ -89,17 +105,7 @@ struct Generic {
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     int tiles = 0;
     if (scaledMMStatus_t status = count_tiles(l, kTileM, kTileN, 1, &tiles, message, size)) return status;
-    GenericProblem p;
-    p.a = {static_cast<const int8_t*>(l.a), l.M, l.K, l.a_stride_m, l.a_stride_k, 0};
-    p.b = {static_cast<const int8_t*>(l.b), l.N, l.K, l.b_stride_n, l.b_stride_k, 0};
-    p.access_a = generic::access_of(p.a);
-    p.access_b = generic::access_of(p.b);
-    p.scales = scales_of(l);
-    p.epilogue = epilogue_operands(l);
-    p.out = l.out;
-    p.out_stride_m = l.out_stride_m;
-    p.out_stride_n = l.out_stride_n;
-    p.tiles_n = int((l.N + kTileN - 1) / kTileN);
+    GenericProblem p = generic_problem<kTileN>(l);
     LaunchShape shape;
     shape.grid = dim3(unsigned(tiles));
     shape.block = dim3(kGenericThreads);

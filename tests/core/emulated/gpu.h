@@ -34,12 +34,12 @@ struct Thread {
 };
 
 struct Index {
-  unsigned x;
+  unsigned x = 0, y = 0;
 };
 
 inline std::vector<Thread> threads;
 inline ucontext_t scheduler;
-inline Index thread_index, block_index;
+inline Index thread_index, block_index, block_dim, grid_dim = {1, 1}; // grid_dim: the caller of run_block sets it, where a kernel reads it
 inline std::function<void()> body;
 inline bool eager;
 inline int finished;
@@ -84,6 +84,7 @@ inline void run_block(int count, unsigned block, bool copies_are_eager, std::fun
   body = std::move(code);
   eager = copies_are_eager;
   block_index.x = block;
+  block_dim.x = unsigned(count);
   finished = 0;
   memset(shared_memory, 0x5a, sizeof(shared_memory));
   threads.resize(size_t(count));
@@ -136,6 +137,8 @@ inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned shift) { r
 
 #define threadIdx gpu::thread_index
 #define blockIdx gpu::block_index
+#define blockDim gpu::block_dim
+#define gridDim gpu::grid_dim
 #ifndef __grid_constant__
 #define __grid_constant__
 #endif

@@ -55,6 +55,12 @@ inline unsigned __match_any_sync(unsigned, int value) {
   for (int lane = 0; lane < gpu::kLanes; ++lane) lanes |= unsigned(gpu::exchange(value, unsigned(lane)) == value) << lane;
   return lanes;
 }
+inline unsigned __ballot_sync(unsigned, bool predicate) {
+  unsigned lanes = 0;
+  for (int lane = 0; lane < gpu::kLanes; ++lane) lanes |= unsigned(gpu::exchange(int(predicate), unsigned(lane))) << lane;
+  return lanes;
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 inline int atomicAdd(int* to, int value) { // threads are coroutines: there is no race
   const int before = *to;

@@ -1,0 +1,40 @@
+// What the kinds of product over experts share: the validation of b [E, K, N], of the bias and of expert_offsets; sizes for the choice of a kernel.
+#pragma once
+
+#include "problems/gemm.h"
+
+namespace scaled_mm {
+
+// A tensor without its first dimension.
+inline scaledMMTensorDesc_t of_one_expert(const scaledMMTensorDesc_t& t) {
+  scaledMMTensorDesc_t one = {t.dtype, t.ndim - 1, {}, {}, t.alignment, t.flags};
+  for (int i = 1; i < t.ndim; ++i) {
+    one.shape[i - 1] = t.shape[i];
+    one.strides[i - 1] = t.strides[i];
+  }
+  return one;
+}
+
+// M is the number of tokens.
+class ExpertsProblem : public Problem {
+public:
+  // In their tables, m bounds the average number of tokens per expert.
+  BucketKey bucket() const override { return {tokens_per_expert(), info.N, info.K, 0}; }
+  ProductSize size() const override { return {tokens_per_expert(), info.N, info.K, groups_.experts, false}; }
+  const char* misfit(const RowNeeds& needs) const override;
+
+protected:
+  // a [tokens, K], b [E, K, N] and expert_offsets [E].
+  scaledMMStatus_t check_experts(const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* expert_offsets);
+  // bias [E, N], in the dtype of out or float32.
+  scaledMMStatus_t check_expert_bias(const scaledMMTensorDesc_t& bias, int32_t out_dtype, int64_t N);
+  // After the validation of one expert's product, which filled in info.
+  void finish();
+
+  Groups groups_{};
+
+private:
+  int64_t tokens_per_expert() const { return groups_.experts > 0 ? (info.M + groups_.experts - 1) / groups_.experts : info.M; }
+};
+
+} // namespace scaled_mm
