@@ -163,7 +163,34 @@ scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-// Expert by expert, with the offsets clamped as the interface says; rows past the last are cleared. The workspace is spoilt.
+// call(one) for each expert's product, with the offsets clamped as the interface says; rows past the last are cleared.
+template <int kDtype, class Call>
+scaledMMStatus_t each_expert(const GemmLaunch& l, const Call& call) {
+  const scaled_mm::Groups& groups = *l.groups;
+  constexpr int64_t kOutBytes = kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4;
+  const auto out_at = [&](int64_t m) { return static_cast<char*>(l.out) + m * l.out_stride_m * kOutBytes; };
+  int64_t begin = 0;
+  for (int64_t e = 0; e < groups.experts; ++e) {
+    const int64_t offset = l.expert_offsets[e], end = offset > l.M ? l.M : offset;
+    if (end <= begin) continue;
+    GemmLaunch one = l;
+    one.M = end - begin;
+    one.a = static_cast<const int8_t*>(l.a) + begin * l.a_stride_m;
+    one.b = static_cast<const int8_t*>(l.b) + e * groups.b_stride;
+    one.out = out_at(begin);
+    if (l.a_scale) one.a_scale += begin * l.a_scale_stride;
+    if (l.b_scale) one.b_scale += e * groups.b_scale_stride;
+    if (l.bias) one.bias = static_cast<const char*>(l.bias) + e * groups.bias_stride * (l.bias_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2);
+    if (scaledMMStatus_t status = call(one)) return status;
+    begin = end;
+  }
+  for (; begin < l.M; ++begin) {
+    for (int64_t n = 0; n < l.N; ++n) memset(out_at(begin) + n * l.out_stride_n * kOutBytes, 0, kOutBytes);
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+// Expert by expert. The workspace is spoilt.
 template <int kDtype, Maps kMaps>
 scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size) {
   const scaled_mm::Groups* groups = l.groups;
@@ -172,27 +199,7 @@ scaledMMStatus_t grouped_launch(const GemmLaunch& l, char* message, size_t size)
     return SCALED_MM_STATUS_CUDA_ERROR;
   }
   if (kMaps != Maps::kNone) memset(l.workspace, 0xff, size_t(64 * groups->experts + l.multiprocessors));
-  constexpr int64_t kOutBytes = kDtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4;
-  const auto out_at = [&](int64_t m) { return static_cast<char*>(l.out) + m * l.out_stride_m * kOutBytes; };
-  int64_t begin = 0;
-  for (int64_t e = 0; e < groups->experts; ++e) {
-    const int64_t offset = l.expert_offsets[e], end = offset > l.M ? l.M : offset;
-    if (end <= begin) continue;
-    GemmLaunch one = l;
-    one.M = end - begin;
-    one.a = static_cast<const int8_t*>(l.a) + begin * l.a_stride_m;
-    one.b = static_cast<const int8_t*>(l.b) + e * groups->b_stride;
-    one.out = out_at(begin);
-    if (l.a_scale) one.a_scale += begin * l.a_scale_stride;
-    if (l.b_scale) one.b_scale += e * groups->b_scale_stride;
-    if (l.bias) one.bias = static_cast<const char*>(l.bias) + e * groups->bias_stride * (l.bias_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2);
-    if (scaledMMStatus_t status = launch<kDtype, kMaps>(one, message, size)) return status;
-    begin = end;
-  }
-  for (; begin < l.M; ++begin) {
-    for (int64_t n = 0; n < l.N; ++n) memset(out_at(begin) + n * l.out_stride_n * kOutBytes, 0, kOutBytes);
-  }
-  return SCALED_MM_STATUS_SUCCESS;
+  return each_expert<kDtype>(l, [&](const GemmLaunch& one) { return launch<kDtype, kMaps>(one, message, size); });
 }
 
 // Block by block of K, as docs/design/numerics.md says.
@@ -225,6 +232,15 @@ scaledMMStatus_t block_scaled_launch(const GemmLaunch& l, char* message, size_t 
     }
   }
   return SCALED_MM_STATUS_SUCCESS;
+}
+
+template <int kDtype, Maps kMaps>
+scaledMMStatus_t grouped_block_scaled_launch(const GemmLaunch& l, char* message, size_t size) {
+  if (l.groups == nullptr || (kMaps != Maps::kNone && l.groups->b_stride % 16)) {
+    snprintf(message, size, "no groups, or a stride of b that aligned loads cannot take");
+    return SCALED_MM_STATUS_CUDA_ERROR;
+  }
+  return each_expert<kDtype>(l, [&](const GemmLaunch& one) { return block_scaled_launch<kDtype, kMaps>(one, message, size); });
 }
 
 int64_t grouped_workspace_size(int64_t experts, int32_t multiprocessors) { return 64 * experts + multiprocessors; }
@@ -265,6 +281,9 @@ scaledMMStatus_t launch_with_workspace(const GemmLaunch& l, char* message, size_
 #define HOST_BLOCK_SCALED_KERNEL(symbol, row, dtype, maps)                                                                                           \
   extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
   const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &block_scaled_launch<dtype, Maps::maps>};
+#define HOST_GROUPED_BLOCK_SCALED_KERNEL(symbol, row, dtype, maps)                                                                                   \
+  extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
+  const scaled_mm::Kernel symbol = {row, dtype, 1024, &prepare, &grouped_block_scaled_launch<dtype, Maps::maps>};
 #define HOST_ZERO_POINT_TERMS(symbol)                                                                                                                \
   extern "C" const scaled_mm::Kernel symbol;                                                                                                         \
   const scaled_mm::Kernel symbol = {"zero_point_terms", -1, 0, &prepare, &zero_point_terms};

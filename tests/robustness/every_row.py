@@ -125,6 +125,26 @@ def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
     return reference.same_bits(out.cpu(), reference.grouped_scaled_mm(**product, out_dtype=out_dtype))
 
 
+def run_grouped_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
+    """Three experts, the second without tokens, and two tokens that are nobody's."""
+    N, K, tokens = row.tile.n + 24, 3 * row.tile.k + 48, row.tile.m + 11
+    blocks_k, generator = -(-K // 128), torch.Generator().manual_seed(tokens + N + K)
+    product = {
+        "a": torch.randint(-128, 128, (tokens, K), dtype=torch.int8, generator=generator),
+        "b": torch.randint(-128, 128, (3, N, K), dtype=torch.int8, generator=generator).transpose(1, 2),
+        "a_scale": torch.rand(tokens, blocks_k, generator=generator),
+        "b_scale": torch.rand(3, blocks_k, -(-N // 128), generator=generator),
+        "expert_offsets": torch.tensor([row.tile.m + 3, row.tile.m + 3, tokens - 2], dtype=torch.int32),
+        "bias": torch.randn(3, N, generator=generator),
+    }
+    device = {name: t.mT.cuda().mT if name == "b" else t.cuda() for name, t in product.items()}
+    out = torch.zeros(tokens, N, dtype=out_dtype).cuda()
+    with sm.create_grouped_block_scaled_descriptor(handle, out=out, kernel=row.name, **device) as descriptor:
+        descriptor.calculate(out, **device)
+    torch.cuda.synchronize()
+    return reference.same_bits(out.cpu(), reference.grouped_block_scaled_mm(**product, out_dtype=out_dtype))
+
+
 def run_batched(handle: sm.Handle, row: str, M: int, N: int, K: int, prepared: bool = False) -> bool:
     """Two products with zero points and biases of their own."""
     each = [operands(M + i, N, K) for i in range(2)]
@@ -169,6 +189,9 @@ def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
     for row in table.block_scaled.rows:
         for out_dtype in DTYPES[:3]:
             yield f"{row.name} {out_dtype}", run_block_scaled(handle, row, out_dtype)
+    for row in table.grouped_block_scaled.rows:
+        for out_dtype in DTYPES[:3]:
+            yield f"{row.name} {out_dtype}", run_grouped_block_scaled(handle, row, out_dtype)
     for row in table.gguf.rows:
         for fmt, packed, kind in itertools.product(WEIGHT_FORMATS, (False, True), ("q8_1", "float16", "quantized float16")):
             yield f"{row.name} {fmt} {'packed ' if packed else ''}{kind}", run_block(handle, row, fmt, packed, kind)

@@ -13,7 +13,7 @@ import torch
 
 import scaled_mm as sm
 from scaled_mm.reference import same_bits
-from scaled_mm.rowwise import kernels
+from scaled_mm.rowwise import kernels, moe
 
 LENGTHS = (7, 96, 1027, 2048, 2560, 4096, 4099, 9000, 20003)
 MANY_ROWS, LONG = 1100, (2560, 5000, 9000, 13000)  # beyond what kernels for few rows serve
@@ -38,6 +38,10 @@ CALLS: dict[str, Callable[[Tensors], object]] = {
     "int8 blocks": lambda t: sm.quantize_int8_block(t["x"]),
     "q4_0": lambda t: sm.quantize_block(t["blocks"], "q4_0"),
     "q8_1": lambda t: sm.quantize_q8_1(t["blocks"]),
+    "sort by expert": lambda t: tuple(sm.moe_sort(t["ids"], 4)),
+    "to rows of experts": lambda t: moe.quantize_to_rows(t["x"], t["rows"], False),
+    "blocks to rows of experts": lambda t: moe.quantize_to_rows(t["x"], t["rows"], True),
+    "weighted sum": lambda t: moe.combine(t["copies"], t["topk_weights"], t["some_rows"]),
     "rope": lambda t: sm.rope(t["query"], t["key"], t["cos"], t["sin"]),
 }
 
@@ -54,6 +58,9 @@ def operands(m: int, k: int, dtype: torch.dtype) -> Tensors:
 
     named = {"x": random(m, k), "residual": random(m, k), "weight": random(k), "gated": random(m, 2 * k), "blocks": random(m, -(-k // 32) * 32)}
     named |= {"query": random(m, 4, 128), "key": random(m, 2, 128), "cos": random(m, 64), "sin": random(m, 64)}
+    named |= {"copies": random(2 * m, k), "topk_weights": random(m, 2), "ids": torch.randint(-1, 4, (m, 2), generator=generator)}
+    named["rows"] = torch.randperm(2 * m, generator=generator).to(torch.int32).view(m, 2)
+    named["some_rows"] = torch.where(named["ids"] < 0, -1, named["rows"])
     return named | {"scale": torch.tensor([0.02]), "point": torch.tensor([3], dtype=torch.int32)}
 
 

@@ -1,4 +1,5 @@
-"""The CUDA kernels of rope, `quantize_int8_block` and the GGUF quantizers serve what they are made for, and give the bits of the CPU."""
+"""The CUDA kernels of rope, `quantize_int8_block`, the GGUF quantizers and what surrounds the products of experts serve what they are made for,
+and give the bits of the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from rowwise_data import FLOATS, LAYOUTS, laid_out, values
 import scaled_mm as sm
 from scaled_mm.gguf_formats import FORMATS, RULES
 from scaled_mm.reference import same_bits
-from scaled_mm.rowwise import kernels
+from scaled_mm.rowwise import kernels, moe
 
 pytestmark = pytest.mark.gpu
 
@@ -80,14 +81,41 @@ def test_gguf_quantizers(launches, fmt, dtype):
                 assert launches == [True]
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_what_surrounds_the_products_of_experts(launches, dtype):
+    """Every length class of the quantizers, one and several thread blocks of the sort, aligned and not."""
+    for tokens, k, choices, experts in ((1, 7, 1, 1), (3, 1024, 2, 8), (600, 4096, 8, 128), (40, 7168, 8, 256), (5, 16384, 2, 4), (5, 20003, 2, 4)):
+        ids = torch.randint(-1, experts, (tokens, choices), generator=torch.Generator().manual_seed(k))
+        order = sm.moe_sort(ids, experts)
+        launches.clear()
+        assert same(tuple(sm.moe_sort(ids.cuda(), experts)), tuple(order)) and launches == [True]
+        x, y, weights = (values(shape, dtype, seed=k) for shape in ((tokens, k), (tokens * choices, k), (tokens, choices)))
+        named, rows = order.inverse[order.inverse >= 0].long(), order.inverse.cuda()
+        for layout in ("contiguous", "unaligned"):
+            for block in (False, True):
+                launches.clear()
+                got = moe.quantize_to_rows(on_gpu(laid_out(x, layout)), rows, block)
+                expected = moe.quantize_to_rows(x, order.inverse, block)
+                assert launches == [True] and all(same(g[named.cuda()], e[named]) for g, e in zip(got, expected))
+            launches.clear()
+            assert same(moe.combine(on_gpu(laid_out(y, layout)), weights.cuda(), rows), moe.combine(y, weights, order.inverse))
+            assert launches == [True]
+
+
 def test_one_launch_and_one_capture(launches):
     query, key, cos = (torch.randn(64, h, 128, device="cuda").bfloat16() for h in (32, 8, 1))
     cos = cos[:, 0]
+    ids = torch.randint(0, 8, (64, 2), device="cuda")
+    rows = sm.moe_sort(ids, 8).inverse
     calls = {
         "rope": lambda: sm.rope(query, key, cos, cos),
         "token": lambda: sm.quantize_int8_block(query),
         "weight": lambda: sm.quantize_int8_block(query, "weight"),
         "q4_0": lambda: sm.quantize_block(query, "q4_0"),
+        "sort by expert": lambda: tuple(sm.moe_sort(ids, 8)),
+        "to rows of experts": lambda: moe.quantize_to_rows(query[:, 0], rows, False),
+        "blocks to rows of experts": lambda: moe.quantize_to_rows(query[:, 0], rows, True),
+        "weighted sum": lambda: moe.combine(query.view(-1, 128)[:128], cos[:, :2].float(), rows),
     }
     for name, call in calls.items():
         expected = call()  # builds and loads the kernel

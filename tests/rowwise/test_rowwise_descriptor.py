@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import scaled_mm as sm
+from scaled_mm.rowwise import moe
 from scaled_mm.rowwise.descriptor import OPERATORS
 
 M, K = 6, 136
@@ -24,6 +25,10 @@ def cases(x: torch.Tensor, residual: torch.Tensor, gated: torch.Tensor, weight: 
     """Name -> (operator, what is read, what is written, the results of the function in that order)."""
     scale, points, sums = numbers(torch.float32), numbers(torch.int32), numbers(torch.int32)
     y, total = torch.full_like(x, 77), torch.full_like(x, 77)
+    blocks, experts = numbers(torch.float32).view(M, 1).expand(M, 2).contiguous(), torch.tensor([[2, 0]] * M, dtype=torch.int32)
+    order, factors = sm.moe_sort(experts, 3), torch.rand(M, 2, generator=torch.Generator().manual_seed(1))
+    copies, of_copies = int8(2 * M, K), lambda columns: torch.full((2 * M, columns), -7.0)  # noqa: E731
+    sorted_into = dict(zip(("out", "ends", "inverse"), (torch.full_like(t, -7) for t in order)))
     asymmetric = dict(out=int8(M, K), out_scale=scale, out_zero_point=points, out_row_sums=sums)
     token, static = dict(out=int8(M, K), out_scale=scale), dict(scale=STATIC, zero_point=POINT)
     return {
@@ -45,6 +50,32 @@ def cases(x: torch.Tensor, residual: torch.Tensor, gated: torch.Tensor, weight: 
         "silu_and_mul, token": ("silu_and_mul", dict(x=gated), token, sm.silu_and_mul(gated, quantize="token")),
         "gelu_and_mul": ("gelu_and_mul", dict(x=gated), dict(out=y), (sm.gelu_and_mul(gated),)),
         "gelu_tanh_and_mul": ("gelu_tanh_and_mul", dict(x=gated), dict(out=y), (sm.gelu_and_mul(gated, approximate="tanh"),)),
+        "quantize_int8_block": ("quantize_int8_block", dict(x=x), dict(out=int8(M, K), out_scale=blocks), sm.quantize_int8_block(x)),
+        "moe_sort": ("moe_sort", dict(topk_ids=experts), sorted_into, order),
+        "moe_sort, mapped": (
+            "moe_sort",
+            dict(topk_ids=experts.long() + 1, expert_map=torch.arange(-1, 3, dtype=torch.int32)),
+            sorted_into,
+            order,
+        ),
+        "moe_quantize": (
+            "moe_quantize",
+            dict(x=x, rows=order.inverse),
+            dict(out=copies, out_scale=of_copies(1)),
+            moe.quantize_to_rows(x, order.inverse, False),
+        ),
+        "moe_quantize_block": (
+            "moe_quantize_block",
+            dict(x=x, rows=order.inverse),
+            dict(out=copies, out_scale=of_copies(2)),
+            moe.quantize_to_rows(x, order.inverse, True),
+        ),
+        "moe_combine": (
+            "moe_combine",
+            dict(y=gated.view(2 * M, K), topk_weights=factors, rows=order.inverse),
+            dict(out=y),
+            (moe.combine(gated.view(2 * M, K), factors, order.inverse),),
+        ),
     }
 
 
