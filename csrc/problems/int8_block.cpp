@@ -10,8 +10,8 @@ namespace {
 class Int8Block : public OwnKernelProblem<4> {
 public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
-    if (scaledMMStatus_t s = check_option("dim", "scaledMMInt8BlockDim_t", options)) return s;
-    const bool is_weight = options.option == SCALED_MM_INT8_BLOCK_WEIGHT;
+    if (scaledMMStatus_t s = check_option("dim", "scaledMMInt8BlockDim_t", options, 3)) return s;
+    const bool is_weight = (options.option & SCALED_MM_INT8_BLOCK_WEIGHT) != 0;
     operands_.function = options.option;
     info.rowwise = &operands_;
     const char* const shape = is_weight ? "[N, K] or [B, N, K]" : "[M, K]";

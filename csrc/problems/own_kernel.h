@@ -18,9 +18,9 @@ public:
   KernelSlot* own_slot(Arch* arch) const override { return &arch->rowwise[kKernel][variant]; }
 
 protected:
-  // An option that is 0 or 1.
-  static scaledMMStatus_t check_option(const char* name, const char* type, const Options& options) {
-    if (options.option != 0 && options.option != 1) {
+  // An option from 0 to `most`.
+  static scaledMMStatus_t check_option(const char* name, const char* type, const Options& options, int32_t most = 1) {
+    if (options.option < 0 || options.option > most) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected a %s, got %d", name, type, int(options.option));
     }
     if (options.output == 0 && options.epsilon == 0) return SCALED_MM_STATUS_SUCCESS;

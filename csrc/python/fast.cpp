@@ -194,7 +194,7 @@ PyObject* rowwise(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const int32_t device = int32_t(PyLong_AsLong(args[5]));
   if (PyErr_Occurred()) return nullptr;
   if (product < SCALED_MM_ROWWISE_QUANTIZE || product > SCALED_MM_MOE_COMBINE || PyTuple_Size(args[6]) > 9) return not_mine();
-  const bool of_weight = product == SCALED_MM_INT8_BLOCK_QUANTIZE && function == SCALED_MM_INT8_BLOCK_WEIGHT;
+  const bool of_weight = product == SCALED_MM_INT8_BLOCK_QUANTIZE && (function & SCALED_MM_INT8_BLOCK_WEIGHT) != 0;
   Operands o;
   const Answer answer = read_operands(product, args[6], device, &o, of_weight ? kWeightFolds : kFolds[product - SCALED_MM_ROWWISE_QUANTIZE]);
   if (answer == Answer::kNotMine) return not_mine();

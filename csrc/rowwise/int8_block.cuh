@@ -13,11 +13,16 @@ struct Int8Blocks {
   uint32_t blocks, blocks_k, blocks_n; // all; along K; along N of a weight
   int64_t N;                           // rows of a matrix of the batch
   int K;
+  bool truncates; // quotients are rounded toward zero; else to the nearest integer
   Matrix x, out;
   int64_t x_stride_batch, out_stride_batch;
   float* scale;
   int64_t scale_stride_batch, scale_stride_n, scale_stride_k;
 };
+
+__device__ inline Chunk<int8_t> int8_block_chunk(const Int8Blocks& p, const float (&y)[kChunk], const Quantizer& quantizer) {
+  return p.truncates ? truncate(y, quantizer) : quantize(y, quantizer);
+}
 
 // A block of a token's row: the part of one thread of the half warp that has it.
 template <class X>
@@ -43,7 +48,7 @@ struct TokenBlock {
     }
     quantizer = Quantizer::of_largest(bits);
   }
-  // q: what `quantize` makes of y.
+  // q: y, quantized.
   __device__ void write(const Int8Blocks& p, int64_t to, const Chunk<int8_t>& q) const {
     if (threadIdx.x % kAcross == 0) p.scale[to * p.scale_stride_n + column * p.scale_stride_k] = quantizer.scale;
     store_chunk(p.out, to, k, p.K, q);
@@ -55,7 +60,7 @@ template <class X>
 __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(const __grid_constant__ Int8Blocks p) {
   wait_for_preceding_kernel();
   const TokenBlock<X> block(p);
-  if (block.inside) block.write(p, block.row, quantize(block.y, block.quantizer));
+  if (block.inside) block.write(p, block.row, int8_block_chunk(p, block.y, block.quantizer));
 }
 
 // A thread block has a block, in registers.
@@ -83,7 +88,7 @@ __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_weight_kernel(co
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     if (first + i * kDown >= p.N) continue;
-    store_chunk(out, first + i * kDown, k, p.K, quantize(held[i], quantizer));
+    store_chunk(out, first + i * kDown, k, p.K, int8_block_chunk(p, held[i], quantizer));
   }
 }
 

@@ -8,8 +8,10 @@ namespace scaled_mm::rowwise {
 
 inline int64_t int8_blocks_along(int64_t size) { return (size + kInt8Block - 1) / kInt8Block; }
 
+inline bool int8_block_of_weight(const GemmLaunch& l) { return (l.rowwise->function & SCALED_MM_INT8_BLOCK_WEIGHT) != 0; }
+
 inline int64_t int8_blocks(const GemmLaunch& l) {
-  const int64_t along_n = l.rowwise->function == SCALED_MM_INT8_BLOCK_WEIGHT ? int8_blocks_along(l.M) : l.M;
+  const int64_t along_n = int8_block_of_weight(l) ? int8_blocks_along(l.M) : l.M;
   return l.batch * along_n * int8_blocks_along(l.N);
 }
 
@@ -22,6 +24,7 @@ Int8Blocks int8_blocks_of(const GemmLaunch& l) {
   p.blocks_n = uint32_t(int8_blocks_along(l.M));
   p.N = l.M;
   p.K = int(l.N);
+  p.truncates = (l.rowwise->function & SCALED_MM_INT8_BLOCK_TRUNCATE) != 0;
   p.x = matrix<X>(l.a, {l.a_stride_m, l.a_stride_k}, l.M, l.N);
   p.out = matrix<int8_t>(l.out, {l.out_stride_m, l.out_stride_n}, l.M, l.N);
   p.x.vectors = p.x.vectors && in_vectors<X>(l.a, l.batch, l.N, s.a, l.a_stride_k);
@@ -56,7 +59,7 @@ struct Int8BlockKernels {
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     Int8Blocks p = int8_blocks_of<X>(l);
-    const bool is_weight = l.rowwise->function == SCALED_MM_INT8_BLOCK_WEIGHT;
+    const bool is_weight = int8_block_of_weight(l);
     const uint32_t each = is_weight ? 1 : kInt8BlockThreads / kAcross; // blocks of a thread block
     LaunchShape shape;
     shape.grid = dim3((p.blocks + each - 1) / each);

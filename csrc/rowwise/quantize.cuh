@@ -135,6 +135,17 @@ __device__ inline Chunk<int8_t> quantize(const float (&y)[kChunk], const Quantiz
   return q.spoilt || !q.short_way ? divided(y, q) : by_largest(y, q);
 }
 
+// The same with quotients rounded toward zero.
+__device__ inline Chunk<int8_t> truncate(const float (&y)[kChunk], const Quantizer& q) {
+  int8_t out[kChunk];
+#pragma unroll
+  for (int e = 0; e < kChunk; ++e) {
+    const float quotient = truncf(q.short_way ? corrected(y[e] * q.inverse, y[e], q) : y[e] / q.scale);
+    out[e] = q.spoilt ? int8_t(0) : clamped(quotient, q.low);
+  }
+  return Chunk<int8_t>::of(out);
+}
+
 // The sum of elements [k, k + 8) of a row.
 __device__ inline int32_t sum_of(const Chunk<int8_t>& q, int k, int K) {
   int8_t values[kChunk];

@@ -21,6 +21,12 @@ def quantized(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return ratio.round_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
 
 
+def truncated(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """int8, contiguous: x / scale, rounded toward zero, clamped to [-127, 127]."""
+    ratio = x.to(torch.float32) / scale
+    return ratio.trunc_().clamp_(-127, 127).nan_to_num_(nan=0.0).to(torch.int8, memory_format=torch.contiguous_format)
+
+
 def dynamic_asymmetric(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """The fields of an AsymmetricInt8. dim: see `quantize_int8`."""
     rows = x.reshape(1, -1) if dim == "tensor" else x

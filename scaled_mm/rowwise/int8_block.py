@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from scaled_mm.core.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.rowwise import kernels
-from scaled_mm.rowwise.dynamic import quantized, scale_of
+from scaled_mm.rowwise.dynamic import quantized, scale_of, truncated
 from scaled_mm.rowwise.operators import operator
 
 _BLOCK = 128
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _DIMS = ("token", "weight")
+_ROUNDINGS = ("nearest", "truncate")
 
 
 @torch.no_grad()
-def quantize_int8_block(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_int8_block(x: torch.Tensor, dim: str = "token", *, rounding: str = "nearest") -> tuple[torch.Tensor, torch.Tensor]:
     """Quantizes each block of `x` to int8 by the rule of `quantize_int8`: scale = max|x| / 127, q = round half to even(x / scale).
 
     x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` selects the values that share a scale, and the layout of the scales:
@@ -26,20 +29,25 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token") -> tuple[torch.Tens
     * "weight": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per block of 128 x 128:
       scale [..., ceil(N/128), ceil(K/128)], as checkpoints store it (`weight_scale_inv`); scale.t() is the `b_scale` for b = q.t().
 
+    rounding: "nearest", or "truncate": q = x / scale, rounded toward zero. The block quantizers of vLLM and SGLang truncate; the error is then up to
+    scale, and less than half as accurate products are the result (docs/guide/coming-from.md).
+
     The last blocks along K and N are smaller if K or N is not a multiple of 128. Returns (q, scale): q int8, contiguous, x's shape;
     scale float32, contiguous. q * scale differs from x by at most scale / 2, plus at most 2^-17 scale from rounding x / scale. Zeros, NaN and
     infinities behave as in `quantize_int8`: a scale is never below 2^-126, and a block with NaN or infinity has that as its scale and
     q = 0. CPU and GPU give the same bits. Does not synchronize with the device.
 
-    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (invalid `dim`, or x is not a tensor).
+    Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (invalid `dim` or `rounding`, or x is not a tensor).
     """
-    _check(x, dim)
-    if kernels.serve(x) and (served := kernels.quantized_by_block(x, dim == "weight")):
+    _check(x, dim, rounding)
+    if kernels.serve(x) and (served := _by_kernel(x, dim, rounding)):
         return served
-    return _operator(x, dim) if torch.compiler.is_compiling() else _quantize(x, dim)
+    return _operator(x, dim, rounding) if torch.compiler.is_compiling() else _quantize(x, dim, rounding)
 
 
-def _check(x: torch.Tensor, dim: str) -> None:
+def _check(x: torch.Tensor, dim: str, rounding: str) -> None:
+    if not isinstance(rounding, str) or rounding not in _ROUNDINGS:
+        raise BadParamError(f"rounding: expected one of {', '.join(map(repr, _ROUNDINGS))}, got {rounding!r}")
     if not isinstance(dim, str) or dim not in _DIMS:
         raise BadParamError(f"dim: expected one of {', '.join(map(repr, _DIMS))}, got {dim!r}")
     check_strided("x", x)
@@ -49,11 +57,15 @@ def _check(x: torch.Tensor, dim: str) -> None:
         raise BadTensorShapeError(f"x: dim={dim!r} needs at least {1 + _DIMS.index(dim)} dimensions, got shape {tuple(x.shape)}")
 
 
-def _quantize(x: torch.Tensor, dim: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return _by_token(x) if dim == "token" else _by_weight(x)
+def _by_kernel(x: torch.Tensor, dim: str, rounding: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+    return kernels.quantized_by_block(x, dim == "weight", rounding == "truncate")
 
 
-def _by_weight(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantize(x: torch.Tensor, dim: str, rounding: str) -> tuple[torch.Tensor, torch.Tensor]:
+    return (_by_token if dim == "token" else _by_weight)(x, quantized if rounding == "nearest" else truncated)
+
+
+def _by_weight(x: torch.Tensor, quantized: Callable) -> tuple[torch.Tensor, torch.Tensor]:
     # Zero padding completes the last blocks; zeros do not change max|x|.
     n, k = x.shape[-2:]
     shape = (-(-n // _BLOCK), _BLOCK, -(-k // _BLOCK), _BLOCK)
@@ -63,7 +75,7 @@ def _by_weight(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return q.contiguous(), scale.squeeze(-1).squeeze(-2)
 
 
-def _by_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _by_token(x: torch.Tensor, quantized: Callable) -> tuple[torch.Tensor, torch.Tensor]:
     k = x.shape[-1]
     whole = k // _BLOCK * _BLOCK
     parts = []
@@ -78,4 +90,4 @@ def _by_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.cat(q, -1), torch.cat(scales, -2).squeeze(-1)
 
 
-_operator = operator("quantize_int8_block", 2, _quantize, _check, kernel=lambda x, dim: kernels.quantized_by_block(x, dim == "weight"))
+_operator = operator("quantize_int8_block", 2, _quantize, _check, "str dim, str rounding", kernel=_by_kernel)

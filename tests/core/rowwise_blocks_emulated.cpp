@@ -59,9 +59,9 @@ extern "C" int emulate_rope(int dtype, int interleaved, int multiprocessors, con
 }
 
 // sizes: B, N, K. strides: of x, out and out_scale, three each. Returns whether x and out are read and written in chunks: bits 0 and 1.
-extern "C" int emulate_int8_block(int dtype, int dim, const int64_t* sizes, void* const* pointers, const int64_t* strides) {
+extern "C" int emulate_int8_block(int dtype, int function, const int64_t* sizes, void* const* pointers, const int64_t* strides) {
   RowwiseOperands o = {};
-  o.function = dim;
+  o.function = function;
   GemmLaunch l = {};
   l.batch = sizes[0], l.M = sizes[1], l.N = sizes[2], l.rowwise = &o;
   l.a = pointers[0], l.out = pointers[1], l.rowwise_pointers.out_scale = pointers[2];
@@ -71,7 +71,7 @@ extern "C" int emulate_int8_block(int dtype, int dim, const int64_t* sizes, void
   return by_dtype(dtype, [&](auto of) {
     using X = decltype(of);
     const rowwise::Int8Blocks p = rowwise::int8_blocks_of<X>(l);
-    const bool is_weight = dim == SCALED_MM_INT8_BLOCK_WEIGHT;
+    const bool is_weight = rowwise::int8_block_of_weight(l);
     const int64_t each = is_weight ? 1 : rowwise::kInt8BlockThreads / rowwise::kAcross;
     run(is_weight ? &rowwise::int8_block_weight_kernel<X> : &rowwise::int8_block_token_kernel<X>, p, (p.blocks + each - 1) / each,
         rowwise::kInt8BlockThreads);

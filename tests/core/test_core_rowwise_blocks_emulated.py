@@ -147,12 +147,12 @@ def test_rope_of_many_tokens_and_of_long_heads(library):
 # ---- groupwise INT8 ---------------------------------------------------------------------------------------------------
 
 
-def int8_block(library, x: torch.Tensor, dim: str, padding: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def int8_block(library, x: torch.Tensor, dim: str, padding: int = 0, truncates: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     b, n, k = x.shape
     poisoned = torch.full((b, n, k + padding), 77, dtype=torch.int8)
     q = poisoned[..., :k]
     scale = torch.full((b, n if dim == "token" else -(-n // 128), -(-k // 128)), -7.0)
-    flags = library.emulate_int8_block(code(x.dtype), DIMS.index(dim), ints(b, n, k), pointers(x, q, scale), strides(x, q, scale))
+    flags = library.emulate_int8_block(code(x.dtype), DIMS.index(dim) + 2 * truncates, ints(b, n, k), pointers(x, q, scale), strides(x, q, scale))
     assert flags >= 0 and (poisoned[..., k:] == 77).all(), "wrote past the end of a row"
     return q, scale
 
@@ -167,6 +167,7 @@ def test_groupwise_quantization(library, dtype, dim):
             got, padded = int8_block(library, x, dim), int8_block(library, x, dim, padding=3)
             assert all(map(same, got, sm.quantize_int8_block(x, dim))), (rows, k)
             assert all(map(same, padded, got))
+            assert all(map(same, int8_block(library, x, dim, truncates=True), sm.quantize_int8_block(x, dim, rounding="truncate"))), (rows, k)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -133,6 +133,21 @@ def test_torch_operations_give_the_bits_of_the_kernels(device, monkeypatch):
     assert torch.equal(q[:count].cpu(), expected[token]) and torch.equal(scale[:count].cpu(), expected_scale[token])
 
 
+def test_opcheck_finds_nothing_wrong(device):
+    ids, x, weights = (t.to(device) for t in (routing(9, 2, 5), values((9, 64), torch.float16), values((9, 2), torch.float32)))
+    rows = sm.moe_sort(ids, 5).inverse
+    ops = torch.ops.scaled_mm
+    # Rows that are not named have any values, which opcheck would compare.
+    every = torch.randperm(18, generator=torch.Generator().manual_seed(0)).to(torch.int32).view(9, 2).to(device)
+    for operator, arguments in (
+        (ops.moe_sort, (ids, 5, None)),
+        (ops.moe_quantize, (x, every, False)),
+        (ops.moe_quantize, (x, every, True)),
+        (ops.moe_combine, (values((18, 64), torch.float16).to(device), weights, rows)),
+    ):
+        torch.library.opcheck(operator.default, arguments)
+
+
 def test_compiled_graphs_have_the_bits_of_eager_calls(device):
     ids, x, weights = (t.to(device) for t in (routing(9, 2, 5), values((9, 64), torch.float16), values((9, 2), torch.float32)))
 

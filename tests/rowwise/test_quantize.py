@@ -193,15 +193,23 @@ def test_torch_compile_with_inductor_quantizes_to_the_same_bits(device, dim, sym
             assert torch.equal(one, other) and one.stride() == other.stride()
 
 
+RAW = {"quantize_int8": (), "quantize_int8_asymmetric": (), "quantize_int8_block": ("nearest",)}
+"""The operators, and their arguments after dim."""
+
+
 def test_opcheck_finds_nothing_wrong(device):
-    for name in ("quantize_int8", "quantize_int8_asymmetric", "quantize_int8_block"):
+    for name, rest in RAW.items():
         for x in (torch.randn(5, 300, device=device), torch.randn(2, 3, 40, device=device)):
-            torch.library.opcheck(getattr(torch.ops.scaled_mm, name).default, (x, "token"))
+            torch.library.opcheck(getattr(torch.ops.scaled_mm, name).default, (x, "token", *rest))
 
 
-@pytest.mark.parametrize("name", ["quantize_int8", "quantize_int8_asymmetric", "quantize_int8_block"])
+@pytest.mark.parametrize("name", RAW)
 def test_the_raw_operators_refuse_as_the_functions_do(device, name):
-    raw, x = getattr(torch.ops.scaled_mm, name), torch.ones(2, 4, device=device)
+    x = torch.ones(2, 4, device=device)
+
+    def raw(x, dim):
+        return getattr(torch.ops.scaled_mm, name)(x, dim, *RAW[name])
+
     for made in (x, x.to("meta")):
         with pytest.raises(BadParamError, match="^dim: expected one of 'token', .*, got 'chanel'"):
             raw(made, "chanel")

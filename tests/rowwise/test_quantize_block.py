@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -29,6 +31,20 @@ def test_a_block_is_what_quantize_int8_makes_of_it_alone(device, rows, k, dtype)
             assert torch.equal(q[block], expected_q) and torch.equal(scale[i, j].reshape(1), expected_scale)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dim", ["token", "weight"])
+def test_truncated_quotients_are_rounded_toward_zero(device, dim, dtype):
+    x = torch.randn(140, 300, generator=torch.Generator().manual_seed(1)).to(dtype)
+    x[0, :5], x[1, 2], x[3] = torch.tensor([127.0, 126.99, -126.99, 0.99, -1.0]), float("nan"), 0
+    (q, scale), (rounded, same_scale) = sm.quantize_int8_block(x.to(device), dim, rounding="truncate"), sm.quantize_int8_block(x.to(device), dim)
+    assert torch.equal(scale.nan_to_num(), same_scale.nan_to_num()) and q.is_contiguous() and not torch.equal(q, rounded)
+    of_elements = scale.cpu().repeat_interleave(128, 1)[:, :300]
+    of_elements = of_elements if dim == "token" else of_elements.repeat_interleave(128, 0)[:140]
+    expected = (x.float() / of_elements).double().trunc().nan_to_num(0)
+    assert torch.equal(q.cpu().double(), expected)
+    assert torch.equal(sm.quantize_int8_block(x.to(device), dim, rounding="nearest")[0], rounded)
+
+
 @pytest.mark.parametrize("dim", ["token", "weight"])
 def test_nan_infinity_and_zeros_stay_in_their_block(device, dim):
     x = torch.ones(130, 400, device=device)
@@ -54,9 +70,9 @@ def test_leading_dimensions_and_strides_are_taken(device):
 def test_cpu_and_gpu_give_the_same_bits(dtype):
     for rows, k in ((1, 1), (17, 4096), (333, 1000), (129, 7168)):
         x = (torch.randn(rows, k) * torch.exp2(torch.randint(-20, 10, (rows, 1)).float())).to(dtype)
-        for dim in ("token", "weight"):
-            for here, there in zip(sm.quantize_int8_block(x, dim), sm.quantize_int8_block(x.cuda(), dim)):
-                assert torch.equal(here, there.cpu())
+        for dim, rounding in itertools.product(("token", "weight"), ("nearest", "truncate")):
+            cpu, gpu = (sm.quantize_int8_block(t, dim, rounding=rounding) for t in (x, x.cuda()))
+            assert all(torch.equal(here, there.cpu()) for here, there in zip(cpu, gpu))
 
 
 def test_a_quantized_product_is_close_to_the_product(device):
@@ -70,6 +86,8 @@ def test_what_cannot_be_quantized_is_refused(device):
     x = torch.ones(4, 4, device=device)
     with pytest.raises(BadParamError, match="^dim: expected one of 'token', 'weight', got 'channel'"):
         sm.quantize_int8_block(x, "channel")
+    with pytest.raises(BadParamError, match="^rounding: expected one of 'nearest', 'truncate', got 'up'"):
+        sm.quantize_int8_block(x, rounding="up")
     with pytest.raises(BadParamError, match="^x: expected a tensor, got None"):
         sm.quantize_int8_block(None)
     with pytest.raises(BadTensorDtypeError, match="^x: expected float16, bfloat16 or float32, got torch.int8"):

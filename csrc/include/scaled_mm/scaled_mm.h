@@ -512,6 +512,7 @@ typedef enum SCALED_MM_ENUM_BASE {
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_INT8_BLOCK_TOKEN = 0,
   SCALED_MM_INT8_BLOCK_WEIGHT = 1,
+  SCALED_MM_INT8_BLOCK_TRUNCATE = 2, /* added to one of the others: x / scale is rounded toward zero, not to the nearest integer */
 } scaledMMInt8BlockDim_t;
 
 typedef enum SCALED_MM_ENUM_BASE {
