@@ -99,6 +99,8 @@ def _drawn(definition: Definition, workload: Workload, name: str, shape: tuple[i
     dtype = torch_dtype(definition.inputs[name].dtype)
     if definition.op_type == "paged_decode_attention" and name in ("context_lens", "block_tables"):
         return _pages(definition, workload, name, shape, generator).to(device, dtype)
+    if definition.op_type == "moe" and name == "topk_ids":
+        return _routing(definition, workload, shape, generator).to(device, dtype)
     if dtype is torch.float4_e2m1fn_x2:
         raise SchemaError(f"inputs.{name}.dtype: expected a dtype that this reader draws, got float4_e2m1; give a file")
     if dtype.is_floating_point:
@@ -128,6 +130,14 @@ def _repeated(values: torch.Tensor, shape: tuple[int, ...], device: torch.device
     if wanted > values.numel():
         values = values.repeat(-(-wanted // values.numel()))[:wanted]
     return values.view(shape)
+
+
+def _routing(definition: Definition, workload: Workload, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    """Different experts of each token, in random order."""
+    sizes = definition.sizes(workload.axes)
+    if "E" not in sizes:
+        raise SchemaError("axes: expected E, the experts of a moe, by which topk_ids is drawn; give a file")
+    return torch.randint(0, 2**40, (shape[0], sizes["E"]), generator=generator).argsort(dim=1, stable=True)[:, : shape[1]]
 
 
 def _pages(definition: Definition, workload: Workload, name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -14,7 +14,7 @@ from scaled_mm.gguf_formats import FORMATS, WEIGHT_FORMATS
 if TYPE_CHECKING:
     import torch
 
-GROUPS = ("gemm", "quantization", "activation", "normalization", "attention")
+GROUPS = ("gemm", "quantization", "activation", "normalization", "attention", "moe")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,7 @@ OP_TYPES: dict[str, OpType] = {
         OpType("softmax", "attention", "exp(x) / sum(exp(x)) over the last dimension"),
         OpType("rope", "attention", "rotary embedding of query and key"),
         OpType("paged_decode_attention", "attention", "one new token a sequence over a paged KV cache"),
+        OpType("moe", "moe", "the experts of a mixture, with INT8 weights"),
     )
 }
 

@@ -155,6 +155,27 @@ def decode(query, keys, values, lengths, tables, scale):
     return out
 
 
+def experts(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids):
+    """A loop over the tokens and their choices, in float64 but for what is rounded on the way."""
+
+    def quantized_row(v):
+        scale = np.float32(np.abs(v.astype(np.float32)).max()) / np.float32(127)
+        return np.rint(v.astype(np.float32) / scale).astype(np.int64), np.float64(scale)
+
+    def bfloat16(v):
+        return torch.from_numpy(v).bfloat16().double().numpy()
+
+    out = np.zeros_like(x)
+    for token, choice in np.ndindex(topk_ids.shape):
+        expert = topk_ids[token, choice]
+        q, scale = quantized_row(x[token])
+        gate, up = np.split(bfloat16((w13[expert].astype(np.int64) @ q) * w13_scale[expert] * scale), 2)
+        with np.errstate(over="ignore"):
+            q, scale = quantized_row(gate * sigmoid(gate) * up)
+        out[token] += topk_weights[token, choice] * bfloat16((w2[expert].astype(np.int64) @ q) * w2_scale[expert] * scale)
+    return out
+
+
 def independent(definition: schema.Definition, inputs: list) -> list[np.ndarray]:
     """The outputs, in float64 or as integers."""
     values = [one if not isinstance(one, torch.Tensor) else one.double().numpy() if one.is_floating_point() else one.numpy() for one in inputs]
@@ -202,6 +223,8 @@ def independent(definition: schema.Definition, inputs: list) -> list[np.ndarray]
         return list(rope(**named))
     if op == "paged_decode_attention":
         return [decode(*values)]
+    if op == "moe":
+        return [experts(**named)]
     raise AssertionError(f"no independent computation for {op}")
 
 

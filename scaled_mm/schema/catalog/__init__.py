@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaled_mm.schema.catalog import attention, elementwise, gemm, quantization
+from scaled_mm.schema.catalog import attention, elementwise, gemm, moe, quantization
 from scaled_mm.schema.catalog.entry import Entry
 
 
 def entries() -> Iterator[Entry]:
-    for module in (gemm, quantization, elementwise, attention):
+    for module in (gemm, quantization, elementwise, attention, moe):
         yield from module.entries()
