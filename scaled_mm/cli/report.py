@@ -12,7 +12,7 @@ HELP = "render the report of a bench or autotune run again, from its JSON, or co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    files = "autotune.json, bench.json, bench_gguf.json or path.json"
+    files = "autotune.json, bench.json, bench_gguf.json, path.json or experts.json"
     parser.add_argument("directory", type=Path, metavar="DIR", help=f"a folder with {files}, or some of them")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="print the times of DIR next to those of another run")
 
@@ -22,12 +22,19 @@ def run(args: argparse.Namespace) -> int:
     if args.compare is not None:
         return _compare(args.directory, args.compare)
     from scaled_mm.autotune import report as autotune_report
+    from scaled_mm.bench.experts import report as experts_report
     from scaled_mm.bench.gguf import report as gguf_report
     from scaled_mm.bench.int8 import report as int8_report
     from scaled_mm.bench.path import report as path_report
     from scaled_mm.measure import plots
 
-    renderers = {"autotune": autotune_report.render, "int8": int8_report.render, "gguf": gguf_report.render, "path": path_report.render}
+    renderers = {
+        "autotune": autotune_report.render,
+        "int8": int8_report.render,
+        "gguf": gguf_report.render,
+        "path": path_report.render,
+        "experts": experts_report.render,
+    }
     paths = []
     for kind, path in _runs("DIR", args.directory).items():
         with _naming(path):
@@ -41,12 +48,14 @@ def run(args: argparse.Namespace) -> int:
 def _runs(option: str, directory: Path) -> dict[str, Path]:
     """The files of the runs in a folder by kind, the tuning run first."""
     from scaled_mm.autotune.record import AUTOTUNE_JSON
+    from scaled_mm.bench.experts.record import ExpertsDocument
     from scaled_mm.bench.gguf.record import GgufDocument
     from scaled_mm.bench.int8.record import Int8Document
     from scaled_mm.bench.path.record import PathDocument
     from scaled_mm.errors import BadParamError
 
-    files = {"autotune": (AUTOTUNE_JSON,), "int8": Int8Document.FILES, "gguf": GgufDocument.FILES, "path": PathDocument.FILES}
+    documents = {"int8": Int8Document, "gguf": GgufDocument, "path": PathDocument, "experts": ExpertsDocument}
+    files = {"autotune": (AUTOTUNE_JSON,), **{kind: document.FILES for kind, document in documents.items()}}
     there = {kind: [directory / name for name in names if (directory / name).is_file()] for kind, names in files.items()}
     found = {kind: paths[0] for kind, paths in there.items() if paths}
     if not found:
@@ -77,9 +86,10 @@ Product = tuple[str, int, int, int]
 
 
 def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
-    """Microseconds of our kernels by product. INT8: from the tuning run if there is one, else from the benchmark. GGUF and path: from theirs."""
+    """Microseconds of our kernels by product. INT8: from the tuning run if there is one, else from the benchmark. The others: from theirs."""
     from scaled_mm.autotune import record as autotune_record
     from scaled_mm.bench.analysis import us_of
+    from scaled_mm.bench.experts.record import ExpertsDocument
     from scaled_mm.bench.gguf.record import GgufDocument
     from scaled_mm.bench.int8.record import Int8Document
     from scaled_mm.bench.path.record import PathDocument
@@ -99,6 +109,9 @@ def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
     if "path" in runs:
         with _naming(runs["path"]):
             found += [(one.part, one, us_of(one, OURS)) for one in PathDocument.load(directory).cases]
+    if "experts" in runs:
+        with _naming(runs["experts"]):
+            found += [(one.weight, one, us_of(one, OURS)) for one in ExpertsDocument.load(directory).cases]
     return {(weight, one.M, one.N, one.K): us for weight, one, us in found if us is not None}
 
 

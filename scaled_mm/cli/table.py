@@ -118,7 +118,7 @@ def _modes(section: TileTable) -> str:
 
 
 # Columns that a narrow terminal omits first: most kernel configs have the same value, or their name contains it.
-_LEFT_OUT_FIRST = ("scheduler", "registers", "swap", "buckets", "shared memory")
+_LEFT_OUT_FIRST = ("scheduler", "registers", "swap", "buckets", "shared memory", "cluster", "schedule")
 
 
 def _rows_view(table: TileTable, rows: list[dict[str, Any]], console: Console) -> Any:

@@ -7,9 +7,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "time INT8 products, GGUF products, every row of a tile table, its choice on random products or by M, or whole layers; without a suite: int8"
+HELP = "time INT8, GGUF or grouped products, every row of a tile table, its choice on random products or by M, or whole layers; without a suite: int8"
 
-SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path")
+SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path", "experts")
 DEFAULT = "int8"
 
 

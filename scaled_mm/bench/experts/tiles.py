@@ -1,0 +1,60 @@
+"""Which rows lie in which tile of a grouped kernel that pads each expert's rows to whole tiles, and the sizes of tiles that are tried."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of a tile, tiles along M that are visited together, and Triton's warps and stages. programs: of an SM."""
+
+    bm: int
+    bn: int
+    bk: int
+    group: int
+    warps: int
+    stages: int
+    programs: int
+
+
+def configs(rows_of_expert: float, block_scales: bool) -> list[Config]:
+    """Candidates for so many rows of an expert: what serving engines' tables have, and their neighbours."""
+    heights = (16, 32) if rows_of_expert <= 24 else (32, 64) if rows_of_expert <= 64 else (64, 128)
+    found = []
+    for bm, bn, bk, stages in itertools.product(heights, (64, 128), (BLOCK,) if block_scales else (64, 128), (3, 4)):
+        warps = 8 if bm * bn >= 128 * 128 else 4
+        found.append(Config(bm, bn, bk, 8 if bm >= 64 else 1, warps, stages, 2 if bm * bn < 128 * 128 else 1))
+    return found
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The rows of the experts in whole tiles of bm rows. rows: int32, copies for padding. experts: int32, of each tile. tiles: int32 [1]."""
+
+    rows: torch.Tensor
+    experts: torch.Tensor
+    tiles: torch.Tensor
+
+
+def align(order: torch.Tensor, ends: torch.Tensor, bm: int, sorted_rows: bool) -> Aligned:
+    """order, ends: of `moe_sort`. sorted_rows: a and c are in the order of the experts; else in that of the copies. Nothing waits for the GPU."""
+    copies, experts, device = order.numel(), ends.numel(), order.device
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    tiles = (counts + bm - 1) // bm
+    tile_ends = tiles.cumsum(0)
+    most = copies // bm + min(experts, copies)
+    index = torch.arange(most, device=device)
+    expert = torch.searchsorted(tile_ends, index, right=True).clamp_max(experts - 1)
+    begin = ends[expert] - counts[expert] + (index - (tile_ends[expert] - tiles[expert])) * bm
+    row = begin[:, None] + torch.arange(bm, device=device)
+    inside = (row < ends[expert][:, None]) & (index < tile_ends[-1])[:, None]
+    row = torch.where(inside, row, 0)
+    named = row if sorted_rows else order[row]
+    rows = torch.where(inside, named, copies).to(torch.int32)
+    return Aligned(rows.view(-1), expert.to(torch.int32), tile_ends[-1:].to(torch.int32))
