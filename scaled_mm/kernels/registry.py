@@ -10,6 +10,7 @@ from scaled_mm.kernels.c3x import C3x, GroupedC3x
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.decode import Decode
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES
+from scaled_mm.kernels.experts_wgmma import GroupedBlockScaledWgmma, GroupedWgmma
 from scaled_mm.kernels.family import FAMILIES, Family, KernelCost
 from scaled_mm.kernels.generic import Generic, GroupedGeneric
 from scaled_mm.kernels.gguf_mma import GgufMma
@@ -26,7 +27,7 @@ def register(*kernels: Family) -> None:
 register(C3x(), GroupedC3x())
 register(C2x(), GroupedC2x(), BlockScaledC2x(), GroupedBlockScaledC2x())
 register(Decode())
-register(BlockScaledWgmma())
+register(BlockScaledWgmma(), GroupedWgmma(), GroupedBlockScaledWgmma())
 register(Generic(), GroupedGeneric(), BlockScaledGeneric(), GroupedBlockScaledGeneric())
 register(GgufMma())
 register(GgufWgmma())

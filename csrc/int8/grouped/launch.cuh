@@ -27,7 +27,8 @@ public:
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  scaledMMStatus_t launch(const GemmLaunch& l, int64_t tile_m, int64_t tile_n, void* problem, char* message, size_t size) {
+  // dependent: the kernel waits for the preceding one itself.
+  scaledMMStatus_t launch(const GemmLaunch& l, int64_t tile_m, int64_t tile_n, void* problem, char* message, size_t size, bool dependent = false) {
     // Coordinates and numbers of tiles are 32-bit. The walk may ask for a tile one grid past the last.
     const int64_t tiles_n = (l.N + tile_n - 1) / tile_n, tiles_m = most_tiles_m(l, tile_m);
     const int64_t running = int64_t(blocks_[l.device % kDevices].load(std::memory_order_relaxed)) * l.multiprocessors;
@@ -42,6 +43,7 @@ public:
     shape.grid = dim3(unsigned(running < most ? running : most));
     shape.block = dim3(unsigned(threads_));
     shape.shared_memory = shared_memory_;
+    shape.dependent = dependent;
     void* pointers[] = {problem};
     return launch_kernel(kernel_, shape, pointers, l, message, size);
   }

@@ -1,0 +1,343 @@
+// Products of experts by wgmma on SM90, with scales of channels or of blocks. Thread blocks go from tile to tile of all experts. One warp loads ahead
+// with TMA, also across tiles: all experts' weights have one tensor map, whose third dimension is the expert, and the tokens have one, so no map is
+// edited on the device. A tile of tokens may also load rows of the next expert; they belong to elements of out that are not stored.
+//
+// kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
+#pragma once
+
+#include "int8/block_scaled/wgmma.cuh"
+#include "int8/grouped/launch.cuh"
+
+namespace scaled_mm::grouped {
+
+// All experts' weights [E, N, K]: a map whose copy loads a whole tile of kRows rows, and one for the last rows of an expert.
+template <int kRows>
+struct WeightMaps {
+  c3x::RowsMap<block_scaled::kBlock> whole;
+  c3x::PartialMap<kRows, block_scaled::kBlock> last;
+
+  bool is_encoded() const { return c3x::is_encoded(whole) && (!last.is_needed() || c3x::is_encoded(last)); }
+  __device__ int rows_of(int tile) const { return last.parts.rows_of(tile); }
+  // rows: `rows_of(tile)`.
+  __device__ void load(uint64_t* barrier, int8_t* to, int tile, int rows, int block, int expert) const {
+    if (rows == kRows) {
+      whole.template copy<false>(barrier, to, block * block_scaled::kBlock, tile * kRows, expert, 0);
+    } else {
+      last.template copy<false>(barrier, to, block * block_scaled::kBlock, tile * kRows, expert, 0);
+    }
+  }
+};
+
+struct WgmmaExperts {
+  Experts experts;
+  ExpertStrides strides;       // b_scale: of vectors, or of matrices of blocks
+  int N, blocks, tiles_n;      // blocks: of 128 elements of K
+  block_scaled::Scales scales; // of blocks
+  EpilogueOperands epilogue;
+  void* out;
+  int64_t out_stride_m, out_stride_n;
+  bool pairs; // two columns side by side may be stored at once
+};
+
+template <int kWeightRows>
+struct WgmmaExpertsParams {
+  WeightMaps<kWeightRows> weights;
+  c3x::RowsMap<block_scaled::kBlock> tokens; // [tokens, K]
+  WgmmaExperts problem;
+};
+
+// The tile that a walk has found: its expert's rows that are left from its first one on, and its first column.
+struct WgmmaPlace {
+  int expert, first_m, rows, tile_n;
+
+  template <int kTokenRows>
+  __device__ static WgmmaPlace of(const TileWalk<kTokenRows>& walk) {
+    const int tiles_m = (walk.rows + kTokenRows - 1) / kTokenRows, m = walk.in_expert % tiles_m * kTokenRows;
+    return {walk.expert, walk.begin + m, walk.rows - m, walk.in_expert / tiles_m};
+  }
+};
+
+template <class Out>
+__device__ inline Out output_of(int32_t acc, float a_scale, float b_scale, float bias) {
+  if constexpr (std::is_same_v<Out, int32_t>) {
+    return acc;
+  } else {
+    Out out;
+    block_scaled::cast(&out, scale_and_bias(acc, a_scale, b_scale, bias));
+    return out;
+  }
+}
+
+// The MMA's accumulators of a thread: int32 sums, and for scales of blocks float32 ones.
+template <int kFirst, int kSecond, bool kSwapAB, bool kBlockScales, class Out>
+class WgmmaOutput {
+public:
+  static constexpr int kCount = kSecond / 2; // accumulators
+
+  __device__ WgmmaOutput(const WgmmaExperts& p, const WgmmaPlace& place, int row, int lane)
+      : p_(p), place_(place), row_(row), lane_(lane), first_n_(place.tile_n * (kSwapAB ? kFirst : kSecond)),
+        operands_(operands_of_expert(p.epilogue, p.strides, place.expert, place.first_m)),
+        out_(static_cast<Out*>(p.out) + place.first_m * p.out_stride_m) {}
+
+  // value(i): element i of the thread as (acc, float) gives it.
+  template <class Value>
+  __device__ void store(const Value& value) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; i += 4) {
+      const int column = i / 4 * 8 + lane_ % 4 * 2;
+      CUTLASS_PRAGMA_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int at = i + half * 2, side = row_ + half * 8;
+        if constexpr (kSwapAB) {
+          const int n = first_n_ + side;
+          if (n >= p_.N) continue;
+          store_one(column, n, value(at, column, n));
+          store_one(column + 1, n, value(at + 1, column + 1, n));
+        } else {
+          const int n = first_n_ + column;
+          if (side >= place_.rows || n >= p_.N) continue;
+          const bool two = n + 1 < p_.N;
+          const Out x = value(at, side, n), y = two ? value(at + 1, side, n + 1) : x;
+          if (p_.pairs && two) {
+            struct alignas(2 * sizeof(Out)) Pair {
+              Out x, y;
+            };
+            *reinterpret_cast<Pair*>(out_ + side * p_.out_stride_m + n) = {x, y};
+          } else {
+            store_one(side, n, x);
+            if (two) store_one(side, n + 1, y);
+          }
+        }
+      }
+    }
+  }
+  __device__ const EpilogueOperands& operands() const { return operands_; }
+
+private:
+  // m: from the tile's first row on.
+  __device__ void store_one(int m, int n, Out value) const {
+    if (m < place_.rows) out_[m * p_.out_stride_m + n * p_.out_stride_n] = value;
+  }
+
+  const WgmmaExperts& p_;
+  const WgmmaPlace place_;
+  const int row_, lane_, first_n_;
+  const EpilogueOperands operands_; // rows from the tile's first one on
+  Out* const out_;
+};
+
+// A thread's scales of one block of K, fetched during the previous block. Rows past the expert's last one have that one's.
+template <int kFirst, int kSecond, bool kSwapAB>
+class BlockScalesOfTile {
+public:
+  static constexpr int kCount = kSwapAB ? kSecond / 4 : 2;
+
+  __device__ BlockScalesOfTile(const WgmmaExperts& p, const WgmmaPlace& place, int row, int lane)
+      : stride_a_(p.scales.a_stride_k), stride_b_(p.scales.b_stride_k) {
+    const int first_n = place.tile_n * (kSwapAB ? kFirst : kSecond);
+    b_ = p.scales.b + place.expert * p.strides.b_scale + first_n / block_scaled::kBlock * p.scales.b_stride_n;
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      const int m = kSwapAB ? i / 2 * 8 + lane % 4 * 2 + i % 2 : row + i * 8;
+      rows_[i] = p.scales.a + (place.first_m + cute::min(m, place.rows - 1)) * p.scales.a_stride_m;
+    }
+  }
+  __device__ void fetch(int block) {
+    b_scale_ = b_[block * stride_b_];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) a_scales_[i] = rows_[i][block * stride_a_];
+  }
+  // Those of the block that was fetched last.
+  __device__ void combine(float (&scales)[kCount]) const {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) scales[i] = block_scaled::combine_scales(a_scales_[i], b_scale_);
+  }
+
+private:
+  const int64_t stride_a_, stride_b_;
+  const float *b_, *rows_[kCount];
+  float b_scale_, a_scales_[kCount];
+};
+
+template <int kFirst, int kSecond, int kStages, bool kSwapAB, bool kBlockScales, class Mma, class Out>
+__global__ void __launch_bounds__(block_scaled::WgmmaShape<kFirst, kSecond, kStages>::kThreads,
+                                  block_scaled::WgmmaShape<kFirst, kSecond, kStages>::kResident)
+    wgmma_kernel(const __grid_constant__ WgmmaExpertsParams<kSwapAB ? kFirst : kSecond> params) {
+  using namespace cute;
+  using Shape = block_scaled::WgmmaShape<kFirst, kSecond, kStages>;
+  constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2, kBlock = block_scaled::kBlock;
+  constexpr int kTokenRows = kSwapAB ? kSecond : kFirst;
+  let_next_kernel_start();
+  extern __shared__ __align__(1024) char memory[];
+  auto& s = *reinterpret_cast<typename Shape::Storage*>(memory);
+  const WgmmaExperts& p = params.problem;
+  const int lane = int(threadIdx.x) % 32;
+
+  if (threadIdx.x == kConsumers) {
+    for (int i = 0; i < kStages; ++i) {
+      s.full[i].init(1);
+      s.empty[i].init(kConsumers / 32);
+    }
+    cutlass::arch::fence_barrier_init();
+    cutlass::arch::fence_view_async_shared();
+  }
+  __syncthreads();
+
+  TileWalk<kTokenRows> walk(p.experts, p.tiles_n);
+  decode::Ring<kStages> ring;
+  if (threadIdx.x >= kConsumers) {
+    if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
+    if (threadIdx.x >= kConsumers + 32) return;
+    wait_for_preceding_kernel();
+    int64_t loaded = 0;
+    for (int number = int(blockIdx.x); walk.find(number); number += int(gridDim.x)) {
+      const WgmmaPlace place = WgmmaPlace::of(walk);
+      const int rows = params.weights.rows_of(place.tile_n);
+      for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
+        if (lane != 0) continue;
+        if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
+        auto& full = s.full[ring.stage];
+        auto* const barrier = reinterpret_cast<uint64_t*>(&full);
+        int8_t *const first = s.first[ring.stage], *const second = s.second[ring.stage];
+        full.arrive_and_expect_tx((rows + kTokenRows) * kBlock);
+        params.weights.load(barrier, kSwapAB ? first : second, place.tile_n, rows, block, place.expert);
+        params.tokens.template copy<false>(barrier, kSwapAB ? second : first, block * kBlock, place.first_m, 0, 0);
+      }
+      __syncwarp();
+    }
+    return;
+  }
+
+  if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
+  wait_for_preceding_kernel();
+  const int row = int(threadIdx.x) / 32 * 16 + lane / 4; // of the MMA's tile, the thread's first one
+  Mma mma;
+  const auto thread = mma.get_thread_slice(int(threadIdx.x));
+  const auto first = thread.make_fragment_A(thread.partition_A(make_tensor(make_smem_ptr(&s.first[0][0]), decode::Steps<kFirst, kStages>{})));
+  const auto second = thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&s.second[0][0]), decode::Steps<kSecond, kStages>{})));
+  auto acc = partition_fragment_C(mma, cute::Shape<Int<kFirst>, Int<kSecond>>{});
+  static_assert(size(acc) == kCount);
+  const auto multiply = [&] {
+    warpgroup_fence_operand(acc);
+    warpgroup_arrive();
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < size<2>(first); ++k) {
+      cute::gemm(mma, first(_, _, k, ring.stage), second(_, _, k, ring.stage), acc);
+      mma.accumulate_ = GMMA::ScaleOut::One;
+    }
+    warpgroup_commit_batch();
+  };
+  for (int number = int(blockIdx.x); walk.find(number); number += int(gridDim.x)) {
+    const WgmmaPlace place = WgmmaPlace::of(walk);
+    const WgmmaOutput<kFirst, kSecond, kSwapAB, kBlockScales, Out> output(p, place, row, lane);
+    if constexpr (kBlockScales) {
+      BlockScalesOfTile<kFirst, kSecond, kSwapAB> scales(p, place, row, lane);
+      float sums[kCount];
+      CUTLASS_PRAGMA_UNROLL
+      for (int i = 0; i < kCount; ++i) {
+        sums[i] = 0.0f;
+        acc(i) = block_scaled::kStart;
+      }
+      mma.accumulate_ = GMMA::ScaleOut::One;
+      scales.fetch(0);
+      for (int block = 0; block < p.blocks; ++block, ring.advance()) {
+        s.full[ring.stage].wait(ring.phase);
+        multiply();
+        float own[BlockScalesOfTile<kFirst, kSecond, kSwapAB>::kCount];
+        scales.combine(own);
+        if (block + 1 < p.blocks) scales.fetch(block + 1);
+        warpgroup_wait<0>();
+        warpgroup_fence_operand(acc);
+        if (lane == 0) s.empty[ring.stage].arrive();
+        CUTLASS_PRAGMA_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+          sums[i] = block_scaled::add_block(sums[i], acc(i), own[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2]);
+          acc(i) = block_scaled::kStart;
+        }
+      }
+      output.store([&](int i, int, int n) {
+        Out out;
+        block_scaled::cast(&out, block_scaled::add_bias(sums[i], load_bias(output.operands(), 0, n)));
+        return out;
+      });
+    } else {
+      mma.accumulate_ = GMMA::ScaleOut::Zero;
+      int held = 0; // the stage that the MMAs under way read
+      for (int block = 0; block < p.blocks; ++block, ring.advance()) {
+        s.full[ring.stage].wait(ring.phase);
+        multiply();
+        if (block > 0) {
+          warpgroup_wait<1>();
+          if (lane == 0) s.empty[held].arrive();
+        }
+        held = ring.stage;
+      }
+      warpgroup_wait<0>();
+      warpgroup_fence_operand(acc);
+      if (lane == 0) s.empty[held].arrive();
+      output.store([&](int i, int m, int n) {
+        if constexpr (std::is_same_v<Out, int32_t>) {
+          return int32_t(acc(i));
+        } else {
+          const int row_of_expert = m < place.rows ? m : place.rows - 1;
+          const EpilogueOperands& e = output.operands();
+          return output_of<Out>(acc(i), load_a_scale(e, 0, row_of_expert), load_b_scale(e, 0, n), load_bias(e, 0, n));
+        }
+      });
+    }
+  }
+  // Nobody's rows.
+  for (int64_t m = walk.rows_end() + int64_t(blockIdx.x); m < p.experts.tokens; m += gridDim.x) {
+    for (int n = int(threadIdx.x); n < p.N; n += kConsumers) static_cast<Out*>(p.out)[m * p.out_stride_m + n * p.out_stride_n] = Out(0.0f);
+  }
+}
+
+// kTileM, kTileN: of the MMA, so of out^T where kSwapAB. One instance for a kernel config and an output dtype.
+template <int kTileM, int kTileN, int kStages, bool kSwapAB, bool kBlockScales, class Out>
+struct Wgmma {
+  static_assert((kTileM == 64 || kTileM == 128) && kTileN % 8 == 0 && kTileN <= 128 && kStages >= 2, "the rules of the table");
+  static constexpr int kTokenRows = kSwapAB ? kTileN : kTileM, kWeightRows = kSwapAB ? kTileM : kTileN;
+  static_assert(!kBlockScales || block_scaled::kBlock % kWeightRows == 0, "a tile has one scale of b for a block of K");
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<int8_t, int8_t, int32_t, cute::Shape<cute::_64, cute::Int<kTileN>, cute::Int<block_scaled::kBlock>>>(),
+      cute::Layout<cute::Shape<cute::Int<kTileM / 64>, cute::_1, cute::_1>>{}));
+  using Shape = block_scaled::WgmmaShape<kTileM, kTileN, kStages>;
+  using Params = WgmmaExpertsParams<kWeightRows>;
+  static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
+  static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
+
+  static PersistentKernel& kernel() {
+    static PersistentKernel one(&wgmma_kernel<kTileM, kTileN, kStages, kSwapAB, kBlockScales, Mma, Out>, Shape::kThreads, kSharedMemory);
+    return one;
+  }
+
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return kernel().prepare(device, message, size); }
+
+  static Params encode(const GemmLaunch& l) {
+    using block_scaled::kBlock;
+    // A dimension of one has no stride of its own, but a tensor map wants a legal one.
+    const int64_t packed_k = (l.K + 15) / 16 * 16;
+    const int64_t lda = l.M > 1 ? l.a_stride_m : packed_k, ldb = l.N > 1 ? l.b_stride_n : packed_k;
+    const int E = int(l.groups->experts), N = int(l.N), K = int(l.K);
+    const int64_t lde = E > 1 ? l.groups->b_stride : ldb * N;
+    const bool pairs = l.out_stride_n == 1 && (l.M == 1 || l.out_stride_m % 2 == 0) && reinterpret_cast<uintptr_t>(l.out) % (2 * sizeof(Out)) == 0;
+    return {{c3x::RowsMap<kBlock>::encode(l.b, N, K, E, ldb, lde, kWeightRows), c3x::PartialMap<kWeightRows, kBlock>::encode(l.b, N, K, E, ldb, lde)},
+            c3x::RowsMap<kBlock>::encode(l.a, int(l.M), K, 1, lda, 0, kTokenRows),
+            {experts_of(l), expert_strides(l), N, (K + kBlock - 1) / kBlock, (N + kWeightRows - 1) / kWeightRows,
+             kBlockScales ? block_scaled::scales_of(l) : block_scaled::Scales{}, epilogue_operands(l), l.out, l.M > 1 ? l.out_stride_m : 0,
+             l.N > 1 ? l.out_stride_n : 0, pairs}};
+  }
+
+  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    Params params = encode(l);
+    if (!params.weights.is_encoded() || !c3x::is_encoded(params.tokens)) {
+      snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of %s", params.weights.is_encoded() ? "a" : "b");
+      return SCALED_MM_STATUS_CUDA_ERROR;
+    }
+    return kernel().launch(l, kTokenRows, kWeightRows, &params, message, size, true);
+  }
+
+  static constexpr Kernel entry(const char* row) { return {row, DtypeOf<Out>::value, kSharedMemory, &prepare, &launch}; }
+};
+
+} // namespace scaled_mm::grouped
