@@ -35,6 +35,11 @@ scaledMMStatus_t check_rows_of_tokens(const char* name, int64_t M, int64_t choic
               number(t->strides[1]));
 }
 
+scaledMMStatus_t check_row(const char* name, const scaledMMTensorDesc_t& t) {
+  if (t.shape[1] <= kMostRowElements) return SCALED_MM_STATUS_SUCCESS;
+  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected rows of at most %d elements, got %s", name, kMostRowElements, tensor_shape(t).c_str());
+}
+
 RowwiseStrides strides_of(const scaledMMTensorDesc_t& t) { return {stride_along(t, 0), stride_along(t, 1)}; }
 
 template <int kKernel>
@@ -70,7 +75,7 @@ public:
       operands_.mapped = t[2]->shape[0];
       operands_.map_stride = stride_along(*t[2], 0);
     }
-    if (scaledMMStatus_t s = check_indices("order", "[M choices]", info.M * info.N, t[0])) return s;
+    if (scaledMMStatus_t s = check_indices("out", "[M choices]", info.M * info.N, t[0])) return s;
     if (scaledMMStatus_t s = check_indices("ends", "[E]", -1, t[3])) return s;
     operands_.experts = t[3]->shape[0];
     if (operands_.experts < 1 || operands_.experts > kMostExperts) {
@@ -82,6 +87,9 @@ public:
 
 class Quantize : public Moe<7> {
 public:
+  // A row without elements has a scale.
+  bool empty() const override { return info.M == 0 || operands_.choices == 0 || (info.N == 0 && operands_.block_scales); }
+
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
     if (scaledMMStatus_t s = check_option("scales", "scaledMMMoeScales_t", options)) return s;
     operands_.block_scales = options.option == SCALED_MM_MOE_BLOCK_SCALES;
@@ -91,6 +99,7 @@ public:
     info.N = x.shape[1];
     variant = info.out_dtype = x.dtype;
     operands_.x = strides_of(x);
+    if (scaledMMStatus_t s = check_row("x", x)) return s;
     if (scaledMMStatus_t s = check_rows_of_tokens("rows", info.M, -1, t[2])) return s;
     operands_.choices = t[2]->shape[1];
     if (scaledMMStatus_t s = check_operand("out", "[rows, K]", {SCALED_MM_DTYPE_INT8}, 2, t[0])) return s;
@@ -121,6 +130,7 @@ public:
     const scaledMMTensorDesc_t& y = *t[1];
     operands_.rows = y.shape[0];
     operands_.y = strides_of(y);
+    if (scaledMMStatus_t s = check_row("y", y)) return s;
     variant = info.out_dtype = y.dtype;
     if (scaledMMStatus_t s = check_operand("out", "[M, N]", {y.dtype}, 2, t[0])) return s;
     info.M = t[0]->shape[0];
@@ -146,7 +156,7 @@ public:
 constexpr size_t at(size_t field) { return offsetof(GemmLaunch, moe_pointers) + field; }
 #define AT(field) at(offsetof(MoePointers, field))
 
-constexpr OperandSpec kSortOperands[] = {{"order", offsetof(GemmLaunch, out), Role::kOut},
+constexpr OperandSpec kSortOperands[] = {{"out", offsetof(GemmLaunch, out), Role::kOut},
                                          {"topk_ids", offsetof(GemmLaunch, a)},
                                          {"expert_map", AT(expert_map)},
                                          {"ends", AT(ends), Role::kWritten},

@@ -14,6 +14,21 @@ constexpr bool kDependent = true;
 constexpr bool kDependent = false;
 #endif
 
+inline scaledMMStatus_t too_many_blocks(const char* name, const char* what, int64_t got, char* message, size_t size) {
+  snprintf(message, size, "%s: expected at most %d %s, got %lld", name, INT32_MAX, what, static_cast<long long>(got));
+  return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
+}
+
+inline scaledMMStatus_t launch_grid(DeviceKernel& kernel, int64_t blocks, int threads, void* params, const GemmLaunch& l, char* message,
+                                    size_t size) {
+  LaunchShape shape;
+  shape.grid = dim3(unsigned(blocks));
+  shape.block = dim3(unsigned(threads));
+  shape.dependent = kDependent;
+  void* pointers[] = {params};
+  return launch_kernel(kernel, shape, pointers, l, message, size);
+}
+
 template <class T>
 bool in_vectors(const void* data, int64_t rows, int64_t K, int64_t stride_row, int64_t stride_k) {
   constexpr int64_t kBytes = sizeof(T) * kChunk > 16 ? 16 : sizeof(T) * kChunk;

@@ -6,65 +6,6 @@
 
 namespace scaled_mm::rowwise {
 
-inline scaledMMStatus_t too_many_blocks(const char* name, const char* what, int64_t got, char* message, size_t size) {
-  snprintf(message, size, "%s: expected at most %d %s, got %lld", name, INT32_MAX, what, static_cast<long long>(got));
-  return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
-}
-
-inline scaledMMStatus_t launch_moe(DeviceKernel& kernel, int64_t blocks, int threads, void* params, const GemmLaunch& l, char* message, size_t size) {
-  LaunchShape shape;
-  shape.grid = dim3(unsigned(blocks));
-  shape.block = dim3(unsigned(threads));
-  shape.dependent = kDependent;
-  void* pointers[] = {params};
-  return launch_kernel(kernel, shape, pointers, l, message, size);
-}
-
-// ---- the order by expert ------------------------------------------------------------------------------------------------------------
-
-inline MoeSort moe_sort_of(const GemmLaunch& l) {
-  const MoeOperands& o = *l.moe;
-  const MoePointers& at = l.moe_pointers;
-  MoeSort p = {};
-  p.ids = l.a;
-  p.ids_stride_token = o.ids.row;
-  p.ids_stride_choice = o.ids.k;
-  p.wide = o.wide_ids;
-  p.expert_map = static_cast<const int32_t*>(at.expert_map);
-  p.map_stride = o.map_stride;
-  p.mapped = o.mapped;
-  p.choices = int(o.choices > 0 ? o.choices : 1);
-  p.count = int(l.M * o.choices);
-  p.experts = int(o.experts);
-  // Every thread block reads all ids: no more thread blocks than multiprocessors.
-  const int64_t share = (p.count + int64_t(l.multiprocessors) - 1) / l.multiprocessors;
-  const int64_t least = 4 * kMoeThreads, each = share > least ? share : least;
-  p.each = int((each + kMoeThreads - 1) / kMoeThreads * kMoeThreads);
-  p.order = static_cast<int32_t*>(l.out);
-  p.ends = static_cast<int32_t*>(const_cast<void*>(at.ends));
-  p.inverse = static_cast<int32_t*>(const_cast<void*>(at.inverse));
-  return p;
-}
-
-inline int64_t moe_sort_blocks(const MoeSort& p) { return p.count > 0 ? (int64_t(p.count) + p.each - 1) / p.each : 1; }
-
-struct MoeSortKernel {
-  static DeviceKernel& device_kernel() {
-    static DeviceKernel instance(&moe_sort_kernel);
-    return instance;
-  }
-  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return prepare_kernel(device_kernel(), 0, device, message, size); }
-  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    MoeSort p = moe_sort_of(l);
-    return launch_moe(device_kernel(), moe_sort_blocks(p), kMoeThreads, &p, l, message, size);
-  }
-};
-
-template <class Ids>
-constexpr Kernel moe_sort_entry(const char* name, int32_t dtype) {
-  return {name, dtype, 0, &MoeSortKernel::prepare, &MoeSortKernel::launch};
-}
-
 // ---- tokens quantized to the rows of their experts ----------------------------------------------------------------------------------
 
 inline ExpertRows expert_rows_of(const GemmLaunch& l) { return {static_cast<const int32_t*>(l.moe_pointers.rows), int(l.moe->choices)}; }
@@ -144,7 +85,7 @@ struct MoeQuantizeKernels {
       if (blocks > INT32_MAX) return too_many_blocks("x", "blocks of 128 elements", blocks, message, size);
       MoeBlocks p = moe_blocks_of<X>(l);
       constexpr int64_t kEach = kInt8BlockThreads / kAcross;
-      return launch_moe(by_block(), (blocks + kEach - 1) / kEach, kInt8BlockThreads, &p, l, message, size);
+      return launch_grid(by_block(), (blocks + kEach - 1) / kEach, kInt8BlockThreads, &p, l, message, size);
     }
     MoeRows p = moe_rows_of<X>(l);
     scaledMMStatus_t status = SCALED_MM_STATUS_SUCCESS;
@@ -163,7 +104,7 @@ private:
     constexpr int64_t kRows = Group<kThreads>::kRows;
     const int64_t blocks = (l.M + kRows - 1) / kRows;
     if (blocks > INT32_MAX) return too_many_blocks("x", "thread blocks of tokens", blocks, message, size);
-    return launch_moe(kernel.device_kernel(), blocks, Group<kThreads>::kBlock, &p, l, message, size);
+    return launch_grid(kernel.device_kernel(), blocks, Group<kThreads>::kBlock, &p, l, message, size);
   }
 };
 
@@ -203,7 +144,7 @@ struct MoeCombineKernel {
     MoeCombine p = moe_combine_of<X>(l);
     const int64_t blocks = p.tokens * p.spans;
     if (blocks > INT32_MAX) return too_many_blocks("out", "parts of 1024 elements", blocks, message, size);
-    return launch_moe(device_kernel(), blocks, kCombineThreads, &p, l, message, size);
+    return launch_grid(device_kernel(), blocks, kCombineThreads, &p, l, message, size);
   }
 };
 

@@ -44,7 +44,7 @@ ROWWISE = {
     "rowwise_rope": ("rowwise/rope_launch.cuh", "rowwise::rope_entry<{x}>"),
     "rowwise_int8_block": ("rowwise/int8_block_launch.cuh", "rowwise::int8_block_entry<{x}>"),
     "gguf_quantize": ("gguf/quantize_launch.cuh", "gguf::quantize_entry<{x}>"),
-    "moe_sort": ("rowwise/moe_launch.cuh", "rowwise::moe_sort_entry<{x}>"),
+    "moe_sort": ("rowwise/moe_sort_launch.cuh", "rowwise::moe_sort_entry<{x}>"),
     "moe_quantize": ("rowwise/moe_launch.cuh", "rowwise::moe_quantize_entry<{x}>"),
     "moe_combine": ("rowwise/moe_launch.cuh", "rowwise::moe_combine_entry<{x}>"),
 }

@@ -7,13 +7,14 @@ import functools
 import torch
 
 from scaled_mm.core.checks import check_device, check_strided
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.errors import AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.products.grouped import grouped_scaled_mm
 from scaled_mm.products.grouped_block_scaled import grouped_block_scaled_mm
 from scaled_mm.rowwise import moe
 from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
 from scaled_mm.rowwise.int8_block import quantize_int8_block
 from scaled_mm.rowwise.operands import check_float, check_rows, check_written
+from scaled_mm.tables.select import K_BOUNDS
 
 ACTIVATIONS = {
     "silu": silu_and_mul,
@@ -52,10 +53,9 @@ def fused_experts(
     x: float16, bfloat16 or float32 [tokens, H], any strides, CPU or CUDA.
     w13: int8 [E, 2 I, H], the gate's rows before those of the other projection; w2: int8 [E, H, I]; both fastest if contiguous.
     w13_scale, w2_scale: float32, of each channel [E, 2 I] and [E, H], or with a last dimension of 1 as checkpoints store it; of each expert [E];
-        or one value.
+        or one value. With block_scales: of each 128 x 128 elements, [E, ceil(2 I/128), ceil(H/128)] and [E, ceil(H/128), ceil(I/128)], as
+        checkpoints store them (`weight_scale_inv`).
     topk_weights: a float dtype [tokens, choices]. topk_ids: int32 or int64 [tokens, choices]; -1: an expert that is not here.
-        With block_scales: one for 128 x 128 elements, [E, ceil(2 I/128), ceil(H/128)] and [E, ceil(H/128), ceil(I/128)], as checkpoints store
-        them (`weight_scale_inv`).
     activation: "silu", "gelu" or "gelu_tanh", of the gate.
     expert_map: int32 [G]: ids are from 0 to G - 1, and expert_map[id] is the expert here, or -1. Then `out` is the sum over the experts here.
     out: [tokens, H] of x's dtype to write to. It may be x, and must be apart from the other operands.
@@ -65,8 +65,9 @@ def fused_experts(
     calls with parts of the experts is rounded in between, and so may differ from one call with all of them.
     Does not synchronize with the device; may be captured in a CUDA graph. No gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given; ids as in `moe_sort`.
+    AccumulatorOverflowError: H or I is above 131071, without block_scales.
     """
-    _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, out)
+    _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, expert_map, out)
     order = moe.moe_sort(topk_ids, w13.shape[0], expert_map=expert_map)
     q, scale = moe.quantize_to_rows(x, order.inverse, block_scales)
     h = _product(q, w13, scale, w13_scale, order.ends, x.dtype, block_scales)
@@ -83,7 +84,7 @@ def _product(q, weight, scale, weight_scale, ends, out_dtype, block_scales) -> t
     return grouped_scaled_mm(q, b, scale, weight_scale, ends, out_dtype=out_dtype)
 
 
-def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, out) -> None:
+def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, expert_map, out) -> None:
     check_rows("x", x, least=2)
     if x.dim() != 2:
         raise BadTensorShapeError(f"x: expected [tokens, H], got {list(x.shape)}")
@@ -99,6 +100,7 @@ def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, 
         raise BadTensorShapeError(f"w2: expected [E, H, I] = {list(expected)} for w13 {list(w13.shape)}, got {list(w2.shape)}")
     if not isinstance(block_scales, bool):
         raise BadParamError(f"block_scales: expected True or False, got {block_scales!r}")
+    check_depths(hidden, expected[2], block_scales)
     for name, scale, weight in (("w13_scale", w13_scale, w13), ("w2_scale", w2_scale, w2)):
         check_float(name, scale, (torch.float32,))
         check_device(name, scale, x.device)
@@ -114,7 +116,14 @@ def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, 
         raise BadParamError(f"activation: expected one of {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
     if out is not None:
         apart = dict(w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
-        check_written("out", out, x.dtype, x.shape, x.device, **apart)
+        check_written("out", out, x.dtype, x.shape, x.device, **apart, expert_map=expert_map)
+
+
+def check_depths(hidden: int, inner: int, block_scales: bool) -> None:
+    """The K of the two products, H and I, in the bound of `scaled_mm`; that of block scales has none."""
+    for name, k in () if block_scales else (("x", hidden), ("w2", inner)):
+        if k > K_BOUNDS[0]:
+            raise AccumulatorOverflowError(f"{name}: expected K <= {K_BOUNDS[0]}, beyond which a 32-bit accumulator is not exact, got K = {k}")
 
 
 def _check_scale(name: str, scale: torch.Tensor, weight: torch.Tensor, block_scales: bool) -> None:

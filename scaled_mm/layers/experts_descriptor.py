@@ -7,13 +7,17 @@ import math
 
 import torch
 
+from scaled_mm.core.checks import check_device, check_strided, overlap
 from scaled_mm.core.handle import Handle
-from scaled_mm.core.tensor_desc import TensorDesc
+from scaled_mm.core.tensor_desc import TensorDesc, describe
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.layers.experts import check_depths
 from scaled_mm.layers.workspace import renamed, whole, workspace_bytes
 from scaled_mm.products.grouped import create_grouped_descriptor
 from scaled_mm.products.grouped_block_scaled import create_grouped_block_scaled_descriptor
 from scaled_mm.rowwise.descriptor import create_rowwise_descriptor
+from scaled_mm.rowwise.moe import MOST_EXPERTS
+from scaled_mm.rowwise.operands import has_memory
 
 _ACTIVATIONS = {"silu": "silu_and_mul", "gelu": "gelu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
 Given = torch.Tensor | TensorDesc
@@ -27,6 +31,7 @@ class FusedExpertsDescriptor:
 
     def __init__(self, handle: Handle, operands: dict[str, Given | None], activation: str, block_scales: bool):
         self.device, self._block = handle.device, block_scales
+        self._planned = {name: describe(name, operand, handle.device) for name, operand in operands.items()}
         x, w13, ids = operands["x"], operands["w13"], operands["topk_ids"]
         (tokens, hidden), (experts, both, _), choices = x.shape, w13.shape, ids.shape[1]
         rows, inner = tokens * choices, both // 2
@@ -66,7 +71,7 @@ class FusedExpertsDescriptor:
 
     def _product(self, handle: Handle, t: dict, out: str, q: str, weight: str, scale: str):
         create = create_grouped_block_scaled_descriptor if self._block else create_grouped_descriptor
-        with renamed({"b": f"{weight}^T", "b_scale": f"{weight}_scale", "a": "x"}):
+        with self._renamed(weight):
             return create(handle, **self._of_product(t, out, q, weight, scale))
 
     # ---- the operands of each step; t: tensors or descriptions by name -------------------------------------------------------
@@ -119,9 +124,11 @@ class FusedExpertsDescriptor:
         Allocates nothing on a GPU and never synchronizes; may be captured in a CUDA graph.
         Raises a ScaledMMError that names the tensor that differs; InsufficientWorkspaceError.
         """
-        given = dict(out=out, x=x, w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
-        memory = workspace_bytes(workspace, self.workspace_size, self.device, {**given, "expert_map": expert_map})
-        t = {**given, "expert_map": expert_map}
+        t = dict(out=out, x=x, w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
+        t["expert_map"] = expert_map
+        self._sort._check_alive()
+        self._check(t)
+        memory = workspace_bytes(workspace, self.workspace_size, self.device, t)
         for name, desc in self._between.items():
             begin, size = self._offsets[name], math.prod(desc.shape) * desc.dtype.itemsize
             t[name] = memory[begin : begin + size].view(desc.dtype).view(desc.shape)
@@ -134,10 +141,32 @@ class FusedExpertsDescriptor:
         self._calculate_product(self._second, memory, self._second_workspace, self._of_product(t, "y", "q2", "w2", "scale2"), "w2", stream)
         self._combine.calculate(**self._of_combine(t), stream=stream)
 
-    @staticmethod
-    def _calculate_product(product, memory: torch.Tensor, begin: int, operands: dict, weight: str, stream) -> None:
+    def _check(self, given: dict[str, torch.Tensor | None]) -> None:
+        """Each operand is as planned, but for its strides, which the steps check; `out` is apart from all but x."""
+        for name, planned in self._planned.items():
+            tensor = given[name]
+            if planned is None and tensor is None:
+                continue
+            if planned is None:
+                raise BadParamError(f"{name}: expected None, as when the descriptor was created, got {type(tensor).__name__}")
+            check_strided(name, tensor)
+            check_device(name, tensor, self.device)
+            if tensor.dtype is not planned.dtype:
+                raise BadTensorDtypeError(f"{name}: expected {planned.dtype}, got {tensor.dtype}")
+            if tensor.shape != planned.shape:
+                raise BadTensorShapeError(f"{name}: expected {list(planned.shape)}, got {list(tensor.shape)}")
+        out = given["out"]
+        for name, tensor in given.items():
+            if name not in ("out", "x") and has_memory(tensor) and has_memory(out) and overlap(out, tensor):
+                raise BadParamError(f"out: expected memory apart from {name}, got an overlap")
+
+    def _renamed(self, weight: str):
+        """Errors of a product name the arguments here. The products take transposed weights and blocks of scales."""
+        return renamed({"b": f"{weight}^T", "b_scale": f"{weight}_scale^T" if self._block else f"{weight}_scale"})
+
+    def _calculate_product(self, product, memory: torch.Tensor, begin: int, operands: dict, weight: str, stream) -> None:
         of_product = memory[begin : begin + product.workspace_size] if product.workspace_size else None
-        with renamed({"b": f"{weight}^T", "b_scale": f"{weight}_scale"}):
+        with self._renamed(weight):
             product.calculate(**operands, workspace=of_product, stream=stream)
 
     def destroy(self) -> None:
@@ -171,11 +200,11 @@ def create_fused_experts_descriptor(
 ) -> FusedExpertsDescriptor:
     """Validates `fused_experts` once and selects the kernels of its products.
 
-    Each argument is a tensor or a TensorDesc, as in `fused_experts`; topk_ids int32 or int64.
+    Each argument is a tensor or a TensorDesc, as in `fused_experts`; topk_ids int32 or int64, and E at most 1024.
     Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     operands = dict(out=out, x=x, w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
-    dims = dict(out=2, x=2, w13=3, w2=3, topk_weights=2, topk_ids=2)
+    dims = dict(out=2, x=2, w13=3, w2=3, topk_weights=2, topk_ids=2, **(dict(w13_scale=3, w2_scale=3) if block_scales is True else {}))
     for name, operand in operands.items():
         if not isinstance(operand, (torch.Tensor, TensorDesc)):
             raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got {type(operand).__name__}")
@@ -193,6 +222,9 @@ def create_fused_experts_descriptor(
     for name, expected in (("w2", (experts, hidden, both // 2)), ("out", (tokens, hidden)), ("topk_weights", (tokens, topk_ids.shape[1]))):
         if tuple(operands[name].shape) != expected:
             raise BadTensorShapeError(f"{name}: expected {list(expected)}, got {list(operands[name].shape)}")
+    if not 1 <= experts <= MOST_EXPERTS:
+        raise BadTensorShapeError(f"w13: expected from 1 to {MOST_EXPERTS} experts, got {list(w13.shape)}")
+    check_depths(hidden, both // 2, block_scales)
     if topk_ids.shape[0] != tokens:
         raise BadTensorShapeError(f"topk_ids: expected [tokens, choices] with {tokens} tokens as in x, got {list(topk_ids.shape)}")
     return FusedExpertsDescriptor(handle, {**operands, "expert_map": expert_map}, activation, block_scales)

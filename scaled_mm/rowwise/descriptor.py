@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from scaled_mm.core import binding
-from scaled_mm.core.checks import check_out, mark_written
+from scaled_mm.core.checks import check_out, mark_written, overlap
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.plan import Plan
 from scaled_mm.core.spec import Operand, ProductSpec
@@ -97,7 +97,7 @@ def _sorted(_, topk_ids, ends, inverse, expert_map=None) -> dict[str, torch.Tens
 
 
 def _to_rows(block: bool) -> Callable[..., dict[str, torch.Tensor]]:
-    return lambda _, x, rows, out_scale: dict(zip(("out", "out_scale"), moe.quantize_to_rows(x, rows, block)))
+    return lambda _, x, rows, out_scale: dict(zip(("out", "out_scale"), moe.quantize_to_rows_on_cpu(out_scale.shape[0], x, rows, block)))
 
 
 _STATIC = ("scale", "zero_point", "out_scale")
@@ -118,7 +118,7 @@ OPERATORS = {
     "moe_quantize": _Operator(Kind.MOE_QUANTIZE, 0, ("x", "rows", "out_scale"), _to_rows(False)),
     "moe_quantize_block": _Operator(Kind.MOE_QUANTIZE, 1, ("x", "rows", "out_scale"), _to_rows(True)),
     "moe_combine": _Operator(
-        Kind.MOE_COMBINE, 0, ("y", "topk_weights", "rows"), lambda _, y, topk_weights, rows: {"out": moe.combine(y, topk_weights, rows)}
+        Kind.MOE_COMBINE, 0, ("y", "topk_weights", "rows"), lambda _, y, topk_weights, rows: {"out": moe.combine_on_cpu(y, topk_weights, rows)}
     ),
 }
 """What `create_rowwise_descriptor` takes. One entry for each operator."""
@@ -194,6 +194,21 @@ class RowwiseDescriptor(Plan):
             for _, tensor in written:
                 mark_written(tensor)
 
+    def _check_on_cpu(self, tensors: tuple, workspace: None) -> None:
+        super()._check_on_cpu(tensors, workspace)
+        for name, written in zip(self._names, tensors):
+            if name in _WRITTEN and written is not None and written.numel():
+                self._check_apart(name, written, tensors)
+
+    def _check_apart(self, name: str, written: torch.Tensor, tensors: tuple) -> None:
+        """As the core for a GPU: BadParamError if an output besides `out` shares memory with another operand that it may not be."""
+        for other, tensor in zip(self._names[1:], tensors[1:]):
+            if other == name or tensor is None or not tensor.numel() or not overlap(written, tensor):
+                continue
+            is_same = tensor.data_ptr() == written.data_ptr() and tensor.stride() == written.stride()
+            if not (is_same and name == "total" and other in ("x", "residual")):
+                raise BadParamError(f"{name}: expected memory apart from {other}, got an overlap")
+
     def _on_cpu(self, *tensors) -> None:
         given = {name: tensor for name, tensor in zip(self._names, tensors) if tensor is not None}
         results = self._of.on_cpu(self._epsilon, **{name: tensor for name, tensor in given.items() if name != "out"})
@@ -227,6 +242,7 @@ def create_rowwise_descriptor(
                              rows of out that `rows` names; the others hold any values afterwards
         moe_quantize_block   the same with out_scale [rows of out, ceil(K/128)], as `quantize_int8_block` quantizes
         moe_combine          y, topk_weights, rows: out[t] = sum over j of topk_weights[t, j] * y[rows[t, j]], see `fused_experts`
+                             (of both: values of rows that are not below the number of rows are a BadParamError on a CPU, and unchecked on a GPU)
 
     Norms and activations with a float out have x's dtype; with an int8 out they are quantized, by out_scale (each row's own, written) or by
     scale and zero_point (static, read). out [M, K], out_scale float32 and out_zero_point, out_row_sums int32: [M] or [M, 1].

@@ -29,12 +29,12 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token", *, rounding: str = 
     * "weight": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per block of 128 x 128:
       scale [..., ceil(N/128), ceil(K/128)], as checkpoints store it (`weight_scale_inv`); scale.t() is the `b_scale` for b = q.t().
 
-    rounding: "nearest", or "truncate": q = x / scale, rounded toward zero. The block quantizers of vLLM and SGLang truncate; the error is then up to
+    rounding: "nearest", or "truncate": q = x / scale, rounded toward zero. The block quantizers of vLLM and SGLang truncate; the error is then below
     scale, and less than half as accurate products are the result (docs/guide/coming-from.md).
 
     The last blocks along K and N are smaller if K or N is not a multiple of 128. Returns (q, scale): q int8, contiguous, x's shape;
-    scale float32, contiguous. q * scale differs from x by at most scale / 2, plus at most 2^-17 scale from rounding x / scale. Zeros, NaN and
-    infinities behave as in `quantize_int8`: a scale is never below 2^-126, and a block with NaN or infinity has that as its scale and
+    scale float32, contiguous. With "nearest", q * scale differs from x by at most scale / 2, plus at most 2^-17 scale from rounding x / scale.
+    Zeros, NaN and infinities behave as in `quantize_int8`: a scale is never below 2^-126, and a block with NaN or infinity has that as its scale and
     q = 0. CPU and GPU give the same bits. Does not synchronize with the device.
 
     Raises BadTensorDtypeError, BadTensorShapeError (too few dimensions) or BadParamError (invalid `dim` or `rounding`, or x is not a tensor).
@@ -45,7 +45,7 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token", *, rounding: str = 
     return _operator(x, dim, rounding) if torch.compiler.is_compiling() else _quantize(x, dim, rounding)
 
 
-def _check(x: torch.Tensor, dim: str, rounding: str) -> None:
+def _check(x: torch.Tensor, dim: str, rounding: str = "nearest") -> None:
     if not isinstance(rounding, str) or rounding not in _ROUNDINGS:
         raise BadParamError(f"rounding: expected one of {', '.join(map(repr, _ROUNDINGS))}, got {rounding!r}")
     if not isinstance(dim, str) or dim not in _DIMS:
@@ -57,11 +57,11 @@ def _check(x: torch.Tensor, dim: str, rounding: str) -> None:
         raise BadTensorShapeError(f"x: dim={dim!r} needs at least {1 + _DIMS.index(dim)} dimensions, got shape {tuple(x.shape)}")
 
 
-def _by_kernel(x: torch.Tensor, dim: str, rounding: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+def _by_kernel(x: torch.Tensor, dim: str, rounding: str = "nearest") -> tuple[torch.Tensor, torch.Tensor] | None:
     return kernels.quantized_by_block(x, dim == "weight", rounding == "truncate")
 
 
-def _quantize(x: torch.Tensor, dim: str, rounding: str) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantize(x: torch.Tensor, dim: str, rounding: str = "nearest") -> tuple[torch.Tensor, torch.Tensor]:
     return (_by_token if dim == "token" else _by_weight)(x, quantized if rounding == "nearest" else truncated)
 
 
@@ -90,4 +90,4 @@ def _by_token(x: torch.Tensor, quantized: Callable) -> tuple[torch.Tensor, torch
     return torch.cat(q, -1), torch.cat(scales, -2).squeeze(-1)
 
 
-_operator = operator("quantize_int8_block", 2, _quantize, _check, "str dim, str rounding", kernel=_by_kernel)
+_operator = operator("quantize_int8_block", 2, _quantize, _check, "str dim, str rounding='nearest'", kernel=_by_kernel)

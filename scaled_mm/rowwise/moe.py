@@ -3,10 +3,12 @@ weighted sum of what the experts give. `scaled_mm.layers.experts` puts them toge
 
 from __future__ import annotations
 
+from operator import index
 from typing import NamedTuple
 
 import torch
 
+from scaled_mm.core import fast
 from scaled_mm.core.checks import check_device, check_strided, mark_written
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError, DeviceNotSupportedError
 from scaled_mm.rowwise import kernels
@@ -16,7 +18,8 @@ from scaled_mm.rowwise.int8_block import quantize_int8_block
 from scaled_mm.rowwise.operands import check_float, check_rows, has_memory
 from scaled_mm.rowwise.operators import operator
 
-_MOST_EXPERTS = 1024  # of the kernel: kMostExperts in csrc/core/kernel_abi.h
+MOST_EXPERTS = 1024  # of the kernel: kMostExperts in csrc/core/kernel_abi.h
+_MOST_ROWS = 2**31 - 1  # rows and experts are numbered in int32
 _INDICES = (torch.int32, torch.int64)
 
 
@@ -39,29 +42,37 @@ def moe_sort(topk_ids: torch.Tensor, num_experts: int, *, expert_map: torch.Tens
 
     topk_ids: int32 or int64 [tokens, choices], the experts of each token, from 0 to num_experts - 1; -1: an expert that is not here.
     expert_map: int32 [G]: id i stands for expert expert_map[i] here, or for none if that is -1. topk_ids are from 0 to G - 1 then.
-    num_experts: the experts here, at least 1.
+    num_experts: the experts here, from 1 to 2^31 - 1. The CUDA kernel takes up to 1024; beyond that torch operations serve.
 
     Returns an ExpertOrder (order, ends, inverse). Does not synchronize with the device; may be captured in a CUDA graph.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given. On a CPU an id out of range is a
     BadParamError. On a GPU, whose values the host does not read, it counts as -1.
     """
-    _check_sort(topk_ids, num_experts, expert_map)
+    num_experts = _check_sort(topk_ids, num_experts, expert_map)
     if kernels.serve(topk_ids) and (served := _sort_by_kernel(topk_ids, num_experts, expert_map)):
         return ExpertOrder(*served)
     return ExpertOrder(*(_sort_operator if torch.compiler.is_compiling() else _sort)(topk_ids, num_experts, expert_map))
 
 
-def _check_sort(topk_ids, num_experts, expert_map) -> None:
+def _check_sort(topk_ids, num_experts, expert_map) -> int:
+    """num_experts, as an int."""
     _check_indices("topk_ids", topk_ids, *_INDICES)
     if topk_ids.dim() != 2:
         raise BadTensorShapeError(f"topk_ids: expected [tokens, choices], got {list(topk_ids.shape)}")
-    if isinstance(num_experts, bool) or not isinstance(num_experts, int) or num_experts < 1:
-        raise BadParamError(f"num_experts: expected a number from 1 on, got {num_experts!r}")
+    experts = num_experts
+    if isinstance(num_experts, bool) or not isinstance(num_experts, (int, torch.SymInt)):
+        try:
+            experts = None if isinstance(num_experts, bool) else index(num_experts)  # an integer of numpy, a size under torch.jit.trace
+        except TypeError:
+            experts = None
+    if experts is None or not 1 <= experts <= _MOST_ROWS:
+        raise BadParamError(f"num_experts: expected an integer from 1 to {_MOST_ROWS}, got {num_experts!r}")
     if expert_map is not None:
         _check_indices("expert_map", expert_map, torch.int32)
         check_device("expert_map", expert_map, topk_ids.device)
         if expert_map.dim() != 1:
             raise BadTensorShapeError(f"expert_map: expected [G], got {list(expert_map.shape)}")
+    return experts
 
 
 def _check_indices(name: str, tensor: object, *dtypes: torch.dtype) -> None:
@@ -73,7 +84,9 @@ def _check_indices(name: str, tensor: object, *dtypes: torch.dtype) -> None:
 
 
 def _check_values(topk_ids: torch.Tensor, num_experts: int, expert_map: torch.Tensor | None) -> None:
-    """BadParamError for a value on a CPU that is out of range."""
+    """BadParamError for a value on a CPU that is out of range. Not while something traces: it would record this reading of values."""
+    if fast.intercepted():
+        return
     size = num_experts if expert_map is None else expert_map.shape[0]
     for name, tensor, most in (("topk_ids", topk_ids, size), ("expert_map", expert_map, num_experts)):
         if tensor is None or not tensor.is_cpu or tensor.numel() == 0 or not has_memory(tensor):
@@ -84,7 +97,7 @@ def _check_values(topk_ids: torch.Tensor, num_experts: int, expert_map: torch.Te
 
 
 def _sort_by_kernel(topk_ids, num_experts, expert_map) -> tuple[torch.Tensor, ...] | None:
-    if num_experts > _MOST_EXPERTS:
+    if num_experts > MOST_EXPERTS:
         return None
     shapes = (topk_ids.numel(),), (num_experts,), tuple(topk_ids.shape)
     order, ends, inverse = (kernels.empty(topk_ids, shape, torch.int32) for shape in shapes)
@@ -104,7 +117,7 @@ def _sort(topk_ids, num_experts, expert_map) -> tuple[torch.Tensor, ...]:
     rows = torch.arange(ids.shape[0], device=ids.device)
     ends = torch.searchsorted(by_expert, torch.arange(num_experts, device=ids.device), right=True, out_int32=True)
     order = torch.where(rows < ends[-1], copies, -1)
-    inverse = torch.where(here, torch.empty_like(rows).scatter_(0, copies, rows), -1)
+    inverse = torch.where(here, torch.zeros_like(rows).scatter(0, copies, rows), -1)
     return order.to(torch.int32), ends, inverse.to(torch.int32).view(topk_ids.shape)
 
 
@@ -115,7 +128,7 @@ def _fake_sort(topk_ids, num_experts, expert_map) -> tuple[torch.Tensor, ...]:
 
 
 _sort_operator = operator(
-    "moe_sort", 3, _sort, _check_sort, "int num_experts, Tensor? expert_map", fake=_fake_sort, first="topk_ids", kernel=_sort_by_kernel
+    "moe_sort", 3, _sort, _check_sort, "SymInt num_experts, Tensor? expert_map", fake=_fake_sort, first="topk_ids", kernel=_sort_by_kernel
 )
 
 
@@ -161,15 +174,18 @@ def _quantize_by_kernel(x, rows, block) -> tuple[torch.Tensor, torch.Tensor] | N
 
 
 def _quantize(x, rows, block) -> tuple[torch.Tensor, torch.Tensor]:
+    return _quantize_to(rows.numel(), x, rows, block)
+
+
+def _quantize_to(count: int, x, rows, block) -> tuple[torch.Tensor, torch.Tensor]:
     values = quantize_int8_block(x) if block else quantize_int8(x)
-    return tuple(_to_rows(each, rows) for each in values)
+    return tuple(_to_rows(count, each, rows) for each in values)
 
 
-def _to_rows(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    count, choices = rows.numel(), rows.shape[1]
+def _to_rows(count: int, values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     named = torch.where(rows >= 0, rows, count).view(-1).to(torch.int64)
     to = values.new_zeros((count + 1, values.shape[1]))  # the last one takes the copies that have no row
-    return to.index_copy_(0, named, values.repeat_interleave(choices, dim=0, output_size=count))[:count]
+    return to.index_copy_(0, named, values.repeat_interleave(rows.shape[1], dim=0, output_size=rows.numel()))[:count]
 
 
 def _fake_quantize(x, rows, block) -> tuple[torch.Tensor, torch.Tensor]:
@@ -180,6 +196,17 @@ def _fake_quantize(x, rows, block) -> tuple[torch.Tensor, torch.Tensor]:
 _quantize_operator = operator(
     "moe_quantize", 2, _quantize, _check_quantize, "Tensor rows, bool block", fake=_fake_quantize, kernel=_quantize_by_kernel
 )
+
+
+def quantize_to_rows_on_cpu(count: int, x: torch.Tensor, rows: torch.Tensor, block: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """`quantize_to_rows` for any number of rows of q, `count`. rows: int32 [tokens, choices]. BadParamError for one that is not below count."""
+    _check_below("rows", rows, count)
+    return _quantize_to(count, x, rows, block)
+
+
+def _check_below(name: str, rows: torch.Tensor, count: int) -> None:
+    if rows.numel() and (largest := int(rows.max())) >= count:
+        raise BadParamError(f"{name}: expected values below {count}, the number of rows, got {largest}")
 
 
 # ---- the weighted sum ---------------------------------------------------------------------------------------------------------
@@ -200,6 +227,12 @@ def combine(y: torch.Tensor, topk_weights: torch.Tensor, rows: torch.Tensor, out
         return served
     result = _combine(y, topk_weights, rows)
     return result if out is None else out.copy_(result)
+
+
+def combine_on_cpu(y: torch.Tensor, topk_weights: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`combine` for any `rows`. BadParamError for one that y does not have."""
+    _check_below("rows", rows, y.shape[0])
+    return _combine(y, topk_weights, rows)
 
 
 def _check_combine(y, topk_weights, rows) -> None:

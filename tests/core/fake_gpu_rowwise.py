@@ -393,17 +393,23 @@ def create_refusals(kernels: str, rowwise: str, device: str) -> dict:
         answer[f"scaledMMCreateDescriptor {kind.name} {forced}"] = ["BAD_PARAM product", *status_of(lambda: core.create(forced, **descs))]  # noqa: B023
     answer["no operands"] = [
         "NULL_POINTER operands",
-        *status_of(lambda: binding.call("scaledMMCreateRowwiseDescriptor", core.handle, ctypes.byref(ctypes.c_void_p()), 4, 0, 1, 0.0, None, 9)),
+        *status_of(
+            lambda: binding.call(
+                "scaledMMCreateRowwiseDescriptor", core.handle, ctypes.byref(ctypes.c_void_p()), int(Kind.QUANTIZE), 0, 1, 0.0, None, 9
+            )
+        ),
     ]
     answer["no descriptor"] = [
         "NULL_POINTER descriptor",
-        *status_of(lambda: binding.call("scaledMMCreateRowwiseDescriptor", core.handle, None, 4, 0, 1, 0.0, None, 9)),
+        *status_of(lambda: binding.call("scaledMMCreateRowwiseDescriptor", core.handle, None, int(Kind.QUANTIZE), 0, 1, 0.0, None, 9)),
     ]
     answer["no handle"] = [
         "NULL_POINTER handle",
-        *status_of(lambda: binding.call("scaledMMCreateRowwiseDescriptor", None, ctypes.byref(ctypes.c_void_p()), 4, 0, 1, 0.0, None, 9)),
+        *status_of(
+            lambda: binding.call("scaledMMCreateRowwiseDescriptor", None, ctypes.byref(ctypes.c_void_p()), int(Kind.QUANTIZE), 0, 1, 0.0, None, 9)
+        ),
     ]
-    answer["table"] = ["BAD_PARAM table here", *status_of(lambda: register_table_of_kind(4))]
+    answer["table"] = ["BAD_PARAM table here", *status_of(lambda: register_table_of_kind(int(Kind.QUANTIZE)))]
     return answer
 
 

@@ -35,8 +35,7 @@ int run_c2x(const GemmLaunch& l, int blocks, bool eager) {
 
 template <int kTileM, int kTileN, class Out>
 int run_generic(const GemmLaunch& l, int blocks, bool eager) {
-  const block_scaled::GroupedProblem<block_scaled::GenericProblem> p{grouped::experts_of(l), grouped::expert_strides(l),
-                                                                     block_scaled::generic_problem<kTileN>(l)};
+  const block_scaled::GroupedProblem<block_scaled::GenericProblem> p = block_scaled::grouped_generic_problem<kTileN>(l);
   gpu::shared_size = block_scaled::kGenericBytes<kTileM, kTileN>;
   return on_grid(blocks, block_scaled::kGenericThreads, eager,
                  [&] { block_scaled::compute_grouped_generic_tiles<kTileM, kTileN, Out>(p, int(blockIdx.x), blocks, gpu::shared_memory); });

@@ -2,6 +2,7 @@
 #include "warp.h"
 
 #include "rowwise/moe_launch.cuh"
+#include "rowwise/moe_sort_launch.cuh"
 
 using namespace scaled_mm;
 

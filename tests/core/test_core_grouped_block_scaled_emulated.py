@@ -46,7 +46,8 @@ def emulate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("emulated")
     (folder / "rows.cpp").write_text("\n".join(lines) + "\n")
     includes = [f"-I{HERE / 'emulated'}", f"-I{HERE}", f"-I{csrc_dir()}", f"-I{include_dir()}", f"-isystem{include}"]
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas"]
+    checks = ["-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-Wall", "-Wno-unknown-pragmas", *checks]
     subprocess.run([str(cxx), *flags, *includes, str(folder / "rows.cpp"), "-o", str(folder / "rows.so")], check=True, timeout=600)
     library = ctypes.CDLL(str(folder / "rows.so"))
 
@@ -104,3 +105,16 @@ def test_the_generic_row_takes_any_layout(emulate):
         for b_layout in ("rows", "columns", "apart"):
             options = dict(b_layout=b_layout, bias="float32", scales="spread", offsets=("random", "wild", "short")[seed % 3], seed=seed)
             check(emulate, row, ExpertsCase(tokens, experts, k, n, list(SUFFIXES)[seed % 3], **options), 3)
+
+
+def test_the_generic_row_takes_experts_that_start_anywhere(emulate):
+    """Rows are aligned, and expert 0: the others are not."""
+    row = next(name for name, row in ROWS.items() if row.family == "generic")
+    case = ExpertsCase(40, 3, 256, 64, bias="float32")
+    inputs, out = case.make(), case.poisoned()
+    memory = torch.zeros(3 * (64 * 256 + 8) + 16, dtype=torch.int8)
+    first = -memory.data_ptr() % 16
+    apart = memory[first:].as_strided((3, 256, 64), (64 * 256 + 8, 1, 256))
+    inputs["b"] = apart.copy_(inputs["b"])
+    emulate(row, inputs, out, 3, False)
+    case.check(out, inputs, row)

@@ -87,6 +87,9 @@ def test_what_is_wrong_is_refused_and_named():
         (sm.BadTensorDtypeError, "x: expected float16, bfloat16 or float32", dict(x=t["x"].long())),
         (sm.BadParamError, "activation: expected one of", dict(activation="relu")),
         (sm.BadParamError, "block_scales: expected True or False, got 1", dict(block_scales=1)),
+        (sm.BadTensorShapeError, "w13_scale: expected 3 dimensions, got 2", dict(block_scales=True, w13_scale=t["w13_scale"][..., 0])),
+        (sm.BadTensorShapeError, r"w2_scale\^T: expected", dict(block_scales=True, w13_scale=torch.ones(5, 2, 2))),
+        (sm.BadTensorShapeError, "w13: expected from 1 to 1024 experts, got", dict(w13=t["w13"][:0], w2=t["w2"][:0])),
     ):
         with pytest.raises(error, match="^" + message):
             sm.create_fused_experts_descriptor(handle, **{"out": out, **t, **changed})
@@ -95,5 +98,58 @@ def test_what_is_wrong_is_refused_and_named():
             descriptor.calculate(out, **t, workspace=torch.empty(16, dtype=torch.uint8))
         with pytest.raises(sm.BadTensorShapeError, match="^x: expected"):
             descriptor.calculate(out, **{**t, "x": t["x"][:3]})
+        for error, message, changed in (
+            (sm.BadParamError, "w2: expected a tensor, got None", dict(w2=None)),
+            (sm.BadParamError, "topk_ids: expected a tensor, got str", dict(topk_ids="ids")),
+            (sm.BadTensorShapeError, r"w13: expected \[5, 144, 136\], got \[144, 136\]", dict(w13=t["w13"][0])),
+            (sm.BadTensorShapeError, r"w13_scale: expected", dict(w13_scale=t["w13_scale"][..., 0])),
+            (sm.BadTensorDtypeError, "topk_weights: expected torch.float32, got torch.float16", dict(topk_weights=t["topk_weights"].half())),
+            (sm.BadTensorDeviceError, "x: expected a tensor on cpu, got one on meta", dict(x=t["x"].to("meta"))),
+            (sm.BadParamError, "expert_map: expected None, as when", dict(expert_map=torch.zeros(5, dtype=torch.int32))),
+        ):
+            with pytest.raises(error, match="^" + message):
+                descriptor.calculate(out, **{**t, **changed})
     with pytest.raises(sm.BadParamError, match="descriptor"):
         descriptor.calculate(out, **t)
+
+
+@pytest.mark.parametrize("name", ["w13", "w13_scale", "w2", "w2_scale", "topk_weights", "topk_ids", "expert_map"])
+def test_out_is_apart_from_all_but_x(device, name):
+    """`out` is placed in the middle of the memory of the other operand."""
+    t = on(device, operands())
+    t["expert_map"] = torch.arange(5, dtype=torch.int32, device=device)
+    size, skipped = t["x"].nbytes, t[name].nbytes // 2 // 16 * 16
+    memory = torch.zeros(t[name].nbytes + size + 16, dtype=torch.uint8, device=device)
+    shared = memory[: t[name].nbytes].view(t[name].dtype).view(t[name].shape).copy_(t[name])
+    out = memory[skipped : skipped + size].view(t["x"].dtype).view(t["x"].shape)
+    with pytest.raises(sm.BadParamError, match=f"^out: expected memory apart from {name}, got an overlap"):
+        sm.fused_experts(**{**t, name: shared}, out=out)
+    with sm.create_fused_experts_descriptor(sm.Handle(device), out=out, **t) as descriptor:
+        with pytest.raises(sm.BadParamError, match=f"^out: expected memory apart from {name}, got an overlap"):
+            descriptor.calculate(out, **{**t, name: shared}, workspace=workspace_of(descriptor, device))
+
+
+def test_out_may_be_x(device):
+    t = on(device, operands())
+    whole = sm.fused_experts(**t)
+    with sm.create_fused_experts_descriptor(sm.Handle(device), out=t["x"], **t) as descriptor:
+        descriptor.calculate(t["x"], **t, workspace=workspace_of(descriptor, device))
+    assert torch.equal(t["x"], whole)
+
+
+@pytest.mark.parametrize(("hidden", "inner", "named"), [(131072, 1, "x"), (1, 131072, "w2")])
+def test_a_depth_beyond_an_exact_accumulator_is_refused_and_named(device, hidden, inner, named):
+    t = dict(
+        x=torch.zeros(1, hidden, device=device),
+        w13=torch.zeros(1, 2 * inner, hidden, dtype=torch.int8, device=device),
+        w13_scale=torch.ones(1, device=device),
+        w2=torch.zeros(1, hidden, inner, dtype=torch.int8, device=device),
+        w2_scale=torch.ones(1, device=device),
+        topk_weights=torch.ones(1, 1, device=device),
+        topk_ids=torch.zeros(1, 1, dtype=torch.int32, device=device),
+    )
+    message = f"^{named}: expected K <= 131071, beyond which a 32-bit accumulator is not exact, got K = 131072"
+    with pytest.raises(sm.AccumulatorOverflowError, match=message):
+        sm.fused_experts(**t)
+    with pytest.raises(sm.AccumulatorOverflowError, match=message):
+        sm.create_fused_experts_descriptor(sm.Handle(device), out=torch.empty_like(t["x"]), **t)

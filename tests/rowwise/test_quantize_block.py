@@ -104,3 +104,9 @@ def test_torch_compile_with_inductor_quantizes_to_the_same_bits(device, dim, k):
     compiled = torch.compile(lambda x: sm.quantize_int8_block(x, dim), fullgraph=True)
     for eager, made in zip(sm.quantize_int8_block(x, dim), compiled(x)):
         assert torch.equal(eager, made)
+
+
+def test_the_operator_rounds_to_nearest_by_default(device):
+    x = torch.randn(4, 200, generator=torch.Generator().manual_seed(1)).to(device)
+    for found, expected in zip(torch.ops.scaled_mm.quantize_int8_block(x, "token"), sm.quantize_int8_block(x), strict=True):
+        assert torch.equal(found, expected)

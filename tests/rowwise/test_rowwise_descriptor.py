@@ -150,3 +150,45 @@ def test_forms_that_the_functions_do_not_have_are_refused(device):
         sm.create_rowwise_descriptor(handle, "rms_norm", out=q, x=x, weight=x[0], scale=scales)
     with pytest.raises(sm.BadParamError, match="factor: expected a tensor"):
         sm.create_rowwise_descriptor(handle, "quantize", out=q, x=x)
+
+
+def test_tokens_may_be_quantized_to_any_number_of_rows(device):
+    """Two tokens of one choice each, to rows 4 and 1 of 5."""
+    x, rows = torch.randn(2, K, generator=torch.Generator().manual_seed(5)).to(device), torch.tensor([[4], [1]], dtype=torch.int32, device=device)
+    q, scale = int8(5, K).to(device), torch.full((5, 1), -7.0, device=device)
+    with sm.create_rowwise_descriptor(sm.Handle(device), "moe_quantize", x=x, rows=rows, out=q, out_scale=scale) as desc:
+        desc.calculate(x=x, rows=rows, out=q, out_scale=scale)
+    expected, of_tokens = sm.quantize_int8(x)
+    assert torch.equal(q[[4, 1]], expected) and torch.equal(scale[[4, 1]], of_tokens)
+
+
+def test_rows_that_are_not_there_are_refused_on_a_cpu():
+    x, rows, handle = torch.zeros(2, K), torch.tensor([[0], [2]], dtype=torch.int32), sm.Handle("cpu")
+    of_quantizer = dict(x=x, rows=rows, out=int8(2, K), out_scale=torch.zeros(2, 1))
+    of_sum = dict(y=x, rows=rows, topk_weights=torch.ones(2, 1), out=torch.zeros(2, K))
+    for operator, operands in (("moe_quantize", of_quantizer), ("moe_combine", of_sum)):
+        with (
+            sm.create_rowwise_descriptor(handle, operator, **operands) as desc,
+            pytest.raises(sm.BadParamError, match="^rows: expected values below 2"),
+        ):
+            desc.calculate(**operands)
+
+
+def test_outputs_are_apart_from_each_other_and_from_what_is_read(device):
+    ids, memory, handle = torch.zeros(4, 2, dtype=torch.int32, device=device), torch.zeros(64, dtype=torch.int32, device=device), sm.Handle(device)
+    t = dict(topk_ids=ids, out=memory[:8], ends=memory[8:12], inverse=memory[16:24].view(4, 2))
+    x, scale = torch.zeros(M, K, device=device), torch.zeros(M, device=device)
+    norm = dict(x=x, residual=torch.zeros_like(x), weight=x[0].clone(), out=torch.zeros_like(x), total=torch.zeros_like(x))
+    shifted = torch.zeros(M + 1, K, device=device)
+    for operator, operands, changed, message in (
+        ("moe_sort", t, dict(inverse=memory[10:18].view(4, 2)), "(ends|inverse): expected memory apart from (inverse|ends)"),
+        ("moe_sort", t, dict(ends=ids.view(-1)[2:6]), "ends: expected memory apart from topk_ids"),
+        ("quantize_int8", dict(x=x, out=int8(M, K).to(device), out_scale=scale), dict(out_scale=x[0, :M]), "out_scale: expected memory apart from x"),
+        ("add_rms_norm", norm, dict(x=shifted[1:], total=shifted[:-1]), "total: expected memory apart from x"),  # it may be x, but as a whole
+    ):
+        with sm.create_rowwise_descriptor(handle, operator, **operands) as desc:
+            desc.calculate(**operands)
+            with pytest.raises(sm.BadParamError, match="^" + message):
+                desc.calculate(**{**operands, **changed})
+    with sm.create_rowwise_descriptor(handle, "add_rms_norm", **norm) as desc:
+        desc.calculate(**{**norm, "total": norm["residual"]})

@@ -486,7 +486,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  *   ROPE                  out, query, key, cos, sin, out_key      function: a scaledMMRopePairs_t
  *   INT8_BLOCK_QUANTIZE   out, x, out_scale                       function: a scaledMMInt8BlockDim_t
  *   GGUF_QUANTIZE         out, x                                  function: a scaledMMGgufRule_t
- *   MOE_SORT              order, topk_ids, expert_map, ends, inverse
+ *   MOE_SORT              out, topk_ids, expert_map, ends, inverse
  *   MOE_QUANTIZE          out, x, rows, out_scale                 function: a scaledMMMoeScales_t
  *   MOE_COMBINE           out, y, topk_weights, rows
  *
@@ -497,13 +497,14 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  * GGUF_QUANTIZE: x [M,K], floats, K a multiple of 32, to GGUF blocks: out [M,K] of a SCALED_MM_DTYPE_Q*, one row's blocks after the other.
  * MOE_SORT: the stable order of the tokens' copies by expert, for a mixture of experts. topk_ids [M,choices] int32 | int64; expert_map [G] int32 or
  * NULL: id i stands for expert expert_map[i]. Copy m * choices + j is that of token m for its choice j. Written, int32, contiguous:
- * ends [E], one past the last row of each expert, E from 1 to 1024; order [M*choices], the copy of each row, -1 past the last end; inverse [M,choices],
- * the row of each copy, -1 if its expert is not from 0 to E - 1.
+ * ends [E], one past the last row of each expert, E from 1 to 1024; out [M*choices], the order: the copy of each row, -1 past the last end;
+ * inverse [M,choices], the row of each copy, -1 if its expert is not from 0 to E - 1.
  * MOE_QUANTIZE: each row of x [M,K], floats, is quantized once, by the formulas of TOKEN above or, for BLOCK scales, of INT8_BLOCK_QUANTIZE, and
  * written to the rows of out [rows,K] int8 and out_scale [rows,1] or [rows,ceil(K/128)] float32 that rows [M,choices] names: int32, contiguous, -1:
  * none. A row that is not named is left as it is. Rows must be below out's number: nothing checks that.
  * MOE_COMBINE: out[m,n] = sum over j of topk_weights[m,j] * y[rows[m,j],n], in order of j, without the j whose row is -1. y [rows,N] and out [M,N] are
- * floats of one dtype, topk_weights [M,choices] any floats, rows as above. Computed in float32, for float32 y in float64. */
+ * floats of one dtype, topk_weights [M,choices] any floats, rows as above: nothing checks that they are below y's. Computed in
+ * float32, for float32 y in float64. */
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROPE_HALVES = 0,      /* pairs (i, i + D/2) of a head, as Llama and GPT-NeoX */
   SCALED_MM_ROPE_INTERLEAVED = 1, /* pairs (2 i, 2 i + 1), as GPT-J */

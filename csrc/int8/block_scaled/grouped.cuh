@@ -101,6 +101,14 @@ __global__ void __launch_bounds__(kGenericThreads, 1) grouped_generic_kernel(con
   compute_grouped_generic_tiles<kTileM, kTileN, Out>(p, int(blockIdx.x), int(gridDim.x), shared);
 }
 
+template <int kTileN>
+GroupedProblem<GenericProblem> grouped_generic_problem(const GemmLaunch& l) {
+  GroupedProblem<GenericProblem> p{grouped::experts_of(l), grouped::expert_strides(l), generic_problem<kTileN>(l)};
+  // The loads of an expert start where it starts.
+  if (p.all.access_b == generic::Access::kAligned && l.groups->b_stride % 16 != 0) p.all.access_b = generic::Access::kContiguous;
+  return p;
+}
+
 template <int kTileM, int kTileN, class Out>
 struct GroupedGeneric {
   static grouped::PersistentKernel& kernel() {
@@ -111,9 +119,7 @@ struct GroupedGeneric {
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return kernel().prepare(device, message, size); }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    GroupedProblem<GenericProblem> p{grouped::experts_of(l), grouped::expert_strides(l), generic_problem<kTileN>(l)};
-    // The loads of an expert start where it starts.
-    if (p.all.access_b == generic::Access::kAligned && l.groups->b_stride % 16 != 0) p.all.access_b = generic::Access::kContiguous;
+    GroupedProblem<GenericProblem> p = grouped_generic_problem<kTileN>(l);
     return kernel().launch(l, kTileM, kTileN, &p, message, size);
   }
 

@@ -68,6 +68,11 @@ inline int atomicAdd(int* to, int value) { // threads are coroutines: there is n
   return before;
 }
 
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
+
 inline void __syncwarp() { gpu::meet(); }
 
 #undef __shared__
