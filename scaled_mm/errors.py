@@ -120,6 +120,10 @@ class KernelNotBuiltError(ScaledMMError):
     status = Status.KERNEL_NOT_BUILT
 
 
+K_BOUNDS = (131071, 65793, 33025)
+"""The largest K for which a 32-bit accumulator is exact (docs/design/numerics.md): without zero points, with one, with two."""
+
+
 class AccumulatorOverflowError(ScaledMMError, OverflowError):
     """K exceeds the bound for an exact 32-bit accumulator."""
 

@@ -58,7 +58,8 @@ def row_dict(table: TileTable, name: str) -> dict[str, Any]:
 
 
 def _explain(args: argparse.Namespace, table: TileTable) -> int:
-    from scaled_mm.tables.select import K_BOUNDS, contiguous_misfits, contiguous_row, output_tiles, refusal
+    from scaled_mm.errors import K_BOUNDS
+    from scaled_mm.tables.select import contiguous_misfits, contiguous_row, output_tiles, refusal
 
     M, N, K = args.M, args.N, args.K
     if (reason := refusal(M, N, K)) is not None:

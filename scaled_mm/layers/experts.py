@@ -7,14 +7,13 @@ import functools
 import torch
 
 from scaled_mm.core.checks import check_device, check_strided
-from scaled_mm.errors import AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.products.grouped import grouped_scaled_mm
 from scaled_mm.products.grouped_block_scaled import grouped_block_scaled_mm
 from scaled_mm.rowwise import moe
 from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
 from scaled_mm.rowwise.int8_block import quantize_int8_block
 from scaled_mm.rowwise.operands import check_float, check_rows, check_written
-from scaled_mm.tables.select import K_BOUNDS
 
 ACTIVATIONS = {
     "silu": silu_and_mul,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from scaled_mm.errors import BadParamError, InternalError
+from scaled_mm.errors import K_BOUNDS, BadParamError, InternalError
 from scaled_mm.gguf_formats import BLOCK, lookup
 from scaled_mm.kernels.arch import ARCHES
 from scaled_mm.kernels.sections import SECTIONS
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 FASTEST = "fastest"
 """Instead of a kernel config's name, in a bucket: the one with the least predicted time."""
 
-# The largest K for which a 32-bit accumulator is exact (docs/design/numerics.md): without zero points, with one, with two.
-K_BOUNDS = (131071, 65793, 33025)
 _LARGEST_SIZE = 2**31 - 1
 _LARGEST_REACH = 2**60  # elements from the first to the last of a tensor
 

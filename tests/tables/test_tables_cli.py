@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from scaled_mm.cli import table as command
-from scaled_mm.errors import KernelNotBuiltError
+from scaled_mm.errors import K_BOUNDS, KernelNotBuiltError
 from scaled_mm.jit import check, toolchain
 from scaled_mm.kernels.gpu import facts
 from scaled_mm.tables import load_table
-from scaled_mm.tables.select import K_BOUNDS, output_tiles
+from scaled_mm.tables.select import output_tiles
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def _kernel(
             for step in range(0, tl.cdiv(K, BK)):
                 a = tl.load(a_at, mask=inside[:, None] & (k[None, :] < K - step * BK), other=0)
                 b = tl.load(b_at, mask=k[:, None] < K - step * BK, other=0)
-                acc = tl.dot(a, b, acc)
+                acc = tl.dot(a, b, acc, out_dtype=tl.int32)
                 a_at += BK
                 b_at += BK
             sa = tl.load(a_scale_ptr + of_a, mask=inside, other=0.0)
