@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from scaled_mm.bench import analysis
+from scaled_mm.bench import analysis, goals
+from scaled_mm.bench.goals import Outcome
 from scaled_mm.measure import document as parts
 from scaled_mm.measure import plots
 from scaled_mm.measure.document import Command, Heading, Image, Items, Part, Table, Text
@@ -172,6 +173,13 @@ def what_did_not_run(document: Document, more: Sequence[str] = ()) -> list[Part]
         grouped.setdefault((name, message), []).append(case.label)
     lines += [f"`{name}` failed on {'; '.join(cases)}: {message}" for (name, message), cases in grouped.items()]
     return [Heading(2, "What did not run"), Items(lines)] if lines else []
+
+
+def goals_section(found: Sequence[Outcome]) -> list[Part]:
+    """How many goals are met, and a table; nothing without goals."""
+    if not found:
+        return []
+    return [Heading(2, "Goals"), Text(goals.count(found)), Table(goals.HEADER, [goals.cells(one) for one in found], goals.ALIGN)]
 
 
 def plots_section(drawn: list[Path] | None) -> list[Part]:

@@ -27,6 +27,11 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
 def last_level_cache_bytes(device: torch.device) -> int:
     """Bytes of the GPU's L2, or of the CPU's largest cache as Linux reports it (32 MiB where it does not)."""
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Which products are timed: linear layers of Llama 3 8B and 70B, and the M of decode and prefill batches."""
+"""Which products are timed: linear layers of Llama 3 8B and 70B and of DeepSeek-V3, and the M of decode and prefill batches."""
 
 from __future__ import annotations
 
@@ -19,11 +19,25 @@ LLM_SHAPES: dict[str, tuple[int, int]] = {
     "70B_gu": (57344, 8192),
 }
 
+#: The same of layers whose weights have block scales: DeepSeek-V3. gate_up, down: of its shared expert; dense_: of its first three layers.
+DEEPSEEK_SHAPES: dict[str, tuple[int, int]] = {
+    "dsv3_q_b": (24576, 1536),
+    "dsv3_kv_b": (32768, 512),
+    "dsv3_o": (7168, 16384),
+    "dsv3_gate_up": (4096, 7168),
+    "dsv3_down": (7168, 2048),
+    "dsv3_dense_gate_up": (36864, 7168),
+    "dsv3_dense_down": (7168, 18432),
+}
+
+_LAYERS = LLM_SHAPES | DEEPSEEK_SHAPES
+
 #: Names for several layers at once.
 GROUPS: dict[str, tuple[str, ...]] = {
     "llm": tuple(LLM_SHAPES),
     "llama-8b": tuple(name for name in LLM_SHAPES if name.startswith("8B_")),
     "llama-70b": tuple(name for name in LLM_SHAPES if name.startswith("70B_")),
+    "deepseek": tuple(DEEPSEEK_SHAPES),
 }
 
 #: Tokens in a batch, from one decoded token to a prefill chunk.
@@ -69,7 +83,7 @@ def parse_ms(text: str) -> tuple[int, ...]:
 
 
 def parse_cases(text: str, ms: tuple[int, ...]) -> list[Case]:
-    """Cases of a comma list whose entries are a group (`llm`: all layers, llama-8b, llama-70b), a layer's name, or `MxNxK`.
+    """Cases of a comma list whose entries are a group (`llm`: all Llama layers, llama-8b, llama-70b, deepseek), a layer's name, or `MxNxK`.
 
     A named layer is crossed with `ms`; `MxNxK` brings its own M. Repeats are dropped, order is kept, and cases that
     share (N, K) stay together so that their weights can be shared. Raises ValueError that names the entry.
@@ -77,9 +91,9 @@ def parse_cases(text: str, ms: tuple[int, ...]) -> list[Case]:
     cases: list[Case] = []
     for token in filter(None, (part.strip() for part in text.split(","))):
         if token in GROUPS:
-            cases += [Case(name, m, *LLM_SHAPES[name]) for name in GROUPS[token] for m in ms]
-        elif token in LLM_SHAPES:
-            n, k = LLM_SHAPES[token]
+            cases += [Case(name, m, *_LAYERS[name]) for name in GROUPS[token] for m in ms]
+        elif token in _LAYERS:
+            n, k = _LAYERS[token]
             cases += [Case(token, m, n, k) for m in ms]
         else:
             cases.append(_free_case(token))
@@ -123,7 +137,7 @@ def group_by_weight(cases: list[Case]) -> list[list[Case]]:
 def _free_case(token: str) -> Case:
     sizes = token.lower().split("x")
     if len(sizes) != 3 or not all(size.isdigit() and int(size) > 0 for size in sizes):
-        known = ", ".join([*GROUPS, *LLM_SHAPES])
+        known = ", ".join([*GROUPS, *_LAYERS])
         raise ValueError(f"unknown shape {token!r}: expected MxNxK with positive integers, or one of {known}")
     m, n, k = map(int, sizes)
     return Case(f"{n}x{k}", m, n, k)

@@ -230,4 +230,5 @@ def test_int8_is_the_suite_that_is_meant_when_none_is_named(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["bench", "--help"])
     shown = capsys.readouterr().out
-    assert caught.value.code == 0 and all(f"    {suite} " in shown for suite in bench.SUITES)
+    named = {line.split()[0] for line in shown.splitlines() if line.startswith("    ")}
+    assert caught.value.code == 0 and named.issuperset(bench.SUITES)

@@ -13,7 +13,7 @@ from scaled_mm.bench.experts import goals, report
 from scaled_mm.bench.experts.cases import BALANCED, CHANNEL, LAYER, MODELS, SKEWED, W2, W13, ExpertsCase, cases
 from scaled_mm.bench.experts.inputs import ROUTINGS, ExpertsInputs, ExpertsWeights
 from scaled_mm.bench.experts.record import ExpertsDocument
-from scaled_mm.bench.experts.tiles import align, configs
+from scaled_mm.bench.triton.tiles import align, align_one, configs
 from scaled_mm.cli import bench
 from scaled_mm.cli.bench import frame
 
@@ -109,6 +109,14 @@ def test_tiles_hold_each_row_once_and_rows_of_one_expert(tokens, choices, expert
         assert len(inside)
         of_copies = order.order[inside].long() if sorted_rows else inside
         assert (ids.flatten()[of_copies] == expert).all()
+
+
+@pytest.mark.parametrize("rows, bm", [(1, 16), (16, 16), (17, 16), (100, 64)])
+def test_a_plain_product_has_its_rows_in_order(rows, bm):
+    tiles = align_one(rows, bm, torch.device("cpu"))
+    count = int(tiles.tiles)
+    assert count == -(-rows // bm) == len(tiles.experts) and not tiles.experts.any()
+    assert tiles.rows.tolist() == [*range(rows), *[rows] * (count * bm - rows)]
 
 
 def test_every_number_of_rows_has_configurations():

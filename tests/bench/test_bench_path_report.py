@@ -6,7 +6,9 @@ import pytest
 from bench_data import measured
 from path_bench_data import cases, document, path_record
 
-from scaled_mm.bench.path import analysis, goals, report
+from scaled_mm.bench.analysis import wrong_cases
+from scaled_mm.bench.path import goals, report
+from scaled_mm.bench.path.peers import OURS_ALL
 from scaled_mm.bench.path.record import PathDocument
 from scaled_mm.measure import document as parts
 from scaled_mm.measure.roofline import linear_bytes, linear_us, memory_us
@@ -80,7 +82,7 @@ def test_wrong_bits_of_ours_stand_in_the_summary_and_in_the_table(name):
     records[0].results[name].bit_equal = False
     text = written(document(records))
     assert "6 of 7 checked cases" in text and "**Wrong bits**: 8B_o M=16" in text and "| WRONG |" in text
-    assert analysis.wrong_cases(document(records)) == [records[0]]
+    assert wrong_cases(document(records), OURS_ALL) == [records[0]]
 
 
 def test_rows_that_were_checked_are_told():

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scaled_mm.bench.analysis import us_of
+from scaled_mm.bench.analysis import of_roof, over
 from scaled_mm.bench.experts.cases import BLOCK, CHANNEL, LAYER
 from scaled_mm.bench.experts.peers import CHAIN, TRITON
 from scaled_mm.bench.experts.record import ExpertsCaseRecord, ExpertsDocument
 from scaled_mm.bench.goals import Goal, Outcome, outcome
-from scaled_mm.measure.peer import OURS
 
 CHAIN_TOKENS = 512
-
-
-def over(case: ExpertsCaseRecord, rival: str) -> float | None:
-    """The speed-up of ours over an implementation; None where one of the two has no time."""
-    ours, other = us_of(case, OURS), us_of(case, rival)
-    return None if ours is None or other is None else other / ours
 
 
 def over_triton(case: ExpertsCaseRecord) -> float | None:
@@ -26,11 +19,6 @@ def over_triton(case: ExpertsCaseRecord) -> float | None:
 
 def over_chain(case: ExpertsCaseRecord) -> float | None:
     return over(case, CHAIN)
-
-
-def of_roof(case: ExpertsCaseRecord) -> float | None:
-    ours = us_of(case, OURS)
-    return None if ours is None or case.roof_us is None else case.roof_us / ours
 
 
 def goals() -> list[Goal[ExpertsCaseRecord]]:

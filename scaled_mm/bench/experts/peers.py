@@ -10,10 +10,11 @@ import torch
 import scaled_mm as sm
 from scaled_mm.bench.experts.cases import BLOCK, LAYER, W13
 from scaled_mm.bench.experts.inputs import ExpertsInputs
-from scaled_mm.bench.experts.tiles import align, configs
 from scaled_mm.bench.int8.inputs import OUT_DTYPE
 from scaled_mm.bench.ours import our_handle
+from scaled_mm.bench.triton.tiles import Config, align, configs
 from scaled_mm.errors import ScaledMMError
+from scaled_mm.measure.device import multiprocessors
 from scaled_mm.measure.environment import version_of
 from scaled_mm.measure.peer import OURS, Peer, TensorCall
 
@@ -144,9 +145,9 @@ class Chain(ExpertsPeer):
         return part == LAYER
 
     def prepare(self, inputs: ExpertsInputs) -> list[TensorCall]:
-        from scaled_mm.bench.experts import triton_grouped as tg
+        from scaled_mm.bench.triton import grouped as tg
 
-        case, w, x, sms = inputs.case, inputs.weights, inputs.x, _multiprocessors(inputs.device)
+        case, w, x, sms = inputs.case, inputs.weights, inputs.x, multiprocessors(inputs.device)
         first, second = best_config(inputs, W13), best_config(inputs, "w2")
         quantize = sm.quantize_int8_block if case.scales == BLOCK else sm.quantize_int8
         h = torch.empty(case.copies, 2 * case.model.inner, dtype=OUT_DTYPE, device=inputs.device)
@@ -202,41 +203,26 @@ def every_peer() -> list[ExpertsPeer]:
     return [Loop(), Triton(), Chain(), Bf16()]
 
 
-def best_config(inputs: ExpertsInputs, part: str):
+def best_config(inputs: ExpertsInputs, part: str) -> Config:
     """The configuration of the Triton kernel with the least time on this case."""
-    import triton.testing
+    from scaled_mm.bench.triton.grouped import fastest
 
-    rows, best = inputs.case.copies / inputs.case.model.experts, None
+    rows = inputs.case.copies / inputs.case.model.experts
     n = 2 * inputs.case.model.inner if part == W13 else inputs.case.model.hidden
     out = torch.empty(inputs.case.copies, n, dtype=OUT_DTYPE, device=inputs.device)
-    for config in configs(rows, inputs.case.scales == BLOCK):
-        try:
-            call = triton_product(inputs, part, config, 0, out)
-            call()
-            us = triton.testing.do_bench(call, warmup=2, rep=6, return_mode="median")
-        except triton.runtime.errors.OutOfResources:
-            continue
-        if best is None or us < best[0]:
-            best = us, config
-    if best is None:
-        raise RuntimeError("no configuration of the Triton kernel runs on this GPU")
-    return best[1]
+    return fastest(configs(rows, inputs.case.scales == BLOCK), lambda config: triton_product(inputs, part, config, 0, out))
 
 
-def triton_product(inputs: ExpertsInputs, part: str, config, i: int, out: torch.Tensor) -> Callable[[], torch.Tensor]:
+def triton_product(inputs: ExpertsInputs, part: str, config: Config, i: int, out: torch.Tensor) -> Callable[[], torch.Tensor]:
     """w13 gathers the tokens by the copies' numbers, and writes the copies in the order of the experts; w2 reads and writes that order."""
-    from scaled_mm.bench.experts import triton_grouped as tg
+    from scaled_mm.bench.triton import grouped as tg
 
     w, order = inputs.weights, inputs.routings[i].order
     weight, scale = (w.w13, w.w13_scale) if part == W13 else (w.w2, w.w2_scale)
     a, a_scale = (inputs.tokens, inputs.token_scale) if part == W13 else (inputs.inner, inputs.inner_scale)
     aligned = align(order.order, order.ends, config.bm, part != W13)
-    gather, sms = inputs.case.model.choices if part == W13 else 1, _multiprocessors(inputs.device)
+    gather, sms = inputs.case.model.choices if part == W13 else 1, multiprocessors(inputs.device)
     return lambda: tg.product(config, a, a_scale, weight, scale, aligned, out, gather, sms)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _call(function: Callable[..., torch.Tensor], *arguments) -> TensorCall:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scaled_mm.bench.analysis import by_weight, names_run
+from scaled_mm.bench.analysis import by_weight, names_run, of_roof, over, speedups, wrong_cases
 from scaled_mm.bench.experts import goals
 from scaled_mm.bench.experts.cases import MODELS
 from scaled_mm.bench.experts.inputs import FEW_ROUTINGS, MANY_TOKENS, ROUTINGS, ZIPF
 from scaled_mm.bench.experts.peers import CHAIN, OURS_ALL, TRITON
 from scaled_mm.bench.experts.record import ExpertsCaseRecord, ExpertsDocument
-from scaled_mm.bench.goals import ALIGN, HEADER, cells, count
-from scaled_mm.bench.report import head, kernel_cell, legend, noise, plots_section, regime_of, time_cell, what_did_not_run, write
+from scaled_mm.bench.report import goals_section, head, kernel_cell, legend, noise, plots_section, regime_of, time_cell, what_did_not_run, write
 from scaled_mm.measure import plots
-from scaled_mm.measure.document import Heading, Items, Part, Table, Text
-from scaled_mm.measure.stats import Speedup
+from scaled_mm.measure.document import Heading, Items, Part, Table
 
 EXPERTS_MD, PLOTS = "experts.md", ("experts_triton.png", "experts_chain.png")
 
@@ -33,29 +31,15 @@ def draw(document: ExpertsDocument, directory: Path) -> list[Path]:
     return [
         plots.save(plots.speedup_figure(found, against, document.environment.gpu), directory / name)
         for (rival, against), name in zip(wanted, PLOTS, strict=True)
-        if (found := speedups(document, rival))
+        if (found := speedups(document.cases, rival))
     ]
-
-
-def speedups(document: ExpertsDocument, rival: str) -> list[Speedup]:
-    """Of ours over an implementation, for the cases that have both times."""
-    found = []
-    for case in document.cases:
-        if goals.over(case, rival) is not None:
-            found.append(Speedup(case, case.results["ours"].us, rival, case.results[rival].us))
-    return found
-
-
-def wrong_cases(document: ExpertsDocument) -> list[ExpertsCaseRecord]:
-    """Cases on which the bits of ours are not those of the CPU backend."""
-    return [case for case in document.cases if any(name in case.results and case.results[name].bit_equal is False for name in OURS_ALL)]
 
 
 def contents(document: ExpertsDocument, drawn: list[Path] | None = None) -> list[Part]:
     """The whole report. drawn: the plots beside it; None when they could not be drawn."""
     return [
         *head(document, _title(document), _method(document)),
-        *_goals(document),
+        *goals_section(goals.outcomes(document)),
         *_summary(document),
         *_tables(document),
         *what_did_not_run(document),
@@ -83,13 +67,8 @@ def _method(document: ExpertsDocument) -> str:
     )
 
 
-def _goals(document: ExpertsDocument) -> list[Part]:
-    found = goals.outcomes(document)
-    return [Heading(2, "Goals"), Text(count(found)), Table(HEADER, [cells(one) for one in found], ALIGN)] if found else []
-
-
 def _summary(document: ExpertsDocument) -> list[Part]:
-    wrong, checked = wrong_cases(document), [case for case in document.cases if case.check != "not checked"]
+    wrong, checked = wrong_cases(document, OURS_ALL), [case for case in document.cases if case.check != "not checked"]
     lines = [f"Bit-equal with the CPU backend in some rows: {len(checked) - len(wrong)} of {len(checked)} checked cases."]
     lines += [f"**Wrong bits**: {case.label}." for case in wrong]
     return [Heading(2, "Summary"), Items(lines + noise(document.cases, document.environment.arch))]
@@ -108,7 +87,7 @@ def _tables(document: ExpertsDocument) -> list[Part]:
 
 
 def _row(case: ExpertsCaseRecord, names: list[str], rivals: list[str]) -> list[str]:
-    factors, roof = [goals.over(case, name) for name in rivals], goals.of_roof(case)
+    factors, roof = [over(case, name) for name in rivals], of_roof(case)
     return [
         str(case.M),
         *(time_cell(case, name) for name in names),

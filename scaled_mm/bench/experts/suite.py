@@ -8,10 +8,9 @@ from scaled_mm.bench.experts.cases import BLOCK, ExpertsCase
 from scaled_mm.bench.experts.inputs import ExpertsInputs, ExpertsWeights
 from scaled_mm.bench.experts.peers import OURS_ALL
 from scaled_mm.bench.experts.record import ExpertsCaseRecord
-from scaled_mm.bench.int8.suite import relative_error
-from scaled_mm.measure.peer import Peer, TensorCall
+from scaled_mm.bench.rows_check import RowsCheck
 from scaled_mm.measure.record import Result
-from scaled_mm.measure.run import Check, Options, Suite, case_fields, plain_call
+from scaled_mm.measure.run import Options, Suite, case_fields
 
 
 class ExpertsSuite(Suite):
@@ -29,7 +28,7 @@ class ExpertsSuite(Suite):
         return ExpertsInputs(case, weights, generator)
 
     def check(self, inputs: ExpertsInputs, options: Options) -> RowsCheck:
-        return RowsCheck(inputs, options)
+        return RowsCheck(inputs, options, OURS_ALL)
 
     def record(self, inputs: ExpertsInputs, check: RowsCheck, results: dict[str, Result]) -> ExpertsCaseRecord:
         case = inputs.case
@@ -43,25 +42,3 @@ class ExpertsSuite(Suite):
             roof_us=inputs.roof_us(gpu),
             check=check.status,
         )
-
-
-class RowsCheck(Check):
-    """status: how many rows are compared, or why none."""
-
-    def __init__(self, inputs: ExpertsInputs, options: Options):
-        self._inputs, self._switched_on = inputs, options.check and len(inputs.checked_rows) > 0
-        self.status = f"checked: {len(inputs.checked_rows)} rows" if self._switched_on else "not checked"
-
-    def once(self, peer: Peer, call: TensorCall) -> dict[str, float | bool]:
-        if not self._switched_on:
-            return {}
-        found = peer.finish(plain_call(call, self._inputs), self._inputs)[self._inputs.checked_rows]
-        return {"error": relative_error(found, self._inputs.expected), "bit_equal": torch.equal(found, self._inputs.expected)}
-
-    def covers(self, peer: Peer) -> bool:
-        return peer.name in OURS_ALL and self._switched_on
-
-    def after_timing(self, peer: Peer, result: Result) -> Result:
-        if torch.equal(self._inputs.out(0)[self._inputs.checked_rows], self._inputs.expected) == result.bit_equal:
-            return result
-        return result.model_copy(update={"bit_equal": False, "note": "a plain call and the timed graph give different bits"})

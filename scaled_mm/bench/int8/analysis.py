@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from scaled_mm.bench.analysis import us_of
 from scaled_mm.bench.int8.peers import RIVALS
-from scaled_mm.bench.int8.record import Int8CaseRecord, Int8Document
+from scaled_mm.bench.int8.record import Int8Document
 from scaled_mm.bench.recorded import read_recorded, recorded_path
 from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.stats import Speedup, geometric_mean
@@ -73,14 +73,3 @@ def drift(document: Int8Document, recorded: Recorded) -> dict[str, float]:
             if (us := us_of(case, name)) is not None:
                 ratios.setdefault(name, []).append(us / earlier)
     return {name: geometric_mean(values) for name, values in ratios.items()}
-
-
-def of_roof(case: Int8CaseRecord) -> float | None:
-    """roof_us / our time: the fraction of what the hardware allows; None without either."""
-    ours = us_of(case, OURS)
-    return None if ours is None or case.roof_us is None else case.roof_us / ours
-
-
-def wrong_cases(document: Int8Document) -> list[Int8CaseRecord]:
-    """Cases on which ours ran and its bits are not the reference's."""
-    return [case for case in document.cases if OURS in case.results and case.results[OURS].bit_equal is False]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scaled_mm.bench.analysis import names_run, us_of
+from scaled_mm.bench.analysis import names_run, of_roof, us_of, wrong_cases
 from scaled_mm.bench.goals import ALIGN, HEADER, cells, count
 from scaled_mm.bench.int8 import analysis, goals, plots
 from scaled_mm.bench.int8.analysis import RECORDED_FILE, Recorded
@@ -93,12 +93,12 @@ def _summary(document: Int8Document, recorded: Recorded) -> list[Part]:
         )
     else:
         lines.append(f"No speed-up: {against}.")
-    roofs = [fraction for case in document.cases if (fraction := analysis.of_roof(case)) is not None]
+    roofs = [fraction for case in document.cases if (fraction := of_roof(case)) is not None]
     if roofs:
         mean = geometric_mean(roofs)
         lines.append(f"Fraction of the roof: {mean:.2f} (geometric mean), best {max(roofs):.2f}.")
     checked = [case for case in document.cases if OURS in case.results and case.results[OURS].bit_equal is not None]
-    wrong = analysis.wrong_cases(document)
+    wrong = wrong_cases(document)
     lines.append(f"Bit-equal with the reference: {len(checked) - len(wrong)} of {len(checked)} checked cases.")
     lines += [f"**Wrong bits**: {case.label}." for case in wrong]
     unchecked: dict[str, int] = {}
@@ -115,7 +115,7 @@ def _tables(document: Int8Document) -> list[Part]:
     notes: list[str] = []
 
     def row(case: Int8CaseRecord) -> list[str]:
-        speedup, roof = factors.get(id(case)), analysis.of_roof(case)
+        speedup, roof = factors.get(id(case)), of_roof(case)
         return [
             str(case.M),
             *(_cell(case, name, notes) for name in names),

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from scaled_mm.bench import analysis
 from scaled_mm.bench.goals import ALIGN, HEADER, Goal, Outcome, cells, count, outcome
-from scaled_mm.bench.path import analysis
 from scaled_mm.bench.path.cases import LAYER, RANDOM
 from scaled_mm.bench.path.operators import OPERATORS
 from scaled_mm.bench.path.peers import TORCH, VLLM
@@ -23,12 +23,7 @@ Value = Callable[[PathCaseRecord], float | None]
 
 def over(rival: str) -> Value:
     """The speed-up over an implementation."""
-
-    def value(case: PathCaseRecord) -> float | None:
-        found = analysis.speedup(case, rival)
-        return None if found is None else found.factor
-
-    return value
+    return lambda case: analysis.over(case, rival)
 
 
 #: (what, least M, most M, floor) of the mean speed-up over vLLM's pair. Random layers have M between those of the grid.

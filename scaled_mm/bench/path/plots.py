@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scaled_mm.bench.path.analysis import speedups
+from scaled_mm.bench.analysis import speedups
 from scaled_mm.bench.path.cases import LAYER, LINEARS
 from scaled_mm.bench.path.peers import TORCH, VLLM
 from scaled_mm.bench.path.record import PathDocument

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from scaled_mm.bench.analysis import by_weight, names_run
+from scaled_mm.bench.analysis import by_weight, names_run, of_roof, speedup, speedups, wrong_cases
 from scaled_mm.bench.overhead import overhead_section
 from scaled_mm.bench.path import analysis, goals, plots
 from scaled_mm.bench.path.cases import LAYER, LINEARS
 from scaled_mm.bench.path.inputs import OUTLIER_EVERY, OUTLIER_FACTOR
 from scaled_mm.bench.path.operators import OPERATORS
-from scaled_mm.bench.path.peers import TORCH, VLLM
+from scaled_mm.bench.path.peers import OURS_ALL, TORCH, VLLM
 from scaled_mm.bench.path.record import PathCaseRecord, PathDocument
 from scaled_mm.bench.report import head, kernel_cell, legend, mean_tables, noise, plots_section, regime_of, time_cell, what_did_not_run, write
 from scaled_mm.measure.document import Heading, Items, Part, Table, Text
@@ -46,9 +46,9 @@ def contents(document: PathDocument, drawn: list[Path] | None = None) -> list[Pa
         *_goals(document),
         *_summary(document),
         *_tables(document),
-        *mean_tables("Linear layers: speed-up over vLLM's quantizer and product", analysis.speedups(layers, VLLM)),
-        *mean_tables("Linear layers: speed-up over torch.mm in bfloat16", analysis.speedups(layers, TORCH)),
-        *mean_tables("Row-wise operators: speed-up over vLLM", analysis.speedups(operators, VLLM)),
+        *mean_tables("Linear layers: speed-up over vLLM's quantizer and product", speedups(layers, VLLM)),
+        *mean_tables("Linear layers: speed-up over torch.mm in bfloat16", speedups(layers, TORCH)),
+        *mean_tables("Row-wise operators: speed-up over vLLM", speedups(operators, VLLM)),
         *overhead_section(document.overhead, document.environment.arch, "Ours allocates its outputs, vLLM's are preallocated."),
         *what_did_not_run(document, lacking_lines(document)),
         *plots_section(drawn),
@@ -94,7 +94,7 @@ def _goals(document: PathDocument) -> list[Part]:
 
 
 def _summary(document: PathDocument) -> list[Part]:
-    checked, wrong = analysis.checked_cases(document), analysis.wrong_cases(document)
+    checked, wrong = analysis.checked_cases(document), wrong_cases(document, OURS_ALL)
     lines = [f"Bit-equal with the reference: {len(checked) - len(wrong)} of {len(checked)} checked cases."]
     lines += [f"**Wrong bits**: {case.label}." for case in wrong]
     unlike = Counter(case.check for case in document.cases if case.check != "checked")
@@ -127,7 +127,7 @@ def _sizes(case: PathCaseRecord, weight: str) -> tuple[tuple[str, ...], str]:
 
 
 def _row(case: PathCaseRecord, sizes: list[str], names: list[str]) -> list[str]:
-    roof = analysis.of_roof(case)
+    roof = of_roof(case)
     return [
         *(str(getattr(case, size)) for size in sizes),
         *(time_cell(case, name) for name in names),
@@ -140,5 +140,5 @@ def _row(case: PathCaseRecord, sizes: list[str], names: list[str]) -> list[str]:
 
 
 def _factor(case: PathCaseRecord, rival: str) -> str:
-    found = analysis.speedup(case, rival)
+    found = speedup(case, rival)
     return "—" if found is None else f"{found.factor:.2f}x"

@@ -1,4 +1,4 @@
-"""`scaled-mm bench`. Each suite is a module here with HELP, add_arguments(parser) and run(args)."""
+"""`scaled-mm bench`. Each suite is a module here (- in its name: _) with HELP, add_arguments(parser) and run(args)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "time INT8, GGUF or grouped products, every row of a tile table, its choice on random products or by M, or whole layers; without a suite: int8"
+HELP = "time INT8, GGUF, block-scaled or grouped products, every row of a tile table, its choice by M or on random products, or layers; default int8"
 
-SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path", "experts")
+SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path", "experts", "block-scaled")
 DEFAULT = "int8"
 
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the suites, each with its options."""
     suites = parser.add_subparsers(dest="suite", required=True, metavar="SUITE")
     for name in SUITES:
-        module = importlib.import_module(f"scaled_mm.cli.bench.{name}")
+        module = _module(name)
         suite = suites.add_parser(name, help=module.HELP, description=module.HELP)
         suite.set_defaults(parser=suite)
         module.add_arguments(suite)
@@ -37,4 +37,8 @@ def run(args: argparse.Namespace) -> int:
     from scaled_mm.jit import mode
 
     mode.always_wait()
-    return importlib.import_module(f"scaled_mm.cli.bench.{args.suite}").run(args)
+    return _module(args.suite).run(args)
+
+
+def _module(suite: str):
+    return importlib.import_module(f"scaled_mm.cli.bench.{suite.replace('-', '_')}")

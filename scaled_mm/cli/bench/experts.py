@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: done; 1: one of our cases failed or has wrong bits; 2: the arguments are invalid."""
+    from scaled_mm.bench.analysis import wrong_cases
     from scaled_mm.bench.experts import peers, report
     from scaled_mm.bench.experts.record import ExpertsDocument
     from scaled_mm.bench.experts.suite import ExpertsSuite
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         frame.fill(document, ExpertsSuite(), [case for case in wanted if case.part == part], serving, device, options, out, console)
     path = document.path(out)
     shown.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
-    return shown.verdict(document, peers.OURS_ALL, report.wrong_cases(document), "wrong bits", path, console)
+    return shown.verdict(document, peers.OURS_ALL, wrong_cases(document, peers.OURS_ALL), "wrong bits", path, console)
 
 
 def wanted_cases(args: argparse.Namespace, device: torch.device) -> list[ExpertsCase]:
@@ -89,17 +90,16 @@ def wanted_cases(args: argparse.Namespace, device: torch.device) -> list[Experts
 def _show(document: ExpertsDocument, console: Console) -> None:
     from rich.markup import escape
 
-    from scaled_mm.bench.analysis import names_run, us_of
+    from scaled_mm.bench.analysis import names_run, of_roof, over, us_of
     from scaled_mm.bench.experts import goals
     from scaled_mm.bench.experts.peers import CHAIN, TRITON
-    from scaled_mm.bench.goals import HEADER, cells
 
     names = names_run(document)
     rivals = [name for name in (TRITON, CHAIN) if name in names]
     title = f"{document.environment.gpu}: microseconds per call"
     table = shown.table(title, ("case", *names, *(f"over {name}" for name in rivals), "of roof"), left=("case",))
     for case in document.cases:
-        factors, roof = [goals.over(case, name) for name in rivals], goals.of_roof(case)
+        factors, roof = [over(case, name) for name in rivals], of_roof(case)
         table.add_row(
             escape(case.label),
             *("" if name not in case.results else "[red]failed[/red]" if (us := us_of(case, name)) is None else f"{us:.1f}" for name in names),
@@ -107,8 +107,4 @@ def _show(document: ExpertsDocument, console: Console) -> None:
             "" if roof is None else f"{roof:.2f}",
         )
     console.print(table)
-    if found := goals.outcomes(document):
-        table = shown.table("goals", HEADER, left=("goal", "met", "worst case"))
-        for one in found:
-            table.add_row(*(escape(cell.replace("**", "")) for cell in cells(one)), style="red" if one.met is False else None)
-        console.print(table)
+    shown.print_goals(goals.outcomes(document), console)

@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: done; 1: one of our cases failed or has wrong bits; 2: the arguments are invalid."""
-    from scaled_mm.bench.int8 import analysis, peers, report
+    from scaled_mm.bench.analysis import wrong_cases
+    from scaled_mm.bench.int8 import peers, report
     from scaled_mm.bench.int8.record import Int8Document, Int8Settings
     from scaled_mm.bench.int8.suite import Int8Suite, run_overhead
     from scaled_mm.errors import ScaledMMError
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     frame.fill(document, Int8Suite(args.data), cases, here, device, options, out, console)
     path = document.path(out)
     shown.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
-    return shown.verdict(document, (OURS,), analysis.wrong_cases(document), "wrong bits", path, console)
+    return shown.verdict(document, (OURS,), wrong_cases(document), "wrong bits", path, console)
 
 
 def check_names(args: argparse.Namespace, device: torch.device) -> None:
@@ -98,7 +99,7 @@ def _show(document: Int8Document, console: Console) -> None:
 
 
 def _print_cases(document: Int8Document, console: Console) -> None:
-    from scaled_mm.bench.analysis import by_weight, names_run, us_of
+    from scaled_mm.bench.analysis import by_weight, names_run, of_roof, us_of
     from scaled_mm.bench.int8 import analysis, report
 
     names = names_run(document)
@@ -107,7 +108,7 @@ def _print_cases(document: Int8Document, console: Console) -> None:
     table = shown.table(title, ("shape", "M", *names, "speed-up", "of roof", "bits"), left=("shape",))
     for cases in by_weight(document).values():
         for case in cases:
-            factor, roof = factors.get(id(case)), analysis.of_roof(case)
+            factor, roof = factors.get(id(case)), of_roof(case)
             times = [us_of(case, name) for name in names]
             table.add_row(
                 case.shape,

@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: done; 1: one of our cases failed or has wrong bits; 2: the arguments are invalid."""
-    from scaled_mm.bench.path import analysis, peers, report
+    from scaled_mm.bench.analysis import wrong_cases
+    from scaled_mm.bench.path import peers, report
     from scaled_mm.bench.path.cases import parts
     from scaled_mm.bench.path.record import PathDocument, PathSettings
     from scaled_mm.bench.path.suite import PathSuite, run_overhead
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         frame.fill(document, PathSuite(), cases, peers.serving(here, part), device, options, out, console)
     path = document.path(out)
     shown.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
-    return shown.verdict(document, peers.OURS_ALL, analysis.wrong_cases(document), "wrong bits", path, console)
+    return shown.verdict(document, peers.OURS_ALL, wrong_cases(document, peers.OURS_ALL), "wrong bits", path, console)
 
 
 def wanted_cases(args: argparse.Namespace, device: torch.device, seed: int) -> list[PathCase]:
@@ -96,8 +97,6 @@ def wanted_cases(args: argparse.Namespace, device: torch.device, seed: int) -> l
 
 
 def _show(document: PathDocument, console: Console) -> None:
-    from rich.markup import escape
-
     from scaled_mm.bench.path import goals
 
     for title, linear in (("linear layers", True), ("row-wise operators", False)):
@@ -105,18 +104,11 @@ def _show(document: PathDocument, console: Console) -> None:
             _print_cases(document, cases, f"{document.environment.gpu}: {title}, microseconds per call", console)
     if document.overhead:
         shown.print_overhead(document.overhead, console)
-    found = goals.outcomes(document)
-    if not found:
-        return
-    table = shown.table("goals", goals.HEADER, left=("goal", "met", "worst case"))
-    for one in found:
-        cells = [escape(cell.replace("**", "")) for cell in goals.cells(one)]
-        table.add_row(*cells, style="red" if one.met is False else None)
-    console.print(table)
+    shown.print_goals(goals.outcomes(document), console)
 
 
 def _print_cases(document: PathDocument, cases: list[PathCaseRecord], title: str, console: Console) -> None:
-    from scaled_mm.bench.analysis import names_run, us_of
+    from scaled_mm.bench.analysis import names_run, of_roof, speedup, us_of
     from scaled_mm.bench.path import analysis
     from scaled_mm.bench.path.peers import TORCH, VLLM
 
@@ -124,8 +116,8 @@ def _print_cases(document: PathDocument, cases: list[PathCaseRecord], title: str
     rivals = [name for name in (VLLM, TORCH) if name in names]
     table = shown.table(title, ("case", *names, *(f"over {name}" for name in rivals), "of roof", "bits"), left=("case",))
     for case in cases:
-        factors = [analysis.speedup(case, name) for name in rivals]
-        roof = analysis.of_roof(case)
+        factors = [speedup(case, name) for name in rivals]
+        roof = of_roof(case)
         table.add_row(
             case.label,
             *(_time(us_of(case, name), name in case.results) for name in names),

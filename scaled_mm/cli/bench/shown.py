@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from scaled_mm.bench.goals import Outcome
     from scaled_mm.bench.overhead import OverheadRecord
     from scaled_mm.measure.record import CaseRecord, Document
 
@@ -64,6 +65,20 @@ def print_overhead(overhead: Iterable[OverheadRecord], console: Console) -> None
     made = table("host microseconds per call", ("call", "µs"), left=("call",))
     for one in overhead:
         made.add_row(escape(one.name), f"[red]{escape(one.failed)}[/red]" if one.us is None else f"{one.us:.2f}")
+    console.print(made)
+
+
+def print_goals(found: Sequence[Outcome], console: Console) -> None:
+    """A table of goals, missed ones in red; nothing without goals."""
+    from rich.markup import escape
+
+    from scaled_mm.bench.goals import HEADER, cells
+
+    if not found:
+        return
+    made = table("goals", HEADER, left=("goal", "met", "worst case"))
+    for one in found:
+        made.add_row(*(escape(cell.replace("**", "")) for cell in cells(one)), style="red" if one.met is False else None)
     console.print(made)
 
 

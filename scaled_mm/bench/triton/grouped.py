@@ -3,11 +3,14 @@ tile is of, and rows are gathered by index. With scales of channels, or of block
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 import triton
 import triton.language as tl
+import triton.testing
 
-from scaled_mm.bench.experts.tiles import Aligned, Config
+from scaled_mm.bench.triton.tiles import Aligned, Config
 
 
 @triton.jit
@@ -73,3 +76,20 @@ def product(config: Config, a, a_scale, weight, weight_scale, aligned: Aligned, 
         num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
+
+
+def fastest(configs: Iterable[Config], call_of: Callable[[Config], Callable[[], torch.Tensor]]) -> Config:
+    """The configuration whose call takes the least time. call_of: a call for a configuration. RuntimeError if none runs on this GPU."""
+    best = None
+    for config in configs:
+        call = call_of(config)
+        try:
+            call()
+            us = triton.testing.do_bench(call, warmup=2, rep=6, return_mode="median")
+        except triton.runtime.errors.OutOfResources:
+            continue
+        if best is None or us < best[0]:
+            best = us, config
+    if best is None:
+        raise RuntimeError("no configuration of the Triton kernel runs on this GPU")
+    return best[1]

@@ -58,3 +58,10 @@ def align(order: torch.Tensor, ends: torch.Tensor, bm: int, sorted_rows: bool) -
     named = row if sorted_rows else order[row]
     rows = torch.where(inside, named, copies).to(torch.int32)
     return Aligned(rows.view(-1), expert.to(torch.int32), tile_ends[-1:].to(torch.int32))
+
+
+def align_one(rows: int, bm: int, device: torch.device) -> Aligned:
+    """The rows of a plain product: one expert has all of them."""
+    tiles = -(-rows // bm)
+    names = torch.arange(tiles * bm, dtype=torch.int32, device=device).clamp_max(rows)
+    return Aligned(names, torch.zeros(tiles, dtype=torch.int32, device=device), torch.full((1,), tiles, dtype=torch.int32, device=device))
