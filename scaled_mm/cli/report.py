@@ -3,42 +3,55 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from scaled_mm.cli import common
+
+if TYPE_CHECKING:
+    from scaled_mm.measure.record import Document
 
 HELP = "render the report of a bench or autotune run again, from its JSON, or compare two runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    files = "autotune.json, bench.json, bench_gguf.json, path.json or experts.json"
+    files = "autotune.json, bench.json, bench_gguf.json, path.json, experts.json or block_scaled.json"
     parser.add_argument("directory", type=Path, metavar="DIR", help=f"a folder with {files}, or some of them")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="print the times of DIR next to those of another run")
+
+
+AUTOTUNE = "autotune"
+#: Package in `scaled_mm.bench` -> (the class of its document, the name of a case's weight), of suites whose reports can be rendered again.
+_SUITES: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "int8": ("Int8Document", lambda case: "int8"),
+    "gguf": ("GgufDocument", lambda case: case.fmt),
+    "path": ("PathDocument", lambda case: case.part),
+    "experts": ("ExpertsDocument", lambda case: case.weight),
+    "block_scaled": ("BlockScaledDocument", lambda case: "block-scaled"),
+}
+
+
+def _document_of(kind: str) -> type[Document]:
+    return getattr(importlib.import_module(f"scaled_mm.bench.{kind}.record"), _SUITES[kind][0])
+
+
+def _report_of(kind: str) -> ModuleType:
+    return importlib.import_module("scaled_mm.autotune.report" if kind == AUTOTUNE else f"scaled_mm.bench.{kind}.report")
 
 
 def run(args: argparse.Namespace) -> int:
     """0; 2 (as an error) for a folder without a run, or for two runs without a common product."""
     if args.compare is not None:
         return _compare(args.directory, args.compare)
-    from scaled_mm.autotune import report as autotune_report
-    from scaled_mm.bench.experts import report as experts_report
-    from scaled_mm.bench.gguf import report as gguf_report
-    from scaled_mm.bench.int8 import report as int8_report
-    from scaled_mm.bench.path import report as path_report
     from scaled_mm.measure import plots
 
-    renderers = {
-        "autotune": autotune_report.render,
-        "int8": int8_report.render,
-        "gguf": gguf_report.render,
-        "path": path_report.render,
-        "experts": experts_report.render,
-    }
     paths = []
     for kind, path in _runs("DIR", args.directory).items():
         with _naming(path):
-            paths += renderers[kind](args.directory, keep_plots=True)
+            paths += _report_of(kind).render(args.directory, keep_plots=True)
     if (reason := plots.unavailable()) is not None:
         print(f"no plots were drawn, those that were there are kept: {reason}")
     print("wrote " + ", ".join(map(str, paths)))
@@ -48,14 +61,9 @@ def run(args: argparse.Namespace) -> int:
 def _runs(option: str, directory: Path) -> dict[str, Path]:
     """The files of the runs in a folder by kind, the tuning run first."""
     from scaled_mm.autotune.record import AUTOTUNE_JSON
-    from scaled_mm.bench.experts.record import ExpertsDocument
-    from scaled_mm.bench.gguf.record import GgufDocument
-    from scaled_mm.bench.int8.record import Int8Document
-    from scaled_mm.bench.path.record import PathDocument
     from scaled_mm.errors import BadParamError
 
-    documents = {"int8": Int8Document, "gguf": GgufDocument, "path": PathDocument, "experts": ExpertsDocument}
-    files = {"autotune": (AUTOTUNE_JSON,), **{kind: document.FILES for kind, document in documents.items()}}
+    files = {AUTOTUNE: (AUTOTUNE_JSON,), **{kind: _document_of(kind).FILES for kind in _SUITES}}
     there = {kind: [directory / name for name in names if (directory / name).is_file()] for kind, names in files.items()}
     found = {kind: paths[0] for kind, paths in there.items() if paths}
     if not found:
@@ -81,7 +89,7 @@ class _naming:
             raise BadParamError(f"{self._path}: {error}") from error
 
 
-#: (weight: int8, a GGUF format, or a part of the path, M, N, K)
+#: (weight, as `_SUITES` names it, M, N, K)
 Product = tuple[str, int, int, int]
 
 
@@ -89,29 +97,18 @@ def times(directory: Path, option: str = "DIR") -> dict[Product, float]:
     """Microseconds of our kernels by product. INT8: from the tuning run if there is one, else from the benchmark. The others: from theirs."""
     from scaled_mm.autotune import record as autotune_record
     from scaled_mm.bench.analysis import us_of
-    from scaled_mm.bench.experts.record import ExpertsDocument
-    from scaled_mm.bench.gguf.record import GgufDocument
-    from scaled_mm.bench.int8.record import Int8Document
-    from scaled_mm.bench.path.record import PathDocument
     from scaled_mm.measure.peer import OURS
 
     runs = _runs(option, directory)
+    if AUTOTUNE in runs:
+        runs.pop("int8", None)
     found: list[tuple[str, object, float | None]] = []
-    if "autotune" in runs:
-        with _naming(runs["autotune"]):
-            found += [("int8", one, one.us) for one in autotune_record.load(directory).products]
-    elif "int8" in runs:
-        with _naming(runs["int8"]):
-            found += [("int8", one, us_of(one, OURS)) for one in Int8Document.load(directory).cases]
-    if "gguf" in runs:
-        with _naming(runs["gguf"]):
-            found += [(one.fmt, one, us_of(one, OURS)) for one in GgufDocument.load(directory).cases]
-    if "path" in runs:
-        with _naming(runs["path"]):
-            found += [(one.part, one, us_of(one, OURS)) for one in PathDocument.load(directory).cases]
-    if "experts" in runs:
-        with _naming(runs["experts"]):
-            found += [(one.weight, one, us_of(one, OURS)) for one in ExpertsDocument.load(directory).cases]
+    for kind, path in runs.items():
+        with _naming(path):
+            if kind == AUTOTUNE:
+                found += [("int8", one, one.us) for one in autotune_record.load(directory).products]
+            else:
+                found += [(_SUITES[kind][1](one), one, us_of(one, OURS)) for one in _document_of(kind).load(directory).cases]
     return {(weight, one.M, one.N, one.K): us for weight, one, us in found if us is not None}
 
 

@@ -11,7 +11,7 @@ import torch
 from scaled_mm.bench.block_scaled import goals, report
 from scaled_mm.bench.block_scaled.record import BlockScaledDocument
 from scaled_mm.bench.rows_check import RowsCheck
-from scaled_mm.cli import bench
+from scaled_mm.cli import bench, main
 from scaled_mm.cli.bench import frame
 
 PARSER = argparse.ArgumentParser()
@@ -41,6 +41,14 @@ def test_products_on_a_cpu_write_a_report_with_equal_bits(tmp_path, capsys):
     text = (tmp_path / "block_scaled.md").read_text()
     assert f"`{made.command}`" in text and "3 of 3 checked" in text and "### 200x300: N=200, K=300" in text
     assert bench.run(parse("block-scaled", "--render", str(tmp_path))) == frame.OK and (tmp_path / "block_scaled.md").read_text() == text
+
+
+def test_report_renders_and_compares_runs(tmp_path, capsys):
+    assert bench.run(parse(*SMALL, "--shapes", "3x128x128", "--peers", "none", "--out", str(tmp_path))) == frame.OK
+    (tmp_path / "block_scaled.md").unlink()
+    assert main(["report", str(tmp_path)]) == 0 and (tmp_path / "block_scaled.md").is_file()
+    assert main(["report", str(tmp_path), "--compare", str(tmp_path)]) == 0
+    assert "block-scaled" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
