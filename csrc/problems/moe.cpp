@@ -1,4 +1,4 @@
-// What surrounds the products of a mixture of experts: the order by expert, tokens quantized to rows of experts, the weighted sum.
+// The row-wise operators of a mixture of experts: the order by expert, tokens quantized to the rows of their experts, the weighted sum.
 #include <iterator>
 
 #include "problems/kinds.h"
@@ -57,7 +57,7 @@ public:
   bool empty() const override { return false; } // ends is written in any case
 
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
-    if (options.option != 0) return fail(SCALED_MM_STATUS_BAD_PARAM, "function: expected 0, for this kind has none, got %d", int(options.option));
+    if (options.option != 0) return fail(SCALED_MM_STATUS_BAD_PARAM, "function: expected 0 for this kind, got %d", int(options.option));
     if (scaledMMStatus_t s = check_option("function", "0", options)) return s;
     if (scaledMMStatus_t s = check_operand("topk_ids", "[M, choices]", {SCALED_MM_DTYPE_INT32, SCALED_MM_DTYPE_INT64}, 2, t[1])) return s;
     const scaledMMTensorDesc_t& ids = *t[1];
@@ -91,7 +91,7 @@ public:
   bool empty() const override { return info.M == 0 || operands_.choices == 0 || (info.N == 0 && operands_.block_scales); }
 
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
-    if (scaledMMStatus_t s = check_option("scales", "scaledMMMoeScales_t", options)) return s;
+    if (scaledMMStatus_t s = check_option("function", "scaledMMMoeScales_t", options)) return s;
     operands_.block_scales = options.option == SCALED_MM_MOE_BLOCK_SCALES;
     if (scaledMMStatus_t s = check_operand("x", "[M, K]", kFloatDtypes, 2, t[1])) return s;
     const scaledMMTensorDesc_t& x = *t[1];
@@ -124,7 +124,7 @@ public:
 class Combine : public Moe<8> {
 public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
-    if (options.option != 0) return fail(SCALED_MM_STATUS_BAD_PARAM, "function: expected 0, for this kind has none, got %d", int(options.option));
+    if (options.option != 0) return fail(SCALED_MM_STATUS_BAD_PARAM, "function: expected 0 for this kind, got %d", int(options.option));
     if (scaledMMStatus_t s = check_option("function", "0", options)) return s;
     if (scaledMMStatus_t s = check_operand("y", "[rows, N]", kFloatDtypes, 2, t[1])) return s;
     const scaledMMTensorDesc_t& y = *t[1];

@@ -13,7 +13,7 @@ struct ExpertRows {
   const int32_t* rows;
   int choices;
 
-  // Of a token. Not read again after stores, which the compiler would have to do for a plain load.
+  // The row of a token's choice. __ldg: the compiler need not repeat the load after stores, which might alias a plain one.
   __device__ int of(int64_t token, int choice) const { return __ldg(rows + token * choices + choice); }
 };
 
@@ -24,8 +24,8 @@ struct MoeRows {
   int64_t scale_stride;
 };
 
-// Each token is read and quantized once, and written for each of its experts. One thread block at least on a multiprocessor: without that the
-// compiler spills for some architectures, to fit more of them.
+// Each token is read and quantized once, and written for each of its experts. The minimum of one thread block per SM: without it the compiler limits
+// registers to raise occupancy, and spills on some architectures.
 template <class X, int kThreads, int kHeld, bool kVectors>
 __global__ void __launch_bounds__(Group<kThreads>::kBlock, 1) moe_quantize_kernel(const __grid_constant__ MoeRows p) {
   wait_for_preceding_kernel();

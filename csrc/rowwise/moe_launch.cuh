@@ -43,7 +43,8 @@ MoeBlocks moe_blocks_of(const GemmLaunch& l) {
 
 template <class X>
 struct MoeQuantizeKernels {
-  // Threads of a token, chunks of eight elements that each holds (0: they are read twice), and whether chunks are whole and aligned.
+  // kThreads: of a token. kHeld: chunks of eight elements that a thread keeps in registers (0: x is read twice). kVectors: chunks are whole and
+  // aligned.
   template <int kThreads, int kHeld, bool kVectors>
   struct ByToken {
     static constexpr int64_t kMost = kHeld > 0 ? int64_t(kThreads) * kHeld* kChunk : kMostRowElements;
@@ -52,7 +53,6 @@ struct MoeQuantizeKernels {
       return instance;
     }
   };
-  // The first whose longest row is long enough.
   template <class... Kernels>
   struct ByLength {
     static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
@@ -60,7 +60,7 @@ struct MoeQuantizeKernels {
       (void)(((status = prepare_kernel(Kernels::device_kernel(), 0, device, message, size)) == SCALED_MM_STATUS_SUCCESS) && ...);
       return status;
     }
-    // call(kernel) for it.
+    // Calls `call` with the first kernel whose longest row is long enough.
     template <class Call>
     static void choose(int64_t K, const Call& call) {
       (void)((K <= Kernels::kMost && (call(Kernels()), true)) || ...);

@@ -15,7 +15,7 @@ struct MoeSort {
   const int32_t* expert_map; // [mapped]; mapped is -1 if there is none
   int64_t map_stride, mapped;
   int choices, count, experts; // count: tokens * choices
-  int64_t each;                // ids of a thread block: a multiple of kMoeThreads, so that a warp's ids are all its own or none
+  int64_t each;                // ids per thread block: a multiple of kMoeThreads, so the 32 ids that a warp loads belong to one thread block
   int32_t *order, *ends, *inverse;
 };
 
@@ -31,7 +31,7 @@ __device__ inline int expert_of(const MoeSort& p, int i) {
 struct SameExpert {
   uint32_t lanes;
   bool first;
-  int before; // of them, those before this one
+  int before; // lower lanes with the same expert
   __device__ explicit SameExpert(int expert) : lanes(__match_any_sync(~0u, expert)) {
     const uint32_t below = (1u << threadIdx.x % 32) - 1;
     before = __popc(lanes & below);
@@ -40,12 +40,12 @@ struct SameExpert {
   __device__ int count() const { return __popc(lanes); }
 };
 
-// Each thread block places its own ids. It counts the experts of all the others, so thread blocks need not wait for each other.
+// Each thread block places its own range of ids. It counts the ids of all other ranges itself, so thread blocks do not wait for each other.
 static __global__ void __launch_bounds__(kMoeThreads) moe_sort_kernel(const __grid_constant__ MoeSort p) {
   wait_for_preceding_kernel();
-  __shared__ int32_t before[kMostExperts], after[kMostExperts]; // ids of an expert in other thread blocks; later `before` is a first row
-  __shared__ int32_t of_warps[kMoeWarps][kMostExperts];         // in a warp's part of the own ids; later those of the warps before it
-  __shared__ int32_t placed;                                    // ids with an expert
+  __shared__ int32_t before[kMostExperts], after[kMostExperts]; // ids per expert in other thread blocks; later before[e]: its first row here
+  __shared__ int32_t of_warps[kMoeWarps][kMostExperts];         // ids per warp and expert in this thread block; later those of lower warps
+  __shared__ int32_t placed;                                    // ids with a local expert
   const int thread = int(threadIdx.x), warp = thread / 32, lane = thread % 32;
   for (int e = thread; e < p.experts; e += kMoeThreads) {
     before[e] = after[e] = 0;

@@ -39,29 +39,30 @@ def fused_experts(
 ) -> torch.Tensor:
     """The gated feed-forward networks of a mixture of experts, with int8 weights: [tokens, H] to [tokens, H].
 
-        order      = moe_sort(topk_ids, E)
-        q, scale   = quantize_int8(x, "token")                                     once a token; row r of order is token order[r] // choices
-        h          = grouped_scaled_mm(q, w13^T, scale, w13_scale, order.ends)     in x's dtype
+        order, ends, inverse = moe_sort(topk_ids, E)
+        q, scale   = quantize_int8(x, "token")                                              once a token
+        token      = order // choices                                                       of each row
+        h          = grouped_scaled_mm(q[token], w13^T, scale[token], w13_scale, ends)      in x's dtype
         q, scale   = silu_and_mul(h, quantize="token")
-        y          = grouped_scaled_mm(q, w2^T, scale, w2_scale, order.ends)       in x's dtype
-        out[t]     = sum over j of topk_weights[t, j] * y[order.inverse[t, j]]     in order of j
+        y          = grouped_scaled_mm(q, w2^T, scale, w2_scale, ends)                      in x's dtype
+        out[t]     = sum over j of topk_weights[t, j] * y[inverse[t, j]]                    in order of j
 
-    With block_scales the quantizer is quantize_int8_block, in the fourth line of silu_and_mul(h), which is in x's dtype, and the products are
-    those of grouped_block_scaled_mm.
+    With block_scales the quantizer is quantize_int8_block, that of h's activation is quantize_int8_block(silu_and_mul(h)), with silu_and_mul(h) in
+    x's dtype, and the products are those of grouped_block_scaled_mm. `activation` names what takes the place of silu_and_mul.
 
     x: float16, bfloat16 or float32 [tokens, H], any strides, CPU or CUDA.
     w13: int8 [E, 2 I, H], the gate's rows before those of the other projection; w2: int8 [E, H, I]; both fastest if contiguous.
     w13_scale, w2_scale: float32, of each channel [E, 2 I] and [E, H], or with a last dimension of 1 as checkpoints store it; of each expert [E];
         or one value. With block_scales: of each 128 x 128 elements, [E, ceil(2 I/128), ceil(H/128)] and [E, ceil(H/128), ceil(I/128)], as
         checkpoints store them (`weight_scale_inv`).
-    topk_weights: a float dtype [tokens, choices]. topk_ids: int32 or int64 [tokens, choices]; -1: an expert that is not here.
+    topk_weights: a float dtype [tokens, choices]. topk_ids: int32 or int64 [tokens, choices]; -1: an expert that is not local.
     activation: "silu", "gelu" or "gelu_tanh", of the gate.
-    expert_map: int32 [G]: ids are from 0 to G - 1, and expert_map[id] is the expert here, or -1. Then `out` is the sum over the experts here.
+    expert_map: int32 [G]: ids are from 0 to G - 1, and expert_map[id] is the local expert, or -1. Then `out` is the sum over the local experts.
     out: [tokens, H] of x's dtype to write to. It may be x, and must be apart from the other operands.
 
-    A choice that is not here adds nothing. The weighted sum is computed in float32, for float32 x in float64, and rounded once.
-    The bits are those of the calls above: the same on a CPU, every GPU, for every batch and any order of the tokens. The sum over several
-    calls with parts of the experts is rounded in between, and so may differ from one call with all of them.
+    A choice whose expert is not local adds nothing. The weighted sum is computed in float32, for float32 x in float64, and rounded once.
+    The bits are those of the calls above: the same on a CPU, every GPU, for every batch and any order of the tokens. The sum of several
+    calls, each with some of the experts, is rounded in between, and so may differ from one call with all of them.
     Does not synchronize with the device; may be captured in a CUDA graph. No gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given; ids as in `moe_sort`.
     AccumulatorOverflowError: H or I is above 131071, without block_scales.
@@ -119,7 +120,7 @@ def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, 
 
 
 def check_depths(hidden: int, inner: int, block_scales: bool) -> None:
-    """The K of the two products, H and I, in the bound of `scaled_mm`; that of block scales has none."""
+    """Checks that H and I, the K of the two products, are within the bound of `scaled_mm`. Block-scaled products have none."""
     for name, k in () if block_scales else (("x", hidden), ("w2", inner)):
         if k > K_BOUNDS[0]:
             raise AccumulatorOverflowError(f"{name}: expected K <= {K_BOUNDS[0]}, beyond which a 32-bit accumulator is not exact, got K = {k}")

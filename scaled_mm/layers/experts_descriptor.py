@@ -142,7 +142,7 @@ class FusedExpertsDescriptor:
         self._combine.calculate(**self._of_combine(t), stream=stream)
 
     def _check(self, given: dict[str, torch.Tensor | None]) -> None:
-        """Each operand is as planned, but for its strides, which the steps check; `out` is apart from all but x."""
+        """Checks device, dtype and shape; the steps check strides. `out` may overlap x alone."""
         for name, planned in self._planned.items():
             tensor = given[name]
             if planned is None and tensor is None:
@@ -161,7 +161,7 @@ class FusedExpertsDescriptor:
                 raise BadParamError(f"out: expected memory apart from {name}, got an overlap")
 
     def _renamed(self, weight: str):
-        """Errors of a product name the arguments here. The products take transposed weights and blocks of scales."""
+        """Renames operands in the errors of a product to the arguments of `fused_experts`. Products take transposed weights and block scales."""
         return renamed({"b": f"{weight}^T", "b_scale": f"{weight}_scale^T" if self._block else f"{weight}_scale"})
 
     def _calculate_product(self, product, memory: torch.Tensor, begin: int, operands: dict, weight: str, stream) -> None:
@@ -231,7 +231,7 @@ def create_fused_experts_descriptor(
 
 
 def _transposed(matrices: Given) -> Given:
-    """The last two dimensions change places."""
+    """Transposes the last two dimensions."""
     if isinstance(matrices, torch.Tensor):
         return matrices.transpose(1, 2)
     (first, m, n), (stride, stride_m, stride_n) = matrices.shape, matrices.strides

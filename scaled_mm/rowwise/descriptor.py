@@ -201,7 +201,7 @@ class RowwiseDescriptor(Plan):
                 self._check_apart(name, written, tensors)
 
     def _check_apart(self, name: str, written: torch.Tensor, tensors: tuple) -> None:
-        """As the core for a GPU: BadParamError if an output besides `out` shares memory with another operand that it may not be."""
+        """The check of the core for a GPU: BadParamError if an output other than `out` overlaps another operand. `total` may be x or residual."""
         for other, tensor in zip(self._names[1:], tensors[1:]):
             if other == name or tensor is None or not tensor.numel() or not overlap(written, tensor):
                 continue
@@ -236,14 +236,15 @@ def create_rowwise_descriptor(
         rms_norm             weight
         add_rms_norm         residual, weight, total, which may be x or residual
         silu_and_mul, gelu_and_mul, gelu_tanh_and_mul        nothing: x is [M, 2 K]
-        quantize_int8_block  x, out_scale [M, ceil(K/128)]: dim="token"
-        moe_sort             topk_ids, ends [num_experts], inverse; or also expert_map. out: the order
-        moe_quantize         x, rows: the inverse of an order, out_scale [rows of out, 1]: each row of x, as `quantize_int8` quantizes it, to the
+        quantize_int8_block  out_scale [M, ceil(K/128)]: dim="token"
+        moe_sort             for topk_ids: ends [num_experts], inverse; or also expert_map. out: the order
+        moe_quantize         rows: the inverse of an order, out_scale [rows of out, 1]: each row of x, as `quantize_int8` quantizes it, to the
                              rows of out that `rows` names; the others hold any values afterwards
         moe_quantize_block   the same with out_scale [rows of out, ceil(K/128)], as `quantize_int8_block` quantizes
-        moe_combine          y, topk_weights, rows: out[t] = sum over j of topk_weights[t, j] * y[rows[t, j]], see `fused_experts`
-                             (of both: values of rows that are not below the number of rows are a BadParamError on a CPU, and unchecked on a GPU)
+        moe_combine          for y: topk_weights, rows: out[t] = sum over j of topk_weights[t, j] * y[rows[t, j]], see `fused_experts`
 
+    Values of `rows` must be less than the number of rows of out, or of y. Larger ones are a BadParamError on a CPU; a GPU does not check them and
+    accesses memory out of bounds.
     Norms and activations with a float out have x's dtype; with an int8 out they are quantized, by out_scale (each row's own, written) or by
     scale and zero_point (static, read). out [M, K], out_scale float32 and out_zero_point, out_row_sums int32: [M] or [M, 1].
     epsilon: of a norm. The bits are those of the functions of the same names; gelu_tanh_and_mul is

@@ -20,7 +20,7 @@ _ROUNDINGS = ("nearest", "truncate")
 
 @torch.no_grad()
 def quantize_int8_block(x: torch.Tensor, dim: str = "token", *, rounding: str = "nearest") -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantizes each block of `x` to int8 by the rule of `quantize_int8`: scale = max|x| / 127, q = round half to even(x / scale).
+    """Quantizes each block of `x` to int8 by the rule of `quantize_int8`: scale = max|x| / 127, q = x / scale, rounded as `rounding` says.
 
     x: float16, bfloat16 or float32, CPU or CUDA, any strides. `dim` selects the values that share a scale, and the layout of the scales:
 
@@ -29,8 +29,8 @@ def quantize_int8_block(x: torch.Tensor, dim: str = "token", *, rounding: str = 
     * "weight": a weight [..., N, K] as torch.nn.Linear stores it, at least 2-d. One scale per block of 128 x 128:
       scale [..., ceil(N/128), ceil(K/128)], as checkpoints store it (`weight_scale_inv`); scale.t() is the `b_scale` for b = q.t().
 
-    rounding: "nearest", or "truncate": q = x / scale, rounded toward zero. The block quantizers of vLLM and SGLang truncate; the error is then below
-    scale, and less than half as accurate products are the result (docs/guide/coming-from.md).
+    rounding: "nearest", half to even, or "truncate", toward zero, as the block quantizers of vLLM and SGLang. The error is then below scale, and that
+    of a product more than twice as large (docs/guide/coming-from.md).
 
     The last blocks along K and N are smaller if K or N is not a multiple of 128. Returns (q, scale): q int8, contiguous, x's shape;
     scale float32, contiguous. With "nearest", q * scale differs from x by at most scale / 2, plus at most 2^-17 scale from rounding x / scale.

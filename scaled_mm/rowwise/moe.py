@@ -1,5 +1,5 @@
-"""What surrounds the products of a mixture of experts: the order of tokens by expert (`moe_sort`), tokens quantized to rows of experts, and the
-weighted sum of what the experts give. `scaled_mm.layers.experts` puts them together."""
+"""The row-wise operators of a mixture of experts: the order of tokens by expert (`moe_sort`), tokens quantized to the rows of their experts, and the
+weighted sum of the experts' outputs. `scaled_mm.layers.experts` puts them together."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _INDICES = (torch.int32, torch.int64)
 
 
 class ExpertOrder(NamedTuple):
-    """Where the copies of the tokens go, one copy for each choice of a token; copy t * choices + j is that of token t for its choice j.
+    """The permutation of the pairs (token, choice) that sorts them by expert. Pair (t, j) is copy t * choices + j.
 
     order: int32 [tokens * choices], the copy of each row; -1 past the last end.
     ends: int32 [num_experts], one past the last row of each expert: the `expert_offsets` of `grouped_scaled_mm`.
-    inverse: int32, topk_ids' shape: the row of each copy; -1 if the expert is not here.
+    inverse: int32, topk_ids' shape: the row of each copy; -1 if its expert is not local.
     """
 
     order: torch.Tensor
@@ -40,9 +40,9 @@ class ExpertOrder(NamedTuple):
 def moe_sort(topk_ids: torch.Tensor, num_experts: int, *, expert_map: torch.Tensor | None = None) -> ExpertOrder:
     """Sorts the tokens of a mixture of experts by expert, stably: the rows of an expert are in the order of the tokens.
 
-    topk_ids: int32 or int64 [tokens, choices], the experts of each token, from 0 to num_experts - 1; -1: an expert that is not here.
-    expert_map: int32 [G]: id i stands for expert expert_map[i] here, or for none if that is -1. topk_ids are from 0 to G - 1 then.
-    num_experts: the experts here, from 1 to 2^31 - 1. The CUDA kernel takes up to 1024; beyond that torch operations serve.
+    topk_ids: int32 or int64 [tokens, choices], the experts of each token, from 0 to num_experts - 1; -1: an expert that is not local.
+    expert_map: int32 [G]: id i stands for local expert expert_map[i], or for none if that is -1. topk_ids are from 0 to G - 1 then.
+    num_experts: the local experts, from 1 to 2^31 - 1. The CUDA kernel takes up to 1024; beyond that torch operations serve.
 
     Returns an ExpertOrder (order, ends, inverse). Does not synchronize with the device; may be captured in a CUDA graph.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given. On a CPU an id out of range is a
@@ -140,7 +140,7 @@ def quantize_to_rows(x: torch.Tensor, rows: torch.Tensor, block: bool) -> tuple[
     """(q, scale): each row of x, quantized once and written to its rows of q, int8 [tokens * choices, K].
 
     x: a float dtype [tokens, K]. rows: the `inverse` of an ExpertOrder. block: as `quantize_int8_block`, scale is [.., ceil(K/128)]; else as
-    `quantize_int8`, [.., 1]. Rows that `rows` does not name have any values: no expert reads them.
+    `quantize_int8`, [.., 1]. Unassigned rows have any values: no expert reads them.
     """
     if torch.compiler.is_compiling():
         return _quantize_operator(x, rows, block)

@@ -18,7 +18,7 @@ from scaled_mm.rowwise.kernels import Kind
 
 
 class Draw:
-    """Random operands of one calculation; `rows`: of how many copies the order is."""
+    """Random sizes and dtypes of one calculation, and a source of its random tensors."""
 
     def __init__(self, seed: int):
         self.pick, self.generator = random.Random(seed).choice, torch.Generator().manual_seed(seed)
@@ -51,7 +51,7 @@ def sort(draw: Draw) -> tuple[Kind, int, Operands, Operands]:
 
 
 def quantize(draw: Draw) -> tuple[Kind, int, Operands, Operands]:
-    """To more rows than there are copies: what nothing names stays as it is."""
+    """To more rows than there are copies. Unassigned rows stay as they are."""
     draw.tokens = min(draw.tokens, 33)
     block, inverse = draw.pick([False, True]), moe._sort(draw.ids(), draw.experts, None)[2]
     count = inverse.numel() + draw.pick([0, 3])

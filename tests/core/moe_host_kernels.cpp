@@ -1,5 +1,5 @@
-// The kernels around the products of experts for the fake driver's device, with their own launchers: what these launch, coroutines run.
-// Compiled with -fsanitize=alignment: a chunk that is read whole where it is not aligned ends the process. The tests append entries.
+// The row-wise kernels of experts and their launchers for the fake driver's device. A launch runs each thread as a coroutine on the CPU.
+// -fsanitize=alignment ends the process at a misaligned vector access. The test appends the entries.
 #include "warp.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ extern "C" __attribute__((visibility("default"))) int rowwise_launches = 0;
 
 namespace scaled_mm {
 
-// In place of DeviceKernel.
+// Replaces DeviceKernel.
 class HostKernel {
 public:
   template <class Params>

@@ -41,7 +41,7 @@ def test_each_kind_takes_its_operands():
         (NullPointerError, r"inverse: expected a tensor \[M, choices\]", Kind.MOE_SORT, 0, (ORDER, IDS, None, ENDS, None)),
         (BadTensorShapeError, r"inverse: expected \[M, choices\] = \[5, 2\]", Kind.MOE_SORT, 0, (ORDER, IDS, None, ENDS, desc(INT, 5, 3))),
         (BadTensorStridesError, "inverse: expected a contiguous", Kind.MOE_SORT, 0, (ORDER, IDS, None, ENDS, desc(INT, 5, 2, strides=(1, 5)))),
-        (BadParamError, "scales: expected a scaledMMMoeScales_t, got 2", Kind.MOE_QUANTIZE, 2, (Q, X, INVERSE, SCALE)),
+        (BadParamError, "function: expected a scaledMMMoeScales_t, got 2", Kind.MOE_QUANTIZE, 2, (Q, X, INVERSE, SCALE)),
         (BadTensorDtypeError, "x: expected float16, bfloat16 or float32, got int8", Kind.MOE_QUANTIZE, 0, (Q, Q, INVERSE, SCALE)),
         (BadTensorShapeError, r"rows: expected \[M, choices\] = \[5, choices\]", Kind.MOE_QUANTIZE, 0, (Q, X, desc(INT, 4, 2), SCALE)),
         (BadTensorDtypeError, "rows: expected int32, got int64", Kind.MOE_QUANTIZE, 0, (Q, X, IDS, SCALE)),

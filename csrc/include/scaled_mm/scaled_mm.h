@@ -465,8 +465,9 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROWWISE_STATIC_COLUMNS = 5,   /* as STATIC, with scale and zero_point of each column */
 } scaledMMRowwiseOutput_t;
 
-/* Creates a descriptor of a kind without a table: of SCALED_MM_ROWWISE_*, and of the kinds below. M rows of N elements; x, residual, total and out [M,N] with any strides, x of an activation
- * [M,2N]: x float16 | bfloat16 | float32, residual and total of x's dtype. NULL for what the function or the output does not use.
+/* Creates a descriptor of a kind without a table: of SCALED_MM_ROWWISE_*, and of the kinds below. M rows of N elements; x, residual, total and out
+ * [M,N] with any strides, x of an activation [M,2N]: x float16 | bfloat16 | float32, residual and total of x's dtype. NULL for what the function or
+ * the output does not use.
  *
  *   QUANTIZE    out, x, factor, offset, scale, zero_point, out_scale, out_zero_point, out_row_sums        all but CAST
  *   NORM        out, x, residual, weight, scale, zero_point, out_scale, total                             CAST, TOKEN, STATIC
@@ -480,31 +481,32 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
                                                                int32_t function, int32_t output, double epsilon,
                                                                const scaledMMTensorDesc_t* const* operands, int32_t num_operands);
 
-/* What follows is created with scaledMMCreateRowwiseDescriptor too: output and epsilon are 0, and function says which. Strides are free; out and
- * what else is written need memory of their own. Floats are float16 | bfloat16 | float32.
+/* What follows is created with scaledMMCreateRowwiseDescriptor too: output and epsilon are 0. Strides are free unless stated; out and what else
+ * is written need memory of their own. Floats are float16 | bfloat16 | float32.
  *
  *   ROPE                  out, query, key, cos, sin, out_key      function: a scaledMMRopePairs_t
  *   INT8_BLOCK_QUANTIZE   out, x, out_scale                       function: a scaledMMInt8BlockDim_t
  *   GGUF_QUANTIZE         out, x                                  function: a scaledMMGgufRule_t
- *   MOE_SORT              out, topk_ids, expert_map, ends, inverse
+ *   MOE_SORT              out, topk_ids, expert_map, ends, inverse   function: 0
  *   MOE_QUANTIZE          out, x, rows, out_scale                 function: a scaledMMMoeScales_t
- *   MOE_COMBINE           out, y, topk_weights, rows
+ *   MOE_COMBINE           out, y, topk_weights, rows              function: 0
  *
  * ROPE: query [M,HQ,D], floats, D even, and key [M,HK,D] of its dtype are rotated to out and out_key of their shapes and dtype. cos, sin [M,D], or
  * [M,D/2] for pairs that share an angle: any floats.
  * INT8_BLOCK_QUANTIZE: floats to int8 out of x's shape. out_scale float32, max|x| / 127 of each block. TOKEN: x [M,K], blocks of 128 elements of a
  * row, out_scale [M,ceil(K/128)]. WEIGHT: x [N,K] or [B,N,K], blocks of 128 x 128, out_scale [ceil(N/128),ceil(K/128)] or [B,...].
  * GGUF_QUANTIZE: x [M,K], floats, K a multiple of 32, to GGUF blocks: out [M,K] of a SCALED_MM_DTYPE_Q*, one row's blocks after the other.
- * MOE_SORT: the stable order of the tokens' copies by expert, for a mixture of experts. topk_ids [M,choices] int32 | int64; expert_map [G] int32 or
- * NULL: id i stands for expert expert_map[i]. Copy m * choices + j is that of token m for its choice j. Written, int32, contiguous:
- * ends [E], one past the last row of each expert, E from 1 to 1024; out [M*choices], the order: the copy of each row, -1 past the last end;
- * inverse [M,choices], the row of each copy, -1 if its expert is not from 0 to E - 1.
+ * MOE_SORT: the stable order of the tokens' copies by expert, for a mixture of experts. topk_ids [M,choices] int32 | int64, at most 2^31 - 1
+ * elements; expert_map [G] int32 or NULL: id i stands for expert expert_map[i]. Copy m * choices + j is that of token m for its choice j. Written,
+ * int32, contiguous: ends [E], one past the last row of each expert, E from 1 to 1024; out [M*choices], the order: the copy of each row, -1 past the
+ * last end; inverse [M,choices], the row of each copy, -1 if its expert is not from 0 to E - 1.
  * MOE_QUANTIZE: each row of x [M,K], floats, is quantized once, by the formulas of TOKEN above or, for BLOCK scales, of INT8_BLOCK_QUANTIZE, and
  * written to the rows of out [rows,K] int8 and out_scale [rows,1] or [rows,ceil(K/128)] float32 that rows [M,choices] names: int32, contiguous, -1:
- * none. A row that is not named is left as it is. Rows must be below out's number: nothing checks that.
- * MOE_COMBINE: out[m,n] = sum over j of topk_weights[m,j] * y[rows[m,j],n], in order of j, without the j whose row is -1. y [rows,N] and out [M,N] are
- * floats of one dtype, topk_weights [M,choices] any floats, rows as above: nothing checks that they are below y's. Computed in
- * float32, for float32 y in float64. */
+ * none. A row that is not named is left as it is. Every value of rows must be less than the number of rows of out. This is
+ * not checked: a larger one writes out of bounds.
+ * MOE_COMBINE: out[m,n] = sum over j of topk_weights[m,j] * y[rows[m,j],n], in order of j, without the j whose row is -1. y [rows,N] and out [M,N]
+ * are floats of one dtype, topk_weights [M,choices] any floats, rows as above, with values less than the number of rows of y: a larger one reads out
+ * of bounds. Computed in float32, for float32 y in float64. */
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROPE_HALVES = 0,      /* pairs (i, i + D/2) of a head, as Llama and GPT-NeoX */
   SCALED_MM_ROPE_INTERLEAVED = 1, /* pairs (2 i, 2 i + 1), as GPT-J */

@@ -33,7 +33,7 @@ def goals() -> list[Goal[BlockScaledCaseRecord]]:
 
 
 def outcomes(document: BlockScaledDocument) -> list[Outcome[BlockScaledCaseRecord]]:
-    """None on a CPU, because the goals are for GPUs."""
+    """Empty on a CPU: the goals are for GPUs."""
     if document.environment.arch == "cpu":
         return []
     return [outcome(goal, document.cases, lambda case: case.label) for goal in goals()]

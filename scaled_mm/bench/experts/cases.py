@@ -19,7 +19,7 @@ SCALES = (CHANNEL, BLOCK)
 
 @dataclass(frozen=True)
 class Model:
-    """experts: that the router knows. here: of these, those of this GPU. choices: experts of a token. hidden, inner: H and I of a layer."""
+    """experts: all of the router's. here: the local ones. choices: experts per token. hidden, inner: H and I of a layer."""
 
     experts: int
     here: int
@@ -32,7 +32,7 @@ MODELS: dict[str, Model] = {
     "mixtral": Model(8, 8, 2, 4096, 14336),  # Mixtral 8x7B
     "qwen3": Model(128, 128, 8, 2048, 768),  # Qwen3-30B-A3B
     "deepseek": Model(256, 256, 8, 7168, 2048),  # DeepSeek-V3
-    "deepseek_ep8": Model(256, 32, 8, 7168, 2048),  # one of eight GPUs of DeepSeek-V3
+    "deepseek_ep8": Model(256, 32, 8, 7168, 2048),  # one of eight expert-parallel ranks of DeepSeek-V3
     "tiny": Model(8, 8, 2, 256, 128),  # for CPUs
 }
 
@@ -55,7 +55,7 @@ class ExpertsCase(Case):
 
     @property
     def copies(self) -> int:
-        """Rows of the products, those of experts elsewhere among them."""
+        """Rows of the products, unassigned ones among them."""
         return self.M * self.model.choices
 
     def __str__(self) -> str:

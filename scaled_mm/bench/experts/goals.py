@@ -38,7 +38,7 @@ def goals() -> list[Goal[ExpertsCaseRecord]]:
 
 
 def outcomes(document: ExpertsDocument) -> list[Outcome[ExpertsCaseRecord]]:
-    """None on a CPU, because the goals are for GPUs."""
+    """Empty on a CPU: the goals are for GPUs."""
     if document.environment.arch == "cpu":
         return []
     return [outcome(goal, document.cases, lambda case: case.label) for goal in goals()]

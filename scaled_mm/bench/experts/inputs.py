@@ -153,7 +153,10 @@ class ExpertsInputs(RotatedOutputs):
 
     @property
     def traffic_bytes(self) -> int:
-        """Weights of the experts with rows, read once; rows read and written once. Of a layer: both products, without what lies between."""
+        """Weights of the experts with rows, read once; rows read and written once. Of a layer: the weights of both products, x and out.
+
+        Scales are not counted.
+        """
         model, case = self.case.model, self.case
         active = sum(routing.active for routing in self.routings) / len(self.routings)
         rows = sum(int(routing.order.ends[-1]) for routing in self.routings) / len(self.routings)
@@ -185,5 +188,5 @@ class ExpertsInputs(RotatedOutputs):
         return Routing(ids, weights / weights.sum(-1, keepdim=True), order, int((rows > 0).sum()))
 
     def _tokens_of(self, i: int) -> torch.Tensor:
-        """The token of each row; token 0 for rows that nobody has."""
+        """The token of each row; token 0 for unassigned rows."""
         return self.routings[i].order.order.long().clamp_min(0) // self.case.model.choices

@@ -1,4 +1,4 @@
-"""Implementations: this package, a loop of its plain products, Triton, a chain of Triton and torch, torch in bfloat16."""
+"""Implementations: this package, a loop of its plain products, Triton, a chain with its products, torch in bfloat16."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OURS_ALL = (OURS, LOOP)
 class ExpertsPeer(Peer):
     devices = ("cuda", "cpu")
 
-    def serves(self, part: str) -> bool:
+    def serves(self, part: str, scales: str) -> bool:
         return True
 
 
@@ -71,7 +71,7 @@ class Loop(Ours):
 
     name, label = LOOP, "scaled_mm (this project): a loop of scaled_mm or block_scaled_mm over the experts; the host knows the routing"
 
-    def serves(self, part: str) -> bool:
+    def serves(self, part: str, scales: str) -> bool:
         return part != LAYER
 
     def prepare(self, inputs: ExpertsInputs) -> list[TensorCall]:
@@ -114,7 +114,7 @@ class Triton(ExpertsPeer):
     def available(self, device: torch.device) -> str | None:
         return None if importlib.util.find_spec("triton") else "triton is not installed"
 
-    def serves(self, part: str) -> bool:
+    def serves(self, part: str, scales: str) -> bool:
         return part != LAYER
 
     def prepare(self, inputs: ExpertsInputs) -> list[TensorCall]:
@@ -133,15 +133,15 @@ class Triton(ExpertsPeer):
 
 
 class Chain(ExpertsPeer):
-    """The layer as serving engines compute it: each step an operator of its own, the products by the Triton kernel."""
+    """The layer with the products of the Triton kernel, each step an operator of its own. Sort, quantizer and activation are this package's."""
 
     name, devices, int8, rival = CHAIN, ("cuda",), True, True
-    label = "the layer from Triton products and torch operators: sort, quantize, w13, silu_and_mul, quantize, w2, weighted sum"
+    label = "the layer from Triton products; sort, quantizer and activation of this project, weighted sum of torch"
 
     def available(self, device: torch.device) -> str | None:
         return Triton().available(device)
 
-    def serves(self, part: str) -> bool:
+    def serves(self, part: str, scales: str) -> bool:
         return part == LAYER
 
     def prepare(self, inputs: ExpertsInputs) -> list[TensorCall]:
@@ -185,12 +185,10 @@ class Bf16(ExpertsPeer):
 
     name, label, devices = BF16, "torch._grouped_mm in bfloat16", ("cuda",)
 
-    def serves(self, part: str) -> bool:
-        return part != LAYER
+    def serves(self, part: str, scales: str) -> bool:
+        return part != LAYER and scales != BLOCK  # its time does not depend on them
 
     def prepare(self, inputs: ExpertsInputs) -> list[TensorCall]:
-        if inputs.case.scales == BLOCK:
-            raise NotImplementedError("timed with scales of channels only: its time does not depend on them")
         weight = inputs.weight.to(torch.bfloat16).mul_(inputs.weight_scale[..., None].to(torch.bfloat16)).transpose(1, 2)
 
         count = range(len(inputs.routings))
@@ -199,7 +197,7 @@ class Bf16(ExpertsPeer):
 
 
 def every_peer() -> list[ExpertsPeer]:
-    """All but ours."""
+    """All implementations but `Ours`."""
     return [Loop(), Triton(), Chain(), Bf16()]
 
 
@@ -214,7 +212,7 @@ def best_config(inputs: ExpertsInputs, part: str) -> Config:
 
 
 def triton_product(inputs: ExpertsInputs, part: str, config: Config, i: int, out: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """w13 gathers the tokens by the copies' numbers, and writes the copies in the order of the experts; w2 reads and writes that order."""
+    """w13 reads the token of each copy and writes copy t * choices + j to that row. w2 reads and writes rows sorted by expert."""
     from scaled_mm.bench.triton import grouped as tg
 
     w, order = inputs.weights, inputs.routings[i].order

@@ -27,7 +27,7 @@ def render(directory: Path, keep_plots: bool = False) -> list[Path]:
 
 def draw(document: ExpertsDocument, directory: Path) -> list[Path]:
     """Writes the plots that the document has speed-ups for; returns their paths."""
-    wanted = ((TRITON, "the Triton kernel"), (CHAIN, "the chain of Triton and torch"))
+    wanted = ((TRITON, "the Triton kernel"), (CHAIN, "the chain with Triton products"))
     return [
         plots.save(plots.speedup_figure(found, against, document.environment.gpu), directory / name)
         for (rival, against), name in zip(wanted, PLOTS, strict=True)
@@ -61,9 +61,9 @@ def _method(document: ExpertsDocument) -> str:
         f"Microseconds per call, median.{regime_of(document)} Random data, seed {document.settings.seed}. {models}. w13 is [2 I, H], w2 [H, I]; "
         "a layer is both with what lies around them, from bfloat16 tokens to bfloat16 tokens. A router draws the experts of each token without "
         f"replacement: balanced, all with the same probability; skewed, in proportion to 1 / rank^{ZIPF:g}. Calls rotate over {ROUTINGS} routings, "
-        f"{FEW_ROUTINGS} for more than {MANY_TOKENS} tokens, of which each prefers other experts, so that weights come from memory. Implementations "
-        "of products get rows that are sorted and quantized already; the Triton kernel gathers the rows of w13 itself. Roof: the larger of INT8 "
-        "arithmetic and memory traffic, each weight of an expert with rows read once."
+        f"{FEW_ROUTINGS} for more than {MANY_TOKENS} tokens; in skewed ones other experts are popular each time, so that weights come from memory. "
+        "Implementations of products get rows that are sorted and quantized already; the Triton kernel gathers the rows of w13 itself. Roof: the "
+        "larger of INT8 arithmetic and memory traffic, each weight of an expert with rows read once."
     )
 
 

@@ -85,11 +85,11 @@ def fastest(configs: Iterable[Config], call_of: Callable[[Config], Callable[[], 
         call = call_of(config)
         try:
             call()
-            us = triton.testing.do_bench(call, warmup=2, rep=6, return_mode="median")
+            ms = triton.testing.do_bench(call, warmup=2, rep=6, return_mode="median")
         except triton.runtime.errors.OutOfResources:
             continue
-        if best is None or us < best[0]:
-            best = us, config
+        if best is None or ms < best[0]:
+            best = ms, config
     if best is None:
         raise RuntimeError("no configuration of the Triton kernel runs on this GPU")
     return best[1]

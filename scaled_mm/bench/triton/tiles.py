@@ -24,7 +24,7 @@ class Config:
 
 
 def configs(rows_of_expert: float, block_scales: bool) -> list[Config]:
-    """Candidates for so many rows of an expert: what serving engines' tables have, and their neighbours."""
+    """Candidates for this mean number of rows per expert: those of serving engines' tables, and neighbours."""
     heights = (16, 32) if rows_of_expert <= 24 else (32, 64) if rows_of_expert <= 64 else (64, 128)
     found = []
     for bm, bn, bk, stages in itertools.product(heights, (64, 128), (BLOCK,) if block_scales else (64, 128), (3, 4)):
@@ -35,7 +35,10 @@ def configs(rows_of_expert: float, block_scales: bool) -> list[Config]:
 
 @dataclass(frozen=True)
 class Aligned:
-    """The rows of the experts in whole tiles of bm rows. rows: int32, copies for padding. experts: int32, of each tile. tiles: int32 [1]."""
+    """The rows of the experts in whole tiles of bm rows.
+
+    rows: int32 [tiles * bm], the row of each slot; the number of copies marks padding. experts: int32, one per tile. tiles: int32 [1], those in use.
+    """
 
     rows: torch.Tensor
     experts: torch.Tensor
@@ -43,7 +46,7 @@ class Aligned:
 
 
 def align(order: torch.Tensor, ends: torch.Tensor, bm: int, sorted_rows: bool) -> Aligned:
-    """order, ends: of `moe_sort`. sorted_rows: a and c are in the order of the experts; else in that of the copies. Nothing waits for the GPU."""
+    """order, ends: of `moe_sort`. sorted_rows: rows are numbered in the order by expert; else by copy. Does not synchronize."""
     copies, experts, device = order.numel(), ends.numel(), order.device
     counts = torch.diff(ends, prepend=ends.new_zeros(1))
     tiles = (counts + bm - 1) // bm

@@ -62,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
     document = ExpertsDocument(**fields, settings=Settings(**settings))
     shown.print_unavailable(document, console)
     here = frame.available(document, chosen)
-    for part in dict.fromkeys(case.part for case in wanted):  # what a peer does not serve is no failure
-        serving = [peer for peer in here if peer.serves(part)]
-        frame.fill(document, ExpertsSuite(), [case for case in wanted if case.part == part], serving, device, options, out, console)
+    kinds = dict.fromkeys((case.part, case.scales) for case in wanted)
+    for part, scales in kinds:  # what a peer does not serve is no failure
+        serving = [peer for peer in here if peer.serves(part, scales)]
+        of_kind = [case for case in wanted if (case.part, case.scales) == (part, scales)]
+        frame.fill(document, ExpertsSuite(), of_kind, serving, device, options, out, console)
     path = document.path(out)
     shown.finish(document, path, report.render(out), args, console, lambda: _show(document, console))
     return shown.verdict(document, peers.OURS_ALL, wrong_cases(document, peers.OURS_ALL), "wrong bits", path, console)
