@@ -89,6 +89,18 @@ def overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
     return begin < other_end and other_begin < end
 
 
+def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the elements of tensors of one shape are the same memory. Strides of dimensions of size 1 mean nothing."""
+    strides = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return one.data_ptr() == other.data_ptr() and all(size == 1 or stride == of_other for size, stride, of_other in strides)
+
+
+def has_address(tensor: object) -> bool:
+    """Whether it is a tensor whose address is that of its elements: also of a subclass that wraps no other tensor."""
+    plain = isinstance(tensor, torch.Tensor) and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return plain and not tensor.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def check_overlap(out: torch.Tensor, names: Sequence[str], inputs: Sequence[torch.Tensor | None]) -> None:
     """BadParamError if out aliases an input."""
     for name, tensor in zip(names, inputs):

@@ -132,7 +132,7 @@ def _check_scale(name: str, scale: torch.Tensor, weight: torch.Tensor, block_sca
         forms = ((experts, -(-channels // 128), -(-k // 128)),)
     else:
         forms = (experts,), (experts, 1, 1), (experts, channels), (experts, 1, channels), (experts, channels, 1)
-    if tuple(scale.shape) in forms or (scale.numel() == 1 and not block_scales):
+    if tuple(scale.shape) in forms or (scale.numel() == 1 and scale.dim() <= 3 and not block_scales):
         return
     expected = ", ".join(map(str, map(list, forms)))
     raise BadTensorShapeError(f"{name}: expected {'' if block_scales else 'one value, '}{expected}, got {list(scale.shape)}")

@@ -7,7 +7,7 @@ import math
 
 import torch
 
-from scaled_mm.core.checks import check_device, check_strided, overlap
+from scaled_mm.core.checks import check_device, check_strided, has_address, overlap
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.tensor_desc import TensorDesc, describe
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
@@ -17,7 +17,6 @@ from scaled_mm.products.grouped import create_grouped_descriptor
 from scaled_mm.products.grouped_block_scaled import create_grouped_block_scaled_descriptor
 from scaled_mm.rowwise.descriptor import create_rowwise_descriptor
 from scaled_mm.rowwise.moe import MOST_EXPERTS
-from scaled_mm.rowwise.operands import has_memory
 
 _ACTIVATIONS = {"silu": "silu_and_mul", "gelu": "gelu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
 Given = torch.Tensor | TensorDesc
@@ -151,13 +150,15 @@ class FusedExpertsDescriptor:
                 raise BadParamError(f"{name}: expected None, as when the descriptor was created, got {type(tensor).__name__}")
             check_strided(name, tensor)
             check_device(name, tensor, self.device)
+            if not has_address(tensor):
+                raise BadParamError(f"{name}: expected a tensor with memory, got a {type(tensor).__name__}")
             if tensor.dtype is not planned.dtype:
                 raise BadTensorDtypeError(f"{name}: expected {planned.dtype}, got {tensor.dtype}")
             if tensor.shape != planned.shape:
                 raise BadTensorShapeError(f"{name}: expected {list(planned.shape)}, got {list(tensor.shape)}")
         out = given["out"]
         for name, tensor in given.items():
-            if name not in ("out", "x") and has_memory(tensor) and has_memory(out) and overlap(out, tensor):
+            if name not in ("out", "x") and tensor is not None and overlap(out, tensor):
                 raise BadParamError(f"out: expected memory apart from {name}, got an overlap")
 
     def _renamed(self, weight: str):
@@ -204,10 +205,14 @@ def create_fused_experts_descriptor(
     Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     operands = dict(out=out, x=x, w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
+    if not isinstance(handle, Handle) or not handle._pointer:
+        raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
     dims = dict(out=2, x=2, w13=3, w2=3, topk_weights=2, topk_ids=2, **(dict(w13_scale=3, w2_scale=3) if block_scales is True else {}))
     for name, operand in operands.items():
         if not isinstance(operand, (torch.Tensor, TensorDesc)):
             raise BadParamError(f"{name}: expected a tensor or a TensorDesc, got {type(operand).__name__}")
+        if isinstance(operand, torch.Tensor):
+            check_strided(name, operand)
         if name in dims and len(operand.shape) != dims[name]:
             raise BadTensorShapeError(f"{name}: expected {dims[name]} dimensions, got {len(operand.shape)}: {list(operand.shape)}")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
@@ -235,7 +240,7 @@ def _transposed(matrices: Given) -> Given:
     if isinstance(matrices, torch.Tensor):
         return matrices.transpose(1, 2)
     (first, m, n), (stride, stride_m, stride_n) = matrices.shape, matrices.strides
-    return TensorDesc((first, n, m), matrices.dtype, (stride, stride_n, stride_m), matrices.alignment)
+    return TensorDesc((first, n, m), matrices.dtype, (stride, stride_n, stride_m), matrices.alignment, matrices.constant)
 
 
 __all__ = ["FusedExpertsDescriptor", "create_fused_experts_descriptor"]

@@ -9,7 +9,6 @@ import torch
 
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError, InsufficientWorkspaceError, ScaledMMError
-from scaled_mm.rowwise.operands import has_memory
 
 
 def whole(size: int) -> int:
@@ -36,11 +35,13 @@ def workspace_bytes(workspace: torch.Tensor | None, size: int, device: torch.dev
     if not isinstance(workspace, torch.Tensor):
         raise BadParamError(f"workspace: expected a tensor of {size} bytes, got {type(workspace).__name__}")
     checks.check_device("workspace", workspace, device)
+    if not checks.has_address(workspace) or workspace.is_quantized or workspace.is_neg() or workspace.is_conj():
+        raise BadParamError(f"workspace: expected a tensor with plain memory, got a {type(workspace).__name__} of dtype {workspace.dtype}")
     if workspace.nbytes < size:
         raise InsufficientWorkspaceError(f"workspace: expected {size} bytes, got {workspace.nbytes}")
     if not workspace.is_contiguous() or workspace.data_ptr() % 16:
         raise BadParamError("workspace: expected a contiguous tensor aligned to 16 bytes, got another")
     for name, tensor in apart.items():
-        if has_memory(tensor) and checks.overlap(workspace, tensor):
+        if checks.has_address(tensor) and checks.overlap(workspace, tensor):
             raise BadParamError(f"workspace: expected memory apart from every tensor, got an overlap with {name}")
     return workspace.view(-1).view(torch.uint8)

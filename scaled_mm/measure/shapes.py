@@ -30,7 +30,7 @@ DEEPSEEK_SHAPES: dict[str, tuple[int, int]] = {
     "dsv3_dense_down": (7168, 18432),
 }
 
-_LAYERS = LLM_SHAPES | DEEPSEEK_SHAPES
+LAYERS = LLM_SHAPES | DEEPSEEK_SHAPES
 
 #: Names for several layers at once.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -91,9 +91,9 @@ def parse_cases(text: str, ms: tuple[int, ...]) -> list[Case]:
     cases: list[Case] = []
     for token in filter(None, (part.strip() for part in text.split(","))):
         if token in GROUPS:
-            cases += [Case(name, m, *_LAYERS[name]) for name in GROUPS[token] for m in ms]
-        elif token in _LAYERS:
-            n, k = _LAYERS[token]
+            cases += [Case(name, m, *LAYERS[name]) for name in GROUPS[token] for m in ms]
+        elif token in LAYERS:
+            n, k = LAYERS[token]
             cases += [Case(token, m, n, k) for m in ms]
         else:
             cases.append(_free_case(token))
@@ -137,7 +137,7 @@ def group_by_weight(cases: list[Case]) -> list[list[Case]]:
 def _free_case(token: str) -> Case:
     sizes = token.lower().split("x")
     if len(sizes) != 3 or not all(size.isdigit() and int(size) > 0 for size in sizes):
-        known = ", ".join([*GROUPS, *_LAYERS])
+        known = ", ".join([*GROUPS, *LAYERS])
         raise ValueError(f"unknown shape {token!r}: expected MxNxK with positive integers, or one of {known}")
     m, n, k = map(int, sizes)
     return Case(f"{n}x{k}", m, n, k)

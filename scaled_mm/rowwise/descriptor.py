@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from scaled_mm.core import binding
-from scaled_mm.core.checks import check_out, mark_written, overlap
+from scaled_mm.core.checks import check_out, mark_written, overlap, same_place
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.plan import Plan
 from scaled_mm.core.spec import Operand, ProductSpec
@@ -205,8 +205,7 @@ class RowwiseDescriptor(Plan):
         for other, tensor in zip(self._names[1:], tensors[1:]):
             if other == name or tensor is None or not tensor.numel() or not overlap(written, tensor):
                 continue
-            is_same = tensor.data_ptr() == written.data_ptr() and tensor.stride() == written.stride()
-            if not (is_same and name == "total" and other in ("x", "residual")):
+            if not (name == "total" and other in ("x", "residual") and same_place(written, tensor)):
                 raise BadParamError(f"{name}: expected memory apart from {other}, got an overlap")
 
     def _on_cpu(self, *tensors) -> None:

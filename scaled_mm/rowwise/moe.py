@@ -60,9 +60,13 @@ def _check_sort(topk_ids, num_experts, expert_map) -> int:
     if topk_ids.dim() != 2:
         raise BadTensorShapeError(f"topk_ids: expected [tokens, choices], got {list(topk_ids.shape)}")
     experts = num_experts
-    if isinstance(num_experts, bool) or not isinstance(num_experts, (int, torch.SymInt)):
+    if isinstance(num_experts, torch.Tensor) and torch.jit.is_tracing():
+        experts = int(num_experts)  # a size, of which torch warns that the graph will hold it as a constant
+    elif isinstance(num_experts, (bool, torch.Tensor)):
+        experts = None  # a tensor may be on a GPU, for which the host would wait
+    elif not isinstance(num_experts, (int, torch.SymInt)):
         try:
-            experts = None if isinstance(num_experts, bool) else index(num_experts)  # an integer of numpy, a size under torch.jit.trace
+            experts = index(num_experts)  # an integer of numpy
         except TypeError:
             experts = None
     if experts is None or not 1 <= experts <= _MOST_ROWS:

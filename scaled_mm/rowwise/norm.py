@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.core.checks import mark_written, overlap
+from scaled_mm.core.checks import mark_written, overlap, same_place
 from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import inverse_root, sum_of_squares, wide
@@ -126,7 +126,7 @@ def _add_rms_norm_now(x, residual, weight, epsilon, quantize, zero_point, total)
 
 def _apart_or_same(total: torch.Tensor, other: torch.Tensor) -> bool:
     """A tensor without memory, such as one of torch.func, is not looked at: no kernel serves it."""
-    return not has_memory(other) or not overlap(total, other) or (total.data_ptr() == other.data_ptr() and total.stride() == other.stride())
+    return not has_memory(other) or not overlap(total, other) or same_place(total, other)
 
 
 def _check(x, weight, epsilon) -> None:

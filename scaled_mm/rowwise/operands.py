@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.core.checks import PLAIN, check_device, check_out, check_strided, overlap
+from scaled_mm.core.checks import PLAIN, check_device, check_out, check_strided, has_address, overlap
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError, DeviceNotSupportedError
 from scaled_mm.rowwise.arithmetic import FLOATS
 
@@ -97,10 +97,10 @@ def check_written(name: str, out: object, dtype: torch.dtype, shape: torch.Size,
         raise BadTensorShapeError(f"{name}: expected {list(shape)}, got {list(out.shape)}")
     if _overlaps_itself(out):
         raise BadTensorStridesError(f"{name}: expected memory of its own for each element, got strides {list(out.stride())} of shape {list(shape)}")
-    if torch.compiler.is_compiling() or not has_memory(out):
+    if torch.compiler.is_compiling() or not has_address(out):
         return
     for other, tensor in apart.items():
-        if has_memory(tensor) and overlap(out, tensor):
+        if has_address(tensor) and overlap(out, tensor):
             raise BadParamError(f"{name}: expected memory apart from {other}, got an overlap")
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from operands.pairs import pairwise
 from test_experts import FLOATS, on, operands, routing
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
 from scaled_mm import reference
 from scaled_mm.layers.experts import ACTIVATIONS
+
+
+class Subclass(torch.Tensor):
+    """With the memory of a torch.Tensor, as the parameters of serving engines."""
 
 
 def described(named: dict[str, torch.Tensor]) -> dict[str, sm.TensorDesc]:
@@ -89,11 +96,27 @@ def test_what_is_wrong_is_refused_and_named():
         (sm.BadParamError, "block_scales: expected True or False, got 1", dict(block_scales=1)),
         (sm.BadTensorShapeError, "w13_scale: expected 3 dimensions, got 2", dict(block_scales=True, w13_scale=t["w13_scale"][..., 0])),
         (sm.BadTensorShapeError, r"w2_scale\^T: expected", dict(block_scales=True, w13_scale=torch.ones(5, 2, 2))),
+        (sm.BadParamError, "x: expected a strided tensor, got a nested tensor", dict(x=torch.nested.nested_tensor([torch.zeros(3)]))),
+        (sm.BadParamError, r"w13\^T: expected a TensorDesc that is not constant", dict(w13=sm.TensorDesc(t["w13"].shape, torch.int8, constant=True))),
         (sm.BadTensorShapeError, "w13: expected from 1 to 1024 experts, got", dict(w13=t["w13"][:0], w2=t["w2"][:0])),
     ):
         with pytest.raises(error, match="^" + message):
             sm.create_fused_experts_descriptor(handle, **{"out": out, **t, **changed})
+    for wrong in (None, "cpu"):
+        with pytest.raises(sm.BadParamError, match="^handle: expected a live Handle, got"):
+            sm.create_fused_experts_descriptor(wrong, out=out, **t)
     with sm.create_fused_experts_descriptor(handle, out=out, **t) as descriptor:
+        size = descriptor.workspace_size
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch deprecates quantized tensors
+            quantized = torch.quantize_per_tensor(torch.zeros(size), 1.0, 0, torch.qint8)
+        for workspace in (quantized, torch._neg_view(torch.zeros(size)), torch.zeros(size, dtype=torch.complex64).conj()):
+            with pytest.raises(sm.BadParamError, match="^workspace: expected a tensor with plain memory, got"):
+                descriptor.calculate(out, **t, workspace=workspace)
+        with FakeTensorMode() as mode:
+            fake = {name: mode.from_tensor(tensor) for name, tensor in {"out": out, **t}.items()}
+            with pytest.raises(sm.BadParamError, match="^out: expected a tensor with memory, got a FakeTensor"):
+                descriptor.calculate(**fake)
         with pytest.raises(sm.InsufficientWorkspaceError, match="^workspace: expected"):
             descriptor.calculate(out, **t, workspace=torch.empty(16, dtype=torch.uint8))
         with pytest.raises(sm.BadTensorShapeError, match="^x: expected"):
@@ -122,8 +145,9 @@ def test_out_is_apart_from_all_but_x(device, name):
     memory = torch.zeros(t[name].nbytes + size + 16, dtype=torch.uint8, device=device)
     shared = memory[: t[name].nbytes].view(t[name].dtype).view(t[name].shape).copy_(t[name])
     out = memory[skipped : skipped + size].view(t["x"].dtype).view(t["x"].shape)
-    with pytest.raises(sm.BadParamError, match=f"^out: expected memory apart from {name}, got an overlap"):
-        sm.fused_experts(**{**t, name: shared}, out=out)
+    for given in (out, out.as_subclass(Subclass)):
+        with pytest.raises(sm.BadParamError, match=f"^out: expected memory apart from {name}, got an overlap"):
+            sm.fused_experts(**{**t, name: shared}, out=given)
     with sm.create_fused_experts_descriptor(sm.Handle(device), out=out, **t) as descriptor:
         with pytest.raises(sm.BadParamError, match=f"^out: expected memory apart from {name}, got an overlap"):
             descriptor.calculate(out, **{**t, name: shared}, workspace=workspace_of(descriptor, device))

@@ -192,3 +192,8 @@ def test_outputs_are_apart_from_each_other_and_from_what_is_read(device):
                 desc.calculate(**{**operands, **changed})
     with sm.create_rowwise_descriptor(handle, "add_rms_norm", **norm) as desc:
         desc.calculate(**{**norm, "total": norm["residual"]})
+    one = dict(norm, x=torch.ones(1, K, device=device), residual=torch.ones(1, K, device=device), out=torch.zeros(1, K, device=device))
+    one["total"] = torch.as_strided(one["x"], (1, K), (K + 5, 1))  # x itself: a stride along one row means nothing
+    with sm.create_rowwise_descriptor(handle, "add_rms_norm", **one) as desc:
+        desc.calculate(**one)
+    assert (one["x"] == 2).all()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, spelling_hint
-from scaled_mm.measure.shapes import GROUPS, LLM_SHAPES, Case, group_by_weight
+from scaled_mm.measure.shapes import GROUPS, LAYERS, Case, group_by_weight
 
 SHAPES = "28672x8192,4096x14336,4096x4096"
 TOKENS: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 4096)
@@ -60,8 +60,8 @@ def parse_cases(formats: Iterable[str], text: str, tokens: tuple[int, ...]) -> l
 
 
 def _layer(name: str, tokens: tuple[int, ...], formats: tuple[str, ...]) -> list[GgufCase]:
-    if name in LLM_SHAPES:
-        sizes = LLM_SHAPES[name]
+    if name in LAYERS:
+        sizes = LAYERS[name]
     else:
         sizes = _sizes(name)
         if len(sizes) == 3:
@@ -75,7 +75,7 @@ def _layer(name: str, tokens: tuple[int, ...], formats: tuple[str, ...]) -> list
 def _sizes(text: str) -> tuple[int, ...]:
     sizes = text.lower().split("x")
     if len(sizes) not in (2, 3) or not all(size.isdigit() and int(size) > 0 for size in sizes):
-        known = ", ".join([*GROUPS, *LLM_SHAPES])
+        known = ", ".join([*GROUPS, *LAYERS])
         raise BadParamError(f"--shapes: expected NxK (rows of the weight x K), MxNxK (M tokens), or one of {known}, got {text!r}")
     return tuple(map(int, sizes))
 
