@@ -35,7 +35,7 @@ class FusedExpertsDescriptor:
         (tokens, hidden), (experts, both, _), choices = x.shape, w13.shape, ids.shape[1]
         rows, inner = tokens * choices, both // 2
         blocks = (lambda k: -(-k // 128)) if block_scales else (lambda _: 1)
-        self._between = {  # what the steps leave to each other, in the workspace
+        between = {  # what the steps leave to each other, in the workspace
             "order": TensorDesc((rows,), torch.int32),
             "ends": TensorDesc((experts,), torch.int32),
             "inverse": TensorDesc((tokens, choices), torch.int32),
@@ -47,12 +47,13 @@ class FusedExpertsDescriptor:
             "scale2": TensorDesc((rows, blocks(inner)), torch.float32),
             "y": TensorDesc((rows, hidden), x.dtype),
         }
-        self._offsets, size = {}, 0
-        for name, desc in self._between.items():
-            self._offsets[name] = size
-            size += whole(math.prod(desc.shape) * desc.dtype.itemsize)
+        self._between, size = [], 0  # (name, first byte, one past the last, dtype, shape)
+        for name, desc in between.items():
+            end = size + math.prod(desc.shape) * desc.dtype.itemsize
+            self._between.append((name, size, end, desc.dtype, desc.shape))
+            size = whole(end)
         with contextlib.ExitStack() as made:
-            t = {**operands, **self._between}
+            t = {**operands, **between}
 
             def rowwise(operator: str, **of_step):
                 return made.enter_context(create_rowwise_descriptor(handle, operator, **of_step))
@@ -128,9 +129,8 @@ class FusedExpertsDescriptor:
         self._sort._check_alive()
         self._check(t)
         memory = workspace_bytes(workspace, self.workspace_size, self.device, t)
-        for name, desc in self._between.items():
-            begin, size = self._offsets[name], math.prod(desc.shape) * desc.dtype.itemsize
-            t[name] = memory[begin : begin + size].view(desc.dtype).view(desc.shape)
+        for name, begin, end, dtype, shape in self._between:
+            t[name] = memory[begin:end].view(dtype).view(shape)
         self._sort.calculate(**self._of_sort(t), stream=stream)
         self._quantize.calculate(**self._of_quantize(t), stream=stream)
         self._calculate_product(self._first, memory, self._first_workspace, self._of_product(t, "h", "q", "w13", "scale"), "w13", stream)
