@@ -66,7 +66,7 @@ public:
   virtual void settle(const Table&) {}
   virtual BucketKey bucket() const = 0;
   // For the predicted time.
-  virtual ProductSize size() const { return {info.M, info.N, info.K, info.batch, info.constant_b}; }
+  virtual ProductSize size() const { return {info.M, info.N, info.K, info.batch, info.constant_b, false}; }
   virtual const char* misfit(const RowNeeds& needs) const { return scaled_mm::misfit(info, needs); }
   // The bytes of workspace that the kernel needs.
   virtual scaledMMStatus_t workspace(const Kernel&, size_t* bytes) const {

@@ -47,7 +47,8 @@ bool is_legal(const scaledMMTimeModel_t& model) {
 
 double predicted_us(const scaledMMTimeModel_t& model, const ProductSize& size, const DeviceRates& device) {
   const double M = double(size.M), N = double(size.N), K = double(size.K), count = double(size.count);
-  const double units = ceil_div(M, double(model.unit_m)) * ceil_div(N, double(model.unit_n)) * count;
+  const double units_m = size.mean_m ? std::max(1.0, M / double(model.unit_m) + 0.5) : ceil_div(M, double(model.unit_m));
+  const double units = units_m * ceil_div(N, double(model.unit_n)) * count;
   const int32_t slots = std::max(1, usable(model.cluster, device.multiprocessors) * model.resident / model.blocks);
   const double waves = ceil_div(units, slots), of_unit = ceil_div(K, double(model.unit_k));
   const bool divided = model.least_steps > 0 && of_unit >= 2.0 * model.least_steps;

@@ -12,10 +12,10 @@ struct DeviceRates {
   double bytes_per_us = 0; // of device memory
 };
 
-// `count` products out [M,N] = a [M,K] x b [K,N] in one launch.
+// `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is the mean of products that vary.
 struct ProductSize {
   int64_t M, N, K, count;
-  bool constant_b;
+  bool constant_b, mean_m;
 };
 
 // Whether the fields are in their ranges. A model with unit_m = 0 is absent.

@@ -1,6 +1,8 @@
 // What the kinds of product over experts share: the validation of b [E, K, N], of the bias and of expert_offsets; sizes for the choice of a kernel.
 #pragma once
 
+#include <algorithm>
+
 #include "problems/gemm.h"
 
 namespace scaled_mm {
@@ -19,8 +21,12 @@ inline scaledMMTensorDesc_t of_one_expert(const scaledMMTensorDesc_t& t) {
 class ExpertsProblem : public Problem {
 public:
   // In their tables, m bounds the average number of tokens per expert.
-  BucketKey bucket() const override { return {tokens_per_expert(), info.N, info.K, 0}; }
-  ProductSize size() const override { return {tokens_per_expert(), info.N, info.K, groups_.experts, false}; }
+  BucketKey bucket() const override { return {per_expert(groups_.experts), info.N, info.K, 0}; }
+  // At most as many experts as tokens have any.
+  ProductSize size() const override {
+    const int64_t active = std::min(groups_.experts, info.M);
+    return {per_expert(active), info.N, info.K, active, false, true};
+  }
   const char* misfit(const RowNeeds& needs) const override;
 
 protected:
@@ -34,7 +40,7 @@ protected:
   Groups groups_{};
 
 private:
-  int64_t tokens_per_expert() const { return groups_.experts > 0 ? (info.M + groups_.experts - 1) / groups_.experts : info.M; }
+  int64_t per_expert(int64_t experts) const { return experts > 0 ? (info.M + experts - 1) / experts : info.M; }
 };
 
 } // namespace scaled_mm

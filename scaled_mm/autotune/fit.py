@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from scaled_mm.autotune.choose import Times as MeasuredTimes
 from scaled_mm.autotune.model import Product
 from scaled_mm.kernels.gpu import GpuFacts
+from scaled_mm.kernels.sections import SECTIONS
 from scaled_mm.kernels.time_model import TimeModel
 from scaled_mm.measure.stats import geometric_mean
 from scaled_mm.tables import TileTable, Times
@@ -21,10 +22,11 @@ _NEAR, _FLOOR = 0.5, 0.05
 _OUTLIER = 0.05  # of the relative error; beyond it errors count linearly
 
 
-def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts) -> dict[str, Times]:
+def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts, least_tile_us: float = 0.0) -> dict[str, Times]:
     """Coefficients by kernel config, for those with at least LEAST_PRODUCTS measured products.
 
-    measured: microseconds by product and kernel config, with constant weights. gpu: where they were measured.
+    measured: microseconds by product and kernel config, with constant weights. A product may have a fourth number, `count` of `TileTable.fastest`.
+    gpu: where they were measured. least_tile_us: the least that `tile` becomes, where the products' K is too long to tell it from the start.
     Least squares of the logarithms of predicted over measured time, by scipy.
     """
     found = {}
@@ -33,13 +35,24 @@ def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts) -> dict[str, T
         if row.name == table.fallback or len(times) < LEAST_PRODUCTS:
             continue
         weights = [_FLOOR + math.exp(-(times[product] / min(measured[product].values()) - 1) / _NEAR) for product in times]
-        model = _fit(table.time_model(row), list(times.items()), weights, gpu)
+        model = _fit(table.time_model(row), list(times.items()), weights, gpu, _mean_m(table), max(_LEAST / 2, least_tile_us))
         rounded = (float(f"{getattr(model, name):.3g}") for name in _FITTED)
         found[row.name] = Times(**dict(zip(("start", "step", "tile", "memory"), rounded)), wait=model.wait_us)
     return found
 
 
-def _fit(model: TimeModel, times: Sequence[tuple[Product, float]], weights: Sequence[float], gpu: GpuFacts) -> TimeModel:
+def _mean_m(table: TileTable) -> bool:
+    return SECTIONS[table.rows[0].section].mean_m
+
+
+def _predicted(model: TimeModel, product: Sequence[int], gpu: GpuFacts, mean_m: bool) -> float:
+    M, N, K, *count = product
+    return model.us(M, N, K, gpu, *count, mean_m=mean_m)
+
+
+def _fit(
+    model: TimeModel, times: Sequence[tuple[Product, float]], weights: Sequence[float], gpu: GpuFacts, mean_m: bool, least_tile_us: float
+) -> TimeModel:
     from scipy.optimize import least_squares
 
     def with_logarithms(values: Sequence[float]) -> TimeModel:
@@ -47,10 +60,11 @@ def _fit(model: TimeModel, times: Sequence[tuple[Product, float]], weights: Sequ
 
     def errors(values: Sequence[float]) -> list[float]:
         trial = with_logarithms(values)
-        return [math.sqrt(weight) * math.log(trial.us(*product, gpu) / us) for weight, (product, us) in zip(weights, times)]
+        return [math.sqrt(weight) * math.log(_predicted(trial, product, gpu, mean_m) / us) for weight, (product, us) in zip(weights, times)]
 
-    start = [math.log(max(_LEAST, getattr(model, name))) for name in _FITTED]
-    bounds = ([math.log(_LEAST / 2)] * 3 + [math.log(0.3)], [math.log(1e3)] * 3 + [math.log(3.0)])
+    least = {"tile_us": least_tile_us, "memory": 0.3}
+    start = [math.log(max(_LEAST, 1.01 * least.get(name, 0.0), getattr(model, name))) for name in _FITTED]
+    bounds = ([math.log(least.get(name, _LEAST / 2)) for name in _FITTED], [math.log(1e3)] * 3 + [math.log(3.0)])
     return with_logarithms(least_squares(errors, start, bounds=bounds, loss="soft_l1", f_scale=_OUTLIER).x)
 
 
@@ -73,10 +87,11 @@ def judge(table: TileTable, measured: Mapping[Product, Mapping[str, float]], gpu
     """The choice among the measured kernel configs of each product by the table's predictions; None without such products."""
     models = {row.name: table.time_model(row) for row in table.rows if row.name != table.fallback}
     ratios: dict[Product, float] = {}
+    mean_m = _mean_m(table)
     for product, us in measured.items():
         known = {name: time for name, time in us.items() if name in models}
         if len(known) >= 2:
-            picked = min(known, key=lambda name: models[name].us(*product, gpu))
+            picked = min(known, key=lambda name: _predicted(models[name], product, gpu, mean_m))
             ratios[product] = known[picked] / min(known.values())
     if not ratios:
         return None

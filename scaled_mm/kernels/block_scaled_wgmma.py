@@ -31,11 +31,18 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
     alignment = (16, 16, 1)
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
-        """Shared memory: the stages with two barriers each, rounded up to 1024. Accumulators: one int32 and one float32 per element."""
+        """Shared memory: the stages with two barriers each and their scales, rounded up to 1024.
+
+        Accumulators: one int32 and one float32 per element.
+        """
         m, n, k = config.tile
-        stage = (m + n) * k + 16
+        stage = (m + n) * k + 16 + self.scale_bytes(config)
         stages = 0 if config.stages == "auto" else config.stages
         return KernelCost(stage, 0, stages, -(-stages * stage // 1024) * 1024, 2 * 64 * n // WARPGROUP)
+
+    def scale_bytes(self, config: KernelConfig) -> int:
+        """Of a stage: a float32 for each row of a, and one for b."""
+        return 4 * ((config.tile.n if config.swap_ab else config.tile.m) + 1)
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         tile = config.tile

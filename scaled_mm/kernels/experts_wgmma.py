@@ -1,7 +1,4 @@
-"""wgmma in the sections grouped and grouped_block_scaled (csrc/int8/grouped/wgmma.cuh): products of experts on SM90, for operands that TMA can load.
-
-No table has these kernel configs yet: no GPU has run them.
-"""
+"""wgmma in the sections grouped and grouped_block_scaled (csrc/int8/grouped/wgmma.cuh): products of experts on SM90, for operands of TMA."""
 
 from __future__ import annotations
 
@@ -50,6 +47,10 @@ class GroupedWgmma(GroupedBlockScaledWgmma):
         """Accumulators: one int32 per element."""
         cost = super().cost(config, limit, out_bytes)
         return KernelCost(cost.stage_bytes, 0, cost.stages, cost.shared_memory, 64 * config.tile.n // WARPGROUP)
+
+    def scale_bytes(self, config: KernelConfig) -> int:
+        """Scales are no part of the stages."""
+        return 0
 
     def config_name(self, config: KernelConfig) -> str:
         return super().config_name(config).replace("block_scaled_", "")

@@ -13,6 +13,7 @@ class Section:
     kernel, products: one of its kernels and its products, in messages.
     heading: in `scaled-mm table show`; default: products.
     has_modes: it has the list `auto`, and its buckets may restrict the activations.
+    mean_m: M is the mean number of rows of products that vary, those of experts.
     same_bits: all kernel configs give the same bits, so that one may stand in for another that is being built.
     """
 
@@ -21,6 +22,7 @@ class Section:
     products: str
     heading: str = ""
     has_modes: bool = False
+    mean_m: bool = False
     same_bits: bool = True
 
     def __post_init__(self):
@@ -32,7 +34,7 @@ SECTIONS: dict[str, Section] = {
     section.name: section
     for section in (
         Section("gemm", "kernel of plain products", "plain products"),
-        Section("grouped", "grouped kernel", "grouped products", "grouped products (M: rows per expert)"),
+        Section("grouped", "grouped kernel", "grouped products", "grouped products (M: rows per expert)", mean_m=True),
         Section("block_scaled", "block-scaled kernel", "block-scaled products"),
         Section("gguf", "GGUF kernel", "GGUF products", "GGUF formats (M: tokens, N: rows of the weight)", has_modes=True, same_bits=False),
         Section(
@@ -40,6 +42,7 @@ SECTIONS: dict[str, Section] = {
             "grouped block-scaled kernel",
             "grouped block-scaled products",
             "grouped block-scaled products (M: rows per expert)",
+            mean_m=True,
         ),
     )
 }

@@ -2,7 +2,8 @@
 
     time    = start + sqrt(compute^2 + memory^2 + l2^2)                              microseconds
     compute = steps * step + waves * tile, or sqrt((steps * step)^2 + (waves * tile)^2) where a tile's epilogue overlaps another's steps (pingpong)
-    waves   = ceil(units / units that run at a time)     a unit is a cluster, or the thread blocks that share a tile's K; M and N are padded to it
+    waves   = ceil(units / units that run at a time)     a unit is a cluster, or the thread blocks that share a tile's K; M and N are padded to it.
+              Rows of experts vary around their mean M, so half a unit along M is added to M / unit rather than padding it (at least one unit)
     steps   = waves * ceil(K / elements of K in a step of all parts)
               stream-K divides the steps of all units evenly, if a unit has at least twice the fewest of a part: units * ceil(...) / units that run
               at a time, but at least the fewest
@@ -80,10 +81,11 @@ class TimeModel:
         usable = multiprocessors * _USABLE[self.cluster] // _OF_SMS if self.cluster in _USABLE else multiprocessors
         return max(1, usable * self.resident // self.blocks)
 
-    def parts(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True) -> Parts:
-        """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch."""
-        units = -(-M // self.unit_m) * -(-N // self.unit_n) * count
-        waves = -(-units // self.slots(gpu.multiprocessors))
+    def parts(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> Parts:
+        """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is the mean of products that vary."""
+        units_m = max(1.0, M / self.unit_m + 0.5) if mean_m else -(-M // self.unit_m)
+        units = units_m * -(-N // self.unit_n) * count
+        waves = int(-(-units // self.slots(gpu.multiprocessors)))
         of_unit = -(-K // self.unit_k)
         divided = self.least_steps > 0 and of_unit >= 2 * self.least_steps
         steps = max(units * of_unit / self.slots(gpu.multiprocessors), self.least_steps) if divided else waves * of_unit
@@ -93,9 +95,9 @@ class TimeModel:
         l2 = units * (self.unit_m + self.unit_n) * K / (self.l2 * gpu.multiprocessors)
         return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, memory, l2, waves)
 
-    def us(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True) -> float:
+    def us(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> float:
         """The microseconds of `parts` in all. Positive, finite."""
-        return self.parts(M, N, K, gpu, count, constant_b).us
+        return self.parts(M, N, K, gpu, count, constant_b, mean_m).us
 
 
 def estimate(row: KernelConfig, arch: str, c: Constants = FITTED) -> TimeModel:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 from scaled_mm.errors import BadParamError, KernelNotFoundError
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.gpu import GpuFacts, typical
-from scaled_mm.kernels.sections import OTHER_SECTIONS
+from scaled_mm.kernels.sections import OTHER_SECTIONS, SECTIONS
 from scaled_mm.kernels.time_model import OUT_BYTES, TimeModel, estimate
 from scaled_mm.tables.select import Selection, select_bucket
 
@@ -191,11 +191,12 @@ class TileTable(BaseModel):
         """(predicted microseconds, kernel config) of those that write rows of N elements of out_bytes, the fastest first; without the fallback.
 
         M, N, K: elements, >= 1. gpu: default the one that the table was tuned on, or a common one of the architecture. Times are those of 16-bit
-        outputs. count: products in one launch; experts, of grouped ones.
+        outputs. count: products in one launch; of grouped ones experts that have rows, with M rows in the mean.
         """
         gpu = gpu or typical(self.arch, self.gpu)
         rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0]
-        found = [(self.time_model(row).us(M, N, K, gpu, count, constant_b), row) for row in rows]
+        mean_m = SECTIONS[self.rows[0].section].mean_m
+        found = [(self.time_model(row).us(M, N, K, gpu, count, constant_b, mean_m), row) for row in rows]
         return sorted(found, key=lambda pair: pair[0])
 
     def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None, count: int = 1) -> Selection:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import fit_sections as sections
 import pytest
 from autotune_data import H200
 from fit_times import DATA, H100, SEEDS, held_out, read
@@ -60,3 +61,26 @@ def test_times_of_one_gpu_choose_well_on_another():
 
 def test_nothing_is_judged_without_two_kernel_configs_of_a_product():
     assert judge(TABLE, {(1, 2, 3): {"c3x_256x192x128_co": 1.0}}, H100) is None
+
+
+@pytest.mark.parametrize("scales, mean, worst", [("channel", 1.015, 1.23), ("block", 1.015, 1.16)])
+def test_the_table_chooses_well_on_the_products_of_experts_that_it_was_fitted_to(scales, mean, worst):
+    """docs/decisions/0024-experts.md has these figures."""
+    section = sections.SECTIONS[scales]
+    found = judge(section, sections.experts(scales, sections.balanced), sections.H200)
+    assert found.products >= 40 and found.mean <= mean and found.worst <= worst
+    other = judge(section, sections.experts(scales, sections.skewed), sections.H200)  # not fitted to
+    assert other.products == 12 and other.mean <= 1.02 and other.worst <= 1.06
+    before = judge(section.model_copy(update={"times": {}}), sections.experts(scales, sections.balanced), sections.H200)
+    assert found.mean < before.mean
+
+
+@pytest.mark.parametrize("model, mean", [("mixtral", 1.07), ("qwen3", 1.01), ("deepseek", 1.04)])
+def test_times_fitted_to_other_models_choose_well_on_experts_of_a_model(model, mean):
+    assert sections.held_out("channel", model).mean <= mean
+
+
+def test_the_fit_of_a_section_keeps_the_least_time_of_a_tile():
+    found = fit(sections.TABLE.block_scaled, sections.block_scaled(), sections.H200, sections.LEAST_TILE_US)
+    assert len(found) == len(sections.TABLE.block_scaled.rows) - 1
+    assert all(times.tile >= sections.LEAST_TILE_US for times in found.values())

@@ -59,7 +59,8 @@ def products(kernels: str, count: str) -> dict:
         inputs, out = case.make(), case.poisoned()
         descriptor = core.plan(out, inputs)
         choice = core.choice(descriptor)
-        row, selection = choice.row.decode(), table.select(-(-tokens // E), N, K, count=E)
+        active = min(tokens, E) or 1
+        row, selection = choice.row.decode(), table.select(-(-tokens // active), N, K, count=active)
         assert K == 0 or choice.bucket == selection.bucket_index, f"{case}: {choice.bucket}, not {selection}"
         if tokens and K and (usual or row != table.fallback):
             assert row == selection.row.name, f"{case}: {row}, not {selection}, {choice.reason}"

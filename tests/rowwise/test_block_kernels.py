@@ -106,7 +106,7 @@ def test_one_launch_and_one_capture(launches):
     query, key, cos = (torch.randn(64, h, 128, device="cuda").bfloat16() for h in (32, 8, 1))
     cos = cos[:, 0]
     ids = torch.randint(0, 8, (64, 2), device="cuda")
-    rows = sm.moe_sort(ids, 8).inverse
+    rows, weights = sm.moe_sort(ids, 8).inverse, torch.rand(64, 2, device="cuda")
     calls = {
         "rope": lambda: sm.rope(query, key, cos, cos),
         "token": lambda: sm.quantize_int8_block(query),
@@ -115,7 +115,7 @@ def test_one_launch_and_one_capture(launches):
         "sort by expert": lambda: tuple(sm.moe_sort(ids, 8)),
         "to rows of experts": lambda: moe.quantize_to_rows(query[:, 0], rows, False),
         "blocks to rows of experts": lambda: moe.quantize_to_rows(query[:, 0], rows, True),
-        "weighted sum": lambda: moe.combine(query.view(-1, 128)[:128], cos[:, :2].float(), rows),
+        "weighted sum": lambda: moe.combine(query.view(-1, 128)[:128], weights, rows),
     }
     for name, call in calls.items():
         expected = call()  # builds and loads the kernel

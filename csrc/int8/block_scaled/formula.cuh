@@ -9,8 +9,9 @@ namespace scaled_mm::block_scaled {
 // A scale of a belongs to one row and this many k; one of b to this many k and as many columns.
 constexpr int kBlock = 128;
 
-// Accumulators start at the bits of 1.5 * 2^23. A block's sum is an integer of at most 128 * 128 * 128 = 2^21, so adding it to the
+// Accumulators of mma.sync start at the bits of 1.5 * 2^23. A block's sum is an integer of at most 128 * 128 * 128 = 2^21, so adding it to the
 // bits adds it to the number: to convert is to subtract, exactly, at the full rate, of which a conversion instruction has a part.
+// wgmma can start at zero by itself, so a conversion instruction costs it no more than the subtraction, and nothing resets the accumulators.
 constexpr int32_t kStart = 0x4b400000;
 constexpr float kStartValue = 12582912.0f;
 
@@ -20,6 +21,9 @@ __device__ inline float combine_scales(float a_scale, float b_scale) { return __
 
 // Blocks come in the order of k.
 __device__ inline float add_block(float sum, int32_t acc, float scale) { return __fadd_rn(sum, __fmul_rn(exact_sum(acc), scale)); }
+
+// The same for an accumulator that started at zero.
+__device__ inline float add_converted(float sum, int32_t acc, float scale) { return __fadd_rn(sum, __fmul_rn(__int2float_rn(acc), scale)); }
 
 __device__ inline float add_bias(float sum, float bias) { return __fadd_rn(sum, bias); }
 

@@ -12,6 +12,11 @@ __device__ inline void copy_async(uint32_t shared, const void* global, int bytes
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
+// 4 bytes to shared memory. Compute capability 8.0.
+__device__ inline void copy_word_async(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(shared), "l"(global) : "memory");
+}
+
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 
 // Until all but the last kPending groups of this thread's copies have arrived.

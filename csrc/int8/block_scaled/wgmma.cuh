@@ -1,5 +1,5 @@
 // Block-scaled products by wgmma on SM90. A tile is computed by one or two warpgroups, 64 rows of the MMA each; one thread loads ahead with TMA,
-// also across tiles. Of two warpgroups, one scales its sums of a block of K while the other one multiplies.
+// also across tiles, and its warp or warpgroup loads the scales. Of two warpgroups, one scales its sums of a block of K while the other one multiplies.
 //
 // kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
 #pragma once
@@ -15,6 +15,7 @@
 #include "cutlass/arch/reg_reconfig.h"
 
 #include "int8/block_scaled/launch.cuh"
+#include "int8/block_scaled/wgmma_blocks.cuh"
 #include "int8/c3x/grid_dependency.cuh"
 #include "int8/c3x/partial_map.cuh"
 #include "int8/c3x/tensor_map.cuh"
@@ -26,26 +27,23 @@ using decode::EmptyBarrier;
 using decode::FullBarrier;
 using decode::Ring;
 
-// One operand: a map whose copy loads a whole tile of kRows rows, and one for the last rows.
+// An operand [batch, rows, K]: a map whose copy loads a whole tile of kRows rows, and one for the last rows.
 template <int kRows>
 struct TileMaps {
   c3x::RowsMap<kBlock> whole;
   c3x::PartialMap<kRows, kBlock> last;
 
-  static TileMaps encode(const void* data, int64_t rows, int64_t K, int64_t stride) {
-    return {c3x::RowsMap<kBlock>::encode(data, int(rows), int(K), 1, stride, 0, kRows),
-            c3x::PartialMap<kRows, kBlock>::encode(data, int(rows), int(K), 1, stride, 0)};
+  static TileMaps encode(const void* data, int64_t rows, int64_t K, int64_t stride, int64_t batch = 1, int64_t batch_stride = 0) {
+    return {c3x::RowsMap<kBlock>::encode(data, int(rows), int(K), int(batch), stride, batch_stride, kRows),
+            c3x::PartialMap<kRows, kBlock>::encode(data, int(rows), int(K), int(batch), stride, batch_stride)};
   }
   bool is_encoded() const { return c3x::is_encoded(whole) && (!last.is_needed() || c3x::is_encoded(last)); }
 
   __device__ int rows_of(int tile) const { return last.parts.rows_of(tile); }
-  // rows: `rows_of(tile)`.
-  __device__ void load(uint64_t* barrier, int8_t* to, int tile, int rows, int block) const {
-    if (rows == kRows) {
-      whole.template copy<false>(barrier, to, block * kBlock, tile * kRows, 0, 0);
-    } else {
-      last.template copy<false>(barrier, to, block * kBlock, tile * kRows, 0, 0);
-    }
+  // rows: `rows_of(tile)`. Not a copy in each branch: ptxas 13.0 then reads a coordinate under a predicate that it sets later.
+  __device__ void load(uint64_t* barrier, int8_t* to, int tile, int rows, int block, int batch = 0) const {
+    const c3x::RowsMap<kBlock>& map = rows == kRows ? whole : last;
+    map.template copy<false>(barrier, to, block * kBlock, tile * kRows, batch, 0);
   }
 };
 
@@ -66,12 +64,13 @@ struct WgmmaParams {
   WgmmaProblem problem;
 };
 
-template <int kFirst, int kSecond, int kStages>
+template <int kFirst, int kSecond, int kStages, int kScaleRows>
 struct alignas(1024) WgmmaStorage {
   int8_t first[kStages][kFirst * kBlock];
   int8_t second[kStages][kSecond * kBlock];
   FullBarrier full[kStages];
   EmptyBarrier empty[kStages];
+  ScaleStages<kStages, kScaleRows> scales;
 };
 
 // The tiles of a thread block: every gridDim.x-th. Groups of kSwizzle adjacent tiles along N are walked down M, so the group's part of b stays in L2.
@@ -91,60 +90,42 @@ struct WgmmaTiles {
   }
 };
 
-// A thread's scales of one block of K, fetched during the previous block. Rows past the end have the last row's.
-// Not swapped: the thread's two rows of a. Swapped: its two rows of a in each fragment of 8.
-template <int kFirst, int kSecond, bool kSwapAB>
-class WgmmaScales {
-public:
-  static constexpr int kCount = kSwapAB ? kSecond / 4 : 2;
-
-  // first_m: the tile's first row of a; first_n: its first column. row: the thread's first row of the MMA's tile.
-  __device__ WgmmaScales(const WgmmaProblem& p, int first_m, int first_n, int row, int lane) : p_(p) {
-    b_ = p.scales.b + first_n / kBlock * p.scales.b_stride_n;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const int m = first_m + (kSwapAB ? i / 2 * 8 + lane % 4 * 2 + i % 2 : row + i * 8);
-      rows_[i] = p.scales.a + cute::min(m, p.M - 1) * p.scales.a_stride_m;
-    }
-  }
-  __device__ void fetch(int block) {
-    b_scale_ = b_[block * p_.scales.b_stride_k];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) a_scales_[i] = rows_[i][block * p_.scales.a_stride_k];
-  }
-  // Those of the block that was fetched last.
-  __device__ void combine(float (&scales)[kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) scales[i] = combine_scales(a_scales_[i], b_scale_);
-  }
-
-private:
-  const WgmmaProblem& p_;
-  const float *b_, *rows_[kCount];
-  float b_scale_, a_scales_[kCount];
-};
-
 template <class Out>
 __device__ inline void store_wgmma(const WgmmaProblem& p, int m, int n, float value) {
   if (m < p.M && n < p.N) cast(static_cast<Out*>(p.out) + m * p.out_stride_m + n * p.out_stride_n, value);
 }
 
-template <int kFirst, int kSecond, int kStages>
+// kScaleRows: rows of a in a tile; 0: scales are no part of the stages.
+template <int kFirst, int kSecond, int kStages, int kScaleRows>
 struct WgmmaShape {
   static constexpr int kConsumers = kFirst * 2; // threads: a warpgroup for 64 rows
-  // setmaxnreg moves registers between whole warpgroups, so the producer is one.
+  // setmaxnreg moves registers between whole warpgroups, so the producers are one.
   static constexpr bool kReconfigure = kFirst > 64;
-  static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
-  using Storage = WgmmaStorage<kFirst, kSecond, kStages>;
+  static constexpr int kProducers = kReconfigure ? 128 : 32;
+  static constexpr int kThreads = kConsumers + kProducers;
+  static constexpr int kArrivals = 1 + (kScaleRows > 0 ? kProducers : 0); // at a full stage's barrier
+  using Storage = WgmmaStorage<kFirst, kSecond, kStages, kScaleRows>;
   static constexpr int kFit = 228 * 1024 / int(sizeof(Storage) + 1024);
   static constexpr int kResident = kReconfigure ? 1 : kFit < 4 ? kFit : 4; // thread blocks per SM
+
+  // One thread of the thread block, before the others use them.
+  __device__ static void init(Storage& s) {
+    for (int i = 0; i < kStages; ++i) {
+      s.full[i].init(kArrivals);
+      s.empty[i].init(kConsumers / 32);
+    }
+    cutlass::arch::fence_barrier_init();
+    cutlass::arch::fence_view_async_shared();
+  }
 };
 
 template <int kFirst, int kSecond, int kStages, int kSwizzle, bool kSwapAB, class Mma, class Out>
-__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages>::kThreads, WgmmaShape<kFirst, kSecond, kStages>::kResident)
+__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB ? kSecond : kFirst>::kThreads,
+                                  WgmmaShape<kFirst, kSecond, kStages, kSwapAB ? kSecond : kFirst>::kResident)
     wgmma_kernel(const __grid_constant__ WgmmaParams<kFirst, kSecond> params) {
   using namespace cute;
-  using Shape = WgmmaShape<kFirst, kSecond, kStages>;
+  constexpr int kTokenRows = kSwapAB ? kSecond : kFirst;
+  using Shape = WgmmaShape<kFirst, kSecond, kStages, kTokenRows>;
   constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2;
   let_next_kernel_start();
   extern __shared__ __align__(1024) char memory[];
@@ -153,32 +134,30 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages>::kThreads
   WgmmaTiles<kSwizzle> tiles{p.tiles_m, p.tiles_n, int(blockIdx.x)};
 
   const bool loads = threadIdx.x == kConsumers;
-  if (loads) {
-    for (int i = 0; i < kStages; ++i) {
-      s.full[i].init(1);
-      s.empty[i].init(kConsumers / 32);
-    }
-    cutlass::arch::fence_barrier_init();
-    cutlass::arch::fence_view_async_shared();
-  }
+  if (loads) Shape::init(s);
   __syncthreads();
 
   if (threadIdx.x >= kConsumers) {
     if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
-    if (!loads) return;
     wait_for_preceding_kernel();
     Ring<kStages> ring;
     int64_t loaded = 0;
     for (; tiles.is_valid(); tiles.advance()) {
       const auto place = tiles.place();
       const int tile_first = kSwapAB ? place.n : place.m, tile_second = kSwapAB ? place.m : place.n;
+      const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
+      ScaleLoads<kTokenRows, Shape::kProducers> scales(p.scales, p.scales.a + first_m * p.scales.a_stride_m, p.M - first_m,
+                                                       p.scales.b + first_n / kBlock * p.scales.b_stride_n, int(threadIdx.x) - kConsumers);
       const int rows_first = params.first.rows_of(tile_first), rows_second = params.second.rows_of(tile_second);
       for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
         if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
         auto& full = s.full[ring.stage];
-        full.arrive_and_expect_tx((rows_first + rows_second) * kBlock);
-        params.first.load(reinterpret_cast<uint64_t*>(&full), s.first[ring.stage], tile_first, rows_first, block);
-        params.second.load(reinterpret_cast<uint64_t*>(&full), s.second[ring.stage], tile_second, rows_second, block);
+        if (loads) {
+          full.arrive_and_expect_tx((rows_first + rows_second) * kBlock);
+          params.first.load(reinterpret_cast<uint64_t*>(&full), s.first[ring.stage], tile_first, rows_first, block);
+          params.second.load(reinterpret_cast<uint64_t*>(&full), s.second[ring.stage], tile_second, rows_second, block);
+        }
+        scales.load_next(s.scales, ring.stage, full);
       }
     }
     return;
@@ -188,43 +167,18 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages>::kThreads
   wait_for_preceding_kernel();
   const int lane = int(threadIdx.x) % 32, row = int(threadIdx.x) / 32 * 16 + lane / 4;
   Mma mma;
-  mma.accumulate_ = GMMA::ScaleOut::One;
   const auto thread = mma.get_thread_slice(int(threadIdx.x));
   const auto first = thread.make_fragment_A(thread.partition_A(make_tensor(make_smem_ptr(&s.first[0][0]), decode::Steps<kFirst, kStages>{})));
   const auto second = thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&s.second[0][0]), decode::Steps<kSecond, kStages>{})));
   auto acc = partition_fragment_C(mma, cute::Shape<Int<kFirst>, Int<kSecond>>{});
   static_assert(size(acc) == kCount);
+  const Turns<(kFirst > 64)> turns;
   Ring<kStages> ring;
   for (; tiles.is_valid(); tiles.advance()) {
     const auto place = tiles.place();
-    const int first_m = place.m * (kSwapAB ? kSecond : kFirst), first_n = place.n * (kSwapAB ? kFirst : kSecond);
-    WgmmaScales<kFirst, kSecond, kSwapAB> scales(p, first_m, first_n, row, lane);
+    const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
     float sums[kCount];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      sums[i] = 0.0f;
-      acc(i) = kStart;
-    }
-    scales.fetch(0);
-    for (int block = 0; block < p.blocks; ++block, ring.advance()) {
-      s.full[ring.stage].wait(ring.phase);
-      warpgroup_fence_operand(acc);
-      warpgroup_arrive();
-      CUTLASS_PRAGMA_UNROLL
-      for (int k = 0; k < size<2>(first); ++k) cute::gemm(mma, first(_, _, k, ring.stage), second(_, _, k, ring.stage), acc);
-      warpgroup_commit_batch();
-      float own[WgmmaScales<kFirst, kSecond, kSwapAB>::kCount];
-      scales.combine(own);
-      if (block + 1 < p.blocks) scales.fetch(block + 1);
-      warpgroup_wait<0>();
-      warpgroup_fence_operand(acc);
-      if (lane == 0) s.empty[ring.stage].arrive();
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        sums[i] = add_block(sums[i], acc(i), own[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2]);
-        acc(i) = kStart;
-      }
-    }
+    sum_blocks<kSwapAB>(mma, first, second, acc, ring, s, p.blocks, turns, row, sums);
     // Accumulator i: row i / 2 % 2 * 8 of the thread's rows, column i % 2 of its columns in fragment i / 4.
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; i += 4) {
@@ -260,7 +214,7 @@ struct Wgmma {
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<int8_t, int8_t, int32_t, cute::Shape<cute::_64, cute::Int<kTileN>, cute::Int<kBlock>>>(),
       cute::Layout<cute::Shape<cute::Int<kTileM / 64>, cute::_1, cute::_1>>{}));
-  using Shape = WgmmaShape<kTileM, kTileN, kStages>;
+  using Shape = WgmmaShape<kTileM, kTileN, kStages, kSwapAB ? kTileN : kTileM>;
   using Params = WgmmaParams<kTileM, kTileN>;
   static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");

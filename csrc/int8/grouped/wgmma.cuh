@@ -10,24 +10,6 @@
 
 namespace scaled_mm::grouped {
 
-// All experts' weights [E, N, K]: a map whose copy loads a whole tile of kRows rows, and one for the last rows of an expert.
-template <int kRows>
-struct WeightMaps {
-  c3x::RowsMap<block_scaled::kBlock> whole;
-  c3x::PartialMap<kRows, block_scaled::kBlock> last;
-
-  bool is_encoded() const { return c3x::is_encoded(whole) && (!last.is_needed() || c3x::is_encoded(last)); }
-  __device__ int rows_of(int tile) const { return last.parts.rows_of(tile); }
-  // rows: `rows_of(tile)`.
-  __device__ void load(uint64_t* barrier, int8_t* to, int tile, int rows, int block, int expert) const {
-    if (rows == kRows) {
-      whole.template copy<false>(barrier, to, block * block_scaled::kBlock, tile * kRows, expert, 0);
-    } else {
-      last.template copy<false>(barrier, to, block * block_scaled::kBlock, tile * kRows, expert, 0);
-    }
-  }
-};
-
 struct WgmmaExperts {
   Experts experts;
   ExpertStrides strides;       // b_scale: of vectors, or of matrices of blocks
@@ -41,8 +23,8 @@ struct WgmmaExperts {
 
 template <int kWeightRows>
 struct WgmmaExpertsParams {
-  WeightMaps<kWeightRows> weights;
-  c3x::RowsMap<block_scaled::kBlock> tokens; // [tokens, K]
+  block_scaled::TileMaps<kWeightRows> weights; // [E, N, K]
+  c3x::RowsMap<block_scaled::kBlock> tokens;   // [tokens, K]
   WgmmaExperts problem;
 };
 
@@ -126,45 +108,18 @@ private:
   Out* const out_;
 };
 
-// A thread's scales of one block of K, fetched during the previous block. Rows past the expert's last one have that one's.
-template <int kFirst, int kSecond, bool kSwapAB>
-class BlockScalesOfTile {
-public:
-  static constexpr int kCount = kSwapAB ? kSecond / 4 : 2;
-
-  __device__ BlockScalesOfTile(const WgmmaExperts& p, const WgmmaPlace& place, int row, int lane)
-      : stride_a_(p.scales.a_stride_k), stride_b_(p.scales.b_stride_k) {
-    const int first_n = place.tile_n * (kSwapAB ? kFirst : kSecond);
-    b_ = p.scales.b + place.expert * p.strides.b_scale + first_n / block_scaled::kBlock * p.scales.b_stride_n;
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      const int m = kSwapAB ? i / 2 * 8 + lane % 4 * 2 + i % 2 : row + i * 8;
-      rows_[i] = p.scales.a + (place.first_m + cute::min(m, place.rows - 1)) * p.scales.a_stride_m;
-    }
-  }
-  __device__ void fetch(int block) {
-    b_scale_ = b_[block * stride_b_];
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) a_scales_[i] = rows_[i][block * stride_a_];
-  }
-  // Those of the block that was fetched last.
-  __device__ void combine(float (&scales)[kCount]) const {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) scales[i] = block_scaled::combine_scales(a_scales_[i], b_scale_);
-  }
-
-private:
-  const int64_t stride_a_, stride_b_;
-  const float *b_, *rows_[kCount];
-  float b_scale_, a_scales_[kCount];
-};
+template <int kFirst, int kSecond, int kStages, bool kSwapAB, bool kBlockScales>
+using WgmmaShape = block_scaled::WgmmaShape<kFirst, kSecond, kStages,
+                                            !kBlockScales ? 0
+                                            : kSwapAB     ? kSecond
+                                                          : kFirst>;
 
 template <int kFirst, int kSecond, int kStages, bool kSwapAB, bool kBlockScales, class Mma, class Out>
-__global__ void __launch_bounds__(block_scaled::WgmmaShape<kFirst, kSecond, kStages>::kThreads,
-                                  block_scaled::WgmmaShape<kFirst, kSecond, kStages>::kResident)
+__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, kBlockScales>::kThreads,
+                                  WgmmaShape<kFirst, kSecond, kStages, kSwapAB, kBlockScales>::kResident)
     wgmma_kernel(const __grid_constant__ WgmmaExpertsParams<kSwapAB ? kFirst : kSecond> params) {
   using namespace cute;
-  using Shape = block_scaled::WgmmaShape<kFirst, kSecond, kStages>;
+  using Shape = WgmmaShape<kFirst, kSecond, kStages, kSwapAB, kBlockScales>;
   constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2, kBlock = block_scaled::kBlock;
   constexpr int kTokenRows = kSwapAB ? kSecond : kFirst;
   let_next_kernel_start();
@@ -173,35 +128,43 @@ __global__ void __launch_bounds__(block_scaled::WgmmaShape<kFirst, kSecond, kSta
   const WgmmaExperts& p = params.problem;
   const int lane = int(threadIdx.x) % 32;
 
-  if (threadIdx.x == kConsumers) {
-    for (int i = 0; i < kStages; ++i) {
-      s.full[i].init(1);
-      s.empty[i].init(kConsumers / 32);
-    }
-    cutlass::arch::fence_barrier_init();
-    cutlass::arch::fence_view_async_shared();
-  }
+  if (threadIdx.x == kConsumers) Shape::init(s);
   __syncthreads();
 
   TileWalk<kTokenRows> walk(p.experts, p.tiles_n);
   decode::Ring<kStages> ring;
   if (threadIdx.x >= kConsumers) {
     if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
-    if (threadIdx.x >= kConsumers + 32) return;
+    if (!kBlockScales && threadIdx.x >= kConsumers + 32) return;
     wait_for_preceding_kernel();
     int64_t loaded = 0;
     for (int number = int(blockIdx.x); walk.find(number); number += int(gridDim.x)) {
       const WgmmaPlace place = WgmmaPlace::of(walk);
       const int rows = params.weights.rows_of(place.tile_n);
-      for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
-        if (lane != 0) continue;
-        if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
+      const auto load = [&](int block) { // one thread
         auto& full = s.full[ring.stage];
         auto* const barrier = reinterpret_cast<uint64_t*>(&full);
         int8_t *const first = s.first[ring.stage], *const second = s.second[ring.stage];
         full.arrive_and_expect_tx((rows + kTokenRows) * kBlock);
         params.weights.load(barrier, kSwapAB ? first : second, place.tile_n, rows, block, place.expert);
         params.tokens.template copy<false>(barrier, kSwapAB ? second : first, block * kBlock, place.first_m, 0, 0);
+      };
+      if constexpr (kBlockScales) {
+        const float* const of_b =
+            p.scales.b + place.expert * p.strides.b_scale + place.tile_n * (kSwapAB ? kFirst : kSecond) / kBlock * p.scales.b_stride_n;
+        block_scaled::ScaleLoads<kTokenRows, Shape::kProducers> scales(p.scales, p.scales.a + place.first_m * p.scales.a_stride_m, place.rows, of_b,
+                                                                       int(threadIdx.x) - kConsumers);
+        for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
+          if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
+          if (threadIdx.x == kConsumers) load(block);
+          scales.load_next(s.scales, ring.stage, s.full[ring.stage]);
+        }
+      } else {
+        for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
+          if (lane != 0) continue;
+          if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
+          load(block);
+        }
       }
       __syncwarp();
     }
@@ -217,6 +180,7 @@ __global__ void __launch_bounds__(block_scaled::WgmmaShape<kFirst, kSecond, kSta
   const auto second = thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&s.second[0][0]), decode::Steps<kSecond, kStages>{})));
   auto acc = partition_fragment_C(mma, cute::Shape<Int<kFirst>, Int<kSecond>>{});
   static_assert(size(acc) == kCount);
+  const block_scaled::Turns<(kBlockScales && kFirst > 64)> turns;
   const auto multiply = [&] {
     warpgroup_fence_operand(acc);
     warpgroup_arrive();
@@ -231,30 +195,8 @@ __global__ void __launch_bounds__(block_scaled::WgmmaShape<kFirst, kSecond, kSta
     const WgmmaPlace place = WgmmaPlace::of(walk);
     const WgmmaOutput<kFirst, kSecond, kSwapAB, kBlockScales, Out> output(p, place, row, lane);
     if constexpr (kBlockScales) {
-      BlockScalesOfTile<kFirst, kSecond, kSwapAB> scales(p, place, row, lane);
       float sums[kCount];
-      CUTLASS_PRAGMA_UNROLL
-      for (int i = 0; i < kCount; ++i) {
-        sums[i] = 0.0f;
-        acc(i) = block_scaled::kStart;
-      }
-      mma.accumulate_ = GMMA::ScaleOut::One;
-      scales.fetch(0);
-      for (int block = 0; block < p.blocks; ++block, ring.advance()) {
-        s.full[ring.stage].wait(ring.phase);
-        multiply();
-        float own[BlockScalesOfTile<kFirst, kSecond, kSwapAB>::kCount];
-        scales.combine(own);
-        if (block + 1 < p.blocks) scales.fetch(block + 1);
-        warpgroup_wait<0>();
-        warpgroup_fence_operand(acc);
-        if (lane == 0) s.empty[ring.stage].arrive();
-        CUTLASS_PRAGMA_UNROLL
-        for (int i = 0; i < kCount; ++i) {
-          sums[i] = block_scaled::add_block(sums[i], acc(i), own[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2]);
-          acc(i) = block_scaled::kStart;
-        }
-      }
+      block_scaled::sum_blocks<kSwapAB>(mma, first, second, acc, ring, s, p.blocks, turns, row, sums);
       output.store([&](int i, int, int n) {
         Out out;
         block_scaled::cast(&out, block_scaled::add_bias(sums[i], load_bias(output.operands(), 0, n)));
@@ -301,7 +243,7 @@ struct Wgmma {
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<int8_t, int8_t, int32_t, cute::Shape<cute::_64, cute::Int<kTileN>, cute::Int<block_scaled::kBlock>>>(),
       cute::Layout<cute::Shape<cute::Int<kTileM / 64>, cute::_1, cute::_1>>{}));
-  using Shape = block_scaled::WgmmaShape<kTileM, kTileN, kStages>;
+  using Shape = WgmmaShape<kTileM, kTileN, kStages, kSwapAB, kBlockScales>;
   using Params = WgmmaExpertsParams<kWeightRows>;
   static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
@@ -321,7 +263,7 @@ struct Wgmma {
     const int E = int(l.groups->experts), N = int(l.N), K = int(l.K);
     const int64_t lde = E > 1 ? l.groups->b_stride : ldb * N;
     const bool pairs = l.out_stride_n == 1 && (l.M == 1 || l.out_stride_m % 2 == 0) && reinterpret_cast<uintptr_t>(l.out) % (2 * sizeof(Out)) == 0;
-    return {{c3x::RowsMap<kBlock>::encode(l.b, N, K, E, ldb, lde, kWeightRows), c3x::PartialMap<kWeightRows, kBlock>::encode(l.b, N, K, E, ldb, lde)},
+    return {block_scaled::TileMaps<kWeightRows>::encode(l.b, N, K, ldb, E, lde),
             c3x::RowsMap<kBlock>::encode(l.a, int(l.M), K, 1, lda, 0, kTokenRows),
             {experts_of(l), expert_strides(l), N, (K + kBlock - 1) / kBlock, (N + kWeightRows - 1) / kWeightRows,
              kBlockScales ? block_scaled::scales_of(l) : block_scaled::Scales{}, epilogue_operands(l), l.out, l.M > 1 ? l.out_stride_m : 0,

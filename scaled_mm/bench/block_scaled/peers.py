@@ -53,7 +53,7 @@ class Triton(Peer):
         def call(config: Config, i: int) -> TensorCall:
             aligned, out = align_one(m, config.bm, inputs.device), inputs.out(i)
             weight, scale = inputs.weights.int8[i][None], inputs.weights.scale[i][None]
-            return lambda: grouped.product(config, inputs.a, scale_of, weight, scale, aligned, out, 1, sms)
+            return lambda compile_only=False: grouped.product(config, inputs.a, scale_of, weight, scale, aligned, out, 1, sms, compile_only)
 
         self._config = config = grouped.fastest(configs(m, True), lambda config: call(config, 0))
         return inputs.calls(lambda i: call(config, i))

@@ -211,7 +211,7 @@ def best_config(inputs: ExpertsInputs, part: str) -> Config:
     return fastest(configs(rows, inputs.case.scales == BLOCK), lambda config: triton_product(inputs, part, config, 0, out))
 
 
-def triton_product(inputs: ExpertsInputs, part: str, config: Config, i: int, out: torch.Tensor) -> Callable[[], torch.Tensor]:
+def triton_product(inputs: ExpertsInputs, part: str, config: Config, i: int, out: torch.Tensor) -> Callable[..., torch.Tensor]:
     """w13 reads the token of each copy and writes copy t * choices + j to that row. w2 reads and writes rows sorted by expert."""
     from scaled_mm.bench.triton import grouped as tg
 
@@ -220,7 +220,7 @@ def triton_product(inputs: ExpertsInputs, part: str, config: Config, i: int, out
     a, a_scale = (inputs.tokens, inputs.token_scale) if part == W13 else (inputs.inner, inputs.inner_scale)
     aligned = align(order.order, order.ends, config.bm, part != W13)
     gather, sms = inputs.case.model.choices if part == W13 else 1, multiprocessors(inputs.device)
-    return lambda: tg.product(config, a, a_scale, weight, scale, aligned, out, gather, sms)
+    return lambda compile_only=False: tg.product(config, a, a_scale, weight, scale, aligned, out, gather, sms, compile_only)
 
 
 def _call(function: Callable[..., torch.Tensor], *arguments) -> TensorCall:

@@ -4,6 +4,7 @@ tile is of, and rows are gathered by index. With scales of channels, or of block
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import triton
@@ -13,14 +14,14 @@ import triton.testing
 from scaled_mm.bench.triton.tiles import Aligned, Config
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["copies", "gather"])  # one compilation for all routings
 def _kernel(
     a_ptr, b_ptr, c_ptr, a_scale_ptr, b_scale_ptr, rows_ptr, experts_ptr, tiles_ptr,
-    copies, N, K, stride_a, stride_be, stride_bn, stride_c, stride_as, stride_bse, stride_bsn,
-    GATHER: tl.constexpr, BLOCK_SCALES: tl.constexpr, PROGRAMS: tl.constexpr,
+    copies, N, K, stride_a, stride_be, stride_bn, stride_c, stride_as, stride_bse, stride_bsn, gather,
+    BLOCK_SCALES: tl.constexpr, PROGRAMS: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """c[rows[i]] = a[rows[i] // GATHER] b[expert of i's tile]^T. Persistent: program p has tiles p, p + PROGRAMS, ..."""
+    """c[rows[i]] = a[rows[i] // gather] b[expert of i's tile]^T. Persistent: program p has tiles p, p + PROGRAMS, ..."""
     tiles_n = tl.cdiv(N, BN)
     tiles_m = tl.load(tiles_ptr)
     for tile in range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS):
@@ -32,7 +33,7 @@ def _kernel(
         expert = tl.load(experts_ptr + m).to(tl.int64)
         rows = tl.load(rows_ptr + m * BM + tl.arange(0, BM))
         inside = rows < copies
-        of_a = (rows // GATHER).to(tl.int64)
+        of_a = (rows // gather).to(tl.int64)
         columns = n * BN + tl.arange(0, BN)
         k = tl.arange(0, BK)
         a_at = a_ptr + of_a[:, None] * stride_a + k[None, :]
@@ -64,25 +65,32 @@ def _kernel(
         tl.store(c_at, out.to(tl.bfloat16), mask=inside[:, None] & (columns[None, :] < N))
 
 
-def product(config: Config, a, a_scale, weight, weight_scale, aligned: Aligned, out: torch.Tensor, gather: int, multiprocessors: int) -> torch.Tensor:
-    """out [copies, N] of a [rows, K] and weight [E, N, K]. gather: copies that share a row of a."""
+def product(
+    config: Config, a, a_scale, weight, weight_scale, aligned: Aligned, out, gather: int, multiprocessors: int, compile_only: bool = False
+) -> torch.Tensor:
+    """out [copies, N] of a [rows, K] and weight [E, N, K]. gather: copies that share a row of a. compile_only: nothing is launched."""
     block = weight_scale.dim() == 3
     programs = multiprocessors * config.programs
     n, k = weight.shape[1:]
     strides = (a.stride(0), weight.stride(0), weight.stride(1), out.stride(0), a_scale.stride(0), weight_scale.stride(0))
-    _kernel[(programs,)](
+    _kernel.run(
         a, weight, out, a_scale, weight_scale, aligned.rows, aligned.experts, aligned.tiles, out.shape[0], n, k,
         *strides, weight_scale.stride(1) if block else 0, gather, block, programs, config.bm, config.bn, config.bk, config.group,
-        num_warps=config.warps, num_stages=config.stages,
+        grid=(programs,), warmup=compile_only, num_warps=config.warps, num_stages=config.stages,
     )  # fmt: skip
     return out
 
 
-def fastest(configs: Iterable[Config], call_of: Callable[[Config], Callable[[], torch.Tensor]]) -> Config:
-    """The configuration whose call takes the least time. call_of: a call for a configuration. RuntimeError if none runs on this GPU."""
-    best = None
-    for config in configs:
-        call = call_of(config)
+def fastest(configs: Iterable[Config], call_of: Callable[[Config], Callable[..., torch.Tensor]]) -> Config:
+    """The configuration whose call takes the least time. RuntimeError if none runs on this GPU.
+
+    call_of: a call for a configuration, with the option compile_only of `product`. All are compiled at the same time first.
+    """
+    calls, best = {config: call_of(config) for config in configs}, None
+    with ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool, ignore_errors=True):
+        for call in calls.values():
+            call(compile_only=True)
+    for config, call in calls.items():
         try:
             call()
             ms = triton.testing.do_bench(call, warmup=2, rep=6, return_mode="median")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +23,22 @@ class Config:
     programs: int
 
 
+# (bm, bn, bk, warps, stages) by the most mean rows per expert: those that won for INT8 on an H200 and their neighbours.
+_SIZES = {
+    24: ((16, 64, 128, 4, 5), (16, 64, 256, 4, 4), (16, 128, 128, 4, 4), (16, 128, 256, 4, 3), (32, 64, 128, 4, 4), (32, 128, 128, 4, 4)),
+    64: ((16, 128, 256, 4, 3), (32, 64, 128, 4, 4), (32, 128, 128, 4, 4), (64, 64, 128, 4, 4), (64, 128, 128, 4, 4), (64, 128, 128, 4, 3)),
+    math.inf: ((64, 64, 128, 4, 4), (64, 128, 128, 4, 4), (64, 256, 128, 8, 3), (128, 128, 128, 8, 3), (128, 128, 128, 8, 4), (128, 256, 128, 8, 3)),
+}
+
+
 def configs(rows_of_expert: float, block_scales: bool) -> list[Config]:
-    """Candidates for this mean number of rows per expert: those of serving engines' tables, and neighbours."""
-    heights = (16, 32) if rows_of_expert <= 24 else (32, 64) if rows_of_expert <= 64 else (64, 128)
-    found = []
-    for bm, bn, bk, stages in itertools.product(heights, (64, 128), (BLOCK,) if block_scales else (64, 128), (3, 4)):
-        warps = 8 if bm * bn >= 128 * 128 else 4
-        found.append(Config(bm, bn, bk, 8 if bm >= 64 else 1, warps, stages, 2 if bm * bn < 128 * 128 else 1))
-    return found
+    """Candidates for this mean number of rows per expert. With scales of blocks a step of K is a block."""
+    sizes = next(sizes for most, sizes in _SIZES.items() if rows_of_expert <= most)
+    found = [
+        Config(bm, bn, BLOCK if block_scales else bk, 8 if bm >= 64 else 1, warps, stages, 2 if bm * bn < 128 * 128 else 1)
+        for bm, bn, bk, warps, stages in sizes
+    ]
+    return list(dict.fromkeys(found))
 
 
 @dataclass(frozen=True)

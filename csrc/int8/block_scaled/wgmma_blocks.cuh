@@ -1,0 +1,113 @@
+// The main loop of block-scaled wgmma kernels: the int32 sum of each block of K leaves the tensor cores, is scaled, and is added in float32.
+// The scales of a block come with its stage: loads of scales that wait beside the tiles' traffic would take longer than a block does.
+#pragma once
+
+#include "cute/tensor.hpp"
+#include "cute/arch/mma_sm90.hpp"
+#include "cute/atom/mma_traits_sm90_gmma.hpp"
+#include "cutlass/arch/barrier.h"
+
+#include "int8/block_scaled/formula.cuh"
+#include "int8/block_scaled/instructions.cuh"
+#include "int8/decode/pipeline.cuh"
+
+namespace scaled_mm::block_scaled {
+
+// In shared memory: the scales of a stage's block of K, of kRows rows of a and of b. kRows = 0: kernels without.
+template <int kStages, int kRows>
+struct ScaleStages {
+  float a[kStages][kRows];
+  float b[kStages];
+};
+template <int kStages>
+struct ScaleStages<kStages, 0> {};
+
+// The scales of a tile of kRows rows, loaded by kThreads threads. Rows past the end have the last row's.
+template <int kRows, int kThreads>
+class ScaleLoads {
+public:
+  // a: the scale of the tile's first row and first block. rows: that exist from there on. b: of the tile's columns. thread: of kThreads.
+  __device__ ScaleLoads(const Scales& scales, const float* a, int rows, const float* b, int thread)
+      : stride_a_(scales.a_stride_k), stride_b_(scales.b_stride_k), b_(b), thread_(thread) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) a_[i] = a + min(thread + i * kThreads, rows - 1) * scales.a_stride_m;
+  }
+  // The next block's scales, to a stage; then an arrival of each thread at the stage's barrier.
+  template <int kStages>
+  __device__ void load_next(ScaleStages<kStages, kRows>& to, int stage, decode::FullBarrier& full) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int m = thread_ + i * kThreads;
+      if (kRows % kThreads == 0 || m < kRows) copy_word_async(shared_address(&to.a[stage][m]), a_[i]);
+      a_[i] += stride_a_;
+    }
+    if (thread_ == 0) copy_word_async(shared_address(&to.b[stage]), b_);
+    b_ += stride_b_;
+    cutlass::arch::cpasync_barrier_arrive_noinc(reinterpret_cast<const uint64_t*>(&full));
+  }
+
+private:
+  static constexpr int kEach = (kRows + kThreads - 1) / kThreads;
+  const int64_t stride_a_, stride_b_;
+  const float *a_[kEach], *b_;
+  const int thread_;
+};
+
+// Two warpgroups multiply in turn, so that one scales its sums while the other one multiplies. A single warpgroup has no turns.
+template <bool kTwo>
+class Turns {
+public:
+  // Once in each warpgroup, before the first turn, which is the first warpgroup's.
+  __device__ Turns() : own_(int(threadIdx.x) / 128) {
+    if (kTwo && own_ == 1) cutlass::arch::NamedBarrier::arrive(256, 0);
+  }
+  __device__ void wait() const {
+    if constexpr (kTwo) cutlass::arch::NamedBarrier::sync(256, uint32_t(own_));
+  }
+  __device__ void pass() const {
+    if constexpr (kTwo) cutlass::arch::NamedBarrier::arrive(256, uint32_t(1 - own_));
+  }
+
+private:
+  const int own_;
+};
+
+// sums: the thread's elements of a tile. row: its first row of the MMA's tile. first, second: fragments of all stages. acc: the MMA's accumulators.
+template <bool kSwapAB, bool kTwo, class Mma, class First, class Second, class Acc, class Ring, class Storage, int kCount>
+__device__ inline void sum_blocks(Mma& mma, const First& first, const Second& second, Acc& acc, Ring& ring, Storage& s, int blocks,
+                                  const Turns<kTwo>& turns, int row, float (&sums)[kCount]) {
+  using namespace cute;
+  constexpr int kScales = kSwapAB ? kCount / 2 : 2; // rows of a whose elements the thread has
+  const int lane = int(threadIdx.x) % 32;
+  CUTLASS_PRAGMA_UNROLL
+  for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
+  for (int block = 0; block < blocks; ++block, ring.advance()) {
+    s.full[ring.stage].wait(ring.phase);
+    float scales[kScales];
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kScales; ++i) {
+      const int m = kSwapAB ? i / 2 * 8 + lane % 4 * 2 + i % 2 : row + i * 8;
+      scales[i] = combine_scales(s.scales.a[ring.stage][m], s.scales.b[ring.stage]);
+    }
+    turns.wait();
+    warpgroup_fence_operand(acc);
+    warpgroup_arrive();
+    mma.accumulate_ = GMMA::ScaleOut::Zero;
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = 0; k < size<2>(first); ++k) {
+      cute::gemm(mma, first(_, _, k, ring.stage), second(_, _, k, ring.stage), acc);
+      mma.accumulate_ = GMMA::ScaleOut::One;
+    }
+    warpgroup_commit_batch();
+    warpgroup_wait<0>();
+    turns.pass();
+    warpgroup_fence_operand(acc);
+    if (lane == 0) s.empty[ring.stage].arrive();
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      sums[i] = add_converted(sums[i], acc(i), scales[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2]);
+    }
+  }
+}
+
+} // namespace scaled_mm::block_scaled
