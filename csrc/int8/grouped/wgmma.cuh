@@ -272,7 +272,8 @@ struct Wgmma {
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     Params params = encode(l);
-    if (!params.weights.is_encoded() || !c3x::is_encoded(params.tokens)) {
+    const bool loads = l.groups->experts > 0; // nothing else has tiles, and the driver refuses a map without elements
+    if (loads && (!params.weights.is_encoded() || !c3x::is_encoded(params.tokens))) {
       snprintf(message, size, "cuTensorMapEncodeTiled: the driver refused the tensor map of %s", params.weights.is_encoded() ? "a" : "b");
       return SCALED_MM_STATUS_CUDA_ERROR;
     }
