@@ -116,6 +116,8 @@ def grouped_scaled_mm(
     bias: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype = torch.bfloat16,
+    a_zero_point: torch.Tensor | None = None,
+    b_zero_point: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The defined result of a grouped product, a contiguous [tokens, N] tensor: `scaled_mm` of each token with its expert.
 
@@ -126,10 +128,8 @@ def grouped_scaled_mm(
     out = torch.zeros((tokens, n), dtype=out_dtype, device=a.device)
     if experts == 0:
         return out
-    a_scale = _column(a_scale, tokens)
-    if b_scale is not None:
-        b_scale = b_scale.expand(1) if b_scale.dim() == 0 else b_scale
-        b_scale = b_scale.reshape(1, 1).expand(experts, n) if b_scale.numel() == 1 else b_scale.reshape(experts, -1).expand(experts, n)
+    a_scale, a_zero_point = (_column(t, tokens) for t in (a_scale, a_zero_point))
+    b_scale, b_zero_point = (_of_every_expert(t, experts, n) for t in (b_scale, b_zero_point))
     for expert, rows in _rows_of_experts(expert_offsets, tokens, experts):
         out[rows] = scaled_mm(
             a[rows],
@@ -138,8 +138,17 @@ def grouped_scaled_mm(
             None if b_scale is None else b_scale[expert],
             None if bias is None else bias[expert],
             out_dtype=out_dtype,
+            a_zero_point=None if a_zero_point is None else a_zero_point[rows],
+            b_zero_point=None if b_zero_point is None else b_zero_point[expert],
         )
     return out
+
+
+def _of_every_expert(values: torch.Tensor | None, experts: int, n: int) -> torch.Tensor | None:
+    """[E, N] of one value, or of values by expert or by expert and column."""
+    if values is None:
+        return None
+    return values.reshape(1, 1).expand(experts, n) if values.numel() == 1 else values.reshape(experts, -1).expand(experts, n)
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ struct LaunchCache {
 };
 
 // The operands of a grouped product besides those of GemmLaunch. In GemmLaunch, M is the number of tokens, and b, b_scale and bias are those of
-// expert 0. Strides in elements.
+// expert 0, as are b's zero points and sums, whose strides to the next expert are those of BatchStrides. Strides in elements.
 struct Groups {
   int64_t experts;
   int64_t b_stride, b_scale_stride, bias_stride; // from one expert to the next

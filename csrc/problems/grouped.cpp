@@ -9,12 +9,14 @@ namespace scaled_mm {
 namespace {
 
 struct GroupedTensors {
-  const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *expert_offsets;
+  const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *expert_offsets, *a_zero_point, *b_zero_point, *a_row_sums, *b_column_sums;
 };
 
-// Accepts one value, [E], [E,1,1], [E,N], [E,1,N] and [E,N,1], the form in which checkpoints store scales of output channels.
-scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t N, int64_t* stride_e, int64_t* stride_n) {
-  if (scaledMMStatus_t s = check_operand("b_scale", "", {SCALED_MM_DTYPE_FLOAT32}, -1, &t)) return s;
+// Values of each expert or of each expert's columns: one value, [E], [E,1,1], [E,N], [E,1,N] and [E,N,1], the form in which checkpoints store scales
+// of output channels. name: b_scale or b_zero_point.
+scaledMMStatus_t check_of_b(const char* name, Dtypes dtypes, const scaledMMTensorDesc_t& t, int64_t E, int64_t N, int64_t* stride_e,
+                            int64_t* stride_n) {
+  if (scaledMMStatus_t s = check_operand(name, "", dtypes, -1, &t)) return s;
   *stride_e = *stride_n = 0;
   bool one_value = true;
   for (int i = 0; i < t.ndim; ++i) one_value = one_value && t.shape[i] == 1;
@@ -29,7 +31,7 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
     const std::string e = std::to_string(E), n = std::to_string(N);
     const std::string forms =
         "one value, [" + e + "], [" + e + ", 1, 1], [" + e + ", " + n + "], [" + e + ", 1, " + n + "] or [" + e + ", " + n + ", 1]";
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b_scale: expected %s (E = %s, N = %s), got %s", forms.c_str(), e.c_str(), n.c_str(),
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s (E = %s, N = %s), got %s", name, forms.c_str(), e.c_str(), n.c_str(),
                 tensor_shape(t).c_str());
   }
   *stride_e = E > 1 ? t.strides[0] : 0;
@@ -37,11 +39,27 @@ scaledMMStatus_t check_b_scale(const scaledMMTensorDesc_t& t, int64_t E, int64_t
   return SCALED_MM_STATUS_SUCCESS;
 }
 
+// [E,N] or [E,1,N].
+scaledMMStatus_t check_column_sums(const scaledMMTensorDesc_t& t, int64_t E, int64_t N, int64_t* stride_e, int64_t* stride_n) {
+  if (scaledMMStatus_t s = check_operand("b_column_sums", "", {SCALED_MM_DTYPE_INT32}, -1, &t)) return s;
+  const bool flat = t.ndim == 2 && t.shape[0] == E && t.shape[1] == N, apart = t.ndim == 3 && t.shape[0] == E && t.shape[1] == 1 && t.shape[2] == N;
+  if (!flat && !apart) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "b_column_sums: expected [E, N] or [E, 1, N] with E = %lld and N = %lld, got %s",
+                static_cast<long long>(E), static_cast<long long>(N), tensor_shape(t).c_str());
+  }
+  *stride_e = E > 1 ? t.strides[0] : 0;
+  *stride_n = N > 1 ? t.strides[t.ndim - 1] : 0;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+// One value of the same dtype, in place of an operand of all experts.
+scaledMMTensorDesc_t one_value(const scaledMMTensorDesc_t& t) { return {t.dtype, 0, {}, {}, t.alignment, 0}; }
+
 class Grouped : public ExpertsProblem {
 public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
     if (scaledMMStatus_t s = check_no_option(options)) return s;
-    return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6]});
+    return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9], t[10]});
   }
 
   scaledMMStatus_t workspace(const Kernel& kernel, size_t* bytes) const override {
@@ -67,21 +85,42 @@ scaledMMStatus_t Grouped::validate(const GroupedTensors& t) {
   // The other checks are those of one expert's product.
   const int64_t E = groups_.experts, N = t.b->shape[2];
   const scaledMMTensorDesc_t b = of_one_expert(*t.b);
-  scaledMMTensorDesc_t b_scale = {}, bias = {};
+  scaledMMTensorDesc_t b_scale = {}, bias = {}, b_zero_point = {};
   int64_t b_scale_stride_n = 0;
   const bool scaled = t.out->dtype != SCALED_MM_DTYPE_INT32;
   if (t.b_scale && scaled) {
-    if (scaledMMStatus_t s = check_b_scale(*t.b_scale, E, N, &groups_.b_scale_stride, &b_scale_stride_n)) return s;
-    b_scale = {t.b_scale->dtype, 0, {}, {}, t.b_scale->alignment, 0};
+    if (scaledMMStatus_t s = check_of_b("b_scale", {SCALED_MM_DTYPE_FLOAT32}, *t.b_scale, E, N, &groups_.b_scale_stride, &b_scale_stride_n)) return s;
+    b_scale = one_value(*t.b_scale);
   }
   if (t.bias && scaled) {
     if (scaledMMStatus_t s = check_expert_bias(*t.bias, t.out->dtype, N)) return s;
     bias = of_one_expert(*t.bias);
   }
-  if (scaledMMStatus_t s = validate_gemm(
-          {t.out, t.a, &b, t.a_scale, t.b_scale ? &b_scale : nullptr, t.bias ? &bias : nullptr, nullptr, nullptr, nullptr, nullptr}, &info))
+  BatchStrides strides{}; // from one expert to the next
+  int64_t b_zero_point_stride_n = 0, b_column_sums_stride_n = 0;
+  if (t.b_zero_point) {
+    if (scaledMMStatus_t s = check_of_b("b_zero_point", {SCALED_MM_DTYPE_INT32, SCALED_MM_DTYPE_INT8}, *t.b_zero_point, E, N, &strides.b_zero_point,
+                                        &b_zero_point_stride_n))
+      return s;
+    b_zero_point = one_value(*t.b_zero_point);
+  }
+  if (t.b_column_sums) {
+    if (scaledMMStatus_t s = check_column_sums(*t.b_column_sums, E, N, &strides.b_column_sums, &b_column_sums_stride_n)) return s;
+  }
+  if (scaledMMStatus_t s = validate_gemm({t.out, t.a, &b, t.a_scale, t.b_scale ? &b_scale : nullptr, t.bias ? &bias : nullptr, t.a_zero_point,
+                                          t.b_zero_point ? &b_zero_point : nullptr, t.a_row_sums, nullptr},
+                                         &info))
     return s;
   info.b_scale_stride = b_scale_stride_n;
+  info.b_zero_point_stride = b_zero_point_stride_n;
+  info.has_b_column_sums = t.b_column_sums != nullptr;
+  info.b_column_sums_stride = b_column_sums_stride_n;
+  info.batch_strides = strides;
+  if (info.has_a_zero_point || info.has_b_zero_point) {
+    info.col_terms_batch_stride = int32_t(N);
+    column_terms_offset = (info.M + 1) / 2 * 4; // aligned to 16 bytes
+    terms_bytes = size_t(4) * column_terms_offset + size_t(8) * E * N;
+  }
   finish();
   return SCALED_MM_STATUS_SUCCESS;
 }
@@ -94,6 +133,10 @@ constexpr OperandSpec kOperands[] = {
     {"b_scale", offsetof(GemmLaunch, b_scale)},
     {"bias", offsetof(GemmLaunch, bias)},
     {"expert_offsets", offsetof(GemmLaunch, expert_offsets)},
+    {"a_zero_point", offsetof(GemmLaunch, a_zero_point)},
+    {"b_zero_point", offsetof(GemmLaunch, b_zero_point)},
+    {"a_row_sums", offsetof(GemmLaunch, a_row_sums)},
+    {"b_column_sums", offsetof(GemmLaunch, b_column_sums)},
 };
 
 } // namespace

@@ -37,6 +37,7 @@ GROUPED = Product(
             Operand("b", required=True),
             *map(Operand, ("a_scale", "b_scale", "bias")),
             Operand("expert_offsets", required=True),
+            *map(Operand, ("a_zero_point", "b_zero_point", "a_row_sums", "b_column_sums")),
         ),
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32, torch.int32),
         out_shape=out_shape,
@@ -57,12 +58,16 @@ def grouped_scaled_mm(
     bias: torch.Tensor | None = None,
     *,
     out_dtype: torch.dtype = torch.bfloat16,
+    a_zero_point: torch.Tensor | None = None,
+    b_zero_point: torch.Tensor | None = None,
+    a_row_sums: torch.Tensor | None = None,
+    b_column_sums: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """INT8 products of tokens, sorted by expert, with each expert's weight. The bits are those of `scaled_mm` for each expert.
 
         end[e]   = max(end[e-1], min(expert_offsets[e], tokens)),  end[-1] = 0
-        out[t]   = scaled_mm(a[t], b[e], a_scale[t], b_scale[e], bias[e])       for end[e-1] <= t < end[e]
+        out[t]   = scaled_mm(a[t], b[e], a_scale[t], b_scale[e], bias[e], ...)  for end[e-1] <= t < end[e], with the zero points of t and e
         out[t]   = 0                                                             for t >= end[E-1]
 
     a: int8 [tokens, K]. b: int8 [E, K, N]; fastest as `weight.transpose(1, 2)` of a contiguous [E, N, K] weight. Any strides.
@@ -72,36 +77,73 @@ def grouped_scaled_mm(
         kernel reads them, so the host does not wait for the GPU. They may change between replays of a CUDA graph, but not during one. Offsets
         that decrease, are negative or exceed the number of tokens are clamped as above: such experts get fewer or no tokens.
     bias: [E, N], in out_dtype or float32.
+    a_zero_point, b_zero_point: int32 or int8; one value, [tokens] or [tokens, 1]; shaped like b_scale. Values as in `scaled_mm`.
+    a_row_sums: int32 [tokens] or [tokens, 1], the sums of a over K. They are not checked, and used only if b has zero points.
+    b_column_sums: int32 [E, N] or [E, 1, N], the sums of b over K, used only if a has zero points. Pass them: they depend on the weights alone,
+        `b.sum(1, dtype=torch.int32)`, and without them each call reads the weights of all experts once more.
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale must be None).
     out: [tokens, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
 
-    Runs on the current stream of a's device. K is bounded as in `scaled_mm`. The output never requires a gradient.
+    Runs on the current stream of a's device. K is bounded as in `scaled_mm`. Zero points take 8 * (tokens + E * N) bytes. The output never requires a gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
-    return GROUPED.call((a, b, a_scale, b_scale, bias, expert_offsets), out_dtype, out)
+    inputs = (a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    return GROUPED.call(inputs, out_dtype, out)
 
 
 class GroupedDescriptor(Plan):
     """A plan for grouped products; made by `create_grouped_descriptor`. A context manager: leaving it destroys it."""
 
-    def calculate(self, out, a, b, a_scale=None, b_scale=None, expert_offsets=None, bias=None, *, workspace=None, stream=None) -> None:
+    def calculate(
+        self,
+        out,
+        a,
+        b,
+        a_scale=None,
+        b_scale=None,
+        expert_offsets=None,
+        bias=None,
+        *,
+        a_zero_point=None,
+        b_zero_point=None,
+        a_row_sums=None,
+        b_column_sums=None,
+        workspace=None,
+        stream=None,
+    ) -> None:
         """Compute into `out`. Tensors must have the dtype, shape and strides that the descriptor was created with.
 
         workspace: at least `workspace_size` bytes on the device (any contiguous dtype), or None if that is 0.
         stream: a torch.cuda.Stream, a cudaStream_t as an integer, or None for the current stream.
         Allocates nothing and never synchronizes; may be captured in a CUDA graph.
         """
-        self._run((out, a, b, a_scale, b_scale, bias, expert_offsets), workspace, stream)
+        self._run((out, a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums), workspace, stream)
 
 
-def create_grouped_descriptor(handle: Handle, *, out, a, b, expert_offsets, a_scale=None, b_scale=None, bias=None, kernel=None) -> GroupedDescriptor:
+def create_grouped_descriptor(
+    handle: Handle,
+    *,
+    out,
+    a,
+    b,
+    expert_offsets,
+    a_scale=None,
+    b_scale=None,
+    bias=None,
+    a_zero_point=None,
+    b_zero_point=None,
+    a_row_sums=None,
+    b_column_sums=None,
+    kernel=None,
+) -> GroupedDescriptor:
     """Validates a grouped product once and selects its kernel.
 
     Each argument is a TensorDesc or a tensor, as in `grouped_scaled_mm`. `out` [tokens, N] determines the output dtype.
     kernel: forces a kernel config by its name in the section `grouped` of the device's tile table.
     Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
-    return GroupedDescriptor(GROUPED, handle, (out, a, b, a_scale, b_scale, bias, expert_offsets), kernel)
+    operands = (out, a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
+    return GroupedDescriptor(GROUPED, handle, operands, kernel)
 
 
 __all__ = ["GroupedDescriptor", "create_grouped_descriptor", "grouped_scaled_mm"]

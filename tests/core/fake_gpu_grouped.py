@@ -55,6 +55,9 @@ def grouped_products(kernels: str, count: str) -> dict:
             pad=pick([0, 0, -K % 16]),
             b_scale=pick(["one", "expert", "expert3", "matrix", "matrix3", "strided"]),
             b_layout=pick(["columns", "columns", "rows"]),
+            a_zero_point=pick([None, None, "one", "vector", "matrix"]),
+            b_zero_point=pick([None, None, "one", "expert", "matrix3", "strided"]),
+            sums=pick([False, True]),
         )
         out = case.poisoned(pick([0, -N % 16]))
         descriptor = core.plan(out, case.inputs)
@@ -69,7 +72,7 @@ def grouped_products(kernels: str, count: str) -> dict:
         size = core.workspace_size(descriptor)
         stream.value = 0
         core.calculate(descriptor, out, case.inputs, aligned_bytes(size) if size else None, size)
-        expected = reference.grouped_scaled_mm(**case.inputs, out_dtype=case.out_dtype)
+        expected = reference.grouped_scaled_mm(**case.defined_by, out_dtype=case.out_dtype)
         assert reference.same_bits(out, expected), f"{case}: {reference.describe_difference(out, expected)}"
         begins = case.expert_offsets.max().item() > 0 and tokens > 0
         assert not begins or stream.value == STREAM, f"{case}: launched on another stream"

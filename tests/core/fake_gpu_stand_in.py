@@ -166,7 +166,7 @@ def experts(starter: str, better: str) -> dict:
             answer["loaded"] = load_elsewhere(path)
         out.fill_(float("nan"))
         core.calculate(plan, out, case.inputs, aligned_bytes(answer["size"]))
-        assert reference.same_bits(out, reference.grouped_scaled_mm(**case.inputs, out_dtype=torch.float32)), path
+        assert reference.same_bits(out, reference.grouped_scaled_mm(**case.defined_by, out_dtype=torch.float32)), path
     answer["after"], answer["launches"] = said(core, plan), launches(better).value
     return answer
 

@@ -63,13 +63,15 @@ scaledMMStatus_t zero_point_terms(const GemmLaunch& l, char*, size_t) {
       terms[1] = int32_t(sum);
     }
   }
-  for (int64_t i = 0; i < (l.col_terms_batch_stride ? l.batch : 1); ++i) {
+  for (int64_t i = 0; i < (!l.col_terms_batch_stride ? 1 : l.groups ? l.groups->experts : l.batch); ++i) {
+    GemmLaunch of_b = l;
+    if (l.groups) of_b.batch_strides.b = l.groups->b_stride;
     for (int64_t n = 0; n < l.N; ++n) {
       uint32_t sum = 0;
       if (l.b_column_sums)
         sum = uint32_t(l.b_column_sums[i * s.b_column_sums + n * l.b_column_sums_stride]);
       else
-        for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(b_at(l, i, k, n)));
+        for (int64_t k = 0; k < l.K; ++k) sum += uint32_t(int32_t(b_at(of_b, i, k, n)));
       const int32_t zb = zero_point(l.b_zero_point, i * s.b_zero_point + n * l.b_zero_point_stride, l.b_zero_point_dtype);
       int32_t* terms = l.col_terms + 2 * (i * l.col_terms_batch_stride + n);
       terms[0] = int32_t(sum - uint32_t(l.K) * uint32_t(zb));
@@ -180,6 +182,8 @@ scaledMMStatus_t each_expert(const GemmLaunch& l, const Call& call) {
     one.out = out_at(begin);
     if (l.a_scale) one.a_scale += begin * l.a_scale_stride;
     if (l.b_scale) one.b_scale += e * groups.b_scale_stride;
+    if (l.row_terms) one.row_terms += 2 * begin;
+    if (l.row_terms) one.col_terms += 2 * e * l.col_terms_batch_stride;
     if (l.bias) one.bias = static_cast<const char*>(l.bias) + e * groups.bias_stride * (l.bias_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2);
     if (scaledMMStatus_t status = call(one)) return status;
     begin = end;

@@ -83,14 +83,14 @@ def runs(core: Core, module) -> dict:
     answer["grouped"] = run(core, module, GROUPED, **grouped)
     answer["without offsets"] = (
         "left"
-        if module.run(core.handle.value, GROUPED.spec.code, 0, False, (torch.empty(M, N), a, b, scale, scale, None, None)) is NotImplemented
+        if module.run(core.handle.value, GROUPED.spec.code, 0, False, (torch.empty(M, N), a, b, scale, scale, *[None] * 6)) is NotImplemented
         else "run"
     )
     try:
         module.run(core.handle.value, 0, 0, False, [a, b])
     except TypeError as error:
         answer["a list"] = str(error)
-    answer["eleven"] = "left" if module.run(core.handle.value, 0, 0, False, (a,) * 11) is NotImplemented else "run"
+    answer["twelve"] = "left" if module.run(core.handle.value, 0, 0, False, (a,) * 12) is NotImplemented else "run"
     return answer
 
 

@@ -31,7 +31,7 @@ def test_a_call_of_any_kind_is_planned_and_run_with_a_workspace_if_its_kernel_ne
 
 def test_what_a_call_lacks_is_left_to_the_operator_which_names_it(answer):
     ran = answer["runs"]
-    assert (ran["without offsets"], ran["eleven"]) == ("left", "left")
+    assert (ran["without offsets"], ran["twelve"]) == ("left", "left")
     assert ran["a list"] == "run: expected 4 arguments and a tuple of tensors"
 
 

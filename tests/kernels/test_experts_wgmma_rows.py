@@ -105,7 +105,7 @@ def test_every_kernel_config_follows_offsets_that_change_between_replays_of_a_gr
     generator = torch.Generator().manual_seed(0)
     if row in GROUPED:
         case = grouped(500, 20, 128, 136, bias="float32", device="cuda:0")
-        inputs, out, create, expected = case.inputs, case.poisoned(), sm.create_grouped_descriptor, reference.grouped_scaled_mm
+        inputs, out, create, expected = case.defined_by, case.poisoned(), sm.create_grouped_descriptor, reference.grouped_scaled_mm
     else:
         case = ExpertsCase(500, 20, 256, 136, bias="float32")
         inputs, out = case.make("cuda:0"), case.poisoned("cuda:0")

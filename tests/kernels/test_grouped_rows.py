@@ -43,12 +43,18 @@ ALIGNED = [
     ((150, 4, 1040, 520), dict(b_layout="apart", bias="float32")),
     ((2048, 2000, 64, 24), dict(bias="float32")),
     ((40, 300, 512, 392), dict(offsets="short", a_scale="matrix", b_scale="expert3")),
+    ((300, 7, 256, 136), dict(a_zero_point="vector", sums=True, bias="float32")),
+    ((300, 5, 208, 200), dict(a_zero_point="one", b_zero_point="matrix")),
+    ((129, 6, 100, 72), dict(pad=12, offsets="short", b_zero_point="expert3", sums=True)),
+    ((90, 40, 1040, 72), dict(offsets="wild", a_zero_point="matrix", b_zero_point="column3", bias="out")),
 ]
 ANY = [
     ((129, 5, 31, 13), dict(bias="out")),
     ((200, 6, 64, 40), dict(b_layout="rows", bias="float32")),
     ((65, 4, 0, 8), dict(bias="out")),
     ((77, 33, 131, 7), dict(offsets="wild", b_scale="strided", pad=1)),
+    ((77, 9, 131, 7), dict(a_zero_point="vector", b_zero_point="strided", pad=1, b_layout="rows")),
+    ((65, 4, 0, 8), dict(a_zero_point="vector", b_zero_point="matrix", sums=True)),
 ]
 
 
@@ -59,7 +65,7 @@ def made(aligned: bool, index: int, out_dtype: torch.dtype) -> tuple[Grouped, to
     options = dict(options)
     padding = options.pop("padding", 0)
     case = grouped(*shape, out_dtype=out_dtype, seed=index, device="cuda:0", **options)
-    on_cpu = {name: None if t is None else t.cpu() for name, t in case.inputs.items()}
+    on_cpu = {name: None if t is None else t.cpu() for name, t in case.defined_by.items()}
     return case, reference.grouped_scaled_mm(**on_cpu, out_dtype=out_dtype).cuda(), padding
 
 
@@ -155,7 +161,7 @@ def test_every_grouped_kernel_config_follows_offsets_that_change_between_replays
             case.a.copy_(torch.randint(-128, 128, case.a.shape, dtype=torch.int8, device="cuda"))
             out.fill_(float("nan"))
             graph.replay()
-            expected = reference.grouped_scaled_mm(**case.inputs)
+            expected = reference.grouped_scaled_mm(**case.defined_by)
             assert reference.same_bits(out, expected), f"{row} {kind}: {reference.describe_difference(out, expected)}"
 
 
@@ -221,4 +227,4 @@ def test_one_call_on_a_side_stream_neither_waits_nor_reads_offsets_early():
         out = sm.grouped_scaled_mm(**case.inputs)
         assert not stream.query(), "the call waited for the GPU"
     stream.synchronize()
-    assert reference.same_bits(out, reference.grouped_scaled_mm(**case.inputs))
+    assert reference.same_bits(out, reference.grouped_scaled_mm(**case.defined_by))

@@ -22,10 +22,19 @@ class Grouped:
     expert_offsets: torch.Tensor
     bias: torch.Tensor | None
     out_dtype: torch.dtype
+    a_zero_point: torch.Tensor | None = None
+    b_zero_point: torch.Tensor | None = None
+    a_row_sums: torch.Tensor | None = None
+    b_column_sums: torch.Tensor | None = None
 
     @property
     def inputs(self) -> dict[str, torch.Tensor | None]:
-        return {name: getattr(self, name) for name in ("a", "b", "a_scale", "b_scale", "expert_offsets", "bias")}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "out_dtype"}
+
+    @property
+    def defined_by(self) -> dict[str, torch.Tensor | None]:
+        """What the result depends on: the inputs of the reference."""
+        return {name: tensor for name, tensor in self.inputs.items() if name not in ("a_row_sums", "b_column_sums")}
 
     def poisoned(self, padding: int = 0) -> torch.Tensor:
         """An output [tokens, N] that nobody has written to, in rows of N + padding elements."""
@@ -46,6 +55,10 @@ class Grouped:
                 options["b_scale"] = self.b_scale if self.b_scale.numel() == 1 else self.b_scale.reshape(experts, -1)[expert]
             if self.bias is not None:
                 options["bias"] = self.bias[expert]
+            if (zero := self.a_zero_point) is not None:
+                options["a_zero_point"] = zero if zero.numel() == 1 else zero.reshape(tokens)[rows]
+            if (zero := self.b_zero_point) is not None:
+                options["b_zero_point"] = zero.reshape(1) if zero.numel() == 1 else zero.reshape(self.b.shape[0], -1)[expert]
             if end > begin:
                 out[rows] = sm.scaled_mm(self.a[rows], self.b[expert], out_dtype=self.out_dtype, **options)
             begin = end
@@ -79,6 +92,9 @@ def grouped(
     bias=None,
     b_layout="columns",
     pad=0,
+    a_zero_point=None,
+    b_zero_point=None,
+    sums=False,
     seed=0,
     device="cpu",
 ) -> Grouped:
@@ -86,6 +102,7 @@ def grouped(
 
     a_scale: one, vector, matrix; b_scale: one, expert, expert3, matrix, matrix3, column3, strided; bias: None, out, float32.
     b_layout: columns (a weight's transpose), apart (the same, with a gap between the experts) or rows.
+    a_zero_point: None, or a value of a_scale; b_zero_point: None, or a value of b_scale. sums: those of a's rows and of b's columns are given.
     pad: bytes after each row of K, which are not zero.
     """
     generator = torch.Generator().manual_seed(seed)
@@ -108,6 +125,13 @@ def grouped(
         made["b_scale"] = torch.randn(scales_b[b_scale], generator=generator)
         if bias is not None:
             made["bias"] = torch.randn(E, N, generator=generator).to(out_dtype if bias == "out" else torch.float32)
+    zero_points = lambda shape, dtype: torch.randint(-128, 128, shape, dtype=dtype, generator=generator)  # noqa: E731
+    if a_zero_point is not None:
+        made["a_zero_point"] = zero_points(scales_a[a_zero_point], torch.int32)
+    if b_zero_point is not None:
+        made["b_zero_point"] = zero_points(scales_b[b_zero_point], torch.int8)
+    if sums:
+        made["a_row_sums"], made["b_column_sums"] = a.sum(1, dtype=torch.int32), b.sum(1, dtype=torch.int32)
     made["expert_offsets"] = random_offsets(tokens, E, generator, offsets)
 
     def to_device(t: torch.Tensor | None) -> torch.Tensor | None:
@@ -120,6 +144,7 @@ def grouped(
     made = {name: to_device(t) for name, t in made.items()}
     if b_layout == "rows":
         made["b"] = made["b"].contiguous()
-    if made["b_scale"] is not None and b_scale == "strided":
-        made["b_scale"] = made["b_scale"][:, ::2]
+    for name, form in (("b_scale", b_scale), ("b_zero_point", b_zero_point)):
+        if made.get(name) is not None and form == "strided":
+            made[name] = made[name][:, ::2]
     return Grouped(**made, out_dtype=out_dtype)

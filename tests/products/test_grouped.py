@@ -30,7 +30,7 @@ SHAPES = [(7, 1, 32, 16), (40, 5, 48, 24), (3, 17, 16, 8), (300, 4, 100, 72), (6
 
 
 def check(case: Grouped, out: torch.Tensor) -> None:
-    for expected in (reference.grouped_scaled_mm(**case.inputs, out_dtype=case.out_dtype), case.loop()):
+    for expected in (reference.grouped_scaled_mm(**case.defined_by, out_dtype=case.out_dtype), case.loop()):
         assert reference.same_bits(out, expected), reference.describe_difference(out, expected)
 
 
@@ -63,9 +63,12 @@ def test_offsets_are_clamped_and_rows_past_the_last_are_zero(device, shape):
     offsets=["random", "one", "short", "wild"],
     strides=[("columns", 0), ("rows", 0), ("columns", 16), ("columns", 3)],
     padding=[0, 8, 3],
+    a_zero_point=[None, "one", "vector", "matrix"],
+    b_zero_point=[None, "one", "expert", "matrix", "matrix3", "column3", "strided"],
+    sums=[False, True],
 )
 def test_every_pair_of_options_equals_the_loop(device, strides, padding, **options):
-    """Shapes of scales and bias, offsets, dtypes, strides of b and of the output (padding elements after each row)."""
+    """Shapes of scales, zero points and bias, offsets, dtypes, strides of b and of the output (padding elements after each row)."""
     b_layout, pad = strides
     case = grouped(50, 6, 64, 40, b_layout=b_layout, pad=pad, device=device, **options)
     check(case, sm.grouped_scaled_mm(**case.inputs, out_dtype=case.out_dtype))
@@ -90,10 +93,29 @@ def test_an_expert_may_serve_several_groups_by_a_stride_of_zero(device):
 
 @pytest.mark.parametrize("shape", [(0, 4, 16, 8), (5, 0, 16, 8), (5, 2, 16, 0), (5, 2, 0, 8), (0, 0, 0, 0)], ids=str)
 def test_sizes_of_zero(device, shape):
-    case = grouped(*shape, bias="float32", device=device)
-    out = case.poisoned()
-    sm.grouped_scaled_mm(**case.inputs, out=out)
-    check(case, out)
+    for zero_points in ({}, dict(a_zero_point="vector", b_zero_point="matrix"), dict(a_zero_point="one", sums=True)):
+        case = grouped(*shape, bias="float32", device=device, **zero_points)
+        out = case.poisoned()
+        sm.grouped_scaled_mm(**case.inputs, out=out)
+        check(case, out)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_raw_sums_have_zero_points_too(device, shape):
+    for zero_points in (dict(a_zero_point="vector", sums=True), dict(b_zero_point="matrix"), dict(a_zero_point="one", b_zero_point="expert3")):
+        case = grouped(*shape, out_dtype=torch.int32, offsets="short", device=device, **zero_points)
+        check(case, sm.grouped_scaled_mm(**case.inputs, out_dtype=torch.int32))
+
+
+def test_sums_of_columns_that_are_given_are_not_computed(device):
+    """Wrong ones give a wrong product, where zero points need them, and none other."""
+    case = grouped(50, 6, 64, 40, a_zero_point="vector", sums=True, out_dtype=torch.int32, device=device)
+    case.b_column_sums += 1
+    out, right = sm.grouped_scaled_mm(**case.inputs, out_dtype=torch.int32), case.loop()
+    last = int(case.expert_offsets.max())
+    assert torch.equal(out[:last], right[:last] - case.a_zero_point[:last, None]) and not out[last:].any()
+    case.a_zero_point = None
+    assert torch.equal(sm.grouped_scaled_mm(**case.inputs, out_dtype=torch.int32), case.loop())
 
 
 def test_no_tokens_for_any_expert_gives_zeros(device):

@@ -109,6 +109,8 @@ def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
         "a_scale": None,
         "b_scale": None,
         "bias": None,
+        "a_zero_point": torch.randint(-128, 128, (tokens,), dtype=torch.int32, generator=generator),
+        "b_zero_point": torch.randint(-128, 128, (3, N), dtype=torch.int8, generator=generator),
     }
     if out_dtype != torch.int32:
         product |= {

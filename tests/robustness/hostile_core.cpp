@@ -100,7 +100,7 @@ scaledMMStatus_t checked(int line, scaledMMStatus_t status) {
 
 enum Kind { kGemm, kGrouped, kBlockScaled, kBlock, kGroupedBlockScaled, kKinds }; // by scaledMMProduct_t: those that have tables
 constexpr int kRowwiseKinds = 3;                                                  // after them
-constexpr int kTensors[] = {10, 7, 6, 4, 7};                                      // operands, out included
+constexpr int kTensors[] = {10, 11, 6, 4, 7};                                     // operands, out included
 constexpr const char* kGot[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor",
                                 "got a GGUF GEMM descriptor", "got a grouped block-scaled GEMM descriptor"}; // in a refusal of the wrong kind
 static_assert(std::size(kTensors) == kKinds && std::size(kGot) == kKinds, "each kind has an entry in each list");
@@ -242,6 +242,10 @@ Product good_grouped(Random& random, int64_t M, int64_t N, int64_t K, int32_t ou
     if (below(random, 2)) put(&p, 5, matrix(kFloat, E, N));
   }
   put(&p, 6, vector(kInt32, E));
+  if (below(random, 3) == 0) put(&p, 7, vector(kInt32, below(random, 2) ? M : 1));
+  if (below(random, 3) == 0) put(&p, 8, pick(random, {matrix(kInt8, E, N), vector(kInt32, E), batch(E, matrix(kInt8, N, 1))}));
+  if (below(random, 4) == 0) put(&p, 9, vector(kInt32, M));
+  if (below(random, 4) == 0) put(&p, 10, matrix(kInt32, E, N));
   return p;
 }
 

@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 9
+#define SCALED_MM_ABI_VERSION 10
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -260,7 +260,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_MOE_COMBINE = 13,
 } scaledMMProduct_t;
 
-#define SCALED_MM_MAX_OPERANDS 10
+#define SCALED_MM_MAX_OPERANDS 11
 
 /* The name of an operand of a kind; NULL past the last. */
 SCALED_MM_API const char* scaledMMGetOperandName(int32_t product, int32_t index);
@@ -345,22 +345,27 @@ static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descri
  * out [tokens,N] int32 | float16 | bfloat16 | float32; a [tokens,K] int8; b [E,K,N] int8, any strides (fast when K is
  * contiguous). a_scale float32: one value, [tokens] or [tokens,1]; b_scale: one value, [E], [E,1,1], [E,N], [E,1,N] or [E,N,1]; both
  * NULL for an int32 out. bias [E,N], float32 or out's dtype, or NULL. expert_offsets: int32 [E], contiguous, in device
- * memory; read by the kernel, so its contents may change between launches and between replays of a graph.
+ * memory; read by the kernel, so its contents may change between launches and between replays of a graph. Zero points and sums as
+ * of the plain product, or NULL: a_zero_point one value, [tokens] or [tokens,1]; b_zero_point like b_scale; a_row_sums int32
+ * [tokens] or [tokens,1]; b_column_sums int32 [E,N] or [E,1,N]. Without b_column_sums, a zero point of a reads all of b once more.
  * kernel: NULL, or the name of a grouped row of the table. */
-static inline scaledMMStatus_t scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
-                                                                   const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
-                                                                   const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
-                                                                   const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias,
-                                                                   const scaledMMTensorDesc_t* expert_offsets, const char* kernel) {
-  const scaledMMTensorDesc_t* const operands[7] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
-  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_GROUPED_GEMM, operands, 7, 0, kernel);
+static inline scaledMMStatus_t
+scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
+                                    const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
+                                    const scaledMMTensorDesc_t* b_scale, const scaledMMTensorDesc_t* bias, const scaledMMTensorDesc_t* expert_offsets,
+                                    const scaledMMTensorDesc_t* a_zero_point, const scaledMMTensorDesc_t* b_zero_point,
+                                    const scaledMMTensorDesc_t* a_row_sums, const scaledMMTensorDesc_t* b_column_sums, const char* kernel) {
+  const scaledMMTensorDesc_t* const operands[11] = {
+      out, a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
+  return scaledMMCreateDescriptor(handle, descriptor, SCALED_MM_GROUPED_GEMM, operands, 11, 0, kernel);
 }
 
 static inline scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMDescriptor_t descriptor, void* workspace, size_t workspace_size, void* out,
                                                             const void* a, const void* b, const void* a_scale, const void* b_scale, const void* bias,
-                                                            const void* expert_offsets, void* stream) {
-  const void* const pointers[7] = {out, a, b, a_scale, b_scale, bias, expert_offsets};
-  return scaledMMCalculate(descriptor, SCALED_MM_GROUPED_GEMM, workspace, workspace_size, pointers, 7, stream);
+                                                            const void* expert_offsets, const void* a_zero_point, const void* b_zero_point,
+                                                            const void* a_row_sums, const void* b_column_sums, void* stream) {
+  const void* const pointers[11] = {out, a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums};
+  return scaledMMCalculate(descriptor, SCALED_MM_GROUPED_GEMM, workspace, workspace_size, pointers, 11, stream);
 }
 
 /* ---- block-scaled INT8 GEMM -------------------------------------------------------------------------------- */

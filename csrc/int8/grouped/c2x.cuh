@@ -17,6 +17,13 @@ struct C2xProblem {
   typename Row::Visitor::Params epilogue; // of expert 0, as if all tokens were its
 };
 
+// In shared memory after the main loop. In registers, the operands of the tile's expert would spill.
+template <class Row>
+struct C2xEpilogueStorage {
+  typename Row::Epilogue::SharedStorage exchange;
+  typename Row::Visitor::Params own;
+};
+
 template <class Row>
 __global__ void __launch_bounds__(Row::kThreads, 1) c2x_kernel(const __grid_constant__ C2xProblem<Row> p) {
   using Mma = typename Row::Mma;
@@ -43,11 +50,16 @@ __global__ void __launch_bounds__(Row::kThreads, 1) c2x_kernel(const __grid_cons
       Mma mma(shared.mainloop, thread, warp, lane);
       mma(iterations, accumulators, iterator_a, iterator_b, accumulators);
     }
-    const typename Row::Visitor::Params own{operands_of_expert(all.operands, p.strides, walk.expert, begin),
-                                            {a, b, all.tail.a_stride, all.tail.b_stride, all.tail.begin, all.tail.end},
-                                            all.out + begin * all.out_stride,
-                                            all.out_stride};
-    typename Row::Epilogue epilogue(own, shared.epilogue, thread, warp, lane);
+    auto& storage = *reinterpret_cast<C2xEpilogueStorage<Row>*>(shared_bytes);
+    __syncthreads(); // every warp has read its last stage
+    if (thread == 0) {
+      storage.own = {operands_of_expert(all.operands, p.strides, walk.expert, begin),
+                     {a, b, all.tail.a_stride, all.tail.b_stride, all.tail.begin, all.tail.end},
+                     all.out + begin * all.out_stride,
+                     all.out_stride};
+    }
+    __syncthreads();
+    typename Row::Epilogue epilogue(storage.own, storage.exchange, thread, warp, lane);
     epilogue(accumulators, tile, cute::make_shape(rows, p.N, 1), thread);
   }
   clear_rows(all.out, all.out_stride, 1, walk.rows_end(), p.experts.tokens, p.N);
@@ -57,6 +69,7 @@ __global__ void __launch_bounds__(Row::kThreads, 1) c2x_kernel(const __grid_cons
 template <class Row, class Out>
 struct C2x {
   static_assert(Row::kSplit == 1, "a grouped row does not split K");
+  static_assert(sizeof(C2xEpilogueStorage<Row>) <= Row::kSharedMemory, "the main loop's shared memory is free by then");
   static constexpr int kSharedMemory = Row::kSharedMemory;
   using Mma = typename Row::Mma;
 

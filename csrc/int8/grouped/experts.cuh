@@ -27,6 +27,12 @@ __device__ inline EpilogueOperands operands_of_expert(const EpilogueOperands& al
     const int64_t bytes = all.bias_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2;
     own.bias = static_cast<const char*>(all.bias) + expert * strides.bias * bytes;
   }
+  if (all.row_terms) {
+    own.row_terms += begin;
+    own.col_terms += int64_t(expert) * all.col_terms_batch;
+  }
+  own.a_scale_batch = own.b_scale_batch = own.bias_batch = 0; // an expert is no batch, and the compiler knows it
+  own.row_terms_batch = own.col_terms_batch = 0;
   return own;
 }
 

@@ -41,8 +41,7 @@ struct EpilogueSm90 : ScaledEpilogueSm90<CtaTile, ElementOut, SwapAB> {
   template <bool ReferenceSrc, class... Args>
   CUTLASS_DEVICE auto get_consumer_store_callbacks(cutlass::epilogue::fusion::detail::ConsumerStoreArgs<Args...> const& args) {
     const int expert = int(cute::get<3>(args.tile_coord_mnkl));
-    EpilogueOperands own = operands_of_expert(params_->operands, params_->strides, expert, params_->begin[expert]);
-    own.row_terms = own.col_terms = nullptr;                                            // and the compiler knows it
+    const EpilogueOperands own = operands_of_expert(params_->operands, params_->strides, expert, params_->begin[expert]);
     return this->template make_callbacks<ReferenceSrc, EpilogueOperands>(args, own, 0); // an expert is no batch
   }
 

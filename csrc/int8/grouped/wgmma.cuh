@@ -218,12 +218,13 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
       warpgroup_fence_operand(acc);
       if (lane == 0) s.empty[held].arrive();
       output.store([&](int i, int m, int n) {
+        const int row_of_expert = m < place.rows ? m : place.rows - 1;
+        const EpilogueOperands& e = output.operands();
+        const int32_t sum = e.row_terms ? subtract_zero_points(acc(i), e.row_terms[row_of_expert], e.col_terms[n]) : acc(i);
         if constexpr (std::is_same_v<Out, int32_t>) {
-          return int32_t(acc(i));
+          return sum;
         } else {
-          const int row_of_expert = m < place.rows ? m : place.rows - 1;
-          const EpilogueOperands& e = output.operands();
-          return output_of<Out>(acc(i), load_a_scale(e, 0, row_of_expert), load_b_scale(e, 0, n), load_bias(e, 0, n));
+          return output_of<Out>(sum, load_a_scale(e, 0, row_of_expert), load_b_scale(e, 0, n), load_bias(e, 0, n));
         }
       });
     }

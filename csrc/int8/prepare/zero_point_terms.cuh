@@ -100,6 +100,7 @@ inline scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { re
 
 inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
   const BatchStrides& batch = l.batch_strides;
+  const int64_t weights = l.groups ? l.groups->experts : l.batch; // of b
   Problem p;
   p.a = {static_cast<const int8_t*>(l.a),
          l.M,
@@ -120,7 +121,7 @@ inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) 
          l.N,
          l.b_stride_n,
          l.b_stride_k,
-         batch.b,
+         l.groups ? l.groups->b_stride : batch.b,
          l.b_zero_point,
          l.b_zero_point_stride,
          batch.b_zero_point,
@@ -136,7 +137,7 @@ inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) 
   p.blocks_per_b = int((l.N + kRowsPerBlock - 1) / kRowsPerBlock);
   // Terms that all products share are written once.
   const int64_t blocks_a = p.blocks_per_a * (l.row_terms_batch_stride ? l.batch : 1);
-  const int64_t blocks = blocks_a + p.blocks_per_b * (l.col_terms_batch_stride ? l.batch : 1);
+  const int64_t blocks = blocks_a + p.blocks_per_b * (l.col_terms_batch_stride ? weights : 1);
   if (blocks > INT32_MAX) {
     snprintf(message, size, "a, b: expected at most %lld rows and columns in a batch with zero points, got M = %lld, N = %lld, a batch of %lld",
              static_cast<long long>(INT32_MAX) * kRowsPerBlock, static_cast<long long>(l.M), static_cast<long long>(l.N),
