@@ -84,7 +84,8 @@ def grouped_scaled_mm(
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale must be None).
     out: [tokens, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
 
-    Runs on the current stream of a's device. K is bounded as in `scaled_mm`. Zero points take 8 * (tokens + E * N) bytes. The output never requires a gradient.
+    Runs on the current stream of a's device. K is bounded as in `scaled_mm`. Zero points take 8 * (tokens + E * N) bytes.
+    The output never requires a gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     inputs = (a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums)

@@ -1,5 +1,5 @@
 // Block-scaled products by wgmma on SM90. A tile is computed by one or two warpgroups, 64 rows of the MMA each; one thread loads ahead with TMA,
-// also across tiles, and its warp or warpgroup loads the scales. Of two warpgroups, one scales its sums of a block of K while the other one multiplies.
+// also across tiles, and its warp or warpgroup loads the scales. Of two warpgroups, one scales its sums of a block of K while the other multiplies.
 //
 // kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
 #pragma once
