@@ -58,7 +58,7 @@ Shape block_scaled_shape(const Argument* in) {
 }
 
 constexpr Kind kGemm = {SCALED_MM_GEMM, 9, 0b11, 1, true, gemm_shape};
-constexpr Kind kGrouped = {SCALED_MM_GROUPED_GEMM, 6, 0b100011, -1, true, grouped_shape};
+constexpr Kind kGrouped = {SCALED_MM_GROUPED_GEMM, 10, 0b100011, -1, true, grouped_shape};
 constexpr Kind kGroupedBlockScaled = {SCALED_MM_GROUPED_BLOCK_SCALED_GEMM, 6, 0b101111, -1, false, grouped_shape};
 constexpr Kind kBlockScaled = {SCALED_MM_BLOCK_SCALED_GEMM, 5, 0b1111, -1, false, block_scaled_shape};
 
