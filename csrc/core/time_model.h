@@ -12,7 +12,8 @@ struct DeviceRates {
   double bytes_per_us = 0; // of device memory
 };
 
-// `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is the mean of products that vary.
+// `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is the mean number of rows of
+// the experts that have rows.
 struct ProductSize {
   int64_t M, N, K, count;
   bool constant_b, mean_m;

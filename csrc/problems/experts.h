@@ -22,7 +22,7 @@ class ExpertsProblem : public Problem {
 public:
   // In their tables, m bounds the average number of tokens per expert.
   BucketKey bucket() const override { return {per_expert(groups_.experts), info.N, info.K, 0}; }
-  // At most as many experts as tokens have any.
+  // For the predicted time: at most M experts have tokens. (A bucket's m counts all experts.)
   ProductSize size() const override {
     const int64_t active = std::min(groups_.experts, info.M);
     return {per_expert(active), info.N, info.K, active, false, true};

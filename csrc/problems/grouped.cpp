@@ -12,8 +12,8 @@ struct GroupedTensors {
   const scaledMMTensorDesc_t *out, *a, *b, *a_scale, *b_scale, *bias, *expert_offsets, *a_zero_point, *b_zero_point, *a_row_sums, *b_column_sums;
 };
 
-// Values of each expert or of each expert's columns: one value, [E], [E,1,1], [E,N], [E,1,N] and [E,N,1], the form in which checkpoints store scales
-// of output channels. name: b_scale or b_zero_point.
+// Values of each expert or of each expert's columns: one value, [E], [E,1,1], [E,N], [E,1,N] and [E,N,1]. Checkpoints store scales of output channels
+// as [E,N,1]. name: b_scale or b_zero_point.
 scaledMMStatus_t check_of_b(const char* name, Dtypes dtypes, const scaledMMTensorDesc_t& t, int64_t E, int64_t N, int64_t* stride_e,
                             int64_t* stride_n) {
   if (scaledMMStatus_t s = check_operand(name, "", dtypes, -1, &t)) return s;
@@ -52,7 +52,7 @@ scaledMMStatus_t check_column_sums(const scaledMMTensorDesc_t& t, int64_t E, int
   return SCALED_MM_STATUS_SUCCESS;
 }
 
-// One value of the same dtype, in place of an operand of all experts.
+// Stand-in for the checks of one expert's product: one value with the operand's dtype and alignment.
 scaledMMTensorDesc_t one_value(const scaledMMTensorDesc_t& t) { return {t.dtype, 0, {}, {}, t.alignment, 0}; }
 
 class Grouped : public ExpertsProblem {

@@ -26,7 +26,8 @@ def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts, least_tile_us:
     """Coefficients by kernel config, for those with at least LEAST_PRODUCTS measured products.
 
     measured: microseconds by product and kernel config, with constant weights. A product may have a fourth number, `count` of `TileTable.fastest`.
-    gpu: where they were measured. least_tile_us: the least that `tile` becomes, where the products' K is too long to tell it from the start.
+    gpu: where they were measured. least_tile_us: lower bound of `tile`, for products with a
+    long K only: then the fit cannot separate `tile` from `start`.
     Least squares of the logarithms of predicted over measured time, by scipy.
     """
     found = {}

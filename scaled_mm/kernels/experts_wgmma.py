@@ -1,4 +1,4 @@
-"""wgmma in the sections grouped and grouped_block_scaled (csrc/int8/grouped/wgmma.cuh): products of experts on SM90, for operands of TMA."""
+"""wgmma in the sections grouped and grouped_block_scaled (csrc/int8/grouped/wgmma.cuh), for operands that TMA can load."""
 
 from __future__ import annotations
 

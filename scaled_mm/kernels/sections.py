@@ -13,7 +13,7 @@ class Section:
     kernel, products: one of its kernels and its products, in messages.
     heading: in `scaled-mm table show`; default: products.
     has_modes: it has the list `auto`, and its buckets may restrict the activations.
-    mean_m: M is the mean number of rows of products that vary, those of experts.
+    mean_m: M is the mean number of rows of the experts that have rows.
     same_bits: all kernel configs give the same bits, so that one may stand in for another that is being built.
     """
 

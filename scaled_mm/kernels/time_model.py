@@ -2,8 +2,8 @@
 
     time    = start + sqrt(compute^2 + memory^2 + l2^2)                              microseconds
     compute = steps * step + waves * tile, or sqrt((steps * step)^2 + (waves * tile)^2) where a tile's epilogue overlaps another's steps (pingpong)
-    waves   = ceil(units / units that run at a time)     a unit is a cluster, or the thread blocks that share a tile's K; M and N are padded to it.
-              Rows of experts vary around their mean M, so half a unit along M is added to M / unit rather than padding it (at least one unit)
+    waves   = ceil(units / units that run at a time)     a unit is a cluster, or the thread blocks that share a tile's K.
+              M and N are rounded up to whole units. With mean_m, M is the mean number of rows of an expert, and there are max(1, M / unit_m + 0.5) units along M
     steps   = waves * ceil(K / elements of K in a step of all parts)
               stream-K divides the steps of all units evenly, if a unit has at least twice the fewest of a part: units * ceil(...) / units that run
               at a time, but at least the fewest
@@ -82,7 +82,7 @@ class TimeModel:
         return max(1, usable * self.resident // self.blocks)
 
     def parts(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> Parts:
-        """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is the mean of products that vary."""
+        """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is a mean, see the formula."""
         units_m = max(1.0, M / self.unit_m + 0.5) if mean_m else -(-M // self.unit_m)
         units = units_m * -(-N // self.unit_n) * count
         waves = int(-(-units // self.slots(gpu.multiprocessors)))

@@ -77,14 +77,17 @@ def grouped_scaled_mm(
         kernel reads them, so the host does not wait for the GPU. They may change between replays of a CUDA graph, but not during one. Offsets
         that decrease, are negative or exceed the number of tokens are clamped as above: such experts get fewer or no tokens.
     bias: [E, N], in out_dtype or float32.
-    a_zero_point, b_zero_point: int32 or int8; one value, [tokens] or [tokens, 1]; shaped like b_scale. Values as in `scaled_mm`.
-    a_row_sums: int32 [tokens] or [tokens, 1], the sums of a over K. They are not checked, and used only if b has zero points.
-    b_column_sums: int32 [E, N] or [E, 1, N], the sums of b over K, used only if a has zero points. Pass them: they depend on the weights alone,
-        `b.sum(1, dtype=torch.int32)`, and without them each call reads the weights of all experts once more.
+    a_zero_point: int32 or int8; one value, [tokens] or [tokens, 1]. b_zero_point: int32 or int8, in the shapes of b_scale. The bound on K
+        assumes values from -128 to 127, as in `scaled_mm`.
+    a_row_sums: int32 [tokens] or [tokens, 1], the sums of a over K. They are not checked, and used only if b has zero points; without them a is
+        read once more.
+    b_column_sums: int32 [E, N] or [E, 1, N], the sums of b over K, used only if a has zero points. Compute them once, with
+        the weights: `b.sum(1, dtype=torch.int32)`. Without them each call reads the weights of all experts once more.
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale must be None).
     out: [tokens, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
 
-    Runs on the current stream of a's device. K is bounded as in `scaled_mm`. Zero points take 8 * (tokens + E * N) bytes.
+    Runs on the current stream of a's device. K is bounded as in `scaled_mm`. With zero points the call also
+    allocates 8 * (tokens + E * N) bytes.
     The output never requires a gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """

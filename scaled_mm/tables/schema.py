@@ -191,7 +191,7 @@ class TileTable(BaseModel):
         """(predicted microseconds, kernel config) of those that write rows of N elements of out_bytes, the fastest first; without the fallback.
 
         M, N, K: elements, >= 1. gpu: default the one that the table was tuned on, or a common one of the architecture. Times are those of 16-bit
-        outputs. count: products in one launch; of grouped ones experts that have rows, with M rows in the mean.
+        outputs. count: products in one launch; for grouped products, the experts that have rows.
         """
         gpu = gpu or typical(self.arch, self.gpu)
         rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0]

@@ -1,6 +1,6 @@
 """Fits the `times` of sm90's sections for experts and block-scaled products: `python tests/autotune/fit_sections.py`.
 
-Prints how well the choice is, on what it was fitted to and on what it was not, and the blocks for the table.
+Prints the loss of the choice on fitted and on held-out products, and the `times` entries for the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[1] / "tables" / "data"
 H200 = facts("NVIDIA H200", "sm90", 132)
 TABLE = load_table("sm90")
 SECTIONS: dict[str, TileTable] = {"channel": TABLE.grouped, "block": TABLE.grouped_block_scaled}
-LOCAL = "deepseek_ep8"  # most rows are of experts elsewhere, which a plan does not know
+LOCAL = "deepseek_ep8"  # most rows are unassigned, which a plan does not know
 LEAST_TILE_US = 1.0  # of block-scaled products, whose K is at least 1536: too long to tell a tile's own time
 Measured = dict[tuple[int, ...], dict[str, float]]
 

@@ -1,7 +1,7 @@
 """Times every kernel config of sm90's sections for experts and block-scaled products: `python tests/autotune/time_sections.py FOLDER`, on an H200.
 
 Writes `h200_experts.json` and `h200_block_scaled.json`, to which fit_sections.py fits the `times` of these sections. Graph replays; weights
-rotate, so that they come from memory. Every output of a routing must have the same bits. Takes 40 s.
+rotate, so that they come from memory. For experts, all kernel configs must give the same bits for the first routing. Takes 40 s.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def microseconds(calls: Calls) -> float:
 
 
 def worth_timing(row: KernelRow, rows: float) -> bool:
-    """Whether a tile is neither far too low nor far too high for this many rows."""
+    """False for the generic kernel, and for tiles lower than a 24th of this many rows."""
     height = row.tile.n if row.swap_ab else row.tile.m
     return row.family != "generic" and rows <= 24 * height
 

@@ -347,7 +347,8 @@ static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descri
  * NULL for an int32 out. bias [E,N], float32 or out's dtype, or NULL. expert_offsets: int32 [E], contiguous, in device
  * memory; read by the kernel, so its contents may change between launches and between replays of a graph. Zero points and sums as
  * of the plain product, or NULL: a_zero_point one value, [tokens] or [tokens,1]; b_zero_point like b_scale; a_row_sums int32
- * [tokens] or [tokens,1]; b_column_sums int32 [E,N] or [E,1,N]. Without b_column_sums, a zero point of a reads all of b once more.
+ * [tokens] or [tokens,1]; b_column_sums int32 [E,N] or [E,1,N]. If a has a zero point and b_column_sums is
+ * NULL, each launch reads all of b once more.
  * kernel: NULL, or the name of a grouped row of the table. */
 static inline scaledMMStatus_t
 scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,

@@ -10,8 +10,9 @@ namespace scaled_mm::block_scaled {
 constexpr int kBlock = 128;
 
 // Accumulators of mma.sync start at the bits of 1.5 * 2^23. A block's sum is an integer of at most 128 * 128 * 128 = 2^21, so adding it to the
-// bits adds it to the number: to convert is to subtract, exactly, at the full rate, of which a conversion instruction has a part.
-// wgmma can start at zero by itself, so a conversion instruction costs it no more than the subtraction, and nothing resets the accumulators.
+// bits adds it to the number. To subtract the number converts exactly, and faster than a conversion instruction.
+// wgmma can overwrite its accumulators, so with a conversion instruction nothing has to reset them: three instructions for a sum and a block
+// instead of four (docs/decisions/0023).
 constexpr int32_t kStart = 0x4b400000;
 constexpr float kStartValue = 12582912.0f;
 

@@ -1,5 +1,5 @@
 // Block-scaled products by wgmma on SM90. A tile is computed by one or two warpgroups, 64 rows of the MMA each; one thread loads ahead with TMA,
-// also across tiles, and its warp or warpgroup loads the scales. Of two warpgroups, one scales its sums of a block of K while the other multiplies.
+// also across tiles, and its warp or warpgroup loads the scales. Two warpgroups multiply in turn.
 //
 // kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
 #pragma once
@@ -99,7 +99,7 @@ __device__ inline void store_wgmma(const WgmmaProblem& p, int m, int n, float va
 template <int kFirst, int kSecond, int kStages, int kScaleRows>
 struct WgmmaShape {
   static constexpr int kConsumers = kFirst * 2; // threads: a warpgroup for 64 rows
-  // setmaxnreg moves registers between whole warpgroups, so the producers are one.
+  // setmaxnreg moves registers between whole warpgroups, so the producers are a whole warpgroup.
   static constexpr bool kReconfigure = kFirst > 64;
   static constexpr int kProducers = kReconfigure ? 128 : 32;
   static constexpr int kThreads = kConsumers + kProducers;

@@ -1,5 +1,5 @@
 // The main loop of block-scaled wgmma kernels: the int32 sum of each block of K leaves the tensor cores, is scaled, and is added in float32.
-// The scales of a block come with its stage: loads of scales that wait beside the tiles' traffic would take longer than a block does.
+// The scales of a block come with its stage. Loaded on demand, a scale would wait behind the tiles' traffic for longer than a block takes.
 #pragma once
 
 #include "cute/tensor.hpp"
@@ -26,7 +26,8 @@ struct ScaleStages<kStages, 0> {};
 template <int kRows, int kThreads>
 class ScaleLoads {
 public:
-  // a: the scale of the tile's first row and first block. rows: that exist from there on. b: of the tile's columns. thread: of kThreads.
+  // a: the scale of the tile's first row and first block. rows: rows that exist from the tile's first row on. b: the scale of the tile's columns
+  // and first block. thread: index below kThreads.
   __device__ ScaleLoads(const Scales& scales, const float* a, int rows, const float* b, int thread)
       : stride_a_(scales.a_stride_k), stride_b_(scales.b_stride_k), b_(b), thread_(thread) {
 #pragma unroll
@@ -53,7 +54,8 @@ private:
   const int thread_;
 };
 
-// Two warpgroups multiply in turn, so that one scales its sums while the other one multiplies. A single warpgroup has no turns.
+// Two warpgroups multiply in turn, so that one can scale its sums meanwhile. Measured: faster with tiles of 128 x 64 only (docs/decisions/0023).
+// A single warpgroup has no turns.
 template <bool kTwo>
 class Turns {
 public:

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(Row::kThreads, 1) c2x_kernel(const __grid_cons
 template <class Row, class Out>
 struct C2x {
   static_assert(Row::kSplit == 1, "a grouped row does not split K");
-  static_assert(sizeof(C2xEpilogueStorage<Row>) <= Row::kSharedMemory, "the main loop's shared memory is free by then");
+  static_assert(sizeof(C2xEpilogueStorage<Row>) <= Row::kSharedMemory, "the epilogue's storage must fit into the main loop's shared memory");
   static constexpr int kSharedMemory = Row::kSharedMemory;
   using Mma = typename Row::Mma;
 

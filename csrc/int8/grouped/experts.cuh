@@ -31,7 +31,7 @@ __device__ inline EpilogueOperands operands_of_expert(const EpilogueOperands& al
     own.row_terms += begin;
     own.col_terms += int64_t(expert) * all.col_terms_batch;
   }
-  own.a_scale_batch = own.b_scale_batch = own.bias_batch = 0; // an expert is no batch, and the compiler knows it
+  own.a_scale_batch = own.b_scale_batch = own.bias_batch = 0; // constants: the compiler drops the offsets of a batch
   own.row_terms_batch = own.col_terms_batch = 0;
   return own;
 }

@@ -1,6 +1,7 @@
-// Products of experts by wgmma on SM90, with scales of channels or of blocks. Thread blocks go from tile to tile of all experts. One warp loads ahead
-// with TMA, also across tiles: all experts' weights have one tensor map, whose third dimension is the expert, and the tokens have one, so no map is
-// edited on the device. A tile of tokens may also load rows of the next expert; they belong to elements of out that are not stored.
+// Products of experts by wgmma on SM90, with scales of channels or of blocks. Thread blocks go from tile to tile of all experts. One thread loads
+// tiles ahead with TMA, also across tiles; with scales of blocks its warp or warpgroup copies the scales to shared memory. All experts' weights
+// share one tensor map, whose third dimension is the expert, and the tokens have one, so no map is edited on the device. A tile of tokens may
+// also load rows of the next expert; they belong to elements of out that are not stored.
 //
 // kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
 #pragma once

@@ -139,9 +139,9 @@ inline scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) 
   const int64_t blocks_a = p.blocks_per_a * (l.row_terms_batch_stride ? l.batch : 1);
   const int64_t blocks = blocks_a + p.blocks_per_b * (l.col_terms_batch_stride ? weights : 1);
   if (blocks > INT32_MAX) {
-    snprintf(message, size, "a, b: expected at most %lld rows and columns in a batch with zero points, got M = %lld, N = %lld, a batch of %lld",
+    snprintf(message, size, "a, b: expected at most %lld rows and columns with zero points in all products, got M = %lld, N = %lld, %lld %s",
              static_cast<long long>(INT32_MAX) * kRowsPerBlock, static_cast<long long>(l.M), static_cast<long long>(l.N),
-             static_cast<long long>(l.batch));
+             static_cast<long long>(weights), l.groups ? "experts" : "products");
     return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
   }
   p.blocks_a = int(blocks_a);
