@@ -3,7 +3,8 @@
     time    = start + sqrt(compute^2 + memory^2 + l2^2)                              microseconds
     compute = steps * step + waves * tile, or sqrt((steps * step)^2 + (waves * tile)^2) where a tile's epilogue overlaps another's steps (pingpong)
     waves   = ceil(units / units that run at a time)     a unit is a cluster, or the thread blocks that share a tile's K.
-              M and N are rounded up to whole units. With mean_m, M is the mean number of rows of an expert, and there are max(1, M / unit_m + 0.5) units along M
+              M and N are rounded up to whole units. With mean_m, M is the mean number of rows of an expert,
+              and there are max(1, M / unit_m + 0.5) units along M
     steps   = waves * ceil(K / elements of K in a step of all parts)
               stream-K divides the steps of all units evenly, if a unit has at least twice the fewest of a part: units * ceil(...) / units that run
               at a time, but at least the fewest
