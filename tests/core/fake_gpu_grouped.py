@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+import re
 import sys
 
 import torch
@@ -69,6 +70,9 @@ def grouped_products(kernels: str, count: str) -> dict:
             predicted = [one for _, one in table.fastest(-(-tokens // active), N, K, out_bytes=16, count=active)]
             fit = [one.name for one in predicted if one.alignment[2] == 1 or out.stride(0) * out.itemsize % one.alignment[2] == 0]
             assert row == fit[0], f"{case}: {row}, not {fit[0]}"
+            us = next(us for us, one in table.fastest(-(-tokens // active), N, K, out_bytes=16, count=active) if one.name == row)
+            told = float(re.search(r"by prediction, ([0-9.]+) us", choice.reason.decode())[1])
+            assert abs(told - us) <= 0.006 or told == round(us), f"{case}: {told} us, not {us}"
         size = core.workspace_size(descriptor)
         stream.value = 0
         core.calculate(descriptor, out, case.inputs, aligned_bytes(size) if size else None, size)

@@ -241,14 +241,14 @@ def test_tensors_on_two_devices_are_refused():
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=str)
 def test_opcheck_finds_nothing_wrong(device, out_dtype):
-    case = grouped(50, 6, 64, 40, out_dtype=out_dtype, bias="float32", device=device)
+    case = grouped(50, 6, 64, 40, out_dtype=out_dtype, bias="float32", a_zero_point="vector", b_zero_point="expert", sums=True, device=device)
     inputs = [case.inputs[name] for name in GROUPED.spec.input_names]
     torch.library.opcheck(GROUPED.functional, (*inputs, out_dtype, False))
     torch.library.opcheck(GROUPED.out, (case.poisoned(), *inputs, False))
 
 
 def test_a_compiled_function_gives_the_same_bits_and_the_fake_output_the_same_shape(device):
-    case = grouped(50, 6, 64, 40, bias="float32", device=device)
+    case = grouped(50, 6, 64, 40, bias="float32", a_zero_point="vector", sums=True, device=device)
     compiled = torch.compile(lambda **inputs: sm.grouped_scaled_mm(**inputs) * 2, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(**case.inputs), case.loop() * 2)
     with FakeTensorMode() as mode:

@@ -104,6 +104,7 @@ __device__ inline void sum_blocks(Mma& mma, const First& first, const Second& se
     warpgroup_wait<0>();
     turns.pass();
     warpgroup_fence_operand(acc);
+    __syncwarp(); // all lanes have read their scales
     if (lane == 0) s.empty[ring.stage].arrive();
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {
