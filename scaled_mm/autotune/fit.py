@@ -26,8 +26,7 @@ def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts, least_tile_us:
     """Coefficients by kernel config, for those with at least LEAST_PRODUCTS measured products.
 
     measured: microseconds by product and kernel config, with constant weights. A product may have a fourth number, `count` of `TileTable.fastest`.
-    gpu: where they were measured. least_tile_us: lower bound of `tile`, for products with a
-    long K only: then the fit cannot separate `tile` from `start`.
+    gpu: where they were measured. least_tile_us: lower bound of `tile`, for products with a long K only: the fit cannot separate it from `start`.
     Least squares of the logarithms of predicted over measured time, by scipy.
     """
     found = {}

@@ -1,4 +1,4 @@
-"""wgmma kernels for products of experts (csrc/int8/grouped/wgmma.cuh) of every kind of tile, none in a table yet: the bits of the reference."""
+"""wgmma kernels for products of experts (csrc/int8/grouped/wgmma.cuh), also of sizes that no table has: the bits of the reference."""
 
 from __future__ import annotations
 

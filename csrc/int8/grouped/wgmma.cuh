@@ -40,17 +40,6 @@ struct WgmmaPlace {
   }
 };
 
-template <class Out>
-__device__ inline Out output_of(int32_t acc, float a_scale, float b_scale, float bias) {
-  if constexpr (std::is_same_v<Out, int32_t>) {
-    return acc;
-  } else {
-    Out out;
-    block_scaled::cast(&out, scale_and_bias(acc, a_scale, b_scale, bias));
-    return out;
-  }
-}
-
 // The MMA's accumulators of a thread: int32 sums, and for scales of blocks float32 ones.
 template <int kFirst, int kSecond, bool kSwapAB, bool kBlockScales, class Out>
 class WgmmaOutput {
@@ -62,7 +51,7 @@ public:
         operands_(operands_of_expert(p.epilogue, p.strides, place.expert, place.first_m)),
         out_(static_cast<Out*>(p.out) + place.first_m * p.out_stride_m) {}
 
-  // value(i): element i of the thread as (acc, float) gives it.
+  // value(i, m, n): what accumulator i gives for row m, from the tile's first one on, and column n.
   template <class Value>
   __device__ void store(const Value& value) const {
     CUTLASS_PRAGMA_UNROLL
@@ -225,7 +214,9 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
         if constexpr (std::is_same_v<Out, int32_t>) {
           return sum;
         } else {
-          return output_of<Out>(sum, load_a_scale(e, 0, row_of_expert), load_b_scale(e, 0, n), load_bias(e, 0, n));
+          Out out;
+          block_scaled::cast(&out, scale_and_bias(sum, load_a_scale(e, 0, row_of_expert), load_b_scale(e, 0, n), load_bias(e, 0, n)));
+          return out;
         }
       });
     }
