@@ -163,16 +163,17 @@ def block_scaled_mm(
 ) -> torch.Tensor:
     """The defined result of a block-scaled product, a contiguous [M, N] tensor of `out_dtype` on `a`'s device.
 
-        sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//128])
+        sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//B])
         out[m,n] = cast( sum[m,n] + bias[n] )
 
-    Operands as in `scaled_mm.block_scaled_mm`. A block has 128 elements of K; the last block may have fewer.
+    Operands as in `scaled_mm.block_scaled_mm`. A block has B elements of K, 128 or 64; the last block may have fewer.
     """
     m, n = a.shape[0], b.shape[1]
-    block_of = torch.arange(n, device=a.device) // 128
+    size = 128 if a_scale.shape[1] == -(-a.shape[1] // 128) and b_scale.shape[1] == -(-n // 128) else 64
+    block_of = torch.arange(n, device=a.device) // size
     total = torch.zeros((m, n), dtype=torch.float32, device=a.device)
-    for block in range(-(-a.shape[1] // 128)):
-        k = slice(128 * block, 128 * block + 128)
+    for block in range(a_scale.shape[1]):
+        k = slice(size * block, size * block + size)
         value = _integer_product(a[:, k].to(torch.float64), b[k].to(torch.float64)).to(torch.float32)
         scale = a_scale[:, block].reshape(m, 1) * b_scale[block][block_of].reshape(1, n)
         value = value * scale

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 16
+#define SCALED_MM_KERNEL_ABI_VERSION 17
 
 namespace scaled_mm {
 
@@ -144,6 +144,7 @@ struct GemmLaunch {
   // Block-scaled products only, else 0: strides of a_scale and b_scale from one block of K to the next. a_scale_stride is from row to row, as in
   // other products; b_scale_stride is from one block of N to the next.
   int64_t a_scale_stride_k, b_scale_stride_k;
+  int32_t block_size; // elements of K, and of N, in a block: 64 or 128
 
   const BlockOperands* blocks; // nullptr except for GGUF products
 

@@ -30,6 +30,7 @@ const char* batch_misfit(const ProductInfo& info, const RowNeeds& needs) {
 } // namespace
 
 const char* misfit(const ProductInfo& info, const RowNeeds& needs) {
+  if (info.block_size < needs.block_size) return "the blocks of scales are smaller than the row's kernel takes";
   if (!needs.any()) return nullptr;
   // The stride of a dimension of size 1 is not used, so it is not checked.
   const int64_t out_bytes = dtype_bytes(info.out_dtype);

@@ -320,6 +320,10 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected alignments that are powers of two, got %d, %d and %d", table->source,
                   int(i), int(row.align_a), int(row.align_b), int(row.align_out));
     }
+    if (row.block_size < 0) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: row %d: expected a block_size of at least 0, got %d", table->source, int(i),
+                  int(row.block_size));
+    }
     if (!is_legal(row.time)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM,
                   "table %.200s: row %d: expected a time model with sizes and rates above 0 and finite times, or none; at most 1024 thread blocks",
@@ -327,11 +331,12 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
     }
     copy->rows[i].name = row.name;
     copy->rows[i].time = row.time;
-    copy->rows[i].needs = {row.align_a, row.align_b, row.align_out, row.store_bytes};
+    copy->rows[i].needs = {row.align_a, row.align_b, row.align_out, row.store_bytes, row.block_size};
   }
   const TableRow& fallback = copy->rows[copy->fallback_row];
-  if (fallback.needs.any()) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: the fallback row %.200s must take any alignment", table->source, fallback.name.c_str());
+  if (fallback.needs.any() || fallback.needs.block_size > 0) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: the fallback row %.200s must take any alignment and block size", table->source,
+                fallback.name.c_str());
   }
   if (table->num_modes > 0) copy->modes.assign(table->modes, table->modes + table->num_modes);
   copy->buckets.assign(table->buckets, table->buckets + table->num_buckets);

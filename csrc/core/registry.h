@@ -58,6 +58,7 @@ struct KernelSlot {
 // along N, and their row and batch strides must be multiples of these alignments.
 struct RowNeeds {
   int32_t align_a = 1, align_b = 1, align_out = 1, store_bytes = 1;
+  int32_t block_size = 0;
 
   bool any() const { return align_a > 1 || align_b > 1 || align_out > 1 || store_bytes > 1; }
 };

@@ -8,9 +8,26 @@
 namespace scaled_mm {
 namespace {
 
-constexpr int64_t kScaleBlock = 128;
+constexpr int32_t kBlock = 128, kSmallBlock = 64;
 
-int64_t blocks_of(int64_t size) { return (size + kScaleBlock - 1) / kScaleBlock; }
+int64_t blocks_of(int64_t size, int32_t block) { return (size + block - 1) / block; }
+
+// The size of the blocks is that for which there are as many scales along K; if these do not tell, because K is within one small block, as many
+// along N. 128 if no size fits.
+int32_t block_size_of(const ProductInfo& info, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale) {
+  const auto tells = [](int64_t size, const scaledMMTensorDesc_t* scales) {
+    return scales != nullptr && scales->ndim > 1 && blocks_of(size, kSmallBlock) != blocks_of(size, kBlock) &&
+           scales->shape[scales->ndim - 1] == blocks_of(size, kSmallBlock);
+  };
+  return tells(info.K, a_scale) || (info.K <= kSmallBlock && tells(info.N, b_scale)) ? kSmallBlock : kBlock;
+}
+
+// "[M, ceil(K / 128)]" from "[M, ceil(K / %d)]".
+std::string with_block(const char* shape, int32_t block) {
+  char text[64];
+  snprintf(text, sizeof(text), shape, block, block);
+  return text;
+}
 
 long long number(int64_t value) { return static_cast<long long>(value); }
 
@@ -34,10 +51,10 @@ scaledMMStatus_t check_sizes(const char* name, const char* shape, const char* wh
 }
 
 scaledMMStatus_t check_a(const char* rows, const scaledMMTensorDesc_t* a_scale, ProductInfo* info) {
-  const std::string shape = "[" + std::string(rows) + ", ceil(K / 128)]";
+  const std::string shape = with_block(("[" + std::string(rows) + ", ceil(K / %d)]").c_str(), info->block_size);
   char where[96];
   snprintf(where, sizeof(where), "%s = %lld, K = %lld", rows, number(info->M), number(info->K));
-  const int64_t expected[] = {info->M, blocks_of(info->K)};
+  const int64_t expected[] = {info->M, blocks_of(info->K, info->block_size)};
   if (scaledMMStatus_t s = check_sizes("a_scale", shape.c_str(), where, 2, expected, a_scale)) return s;
   info->a_scale_stride = stride_of(*a_scale, 0);
   info->a_scale_stride_k = stride_of(*a_scale, 1);
@@ -47,11 +64,12 @@ scaledMMStatus_t check_a(const char* rows, const scaledMMTensorDesc_t* a_scale, 
 } // namespace
 
 scaledMMStatus_t check_block_scales(const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale, ProductInfo* info) {
+  const int32_t block = info->block_size = block_size_of(*info, a_scale, b_scale);
   if (scaledMMStatus_t s = check_a("M", a_scale, info)) return s;
   char where[96];
   snprintf(where, sizeof(where), "K = %lld, N = %lld", number(info->K), number(info->N));
-  const int64_t expected[] = {blocks_of(info->K), blocks_of(info->N)};
-  if (scaledMMStatus_t s = check_sizes("b_scale", "[ceil(K / 128), ceil(N / 128)]", where, 2, expected, b_scale)) return s;
+  const int64_t expected[] = {blocks_of(info->K, block), blocks_of(info->N, block)};
+  if (scaledMMStatus_t s = check_sizes("b_scale", with_block("[ceil(K / %d), ceil(N / %d)]", block).c_str(), where, 2, expected, b_scale)) return s;
   info->b_scale_stride_k = stride_of(*b_scale, 0);
   info->b_scale_stride = stride_of(*b_scale, 1);
   return SCALED_MM_STATUS_SUCCESS;
@@ -59,11 +77,13 @@ scaledMMStatus_t check_block_scales(const scaledMMTensorDesc_t* a_scale, const s
 
 scaledMMStatus_t check_block_scales_of_experts(const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale, int64_t experts,
                                                ProductInfo* info, int64_t* stride_e) {
+  const int32_t block = info->block_size = block_size_of(*info, a_scale, b_scale);
   if (scaledMMStatus_t s = check_a("tokens", a_scale, info)) return s;
   char where[96];
   snprintf(where, sizeof(where), "E = %lld, K = %lld, N = %lld", number(experts), number(info->K), number(info->N));
-  const int64_t expected[] = {experts, blocks_of(info->K), blocks_of(info->N)};
-  if (scaledMMStatus_t s = check_sizes("b_scale", "[E, ceil(K / 128), ceil(N / 128)]", where, 3, expected, b_scale)) return s;
+  const int64_t expected[] = {experts, blocks_of(info->K, block), blocks_of(info->N, block)};
+  if (scaledMMStatus_t s = check_sizes("b_scale", with_block("[E, ceil(K / %d), ceil(N / %d)]", block).c_str(), where, 3, expected, b_scale))
+    return s;
   *stride_e = stride_of(*b_scale, 0);
   info->b_scale_stride_k = stride_of(*b_scale, 1);
   info->b_scale_stride = stride_of(*b_scale, 2);

@@ -1,4 +1,4 @@
-// Groupwise quantization to int8: a scale for 128 elements of a row, or for 128 x 128 elements of a weight.
+// Groupwise quantization to int8: a scale for a block of 128 or 64 elements of a row, or for 128 x 128 or 64 x 64 elements of a weight.
 #include <iterator>
 
 #include "problems/kinds.h"
@@ -10,8 +10,9 @@ namespace {
 class Int8Block : public OwnKernelProblem<4> {
 public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
-    if (scaledMMStatus_t s = check_option("dim", "scaledMMInt8BlockDim_t", options, 3)) return s;
+    if (scaledMMStatus_t s = check_option("dim", "scaledMMInt8BlockDim_t", options, 7)) return s;
     const bool is_weight = (options.option & SCALED_MM_INT8_BLOCK_WEIGHT) != 0;
+    const int64_t block = (options.option & SCALED_MM_INT8_BLOCK_SMALL) != 0 ? 64 : 128;
     operands_.function = options.option;
     info.rowwise = &operands_;
     const char* const shape = is_weight ? "[N, K] or [B, N, K]" : "[M, K]";
@@ -27,8 +28,8 @@ public:
     variant = info.out_dtype = x.dtype;
     int64_t sizes[3] = {info.batch, info.M, info.N};
     if (scaledMMStatus_t s = written("out", SCALED_MM_DTYPE_INT8, x.ndim, sizes + 1 - n, t[0])) return s;
-    if (is_weight) sizes[1] = blocks_along(sizes[1]);
-    sizes[2] = blocks_along(sizes[2]);
+    if (is_weight) sizes[1] = blocks_along(sizes[1], block);
+    sizes[2] = blocks_along(sizes[2], block);
     if (scaledMMStatus_t s = written("out_scale", SCALED_MM_DTYPE_FLOAT32, x.ndim, sizes + 1 - n, t[2])) return s;
     info.batch_strides.a = n ? stride_along(x, 0) : 0;
     info.batch_strides.out = n ? stride_along(*t[0], 0) : 0;
@@ -43,7 +44,7 @@ public:
   }
 
 private:
-  static int64_t blocks_along(int64_t size) { return (size + 127) / 128; }
+  static int64_t blocks_along(int64_t size, int64_t block) { return (size + block - 1) / block; }
 
   static scaledMMStatus_t written(const char* name, int32_t dtype, int32_t ndim, const int64_t* sizes, const scaledMMTensorDesc_t* t) {
     scaledMMTensorDesc_t expected = {};

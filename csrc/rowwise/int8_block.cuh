@@ -1,12 +1,11 @@
-// Groupwise quantization to int8: a scale for 128 elements of a row, or for 128 x 128 elements of a weight.
+// Groupwise quantization to int8: a scale for a block of kBlock elements of a row, or for kBlock x kBlock elements of a weight.
 #pragma once
 
 #include "rowwise/kernel.cuh"
 
 namespace scaled_mm::rowwise {
 
-constexpr int kInt8Block = 128;
-constexpr int kAcross = kInt8Block / kChunk; // threads of a block's row
+constexpr int kInt8Block = 128, kSmallInt8Block = 64;
 constexpr int kInt8BlockThreads = 256;
 
 struct Int8Blocks {
@@ -24,10 +23,11 @@ __device__ inline Chunk<int8_t> int8_block_chunk(const Int8Blocks& p, const floa
   return p.truncates ? truncate(y, quantizer) : quantize(y, quantizer);
 }
 
-// A block of a token's row: the part of one thread of the half warp that has it.
-template <class X>
+// A block of a token's row: the part of one thread of the half or quarter warp that has it.
+template <class X, int kBlock = kInt8Block>
 struct TokenBlock {
-  bool inside; // the other half of the warp needs this one
+  static constexpr int kAcross = kBlock / kChunk; // threads of a block
+  bool inside;                                    // the rest of the warp needs this part
   int64_t row;
   int column, k;
   float y[kChunk] = {};
@@ -38,7 +38,7 @@ struct TokenBlock {
     inside = block < p.blocks;
     row = block / p.blocks_k;
     column = int(block % p.blocks_k);
-    k = column * kInt8Block + int(threadIdx.x) % kAcross * kChunk;
+    k = column * kBlock + int(threadIdx.x) % kAcross * kChunk;
     if (inside) load_chunk<X>(p.x, row, k, p.K, y);
     uint32_t bits = magnitude_bits(largest_of(y, 0));
 #pragma unroll
@@ -55,24 +55,25 @@ struct TokenBlock {
   }
 };
 
-// Half a warp has a block.
-template <class X>
+// Half a warp has a block of 128, a quarter one of 64.
+template <class X, int kBlock>
 __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(const __grid_constant__ Int8Blocks p) {
   wait_for_preceding_kernel();
-  const TokenBlock<X> block(p);
+  const TokenBlock<X, kBlock> block(p);
   if (block.inside) block.write(p, block.row, int8_block_chunk(p, block.y, block.quantizer));
 }
 
 // A thread block has a block, in registers.
-template <class X>
+template <class X, int kBlock>
 __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_weight_kernel(const __grid_constant__ Int8Blocks p) {
   wait_for_preceding_kernel();
   const Group<kInt8BlockThreads> group;
-  constexpr int kDown = kInt8BlockThreads / kAcross, kHeld = kInt8Block / kDown; // rows at once; chunks of a thread
+  constexpr int kAcross = kBlock / kChunk, kDown = kInt8BlockThreads / kAcross,
+                kHeld = kBlock / kDown; // chunks of a row; rows at once; chunks of a thread
   const uint32_t column = blockIdx.x % p.blocks_k, rest = blockIdx.x / p.blocks_k;
   const uint32_t block_row = rest % p.blocks_n;
-  const int64_t batch = rest / p.blocks_n, first = int64_t(block_row) * kInt8Block + group.thread / kAcross;
-  const int k = int(column) * kInt8Block + group.thread % kAcross * kChunk;
+  const int64_t batch = rest / p.blocks_n, first = int64_t(block_row) * kBlock + group.thread / kAcross;
+  const int k = int(column) * kBlock + group.thread % kAcross * kChunk;
   const Matrix x = {static_cast<X*>(p.x.data) + batch * p.x_stride_batch, p.x.stride_row, p.x.stride_k, p.x.vectors};
   const Matrix out = {static_cast<int8_t*>(p.out.data) + batch * p.out_stride_batch, p.out.stride_row, p.out.stride_k, p.out.vectors};
   float held[kHeld][kChunk] = {};

@@ -6,13 +6,17 @@
 
 namespace scaled_mm::rowwise {
 
-inline int64_t int8_blocks_along(int64_t size) { return (size + kInt8Block - 1) / kInt8Block; }
+inline int64_t int8_blocks_along(int64_t size, int block) { return (size + block - 1) / block; }
 
 inline bool int8_block_of_weight(const GemmLaunch& l) { return (l.rowwise->function & SCALED_MM_INT8_BLOCK_WEIGHT) != 0; }
 
+inline bool int8_block_is_small(const GemmLaunch& l) { return (l.rowwise->function & SCALED_MM_INT8_BLOCK_SMALL) != 0; }
+
+inline int int8_block_size(const GemmLaunch& l) { return int8_block_is_small(l) ? kSmallInt8Block : kInt8Block; }
+
 inline int64_t int8_blocks(const GemmLaunch& l) {
-  const int64_t along_n = int8_block_of_weight(l) ? int8_blocks_along(l.M) : l.M;
-  return l.batch * along_n * int8_blocks_along(l.N);
+  const int64_t along_n = int8_block_of_weight(l) ? int8_blocks_along(l.M, int8_block_size(l)) : l.M;
+  return l.batch * along_n * int8_blocks_along(l.N, int8_block_size(l));
 }
 
 template <class X>
@@ -20,8 +24,8 @@ Int8Blocks int8_blocks_of(const GemmLaunch& l) {
   const BatchStrides& s = l.batch_strides;
   Int8Blocks p = {};
   p.blocks = uint32_t(int8_blocks(l));
-  p.blocks_k = uint32_t(int8_blocks_along(l.N));
-  p.blocks_n = uint32_t(int8_blocks_along(l.M));
+  p.blocks_k = uint32_t(int8_blocks_along(l.N, int8_block_size(l)));
+  p.blocks_n = uint32_t(int8_blocks_along(l.M, int8_block_size(l)));
   p.N = l.M;
   p.K = int(l.N);
   p.truncates = (l.rowwise->function & SCALED_MM_INT8_BLOCK_TRUNCATE) != 0;
@@ -38,14 +42,14 @@ Int8Blocks int8_blocks_of(const GemmLaunch& l) {
   return p;
 }
 
-template <class X>
-struct Int8BlockKernels {
+template <class X, int kBlock>
+struct Int8BlockKernel {
   static DeviceKernel& token() {
-    static DeviceKernel instance(&int8_block_token_kernel<X>);
+    static DeviceKernel instance(&int8_block_token_kernel<X, kBlock>);
     return instance;
   }
   static DeviceKernel& weight() {
-    static DeviceKernel instance(&int8_block_weight_kernel<X>);
+    static DeviceKernel instance(&int8_block_weight_kernel<X, kBlock>);
     return instance;
   }
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
@@ -53,20 +57,33 @@ struct Int8BlockKernels {
     return prepare_kernel(weight(), 0, device, message, size);
   }
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    if (l.N > kMostRowElements || int8_blocks(l) > INT32_MAX) {
-      snprintf(message, size, "x: expected rows of at most %d elements and at most %d blocks, got %lld and %lld", kMostRowElements, INT32_MAX,
-               static_cast<long long>(l.N), static_cast<long long>(int8_blocks(l)));
-      return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
-    }
     Int8Blocks p = int8_blocks_of<X>(l);
     const bool is_weight = int8_block_of_weight(l);
-    const uint32_t each = is_weight ? 1 : kInt8BlockThreads / kAcross; // blocks of a thread block
+    const uint32_t each = is_weight ? 1 : kInt8BlockThreads / TokenBlock<X, kBlock>::kAcross; // blocks of a thread block
     LaunchShape shape;
     shape.grid = dim3((p.blocks + each - 1) / each);
     shape.block = dim3(kInt8BlockThreads);
     shape.dependent = kDependent;
     void* pointers[] = {&p};
     return launch_kernel(is_weight ? weight() : token(), shape, pointers, l, message, size);
+  }
+};
+
+template <class X>
+struct Int8BlockKernels {
+  using Usual = Int8BlockKernel<X, kInt8Block>;
+  using Small = Int8BlockKernel<X, kSmallInt8Block>;
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    if (scaledMMStatus_t s = Usual::prepare(device, message, size)) return s;
+    return Small::prepare(device, message, size);
+  }
+  static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    if (l.N > kMostRowElements || int8_blocks(l) > INT32_MAX) {
+      snprintf(message, size, "x: expected rows of at most %d elements and at most %d blocks, got %lld and %lld", kMostRowElements, INT32_MAX,
+               static_cast<long long>(l.N), static_cast<long long>(int8_blocks(l)));
+      return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
+    }
+    return int8_block_is_small(l) ? Small::launch(l, message, size) : Usual::launch(l, message, size);
   }
 };
 

@@ -28,7 +28,7 @@ template <class X>
 MoeBlocks moe_blocks_of(const GemmLaunch& l) {
   const MoeOperands& o = *l.moe;
   MoeBlocks p = {};
-  p.of.blocks_k = uint32_t(int8_blocks_along(l.N));
+  p.of.blocks_k = uint32_t(int8_blocks_along(l.N, kInt8Block));
   p.of.blocks = uint32_t(l.M) * p.of.blocks_k;
   p.of.N = l.M;
   p.of.K = int(l.N);
@@ -81,10 +81,10 @@ struct MoeQuantizeKernels {
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     if (l.N > kMostRowElements) return too_many_blocks("x", "elements of a row", l.N, message, size);
     if (l.moe->block_scales) {
-      const int64_t blocks = l.M * int8_blocks_along(l.N);
+      const int64_t blocks = l.M * int8_blocks_along(l.N, kInt8Block);
       if (blocks > INT32_MAX) return too_many_blocks("x", "blocks of 128 elements", blocks, message, size);
       MoeBlocks p = moe_blocks_of<X>(l);
-      constexpr int64_t kEach = kInt8BlockThreads / kAcross;
+      constexpr int64_t kEach = kInt8BlockThreads / TokenBlock<X>::kAcross;
       return launch_grid(by_block(), (blocks + kEach - 1) / kEach, kInt8BlockThreads, &p, l, message, size);
     }
     MoeRows p = moe_rows_of<X>(l);

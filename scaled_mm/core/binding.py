@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
@@ -82,6 +82,8 @@ class _TableRowC(ctypes.Structure):
         ("align_out", ctypes.c_int32),
         ("store_bytes", ctypes.c_int32),
         ("time", _TimeModelC),
+        ("block_size", ctypes.c_int32),
+        ("padding_", ctypes.c_int32),
     ]
 
 
@@ -271,7 +273,10 @@ def _register(table: TileTable, kind: int) -> None:
 
     models = [time_fields(table, row) for row in table.rows]
     rows = (_TableRowC * len(table.rows))(
-        *(_TableRowC(row.name.encode(), *row.alignment, row.store_bytes, _TimeModelC(*model)) for row, model in zip(table.rows, models))
+        *(
+            _TableRowC(row.name.encode(), *row.alignment, row.store_bytes, _TimeModelC(*model), row.block_size)
+            for row, model in zip(table.rows, models)
+        )
     )
     index = {FASTEST: -1} | {row.name: i for i, row in enumerate(table.rows)}
     buckets = (_TableBucketC * len(table.buckets))(

@@ -135,7 +135,10 @@ def _table_lines(table: TileTable, name: str, kind: int) -> list[str]:
     index = {FASTEST: -1} | {row.name: i for i, row in enumerate(table.rows)}
     source = f"tuned/{slug(table.gpu)}.yaml" if table.gpu else f"{table.arch}.yaml"
     models = ["{" + ", ".join(map(str, time_fields(table, row))) + "}" for row in table.rows]
-    rows = [f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}, {model}}}' for row, model in zip(table.rows, models)]
+    rows = [
+        f'{{"{row.name}", {", ".join(map(str, row.alignment))}, {row.store_bytes}, {model}, {row.block_size}, 0}}'
+        for row, model in zip(table.rows, models)
+    ]
     buckets = [
         "{"
         + ", ".join(str(bound) if bound else _INT64_MAX for bound in (bucket.m, bucket.n, bucket.k))

@@ -77,6 +77,10 @@ class BlockScaledC2x(BlockScaled):
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
         return c.promotion
 
+    def block_size(self, config: KernelConfig) -> int:
+        """The columns of a tile share a scale of b, which half blocks have for 64."""
+        return SCALE_BLOCK if config.tile.n > SCALE_BLOCK // 2 else 0
+
     def config_name(self, config: KernelConfig) -> str:
         return f"block_scaled_c2x_{config.tile}_w{config.warp}_s{config.stages}"
 

@@ -70,6 +70,9 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
     def config_name(self, config: KernelConfig) -> str:
         return f"block_scaled_wgmma_{config.tile}_s{config.stages}{'_swap' if config.swap_ab else ''}"
 
+    def block_size(self, config: KernelConfig) -> int:
+        return SCALE_BLOCK if (config.tile.m if config.swap_ab else config.tile.n) > SCALE_BLOCK // 2 else 0
+
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
         return 1 if config.tile.m > 64 else min(_RESIDENT, super().resident(config, cost, shared_memory))
 

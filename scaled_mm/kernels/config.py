@@ -102,6 +102,11 @@ class KernelConfig(BaseModel):
         return self._kernels.store_bytes
 
     @property
+    def block_size(self) -> int:
+        """Of block-scaled products: the kernel takes blocks of at least so many elements of K. 0: of any size."""
+        return self._kernels.block_size(self)
+
+    @property
     def _kernels(self) -> Any:
         # The family of an illegal config may have no kernel for its section. The rules report that; until then any kernel of the family will do.
         of_family = FAMILIES[self.family]

@@ -52,6 +52,9 @@ class GroupedWgmma(GroupedBlockScaledWgmma):
         """Scales are no part of the stages."""
         return 0
 
+    def block_size(self, config: KernelConfig) -> int:
+        return 0
+
     def config_name(self, config: KernelConfig) -> str:
         return super().config_name(config).replace("block_scaled_", "")
 

@@ -60,7 +60,7 @@ class Family:
     name, section: `family` and `section` of the kernel configs.
     fields: the fields of a kernel config that the kernel uses, besides name, family and section.
     needs_wgmma: runs only on architectures with `Arch.wgmma`.
-    alignment, store_bytes: see `KernelConfig`.
+    alignment, store_bytes, block_size: see `KernelConfig`.
     built_for: the output dtypes, or the GGUF formats of the weight; `built_for_what` names them in messages.
     splits_k: whether the kernel uses split_k.
     stream_k_schedules: the schedules of kernels that may have the scheduler stream_k.
@@ -148,6 +148,10 @@ class Family:
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
         """The fraction of the tensor cores' peak rate that the shape of the kernel's MMAs allows."""
         return 1.0
+
+    def block_size(self, config: KernelConfig) -> int:
+        """See `KernelConfig.block_size`."""
+        return 0
 
     def least_steps(self, config: KernelConfig) -> int:
         """The fewest steps of K in a part of a tile, where the steps of all tiles are divided evenly (stream-K); 0: they are not."""

@@ -1,4 +1,4 @@
-"""`block_scaled_mm`: products with one scale per 128 elements of K, in one call, and a descriptor for them."""
+"""`block_scaled_mm`: products with one scale per 128 or 64 elements of K, in one call, and a descriptor for them."""
 
 from __future__ import annotations
 
@@ -49,15 +49,17 @@ def block_scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """INT8 product with one scale per 128 elements of K of a row of a, and per 128 x 128 elements of b; the same bits on every kernel, GPU and CPU.
+    """INT8 product with one scale per B elements of K of a row of a, and per B x B elements of b, with B = 128 or 64; the same bits on every kernel,
+    GPU and CPU.
 
-        sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//128])
+        sum[m,n] = 0;  for kb = 0, 1, ...:  sum[m,n] += f32(sum of a[m,k] * b[k,n] over block kb) * (a_scale[m,kb] * b_scale[kb,n//B])
         out[m,n] = cast( sum[m,n] + bias[n] )
 
-    Each float32 operation rounds separately (docs/design/numerics.md). K and N need not be multiples of 128: the last blocks may be smaller.
+    Each float32 operation rounds separately (docs/design/numerics.md). K and N need not be multiples of B: the last blocks may be smaller.
+    The shapes of the scales determine B. A product with B = 64 takes up to twice as long.
 
     a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides.
-    a_scale: float32 [M, ceil(K/128)]. b_scale: float32 [ceil(K/128), ceil(N/128)]: the transpose of a checkpoint's
+    a_scale: float32 [M, ceil(K/B)]. b_scale: float32 [ceil(K/B), ceil(N/B)]: the transpose of a checkpoint's
         `weight_scale_inv`. Any strides. `quantize_int8_block` computes both.
     bias: [N] or [1, N], in out_dtype or float32.
     out_dtype: float16, bfloat16 or float32.

@@ -1,4 +1,4 @@
-"""`grouped_block_scaled_mm`: the products of a mixture of experts with one scale per 128 elements of K, in one call, and a descriptor for them."""
+"""`grouped_block_scaled_mm`: the products of a mixture of experts with one scale per 128 or 64 elements of K, and a descriptor for them."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def grouped_block_scaled_mm(
         out[t] = 0                                                                  past the last expert's rows
 
     a: int8 [tokens, K]. b: int8 [E, K, N]; fastest as `weight.transpose(1, 2)` of a contiguous [E, N, K] weight. Any strides.
-    a_scale: float32 [tokens, ceil(K/128)]. b_scale: float32 [E, ceil(K/128), ceil(N/128)]: the transpose of a checkpoint's
-        `weight_scale_inv` [E, ceil(N/128), ceil(K/128)]. Any strides. `quantize_int8_block` computes both.
+    a_scale: float32 [tokens, ceil(K/B)]. b_scale: float32 [E, ceil(K/B), ceil(N/B)]: the transpose of a checkpoint's
+        `weight_scale_inv` [E, ceil(N/B), ceil(K/B)]. B is 128 or 64, as in `block_scaled_mm`. Any strides. `quantize_int8_block` computes both.
     expert_offsets: int32 [E] on a's device: one past each expert's last row; clamped as in `grouped_scaled_mm`, and may change between
         replays of a CUDA graph.
     bias: [E, N], in out_dtype or float32.

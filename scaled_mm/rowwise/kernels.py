@@ -178,13 +178,14 @@ def rotated(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torc
     return (out, out_key) if launch(Kind.ROPE, int(interleaved), 0, 0.0, out, query, key, cos, sin, out_key) else None
 
 
-def quantized_by_block(x: torch.Tensor, is_weight: bool, truncates: bool):
-    """(q, scale) of blocks of 128 elements of a row, or of 128 x 128 elements of a weight. truncates: quotients are rounded toward zero."""
+def quantized_by_block(x: torch.Tensor, is_weight: bool, truncates: bool, block_size: int):
+    """(q, scale) of blocks of a row, or of square blocks of a weight. block_size: 128 or 64. truncates: quotients are rounded toward zero."""
     *leading, k = x.shape
     if is_weight:
-        leading[-1] = -(-leading[-1] // 128)
-    q, scale = empty(x, tuple(x.shape), torch.int8), empty(x, (*leading, -(-k // 128)), torch.float32)
-    return (q, scale) if launch(Kind.INT8_BLOCK, int(is_weight) + 2 * int(truncates), 0, 0.0, q, x, scale) else None
+        leading[-1] = -(-leading[-1] // block_size)
+    q, scale = empty(x, tuple(x.shape), torch.int8), empty(x, (*leading, -(-k // block_size)), torch.float32)
+    function = int(is_weight) + 2 * int(truncates) + 4 * int(block_size == 64)
+    return (q, scale) if launch(Kind.INT8_BLOCK, function, 0, 0.0, q, x, scale) else None
 
 
 def gguf_quantized(x: torch.Tensor, out: torch.Tensor, code: int, rule: int) -> torch.Tensor | None:

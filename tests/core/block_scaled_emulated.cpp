@@ -42,7 +42,7 @@ struct Product {
   const void* bias;
   int64_t a_stride_m, a_stride_k, b_stride_k, b_stride_n, out_stride_m, out_stride_n;
   int64_t a_scale_stride_m, a_scale_stride_k, b_scale_stride_k, b_scale_stride_n, bias_stride;
-  int32_t bias_dtype, eager;
+  int32_t bias_dtype, eager, block_size;
 };
 
 GemmLaunch launch_of(const Product& p) {
@@ -57,6 +57,7 @@ GemmLaunch launch_of(const Product& p) {
   l.a_scale_stride = p.a_scale_stride_m, l.a_scale_stride_k = p.a_scale_stride_k;
   l.b_scale_stride = p.b_scale_stride_n, l.b_scale_stride_k = p.b_scale_stride_k;
   l.bias_stride = p.bias_stride, l.bias_dtype = p.bias_dtype;
+  l.block_size = p.block_size;
   return l;
 }
 

@@ -51,7 +51,7 @@ struct Product {
   const int32_t* expert_offsets;
   int64_t a_stride_m, a_stride_k, b_stride_e, b_stride_k, b_stride_n, out_stride_m, out_stride_n;
   int64_t a_scale_stride_m, a_scale_stride_k, b_scale_stride_e, b_scale_stride_k, b_scale_stride_n, bias_stride_e, bias_stride_n;
-  int32_t bias_dtype, blocks, eager;
+  int32_t bias_dtype, blocks, eager, block_size;
 };
 
 template <class Run>
@@ -68,6 +68,7 @@ int launched(const Product& p, const Run& run) {
   l.a_scale_stride = p.a_scale_stride_m, l.a_scale_stride_k = p.a_scale_stride_k;
   l.b_scale_stride = p.b_scale_stride_n, l.b_scale_stride_k = p.b_scale_stride_k;
   l.bias_stride = p.bias_stride_n, l.bias_dtype = p.bias_dtype;
+  l.block_size = p.block_size;
   l.groups = &groups, l.expert_offsets = p.expert_offsets;
   return run(l);
 }

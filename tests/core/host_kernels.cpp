@@ -219,11 +219,11 @@ scaledMMStatus_t block_scaled_launch(const GemmLaunch& l, char* message, size_t 
   for (int64_t m = 0; m < l.M; ++m) {
     for (int64_t n = 0; n < l.N; ++n) {
       float sum = 0;
-      for (int64_t block = 0; block * 128 < l.K; ++block) {
+      for (int64_t block = 0, B = l.block_size; block * B < l.K; ++block) {
         int32_t acc = 0;
-        for (int64_t k = block * 128; k < l.K && k < block * 128 + 128; ++k) acc += int32_t(a_at(l, 0, m, k)) * int32_t(b_at(l, 0, k, n));
+        for (int64_t k = block * B; k < l.K && k < block * B + B; ++k) acc += int32_t(a_at(l, 0, m, k)) * int32_t(b_at(l, 0, k, n));
         const float scale =
-            l.a_scale[m * l.a_scale_stride + block * l.a_scale_stride_k] * l.b_scale[block * l.b_scale_stride_k + n / 128 * l.b_scale_stride];
+            l.a_scale[m * l.a_scale_stride + block * l.a_scale_stride_k] * l.b_scale[block * l.b_scale_stride_k + n / B * l.b_scale_stride];
         const float value = float(acc) * scale;
         sum = sum + value;
       }

@@ -53,7 +53,7 @@ extern "C" int emulate_quantize(int dtype, int kernel, const int64_t* sizes, voi
     using X = decltype(of);
     if (kernel < 0) {
       const rowwise::MoeBlocks p = rowwise::moe_blocks_of<X>(l);
-      const int64_t each = rowwise::kInt8BlockThreads / rowwise::kAcross;
+      const int64_t each = rowwise::kInt8BlockThreads / rowwise::TokenBlock<X>::kAcross;
       run(&rowwise::moe_quantize_block_kernel<X>, p, (p.of.blocks + each - 1) / each, rowwise::kInt8BlockThreads);
       return int(p.of.x.vectors && p.of.out.vectors);
     }

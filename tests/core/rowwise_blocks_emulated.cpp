@@ -72,9 +72,15 @@ extern "C" int emulate_int8_block(int dtype, int function, const int64_t* sizes,
     using X = decltype(of);
     const rowwise::Int8Blocks p = rowwise::int8_blocks_of<X>(l);
     const bool is_weight = rowwise::int8_block_of_weight(l);
-    const int64_t each = is_weight ? 1 : rowwise::kInt8BlockThreads / rowwise::kAcross;
-    run(is_weight ? &rowwise::int8_block_weight_kernel<X> : &rowwise::int8_block_token_kernel<X>, p, (p.blocks + each - 1) / each,
-        rowwise::kInt8BlockThreads);
+    const auto run_blocks = [&](auto* of_weight, auto* of_token, int64_t token_blocks) {
+      const int64_t each = is_weight ? 1 : token_blocks;
+      run(is_weight ? of_weight : of_token, p, (p.blocks + each - 1) / each, rowwise::kInt8BlockThreads);
+    };
+    if (rowwise::int8_block_is_small(l)) {
+      run_blocks(&rowwise::int8_block_weight_kernel<X, 64>, &rowwise::int8_block_token_kernel<X, 64>, rowwise::kInt8BlockThreads / 8);
+    } else {
+      run_blocks(&rowwise::int8_block_weight_kernel<X, 128>, &rowwise::int8_block_token_kernel<X, 128>, rowwise::kInt8BlockThreads / 16);
+    }
     return p.x.vectors + 2 * p.out.vectors;
   });
 }

@@ -36,6 +36,7 @@ def test_what_calculate_and_a_forced_row_refuse(ask, fake_gpu):
         "overlap": ("BAD_PARAM", "out: expected memory apart from every input, got an overlap with a"),
         "unknown row": ("KERNEL_NOT_FOUND", "kernel: expected a block-scaled row of sm90 ("),
         "unaligned K": ("BAD_PARAM", "cannot take this product: the row stride of a is not a multiple of the row's alignment"),
+        "small blocks": ("BAD_PARAM", "cannot take this product: the blocks of scales are smaller than the row's kernel takes"),
         "fine": ("SUCCESS", ""),
     }
     assert answer.keys() == expected.keys()

@@ -47,6 +47,7 @@ class Product(ctypes.Structure):
         *((name, ctypes.c_int64) for name in STRIDES),
         ("bias_dtype", ctypes.c_int32),
         ("eager", ctypes.c_int32),
+        ("block_size", ctypes.c_int32),
     ]
 
 
@@ -107,7 +108,7 @@ def emulate(tmp_path_factory):
         for name, stride in zip(STRIDES, strides):
             setattr(product, name, stride)
         product.bias_dtype = binding.DTYPES[str(bias.dtype).removeprefix("torch.")] if bias is not None else 0
-        product.eager = eager
+        product.eager, product.block_size = eager, operands.case.block_size
         assert getattr(library, f"{row}_{SUFFIXES[out.dtype]}")(ctypes.byref(product)) == 0
 
     return emulate
@@ -139,6 +140,14 @@ def test_every_row_has_the_bits_of_the_reference(emulate, row, eager):
     for seed, (m, n, k) in enumerate(shapes):
         out_dtype = list(SUFFIXES)[seed % 3]
         check(emulate, row, BlockCase(m, n, k, out_dtype, pad=16, bias=(None, "float32", "out")[seed % 3], seed=seed), eager)
+
+
+@pytest.mark.parametrize("row", [name for name, row in ROWS.items() if row.block_size <= 64])
+def test_blocks_of_64_have_the_bits_of_the_reference(emulate, row):
+    tile = ROWS[row].tile
+    for seed, (m, n, k) in enumerate([(tile.m, tile.n, 64), (tile.m + 1, 130, 64 * 13 + 1), (1, 193, 191), (2 * tile.m + 5, 70, 17), (5, 64, 1000)]):
+        options = dict(scale_layout="columns", bias=(None, "float32", "out")[seed % 3], values=("full", "minimum")[seed % 2], seed=seed)
+        check(emulate, row, BlockCase(m, n, k, list(SUFFIXES)[seed % 3], pad=16, block_size=64, **options), seed % 2 == 0)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -26,7 +26,7 @@ class Product(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("M", "N", "K", "E")),
         *((name, ctypes.c_void_p) for name in INPUTS),
         *((f"{name}_stride_{dim}", ctypes.c_int64) for name, dims in DIMS.items() for dim in dims),
-        *((name, ctypes.c_int32) for name in ("bias_dtype", "blocks", "eager")),
+        *((name, ctypes.c_int32) for name in ("bias_dtype", "blocks", "eager", "block_size")),
     ]
 
 
@@ -51,7 +51,7 @@ def emulate(tmp_path_factory):
     subprocess.run([str(cxx), *flags, *includes, str(folder / "rows.cpp"), "-o", str(folder / "rows.so")], check=True, timeout=600)
     library = ctypes.CDLL(str(folder / "rows.so"))
 
-    def emulate(row: str, inputs: dict, out: torch.Tensor, blocks: int, eager: bool) -> None:
+    def emulate(row: str, inputs: dict, out: torch.Tensor, blocks: int, eager: bool, block_size: int = 128) -> None:
         tensors = {**inputs, "out": out}
         experts, k, n = inputs["b"].shape
         product = Product(out.shape[0], n, k, experts, *(None if tensors[name] is None else tensors[name].data_ptr() for name in INPUTS))
@@ -61,7 +61,7 @@ def emulate(tmp_path_factory):
                     setattr(product, f"{name}_stride_{dim}", stride)
         bias = inputs["bias"]
         product.bias_dtype = binding.DTYPES[str(bias.dtype).removeprefix("torch.")] if bias is not None else 0
-        product.blocks, product.eager = blocks, eager
+        product.blocks, product.eager, product.block_size = blocks, eager, block_size
         assert getattr(library, f"{row}_{SUFFIXES[out.dtype]}")(ctypes.byref(product)) == 0
 
     return emulate
@@ -70,7 +70,7 @@ def emulate(tmp_path_factory):
 def check(emulate, row: str, case: ExpertsCase, blocks: int, eager: bool = False) -> None:
     inputs, out = case.make(), case.poisoned()
     around = torch.empty(0, dtype=out.dtype).set_(out.untyped_storage())
-    emulate(row, inputs, out, blocks, eager)
+    emulate(row, inputs, out, blocks, eager, case.block_size)
     case.check(out, inputs, row)
     out.fill_(float("nan"))
     assert around.isnan().all(), f"{row} {case}: wrote beside its output"
@@ -91,6 +91,14 @@ def test_every_row_has_the_bits_of_the_reference(emulate, row, eager):
     for seed, case in enumerate(cases):
         fields = {field: getattr(case, field) for field in case.__dataclass_fields__} | {"seed": seed, "out_dtype": list(SUFFIXES)[seed % 3]}
         check(emulate, row, ExpertsCase(**fields), (1, 3, 2, 7, 1, 4)[seed], eager)
+
+
+@pytest.mark.parametrize("row", [name for name, row in ROWS.items() if row.block_size <= 64])
+def test_blocks_of_64_have_the_bits_of_the_reference(emulate, row):
+    for seed, (tokens, experts, k, n) in enumerate([(1, 1, 64, 64), (75, 5, 300, 73), (40, 3, 129, 193), (9, 70, 17, 8)]):
+        out_dtype = list(SUFFIXES)[seed % 3]
+        case = ExpertsCase(tokens, experts, k, n, out_dtype, pad=16, bias="out", offsets=("random", "short")[seed % 2], block_size=64, seed=seed)
+        check(emulate, row, case, seed + 1, seed % 2 == 0)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -31,6 +31,7 @@ from scaled_mm.tables import load_table
 
 OPEN = 2**63 - 1
 GGUF = codes.GGUF_GEMM
+NO_TIME = binding._TimeModelC()
 UNKNOWN = len(c_header.enum("scaledMMTableKind_t"))  # the first number that is no kind
 
 
@@ -68,6 +69,8 @@ def test_a_table_is_registered_and_replaced():
         (dict(rows=((b"fast", 16, 16, 16, 16),)), "the fallback row fast must take any alignment"),
         (dict(rows=((b"any", 1, 1, 2, 1),)), "the fallback row any must take any alignment"),
         (dict(rows=((b"any", 1, 1, 1, 16),)), "the fallback row any must take any alignment"),
+        (dict(rows=((b"any", 1, 1, 1, 1, NO_TIME, 128),)), "the fallback row any must take any alignment and block size"),
+        (dict(rows=((b"any", 1, 1, 1, 1, NO_TIME, -1),)), "row 0: expected a block_size of at least 0, got -1"),
         (dict(rows=((b"any", 1, 1, 1, 0),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
         (dict(rows=((b"any", 1, 0, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
         (dict(kind=UNKNOWN), f"expected a kind of scaledMMTableKind_t, got {UNKNOWN}"),

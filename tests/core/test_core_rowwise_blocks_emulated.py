@@ -147,12 +147,13 @@ def test_rope_of_many_tokens_and_of_long_heads(library):
 # ---- groupwise INT8 ---------------------------------------------------------------------------------------------------
 
 
-def int8_block(library, x: torch.Tensor, dim: str, padding: int = 0, truncates: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+def int8_block(library, x: torch.Tensor, dim: str, padding: int = 0, truncates: bool = False, block: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
     b, n, k = x.shape
     poisoned = torch.full((b, n, k + padding), 77, dtype=torch.int8)
     q = poisoned[..., :k]
-    scale = torch.full((b, n if dim == "token" else -(-n // 128), -(-k // 128)), -7.0)
-    flags = library.emulate_int8_block(code(x.dtype), DIMS.index(dim) + 2 * truncates, ints(b, n, k), pointers(x, q, scale), strides(x, q, scale))
+    scale = torch.full((b, n if dim == "token" else -(-n // block), -(-k // block)), -7.0)
+    function = DIMS.index(dim) + 2 * truncates + 4 * (block == 64)
+    flags = library.emulate_int8_block(code(x.dtype), function, ints(b, n, k), pointers(x, q, scale), strides(x, q, scale))
     assert flags >= 0 and (poisoned[..., k:] == 77).all(), "wrote past the end of a row"
     return q, scale
 
@@ -168,6 +169,8 @@ def test_groupwise_quantization(library, dtype, dim):
             assert all(map(same, got, sm.quantize_int8_block(x, dim))), (rows, k)
             assert all(map(same, padded, got))
             assert all(map(same, int8_block(library, x, dim, truncates=True), sm.quantize_int8_block(x, dim, rounding="truncate"))), (rows, k)
+            small = int8_block(library, x, dim, padding=3, block=64)
+            assert all(map(same, small, sm.quantize_int8_block(x, dim, block_size=64))), (rows, k)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -260,8 +260,8 @@ def check_table(inside: binding._TableC, table: TileTable, kind: int) -> None:
     assert (inside.arch.decode(), inside.num_rows, inside.num_buckets) == (table.arch, len(table.rows), len(table.buckets))
     assert table.arch in inside.source.decode() and bool(inside.tuned) == table.tuned
     rows = inside.rows[: len(table.rows)]
-    assert [(row.name.decode(), row.align_a, row.align_b, row.align_out, row.store_bytes) for row in rows] == [
-        (row.name, *row.alignment, row.store_bytes) for row in table.rows
+    assert [(row.name.decode(), row.align_a, row.align_b, row.align_out, row.store_bytes, row.block_size) for row in rows] == [
+        (row.name, *row.alignment, row.store_bytes, row.block_size) for row in table.rows
     ]
     fields = [name for name, _ in binding._TimeModelC._fields_]
     assert [tuple(getattr(row.time, field) for field in fields) for row in rows] == [time_fields(table, row) for row in table.rows]

@@ -45,6 +45,11 @@ ALIGNED = [
         ((2100, 2190, 1100), None, "columns", "positive"),
     )
 ]
+# For kernel configs that take blocks of 64.
+SMALL_BLOCKS = [
+    BlockCase(m, n, k, pad=16, bias="out", scale_layout="columns", block_size=64, seed=m)
+    for m, n, k in ((1, 256, 512), (17, 136, 1040), (65, 1000, 1300), (257, 72, 15), (333, 1096, 333), (1024, 1024, 1024))
+]
 # Rows of out that begin anywhere, for kernel configs that take them.
 UNALIGNED_OUT = [
     BlockCase(m, n, 300, pad=16, bias="out", out_layout="offset_rows", own_out=True, seed=m)
@@ -119,6 +124,7 @@ def test_every_kernel_config_has_the_bits_of_the_reference(handle_for, arch, row
     handle = handle_for(arch)
     config = TABLES[arch].row(row)
     cases = ALIGNED + (UNALIGNED_OUT if config.alignment[2] == 1 else []) + (ANY if config.family == "generic" else [])
+    cases = cases + (SMALL_BLOCKS if config.block_size <= 64 else [])
     for case, out_dtype in itertools.product(cases, OUT_DTYPES):
         case = dataclasses.replace(case, out_dtype=out_dtype)
         operands, expected = made(case)

@@ -58,10 +58,11 @@ class BlockCase:
     scale_layout: str = "rows"
     bias: str | None = None
     seed: int = 0
+    block_size: int = 128
 
     def make(self, device: str | torch.device = "cpu") -> BlockOperands:
         generator = torch.Generator().manual_seed(self.seed)
-        shape_k, shape_n = -(-self.k // 128), -(-self.n // 128)
+        shape_k, shape_n = -(-self.k // self.block_size), -(-self.n // self.block_size)
         host = {
             "a": _matrix(self.m, self.k, self.values, self.a_layout, self.pad, generator),
             "b": _matrix(self.n, self.k, self.values, "rows", self.pad, generator).t()

@@ -37,6 +37,7 @@ class ExpertsCase:
     scales: str = "rows"
     bias: str | None = None
     seed: int = 0
+    block_size: int = 128
 
     def make(self, device: str | torch.device = "cpu") -> dict[str, torch.Tensor | None]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -44,7 +45,7 @@ class ExpertsCase:
         a = self._integers(generator, self.tokens, rows_k)[:, : self.k]
         weight = self._integers(generator, self.experts, self.n + (self.b_layout == "apart"), rows_k)[:, : self.n, : self.k]
         b = weight.transpose(1, 2)
-        blocks_k, blocks_n = -(-self.k // 128), -(-self.n // 128)
+        blocks_k, blocks_n = -(-self.k // self.block_size), -(-self.n // self.block_size)
         bias = None
         if self.bias is not None:
             bias = _floats((self.experts, self.n), "signed", generator).to(self.out_dtype if self.bias == "out" else torch.float32)

@@ -40,11 +40,37 @@ def test_every_shape_has_the_bits_of_the_reference(device, m, n, k):
         check(BlockCase(m, n, k, out_dtype, pad=16, bias="float32", seed=m + n + k), device)
 
 
+@pytest.mark.parametrize("m, n, k", SHAPES + ZERO_SHAPES)
+def test_every_shape_has_the_bits_of_the_reference_with_blocks_of_64(device, m, n, k):
+    for out_dtype in OUT_DTYPES:
+        check(BlockCase(m, n, k, out_dtype, bias="out", seed=m + n + k, block_size=64), device)
+        check(BlockCase(m, n, k, out_dtype, pad=16, scale_layout="columns", seed=m + n + k, block_size=64), device)
+
+
+def test_blocks_of_64_are_blocks_of_128_whose_second_half_is_zeros(device):
+    m, n, k = 9, 192, 448
+    t = BlockCase(m, n, k, torch.float32, block_size=64).make(device).inputs
+
+    def spread(operand: torch.Tensor) -> torch.Tensor:
+        """[K, any] with 64 zeros after every 64 k."""
+        parts = operand.reshape(k // 64, 64, -1)
+        return torch.cat((parts, torch.zeros_like(parts)), 1).flatten(0, 1)
+
+    a, b = spread(t["a"].t()).t(), spread(t["b"])
+    for j in range(n // 64):  # the columns of one scale
+        columns = slice(64 * j, 64 * j + 64)
+        expected = sm.block_scaled_mm(a, b[:, columns], t["a_scale"], t["b_scale"][:, j : j + 1], out_dtype=torch.float32)
+        found = sm.block_scaled_mm(t["a"], t["b"][:, columns], t["a_scale"], t["b_scale"][:, j : j + 1], out_dtype=torch.float32)
+        whole = sm.block_scaled_mm(t["a"], t["b"], t["a_scale"], t["b_scale"], out_dtype=torch.float32)[:, columns]
+        assert reference.same_bits(found, expected) and reference.same_bits(whole, expected)
+
+
 @pairwise(
     a_layout=LAYOUTS,
     b_layout=LAYOUTS,
     out_layout=LAYOUTS,
     scale_layout=SCALE_LAYOUTS,
+    block_size=[128, 64],
     bias=BIASES,
     out_dtype=OUT_DTYPES,
     shape=[(1, 33, 130), (17, 130, 144), (5, 16, 256), (21, 260, 400)],
@@ -161,6 +187,8 @@ REFUSED = [
     (dict(a_scale=(20,)), BadTensorShapeError, "a_scale: expected 2 dimensions [M, ceil(K / 128)], got 1: [20]"),
     (dict(b_scale=(3, 300)), BadTensorShapeError, "b_scale: expected [ceil(K / 128), ceil(N / 128)] = [3, 3] (K = 260, N = 300), got [3, 300]"),
     (dict(b_scale=()), BadTensorShapeError, "b_scale: expected 2 dimensions"),
+    (dict(a_scale=(20, 5)), BadTensorShapeError, "b_scale: expected [ceil(K / 64), ceil(N / 64)] = [5, 5] (K = 260, N = 300), got [3, 3]"),
+    (dict(a_scale=(19, 5)), BadTensorShapeError, "a_scale: expected [M, ceil(K / 64)] = [20, 5] (M = 20, K = 260), got [19, 5]"),
     (dict(b=(300, 260)), BadTensorShapeError, "b: expected [K, N] with K = 260 as in a [M, K], got [300, 260]"),
     (dict(a=(2, 20, 260)), BadTensorShapeError, "a: expected 2 dimensions [M, K], got 3"),
     (dict(bias=(299,)), BadTensorShapeError, "bias: expected [300] or [1, 300] (N = 300), got [299]"),

@@ -51,6 +51,7 @@ def test_it_has_the_bits_of_a_loop_over_the_experts(device, shape):
     out_dtype=OUT_DTYPES,
     pad=[0, 16],
     k=[0, 272, 400],
+    block_size=[128, 64],
 )
 def test_every_pair_of_options_equals_the_loop(device, k, **options):
     check(ExpertsCase(50, 6, k, 136, **options), device)

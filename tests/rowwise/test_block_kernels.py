@@ -65,7 +65,9 @@ def test_groupwise_int8(launches, dtype, dim):
         for layout in LAYOUTS if len(shape) == 4 else ("contiguous", "unaligned"):
             x = laid_out(values(shape, dtype, "special", seed=shape[-1]), layout)
             launches.clear()
-            assert same(sm.quantize_int8_block(on_gpu(x), dim), sm.quantize_int8_block(x, dim)), (shape, layout)
+            for size in (128, 64):
+                found, expected = (sm.quantize_int8_block(t, dim, block_size=size) for t in (on_gpu(x), x))
+                assert same(found, expected), (shape, layout, size)
             assert launches == [True]
 
 

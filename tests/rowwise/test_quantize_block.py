@@ -12,21 +12,22 @@ from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeE
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("size", [128, 64])
 @pytest.mark.parametrize("rows, k", [(1, 1), (3, 128), (5, 129), (2, 700), (300, 256), (0, 300), (4, 0)])
-def test_a_block_is_what_quantize_int8_makes_of_it_alone(device, rows, k, dtype):
+def test_a_block_is_what_quantize_int8_makes_of_it_alone(device, rows, k, size, dtype):
     x = torch.randn(rows, k, generator=torch.Generator().manual_seed(k)).to(device, dtype)
-    q, scale = sm.quantize_int8_block(x)
-    assert (q.shape, q.dtype, scale.shape, scale.dtype) == ((rows, k), torch.int8, (rows, -(-k // 128)), torch.float32)
+    q, scale = sm.quantize_int8_block(x, block_size=size)
+    assert (q.shape, q.dtype, scale.shape, scale.dtype) == ((rows, k), torch.int8, (rows, -(-k // size)), torch.float32)
     assert q.is_contiguous() and scale.is_contiguous()
     for block in range(scale.shape[1]):
-        part = slice(128 * block, 128 * block + 128)
+        part = slice(size * block, size * block + size)
         expected_q, expected_scale = sm.quantize_int8(x[:, part])
         assert torch.equal(q[:, part], expected_q) and torch.equal(scale[:, block, None], expected_scale)
-    q, scale = sm.quantize_int8_block(x, dim="weight")
-    assert (q.shape, scale.shape) == ((rows, k), (-(-rows // 128), -(-k // 128))) and q.is_contiguous() and scale.is_contiguous()
+    q, scale = sm.quantize_int8_block(x, dim="weight", block_size=size)
+    assert (q.shape, scale.shape) == ((rows, k), (-(-rows // size), -(-k // size))) and q.is_contiguous() and scale.is_contiguous()
     for i in range(scale.shape[0]):
         for j in range(scale.shape[1]):
-            block = (slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128))
+            block = (slice(size * i, size * i + size), slice(size * j, size * j + size))
             expected_q, expected_scale = sm.quantize_int8(x[block], dim="tensor")
             assert torch.equal(q[block], expected_q) and torch.equal(scale[i, j].reshape(1), expected_scale)
 
@@ -70,14 +71,15 @@ def test_leading_dimensions_and_strides_are_taken(device):
 def test_cpu_and_gpu_give_the_same_bits(dtype):
     for rows, k in ((1, 1), (17, 4096), (333, 1000), (129, 7168)):
         x = (torch.randn(rows, k) * torch.exp2(torch.randint(-20, 10, (rows, 1)).float())).to(dtype)
-        for dim, rounding in itertools.product(("token", "weight"), ("nearest", "truncate")):
-            cpu, gpu = (sm.quantize_int8_block(t, dim, rounding=rounding) for t in (x, x.cuda()))
+        for dim, rounding, size in itertools.product(("token", "weight"), ("nearest", "truncate"), (128, 64)):
+            cpu, gpu = (sm.quantize_int8_block(t, dim, rounding=rounding, block_size=size) for t in (x, x.cuda()))
             assert all(torch.equal(here, there.cpu()) for here, there in zip(cpu, gpu))
 
 
-def test_a_quantized_product_is_close_to_the_product(device):
+@pytest.mark.parametrize("size", [128, 64])
+def test_a_quantized_product_is_close_to_the_product(device, size):
     x, w = torch.randn(33, 1000, device=device), torch.randn(300, 1000, device=device)
-    (a, a_scale), (q, scale) = sm.quantize_int8_block(x), sm.quantize_int8_block(w, dim="weight")
+    (a, a_scale), (q, scale) = sm.quantize_int8_block(x, block_size=size), sm.quantize_int8_block(w, dim="weight", block_size=size)
     out = sm.block_scaled_mm(a, q.t(), a_scale, scale.t(), out_dtype=torch.float32)
     assert ((out - x @ w.t()).norm() / (x @ w.t()).norm()).item() < 0.02
 
@@ -88,6 +90,9 @@ def test_what_cannot_be_quantized_is_refused(device):
         sm.quantize_int8_block(x, "channel")
     with pytest.raises(BadParamError, match="^rounding: expected one of 'nearest', 'truncate', got 'up'"):
         sm.quantize_int8_block(x, rounding="up")
+    for size in (32, True, 64.0, None):
+        with pytest.raises(BadParamError, match=f"^block_size: expected one of 128, 64, got {size!r}"):
+            sm.quantize_int8_block(x, block_size=size)
     with pytest.raises(BadParamError, match="^x: expected a tensor, got None"):
         sm.quantize_int8_block(None)
     with pytest.raises(BadTensorDtypeError, match="^x: expected float16, bfloat16 or float32, got torch.int8"):

@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 10
+#define SCALED_MM_ABI_VERSION 11
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -164,6 +164,8 @@ typedef struct {
   int32_t align_out;
   int32_t store_bytes; /* the kernel writes a row of out in whole pieces of these, which N has to fill; 1: any N */
   scaledMMTimeModel_t time;
+  int32_t block_size; /* of block-scaled products: the kernel takes blocks of at least so many elements of K; 0: of any size */
+  int32_t padding_;
 } scaledMMTableRow_t;
 
 typedef enum SCALED_MM_ENUM_BASE {
@@ -371,15 +373,15 @@ static inline scaledMMStatus_t scaledMMCalculateGroupedGemm(scaledMMDescriptor_t
 
 /* ---- block-scaled INT8 GEMM -------------------------------------------------------------------------------- */
 
-/* Scales of a for one row and 128 k, of b for 128 k and 128 columns. Every float operation rounds by itself, blocks of K in order:
+/* Scales of a for one row and B k, of b for B k and B columns; B is 128 or 64. Every float operation rounds by itself, blocks of K in order:
  *
  *   sum = 0
- *   for kb = 0, 1, ...:   sum = sum + f32(sum_{k of block kb} a[m,k] * b[k,n]) * (a_scale[m,kb] * b_scale[kb,n/128])
+ *   for kb = 0, 1, ...:   sum = sum + f32(sum_{k of block kb} a[m,k] * b[k,n]) * (a_scale[m,kb] * b_scale[kb,n/B])
  *   out[m,n] = cast( sum + bias[n] )
  *
  * out [M,N] float16 | bfloat16 | float32; a [M,K] int8; b [K,N] int8, any strides (fast when K is contiguous). K and N need not be
- * multiples of 128: the last blocks are then smaller. a_scale float32 [M,ceil(K/128)], b_scale float32 [ceil(K/128),ceil(N/128)],
- * any strides. bias [N] or [1,N], float32 or out's dtype, or NULL. K is not bounded: a block's sum is exact.
+ * multiples of B: the last blocks are then smaller. a_scale float32 [M,ceil(K/B)], b_scale float32 [ceil(K/B),ceil(N/B)], whose shapes
+ * determine B, any strides. bias [N] or [1,N], float32 or out's dtype, or NULL. K is not bounded: a block's sum is exact.
  * kernel: NULL, or the name of a block-scaled row of the table. */
 static inline scaledMMStatus_t scaledMMCreateBlockScaledGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
                                                                        const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
@@ -403,7 +405,7 @@ static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescript
  * rows past the last expert's are 0.
  *
  * out [tokens,N] float16 | bfloat16 | float32; a [tokens,K] int8; b [E,K,N] int8, any strides (fast when K is contiguous). a_scale float32
- * [tokens,ceil(K/128)], b_scale float32 [E,ceil(K/128),ceil(N/128)], any strides. bias [E,N], float32 or out's dtype, or NULL. expert_offsets as
+ * [tokens,ceil(K/B)], b_scale float32 [E,ceil(K/B),ceil(N/B)], any strides. bias [E,N], float32 or out's dtype, or NULL. expert_offsets as
  * above. kernel: NULL, or the name of a row of the table's section of this kind. */
 static inline scaledMMStatus_t scaledMMCreateGroupedBlockScaledGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
                                                                               const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
@@ -500,7 +502,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  * ROPE: query [M,HQ,D], floats, D even, and key [M,HK,D] of its dtype are rotated to out and out_key of their shapes and dtype. cos, sin [M,D], or
  * [M,D/2] for pairs that share an angle: any floats.
  * INT8_BLOCK_QUANTIZE: floats to int8 out of x's shape. out_scale float32, max|x| / 127 of each block. TOKEN: x [M,K], blocks of 128 elements of a
- * row, out_scale [M,ceil(K/128)]. WEIGHT: x [N,K] or [B,N,K], blocks of 128 x 128, out_scale [ceil(N/128),ceil(K/128)] or [B,...].
+ * row, out_scale [M,ceil(K/128)]. WEIGHT: x [N,K] or [B,N,K], blocks of 128 x 128, out_scale [ceil(N/128),ceil(K/128)] or [B,...]. SMALL: 64 for 128.
  * GGUF_QUANTIZE: x [M,K], floats, K a multiple of 32, to GGUF blocks: out [M,K] of a SCALED_MM_DTYPE_Q*, one row's blocks after the other.
  * MOE_SORT: the stable order of the tokens' copies by expert, for a mixture of experts. topk_ids [M,choices] int32 | int64, at most 2^31 - 1
  * elements; expert_map [G] int32 or NULL: id i stands for expert expert_map[i]. Copy m * choices + j is that of token m for its choice j. Written,
@@ -522,6 +524,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_INT8_BLOCK_TOKEN = 0,
   SCALED_MM_INT8_BLOCK_WEIGHT = 1,
   SCALED_MM_INT8_BLOCK_TRUNCATE = 2, /* added to one of the others: x / scale is rounded toward zero, not to the nearest integer */
+  SCALED_MM_INT8_BLOCK_SMALL = 4,    /* added: blocks of 64 elements in place of 128 */
 } scaledMMInt8BlockDim_t;
 
 typedef enum SCALED_MM_ENUM_BASE {

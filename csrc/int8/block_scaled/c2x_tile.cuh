@@ -35,8 +35,6 @@ TileProblem tile_problem(const GemmLaunch& l) {
           l.M > 1 ? l.out_stride_m : 0};
 }
 
-__host__ __device__ inline int blocks_of(int64_t K) { return int((K + kBlock - 1) / kBlock); }
-
 // `bytes` of a chunk, 16 or more for all of it; the rest are zeros.
 __device__ inline uint4 load_chunk(const int8_t* data, int bytes) {
   if (bytes >= kChunk) return *reinterpret_cast<const uint4*>(data);
@@ -55,21 +53,22 @@ public:
   static constexpr int kStep = kThreads / kChunks, kEach = kRows / kStep;
   static_assert(kThreads % (8 * kChunks) == 0 && kRows % kStep == 0, "whole steps, whose rows are swizzled alike");
 
-  __device__ TileCopy(const Rows& rows, int64_t first, int K, int thread)
-      : data_(rows.data + (first + thread / kChunks) * rows.stride + thread % kChunks * kChunk), step_(kStep * rows.stride),
-        left_(K - thread % kChunks * kChunk), rows_(rows.count - first - thread / kChunks),
+  // A stage has one block: of blocks of 64, the second half of its rows is zeros.
+  __device__ TileCopy(const Rows& rows, int64_t first, int K, int log2_block, int thread)
+      : log2_block_(log2_block), data_(rows.data + (first + thread / kChunks) * rows.stride + thread % kChunks * kChunk), step_(kStep * rows.stride),
+        left_(thread % kChunks * kChunk < 1 << log2_block ? K - thread % kChunks * kChunk : 0), rows_(rows.count - first - thread / kChunks),
         offset_(Swizzled::offset(thread / kChunks, thread % kChunks)) {}
 
   __device__ void start(int block, uint32_t shared) const {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      copy_async(shared + offset_ + i * kStep * Swizzled::kPitch, data_ + i * step_ + int64_t(block) * kBlock, bytes(i, block));
+      copy_async(shared + offset_ + i * kStep * Swizzled::kPitch, data_ + i * step_ + (int64_t(block) << log2_block_), bytes(i, block));
     }
   }
 
   __device__ void fetch(int block, uint4 (&chunks)[kEach]) const {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) chunks[i] = load_chunk(data_ + i * step_ + int64_t(block) * kBlock, bytes(i, block));
+    for (int i = 0; i < kEach; ++i) chunks[i] = load_chunk(data_ + i * step_ + (int64_t(block) << log2_block_), bytes(i, block));
   }
 
   __device__ void store(const uint4 (&chunks)[kEach], uint32_t shared) const {
@@ -80,10 +79,11 @@ public:
 private:
   __device__ int bytes(int i, int block) const {
     if (i * kStep >= rows_) return 0;
-    const int left = left_ - block * kBlock;
+    const int left = left_ - (block << log2_block_);
     return left < 0 ? 0 : left < kChunk ? left : kChunk;
   }
 
+  int log2_block_;
   const int8_t* data_;
   int64_t step_;
   int left_;     // bytes of a row from the thread's chunk of the first block on
@@ -123,14 +123,21 @@ __device__ inline void compute_tile(const TileProblem& p, int block, int thread,
   const auto stage_a = [&](int k) { return ring + uint32_t(k % kStages) * Shape::kStageBytes; };
   const auto stage_b = [&](int k) { return stage_a(k) + kTileM * kBlock; };
 
-  const TileCopy<kTileM, kThreads> copy_a(p.a, tile_m, p.K, thread);
-  const TileCopy<kTileN, kThreads> copy_b(p.b, tile_n, p.K, thread);
+  const TileCopy<kTileM, kThreads> copy_a(p.a, tile_m, p.K, p.scales.log2_block, thread);
+  const TileCopy<kTileN, kThreads> copy_b(p.b, tile_n, p.K, p.scales.log2_block, thread);
   ScaleLoader<kTileM> scales(p.scales, p.a.count, tile_m, tile_n, reinterpret_cast<float*>(shared + Shape::kRingBytes), thread);
   WarpTile<Swizzled, Shape::kWarpM, Shape::kWarpN> tile;
   tile.clear();
-  const auto multiply = [&](int k) { tile.multiply_block(stage_a(k) + warp_m * kBlock, stage_b(k) + warp_n * kBlock, scales.of(k) + warp_m, lane); };
+  const bool whole = Shape::kTileN > kBlock / 2 || is_whole(p.scales); // a wider tile takes no blocks of 64
+  const auto multiply = [&](int k) {
+    if (whole) {
+      tile.multiply_block(stage_a(k) + warp_m * kBlock, stage_b(k) + warp_n * kBlock, scales.of(k) + warp_m, lane);
+    } else {
+      tile.template multiply_block<kBlock / 2>(stage_a(k) + warp_m * kBlock, stage_b(k) + warp_n * kBlock, scales.of(k) + warp_m, lane);
+    }
+  };
 
-  const int blocks = blocks_of(p.K);
+  const int blocks = blocks_of(p.K, p.scales.log2_block);
   if (blocks > 0) {
     scales.fetch(0);
     scales.publish(0);

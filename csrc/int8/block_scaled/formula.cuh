@@ -6,7 +6,7 @@
 
 namespace scaled_mm::block_scaled {
 
-// A scale of a belongs to one row and this many k; one of b to this many k and as many columns.
+// A scale of a belongs to one row and this many k; one of b to this many k and as many columns. Some kernels also take half of it.
 constexpr int kBlock = 128;
 
 // Accumulators of mma.sync start at the bits of 1.5 * 2^23. A block's sum is an integer of at most 128 * 128 * 128 = 2^21, so adding it to the

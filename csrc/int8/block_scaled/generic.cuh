@@ -26,7 +26,7 @@ constexpr int kGenericBytes = (kTileM + kTileN) * Padded::kPitch + 2 * kTileM * 
 template <int kTileM, int kTileN, class Out>
 __device__ inline void compute_generic_tile(const GenericProblem& p, int block, unsigned char* shared) {
   constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2; // 2 x 2 warps
-  static_assert(kBlock % kTileN == 0 && kTileM <= kGenericThreads, "one scale of b for a block of K, one row's scale for a thread");
+  static_assert(kBlock / 2 % kTileN == 0 && kTileM <= kGenericThreads, "one scale of b for a block of K, one row's scale for a thread");
   using LoaderA = generic::TileLoader<kTileM, kBlock, kGenericThreads>;
   using LoaderB = generic::TileLoader<kTileN, kBlock, kGenericThreads>;
   static_assert(LoaderA::kPitch * 4 == Padded::kPitch && LoaderB::kPitch * 4 == Padded::kPitch, "rows lie as they are read");
@@ -44,11 +44,12 @@ __device__ inline void compute_generic_tile(const GenericProblem& p, int block, 
   WarpTile<Padded, kWarpM, kWarpN> tile;
   tile.clear();
   const auto fetch = [&](int k) {
-    loader_a.load(p.a, 0, p.access_a, tile_m, int64_t(k) * kBlock);
-    loader_b.load(p.b, 0, p.access_b, tile_n, int64_t(k) * kBlock);
+    loader_a.load(p.a, 0, p.access_a, tile_m, int64_t(k) << p.scales.log2_block);
+    loader_b.load(p.b, 0, p.access_b, tile_n, int64_t(k) << p.scales.log2_block);
     scales.fetch(k);
   };
-  const int blocks = int((p.a.K + kBlock - 1) / kBlock);
+  const int blocks = blocks_of(p.a.K, p.scales.log2_block);
+  const bool whole = is_whole(p.scales); // else the second half of the tiles is the next block, which is not used
   if (blocks > 0) fetch(0);
   for (int k = 0; k < blocks; ++k) {
     loader_a.store(shared_a, p.access_a);
@@ -56,8 +57,12 @@ __device__ inline void compute_generic_tile(const GenericProblem& p, int block, 
     scales.publish(k);
     __syncthreads();
     if (k + 1 < blocks) fetch(k + 1); // the next block travels while this one is multiplied
-    tile.multiply_block(shared_address(shared_a) + warp_m * Padded::kPitch, shared_address(shared_b) + warp_n * Padded::kPitch, scales.of(k) + warp_m,
-                        lane);
+    const uint32_t rows_a = shared_address(shared_a) + warp_m * Padded::kPitch, rows_b = shared_address(shared_b) + warp_n * Padded::kPitch;
+    if (whole) {
+      tile.multiply_block(rows_a, rows_b, scales.of(k) + warp_m, lane);
+    } else {
+      tile.template multiply_block<kBlock / 2>(rows_a, rows_b, scales.of(k) + warp_m, lane);
+    }
     __syncthreads();
   }
 

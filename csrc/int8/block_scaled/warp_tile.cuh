@@ -26,7 +26,11 @@ struct Padded {
 struct Scales {
   const float *a, *b;
   int64_t a_stride_m, a_stride_k, b_stride_k, b_stride_n;
+  int log2_block; // 7 or 6: blocks of 128 or 64
 };
+
+__host__ __device__ inline bool is_whole(const Scales& scales) { return (1 << scales.log2_block) == kBlock; }
+__host__ __device__ inline int blocks_of(int64_t K, int log2_block) { return int((K + (1 << log2_block) - 1) >> log2_block); }
 
 template <int kTileM>
 class ScaleLoader {
@@ -35,7 +39,7 @@ public:
       : shared_(shared), thread_(thread), active_(thread < kTileM && tile_m + thread < M), a_stride_(s.a_stride_k), b_stride_(s.b_stride_k) {
     if (active_) {
       a_ = s.a + (tile_m + thread) * s.a_stride_m;
-      b_ = s.b + tile_n / kBlock * s.b_stride_n;
+      b_ = s.b + (tile_n >> s.log2_block) * s.b_stride_n;
     }
   }
   __device__ void fetch(int block) {
@@ -74,7 +78,8 @@ struct WarpTile {
     }
   }
 
-  // a, b: the addresses of this warp's rows, whose number in the tile is a multiple of 8; scales: of its rows of a.
+  // a, b: the addresses of this warp's rows, whose number in the tile is a multiple of 8; scales: of its rows of a. kElements: of K in a block.
+  template <int kElements = kBlock>
   __device__ void multiply_block(uint32_t a, uint32_t b, const float* scales, int lane) {
     int acc[kMmaM][kMmaN][4];
 #pragma unroll
@@ -86,7 +91,7 @@ struct WarpTile {
       }
     }
 #pragma unroll
-    for (int step = 0; step < kBlock / 32; ++step) {
+    for (int step = 0; step < kElements / 32; ++step) {
       uint32_t words_a[kMmaM][4], words_b[kMmaN][2];
 #pragma unroll
       for (int i = 0; i < kMmaM; ++i) load_matrices(words_a[i], a + Layout::offset(i * 16 + lane % 16, step * 2 + lane / 16));

@@ -41,9 +41,9 @@ struct TileMaps {
 
   __device__ int rows_of(int tile) const { return last.parts.rows_of(tile); }
   // rows: `rows_of(tile)`. Not a copy in each branch: ptxas 13.0 then reads a coordinate under a predicate that it sets later.
-  __device__ void load(uint64_t* barrier, int8_t* to, int tile, int rows, int block, int batch = 0) const {
+  __device__ void load(uint64_t* barrier, int8_t* to, int tile, int rows, int k, int batch = 0) const {
     const c3x::RowsMap<kBlock>& map = rows == kRows ? whole : last;
-    map.template copy<false>(barrier, to, block * kBlock, tile * kRows, batch, 0);
+    map.template copy<false>(barrier, to, k, tile * kRows, batch, 0);
   }
 };
 
@@ -147,15 +147,16 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB ?
       const int tile_first = kSwapAB ? place.n : place.m, tile_second = kSwapAB ? place.m : place.n;
       const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
       ScaleLoads<kTokenRows, Shape::kProducers> scales(p.scales, p.scales.a + first_m * p.scales.a_stride_m, p.M - first_m,
-                                                       p.scales.b + first_n / kBlock * p.scales.b_stride_n, int(threadIdx.x) - kConsumers);
+                                                       p.scales.b + (first_n >> p.scales.log2_block) * p.scales.b_stride_n,
+                                                       int(threadIdx.x) - kConsumers);
       const int rows_first = params.first.rows_of(tile_first), rows_second = params.second.rows_of(tile_second);
       for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
         if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
         auto& full = s.full[ring.stage];
         if (loads) {
           full.arrive_and_expect_tx((rows_first + rows_second) * kBlock);
-          params.first.load(reinterpret_cast<uint64_t*>(&full), s.first[ring.stage], tile_first, rows_first, block);
-          params.second.load(reinterpret_cast<uint64_t*>(&full), s.second[ring.stage], tile_second, rows_second, block);
+          params.first.load(reinterpret_cast<uint64_t*>(&full), s.first[ring.stage], tile_first, rows_first, block << p.scales.log2_block);
+          params.second.load(reinterpret_cast<uint64_t*>(&full), s.second[ring.stage], tile_second, rows_second, block << p.scales.log2_block);
         }
         scales.load_next(s.scales, ring.stage, full);
       }
@@ -178,7 +179,8 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB ?
     const auto place = tiles.place();
     const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
     float sums[kCount];
-    sum_blocks<kSwapAB>(mma, first, second, acc, ring, s, p.blocks, turns, row, sums);
+    sum_blocks<kSwapAB, (kBlock / 2 % (kSwapAB ? kFirst : kSecond) == 0)>(mma, first, second, acc, ring, s, p.blocks, is_whole(p.scales), turns, row,
+                                                                          sums);
     // Accumulator i: row i / 2 % 2 * 8 of the thread's rows, column i % 2 of its columns in fragment i / 4.
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; i += 4) {
@@ -237,7 +239,7 @@ struct Wgmma {
     constexpr int kM = kSwapAB ? kTileN : kTileM, kN = kSwapAB ? kTileM : kTileN;
     const WgmmaProblem problem{int(l.M),
                                int(l.N),
-                               int((l.K + kBlock - 1) / kBlock),
+                               blocks_of(l.K, scales_of(l).log2_block),
                                int((l.M + kM - 1) / kM),
                                int((l.N + kN - 1) / kN),
                                scales_of(l),

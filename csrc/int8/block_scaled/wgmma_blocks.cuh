@@ -74,9 +74,27 @@ private:
   const int own_;
 };
 
+// The first kSteps steps of K of a stage. Complete: where two numbers of steps are possible, no MMA is under way across the branch.
+template <int kSteps, class Mma, class First, class Second, class Acc>
+__device__ inline void multiply_steps(Mma& mma, const First& first, const Second& second, Acc& acc, int stage) {
+  using namespace cute;
+  warpgroup_fence_operand(acc);
+  warpgroup_arrive();
+  mma.accumulate_ = GMMA::ScaleOut::Zero;
+  CUTLASS_PRAGMA_UNROLL
+  for (int k = 0; k < kSteps; ++k) {
+    cute::gemm(mma, first(_, _, k, stage), second(_, _, k, stage), acc);
+    mma.accumulate_ = GMMA::ScaleOut::One;
+  }
+  warpgroup_commit_batch();
+  warpgroup_wait<0>();
+  warpgroup_fence_operand(acc);
+}
+
 // sums: the thread's elements of a tile. row: its first row of the MMA's tile. first, second: fragments of all stages. acc: the MMA's accumulators.
-template <bool kSwapAB, bool kTwo, class Mma, class First, class Second, class Acc, class Ring, class Storage, int kCount>
-__device__ inline void sum_blocks(Mma& mma, const First& first, const Second& second, Acc& acc, Ring& ring, Storage& s, int blocks,
+// whole: blocks of kBlock; else, where kHalves, of half of it, and the second half of a stage is the next block, which is not used.
+template <bool kSwapAB, bool kHalves, bool kTwo, class Mma, class First, class Second, class Acc, class Ring, class Storage, int kCount>
+__device__ inline void sum_blocks(Mma& mma, const First& first, const Second& second, Acc& acc, Ring& ring, Storage& s, int blocks, bool whole,
                                   const Turns<kTwo>& turns, int row, float (&sums)[kCount]) {
   using namespace cute;
   constexpr int kScales = kSwapAB ? kCount / 2 : 2; // rows of a whose elements the thread has
@@ -92,18 +110,14 @@ __device__ inline void sum_blocks(Mma& mma, const First& first, const Second& se
       scales[i] = combine_scales(s.scales.a[ring.stage][m], s.scales.b[ring.stage]);
     }
     turns.wait();
-    warpgroup_fence_operand(acc);
-    warpgroup_arrive();
-    mma.accumulate_ = GMMA::ScaleOut::Zero;
-    CUTLASS_PRAGMA_UNROLL
-    for (int k = 0; k < size<2>(first); ++k) {
-      cute::gemm(mma, first(_, _, k, ring.stage), second(_, _, k, ring.stage), acc);
-      mma.accumulate_ = GMMA::ScaleOut::One;
+    constexpr int kSteps = kBlock / 32;
+    static_assert(kSteps == decltype(size<2>(first))::value);
+    if (!kHalves || whole) {
+      multiply_steps<kSteps>(mma, first, second, acc, ring.stage);
+    } else {
+      multiply_steps<kSteps / 2>(mma, first, second, acc, ring.stage);
     }
-    warpgroup_commit_batch();
-    warpgroup_wait<0>();
     turns.pass();
-    warpgroup_fence_operand(acc);
     __syncwarp(); // all lanes have read their scales
     if (lane == 0) s.empty[ring.stage].arrive();
     CUTLASS_PRAGMA_UNROLL

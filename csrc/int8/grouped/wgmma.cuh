@@ -14,7 +14,7 @@ namespace scaled_mm::grouped {
 struct WgmmaExperts {
   Experts experts;
   ExpertStrides strides;       // b_scale: of vectors, or of matrices of blocks
-  int N, blocks, tiles_n;      // blocks: of 128 elements of K
+  int N, blocks, tiles_n;      // blocks: of K
   block_scaled::Scales scales; // of blocks
   EpilogueOperands epilogue;
   void* out;
@@ -130,18 +130,18 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
     int64_t loaded = 0;
     for (int number = int(blockIdx.x); walk.find(number); number += int(gridDim.x)) {
       const WgmmaPlace place = WgmmaPlace::of(walk);
-      const int rows = params.weights.rows_of(place.tile_n);
+      const int rows = params.weights.rows_of(place.tile_n), log2_block = kBlockScales ? p.scales.log2_block : 7;
       const auto load = [&](int block) { // one thread
         auto& full = s.full[ring.stage];
         auto* const barrier = reinterpret_cast<uint64_t*>(&full);
         int8_t *const first = s.first[ring.stage], *const second = s.second[ring.stage];
         full.arrive_and_expect_tx((rows + kTokenRows) * kBlock);
-        params.weights.load(barrier, kSwapAB ? first : second, place.tile_n, rows, block, place.expert);
-        params.tokens.template copy<false>(barrier, kSwapAB ? second : first, block * kBlock, place.first_m, 0, 0);
+        params.weights.load(barrier, kSwapAB ? first : second, place.tile_n, rows, block << log2_block, place.expert);
+        params.tokens.template copy<false>(barrier, kSwapAB ? second : first, block << log2_block, place.first_m, 0, 0);
       };
       if constexpr (kBlockScales) {
         const float* const of_b =
-            p.scales.b + place.expert * p.strides.b_scale + place.tile_n * (kSwapAB ? kFirst : kSecond) / kBlock * p.scales.b_stride_n;
+            p.scales.b + place.expert * p.strides.b_scale + (place.tile_n * (kSwapAB ? kFirst : kSecond) >> log2_block) * p.scales.b_stride_n;
         block_scaled::ScaleLoads<kTokenRows, Shape::kProducers> scales(p.scales, p.scales.a + place.first_m * p.scales.a_stride_m, place.rows, of_b,
                                                                        int(threadIdx.x) - kConsumers);
         for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
@@ -186,7 +186,8 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
     const WgmmaOutput<kFirst, kSecond, kSwapAB, kBlockScales, Out> output(p, place, row, lane);
     if constexpr (kBlockScales) {
       float sums[kCount];
-      block_scaled::sum_blocks<kSwapAB>(mma, first, second, acc, ring, s, p.blocks, turns, row, sums);
+      block_scaled::sum_blocks<kSwapAB, (kBlock / 2 % (kSwapAB ? kFirst : kSecond) == 0)>(mma, first, second, acc, ring, s, p.blocks,
+                                                                                          is_whole(p.scales), turns, row, sums);
       output.store([&](int i, int, int n) {
         Out out;
         block_scaled::cast(&out, block_scaled::add_bias(sums[i], load_bias(output.operands(), 0, n)));
@@ -258,9 +259,9 @@ struct Wgmma {
     const bool pairs = l.out_stride_n == 1 && (l.M == 1 || l.out_stride_m % 2 == 0) && reinterpret_cast<uintptr_t>(l.out) % (2 * sizeof(Out)) == 0;
     return {block_scaled::TileMaps<kWeightRows>::encode(l.b, N, K, ldb, E, lde),
             c3x::RowsMap<kBlock>::encode(l.a, int(l.M), K, 1, lda, 0, kTokenRows),
-            {experts_of(l), expert_strides(l), N, (K + kBlock - 1) / kBlock, (N + kWeightRows - 1) / kWeightRows,
-             kBlockScales ? block_scaled::scales_of(l) : block_scaled::Scales{}, epilogue_operands(l), l.out, l.M > 1 ? l.out_stride_m : 0,
-             l.N > 1 ? l.out_stride_n : 0, pairs}};
+            {experts_of(l), expert_strides(l), N, block_scaled::blocks_of(K, kBlockScales ? block_scaled::scales_of(l).log2_block : 7),
+             (N + kWeightRows - 1) / kWeightRows, kBlockScales ? block_scaled::scales_of(l) : block_scaled::Scales{}, epilogue_operands(l), l.out,
+             l.M > 1 ? l.out_stride_m : 0, l.N > 1 ? l.out_stride_n : 0, pairs}};
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
