@@ -16,8 +16,8 @@ int64_t blocks_of(int64_t size, int32_t block) { return (size + block - 1) / blo
 // along N. 128 if no size fits.
 int32_t block_size_of(const ProductInfo& info, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale) {
   const auto tells = [](int64_t size, const scaledMMTensorDesc_t* scales) {
-    return scales != nullptr && scales->ndim > 1 && blocks_of(size, kSmallBlock) != blocks_of(size, kBlock) &&
-           scales->shape[scales->ndim - 1] == blocks_of(size, kSmallBlock);
+    if (scales == nullptr || (scales->ndim != 2 && scales->ndim != 3)) return false; // refused later
+    return blocks_of(size, kSmallBlock) != blocks_of(size, kBlock) && scales->shape[scales->ndim - 1] == blocks_of(size, kSmallBlock);
   };
   return tells(info.K, a_scale) || (info.K <= kSmallBlock && tells(info.N, b_scale)) ? kSmallBlock : kBlock;
 }

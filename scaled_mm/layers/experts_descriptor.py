@@ -224,7 +224,10 @@ def create_fused_experts_descriptor(
     (tokens, hidden), (experts, both, k) = x.shape, w13.shape
     if k != hidden or both % 2:
         raise BadTensorShapeError(f"w13: expected [E, 2 I, H] with H = {hidden} as in x, got {list(w13.shape)}")
-    for name, expected in (("w2", (experts, hidden, both // 2)), ("out", (tokens, hidden)), ("topk_weights", (tokens, topk_ids.shape[1]))):
+    shapes = {"w2": (experts, hidden, both // 2), "out": (tokens, hidden), "topk_weights": (tokens, topk_ids.shape[1])}
+    if block_scales:  # the products would also take blocks of 64
+        shapes |= {"w13_scale": (experts, -(-both // 128), -(-hidden // 128)), "w2_scale": (experts, -(-hidden // 128), -(-both // 2 // 128))}
+    for name, expected in shapes.items():
         if tuple(operands[name].shape) != expected:
             raise BadTensorShapeError(f"{name}: expected {list(expected)}, got {list(operands[name].shape)}")
     if not 1 <= experts <= MOST_EXPERTS:

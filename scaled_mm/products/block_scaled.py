@@ -56,7 +56,8 @@ def block_scaled_mm(
         out[m,n] = cast( sum[m,n] + bias[n] )
 
     Each float32 operation rounds separately (docs/design/numerics.md). K and N need not be multiples of B: the last blocks may be smaller.
-    The shapes of the scales determine B. A product with B = 64 takes up to twice as long.
+    The shapes of the scales determine B. With B = 64 there are twice as many scaled sums to add, so large products
+    take longer.
 
     a: int8 [M, K]. b: int8 [K, N]; fastest as `weight.t()` of a contiguous [N, K] weight. Any strides.
     a_scale: float32 [M, ceil(K/B)]. b_scale: float32 [ceil(K/B), ceil(N/B)]: the transpose of a checkpoint's

@@ -199,7 +199,7 @@ int main(int argc, char** argv) {
     const char *arch = argv[1], *row = argv[2], *fallback = argv[4];
     const int32_t alignment = atoi(argv[3]);
     const int64_t M = atoll(argv[5]), N = atoll(argv[6]), K = atoll(argv[7]);
-    const scaledMMTableRow_t rows[2] = {{row, alignment, alignment, alignment, alignment, {0}}, {fallback, 1, 1, 1, 1, {0}}};
+    const scaledMMTableRow_t rows[2] = {{row, alignment, alignment, alignment, alignment, {0}, 0, 0}, {fallback, 1, 1, 1, 1, {0}, 0, 0}};
     const scaledMMTableBucket_t bucket = {INT64_MAX, INT64_MAX, INT64_MAX, 0, 0, 0, 0, 0};
     const scaledMMTable_t table = {arch, "multiply.c", rows, 2, &bucket, 1, 1, 0, SCALED_MM_TABLE_GEMM, 0, NULL, 0};
     for (int i = 8; i < argc; ++i) CHECK(scaledMMLoadKernels(argv[i]));

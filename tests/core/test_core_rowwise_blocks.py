@@ -43,6 +43,8 @@ def test_each_kind_takes_its_operands():
     create(Kind.INT8_BLOCK, 0, INT8_X, X, SCALE)
     create(Kind.INT8_BLOCK, 0, INT8_X, X, desc(FLOAT, 5, 3, strides=(1, 5)))
     create(Kind.INT8_BLOCK, 1, INT8_X, X, desc(FLOAT, 1, 3))
+    create(Kind.INT8_BLOCK, 4, INT8_X, X, desc(FLOAT, 5, 5))
+    create(Kind.INT8_BLOCK, 7, desc(INT8, 2, 200, 300), desc(FLOAT, 2, 200, 300), desc(FLOAT, 2, 4, 5))
     create(Kind.INT8_BLOCK, 1, desc(INT8, 2, 200, 300), desc(FLOAT, 2, 200, 300), desc(FLOAT, 2, 2, 3))
     for fmt, size in (("q4_0", 18), ("q4_1", 20), ("q5_0", 22), ("q5_1", 24), ("q8_0", 34), ("q8_1", 36)):
         for rule in (0, 1):
@@ -70,6 +72,8 @@ def test_each_kind_takes_its_operands():
         (BadTensorShapeError, r"cos: expected \[5, 64\] or \[5, 32\], got \[5, 16\]", Kind.ROPE, 0, (Q, Q, K, desc(FLOAT, 5, 16), ANGLE, K)),
         (BadTensorShapeError, r"sin: expected \[5, 64\] as cos, got \[5, 32\]", Kind.ROPE, 0, (Q, Q, K, ANGLE, desc(FLOAT, 5, 32), K)),
         (BadParamError, "dim: expected a scaledMMInt8BlockDim_t, got -1", Kind.INT8_BLOCK, -1, (INT8_X, X, SCALE)),
+        (BadParamError, "dim: expected a scaledMMInt8BlockDim_t, got 8", Kind.INT8_BLOCK, 8, (INT8_X, X, SCALE)),
+        (BadTensorShapeError, r"out_scale: expected \[5, 5\], got \[5, 3\]", Kind.INT8_BLOCK, 4, (INT8_X, X, SCALE)),
         (BadTensorShapeError, r"x: expected 2 dimensions \[M, K\]", Kind.INT8_BLOCK, 0, (INT8_X, Q, SCALE)),
         (BadTensorShapeError, r"x: expected 2 or 3 dimensions", Kind.INT8_BLOCK, 1, (INT8_X, desc(HALF, 5), SCALE)),
         (BadTensorDtypeError, "out: expected int8, got float16", Kind.INT8_BLOCK, 0, (X, X, SCALE)),

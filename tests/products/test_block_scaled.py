@@ -188,6 +188,12 @@ REFUSED = [
     (dict(b_scale=(3, 300)), BadTensorShapeError, "b_scale: expected [ceil(K / 128), ceil(N / 128)] = [3, 3] (K = 260, N = 300), got [3, 300]"),
     (dict(b_scale=()), BadTensorShapeError, "b_scale: expected 2 dimensions"),
     (dict(a_scale=(20, 5)), BadTensorShapeError, "b_scale: expected [ceil(K / 64), ceil(N / 64)] = [5, 5] (K = 260, N = 300), got [3, 3]"),
+    (dict(a_scale=(20, 5, 1)), BadTensorShapeError, "a_scale: expected 2 dimensions"),
+    (
+        dict(a=(20, 60), b=(60, 300), a_scale=(20, 1), b_scale=(1, 4)),
+        BadTensorShapeError,
+        "b_scale: expected [ceil(K / 128), ceil(N / 128)] = [1, 3]",
+    ),
     (dict(a_scale=(19, 5)), BadTensorShapeError, "a_scale: expected [M, ceil(K / 64)] = [20, 5] (M = 20, K = 260), got [19, 5]"),
     (dict(b=(300, 260)), BadTensorShapeError, "b: expected [K, N] with K = 260 as in a [M, K], got [300, 260]"),
     (dict(a=(2, 20, 260)), BadTensorShapeError, "a: expected 2 dimensions [M, K], got 3"),

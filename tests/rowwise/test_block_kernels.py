@@ -64,11 +64,11 @@ def test_groupwise_int8(launches, dtype, dim):
     for shape in ((1, 1), (33, 128), (257, 4096), (1000, 7168), (130, 1300), (2, 3, 200, 264), (0, 300), (4, 0)):
         for layout in LAYOUTS if len(shape) == 4 else ("contiguous", "unaligned"):
             x = laid_out(values(shape, dtype, "special", seed=shape[-1]), layout)
-            launches.clear()
             for size in (128, 64):
+                launches.clear()
                 found, expected = (sm.quantize_int8_block(t, dim, block_size=size) for t in (on_gpu(x), x))
                 assert same(found, expected), (shape, layout, size)
-            assert launches == [True]
+                assert launches == [True]
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
