@@ -107,12 +107,12 @@ def choose(times: Times, products: Collection[Product]) -> list[Choice]:
     return sorted(found, key=lambda choice: (*choice.product[1:], choice.product[0]))
 
 
-def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelConfig], times: Times, gpu: GpuFacts) -> list[Bucket]:
+def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelConfig], times: Times, gpu: GpuFacts, experts: int = 1) -> list[Bucket]:
     """Buckets for the products whose chosen row beats the row of `base`, or was inherited to close a cliff; the table appends `base`'s buckets.
 
     rows: at least the chosen ones. A bucket covers one N and K, and m <= M as far down as `near` says, above the next smaller chosen M. A
     product whose base row was not timed gets none. It serves constant weights only, with which rows were measured, if the chosen row loads
-    weights early or `base` has another row for other weights.
+    weights early or `base` has another row for other weights. experts: those of each product, for sections of experts.
     """
     of = {choice.product: choice for choice in choices}
     chosen = {row.name: row for row in rows}
@@ -120,7 +120,7 @@ def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelCon
     for (N, K), ms in ladders(of).items():
         for smaller, M in zip([0, *ms], ms):
             choice = of[M, N, K]
-            own, of_others = (base.select(M, N, K, constant_b, gpu=gpu).row.name for constant_b in (True, False))
+            own, of_others = (base.select(M, N, K, constant_b, gpu=gpu, count=experts).row.name for constant_b in (True, False))
             base_us = times[M, N, K].get(own)
             if choice.row == own or base_us is None or (choice.us is not None and choice.us >= base_us):
                 continue
@@ -128,12 +128,12 @@ def buckets(choices: Sequence[Choice], base: TileTable, rows: Iterable[KernelCon
             constant_only = family_of(row).loads_weights_early(row) or of_others != own
             ratio = 1.0 if choice.us is None else choice.us / base_us
             kinds = (True,) if constant_only else (True, False)
-            least = max(smaller + 1, *(near(base, (M, N, K), row, ratio, gpu, constant_b) for constant_b in kinds))
+            least = max(smaller + 1, *(near(base, (M, N, K), row, ratio, gpu, constant_b, experts) for constant_b in kinds))
             found.append(Bucket(m=M, m_min=least, n=N, n_min=N, k=K, k_min=K, constant_b=constant_only, kernel=choice.row))
     return found
 
 
-def near(base: TileTable, product: Product, row: KernelConfig, ratio: float, gpu: GpuFacts, constant_b: bool = True) -> int:
+def near(base: TileTable, product: Product, row: KernelConfig, ratio: float, gpu: GpuFacts, constant_b: bool = True, experts: int = 1) -> int:
     """The smallest m above M / 2 from which on up to M `base` selects one row, and `row` is not predicted to be slower.
 
     product: where `row` took `ratio` times as long as the row of `base`. Its predicted times are corrected by what the prediction of the
@@ -142,12 +142,12 @@ def near(base: TileTable, product: Product, row: KernelConfig, ratio: float, gpu
     M, N, K = product
 
     def predicted(one: KernelConfig, m: int) -> float:
-        return base.time_model(one).us(m, N, K, gpu, constant_b=constant_b)
+        return base.predicted_us(one, m, N, K, gpu, constant_b, experts)
 
-    own = base.select(M, N, K, constant_b, gpu=gpu).row
+    own = base.select(M, N, K, constant_b, gpu=gpu, count=experts).row
     correction = ratio * predicted(own, M) / predicted(row, M)
     m = M
-    while m - 1 > M // 2 and base.select(m - 1, N, K, constant_b, gpu=gpu).row == own:
+    while m - 1 > M // 2 and base.select(m - 1, N, K, constant_b, gpu=gpu, count=experts).row == own:
         if correction * predicted(row, m - 1) > predicted(own, m - 1):
             break
         m -= 1

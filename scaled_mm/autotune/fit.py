@@ -42,7 +42,7 @@ def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts, least_tile_us:
 
 
 def _mean_m(table: TileTable) -> bool:
-    return SECTIONS[table.rows[0].section].mean_m
+    return SECTIONS[table.section].mean_m
 
 
 def _predicted(model: TimeModel, product: Sequence[int], gpu: GpuFacts, mean_m: bool) -> float:

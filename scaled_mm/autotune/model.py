@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.gpu import GpuFacts
+from scaled_mm.kernels.sections import SECTIONS
 from scaled_mm.kernels.time_model import TimeModel, estimate
 from scaled_mm.tables import TileTable
 
@@ -22,12 +23,15 @@ Product = tuple[int, int, int]  # M, N, K
 _estimate: Callable[[KernelConfig, str], TimeModel] = functools.lru_cache(maxsize=None)(estimate)
 
 
-def predict(row: KernelConfig, product: Product, gpu: GpuFacts) -> float:
-    """Microseconds of out [M,N] = a [M,K] x b [K,N] with 16-bit out and constant weights, from the architecture's numbers. Positive, finite."""
-    return _estimate(row, gpu.arch).us(*product, gpu)
+def predict(row: KernelConfig, product: Product, gpu: GpuFacts, experts: int = 1) -> float:
+    """Microseconds of out [M,N] = a [M,K] x b [K,N] with 16-bit out and constant weights, from the architecture's numbers. Positive, finite.
+
+    experts: products of this size in one launch, for sections of experts.
+    """
+    return _estimate(row, gpu.arch).us(*product, gpu, experts, mean_m=SECTIONS[row.section].mean_m)
 
 
-def shortlist(rows: Sequence[KernelConfig], base: TileTable, product: Product, gpu: GpuFacts, count: int) -> list[KernelConfig]:
+def shortlist(rows: Sequence[KernelConfig], base: TileTable, product: Product, gpu: GpuFacts, count: int, experts: int = 1) -> list[KernelConfig]:
     """The `count` rows that are worth measuring, by predicted time: half of them from `base`, whose rows have proven good. Its own choice is one.
 
     Rows that differ in cluster, swizzle, stages or schedule alone are nearly equal to the model. At most two of one tile and side
@@ -37,11 +41,11 @@ def shortlist(rows: Sequence[KernelConfig], base: TileTable, product: Product, g
 
     def rank(row: KernelConfig) -> tuple:
         stages = -row.stages if isinstance(row.stages, int) else -math.inf  # of rows that are equal, those that hide more latency
-        us = base.time_model(row).us(*product, gpu) if row.name in known else predict(row, product, gpu)
+        us = base.predicted_us(row, *product, gpu, count=experts) if row.name in known else predict(row, product, gpu, experts)
         return us, row.cluster, row.swizzle, stages, row.name
 
     ranked = sorted(rows, key=rank)
-    own = base.select(*product, constant_b=True, gpu=gpu).row
+    own = base.select(*product, constant_b=True, gpu=gpu, count=experts).row
     found = ([own] if own in rows else []) + [row for row in ranked if row.name in known and row != own]
     del found[count // 2 :]
     taken: dict[tuple, int] = {}
@@ -69,17 +73,17 @@ class Accuracy:
     chance: float
 
 
-def accuracy(times: Mapping[Product, Mapping[str, float]], rows: Mapping[str, KernelConfig], gpu: GpuFacts) -> Accuracy | None:
+def accuracy(times: Mapping[Product, Mapping[str, float]], rows: Mapping[str, KernelConfig], gpu: GpuFacts, experts: int = 1) -> Accuracy | None:
     """How well the model predicts measured winners; of products with two rows or more, None where there are none.
 
-    times: microseconds by product and row; rows: by name.
+    times: microseconds by product and row; rows: by name. experts: see `predict`.
     """
     losses, everyone, top1, top3 = [], [], 0, 0
     for product, us in times.items():
         if len(us) < 2:
             continue
         best = min(us.values())
-        ranked = sorted(us, key=lambda name: (predict(rows[name], product, gpu), name))
+        ranked = sorted(us, key=lambda name: (predict(rows[name], product, gpu, experts), name))
         losses.append(us[ranked[0]] / best - 1)
         everyone += [time / best - 1 for time in us.values()]
         top1 += us[ranked[0]] == best

@@ -51,7 +51,10 @@ class LeftOut(_Model):
 
 
 class AutotuneDocument(_Model):
-    """One run. legal: candidates that the rules let through; resumed: cells of earlier runs; table: the file written, if any."""
+    """One run. legal: candidates that the rules let through; resumed: cells of earlier runs; table: the file written, if any.
+
+    section: of the tile table, whose products were tuned. experts: of a product, with M rows each; 1 for sections without experts.
+    """
 
     schema_version: int = SCHEMA_VERSION
     created: str
@@ -59,6 +62,8 @@ class AutotuneDocument(_Model):
     environment: Environment
     clocks: list[Clocks] = []
     base: str
+    section: str = "gemm"
+    experts: int = 1
     budget_minutes: float
     budget_ms: float
     seed: int

@@ -9,6 +9,7 @@ from scaled_mm.autotune import plots
 from scaled_mm.autotune.choose import CLIFF
 from scaled_mm.autotune.model import Accuracy
 from scaled_mm.autotune.record import AutotuneDocument, ProductRecord, load
+from scaled_mm.kernels.sections import OF_EXPERTS, SECTIONS, TOP_LEVEL
 from scaled_mm.measure import plots as measure_plots
 from scaled_mm.measure.document import Command, Heading, Image, Items, Part, Table, Text, markdown, page
 from scaled_mm.measure.record import write_atomically
@@ -64,9 +65,13 @@ def _head(document: AutotuneDocument) -> list[Part]:
         ("table before", document.base),
         ("table written", document.table or "none"),
     ]
+    if document.section != TOP_LEVEL:
+        experts = f", {document.experts} experts with M rows each" if document.section in OF_EXPERTS else ""
+        rows.insert(5, ("products", SECTIONS[document.section].products + experts))
+    checked = "Its bits were compared" if document.section == TOP_LEVEL else "The bits of some rows were compared"
     method = (
         f"Every cell is one row on one product, timed in a process of its own: CUDA-graph replays over rotated weights, {document.budget_ms:g} ms "
-        "of samples after a rest, out bfloat16, constant weights, microseconds per call, median. Its bits were compared with the "
+        f"of samples after a rest, out bfloat16, constant weights, microseconds per call, median. {checked} with the "
         "reference before and after timing."
     )
     return [Heading(1, f"Tuned tile table: {env.gpu}"), Command(document.command), Table(["", ""], rows, "ll"), Text(method)]

@@ -79,11 +79,15 @@ class Settings:
 
 @dataclasses.dataclass
 class Plan:
-    """What a run wants to measure. wanted: the rows of each product, the table's own row first, then the model's best first."""
+    """What a run wants to measure. wanted: the rows of each product, the table's own row first, then the model's best first.
+
+    experts: those of each product, with M rows each, for sections of experts; else 1.
+    """
 
     legal: int
     rows: dict[str, KernelConfig]
     wanted: dict[Product, list[str]]
+    experts: int = 1
 
     def by_rank(self, first: int, last: int) -> Iterator[tuple[Product, str]]:
         """The candidates of ranks first to last - 1, product by product."""
@@ -127,23 +131,26 @@ class Outcome:
         return found
 
 
-def make_plan(base: TileTable, products: Collection[Product], gpu: GpuFacts, top: int) -> Plan:
-    """The candidates of each product. BadParamError for a product that no call takes, or the fallback alone: there is nothing to tune."""
+def make_plan(base: TileTable, products: Collection[Product], gpu: GpuFacts, top: int, experts: int = 1) -> Plan:
+    """The candidates of each product. BadParamError for a product that no call takes, or the fallback alone: there is nothing to tune.
+
+    base: the table, or its section that is tuned. experts: see `Plan`.
+    """
     legal = candidates(base)
     rows = {row.name: row for row in legal}
     wanted: dict[Product, list[str]] = {}
     for product in products:
-        if (expected := refusal(*product)) is not None:
+        if (expected := refusal(*product, base.section)) is not None:
             raise BadParamError(f"--shapes: expected {expected}, got {'x'.join(map(str, product))}")
         fitting = [row for row in legal if not contiguous_misfits(row, *product)]
-        own = base.select(*product, constant_b=True, gpu=gpu).row  # as the weights of every measurement are
+        own = base.select(*product, constant_b=True, gpu=gpu, count=experts).row  # as the weights of every measurement are
         if not fitting or own.name not in rows:
             why = "; ".join(contiguous_misfits(own, *product)) or "the table's row is the fallback"
             raise BadParamError(f"--shapes: expected sizes that tuned rows take, got {'x'.join(map(str, product))} ({why})")
-        ranked = model.shortlist(fitting, base, product, gpu, top)
+        ranked = model.shortlist(fitting, base, product, gpu, top, experts)
         wanted[product] = list(dict.fromkeys([own.name, *(row.name for row in ranked)]))
     used = {name for names in wanted.values() for name in names}
-    return Plan(len(legal), {name: row for name, row in rows.items() if name in used}, wanted)
+    return Plan(len(legal), {name: row for name, row in rows.items() if name in used}, wanted, experts)
 
 
 class Run:
@@ -254,7 +261,7 @@ class Run:
         """Fills in choices and buckets from what was timed."""
         times = self.outcome.times()
         self.outcome.choices = choose.choose(times, self._plan.wanted)
-        self.outcome.buckets = choose.buckets(self.outcome.choices, self._base, self._plan.rows.values(), times, self._gpu)
+        self.outcome.buckets = choose.buckets(self.outcome.choices, self._base, self._plan.rows.values(), times, self._gpu, self._plan.experts)
 
 
 def tune(
@@ -295,10 +302,12 @@ def product_record(
     gpu: GpuFacts,
     name: str,
     product: Product | None = None,
+    experts: int = 1,
 ) -> ProductRecord:
-    """The record of a case that was asked for, or of another `product`. name: the driver's name of the GPU, for the roof."""
+    """The record of a case that was asked for, or of another `product`. name: the driver's name of the GPU, for the roof. experts: see `Plan`."""
     M, N, K = product or (case.M, case.N, case.K)
-    own = base.select(M, N, K, constant_b=True, gpu=gpu).row.name
+    own = base.select(M, N, K, constant_b=True, gpu=gpu, count=experts).row.name
+    roof = roof_us(M, N, K, name)
     choice = choices.get((M, N, K))
     return ProductRecord(
         shape=case.shape if case else f"{N}x{K}",
@@ -310,5 +319,5 @@ def product_record(
         us=choice.us if choice else None,
         base_row=own,
         base_us=times.get((M, N, K), {}).get(own),
-        roof_us=roof_us(M, N, K, name),
+        roof_us=None if roof is None else experts * roof,
     )

@@ -1,6 +1,6 @@
 """The isolated process: times rows one at a time on request, `python -m scaled_mm.autotune.worker`.
 
-JSON, one object a line. First `{"table": ..., "device": ..., "budget_ms": ..., "seed": ...}`, answered by `{"ready": ...}`; then
+JSON, one object a line. First `{"table", "section", "experts", "device", "budget_ms", "seed"}`, answered by `{"ready": ...}`; then
 requests `{"row", "library", "M", "N", "K", "limit_us"}`, each answered by `{"outcome", "us", "samples", "spread", "message", "ending"}`. What a
 library prints goes to stderr. ending: after an error that the GPU keeps (an illegal access) the process ends; its parent starts another.
 """
@@ -29,6 +29,7 @@ class GpuBench:
     def start(self, setup: dict[str, Any]) -> str:
         import torch
 
+        from scaled_mm.autotune.workbench import WORKBENCHES
         from scaled_mm.core import binding
         from scaled_mm.measure.device import wake
         from scaled_mm.measure.run import Options
@@ -38,15 +39,14 @@ class GpuBench:
         torch.cuda.set_device(self.device)
         self.options = Options(budget_ms=setup["budget_ms"], seed=setup["seed"])
         binding.register_table(TileTable.model_validate(setup["table"]))
-        self.generator = torch.Generator(self.device).manual_seed(setup["seed"])
-        self.weights = self.inputs = self.expected = None
+        generator = torch.Generator(self.device).manual_seed(setup["seed"])
+        self.bench = WORKBENCHES[setup["section"]](self.device, generator, self.options, setup["experts"])
+        self.product = self.weights = self.inputs = self.check = None
         self.loaded: set[str] = set()
         wake(self.device)
         return torch.cuda.get_device_name(self.device)
 
     def measure(self, request: dict[str, Any]) -> dict[str, Any]:
-        from scaled_mm.bench.int8.peers import Ours
-        from scaled_mm.bench.int8.suite import BitCheck
         from scaled_mm.core import binding
         from scaled_mm.measure.peer import OURS
         from scaled_mm.measure.record import describe
@@ -57,8 +57,8 @@ class GpuBench:
                 binding.call("scaledMMLoadKernels", request["library"].encode())
                 self.loaded.add(request["library"])
             self._prepare(request["M"], request["N"], request["K"])
-            peer, check = Ours(request["row"], name=OURS), BitCheck(self.inputs, self.expected, "checked")
-            result = time_peers(self.inputs, [peer], check, self.options, limit_us=request["limit_us"])[OURS]
+            peer = self.bench.peer(request["row"])
+            result = time_peers(self.inputs, [peer], self.check, self.options, limit_us=request["limit_us"])[OURS]
         except Exception as error:  # noqa: BLE001 - answered: the parent records it
             return {"outcome": "failed", "message": describe(error)}
         if result.failed is not None:
@@ -68,25 +68,22 @@ class GpuBench:
         return {"outcome": "timed", "us": result.us, "samples": result.samples, "spread": result.spread}
 
     def _prepare(self, M: int, N: int, K: int) -> None:
-        """Weights of one (N, K), inputs and reference of one product, kept until another is asked for."""
+        """Weights of one (N, K), inputs and what is right of one product, kept until another is asked for."""
         import torch
 
-        from scaled_mm.bench.int8.inputs import Inputs, WeightSets
-        from scaled_mm.bench.int8.suite import reference_product
-        from scaled_mm.errors import InternalError
         from scaled_mm.measure.shapes import Case
 
-        if self.weights is None or (self.weights.N, self.weights.K) != (N, K):
-            self.weights = self.inputs = self.expected = None
+        if self.product == (M, N, K):
+            return
+        same_weight = self.product is not None and self.product[1:] == (N, K)
+        self.product = self.inputs = self.check = None
+        if not same_weight:
+            self.weights = None
             torch.cuda.empty_cache()
-            self.weights = WeightSets(N, K, self.device, self.generator)
-        if self.inputs is None or self.inputs.case.M != M:
-            self.inputs = self.expected = None
-            inputs = Inputs(Case(f"{N}x{K}", M, N, K), self.weights, self.generator)
-            self.expected, check = reference_product(inputs, self.options)
-            if self.expected is None:
-                raise InternalError(f"M={M} N={N} K={K}: {check}; a row that is not checked may not win")
-            self.inputs = inputs
+            self.weights = self.bench.weights(N, K)
+        self.inputs = self.bench.inputs(Case(f"{N}x{K}", M, N, K), self.weights)
+        self.check = self.bench.check(self.inputs)
+        self.product = (M, N, K)
 
     def usable(self) -> bool:
         import torch

@@ -9,22 +9,43 @@ from typing import Any
 import yaml
 
 from scaled_mm import __version__
+from scaled_mm.errors import ScaledMMError
 from scaled_mm.kernels.config import KernelConfig
-from scaled_mm.kernels.sections import OTHER_SECTIONS
+from scaled_mm.kernels.sections import OTHER_SECTIONS, TOP_LEVEL
 from scaled_mm.measure.record import write_atomically
 from scaled_mm.tables import Bucket, TileTable, load_table
 from scaled_mm.tables.rules import contains
 
 
-def tuned_table(base: TileTable, gpu: str, rows: Sequence[KernelConfig], buckets: Sequence[Bucket]) -> TileTable:
+def tuned_table(
+    base: TileTable, gpu: str, rows: Sequence[KernelConfig], buckets: Sequence[Bucket], section: str = TOP_LEVEL, others: TileTable | None = None
+) -> TileTable:
     """The table of one GPU model: `buckets` and their rows, and behind them what the base has, but for buckets that they replace as a whole.
 
-    rows: at least those that buckets name.
+    rows: at least those that buckets name. section: the one that was tuned. others: the table that has the other sections, default base.
     """
-    more = {bucket.kernel for bucket in buckets} - {row.name for row in base.rows}
+    part = base if section == TOP_LEVEL else getattr(base, section)
+    more = {bucket.kernel for bucket in buckets} - {row.name for row in part.rows}
     added = tuple(row for row in rows if row.name in more)
-    kept = tuple(bucket for bucket in base.buckets if not any(contains(new, bucket) for new in buckets))
-    return base.model_copy(update=dict(tuned=True, gpu=gpu, version=__version__, rows=(*base.rows, *added), buckets=(*buckets, *kept)))
+    kept = tuple(bucket for bucket in part.buckets if not any(contains(new, bucket) for new in buckets))
+    tuned = dict(tuned=True, gpu=gpu, version=__version__)
+    part = part.model_copy(update=dict(rows=(*part.rows, *added), buckets=(*buckets, *kept), **tuned))
+    others = others or base
+    if section == TOP_LEVEL:
+        whole = part.model_copy(update={name: getattr(others, name) for name in OTHER_SECTIONS})
+    else:
+        whole = others.model_copy(update={section: part})
+    return whole.model_copy(update=tuned)
+
+
+def present_table(path: Path, base: TileTable, gpu: str) -> TileTable:
+    """The table that an earlier run wrote to `path` for this GPU model, whose other sections a new one keeps. `base` if there is none, or it does
+    not load."""
+    try:
+        found = load_table(path)
+    except (OSError, ScaledMMError):
+        return base
+    return found if (found.arch, found.gpu) == (base.arch, gpu) else base
 
 
 def write_table(table: TileTable, path: Path, comment: Sequence[str]) -> TileTable:
@@ -64,7 +85,8 @@ def table_text(table: TileTable, comment: Sequence[str] = ()) -> str:
 
 def _section(table: TileTable, indent: str) -> list[str]:
     gap = [""] if not indent else []
-    lines = [f"fallback: {table.fallback}"]
+    lines = ["tuned: true"] if indent and table.tuned else []
+    lines += [f"fallback: {table.fallback}"]
     if table.auto:
         lines += ["auto:", *(f"  - {_flow(rule.model_dump(exclude_defaults=True))}" for rule in table.auto)]
     lines += [*gap, "rows:"]

@@ -34,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shapes = "llama-70b, llama-8b, llm, layer names or MxNxK, comma-separated, or a file of them; default llm"
     add("--shapes", default="llm", metavar="SHAPES", help=shapes)
     add("--m", help="M values for named shapes, comma-separated; default 1 ... 8192")
+    sections = ("gemm", "block_scaled", "grouped", "grouped_block_scaled")
+    add("--section", choices=sections, default="gemm", help="the kind of product, by its section in the tile table; default gemm, the plain one")
+    experts = "for a section of experts: their number; --m and MxNxK then give the rows of each of them"
+    add("--experts", type=common.integer(1), metavar="E", help=experts)
     add("--arch", help="tune the table and kernels of another architecture, by forced dispatch; default the GPU's own")
     minutes = common.number("a number of minutes above 0", lambda value: value > 0)
     add("--budget", type=minutes, default=30.0, metavar="MINUTES", help="minutes for compiling and timing; default 30")
@@ -55,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: a table was written; 1: nothing could be timed; 2 (as an error): the arguments are invalid, or there is no GPU."""
+    _check_section(args)
     cases = _cases(args)
     if args.dry_run:
         return _dry_run(args, cases)
@@ -62,6 +67,15 @@ def run(args: argparse.Namespace) -> int:
     if args.arch is not None:
         os.environ["SCALED_MM_ARCH"] = common.table_of(args.arch).arch  # for this process and the timing process
     return _tune(args, device, cases)
+
+
+def _check_section(args: argparse.Namespace) -> None:
+    from scaled_mm.errors import BadParamError
+    from scaled_mm.kernels.sections import OF_EXPERTS
+
+    if (args.section in OF_EXPERTS) != (args.experts is not None):
+        expected = f"the number of experts of --section {args.section}" if args.section in OF_EXPERTS else f"none: --section {args.section} has none"
+        raise BadParamError(f"--experts: expected {expected}, got {args.experts}")
 
 
 def _cases(args: argparse.Namespace) -> list[Case]:
@@ -98,7 +112,6 @@ def _gpu(args: argparse.Namespace) -> torch.device:
 
 
 def _dry_run(args: argparse.Namespace, cases: list[Case]) -> int:
-    from scaled_mm.autotune import tune
     from scaled_mm.kernels.gpu import typical
 
     if args.arch is None:
@@ -106,11 +119,24 @@ def _dry_run(args: argparse.Namespace, cases: list[Case]) -> int:
     else:
         base = common.table_of(args.arch)
         gpu = typical(base.arch)
-    plan = tune.make_plan(base, [(case.M, case.N, case.K) for case in cases], gpu, args.top)
+    plan = _plan(args, base, cases, gpu)
     print(f"{base.arch}: {plan.legal} legal candidates, {len(plan.rows)} of them for {len(plan.wanted)} product{'s' * (len(plan.wanted) != 1)}")
     for (M, N, K), names in plan.wanted.items():
         print(f"{M}x{N}x{K}: {' '.join(names)}")
     return OK
+
+
+def _plan(args: argparse.Namespace, base: TileTable, cases: list[Case], gpu: Any) -> Any:
+    from scaled_mm.autotune import tune
+
+    return tune.make_plan(_part(args, base), [(case.M, case.N, case.K) for case in cases], gpu, args.top, args.experts or 1)
+
+
+def _part(args: argparse.Namespace, table: TileTable) -> TileTable:
+    """What is tuned of a table: itself, or a section."""
+    from scaled_mm.kernels.sections import TOP_LEVEL
+
+    return table if args.section == TOP_LEVEL else getattr(table, args.section)
 
 
 def _own_table(device: torch.device) -> tuple[TileTable, Any]:
@@ -131,6 +157,7 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     from scaled_mm.autotune.state import Journal
     from scaled_mm.autotune.write import tuned_table
     from scaled_mm.jit import library
+    from scaled_mm.kernels.sections import TOP_LEVEL
     from scaled_mm.measure import plots
     from scaled_mm.measure.environment import read_environment, report_folder
     from scaled_mm.tables.tuned import tuned_path
@@ -147,22 +174,31 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
 
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     machine = " ".join(map(str, (environment.gpu, environment.driver, environment.torch, environment.cuda)))
+    if args.experts is not None:
+        machine += f" {args.experts} experts"
     settings = tune.Settings(args.budget * 60, machine, args.top, args.jobs)
-    plan = tune.make_plan(base, [(case.M, case.N, case.K) for case in cases], gpu, args.top)
-    trial = tuned_table(base, environment.gpu, list(plan.rows.values()), []).model_copy(
-        update=dict(rows=(*plan.rows.values(), *(row for row in base.rows if row.name not in plan.rows)))
-    )
-    setup = {"table": trial.model_dump(mode="json"), "device": str(device), "budget_ms": args.budget_ms, "seed": seed}
+    plan = _plan(args, base, cases, gpu)
+    part = _part(args, base)
+    trial_part = part.model_copy(update=dict(rows=(*plan.rows.values(), *(row for row in part.rows if row.name not in plan.rows))))
+    trial = tuned_table(trial_part if args.section == TOP_LEVEL else base.model_copy(update={args.section: trial_part}), environment.gpu, [], [])
+    setup = {
+        "table": trial.model_dump(mode="json"),
+        "section": args.section,
+        "experts": args.experts or 1,
+        "device": str(device),
+        "budget_ms": args.budget_ms,
+        "seed": seed,
+    }
     journal = Journal(out / record.JOURNAL)
     if journal.skipped:
         console.print(f"{journal.path}: {journal.skipped} lines cannot be read and are measured again", highlight=False, markup=False)
     with _progress(console) as progress, Measurer(setup) as measurer:
         kernels = tune.BuiltKernels(trial)
-        outcome = tune.tune(base, list(plan.wanted), gpu, settings, journal, kernels, measurer, progress, plan=plan)
+        outcome = tune.tune(part, list(plan.wanted), gpu, settings, journal, kernels, measurer, progress, plan=plan)
         starts = measurer.starts
-    document = _document(args, cases, base, gpu, environment, outcome, seed, starts)
+    document = _document(args, cases, part, gpu, environment, outcome, seed, starts)
     if outcome.choices:
-        _write(base, environment, outcome, document, path)
+        _write(args, base, environment, outcome, document, path)
         document.table = _without_machine(path)
     record.save(document, out)
     paths = render(out)
@@ -173,18 +209,22 @@ def _tune(args: argparse.Namespace, device: torch.device, cases: list[Case]) -> 
     return OK if outcome.choices else NOTHING_TIMED
 
 
-def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: int) -> AutotuneDocument:
+def _document(args, cases, part, gpu, environment, outcome, seed: int, starts: int) -> AutotuneDocument:
+    """part: the table that was tuned, or its section."""
     from datetime import datetime, timezone
 
     from scaled_mm.autotune import choose, model, record, tune
 
     times, choices = outcome.times(), {choice.product: choice for choice in outcome.choices}
-    measured_accuracy = model.accuracy({product: us for product, us in times.items() if us}, outcome.plan.rows, gpu)
+    experts = outcome.plan.experts
+    measured_accuracy = model.accuracy({product: us for product, us in times.items() if us}, outcome.plan.rows, gpu, experts)
     return record.AutotuneDocument(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=command_line(args),
         environment=environment,
-        base=Path(base.source).name,
+        base=Path(part.source).name,
+        section=args.section,
+        experts=experts,
         budget_minutes=args.budget,
         budget_ms=args.budget_ms,
         seed=seed,
@@ -194,7 +234,7 @@ def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: i
         worker_starts=starts,
         table=None,
         ended=outcome.ended,
-        products=[tune.product_record(case, base, choices, times, gpu, environment.gpu) for case in cases],
+        products=[tune.product_record(case, part, choices, times, gpu, environment.gpu, experts=experts) for case in cases],
         cells=list(outcome.cells.values()),
         unbuilt=outcome.unbuilt,
         left_out=[record.LeftOut(row=name, M=M, N=N, K=K) for (M, N, K), name in outcome.left_out],
@@ -203,9 +243,9 @@ def _document(args, cases, base, gpu, environment, outcome, seed: int, starts: i
     )
 
 
-def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -> None:
-    from scaled_mm.autotune.write import tuned_table, write_table
-    from scaled_mm.kernels.sections import OTHER_SECTIONS
+def _write(args, base, environment, outcome, document: AutotuneDocument, path: Path) -> None:
+    from scaled_mm.autotune.write import present_table, tuned_table, write_table
+    from scaled_mm.kernels.sections import SECTIONS
 
     how = [choice.how for choice in outcome.choices]
     comment = [
@@ -215,9 +255,12 @@ def _write(base, environment, outcome, document: AutotuneDocument, path: Path) -
         f"{document.created}, driver {environment.driver or 'unknown'}, CUDA {environment.cuda or 'none'}, commit {environment.git_commit or 'none'}",
         f"{how.count('measured')} products measured, {how.count('inherited')} with the row of the next larger M. "
         f"{len(outcome.buckets)} buckets changed.",
-        f"The sections {', '.join(OTHER_SECTIONS[:-1])} and {OTHER_SECTIONS[-1]} are those of {document.base}, not tuned.",
+        f"The other kinds of product are as they were before: those of {document.base}, or of an earlier run.",
     ]
-    write_table(tuned_table(base, environment.gpu, list(outcome.plan.rows.values()), outcome.buckets), path, comment)
+    tuned = SECTIONS[args.section].products + (f", {args.experts} experts" if args.experts else "")
+    comment.insert(0, f"Tuned last: {tuned}.")
+    others = present_table(path, base, environment.gpu)
+    write_table(tuned_table(base, environment.gpu, list(outcome.plan.rows.values()), outcome.buckets, args.section, others), path, comment)
 
 
 def _without_machine(path: Path) -> str:

@@ -6,6 +6,7 @@ The generated sources assert the shared memory computed here.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from scaled_mm.kernels.arch import WARP_SIZE, Arch
@@ -14,10 +15,12 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.constants import Constants
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code, Family, FieldFinding, KernelCost, mangled
+from scaled_mm.kernels.naming import candidate
 
 SCALE_BLOCK = 128  # elements of K per scale; also columns per scale of b
 _CHUNK = 16  # bytes per copy; also the padding of a finished row in shared memory
 _GENERIC_THREADS = 128
+_TILE_M, _TILE_N, _WARP_MN, _STAGES = (16, 32, 64, 128), (32, 64, 128), (16, 32, 64), (3, 4, 6, 8)  # of candidates
 
 
 def threads(config: KernelConfig) -> int:
@@ -73,6 +76,15 @@ class BlockScaledC2x(BlockScaled):
         sizes = (tile.m, tile.n, warp.m, warp.n, config.stages, config.swizzle)
         cxx = f"scaled_mm::block_scaled::C2x<{', '.join(map(str, sizes))}, {out.cxx}>"
         return Code("int8/block_scaled/c2x.cuh", cxx, self.cost(config, limit, out.bytes).shared_memory, mark=mangled("TileShape", sizes, out))
+
+    def candidates(self, arch: Arch) -> Iterator[KernelConfig]:
+        if arch.wgmma:
+            return  # wgmma is faster there
+        stages_of = _STAGES if arch.async_copies else (2,)
+        for m, n, warp_m, warp_n, stages in itertools.product(_TILE_M, _TILE_N, _WARP_MN, _WARP_MN, stages_of):
+            if warp_m <= m and warp_n <= n:
+                swizzle = 4 if m * n >= 64 * 128 else 1  # as in the tables; names do not contain it
+                yield candidate(self, tile=[m, n, SCALE_BLOCK], warp=[warp_m, warp_n, SCALE_BLOCK], stages=stages, swizzle=swizzle)
 
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
         return c.promotion

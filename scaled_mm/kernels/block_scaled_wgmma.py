@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from scaled_mm.kernels.arch import WARPGROUP, Arch
@@ -10,10 +11,12 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.constants import Constants
 from scaled_mm.kernels.dtypes import MAX_OUT_BYTES, OUT_DTYPES
 from scaled_mm.kernels.family import Code, FieldFinding, KernelCost
+from scaled_mm.kernels.naming import candidate
 from scaled_mm.kernels.wgmma import USUAL_WIDTHS, WgmmaFamily
 
 ROWS = (64, 128)  # of the MMA: 64 per warpgroup
 WIDTHS = tuple(width for width in USUAL_WIDTHS if width <= SCALE_BLOCK)
+_STAGES = (4, 6, 8, 12, 16)  # of candidates
 _RESIDENT = 4  # thread blocks of one warpgroup per SM, at most
 _REGISTERS, _THREADS, _AFTER_SETMAXNREG = 65536, 160, 232  # of an SM; of a thread block of one warpgroup; of a thread
 
@@ -69,6 +72,11 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
 
     def config_name(self, config: KernelConfig) -> str:
         return f"block_scaled_wgmma_{config.tile}_s{config.stages}{'_swap' if config.swap_ab else ''}"
+
+    def candidates(self, arch: Arch) -> Iterator[KernelConfig]:
+        for m, n, stages, swap_ab in itertools.product(ROWS, WIDTHS, _STAGES, (False, True)):
+            swizzle = 4 if "swizzle" in self.fields and not swap_ab else 1  # as in the tables; names do not contain it
+            yield candidate(self, tile=[m, n, SCALE_BLOCK], stages=stages, swap_ab=swap_ab, swizzle=swizzle)
 
     def block_size(self, config: KernelConfig) -> int:
         return SCALE_BLOCK if (config.tile.m if config.swap_ab else config.tile.n) > SCALE_BLOCK // 2 else 0

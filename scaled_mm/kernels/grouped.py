@@ -30,6 +30,3 @@ class Grouped(Family):
 
     def config_name(self, config: KernelConfig) -> str:
         return f"grouped_{super().config_name(config)}"
-
-    def candidates(self, arch: Arch) -> Iterator[KernelConfig]:
-        return iter(())  # the autotuner times plain products

@@ -15,6 +15,7 @@ class Section:
     has_modes: it has the list `auto`, and its buckets may restrict the activations.
     mean_m: M is the mean number of rows of the experts that have rows.
     same_bits: all kernel configs give the same bits, so that one may stand in for another that is being built.
+    k_bounded: a 32-bit accumulator bounds K.
     """
 
     name: str
@@ -24,6 +25,7 @@ class Section:
     has_modes: bool = False
     mean_m: bool = False
     same_bits: bool = True
+    k_bounded: bool = True
 
     def __post_init__(self):
         if not self.heading:
@@ -35,14 +37,23 @@ SECTIONS: dict[str, Section] = {
     for section in (
         Section("gemm", "kernel of plain products", "plain products"),
         Section("grouped", "grouped kernel", "grouped products", "grouped products (M: rows per expert)", mean_m=True),
-        Section("block_scaled", "block-scaled kernel", "block-scaled products"),
-        Section("gguf", "GGUF kernel", "GGUF products", "GGUF formats (M: tokens, N: rows of the weight)", has_modes=True, same_bits=False),
+        Section("block_scaled", "block-scaled kernel", "block-scaled products", k_bounded=False),
+        Section(
+            "gguf",
+            "GGUF kernel",
+            "GGUF products",
+            "GGUF formats (M: tokens, N: rows of the weight)",
+            has_modes=True,
+            same_bits=False,
+            k_bounded=False,
+        ),
         Section(
             "grouped_block_scaled",
             "grouped block-scaled kernel",
             "grouped block-scaled products",
             "grouped block-scaled products (M: rows per expert)",
             mean_m=True,
+            k_bounded=False,
         ),
     )
 }
@@ -51,3 +62,6 @@ SECTIONS: dict[str, Section] = {
 TOP_LEVEL, *_others = SECTIONS
 OTHER_SECTIONS: tuple[str, ...] = tuple(_others)
 """Those that are keys of a table, and fields of `TileTable`."""
+
+OF_EXPERTS: tuple[str, ...] = tuple(name for name, section in SECTIONS.items() if section.mean_m)
+"""Those of products of experts."""

@@ -40,6 +40,7 @@ class _Header(BaseModel):
 class _SectionHeader(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
+    tuned: StrictBool = False
     fallback: StrictStr
 
 
@@ -133,8 +134,9 @@ class _Loader:
             gpu=header.gpu,
             version=header.version,
         )
-        rest = common | dict(tuned=False, gpu=None, version=None)  # the autotuner measures the top level only
-        return TileTable(**common, **section, **{key: TileTable(**rest, **other) for key, other in others.items()})
+        plain = common | dict(tuned=False, gpu=None, version=None)
+        made = {key: TileTable(**(common if data[key].get("tuned") else plain), **other) for key, other in others.items()}
+        return TileTable(**common, **section, **made)
 
     def _section(self, data: Mapping[str, Any], header: Any, arch: str | None, at: NodePath) -> dict[str, Any]:
         """Kernel configs, buckets and fallback of the top level (`at` is empty) or of a section."""
@@ -162,6 +164,8 @@ class _Loader:
         has_modes = SECTIONS[key].has_modes
         lists = ("rows", "buckets", "auto") if has_modes else ("rows", "times", "buckets")
         header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in lists}, path)
+        if header is not None and header.tuned and not self.document.value.get("tuned"):
+            self._problem((*path, "tuned"), "a section is tuned in a tuned table only: add tuned: true, gpu and version at the top")
         section = self._section(data, header, arch, path)
         return section | dict(auto=self._modes(data, path)) if has_modes else section
 

@@ -181,22 +181,41 @@ class TileTable(BaseModel):
         known = ", ".join(row.name for row in self.all_rows)
         raise KernelNotFoundError(f"kernel: {self.source} has no row named {name!r}; its rows: {known}")
 
+    @property
+    def section(self) -> str:
+        """The section whose kernel configs these are; "gemm" for a whole table."""
+        return self.rows[0].section
+
+    def predicted_us(
+        self, row: KernelRow, M: int, N: int, K: int, gpu: GpuFacts, constant_b: bool = True, count: int = 1, block_size: int = 128
+    ) -> float:
+        """The predicted microseconds of a kernel config, one of `rows` or another of the section. The arguments: see `fastest`."""
+        return self.time_model(row).us(M, N, K, gpu, count, constant_b, SECTIONS[self.section].mean_m, 128 // block_size)
+
     def time_model(self, row: KernelRow) -> TimeModel:
         """The model of the predicted time of one of `rows`."""
         return _time_model(row, self.arch, self.times.get(row.name))
 
     def fastest(
-        self, M: int, N: int, K: int, constant_b: bool = False, gpu: GpuFacts | None = None, out_bytes: int = OUT_BYTES, count: int = 1
+        self,
+        M: int,
+        N: int,
+        K: int,
+        constant_b: bool = False,
+        gpu: GpuFacts | None = None,
+        out_bytes: int = OUT_BYTES,
+        count: int = 1,
+        block_size: int = 128,
     ) -> list[tuple[float, KernelRow]]:
         """(predicted microseconds, kernel config) of those that write rows of N elements of out_bytes, the fastest first; without the fallback.
 
         M, N, K: elements, >= 1. gpu: default the one that the table was tuned on, or a common one of the architecture. Times are those of 16-bit
-        outputs. count: products in one launch; for grouped products, the experts that have rows.
+        outputs. count: products in one launch; for grouped products, the experts that have rows. block_size: of block-scaled products, 128 or 64.
         """
         gpu = gpu or typical(self.arch, self.gpu)
         rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0]
-        mean_m = SECTIONS[self.rows[0].section].mean_m
-        found = [(self.time_model(row).us(M, N, K, gpu, count, constant_b, mean_m), row) for row in rows]
+        rows = [row for row in rows if row.block_size <= block_size]
+        found = [(self.predicted_us(row, M, N, K, gpu, constant_b, count, block_size), row) for row in rows]
         return sorted(found, key=lambda pair: pair[0])
 
     def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None, count: int = 1) -> Selection:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from scaled_mm.errors import K_BOUNDS, BadParamError, InternalError
 from scaled_mm.gguf_formats import BLOCK, lookup
 from scaled_mm.kernels.arch import ARCHES
-from scaled_mm.kernels.sections import SECTIONS
+from scaled_mm.kernels.sections import SECTIONS, TOP_LEVEL
 
 if TYPE_CHECKING:
     from scaled_mm.kernels.config import KernelConfig
@@ -103,12 +103,12 @@ def time_fields(table: TileTable, row: KernelConfig) -> tuple[int | float, ...]:
     return *sizes, model.start_us, model.step_us, model.tile_us, model.memory, model.wait_us, model.l2
 
 
-def refusal(M: int, N: int, K: int) -> str | None:
+def refusal(M: int, N: int, K: int, section: str = TOP_LEVEL) -> str | None:
     """Why the C core refuses contiguous operands of these sizes, whatever the kernel config: the expectation that is not met. None if it does
     not refuse them."""
     if max(M, N, K) > _LARGEST_SIZE:
         return f"M, N and K <= {_LARGEST_SIZE}"
-    if K > K_BOUNDS[0]:
+    if SECTIONS[section].k_bounded and K > K_BOUNDS[0]:
         return f"K <= {K_BOUNDS[0]}, beyond which a 32-bit accumulator is not exact"
     if M * N - 1 > _LARGEST_REACH:  # a and b are smaller: K is
         return "M * N <= 2^60, beyond which out is larger than any memory"

@@ -88,7 +88,10 @@ class Kernels:
 class Measurer:
     """Times by the model, times `factor(row, product)`. outcomes: row -> another answer."""
 
-    def __init__(self, rows, clock: Clock, seconds: float = 0.0, factor=lambda row, product: 1.0, outcomes=None, die_after: int | None = None):
+    def __init__(
+        self, rows, clock: Clock, seconds: float = 0.0, factor=lambda row, product: 1.0, outcomes=None, die_after: int | None = None, experts=1
+    ):
+        self.experts = experts
         self.rows, self.clock, self.seconds, self.factor, self.outcomes = rows, clock, seconds, factor, outcomes or {}
         self.die_after = die_after
         self.asked: list[tuple[str, tuple[int, int, int]]] = []
@@ -104,7 +107,7 @@ class Measurer:
         assert request["library"] == f"{request['row']}.so"
         if request["row"] in self.outcomes:
             return {"outcome": self.outcomes[request["row"]], "message": "as the test wants it"}
-        us = round(predict(self.rows[request["row"]], product, H200) * self.factor(request["row"], product), 3)
+        us = round(predict(self.rows[request["row"]], product, H200, self.experts) * self.factor(request["row"], product), 3)
         return {"outcome": "timed", "us": us, "samples": [us, us], "spread": 0.0}
 
 

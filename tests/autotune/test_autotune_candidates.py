@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scaled_mm.autotune.candidates import candidates, row_name
+from scaled_mm.autotune.workbench import WORKBENCHES
 from scaled_mm.jit.codegen import kernel_source
 from scaled_mm.kernels.c3x import early_weights
 from scaled_mm.kernels.registry import config_findings
@@ -13,9 +14,11 @@ from scaled_mm.tables import available_tables, load_table
 ARCHES = [arch for arch, _ in available_tables()]
 
 
-@pytest.fixture(scope="module", params=ARCHES)
+@pytest.fixture(scope="module", params=[(arch, section) for arch in ARCHES for section in WORKBENCHES], ids="-".join)
 def table(request):
-    return load_table(request.param)
+    """The table of an architecture, or its section."""
+    arch, section = request.param
+    return load_table(arch) if section == "gemm" else getattr(load_table(arch), section)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,8 @@ def rows(table):
 
 
 def test_every_candidate_is_legal_on_every_architecture_that_the_table_serves(table, rows):
-    assert len(rows) > 500
+    least = {"gemm": 500, "grouped": 150}.get(table.section, 40)
+    assert len(rows) > least and {row.section for row in rows} == {table.section}
     for arch in table.serves:
         assert [row.name for row in rows if config_findings(row, arch)] == []
 
@@ -47,7 +51,8 @@ def test_every_candidate_has_a_translation_unit(table, rows):
 
 
 def test_a_name_means_the_same_row_on_every_architecture():
-    everywhere = [row for arch in ARCHES for row in candidates(load_table(arch))]
+    parts = [part for arch in ARCHES for part in load_table(arch).sections if part.section in WORKBENCHES]
+    everywhere = [row for part in parts for row in candidates(part)]
     assert len(set(everywhere)) == len({row.name for row in everywhere})
 
 

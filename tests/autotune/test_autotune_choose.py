@@ -8,7 +8,7 @@ import pytest
 from autotune_data import H200
 
 from scaled_mm.autotune.choose import CLIFF, Choice, buckets, choose, cliffs, few_rows
-from scaled_mm.autotune.write import table_text, tuned_table, write_table
+from scaled_mm.autotune.write import present_table, table_text, tuned_table, write_table
 from scaled_mm.tables import Bucket, TableError, TileTable, available_tables, check_table, load_table
 
 ROWS = ("c3x_64x16x256_pp_swap", "c3x_64x32x256_pp_swap", "c3x_64x80x256_ws_p1024", "c3x_256x192x128_co")
@@ -174,6 +174,48 @@ def test_a_written_table_reads_back_as_it_was_and_keeps_the_sections_of_its_base
         assert section.auto == of_base.auto
         assert section.tuned is False  # nobody measured it
     assert [p.name for p in tmp_path.iterdir()] == ["gpu.yaml"]
+
+
+def test_a_section_that_was_tuned_is_in_its_place_and_the_rest_is_that_of_the_other_table(tmp_path):
+    base = load_table("sm90")
+    first = tuned_table(base, "a GPU", base.rows, [Bucket(m=64, m_min=33, n=5120, n_min=5120, k=5120, k_min=5120, kernel=ROWS[1])])
+    part = base.block_scaled
+    new = part.rows[0].model_copy(update={"name": "block_scaled_new"})
+    bucket = Bucket(m=64, m_min=33, n=512, n_min=512, k=512, k_min=512, kernel=new.name)
+    whole = tuned_table(base, "a GPU", [*part.rows, new], [bucket], "block_scaled", first)
+    written = write_table(whole, tmp_path / "gpu.yaml", [])
+    assert (written.rows, written.buckets) == (first.rows, first.buckets) and written.tuned
+    assert written.block_scaled.rows == (*part.rows, new) and written.block_scaled.buckets == (bucket, *part.buckets)
+    assert written.block_scaled.tuned and written.block_scaled.gpu == "a GPU" and not written.grouped.tuned
+    assert present_table(tmp_path / "gpu.yaml", base, "a GPU") == written
+    assert present_table(tmp_path / "gpu.yaml", base, "another GPU") is base and present_table(tmp_path / "none.yaml", base, "a GPU") is base
+    plain_again = tuned_table(base, "a GPU", base.rows, [], others=written)
+    assert plain_again.buckets == base.buckets and plain_again.block_scaled == written.block_scaled
+
+
+def test_a_section_is_tuned_in_a_tuned_table_only(tmp_path):
+    path = tmp_path / "table.yaml"
+    path.write_text(table_text(load_table("sm90")).replace("block_scaled:\n  fallback", "block_scaled:\n  tuned: true\n  fallback", 1))
+    [problem] = check_table(path)
+    assert problem.field.endswith("tuned") and "a section is tuned in a tuned table only" in problem.reason
+
+
+@pytest.mark.parametrize("section, experts", [("block_scaled", 1), ("grouped", 32), ("grouped_block_scaled", 8)])
+def test_no_product_of_a_section_is_predicted_to_be_slower_after_tuning_than_before(section, experts):
+    base, dice = getattr(load_table("sm90"), section), random.Random(3)
+    factors = {row.name: dice.uniform(0.7, 1.4) for row in base.rows}
+
+    def time(name: str, product: tuple[int, int, int]) -> float:
+        return factors[name] * base.predicted_us(base.row(name), *product, H200, count=experts)
+
+    products = [(M, N, K) for N, K in ((1408, 4096), (7168, 2048)) for M in (1, 16, 40, 257, 1024)]
+    times = {product: {row.name: time(row.name, product) for row in base.rows if row.name != base.fallback} for product in products}
+    found = buckets(choose(times, products), base, base.rows, times, H200, experts)
+    assert found and not any(bucket.constant_b for bucket in found)
+    tuned = base.model_copy(update={"buckets": (*found, *base.buckets)})
+    for product in products + [(M, N, K) for _, N, K in products for M in dice.sample(range(1, 2000), 30)]:
+        after, before = (one.select(*product, constant_b=True, gpu=H200, count=experts).row.name for one in (tuned, base))
+        assert time(after, product) <= time(before, product) * (1 + 1e-9), (product, after, before)
 
 
 def test_a_written_table_has_the_rows_that_are_used_behind_those_of_its_base():

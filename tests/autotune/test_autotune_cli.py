@@ -14,6 +14,7 @@ import torch
 from autotune_data import H200, Clock, Kernels, Measurer
 
 from scaled_mm.autotune import measure, record, tune
+from scaled_mm.autotune.candidates import candidates
 from scaled_mm.autotune.report import REPORT_HTML, REPORT_MD
 from scaled_mm.bench.int8.plots import NAMES
 from scaled_mm.cli import autotune, main, report
@@ -59,7 +60,8 @@ class FakeMeasurer(Measurer):
 
     def __init__(self, setup):
         table = given_table(setup)
-        super().__init__({row.name: row for row in table.rows}, Clock(), outcomes=self.outcomes)
+        part = table if setup["section"] == "gemm" else getattr(table, setup["section"])
+        super().__init__({row.name: row for row in part.rows}, Clock(), outcomes=self.outcomes, experts=setup["experts"])
         self.starts = 1
 
     def __enter__(self):
@@ -71,7 +73,7 @@ class FakeMeasurer(Measurer):
 def given_table(setup):
     from scaled_mm.tables import TileTable
 
-    assert set(setup) == {"table", "device", "budget_ms", "seed"}
+    assert set(setup) == {"table", "section", "experts", "device", "budget_ms", "seed"}
     return TileTable.model_validate(json.loads(json.dumps(setup["table"])))
 
 
@@ -109,6 +111,30 @@ def test_one_command_writes_a_table_that_loads_a_report_and_every_sample(machine
     assert files == {"tuned", "autotune.json", "autotune.jsonl", "report.md", "report.html", "tuned.png", "rows.png", "cliffs.png"}
     shown = capsys.readouterr().out
     assert "over the table before, geometric mean of 4 products" in shown and "report.html" in shown
+
+
+@pytest.mark.parametrize("section, experts", [("block_scaled", None), ("grouped", 32), ("grouped_block_scaled", 8)])
+def test_another_kind_of_product_is_tuned_and_an_earlier_run_of_the_plain_one_is_kept(machine, tmp_path, section, experts):
+    path = tmp_path / "tuned" / "h200.yaml"
+    assert call(tmp_path / "plain", "--table", str(path)) == 0
+    before = load_table(path)
+    more = ["--experts", str(experts)] if experts else []
+    assert call(tmp_path / "more", "--table", str(path), "--section", section, *more) == 0
+    table, document = load_table(path), record.load(tmp_path / "more")
+    assert (document.section, document.experts) == (section, experts or 1) and document.accuracy.top1 == 4
+    assert {cell.row for cell in document.cells} <= {row.name for row in candidates(getattr(load_table("sm90"), section))}
+    assert (table.rows, table.buckets) == (before.rows, before.buckets) and getattr(table, section).tuned
+    for product in document.products:
+        served = getattr(table, section).select(product.M, product.N, product.K, constant_b=True, gpu=H200, count=experts or 1).row.name
+        assert served in (product.row, product.base_row) and product.speedup >= 0.99
+    said = (tmp_path / "more" / REPORT_MD).read_text()
+    assert {"block_scaled": "block-scaled products", "grouped": "grouped products, 32 experts with M rows each"}.get(section, "8 experts") in said
+
+
+@pytest.mark.parametrize("words, expected", [(("--section", "grouped"), "the number of experts of"), (("--experts", "8"), "none: --section gemm")])
+def test_experts_are_asked_for_where_they_belong(machine, tmp_path, capsys, words, expected):
+    assert call(tmp_path, *words) == 2
+    assert f"--experts: expected {expected}" in capsys.readouterr().err
 
 
 def test_a_journal_with_a_line_that_cannot_be_read_says_so(machine, tmp_path, capsys):
@@ -168,6 +194,17 @@ def test_a_real_run_on_this_gpu_writes_a_table_that_beats_or_keeps_the_present_r
     assert [cell.message for cell in document.cells if cell.outcome != "timed"] == []
     for product in document.products:
         assert product.how == "measured" and product.us <= 1.01 * product.base_us and product.us > (product.roof_us or 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("section", ["block_scaled", "grouped", "grouped_block_scaled"])
+def test_a_real_run_on_another_kind_of_product_times_candidates_with_the_bits_of_the_reference(tmp_path, section):
+    words = ["--shapes", "16x1024x1024", "--top", "2", "--budget", "8", "--budget-ms", "5", "--seed", "1", "--section", section]
+    words += ["--experts", "4"] * (section != "block_scaled")
+    assert main(["autotune", *words, "--out", str(tmp_path), "--table", str(tmp_path / "gpu.yaml")]) == 0
+    document = record.load(tmp_path)
+    assert check_table(tmp_path / "gpu.yaml") == [] and document.ended is None and document.unbuilt == {}
+    assert document.cells and [cell.message for cell in document.cells if cell.outcome != "timed"] == []
 
 
 def test_shapes_may_come_from_a_file(machine, tmp_path):

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from scaled_mm.autotune.workbench import WORKBENCHES, Workbench
 from scaled_mm.autotune.worker import GpuBench
 from scaled_mm.bench.int8 import peers
 from scaled_mm.core import binding
-from scaled_mm.measure.run import Options
+from scaled_mm.measure.peer import OURS
+from scaled_mm.measure.run import Options, time_peers
+from scaled_mm.measure.shapes import Case
 
 sys.path.append(str(Path(__file__).parents[1] / "bench"))
 from bench_data import StandIn  # noqa: E402
@@ -23,8 +26,8 @@ REQUEST = {"row": "a row", "library": "a.so", "M": 5, "N": 64, "K": 32, "limit_u
 def bench(monkeypatch):
     made = GpuBench()
     made.device, made.options = torch.device("cpu"), Options(budget_ms=1)
-    made.generator = torch.Generator(made.device).manual_seed(1)
-    made.weights = made.inputs = made.expected = None
+    made.bench = Workbench(made.device, torch.Generator(made.device).manual_seed(1), made.options)
+    made.product = made.weights = made.inputs = made.check = None
     made.loaded = set()
     loaded = []
     monkeypatch.setattr(binding, "call", lambda name, *arguments: loaded.append((name, arguments)))
@@ -53,7 +56,7 @@ def test_a_row_that_raises_failed_and_says_why(bench, monkeypatch):
 
 
 def test_a_product_that_cannot_be_checked_is_not_timed(bench):
-    bench.options = Options(budget_ms=1, check_limit_gmac=0)
+    bench.options = bench.bench.options = Options(budget_ms=1, check_limit_gmac=0)
     answer = bench.measure(REQUEST)
     assert answer["outcome"] == "failed" and "a row that is not checked may not win" in answer["message"]
 
@@ -66,4 +69,19 @@ def test_inputs_and_reference_are_made_once_a_product_and_weights_once_a_layer(b
     bench.measure({**REQUEST, "M": 6})
     assert bench.inputs is not inputs and bench.inputs.case.M == 6 and bench.weights is weights
     bench.measure({**REQUEST, "N": 128})
-    assert bench.weights is not weights and bench.expected.shape == (5, 128)
+    assert bench.weights is not weights and bench.check is not None and bench.inputs.out(0).shape == (5, 128)
+
+
+@pytest.mark.parametrize("section", ["block_scaled", "grouped", "grouped_block_scaled"])
+def test_operands_of_each_section_are_multiplied_and_checked(section):
+    options = Options(budget_ms=1, regime="brief")
+    device = torch.device("cpu")
+    bench = WORKBENCHES[section](device, torch.Generator(device).manual_seed(1), options, 1 if section == "block_scaled" else 3)
+    inputs = bench.inputs(Case("64x256", 5, 64, 256), bench.weights(64, 256))
+    assert inputs.out(0).shape == (5 if section == "block_scaled" else 15, 64)
+    peer = bench.peer(None)  # on a CPU no kernel has a name
+    check = bench.check(inputs)
+    result = time_peers(inputs, [peer], check, options)[OURS]
+    assert result.failed is None and result.bit_equal is True and result.us > 0
+    inputs.expected.add_(1)
+    assert time_peers(inputs, [peer], bench.check(inputs), options)[OURS].bit_equal is False
