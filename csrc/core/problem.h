@@ -53,9 +53,6 @@ scaledMMStatus_t check_no_option(const Options& options);
 // Refuses sizes (elements) for which a kernel could not compute its workspace in 64 bits. row: the kernel config's name.
 scaledMMStatus_t check_workspace_room(const char* row, std::initializer_list<int64_t> sizes);
 
-// See ProductSize.
-inline int32_t k_stages(const ProductInfo& info) { return info.block_size == 64 ? 2 : 1; }
-
 class Problem {
 public:
   virtual ~Problem() = default;
@@ -69,7 +66,7 @@ public:
   virtual void settle(const Table&) {}
   virtual BucketKey bucket() const = 0;
   // For the predicted time.
-  virtual ProductSize size() const { return {info.M, info.N, info.K, info.batch, info.constant_b, false, k_stages(info)}; }
+  virtual ProductSize size() const { return {info.M, info.N, info.K, info.batch, info.constant_b, false}; }
   virtual const char* misfit(const RowNeeds& needs) const { return scaled_mm::misfit(info, needs); }
   // The bytes of workspace that the kernel needs.
   virtual scaledMMStatus_t workspace(const Kernel&, size_t* bytes) const {

@@ -46,17 +46,17 @@ bool is_legal(const scaledMMTimeModel_t& model) {
 }
 
 double predicted_us(const scaledMMTimeModel_t& model, const ProductSize& size, const DeviceRates& device) {
-  const double M = double(size.M), N = double(size.N), K = double(size.K), loaded_k = K * size.k_stages, count = double(size.count);
+  const double M = double(size.M), N = double(size.N), K = double(size.K), count = double(size.count);
   const double units_m = size.mean_m ? std::max(1.0, M / double(model.unit_m) + 0.5) : ceil_div(M, double(model.unit_m));
   const double units = units_m * ceil_div(N, double(model.unit_n)) * count;
   const int32_t slots = std::max(1, usable(model.cluster, device.multiprocessors) * model.resident / model.blocks);
-  const double waves = ceil_div(units, slots), of_unit = ceil_div(loaded_k, double(model.unit_k));
+  const double waves = ceil_div(units, slots), of_unit = ceil_div(K, double(model.unit_k));
   const bool divided = model.least_steps > 0 && of_unit >= 2.0 * model.least_steps;
   const double steps = divided ? std::max(units * of_unit / slots, double(model.least_steps)) : waves * of_unit;
   const double multiply = steps * model.step_us, tiles = waves * model.tile_us;
   const double compute = model.epilogue_overlaps ? std::sqrt(multiply * multiply + tiles * tiles) : multiply + tiles;
   const double memory = count * (M * K + N * K + kOutBytes * M * N) / (model.memory * device.bytes_per_us);
-  const double l2 = units * double(model.unit_m + model.unit_n) * loaded_k / (model.l2 * device.multiprocessors);
+  const double l2 = units * double(model.unit_m + model.unit_n) * K / (model.l2 * device.multiprocessors);
   return model.start_us + (size.constant_b ? 0 : model.wait_us) + std::sqrt(compute * compute + memory * memory + l2 * l2);
 }
 

@@ -17,7 +17,6 @@ struct DeviceRates {
 struct ProductSize {
   int64_t M, N, K, count;
   bool constant_b, mean_m;
-  int32_t k_stages = 1; // steps for unit_k elements of K: 2 with blocks of scales of 64, which fill half of a stage
 };
 
 // Whether the fields are in their ranges. A model with unit_m = 0 is absent.

@@ -12,8 +12,7 @@ constexpr int32_t kBlock = 128, kSmallBlock = 64;
 
 int64_t blocks_of(int64_t size, int32_t block) { return (size + block - 1) / block; }
 
-// The size of the blocks is that for which there are as many scales along K; if these do not tell, because K is within one small block, as many
-// along N. 128 if no size fits.
+// The block size follows from the number of scales along K. If K <= 64, both sizes have one, and the number along N decides. 128 if neither fits.
 int32_t block_size_of(const ProductInfo& info, const scaledMMTensorDesc_t* a_scale, const scaledMMTensorDesc_t* b_scale) {
   const auto tells = [](int64_t size, const scaledMMTensorDesc_t* scales) {
     if (scales == nullptr || (scales->ndim != 2 && scales->ndim != 3)) return false; // refused later

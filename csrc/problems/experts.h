@@ -25,7 +25,7 @@ public:
   // For the predicted time: at most M experts have tokens. (A bucket's m counts all experts.)
   ProductSize size() const override {
     const int64_t active = std::min(groups_.experts, info.M);
-    return {per_expert(active), info.N, info.K, active, false, true, k_stages(info)};
+    return {per_expert(active), info.N, info.K, active, false, true};
   }
   const char* misfit(const RowNeeds& needs) const override;
 

@@ -27,7 +27,7 @@ __device__ inline Chunk<int8_t> int8_block_chunk(const Int8Blocks& p, const floa
 template <class X, int kBlock = kInt8Block>
 struct TokenBlock {
   static constexpr int kAcross = kBlock / kChunk; // threads of a block
-  bool inside;                                    // the rest of the warp needs this part
+  bool inside;                                    // false past the last block; such threads stay for the warp's shuffles
   int64_t row;
   int column, k;
   float y[kChunk] = {};
@@ -55,7 +55,7 @@ struct TokenBlock {
   }
 };
 
-// Half a warp has a block of 128, a quarter one of 64.
+// Half a warp quantizes a block of 128 elements, a quarter of a warp one of 64.
 template <class X, int kBlock>
 __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(const __grid_constant__ Int8Blocks p) {
   wait_for_preceding_kernel();

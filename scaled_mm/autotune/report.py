@@ -68,10 +68,10 @@ def _head(document: AutotuneDocument) -> list[Part]:
     if document.section != TOP_LEVEL:
         experts = f", {document.experts} experts with M rows each" if document.section in OF_EXPERTS else ""
         rows.insert(5, ("products", SECTIONS[document.section].products + experts))
-    checked = "Its bits were compared" if document.section == TOP_LEVEL else "The bits of some rows were compared"
+    checked = "Its bits were" if document.section == TOP_LEVEL else "Up to 48 rows of its output were"
     method = (
         f"Every cell is one row on one product, timed in a process of its own: CUDA-graph replays over rotated weights, {document.budget_ms:g} ms "
-        f"of samples after a rest, out bfloat16, constant weights, microseconds per call, median. {checked} with the "
+        f"of samples after a rest, out bfloat16, constant weights, microseconds per call, median. {checked} compared with the "
         "reference before and after timing."
     )
     return [Heading(1, f"Tuned tile table: {env.gpu}"), Command(document.command), Table(["", ""], rows, "ll"), Text(method)]

@@ -1,6 +1,6 @@
-"""What the isolated process needs of a section of the tile table: operands, our kernel as a peer, and what is right.
+"""What the isolated process needs for a section of the tile table: operands, our kernel as a peer, and a check.
 
-Operands and checks are those of the bench suites. Products of experts have operands of their own here: all experts have the same number of rows.
+Operands and checks are those of the bench suites, except that products of experts have their own operands: all experts have equally many rows.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Workbench:
         return Inputs(case, weights, self.generator)
 
     def check(self, inputs: RotatedOutputs) -> Check:
-        """InternalError if the product is not checked: a row that is not checked may not win."""
+        """InternalError if the product is not checked: a kernel config that is not checked may not win."""
         from scaled_mm.bench.int8.suite import BitCheck, reference_product
 
         expected, why = reference_product(inputs, self.options)
         if expected is None:
             case = inputs.case
-            raise InternalError(f"M={case.M} N={case.N} K={case.K}: {why}; a row that is not checked may not win")
+            raise InternalError(f"M={case.M} N={case.N} K={case.K}: {why}; a kernel config that is not checked may not win")
         return BitCheck(inputs, expected, "checked")
 
     def peer(self, row: str) -> Peer:
@@ -59,7 +59,7 @@ class Workbench:
 
 
 class BlockScaledWorkbench(Workbench):
-    """Of block-scaled products: some rows are compared with the CPU backend."""
+    """Of block-scaled products: some rows of the output are compared with the CPU backend."""
 
     def weights(self, N: int, K: int) -> RotatedWeights:
         from scaled_mm.bench.block_scaled.inputs import BlockScaledWeights
@@ -98,7 +98,7 @@ class ExpertsWeights(RotatedWeights):
 
 
 class ExpertsProducts(RotatedOutputs):
-    """A product of experts with M rows each. case: M: of all experts. a: int8 [M, K]; a_scale: of tokens or blocks; ends: int32 [E]."""
+    """Experts with equally many rows. case.M: the rows of all of them. a: int8 [case.M, K]; a_scale: of tokens or blocks; ends: int32 [E]."""
 
     def __init__(self, case: Case, weights: ExpertsWeights, bench: ExpertsWorkbench):
         super().__init__(case, weights, OUT_DTYPE)
@@ -144,7 +144,7 @@ class OurExperts(OurPeer):
 
 
 class ExpertsWorkbench(Workbench):
-    """Of products of experts: some rows are compared with the CPU backend. The M of a case is the rows of each expert."""
+    """Of products of experts: some rows of the output are compared with the CPU backend. `inputs` takes a case whose M is the rows of one expert."""
 
     block_scales = False
 

@@ -68,7 +68,7 @@ class GpuBench:
         return {"outcome": "timed", "us": result.us, "samples": result.samples, "spread": result.spread}
 
     def _prepare(self, M: int, N: int, K: int) -> None:
-        """Weights of one (N, K), inputs and what is right of one product, kept until another is asked for."""
+        """Weights of one (N, K), inputs and check of one product, kept until another is asked for."""
         import torch
 
         from scaled_mm.measure.shapes import Case

@@ -39,8 +39,8 @@ def tuned_table(
 
 
 def present_table(path: Path, base: TileTable, gpu: str) -> TileTable:
-    """The table that an earlier run wrote to `path` for this GPU model, whose other sections a new one keeps. `base` if there is none, or it does
-    not load."""
+    """The table that an earlier run wrote to `path`; a new table keeps its other sections. `base` if the file is missing, does not load, or is for
+    another architecture or GPU model."""
     try:
         found = load_table(path)
     except (OSError, ScaledMMError):

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--shapes", default="llm", metavar="SHAPES", help=shapes)
     add("--m", help="M values for named shapes, comma-separated; default 1 ... 8192")
     sections = ("gemm", "block_scaled", "grouped", "grouped_block_scaled")
-    add("--section", choices=sections, default="gemm", help="the kind of product, by its section in the tile table; default gemm, the plain one")
-    experts = "for a section of experts: their number; --m and MxNxK then give the rows of each of them"
+    add("--section", choices=sections, default="gemm", help="the kind of product to tune; default gemm, plain INT8 products")
+    experts = "of the grouped sections: the number of experts; M is then the rows of each of them"
     add("--experts", type=common.integer(1), metavar="E", help=experts)
     add("--arch", help="tune the table and kernels of another architecture, by forced dispatch; default the GPU's own")
     minutes = common.number("a number of minutes above 0", lambda value: value > 0)

@@ -38,6 +38,13 @@ class BlockScaled(Family):
     def title(self) -> str:
         return f"block-scaled {self.name}"
 
+    def scale_bytes(self, config: KernelConfig) -> int:
+        """Of two stages: a float32 for each row of a, and for each of the blocks of K that a stage may have."""
+        return 2 * config.tile.m * 4 * self.blocks_of_stage(config)
+
+    def blocks_of_stage(self, config: KernelConfig) -> int:
+        return 1 if self.block_size(config) == SCALE_BLOCK else 2
+
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         tile = config.tile
         if tile.k != SCALE_BLOCK:
@@ -59,7 +66,7 @@ class BlockScaledC2x(BlockScaled):
         stage, finished = (m + n) * k, m * (n * out_bytes + _CHUNK)
         stages = 0 if config.stages == "auto" else config.stages
         accumulators = None if config.warp is None else 2 * config.warp.m * config.warp.n // WARP_SIZE
-        return KernelCost(stage, finished, stages, max(stages * stage, finished) + _scale_bytes(config), accumulators)
+        return KernelCost(stage, finished, stages, max(stages * stage, finished) + self.scale_bytes(config), accumulators)
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         yield from super().rules(config, arch)
@@ -90,7 +97,7 @@ class BlockScaledC2x(BlockScaled):
         return c.promotion
 
     def block_size(self, config: KernelConfig) -> int:
-        """The columns of a tile share a scale of b, which half blocks have for 64."""
+        """All columns of a tile share one scale of b. With blocks of 64 it is for 64 columns, so wider tiles need blocks of 128."""
         return SCALE_BLOCK if config.tile.n > SCALE_BLOCK // 2 else 0
 
     def config_name(self, config: KernelConfig) -> str:
@@ -108,7 +115,7 @@ class BlockScaledGeneric(BlockScaled):
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
         m, n, k = config.tile
         stage = (m + n) * (k + _CHUNK)
-        return KernelCost(stage, 0, 1, stage + _scale_bytes(config), 2 * m * n // _GENERIC_THREADS)
+        return KernelCost(stage, 0, 1, stage + self.scale_bytes(config), 2 * m * n // _GENERIC_THREADS)
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         yield from super().rules(config, arch)
@@ -146,10 +153,6 @@ class GroupedBlockScaledC2x(OfExperts, BlockScaledC2x):
 
 class GroupedBlockScaledGeneric(OfExperts, BlockScaledGeneric):
     """For operands with any strides and alignment."""
-
-
-def _scale_bytes(config: KernelConfig) -> int:
-    return 2 * config.tile.m * 4
 
 
 def _shape(config: KernelConfig) -> Iterator[FieldFinding]:

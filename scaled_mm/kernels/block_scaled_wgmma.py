@@ -44,8 +44,8 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
         return KernelCost(stage, 0, stages, -(-stages * stage // 1024) * 1024, 2 * 64 * n // WARPGROUP)
 
     def scale_bytes(self, config: KernelConfig) -> int:
-        """Of a stage: a float32 for each row of a, and one for b."""
-        return 4 * ((config.tile.n if config.swap_ab else config.tile.m) + 1)
+        """Of a stage, for each of the blocks of K that it may have: a float32 for each row of a, and one for b."""
+        return 4 * ((config.tile.n if config.swap_ab else config.tile.m) + 1) * self.blocks_of_stage(config)
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         tile = config.tile

@@ -82,27 +82,23 @@ class TimeModel:
         usable = multiprocessors * _USABLE[self.cluster] // _OF_SMS if self.cluster in _USABLE else multiprocessors
         return max(1, usable * self.resident // self.blocks)
 
-    def parts(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False, k_stages: int = 1) -> Parts:
-        """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is a mean, see the formula.
-
-        k_stages: steps for unit_k elements of K: 2 with blocks of scales of 64, which fill half of a stage.
-        """
+    def parts(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> Parts:
+        """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is a mean, see the formula."""
         units_m = max(1.0, M / self.unit_m + 0.5) if mean_m else -(-M // self.unit_m)
         units = units_m * -(-N // self.unit_n) * count
         waves = int(-(-units // self.slots(gpu.multiprocessors)))
-        loaded_k = K * k_stages
-        of_unit = -(-loaded_k // self.unit_k)
+        of_unit = -(-K // self.unit_k)
         divided = self.least_steps > 0 and of_unit >= 2 * self.least_steps
         steps = max(units * of_unit / self.slots(gpu.multiprocessors), self.least_steps) if divided else waves * of_unit
         multiply, tiles = steps * self.step_us, waves * self.tile_us
         compute = math.sqrt(multiply * multiply + tiles * tiles) if self.epilogue_overlaps else multiply + tiles
         memory = count * (M * K + N * K + OUT_BYTES * M * N) / (self.memory * (gpu.bandwidth * 1e-6))
-        l2 = units * (self.unit_m + self.unit_n) * loaded_k / (self.l2 * gpu.multiprocessors)
+        l2 = units * (self.unit_m + self.unit_n) * K / (self.l2 * gpu.multiprocessors)
         return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, memory, l2, waves)
 
-    def us(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False, k_stages: int = 1) -> float:
+    def us(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> float:
         """The microseconds of `parts` in all. Positive, finite."""
-        return self.parts(M, N, K, gpu, count, constant_b, mean_m, k_stages).us
+        return self.parts(M, N, K, gpu, count, constant_b, mean_m).us
 
 
 def estimate(row: KernelConfig, arch: str, c: Constants = FITTED) -> TimeModel:

@@ -186,11 +186,9 @@ class TileTable(BaseModel):
         """The section whose kernel configs these are; "gemm" for a whole table."""
         return self.rows[0].section
 
-    def predicted_us(
-        self, row: KernelRow, M: int, N: int, K: int, gpu: GpuFacts, constant_b: bool = True, count: int = 1, block_size: int = 128
-    ) -> float:
+    def predicted_us(self, row: KernelRow, M: int, N: int, K: int, gpu: GpuFacts, constant_b: bool = True, count: int = 1) -> float:
         """The predicted microseconds of a kernel config, one of `rows` or another of the section. The arguments: see `fastest`."""
-        return self.time_model(row).us(M, N, K, gpu, count, constant_b, SECTIONS[self.section].mean_m, 128 // block_size)
+        return self.time_model(row).us(M, N, K, gpu, count, constant_b, SECTIONS[self.section].mean_m)
 
     def time_model(self, row: KernelRow) -> TimeModel:
         """The model of the predicted time of one of `rows`."""
@@ -213,9 +211,8 @@ class TileTable(BaseModel):
         outputs. count: products in one launch; for grouped products, the experts that have rows. block_size: of block-scaled products, 128 or 64.
         """
         gpu = gpu or typical(self.arch, self.gpu)
-        rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0]
-        rows = [row for row in rows if row.block_size <= block_size]
-        found = [(self.predicted_us(row, M, N, K, gpu, constant_b, count, block_size), row) for row in rows]
+        rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0 and row.block_size <= block_size]
+        found = [(self.predicted_us(row, M, N, K, gpu, constant_b, count), row) for row in rows]
         return sorted(found, key=lambda pair: pair[0])
 
     def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None, count: int = 1) -> Selection:

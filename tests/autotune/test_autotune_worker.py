@@ -58,7 +58,7 @@ def test_a_row_that_raises_failed_and_says_why(bench, monkeypatch):
 def test_a_product_that_cannot_be_checked_is_not_timed(bench):
     bench.options = bench.bench.options = Options(budget_ms=1, check_limit_gmac=0)
     answer = bench.measure(REQUEST)
-    assert answer["outcome"] == "failed" and "a row that is not checked may not win" in answer["message"]
+    assert answer["outcome"] == "failed" and "a kernel config that is not checked may not win" in answer["message"]
 
 
 def test_inputs_and_reference_are_made_once_a_product_and_weights_once_a_layer(bench):

@@ -49,9 +49,9 @@ def microseconds(calls: Calls) -> float:
 
 
 def worth_timing(row: KernelRow, rows: float) -> bool:
-    """False for the generic kernel, and for tiles lower than a 24th of this many rows."""
+    """False for the generic kernel, and for tiles that are lower than 64 and a 24th of this many rows."""
     height = row.tile.n if row.swap_ab else row.tile.m
-    return row.family != "generic" and rows <= 24 * height
+    return row.family != "generic" and (height >= 64 or rows <= 24 * height)
 
 
 def time_experts(case: cases.ExpertsCase, weights: ExpertsWeights, generator: torch.Generator) -> dict:
@@ -123,7 +123,7 @@ def block_scaled() -> list[dict]:
 def main(folder: Path) -> None:
     environment = read_environment(torch.device("cuda:0"))
     for name, found in (("h200_experts.json", experts()), ("h200_block_scaled.json", block_scaled())):
-        about = f"Microseconds by kernel config, {environment.gpu}, commit {environment.commit}, by tests/autotune/time_sections.py."
+        about = f"Microseconds by kernel config, {environment.gpu}, commit {environment.git_commit}, by tests/autotune/time_sections.py."
         (folder / name).write_text(json.dumps({"about": about, "cases": found}))
 
 

@@ -53,22 +53,21 @@ public:
   static constexpr int kStep = kThreads / kChunks, kEach = kRows / kStep;
   static_assert(kThreads % (8 * kChunks) == 0 && kRows % kStep == 0, "whole steps, whose rows are swizzled alike");
 
-  // A stage has one block: of blocks of 64, the second half of its rows is zeros.
-  __device__ TileCopy(const Rows& rows, int64_t first, int K, int log2_block, int thread)
-      : log2_block_(log2_block), data_(rows.data + (first + thread / kChunks) * rows.stride + thread % kChunks * kChunk), step_(kStep * rows.stride),
-        left_(thread % kChunks * kChunk < 1 << log2_block ? K - thread % kChunks * kChunk : 0), rows_(rows.count - first - thread / kChunks),
+  __device__ TileCopy(const Rows& rows, int64_t first, int K, int thread)
+      : data_(rows.data + (first + thread / kChunks) * rows.stride + thread % kChunks * kChunk), step_(kStep * rows.stride),
+        left_(K - thread % kChunks * kChunk), rows_(rows.count - first - thread / kChunks),
         offset_(Swizzled::offset(thread / kChunks, thread % kChunks)) {}
 
   __device__ void start(int block, uint32_t shared) const {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      copy_async(shared + offset_ + i * kStep * Swizzled::kPitch, data_ + i * step_ + (int64_t(block) << log2_block_), bytes(i, block));
+      copy_async(shared + offset_ + i * kStep * Swizzled::kPitch, data_ + i * step_ + int64_t(block) * kBlock, bytes(i, block));
     }
   }
 
   __device__ void fetch(int block, uint4 (&chunks)[kEach]) const {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) chunks[i] = load_chunk(data_ + i * step_ + (int64_t(block) << log2_block_), bytes(i, block));
+    for (int i = 0; i < kEach; ++i) chunks[i] = load_chunk(data_ + i * step_ + int64_t(block) * kBlock, bytes(i, block));
   }
 
   __device__ void store(const uint4 (&chunks)[kEach], uint32_t shared) const {
@@ -79,11 +78,10 @@ public:
 private:
   __device__ int bytes(int i, int block) const {
     if (i * kStep >= rows_) return 0;
-    const int left = left_ - (block << log2_block_);
+    const int left = left_ - block * kBlock;
     return left < 0 ? 0 : left < kChunk ? left : kChunk;
   }
 
-  int log2_block_;
   const int8_t* data_;
   int64_t step_;
   int left_;     // bytes of a row from the thread's chunk of the first block on
@@ -100,7 +98,8 @@ struct TileShape {
   // The finished tile takes the place of the stages.
   static constexpr int kOutPitch = kTileN * int(sizeof(Out)) + kChunk;
   static constexpr int kRingBytes = kStages * kStageBytes > kTileM* kOutPitch ? kStages* kStageBytes : kTileM* kOutPitch;
-  static constexpr int kSharedMemory = kRingBytes + 2 * kTileM * int(sizeof(float));
+  static constexpr int kBlocks = kScalesOfStage<kTileN>;
+  static constexpr int kSharedMemory = kRingBytes + ScaleLoader<kTileM, kBlocks>::kBytes;
   static_assert(kBlock % kTileN == 0, "a tile has one scale of b for a block of K");
   static_assert(kThreads >= kTileM, "a thread has at most one row's scale");
   static_assert(kStages >= 2, "one stage is read while the next is filled");
@@ -123,62 +122,61 @@ __device__ inline void compute_tile(const TileProblem& p, int block, int thread,
   const auto stage_a = [&](int k) { return ring + uint32_t(k % kStages) * Shape::kStageBytes; };
   const auto stage_b = [&](int k) { return stage_a(k) + kTileM * kBlock; };
 
-  const TileCopy<kTileM, kThreads> copy_a(p.a, tile_m, p.K, p.scales.log2_block, thread);
-  const TileCopy<kTileN, kThreads> copy_b(p.b, tile_n, p.K, p.scales.log2_block, thread);
-  ScaleLoader<kTileM> scales(p.scales, p.a.count, tile_m, tile_n, reinterpret_cast<float*>(shared + Shape::kRingBytes), thread);
+  const TileCopy<kTileM, kThreads> copy_a(p.a, tile_m, p.K, thread);
+  const TileCopy<kTileN, kThreads> copy_b(p.b, tile_n, p.K, thread);
+  ScaleLoader<kTileM, Shape::kBlocks> scales(p.scales, p.a.count, tile_m, tile_n, reinterpret_cast<float*>(shared + Shape::kRingBytes), thread);
   WarpTile<Swizzled, Shape::kWarpM, Shape::kWarpN> tile;
   tile.clear();
-  const bool whole = Shape::kTileN > kBlock / 2 || is_whole(p.scales); // a wider tile takes no blocks of 64
+  const auto blocks_at = [&](int k) { return p.scales.blocks_of_stage(p.K - k * kBlock); };
   const auto multiply = [&](int k) {
-    if (whole) {
-      tile.multiply_block(stage_a(k) + warp_m * kBlock, stage_b(k) + warp_n * kBlock, scales.of(k) + warp_m, lane);
-    } else {
-      tile.template multiply_block<kBlock / 2>(stage_a(k) + warp_m * kBlock, stage_b(k) + warp_n * kBlock, scales.of(k) + warp_m, lane);
-    }
+    tile.template multiply_stage<Shape::kBlocks>(
+        stage_a(k) + warp_m * kBlock, stage_b(k) + warp_n * kBlock, [&](int i) { return scales.of(k, i) + warp_m; }, p.scales.half, blocks_at(k),
+        lane);
   };
+  const auto fetch_scales = [&](int k) { scales.fetch(p.scales.half ? 2 * k : k, blocks_at(k)); };
 
-  const int blocks = blocks_of(p.K, p.scales.log2_block);
-  if (blocks > 0) {
-    scales.fetch(0);
+  const int stages = stages_of(p.K);
+  if (stages > 0) {
+    fetch_scales(0);
     scales.publish(0);
   }
   if constexpr (kStages > 2) {
-    // A group of copies for every block of K, empty ones past the last: so one count of pending groups is right throughout.
+    // A group of copies for every stage, empty ones past the last: so one count of pending groups is right throughout.
     for (int k = 0; k < kStages - 1; ++k) {
-      if (k < blocks) {
+      if (k < stages) {
         copy_a.start(k, stage_a(k));
         copy_b.start(k, stage_b(k));
       }
       commit_copies();
     }
-    for (int k = 0; k < blocks; ++k) {
+    for (int k = 0; k < stages; ++k) {
       wait_for_copies<kStages - 2>();
-      __syncthreads(); // block k has arrived for every thread, and nobody reads block k - 1 any more
-      if (const int next = k + kStages - 1; next < blocks) {
+      __syncthreads(); // stage k has arrived for every thread, and nobody reads stage k - 1 any more
+      if (const int next = k + kStages - 1; next < stages) {
         copy_a.start(next, stage_a(next));
         copy_b.start(next, stage_b(next));
       }
       commit_copies();
-      if (k + 1 < blocks) scales.fetch(k + 1);
+      if (k + 1 < stages) fetch_scales(k + 1);
       multiply(k);
-      if (k + 1 < blocks) scales.publish(k + 1);
+      if (k + 1 < stages) scales.publish(k + 1);
     }
   } else {
     uint4 chunks_a[TileCopy<kTileM, kThreads>::kEach], chunks_b[TileCopy<kTileN, kThreads>::kEach];
-    if (blocks > 0) {
+    if (stages > 0) {
       copy_a.fetch(0, chunks_a);
       copy_b.fetch(0, chunks_b);
       copy_a.store(chunks_a, stage_a(0));
       copy_b.store(chunks_b, stage_b(0));
     }
-    for (int k = 0; k < blocks; ++k) {
-      const bool more = k + 1 < blocks;
+    for (int k = 0; k < stages; ++k) {
+      const bool more = k + 1 < stages;
       if (more) {
         copy_a.fetch(k + 1, chunks_a);
         copy_b.fetch(k + 1, chunks_b);
       }
       __syncthreads(); // as above
-      if (more) scales.fetch(k + 1);
+      if (more) fetch_scales(k + 1);
       multiply(k);
       if (more) {
         copy_a.store(chunks_a, stage_a(k + 1));

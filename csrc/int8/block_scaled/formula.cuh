@@ -6,8 +6,12 @@
 
 namespace scaled_mm::block_scaled {
 
-// A scale of a belongs to one row and this many k; one of b to this many k and as many columns. Some kernels also take half of it.
-constexpr int kBlock = 128;
+// A scale of a belongs to one row and this many k; one of b to this many k and as many columns. With blocks of half the size a stage of kBlock has
+// two of them, which kernels take whose tiles cover at most so many columns of out.
+constexpr int kBlock = 128, kHalfBlock = 64;
+
+template <int kColumns>
+constexpr int kScalesOfStage = kHalfBlock % kColumns == 0 ? 2 : 1;
 
 // Accumulators of mma.sync start at the bits of 1.5 * 2^23. A block's sum is an integer of at most 128 * 128 * 128 = 2^21, so adding it to the
 // bits adds it to the number. To subtract the number converts exactly, and faster than a conversion instruction.

@@ -20,13 +20,13 @@ struct GenericProblem {
 constexpr int kGenericThreads = 128;
 
 template <int kTileM, int kTileN>
-constexpr int kGenericBytes = (kTileM + kTileN) * Padded::kPitch + 2 * kTileM * int(sizeof(float));
+constexpr int kGenericBytes = (kTileM + kTileN) * Padded::kPitch + ScaleLoader<kTileM, 2>::kBytes;
 
 // shared: kGenericBytes on 16.
 template <int kTileM, int kTileN, class Out>
 __device__ inline void compute_generic_tile(const GenericProblem& p, int block, unsigned char* shared) {
   constexpr int kWarpM = kTileM / 2, kWarpN = kTileN / 2; // 2 x 2 warps
-  static_assert(kBlock / 2 % kTileN == 0 && kTileM <= kGenericThreads, "one scale of b for a block of K, one row's scale for a thread");
+  static_assert(kHalfBlock % kTileN == 0 && kTileM <= kGenericThreads, "one scale of b for a block of K, one row's scale for a thread");
   using LoaderA = generic::TileLoader<kTileM, kBlock, kGenericThreads>;
   using LoaderB = generic::TileLoader<kTileN, kBlock, kGenericThreads>;
   static_assert(LoaderA::kPitch * 4 == Padded::kPitch && LoaderB::kPitch * 4 == Padded::kPitch, "rows lie as they are read");
@@ -38,31 +38,27 @@ __device__ inline void compute_generic_tile(const GenericProblem& p, int block, 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int warp_m = warp / 2 * kWarpM, warp_n = warp % 2 * kWarpN;
 
-  ScaleLoader<kTileM> scales(p.scales, p.a.rows, tile_m, tile_n, shared_scales, int(threadIdx.x));
+  ScaleLoader<kTileM, 2> scales(p.scales, p.a.rows, tile_m, tile_n, shared_scales, int(threadIdx.x));
   LoaderA loader_a;
   LoaderB loader_b;
   WarpTile<Padded, kWarpM, kWarpN> tile;
   tile.clear();
   const auto fetch = [&](int k) {
-    loader_a.load(p.a, 0, p.access_a, tile_m, int64_t(k) << p.scales.log2_block);
-    loader_b.load(p.b, 0, p.access_b, tile_n, int64_t(k) << p.scales.log2_block);
-    scales.fetch(k);
+    loader_a.load(p.a, 0, p.access_a, tile_m, int64_t(k) * kBlock);
+    loader_b.load(p.b, 0, p.access_b, tile_n, int64_t(k) * kBlock);
+    scales.fetch(p.scales.half ? 2 * k : k, p.scales.blocks_of_stage(p.a.K - int64_t(k) * kBlock));
   };
-  const int blocks = blocks_of(p.a.K, p.scales.log2_block);
-  const bool whole = is_whole(p.scales); // else the second half of the tiles is the next block, which is not used
-  if (blocks > 0) fetch(0);
-  for (int k = 0; k < blocks; ++k) {
+  const int stages = stages_of(p.a.K);
+  if (stages > 0) fetch(0);
+  for (int k = 0; k < stages; ++k) {
     loader_a.store(shared_a, p.access_a);
     loader_b.store(shared_b, p.access_b);
     scales.publish(k);
     __syncthreads();
-    if (k + 1 < blocks) fetch(k + 1); // the next block travels while this one is multiplied
-    const uint32_t rows_a = shared_address(shared_a) + warp_m * Padded::kPitch, rows_b = shared_address(shared_b) + warp_n * Padded::kPitch;
-    if (whole) {
-      tile.multiply_block(rows_a, rows_b, scales.of(k) + warp_m, lane);
-    } else {
-      tile.template multiply_block<kBlock / 2>(rows_a, rows_b, scales.of(k) + warp_m, lane);
-    }
+    if (k + 1 < stages) fetch(k + 1); // the next stage travels while this one is multiplied
+    tile.template multiply_stage<2>(
+        shared_address(shared_a) + warp_m * Padded::kPitch, shared_address(shared_b) + warp_n * Padded::kPitch,
+        [&](int i) { return scales.of(k, i) + warp_m; }, p.scales.half, p.scales.blocks_of_stage(p.a.K - int64_t(k) * kBlock), lane);
     __syncthreads();
   }
 

@@ -9,7 +9,7 @@
 namespace scaled_mm::block_scaled {
 
 inline Scales scales_of(const GemmLaunch& l) {
-  return {l.a_scale, l.b_scale, l.a_scale_stride, l.a_scale_stride_k, l.b_scale_stride_k, l.b_scale_stride, l.block_size == kBlock / 2 ? 6 : 7};
+  return {l.a_scale, l.b_scale, l.a_scale_stride, l.a_scale_stride_k, l.b_scale_stride_k, l.b_scale_stride, l.block_size == kHalfBlock};
 }
 
 // Tiles of a product, which the grid and 32-bit coordinates must hold; `side` of them side by side share a walk.

@@ -21,42 +21,53 @@ struct Padded {
   __device__ static uint32_t offset(int row, int chunk) { return uint32_t(row * kPitch + chunk * kChunk); }
 };
 
-// Scales of a block of K, one for each row of the tile: fetched while the block before is multiplied, then put into shared memory.
-// A thread has the row of its number.
 struct Scales {
   const float *a, *b;
   int64_t a_stride_m, a_stride_k, b_stride_k, b_stride_n;
-  int log2_block; // 7 or 6: blocks of 128 or 64
+  bool half; // blocks of kHalfBlock, else of kBlock
+
+  __host__ __device__ int block() const { return half ? kHalfBlock : kBlock; }
+  // Blocks of a stage, of K elements from the stage's first one on.
+  __host__ __device__ int blocks_of_stage(int64_t K) const { return half && K > kHalfBlock ? 2 : 1; }
 };
 
-__host__ __device__ inline bool is_whole(const Scales& scales) { return (1 << scales.log2_block) == kBlock; }
-__host__ __device__ inline int blocks_of(int64_t K, int log2_block) { return int((K + (1 << log2_block) - 1) >> log2_block); }
+__host__ __device__ inline int stages_of(int64_t K) { return int((K + kBlock - 1) / kBlock); }
 
-template <int kTileM>
+// Scales of a stage, for each of its blocks one for each row of the tile: fetched while the stage before is multiplied, then put into shared memory.
+// A thread has the row of its number. kBlocks: that a stage may have.
+template <int kTileM, int kBlocks>
 class ScaleLoader {
 public:
+  static constexpr int kBytes = 2 * kBlocks * kTileM * int(sizeof(float));
+
   __device__ ScaleLoader(const Scales& s, int64_t M, int64_t tile_m, int64_t tile_n, float* shared, int thread)
       : shared_(shared), thread_(thread), active_(thread < kTileM && tile_m + thread < M), a_stride_(s.a_stride_k), b_stride_(s.b_stride_k) {
     if (active_) {
       a_ = s.a + (tile_m + thread) * s.a_stride_m;
-      b_ = s.b + (tile_n >> s.log2_block) * s.b_stride_n;
+      b_ = s.b + (s.half ? tile_n / kHalfBlock : tile_n / kBlock) * s.b_stride_n;
     }
   }
-  __device__ void fetch(int block) {
-    if (active_) scale_ = combine_scales(a_[block * a_stride_], b_[block * b_stride_]);
+  // first: of the stage's blocks, which are `blocks`.
+  __device__ void fetch(int first, int blocks) {
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      if (active_ && i < blocks) scales_[i] = combine_scales(a_[(first + i) * a_stride_], b_[(first + i) * b_stride_]);
+    }
   }
-  __device__ void publish(int block) const {
-    if (thread_ < kTileM) shared_[block % 2 * kTileM + thread_] = scale_;
+  __device__ void publish(int stage) const {
+    if (thread_ >= kTileM) return;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) shared_[(stage % 2 * kBlocks + i) * kTileM + thread_] = scales_[i];
   }
-  __device__ const float* of(int block) const { return shared_ + block % 2 * kTileM; }
+  __device__ const float* of(int stage, int i) const { return shared_ + (stage % 2 * kBlocks + i) * kTileM; }
 
 private:
-  float* shared_; // [2][kTileM]
+  float* shared_; // [2][kBlocks][kTileM]
   int thread_;
   bool active_;
   const float *a_ = nullptr, *b_ = nullptr;
   int64_t a_stride_, b_stride_;
-  float scale_ = 0.0f;
+  float scales_[kBlocks] = {};
 };
 
 // A warp's part of a tile, in the fragments of mma.m16n8k32.
@@ -78,8 +89,9 @@ struct WarpTile {
     }
   }
 
-  // a, b: the addresses of this warp's rows, whose number in the tile is a multiple of 8; scales: of its rows of a. kElements: of K in a block.
-  template <int kElements = kBlock>
+  // A block of kElements, from kFirst of the stage on. a, b: the addresses of this warp's rows, whose number in the tile is a multiple of 8; scales:
+  // of its rows of a.
+  template <int kFirst, int kElements>
   __device__ void multiply_block(uint32_t a, uint32_t b, const float* scales, int lane) {
     int acc[kMmaM][kMmaN][4];
 #pragma unroll
@@ -91,7 +103,7 @@ struct WarpTile {
       }
     }
 #pragma unroll
-    for (int step = 0; step < kElements / 32; ++step) {
+    for (int step = kFirst / 32; step < (kFirst + kElements) / 32; ++step) {
       uint32_t words_a[kMmaM][4], words_b[kMmaN][2];
 #pragma unroll
       for (int i = 0; i < kMmaM; ++i) load_matrices(words_a[i], a + Layout::offset(i * 16 + lane % 16, step * 2 + lane / 16));
@@ -124,6 +136,17 @@ struct WarpTile {
           }
         }
       }
+    }
+  }
+
+  // A stage. scale_of(i): the scales of its block i. blocks: that it has.
+  template <int kBlocks, class ScaleOf>
+  __device__ void multiply_stage(uint32_t a, uint32_t b, const ScaleOf& scale_of, bool half, int blocks, int lane) {
+    if (kBlocks == 1 || !half) {
+      multiply_block<0, kBlock>(a, b, scale_of(0), lane);
+    } else {
+      multiply_block<0, kHalfBlock>(a, b, scale_of(0), lane);
+      if (blocks > 1) multiply_block<kHalfBlock, kHalfBlock>(a, b, scale_of(kBlocks - 1), lane);
     }
   }
 

@@ -48,7 +48,7 @@ struct TileMaps {
 };
 
 struct WgmmaProblem {
-  int M, N, blocks; // blocks: of K
+  int M, N, K;
   int tiles_m, tiles_n;
   Scales scales;
   EpilogueOperands epilogue;
@@ -64,13 +64,13 @@ struct WgmmaParams {
   WgmmaProblem problem;
 };
 
-template <int kFirst, int kSecond, int kStages, int kScaleRows>
+template <int kFirst, int kSecond, int kStages, int kScaleRows, int kScaleBlocks>
 struct alignas(1024) WgmmaStorage {
   int8_t first[kStages][kFirst * kBlock];
   int8_t second[kStages][kSecond * kBlock];
   FullBarrier full[kStages];
   EmptyBarrier empty[kStages];
-  ScaleStages<kStages, kScaleRows> scales;
+  ScaleStages<kStages, kScaleRows, kScaleBlocks> scales;
 };
 
 // The tiles of a thread block: every gridDim.x-th. Groups of kSwizzle adjacent tiles along N are walked down M, so the group's part of b stays in L2.
@@ -95,16 +95,18 @@ __device__ inline void store_wgmma(const WgmmaProblem& p, int m, int n, float va
   if (m < p.M && n < p.N) cast(static_cast<Out*>(p.out) + m * p.out_stride_m + n * p.out_stride_n, value);
 }
 
-// kScaleRows: rows of a in a tile; 0: scales are no part of the stages.
-template <int kFirst, int kSecond, int kStages, int kScaleRows>
+// kSwapAB: the columns of out are those of the MMA's first operand, else of its second. kBlockScales: scales are a part of the stages.
+template <int kFirst, int kSecond, int kStages, bool kSwapAB, bool kBlockScales = true>
 struct WgmmaShape {
+  static constexpr int kTokenRows = kSwapAB ? kSecond : kFirst, kWeightRows = kSwapAB ? kFirst : kSecond;
+  static constexpr int kScaleRows = kBlockScales ? kTokenRows : 0, kBlocks = kScalesOfStage<kWeightRows>;
   static constexpr int kConsumers = kFirst * 2; // threads: a warpgroup for 64 rows
   // setmaxnreg moves registers between whole warpgroups, so the producers are a whole warpgroup.
   static constexpr bool kReconfigure = kFirst > 64;
   static constexpr int kProducers = kReconfigure ? 128 : 32;
   static constexpr int kThreads = kConsumers + kProducers;
   static constexpr int kArrivals = 1 + (kScaleRows > 0 ? kProducers : 0); // at a full stage's barrier
-  using Storage = WgmmaStorage<kFirst, kSecond, kStages, kScaleRows>;
+  using Storage = WgmmaStorage<kFirst, kSecond, kStages, kScaleRows, kBlocks>;
   static constexpr int kFit = 228 * 1024 / int(sizeof(Storage) + 1024);
   static constexpr int kResident = kReconfigure ? 1 : kFit < 4 ? kFit : 4; // thread blocks per SM
 
@@ -120,13 +122,11 @@ struct WgmmaShape {
 };
 
 template <int kFirst, int kSecond, int kStages, int kSwizzle, bool kSwapAB, class Mma, class Out>
-__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB ? kSecond : kFirst>::kThreads,
-                                  WgmmaShape<kFirst, kSecond, kStages, kSwapAB ? kSecond : kFirst>::kResident)
+__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB>::kThreads, WgmmaShape<kFirst, kSecond, kStages, kSwapAB>::kResident)
     wgmma_kernel(const __grid_constant__ WgmmaParams<kFirst, kSecond> params) {
   using namespace cute;
-  constexpr int kTokenRows = kSwapAB ? kSecond : kFirst;
-  using Shape = WgmmaShape<kFirst, kSecond, kStages, kTokenRows>;
-  constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2;
+  using Shape = WgmmaShape<kFirst, kSecond, kStages, kSwapAB>;
+  constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2, kTokenRows = Shape::kTokenRows;
   let_next_kernel_start();
   extern __shared__ __align__(1024) char memory[];
   auto& s = *reinterpret_cast<typename Shape::Storage*>(memory);
@@ -146,19 +146,19 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB ?
       const auto place = tiles.place();
       const int tile_first = kSwapAB ? place.n : place.m, tile_second = kSwapAB ? place.m : place.n;
       const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
-      ScaleLoads<kTokenRows, Shape::kProducers> scales(p.scales, p.scales.a + first_m * p.scales.a_stride_m, p.M - first_m,
-                                                       p.scales.b + (first_n >> p.scales.log2_block) * p.scales.b_stride_n,
-                                                       int(threadIdx.x) - kConsumers);
+      ScaleLoads<kTokenRows, Shape::kProducers, Shape::kBlocks> scales(p.scales, p.scales.a + first_m * p.scales.a_stride_m, p.M - first_m,
+                                                                       p.scales.b + first_n / p.scales.block() * p.scales.b_stride_n,
+                                                                       int(threadIdx.x) - kConsumers);
       const int rows_first = params.first.rows_of(tile_first), rows_second = params.second.rows_of(tile_second);
-      for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
+      for (int left = p.K; left > 0; left -= kBlock, ++loaded, ring.advance()) {
         if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
         auto& full = s.full[ring.stage];
         if (loads) {
           full.arrive_and_expect_tx((rows_first + rows_second) * kBlock);
-          params.first.load(reinterpret_cast<uint64_t*>(&full), s.first[ring.stage], tile_first, rows_first, block << p.scales.log2_block);
-          params.second.load(reinterpret_cast<uint64_t*>(&full), s.second[ring.stage], tile_second, rows_second, block << p.scales.log2_block);
+          params.first.load(reinterpret_cast<uint64_t*>(&full), s.first[ring.stage], tile_first, rows_first, p.K - left);
+          params.second.load(reinterpret_cast<uint64_t*>(&full), s.second[ring.stage], tile_second, rows_second, p.K - left);
         }
-        scales.load_next(s.scales, ring.stage, full);
+        scales.load_next(s.scales, ring.stage, p.scales.blocks_of_stage(left), full);
       }
     }
     return;
@@ -179,8 +179,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB ?
     const auto place = tiles.place();
     const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
     float sums[kCount];
-    sum_blocks<kSwapAB, (kBlock / 2 % (kSwapAB ? kFirst : kSecond) == 0)>(mma, first, second, acc, ring, s, p.blocks, is_whole(p.scales), turns, row,
-                                                                          sums);
+    sum_blocks<kSwapAB, Shape::kBlocks>(mma, first, second, acc, ring, s, p.K, p.scales.half, turns, row, sums);
     // Accumulator i: row i / 2 % 2 * 8 of the thread's rows, column i % 2 of its columns in fragment i / 4.
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; i += 4) {
@@ -216,7 +215,7 @@ struct Wgmma {
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<int8_t, int8_t, int32_t, cute::Shape<cute::_64, cute::Int<kTileN>, cute::Int<kBlock>>>(),
       cute::Layout<cute::Shape<cute::Int<kTileM / 64>, cute::_1, cute::_1>>{}));
-  using Shape = WgmmaShape<kTileM, kTileN, kStages, kSwapAB ? kTileN : kTileM>;
+  using Shape = WgmmaShape<kTileM, kTileN, kStages, kSwapAB>;
   using Params = WgmmaParams<kTileM, kTileN>;
   static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
@@ -239,7 +238,7 @@ struct Wgmma {
     constexpr int kM = kSwapAB ? kTileN : kTileM, kN = kSwapAB ? kTileM : kTileN;
     const WgmmaProblem problem{int(l.M),
                                int(l.N),
-                               blocks_of(l.K, scales_of(l).log2_block),
+                               int(l.K),
                                int((l.M + kM - 1) / kM),
                                int((l.N + kN - 1) / kN),
                                scales_of(l),

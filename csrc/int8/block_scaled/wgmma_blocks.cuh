@@ -13,17 +13,17 @@
 
 namespace scaled_mm::block_scaled {
 
-// In shared memory: the scales of a stage's block of K, of kRows rows of a and of b. kRows = 0: kernels without.
-template <int kStages, int kRows>
+// In shared memory: the scales of a stage, for each of its blocks of K those of kRows rows of a and of b. kRows = 0: kernels without.
+template <int kStages, int kRows, int kBlocks>
 struct ScaleStages {
-  float a[kStages][kRows];
-  float b[kStages];
+  float a[kStages][kBlocks][kRows];
+  float b[kStages][kBlocks];
 };
-template <int kStages>
-struct ScaleStages<kStages, 0> {};
+template <int kStages, int kBlocks>
+struct ScaleStages<kStages, 0, kBlocks> {};
 
 // The scales of a tile of kRows rows, loaded by kThreads threads. Rows past the end have the last row's.
-template <int kRows, int kThreads>
+template <int kRows, int kThreads, int kBlocks>
 class ScaleLoads {
 public:
   // a: the scale of the tile's first row and first block. rows: rows that exist from the tile's first row on. b: the scale of the tile's columns
@@ -33,17 +33,21 @@ public:
 #pragma unroll
     for (int i = 0; i < kEach; ++i) a_[i] = a + min(thread + i * kThreads, rows - 1) * scales.a_stride_m;
   }
-  // The next block's scales, to a stage; then an arrival of each thread at the stage's barrier.
+  // The scales of the next `blocks`, to a stage; then an arrival of each thread at the stage's barrier.
   template <int kStages>
-  __device__ void load_next(ScaleStages<kStages, kRows>& to, int stage, decode::FullBarrier& full) {
+  __device__ void load_next(ScaleStages<kStages, kRows, kBlocks>& to, int stage, int blocks, decode::FullBarrier& full) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int m = thread_ + i * kThreads;
-      if (kRows % kThreads == 0 || m < kRows) copy_word_async(shared_address(&to.a[stage][m]), a_[i]);
-      a_[i] += stride_a_;
+    for (int block = 0; block < kBlocks; ++block) {
+      if (block >= blocks) break;
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int m = thread_ + i * kThreads;
+        if (kRows % kThreads == 0 || m < kRows) copy_word_async(shared_address(&to.a[stage][block][m]), a_[i]);
+        a_[i] += stride_a_;
+      }
+      if (thread_ == 0) copy_word_async(shared_address(&to.b[stage][block]), b_);
+      b_ += stride_b_;
     }
-    if (thread_ == 0) copy_word_async(shared_address(&to.b[stage]), b_);
-    b_ += stride_b_;
     cutlass::arch::cpasync_barrier_arrive_noinc(reinterpret_cast<const uint64_t*>(&full));
   }
 
@@ -74,15 +78,15 @@ private:
   const int own_;
 };
 
-// The first kSteps steps of K of a stage. Complete: where two numbers of steps are possible, no MMA is under way across the branch.
-template <int kSteps, class Mma, class First, class Second, class Acc>
+// kCount steps of K of a stage, from kStep on. No MMA is under way when it returns, so that it may stand in a branch.
+template <int kStep, int kCount, class Mma, class First, class Second, class Acc>
 __device__ inline void multiply_steps(Mma& mma, const First& first, const Second& second, Acc& acc, int stage) {
   using namespace cute;
   warpgroup_fence_operand(acc);
   warpgroup_arrive();
   mma.accumulate_ = GMMA::ScaleOut::Zero;
   CUTLASS_PRAGMA_UNROLL
-  for (int k = 0; k < kSteps; ++k) {
+  for (int k = kStep; k < kStep + kCount; ++k) {
     cute::gemm(mma, first(_, _, k, stage), second(_, _, k, stage), acc);
     mma.accumulate_ = GMMA::ScaleOut::One;
   }
@@ -92,37 +96,42 @@ __device__ inline void multiply_steps(Mma& mma, const First& first, const Second
 }
 
 // sums: the thread's elements of a tile. row: its first row of the MMA's tile. first, second: fragments of all stages. acc: the MMA's accumulators.
-// whole: blocks of kBlock; else, where kHalves, of half of it, and the second half of a stage is the next block, which is not used.
-template <bool kSwapAB, bool kHalves, bool kTwo, class Mma, class First, class Second, class Acc, class Ring, class Storage, int kCount>
-__device__ inline void sum_blocks(Mma& mma, const First& first, const Second& second, Acc& acc, Ring& ring, Storage& s, int blocks, bool whole,
+// kBlocks: that a stage may have. half: blocks of kHalfBlock.
+template <bool kSwapAB, int kBlocks, bool kTwo, class Mma, class First, class Second, class Acc, class Ring, class Storage, int kCount>
+__device__ inline void sum_blocks(Mma& mma, const First& first, const Second& second, Acc& acc, Ring& ring, Storage& s, int K, bool half,
                                   const Turns<kTwo>& turns, int row, float (&sums)[kCount]) {
   using namespace cute;
   constexpr int kScales = kSwapAB ? kCount / 2 : 2; // rows of a whose elements the thread has
   const int lane = int(threadIdx.x) % 32;
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
-  for (int block = 0; block < blocks; ++block, ring.advance()) {
-    s.full[ring.stage].wait(ring.phase);
+  const auto add_block = [&](auto step, auto count, int block, bool is_last) {
     float scales[kScales];
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kScales; ++i) {
       const int m = kSwapAB ? i / 2 * 8 + lane % 4 * 2 + i % 2 : row + i * 8;
-      scales[i] = combine_scales(s.scales.a[ring.stage][m], s.scales.b[ring.stage]);
+      scales[i] = combine_scales(s.scales.a[ring.stage][block][m], s.scales.b[ring.stage][block]);
     }
     turns.wait();
-    constexpr int kSteps = kBlock / 32;
-    static_assert(kSteps == decltype(size<2>(first))::value);
-    if (!kHalves || whole) {
-      multiply_steps<kSteps>(mma, first, second, acc, ring.stage);
-    } else {
-      multiply_steps<kSteps / 2>(mma, first, second, acc, ring.stage);
-    }
+    multiply_steps<decltype(step)::value, decltype(count)::value>(mma, first, second, acc, ring.stage);
     turns.pass();
-    __syncwarp(); // all lanes have read their scales
-    if (lane == 0) s.empty[ring.stage].arrive();
+    if (is_last) {
+      __syncwarp(); // all lanes have read their scales
+      if (lane == 0) s.empty[ring.stage].arrive();
+    }
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; ++i) {
       sums[i] = add_converted(sums[i], acc(i), scales[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2]);
+    }
+  };
+  static_assert(decltype(size<2>(first))::value == kBlock / 32, "steps of a stage");
+  for (; K > 0; K -= kBlock, ring.advance()) {
+    s.full[ring.stage].wait(ring.phase);
+    if (kBlocks == 1 || !half) {
+      add_block(Int<0>{}, Int<kBlock / 32>{}, 0, true);
+    } else {
+      add_block(Int<0>{}, Int<kHalfBlock / 32>{}, 0, K <= kHalfBlock);
+      if (K > kHalfBlock) add_block(Int<kHalfBlock / 32>{}, Int<kHalfBlock / 32>{}, kBlocks - 1, true);
     }
   }
 }

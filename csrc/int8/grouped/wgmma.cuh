@@ -13,8 +13,8 @@ namespace scaled_mm::grouped {
 
 struct WgmmaExperts {
   Experts experts;
-  ExpertStrides strides;       // b_scale: of vectors, or of matrices of blocks
-  int N, blocks, tiles_n;      // blocks: of K
+  ExpertStrides strides; // b_scale: of vectors, or of matrices of blocks
+  int N, K, tiles_n;
   block_scaled::Scales scales; // of blocks
   EpilogueOperands epilogue;
   void* out;
@@ -98,11 +98,7 @@ private:
   Out* const out_;
 };
 
-template <int kFirst, int kSecond, int kStages, bool kSwapAB, bool kBlockScales>
-using WgmmaShape = block_scaled::WgmmaShape<kFirst, kSecond, kStages,
-                                            !kBlockScales ? 0
-                                            : kSwapAB     ? kSecond
-                                                          : kFirst>;
+using block_scaled::WgmmaShape;
 
 template <int kFirst, int kSecond, int kStages, bool kSwapAB, bool kBlockScales, class Mma, class Out>
 __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, kBlockScales>::kThreads,
@@ -111,7 +107,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
   using namespace cute;
   using Shape = WgmmaShape<kFirst, kSecond, kStages, kSwapAB, kBlockScales>;
   constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2, kBlock = block_scaled::kBlock;
-  constexpr int kTokenRows = kSwapAB ? kSecond : kFirst;
+  constexpr int kTokenRows = Shape::kTokenRows;
   let_next_kernel_start();
   extern __shared__ __align__(1024) char memory[];
   auto& s = *reinterpret_cast<typename Shape::Storage*>(memory);
@@ -130,30 +126,30 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
     int64_t loaded = 0;
     for (int number = int(blockIdx.x); walk.find(number); number += int(gridDim.x)) {
       const WgmmaPlace place = WgmmaPlace::of(walk);
-      const int rows = params.weights.rows_of(place.tile_n), log2_block = kBlockScales ? p.scales.log2_block : 7;
-      const auto load = [&](int block) { // one thread
+      const int rows = params.weights.rows_of(place.tile_n);
+      const auto load = [&](int k) { // one thread
         auto& full = s.full[ring.stage];
         auto* const barrier = reinterpret_cast<uint64_t*>(&full);
         int8_t *const first = s.first[ring.stage], *const second = s.second[ring.stage];
         full.arrive_and_expect_tx((rows + kTokenRows) * kBlock);
-        params.weights.load(barrier, kSwapAB ? first : second, place.tile_n, rows, block << log2_block, place.expert);
-        params.tokens.template copy<false>(barrier, kSwapAB ? second : first, block << log2_block, place.first_m, 0, 0);
+        params.weights.load(barrier, kSwapAB ? first : second, place.tile_n, rows, k, place.expert);
+        params.tokens.template copy<false>(barrier, kSwapAB ? second : first, k, place.first_m, 0, 0);
       };
       if constexpr (kBlockScales) {
         const float* const of_b =
-            p.scales.b + place.expert * p.strides.b_scale + (place.tile_n * (kSwapAB ? kFirst : kSecond) >> log2_block) * p.scales.b_stride_n;
-        block_scaled::ScaleLoads<kTokenRows, Shape::kProducers> scales(p.scales, p.scales.a + place.first_m * p.scales.a_stride_m, place.rows, of_b,
-                                                                       int(threadIdx.x) - kConsumers);
-        for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
+            p.scales.b + place.expert * p.strides.b_scale + place.tile_n * Shape::kWeightRows / p.scales.block() * p.scales.b_stride_n;
+        block_scaled::ScaleLoads<kTokenRows, Shape::kProducers, Shape::kBlocks> scales(p.scales, p.scales.a + place.first_m * p.scales.a_stride_m,
+                                                                                       place.rows, of_b, int(threadIdx.x) - kConsumers);
+        for (int left = p.K; left > 0; left -= kBlock, ++loaded, ring.advance()) {
           if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
-          if (threadIdx.x == kConsumers) load(block);
-          scales.load_next(s.scales, ring.stage, s.full[ring.stage]);
+          if (threadIdx.x == kConsumers) load(p.K - left);
+          scales.load_next(s.scales, ring.stage, p.scales.blocks_of_stage(left), s.full[ring.stage]);
         }
       } else {
-        for (int block = 0; block < p.blocks; ++block, ++loaded, ring.advance()) {
+        for (int left = p.K; left > 0; left -= kBlock, ++loaded, ring.advance()) {
           if (lane != 0) continue;
           if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
-          load(block);
+          load(p.K - left);
         }
       }
       __syncwarp();
@@ -186,8 +182,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
     const WgmmaOutput<kFirst, kSecond, kSwapAB, kBlockScales, Out> output(p, place, row, lane);
     if constexpr (kBlockScales) {
       float sums[kCount];
-      block_scaled::sum_blocks<kSwapAB, (kBlock / 2 % (kSwapAB ? kFirst : kSecond) == 0)>(mma, first, second, acc, ring, s, p.blocks,
-                                                                                          is_whole(p.scales), turns, row, sums);
+      block_scaled::sum_blocks<kSwapAB, Shape::kBlocks>(mma, first, second, acc, ring, s, p.K, p.scales.half, turns, row, sums);
       output.store([&](int i, int, int n) {
         Out out;
         block_scaled::cast(&out, block_scaled::add_bias(sums[i], load_bias(output.operands(), 0, n)));
@@ -196,10 +191,10 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
     } else {
       mma.accumulate_ = GMMA::ScaleOut::Zero;
       int held = 0; // the stage that the MMAs under way read
-      for (int block = 0; block < p.blocks; ++block, ring.advance()) {
+      for (int left = p.K; left > 0; left -= kBlock, ring.advance()) {
         s.full[ring.stage].wait(ring.phase);
         multiply();
-        if (block > 0) {
+        if (left < p.K) {
           warpgroup_wait<1>();
           if (lane == 0) s.empty[held].arrive();
         }
@@ -259,9 +254,9 @@ struct Wgmma {
     const bool pairs = l.out_stride_n == 1 && (l.M == 1 || l.out_stride_m % 2 == 0) && reinterpret_cast<uintptr_t>(l.out) % (2 * sizeof(Out)) == 0;
     return {block_scaled::TileMaps<kWeightRows>::encode(l.b, N, K, ldb, E, lde),
             c3x::RowsMap<kBlock>::encode(l.a, int(l.M), K, 1, lda, 0, kTokenRows),
-            {experts_of(l), expert_strides(l), N, block_scaled::blocks_of(K, kBlockScales ? block_scaled::scales_of(l).log2_block : 7),
-             (N + kWeightRows - 1) / kWeightRows, kBlockScales ? block_scaled::scales_of(l) : block_scaled::Scales{}, epilogue_operands(l), l.out,
-             l.M > 1 ? l.out_stride_m : 0, l.N > 1 ? l.out_stride_n : 0, pairs}};
+            {experts_of(l), expert_strides(l), N, K, (N + kWeightRows - 1) / kWeightRows,
+             kBlockScales ? block_scaled::scales_of(l) : block_scaled::Scales{}, epilogue_operands(l), l.out, l.M > 1 ? l.out_stride_m : 0,
+             l.N > 1 ? l.out_stride_n : 0, pairs}};
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
