@@ -21,11 +21,6 @@ _RESIDENT = 4  # thread blocks of one warpgroup per SM, at most
 _REGISTERS, _THREADS, _AFTER_SETMAXNREG = 65536, 160, 232  # of an SM; of a thread block of one warpgroup; of a thread
 
 
-def _registers(config: KernelConfig) -> int:
-    """About how many a thread needs: accumulators and sums; with swap_ab also scales and their addresses; indices."""
-    return config.tile.n * (2 if config.swap_ab else 1) + 30
-
-
 class BlockScaledWgmma(BlockScaled, WgmmaFamily):
     """With swap_ab the kernel computes out^T, for few rows of a."""
 
@@ -47,6 +42,10 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
         """Of a stage, for each of the blocks of K that it may have: a float32 for each row of a, and one for b."""
         return 4 * ((config.tile.n if config.swap_ab else config.tile.m) + 1) * self.blocks_of_stage(config)
 
+    def registers(self, config: KernelConfig) -> int:
+        """About how many a thread needs: accumulators and sums; with swap_ab also scales and their addresses; indices."""
+        return config.tile.n * (2 if config.swap_ab else 1) + 30
+
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         tile = config.tile
         if tile.m not in ROWS or tile.n not in WIDTHS or tile.k != SCALE_BLOCK:
@@ -59,7 +58,7 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
         elif (bytes_ := self.cost(config, arch.shared_memory).shared_memory) > arch.shared_memory:
             yield "stages", f"{config.stages} stages are {bytes_} bytes of shared memory, there are {arch.shared_memory}"
         else:
-            needed, had = _registers(config), self._registers_had(config, arch)
+            needed, had = self.registers(config), self._registers_had(config, arch)
             if needed > had:
                 what = f"tile {tile} needs about {needed} registers of a thread's {had}"
                 yield "tile", f"{what}, with as many thread blocks on an SM as {config.stages} stages leave room for"

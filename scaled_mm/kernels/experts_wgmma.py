@@ -48,6 +48,10 @@ class GroupedWgmma(GroupedBlockScaledWgmma):
         cost = super().cost(config, limit, out_bytes)
         return KernelCost(cost.stage_bytes, 0, cost.stages, cost.shared_memory, 64 * config.tile.n // WARPGROUP)
 
+    def registers(self, config: KernelConfig) -> int:
+        """Accumulators, and about 64 for the epilogue and indices."""
+        return config.tile.n // 2 + 64
+
     def scale_bytes(self, config: KernelConfig) -> int:
         """Scales are no part of the stages."""
         return 0

@@ -22,7 +22,7 @@ from scaled_mm.tables import KernelRow, load_table
 TABLE = load_table("sm90")
 MODELS = ("mixtral", "qwen3", "deepseek_ep8", "deepseek")
 TOKENS = {cases.BALANCED: (1, 8, 64, 256, 1024, 4096, 8192), cases.SKEWED: (64, 1024)}
-WEIGHTS = ((7168, 2048), (4096, 7168), (2112, 7168), (24576, 1536), (7168, 16384))  # N, K: layers of DeepSeek-V3
+WEIGHTS = ((7168, 2048), (4096, 7168), (2112, 7168), (24576, 1536), (32768, 512), (7168, 16384))  # N, K: layers of DeepSeek-V3
 MS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 ROTATED_BYTES, LEAST_CALLS = 1.5e8, 20
 Calls = list[Callable[[], None]]
