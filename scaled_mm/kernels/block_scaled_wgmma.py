@@ -78,7 +78,8 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
             yield candidate(self, tile=[m, n, SCALE_BLOCK], stages=stages, swap_ab=swap_ab, swizzle=swizzle)
 
     def block_size(self, config: KernelConfig) -> int:
-        return SCALE_BLOCK if (config.tile.m if config.swap_ab else config.tile.n) > SCALE_BLOCK // 2 else 0
+        """Blocks of 64: with one warpgroup, and columns of a tile that share a scale of b."""
+        return 0 if config.tile.m == 64 and (config.swap_ab or config.tile.n <= SCALE_BLOCK // 2) else SCALE_BLOCK
 
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
         return 1 if config.tile.m > 64 else min(_RESIDENT, super().resident(config, cost, shared_memory))

@@ -63,19 +63,19 @@ def test_nothing_is_judged_without_two_kernel_configs_of_a_product():
     assert judge(TABLE, {(1, 2, 3): {"c3x_256x192x128_co": 1.0}}, H100) is None
 
 
-@pytest.mark.parametrize("scales, mean, worst", [("channel", 1.015, 1.23), ("block", 1.015, 1.16)])
+@pytest.mark.parametrize("scales, mean, worst", [("channel", 1.011, 1.14), ("block", 1.018, 1.15)])
 def test_the_table_chooses_well_on_the_products_of_experts_that_it_was_fitted_to(scales, mean, worst):
     """docs/decisions/0024-experts.md has these figures."""
     section = sections.SECTIONS[scales]
     found = judge(section, sections.experts(scales, sections.balanced), sections.H200)
     assert found.products >= 40 and found.mean <= mean and found.worst <= worst
     other = judge(section, sections.experts(scales, sections.skewed), sections.H200)  # not fitted to
-    assert other.products == 12 and other.mean <= 1.02 and other.worst <= 1.06
+    assert other.products == 12 and other.mean <= 1.035 and other.worst <= 1.14
     before = judge(section.model_copy(update={"times": {}}), sections.experts(scales, sections.balanced), sections.H200)
     assert found.mean < before.mean
 
 
-@pytest.mark.parametrize("model, mean", [("mixtral", 1.07), ("qwen3", 1.01), ("deepseek", 1.04)])
+@pytest.mark.parametrize("model, mean", [("mixtral", 1.04), ("qwen3", 1.04), ("deepseek", 1.02)])
 def test_times_fitted_to_other_models_choose_well_on_experts_of_a_model(model, mean):
     assert sections.held_out("channel", model).mean <= mean
 

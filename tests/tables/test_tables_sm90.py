@@ -14,18 +14,17 @@ from scaled_mm.measure.shapes import random_cases
 from scaled_mm.tables import FASTEST, available_tables, check_table, load_table
 
 DATA = Path(__file__).parent / "data"
-H200, H100 = facts("NVIDIA H200", "sm90", 132), facts("NVIDIA H100 80GB HBM3", "sm90", 132)
+H200 = facts("NVIDIA H200", "sm90", 132)
 
 
 def read(name: str) -> list[dict]:
     return json.loads((DATA / name).read_text())["cases"]
 
 
-# The grid's products: M <= 128 were timed on an H200, M = 256 on an H100, M >= 512 on an H200 under load. M >= 256: with constant weights only; no
+# The grid's products: M <= 128 were timed on a cool H200, M >= 256 on an H200 under load. M >= 256: with constant weights only; no
 # kernel config that is chosen for such M loads weights early.
-ON_H100 = [case for case in read("h100_random.json") if case["seed"] == 40 and case["M"] == 256]
 LOADED = [case for case in read("h200_loaded.json") if case["kind"] == "layer"]
-CASES = [*(case for case in read("h200_rows.json") if case["M"] <= 128), *ON_H100, *LOADED]
+CASES = [*(case for case in read("h200_rows.json") if case["M"] <= 128), *LOADED]
 STOCK = {(case["M"], case["N"], case["K"]): case["best_us"] for case in json.loads((DATA / "h200_stock_sweep.json").read_text())["cases"]}
 # What the table reaches, over the row that is best for constant weights and tensors together: WORST, GEOMETRIC_MEAN.
 # Over the best row for each of the two: WORST_OF_KIND, GEOMETRIC_MEAN_OF_KIND.
@@ -52,8 +51,7 @@ def times_of(case, constant_b: bool) -> dict[str, float]:
 
 
 def dispatched_us(table, case, constant_b: bool = True) -> float:
-    gpu = H100 if case in ON_H100 else H200
-    row, times = table.select(case["M"], case["N"], case["K"], constant_b, gpu=gpu).row, times_of(case, constant_b)
+    row, times = table.select(case["M"], case["N"], case["K"], constant_b, gpu=H200).row, times_of(case, constant_b)
     assert row.name in times, f"{row.name} is not among the measured kernels of M={case['M']} N={case['N']} K={case['K']}"
     return times[row.name]
 

@@ -78,8 +78,7 @@ private:
   const int own_;
 };
 
-// kCount steps of K of a stage, from kStep on, in a turn. No MMA is under way when it returns, so that it may stand in a branch. The turn ends before
-// the fence: else the compiler moves conversions of the sums to before its end, which cost 8 % at tiles of 128 x 128.
+// kCount steps of K of a stage, from kStep on, in a turn. No MMA is under way when it returns, so that it may stand in a branch.
 template <int kStep, int kCount, bool kTwo, class Mma, class First, class Second, class Acc>
 __device__ inline void multiply_steps(Mma& mma, const First& first, const Second& second, Acc& acc, int stage, const Turns<kTwo>& turns) {
   using namespace cute;
