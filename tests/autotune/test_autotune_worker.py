@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from scaled_mm.autotune.workbench import WORKBENCHES, Workbench
+from scaled_mm.autotune.workbench import WORKBENCHES, ExpertsWorkbench, Workbench
 from scaled_mm.autotune.worker import GpuBench
 from scaled_mm.bench.int8 import peers
+from scaled_mm.cli import autotune
 from scaled_mm.core import binding
+from scaled_mm.kernels.sections import OF_EXPERTS, SECTIONS
 from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.run import Options, time_peers
 from scaled_mm.measure.shapes import Case
@@ -85,3 +88,11 @@ def test_operands_of_each_section_are_multiplied_and_checked(section):
     assert result.failed is None and result.bit_equal is True and result.us > 0
     inputs.expected.add_(1)
     assert time_peers(inputs, [peer], bench.check(inputs), options)[OURS].bit_equal is False
+
+
+def test_every_section_whose_kernel_configs_give_the_same_bits_can_be_tuned():
+    parser = argparse.ArgumentParser()
+    autotune.add_arguments(parser)
+    [choices] = [action.choices for action in parser._actions if action.dest == "section"]
+    assert set(choices) == set(WORKBENCHES) == {name for name, section in SECTIONS.items() if section.same_bits}
+    assert set(OF_EXPERTS) == {name for name, bench in WORKBENCHES.items() if issubclass(bench, ExpertsWorkbench)}
