@@ -90,20 +90,6 @@ struct Table {
   const TableRow* find_row(const char* name) const;
   // The index of the first matching bucket. serves: see BucketKey.
   int32_t find_bucket(int64_t M, int64_t N, int64_t K, int32_t serves) const;
-  // The row with the least predicted time for which can_take(row), besides the fallback; nullptr: none. us: its time, in microseconds.
-  template <class CanTake>
-  const TableRow* fastest(const ProductSize& size, const DeviceRates& device, const CanTake& can_take, double* us) const {
-    const TableRow* best = nullptr;
-    for (int32_t i = 0; i < num_rows; ++i) {
-      if (i == fallback_row || !rows[i].has_time()) continue;
-      const double time = predicted_us(rows[i].time, size, device);
-      if ((best == nullptr || time < *us) && can_take(rows[i])) {
-        best = &rows[i];
-        *us = time;
-      }
-    }
-    return best;
-  }
   // The scaledMMGgufMode_t that AUTO stands for with this many tokens.
   int32_t find_mode(int64_t tokens) const;
 };

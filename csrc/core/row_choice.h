@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string>
 
+#include "core/decisions.h"
 #include "core/problem.h"
 #include "core/status.h"
 
@@ -58,7 +59,9 @@ struct RowChoice {
           others = misfit_of(one.needs);
           return others == nullptr;
         };
-        row = table->fastest(size, device, can_take, &us);
+        const Decision decision = fastest(*table, size, device, can_take);
+        row = decision.row;
+        us = decision.us;
         if (row == nullptr) {
           row = &table->rows[table->fallback_row];
           if (misfit == nullptr) misfit = others;

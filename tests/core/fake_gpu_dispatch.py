@@ -58,6 +58,7 @@ def dispatch(kernels: str) -> dict:
     again = agreement(core, tuned, [1, 32, 33, 64, 65, 320, 321, 640, 641])
     binding.register_table(table)
     found["random"] = random_agreement(core, table, 2000)
+    found["again"] = agreement_again(core, table, 300)
     named = next(bucket for bucket in table.buckets if bucket.kernel == "c3x_128x128x128_pp_c12_swap")
     descs = product_descs(named.m, named.n, named.k, out=TensorDesc((named.m, named.n), torch.bfloat16, (named.n + 1, 1)))
     choice = core.choice(core.create(**descs))
@@ -79,6 +80,27 @@ def random_agreement(core: Core, table: TileTable, count: int) -> dict:
         chosen.add(row)
         core.destroy(descriptor)
     return {"rows": len(chosen)}
+
+
+def agreement_again(core: Core, table: TileTable, count: int) -> dict:
+    """The core remembers decisions: products that come again, in another order, with other layouts and beside other products, get the same choice."""
+    dice, choices = random.Random(31), {}
+    products = [(dice.randrange(1, 600), 8 * dice.randrange(1, 900), 16 * dice.randrange(1, 500), dice.random() < 0.5) for _ in range(count)]
+    for turn in range(4):
+        for M, N, K, constant_b in dice.sample(products, count):
+            for own_rows in dice.sample((False, True), 2):  # rows of out apart: other kernel configs can take them
+                out = TensorDesc((M, N), torch.bfloat16, (N + 1, 1) if own_rows else (N, 1))
+                descs = product_descs(M, N, K, out=out)
+                descs["b"] = dataclasses.replace(descs["b"], constant=constant_b)
+                descriptor = core.create(**descs)
+                choice = core.choice(descriptor)
+                found = choice.row.decode(), choice.reason.decode()
+                first = choices.setdefault((M, N, K, constant_b, own_rows), found)
+                assert found == first, (turn, M, N, K, constant_b, own_rows, first, found)
+                if not own_rows:
+                    assert found[0] == contiguous_row(table, M, N, K, constant_b, 2).name, (M, N, K, constant_b, found)
+                core.destroy(descriptor)
+    return {"products": len(choices), "differ": sum(choices[(*key[:4], True)][0] != choices[key][0] for key in choices if not key[4])}
 
 
 def agreement(core: Core, table: TileTable, Ms: list[int]) -> dict:

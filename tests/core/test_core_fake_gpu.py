@@ -96,6 +96,7 @@ def test_the_core_and_the_table_choose_the_same_row_around_every_edge(ask, fake_
     assert answer["count"] > 500 and answer["unused"] == []
     assert answer["tuned"] > 500 and answer["tuned_unused"] == []
     assert answer["random"]["rows"] > 20
+    assert answer["again"]["products"] == 600 and answer["again"]["differ"] > 100
     row, reason, bucket, named = answer["rows of out apart"]
     assert TABLE.row(row).alignment[2] == 1 and row != TABLE.fallback and bucket == named
     assert "; its row c3x_128x128x128_pp_c12_swap cannot take this product (" in reason
