@@ -43,7 +43,8 @@ class BlockScaled(Family):
         return 2 * config.tile.m * 4 * self.blocks_of_stage(config)
 
     def blocks_of_stage(self, config: KernelConfig) -> int:
-        return 1 if self.block_size(config) == SCALE_BLOCK else 2
+        """Blocks of scales that a stage may have: twice as many if the kernel also takes blocks of half the size."""
+        return config.tile.k // SCALE_BLOCK * (1 if self.block_size(config) == SCALE_BLOCK else 2)
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         tile = config.tile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from scaled_mm.kernels.arch import WARPGROUP, Arch
+from scaled_mm.kernels.arch import WARP_SIZE, WARPGROUP, Arch
 from scaled_mm.kernels.block_scaled import SCALE_BLOCK, BlockScaled
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.constants import Constants
@@ -16,9 +16,11 @@ from scaled_mm.kernels.wgmma import USUAL_WIDTHS, WgmmaFamily
 
 ROWS = (64, 128)  # of the MMA: 64 per warpgroup
 WIDTHS = tuple(width for width in USUAL_WIDTHS if width <= SCALE_BLOCK)
-_STAGES = (4, 6, 8, 12, 16)  # of candidates
+DEPTHS = (1, 2, 4)  # blocks of K in a stage
+_STAGES = (2, 3, 4, 5, 6, 8, 12, 16)  # of candidates
 _RESIDENT = 4  # thread blocks of one warpgroup per SM, at most
-_REGISTERS, _THREADS, _AFTER_SETMAXNREG = 65536, 160, 232  # of an SM; of a thread block of one warpgroup; of a thread
+_REGISTERS, _AFTER_SETMAXNREG = 512, 232  # of a lane of a scheduler's file; of a thread
+_SCHEDULERS = 4  # of an SM, which shares its warps among them
 
 
 class BlockScaledWgmma(BlockScaled, WgmmaFamily):
@@ -29,7 +31,7 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
     alignment = (16, 16, 1)
 
     def cost(self, config: KernelConfig, limit: int, out_bytes: int = MAX_OUT_BYTES) -> KernelCost:
-        """Shared memory: the stages with two barriers each and their scales, rounded up to 1024.
+        """Shared memory: the stages with two barriers each and their scales, rounded up to 1024. tile k: the K of a stage.
 
         Accumulators: one int32 and one float32 per element.
         """
@@ -42,14 +44,20 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
         """Of a stage, for each of the blocks of K that it may have: a float32 for each row of a, and one for b."""
         return 4 * ((config.tile.n if config.swap_ab else config.tile.m) + 1) * self.blocks_of_stage(config)
 
+    def depth(self, config: KernelConfig) -> int:
+        """Blocks of K in a stage."""
+        return config.tile.k // SCALE_BLOCK
+
     def registers(self, config: KernelConfig) -> int:
-        """About how many a thread needs: accumulators and sums; with swap_ab also scales and their addresses; indices."""
-        return config.tile.n * (2 if config.swap_ab else 1) + 30
+        """About how many a thread needs: sums; accumulators, and with swap_ab scales, of each block of a stage; indices."""
+        sums, scales = config.tile.n // 2, config.tile.n // 4 if config.swap_ab else 2
+        return sums + (sums + scales) * self.depth(config) + 24
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         tile = config.tile
-        if tile.m not in ROWS or tile.n not in WIDTHS or tile.k != SCALE_BLOCK:
-            expected = f"m = 64 or 128, n of {', '.join(map(str, WIDTHS))} and k = {SCALE_BLOCK}"
+        depths = [depth * SCALE_BLOCK for depth in DEPTHS]
+        if tile.m not in ROWS or tile.n not in WIDTHS or tile.k not in depths:
+            expected = f"m = 64 or 128, n of {', '.join(map(str, WIDTHS))} and k of {', '.join(map(str, depths))}"
             yield "tile", f"tile {tile}; a {self.title} row has {expected}"
         elif not config.swap_ab and SCALE_BLOCK % tile.n:
             yield "tile", f"tile n = {tile.n}, expected a divisor of {SCALE_BLOCK}: the columns of a tile share a scale"
@@ -66,16 +74,17 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
         out, tile = OUT_DTYPES[built_for], config.tile
         swap = "true" if config.swap_ab else "false"
-        cxx = f"scaled_mm::block_scaled::Wgmma<{tile.m}, {tile.n}, {config.stages}, {config.swizzle}, {swap}, {out.cxx}>"
+        sizes = f"{tile.m}, {tile.n}, {config.stages}, {self.depth(config)}, {config.swizzle}"
+        cxx = f"scaled_mm::block_scaled::Wgmma<{sizes}, {swap}, {out.cxx}>"
         return Code("int8/block_scaled/wgmma.cuh", cxx, self.cost(config, limit, out.bytes).shared_memory)
 
     def config_name(self, config: KernelConfig) -> str:
         return f"block_scaled_wgmma_{config.tile}_s{config.stages}{'_swap' if config.swap_ab else ''}"
 
     def candidates(self, arch: Arch) -> Iterator[KernelConfig]:
-        for m, n, stages, swap_ab in itertools.product(ROWS, WIDTHS, _STAGES, (False, True)):
+        for m, n, depth, stages, swap_ab in itertools.product(ROWS, WIDTHS, DEPTHS, _STAGES, (False, True)):
             swizzle = 4 if "swizzle" in self.fields and not swap_ab else 1  # as in the tables; names do not contain it
-            yield candidate(self, tile=[m, n, SCALE_BLOCK], stages=stages, swap_ab=swap_ab, swizzle=swizzle)
+            yield candidate(self, tile=[m, n, depth * SCALE_BLOCK], stages=stages, swap_ab=swap_ab, swizzle=swizzle)
 
     def block_size(self, config: KernelConfig) -> int:
         """Blocks of 64: with one warpgroup, and columns of a tile that share a scale of b."""
@@ -86,8 +95,12 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
 
     def _registers_had(self, config: KernelConfig, arch: Arch) -> int:
         """Registers of a thread: after setmaxnreg with two warpgroups, else as __launch_bounds__ leaves them."""
+        if config.tile.m > 64:
+            return _AFTER_SETMAXNREG
         resident = self.resident(config, self.cost(config, arch.shared_memory), arch.shared_memory)
-        return _AFTER_SETMAXNREG if config.tile.m > 64 else min(255, _REGISTERS // (_THREADS * resident) // 8 * 8)
+        loaders = 1 if self.depth(config) == 1 else 3  # warps
+        warps = -(-resident * (WARPGROUP // WARP_SIZE + loaders) // _SCHEDULERS)  # of a scheduler
+        return min(255, _REGISTERS // warps // 8 * 8)
 
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
         return WgmmaFamily.multiply_rate(self, config, c) * c.wgmma_promotion

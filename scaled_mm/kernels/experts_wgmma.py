@@ -25,7 +25,7 @@ class GroupedBlockScaledWgmma(BlockScaledWgmma):
     def code(self, config: KernelConfig, built_for: str, limit: int) -> Code:
         out, tile = OUT_DTYPES[built_for], config.tile
         swap, block = (str(flag).lower() for flag in (config.swap_ab, self.block_scales))
-        cxx = f"scaled_mm::grouped::Wgmma<{tile.m}, {tile.n}, {config.stages}, {swap}, {block}, {out.cxx}>"
+        cxx = f"scaled_mm::grouped::Wgmma<{tile.m}, {tile.n}, {config.stages}, {self.depth(config)}, {swap}, {block}, {out.cxx}>"
         return Code("int8/grouped/wgmma.cuh", cxx, self.cost(config, limit, out.bytes).shared_memory)
 
     def config_name(self, config: KernelConfig) -> str:

@@ -20,15 +20,17 @@ from scaled_mm.kernels.registry import family_of
 from scaled_mm.tables import KernelRow, load_table
 
 TABLE = load_table("sm90")
-# (tile of the MMA, stages, swap_ab): a ring that is reused and one that is not, one and two warpgroups, both ways round.
+# (tile of the MMA and K of a stage, stages, swap_ab): a ring that is reused and one that is not, stages of several blocks of K, one and two
+# warpgroups, both ways round.
 SIZES = [
     ((64, 8, 128), 8, True),
     ((64, 16, 128), 2, True),
-    ((64, 32, 128), 6, True),
+    ((64, 32, 256), 4, True),
     ((64, 64, 128), 6, True),
-    ((128, 16, 128), 8, True),
+    ((128, 16, 512), 2, True),
     ((64, 64, 128), 4, False),
-    ((128, 64, 128), 8, False),
+    ((64, 64, 256), 3, False),
+    ((128, 64, 256), 4, False),
     ((128, 128, 128), 6, False),
 ]
 

@@ -1,5 +1,5 @@
-// Block-scaled products by wgmma on SM90. A tile is computed by one or two warpgroups, 64 rows of the MMA each; one thread loads ahead with TMA,
-// also across tiles, and its warp or warpgroup loads the scales. Two warpgroups multiply in turn.
+// Block-scaled products by wgmma on SM90. A tile is computed by one or two warpgroups, 64 rows of the MMA each. Further warps load ahead, also across
+// tiles. Two warpgroups multiply in turn.
 //
 // kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
 #pragma once
@@ -16,16 +16,13 @@
 
 #include "int8/block_scaled/launch.cuh"
 #include "int8/block_scaled/wgmma_blocks.cuh"
+#include "int8/block_scaled/wgmma_stages.cuh"
 #include "int8/c3x/grid_dependency.cuh"
 #include "int8/c3x/partial_map.cuh"
 #include "int8/c3x/tensor_map.cuh"
 #include "int8/decode/storage.cuh"
 
 namespace scaled_mm::block_scaled {
-
-using decode::EmptyBarrier;
-using decode::FullBarrier;
-using decode::Ring;
 
 // An operand [batch, rows, K]: a map whose copy loads a whole tile of kRows rows, and one for the last rows.
 template <int kRows>
@@ -64,15 +61,6 @@ struct WgmmaParams {
   WgmmaProblem problem;
 };
 
-template <int kFirst, int kSecond, int kStages, int kScaleRows, int kScaleBlocks>
-struct alignas(1024) WgmmaStorage {
-  int8_t first[kStages][kFirst * kBlock];
-  int8_t second[kStages][kSecond * kBlock];
-  FullBarrier full[kStages];
-  EmptyBarrier empty[kStages];
-  ScaleStages<kStages, kScaleRows, kScaleBlocks> scales;
-};
-
 // The tiles of a thread block: every gridDim.x-th. Groups of kSwizzle adjacent tiles along N are walked down M, so the group's part of b stays in L2.
 template <int kSwizzle>
 struct WgmmaTiles {
@@ -95,39 +83,12 @@ __device__ inline void store_wgmma(const WgmmaProblem& p, int m, int n, float va
   if (m < p.M && n < p.N) cast(static_cast<Out*>(p.out) + m * p.out_stride_m + n * p.out_stride_n, value);
 }
 
-// kSwapAB: the columns of out are those of the MMA's first operand, else of its second. kBlockScales: scales are a part of the stages.
-template <int kFirst, int kSecond, int kStages, bool kSwapAB, bool kBlockScales = true>
-struct WgmmaShape {
-  static constexpr int kTokenRows = kSwapAB ? kSecond : kFirst, kWeightRows = kSwapAB ? kFirst : kSecond;
-  static constexpr int kScaleRows = kBlockScales ? kTokenRows : 0;
-  // With two warpgroups the second branch of the main loop costs 2 to 9 %, so these take no blocks of half the size.
-  static constexpr int kBlocks = kFirst == 64 ? kScalesOfStage<kWeightRows> : 1;
-  static constexpr int kConsumers = kFirst * 2; // threads: a warpgroup for 64 rows
-  // setmaxnreg moves registers between whole warpgroups, so the producers are a whole warpgroup.
-  static constexpr bool kReconfigure = kFirst > 64;
-  static constexpr int kProducers = kReconfigure ? 128 : 32;
-  static constexpr int kThreads = kConsumers + kProducers;
-  static constexpr int kArrivals = 1 + (kScaleRows > 0 ? kProducers : 0); // at a full stage's barrier
-  using Storage = WgmmaStorage<kFirst, kSecond, kStages, kScaleRows, kBlocks>;
-  static constexpr int kFit = 228 * 1024 / int(sizeof(Storage) + 1024);
-  static constexpr int kResident = kReconfigure ? 1 : kFit < 4 ? kFit : 4; // thread blocks per SM
-
-  // One thread of the thread block, before the others use them.
-  __device__ static void init(Storage& s) {
-    for (int i = 0; i < kStages; ++i) {
-      s.full[i].init(kArrivals);
-      s.empty[i].init(kConsumers / 32);
-    }
-    cutlass::arch::fence_barrier_init();
-    cutlass::arch::fence_view_async_shared();
-  }
-};
-
-template <int kFirst, int kSecond, int kStages, int kSwizzle, bool kSwapAB, class Mma, class Out>
-__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB>::kThreads, WgmmaShape<kFirst, kSecond, kStages, kSwapAB>::kResident)
+template <int kFirst, int kSecond, int kStages, int kDepth, int kSwizzle, bool kSwapAB, class Mma, class Out>
+__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, kSwapAB>::kThreads,
+                                  WgmmaShape<kFirst, kSecond, kStages, kDepth, kSwapAB>::kResident)
     wgmma_kernel(const __grid_constant__ WgmmaParams<kFirst, kSecond> params) {
   using namespace cute;
-  using Shape = WgmmaShape<kFirst, kSecond, kStages, kSwapAB>;
+  using Shape = WgmmaShape<kFirst, kSecond, kStages, kDepth, kSwapAB>;
   constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2, kTokenRows = Shape::kTokenRows;
   let_next_kernel_start();
   extern __shared__ __align__(1024) char memory[];
@@ -135,33 +96,22 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB>:
   const WgmmaProblem& p = params.problem;
   WgmmaTiles<kSwizzle> tiles{p.tiles_m, p.tiles_n, int(blockIdx.x)};
 
-  const bool loads = threadIdx.x == kConsumers;
-  if (loads) Shape::init(s);
+  if (threadIdx.x == kConsumers) Shape::init(s);
   __syncthreads();
 
   if (threadIdx.x >= kConsumers) {
     if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
     wait_for_preceding_kernel();
-    Ring<kStages> ring;
-    int64_t loaded = 0;
+    StageLoads<Shape, kStages, kDepth> loads(s, int(threadIdx.x) - kConsumers);
     for (; tiles.is_valid(); tiles.advance()) {
       const auto place = tiles.place();
       const int tile_first = kSwapAB ? place.n : place.m, tile_second = kSwapAB ? place.m : place.n;
-      const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
-      ScaleLoads<kTokenRows, Shape::kProducers, Shape::kBlocks> scales(p.scales, p.scales.a + first_m * p.scales.a_stride_m, p.M - first_m,
-                                                                       p.scales.b + first_n / p.scales.block() * p.scales.b_stride_n,
-                                                                       int(threadIdx.x) - kConsumers);
+      const int first_m = place.m * kTokenRows, first_n = place.n * Shape::kWeightRows;
       const int rows_first = params.first.rows_of(tile_first), rows_second = params.second.rows_of(tile_second);
-      for (int left = p.K; left > 0; left -= kBlock, ++loaded, ring.advance()) {
-        if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
-        auto& full = s.full[ring.stage];
-        if (loads) {
-          full.arrive_and_expect_tx((rows_first + rows_second) * kBlock);
-          params.first.load(reinterpret_cast<uint64_t*>(&full), s.first[ring.stage], tile_first, rows_first, p.K - left);
-          params.second.load(reinterpret_cast<uint64_t*>(&full), s.second[ring.stage], tile_second, rows_second, p.K - left);
-        }
-        scales.load_next(s.scales, ring.stage, p.scales.blocks_of_stage(left), full);
-      }
+      loads.load_tile(
+          p.K, rows_first, [&](uint64_t* barrier, int8_t* to, int k) { params.first.load(barrier, to, tile_first, rows_first, k); }, rows_second,
+          [&](uint64_t* barrier, int8_t* to, int k) { params.second.load(barrier, to, tile_second, rows_second, k); }, p.scales,
+          p.scales.a + first_m * p.scales.a_stride_m, p.M - first_m, p.scales.b + first_n / p.scales.block() * p.scales.b_stride_n);
     }
     return;
   }
@@ -171,17 +121,17 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB>:
   const int lane = int(threadIdx.x) % 32, row = int(threadIdx.x) / 32 * 16 + lane / 4;
   Mma mma;
   const auto thread = mma.get_thread_slice(int(threadIdx.x));
-  const auto first = thread.make_fragment_A(thread.partition_A(make_tensor(make_smem_ptr(&s.first[0][0]), decode::Steps<kFirst, kStages>{})));
-  const auto second = thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&s.second[0][0]), decode::Steps<kSecond, kStages>{})));
-  auto acc = partition_fragment_C(mma, cute::Shape<Int<kFirst>, Int<kSecond>>{});
-  static_assert(size(acc) == kCount);
+  const auto first =
+      thread.make_fragment_A(thread.partition_A(make_tensor(make_smem_ptr(&s.first[0][0]), decode::Steps<kFirst, kStages * kDepth>{})));
+  const auto second =
+      thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&s.second[0][0]), decode::Steps<kSecond, kStages * kDepth>{})));
   const Turns<(kFirst > 64)> turns;
   Ring<kStages> ring;
   for (; tiles.is_valid(); tiles.advance()) {
     const auto place = tiles.place();
     const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
     float sums[kCount];
-    sum_blocks<kSwapAB, Shape::kBlocks>(mma, first, second, acc, ring, s, p.K, p.scales.half, turns, row, sums);
+    sum_blocks<kSwapAB, kDepth, Shape::kBlocks>(mma, first, second, ring, s, p.K, p.scales.half, turns, row, sums);
     // Accumulator i: row i / 2 % 2 * 8 of the thread's rows, column i % 2 of its columns in fragment i / 4.
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kCount; i += 4) {
@@ -210,21 +160,21 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB>:
 }
 
 // kTileM, kTileN: of the MMA, so of out^T where kSwapAB. One instance for a kernel config and an output dtype.
-template <int kTileM, int kTileN, int kStages, int kSwizzle, bool kSwapAB, class Out>
+template <int kTileM, int kTileN, int kStages, int kDepth, int kSwizzle, bool kSwapAB, class Out>
 struct Wgmma {
   static_assert((kTileM == 64 || kTileM == 128) && kTileN % 8 == 0 && kTileN <= 128 && kStages >= 2, "the rules of the table");
   static_assert(kBlock % (kSwapAB ? kTileM : kTileN) == 0, "a tile has one scale of b for a block of K");
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<int8_t, int8_t, int32_t, cute::Shape<cute::_64, cute::Int<kTileN>, cute::Int<kBlock>>>(),
       cute::Layout<cute::Shape<cute::Int<kTileM / 64>, cute::_1, cute::_1>>{}));
-  using Shape = WgmmaShape<kTileM, kTileN, kStages, kSwapAB>;
+  using Shape = WgmmaShape<kTileM, kTileN, kStages, kDepth, kSwapAB>;
   using Params = WgmmaParams<kTileM, kTileN>;
   static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
   static_assert(sizeof(Params) <= LaunchCache::kBytes && alignof(Params) <= LaunchCache::kAlignment, "the parameters fit a launch cache");
 
   static DeviceKernel& kernel() {
-    static DeviceKernel one(&wgmma_kernel<kTileM, kTileN, kStages, kSwizzle, kSwapAB, Mma, Out>);
+    static DeviceKernel one(&wgmma_kernel<kTileM, kTileN, kStages, kDepth, kSwizzle, kSwapAB, Mma, Out>);
     return one;
   }
 

@@ -1,6 +1,7 @@
 // The main loop of block-scaled wgmma kernels: the int32 sum of each block of K leaves the tensor cores, is scaled, and is added in float32.
-// The scales of a block come with its stage. Loaded on demand, a scale would wait behind the tiles' traffic for longer than a block takes.
 #pragma once
+
+#include <utility>
 
 #include "cute/tensor.hpp"
 #include "cute/arch/mma_sm90.hpp"
@@ -12,51 +13,6 @@
 #include "int8/decode/pipeline.cuh"
 
 namespace scaled_mm::block_scaled {
-
-// In shared memory: the scales of a stage, for each of its blocks of K those of kRows rows of a and of b. kRows = 0: kernels without.
-template <int kStages, int kRows, int kBlocks>
-struct ScaleStages {
-  float a[kStages][kBlocks][kRows];
-  float b[kStages][kBlocks];
-};
-template <int kStages, int kBlocks>
-struct ScaleStages<kStages, 0, kBlocks> {};
-
-// The scales of a tile of kRows rows, loaded by kThreads threads. Rows past the end have the last row's.
-template <int kRows, int kThreads, int kBlocks>
-class ScaleLoads {
-public:
-  // a: the scale of the tile's first row and first block. rows: rows that exist from the tile's first row on. b: the scale of the tile's columns
-  // and first block. thread: index below kThreads.
-  __device__ ScaleLoads(const Scales& scales, const float* a, int rows, const float* b, int thread)
-      : stride_a_(scales.a_stride_k), stride_b_(scales.b_stride_k), b_(b), thread_(thread) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) a_[i] = a + min(thread + i * kThreads, rows - 1) * scales.a_stride_m;
-  }
-  // The scales of the next `blocks`, to a stage; then an arrival of each thread at the stage's barrier.
-  template <int kStages>
-  __device__ void load_next(ScaleStages<kStages, kRows, kBlocks>& to, int stage, int blocks, decode::FullBarrier& full) {
-#pragma unroll
-    for (int block = 0; block < kBlocks; ++block) {
-      if (block >= blocks) break;
-#pragma unroll
-      for (int i = 0; i < kEach; ++i) {
-        const int m = thread_ + i * kThreads;
-        if (kRows % kThreads == 0 || m < kRows) copy_word_async(shared_address(&to.a[stage][block][m]), a_[i]);
-        a_[i] += stride_a_;
-      }
-      if (thread_ == 0) copy_word_async(shared_address(&to.b[stage][block]), b_);
-      b_ += stride_b_;
-    }
-    cutlass::arch::cpasync_barrier_arrive_noinc(reinterpret_cast<const uint64_t*>(&full));
-  }
-
-private:
-  static constexpr int kEach = (kRows + kThreads - 1) / kThreads;
-  const int64_t stride_a_, stride_b_;
-  const float *a_[kEach], *b_;
-  const int thread_;
-};
 
 // Two warpgroups multiply in turn, so that one can scale its sums meanwhile. Measured: faster with tiles of 128 x 64 only (docs/decisions/0023).
 // A single warpgroup has no turns.
@@ -78,60 +34,102 @@ private:
   const int own_;
 };
 
-// kCount steps of K of a stage, from kStep on, in a turn. No MMA is under way when it returns, so that it may stand in a branch.
-template <int kStep, int kCount, bool kTwo, class Mma, class First, class Second, class Acc>
-__device__ inline void multiply_steps(Mma& mma, const First& first, const Second& second, Acc& acc, int stage, const Turns<kTwo>& turns) {
+// Starts the int32 sums of kSlots slots from `slot` on, a batch of MMAs for each: steps kStep to kStep + kCount of the slot's K. Ends a turn's wait.
+template <int kStep, int kCount, int kSlots, bool kTwo, class Mma, class First, class Second, class Acc>
+__device__ inline void start_sums(Mma& mma, const First& first, const Second& second, Acc (&acc)[kSlots], int slot, const Turns<kTwo>& turns) {
   using namespace cute;
   turns.wait();
-  warpgroup_fence_operand(acc);
-  warpgroup_arrive();
-  mma.accumulate_ = GMMA::ScaleOut::Zero;
   CUTLASS_PRAGMA_UNROLL
-  for (int k = kStep; k < kStep + kCount; ++k) {
-    cute::gemm(mma, first(_, _, k, stage), second(_, _, k, stage), acc);
-    mma.accumulate_ = GMMA::ScaleOut::One;
+  for (int j = 0; j < kSlots; ++j) warpgroup_fence_operand(acc[j]);
+  warpgroup_arrive();
+  CUTLASS_PRAGMA_UNROLL
+  for (int j = 0; j < kSlots; ++j) {
+    mma.accumulate_ = GMMA::ScaleOut::Zero;
+    CUTLASS_PRAGMA_UNROLL
+    for (int k = kStep; k < kStep + kCount; ++k) {
+      cute::gemm(mma, first(_, _, k, slot + j), second(_, _, k, slot + j), acc[j]);
+      mma.accumulate_ = GMMA::ScaleOut::One;
+    }
+    warpgroup_commit_batch();
   }
-  warpgroup_commit_batch();
-  warpgroup_wait<0>();
-  turns.pass();
-  warpgroup_fence_operand(acc);
 }
 
-// sums: the thread's elements of a tile. row: its first row of the MMA's tile. first, second: fragments of all stages. acc: the MMA's accumulators.
-// kBlocks: that a stage may have. half: blocks of kHalfBlock.
-template <bool kSwapAB, int kBlocks, bool kTwo, class Mma, class First, class Second, class Acc, class Ring, class Storage, int kCount>
-__device__ inline void sum_blocks(Mma& mma, const First& first, const Second& second, Acc& acc, Ring& ring, Storage& s, int K, bool half,
+// sums: the thread's elements of a tile. row: its first row of the MMA's tile. first, second: fragments of all slots; a slot is kBlock of K, and a
+// stage has kDepth of them. kBlocks: of scales that a stage may have. half: blocks of kHalfBlock.
+//
+// The MMAs of a stage's slots are under way together. With few columns a result takes much longer to arrive than an MMA to issue.
+template <bool kSwapAB, int kDepth, int kBlocks, bool kTwo, class Mma, class First, class Second, class Ring, class Storage, int kCount>
+__device__ inline void sum_blocks(Mma& mma, const First& first, const Second& second, Ring& ring, Storage& s, int K, bool half,
                                   const Turns<kTwo>& turns, int row, float (&sums)[kCount]) {
   using namespace cute;
+  using Acc = decltype(partition_fragment_C(mma, cute::Shape<Int<kTwo ? 128 : 64>, Int<kCount * 2>>{}));
+  constexpr int kSteps = kBlock / 32; // of an MMA, in a slot
+  static_assert(decltype(size(std::declval<Acc>()))::value == kCount && decltype(size<2>(first))::value == kSteps);
   constexpr int kScales = kSwapAB ? kCount / 2 : 2; // rows of a whose elements the thread has
   const int lane = int(threadIdx.x) % 32;
   CUTLASS_PRAGMA_UNROLL
   for (int i = 0; i < kCount; ++i) sums[i] = 0.0f;
-  const auto add_block = [&](auto step, auto count, int block, bool is_last) {
-    float scales[kScales];
+  const auto load_scales = [&](int block, float(&scales)[kScales]) {
     CUTLASS_PRAGMA_UNROLL
     for (int i = 0; i < kScales; ++i) {
       const int m = kSwapAB ? i / 2 * 8 + lane % 4 * 2 + i % 2 : row + i * 8;
       scales[i] = combine_scales(s.scales.a[ring.stage][block][m], s.scales.b[ring.stage][block]);
     }
-    multiply_steps<decltype(step)::value, decltype(count)::value>(mma, first, second, acc, ring.stage, turns);
-    if (is_last) {
-      __syncwarp(); // all lanes have read their scales
-      if (lane == 0) s.empty[ring.stage].arrive();
+  };
+  const auto add_scaled = [&](const Acc& acc, const float(&scales)[kScales]) {
+    CUTLASS_PRAGMA_UNROLL
+    for (int i = 0; i < kCount; ++i) sums[i] = add_converted(sums[i], acc(i), scales[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2]);
+  };
+  const auto free_stage = [&] {
+    __syncwarp(); // all lanes have read their scales
+    if (lane == 0) s.empty[ring.stage].arrive();
+  };
+  // A block of scales, which has `count` steps of a slot. No MMA is under way when it returns, so that it may stand in a branch.
+  const auto add_block = [&](auto step, auto count, int slot, int block, bool is_last) {
+    float scales[kScales];
+    Acc acc[1];
+    load_scales(block, scales);
+    start_sums<decltype(step)::value, decltype(count)::value>(mma, first, second, acc, ring.stage * kDepth + slot, turns);
+    warpgroup_wait<0>();
+    turns.pass();
+    warpgroup_fence_operand(acc[0]);
+    if (is_last) free_stage();
+    add_scaled(acc[0], scales);
+  };
+  const auto add_whole_stage = [&] {
+    float scales[kDepth][kScales];
+    Acc acc[kDepth];
+    CUTLASS_PRAGMA_UNROLL
+    for (int j = 0; j < kDepth; ++j) load_scales(j, scales[j]);
+    start_sums<0, kSteps>(mma, first, second, acc, ring.stage * kDepth, turns);
+    for_each(make_seq<kDepth>{}, [&](auto j) {
+      constexpr int kPending = kTwo ? 0 : kDepth - 1 - decltype(j)::value; // the other warpgroup's turn does not wait for this one's scaling
+      warpgroup_wait<kPending>();
+      if (j == (kTwo ? 0 : kDepth - 1)) {
+        turns.pass();
+        free_stage();
+      }
+      warpgroup_fence_operand(acc[j]);
+      add_scaled(acc[j], scales[j]);
+    });
+  };
+  for (; K > 0; K -= kDepth * kBlock, ring.advance()) {
+    s.full[ring.stage].wait(ring.phase);
+    if (kDepth > 1 && !half && K > (kDepth - 1) * kBlock) {
+      add_whole_stage();
+      continue;
     }
     CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      sums[i] = add_converted(sums[i], acc(i), scales[kSwapAB ? i / 4 * 2 + i % 2 : i / 2 % 2]);
-    }
-  };
-  static_assert(decltype(size<2>(first))::value == kBlock / 32, "steps of a stage");
-  for (; K > 0; K -= kBlock, ring.advance()) {
-    s.full[ring.stage].wait(ring.phase);
-    if (kBlocks == 1 || !half) {
-      add_block(Int<0>{}, Int<kBlock / 32>{}, 0, true);
-    } else {
-      add_block(Int<0>{}, Int<kHalfBlock / 32>{}, 0, K <= kHalfBlock);
-      if (K > kHalfBlock) add_block(Int<kHalfBlock / 32>{}, Int<kHalfBlock / 32>{}, kBlocks - 1, true);
+    for (int slot = 0; slot < kDepth; ++slot) {
+      const int left = K - slot * kBlock;
+      if (slot > 0 && left <= 0) break;
+      const bool is_last = slot == kDepth - 1 || left <= kBlock;
+      if (kBlocks == kDepth || !half) {
+        add_block(Int<0>{}, Int<kSteps>{}, slot, slot, is_last);
+      } else {
+        add_block(Int<0>{}, Int<kSteps / 2>{}, slot, 2 * slot, is_last && left <= kHalfBlock);
+        if (left > kHalfBlock) add_block(Int<kSteps / 2>{}, Int<kSteps / 2>{}, slot, 2 * slot + 1, is_last);
+      }
     }
   }
 }

@@ -1,7 +1,6 @@
-// Products of experts by wgmma on SM90, with scales of channels or of blocks. Thread blocks go from tile to tile of all experts. One thread loads
-// tiles ahead with TMA, also across tiles; with scales of blocks its warp or warpgroup copies the scales to shared memory. All experts' weights
-// share one tensor map, whose third dimension is the expert, and the tokens have one, so no map is edited on the device. A tile of tokens may
-// also load rows of the next expert; they belong to elements of out that are not stored.
+// Products of experts by wgmma on SM90, with scales of channels or of blocks. Thread blocks go from tile to tile of all experts; some of their warps
+// load ahead, also across tiles. All experts' weights share one tensor map, whose third dimension is the expert, and the tokens have one, so no map
+// is edited on the device. A tile of tokens may also load rows of the next expert; they belong to elements of out that are not stored.
 //
 // kSwapAB: out^T = b^T a^T, so that columns of b fill the wide side of the MMA and few rows of a its narrow side.
 #pragma once
@@ -100,12 +99,12 @@ private:
 
 using block_scaled::WgmmaShape;
 
-template <int kFirst, int kSecond, int kStages, bool kSwapAB, bool kBlockScales, class Mma, class Out>
-__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, kBlockScales>::kThreads,
-                                  WgmmaShape<kFirst, kSecond, kStages, kSwapAB, kBlockScales>::kResident)
+template <int kFirst, int kSecond, int kStages, int kDepth, bool kSwapAB, bool kBlockScales, class Mma, class Out>
+__global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, kSwapAB, kBlockScales>::kThreads,
+                                  WgmmaShape<kFirst, kSecond, kStages, kDepth, kSwapAB, kBlockScales>::kResident)
     wgmma_kernel(const __grid_constant__ WgmmaExpertsParams<kSwapAB ? kFirst : kSecond> params) {
   using namespace cute;
-  using Shape = WgmmaShape<kFirst, kSecond, kStages, kSwapAB, kBlockScales>;
+  using Shape = WgmmaShape<kFirst, kSecond, kStages, kDepth, kSwapAB, kBlockScales>;
   constexpr int kConsumers = Shape::kConsumers, kCount = kSecond / 2, kBlock = block_scaled::kBlock;
   constexpr int kTokenRows = Shape::kTokenRows;
   let_next_kernel_start();
@@ -118,39 +117,25 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
   __syncthreads();
 
   TileWalk<kTokenRows> walk(p.experts, p.tiles_n);
-  decode::Ring<kStages> ring;
   if (threadIdx.x >= kConsumers) {
     if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
-    if (!kBlockScales && threadIdx.x >= kConsumers + 32) return;
+    if (!kBlockScales && threadIdx.x >= kConsumers + 64) return; // nothing to load
     wait_for_preceding_kernel();
-    int64_t loaded = 0;
+    block_scaled::StageLoads<Shape, kStages, kDepth> loads(s, int(threadIdx.x) - kConsumers);
     for (int number = int(blockIdx.x); walk.find(number); number += int(gridDim.x)) {
       const WgmmaPlace place = WgmmaPlace::of(walk);
       const int rows = params.weights.rows_of(place.tile_n);
-      const auto load = [&](int k) { // one thread
-        auto& full = s.full[ring.stage];
-        auto* const barrier = reinterpret_cast<uint64_t*>(&full);
-        int8_t *const first = s.first[ring.stage], *const second = s.second[ring.stage];
-        full.arrive_and_expect_tx((rows + kTokenRows) * kBlock);
-        params.weights.load(barrier, kSwapAB ? first : second, place.tile_n, rows, k, place.expert);
-        params.tokens.template copy<false>(barrier, kSwapAB ? second : first, k, place.first_m, 0, 0);
-      };
+      const auto load_weights = [&](uint64_t* barrier, int8_t* to, int k) { params.weights.load(barrier, to, place.tile_n, rows, k, place.expert); };
+      const auto load_tokens = [&](uint64_t* barrier, int8_t* to, int k) { params.tokens.template copy<false>(barrier, to, k, place.first_m, 0, 0); };
+      const float *of_a = nullptr, *of_b = nullptr;
       if constexpr (kBlockScales) {
-        const float* const of_b =
-            p.scales.b + place.expert * p.strides.b_scale + place.tile_n * Shape::kWeightRows / p.scales.block() * p.scales.b_stride_n;
-        block_scaled::ScaleLoads<kTokenRows, Shape::kProducers, Shape::kBlocks> scales(p.scales, p.scales.a + place.first_m * p.scales.a_stride_m,
-                                                                                       place.rows, of_b, int(threadIdx.x) - kConsumers);
-        for (int left = p.K; left > 0; left -= kBlock, ++loaded, ring.advance()) {
-          if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
-          if (threadIdx.x == kConsumers) load(p.K - left);
-          scales.load_next(s.scales, ring.stage, p.scales.blocks_of_stage(left), s.full[ring.stage]);
-        }
+        of_a = p.scales.a + place.first_m * p.scales.a_stride_m;
+        of_b = p.scales.b + place.expert * p.strides.b_scale + place.tile_n * Shape::kWeightRows / p.scales.block() * p.scales.b_stride_n;
+      }
+      if constexpr (kSwapAB) {
+        loads.load_tile(p.K, rows, load_weights, kTokenRows, load_tokens, p.scales, of_a, place.rows, of_b);
       } else {
-        for (int left = p.K; left > 0; left -= kBlock, ++loaded, ring.advance()) {
-          if (lane != 0) continue;
-          if (loaded >= kStages) s.empty[ring.stage].wait(ring.phase ^ 1);
-          load(p.K - left);
-        }
+        loads.load_tile(p.K, kTokenRows, load_tokens, rows, load_weights, p.scales, of_a, place.rows, of_b);
       }
       __syncwarp();
     }
@@ -159,21 +144,28 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
 
   if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
   wait_for_preceding_kernel();
+  decode::Ring<kStages> ring;
   const int row = int(threadIdx.x) / 32 * 16 + lane / 4; // of the MMA's tile, the thread's first one
   Mma mma;
   const auto thread = mma.get_thread_slice(int(threadIdx.x));
-  const auto first = thread.make_fragment_A(thread.partition_A(make_tensor(make_smem_ptr(&s.first[0][0]), decode::Steps<kFirst, kStages>{})));
-  const auto second = thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&s.second[0][0]), decode::Steps<kSecond, kStages>{})));
+  const auto first =
+      thread.make_fragment_A(thread.partition_A(make_tensor(make_smem_ptr(&s.first[0][0]), decode::Steps<kFirst, kStages * kDepth>{})));
+  const auto second =
+      thread.make_fragment_B(thread.partition_B(make_tensor(make_smem_ptr(&s.second[0][0]), decode::Steps<kSecond, kStages * kDepth>{})));
   auto acc = partition_fragment_C(mma, cute::Shape<Int<kFirst>, Int<kSecond>>{});
   static_assert(size(acc) == kCount);
   const block_scaled::Turns<(kBlockScales && kFirst > 64)> turns;
-  const auto multiply = [&] {
+  // Starts the MMAs of `count` slots of the stage.
+  const auto multiply = [&](int slot, auto count) {
     warpgroup_fence_operand(acc);
     warpgroup_arrive();
     CUTLASS_PRAGMA_UNROLL
-    for (int k = 0; k < size<2>(first); ++k) {
-      cute::gemm(mma, first(_, _, k, ring.stage), second(_, _, k, ring.stage), acc);
-      mma.accumulate_ = GMMA::ScaleOut::One;
+    for (int i = 0; i < decltype(count)::value; ++i) {
+      CUTLASS_PRAGMA_UNROLL
+      for (int k = 0; k < size<2>(first); ++k) {
+        cute::gemm(mma, first(_, _, k, ring.stage * kDepth + slot + i), second(_, _, k, ring.stage * kDepth + slot + i), acc);
+        mma.accumulate_ = GMMA::ScaleOut::One;
+      }
     }
     warpgroup_commit_batch();
   };
@@ -182,7 +174,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
     const WgmmaOutput<kFirst, kSecond, kSwapAB, kBlockScales, Out> output(p, place, row, lane);
     if constexpr (kBlockScales) {
       float sums[kCount];
-      block_scaled::sum_blocks<kSwapAB, Shape::kBlocks>(mma, first, second, acc, ring, s, p.K, p.scales.half, turns, row, sums);
+      block_scaled::sum_blocks<kSwapAB, kDepth, Shape::kBlocks>(mma, first, second, ring, s, p.K, p.scales.half, turns, row, sums);
       output.store([&](int i, int, int n) {
         Out out;
         block_scaled::cast(&out, block_scaled::add_bias(sums[i], load_bias(output.operands(), 0, n)));
@@ -191,9 +183,10 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
     } else {
       mma.accumulate_ = GMMA::ScaleOut::Zero;
       int held = 0; // the stage that the MMAs under way read
-      for (int left = p.K; left > 0; left -= kBlock, ring.advance()) {
+      int left = p.K;
+      for (; left > (kDepth - 1) * kBlock; left -= kDepth * kBlock, ring.advance()) {
         s.full[ring.stage].wait(ring.phase);
-        multiply();
+        multiply(0, Int<kDepth>{});
         if (left < p.K) {
           warpgroup_wait<1>();
           if (lane == 0) s.empty[held].arrive();
@@ -201,8 +194,19 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
         held = ring.stage;
       }
       warpgroup_wait<0>();
+      if (kDepth == 1 || p.K > (kDepth - 1) * kBlock) {
+        if (lane == 0) s.empty[held].arrive();
+      }
+      if (kDepth > 1 && left > 0) { // a stage with fewer slots
+        s.full[ring.stage].wait(ring.phase);
+        for (int slot = 0; left > 0; ++slot, left -= kBlock) {
+          multiply(slot, _1{});
+          warpgroup_wait<0>();
+        }
+        if (lane == 0) s.empty[ring.stage].arrive();
+        ring.advance();
+      }
       warpgroup_fence_operand(acc);
-      if (lane == 0) s.empty[held].arrive();
       output.store([&](int i, int m, int n) {
         const int row_of_expert = m < place.rows ? m : place.rows - 1;
         const EpilogueOperands& e = output.operands();
@@ -224,7 +228,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kSwapAB, 
 }
 
 // kTileM, kTileN: of the MMA, so of out^T where kSwapAB. One instance for a kernel config and an output dtype.
-template <int kTileM, int kTileN, int kStages, bool kSwapAB, bool kBlockScales, class Out>
+template <int kTileM, int kTileN, int kStages, int kDepth, bool kSwapAB, bool kBlockScales, class Out>
 struct Wgmma {
   static_assert((kTileM == 64 || kTileM == 128) && kTileN % 8 == 0 && kTileN <= 128 && kStages >= 2, "the rules of the table");
   static constexpr int kTokenRows = kSwapAB ? kTileN : kTileM, kWeightRows = kSwapAB ? kTileM : kTileN;
@@ -232,13 +236,13 @@ struct Wgmma {
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<int8_t, int8_t, int32_t, cute::Shape<cute::_64, cute::Int<kTileN>, cute::Int<block_scaled::kBlock>>>(),
       cute::Layout<cute::Shape<cute::Int<kTileM / 64>, cute::_1, cute::_1>>{}));
-  using Shape = WgmmaShape<kTileM, kTileN, kStages, kSwapAB, kBlockScales>;
+  using Shape = WgmmaShape<kTileM, kTileN, kStages, kDepth, kSwapAB, kBlockScales>;
   using Params = WgmmaExpertsParams<kWeightRows>;
   static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
   static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
 
   static PersistentKernel& kernel() {
-    static PersistentKernel one(&wgmma_kernel<kTileM, kTileN, kStages, kSwapAB, kBlockScales, Mma, Out>, Shape::kThreads, kSharedMemory);
+    static PersistentKernel one(&wgmma_kernel<kTileM, kTileN, kStages, kDepth, kSwapAB, kBlockScales, Mma, Out>, Shape::kThreads, kSharedMemory);
     return one;
   }
 
