@@ -62,6 +62,17 @@ PyObject* written(PyObject* out, scaledMMStatus_t status) {
   return Py_NewRef(Py_None);
 }
 
+// Whether something intercepts operators: a dispatch mode, a function mode, or tracing. -1: an error.
+int intercepted() {
+  for (Py_ssize_t i = 0; i < PyTuple_Size(watchers); ++i) {
+    PyObject* answer = PyObject_CallNoArgs(PyTuple_GetItem(watchers, i));
+    const int found = answer == nullptr ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (found != 0) return found;
+  }
+  return 0;
+}
+
 // calculate(descriptor, product, device, stream | None, workspace | None, tensors) -> None | status | NotImplemented
 PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 6 || !PyTuple_Check(args[5]) || PyTuple_Size(args[5]) < 1) {
@@ -71,6 +82,7 @@ PyObject* calculate(PyObject*, PyObject* const* args, Py_ssize_t count) {
   auto descriptor = static_cast<scaledMMDescriptor_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t product = int32_t(PyLong_AsLong(args[1])), device = int32_t(PyLong_AsLong(args[2]));
   if (PyErr_Occurred()) return nullptr;
+  if (const int found = intercepted(); found != 0) return found < 0 ? nullptr : not_mine();
   PyObject* out = PyTuple_GetItem(args[5], 0);
   Operands o;
   void *stream = nullptr, *memory = nullptr;
@@ -139,6 +151,21 @@ PyObject* launch_with_workspace(scaledMMDescriptor_t descriptor, const Operands&
   return result;
 }
 
+// None | status | NotImplemented, of one product by a temporary plan.
+PyObject* run_once(scaledMMHandle_t handle, const Operands& o, int32_t device, void* stream) {
+  Planned plan;
+  size_t needed = 0;
+  scaledMMStatus_t status;
+  {
+    const WithoutInterpreter others_may_run;
+    status = plan.create(handle, o, &needed);
+    if (status == SCALED_MM_STATUS_SUCCESS && needed == 0) status = launch(plan.get(), o, nullptr, 0, stream);
+  }
+  if (status == SCALED_MM_STATUS_NULL_POINTER) return not_mine(); // a required operand is None: the operator names it as Python does
+  if (status != SCALED_MM_STATUS_SUCCESS || needed == 0) return status_object(status);
+  return launch_with_workspace(plan.get(), o, needed, device, stream);
+}
+
 // run(handle, product, device, constant, tensors) -> None | status | NotImplemented. constant: the second input, tensors[2], is a constant weight.
 PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 5 || !PyTuple_Check(args[4])) {
@@ -155,17 +182,7 @@ PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
   void* stream = nullptr;
   if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
   if (args[3] == Py_True && o.count > 2 && o.present[2]) o.descs[2].flags = SCALED_MM_TENSOR_CONSTANT;
-  Planned plan;
-  size_t needed = 0;
-  scaledMMStatus_t status;
-  {
-    const WithoutInterpreter others_may_run;
-    status = plan.create(handle, o, &needed);
-    if (status == SCALED_MM_STATUS_SUCCESS && needed == 0) status = launch(plan.get(), o, nullptr, 0, stream);
-  }
-  if (status == SCALED_MM_STATUS_NULL_POINTER) return not_mine(); // a required operand is None: the operator names it as Python does
-  if (status != SCALED_MM_STATUS_SUCCESS || needed == 0) return status_object(status);
-  return launch_with_workspace(plan.get(), o, needed, device, stream);
+  return run_once(handle, o, device, stream);
 }
 
 // rowwise(handle, product, function, output, epsilon, device, tensors) -> None | status | NotImplemented. tensors: the operands of the kind, of
@@ -215,17 +232,6 @@ PyObject* rowwise(PyObject*, PyObject* const* args, Py_ssize_t count) {
   return status_object(status);
 }
 
-// Whether something intercepts operators: a dispatch mode, a function mode, or tracing. -1: an error.
-int intercepted() {
-  for (Py_ssize_t i = 0; i < PyTuple_Size(watchers); ++i) {
-    PyObject* answer = PyObject_CallNoArgs(PyTuple_GetItem(watchers, i));
-    const int found = answer == nullptr ? -1 : PyObject_IsTrue(answer);
-    Py_XDECREF(answer);
-    if (found != 0) return found;
-  }
-  return 0;
-}
-
 bool set_number(PyObject* tuple, int32_t at, int64_t value) {
   PyObject* number = PyLong_FromLongLong(value);
   return number != nullptr && PyTuple_SetItem(tuple, at, number) == 0; // which takes the reference, also if it fails
@@ -252,6 +258,45 @@ PyObject* new_output(const DLTensor& x, int64_t last, PyObject* dtype) {
   Py_XDECREF(shape);
   Py_XDECREF(strides);
   return nullptr;
+}
+
+// multiply(handle, product, device, constant, dtype, dimensions, inputs) -> out [rows of the first input, columns of the second] | status |
+// NotImplemented, also unless the first input has two dimensions and the second has `dimensions`. The device is the current one.
+PyObject* multiply(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 7 || !PyTuple_Check(args[6])) {
+    PyErr_SetString(PyExc_TypeError, "multiply: expected 6 arguments and a tuple of tensors");
+    return nullptr;
+  }
+  auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
+  const int32_t product = int32_t(PyLong_AsLong(args[1])), device = int32_t(PyLong_AsLong(args[2])), dimensions = int32_t(PyLong_AsLong(args[5]));
+  if (PyErr_Occurred()) return nullptr;
+  if (const int found = intercepted(); found != 0) return found < 0 ? nullptr : not_mine();
+  const Py_ssize_t inputs = PyTuple_Size(args[6]);
+  if (allocate == Py_None || inputs < 2 || inputs >= SCALED_MM_MAX_OPERANDS) return not_mine();
+  Operands o;
+  o.product = product;
+  o.count = int32_t(inputs) + 1;
+  for (int32_t i = 1; i < o.count; ++i) {
+    const Answer answer = read_operand(i, PyTuple_GetItem(args[6], i - 1), device, Fold::kNone, &o);
+    if (answer == Answer::kNotMine) return not_mine();
+    if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
+  }
+  const scaledMMTensorDesc_t *a = o.present[1], *b = o.present[2];
+  if (a == nullptr || b == nullptr || a->ndim != 2 || b->ndim != dimensions) return not_mine();
+  void* stream = nullptr;
+  if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
+  if (args[3] == Py_True) o.descs[2].flags = SCALED_MM_TENSOR_CONSTANT;
+  const Py_ssize_t M = Py_ssize_t(a->shape[0]), N = Py_ssize_t(b->shape[dimensions - 1]);
+  PyObject* out = new_tensor(Py_BuildValue("(nn)", M, N), Py_BuildValue("(ni)", N > 1 ? N : Py_ssize_t(1), 1), args[4]);
+  if (out == nullptr) return nullptr;
+  const bool readable = read_operand(0, out, device, Fold::kNone, &o) == Answer::kFine;
+  PyObject* result = readable ? run_once(handle, o, device, stream) : not_mine();
+  if (result == Py_None) {
+    Py_DECREF(result);
+    return out;
+  }
+  Py_DECREF(out);
+  return result;
 }
 
 // linear(handle, device, constant, transposed, dtype, x, weight, weight_scale, bias, smooth_scale, input_scale, input_zero_point, column_sums)
@@ -391,6 +436,7 @@ PyObject* bind(PyObject*, PyObject* args) {
 PyMethodDef methods[] = {
     {"bind", bind, METH_VARARGS, nullptr},
     {"calculate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&calculate)), METH_FASTCALL, nullptr},
+    {"multiply", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&multiply)), METH_FASTCALL, nullptr},
     {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&run)), METH_FASTCALL, nullptr},
     {"rowwise", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&rowwise)), METH_FASTCALL, nullptr},
     {"linear", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&linear)), METH_FASTCALL, nullptr},

@@ -157,12 +157,24 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
 
     constant_b: the second input is a constant weight.
     """
-    if torch.compiler.is_compiling() or intercepted():
+    if torch.compiler.is_compiling():
         return NotImplemented
+    made = NotImplemented
     try:
         device = inputs[0].get_device()
-        if device < 0:
-            return NotImplemented
+        if out is None and spec.matrix_dimensions and is_current(device):
+            made = module.multiply(handle_address(device), spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except (AttributeError, IndexError, TypeError, RuntimeError):
+        return NotImplemented  # the operator raises the error
+    if made is not NotImplemented:
+        if isinstance(made, int):
+            raise failed(made)
+        return made
+    if device < 0 or intercepted():
+        return NotImplemented
+    try:
         if out is not None:
             written = out
         else:

@@ -124,7 +124,7 @@ class Plan(CObject):
             self._check_alive()
         if stream is not None:
             stream = stream_address(stream)
-        if self._device_index >= 0 and fast.module is not None and not fast.intercepted():
+        if self._device_index >= 0 and fast.module is not None:
             status = fast.module.calculate(self._address, self._code, self._device_index, stream, workspace, tensors)
             if status is None:
                 return

@@ -73,6 +73,7 @@ SPEC = ProductSpec(
     inputs=(Operand("weight", required=True), Operand("activation", required=True), Operand("bias")),
     out_dtypes=operators.OUT_DTYPES,
     out_shape=operators.out_shape,
+    matrix_dimensions=0,
     check_sizes=lambda *_: None,
     compute=cpu.gemm,
     cpu_kernel=lambda: ("cpu_gguf_float32", "the device is a CPU"),

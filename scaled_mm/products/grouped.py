@@ -41,6 +41,7 @@ GROUPED = Product(
         ),
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32, torch.int32),
         out_shape=out_shape,
+        matrix_dimensions=3,
         check_sizes=check_sizes,
         compute=lazily("scaled_mm.cpu.grouped", "grouped_gemm"),
         cpu_kernel=lazily("scaled_mm.cpu.gemm", "kernel"),

@@ -21,6 +21,7 @@ GROUPED_BLOCK_SCALED = Product(
         ),
         out_dtypes=(torch.bfloat16, torch.float16, torch.float32),
         out_shape=grouped.out_shape,
+        matrix_dimensions=3,
         check_sizes=grouped.check_sizes,
         compute=lazily("scaled_mm.cpu.grouped_block_scaled", "grouped_gemm"),
         cpu_kernel=lazily("scaled_mm.cpu.gemm", "kernel"),

@@ -72,6 +72,16 @@ def run(core: Core, module, product: Product, **operands: torch.Tensor) -> str:
     return f"status {status}" if status is not None else "right" if torch.equal(out, expected) else "wrong"
 
 
+def makes(core: Core, module, product: Product, **operands: torch.Tensor) -> str:
+    """What a call comes to for which the extension allocates out: right, left to Python, or a status."""
+    inputs = tuple(operands.get(name) for name in product.spec.input_names)
+    made = module.multiply(core.handle.value, product.spec.code, 0, False, torch.float32, product.spec.matrix_dimensions, inputs)
+    if not isinstance(made, torch.Tensor):
+        return "left" if made is NotImplemented else f"status {made}"
+    expected = getattr(reference, product.spec.name)(**operands, out_dtype=torch.float32)
+    return "right" if torch.equal(made, expected) and made.stride() == expected.stride() else "wrong"
+
+
 def runs(core: Core, module) -> dict:
     a, b, scale = torch.randint(-9, 9, (M, K), dtype=torch.int8), torch.randint(-9, 9, (2, N, K), dtype=torch.int8).transpose(1, 2), torch.ones(1)
     zero = torch.full((M,), 3, dtype=torch.int32)
@@ -81,6 +91,18 @@ def runs(core: Core, module) -> dict:
     answer["zero points"] = run(core, module, GEMM, **plain, a_zero_point=zero)
     answer["workspaces"] = asked[:]
     answer["grouped"] = run(core, module, GROUPED, **grouped)
+    answer["made"] = {
+        "plain": makes(core, module, GEMM, **plain),
+        "zero points": makes(core, module, GEMM, **plain, a_zero_point=zero),
+        "grouped": makes(core, module, GROUPED, **grouped),
+        "no rows": makes(core, module, GEMM, **{**plain, "a": a[:0]}),
+        "no columns": makes(core, module, GEMM, **{**plain, "b": b[0][:, :0]}),
+        "another K": makes(core, module, GEMM, **{**plain, "a": a[:, 1:]}),
+        "a batch": makes(core, module, GEMM, **{**plain, "a": a.expand(2, M, K)}),
+        "a batch of b": makes(core, module, GEMM, **{**plain, "b": b}),
+        "no b": makes(core, module, GEMM, **{**plain, "b": None}),
+        "negated": makes(core, module, GEMM, **{**plain, "b_scale": torch._neg_view(scale)}),
+    }
     answer["without offsets"] = (
         "left"
         if module.run(core.handle.value, GROUPED.spec.code, 0, False, (torch.empty(M, N), a, b, scale, scale, *[None] * 6)) is NotImplemented

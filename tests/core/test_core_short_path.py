@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from scaled_mm.errors import Status
+
 SCRIPT = Path(__file__).with_name("short_path_script.py")
 
 
@@ -27,6 +29,9 @@ def test_a_call_of_any_kind_is_planned_and_run_with_a_workspace_if_its_kernel_ne
     assert (ran["plain"], ran["plain workspaces"]) == ("right", 0)
     assert ran["zero points"] == "right" and len(ran["workspaces"]) == 1 and ran["workspaces"][0] > 0
     assert ran["grouped"] == "right"
+    left = dict.fromkeys(("a batch", "a batch of b", "no b", "negated"), "left")
+    right = dict.fromkeys(("plain", "zero points", "grouped", "no rows", "no columns"), "right")
+    assert ran["made"] == {**right, **left, "another K": f"status {Status.BAD_TENSOR_SHAPE.value}"}
 
 
 def test_what_a_call_lacks_is_left_to_the_operator_which_names_it(answer):
