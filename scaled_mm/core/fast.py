@@ -30,6 +30,7 @@ _current_device = getattr(torch._C, "_cuda_getDevice", None)
 _watchers = [getattr(torch._C, name, None) for name in ("_len_torch_dispatch_stack", "_is_torch_function_mode_enabled", "_is_tracing")]
 _dispatch_modes, _function_mode, _tracing = _watchers
 _BLIND = None in _watchers
+_is_compiling = torch.compiler.is_compiling
 increment_version = torch.autograd.graph.increment_version
 module = None  # the extension, once CUDA has been used; None: calls take the operators
 _handles: dict[int, tuple[object, int]] = {}  # device index -> (Handle, its address)
@@ -157,13 +158,15 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
 
     constant_b: the second input is a constant weight.
     """
-    if torch.compiler.is_compiling():
+    if _is_compiling():
         return NotImplemented
     made = NotImplemented
     try:
         device = inputs[0].get_device()
-        if out is None and spec.matrix_dimensions and is_current(device):
-            made = module.multiply(handle_address(device), spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, inputs)
+        # As is_current and handle_address do: a Python function costs 0.05 us.
+        if out is None and spec.matrix_dimensions and _current_device is not None and device == _current_device():
+            handle = _handles[device][1] if device in _handles else handle_address(device)
+            made = module.multiply(handle, spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, inputs)
     except torch.OutOfMemoryError:
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):
