@@ -63,7 +63,7 @@ def test_nothing_is_judged_without_two_kernel_configs_of_a_product():
     assert judge(TABLE, {(1, 2, 3): {"c3x_256x192x128_co": 1.0}}, H100) is None
 
 
-@pytest.mark.parametrize("scales, mean, worst", [("channel", 1.011, 1.14), ("block", 1.018, 1.15)])
+@pytest.mark.parametrize("scales, mean, worst", [("channel", 1.012, 1.18), ("block", 1.004, 1.04)])
 def test_the_table_chooses_well_on_the_products_of_experts_that_it_was_fitted_to(scales, mean, worst):
     """docs/decisions/0024-experts.md has these figures."""
     section = sections.SECTIONS[scales]
@@ -75,7 +75,7 @@ def test_the_table_chooses_well_on_the_products_of_experts_that_it_was_fitted_to
     assert found.mean < before.mean
 
 
-@pytest.mark.parametrize("model, mean", [("mixtral", 1.04), ("qwen3", 1.04), ("deepseek", 1.02)])
+@pytest.mark.parametrize("model, mean", [("mixtral", 1.042), ("qwen3", 1.02), ("deepseek", 1.02)])
 def test_times_fitted_to_other_models_choose_well_on_experts_of_a_model(model, mean):
     assert sections.held_out("channel", model).mean <= mean
 
