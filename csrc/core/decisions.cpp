@@ -17,7 +17,7 @@ struct Remembered {
   }
 };
 
-constexpr size_t kPlaces = 256; // of 96 bytes; a product has one place, and takes it from another product
+constexpr size_t kPlaces = 256; // a direct-mapped cache: a product overwrites the entry of another with the same hash
 
 size_t place_of(const Table& table, const ProductSize& size) {
   uint64_t mixed = reinterpret_cast<uintptr_t>(&table) / alignof(std::max_align_t);

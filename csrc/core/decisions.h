@@ -1,5 +1,5 @@
-// The fastest kernel config of a table by predicted time. Each thread remembers its latest decisions: a model calls the same products again and
-// again, and a new decision computes one prediction for each kernel config.
+// The fastest kernel config of a table by predicted time. Each thread caches up to 256 results: a model repeats the same products, and a new search
+// predicts the time of every kernel config.
 #pragma once
 
 #include "core/registry.h"
@@ -12,7 +12,7 @@ struct Decision {
   double us;           // its predicted time, in microseconds
 };
 
-// The least time among the kernel configs for which can_take(row), besides the fallback; of equal times the first.
+// The kernel config with the least predicted time among those for which can_take(row), without the fallback; the first of equal ones.
 template <class CanTake>
 Decision search(const Table& table, const ProductSize& size, const DeviceRates& device, const CanTake& can_take) {
   Decision best{nullptr, 0};
@@ -25,10 +25,10 @@ Decision search(const Table& table, const ProductSize& size, const DeviceRates& 
   return best;
 }
 
-// The same among all of them, remembered.
+// The same without can_take: among all kernel configs but the fallback. The result is cached per thread.
 Decision fastest_of_all(const Table& table, const ProductSize& size, const DeviceRates& device);
 
-// The result of `search`. Only if the fastest of all cannot take the product does it search.
+// The same result as `search`, which it calls only if the fastest kernel config of the table cannot take the product.
 template <class CanTake>
 Decision fastest(const Table& table, const ProductSize& size, const DeviceRates& device, const CanTake& can_take) {
   const Decision of_all = fastest_of_all(table, size, device);

@@ -151,7 +151,7 @@ PyObject* launch_with_workspace(scaledMMDescriptor_t descriptor, const Operands&
   return result;
 }
 
-// None | status | NotImplemented, of one product by a temporary plan.
+// Runs one product with a temporary plan -> None | status | NotImplemented.
 PyObject* run_once(scaledMMHandle_t handle, const Operands& o, int32_t device, void* stream) {
   Planned plan;
   size_t needed = 0;
@@ -261,7 +261,7 @@ PyObject* new_output(const DLTensor& x, int64_t last, PyObject* dtype) {
 }
 
 // multiply(handle, product, device, constant, dtype, dimensions, inputs) -> out [rows of the first input, columns of the second] | status |
-// NotImplemented, also unless the first input has two dimensions and the second has `dimensions`. The device is the current one.
+// NotImplemented, for example if the first input is not 2-D or the second does not have `dimensions`. The device is the current one.
 PyObject* multiply(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (count != 7 || !PyTuple_Check(args[6])) {
     PyErr_SetString(PyExc_TypeError, "multiply: expected 6 arguments and a tuple of tensors");
@@ -278,8 +278,7 @@ PyObject* multiply(PyObject*, PyObject* const* args, Py_ssize_t count) {
   o.count = int32_t(inputs) + 1;
   for (int32_t i = 1; i < o.count; ++i) {
     const Answer answer = read_operand(i, PyTuple_GetItem(args[6], i - 1), device, Fold::kNone, &o);
-    if (answer == Answer::kNotMine) return not_mine();
-    if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
+    if (answer != Answer::kFine) return not_mine(); // also on another device than the current one
   }
   const scaledMMTensorDesc_t *a = o.present[1], *b = o.present[2];
   if (a == nullptr || b == nullptr || a->ndim != 2 || b->ndim != dimensions) return not_mine();

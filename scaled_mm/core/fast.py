@@ -160,24 +160,20 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
     """
     if _is_compiling():
         return NotImplemented
-    made = NotImplemented
-    try:
-        device = inputs[0].get_device()
-        # As is_current and handle_address do: a Python function costs 0.05 us.
-        if out is None and spec.matrix_dimensions and _current_device is not None and device == _current_device():
-            handle = _handles[device][1] if device in _handles else handle_address(device)
-            made = module.multiply(handle, spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, inputs)
-    except torch.OutOfMemoryError:
-        raise
-    except (AttributeError, IndexError, TypeError, RuntimeError):
-        return NotImplemented  # the operator raises the error
-    if made is not NotImplemented:
-        if isinstance(made, int):
-            raise failed(made)
-        return made
-    if device < 0 or intercepted():
+    if out is None and spec.matrix_dimensions and _current_device is not None:
+        device = _current_device()
+        if device in _handles:  # the first product on a device goes on below, which makes the handle
+            made = module.multiply(_handles[device][1], spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, inputs)
+            if isinstance(made, int):
+                raise failed(made)
+            if made is not NotImplemented:
+                return made
+    if intercepted():
         return NotImplemented
     try:
+        device = inputs[0].get_device()
+        if device < 0:
+            return NotImplemented
         if out is not None:
             written = out
         else:

@@ -41,8 +41,8 @@ class ProductSpec:
     check_sizes: (*inputs) -> None. Raises BadTensorShapeError if sizes do not match. Uses `checks.check_size`, because sizes may be symbols.
     compute: (out, *inputs) -> None. Computes on a CPU; the core has validated the operands.
     cpu_kernel: () -> (name, reason) of the CPU's method.
-    matrix_dimensions: of the second input. With so many, and a first input of two, out is [rows of the first, columns of the second], and the
-        extension allocates it. 0: never.
+    matrix_dimensions: the number of dimensions of the second input for which the extension allocates out as [rows of the first input, columns
+        of the second]. The first input must have two. 0: the extension never allocates it.
     constant: the input that may be a constant weight (`prepare_weight`), which kernels may read early.
     describe_sizes: (out, *inputs as TensorDescs or None) -> the sizes for the repr of a descriptor.
     """

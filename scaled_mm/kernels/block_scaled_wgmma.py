@@ -19,8 +19,8 @@ WIDTHS = tuple(width for width in USUAL_WIDTHS if width <= SCALE_BLOCK)
 DEPTHS = (1, 2, 4)  # blocks of K in a stage
 _STAGES = (2, 3, 4, 5, 6, 8, 12, 16)  # of candidates
 _RESIDENT = 4  # thread blocks of one warpgroup per SM, at most
-_REGISTERS, _AFTER_SETMAXNREG = 512, 232  # of a lane of a scheduler's file; of a thread
-_SCHEDULERS = 4  # of an SM, which shares its warps among them
+_REGISTERS, _AFTER_SETMAXNREG = 512, 224  # per lane of a scheduler's register file; per thread after setmaxnreg
+_SCHEDULERS = 4  # per SM; warps are distributed evenly among them
 
 
 class BlockScaledWgmma(BlockScaled, WgmmaFamily):
@@ -49,7 +49,7 @@ class BlockScaledWgmma(BlockScaled, WgmmaFamily):
         return config.tile.k // SCALE_BLOCK
 
     def registers(self, config: KernelConfig) -> int:
-        """About how many a thread needs: sums; accumulators, and with swap_ab scales, of each block of a stage; indices."""
+        """Approximate registers per thread: sums, indices, and for each block of a stage its accumulators and scales."""
         sums, scales = config.tile.n // 2, config.tile.n // 4 if config.swap_ab else 2
         return sums + (sums + scales) * self.depth(config) + 24
 

@@ -83,7 +83,7 @@ def random_agreement(core: Core, table: TileTable, count: int) -> dict:
 
 
 def agreement_again(core: Core, table: TileTable, count: int) -> dict:
-    """The core remembers decisions: products that come again, in another order, with other layouts and beside other products, get the same choice."""
+    """Cached selections: a product called again, in another order, with other layouts and among other products, gets the same kernel config."""
     dice, choices = random.Random(31), {}
     products = [(dice.randrange(1, 600), 8 * dice.randrange(1, 900), 16 * dice.randrange(1, 500), dice.random() < 0.5) for _ in range(count)]
     for turn in range(4):

@@ -73,7 +73,7 @@ def run(core: Core, module, product: Product, **operands: torch.Tensor) -> str:
 
 
 def makes(core: Core, module, product: Product, **operands: torch.Tensor) -> str:
-    """What a call comes to for which the extension allocates out: right, left to Python, or a status."""
+    """The outcome of a call for which the extension allocates out: right, wrong, left (to Python), or a status."""
     inputs = tuple(operands.get(name) for name in product.spec.input_names)
     made = module.multiply(core.handle.value, product.spec.code, 0, False, torch.float32, product.spec.matrix_dimensions, inputs)
     if not isinstance(made, torch.Tensor):

@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from scaled_mm.errors import Status
+from scaled_mm.core import fast
+from scaled_mm.errors import BadTensorShapeError, Status
+from scaled_mm.products.gemm import GEMM
 
 SCRIPT = Path(__file__).with_name("short_path_script.py")
 
@@ -62,3 +65,26 @@ def test_a_weight_may_be_read_early_only_if_it_is_a_constant_one(answer):
 
 def test_tracing_sees_the_operator_and_not_the_short_path(answer):
     assert answer["traced"] and answer["calls while tracing"] == 0
+
+
+@pytest.mark.parametrize("made", ["a tensor", "a status", "left", "out is given", "another device"])
+def test_the_extension_allocates_out_on_the_current_device_or_leaves_the_product_to_python(monkeypatch, made):
+    a, b, calls = torch.zeros(2, 16, dtype=torch.int8), torch.zeros(16, 8, dtype=torch.int8), []
+
+    class Extension:
+        def multiply(self, *arguments):
+            calls.append(arguments)
+            return {"a tensor": torch.ones(2, 8), "a status": Status.BAD_TENSOR_SHAPE.value}.get(made, NotImplemented)
+
+    monkeypatch.setattr(fast, "module", Extension())
+    monkeypatch.setattr(fast, "_handles", {3: (None, 77)})
+    monkeypatch.setattr(fast, "_current_device", lambda: 2 if made == "another device" else 3)
+    inputs, out = (a, b, *[None] * 7), torch.zeros(2, 8) if made == "out is given" else None
+    if made == "a status":
+        with pytest.raises(BadTensorShapeError):
+            fast.run(GEMM.spec, inputs, torch.float32, out, True)
+    else:
+        found = fast.run(GEMM.spec, inputs, torch.float32, out, True)  # of tensors on a CPU: left to the operator
+        assert torch.equal(found, torch.ones(2, 8)) if made == "a tensor" else found is NotImplemented
+    expected = [(77, GEMM.spec.code, 3, True, torch.float32, 2, inputs)]
+    assert len(calls) == 0 if made in ("out is given", "another device") else calls == expected

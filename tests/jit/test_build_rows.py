@@ -29,10 +29,6 @@ def test_every_row_compiles_without_spills_for_every_gpu_of_its_table(table, rec
     assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
 
 
-# Bytes of stores and loads; a value that is read before the loop over K (docs/decisions/0023-block-scaled-wgmma.md).
-SPILLED = {"block_scaled_wgmma_128x64x256_s4": 32, "block_scaled_wgmma_128x128x256_s3": 32}
-
-
 def test_the_block_scaled_rows_of_sm90_compile_without_spills(record_property):
     """The table's other rows take half a minute each; these take seconds."""
     table = load_table("sm90")
@@ -41,7 +37,7 @@ def test_the_block_scaled_rows_of_sm90_compile_without_spills(record_property):
     for kernel in compiled:
         record_property(f"{kernel.row} {kernel.out_dtype} {kernel.code}", f"{kernel.registers} registers, {kernel.seconds:.1f} s")
     assert {(kernel.row, kernel.out_dtype) for kernel in compiled} == set(names)
-    assert [kernel for kernel in compiled if kernel.spilled > SPILLED.get(kernel.row, 0) or kernel.registers > 255] == []
+    assert [kernel for kernel in compiled if kernel.spilled or kernel.registers > 255] == []
 
 
 @pytest.mark.parametrize("table", [load_table(arch) for arch, _ in available_tables()], ids=lambda table: table.arch)

@@ -20,8 +20,8 @@ from scaled_mm.kernels.registry import family_of
 from scaled_mm.tables import KernelRow, load_table
 
 TABLE = load_table("sm90")
-# (tile of the MMA and K of a stage, stages, swap_ab): a ring that is reused and one that is not, stages of several blocks of K, one and two
-# warpgroups, both ways round.
+# (tile of the MMA and K of a stage, stages, swap_ab): rings that wrap around and rings that do not, stages of several blocks of K, one and two
+# warpgroups, with and without swap_ab.
 SIZES = [
     ((64, 8, 128), 8, True),
     ((64, 16, 128), 2, True),

@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
   __syncthreads();
 
   if (threadIdx.x >= kConsumers) {
-    if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
+    if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<Shape::kLoaderRegisters>();
     wait_for_preceding_kernel();
     StageLoads<Shape, kStages, kDepth> loads(s, int(threadIdx.x) - kConsumers);
     for (; tiles.is_valid(); tiles.advance()) {
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
     return;
   }
 
-  if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
+  if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_alloc<Shape::kConsumerRegisters>();
   wait_for_preceding_kernel();
   const int lane = int(threadIdx.x) % 32, row = int(threadIdx.x) / 32 * 16 + lane / 4;
   Mma mma;

@@ -34,7 +34,7 @@ private:
   const int own_;
 };
 
-// Starts the int32 sums of kSlots slots from `slot` on, a batch of MMAs for each: steps kStep to kStep + kCount of the slot's K. Ends a turn's wait.
+// Starts the MMAs of kSlots slots from `slot` on, one batch for each: steps [kStep, kStep + kCount). Waits for this warpgroup's turn first.
 template <int kStep, int kCount, int kSlots, bool kTwo, class Mma, class First, class Second, class Acc>
 __device__ inline void start_sums(Mma& mma, const First& first, const Second& second, Acc (&acc)[kSlots], int slot, const Turns<kTwo>& turns) {
   using namespace cute;
@@ -55,15 +55,15 @@ __device__ inline void start_sums(Mma& mma, const First& first, const Second& se
 }
 
 // sums: the thread's elements of a tile. row: its first row of the MMA's tile. first, second: fragments of all slots; a slot is kBlock of K, and a
-// stage has kDepth of them. kBlocks: of scales that a stage may have. half: blocks of kHalfBlock.
+// stage has kDepth of them. kBlocks: the most blocks of scales in a stage. half: blocks of kHalfBlock.
 //
-// The MMAs of a stage's slots are under way together. With few columns a result takes much longer to arrive than an MMA to issue.
+// If a stage is full and blocks have kBlock, the MMAs of all its slots overlap: with few columns an MMA's latency far exceeds its issue time.
 template <bool kSwapAB, int kDepth, int kBlocks, bool kTwo, class Mma, class First, class Second, class Ring, class Storage, int kCount>
 __device__ inline void sum_blocks(Mma& mma, const First& first, const Second& second, Ring& ring, Storage& s, int K, bool half,
                                   const Turns<kTwo>& turns, int row, float (&sums)[kCount]) {
   using namespace cute;
   using Acc = decltype(partition_fragment_C(mma, cute::Shape<Int<kTwo ? 128 : 64>, Int<kCount * 2>>{}));
-  constexpr int kSteps = kBlock / 32; // of an MMA, in a slot
+  constexpr int kSteps = kBlock / 32; // MMA instructions along K in a slot
   static_assert(decltype(size(std::declval<Acc>()))::value == kCount && decltype(size<2>(first))::value == kSteps);
   constexpr int kScales = kSwapAB ? kCount / 2 : 2; // rows of a whose elements the thread has
   const int lane = int(threadIdx.x) % 32;
@@ -84,7 +84,7 @@ __device__ inline void sum_blocks(Mma& mma, const First& first, const Second& se
     __syncwarp(); // all lanes have read their scales
     if (lane == 0) s.empty[ring.stage].arrive();
   };
-  // A block of scales, which has `count` steps of a slot. No MMA is under way when it returns, so that it may stand in a branch.
+  // Adds one block of scales: `count` steps of a slot. On return no MMA is in flight, so it may be called in a branch.
   const auto add_block = [&](auto step, auto count, int slot, int block, bool is_last) {
     float scales[kScales];
     Acc acc[1];
@@ -103,7 +103,7 @@ __device__ inline void sum_blocks(Mma& mma, const First& first, const Second& se
     for (int j = 0; j < kDepth; ++j) load_scales(j, scales[j]);
     start_sums<0, kSteps>(mma, first, second, acc, ring.stage * kDepth, turns);
     for_each(make_seq<kDepth>{}, [&](auto j) {
-      constexpr int kPending = kTwo ? 0 : kDepth - 1 - decltype(j)::value; // the other warpgroup's turn does not wait for this one's scaling
+      constexpr int kPending = kTwo ? 0 : kDepth - 1 - decltype(j)::value; // two warpgroups: wait for all MMAs, pass the turn, then scale
       warpgroup_wait<kPending>();
       if (j == (kTwo ? 0 : kDepth - 1)) {
         turns.pass();

@@ -16,7 +16,7 @@ using decode::EmptyBarrier;
 using decode::FullBarrier;
 using decode::Ring;
 
-// In shared memory: the scales of a stage, for each of its blocks of K those of kRows rows of a and of b. kRows = 0: kernels without.
+// In shared memory: a stage's scales. For each of its blocks of K one per row of a, and one of b. kRows = 0: kernels without scales of blocks.
 template <int kStages, int kRows, int kBlocks>
 struct ScaleStages {
   float a[kStages][kBlocks][kRows];
@@ -61,7 +61,7 @@ private:
   const int thread_;
 };
 
-// A slot has the elements of one block of K of a tile's rows.
+// A slot holds kBlock elements of K of one operand's tile: one block of scales, or two if blocks have kHalfBlock.
 template <int kFirst, int kSecond, int kStages, int kDepth, int kScaleRows, int kScaleBlocks>
 struct alignas(1024) WgmmaStorage {
   int8_t first[kStages * kDepth][kFirst * kBlock];
@@ -77,13 +77,15 @@ template <int kFirst, int kSecond, int kStages, int kDepth, bool kSwapAB, bool k
 struct WgmmaShape {
   static constexpr int kTokenRows = kSwapAB ? kSecond : kFirst, kWeightRows = kSwapAB ? kFirst : kSecond;
   static constexpr int kScaleRows = kBlockScales ? kTokenRows : 0;
-  // With two warpgroups the second branch of the main loop costs 2 to 9 %, so these take no blocks of half the size.
+  // With two warpgroups the second branch of the main loop costs 2 to 9 %, so those kernels do not take blocks of kHalfBlock.
   static constexpr int kBlocks = kDepth * (kFirst == 64 ? kScalesOfStage<kWeightRows> : 1);
   static constexpr int kConsumers = kFirst * 2; // threads: a warpgroup for 64 rows
   // setmaxnreg moves registers between whole warpgroups, so the producers are a whole warpgroup.
   static constexpr bool kReconfigure = kFirst > 64;
-  // A single warp that loads everything takes longer than the MMAs of few columns. So each operand has a warp, and the scales have the others. Only
-  // thread blocks of one warpgroup with stages of one slot have a single warp: several of them share an SM, whose registers more warps would use up.
+  // Together those that the thread block starts with: 384 * 168.
+  static constexpr int kLoaderRegisters = 56, kConsumerRegisters = 224;
+  // A single loading warp takes longer than the MMAs of few columns, so each operand has its own warp and the other warps load scales. Exception:
+  // one warpgroup and one slot per stage. Several such thread blocks share an SM, and more loading warps would take their registers.
   static constexpr bool kOneLoader = !kReconfigure && kDepth == 1;
   static constexpr int kProducers = kReconfigure ? 128 : kOneLoader ? 32 : kBlockScales ? 96 : 64;
   static constexpr int kScaleThreads = !kBlockScales ? 0 : kOneLoader ? kProducers : kProducers - 64;
@@ -104,7 +106,7 @@ struct WgmmaShape {
   }
 };
 
-// Blocks of scales in a stage of kDepth slots, of K elements from the stage's first one on.
+// The number of blocks of scales in a stage of kDepth slots. K: elements left from the stage's first one on.
 template <int kDepth>
 __device__ inline int blocks_of_stage(const Scales& scales, int K) {
   return (min(K, kDepth * kBlock) + scales.block() - 1) / scales.block();

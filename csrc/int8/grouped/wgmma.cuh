@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
 
   TileWalk<kTokenRows> walk(p.experts, p.tiles_n);
   if (threadIdx.x >= kConsumers) {
-    if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<40>();
+    if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<Shape::kLoaderRegisters>();
     if (!kBlockScales && threadIdx.x >= kConsumers + 64) return; // nothing to load
     wait_for_preceding_kernel();
     block_scaled::StageLoads<Shape, kStages, kDepth> loads(s, int(threadIdx.x) - kConsumers);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
     return;
   }
 
-  if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_alloc<232>();
+  if constexpr (Shape::kReconfigure) cutlass::arch::warpgroup_reg_alloc<Shape::kConsumerRegisters>();
   wait_for_preceding_kernel();
   decode::Ring<kStages> ring;
   const int row = int(threadIdx.x) / 32 * 16 + lane / 4; // of the MMA's tile, the thread's first one
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
   auto acc = partition_fragment_C(mma, cute::Shape<Int<kFirst>, Int<kSecond>>{});
   static_assert(size(acc) == kCount);
   const block_scaled::Turns<(kBlockScales && kFirst > 64)> turns;
-  // Starts the MMAs of `count` slots of the stage.
+  // Starts the MMAs of `count` slots of the stage, from `slot` on.
   const auto multiply = [&](int slot, auto count) {
     warpgroup_fence_operand(acc);
     warpgroup_arrive();
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
       if (kDepth == 1 || p.K > (kDepth - 1) * kBlock) {
         if (lane == 0) s.empty[held].arrive();
       }
-      if (kDepth > 1 && left > 0) { // a stage with fewer slots
+      if (kDepth > 1 && left > 0) { // the last stage has fewer than kDepth slots
         s.full[ring.stage].wait(ring.phase);
         for (int slot = 0; left > 0; ++slot, left -= kBlock) {
           multiply(slot, _1{});
