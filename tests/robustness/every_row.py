@@ -1,13 +1,16 @@
-"""One run of every row of a tile table, for tools that watch the kernels: `python every_row.py [ARCH]`.
+"""One run of every row of a tile table, for tools that watch the kernels: `python every_row.py [ARCH [PATTERN]]`.
 
-Small products that end inside a tile on every side, all output dtypes, scales, bias, zero points. Inputs are made on the CPU and
-results are compared there, so that hardly a kernel but ours runs on the GPU. Prints the number of products; exits 1 if one differs (of block
-formats, whose sums are floats, by more than 2e-6 in the norm).
+ARCH: "" for the GPU's own. PATTERN: a regular expression that finds the names of the rows.
+
+Small products that end inside a tile on every side, all output dtypes, scales, bias, zero points. K is long enough that each stage of shared memory
+is loaded a second time. Inputs are made on the CPU and results are compared there, so that hardly a kernel but ours runs on the GPU. Prints the
+number of products; exits 1 if one differs (of block formats, whose sums are floats, by more than 2e-6 in the norm).
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Iterator
 
@@ -36,6 +39,12 @@ def operands(M: int, N: int, K: int) -> dict[str, torch.Tensor]:
     }
 
 
+def long_k(row) -> int:
+    """K that loads a stage a second time, in each part of a split K, and ends inside a stage."""
+    stages = row.stages if isinstance(row.stages, int) else 2
+    return (stages + 1) * row.tile.k * row.split_k + 48
+
+
 def options_of(out_dtype: torch.dtype) -> list[tuple[str, ...]]:
     if out_dtype == torch.int32:
         return [(), ("a_zero_point", "b_zero_point")]
@@ -60,7 +69,7 @@ def run(
 
 
 def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
-    M, N, K = row.tile.m + 3, row.tile.n + 24, 3 * row.tile.k + 48
+    M, N, K = row.tile.m + 3, row.tile.n + 24, long_k(row)
     generator = torch.Generator().manual_seed(M + N + K)
     product = {
         **{name: operands(M, N, K)[name] for name in ("a", "b", "bias")},
@@ -77,7 +86,7 @@ def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
 
 def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str) -> bool:
     """A GGUF row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way."""
-    tokens, rows, k = row.tile.m + 3, row.tile.n + 24, 2 * row.tile.k + 32
+    tokens, rows, k = row.tile.m + 3, row.tile.n + 24, long_k(row) // 32 * 32
     generator = torch.Generator().manual_seed(tokens + rows)
     weight_q = sm.quantize_block(torch.randn(rows, k, generator=generator), fmt)
     x = torch.randn(tokens, k, generator=generator).half()
@@ -100,7 +109,7 @@ def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str) -> bool
 def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
     """Three experts, the second without tokens, and two tokens that are nobody's."""
     wide, high = (row.tile.m, row.tile.n) if row.swap_ab else (row.tile.n, row.tile.m)
-    N, K, tokens = wide * row.cluster.m * row.cluster.n + 24, 2 * row.tile.k + 48, high + 8
+    N, K, tokens = wide * row.cluster.m * row.cluster.n + 24, long_k(row), high + 8
     generator = torch.Generator().manual_seed(tokens + N + K)
     product = {
         "a": torch.randint(-128, 128, (tokens, K), dtype=torch.int8, generator=generator),
@@ -129,7 +138,7 @@ def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
 
 def run_grouped_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
     """Three experts, the second without tokens, and two tokens that are nobody's."""
-    N, K, tokens = row.tile.n + 24, 3 * row.tile.k + 48, row.tile.m + 11
+    N, K, tokens = row.tile.n + 24, long_k(row), row.tile.m + 11
     blocks_k, generator = -(-K // 128), torch.Generator().manual_seed(tokens + N + K)
     product = {
         "a": torch.randint(-128, 128, (tokens, K), dtype=torch.int8, generator=generator),
@@ -166,11 +175,15 @@ def run_batched(handle: sm.Handle, row: str, M: int, N: int, K: int, prepared: b
     return reference.same_bits(out.cpu(), reference.scaled_mm(**product, out_dtype=torch.bfloat16))
 
 
-def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
+def checks(handle: sm.Handle, table, wanted: re.Pattern[str]) -> Iterator[tuple[str, bool]]:
     """(what was run, whether it came out right)."""
-    for row in table.rows:
+
+    def named(rows):
+        return [row for row in rows if wanted.search(row.name)]
+
+    for row in named(table.rows):
         M = (row.tile.n if row.swap_ab else row.tile.m) + 3
-        N, K = (row.tile.m if row.swap_ab else row.tile.n) * row.cluster.m * row.cluster.n + 24, 2 * row.tile.k + 48
+        N, K = (row.tile.m if row.swap_ab else row.tile.n) * row.cluster.m * row.cluster.n + 24, long_k(row)
         product = operands(M, N, K)
         for out_dtype in DTYPES:
             for names in options_of(out_dtype):
@@ -185,34 +198,36 @@ def checks(handle: sm.Handle, table) -> Iterator[tuple[str, bool]]:
                 yield f"{row.name} batched M={M} K={K}", run_batched(handle, row.name, M, N, K)
         yield f"{row.name} batched", run_batched(handle, row.name, M, N, K)
         yield f"{row.name} batched, prepared", run_batched(handle, row.name, M, N, K, prepared=True)
-    for row in table.grouped.rows:
+    for row in named(table.grouped.rows):
         for out_dtype in DTYPES:
             yield f"{row.name} {out_dtype}", run_grouped(handle, row, out_dtype)
-    for row in table.block_scaled.rows:
+    for row in named(table.block_scaled.rows):
         for out_dtype in DTYPES[:3]:
             yield f"{row.name} {out_dtype}", run_block_scaled(handle, row, out_dtype)
-    for row in table.grouped_block_scaled.rows:
+    for row in named(table.grouped_block_scaled.rows):
         for out_dtype in DTYPES[:3]:
             yield f"{row.name} {out_dtype}", run_grouped_block_scaled(handle, row, out_dtype)
-    for row in table.gguf.rows:
+    for row in named(table.gguf.rows):
         for fmt, packed, kind in itertools.product(WEIGHT_FORMATS, (False, True), ("q8_1", "float16", "quantized float16")):
             yield f"{row.name} {fmt} {'packed ' if packed else ''}{kind}", run_block(handle, row, fmt, packed, kind)
 
 
-def main(arch: str | None) -> int:
-    handle = sm.Handle("cuda:0", arch=arch)
+def main(arch: str | None = None, pattern: str = "") -> int:
+    wanted = re.compile(pattern)
+    handle = sm.Handle("cuda:0", arch=arch or None)
     table = load_table(handle.arch)
     if library.arch_library(table) is None:
-        library.build_kernels(table, library.kernel_names(table))
+        library.build_kernels(table, [name for name in library.kernel_names(table) if wanted.search(name[0])])
     products = wrong = 0
-    for what, right in checks(handle, table):
+    for what, right in checks(handle, table, wanted):
         products += 1
         if not right:
             wrong += 1
             print(f"{what}: differs from the reference", file=sys.stderr)
-    print(f"{products} products of {len(table.all_rows)} rows of {handle.arch}, {wrong} wrong")
-    return 1 if wrong else 0
+    rows = sum(bool(wanted.search(row.name)) for row in table.all_rows)
+    print(f"{products} products of {rows} rows of {handle.arch}, {wrong} wrong")
+    return 1 if wrong or not products else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else None))
+    sys.exit(main(*sys.argv[1:]))

@@ -10,7 +10,7 @@
 
 #include "int8/block_scaled/formula.cuh"
 #include "int8/block_scaled/instructions.cuh"
-#include "int8/decode/pipeline.cuh"
+#include "int8/block_scaled/wgmma_stages.cuh"
 
 namespace scaled_mm::block_scaled {
 
@@ -82,7 +82,7 @@ __device__ inline void sum_blocks(Mma& mma, const First& first, const Second& se
   };
   const auto free_stage = [&] {
     __syncwarp(); // all lanes have read their scales
-    if (lane == 0) s.empty[ring.stage].arrive();
+    if (kArrivingLanes > 1 || lane == 0) s.empty[ring.stage].arrive();
   };
   // Adds one block of scales: `count` steps of a slot. On return no MMA is in flight, so it may be called in a branch.
   const auto add_block = [&](auto step, auto count, int slot, int block, bool is_last) {
