@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   if (loads) {
     if constexpr (S::kDeals) s.share.fill(p.shares, int(blockIdx.x));
     for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32 * S::kArrivals);
-    for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32 * (kScaled ? S::kArrivals : 1));
+    for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32 * S::template kValueArrivals<kFactors>);
     cutlass::arch::fence_barrier_init();
     cutlass::arch::fence_view_async_shared();
     if (p.early_weights) {

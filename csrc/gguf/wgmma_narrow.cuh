@@ -41,8 +41,8 @@ __device__ __forceinline__ void multiply_narrow(typename S::Storage& s, int left
       }
     }
     add_minima<F, S, kFactors>(s, band, tiles.stage, lane, sums);
-    release_stage(s.tiles_empty[tiles.stage], lane, 1);
-    release_stage(s.values_empty[values.stage], lane, 1);
+    release_stage(s.tiles_empty[tiles.stage], lane, S::kArrivals);
+    release_stage(s.values_empty[values.stage], lane, S::kArrivals);
   }
 }
 

@@ -48,9 +48,12 @@ struct WgmmaShape {
   // Two warpgroups of 64 rows and many tokens: registers move from the producer to the consumers, which takes a whole producer warpgroup.
   static constexpr bool kReconfigure = kWide && kGroups == 2;
   static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
-  // Arrivals of a consumer warp at the barrier of a stage that its lanes have read. In a wide kernel every lane arrives: a warp that never
-  // diverges has no instruction that orders one lane's arrival after the other lanes' loads, so racecheck would report a race.
+  // Lanes of a consumer warp that arrive at the barrier of a stage when all have read it: one is enough after __syncwarp. racecheck does not follow
+  // __syncwarp, so in wide kernels every lane arrives, and tests/robustness/test_sanitizer.py sets 32 for narrow ones too.
   static constexpr int kArrivals = kWide ? 32 : 1;
+  // At that of a stage of activations: in wide kernels wgmma reads them, but lanes read their factors.
+  template <Factors kFactors>
+  static constexpr int kValueArrivals = kWide && kFactors != Factors::kScaled ? 1 : kArrivals;
 
   template <int kValueStages>
   struct alignas(1024) StorageOf {

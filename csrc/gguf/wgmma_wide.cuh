@@ -78,7 +78,7 @@ __device__ __forceinline__ void multiply_wide(typename S::Storage& s, int left, 
 #pragma unroll
     for (int j = 0; j < 8; ++j) cute::warpgroup_fence_operand(fragments[b].a[j / 4][j % 4]);
   };
-  const auto release = [&](int stage) { release_stage(s.values_empty[stage], lane, kScaled ? S::kArrivals : 1); };
+  const auto release = [&](int stage) { release_stage(s.values_empty[stage], lane, S::template kValueArrivals<kFactors>); };
 
   for (; left > 0; --left, tiles.advance()) {
     wait(s.tiles_full[tiles.stage], tiles.phase);

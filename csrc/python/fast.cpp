@@ -37,7 +37,7 @@ Answer check_unwatched(PyObject* out) {
   const bool unwatched = watched == Py_False;
   Py_XDECREF(watched);
   if (!unwatched) return Answer::kNotMine;
-  PyObject* of_inference = PyObject_CallMethodObjArgs(out, is_inference, nullptr);
+  PyObject* of_inference = PyObject_CallFunctionObjArgs(is_inference, out, nullptr);
   if (of_inference == nullptr) PyErr_Clear();
   bool fine = of_inference == Py_False;
   Py_XDECREF(of_inference);
@@ -415,9 +415,9 @@ PyObject* bind(PyObject*, PyObject* args) {
   Py_DECREF(capsule);
   if (table == nullptr) return nullptr;
   if (table->header.major != 1 || table->dltensor_from_py_object_no_sync == nullptr || table->current_work_stream == nullptr) Py_RETURN_FALSE;
-  is_neg = PyUnicode_InternFromString("is_neg");
+  is_neg = PyObject_GetAttrString(tensor, "is_neg");
   requires_grad = PyUnicode_InternFromString("requires_grad");
-  is_inference = PyUnicode_InternFromString("is_inference");
+  is_inference = PyObject_GetAttrString(tensor, "is_inference");
   dtype_name = PyUnicode_InternFromString("dtype");
   if (is_neg == nullptr || requires_grad == nullptr || is_inference == nullptr || dtype_name == nullptr) return nullptr;
   increment_version = Py_NewRef(increment);

@@ -50,9 +50,9 @@ struct DLPackExchangeAPI {
 const DLPackExchangeAPI* api = nullptr;
 PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
-PyObject* is_neg = nullptr;                    // the name of the method
+PyObject* is_neg = nullptr;                    // the method: calling it by name would take a lookup each time
 PyObject* requires_grad = nullptr;             // the name of the attribute
-PyObject* is_inference = nullptr;              // the name of the method
+PyObject* is_inference = nullptr;              // the method
 PyObject* is_inference_mode_enabled = nullptr; // torch's function
 PyObject* increment_version = nullptr;         // torch's function: autograd is told that a tensor it may have kept has changed
 
@@ -97,7 +97,7 @@ Answer read_tensor(PyObject* object, DLTensor* t) {
 // kFine unless memory holds the negative of the values (views like `x.conj().imag`), which DLPack does not tell and torch does.
 Answer check_not_negated(PyObject* object, const DLTensor& t) {
   if (t.dtype.code != kDLFloat && t.dtype.code != kDLBfloat) return Answer::kFine;
-  PyObject* negated = PyObject_CallMethodObjArgs(object, is_neg, nullptr);
+  PyObject* negated = PyObject_CallFunctionObjArgs(is_neg, object, nullptr);
   if (negated == nullptr) PyErr_Clear();
   const bool fine = negated == Py_False;
   Py_XDECREF(negated);

@@ -14,16 +14,16 @@ from scaled_mm.errors import BadParamError, DeviceNotSupportedError
 class Owner:
     """Frees an object of the C library once: when called, or when its last copy is collected. All copies share the owner.
 
-    Nothing is freed at exit.
+    Nothing is freed at exit. address: the object's; 0 once it is freed.
     """
 
     def __init__(self, function: str, pointer: ctypes.c_void_p):
-        self._pointer = pointer
+        self._pointer, self.address = pointer, pointer.value
         self._free = weakref.finalize(self, binding.call, function, ctypes.c_void_p(pointer.value))
         self._free.atexit = False
 
     def __call__(self) -> None:
-        self._pointer.value = None
+        self._pointer.value, self.address = None, 0
         self._free()
 
 

@@ -105,7 +105,7 @@ def scaled_mm(
     constant_b = False
     if isinstance(b, PreparedWeight):
         constant_b = b.constant
-        b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=a_zero_point is not None)
+        b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, a_zero_point is not None)
     inputs = (a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
     if out_scale is not None or out_zero_point is not None:
         if (out_dtype if out is None else getattr(out, "dtype", None)) is torch.int8:
@@ -152,7 +152,7 @@ class Descriptor(Plan):
             got = f"a {type(b).__name__}{' that is not constant' if prepared else ''}"
             raise BadParamError(f"b: expected a constant PreparedWeight, for which the descriptor was created, got {got}")
         if prepared:
-            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, needs_sums=self._needs_sums)
+            b, b_zero_point, b_column_sums = b.operands(b_zero_point, b_column_sums, self._needs_sums)
         self._run((out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums), workspace, stream)
 
 

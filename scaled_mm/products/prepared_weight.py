@@ -31,7 +31,7 @@ class PreparedWeight:
         return {**self.__dict__, "constant": False}
 
     def operands(
-        self, b_zero_point: torch.Tensor | None = None, b_column_sums: torch.Tensor | None = None, *, needs_sums: bool = True
+        self, b_zero_point: torch.Tensor | None = None, b_column_sums: torch.Tensor | None = None, needs_sums: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """(b, b_zero_point, b_column_sums) of a call. Raises BadParamError if the call also passed b_zero_point or b_column_sums."""
         if b_zero_point is not None or b_column_sums is not None:  # a loop here would cost 0.2 us per call

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_ROW = Path(__file__).parent / "every_row.py"
 EVERY_ROW_WISE_OPERATOR = Path(__file__).parent / "every_rowwise.py"
-WGMMA = "block_scaled_wgmma"  # a part of rows' names
+ONE_LANE_ARRIVES = "block_scaled_wgmma|gguf_wgmma_[0-9]+x(8|16)_"  # finds rows' names
 TOOLS = ["memcheck", "racecheck", "initcheck"]
 
 
@@ -31,26 +31,30 @@ def find_sanitizer() -> str | None:
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("arch", ["", "sm75", "sm80", "sm89"], ids=lambda arch: arch or "native")
 def test_every_row_is_clean_under_compute_sanitizer(tool, arch):
-    check(tool, EVERY_ROW, arch, f"^(?!.*{WGMMA})" if tool == "racecheck" else "")
+    check(tool, EVERY_ROW, arch, f"^(?!.*({ONE_LANE_ARRIVES}))" if tool == "racecheck" else "")
 
 
-def test_block_scaled_wgmma_rows_have_no_races(tmp_path):
-    """One lane of a warp tells the loading warps that all lanes have read their scales, after __syncwarp. racecheck follows the arrival at the
-    mbarrier but not __syncwarp, and reports each scale that is read by another lane. So here every lane arrives."""
+def test_rows_of_which_one_lane_arrives_have_no_races(tmp_path):
+    """In these kernels one lane of a warp arrives at an mbarrier, after __syncwarp, when all lanes have read a stage. racecheck follows the mbarrier
+    but not __syncwarp, and reports what other lanes have read. So here a copy of the sources is compiled in which every lane arrives."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of SM90")
     for room in ("csrc", "cutlass_configs", "scaled_mm"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
-    stages = tmp_path / "csrc/int8/block_scaled/wgmma_stages.cuh"
-    before = stages.read_text()
-    stages.write_text(before.replace("kArrivingLanes = 1;", "kArrivingLanes = 32;"))
-    assert stages.read_text() != before
+    for header, one, all_lanes in (
+        ("int8/block_scaled/wgmma_stages.cuh", "kArrivingLanes = 1;", "kArrivingLanes = 32;"),
+        ("gguf/wgmma_shape.cuh", "kArrivals = kWide ? 32 : 1;", "kArrivals = 32;"),
+    ):
+        path = tmp_path / "csrc" / header
+        source = path.read_text()
+        assert source.count(one) == 1
+        path.write_text(source.replace(one, all_lanes))
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     variables = {"PYTHONPATH": str(tmp_path), "SCALED_MM_CACHE_DIR": str(cache)}
     # Compiles, which racecheck would slow down.
-    subprocess.run([sys.executable, EVERY_ROW, "sm90", WGMMA], env={**os.environ, **variables}, check=True)
-    check("racecheck", EVERY_ROW, "sm90", WGMMA, **variables)
+    subprocess.run([sys.executable, EVERY_ROW, "sm90", ONE_LANE_ARRIVES], env={**os.environ, **variables}, check=True)
+    check("racecheck", EVERY_ROW, "sm90", ONE_LANE_ARRIVES, **variables)
 
 
 @pytest.mark.parametrize("tool", TOOLS)
