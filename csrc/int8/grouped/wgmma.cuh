@@ -221,10 +221,7 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
       });
     }
   }
-  // Nobody's rows.
-  for (int64_t m = walk.rows_end() + int64_t(blockIdx.x); m < p.experts.tokens; m += gridDim.x) {
-    for (int n = int(threadIdx.x); n < p.N; n += kConsumers) static_cast<Out*>(p.out)[m * p.out_stride_m + n * p.out_stride_n] = Out(0.0f);
-  }
+  clear_rows(static_cast<Out*>(p.out), p.out_stride_m, p.out_stride_n, walk.rows_end(), p.experts.tokens, p.N, kConsumers);
 }
 
 // kTileM, kTileN: of the MMA, so of out^T where kSwapAB. One instance for a kernel config and an output dtype.
