@@ -51,7 +51,7 @@ struct WgmmaShape {
   // Lanes of a consumer warp that arrive at the barrier of a stage when all have read it: one is enough after __syncwarp. racecheck does not follow
   // __syncwarp, so in wide kernels every lane arrives, and tests/robustness/test_sanitizer.py sets 32 for narrow ones too.
   static constexpr int kArrivals = kWide ? 32 : 1;
-  // At that of a stage of activations: in wide kernels wgmma reads them, but lanes read their factors.
+  // The same for a stage of activations. In wide kernels wgmma reads the activations, so one lane arrives; with kScaled, lanes read factors too.
   template <Factors kFactors>
   static constexpr int kValueArrivals = kWide && kFactors != Factors::kScaled ? 1 : kArrivals;
 

@@ -50,9 +50,9 @@ struct DLPackExchangeAPI {
 const DLPackExchangeAPI* api = nullptr;
 PyTypeObject* tensor_type = nullptr;
 PyTypeObject* parameter_type = nullptr;
-PyObject* is_neg = nullptr;                    // the method: calling it by name would take a lookup each time
+PyObject* is_neg = nullptr;                    // torch.Tensor.is_neg, looked up once: calls by name are slower
 PyObject* requires_grad = nullptr;             // the name of the attribute
-PyObject* is_inference = nullptr;              // the method
+PyObject* is_inference = nullptr;              // torch.Tensor.is_inference
 PyObject* is_inference_mode_enabled = nullptr; // torch's function
 PyObject* increment_version = nullptr;         // torch's function: autograd is told that a tensor it may have kept has changed
 

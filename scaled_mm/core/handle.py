@@ -14,7 +14,7 @@ from scaled_mm.errors import BadParamError, DeviceNotSupportedError
 class Owner:
     """Frees an object of the C library once: when called, or when its last copy is collected. All copies share the owner.
 
-    Nothing is freed at exit. address: the object's; 0 once it is freed.
+    Nothing is freed at exit. address: the object's address; 0 after it was freed.
     """
 
     def __init__(self, function: str, pointer: ctypes.c_void_p):

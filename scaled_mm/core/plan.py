@@ -120,7 +120,7 @@ class Plan(CObject):
 
     def _run(self, tensors: Tensors, workspace: torch.Tensor | None, stream) -> None:
         """Calculates. tensors: out, then the inputs, in the order of the spec. workspace, stream: see `calculate`."""
-        if not self._destroy.address:  # takes a third of the time of `self._pointer.value`
+        if not self._destroy.address:  # three times faster than to read `self._pointer.value`
             self._check_alive()
         if stream is not None:
             stream = stream_address(stream)

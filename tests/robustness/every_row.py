@@ -1,10 +1,11 @@
 """One run of every row of a tile table, for tools that watch the kernels: `python every_row.py [ARCH [PATTERN]]`.
 
-ARCH: "" for the GPU's own. PATTERN: a regular expression that finds the names of the rows.
+ARCH: "" for the GPU's own. PATTERN: a regular expression; only kernel configs whose names match run.
 
-Small products that end inside a tile on every side, all output dtypes, scales, bias, zero points. K is long enough that each stage of shared memory
-is loaded a second time. Inputs are made on the CPU and results are compared there, so that hardly a kernel but ours runs on the GPU. Prints the
-number of products; exits 1 if one differs (of block formats, whose sums are floats, by more than 2e-6 in the norm).
+Small products that end inside a tile on every side, all output dtypes, scales, bias, zero points. K is long enough that the first stages of shared
+memory are loaded a second time, if the kernel config states how many there are. Inputs are made on the CPU and results are compared there, so that
+almost only our kernels run on the GPU. Prints the number of products; exits 1 if one differs (of GGUF formats, whose sums are floats, by more than
+2e-6 in the norm).
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def operands(M: int, N: int, K: int) -> dict[str, torch.Tensor]:
 
 
 def long_k(row) -> int:
-    """K that loads a stage a second time, in each part of a split K, and ends inside a stage."""
+    """K that loads the first stages a second time, in each part of a split K, and ends inside a stage."""
     stages = row.stages if isinstance(row.stages, int) else 2
     return (stages + 1) * row.tile.k * row.split_k + 48
 

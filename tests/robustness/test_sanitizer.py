@@ -18,9 +18,9 @@ pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parents[2]
 EVERY_ROW = Path(__file__).parent / "every_row.py"
 EVERY_ROW_WISE_OPERATOR = Path(__file__).parent / "every_rowwise.py"
-ONE_LANE_ARRIVES = "block_scaled_wgmma|gguf_wgmma_[0-9]+x(8|16)_"  # finds rows' names
+SYNCWARP_THEN_ONE_ARRIVAL = "block_scaled_wgmma|gguf_wgmma_[0-9]+x(8|16)_"  # kernel configs by name
 TOOLS = ["memcheck", "racecheck", "initcheck"]
-# Patterns that find the rows of a section by name. A test of a whole table takes minutes through PTX.
+# Patterns for the kernel configs of each section: a whole table would take minutes, and its tests would not run side by side.
 SECTIONS = {
     "plain": "^(?!grouped_|block_scaled_|gguf_)",
     "grouped": "^grouped_(?!block_scaled_)",
@@ -40,13 +40,13 @@ def find_sanitizer() -> str | None:
 @pytest.mark.parametrize("section", SECTIONS)
 @pytest.mark.parametrize("arch", ["", "sm75", "sm80", "sm89"], ids=lambda arch: arch or "native")
 def test_every_row_is_clean_under_compute_sanitizer(arch, section, tool):
-    without = f"^(?!.*({ONE_LANE_ARRIVES}))" if tool == "racecheck" else ""
+    without = f"^(?!.*({SYNCWARP_THEN_ONE_ARRIVAL}))" if tool == "racecheck" else ""
     check(tool, EVERY_ROW, arch, without + SECTIONS[section])
 
 
-def test_rows_of_which_one_lane_arrives_have_no_races(tmp_path):
-    """In these kernels one lane of a warp arrives at an mbarrier, after __syncwarp, when all lanes have read a stage. racecheck follows the mbarrier
-    but not __syncwarp, and reports what other lanes have read. So here a copy of the sources is compiled in which every lane arrives."""
+def test_kernels_in_which_one_lane_arrives_for_a_warp_have_no_races(tmp_path):
+    """In these kernels one lane of a warp arrives at an mbarrier, after __syncwarp, when all lanes have read a stage. racecheck tracks the mbarrier
+    but not __syncwarp, and reports the other lanes' reads as races. So here a copy of the sources is compiled in which every lane arrives."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of SM90")
     for room in ("csrc", "cutlass_configs", "scaled_mm"):
@@ -62,9 +62,9 @@ def test_rows_of_which_one_lane_arrives_have_no_races(tmp_path):
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     variables = {"PYTHONPATH": str(tmp_path), "SCALED_MM_CACHE_DIR": str(cache)}
-    # Compiles, which racecheck would slow down.
-    subprocess.run([sys.executable, EVERY_ROW, "sm90", ONE_LANE_ARRIVES], env={**os.environ, **variables}, check=True)
-    check("racecheck", EVERY_ROW, "sm90", ONE_LANE_ARRIVES, **variables)
+    # Without racecheck first, to compile the kernels: racecheck would slow that down.
+    subprocess.run([sys.executable, EVERY_ROW, "sm90", SYNCWARP_THEN_ONE_ARRIVAL], env={**os.environ, **variables}, check=True)
+    check("racecheck", EVERY_ROW, "sm90", SYNCWARP_THEN_ONE_ARRIVAL, **variables)
 
 
 @pytest.mark.parametrize("tool", TOOLS)

@@ -36,8 +36,8 @@ __device__ inline EpilogueOperands operands_of_expert(const EpilogueOperands& al
   return own;
 }
 
-// Zeroes the rows of out from `first` on, which belong to no expert. The thread blocks of the grid (of two dimensions at most) take them in turn, and
-// the first `threads` threads of each. With many experts elsewhere these rows are most of out, so aligned rows are written 16 bytes at a time.
+// Zeroes the unassigned rows of out, from `first` on. Thread blocks of a grid of one or two dimensions take rows in turn; the first `threads` threads
+// of a block write a row. With expert parallelism most rows may be unassigned, so aligned rows are written 16 bytes at a time.
 template <class Out>
 __device__ inline void clear_rows(Out* out, int64_t stride_m, int64_t stride_n, int first, int rows, int columns, int threads) {
   constexpr int kVector = 16 / int(sizeof(Out));
