@@ -13,7 +13,6 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   let_next_kernel_start();
   constexpr int kTokens = S::kTokens, kRows = S::kRows, kStages = S::kStages;
   constexpr int kPerTile = S::kPerTile, kValueStages = S::kValueStages, kConsumers = S::kConsumers;
-  constexpr bool kScaled = kFactors == Factors::kScaled;
   extern __shared__ __align__(1024) char memory[];
   auto& s = *reinterpret_cast<typename S::Storage*>(kept(memory));
   const int64_t tiles_n = (int64_t(p.output.N) + kTileRows - 1) / kTileRows;

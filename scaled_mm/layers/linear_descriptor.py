@@ -33,7 +33,7 @@ class LinearDescriptor:
         self._q_bytes = whole(rows * k)
         self._before = self._q_bytes + (0 if static else whole(4 * rows))
         self.workspace_size: int = self._before + product.workspace_size
-        self._addresses = quantizer._address, product._address, product._device_index
+        self._owners = quantizer._destroy, product._destroy
 
     @property
     def kernel(self) -> KernelChoice:
@@ -62,8 +62,9 @@ class LinearDescriptor:
         Raises a ScaledMMError that names the tensor that differs; InsufficientWorkspaceError.
         """
         prepared = isinstance(weight, PreparedWeight)
-        quantizer, product, device = self._addresses
-        if device >= 0 and fast.module is not None and quantizer:
+        quantizer, product = self._owners
+        device = self._product._device_index
+        if device >= 0 and fast.module is not None and quantizer.address and product.address:
             b = weight.b if prepared else weight
             if prepared and weight.zero_point is not None:
                 b = None  # the extension takes no zero point of the weight: `_apart` computes
@@ -72,7 +73,8 @@ class LinearDescriptor:
             if constant or not self._product._constant_b:
                 address = None if stream is None else stream_address(stream)
                 operands = (out, x, b, weight_scale, bias, smooth_scale, input_scale, input_zero_point, sums)
-                status = fast.module.calculate_linear(quantizer, product, device, constant, not prepared, address, workspace, *operands)
+                plans = quantizer.address, product.address
+                status = fast.module.calculate_linear(*plans, device, constant, not prepared, address, workspace, *operands)
                 if status is None:
                     return
                 if status is not NotImplemented:
@@ -98,7 +100,6 @@ class LinearDescriptor:
 
     def destroy(self) -> None:
         """Frees the descriptor. A second call does nothing."""
-        self._addresses = (None, None, self._addresses[2])
         self._quantizer.destroy()
         self._product.destroy()
 

@@ -107,6 +107,18 @@ def test_every_row_sums_the_largest_values_of_a_block_exactly(emulate, row):
         check(emulate, row, ExpertsCase(19, 2, 384, 33, torch.float32, pad=16, values=values), 2)
 
 
+def test_the_generic_row_zeroes_unassigned_rows_of_an_unaligned_output(emulate):
+    """Its rows are whole multiples of 16 bytes apart, but begin in between."""
+    row = next(name for name, row in ROWS.items() if row.family == "generic")
+    for out_dtype in SUFFIXES:
+        case = ExpertsCase(20, 2, 128, 64, out_dtype, pad=16, offsets="short")
+        inputs, memory = case.make(), torch.full((20, 80), float("nan"), dtype=out_dtype)
+        out = memory[:, 1:65]
+        emulate(row, inputs, out, 3, False)
+        case.check(out, inputs, row)
+        assert memory[:, 0].isnan().all() and memory[:, 65:].isnan().all()
+
+
 def test_the_generic_row_takes_any_layout(emulate):
     row = next(name for name, row in ROWS.items() if row.family == "generic")
     for seed, (tokens, experts, k, n) in enumerate([(1, 1, 1, 1), (65, 3, 130, 7), (40, 9, 300, 65), (33, 2, 256, 64), (5, 2, 0, 9)]):

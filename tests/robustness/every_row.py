@@ -129,7 +129,7 @@ def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
             "bias": torch.randn(3, N, generator=generator),
         }
     device = {name: t if t is None else t.mT.cuda().mT if name == "b" else t.cuda() for name, t in product.items()}
-    out = torch.zeros(tokens, N, dtype=out_dtype).cuda()
+    out = torch.ones(tokens, N, dtype=out_dtype).cuda()  # the product zeroes unassigned rows
     with sm.create_grouped_descriptor(handle, out=out, kernel=row.name, **device) as descriptor:
         workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8).cuda() if descriptor.workspace_size else None
         descriptor.calculate(out, **device, workspace=workspace)
@@ -150,7 +150,7 @@ def run_grouped_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> 
         "bias": torch.randn(3, N, generator=generator),
     }
     device = {name: t.mT.cuda().mT if name == "b" else t.cuda() for name, t in product.items()}
-    out = torch.zeros(tokens, N, dtype=out_dtype).cuda()
+    out = torch.ones(tokens, N, dtype=out_dtype).cuda()  # the product zeroes unassigned rows
     with sm.create_grouped_block_scaled_descriptor(handle, out=out, kernel=row.name, **device) as descriptor:
         descriptor.calculate(out, **device)
     torch.cuda.synchronize()

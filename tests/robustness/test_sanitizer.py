@@ -46,7 +46,8 @@ def test_every_row_is_clean_under_compute_sanitizer(arch, section, tool):
 
 def test_kernels_in_which_one_lane_arrives_for_a_warp_have_no_races(tmp_path):
     """In these kernels one lane of a warp arrives at an mbarrier, after __syncwarp, when all lanes have read a stage. racecheck tracks the mbarrier
-    but not __syncwarp, and reports the other lanes' reads as races. So here a copy of the sources is compiled in which every lane arrives."""
+    but not __syncwarp, and reports the other lanes' reads as races. So here a copy of the sources is compiled in which every lane arrives.
+    That a kernel has its __syncwarp is not tested."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs a GPU of SM90")
     for room in ("csrc", "cutlass_configs", "scaled_mm"):
