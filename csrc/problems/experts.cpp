@@ -15,6 +15,14 @@ const char* ExpertsProblem::misfit(const RowNeeds& needs) const {
   return nullptr;
 }
 
+scaledMMStatus_t ExpertsProblem::read_option(const Options& options) {
+  if (options.option < 0) {
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "expected_rows: expected a number of rows, or 0 for all, got %d", int(options.option));
+  }
+  expected_rows_ = options.option;
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
 scaledMMStatus_t ExpertsProblem::check_experts(const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b,
                                                const scaledMMTensorDesc_t* expert_offsets) {
   if (scaledMMStatus_t s = check_operand("a", "[tokens, K]", {SCALED_MM_DTYPE_INT8}, 2, a)) return s;

@@ -17,19 +17,21 @@ inline scaledMMTensorDesc_t of_one_expert(const scaledMMTensorDesc_t& t) {
   return one;
 }
 
-// M is the number of tokens.
+// M is the number of tokens. Some of them may belong to no expert.
 class ExpertsProblem : public Problem {
 public:
   // In their tables, m bounds the average number of tokens per expert.
   BucketKey bucket() const override { return {per_expert(groups_.experts), info.N, info.K, 0}; }
-  // For the predicted time: at most M experts have tokens. (A bucket's m counts all experts.)
+  // For the predicted time: at most as many experts have tokens as there are rows. (A bucket's m counts all experts.)
   ProductSize size() const override {
-    const int64_t active = std::min(groups_.experts, info.M);
+    const int64_t active = std::min(groups_.experts, rows());
     return {per_expert(active), info.N, info.K, active, false, true};
   }
   const char* misfit(const RowNeeds& needs) const override;
 
 protected:
+  // Reads the option: the rows that experts are expected to have, or 0.
+  scaledMMStatus_t read_option(const Options& options);
   // a [tokens, K], b [E, K, N] and expert_offsets [E].
   scaledMMStatus_t check_experts(const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* expert_offsets);
   // bias [E, N], in the dtype of out or float32.
@@ -40,7 +42,10 @@ protected:
   Groups groups_{};
 
 private:
-  int64_t per_expert(int64_t experts) const { return experts > 0 ? (info.M + experts - 1) / experts : info.M; }
+  int64_t rows() const { return expected_rows_ > 0 ? std::min(expected_rows_, info.M) : info.M; }
+  int64_t per_expert(int64_t experts) const { return experts > 0 ? (rows() + experts - 1) / experts : rows(); }
+
+  int64_t expected_rows_ = 0;
 };
 
 } // namespace scaled_mm

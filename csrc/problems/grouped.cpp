@@ -58,7 +58,7 @@ scaledMMTensorDesc_t one_value(const scaledMMTensorDesc_t& t) { return {t.dtype,
 class Grouped : public ExpertsProblem {
 public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
-    if (scaledMMStatus_t s = check_no_option(options)) return s;
+    if (scaledMMStatus_t s = read_option(options)) return s;
     return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9], t[10]});
   }
 

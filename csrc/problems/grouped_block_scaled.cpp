@@ -15,7 +15,7 @@ struct Tensors {
 class GroupedBlockScaled : public ExpertsProblem {
 public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
-    if (scaledMMStatus_t s = check_no_option(options)) return s;
+    if (scaledMMStatus_t s = read_option(options)) return s;
     return validate({t[0], t[1], t[2], t[3], t[4], t[5], t[6]});
   }
 

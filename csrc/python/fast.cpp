@@ -117,8 +117,8 @@ public:
   Planned(const Planned&) = delete;
   Planned& operator=(const Planned&) = delete;
 
-  scaledMMStatus_t create(scaledMMHandle_t handle, const Operands& o, size_t* workspace_size) {
-    const scaledMMStatus_t status = scaledMMCreateDescriptor(handle, &descriptor_, o.product, o.present, o.count, 0, nullptr);
+  scaledMMStatus_t create(scaledMMHandle_t handle, const Operands& o, int32_t option, size_t* workspace_size) {
+    const scaledMMStatus_t status = scaledMMCreateDescriptor(handle, &descriptor_, o.product, o.present, o.count, option, nullptr);
     return status == SCALED_MM_STATUS_SUCCESS ? scaledMMGetWorkspaceSize(descriptor_, workspace_size) : status;
   }
   scaledMMStatus_t create_rowwise(scaledMMHandle_t handle, const Operands& o, int32_t function, int32_t output, double epsilon) {
@@ -151,14 +151,14 @@ PyObject* launch_with_workspace(scaledMMDescriptor_t descriptor, const Operands&
   return result;
 }
 
-// Runs one product with a temporary plan -> None | status | NotImplemented.
-PyObject* run_once(scaledMMHandle_t handle, const Operands& o, int32_t device, void* stream) {
+// Runs one product with a temporary plan -> None | status | NotImplemented. option: of scaledMMCreateDescriptor.
+PyObject* run_once(scaledMMHandle_t handle, const Operands& o, int32_t option, int32_t device, void* stream) {
   Planned plan;
   size_t needed = 0;
   scaledMMStatus_t status;
   {
     const WithoutInterpreter others_may_run;
-    status = plan.create(handle, o, &needed);
+    status = plan.create(handle, o, option, &needed);
     if (status == SCALED_MM_STATUS_SUCCESS && needed == 0) status = launch(plan.get(), o, nullptr, 0, stream);
   }
   if (status == SCALED_MM_STATUS_NULL_POINTER) return not_mine(); // a required operand is None: the operator names it as Python does
@@ -166,23 +166,24 @@ PyObject* run_once(scaledMMHandle_t handle, const Operands& o, int32_t device, v
   return launch_with_workspace(plan.get(), o, needed, device, stream);
 }
 
-// run(handle, product, device, constant, tensors) -> None | status | NotImplemented. constant: the second input, tensors[2], is a constant weight.
+// run(handle, product, device, constant, option, tensors) -> None | status | NotImplemented. constant: the second input, tensors[2], is a constant
+// weight. option: of scaledMMCreateDescriptor.
 PyObject* run(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 5 || !PyTuple_Check(args[4])) {
-    PyErr_SetString(PyExc_TypeError, "run: expected 4 arguments and a tuple of tensors");
+  if (count != 6 || !PyTuple_Check(args[5])) {
+    PyErr_SetString(PyExc_TypeError, "run: expected 5 arguments and a tuple of tensors");
     return nullptr;
   }
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
-  const int32_t product = int32_t(PyLong_AsLong(args[1])), device = int32_t(PyLong_AsLong(args[2]));
+  const int32_t product = int32_t(PyLong_AsLong(args[1])), device = int32_t(PyLong_AsLong(args[2])), option = int32_t(PyLong_AsLong(args[4]));
   if (PyErr_Occurred()) return nullptr;
   Operands o;
-  const Answer answer = read_operands(product, args[4], device, &o);
+  const Answer answer = read_operands(product, args[5], device, &o);
   if (answer == Answer::kNotMine) return not_mine();
   if (answer == Answer::kRefused) return status_object(SCALED_MM_STATUS_BAD_TENSOR_DEVICE);
   void* stream = nullptr;
   if (api->current_work_stream(kDLCUDA, device, &stream) != 0) return nullptr;
   if (args[3] == Py_True && o.count > 2 && o.present[2]) o.descs[2].flags = SCALED_MM_TENSOR_CONSTANT;
-  return run_once(handle, o, device, stream);
+  return run_once(handle, o, option, device, stream);
 }
 
 // rowwise(handle, product, function, output, epsilon, device, tensors) -> None | status | NotImplemented. tensors: the operands of the kind, of
@@ -260,24 +261,26 @@ PyObject* new_output(const DLTensor& x, int64_t last, PyObject* dtype) {
   return nullptr;
 }
 
-// multiply(handle, product, device, constant, dtype, dimensions, inputs) -> out [rows of the first input, columns of the second] | status |
+// multiply(handle, product, device, constant, dtype, dimensions, option, inputs) -> out [rows of the first input, columns of the second] | status |
 // NotImplemented, for example if the first input is not 2-D or the second does not have `dimensions`. The device is the current one.
 PyObject* multiply(PyObject*, PyObject* const* args, Py_ssize_t count) {
-  if (count != 7 || !PyTuple_Check(args[6])) {
-    PyErr_SetString(PyExc_TypeError, "multiply: expected 6 arguments and a tuple of tensors");
+  if (count != 8 || !PyTuple_Check(args[7])) {
+    PyErr_SetString(PyExc_TypeError, "multiply: expected 7 arguments and a tuple of tensors");
     return nullptr;
   }
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t product = int32_t(PyLong_AsLong(args[1])), device = int32_t(PyLong_AsLong(args[2])), dimensions = int32_t(PyLong_AsLong(args[5]));
   if (PyErr_Occurred()) return nullptr;
   if (const int found = intercepted(); found != 0) return found < 0 ? nullptr : not_mine();
-  const Py_ssize_t inputs = PyTuple_Size(args[6]);
+  const int32_t option = int32_t(PyLong_AsLong(args[6])); // not before: while operators are traced it may be a symbol
+  if (PyErr_Occurred()) return nullptr;
+  const Py_ssize_t inputs = PyTuple_Size(args[7]);
   if (allocate == Py_None || inputs < 2 || inputs >= SCALED_MM_MAX_OPERANDS) return not_mine();
   Operands o;
   o.product = product;
   o.count = int32_t(inputs) + 1;
   for (int32_t i = 1; i < o.count; ++i) {
-    const Answer answer = read_operand(i, PyTuple_GetItem(args[6], i - 1), device, Fold::kNone, &o);
+    const Answer answer = read_operand(i, PyTuple_GetItem(args[7], i - 1), device, Fold::kNone, &o);
     if (answer != Answer::kFine) return not_mine(); // also on another device than the current one
   }
   const scaledMMTensorDesc_t *a = o.present[1], *b = o.present[2];
@@ -289,7 +292,7 @@ PyObject* multiply(PyObject*, PyObject* const* args, Py_ssize_t count) {
   PyObject* out = new_tensor(Py_BuildValue("(nn)", M, N), Py_BuildValue("(ni)", N > 1 ? N : Py_ssize_t(1), 1), args[4]);
   if (out == nullptr) return nullptr;
   const bool readable = read_operand(0, out, device, Fold::kNone, &o) == Answer::kFine;
-  PyObject* result = readable ? run_once(handle, o, device, stream) : not_mine();
+  PyObject* result = readable ? run_once(handle, o, option, device, stream) : not_mine();
   if (result == Py_None) {
     Py_DECREF(result);
     return out;
@@ -334,7 +337,7 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
     {
       const WithoutInterpreter others_may_run;
       status = quantizer.create_rowwise(handle, call.quantizer, SCALED_MM_QUANTIZE_INT8, call.output_mode(), 0.0);
-      if (status == SCALED_MM_STATUS_SUCCESS) status = product.create(handle, call.product, &needed);
+      if (status == SCALED_MM_STATUS_SUCCESS) status = product.create(handle, call.product, 0, &needed);
       if (status == SCALED_MM_STATUS_SUCCESS) status = launch(quantizer.get(), call.quantizer, nullptr, 0, stream);
       if (status == SCALED_MM_STATUS_SUCCESS && needed == 0) status = launch(product.get(), call.product, nullptr, 0, stream);
     }

@@ -153,17 +153,17 @@ def _workspace(size: int, device: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.int8, device=f"cuda:{device}")
 
 
-def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool):
+def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool, option: int):
     """The product of inputs, in the order of the spec, by a temporary plan. NotImplemented: the caller must take the operator. Needs `module`.
 
-    constant_b: the second input is a constant weight.
+    constant_b: the second input is a constant weight. option: of the C function that creates a plan.
     """
     if _is_compiling():
         return NotImplemented
     if out is None and spec.matrix_dimensions and _current_device is not None:
         device = _current_device()
         if device in _handles:  # the first product on a device goes on below, which makes the handle
-            made = module.multiply(_handles[device][1], spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, inputs)
+            made = module.multiply(_handles[device][1], spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, option, inputs)
             if isinstance(made, int):
                 raise failed(made)
             if made is not NotImplemented:
@@ -182,7 +182,7 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
         raise
     except (AttributeError, IndexError, TypeError, RuntimeError):
         return NotImplemented  # the operator raises the error
-    status = module.run(handle_address(device), spec.code, device, constant_b, (written, *inputs))
+    status = module.run(handle_address(device), spec.code, device, constant_b, option, (written, *inputs))
     if status is None:
         if out is not None:
             mark_written(out)

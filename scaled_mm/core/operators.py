@@ -38,9 +38,10 @@ class Product:
             self._fake_calculate,
         )
 
-    def call(self, inputs: Tensors, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool = False) -> torch.Tensor:
+    def call(self, inputs: Tensors, out_dtype: torch.dtype, out: torch.Tensor | None, constant_b: bool = False, option: int = 0) -> torch.Tensor:
         """The product of inputs, in the order of the spec. If out is given, it is written to and determines the dtype.
 
+        option: of the C function that creates a plan. Operators have none, so it must not change results.
         Raises the typed error, which names the operand.
         """
         spec = self.spec
@@ -49,7 +50,7 @@ class Product:
         elif out_dtype not in spec.out_dtypes:
             spec.check_out_dtype(out_dtype)
         try:
-            result = NotImplemented if fast.module is None else fast.run(spec, inputs, out_dtype, out, constant_b)
+            result = NotImplemented if fast.module is None else fast.run(spec, inputs, out_dtype, out, constant_b, option)
             if result is not NotImplemented:
                 return result
             if out is None:

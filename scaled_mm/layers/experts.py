@@ -57,7 +57,8 @@ def fused_experts(
         checkpoints store them (`weight_scale_inv`).
     topk_weights: a float dtype [tokens, choices]. topk_ids: int32 or int64 [tokens, choices]; -1: an expert that is not local.
     activation: "silu", "gelu" or "gelu_tanh", of the gate.
-    expert_map: int32 [G]: ids are from 0 to G - 1, and expert_map[id] is the local expert, or -1. Then `out` is the sum over the local experts.
+    expert_map: int32 [G]: ids are from 0 to G - 1, and expert_map[id] is the local expert, or -1. Then `out` is the sum over the local experts,
+        and the kernel configs are selected for E / G of the choices.
     out: [tokens, H] of x's dtype to write to. It may be x, and must be apart from the other operands.
 
     A choice whose expert is not local adds nothing. The weighted sum is computed in float32, for float32 x in float64, and rounded once.
@@ -70,18 +71,26 @@ def fused_experts(
     _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, expert_map, out)
     order = moe.moe_sort(topk_ids, w13.shape[0], expert_map=expert_map)
     q, scale = moe.quantize_to_rows(x, order.inverse, block_scales)
-    h = _product(q, w13, scale, w13_scale, order.ends, x.dtype, block_scales)
+    rows = expected_rows(*topk_ids.shape, w13.shape[0], expert_map)
+    h = _product(q, w13, scale, w13_scale, order.ends, x.dtype, block_scales, rows)
     activated = ACTIVATIONS[activation]
     q, scale = quantize_int8_block(activated(h)) if block_scales else activated(h, quantize="token")
-    y = _product(q, w2, scale, w2_scale, order.ends, x.dtype, block_scales)
+    y = _product(q, w2, scale, w2_scale, order.ends, x.dtype, block_scales, rows)
     return moe.combine(y, topk_weights, order.inverse, out)
 
 
-def _product(q, weight, scale, weight_scale, ends, out_dtype, block_scales) -> torch.Tensor:
+def expected_rows(tokens: int, choices: int, experts: int, expert_map) -> int | None:
+    """How many rows the local experts get on average, if all experts are chosen equally often. None without a map: all."""
+    if expert_map is None or expert_map.shape[0] == 0:
+        return None
+    return max(1, -(-tokens * choices * experts // expert_map.shape[0]))
+
+
+def _product(q, weight, scale, weight_scale, ends, out_dtype, block_scales, rows) -> torch.Tensor:
     b = weight.transpose(1, 2)
     if block_scales:
-        return grouped_block_scaled_mm(q, b, scale, weight_scale.transpose(1, 2), ends, out_dtype=out_dtype)
-    return grouped_scaled_mm(q, b, scale, weight_scale, ends, out_dtype=out_dtype)
+        return grouped_block_scaled_mm(q, b, scale, weight_scale.transpose(1, 2), ends, out_dtype=out_dtype, expected_rows=rows)
+    return grouped_scaled_mm(q, b, scale, weight_scale, ends, out_dtype=out_dtype, expected_rows=rows)
 
 
 def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, expert_map, out) -> None:

@@ -11,7 +11,7 @@ from scaled_mm.core.checks import check_device, check_strided, has_address, over
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.tensor_desc import TensorDesc, describe
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
-from scaled_mm.layers.experts import check_depths
+from scaled_mm.layers.experts import check_depths, expected_rows
 from scaled_mm.layers.workspace import renamed, whole, workspace_bytes
 from scaled_mm.products.grouped import create_grouped_descriptor
 from scaled_mm.products.grouped_block_scaled import create_grouped_block_scaled_descriptor
@@ -34,6 +34,7 @@ class FusedExpertsDescriptor:
         x, w13, ids = operands["x"], operands["w13"], operands["topk_ids"]
         (tokens, hidden), (experts, both, _), choices = x.shape, w13.shape, ids.shape[1]
         rows, inner = tokens * choices, both // 2
+        self._expected_rows = expected_rows(tokens, choices, experts, operands["expert_map"])
         blocks = (lambda k: -(-k // 128)) if block_scales else (lambda _: 1)
         between = {  # what the steps leave to each other, in the workspace
             "order": TensorDesc((rows,), torch.int32),
@@ -72,7 +73,7 @@ class FusedExpertsDescriptor:
     def _product(self, handle: Handle, t: dict, out: str, q: str, weight: str, scale: str):
         create = create_grouped_block_scaled_descriptor if self._block else create_grouped_descriptor
         with self._renamed(weight):
-            return create(handle, **self._of_product(t, out, q, weight, scale))
+            return create(handle, **self._of_product(t, out, q, weight, scale), expected_rows=self._expected_rows)
 
     # ---- the operands of each step; t: tensors or descriptions by name -------------------------------------------------------
 

@@ -9,7 +9,7 @@ from scaled_mm.core.handle import Handle
 from scaled_mm.core.operators import Product
 from scaled_mm.core.plan import Plan
 from scaled_mm.core.spec import Operand, ProductSpec, lazily
-from scaled_mm.errors import BadTensorShapeError
+from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.products import codes
 
 
@@ -26,6 +26,15 @@ def check_sizes(a: torch.Tensor, b: torch.Tensor, *_) -> None:
 
 def describe_sizes(out, a, b, *_) -> str:
     return f"{out.shape[0]} tokens, {'x'.join(map(str, b.shape))}"
+
+
+def rows_option(expected_rows: int | None) -> int:
+    """The option of the C function for `expected_rows`. Raises BadParamError."""
+    if expected_rows is None:
+        return 0
+    if isinstance(expected_rows, bool) or not isinstance(expected_rows, int) or not 1 <= expected_rows < 2**31:
+        raise BadParamError(f"expected_rows: expected None or a number from 1 to 2147483647, got {expected_rows!r}")
+    return expected_rows
 
 
 GROUPED = Product(
@@ -64,6 +73,7 @@ def grouped_scaled_mm(
     a_row_sums: torch.Tensor | None = None,
     b_column_sums: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    expected_rows: int | None = None,
 ) -> torch.Tensor:
     """INT8 products of tokens, sorted by expert, with each expert's weight. The bits are those of `scaled_mm` for each expert.
 
@@ -86,6 +96,8 @@ def grouped_scaled_mm(
         the weights: `b.sum(1, dtype=torch.int32)`. Without them each call reads the weights of all experts once more.
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale must be None).
     out: [tokens, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
+    expected_rows: how many rows are expected to belong to experts, if many do not, as on an expert-parallel rank. None: all. The selection of the
+        kernel config depends on it, the result does not. The operator that torch.compile and dispatch modes see has no such argument.
 
     Runs on the current stream of a's device. K is bounded as in `scaled_mm`. With zero points the call also
     allocates 8 * (tokens + E * N) bytes.
@@ -93,7 +105,7 @@ def grouped_scaled_mm(
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     inputs = (a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
-    return GROUPED.call(inputs, out_dtype, out)
+    return GROUPED.call(inputs, out_dtype, out, option=rows_option(expected_rows))
 
 
 class GroupedDescriptor(Plan):
@@ -140,15 +152,16 @@ def create_grouped_descriptor(
     a_row_sums=None,
     b_column_sums=None,
     kernel=None,
+    expected_rows=None,
 ) -> GroupedDescriptor:
     """Validates a grouped product once and selects its kernel.
 
     Each argument is a TensorDesc or a tensor, as in `grouped_scaled_mm`. `out` [tokens, N] determines the output dtype.
-    kernel: forces a kernel config by its name in the section `grouped` of the device's tile table.
+    kernel: forces a kernel config by its name in the section `grouped` of the device's tile table. expected_rows: see `grouped_scaled_mm`.
     Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     operands = (out, a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
-    return GroupedDescriptor(GROUPED, handle, operands, kernel)
+    return GroupedDescriptor(GROUPED, handle, operands, kernel, option=rows_option(expected_rows))
 
 
 __all__ = ["GroupedDescriptor", "create_grouped_descriptor", "grouped_scaled_mm"]

@@ -17,7 +17,7 @@ DATA = Path(__file__).parents[1] / "tables" / "data"
 H200 = facts("NVIDIA H200", "sm90", 132)
 TABLE = load_table("sm90")
 SECTIONS: dict[str, TileTable] = {"channel": TABLE.grouped, "block": TABLE.grouped_block_scaled}
-LOCAL = "deepseek_ep8"  # most rows are unassigned, which a plan does not know
+LOCAL, SHARE = "deepseek_ep8", 8  # one of eight ranks, so an eighth of the rows is expected to belong to its experts
 LEAST_TILE_US = 1.0  # of block-scaled products, whose K is at least 1536: too long to tell a tile's own time
 Measured = dict[tuple[int, ...], dict[str, float]]
 
@@ -25,7 +25,17 @@ Measured = dict[tuple[int, ...], dict[str, float]]
 def experts(scales: str, wanted: Callable[[dict], bool]) -> Measured:
     """Microseconds by product (M, N, K, count) and kernel config."""
     cases = json.loads((DATA / "h200_experts.json").read_text())["cases"]
-    return {tuple(case[name] for name in ("M", "N", "K", "count")): case["us"] for case in cases if case["scales"] == scales and wanted(case)}
+    return {_product(case): case["us"] for case in cases if case["scales"] == scales and wanted(case)}
+
+
+def _product(case: dict) -> tuple[int, ...]:
+    """(M, N, K, count) that a plan predicts the time of."""
+    M, count = case["M"], case["count"]
+    if case["model"] == LOCAL:
+        rows = -(-M * count // SHARE)
+        count = min(count, rows)
+        M = -(-rows // count)
+    return M, case["N"], case["K"], count
 
 
 def balanced(case: dict) -> bool:

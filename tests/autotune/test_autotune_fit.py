@@ -75,6 +75,12 @@ def test_the_table_chooses_well_on_the_products_of_experts_that_it_was_fitted_to
     assert found.mean < before.mean
 
 
+@pytest.mark.parametrize("scales, mean, worst", [("channel", 1.021, 1.2), ("block", 1.025, 1.1)])
+def test_a_rank_that_expects_its_share_of_the_rows_chooses_well(scales, mean, worst):
+    found = judge(sections.SECTIONS[scales], sections.experts(scales, sections.local), sections.H200)
+    assert found.products == 14 and found.mean <= mean and found.worst <= worst
+
+
 @pytest.mark.parametrize("model, mean", [("mixtral", 1.042), ("qwen3", 1.02), ("deepseek", 1.02)])
 def test_times_fitted_to_other_models_choose_well_on_experts_of_a_model(model, mean):
     assert sections.held_out("channel", model).mean <= mean

@@ -17,6 +17,7 @@ from fake_gpu_core import STREAM, Core, aligned_bytes, status_of  # lets the nex
 from operands.grouped_cases import grouped  # isort: skip
 
 from scaled_mm import TensorDesc, reference
+from scaled_mm.core import binding
 from scaled_mm.products import codes
 from scaled_mm.tables import load_table
 
@@ -84,6 +85,30 @@ def grouped_products(kernels: str, count: str) -> dict:
         core.destroy(descriptor)
     assert core.asked == [], core.asked
     return {"rows": rows}
+
+
+def expected_rows(kernels: str) -> dict:
+    """The kernel config for 4096 rows of 32 experts by the number of rows that are expected, and what the table selects for so many."""
+    core, table = GroupedCore(kernels), load_table("sm90").grouped
+    tokens, E, N, K = 4096, 32, 7168, 2048
+    given = {
+        "out": TensorDesc((tokens, N), torch.bfloat16),
+        "a": TensorDesc((tokens, K), torch.int8),
+        "b": TensorDesc((E, K, N), torch.int8, (N * K, 1, K)),
+        "a_scale": TensorDesc((tokens, 1), torch.float32),
+        "b_scale": TensorDesc((E, N), torch.float32),
+        "expert_offsets": TensorDesc((E,), torch.int32),
+    }
+    descs, answer = [given.get(name) for name in binding.operand_names(core.PRODUCT)], {}
+    for option in (0, 1, 64, 512, 4096, 5000, 2**31 - 1):
+        descriptor = core.create_from(descs, option=option)
+        rows = min(option or tokens, tokens)
+        active = min(E, rows)
+        wanted = table.fastest(-(-rows // active), N, K, out_bytes=16, count=active)[0][1].name
+        answer[option] = core.choice(descriptor).row.decode(), wanted
+        core.destroy(descriptor)
+    answer["negative"] = status_of(lambda: core.create_from(descs, option=-1))
+    return answer
 
 
 def grouped_refusals(kernels: str) -> dict:

@@ -65,7 +65,7 @@ def run(core: Core, module, product: Product, **operands: torch.Tensor) -> str:
     inputs = tuple(operands.get(name) for name in product.spec.input_names)
     shape = product.spec.out_shape(*inputs)
     out = torch.full(shape, float("nan"))
-    status = module.run(core.handle.value, product.spec.code, 0, False, (out, *inputs))
+    status = module.run(core.handle.value, product.spec.code, 0, False, 0, (out, *inputs))
     if status is NotImplemented:
         return "left"
     expected = getattr(reference, product.spec.name)(**operands, out_dtype=torch.float32)
@@ -75,7 +75,7 @@ def run(core: Core, module, product: Product, **operands: torch.Tensor) -> str:
 def makes(core: Core, module, product: Product, **operands: torch.Tensor) -> str:
     """The outcome of a call for which the extension allocates out: right, wrong, left (to Python), or a status."""
     inputs = tuple(operands.get(name) for name in product.spec.input_names)
-    made = module.multiply(core.handle.value, product.spec.code, 0, False, torch.float32, product.spec.matrix_dimensions, inputs)
+    made = module.multiply(core.handle.value, product.spec.code, 0, False, torch.float32, product.spec.matrix_dimensions, 0, inputs)
     if not isinstance(made, torch.Tensor):
         return "left" if made is NotImplemented else f"status {made}"
     expected = getattr(reference, product.spec.name)(**operands, out_dtype=torch.float32)
@@ -105,14 +105,14 @@ def runs(core: Core, module) -> dict:
     }
     answer["without offsets"] = (
         "left"
-        if module.run(core.handle.value, GROUPED.spec.code, 0, False, (torch.empty(M, N), a, b, scale, scale, *[None] * 6)) is NotImplemented
+        if module.run(core.handle.value, GROUPED.spec.code, 0, False, 0, (torch.empty(M, N), a, b, scale, scale, *[None] * 6)) is NotImplemented
         else "run"
     )
     try:
-        module.run(core.handle.value, 0, 0, False, [a, b])
+        module.run(core.handle.value, 0, 0, False, 0, [a, b])
     except TypeError as error:
         answer["a list"] = str(error)
-    answer["twelve"] = "left" if module.run(core.handle.value, 0, 0, False, (a,) * 12) is NotImplemented else "run"
+    answer["twelve"] = "left" if module.run(core.handle.value, 0, 0, False, 0, (a,) * 12) is NotImplemented else "run"
     return answer
 
 
@@ -121,7 +121,7 @@ class Extension:
 
     calls, constant_b = 0, []
 
-    def run(self, handle, code, device, constant_b, tensors):
+    def run(self, handle, code, device, constant_b, option, tensors):
         Extension.calls += 1
         Extension.constant_b.append(constant_b)
         torch.from_numpy(tensors[0].detach().numpy()).fill_(7.0)

@@ -26,6 +26,13 @@ def test_every_grouped_product_is_launched_with_what_gives_the_bits_of_the_refer
     assert sum(answer["rows"].values()) == 600 and answer["rows"][table.fallback] > 100 and len(answer["rows"]) > 2, answer
 
 
+def test_the_expected_number_of_rows_selects_the_kernel_config(ask, fake_gpu):
+    answer = ask("expected_rows", fake_gpu.kernels)
+    assert answer.pop("negative") == ["BAD_PARAM", "expected_rows: expected a number of rows, or 0 for all, got -1"]
+    assert len(answer) == 7 and all(row == wanted for row, wanted in answer.values()), answer
+    assert len({row for row, _ in answer.values()}) >= 3, answer
+
+
 def test_what_calculate_and_a_forced_row_refuse(ask, fake_gpu):
     answer = ask("grouped_refusals", fake_gpu.kernels)
     size = answer.pop("size")

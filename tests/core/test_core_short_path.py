@@ -40,7 +40,7 @@ def test_a_call_of_any_kind_is_planned_and_run_with_a_workspace_if_its_kernel_ne
 def test_what_a_call_lacks_is_left_to_the_operator_which_names_it(answer):
     ran = answer["runs"]
     assert (ran["without offsets"], ran["twelve"]) == ("left", "left")
-    assert ran["a list"] == "run: expected 4 arguments and a tuple of tensors"
+    assert ran["a list"] == "run: expected 5 arguments and a tuple of tensors"
 
 
 def test_a_lazily_negated_scale_is_left_to_the_operator_with_gaps_or_without(answer):
@@ -82,9 +82,9 @@ def test_the_extension_allocates_out_on_the_current_device_or_leaves_the_product
     inputs, out = (a, b, *[None] * 7), torch.zeros(2, 8) if made == "out is given" else None
     if made == "a status":
         with pytest.raises(BadTensorShapeError):
-            fast.run(GEMM.spec, inputs, torch.float32, out, True)
+            fast.run(GEMM.spec, inputs, torch.float32, out, True, 5)
     else:
-        found = fast.run(GEMM.spec, inputs, torch.float32, out, True)  # of tensors on a CPU: left to the operator
+        found = fast.run(GEMM.spec, inputs, torch.float32, out, True, 5)  # of tensors on a CPU: left to the operator
         assert torch.equal(found, torch.ones(2, 8)) if made == "a tensor" else found is NotImplemented
-    expected = [(77, GEMM.spec.code, 3, True, torch.float32, 2, inputs)]
+    expected = [(77, GEMM.spec.code, 3, True, torch.float32, 2, 5, inputs)]
     assert len(calls) == 0 if made in ("out is given", "another device") else calls == expected

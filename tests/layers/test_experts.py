@@ -8,7 +8,7 @@ from operands.pairs import pairwise
 
 import scaled_mm as sm
 from scaled_mm import reference
-from scaled_mm.layers.experts import ACTIVATIONS
+from scaled_mm.layers.experts import ACTIVATIONS, expected_rows
 from scaled_mm.rowwise import reference as rowwise_reference
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -137,6 +137,13 @@ def test_the_parts_of_experts_on_several_ranks_add_up_to_the_whole(device):
         own = {n: v[2 * rank : 2 * rank + 2] if n.startswith("w") else v for n, v in t.items()}
         parts.append(sm.fused_experts(**own, expert_map=expert_map.to(device)))
     assert torch.equal(parts[0] + parts[1] + parts[2], whole)
+
+
+def test_a_rank_expects_its_share_of_the_rows():
+    of_256, of_none = torch.full((256,), -1), torch.full((0,), -1)
+    shares = [expected_rows(512, 8, 32, of_256), expected_rows(1, 8, 32, of_256), expected_rows(3, 6, 32, of_256), expected_rows(0, 8, 32, of_256)]
+    assert shares == [512, 1, 3, 1]
+    assert expected_rows(512, 8, 32, None) is None and expected_rows(512, 8, 32, of_none) is None
 
 
 def test_a_token_that_is_not_a_number_spoils_no_other(device):

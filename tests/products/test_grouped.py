@@ -191,6 +191,19 @@ def test_what_is_wrong_is_refused_and_named(device, changed, error, message):
     assert isinstance(caught.value, ScaledMMError)
 
 
+def test_the_expected_number_of_rows_changes_no_bit_and_is_checked(device):
+    case = grouped(40, 5, 48, 24, offsets="short", bias="out", device=device)
+    given = {**case.inputs, "out": case.poisoned()}
+    for rows in (1, 7, 40, 5000, 2**31 - 1, None):
+        check(case, sm.grouped_scaled_mm(**case.inputs, expected_rows=rows))
+        with sm.create_grouped_descriptor(sm.Handle(device), **given, expected_rows=rows) as descriptor:
+            assert descriptor.workspace_size >= 0
+    for rows in (0, -1, 2**31, 1.5, True, "7"):
+        for call in (sm.grouped_scaled_mm, lambda **more: sm.create_grouped_descriptor(sm.Handle(device), **more)):
+            with pytest.raises(BadParamError, match="^expected_rows: expected None or a number from 1 to 2147483647, got "):
+                call(**given, expected_rows=rows)
+
+
 def test_k_is_bounded_as_in_the_plain_product(device):
     a, weight = torch.zeros(1, 131072, dtype=torch.int8, device=device), torch.zeros(1, 1, 131072, dtype=torch.int8, device=device)
     with pytest.raises(AccumulatorOverflowError, match="a: expected K <= 131071"):

@@ -146,6 +146,16 @@ def test_what_is_wrong_is_refused_and_named(device, changed, error, message):
     assert isinstance(caught.value, ScaledMMError)
 
 
+def test_the_expected_number_of_rows_changes_no_bit_and_is_checked(device):
+    inputs = ExpertsCase(50, 6, 256, 40, bias="float32", offsets="short").make(device)
+    whole = sm.grouped_block_scaled_mm(**inputs)
+    assert torch.equal(sm.grouped_block_scaled_mm(**inputs, expected_rows=9), whole)
+    with sm.create_grouped_block_scaled_descriptor(sm.Handle(device), out=whole, **inputs, expected_rows=9):
+        pass
+    with pytest.raises(ScaledMMError, match="^expected_rows: expected None or a number from 1 to 2147483647, got 0"):
+        sm.grouped_block_scaled_mm(**inputs, expected_rows=0)
+
+
 def test_an_out_dtype_that_does_not_exist_is_refused(device):
     with pytest.raises(BadTensorDtypeError, match="^out_dtype: expected"):
         sm.grouped_block_scaled_mm(**ExpertsCase(5, 2, 128, 8).make(device), out_dtype=torch.int32)

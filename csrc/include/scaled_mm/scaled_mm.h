@@ -351,7 +351,9 @@ static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descri
  * of the plain product, or NULL: a_zero_point one value, [tokens] or [tokens,1]; b_zero_point like b_scale; a_row_sums int32
  * [tokens] or [tokens,1]; b_column_sums int32 [E,N] or [E,1,N]. If a has a zero point and b_column_sums is
  * NULL, each launch reads all of b once more.
- * kernel: NULL, or the name of a grouped row of the table. */
+ * kernel: NULL, or the name of a grouped row of the table.
+ * option of scaledMMCreateDescriptor: the number of rows that are expected to belong to experts, if the others are many, as on an expert-parallel
+ * rank; 0: all. The selection of the kernel depends on it, the result does not. */
 static inline scaledMMStatus_t
 scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
                                     const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
@@ -406,7 +408,7 @@ static inline scaledMMStatus_t scaledMMCalculateBlockScaledGemm(scaledMMDescript
  *
  * out [tokens,N] float16 | bfloat16 | float32; a [tokens,K] int8; b [E,K,N] int8, any strides (fast when K is contiguous). a_scale float32
  * [tokens,ceil(K/B)], b_scale float32 [E,ceil(K/B),ceil(N/B)], any strides. bias [E,N], float32 or out's dtype, or NULL. expert_offsets as
- * above. kernel: NULL, or the name of a row of the table's section of this kind. */
+ * above. kernel: NULL, or the name of a row of the table's section of this kind. option: as of grouped products. */
 static inline scaledMMStatus_t scaledMMCreateGroupedBlockScaledGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
                                                                               const scaledMMTensorDesc_t* out, const scaledMMTensorDesc_t* a,
                                                                               const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,

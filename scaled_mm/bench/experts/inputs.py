@@ -12,6 +12,7 @@ import torch
 import scaled_mm as sm
 from scaled_mm.bench.experts.cases import BLOCK, LAYER, SKEWED, W13, ExpertsCase, Model
 from scaled_mm.bench.int8.inputs import INT8_STD, OUT_DTYPE, UNIFORM
+from scaled_mm.layers.experts import expected_rows
 from scaled_mm.measure.device import last_level_cache_bytes
 from scaled_mm.measure.roofline import PEAKS
 from scaled_mm.measure.rotation import RotatedOutputs, RotatedWeights, output_slots
@@ -85,6 +86,10 @@ class ExpertsInputs(RotatedOutputs):
         return [make(i) for i in range(len(self.routings))]
 
     @property
+    def expected_rows(self) -> int | None:
+        return expected_rows(*self.routings[0].topk_ids.shape, self.case.model.here, self.weights.expert_map)
+
+    @property
     def weight(self) -> torch.Tensor:
         return self.weights.w13 if self.case.part == W13 else self.weights.w2
 
@@ -102,8 +107,8 @@ class ExpertsInputs(RotatedOutputs):
         """The grouped product of the part by this package."""
         b, scale = self.weight.transpose(1, 2), self.weight_scale
         if self.case.scales == BLOCK:
-            return sm.grouped_block_scaled_mm(a, b, a_scale, scale.transpose(1, 2), ends, out=out)
-        return sm.grouped_scaled_mm(a, b, a_scale, scale, ends, out=out)
+            return sm.grouped_block_scaled_mm(a, b, a_scale, scale.transpose(1, 2), ends, out=out, expected_rows=self.expected_rows)
+        return sm.grouped_scaled_mm(a, b, a_scale, scale, ends, out=out, expected_rows=self.expected_rows)
 
     def layer(self, i: int, out: torch.Tensor) -> torch.Tensor:
         """The whole layer by this package."""

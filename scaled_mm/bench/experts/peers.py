@@ -59,7 +59,7 @@ class Ours(ExpertsPeer):
             scale, create = inputs.weight_scale.transpose(1, 2), sm.create_grouped_block_scaled_descriptor
         else:
             scale, create = inputs.weight_scale, sm.create_grouped_descriptor
-        with create(our_handle(inputs.device), out=inputs.out(0), b_scale=scale, **operands) as descriptor:
+        with create(our_handle(inputs.device), out=inputs.out(0), b_scale=scale, expected_rows=inputs.expected_rows, **operands) as descriptor:
             return {"kernel": descriptor.kernel.row, "reason": descriptor.kernel.reason}
 
     def version(self) -> str | None:
