@@ -80,10 +80,12 @@ def fused_experts(
 
 
 def expected_rows(tokens: int, choices: int, experts: int, expert_map) -> int | None:
-    """How many rows the local experts get on average, if all experts are chosen equally often. None without a map: all."""
-    if expert_map is None or expert_map.shape[0] == 0:
+    """How many rows the local experts get on average, if all experts are chosen equally often. None without a map: all. None also for symbolic sizes
+    and while a compiler traces: operators have no such argument, and a comparison would bound the sizes."""
+    if expert_map is None or torch.compiler.is_compiling() or expert_map.shape[0] == 0:
         return None
-    return max(1, -(-tokens * choices * experts // expert_map.shape[0]))
+    rows = -(-tokens * choices * experts // expert_map.shape[0])
+    return None if isinstance(rows, torch.SymInt) else max(1, rows)
 
 
 def _product(q, weight, scale, weight_scale, ends, out_dtype, block_scales, rows) -> torch.Tensor:

@@ -30,7 +30,7 @@ def describe_sizes(out, a, b, *_) -> str:
 
 def rows_option(expected_rows: int | None) -> int:
     """The option of the C function for `expected_rows`. Raises BadParamError."""
-    if expected_rows is None:
+    if expected_rows is None or isinstance(expected_rows, torch.SymInt):  # a symbol while operators are traced, which have no option
         return 0
     if isinstance(expected_rows, bool) or not isinstance(expected_rows, int) or not 1 <= expected_rows < 2**31:
         raise BadParamError(f"expected_rows: expected None or a number from 1 to 2147483647, got {expected_rows!r}")

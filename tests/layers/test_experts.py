@@ -146,6 +146,25 @@ def test_a_rank_expects_its_share_of_the_rows():
     assert expected_rows(512, 8, 32, None) is None and expected_rows(512, 8, 32, of_none) is None
 
 
+class OfARank(torch.nn.Module):
+    """Experts 0 and 1 of 4 are here."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.weights = {name: t for name, t in on(device, operands(2, 2, 2)).items() if name.startswith("w")}
+        self.expert_map = torch.tensor([0, 1, -1, -1], dtype=torch.int32, device=device)
+
+    def forward(self, x, topk_weights, topk_ids):
+        return sm.fused_experts(x=x, **self.weights, topk_weights=topk_weights, topk_ids=topk_ids, expert_map=self.expert_map)
+
+
+def test_a_rank_is_exported_with_any_number_of_tokens(device):
+    names, rank = ("x", "topk_weights", "topk_ids"), OfARank(device)
+    few, many = (tuple(on(device, operands(tokens, 2, 4))[name] for name in names) for tokens in (6, 9))
+    exported = torch.export.export(rank, few, dynamic_shapes=({0: torch.export.Dim("tokens", min=1, max=4096)},) * 3, strict=False).module()
+    assert torch.equal(exported(*many), rank(*many))
+
+
 def test_a_token_that_is_not_a_number_spoils_no_other(device):
     t = on(device, operands(9, 2, 4))
     whole = sm.fused_experts(**t)
