@@ -160,8 +160,11 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
     """
     if _is_compiling():
         return NotImplemented
-    if out is None and spec.matrix_dimensions and _current_device is not None:
-        device = _current_device()
+    if _handles and out is None and spec.matrix_dimensions and _current_device is not None:
+        try:
+            device = _current_device()
+        except RuntimeError:  # a process that was forked may not ask, and may still multiply on a CPU
+            device = None
         if device in _handles:  # the first product on a device goes on below, which makes the handle
             made = module.multiply(_handles[device][1], spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, option, inputs)
             if isinstance(made, int):

@@ -11,7 +11,7 @@ import torch
 
 from scaled_mm.core import fast
 from scaled_mm.errors import BadTensorShapeError, Status
-from scaled_mm.products.gemm import GEMM
+from scaled_mm.products.gemm import GEMM, scaled_mm
 
 SCRIPT = Path(__file__).with_name("short_path_script.py")
 
@@ -88,3 +88,15 @@ def test_the_extension_allocates_out_on_the_current_device_or_leaves_the_product
         assert torch.equal(found, torch.ones(2, 8)) if made == "a tensor" else found is NotImplemented
     expected = [(77, GEMM.spec.code, 3, True, torch.float32, 2, 5, inputs)]
     assert len(calls) == 0 if made in ("out is given", "another device") else calls == expected
+
+
+@pytest.mark.parametrize("handles", [{}, {0: (None, 77)}], ids=["no GPU was used", "a forked process of one that used a GPU"])
+def test_a_cpu_product_does_not_ask_for_the_current_gpu_or_survives_that_there_is_none(monkeypatch, handles):
+    def refuse() -> int:
+        raise RuntimeError("Found no NVIDIA driver on your system.")
+
+    monkeypatch.setattr(fast, "module", object())
+    monkeypatch.setattr(fast, "_handles", handles)
+    monkeypatch.setattr(fast, "_current_device", refuse)
+    a, b = torch.ones(2, 16, dtype=torch.int8), torch.ones(16, 8, dtype=torch.int8)
+    assert torch.equal(scaled_mm(a, b, torch.ones(2, 1), torch.ones(1, 8), out_dtype=torch.float32), torch.full((2, 8), 16.0))
