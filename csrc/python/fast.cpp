@@ -375,7 +375,7 @@ PyObject* calculate_linear(PyObject*, PyObject* const* args, Py_ssize_t count) {
   if (answer == Answer::kFine) answer = read_operand(0, args[7], device, Fold::kNone, &call.product);
   if (answer == Answer::kFine && args[6] != Py_None) answer = read_workspace(args[6], device, &memory, &bytes);
   if (answer != Answer::kFine || bytes < call.bytes() || reinterpret_cast<uintptr_t>(memory) % 16 != 0) return not_mine();
-  if (!call.is_apart(memory, call.bytes())) return not_mine();
+  if (!call.is_apart(memory, call.bytes()) || !call.out_is_apart()) return not_mine();
   if (args[5] != Py_None) {
     stream = PyLong_AsVoidPtr(args[5]);
     if (PyErr_Occurred()) return nullptr;

@@ -80,21 +80,35 @@ public:
     const uintptr_t begin = reinterpret_cast<uintptr_t>(memory), end = begin + size;
     for (int32_t i = 0; i < product.count; ++i) {
       if (product.present[i] == nullptr || i == 1 || (i == 3 && !is_static())) continue;
-      const scaledMMTensorDesc_t& desc = product.descs[i];
-      int64_t last = 0;
-      for (int32_t d = 0; d < desc.ndim; ++d) last += (desc.shape[d] > 0 ? desc.shape[d] - 1 : 0) * desc.strides[d];
-      const uintptr_t first = reinterpret_cast<uintptr_t>(product.data[i]);
-      const int64_t element = desc.dtype == SCALED_MM_DTYPE_INT8                                             ? 1
-                              : desc.dtype == SCALED_MM_DTYPE_FLOAT32 || desc.dtype == SCALED_MM_DTYPE_INT32 ? 4
-                                                                                                             : 2;
-      if (begin < first + uintptr_t((last + 1) * element) && first < end) return false;
+      const Extent of = extent(product, i);
+      if (begin < of.end && of.begin < end) return false;
     }
     return true;
+  }
+  // Whether out is apart from smooth_scale. The core compares it with the product's operands alone.
+  bool out_is_apart() const {
+    if (quantizer.present[2] == nullptr) return true;
+    const Extent out = extent(product, 0), factor = extent(quantizer, 2);
+    return out.end <= factor.begin || factor.end <= out.begin;
   }
 
   int32_t output_mode() const { return is_static() ? SCALED_MM_ROWWISE_STATIC : SCALED_MM_ROWWISE_TOKEN; }
 
 private:
+  struct Extent {
+    uintptr_t begin, end;
+  };
+  static Extent extent(const Operands& o, int32_t i) {
+    const scaledMMTensorDesc_t& desc = o.descs[i];
+    int64_t last = 0;
+    for (int32_t d = 0; d < desc.ndim; ++d) last += (desc.shape[d] > 0 ? desc.shape[d] - 1 : 0) * desc.strides[d];
+    const int64_t element = desc.dtype == SCALED_MM_DTYPE_INT8                                             ? 1
+                            : desc.dtype == SCALED_MM_DTYPE_FLOAT32 || desc.dtype == SCALED_MM_DTYPE_INT32 ? 4
+                                                                                                           : 2;
+    const uintptr_t first = reinterpret_cast<uintptr_t>(o.data[i]);
+    return {first, first + uintptr_t((last + 1) * element)};
+  }
+
   static size_t whole(size_t bytes) { return (bytes + 15) / 16 * 16; }
   size_t q_bytes() const { return whole(size_t(rows()) * size_t(k())); }
 

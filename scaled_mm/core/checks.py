@@ -95,6 +95,12 @@ def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() and all(size == 1 or stride == of_other for size, stride, of_other in strides)
 
 
+def has_shape(tensor: torch.Tensor, *forms: Sequence[int]) -> bool:
+    """Whether the tensor has one of the shapes. A compiler that traces sizes as symbols compares them one by one, the last ones first."""
+    shape = tensor.shape
+    return any(len(shape) == len(form) and all(a == b for a, b in zip(shape[::-1], form[::-1], strict=True)) for form in forms)
+
+
 def has_address(tensor: object) -> bool:
     """Whether it is a tensor whose address is that of its elements: also of a subclass that wraps no other tensor."""
     plain = isinstance(tensor, torch.Tensor) and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__

@@ -6,6 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from scaled_mm.core import fast
+from scaled_mm.core.checks import has_address
 
 
 def is_written(b: torch.Tensor) -> bool:
@@ -15,7 +16,9 @@ def is_written(b: torch.Tensor) -> bool:
     for a tensor that is not aligned to 16 bytes, because a compiled graph may copy it right before the product.
     """
     on_cuda = b.is_cuda
-    if torch.compiler.is_compiling() or not (on_cuda or b.is_cpu) or isinstance(b, FakeTensor) or fast.intercepted() or b.data_ptr() % 16:
+    if torch.compiler.is_compiling() or not (on_cuda or b.is_cpu) or isinstance(b, FakeTensor) or fast.intercepted():
+        return False
+    if not has_address(b) or b.data_ptr() % 16:
         return False
     if not on_cuda:
         return True

@@ -81,6 +81,8 @@ def _gemm(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_s
 
 
 def _batch(out, a, b, a_scale, b_scale, bias, a_zero_point, b_zero_point, a_row_sums, b_column_sums) -> None:
+    if out.numel() == 0:
+        return
     of_rows, of_columns = (a_scale, a_zero_point, a_row_sums), (b_scale, bias, b_zero_point, b_column_sums)
     if out.shape[0] > 1 and all(map(_is_shared, (b, *of_columns))) and (rows := _as_rows(out)) is not None:
         # One product of all rows, so that oneDNN packs b only once.

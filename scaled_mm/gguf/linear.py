@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.core.binding import GGUF_MODES
-from scaled_mm.core.checks import check_strided
+from scaled_mm.core.checks import check_strided, has_shape
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.gguf.cpu import FLOAT_ACTIVATIONS
 from scaled_mm.gguf.gemm import check_devices, run
@@ -69,5 +69,5 @@ def _check_bias(bias: torch.Tensor, n: int, out_dtype: torch.dtype) -> None:
     check_strided("bias", bias)
     if bias.dtype not in (torch.float32, out_dtype):
         raise BadTensorDtypeError(f"bias: expected {out_dtype} as out_dtype, or torch.float32, got {bias.dtype}")
-    if tuple(bias.shape) not in ((n,), (1, n)):
+    if not has_shape(bias, (n,), (1, n)):
         raise BadTensorShapeError(f"bias: expected [{n}] or [1, {n}], got {list(bias.shape)}")

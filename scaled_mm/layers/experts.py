@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from scaled_mm.core.checks import check_device, check_strided
+from scaled_mm.core.checks import check_device, check_strided, has_shape
 from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.products.grouped import grouped_scaled_mm
 from scaled_mm.products.grouped_block_scaled import grouped_block_scaled_mm
@@ -143,9 +143,9 @@ def _check_scale(name: str, scale: torch.Tensor, weight: torch.Tensor, block_sca
         forms = ((experts, -(-channels // 128), -(-k // 128)),)
     else:
         forms = (experts,), (experts, 1, 1), (experts, channels), (experts, 1, channels), (experts, channels, 1)
-    if tuple(scale.shape) in forms or (scale.numel() == 1 and scale.dim() <= 3 and not block_scales):
+    if has_shape(scale, *forms) or (scale.numel() == 1 and scale.dim() <= 3 and not block_scales):
         return
-    expected = ", ".join(map(str, map(list, forms)))
+    expected = ", ".join(str(list(form)) for form in forms)
     raise BadTensorShapeError(f"{name}: expected {'' if block_scales else 'one value, '}{expected}, got {list(scale.shape)}")
 
 

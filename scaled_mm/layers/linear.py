@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.core import fast
-from scaled_mm.core.checks import check_device, check_strided
+from scaled_mm.core.checks import check_device, check_strided, has_shape
 from scaled_mm.errors import AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError, ScaledMMError
 from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight
@@ -121,14 +121,14 @@ def _check(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dt
         raise BadTensorDtypeError(f"out_dtype: expected float16, bfloat16 or float32, got {out_dtype!r}")
     check_float("weight_scale", weight_scale, (torch.float32,))
     check_device("weight_scale", weight_scale, x.device)
-    if weight_scale.numel() != 1 and tuple(weight_scale.shape) not in ((n,), (1, n), (n, 1)):
+    if weight_scale.numel() != 1 and not has_shape(weight_scale, (n,), (1, n), (n, 1)):
         raise BadTensorShapeError(f"weight_scale: expected one value, [{n}], [1, {n}] or [{n}, 1], got {list(weight_scale.shape)}")
     if bias is not None:
         check_float("bias", bias)
         check_device("bias", bias, x.device)
         if bias.dtype not in (out_dtype, torch.float32):
             raise BadTensorDtypeError(f"bias: expected {out_dtype} or torch.float32, got {bias.dtype}")
-        if tuple(bias.shape) not in ((n,), (1, n)):
+        if not has_shape(bias, (n,), (1, n)):
             raise BadTensorShapeError(f"bias: expected [{n}] or [1, {n}], got {list(bias.shape)}")
     if input_scale is not None:
         check_static(input_scale, input_zero_point, x, "input_scale", "input_zero_point")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.core import fast
+from scaled_mm.core.checks import has_address, overlap
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.plan import KernelChoice, stream_address
 from scaled_mm.core.tensor_desc import TensorDesc
@@ -87,6 +88,8 @@ class LinearDescriptor:
         b = _as_b(weight)
         given = dict(out=out, x=x, weight=b.b if isinstance(b, PreparedWeight) else b, weight_scale=weight_scale, bias=bias)
         given |= dict(input_scale=input_scale, input_zero_point=input_zero_point, smooth_scale=smooth_scale)
+        if has_address(out) and has_address(smooth_scale) and overlap(out, smooth_scale):
+            raise BadParamError("out: expected memory apart from smooth_scale, got an overlap")
         memory = workspace_bytes(workspace, self.workspace_size, self.device, given)
         q = memory[: self._rows * self._k].view(torch.int8).view(self._rows, self._k)
         scales = None if self._static else memory[self._q_bytes : self._q_bytes + 4 * self._rows].view(torch.float32)

@@ -31,7 +31,7 @@ def renamed(names: dict[str, str]) -> Iterator[None]:
 def workspace_bytes(workspace: torch.Tensor | None, size: int, device: torch.device, apart: dict[str, torch.Tensor | None]) -> torch.Tensor:
     """The workspace as bytes, at least `size`. apart: what it may not share memory with. None on a CPU: new memory."""
     if workspace is None and device.type == "cpu":
-        return torch.empty(size, dtype=torch.uint8)
+        return torch.empty(size, dtype=torch.uint8, device="cpu")
     if not isinstance(workspace, torch.Tensor):
         raise BadParamError(f"workspace: expected a tensor of {size} bytes, got {type(workspace).__name__}")
     checks.check_device("workspace", workspace, device)

@@ -84,7 +84,7 @@ def grouped_scaled_mm(
     a: int8 [tokens, K]. b: int8 [E, K, N]; fastest as `weight.transpose(1, 2)` of a contiguous [E, N, K] weight. Any strides.
     a_scale: float32, one value, [tokens] or [tokens, 1].
     b_scale: float32, one value, [E], [E, 1, 1], [E, N], [E, 1, N] or [E, N, 1], as checkpoints store it.
-    expert_offsets: int32 [E] on a's device: one past each expert's last row, like `offs` of `torch._grouped_mm`. Only the
+    expert_offsets: int32 [E], contiguous, on a's device: one past each expert's last row, like `offs` of `torch._grouped_mm`. Only the
         kernel reads them, so the host does not wait for the GPU. They may change between replays of a CUDA graph, but not during one. Offsets
         that decrease, are negative or exceed the number of tokens are clamped as above: such experts get fewer or no tokens.
     bias: [E, N], in out_dtype or float32.

@@ -50,7 +50,7 @@ def grouped_block_scaled_mm(
     a: int8 [tokens, K]. b: int8 [E, K, N]; fastest as `weight.transpose(1, 2)` of a contiguous [E, N, K] weight. Any strides.
     a_scale: float32 [tokens, ceil(K/B)]. b_scale: float32 [E, ceil(K/B), ceil(N/B)]: the transpose of a checkpoint's
         `weight_scale_inv` [E, ceil(N/B), ceil(K/B)]. B is 128 or 64, as in `block_scaled_mm`. Any strides. `quantize_int8_block` computes both.
-    expert_offsets: int32 [E] on a's device: one past each expert's last row; clamped as in `grouped_scaled_mm`, and may change between
+    expert_offsets: int32 [E], contiguous, on a's device: one past each expert's last row; clamped as in `grouped_scaled_mm`, and may change between
         replays of a CUDA graph.
     bias: [E, N], in out_dtype or float32.
     out_dtype: float16, bfloat16 or float32.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.core.checks import check_device, check_strided
+from scaled_mm.core.checks import check_device, check_strided, has_shape
 from scaled_mm.core.operators import Product
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.rowwise.operands import SCALE_DTYPES, ZERO_POINT_DTYPES, check_written
@@ -20,6 +20,8 @@ def int8_product(
         raise BadParamError("out_scale: expected a scale for an int8 output, got None")
     if isinstance(bias, torch.Tensor) and bias.dtype in (torch.float16, torch.bfloat16):
         inputs = (*inputs[:4], bias.float(), *inputs[5:])
+    check_strided("a", a)
+    check_strided("b", inputs[1])
     shape = product.spec.out_shape(*inputs)
     for name, tensor, dtypes in (("out_scale", scale, SCALE_DTYPES), ("out_zero_point", zero_point, ZERO_POINT_DTYPES)):
         if tensor is not None:
@@ -35,7 +37,7 @@ def _check(name: str, tensor: object, dtypes: tuple[torch.dtype, ...], n: int, a
     check_device(name, tensor, a.device)
     if tensor.dtype not in dtypes:
         raise BadTensorDtypeError(f"{name}: expected {' or '.join(str(dtype).removeprefix('torch.') for dtype in dtypes)}, got {tensor.dtype}")
-    if tensor.numel() != 1 and tuple(tensor.shape) not in ((n,), (1, n)):
+    if tensor.numel() != 1 and not has_shape(tensor, (n,), (1, n)):
         raise BadTensorShapeError(f"{name}: expected one value, [{n}] or [1, {n}], got {list(tensor.shape)}")
 
 

@@ -52,6 +52,7 @@ def _is_short(quantize, epsilon) -> bool:
 @torch.no_grad()
 def _rms_norm_checked(x, weight, epsilon, quantize, zero_point) -> torch.Tensor | Quantized:
     _check(x, weight, epsilon)
+    epsilon = float(epsilon)  # torch's operators take no integer beyond 64 bits
     check_quantize(quantize, zero_point, x)
     if torch.compiler.is_compiling():
         return served(_fused(x, weight, epsilon, *packed(quantize, zero_point)), quantize)
@@ -97,6 +98,7 @@ def add_rms_norm(
 @torch.no_grad()
 def _add_rms_norm_checked(x, residual, weight, epsilon, quantize, zero_point, total) -> tuple[torch.Tensor | Quantized, torch.Tensor]:
     _check(x, weight, epsilon)
+    epsilon = float(epsilon)
     check_like("residual", residual, x)
     check_quantize(quantize, zero_point, x)
     if total is not None:

@@ -97,6 +97,9 @@ def check_written(name: str, out: object, dtype: torch.dtype, shape: torch.Size,
         raise BadTensorShapeError(f"{name}: expected {list(shape)}, got {list(out.shape)}")
     if _overlaps_itself(out):
         raise BadTensorStridesError(f"{name}: expected memory of its own for each element, got strides {list(out.stride())} of shape {list(shape)}")
+    for other, tensor in apart.items():
+        if tensor is not None:
+            check_strided(other, tensor)
     if torch.compiler.is_compiling() or not has_address(out):
         return
     for other, tensor in apart.items():

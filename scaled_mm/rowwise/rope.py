@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.core.checks import check_device
+from scaled_mm.core.checks import check_device, has_shape
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.arithmetic import wide
@@ -50,7 +50,7 @@ def _check(query, key, cos, sin, interleaved) -> None:
     for name, angle in (("cos", cos), ("sin", sin)):
         check_float(name, angle)
         check_device(name, angle, query.device)
-        if angle.shape[:-1] != tokens or angle.shape[-1:] not in ((d,), (d // 2,)):
+        if not has_shape(angle, (*tokens, d), (*tokens, d // 2)):
             raise BadTensorShapeError(
                 f"{name}: expected {[*tokens, d]} or {[*tokens, d // 2]} for query {list(query.shape)}, got {list(angle.shape)}"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.core.checks import mark_written
+from scaled_mm.core.checks import has_shape, mark_written
 from scaled_mm.errors import BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.rowwise import kernels
 from scaled_mm.rowwise.operands import SCALE_DTYPES, ZERO_POINT_DTYPES, check_float, check_parameter, check_rows, check_vector
@@ -60,7 +60,7 @@ def _check_divided(y, scale, zero_point) -> None:
         if tensor is None and name == "zero_point":
             continue
         check_parameter(name, tensor, y, *dtypes)
-        if tensor.dim() and tensor.shape not in ((*y.shape[:-1], 1), y.shape[-1:]):
+        if tensor.dim() and not has_shape(tensor, (*y.shape[:-1], 1), y.shape[-1:]):
             raise BadTensorShapeError(f"{name}: expected [], {[*y.shape[:-1], 1]} or {list(y.shape[-1:])}, got {list(tensor.shape)}")
 
 
@@ -75,7 +75,7 @@ def requantize(y: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | 
             if out is not None:
                 mark_written(out)
             return served[0]
-    of_columns = (t if t is None or t.numel() > 1 else t.reshape(()) for t in (scale, zero_point))
+    of_columns = (t if t is None or t.numel() != 1 else t.reshape(()) for t in (scale, zero_point))
     q = static_rows(y, *of_columns)
     return q if out is None else out.copy_(q)
 

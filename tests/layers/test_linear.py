@@ -145,3 +145,18 @@ def test_a_fault_of_the_one_call_is_raised_and_not_tried_again(monkeypatch, stat
     else:
         with pytest.raises(error, match="launch: failed"):
             sm.int8_linear(x, weight, scale)
+
+
+def test_a_compiler_may_trace_sizes_as_symbols_and_vectors_as_constants():
+    x, weight = torch.randn(4, 8), torch.randint(-5, 5, (6, 8), dtype=torch.int8)
+
+    def layer(x, weight):
+        return sm.int8_linear(x, weight, torch.ones(6), torch.ones(6), smooth_scale=torch.ones(8))
+
+    assert torch.equal(torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)(x, weight), layer(x, weight))
+
+
+def test_a_sparse_operand_is_named_with_an_output_too():
+    weight, out = torch.ones(6, 8, dtype=torch.int8), torch.empty(4, 6)
+    with pytest.raises(sm.BadParamError, match="^smooth_scale: expected a strided tensor"):
+        sm.int8_linear(torch.ones(4, 8), weight, torch.ones(6), smooth_scale=torch.ones(8).to_sparse(), out=out)

@@ -133,3 +133,23 @@ def test_a_destroyed_descriptor_says_so(device):
     desc.destroy()
     with pytest.raises(sm.BadParamError, match="descriptor: expected a live descriptor"):
         desc.calculate(**given)
+
+
+def test_an_output_within_the_smooth_scale_is_refused(device):
+    x, weight, scale = operands(device)
+    memory = torch.rand(M * N + K, device=device)
+    out, smooth = memory[: M * N].view(M, N), memory[M * N - 4 : M * N - 4 + K]
+    given = dict(out=out, x=x, weight=weight, weight_scale=scale, smooth_scale=smooth)
+    with sm.create_linear_descriptor(sm.Handle(device), **given) as desc:
+        before = memory.clone()
+        with pytest.raises(sm.BadParamError, match="^out: expected memory apart from smooth_scale, got an overlap"):
+            desc.calculate(**given, workspace=workspace_of(desc, device))
+        assert torch.equal(memory, before)
+
+
+def test_torchs_default_device_does_not_matter():
+    x, weight, scale = operands("cpu")
+    out = torch.empty(M, N, dtype=torch.bfloat16)
+    with sm.create_linear_descriptor(sm.Handle("cpu"), out=out, x=x, weight=weight, weight_scale=scale) as desc, torch.device("meta"):
+        desc.calculate(out, x, weight, scale)
+    assert torch.equal(out, sm.int8_linear(x, weight, scale))

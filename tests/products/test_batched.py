@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 import torch
@@ -221,3 +222,10 @@ def test_a_shared_weight_gives_the_rows_of_one_tall_product(device, how):
         "b": b if b.dim() == 2 else b[0],
     }
     assert reference.same_bits(out.reshape(12, 32), sm.scaled_mm(**flat))
+
+
+def test_a_large_batch_of_nothing_takes_no_time():
+    a, b = torch.empty(10**6, 0, 8, dtype=torch.int8), torch.ones(1, 8, 3, dtype=torch.int8).expand(10**6, 8, 3)
+    begin = time.monotonic()
+    assert sm.scaled_mm(a, b, torch.ones(1), torch.ones(1)).shape == (10**6, 0, 3)
+    assert time.monotonic() - begin < 1

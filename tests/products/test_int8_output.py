@@ -88,9 +88,33 @@ def test_refusals():
         (BadTensorDeviceError, "out_scale", dict(out_dtype=torch.int8, out_scale=one.to("meta"))),
         (BadTensorShapeError, "out", dict(out=torch.empty(M, N + 1, dtype=torch.int8), out_scale=one)),
         (BadTensorDtypeError, "bias", dict(out_dtype=torch.int8, out_scale=one, bias=torch.zeros(N, dtype=torch.float64))),
+        (BadParamError, "a", dict(out_dtype=torch.int8, out_scale=one, a=None)),
+        (BadParamError, "b", dict(out_dtype=torch.int8, out_scale=one, b=given["b"].to_sparse())),
+        (BadParamError, "out_scale", dict(out=torch.empty(M, N, dtype=torch.int8), out_scale=one.to_sparse())),
     ):
         with pytest.raises(error, match=f"^{name}: expected"):
-            sm.scaled_mm(**given, **options)
+            sm.scaled_mm(**given | options)
+
+
+@pytest.mark.parametrize("vectors", [1, 0])
+def test_an_output_without_columns_is_empty(device, vectors):
+    given = {name: t.to(device) for name, t in operands().items()} | {"b": torch.empty(K, 0, dtype=torch.int8, device=device)}
+    scale, point = torch.ones(vectors, device=device), torch.ones(vectors, dtype=torch.int8, device=device)
+    out = sm.scaled_mm(**given | {"b_scale": scale}, out_dtype=torch.int8, out_scale=scale, out_zero_point=point)
+    assert out.shape == (M, 0) and out.dtype is torch.int8
+
+
+@pytest.mark.parametrize("shape", [(N,), (1, N)])
+def test_it_is_exported_with_any_number_of_tokens(shape):
+    class Layer(torch.nn.Module):
+        def forward(self, a, scale):
+            return sm.scaled_mm(**given | {"a": a, "a_scale": one}, out_dtype=torch.int8, out_scale=scale)
+
+    given, one, scale = operands(), torch.ones(1), torch.ones(shape)
+    tokens = torch.export.Dim("tokens", min=2, max=64)
+    exported = torch.export.export(Layer(), (given["a"], scale), dynamic_shapes=({0: tokens}, {})).module()
+    a = given["a"].repeat(3, 1)
+    assert torch.equal(exported(a, scale), Layer()(a, scale))
 
 
 def test_a_compiler_gives_the_same_bits(device):

@@ -203,3 +203,9 @@ def test_cpu_and_gpu_give_the_same_bits():
         expected = sm.scaled_mm(**on_cpu.inputs, out_dtype=case.out_dtype)
         actual = sm.scaled_mm(**on_gpu.inputs, out_dtype=case.out_dtype).cpu()
         assert reference.same_bits(actual, expected), f"{case}: {reference.describe_difference(actual, expected)}"
+
+
+def test_a_weight_may_be_prepared_within_vmap():
+    a, scale = torch.randint(-5, 5, (3, 6, 8), dtype=torch.int8), torch.ones(1)
+    found = torch.vmap(lambda a: sm.scaled_mm(a, sm.prepare_weight(a.t()), scale, scale))(a)
+    assert torch.equal(found, torch.stack([sm.scaled_mm(each, each.t(), scale, scale) for each in a]))

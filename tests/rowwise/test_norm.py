@@ -291,3 +291,9 @@ def test_functions_compute_while_something_else_is_being_compiled(device, monkey
     for call, result in zip(calls, expected):
         for one, other in zip(torch.utils._pytree.tree_leaves(call()), torch.utils._pytree.tree_leaves(result)):
             assert same_bits(one, other)
+
+
+def test_epsilon_may_be_an_integer_beyond_64_bits():
+    x, weight = torch.randn(3, 8), torch.ones(8)
+    assert same_bits(sm.rms_norm(x, weight, 10**30), sm.rms_norm(x, weight, 1e30))
+    assert all(map(same_bits, sm.add_rms_norm(x, x, weight, 10**30), sm.add_rms_norm(x, x, weight, 1e30)))

@@ -121,3 +121,13 @@ def test_opcheck_finds_nothing_wrong(device):
     for layout, dtype, interleaved in (("contiguous", torch.float16, False), ("transposed", torch.float32, True)):
         made = [each.to(device) for each in operands((3,), 8, (4, 2), dtype, torch.float32, layout=layout)]
         torch.library.opcheck(torch.ops.scaled_mm.rope.default, (*made, interleaved))
+
+
+def test_a_compiler_may_trace_sizes_as_symbols_and_angles_as_constants():
+    query, key = torch.randn(5, 2, 8), torch.randn(5, 1, 8)
+
+    def rotated(query, key):
+        return sm.rope(query, key, torch.full((5, 8), 0.6), torch.full((5, 8), 0.8))
+
+    found = torch.compile(rotated, fullgraph=True, backend="eager", dynamic=True)(query, key)
+    assert all(map(torch.equal, found, rotated(query, key)))
