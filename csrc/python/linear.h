@@ -85,7 +85,7 @@ public:
     }
     return true;
   }
-  // Whether out is apart from smooth_scale. The core compares it with the product's operands alone.
+  // Whether out does not alias smooth_scale. The core compares out with the product's operands alone.
   bool out_is_apart() const {
     if (quantizer.present[2] == nullptr) return true;
     const Extent out = extent(product, 0), factor = extent(quantizer, 2);

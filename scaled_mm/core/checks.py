@@ -96,7 +96,7 @@ def same_place(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def has_shape(tensor: torch.Tensor, *forms: Sequence[int]) -> bool:
-    """Whether the tensor has one of the shapes. A compiler that traces sizes as symbols compares them one by one, the last ones first."""
+    """Whether the tensor has one of the shapes. Sizes are compared one by one, the last one first, so that symbolic sizes get few guards."""
     shape = tensor.shape
     return any(len(shape) == len(form) and all(a == b for a, b in zip(shape[::-1], form[::-1], strict=True)) for form in forms)
 

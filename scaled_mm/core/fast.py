@@ -163,7 +163,7 @@ def run(spec: ProductSpec, inputs: tuple, out_dtype: torch.dtype, out: torch.Ten
     if _handles and out is None and spec.matrix_dimensions and _current_device is not None:
         try:
             device = _current_device()
-        except RuntimeError:  # a process that was forked may not ask, and may still multiply on a CPU
+        except RuntimeError:  # a forked process cannot ask CUDA, but CPU products must still run
             device = None
         if device in _handles:  # the first product on a device goes on below, which makes the handle
             made = module.multiply(_handles[device][1], spec.code, device, constant_b, out_dtype, spec.matrix_dimensions, option, inputs)

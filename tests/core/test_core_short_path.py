@@ -91,7 +91,7 @@ def test_the_extension_allocates_out_on_the_current_device_or_leaves_the_product
 
 
 @pytest.mark.parametrize("handles", [{}, {0: (None, 77)}], ids=["no GPU was used", "a forked process of one that used a GPU"])
-def test_a_cpu_product_does_not_ask_for_the_current_gpu_or_survives_that_there_is_none(monkeypatch, handles):
+def test_a_cpu_product_needs_no_current_gpu(monkeypatch, handles):
     def refuse() -> int:
         raise RuntimeError("Found no NVIDIA driver on your system.")
 

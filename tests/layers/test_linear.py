@@ -147,7 +147,7 @@ def test_a_fault_of_the_one_call_is_raised_and_not_tried_again(monkeypatch, stat
             sm.int8_linear(x, weight, scale)
 
 
-def test_a_compiler_may_trace_sizes_as_symbols_and_vectors_as_constants():
+def test_symbolic_sizes_and_constant_vectors_compile():
     x, weight = torch.randn(4, 8), torch.randint(-5, 5, (6, 8), dtype=torch.int8)
 
     def layer(x, weight):

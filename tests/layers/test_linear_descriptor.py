@@ -135,7 +135,7 @@ def test_a_destroyed_descriptor_says_so(device):
         desc.calculate(**given)
 
 
-def test_an_output_within_the_smooth_scale_is_refused(device):
+def test_an_output_that_aliases_the_smooth_scale_is_refused(device):
     x, weight, scale = operands(device)
     memory = torch.rand(M * N + K, device=device)
     out, smooth = memory[: M * N].view(M, N), memory[M * N - 4 : M * N - 4 + K]

@@ -224,7 +224,7 @@ def test_a_shared_weight_gives_the_rows_of_one_tall_product(device, how):
     assert reference.same_bits(out.reshape(12, 32), sm.scaled_mm(**flat))
 
 
-def test_a_large_batch_of_nothing_takes_no_time():
+def test_a_large_batch_of_empty_products_does_not_loop_over_them():
     a, b = torch.empty(10**6, 0, 8, dtype=torch.int8), torch.ones(1, 8, 3, dtype=torch.int8).expand(10**6, 8, 3)
     begin = time.monotonic()
     assert sm.scaled_mm(a, b, torch.ones(1), torch.ones(1)).shape == (10**6, 0, 3)

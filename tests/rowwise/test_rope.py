@@ -123,7 +123,7 @@ def test_opcheck_finds_nothing_wrong(device):
         torch.library.opcheck(torch.ops.scaled_mm.rope.default, (*made, interleaved))
 
 
-def test_a_compiler_may_trace_sizes_as_symbols_and_angles_as_constants():
+def test_symbolic_sizes_and_constant_angles_compile():
     query, key = torch.randn(5, 2, 8), torch.randn(5, 1, 8)
 
     def rotated(query, key):
