@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 17
+#define SCALED_MM_KERNEL_ABI_VERSION 18
 
 namespace scaled_mm {
 
@@ -25,6 +25,7 @@ struct LaunchCache {
 struct Groups {
   int64_t experts;
   int64_t b_stride, b_scale_stride, bias_stride; // from one expert to the next
+  bool zero_unassigned;                          // whether rows of out that belong to no expert become zero; else they may have any values
 };
 
 // The operands of a GGUF product besides those of GemmLaunch. In GemmLaunch, a is the activation [M, K] with M tokens, and b the weight [N, K]:
@@ -52,12 +53,14 @@ struct RowwiseOperands {
   int64_t vector_stride, offset_stride; // of [N]
   int64_t scale_stride, zero_point_stride;
   int32_t vector_dtype, zero_point_dtype; // scaledMMDtype_t
+  int64_t num_experts;                    // of expert_offsets
 };
 
 // Their pointers; nullptr for absent ones.
 struct RowwisePointers {
   const void *residual, *vector, *offset, *scale, *zero_point;
   const void *out_scale, *out_zero_point, *out_row_sums, *total; // written
+  const void* expert_offsets;                                    // int32; rows from the last one on are not computed. Or nullptr
 };
 
 // The rotary position embedding besides the fields of GemmLaunch. There, M is the number of tokens and N the elements of a head, a is query and out

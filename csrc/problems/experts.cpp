@@ -16,10 +16,11 @@ const char* ExpertsProblem::misfit(const RowNeeds& needs) const {
 }
 
 scaledMMStatus_t ExpertsProblem::read_option(const Options& options) {
+  groups_.zero_unassigned = (options.option & SCALED_MM_UNASSIGNED_ROWS_ANY) == 0;
+  expected_rows_ = options.option & ~SCALED_MM_UNASSIGNED_ROWS_ANY;
   if (options.option < 0) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "expected_rows: expected a number of rows, or 0 for all, got %d", int(options.option));
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "expected_rows: expected a number of rows below 2^30, or 0 for all, got %d", int(options.option));
   }
-  expected_rows_ = options.option;
   return SCALED_MM_STATUS_SUCCESS;
 }
 

@@ -31,6 +31,8 @@ public:
     if (is_weight) sizes[1] = blocks_along(sizes[1], block);
     sizes[2] = blocks_along(sizes[2], block);
     if (scaledMMStatus_t s = written("out_scale", SCALED_MM_DTYPE_FLOAT32, x.ndim, sizes + 1 - n, t[2])) return s;
+    if (t[3] != nullptr && is_weight) return fail(SCALED_MM_STATUS_BAD_PARAM, "expert_offsets: expected none for a weight, got a tensor");
+    if (scaledMMStatus_t s = check_expert_offsets(t[3], &operands_.num_experts)) return s;
     info.batch_strides.a = n ? stride_along(x, 0) : 0;
     info.batch_strides.out = n ? stride_along(*t[0], 0) : 0;
     info.batch_strides.a_scale = n ? stride_along(*t[2], 0) : 0;
@@ -64,7 +66,8 @@ private:
 
 constexpr OperandSpec kOperands[] = {{"out", offsetof(GemmLaunch, out), Role::kOut},
                                      {"x", offsetof(GemmLaunch, a)},
-                                     {"out_scale", offsetof(GemmLaunch, rowwise_pointers) + offsetof(RowwisePointers, out_scale), Role::kWritten}};
+                                     {"out_scale", offsetof(GemmLaunch, rowwise_pointers) + offsetof(RowwisePointers, out_scale), Role::kWritten},
+                                     {"expert_offsets", offsetof(GemmLaunch, rowwise_pointers) + offsetof(RowwisePointers, expert_offsets)}};
 
 } // namespace
 

@@ -7,20 +7,6 @@
 namespace scaled_mm {
 namespace {
 
-long long number(int64_t value) { return static_cast<long long>(value); }
-
-// A contiguous int32 vector.
-scaledMMStatus_t check_indices(const char* name, const char* shape, int64_t length, const scaledMMTensorDesc_t* t) {
-  if (scaledMMStatus_t s = check_operand(name, shape, {SCALED_MM_DTYPE_INT32}, 1, t)) return s;
-  if (length >= 0 && t->shape[0] != length) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s = [%lld], got %s", name, shape, number(length), tensor_shape(*t).c_str());
-  }
-  if (t->shape[0] > 1 && t->strides[0] != 1) {
-    return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected a contiguous tensor, got stride %lld", name, number(t->strides[0]));
-  }
-  return SCALED_MM_STATUS_SUCCESS;
-}
-
 // A contiguous int32 matrix [M, choices]; choices -1: any.
 scaledMMStatus_t check_rows_of_tokens(const char* name, int64_t M, int64_t choices, const scaledMMTensorDesc_t* t) {
   if (scaledMMStatus_t s = check_operand(name, "[M, choices]", {SCALED_MM_DTYPE_INT32}, 2, t)) return s;

@@ -28,6 +28,29 @@ protected:
   }
 };
 
+inline long long number(int64_t value) { return static_cast<long long>(value); }
+
+// A contiguous int32 vector.
+inline scaledMMStatus_t check_indices(const char* name, const char* shape, int64_t length, const scaledMMTensorDesc_t* t) {
+  if (scaledMMStatus_t s = check_operand(name, shape, {SCALED_MM_DTYPE_INT32}, 1, t)) return s;
+  if (length >= 0 && t->shape[0] != length) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "%s: expected %s = [%lld], got %s", name, shape, number(length), tensor_shape(*t).c_str());
+  }
+  if (t->shape[0] > 1 && t->strides[0] != 1) {
+    return fail(SCALED_MM_STATUS_BAD_TENSOR_STRIDES, "%s: expected a contiguous tensor, got stride %lld", name, number(t->strides[0]));
+  }
+  return SCALED_MM_STATUS_SUCCESS;
+}
+
+// The operand expert_offsets [E] of a kind that computes only the rows of experts; nullptr: all rows.
+inline scaledMMStatus_t check_expert_offsets(const scaledMMTensorDesc_t* t, int64_t* count) {
+  if (t == nullptr) return SCALED_MM_STATUS_SUCCESS;
+  if (scaledMMStatus_t s = check_indices("expert_offsets", "[E]", -1, t)) return s;
+  *count = t->shape[0];
+  if (*count > 0) return SCALED_MM_STATUS_SUCCESS;
+  return fail(SCALED_MM_STATUS_BAD_TENSOR_SHAPE, "expert_offsets: expected [E] with E of at least 1, got %s", tensor_shape(*t).c_str());
+}
+
 // The stride of a dimension of size 1 is meaningless, 0 is used.
 inline int64_t stride_along(const scaledMMTensorDesc_t& t, int dim) { return t.shape[dim] > 1 ? t.strides[dim] : 0; }
 

@@ -5,6 +5,7 @@
 #include "core/status.h"
 #include "core/tensors.h"
 #include "problems/kinds.h"
+#include "problems/own_kernel.h"
 
 namespace scaled_mm {
 namespace {
@@ -12,11 +13,10 @@ namespace {
 constexpr Dtypes kFloats = {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32};
 constexpr Dtypes kInt8 = {SCALED_MM_DTYPE_INT8};
 
-long long number(int64_t value) { return static_cast<long long>(value); }
-
 // The operands of any of the three kinds; nullptr: absent.
 struct RowwiseTensors {
-  const scaledMMTensorDesc_t *out, *x, *residual, *vector, *offset, *scale, *zero_point, *out_scale, *out_zero_point, *out_row_sums, *total;
+  const scaledMMTensorDesc_t *out, *x, *residual, *vector, *offset, *scale, *zero_point, *out_scale, *out_zero_point, *out_row_sums, *total,
+      *expert_offsets;
 };
 
 // Strides of a matrix; those of a dimension of size 1 are meaningless, 0 is used.
@@ -182,6 +182,7 @@ scaledMMStatus_t Rowwise::validate(const RowwiseTensors& t, const Options& optio
     if (scaledMMStatus_t s = vector("offset", *t.offset, &operands_.offset_stride)) return s;
     if (scaledMMStatus_t s = check_dtype("offset", {t.vector->dtype}, *t.offset)) return s;
   }
+  if (scaledMMStatus_t s = check_expert_offsets(t.expert_offsets, &operands_.num_experts)) return s;
   return outputs(t);
 }
 
@@ -193,7 +194,8 @@ public:
   Quantize() : Rowwise(0, "factor") {}
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
     return Rowwise::validate(
-        {t[0], t[1], nullptr, t[2], t[3], t[4], t[5], t[6], t[7], t[8], nullptr}, options, [](int32_t f) { return f == SCALED_MM_QUANTIZE_INT8; },
+        {t[0], t[1], nullptr, t[2], t[3], t[4], t[5], t[6], t[7], t[8], nullptr, nullptr}, options,
+        [](int32_t f) { return f == SCALED_MM_QUANTIZE_INT8; },
         [](int32_t output) { return output > SCALED_MM_ROWWISE_CAST && output <= SCALED_MM_ROWWISE_STATIC_COLUMNS; });
   }
 };
@@ -208,7 +210,7 @@ public:
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
     if (t[3] == nullptr) return fail(SCALED_MM_STATUS_NULL_POINTER, "weight: expected a tensor [N], got a null pointer");
     return Rowwise::validate(
-        {t[0], t[1], t[2], t[3], nullptr, t[4], t[5], t[6], nullptr, nullptr, t[7]}, options,
+        {t[0], t[1], t[2], t[3], nullptr, t[4], t[5], t[6], nullptr, nullptr, t[7], nullptr}, options,
         [](int32_t f) { return f == SCALED_MM_RMS_NORM || f == SCALED_MM_ADD_RMS_NORM; }, casts_or_quantizes);
   }
 };
@@ -218,7 +220,7 @@ public:
   Activation() : Rowwise(2, "factor") {}
   scaledMMStatus_t validate(const scaledMMTensorDesc_t* const* t, const Options& options) override {
     return Rowwise::validate(
-        {t[0], t[1], nullptr, nullptr, nullptr, t[2], t[3], t[4], nullptr, nullptr, nullptr}, options,
+        {t[0], t[1], nullptr, nullptr, nullptr, t[2], t[3], t[4], nullptr, nullptr, nullptr, t[5]}, options,
         [](int32_t f) { return f >= SCALED_MM_SILU_AND_MUL && f <= SCALED_MM_GELU_TANH_AND_MUL; }, casts_or_quantizes);
   }
 };
@@ -238,7 +240,7 @@ constexpr OperandSpec kQuantizeOperands[] = {kOut,
                                              {"out_row_sums", AT(out_row_sums), Role::kWritten}};
 constexpr OperandSpec kNormOperands[] = {
     kOut, kX, {"residual", AT(residual)}, {"weight", AT(vector)}, kScale, kZeroPoint, kOutScale, {"total", AT(total), Role::kWritten, 0b110}};
-constexpr OperandSpec kActivationOperands[] = {kOut, kX, kScale, kZeroPoint, kOutScale};
+constexpr OperandSpec kActivationOperands[] = {kOut, kX, kScale, kZeroPoint, kOutScale, {"expert_offsets", AT(expert_offsets)}};
 
 } // namespace
 

@@ -197,14 +197,14 @@ PyObject* rowwise(PyObject*, PyObject* const* args, Py_ssize_t count) {
   constexpr Fold N = Fold::kNone, X = Fold::kMatrix, R = Fold::kRows, H = Fold::kHeads, B = Fold::kBlocks;
   constexpr Fold kFolds[][9] = {{X, X, N, N, R, R, R, R, R},
                                 {X, X, X, N, R, R, R, X},
-                                {X, X, R, R, R}, // as scaled_mm.h lists the operands
+                                {X, X, R, R, R, N}, // as scaled_mm.h lists the operands
                                 {H, H, H, X, X, H},
-                                {X, X, X},
+                                {X, X, X, N},
                                 {B, X},
                                 {N, X, N, N, X},
                                 {X, X, X, X},
                                 {X, X, X, X}};
-  constexpr Fold kWeightFolds[9] = {H, H, H};
+  constexpr Fold kWeightFolds[9] = {H, H, H, N};
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t product = int32_t(PyLong_AsLong(args[1])), function = int32_t(PyLong_AsLong(args[2]));
   int32_t output = int32_t(PyLong_AsLong(args[3]));

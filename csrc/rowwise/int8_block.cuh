@@ -17,6 +17,7 @@ struct Int8Blocks {
   int64_t x_stride_batch, out_stride_batch;
   float* scale;
   int64_t scale_stride_batch, scale_stride_n, scale_stride_k;
+  const int32_t* rows_end; // rows of tokens from this one on are not computed, or nullptr
 };
 
 __device__ inline Chunk<int8_t> int8_block_chunk(const Int8Blocks& p, const float (&y)[kChunk], const Quantizer& quantizer) {
@@ -27,7 +28,7 @@ __device__ inline Chunk<int8_t> int8_block_chunk(const Int8Blocks& p, const floa
 template <class X, int kBlock = kInt8Block>
 struct TokenBlock {
   static constexpr int kAcross = kBlock / kChunk; // threads of a block
-  bool inside;                                    // false past the last block; such threads stay for the warp's shuffles
+  bool inside;                                    // false past the last row; such threads stay for the warp's shuffles
   int64_t row;
   int column, k;
   float y[kChunk] = {};
@@ -35,8 +36,8 @@ struct TokenBlock {
 
   __device__ explicit TokenBlock(const Int8Blocks& p) {
     const uint32_t block = blockIdx.x * (kInt8BlockThreads / kAcross) + threadIdx.x / kAcross;
-    inside = block < p.blocks;
     row = block / p.blocks_k;
+    inside = block < p.blocks && !is_absent(row, p.N, p.rows_end);
     column = int(block % p.blocks_k);
     k = column * kBlock + int(threadIdx.x) % kAcross * kChunk;
     if (inside) load_chunk<X>(p.x, row, k, p.K, y);

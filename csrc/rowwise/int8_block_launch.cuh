@@ -39,6 +39,7 @@ Int8Blocks int8_blocks_of(const GemmLaunch& l) {
   p.scale_stride_batch = s.a_scale;
   p.scale_stride_n = l.a_scale_stride;
   p.scale_stride_k = l.a_scale_stride_k;
+  p.rows_end = rows_end_of(l);
   return p;
 }
 

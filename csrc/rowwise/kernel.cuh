@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) row_kernel(c
   wait_for_preceding_kernel();
   const Group<kThreads> group;
   const int64_t row = group.row;
-  if (row >= p.rows) return; // whole warps of a thread block with a row a warp, where nothing waits for them
+  if (is_absent(row, p.rows, p.rows_end)) return; // whole rows; warps of a thread block with a row a warp, where nothing waits for them
   RowValues<Source, kThreads, kHeld, kVectors> values(p, group);
   // What is rarer reads the row once more, a chunk at a time, and leaves the registers to the rest.
   RowValues<Source, kThreads, 0, kVectors, 1> again(p, group, values.state);
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) element_kern
     group.row = blockIdx.x / spans;
   }
   const int64_t row = group.row;
-  if (row >= p.rows) return;
+  if (is_absent(row, p.rows, p.rows_end)) return;
 #pragma unroll 1
   for (int64_t span = int64_t(first) * kSpan; span < p.K; span += int64_t(spans) * kSpan) {
     typename Source::template Batch<kVectors, kCount> batch;

@@ -63,6 +63,12 @@ void join_rows(Rows& p) {
   for (Matrix* m : {&p.x, &p.out}) *m = {m->data, elements, 1, true, m->end};
 }
 
+// Where the number of the rows that belong to experts is, or nullptr.
+inline const int32_t* rows_end_of(const GemmLaunch& l) {
+  const auto* ends = static_cast<const int32_t*>(l.rowwise_pointers.expert_offsets);
+  return ends == nullptr ? nullptr : ends + l.rowwise->num_experts - 1;
+}
+
 template <class X>
 Rows rows_of(const GemmLaunch& l) {
   const RowwiseOperands& o = *l.rowwise;
@@ -89,6 +95,7 @@ Rows rows_of(const GemmLaunch& l) {
   p.out_scale = static_cast<float*>(const_cast<void*>(at.out_scale));
   p.out_zero_point = static_cast<int32_t*>(const_cast<void*>(at.out_zero_point));
   p.out_row_sums = static_cast<int32_t*>(const_cast<void*>(at.out_row_sums));
+  p.rows_end = rows_end_of(l);
   join_rows<X>(p);
   return p;
 }

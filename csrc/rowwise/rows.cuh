@@ -44,7 +44,13 @@ struct Rows {
   float* out_scale; // [rows], contiguous, like the next two
   int32_t* out_zero_point;
   int32_t* out_row_sums;
+  const int32_t* rows_end; // rows from this one on are not computed, or nullptr
 };
+
+// Whether a row belongs to a thread that has none, or to no expert.
+__device__ inline bool is_absent(int64_t row, int64_t rows, const int32_t* rows_end) {
+  return row >= rows || (rows_end != nullptr && row >= *rows_end);
+}
 
 __device__ inline float to_float(float v) { return v; }
 __device__ inline float to_float(__half v) { return __half2float(v); }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from scaled_mm.core.checks import check_device, check_strided, has_shape
@@ -11,15 +9,7 @@ from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError, 
 from scaled_mm.products.grouped import grouped_scaled_mm
 from scaled_mm.products.grouped_block_scaled import grouped_block_scaled_mm
 from scaled_mm.rowwise import moe
-from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
-from scaled_mm.rowwise.int8_block import quantize_int8_block
 from scaled_mm.rowwise.operands import check_float, check_rows, check_written
-
-ACTIVATIONS = {
-    "silu": silu_and_mul,
-    "gelu": gelu_and_mul,
-    "gelu_tanh": functools.partial(gelu_and_mul, approximate="tanh"),
-}
 
 
 @torch.no_grad()
@@ -73,8 +63,7 @@ def fused_experts(
     q, scale = moe.quantize_to_rows(x, order.inverse, block_scales)
     rows = expected_rows(*topk_ids.shape, w13.shape[0], expert_map)
     h = _product(q, w13, scale, w13_scale, order.ends, x.dtype, block_scales, rows)
-    activated = ACTIVATIONS[activation]
-    q, scale = quantize_int8_block(activated(h)) if block_scales else activated(h, quantize="token")
+    q, scale = moe.activate(h, activation, order.ends, block_scales)
     y = _product(q, w2, scale, w2_scale, order.ends, x.dtype, block_scales, rows)
     return moe.combine(y, topk_weights, order.inverse, out)
 
@@ -91,8 +80,9 @@ def expected_rows(tokens: int, choices: int, experts: int, expert_map) -> int | 
 def _product(q, weight, scale, weight_scale, ends, out_dtype, block_scales, rows) -> torch.Tensor:
     b = weight.transpose(1, 2)
     if block_scales:
-        return grouped_block_scaled_mm(q, b, scale, weight_scale.transpose(1, 2), ends, out_dtype=out_dtype, expected_rows=rows)
-    return grouped_scaled_mm(q, b, scale, weight_scale, ends, out_dtype=out_dtype, expected_rows=rows)
+        scales = scale, weight_scale.transpose(1, 2)
+        return grouped_block_scaled_mm(q, b, *scales, ends, out_dtype=out_dtype, expected_rows=rows, zero_unassigned=False)
+    return grouped_scaled_mm(q, b, scale, weight_scale, ends, out_dtype=out_dtype, expected_rows=rows, zero_unassigned=False)
 
 
 def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, expert_map, out) -> None:
@@ -123,8 +113,8 @@ def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, 
         raise BadTensorShapeError(f"topk_weights: expected [tokens, choices] with {tokens} tokens as in x, got {list(topk_weights.shape)}")
     if topk_ids.shape != topk_weights.shape:
         raise BadTensorShapeError(f"topk_ids: expected {list(topk_weights.shape)} as topk_weights, got {list(topk_ids.shape)}")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise BadParamError(f"activation: expected one of {', '.join(map(repr, ACTIVATIONS))}, got {activation!r}")
+    if not isinstance(activation, str) or activation not in moe.ACTIVATIONS:
+        raise BadParamError(f"activation: expected one of {', '.join(map(repr, moe.ACTIVATIONS))}, got {activation!r}")
     if out is not None:
         apart = dict(w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
         check_written("out", out, x.dtype, x.shape, x.device, **apart, expert_map=expert_map)

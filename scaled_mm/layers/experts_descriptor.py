@@ -73,7 +73,8 @@ class FusedExpertsDescriptor:
     def _product(self, handle: Handle, t: dict, out: str, q: str, weight: str, scale: str):
         create = create_grouped_block_scaled_descriptor if self._block else create_grouped_descriptor
         with self._renamed(weight):
-            return create(handle, **self._of_product(t, out, q, weight, scale), expected_rows=self._expected_rows)
+            operands = self._of_product(t, out, q, weight, scale)
+            return create(handle, **operands, expected_rows=self._expected_rows, zero_unassigned=False)
 
     # ---- the operands of each step; t: tensors or descriptions by name -------------------------------------------------------
 
@@ -91,11 +92,12 @@ class FusedExpertsDescriptor:
         return dict(out=t[out], a=t[q], b=_transposed(t[weight]), a_scale=t[scale], b_scale=b_scale, expert_offsets=t["ends"])
 
     def _of_activation(self, t: dict) -> dict:
-        return dict(out=t["activated"], x=t["h"]) if self._block else dict(out=t["q2"], x=t["h"], out_scale=t["scale2"])
+        written = dict(out=t["activated"]) if self._block else dict(out=t["q2"], out_scale=t["scale2"])
+        return dict(x=t["h"], expert_offsets=t["ends"], **written)
 
     @staticmethod
     def _of_requantize(t: dict) -> dict:
-        return dict(out=t["q2"], x=t["activated"], out_scale=t["scale2"])
+        return dict(out=t["q2"], x=t["activated"], out_scale=t["scale2"], expert_offsets=t["ends"])
 
     @staticmethod
     def _of_combine(t: dict) -> dict:

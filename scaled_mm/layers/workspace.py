@@ -18,14 +18,16 @@ def whole(size: int) -> int:
 
 @contextlib.contextmanager
 def renamed(names: dict[str, str]) -> Iterator[None]:
-    """Errors that a step raises name the caller's arguments. `weight^T`: shapes in the message are those of the transpose."""
+    """Errors that a step raises name the caller's arguments, also as the last word. `weight^T`: shapes in the message are those of the transpose."""
     try:
         yield
     except ScaledMMError as error:
         name, colon, rest = str(error).partition(":")
-        if name not in names or not colon:
+        before, overlap, other = rest.rpartition("got an overlap with ")
+        if not colon or (name not in names and not (overlap and other in names)):
             raise
-        raise type(error)(f"{names[name]}:{rest}") from None
+        rest = f"{before}{overlap}{names.get(other, other)}" if overlap else rest
+        raise type(error)(f"{names.get(name, name)}:{rest}") from None
 
 
 def workspace_bytes(workspace: torch.Tensor | None, size: int, device: torch.device, apart: dict[str, torch.Tensor | None]) -> torch.Tensor:

@@ -28,13 +28,19 @@ def describe_sizes(out, a, b, *_) -> str:
     return f"{out.shape[0]} tokens, {'x'.join(map(str, b.shape))}"
 
 
-def rows_option(expected_rows: int | None) -> int:
-    """The option of the C function for `expected_rows`. Raises BadParamError."""
+_UNASSIGNED_ROWS_ANY = 1 << 30  # SCALED_MM_UNASSIGNED_ROWS_ANY
+
+
+def rows_option(expected_rows: int | None, zero_unassigned: bool) -> int:
+    """The option of the C function for `expected_rows` and `zero_unassigned`. Raises BadParamError."""
+    if not isinstance(zero_unassigned, bool):
+        raise BadParamError(f"zero_unassigned: expected True or False, got {zero_unassigned!r}")
+    any_values = 0 if zero_unassigned else _UNASSIGNED_ROWS_ANY
     if expected_rows is None or isinstance(expected_rows, torch.SymInt):  # a symbol while operators are traced, which have no option
-        return 0
+        return any_values
     if isinstance(expected_rows, bool) or not isinstance(expected_rows, int) or not 1 <= expected_rows < 2**31:
         raise BadParamError(f"expected_rows: expected None or a number from 1 to 2147483647, got {expected_rows!r}")
-    return expected_rows
+    return any_values | min(expected_rows, _UNASSIGNED_ROWS_ANY - 1)
 
 
 GROUPED = Product(
@@ -74,6 +80,7 @@ def grouped_scaled_mm(
     b_column_sums: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     expected_rows: int | None = None,
+    zero_unassigned: bool = True,
 ) -> torch.Tensor:
     """INT8 products of tokens, sorted by expert, with each expert's weight. The bits are those of `scaled_mm` for each expert.
 
@@ -97,7 +104,9 @@ def grouped_scaled_mm(
     out_dtype: float16, bfloat16, float32, or int32 for the raw accumulators (a_scale and b_scale must be None).
     out: [tokens, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
     expected_rows: how many rows are expected to belong to experts, if many do not, as on an expert-parallel rank. None: all. The selection of the
-        kernel config depends on it, the result does not. The operator that torch.compile and dispatch modes see has no such argument.
+        kernel config depends on it, the result does not.
+    zero_unassigned: False: rows that belong to no expert may have any values. A GPU then does not write them.
+        The operator that torch.compile and dispatch modes see has neither of the two arguments: it takes None and True.
 
     Runs on the current stream of a's device. K is bounded as in `scaled_mm`. With zero points the call also
     allocates 8 * (tokens + E * N) bytes.
@@ -105,7 +114,7 @@ def grouped_scaled_mm(
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     inputs = (a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
-    return GROUPED.call(inputs, out_dtype, out, option=rows_option(expected_rows))
+    return GROUPED.call(inputs, out_dtype, out, option=rows_option(expected_rows, zero_unassigned))
 
 
 class GroupedDescriptor(Plan):
@@ -153,15 +162,17 @@ def create_grouped_descriptor(
     b_column_sums=None,
     kernel=None,
     expected_rows=None,
+    zero_unassigned=True,
 ) -> GroupedDescriptor:
     """Validates a grouped product once and selects its kernel.
 
     Each argument is a TensorDesc or a tensor, as in `grouped_scaled_mm`. `out` [tokens, N] determines the output dtype.
-    kernel: forces a kernel config by its name in the section `grouped` of the device's tile table. expected_rows: see `grouped_scaled_mm`.
+    kernel: forces a kernel config by its name in the section `grouped` of the device's tile table.
+    expected_rows, zero_unassigned: see `grouped_scaled_mm`.
     Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     operands = (out, a, b, a_scale, b_scale, bias, expert_offsets, a_zero_point, b_zero_point, a_row_sums, b_column_sums)
-    return GroupedDescriptor(GROUPED, handle, operands, kernel, option=rows_option(expected_rows))
+    return GroupedDescriptor(GROUPED, handle, operands, kernel, option=rows_option(expected_rows, zero_unassigned))
 
 
 __all__ = ["GroupedDescriptor", "create_grouped_descriptor", "grouped_scaled_mm"]

@@ -41,6 +41,7 @@ def grouped_block_scaled_mm(
     out_dtype: torch.dtype = torch.bfloat16,
     out: torch.Tensor | None = None,
     expected_rows: int | None = None,
+    zero_unassigned: bool = True,
 ) -> torch.Tensor:
     """Block-scaled INT8 products of tokens, sorted by expert, with each expert's weight. The bits are those of `block_scaled_mm` for each expert.
 
@@ -55,13 +56,13 @@ def grouped_block_scaled_mm(
     bias: [E, N], in out_dtype or float32.
     out_dtype: float16, bfloat16 or float32.
     out: [tokens, N] to write to. It determines the dtype, and out_dtype is ignored. It must not alias an input.
-    expected_rows: see `grouped_scaled_mm`.
+    expected_rows, zero_unassigned: see `grouped_scaled_mm`.
 
     Runs on the current stream of a's device, and never synchronizes. K is not bounded. The output never requires a gradient.
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given.
     """
     inputs = (a, b, a_scale, b_scale, bias, expert_offsets)
-    return GROUPED_BLOCK_SCALED.call(inputs, out_dtype, out, option=grouped.rows_option(expected_rows))
+    return GROUPED_BLOCK_SCALED.call(inputs, out_dtype, out, option=grouped.rows_option(expected_rows, zero_unassigned))
 
 
 class GroupedBlockScaledDescriptor(Plan):
@@ -78,17 +79,17 @@ class GroupedBlockScaledDescriptor(Plan):
 
 
 def create_grouped_block_scaled_descriptor(
-    handle: Handle, *, out, a, b, a_scale, b_scale, expert_offsets, bias=None, kernel=None, expected_rows=None
+    handle: Handle, *, out, a, b, a_scale, b_scale, expert_offsets, bias=None, kernel=None, expected_rows=None, zero_unassigned=True
 ) -> GroupedBlockScaledDescriptor:
     """Validates a grouped block-scaled product once and selects its kernel.
 
     Each argument is a TensorDesc or a tensor, as in `grouped_block_scaled_mm`. `out` [tokens, N] determines the output dtype.
     kernel: forces a kernel config by its name in the section `grouped_block_scaled` of the device's tile table.
-    expected_rows: see `grouped_scaled_mm`.
+    expected_rows, zero_unassigned: see `grouped_scaled_mm`.
     Raises a ScaledMMError that names the argument, what was expected and what was given.
     """
     operands = (out, a, b, a_scale, b_scale, bias, expert_offsets)
-    return GroupedBlockScaledDescriptor(GROUPED_BLOCK_SCALED, handle, operands, kernel, option=grouped.rows_option(expected_rows))
+    return GroupedBlockScaledDescriptor(GROUPED_BLOCK_SCALED, handle, operands, kernel, option=grouped.rows_option(expected_rows, zero_unassigned))
 
 
 __all__ = ["GroupedBlockScaledDescriptor", "create_grouped_block_scaled_descriptor", "grouped_block_scaled_mm"]

@@ -29,8 +29,8 @@ from scaled_mm.rowwise.static import quantize
 _OPERANDS = {
     Kind.QUANTIZE: ("x", "factor", "offset", "scale", "zero_point", "out_scale", "out_zero_point", "out_row_sums"),
     Kind.NORM: ("x", "residual", "weight", "scale", "zero_point", "out_scale", "total"),
-    Kind.ACTIVATION: ("x", "scale", "zero_point", "out_scale"),
-    Kind.INT8_BLOCK: ("x", "out_scale"),
+    Kind.ACTIVATION: ("x", "scale", "zero_point", "out_scale", "expert_offsets"),
+    Kind.INT8_BLOCK: ("x", "out_scale", "expert_offsets"),
     Kind.MOE_SORT: ("topk_ids", "expert_map", "ends", "inverse"),
     Kind.MOE_QUANTIZE: ("x", "rows", "out_scale"),
     Kind.MOE_COMBINE: ("y", "topk_weights", "rows"),
@@ -86,7 +86,7 @@ def _added(epsilon, x, residual, weight, total, scale=None, zero_point=None, out
 
 
 def _activation(operator: Callable, **options) -> Callable[..., dict[str, torch.Tensor]]:
-    def activated(_, x, scale=None, zero_point=None, out_scale=None) -> dict[str, torch.Tensor]:
+    def activated(_, x, scale=None, zero_point=None, out_scale=None, expert_offsets=None) -> dict[str, torch.Tensor]:
         return _finished(operator(x, quantize=_quantize_of(scale, out_scale), zero_point=zero_point, **options), out_scale)
 
     return activated
@@ -101,6 +101,7 @@ def _to_rows(block: bool) -> Callable[..., dict[str, torch.Tensor]]:
 
 
 _STATIC = ("scale", "zero_point", "out_scale")
+_ACTIVATED = ("x", *_STATIC, "expert_offsets")
 OPERATORS = {
     "quantize_int8": _Operator(Kind.QUANTIZE, Function.QUANTIZE_INT8, ("x", "factor", *_STATIC, "out_zero_point", "out_row_sums"), _quantized),
     "quantize": _Operator(
@@ -108,11 +109,14 @@ OPERATORS = {
     ),
     "rms_norm": _Operator(Kind.NORM, Function.RMS_NORM, ("x", "weight", *_STATIC), _normalized),
     "add_rms_norm": _Operator(Kind.NORM, Function.ADD_RMS_NORM, ("x", "residual", "weight", "total", *_STATIC), _added),
-    "silu_and_mul": _Operator(Kind.ACTIVATION, Function.SILU_AND_MUL, ("x", *_STATIC), _activation(silu_and_mul)),
-    "gelu_and_mul": _Operator(Kind.ACTIVATION, Function.GELU_AND_MUL, ("x", *_STATIC), _activation(gelu_and_mul)),
-    "gelu_tanh_and_mul": _Operator(Kind.ACTIVATION, Function.GELU_TANH_AND_MUL, ("x", *_STATIC), _activation(gelu_and_mul, approximate="tanh")),
+    "silu_and_mul": _Operator(Kind.ACTIVATION, Function.SILU_AND_MUL, _ACTIVATED, _activation(silu_and_mul)),
+    "gelu_and_mul": _Operator(Kind.ACTIVATION, Function.GELU_AND_MUL, _ACTIVATED, _activation(gelu_and_mul)),
+    "gelu_tanh_and_mul": _Operator(Kind.ACTIVATION, Function.GELU_TANH_AND_MUL, _ACTIVATED, _activation(gelu_and_mul, approximate="tanh")),
     "quantize_int8_block": _Operator(
-        Kind.INT8_BLOCK, 0, ("x", "out_scale"), lambda _, x, out_scale: dict(zip(("out", "out_scale"), quantize_int8_block(x)))
+        Kind.INT8_BLOCK,
+        0,
+        ("x", "out_scale", "expert_offsets"),
+        lambda _, x, out_scale, expert_offsets=None: dict(zip(("out", "out_scale"), quantize_int8_block(x))),
     ),
     "moe_sort": _Operator(Kind.MOE_SORT, 0, ("topk_ids", "expert_map", "ends", "inverse"), _sorted),
     "moe_quantize": _Operator(Kind.MOE_QUANTIZE, 0, ("x", "rows", "out_scale"), _to_rows(False)),

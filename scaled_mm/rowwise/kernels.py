@@ -167,9 +167,9 @@ def normalized(x, residual, weight, epsilon: float, quantize, zero_point, total:
     return _finished(Kind.NORM, function, float(epsilon), x, x.shape[-1], quantize, zero_point, (residual, weight), (total,))
 
 
-def activated(x, function: Function, quantize, zero_point):
-    """The gated activation of x."""
-    return _finished(Kind.ACTIVATION, function, 0.0, x, x.shape[-1] // 2, quantize, zero_point, ())
+def activated(x, function: Function, quantize, zero_point, expert_offsets: torch.Tensor | None = None):
+    """The gated activation of x. expert_offsets: as `grouped_scaled_mm` takes them; rows that belong to no expert are not computed."""
+    return _finished(Kind.ACTIVATION, function, 0.0, x, x.shape[-1] // 2, quantize, zero_point, (), (expert_offsets,))
 
 
 def rotated(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool):
@@ -178,14 +178,15 @@ def rotated(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torc
     return (out, out_key) if launch(Kind.ROPE, int(interleaved), 0, 0.0, out, query, key, cos, sin, out_key) else None
 
 
-def quantized_by_block(x: torch.Tensor, is_weight: bool, truncates: bool, block_size: int):
-    """(q, scale) of blocks of a row, or of square blocks of a weight. block_size: 128 or 64. truncates: quotients are rounded toward zero."""
+def quantized_by_block(x: torch.Tensor, is_weight: bool, truncates: bool, block_size: int, expert_offsets: torch.Tensor | None = None):
+    """(q, scale) of blocks of a row, or of square blocks of a weight. block_size: 128 or 64. truncates: quotients are rounded toward zero.
+    expert_offsets: of a row; see `activated`."""
     *leading, k = x.shape
     if is_weight:
         leading[-1] = -(-leading[-1] // block_size)
     q, scale = empty(x, tuple(x.shape), torch.int8), empty(x, (*leading, -(-k // block_size)), torch.float32)
     function = int(is_weight) + 2 * int(truncates) + 4 * int(block_size == 64)
-    return (q, scale) if launch(Kind.INT8_BLOCK, function, 0, 0.0, q, x, scale) else None
+    return (q, scale) if launch(Kind.INT8_BLOCK, function, 0, 0.0, q, x, scale, expert_offsets) else None
 
 
 def gguf_quantized(x: torch.Tensor, out: torch.Tensor, code: int, rule: int) -> torch.Tensor | None:

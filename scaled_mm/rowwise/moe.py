@@ -1,8 +1,9 @@
-"""The row-wise operators of a mixture of experts: the order of tokens by expert (`moe_sort`), tokens quantized to the rows of their experts, and the
-weighted sum of the experts' outputs. `scaled_mm.layers.experts` puts them together."""
+"""The row-wise operators of a mixture of experts: the order of tokens by expert (`moe_sort`), tokens quantized to the rows of their experts, the
+activation between the products, and the weighted sum of the experts' outputs. `scaled_mm.layers.experts` puts them together."""
 
 from __future__ import annotations
 
+import functools
 from operator import index
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from scaled_mm.core import fast
 from scaled_mm.core.checks import check_device, check_strided, mark_written
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError, DeviceNotSupportedError
 from scaled_mm.rowwise import kernels
+from scaled_mm.rowwise.activation import gelu_and_mul, silu_and_mul
 from scaled_mm.rowwise.arithmetic import wide
 from scaled_mm.rowwise.int8 import quantize_int8
 from scaled_mm.rowwise.int8_block import quantize_int8_block
@@ -211,6 +213,36 @@ def quantize_to_rows_on_cpu(count: int, x: torch.Tensor, rows: torch.Tensor, blo
 def _check_below(name: str, rows: torch.Tensor, count: int) -> None:
     if rows.numel() and (largest := int(rows.max())) >= count:
         raise BadParamError(f"{name}: expected values below {count}, the number of rows, got {largest}")
+
+
+# ---- the activation between the products ------------------------------------------------------------------------------------
+
+ACTIVATIONS = {
+    "silu": (kernels.Function.SILU_AND_MUL, silu_and_mul),
+    "gelu": (kernels.Function.GELU_AND_MUL, gelu_and_mul),
+    "gelu_tanh": (kernels.Function.GELU_TANH_AND_MUL, functools.partial(gelu_and_mul, approximate="tanh")),
+}
+"""The names of gated activations: the kernel's function, and the operator."""
+
+
+@torch.no_grad()
+def activate(h: torch.Tensor, activation: str, ends: torch.Tensor, block: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(q, scale): the gated activation of each row of h, quantized: int8 [rows, I] for h [rows, 2 I].
+
+    activation: one of `ACTIVATIONS`. ends: of an ExpertOrder. Unassigned rows have any values; kernels do not compute them.
+    block: `quantize_int8_block` of the activation in h's dtype, scale [rows, ceil(I/128)]; else quantize="token", scale [rows, 1].
+    """
+    function, operator = ACTIVATIONS[activation]
+    if kernels.serve(h) and h.shape[1] and (served := _activate_by_kernel(h, function, ends, block)):
+        return served
+    return quantize_int8_block(operator(h)) if block else operator(h, quantize="token")
+
+
+def _activate_by_kernel(h, function, ends, block) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not block:
+        return kernels.activated(h, function, "token", None, ends)
+    y = kernels.activated(h, function, None, None, ends)
+    return y and kernels.quantized_by_block(y[0], False, False, 128, ends)
 
 
 # ---- the weighted sum ---------------------------------------------------------------------------------------------------------

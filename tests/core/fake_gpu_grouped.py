@@ -100,13 +100,16 @@ def expected_rows(kernels: str) -> dict:
         "expert_offsets": TensorDesc((E,), torch.int32),
     }
     descs, answer = [given.get(name) for name in binding.operand_names(core.PRODUCT)], {}
-    for option in (0, 1, 64, 512, 4096, 5000, 2**31 - 1):
+    for option in (0, 1, 64, 512, 4096, 5000, 2**30 - 1):
         descriptor = core.create_from(descs, option=option)
         rows = min(option or tokens, tokens)
         active = min(E, rows)
         wanted = table.fastest(-(-rows // active), N, K, out_bytes=16, count=active)[0][1].name
         answer[option] = core.choice(descriptor).row.decode(), wanted
         core.destroy(descriptor)
+    with_flag = core.create_from(descs, option=64 | 1 << 30)  # SCALED_MM_UNASSIGNED_ROWS_ANY
+    answer["with the other flag"] = core.choice(with_flag).row.decode()
+    core.destroy(with_flag)
     answer["negative"] = status_of(lambda: core.create_from(descs, option=-1))
     return answer
 

@@ -213,7 +213,14 @@ def activation(draw: Draw):
     output, operands = draw.output(FUSED)
     x = operands["x"] = draw.matrix(2 * draw.k)
     function = draw.pick(list(GATED))
-    return function, output, 0.0, operands, finished(GATED[function](x), draw.dtype, output, operands)
+    expected = finished(GATED[function](x), draw.dtype, output, operands)
+    if draw.pick([False, True]):  # rows from the last end on keep what they are
+        end = draw.pick([0, draw.m // 2, draw.m, draw.m + 3])
+        operands["expert_offsets"] = torch.tensor([*[0] * draw.pick([0, 5]), end], dtype=torch.int32)
+        for name in expected.keys() & {"out", "out_scale"} & operands.keys():
+            before = operands[name]
+            expected[name] = torch.cat((expected[name].reshape(before.shape)[:end], before[end:]))
+    return function, output, 0.0, operands, expected
 
 
 def operators(kernels: str, rowwise: str, count: str, first: str = "0") -> dict:
@@ -365,6 +372,11 @@ def create_refusals(kernels: str, rowwise: str, device: str) -> dict:
     refuse("BAD_TENSOR_DTYPE weight", "weight int8", norms, weight=bytes_[0])
     refuse("BAD_TENSOR_SHAPE weight", "weight [1, N]", norms, weight=torch.zeros(1, 16))
     refuse("BAD_TENSOR_SHAPE weight", "weight too long", norms, weight=torch.zeros(17))
+    experts = torch.zeros(6, dtype=torch.int32)
+    refuse("BAD_TENSOR_DTYPE expert_offsets", "expert_offsets float32", Kind.ACTIVATION, expert_offsets=torch.zeros(6))
+    refuse("BAD_TENSOR_SHAPE expert_offsets", "expert_offsets of two dimensions", Kind.ACTIVATION, expert_offsets=experts.view(2, 3))
+    refuse("BAD_TENSOR_SHAPE expert_offsets", "expert_offsets of no expert", Kind.ACTIVATION, expert_offsets=experts[:0])
+    refuse("BAD_TENSOR_STRIDES expert_offsets", "expert_offsets with a stride of 2", Kind.ACTIVATION, expert_offsets=experts[::2])
     for flag in (1, 2):
         refuse("BAD_PARAM weight", f"weight with flag {flag}", norms, weight=Flagged((16,), flag))
     refuse("BAD_PARAM x", "x with flag 2", norms, x=Flagged((4, 16), 2))

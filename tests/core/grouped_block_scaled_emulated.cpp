@@ -51,12 +51,12 @@ struct Product {
   const int32_t* expert_offsets;
   int64_t a_stride_m, a_stride_k, b_stride_e, b_stride_k, b_stride_n, out_stride_m, out_stride_n;
   int64_t a_scale_stride_m, a_scale_stride_k, b_scale_stride_e, b_scale_stride_k, b_scale_stride_n, bias_stride_e, bias_stride_n;
-  int32_t bias_dtype, blocks, eager, block_size;
+  int32_t bias_dtype, blocks, eager, block_size, zero_unassigned;
 };
 
 template <class Run>
 int launched(const Product& p, const Run& run) {
-  const Groups groups = {p.E, p.b_stride_e, p.b_scale_stride_e, p.bias_stride_e};
+  const Groups groups = {p.E, p.b_stride_e, p.b_scale_stride_e, p.bias_stride_e, p.zero_unassigned != 0};
   GemmLaunch l = {};
   l.batch = 1;
   l.M = p.M, l.N = p.N, l.K = p.K;

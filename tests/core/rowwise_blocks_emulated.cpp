@@ -58,13 +58,13 @@ extern "C" int emulate_rope(int dtype, int interleaved, int multiprocessors, con
   });
 }
 
-// sizes: B, N, K. strides: of x, out and out_scale, three each. Returns whether x and out are read and written in chunks: bits 0 and 1.
+// sizes: B, N, K, E. pointers: x, out, out_scale, expert_offsets or nullptr. strides: of the first three, three each. Returns whether x and out are read and written in chunks: bits 0 and 1.
 extern "C" int emulate_int8_block(int dtype, int function, const int64_t* sizes, void* const* pointers, const int64_t* strides) {
   RowwiseOperands o = {};
-  o.function = function;
+  o.function = function, o.num_experts = sizes[3];
   GemmLaunch l = {};
   l.batch = sizes[0], l.M = sizes[1], l.N = sizes[2], l.rowwise = &o;
-  l.a = pointers[0], l.out = pointers[1], l.rowwise_pointers.out_scale = pointers[2];
+  l.a = pointers[0], l.out = pointers[1], l.rowwise_pointers.out_scale = pointers[2], l.rowwise_pointers.expert_offsets = pointers[3];
   l.batch_strides.a = strides[0], l.a_stride_m = strides[1], l.a_stride_k = strides[2];
   l.batch_strides.out = strides[3], l.out_stride_m = strides[4], l.out_stride_n = strides[5];
   l.batch_strides.a_scale = strides[6], l.a_scale_stride = strides[7], l.a_scale_stride_k = strides[8];

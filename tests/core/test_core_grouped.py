@@ -28,7 +28,8 @@ def test_every_grouped_product_is_launched_with_what_gives_the_bits_of_the_refer
 
 def test_the_expected_number_of_rows_selects_the_kernel_config(ask, fake_gpu):
     answer = ask("expected_rows", fake_gpu.kernels)
-    assert answer.pop("negative") == ["BAD_PARAM", "expected_rows: expected a number of rows, or 0 for all, got -1"]
+    assert answer.pop("negative") == ["BAD_PARAM", "expected_rows: expected a number of rows below 2^30, or 0 for all, got -1"]
+    assert answer.pop("with the other flag") == answer["64"][0]
     assert len(answer) == 7 and all(row == wanted for row, wanted in answer.values()), answer
     assert len({row for row, _ in answer.values()}) >= 3, answer
 

@@ -26,7 +26,7 @@ class Product(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("M", "N", "K", "E")),
         *((name, ctypes.c_void_p) for name in INPUTS),
         *((f"{name}_stride_{dim}", ctypes.c_int64) for name, dims in DIMS.items() for dim in dims),
-        *((name, ctypes.c_int32) for name in ("bias_dtype", "blocks", "eager", "block_size")),
+        *((name, ctypes.c_int32) for name in ("bias_dtype", "blocks", "eager", "block_size", "zero_unassigned")),
     ]
 
 
@@ -51,7 +51,7 @@ def emulate(tmp_path_factory):
     subprocess.run([str(cxx), *flags, *includes, str(folder / "rows.cpp"), "-o", str(folder / "rows.so")], check=True, timeout=600)
     library = ctypes.CDLL(str(folder / "rows.so"))
 
-    def emulate(row: str, inputs: dict, out: torch.Tensor, blocks: int, eager: bool, block_size: int = 128) -> None:
+    def emulate(row: str, inputs: dict, out: torch.Tensor, blocks: int, eager: bool, block_size: int = 128, zero_unassigned: bool = True) -> None:
         tensors = {**inputs, "out": out}
         experts, k, n = inputs["b"].shape
         product = Product(out.shape[0], n, k, experts, *(None if tensors[name] is None else tensors[name].data_ptr() for name in INPUTS))
@@ -61,7 +61,7 @@ def emulate(tmp_path_factory):
                     setattr(product, f"{name}_stride_{dim}", stride)
         bias = inputs["bias"]
         product.bias_dtype = binding.DTYPES[str(bias.dtype).removeprefix("torch.")] if bias is not None else 0
-        product.blocks, product.eager, product.block_size = blocks, eager, block_size
+        product.blocks, product.eager, product.block_size, product.zero_unassigned = blocks, eager, block_size, zero_unassigned
         assert getattr(library, f"{row}_{SUFFIXES[out.dtype]}")(ctypes.byref(product)) == 0
 
     return emulate
@@ -117,6 +117,16 @@ def test_the_generic_row_zeroes_unassigned_rows_of_an_unaligned_output(emulate):
         emulate(row, inputs, out, 3, False)
         case.check(out, inputs, row)
         assert memory[:, 0].isnan().all() and memory[:, 65:].isnan().all()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_unassigned_rows_are_not_written_on_request(emulate, row):
+    case = ExpertsCase(75, 3, 256, 72, pad=16, offsets="short")
+    inputs, out, zeroed = case.make(), case.poisoned(), case.poisoned()
+    emulate(row, inputs, zeroed, 3, False)
+    emulate(row, inputs, out, 3, False, zero_unassigned=False)
+    end = min(int(inputs["expert_offsets"].max()), 75)
+    assert 0 < end < 75 and torch.equal(out[:end], zeroed[:end]) and out[end:].isnan().all() and not zeroed[end:].any()
 
 
 def test_the_generic_row_takes_any_layout(emulate):

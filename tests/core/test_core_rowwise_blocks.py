@@ -13,7 +13,7 @@ from scaled_mm.core import binding
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError, NullPointerError
 from scaled_mm.rowwise.kernels import Kind
 
-HALF, FLOAT, INT8 = torch.float16, torch.float32, torch.int8
+HALF, FLOAT, INT8, INT32 = torch.float16, torch.float32, torch.int8, torch.int32
 
 
 def desc(dtype, *shape, strides=None):
@@ -23,6 +23,8 @@ def desc(dtype, *shape, strides=None):
 
 
 def create(kind: Kind, option: int, *descs) -> None:
+    if kind is Kind.INT8_BLOCK and len(descs) == 3:
+        descs = (*descs, None)  # without expert_offsets
     handle, descriptor = sm.Handle("cpu"), ctypes.c_void_p()
     create = binding.library().scaledMMCreateRowwiseDescriptor
     create.argtypes = [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int32] * 3, ctypes.c_double, ctypes.c_void_p, ctypes.c_int32]
@@ -44,6 +46,7 @@ def test_each_kind_takes_its_operands():
     create(Kind.INT8_BLOCK, 0, INT8_X, X, desc(FLOAT, 5, 3, strides=(1, 5)))
     create(Kind.INT8_BLOCK, 1, INT8_X, X, desc(FLOAT, 1, 3))
     create(Kind.INT8_BLOCK, 4, INT8_X, X, desc(FLOAT, 5, 5))
+    create(Kind.INT8_BLOCK, 2, INT8_X, X, SCALE, desc(INT32, 7))
     create(Kind.INT8_BLOCK, 7, desc(INT8, 2, 200, 300), desc(FLOAT, 2, 200, 300), desc(FLOAT, 2, 4, 5))
     create(Kind.INT8_BLOCK, 1, desc(INT8, 2, 200, 300), desc(FLOAT, 2, 200, 300), desc(FLOAT, 2, 2, 3))
     for fmt, size in (("q4_0", 18), ("q4_1", 20), ("q5_0", 22), ("q5_1", 24), ("q8_0", 34), ("q8_1", 36)):
@@ -80,6 +83,11 @@ def test_each_kind_takes_its_operands():
         (BadTensorShapeError, r"out_scale: expected \[5, 3\], got \[5, 2\]", Kind.INT8_BLOCK, 0, (INT8_X, X, desc(FLOAT, 5, 2))),
         (BadTensorShapeError, r"out_scale: expected \[1, 3\], got \[5, 3\]", Kind.INT8_BLOCK, 1, (INT8_X, X, SCALE)),
         (NullPointerError, r"out_scale: expected a tensor \[5, 3\], got none", Kind.INT8_BLOCK, 0, (INT8_X, X, None)),
+        (BadTensorDtypeError, "expert_offsets: expected int32, got float32", Kind.INT8_BLOCK, 0, (INT8_X, X, SCALE, desc(FLOAT, 7))),
+        (BadTensorShapeError, r"expert_offsets: expected 1 dimension \[E\]", Kind.INT8_BLOCK, 0, (INT8_X, X, SCALE, desc(INT32, 7, 1))),
+        (BadTensorShapeError, "expert_offsets: .* at least 1", Kind.INT8_BLOCK, 0, (INT8_X, X, SCALE, desc(INT32, 0))),
+        (BadTensorStridesError, "expert_offsets: expected a contiguous", Kind.INT8_BLOCK, 0, (INT8_X, X, SCALE, desc(INT32, 7, strides=(2,)))),
+        (BadParamError, "expert_offsets: expected none for a weight", Kind.INT8_BLOCK, 1, (INT8_X, X, desc(FLOAT, 1, 3), desc(INT32, 7))),
         (BadParamError, "rule: expected a scaledMMGgufRule_t, got 7", Kind.GGUF_QUANTIZE, 7, (Q4, desc(HALF, 5, 64))),
         (BadTensorShapeError, r"x: expected \[M, K\] with K a multiple of 32, got \[5, 300\]", Kind.GGUF_QUANTIZE, 0, (Q4, X)),
         (BadTensorDtypeError, "out: expected q4_0, q4_1, q5_0, q5_1, q8_0 or q8_1, got int8", Kind.GGUF_QUANTIZE, 0, (INT8_X, desc(HALF, 5, 64))),
@@ -102,6 +110,6 @@ def test_kinds_with_an_option_have_no_other_number():
     handle, descriptor = sm.Handle("cpu"), ctypes.c_void_p()
     function = binding.library().scaledMMCreateRowwiseDescriptor
     create_arguments = (int(Kind.INT8_BLOCK), 0, 1, ctypes.c_double(0.0))
-    status = function(handle._pointer, ctypes.byref(descriptor), *create_arguments, *binding.operands((INT8_X, X, SCALE)))
+    status = function(handle._pointer, ctypes.byref(descriptor), *create_arguments, *binding.operands((INT8_X, X, SCALE, None)))
     with pytest.raises(BadParamError, match="^output, epsilon: expected 0"):
         raise binding.failure(status)

@@ -33,8 +33,8 @@ def ints(*values: int):
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def pointers(*tensors: torch.Tensor):
-    return (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
+def pointers(*tensors: torch.Tensor | None):
+    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))
 
 
 def strides(*tensors: torch.Tensor):
@@ -147,13 +147,16 @@ def test_rope_of_many_tokens_and_of_long_heads(library):
 # ---- groupwise INT8 ---------------------------------------------------------------------------------------------------
 
 
-def int8_block(library, x: torch.Tensor, dim: str, padding: int = 0, truncates: bool = False, block: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+def int8_block(
+    library, x: torch.Tensor, dim: str, padding: int = 0, truncates: bool = False, block: int = 128, expert_offsets: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     b, n, k = x.shape
     poisoned = torch.full((b, n, k + padding), 77, dtype=torch.int8)
     q = poisoned[..., :k]
     scale = torch.full((b, n if dim == "token" else -(-n // block), -(-k // block)), -7.0)
     function = DIMS.index(dim) + 2 * truncates + 4 * (block == 64)
-    flags = library.emulate_int8_block(code(x.dtype), function, ints(b, n, k), pointers(x, q, scale), strides(x, q, scale))
+    sizes = ints(b, n, k, 0 if expert_offsets is None else expert_offsets.numel())
+    flags = library.emulate_int8_block(code(x.dtype), function, sizes, pointers(x, q, scale, expert_offsets), strides(x, q, scale))
     assert flags >= 0 and (poisoned[..., k:] == 77).all(), "wrote past the end of a row"
     return q, scale
 
@@ -171,6 +174,17 @@ def test_groupwise_quantization(library, dtype, dim):
             assert all(map(same, int8_block(library, x, dim, truncates=True), sm.quantize_int8_block(x, dim, rounding="truncate"))), (rows, k)
             small = int8_block(library, x, dim, padding=3, block=64)
             assert all(map(same, small, sm.quantize_int8_block(x, dim, block_size=64))), (rows, k)
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_rows_of_no_expert_are_not_quantized(library, block):
+    x = torch.randn(1, 30, 300, generator=torch.Generator().manual_seed(0))
+    q, scale = sm.quantize_int8_block(x[0], block_size=block)
+    for end in (0, 13, 30, 31):
+        offsets = torch.tensor([2, 2, end], dtype=torch.int32)
+        got, scales = (t[0] for t in int8_block(library, x, "token", block=block, expert_offsets=offsets))
+        assert same(got[:end], q[:end]) and same(scales[:end], scale[:end])
+        assert (got[end:] == 77).all() and (scales[end:] == -7).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -53,7 +53,7 @@ class Rows(ctypes.Structure):
         ("zero_point", ctypes.c_void_p),
         ("zero_point_stride", ctypes.c_int64),
         ("zero_point_dtype", ctypes.c_int32),
-        *((name, ctypes.c_void_p) for name in ("out_scale", "out_zero_point", "out_row_sums")),
+        *((name, ctypes.c_void_p) for name in ("out_scale", "out_zero_point", "out_row_sums", "rows_end")),
     ]
 
 
@@ -88,7 +88,19 @@ def emulate(tmp_path_factory):
     library = ctypes.CDLL(str(target))
 
     def run(
-        kernel, x, function, output, vector_=None, offset=None, residual=None, in_place=False, scale=None, zero_point=None, epsilon=0.0, padding=0
+        kernel,
+        x,
+        function,
+        output,
+        vector_=None,
+        offset=None,
+        residual=None,
+        in_place=False,
+        scale=None,
+        zero_point=None,
+        epsilon=0.0,
+        padding=0,
+        rows_end=None,
     ):
         gated = function >= SILU
         m, k = x.shape[0], x.shape[1] // (2 if gated else 1)
@@ -124,6 +136,7 @@ def emulate(tmp_path_factory):
             out_scale=pointer.get("scale"),
             out_zero_point=pointer.get("zero_point"),
             out_row_sums=pointer.get("row_sums"),
+            rows_end=None if rows_end is None else rows_end.data_ptr(),
         )
         status = library.emulate(ctypes.byref(rows), code(x.dtype), *kernel)
         assert (poisoned[:, k:] == 77).all(), "wrote past the end of a row"
@@ -254,6 +267,19 @@ def test_activations(emulate, dtype, k):
         assert all(same(got["out"], y) for got in emulate(x, function, CAST))
         for got in emulate(x, function, TOKEN):
             assert same(got["out"], expected.q) and same(got["scale"], expected.scale)
+
+
+@pytest.mark.parametrize("dtype, k", [(dtype, k) for dtype in FLOATS for k in (8, 130, 2056, 4104)], ids=str)
+def test_rows_from_the_end_of_the_experts_on_are_not_computed(emulate, dtype, k):
+    x = torch.cat((rows_of(dtype, k), rows_of(dtype, k).flip(1)), 1)
+    y, expected = sm.silu_and_mul(x), sm.silu_and_mul(x, quantize="token")
+    for end in (0, 3, 9):
+        rows_end = torch.tensor(end, dtype=torch.int32)
+        for got in emulate(x, SILU, CAST, rows_end=rows_end):
+            assert same(got["out"][:end], y[:end]) and (got["out"][end:] == 77).all()
+        for got in emulate(x, SILU, TOKEN, rows_end=rows_end):
+            assert same(got["out"][:end], expected.q[:end]) and same(got["scale"][:end], expected.scale[:end])
+            assert (got["out"][end:] == 77).all() and (got["scale"][end:] == -7).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -8,8 +8,9 @@ from operands.pairs import pairwise
 
 import scaled_mm as sm
 from scaled_mm import reference
-from scaled_mm.layers.experts import ACTIVATIONS, expected_rows
+from scaled_mm.layers.experts import expected_rows
 from scaled_mm.rowwise import reference as rowwise_reference
+from scaled_mm.rowwise.moe import ACTIVATIONS
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 HIDDEN, INNER = 136, 72

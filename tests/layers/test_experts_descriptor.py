@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import scaled_mm as sm
 from scaled_mm import reference
-from scaled_mm.layers.experts import ACTIVATIONS
+from scaled_mm.rowwise.moe import ACTIVATIONS
 
 
 class Subclass(torch.Tensor):

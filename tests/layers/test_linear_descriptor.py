@@ -147,6 +147,17 @@ def test_an_output_that_aliases_the_smooth_scale_is_refused(device):
         assert torch.equal(memory, before)
 
 
+@pytest.mark.parametrize("name", ["weight_scale", "bias"])
+def test_an_output_that_aliases_an_operand_of_the_product_is_refused_by_its_name(device, name):
+    x, weight, scale = operands(device)
+    memory = torch.ones(M * N + N, device=device)
+    out, inside = memory[: M * N].view(M, N), memory[M * N - 4 : M * N - 4 + N]
+    given = dict(out=out, x=x, weight=weight, weight_scale=scale) | {name: inside}
+    with sm.create_linear_descriptor(sm.Handle(device), **given) as desc:
+        with pytest.raises(sm.BadParamError, match=f"^out: expected memory apart from every input, got an overlap with {name}$"):
+            desc.calculate(**given, workspace=workspace_of(desc, device))
+
+
 def test_torchs_default_device_does_not_matter():
     x, weight, scale = operands("cpu")
     out = torch.empty(M, N, dtype=torch.bfloat16)

@@ -204,6 +204,20 @@ def test_the_expected_number_of_rows_changes_no_bit_and_is_checked(device):
                 call(**given, expected_rows=rows)
 
 
+def test_rows_that_belong_to_no_expert_may_have_any_values_on_request(device):
+    case = grouped(40, 5, 48, 24, offsets="short", bias="out", device=device)
+    whole, end = sm.grouped_scaled_mm(**case.inputs), int(case.inputs["expert_offsets"].max())
+    assert 0 < end < 40 and not whole[end:].any()
+    for rows in (None, 7):
+        assert torch.equal(sm.grouped_scaled_mm(**case.inputs, zero_unassigned=False, expected_rows=rows)[:end], whole[:end])
+    given = {**case.inputs, "out": case.poisoned()}
+    with sm.create_grouped_descriptor(sm.Handle(device), **given, zero_unassigned=False) as descriptor:
+        descriptor.calculate(**given, workspace=torch.empty(descriptor.workspace_size, dtype=torch.int8, device=device))
+    assert torch.equal(given["out"][:end], whole[:end])
+    with pytest.raises(BadParamError, match="^zero_unassigned: expected True or False, got 0"):
+        sm.grouped_scaled_mm(**case.inputs, zero_unassigned=0)
+
+
 def test_k_is_bounded_as_in_the_plain_product(device):
     a, weight = torch.zeros(1, 131072, dtype=torch.int8, device=device), torch.zeros(1, 1, 131072, dtype=torch.int8, device=device)
     with pytest.raises(AccumulatorOverflowError, match="a: expected K <= 131071"):

@@ -156,6 +156,15 @@ def test_the_expected_number_of_rows_changes_no_bit_and_is_checked(device):
         sm.grouped_block_scaled_mm(**inputs, expected_rows=0)
 
 
+def test_rows_that_belong_to_no_expert_may_have_any_values_on_request(device):
+    inputs = ExpertsCase(50, 6, 256, 40, bias="float32", offsets="short").make(device)
+    whole, end = sm.grouped_block_scaled_mm(**inputs), int(inputs["expert_offsets"].max())
+    assert 0 < end < 50 and not whole[end:].any()
+    assert torch.equal(sm.grouped_block_scaled_mm(**inputs, zero_unassigned=False)[:end], whole[:end])
+    with pytest.raises(ScaledMMError, match="^zero_unassigned: expected True or False, got None"):
+        sm.grouped_block_scaled_mm(**inputs, zero_unassigned=None)
+
+
 def test_an_out_dtype_that_does_not_exist_is_refused(device):
     with pytest.raises(BadTensorDtypeError, match="^out_dtype: expected"):
         sm.grouped_block_scaled_mm(**ExpertsCase(5, 2, 128, 8).make(device), out_dtype=torch.int32)

@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 11
+#define SCALED_MM_ABI_VERSION 12
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -352,8 +352,10 @@ static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descri
  * [tokens] or [tokens,1]; b_column_sums int32 [E,N] or [E,1,N]. If a has a zero point and b_column_sums is
  * NULL, each launch reads all of b once more.
  * kernel: NULL, or the name of a grouped row of the table.
- * option of scaledMMCreateDescriptor: the number of rows that are expected to belong to experts, if the others are many, as on an expert-parallel
- * rank; 0: all. The selection of the kernel depends on it, the result does not. */
+ * option of scaledMMCreateDescriptor: the number of rows that are expected to belong to experts, below 2^30, if the others are many, as on an
+ * expert-parallel rank; 0: all. The selection of the kernel depends on it, the result does not. SCALED_MM_UNASSIGNED_ROWS_ANY may be added: rows of
+ * out that belong to no expert may then have any values, and are not written on a GPU. */
+#define SCALED_MM_UNASSIGNED_ROWS_ANY 0x40000000
 static inline scaledMMStatus_t
 scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
                                     const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* a_scale,
@@ -481,10 +483,11 @@ typedef enum SCALED_MM_ENUM_BASE {
  *
  *   QUANTIZE    out, x, factor, offset, scale, zero_point, out_scale, out_zero_point, out_row_sums        all but CAST
  *   NORM        out, x, residual, weight, scale, zero_point, out_scale, total                             CAST, TOKEN, STATIC
- *   ACTIVATION  out, x, scale, zero_point, out_scale                                                      CAST, TOKEN, STATIC
+ *   ACTIVATION  out, x, scale, zero_point, out_scale, expert_offsets                                      CAST, TOKEN, STATIC
  *
  * factor, offset, weight [N], float16 | bfloat16 | float32, offset of factor's dtype. scale float32 and zero_point int8 | int32: one value,
  * [M] or [M,1]; of STATIC_COLUMNS one value, [N] or [1,N]. out_scale float32, out_zero_point and out_row_sums int32: [M] or [M,1], contiguous.
+ * expert_offsets int32 [E], contiguous, as of grouped products, or NULL: rows that belong to no expert are neither read nor written.
  * total may be x or residual itself; every other output needs memory of its own. epsilon: of NORM, from 0 to the largest float32; else 0.
  * Calculate with scaledMMCalculate; there is no workspace. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
@@ -495,7 +498,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  * is written need memory of their own. Floats are float16 | bfloat16 | float32.
  *
  *   ROPE                  out, query, key, cos, sin, out_key      function: a scaledMMRopePairs_t
- *   INT8_BLOCK_QUANTIZE   out, x, out_scale                       function: a scaledMMInt8BlockDim_t
+ *   INT8_BLOCK_QUANTIZE   out, x, out_scale, expert_offsets       function: a scaledMMInt8BlockDim_t
  *   GGUF_QUANTIZE         out, x                                  function: a scaledMMGgufRule_t
  *   MOE_SORT              out, topk_ids, expert_map, ends, inverse   function: 0
  *   MOE_QUANTIZE          out, x, rows, out_scale                 function: a scaledMMMoeScales_t
@@ -505,6 +508,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  * [M,D/2] for pairs that share an angle: any floats.
  * INT8_BLOCK_QUANTIZE: floats to int8 out of x's shape. out_scale float32, max|x| / 127 of each block. TOKEN: x [M,K], blocks of 128 elements of a
  * row, out_scale [M,ceil(K/128)]. WEIGHT: x [N,K] or [B,N,K], blocks of 128 x 128, out_scale [ceil(N/128),ceil(K/128)] or [B,...]. SMALL: 64 for 128.
+ * expert_offsets: as of ACTIVATION, for TOKEN.
  * GGUF_QUANTIZE: x [M,K], floats, K a multiple of 32, to GGUF blocks: out [M,K] of a SCALED_MM_DTYPE_Q*, one row's blocks after the other.
  * MOE_SORT: the stable order of the tokens' copies by expert, for a mixture of experts. topk_ids [M,choices] int32 | int64, at most 2^31 - 1
  * elements; expert_map [G] int32 or NULL: id i stands for expert expert_map[i]. Copy m * choices + j is that of token m for its choice j. Written,

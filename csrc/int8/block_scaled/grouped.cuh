@@ -46,7 +46,7 @@ __device__ inline void compute_grouped_tiles(const GroupedProblem<TileProblem>& 
     __syncthreads(); // shared memory still holds the finished tile before
     compute_tile<Shape>(own, walk.in_expert, thread, shared);
   }
-  grouped::clear_rows(out, p.all.out_stride, 1, walk.rows_end(), p.experts.tokens, int(p.all.b.count), int(blockDim.x));
+  grouped::clear_rows(out, p.all.out_stride, 1, walk.rows_end(), p.experts.zeroed, int(p.all.b.count), int(blockDim.x));
 }
 
 template <class Shape>
@@ -92,7 +92,7 @@ __device__ inline void compute_grouped_generic_tiles(const GroupedProblem<Generi
     own.out = out + walk.begin * own.out_stride_m;
     compute_generic_tile<kTileM, kTileN, Out>(own, walk.in_expert, shared);
   }
-  grouped::clear_rows(out, p.all.out_stride_m, p.all.out_stride_n, walk.rows_end(), p.experts.tokens, int(p.all.b.rows), int(blockDim.x));
+  grouped::clear_rows(out, p.all.out_stride_m, p.all.out_stride_n, walk.rows_end(), p.experts.zeroed, int(p.all.b.rows), int(blockDim.x));
 }
 
 template <int kTileM, int kTileN, class Out>

@@ -17,6 +17,7 @@
 #include "int8/block_scaled/launch.cuh"
 #include "int8/block_scaled/wgmma_blocks.cuh"
 #include "int8/block_scaled/wgmma_stages.cuh"
+#include "int8/block_scaled/wgmma_store.cuh"
 #include "int8/c3x/grid_dependency.cuh"
 #include "int8/c3x/partial_map.cuh"
 #include "int8/c3x/tensor_map.cuh"
@@ -51,7 +52,7 @@ struct WgmmaProblem {
   EpilogueOperands epilogue;
   void* out;
   int64_t out_stride_m, out_stride_n;
-  bool pairs; // two columns side by side may be stored at once
+  int together; // of `WgmmaStore`
 };
 
 template <int kFirst, int kSecond>
@@ -77,11 +78,6 @@ struct WgmmaTiles {
     return {in_group / width, first_n + in_group % width};
   }
 };
-
-template <class Out>
-__device__ inline void store_wgmma(const WgmmaProblem& p, int m, int n, float value) {
-  if (m < p.M && n < p.N) cast(static_cast<Out*>(p.out) + m * p.out_stride_m + n * p.out_stride_n, value);
-}
 
 template <int kFirst, int kSecond, int kStages, int kDepth, int kSwizzle, bool kSwapAB, class Mma, class Out>
 __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, kSwapAB>::kThreads,
@@ -132,30 +128,16 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
     const int first_m = place.m * kTokenRows, first_n = place.n * (kSwapAB ? kFirst : kSecond);
     float sums[kCount];
     sum_blocks<kSwapAB, kDepth, Shape::kBlocks>(mma, first, second, ring, s, p.K, p.scales.half, turns, row, sums);
-    // Accumulator i: row i / 2 % 2 * 8 of the thread's rows, column i % 2 of its columns in fragment i / 4.
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; i += 4) {
-      const int column = i / 4 * 8 + lane % 4 * 2;
-      CUTLASS_PRAGMA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const float x = sums[i + half * 2], y = sums[i + half * 2 + 1];
-        if constexpr (kSwapAB) {
-          const int n = first_n + row + half * 8, m = first_m + column;
-          const float bias = n < p.N ? load_bias(p.epilogue, 0, n) : kNoBias;
-          store_wgmma<Out>(p, m, n, add_bias(x, bias));
-          store_wgmma<Out>(p, m + 1, n, add_bias(y, bias));
-        } else {
-          const int m = first_m + row + half * 8, n = first_n + column;
-          const float bias = n < p.N ? load_bias(p.epilogue, 0, n) : kNoBias, bias_next = n + 1 < p.N ? load_bias(p.epilogue, 0, n + 1) : kNoBias;
-          if (p.pairs && m < p.M && n + 1 < p.N) {
-            cast(static_cast<Out*>(p.out) + m * p.out_stride_m + n, add_bias(x, bias), add_bias(y, bias_next));
-          } else {
-            store_wgmma<Out>(p, m, n, add_bias(x, bias));
-            store_wgmma<Out>(p, m, n + 1, add_bias(y, bias_next));
-          }
-        }
-      }
-    }
+    const WgmmaThread at{row, lane};
+    Out* const out = static_cast<Out*>(p.out) + first_m * p.out_stride_m + first_n * p.out_stride_n;
+    const auto bias_of = [&](int n) { return load_bias(p.epilogue, 0, min(first_n + n, p.N - 1)); };
+    const float bias_of_sides[2] = {kSwapAB ? bias_of(at.side(0)) : 0, kSwapAB ? bias_of(at.side(1)) : 0};
+    const WgmmaStore<kSecond, kSwapAB, Out> store{at, out, p.M - first_m, p.N - first_n, p.out_stride_m, p.out_stride_n, p.together};
+    store([&](int i) {
+      Out result;
+      cast(&result, add_bias(sums[i], kSwapAB ? bias_of_sides[i % 4 / 2] : bias_of(at.column_of(i))));
+      return result;
+    });
   }
 }
 
@@ -186,7 +168,6 @@ struct Wgmma {
     // A dimension of one has no stride of its own, but a tensor map wants a legal one.
     const int64_t packed_k = (l.K + 15) / 16 * 16;
     const int64_t lda = l.M > 1 ? l.a_stride_m : packed_k, ldb = l.N > 1 ? l.b_stride_n : packed_k;
-    const bool pairs = l.out_stride_n == 1 && (l.M == 1 || l.out_stride_m % 2 == 0) && reinterpret_cast<uintptr_t>(l.out) % (2 * sizeof(Out)) == 0;
     constexpr int kM = kSwapAB ? kTileN : kTileM, kN = kSwapAB ? kTileM : kTileN;
     const WgmmaProblem problem{int(l.M),
                                int(l.N),
@@ -198,7 +179,7 @@ struct Wgmma {
                                l.out,
                                l.M > 1 ? l.out_stride_m : 0,
                                l.N > 1 ? l.out_stride_n : 0,
-                               pairs};
+                               stored_together<Out>(l)};
     if constexpr (kSwapAB) {
       return {TileMaps<kTileM>::encode(l.b, l.N, l.K, ldb), TileMaps<kTileN>::encode(l.a, l.M, l.K, lda), problem};
     } else {

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(Row::kThreads, 1) c2x_kernel(const __grid_cons
     typename Row::Epilogue epilogue(storage.own, storage.exchange, thread, warp, lane);
     epilogue(accumulators, tile, cute::make_shape(rows, p.N, 1), thread);
   }
-  clear_rows(all.out, all.out_stride, 1, walk.rows_end(), p.experts.tokens, p.N, int(blockDim.x));
+  clear_rows(all.out, all.out_stride, 1, walk.rows_end(), p.experts.zeroed, p.N, int(blockDim.x));
 }
 
 // Row: an instance of c2x::Gemm, whose tile, main loop and epilogue this takes over; Out: its output type.

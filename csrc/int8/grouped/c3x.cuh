@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(Gemm::GemmKernel::MaxThreadsPerBlock, 1)
     }
     rows_before = __shfl_sync(kWholeWarp, begin, 31);
   }
-  clear_rows(p.out, p.ldd, 1, rows_before, p.experts.tokens, p.N, int(blockDim.x));
+  clear_rows(p.out, p.ldd, 1, rows_before, p.experts.zeroed, p.N, int(blockDim.x));
   if (p.experts.count == 0) return;
   __syncthreads();
   extern __shared__ char shared_memory[];

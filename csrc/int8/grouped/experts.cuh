@@ -6,7 +6,9 @@
 
 namespace scaled_mm::grouped {
 
-inline Experts experts_of(const GemmLaunch& l) { return {l.expert_offsets, int(l.groups->experts), int(l.M)}; }
+inline Experts experts_of(const GemmLaunch& l) {
+  return {l.expert_offsets, int(l.groups->experts), int(l.M), l.groups->zero_unassigned ? int(l.M) : 0};
+}
 
 // Tiles that the experts can have at most, whatever the offsets: one that is not full for each expert with rows.
 inline int64_t most_tiles_m(const GemmLaunch& l, int64_t tile_m) { return l.M / tile_m + (l.groups->experts < l.M ? l.groups->experts : l.M); }

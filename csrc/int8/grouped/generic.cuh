@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(generic::kThreads) generic_kernel(const __grid
     generic::multiply_tile<kTileM, kTileN, kTileK, Out>(own, 0, int64_t(walk.in_expert % tiles_m) * kTileM,
                                                         int64_t(walk.in_expert / tiles_m) * kTileN);
   }
-  clear_rows(out, p.all.out_stride_m, p.all.out_stride_n, walk.rows_end(), p.experts.tokens, int(p.all.b.rows), int(blockDim.x));
+  clear_rows(out, p.all.out_stride_m, p.all.out_stride_n, walk.rows_end(), p.experts.zeroed, int(p.all.b.rows), int(blockDim.x));
 }
 
 template <int kTileM, int kTileN, int kTileK, class Out>

@@ -15,6 +15,7 @@ struct Experts {
   const int32_t* offsets;
   int count;
   int tokens;
+  int zeroed; // rows below this one become zero if they belong to no expert: all, or none
 };
 
 constexpr unsigned kWholeWarp = 0xffffffffu;

@@ -18,7 +18,7 @@ struct WgmmaExperts {
   EpilogueOperands epilogue;
   void* out;
   int64_t out_stride_m, out_stride_n;
-  bool pairs; // two columns side by side may be stored at once
+  int together; // of `block_scaled::WgmmaStore`
 };
 
 template <int kWeightRows>
@@ -39,62 +39,72 @@ struct WgmmaPlace {
   }
 };
 
-// The MMA's accumulators of a thread: int32 sums, and for scales of blocks float32 ones.
+// The elements of out that a thread's accumulators give: int32 sums, and for scales of blocks float32 ones.
 template <int kFirst, int kSecond, bool kSwapAB, bool kBlockScales, class Out>
 class WgmmaOutput {
 public:
-  static constexpr int kCount = kSecond / 2; // accumulators
-
-  __device__ WgmmaOutput(const WgmmaExperts& p, const WgmmaPlace& place, int row, int lane)
-      : p_(p), place_(place), row_(row), lane_(lane), first_n_(place.tile_n * (kSwapAB ? kFirst : kSecond)),
-        operands_(operands_of_expert(p.epilogue, p.strides, place.expert, place.first_m)),
-        out_(static_cast<Out*>(p.out) + place.first_m * p.out_stride_m) {}
-
-  // value(i, m, n): what accumulator i gives for row m, from the tile's first one on, and column n.
-  template <class Value>
-  __device__ void store(const Value& value) const {
-    CUTLASS_PRAGMA_UNROLL
-    for (int i = 0; i < kCount; i += 4) {
-      const int column = i / 4 * 8 + lane_ % 4 * 2;
+  // Reads the scales of channels before the main loop, which hides the latency of memory.
+  __device__ WgmmaOutput(const WgmmaExperts& p, const WgmmaPlace& place, block_scaled::WgmmaThread thread)
+      : p_(p), place_(place), thread_(thread), first_n_(place.tile_n * (kSwapAB ? kFirst : kSecond)),
+        operands_(operands_of_expert(p.epilogue, p.strides, place.expert, place.first_m)) {
+    if constexpr (kScales) {
       CUTLASS_PRAGMA_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int at = i + half * 2, side = row_ + half * 8;
-        if constexpr (kSwapAB) {
-          const int n = first_n_ + side;
-          if (n >= p_.N) continue;
-          store_one(column, n, value(at, column, n));
-          store_one(column + 1, n, value(at + 1, column + 1, n));
-        } else {
-          const int n = first_n_ + column;
-          if (side >= place_.rows || n >= p_.N) continue;
-          const bool two = n + 1 < p_.N;
-          const Out x = value(at, side, n), y = two ? value(at + 1, side, n + 1) : x;
-          if (p_.pairs && two) {
-            struct alignas(2 * sizeof(Out)) Pair {
-              Out x, y;
-            };
-            *reinterpret_cast<Pair*>(out_ + side * p_.out_stride_m + n) = {x, y};
-          } else {
-            store_one(side, n, x);
-            if (two) store_one(side, n + 1, y);
-          }
-        }
-      }
+      for (int half = 0; half < 2; ++half) side_scale_[half] = scale_of(thread.side(half), kSwapAB);
+      CUTLASS_PRAGMA_UNROLL
+      for (int j = 0; j < kColumns; ++j) column_scale_[j] = scale_of(thread.column(j), !kSwapAB);
     }
   }
-  __device__ const EpilogueOperands& operands() const { return operands_; }
+
+  // Of accumulator i with scales of channels.
+  __device__ Out scaled(int i, int32_t sum) const {
+    const int n = n_of(i);
+    if (operands_.row_terms) {
+      const int m = row_of_expert(kSwapAB ? thread_.column_of(i) : thread_.side_of(i));
+      sum = subtract_zero_points(sum, operands_.row_terms[m], operands_.col_terms[n]);
+    }
+    if constexpr (kScales) {
+      const float side = side_scale_[i % 4 / 2], column = column_scale_[i / 4 * 2 + i % 2];
+      Out out;
+      block_scaled::cast(&out, scale_and_bias(sum, kSwapAB ? column : side, kSwapAB ? side : column, load_bias(operands_, 0, n)));
+      return out;
+    } else {
+      return sum;
+    }
+  }
+  // Of a float32 sum with scales of blocks.
+  __device__ Out with_bias(int i, float sum) const {
+    Out out;
+    block_scaled::cast(&out, block_scaled::add_bias(sum, load_bias(operands_, 0, n_of(i))));
+    return out;
+  }
+
+  // value(i): the element of accumulator i.
+  template <class Value>
+  __device__ void store(const Value& value) const {
+    Out* const out = static_cast<Out*>(p_.out) + place_.first_m * p_.out_stride_m + first_n_ * p_.out_stride_n;
+    const block_scaled::WgmmaStore<kSecond, kSwapAB, Out> store{thread_,         out,        place_.rows, p_.N - first_n_, p_.out_stride_m,
+                                                                p_.out_stride_n, p_.together};
+    store(value);
+  }
 
 private:
-  // m: from the tile's first row on.
-  __device__ void store_one(int m, int n, Out value) const {
-    if (m < place_.rows) out_[m * p_.out_stride_m + n * p_.out_stride_n] = value;
+  static constexpr int kColumns = kSecond / 4;
+  static constexpr bool kScales = !kBlockScales && !std::is_same_v<Out, int32_t>;
+
+  // Past the last row and column: the last one, whose element is not stored.
+  __device__ int row_of_expert(int m) const { return min(m, place_.rows - 1); }
+  __device__ int column_of_out(int n) const { return min(first_n_ + n, p_.N - 1); }
+  __device__ int n_of(int i) const { return column_of_out(kSwapAB ? thread_.side_of(i) : thread_.column_of(i)); }
+  __device__ float scale_of(int at, bool of_b) const {
+    return of_b ? load_b_scale(operands_, 0, column_of_out(at)) : load_a_scale(operands_, 0, row_of_expert(at));
   }
 
   const WgmmaExperts& p_;
   const WgmmaPlace place_;
-  const int row_, lane_, first_n_;
+  const block_scaled::WgmmaThread thread_;
+  const int first_n_;
   const EpilogueOperands operands_; // rows from the tile's first one on
-  Out* const out_;
+  float side_scale_[kScales ? 2 : 1], column_scale_[kScales ? kColumns : 1];
 };
 
 using block_scaled::WgmmaShape;
@@ -171,15 +181,11 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
   };
   for (int number = int(blockIdx.x); walk.find(number); number += int(gridDim.x)) {
     const WgmmaPlace place = WgmmaPlace::of(walk);
-    const WgmmaOutput<kFirst, kSecond, kSwapAB, kBlockScales, Out> output(p, place, row, lane);
+    const WgmmaOutput<kFirst, kSecond, kSwapAB, kBlockScales, Out> output(p, place, {row, lane});
     if constexpr (kBlockScales) {
       float sums[kCount];
       block_scaled::sum_blocks<kSwapAB, kDepth, Shape::kBlocks>(mma, first, second, ring, s, p.K, p.scales.half, turns, row, sums);
-      output.store([&](int i, int, int n) {
-        Out out;
-        block_scaled::cast(&out, block_scaled::add_bias(sums[i], load_bias(output.operands(), 0, n)));
-        return out;
-      });
+      output.store([&](int i) { return output.with_bias(i, sums[i]); });
     } else {
       mma.accumulate_ = GMMA::ScaleOut::Zero;
       int held = 0; // the stage that the MMAs under way read
@@ -207,21 +213,10 @@ __global__ void __launch_bounds__(WgmmaShape<kFirst, kSecond, kStages, kDepth, k
         ring.advance();
       }
       warpgroup_fence_operand(acc);
-      output.store([&](int i, int m, int n) {
-        const int row_of_expert = m < place.rows ? m : place.rows - 1;
-        const EpilogueOperands& e = output.operands();
-        const int32_t sum = e.row_terms ? subtract_zero_points(acc(i), e.row_terms[row_of_expert], e.col_terms[n]) : acc(i);
-        if constexpr (std::is_same_v<Out, int32_t>) {
-          return sum;
-        } else {
-          Out out;
-          block_scaled::cast(&out, scale_and_bias(sum, load_a_scale(e, 0, row_of_expert), load_b_scale(e, 0, n), load_bias(e, 0, n)));
-          return out;
-        }
-      });
+      output.store([&](int i) { return output.scaled(i, acc(i)); });
     }
   }
-  clear_rows(static_cast<Out*>(p.out), p.out_stride_m, p.out_stride_n, walk.rows_end(), p.experts.tokens, p.N, kConsumers);
+  clear_rows(static_cast<Out*>(p.out), p.out_stride_m, p.out_stride_n, walk.rows_end(), p.experts.zeroed, p.N, kConsumers);
 }
 
 // kTileM, kTileN: of the MMA, so of out^T where kSwapAB. One instance for a kernel config and an output dtype.
@@ -252,12 +247,11 @@ struct Wgmma {
     const int64_t lda = l.M > 1 ? l.a_stride_m : packed_k, ldb = l.N > 1 ? l.b_stride_n : packed_k;
     const int E = int(l.groups->experts), N = int(l.N), K = int(l.K);
     const int64_t lde = E > 1 ? l.groups->b_stride : ldb * N;
-    const bool pairs = l.out_stride_n == 1 && (l.M == 1 || l.out_stride_m % 2 == 0) && reinterpret_cast<uintptr_t>(l.out) % (2 * sizeof(Out)) == 0;
     return {block_scaled::TileMaps<kWeightRows>::encode(l.b, N, K, ldb, E, lde),
             c3x::RowsMap<kBlock>::encode(l.a, int(l.M), K, 1, lda, 0, kTokenRows),
             {experts_of(l), expert_strides(l), N, K, (N + kWeightRows - 1) / kWeightRows,
              kBlockScales ? block_scaled::scales_of(l) : block_scaled::Scales{}, epilogue_operands(l), l.out, l.M > 1 ? l.out_stride_m : 0,
-             l.N > 1 ? l.out_stride_n : 0, pairs}};
+             l.N > 1 ? l.out_stride_n : 0, block_scaled::stored_together<Out>(l)}};
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
