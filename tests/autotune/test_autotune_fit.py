@@ -63,7 +63,7 @@ def test_nothing_is_judged_without_two_kernel_configs_of_a_product():
     assert judge(TABLE, {(1, 2, 3): {"c3x_256x192x128_co": 1.0}}, H100) is None
 
 
-@pytest.mark.parametrize("scales, mean, worst", [("channel", 1.012, 1.18), ("block", 1.004, 1.04)])
+@pytest.mark.parametrize("scales, mean, worst", [("channel", 1.012, 1.11), ("block", 1.008, 1.13)])
 def test_the_table_chooses_well_on_the_products_of_experts_that_it_was_fitted_to(scales, mean, worst):
     """docs/decisions/0024-experts.md has these figures."""
     section = sections.SECTIONS[scales]
@@ -81,7 +81,7 @@ def test_a_rank_that_expects_its_share_of_the_rows_chooses_well(scales, mean, wo
     assert found.products == 14 and found.mean <= mean and found.worst <= worst
 
 
-@pytest.mark.parametrize("model, mean", [("mixtral", 1.042), ("qwen3", 1.02), ("deepseek", 1.02)])
+@pytest.mark.parametrize("model, mean", [("mixtral", 1.024), ("qwen3", 1.03), ("deepseek", 1.04)])
 def test_times_fitted_to_other_models_choose_well_on_experts_of_a_model(model, mean):
     assert sections.held_out("channel", model).mean <= mean
 
