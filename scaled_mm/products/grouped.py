@@ -106,7 +106,8 @@ def grouped_scaled_mm(
     expected_rows: how many rows are expected to belong to experts, if many do not, as on an expert-parallel rank. None: all. The selection of the
         kernel config depends on it, the result does not.
     zero_unassigned: False: rows that belong to no expert may have any values. A GPU then does not write them.
-        The operator that torch.compile and dispatch modes see has neither of the two arguments: it takes None and True.
+
+    The operator that torch.compile and dispatch modes see has neither expected_rows nor zero_unassigned: it takes None and True.
 
     Runs on the current stream of a's device. K is bounded as in `scaled_mm`. With zero points the call also
     allocates 8 * (tokens + E * N) bytes.

@@ -238,14 +238,16 @@ def create_rowwise_descriptor(
         quantize             factor [K]: the scale; or also offset [K]
         rms_norm             weight
         add_rms_norm         residual, weight, total, which may be x or residual
-        silu_and_mul, gelu_and_mul, gelu_tanh_and_mul        nothing: x is [M, 2 K]
-        quantize_int8_block  out_scale [M, ceil(K/128)]: dim="token"
+        silu_and_mul, gelu_and_mul, gelu_tanh_and_mul        nothing: x is [M, 2 K]; or also expert_offsets
+        quantize_int8_block  out_scale [M, ceil(K/128)]: dim="token"; or also expert_offsets
         moe_sort             for topk_ids: ends [num_experts], inverse; or also expert_map. out: the order
         moe_quantize         rows: the inverse of an order, out_scale [rows of out, 1]: each row of x, as `quantize_int8` quantizes it, to the
                              rows of out that `rows` names; the others hold any values afterwards
         moe_quantize_block   the same with out_scale [rows of out, ceil(K/128)], as `quantize_int8_block` quantizes
         moe_combine          for y: topk_weights, rows: out[t] = sum over j of topk_weights[t, j] * y[rows[t, j]], see `fused_experts`
 
+    expert_offsets: int32 [E], the `ends` of `moe_sort`. Rows of out and out_scale from its last value on may have any values afterwards; a GPU does
+    not write them, a CPU does. Its other values are not read.
     Values of `rows` must be less than the number of rows of out, or of y. Larger ones are a BadParamError on a CPU; a GPU does not check them and
     accesses memory out of bounds.
     Norms and activations with a float out have x's dtype; with an int8 out they are quantized, by out_scale (each row's own, written) or by

@@ -168,7 +168,7 @@ def normalized(x, residual, weight, epsilon: float, quantize, zero_point, total:
 
 
 def activated(x, function: Function, quantize, zero_point, expert_offsets: torch.Tensor | None = None):
-    """The gated activation of x. expert_offsets: as `grouped_scaled_mm` takes them; rows that belong to no expert are not computed."""
+    """The gated activation of x. expert_offsets: int32 [E]; rows from its last value on are not computed."""
     return _finished(Kind.ACTIVATION, function, 0.0, x, x.shape[-1] // 2, quantize, zero_point, (), (expert_offsets,))
 
 

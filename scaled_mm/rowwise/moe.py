@@ -242,7 +242,7 @@ def _activate_by_kernel(h, function, ends, block) -> tuple[torch.Tensor, torch.T
     if not block:
         return kernels.activated(h, function, "token", None, ends)
     y = kernels.activated(h, function, None, None, ends)
-    return y and kernels.quantized_by_block(y[0], False, False, 128, ends)
+    return y and (kernels.quantized_by_block(y[0], False, False, 128, ends) or quantize_int8_block(y[0]))
 
 
 # ---- the weighted sum ---------------------------------------------------------------------------------------------------------

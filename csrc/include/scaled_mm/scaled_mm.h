@@ -352,7 +352,7 @@ static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descri
  * [tokens] or [tokens,1]; b_column_sums int32 [E,N] or [E,1,N]. If a has a zero point and b_column_sums is
  * NULL, each launch reads all of b once more.
  * kernel: NULL, or the name of a grouped row of the table.
- * option of scaledMMCreateDescriptor: the number of rows that are expected to belong to experts, below 2^30, if the others are many, as on an
+ * option of scaledMMCreateDescriptor, 0 in the function below: the number of rows that are expected to belong to experts, below 2^30, if the others are many, as on an
  * expert-parallel rank; 0: all. The selection of the kernel depends on it, the result does not. SCALED_MM_UNASSIGNED_ROWS_ANY may be added: rows of
  * out that belong to no expert may then have any values, and are not written on a GPU. */
 #define SCALED_MM_UNASSIGNED_ROWS_ANY 0x40000000
@@ -487,7 +487,8 @@ typedef enum SCALED_MM_ENUM_BASE {
  *
  * factor, offset, weight [N], float16 | bfloat16 | float32, offset of factor's dtype. scale float32 and zero_point int8 | int32: one value,
  * [M] or [M,1]; of STATIC_COLUMNS one value, [N] or [1,N]. out_scale float32, out_zero_point and out_row_sums int32: [M] or [M,1], contiguous.
- * expert_offsets int32 [E], contiguous, as of grouped products, or NULL: rows that belong to no expert are neither read nor written.
+ * expert_offsets int32 [E], contiguous, in device memory, or NULL: rows from its last value on belong to no expert, and are neither read nor
+ * written. Its other values are not read: offsets of a grouped product that decrease need their maximum here.
  * total may be x or residual itself; every other output needs memory of its own. epsilon: of NORM, from 0 to the largest float32; else 0.
  * Calculate with scaledMMCalculate; there is no workspace. */
 SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, int32_t product,
