@@ -104,11 +104,11 @@ class ExpertsInputs(RotatedOutputs):
         return self.token_scale[self._tokens_of(i)] if self.case.part == W13 else self.inner_scale
 
     def product(self, a: torch.Tensor, a_scale: torch.Tensor, ends: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """The grouped product of the part by this package."""
-        b, scale = self.weight.transpose(1, 2), self.weight_scale
+        """The grouped product of the part by this package, as `fused_experts` calls it: unassigned rows are not written."""
+        b, scale, options = self.weight.transpose(1, 2), self.weight_scale, dict(expected_rows=self.expected_rows, zero_unassigned=False)
         if self.case.scales == BLOCK:
-            return sm.grouped_block_scaled_mm(a, b, a_scale, scale.transpose(1, 2), ends, out=out, expected_rows=self.expected_rows)
-        return sm.grouped_scaled_mm(a, b, a_scale, scale, ends, out=out, expected_rows=self.expected_rows)
+            return sm.grouped_block_scaled_mm(a, b, a_scale, scale.transpose(1, 2), ends, out=out, **options)
+        return sm.grouped_scaled_mm(a, b, a_scale, scale, ends, out=out, **options)
 
     def layer(self, i: int, out: torch.Tensor) -> torch.Tensor:
         """The whole layer by this package."""

@@ -59,7 +59,8 @@ class Ours(ExpertsPeer):
             scale, create = inputs.weight_scale.transpose(1, 2), sm.create_grouped_block_scaled_descriptor
         else:
             scale, create = inputs.weight_scale, sm.create_grouped_descriptor
-        with create(our_handle(inputs.device), out=inputs.out(0), b_scale=scale, expected_rows=inputs.expected_rows, **operands) as descriptor:
+        options = dict(expected_rows=inputs.expected_rows, zero_unassigned=False)
+        with create(our_handle(inputs.device), out=inputs.out(0), b_scale=scale, **operands, **options) as descriptor:
             return {"kernel": descriptor.kernel.row, "reason": descriptor.kernel.reason}
 
     def version(self) -> str | None:
@@ -87,7 +88,6 @@ class Loop(Ours):
                 begin = end
 
             def call() -> torch.Tensor:
-                out[begin:].zero_()
                 for function, operands, into in products:
                     function(*operands, out=into)
                 return out
