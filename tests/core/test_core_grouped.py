@@ -56,6 +56,7 @@ def test_what_calculate_and_a_forced_row_refuse(ask, fake_gpu):
 @pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
 def test_every_architecture_has_grouped_rows_and_all_of_them_are_used(arch):
     table = load_table(arch).grouped
-    used = {table.fastest(case.M, case.N // 16 * 16, case.K // 16 * 16)[0][1].name for case in random_cases(1500, 1)} | {table.fallback}
+    sizes = [(case.M, case.N // 16 * 16, case.K // 16 * 16) for case in random_cases(1500, 1)]
+    used = {table.fastest(*size, count=experts)[0][1].name for size in sizes for experts in (1, 8, 256)} | {table.fallback}
     assert used == {row.name for row in table.rows} and all(row.section == "grouped" for row in table.rows)
     assert table.row(table.fallback).alignment == (1, 1, 1)
