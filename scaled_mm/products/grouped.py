@@ -107,7 +107,7 @@ def grouped_scaled_mm(
         kernel config depends on it, the result does not.
     zero_unassigned: False: rows that belong to no expert may have any values. A GPU then does not write them.
 
-    The operator that torch.compile and dispatch modes see has neither expected_rows nor zero_unassigned: it takes None and True.
+    Under torch.compile and dispatch modes expected_rows and zero_unassigned are ignored, as if None and True: the operator has no such arguments.
 
     Runs on the current stream of a's device. K is bounded as in `scaled_mm`. With zero points the call also
     allocates 8 * (tokens + E * N) bytes.

@@ -180,7 +180,7 @@ def rotated(query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torc
 
 def quantized_by_block(x: torch.Tensor, is_weight: bool, truncates: bool, block_size: int, expert_offsets: torch.Tensor | None = None):
     """(q, scale) of blocks of a row, or of square blocks of a weight. block_size: 128 or 64. truncates: quotients are rounded toward zero.
-    expert_offsets: of a row; see `activated`."""
+    expert_offsets: as in `activated`, not of a weight."""
     *leading, k = x.shape
     if is_weight:
         leading[-1] = -(-leading[-1] // block_size)
