@@ -14,6 +14,9 @@ using Dtypes = std::initializer_list<int32_t>;
 std::string tensor_shape(const scaledMMTensorDesc_t& t); // "[16, 4096]"
 int64_t tensor_extent(const scaledMMTensorDesc_t& t);    // bytes from the data pointer to the end of the last element or GGUF block
 
+// For %lld of a message.
+inline long long number(int64_t value) { return static_cast<long long>(value); }
+
 constexpr int64_t kPackedAlignment = 16; // bytes, of a packed weight
 // The alignment in bytes that a data pointer must have for any kernel.
 int64_t tensor_alignment(const scaledMMTensorDesc_t& t);

@@ -28,8 +28,6 @@ std::string with_block(const char* shape, int32_t block) {
   return text;
 }
 
-long long number(int64_t value) { return static_cast<long long>(value); }
-
 // The stride of a dimension of size 1 is meaningless; 0 is used.
 int64_t stride_of(const scaledMMTensorDesc_t& t, int dimension) { return t.shape[dimension] > 1 ? t.strides[dimension] : 0; }
 

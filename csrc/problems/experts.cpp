@@ -3,11 +3,7 @@
 #include "core/status.h"
 
 namespace scaled_mm {
-namespace {
-
-long long number(int64_t value) { return static_cast<long long>(value); }
-
-} // namespace
+namespace {} // namespace
 
 const char* ExpertsProblem::misfit(const RowNeeds& needs) const {
   if (const char* why = scaled_mm::misfit(info, needs)) return why;

@@ -14,8 +14,6 @@ constexpr int64_t kBlock = 32; // values of a GGUF block
 constexpr Dtypes kWeightFormats = {SCALED_MM_GGUF_WEIGHT_FORMATS(DTYPE_OF_FORMAT)};
 #undef DTYPE_OF_FORMAT
 
-long long number(int64_t value) { return static_cast<long long>(value); }
-
 // Checks of a tensor of GGUF blocks beyond check_operand.
 scaledMMStatus_t check_blocks(const char* name, const scaledMMTensorDesc_t& t) {
   if (t.shape[1] % kBlock) {

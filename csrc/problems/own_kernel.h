@@ -28,8 +28,6 @@ protected:
   }
 };
 
-inline long long number(int64_t value) { return static_cast<long long>(value); }
-
 // A contiguous int32 vector.
 inline scaledMMStatus_t check_indices(const char* name, const char* shape, int64_t length, const scaledMMTensorDesc_t* t) {
   if (scaledMMStatus_t s = check_operand(name, shape, {SCALED_MM_DTYPE_INT32}, 1, t)) return s;

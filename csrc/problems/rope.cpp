@@ -7,8 +7,6 @@
 namespace scaled_mm {
 namespace {
 
-long long number(int64_t value) { return static_cast<long long>(value); }
-
 class Rope : public OwnKernelProblem<3> {
 public:
   bool empty() const override { return info.M == 0 || info.N == 0 || operands_.query_heads + operands_.key_heads == 0; }

@@ -11,9 +11,11 @@ import torch
 import scaled_mm as sm
 from scaled_mm.core import binding
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError, NullPointerError
+from scaled_mm.gguf_formats import FORMATS
 from scaled_mm.rowwise.kernels import Kind
 
 HALF, FLOAT, INT8, INT32 = torch.float16, torch.float32, torch.int8, torch.int32
+GGUF_NAMES = " or ".join(", ".join(FORMATS).rsplit(", ", 1))
 
 
 def desc(dtype, *shape, strides=None):
@@ -90,7 +92,7 @@ def test_each_kind_takes_its_operands():
         (BadParamError, "expert_offsets: expected none for a weight", Kind.INT8_BLOCK, 1, (INT8_X, X, desc(FLOAT, 1, 3), desc(INT32, 7))),
         (BadParamError, "rule: expected a scaledMMGgufRule_t, got 7", Kind.GGUF_QUANTIZE, 7, (Q4, desc(HALF, 5, 64))),
         (BadTensorShapeError, r"x: expected \[M, K\] with K a multiple of 32, got \[5, 300\]", Kind.GGUF_QUANTIZE, 0, (Q4, X)),
-        (BadTensorDtypeError, "out: expected q4_0, q4_1, q5_0, q5_1, q8_0 or q8_1, got int8", Kind.GGUF_QUANTIZE, 0, (INT8_X, desc(HALF, 5, 64))),
+        (BadTensorDtypeError, f"out: expected {GGUF_NAMES}, got int8", Kind.GGUF_QUANTIZE, 0, (INT8_X, desc(HALF, 5, 64))),
         (BadTensorShapeError, r"out: expected \[M, K\] = \[5, 32\], got \[5, 64\]", Kind.GGUF_QUANTIZE, 0, (Q4, desc(HALF, 5, 32))),
         (
             BadTensorStridesError,
