@@ -130,7 +130,7 @@ scaledMMStatus_t plan_own_kernel(scaledMMHandle_t handle, scaledMMDescriptor* d)
   const KernelName name = {
       handle->arch, d->own_kernel, problem.variant, handle->info.device_id, handle->info.max_shared_memory, problem.own_slot(handle->arch)};
   if (!is_loaded(name)) {
-    // Nothing of the core's stands in for it, but the caller may compute the operator otherwise until it is built.
+    // It has no stand-in in the core, but the caller may compute the operator otherwise until the kernel is built.
     if (scaledMMStatus_t s = ask_once(name, SCALED_MM_PROVIDE_LATER)) return s;
     if (!is_loaded(name)) return fail_not_built(name);
   }
@@ -145,7 +145,7 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
   }
   Problem& problem = *d->problem;
   if (problem.own_kernel() != nullptr) return plan_own_kernel(handle, d);
-  if (scaledMMStatus_t s = require_table(handle->arch, &d->table, scaledMMTableKind_t(product))) return s;
+  if (scaledMMStatus_t s = require_table(handle->arch, &d->table, product)) return s;
   problem.settle(*d->table);
   const auto misfit_of = [&problem](const RowNeeds& needs) { return problem.misfit(needs); };
   if (scaledMMStatus_t s = d->choose(forced, d->kind->label, problem.bucket(), problem.size(), handle->rates(), misfit_of)) return s;
@@ -172,7 +172,7 @@ struct Running {
   bool is_better; // it has taken over from a stand-in
 };
 
-// A stand-in runs until the better kernel is ready, and on if that one needs more workspace than the plan announced.
+// A stand-in runs until the better kernel is ready. It stays if that kernel needs more workspace than the plan announced.
 Running running(const scaledMMDescriptor& d) {
   const Kernel* const better = d.plan.better ? d.plan.better->ready.load(std::memory_order_acquire) : nullptr;
   size_t bytes = 0;
@@ -191,7 +191,7 @@ bool same_layout(const scaledMMTensorDesc_t& one, const scaledMMTensorDesc_t& ot
   return true;
 }
 
-// Whether an output besides out is apart from the other operands, or is one that it may be.
+// Checks that an output besides out aliases no other input or output, except one that it may replace exactly (OperandSpec::may_be).
 scaledMMStatus_t check_written(const scaledMMDescriptor& d, const void* const* pointers, int index) {
   const PlannedOperand& written = d.operands[index];
   if (written.bytes == 0) return SCALED_MM_STATUS_SUCCESS;

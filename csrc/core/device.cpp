@@ -46,7 +46,7 @@ void exchange_capture_mode(int* mode) {
   if (the_driver().exchange_capture_mode) the_driver().exchange_capture_mode(mode);
 }
 
-// Bytes per second. Of a driver that does not say: what GPUs of a data centre have for each SM.
+// Bytes per second. If the driver reports no clock or bus width: the number of SMs times what data-centre GPUs have per SM.
 double memory_bandwidth(const Driver& driver, int device, int multiprocessors) {
   int clock_khz = 0, bus_bits = 0;
   if (driver.attribute(&clock_khz, kMemoryClockKhz, device) || driver.attribute(&bus_bits, kMemoryBusBits, device) || clock_khz < 1 || bus_bits < 1) {

@@ -81,8 +81,8 @@ struct RopePointers {
   const void* out_key; // written
 };
 
-// What surrounds the products of a mixture of experts, besides the fields of GemmLaunch. There, M is the number of tokens and N the elements of a row.
-// Sort: a is topk_ids, out is order. Quantize: a is x. Combine: a is y.
+// What surrounds the products of a mixture of experts, besides the fields of GemmLaunch. There, M is the number of tokens and N the elements of
+// a row. Sort: a is topk_ids, out is order. Quantize: a is x. Combine: a is y.
 struct MoeOperands {
   int64_t choices, experts, mapped; // experts of a token; all; [mapped] of expert_map, -1 without one
   bool wide_ids;                    // topk_ids is int64, else int32
@@ -121,14 +121,14 @@ struct GemmLaunch {
   int64_t a_scale_stride, b_scale_stride, bias_stride;
   int32_t bias_dtype; // scaledMMDtype_t
 
-  // Zero points in two steps: `prepare` writes the pairs below into the workspace, the epilogue subtracts
+  // Zero points in two steps: the kernel zero_point_terms writes the pairs below into the workspace, the epilogue subtracts
   //   row_terms[m].x * col_terms[n].x + col_terms[n].y * row_terms[m].y   =   za*(colsum - K*zb) + zb*rowsum
   // from the accumulator, modulo 2^32, which is exact because the true result fits.
   const void* a_zero_point;
   const void* b_zero_point;
   int64_t a_zero_point_stride, b_zero_point_stride;
   int32_t a_zero_point_dtype, b_zero_point_dtype;
-  const int32_t* a_row_sums;    // sums over K that the caller provides, so that `prepare` does not read the operand;
+  const int32_t* a_row_sums;    // sums over K that the caller provides, so that zero_point_terms does not read the operand;
   const int32_t* b_column_sums; // or nullptr
   int64_t a_row_sums_stride, b_column_sums_stride;
   int32_t* row_terms;                                     // [M][2] = {za, rowsum(a)}; nullptr when there is no zero point
@@ -164,7 +164,7 @@ struct GemmLaunch {
 // One kernel of a library. prepare and launch write a message of at most `size` bytes on failure.
 struct Kernel {
   const char* row;
-  int32_t out_dtype;     // scaledMMDtype_t of out; GGUF kernels: of the weight; row-wise kernels: of x; -1: any (the zero-point preparation)
+  int32_t out_dtype;     // scaledMMDtype_t of out; GGUF: of the weight; row-wise: of the float input, INT32 for moe_sort; -1: any (zero_point_terms)
   int32_t shared_memory; // bytes per thread block
   // Called once per device before the first launch: raises the shared-memory limit and checks that the device can run the kernel.
   scaledMMStatus_t (*prepare)(int32_t device, char* message, size_t size);

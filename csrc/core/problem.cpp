@@ -8,7 +8,7 @@
 namespace scaled_mm {
 namespace {
 
-// A tensor map holds strides below 2^40 bytes; encoding a larger one fails silently.
+// A tensor map holds strides below 2^40 bytes; the driver refuses larger ones.
 constexpr int64_t kStrideLimit = int64_t(1) << 40;
 // CUDA's limit on the grid's third dimension, which some kernels use for the batch.
 constexpr int64_t kBatchLimit = 65535;

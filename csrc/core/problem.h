@@ -82,7 +82,7 @@ public:
   virtual const char* mode() const { return ""; }
 
   ProductInfo info{};
-  int32_t variant = 0; // selects one of a kernel config's kernels: scaledMMDtype_t of out; of GGUF products that of the weight
+  int32_t variant = 0; // selects one of the kernels of a config or operator: see Kernel::out_dtype
   // Zero-point terms: their bytes at the start of the workspace, and the offset of the column terms, in int32s.
   size_t terms_bytes = 0;
   int64_t column_terms_offset = 0;
@@ -90,6 +90,7 @@ public:
 
 // What a kind's section of the tile table may contain.
 struct TableRules {
+  int32_t number;           // scaledMMTableKind_t
   const char* noun;         // in messages: "", " of grouped products"
   int32_t bucket_flags;     // SCALED_MM_BUCKET_*
   const char* flags_text;   // in messages: the flags that are expected
@@ -112,6 +113,9 @@ constexpr size_t kProblemBytes = 848;
 
 extern const ProblemKind* const kProblemKinds[]; // by scaledMMProduct_t
 extern const int32_t kNumProblemKinds;
+
+// The scaledMMProduct_t of the kind whose tables have this scaledMMTableKind_t; -1 if there is none.
+int32_t product_of_table(int32_t number);
 
 template <class T>
 Problem* make_problem(void* memory) {

@@ -20,7 +20,7 @@ struct Registry {
   std::map<std::tuple<std::string, std::string, int32_t>, const Kernel*> kernels; // arch, row, out dtype
   std::vector<std::unique_ptr<Table>> tables;                                     // also replaced ones: descriptors may point into them
   std::vector<std::unique_ptr<AwaitedKernel>> awaited;
-  std::atomic<uint64_t> loads{1}; // libraries loaded so far, and one
+  std::atomic<uint64_t> loads{1}; // 1 + the number of libraries loaded so far
   scaledMMKernelProvider_t provider = nullptr;
   void* provider_user = nullptr;
 };
@@ -62,6 +62,14 @@ scaledMMStatus_t ask_provider(const Arch& arch, const char* row, int32_t out_dty
 
 } // namespace
 
+int32_t product_of_table(int32_t number) {
+  for (int32_t product = 0; product < kNumProblemKinds; ++product) {
+    const TableRules& table = kProblemKinds[product]->table;
+    if (table.noun != nullptr && table.number == number) return product;
+  }
+  return -1;
+}
+
 const TableRow* Table::find_row(const char* name) const {
   for (int32_t i = 0; i < num_rows; ++i) {
     if (rows[i].name == name) return &rows[i];
@@ -97,15 +105,15 @@ Arch* find_arch(const char* name) {
   return arch.get();
 }
 
-scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKind_t kind) {
-  const auto& slot = arch->tables[kind];
+scaledMMStatus_t require_table(Arch* arch, const Table** table, int32_t product) {
+  const auto& slot = arch->tables[product];
   *table = slot.load(std::memory_order_acquire);
   if (*table) return SCALED_MM_STATUS_SUCCESS;
   if (scaledMMStatus_t status = ask_provider(*arch, nullptr, -1, SCALED_MM_PROVIDE_NOW)) return status;
   *table = slot.load(std::memory_order_acquire);
   if (*table) return SCALED_MM_STATUS_SUCCESS;
   return fail(SCALED_MM_STATUS_ARCHITECTURE_NOT_SUPPORTED,
-              "handle: no tile table%s is registered for %s; load kernels built with `scaled-mm build --arch %s`", kProblemKinds[kind]->table.noun,
+              "handle: no tile table%s is registered for %s; load kernels built with `scaled-mm build --arch %s`", kProblemKinds[product]->table.noun,
               arch->name.c_str(), arch->name.c_str());
 }
 
@@ -251,11 +259,11 @@ constexpr size_t kMostArchBytes = sizeof(scaledMMHandleInfo_t::arch) - 1;
 bool is_alignment(int32_t bytes) { return bytes >= 1 && (bytes & (bytes - 1)) == 0; }
 
 // A table with modes must define AUTO for every number of tokens. Any other table must have none.
-scaledMMStatus_t check_modes(const scaledMMTable_t& table) {
-  if (!kProblemKinds[table.kind]->table.has_modes) {
+scaledMMStatus_t check_modes(const scaledMMTable_t& table, const TableRules& rules) {
+  if (!rules.has_modes) {
     if (table.num_modes == 0) return SCALED_MM_STATUS_SUCCESS;
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected no modes in a table%s, got %lld", table.source,
-                kProblemKinds[table.kind]->table.noun, static_cast<long long>(table.num_modes));
+    return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected no modes in a table%s, got %lld", table.source, rules.noun,
+                static_cast<long long>(table.num_modes));
   }
   if (table.num_modes < 1 || table.num_modes > kMostEntries || table.modes == nullptr || table.modes[table.num_modes - 1].m_max != INT64_MAX) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected modes, the last of them open, got %lld in all", table.source,
@@ -298,11 +306,12 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
                 "table %.200s: expected rows, buckets and a fallback among the rows, at most 65536 of each, got %lld, %lld and row %d", table->source,
                 static_cast<long long>(table->num_rows), static_cast<long long>(table->num_buckets), int(table->fallback_row));
   }
-  if (table->kind < 0 || table->kind >= kNumProblemKinds || kProblemKinds[table->kind]->table.noun == nullptr) {
+  const int32_t product = product_of_table(table->kind);
+  if (product < 0) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: expected a kind of scaledMMTableKind_t, got %d", table->source, int(table->kind));
   }
-  const TableRules& rules = kProblemKinds[table->kind]->table;
-  if (scaledMMStatus_t status = check_modes(*table)) return status;
+  const TableRules& rules = kProblemKinds[product]->table;
+  if (scaledMMStatus_t status = check_modes(*table, rules)) return status;
   auto copy = std::make_unique<Table>();
   copy->arch = table->arch;
   copy->source = table->source;
@@ -359,7 +368,7 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
   Registry& r = registry();
   std::lock_guard<std::mutex> lock(r.mutex);
   r.tables.push_back(std::move(copy)); // before anything finds it: this may throw
-  arch->tables[table->kind].store(r.tables.back().get(), std::memory_order_release);
+  arch->tables[product].store(r.tables.back().get(), std::memory_order_release);
   return SCALED_MM_STATUS_SUCCESS;
 } catch (const std::exception& error) {
   return fail_exception(error);
@@ -392,7 +401,8 @@ scaledMMStatus_t scaledMMLoadKernels(const char* path) try {
   // The library's tables are registered for kinds of product that have none yet.
   for (int64_t i = 0; i < content->num_tables; ++i) {
     const scaledMMTable_t* table = content->tables[i];
-    if (find_arch(content->arch)->tables[table->kind].load(std::memory_order_acquire) == nullptr) {
+    const int32_t product = product_of_table(table->kind);
+    if (product < 0 || find_arch(content->arch)->tables[product].load(std::memory_order_acquire) == nullptr) {
       if (scaledMMStatus_t status = scaledMMRegisterTable(table)) return status;
     }
   }

@@ -45,11 +45,11 @@ struct AwaitedKernel {
   AwaitedKernel* next;  // of the same slot
 };
 
-// A kernel, found once and prepared once per device. A later lookup costs two loads.
+// A kernel, found once and prepared once per device. A later lookup costs a few atomic loads.
 struct KernelSlot {
   std::atomic<const Kernel*> kernel{nullptr};
   std::atomic<uint64_t> prepared{0};
-  std::atomic<uint64_t> searched{0};            // the number of loaded libraries at the last unsuccessful search
+  std::atomic<uint64_t> searched{0};            // Registry::loads at the last unsuccessful search; 0: none yet
   std::atomic<uint32_t> asked{0};               // a bit for each scaledMMProvide_t that the provider has answered
   std::atomic<AwaitedKernel*> awaited{nullptr}; // a list, one for each device
 };
@@ -94,19 +94,19 @@ struct Table {
   int32_t find_mode(int64_t tokens) const;
 };
 
-constexpr int kMaxKinds = 16; // room for kinds of product (problems/kinds.cpp)
+constexpr int kMaxKinds = 32; // room for kinds of product (problems/kinds.cpp)
 
 struct Arch {
   std::string name;
-  std::atomic<const Table*> tables[kMaxKinds]{}; // by scaledMMTableKind_t
+  std::atomic<const Table*> tables[kMaxKinds]{}; // by scaledMMProduct_t
   KernelSlot zero_point_terms;
-  KernelSlot rowwise[std::size(kRowwiseKernels)][kDtypes]; // by the dtype of x
+  KernelSlot rowwise[std::size(kRowwiseKernels)][kDtypes]; // by Kernel::out_dtype
 };
 
 Arch* find_arch(const char* name); // created on first use, never freed
 
-// The table of an architecture. If none is registered, the provider is asked for one (with row = NULL).
-scaledMMStatus_t require_table(Arch* arch, const Table** table, scaledMMTableKind_t kind = SCALED_MM_TABLE_GEMM);
+// An architecture's table for a kind of product. If none is registered, the provider is asked for one (with row = NULL).
+scaledMMStatus_t require_table(Arch* arch, const Table** table, int32_t product = SCALED_MM_GEMM);
 
 // A kernel, the device that it is for, and its slot.
 struct KernelName {

@@ -20,7 +20,7 @@ constexpr int kTileRows = 64, kTileBlocks = 8; // of a tile
 constexpr int kBandRows = 16;                  // of a band: what a warp multiplies
 constexpr int kTileK = kBlock * kTileBlocks;
 
-// A GGUF format of weights. kBits: of a level. kZero: the level that stands for 0. kMinimum: a float16 minimum follows the scale.
+// A GGUF format of weights. kBits: of a level. kZero: the level that stands for 0 (0 with a minimum). kMinimum: a float16 minimum.
 template <int kDtype_, int kBits_, int kZero_, bool kMinimum_>
 struct Format {
   static constexpr int kDtype = kDtype_; // scaledMMDtype_t

@@ -16,7 +16,7 @@ __device__ inline void put_five(uint32_t (&words)[5], int n, uint32_t levels) {
   }
 }
 
-// One thread block per tile, one thread per two rows, in the order of fragments.
+// One thread block per tile, four threads per two rows, in the order of fragments.
 template <class F>
 __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t stride, int64_t rows, int64_t blocks, int tiles_k, uint8_t* tiles) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

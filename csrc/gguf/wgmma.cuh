@@ -64,7 +64,7 @@ struct Wgmma {
     return share_tiles(tiles(M, N), tiles_of(K, kTileK), slots, kSplit, kTokens);
   }
 
-  // Whether Fewer computes a product. If tiles are not dealt: when more than a twentieth of the SMs would be idle.
+  // Whether Fewer computes a product: if activations are quantized, or if tiles are not dealt and over a twentieth of the SMs would be idle.
   static bool is_for_fewer(int64_t M, int64_t N, const BlockOperands& o, int32_t multiprocessors) {
     if (!kFewer || values_of(o, true) == Values::kQuantized) return kFewer;
     return !Shape::kDeals && multiprocessors > 0 && 20 * tiles(M, N) < 19 * tiles_of(tiles(M, N), multiprocessors) * multiprocessors;

@@ -124,7 +124,7 @@ inline scaledMMStatus_t prepare_kernel(DeviceKernel& kernel, int shared_memory, 
 struct LaunchShape {
   dim3 grid, block, cluster = dim3(1, 1, 1);
   int shared_memory = 0;
-  // Programmatic dependent launch: the kernel may start while its predecessor ends, and waits for it before it touches memory.
+  // Programmatic dependent launch: the kernel may start while its predecessor ends. Only constant weights may be read before it waits for it.
   bool dependent = false;
 };
 

@@ -51,6 +51,6 @@ const ProblemKind kBlockScaled = {"block-scaled GEMM",
                                   kOperands,
                                   true,
                                   make_problem<BlockScaled>,
-                                  {" of block-scaled products", 0, "0", "b", false}};
+                                  {SCALED_MM_TABLE_BLOCK_SCALED_GEMM, " of block-scaled products", 0, "0", "b", false}};
 
 } // namespace scaled_mm

@@ -30,7 +30,7 @@ public:
   const char* misfit(const RowNeeds& needs) const override;
 
 protected:
-  // Reads the option: the rows that experts are expected to have, or 0.
+  // Reads the option: the expected rows of experts or 0 (all), and SCALED_MM_UNASSIGNED_ROWS_ANY.
   scaledMMStatus_t read_option(const Options& options);
   // a [tokens, K], b [E, K, N] and expert_offsets [E].
   scaledMMStatus_t check_experts(const scaledMMTensorDesc_t* a, const scaledMMTensorDesc_t* b, const scaledMMTensorDesc_t* expert_offsets);

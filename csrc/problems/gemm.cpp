@@ -221,6 +221,6 @@ const ProblemKind kGemm = {"GEMM",
                            kOperands,
                            true,
                            make_problem<Gemm>,
-                           {"", SCALED_MM_BUCKET_CONSTANT_B, "0 or SCALED_MM_BUCKET_CONSTANT_B", "b", false}};
+                           {SCALED_MM_TABLE_GEMM, "", SCALED_MM_BUCKET_CONSTANT_B, "0 or SCALED_MM_BUCKET_CONSTANT_B", "b", false}};
 
 } // namespace scaled_mm

@@ -168,12 +168,13 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kGguf = {"GGUF GEMM",
-                           "GGUF ",
-                           std::size(kOperands),
-                           kOperands,
-                           false,
-                           make_problem<Gguf>,
-                           {" of GGUF products", SCALED_MM_BUCKET_Q8_1, "0 or SCALED_MM_BUCKET_Q8_1", "activations", true}};
+const ProblemKind kGguf = {
+    "GGUF GEMM",
+    "GGUF ",
+    std::size(kOperands),
+    kOperands,
+    false,
+    make_problem<Gguf>,
+    {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products", SCALED_MM_BUCKET_Q8_1, "0 or SCALED_MM_BUCKET_Q8_1", "activations", true}};
 
 } // namespace scaled_mm

@@ -141,7 +141,12 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kGrouped = {
-    "grouped GEMM", "grouped ", std::size(kOperands), kOperands, false, make_problem<Grouped>, {" of grouped products", 0, "0", "b", false}};
+const ProblemKind kGrouped = {"grouped GEMM",
+                              "grouped ",
+                              std::size(kOperands),
+                              kOperands,
+                              false,
+                              make_problem<Grouped>,
+                              {SCALED_MM_TABLE_GROUPED_GEMM, " of grouped products", 0, "0", "b", false}};
 
 } // namespace scaled_mm

@@ -60,6 +60,6 @@ const ProblemKind kGroupedBlockScaled = {"grouped block-scaled GEMM",
                                          kOperands,
                                          false,
                                          make_problem<GroupedBlockScaled>,
-                                         {" of grouped block-scaled products", 0, "0", "b", false}};
+                                         {SCALED_MM_TABLE_GROUPED_BLOCK_SCALED_GEMM, " of grouped block-scaled products", 0, "0", "b", false}};
 
 } // namespace scaled_mm

@@ -1,4 +1,4 @@
-// The kinds of product by scaledMMProduct_t. A new kind is one file beside this one, its name in kinds.h, and an entry here.
+// The kinds of product by scaledMMProduct_t. A new kind is one file beside this one, its name in kinds.h, and an entry at the end of this list.
 #include "problems/kinds.h"
 
 #include <iterator>

@@ -27,7 +27,7 @@ public:
   Rowwise(int kernel, const char* vector) : kernel_(kernel), vector_(vector) {}
 
   BucketKey bucket() const override { return {info.M, info.N, 0, 0}; }
-  // Rows without elements have a scale of their own.
+  // Rows without elements still have outputs: scales, zero points, row sums.
   bool empty() const override {
     return info.M == 0 || (info.N == 0 && operands_.output != SCALED_MM_ROWWISE_TOKEN && operands_.output != SCALED_MM_ROWWISE_TOKEN_ASYMMETRIC &&
                            operands_.output != SCALED_MM_ROWWISE_STATIC);
@@ -69,7 +69,7 @@ scaledMMStatus_t Rowwise::matrix(const char* name, const char* shape, Dtypes dty
 }
 
 scaledMMStatus_t Rowwise::vector(const char* name, const scaledMMTensorDesc_t& t, int64_t* stride) {
-  // A tensor named weight may be that of a GGUF product.
+  // check_tensor allows flags for a tensor named weight, because a GGUF weight has them.
   if (t.flags != 0) return fail(SCALED_MM_STATUS_BAD_PARAM, "%s: expected flags 0, got %lld", name, number(t.flags));
   if (scaledMMStatus_t s = check_operand(name, "[N]", kFloats, 1, &t)) return s;
   if (t.shape[0] != info.N) {

@@ -2,7 +2,7 @@
 // exchange table (a stable C ABI that hangs on torch.Tensor) says what they are, and the core does the rest.
 //
 // Built against Python's limited API: one binary for every CPython from 3.10 on. It does not know torch's headers. Anything
-// it cannot serve (a tensor subclass, another device, an argument of another type) answers NotImplemented, and the caller
+// it cannot serve (a tensor subclass, a tensor not on CUDA, an argument of another type) answers NotImplemented, and the caller
 // takes the registered operator, which says what is wrong. Why this exists: docs/decisions/0003-host-overhead.md.
 #include "python/linear.h"
 #include "python/operands.h"
@@ -30,7 +30,7 @@ private:
   PyThreadState* state_;
 };
 
-// Whether autograd watches an output, so that writing to it would go unseen, or it is one of inference mode seen from outside.
+// kFine unless autograd would miss a write to out: it requires grad, or is an inference tensor used outside of inference mode.
 Answer check_unwatched(PyObject* out) {
   PyObject* watched = PyObject_GetAttr(out, requires_grad);
   if (watched == nullptr) PyErr_Clear();

@@ -34,8 +34,11 @@ struct TokenBlock {
   float y[kChunk] = {};
   Quantizer quantizer;
 
-  __device__ explicit TokenBlock(const Int8Blocks& p) {
-    const uint32_t block = blockIdx.x * (kInt8BlockThreads / kAcross) + threadIdx.x / kAcross;
+  static constexpr uint32_t kEach = kInt8BlockThreads / kAcross; // blocks of a thread block
+
+  // first: the index of the thread block's first block, divided by kEach.
+  __device__ TokenBlock(const Int8Blocks& p, uint32_t first) {
+    const uint32_t block = first * kEach + threadIdx.x / kAcross;
     row = block / p.blocks_k;
     inside = block < p.blocks && !is_absent(row, p.N, p.rows_end);
     column = int(block % p.blocks_k);
@@ -60,8 +63,12 @@ struct TokenBlock {
 template <class X, int kBlock>
 __global__ void __launch_bounds__(kInt8BlockThreads) int8_block_token_kernel(const __grid_constant__ Int8Blocks p) {
   wait_for_preceding_kernel();
-  const TokenBlock<X, kBlock> block(p);
-  if (block.inside) block.write(p, block.row, int8_block_chunk(p, block.y, block.quantizer));
+  using Block = TokenBlock<X, kBlock>;
+  for (uint32_t first = blockIdx.x; first * Block::kEach < p.blocks; first += gridDim.x) {
+    if (is_absent(first * Block::kEach / p.blocks_k, p.N, p.rows_end)) return; // and all blocks after it
+    const Block block(p, first);
+    if (block.inside) block.write(p, block.row, int8_block_chunk(p, block.y, block.quantizer));
+  }
 }
 
 // A thread block has a block, in registers.

@@ -60,9 +60,9 @@ struct Int8BlockKernel {
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     Int8Blocks p = int8_blocks_of<X>(l);
     const bool is_weight = int8_block_of_weight(l);
-    const uint32_t each = is_weight ? 1 : kInt8BlockThreads / TokenBlock<X, kBlock>::kAcross; // blocks of a thread block
+    const uint32_t each = is_weight ? 1 : TokenBlock<X, kBlock>::kEach; // blocks of a thread block
     LaunchShape shape;
-    shape.grid = dim3((p.blocks + each - 1) / each);
+    shape.grid = dim3(unsigned(blocks_of_rows((int64_t(p.blocks) + each - 1) / each, kInt8BlockThreads, p.rows_end, l)));
     shape.block = dim3(kInt8BlockThreads);
     shape.dependent = kDependent;
     void* pointers[] = {&p};

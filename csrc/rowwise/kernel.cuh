@@ -159,14 +159,10 @@ __device__ inline void write_chunks(const Rows& p, int64_t row, const At& at, co
   for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.out, row, at[i], p.K, result(y[i]));
 }
 
-// The outputs for which a row has to be seen as a whole: norms, scales of a row's own, row sums.
-// kBlocks: thread blocks that a multiprocessor shall have at once, which bounds the registers of a thread. No kernel spills.
-template <class Source, int kThreads, int kHeld, bool kVectors, int kBlocks>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) row_kernel(const __grid_constant__ Rows p) {
-  wait_for_preceding_kernel();
-  const Group<kThreads> group;
+// A row whose output needs it as a whole: norms, scales of a row's own, row sums.
+template <class Source, int kThreads, int kHeld, bool kVectors>
+__device__ inline void compute_row(const Rows& p, const Group<kThreads>& group) {
   const int64_t row = group.row;
-  if (is_absent(row, p.rows, p.rows_end)) return; // whole rows; warps of a thread block with a row a warp, where nothing waits for them
   RowValues<Source, kThreads, kHeld, kVectors> values(p, group);
   // What is rarer reads the row once more, a chunk at a time, and leaves the registers to the rest.
   RowValues<Source, kThreads, 0, kVectors, 1> again(p, group, values.state);
@@ -215,19 +211,33 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) row_kernel(c
   if (group.thread == 0) p.out_row_sums[row] = sum;
 }
 
-// The other outputs: a row is shared by p.spans thread blocks, or one block has a row for each of its four warps.
-template <class Source, int kThreads, int kCount, bool kVectors, int kBlocks>
-__global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) element_kernel(const __grid_constant__ Rows p) {
-  wait_for_preceding_kernel();
-  constexpr int kSpan = kThreads * kCount * kChunk;
-  Group<kThreads> group;
-  unsigned first = 0, spans = 1;
-  if constexpr (kThreads > 32) {
-    spans = unsigned(p.spans), first = blockIdx.x % spans;
-    group.row = blockIdx.x / spans;
+// compute(row) for the rows of a group (a warp or a thread block): one, or every step-th from `row` on if the source has absent rows. With one row
+// per warp, the warps of a thread block do not wait for each other.
+template <class Source, class Compute>
+__device__ inline void each_row(const Rows& p, int64_t row, int64_t step, const Compute& compute) {
+  if constexpr (Source::kHasAbsent) {
+    for (; !is_absent(row, p.rows, p.rows_end); row += step) compute(row);
+  } else if (row < p.rows) {
+    compute(row);
   }
-  const int64_t row = group.row;
-  if (is_absent(row, p.rows, p.rows_end)) return;
+}
+
+// kBlocks: thread blocks that an SM shall have at once, which bounds the registers of a thread. No kernel spills.
+template <class Source, int kThreads, int kHeld, bool kVectors, int kBlocks>
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) row_kernel(const __grid_constant__ Rows p) {
+  wait_for_preceding_kernel();
+  Group<kThreads> group;
+  each_row<Source>(p, group.row, int64_t(gridDim.x) * Group<kThreads>::kRows, [&](int64_t row) {
+    group.row = row;
+    compute_row<Source, kThreads, kHeld, kVectors>(p, group);
+    if constexpr (Source::kHasAbsent) group.again();
+  });
+}
+
+// A thread block's parts of a row, every spans-th from `first` on.
+template <class Source, int kThreads, int kCount, bool kVectors>
+__device__ inline void compute_spans(const Rows& p, const Group<kThreads>& group, int64_t row, unsigned first, unsigned spans) {
+  constexpr int kSpan = kThreads * kCount * kChunk;
 #pragma unroll 1
   for (int64_t span = int64_t(first) * kSpan; span < p.K; span += int64_t(spans) * kSpan) {
     typename Source::template Batch<kVectors, kCount> batch;
@@ -258,6 +268,21 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) element_kern
       }
     }
   }
+}
+
+// The other outputs: a row is shared by p.spans thread blocks, or one block has a row for each of its four warps.
+template <class Source, int kThreads, int kCount, bool kVectors, int kBlocks>
+__global__ void __launch_bounds__(Group<kThreads>::kBlock, kBlocks) element_kernel(const __grid_constant__ Rows p) {
+  wait_for_preceding_kernel();
+  Group<kThreads> group;
+  unsigned first = 0, spans = 1;
+  int64_t step = int64_t(gridDim.x) * Group<kThreads>::kRows;
+  if constexpr (kThreads > 32) {
+    spans = unsigned(p.spans), first = blockIdx.x % spans;
+    group.row = blockIdx.x / spans;
+    step = gridDim.x / spans;
+  }
+  each_row<Source>(p, group.row, step, [&](int64_t row) { compute_spans<Source, kThreads, kCount, kVectors>(p, group, row, first, spans); });
 }
 
 } // namespace scaled_mm::rowwise

@@ -48,8 +48,8 @@ inline Vector vector(const void* data, int64_t stride, int32_t dtype, int64_t K)
   return {data, stride, dtype, vectors && stride == 1};
 }
 
-// Static quantization by one scale does not depend on rows. If the rows of x and of out are contiguous, they are treated as one long row, whose chunks
-// are aligned even if those of the rows are not.
+// Static quantization by one scale does not depend on rows. If the rows of x and of out are contiguous, they are treated as one long row,
+// whose chunks are aligned even if those of the rows are not.
 template <class X>
 void join_rows(Rows& p) {
   const int64_t elements = p.rows * p.K;
@@ -67,6 +67,13 @@ void join_rows(Rows& p) {
 inline const int32_t* rows_end_of(const GemmLaunch& l) {
   const auto* ends = static_cast<const int32_t*>(l.rowwise_pointers.expert_offsets);
   return ends == nullptr ? nullptr : ends + l.rowwise->num_experts - 1;
+}
+
+// The thread blocks to launch for rows of which some may belong to no expert: those that run at a time, each for several rows. With one for each row,
+// starting those of absent rows would take most of the time.
+inline int64_t blocks_of_rows(int64_t blocks, int threads, const int32_t* rows_end, const GemmLaunch& l) {
+  const int64_t resident = int64_t(l.multiprocessors) * (2048 / threads);
+  return rows_end != nullptr && blocks > resident ? resident : blocks;
 }
 
 template <class X>
@@ -125,8 +132,8 @@ struct Variant {
   }
   static scaledMMStatus_t launch(Rows& p, const GemmLaunch& l, char* message, size_t size) {
     constexpr int kRows = Group<kThreads>::kRows;
-    const int64_t blocks = (p.rows + kRows - 1) / kRows;
-    if (blocks > INT32_MAX) {
+    const int64_t all = (p.rows + kRows - 1) / kRows, blocks = blocks_of_rows(all, Group<kThreads>::kBlock, p.rows_end, l);
+    if (all > INT32_MAX) {
       snprintf(message, size, "x: expected at most %lld rows, got %lld", static_cast<long long>(INT32_MAX) * kRows, static_cast<long long>(p.rows));
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
@@ -191,7 +198,7 @@ struct WholeSpans {
   };
 };
 
-// A kernel that is faster only while the rows are too few to keep all multiprocessors busy.
+// A kernel that is faster only while the rows are too few to keep all SMs busy.
 template <class KernelOf, int kMostPerMultiprocessor>
 struct Few {
   struct Launch : KernelOf::Launch {
@@ -233,8 +240,9 @@ struct KernelsOf<Norm<X>, true, false> {
 template <class X>
 struct KernelsOf<Gated<X>, true, false> {
   using Source = Gated<X>;
-  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 4>, RowKernel<Source, 128, 4, true, 4>, RowKernel<Source, 256, 4, true, 2>,
-                           RowKernel<Source, 512, 4, true>, RowKernel<Source, 256, 0, true>>;
+  using Rowwise = ByLength<RowKernel<Source, 32, 4, true, 5>, RowKernel<Source, 128, 2, true, 8>, RowKernel<Source, 128, 4, true, 4>,
+                           RowKernel<Source, 256, 3, true, 3>, RowKernel<Source, 256, 4, true, 2>, Few<RowKernel<Source, 512, 4, true>, 1>,
+                           RowKernel<Source, 256, 7, true, 2>, RowKernel<Source, 512, 4, true>, RowKernel<Source, 256, 0, true>>;
   using Elementwise = ByLength<ElementKernel<Source, 32, 4, true>, Few<ElementKernel<Source, 128, 1, true, 12>, 16384>,
                                WholeSpans<ElementKernel<Source, 160, 2, true, 8>>, UpTo<3072, ElementKernel<Source, 128, 3, true, 8>>,
                                ElementKernel<Source, 128, 2, true, std::is_same_v<X, __half> ? 8 : 10>>;

@@ -17,6 +17,24 @@ struct ExpertRows {
   __device__ int of(int64_t token, int choice) const { return __ldg(rows + token * choices + choice); }
 };
 
+// The rows of 32 choices of a token: lane l has that of choice `first` + l. Without lookups and branches for each choice that has none.
+struct LaneRows {
+  int row = -1;
+  uint32_t here; // a bit for each choice that has a row
+
+  // Every lane must call it, as everything below.
+  __device__ LaneRows(const ExpertRows& rows, int64_t token, int first) {
+    const int choice = first + int(threadIdx.x) % 32;
+    if (choice < rows.choices) row = rows.of(token, choice);
+    here = __ballot_sync(~0u, row >= 0);
+  }
+  // visit(row) for each choice that has one, in their order.
+  template <class Visit>
+  __device__ void each(const Visit& visit) const {
+    for (uint32_t left = here; left != 0; left &= left - 1) visit(__shfl_sync(~0u, row, __ffs(int(left)) - 1));
+  }
+};
+
 struct MoeRows {
   Rows of; // out: [rows of experts, K]; out_scale is not used
   ExpertRows to;
@@ -31,29 +49,40 @@ __global__ void __launch_bounds__(Group<kThreads>::kBlock, 1) moe_quantize_kerne
   wait_for_preceding_kernel();
   const Group<kThreads> group;
   if (group.row >= p.of.rows) return;
+  const LaneRows lanes(p.to, group.row, 0);
   RowValues<PlainElements<X>, kThreads, kHeld, kVectors> values(p.of, group);
   const Quantizer quantizer = symmetric(group, values);
   for (int j = group.thread; j < p.to.choices; j += kThreads) {
     const int row = p.to.of(group.row, j);
     if (row >= 0) p.scale[row * p.scale_stride] = quantizer.scale;
   }
-  const auto write = [&](const auto& at, const auto& y, const auto& result) {
-    constexpr int kCount = int(sizeof(y) / sizeof(y[0]));
-    Chunk<int8_t> q[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) q[i] = result(y[i]);
-    for (int j = 0; j < p.to.choices; ++j) {
-      const int row = p.to.of(group.row, j);
-      if (row < 0) continue;
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.of.out, row, at[i], p.of.K, q[i]);
-    }
-  };
   if (quantizer.short_way && !quantizer.spoilt) {
-    values.each([&](const auto& at, const auto& y) { write(at, y, [&](const float(&chunk)[kChunk]) { return by_largest(chunk, quantizer); }); });
+    values.each([&](const auto& at, const auto& y) {
+      constexpr int kCount = int(sizeof(y) / sizeof(y[0]));
+      Chunk<int8_t> q[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) q[i] = by_largest(y[i], quantizer);
+      const auto write = [&](int row) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) write_chunk<kVectors>(p.of.out, row, at[i], p.of.K, q[i]);
+      };
+      int next = 0; // choice
+      if constexpr (kHeld > 0) {
+        lanes.each(write);
+        next = 32;
+      } // kHeld = 0: lanes without a chunk left have left the loop, so the warp cannot shuffle
+      for (; next < p.to.choices; ++next) {
+        if (const int row = p.to.of(group.row, next); row >= 0) write(row);
+      }
+    });
   } else { // rare: the row is read once more, a chunk at a time
     RowValues<PlainElements<X>, kThreads, 0, kVectors, 1> again(p.of, group, values.state);
-    again.each([&](const auto& at, const auto& y) { write(at, y, [&](const float(&chunk)[kChunk]) { return divided_here(chunk, quantizer); }); });
+    again.each([&](const auto& at, const auto& y) {
+      const Chunk<int8_t> q = divided_here(y[0], quantizer);
+      for (int j = 0; j < p.to.choices; ++j) {
+        if (const int row = p.to.of(group.row, j); row >= 0) write_chunk<kVectors>(p.of.out, row, at[0], p.of.K, q);
+      }
+    });
   }
 }
 
@@ -66,7 +95,7 @@ struct MoeBlocks {
 template <class X>
 __global__ void __launch_bounds__(kInt8BlockThreads) moe_quantize_block_kernel(const __grid_constant__ MoeBlocks p) {
   wait_for_preceding_kernel();
-  const TokenBlock<X> block(p.of);
+  const TokenBlock<X> block(p.of, blockIdx.x);
   if (!block.inside) return;
   const Chunk<int8_t> q = quantize(block.y, block.quantizer);
   for (int j = 0; j < p.to.choices; ++j) {
@@ -97,37 +126,45 @@ __device__ inline float combine_weight(const MoeCombine& p, int64_t token, int c
                                                     : to_float(static_cast<const __nv_bfloat16*>(p.weights)[at]);
 }
 
-// out[t] = ((0 + w[t,0] y[row 0]) + w[t,1] y[row 1]) + ..., without the choices that have no row.
-template <class X>
+// out[t] = ((0 + w[t,0] y[row 0]) + w[t,1] y[row 1]) + ..., without the choices that have no row. kVectors: chunks are whole and aligned.
+template <class X, bool kVectors>
 __global__ void __launch_bounds__(kCombineThreads) moe_combine_kernel(const __grid_constant__ MoeCombine p) {
   wait_for_preceding_kernel();
   using W = WideOf<X>;
   const int64_t token = blockIdx.x / unsigned(p.spans);
-  const int64_t k = (int64_t(blockIdx.x % unsigned(p.spans)) * kCombineThreads + threadIdx.x) * kChunk;
-  if (k >= p.K) return;
+  const int k = int(blockIdx.x % unsigned(p.spans) * kCombineThreads + threadIdx.x) * kChunk; // past the end of a row: nothing is read or written
   W sum[kChunk] = {};
-  for (int first = 0; first < p.of.choices; first += kAtOnce) {
-    float y[kAtOnce][kChunk], weight[kAtOnce];
-    bool is_here[kAtOnce];
+  for (int first = 0; first < p.of.choices; first += 32) {
+    const LaneRows lanes(p.of, token, first);
+    const int choice = first + int(threadIdx.x) % 32;
+    const float weight_of_lane = choice < p.of.choices ? combine_weight(p, token, choice) : 0;
+    for (uint32_t left = lanes.here; left != 0;) {
+      Chunk<X> y[kAtOnce];
+      float weight[kAtOnce];
+      bool is_here[kAtOnce];
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int row = first + i < p.of.choices ? p.of.of(token, first + i) : -1;
-      is_here[i] = row >= 0;
-      if (!is_here[i]) continue;
-      weight[i] = combine_weight(p, token, first + i);
-      load_chunk<X>(p.y, row, int(k), p.K, y[i]);
-    }
+      for (int i = 0; i < kAtOnce; ++i) {
+        is_here[i] = left != 0;
+        const int lane = is_here[i] ? __ffs(int(left)) - 1 : 0;
+        left &= left - 1;
+        const int row = __shfl_sync(~0u, lanes.row, lane);
+        weight[i] = __shfl_sync(~0u, weight_of_lane, lane);
+        if (is_here[i]) y[i] = read_chunk<kVectors, X>(p.y, row, k, p.K);
+      }
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (!is_here[i]) continue;
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (!is_here[i]) continue;
+        float values[kChunk];
+        to_floats(y[i], values);
 #pragma unroll
-      for (int e = 0; e < kChunk; ++e) sum[e] = sum[e] + W(weight[i]) * W(y[i][e]);
+        for (int e = 0; e < kChunk; ++e) sum[e] = sum[e] + W(weight[i]) * W(values[e]);
+      }
     }
   }
   float result[kChunk];
 #pragma unroll
   for (int e = 0; e < kChunk; ++e) result[e] = float(sum[e]);
-  store_chunk(p.out, token, int(k), p.K, from_floats<X>(result));
+  write_chunk<kVectors>(p.out, token, k, p.K, from_floats<X>(result));
 }
 
 } // namespace scaled_mm::rowwise

@@ -66,7 +66,8 @@ struct MoeQuantizeKernels {
       (void)((K <= Kernels::kMost && (call(Kernels()), true)) || ...);
     }
   };
-  using Aligned = ByLength<ByToken<32, 4, true>, ByToken<128, 4, true>, ByToken<256, 4, true>, ByToken<256, 8, true>, ByToken<256, 0, true>>;
+  using Aligned = ByLength<ByToken<32, 4, true>, ByToken<128, 2, true>, ByToken<128, 4, true>, ByToken<256, 4, true>, ByToken<256, 8, true>,
+                           ByToken<256, 0, true>>;
   using Any = ByLength<ByToken<32, 4, false>, ByToken<256, 4, false>, ByToken<256, 0, false>>;
 
   static DeviceKernel& by_block() {
@@ -134,17 +135,22 @@ MoeCombine moe_combine_of(const GemmLaunch& l) {
 
 template <class X>
 struct MoeCombineKernel {
+  template <bool kVectors>
   static DeviceKernel& device_kernel() {
-    static DeviceKernel instance(&moe_combine_kernel<X>);
+    static DeviceKernel instance(&moe_combine_kernel<X, kVectors>);
     return instance;
   }
-  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return prepare_kernel(device_kernel(), 0, device, message, size); }
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    if (scaledMMStatus_t s = prepare_kernel(device_kernel<true>(), 0, device, message, size)) return s;
+    return prepare_kernel(device_kernel<false>(), 0, device, message, size);
+  }
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     if (l.N > kMostRowElements) return too_many_blocks("y", "elements of a row", l.N, message, size);
     MoeCombine p = moe_combine_of<X>(l);
     const int64_t blocks = p.tokens * p.spans;
     if (blocks > INT32_MAX) return too_many_blocks("out", "parts of 1024 elements", blocks, message, size);
-    return launch_grid(device_kernel(), blocks, kCombineThreads, &p, l, message, size);
+    const bool vectors = p.K % kChunk == 0 && p.y.vectors && p.out.vectors;
+    return launch_grid(vectors ? device_kernel<true>() : device_kernel<false>(), blocks, kCombineThreads, &p, l, message, size);
   }
 };
 

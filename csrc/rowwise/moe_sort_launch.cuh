@@ -20,10 +20,10 @@ inline MoeSort moe_sort_of(const GemmLaunch& l) {
   p.choices = int(o.choices > 0 ? o.choices : 1);
   p.count = int(l.M * o.choices);
   p.experts = int(o.experts);
-  // Every thread block reads all ids: no more thread blocks than multiprocessors.
-  const int64_t share = (p.count + int64_t(l.multiprocessors) - 1) / l.multiprocessors;
-  const int64_t least = 4 * kMoeThreads, each = share > least ? share : least;
-  p.each = (each + kMoeThreads - 1) / kMoeThreads * kMoeThreads;
+  p.packed = o.ids.k == 1 && o.ids.row == p.choices;
+  // More than 64 thread blocks would read more than they save.
+  const int64_t blocks = l.multiprocessors < 64 ? l.multiprocessors : 64, round = blocks * kMoeIds;
+  p.each = p.count > 0 ? (p.count + round - 1) / round * kMoeIds : kMoeIds;
   p.order = static_cast<int32_t*>(l.out);
   p.ends = static_cast<int32_t*>(const_cast<void*>(at.ends));
   p.inverse = static_cast<int32_t*>(const_cast<void*>(at.inverse));
@@ -32,15 +32,35 @@ inline MoeSort moe_sort_of(const GemmLaunch& l) {
 
 inline int64_t moe_sort_blocks(const MoeSort& p) { return p.count > 0 ? (int64_t(p.count) + p.each - 1) / p.each : 1; }
 
+// Few ids: a cluster would take longer to start than it saves.
+inline bool moe_sort_in_clusters(const MoeSort& p) { return kDependent && moe_sort_blocks(p) > 2 * kMoeCluster; }
+
 struct MoeSortKernel {
+  template <int kBlocks>
   static DeviceKernel& device_kernel() {
-    static DeviceKernel instance(&moe_sort_kernel);
+    static DeviceKernel instance(&moe_sort_kernel<kBlocks>);
     return instance;
   }
-  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) { return prepare_kernel(device_kernel(), 0, device, message, size); }
+  static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
+    if (scaledMMStatus_t s = prepare_kernel(device_kernel<1>(), 0, device, message, size)) return s;
+    if constexpr (kDependent) return prepare_kernel(device_kernel<kMoeCluster>(), 0, device, message, size);
+    return SCALED_MM_STATUS_SUCCESS;
+  }
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     MoeSort p = moe_sort_of(l);
-    return launch_grid(device_kernel(), moe_sort_blocks(p), kMoeThreads, &p, l, message, size);
+    LaunchShape shape;
+    shape.grid = dim3(unsigned(moe_sort_blocks(p)));
+    shape.block = dim3(kMoeThreads);
+    shape.dependent = kDependent;
+    void* pointers[] = {&p};
+    if constexpr (kDependent) {
+      if (moe_sort_in_clusters(p)) {
+        shape.grid.x = (shape.grid.x + kMoeCluster - 1) / kMoeCluster * kMoeCluster;
+        shape.cluster.x = kMoeCluster;
+        return launch_kernel(device_kernel<kMoeCluster>(), shape, pointers, l, message, size);
+      }
+    }
+    return launch_kernel(device_kernel<1>(), shape, pointers, l, message, size);
   }
 };
 

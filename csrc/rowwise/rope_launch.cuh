@@ -37,7 +37,7 @@ Rope rope_of(const GemmLaunch& l, bool* vectors) {
   *vectors = l.N / 2 % kChunk == 0 && heads_in_vectors<X>(p.query, l.M, o.query_heads, l.N) && heads_in_vectors<X>(p.key, l.M, o.key_heads, l.N) &&
              heads_in_vectors<X>(p.out_query, l.M, o.query_heads, l.N) && heads_in_vectors<X>(p.out_key, l.M, o.key_heads, l.N) &&
              angles_in_vectors(p.cos, l.M, o.angles) && angles_in_vectors(p.sin, l.M, o.angles);
-  // A thread has one head while there are SMs to spare, and several that share the angles later.
+  // One head per thread for few tokens; from 16 tokens per SM on up to four, which share the angles that the thread reads.
   const int64_t groups = l.N / 2 / (*vectors ? kChunk : 1), at_once = groups < kRopeThreads ? kRopeThreads / groups : 1;
   const int64_t passes = (p.heads + at_once - 1) / at_once, each = l.M >= 16 * int64_t(l.multiprocessors) ? 4 : 1;
   p.splits = int((passes + each - 1) / each);

@@ -15,7 +15,7 @@ constexpr int kLanes = 1024; // of a row sum: chunk c belongs to lane c mod 1024
 struct Matrix {
   void* data;
   int64_t stride_row, stride_k;
-  bool vectors;    // the chunks of every row are aligned to 16 bytes (int8: to 8), and lie in a row
+  bool vectors;    // rows are contiguous, and their chunks aligned to 16 bytes (int8: to 8)
   const void* end; // past the last element; nullptr: unknown
 };
 
@@ -47,7 +47,7 @@ struct Rows {
   const int32_t* rows_end; // rows from this one on are not computed, or nullptr
 };
 
-// Whether a row belongs to a thread that has none, or to no expert.
+// Whether a row is past the last one, or belongs to no expert.
 __device__ inline bool is_absent(int64_t row, int64_t rows, const int32_t* rows_end) {
   return row >= rows || (rows_end != nullptr && row >= *rows_end);
 }

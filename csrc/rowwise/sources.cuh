@@ -2,6 +2,7 @@
 //
 // A source reads a batch of chunks, all loads before the first use of one, and turns them into float32. Past the end of a row everything is 0.
 // kKeepsWords: its results follow from a chunk in an instruction each. They are computed whenever they are needed, and the chunks are kept.
+// kHasAbsent: rows may belong to no expert. A thread block then has several rows, one after the other.
 #pragma once
 
 #include "rowwise/group.cuh"
@@ -67,7 +68,7 @@ struct Nothing {};
 // x, x * vector, x * vector + offset, in float32. kFactor: there is a vector.
 template <class X, bool kFactor>
 struct Elements {
-  static constexpr bool kReduces = false, kHasAsymmetric = true, kIsRare = kFactor, kKeepsWords = !kFactor;
+  static constexpr bool kReduces = false, kHasAsymmetric = true, kIsRare = kFactor, kKeepsWords = !kFactor, kHasAbsent = false;
   using Element = X;
   using State = Nothing;
 
@@ -115,7 +116,7 @@ using ScaledElements = Elements<X, true>;
 // activation(first half) * second half. x: rows of 2 K elements.
 template <class X>
 struct Gated {
-  static constexpr bool kReduces = false, kHasAsymmetric = false, kIsRare = false, kKeepsWords = false;
+  static constexpr bool kReduces = false, kHasAsymmetric = false, kIsRare = false, kKeepsWords = false, kHasAbsent = true;
   using Element = X;
   using State = Nothing;
   using W = WideOf<X>;
@@ -129,10 +130,15 @@ struct Gated {
       read_chunks<kVectors>(p.x, row, at, p.K, gate);
       read_chunks<kVectors>(p.residual, row, at, p.K, up); // the second half
     }
-    template <class Activation>
-    __device__ void activated(const Activation& activation, float (&y)[kCount][kChunk]) const {
+    template <class At, class Activation>
+    __device__ void activated(const Rows& p, const At& at, const Activation& activation, float (&y)[kCount][kChunk]) const {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
+        if (i > 0 && at[i] >= p.K) { // skipped: it would take as many instructions as a chunk of the row
+#pragma unroll
+          for (int e = 0; e < kChunk; ++e) y[i][e] = 0;
+          continue;
+        }
         float g[kChunk], u[kChunk];
         to_floats(gate[i], g);
         to_floats(up[i], u);
@@ -141,13 +147,13 @@ struct Gated {
       }
     }
     template <class At>
-    __device__ void values(const Rows& p, const At&, const State&, float (&y)[kCount][kChunk]) const {
+    __device__ void values(const Rows& p, const At& at, const State&, float (&y)[kCount][kChunk]) const {
       if (p.function == SCALED_MM_SILU_AND_MUL) {
-        activated([](W g) { return silu(g); }, y);
+        activated(p, at, [](W g) { return silu(g); }, y);
       } else if (p.function == SCALED_MM_GELU_AND_MUL) {
-        activated([](W g) { return gelu(g); }, y);
+        activated(p, at, [](W g) { return gelu(g); }, y);
       } else {
-        activated([](W g) { return gelu_tanh(g); }, y);
+        activated(p, at, [](W g) { return gelu_tanh(g); }, y);
       }
     }
   };
@@ -156,7 +162,7 @@ struct Gated {
 // RMSNorm of x, or of total = x + residual, which is written too.
 template <class X>
 struct Norm {
-  static constexpr bool kReduces = true, kHasAsymmetric = false, kIsRare = false, kKeepsWords = false;
+  static constexpr bool kReduces = true, kHasAsymmetric = false, kIsRare = false, kKeepsWords = false, kHasAbsent = false;
   static constexpr int kDtype = std::is_same_v<X, float>    ? SCALED_MM_DTYPE_FLOAT32
                                 : std::is_same_v<X, __half> ? SCALED_MM_DTYPE_FLOAT16
                                                             : SCALED_MM_DTYPE_BFLOAT16;
@@ -188,8 +194,8 @@ struct Norm {
         write_chunk<kVectors>(p.total, row, at[i], p.K, x[i]);
       }
     }
-    // Reads total, because `read` may have overwritten x or residual with it. Reads chunks alone, not the aligned pieces around them: other threads may
-    // still be writing what lies beside a chunk.
+    // Reads total, because `read` may have overwritten x or residual with it. Reads chunks alone, not the aligned pieces around them: other threads
+    // may still be writing what lies beside a chunk.
     template <class At>
     __device__ void read_again(const Rows& p, int64_t row, const At& at) {
       Matrix again = p.x;

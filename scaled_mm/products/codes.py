@@ -1,3 +1,7 @@
-"""The kinds of product as scaledMMProduct_t and scaledMMTableKind_t number them, in the order of csrc/problems/kinds.cpp."""
+"""The kinds of product as scaledMMProduct_t numbers them. 5 to 13 are the row-wise operators: `scaled_mm.rowwise.kernels.Kind`."""
 
-GEMM, GROUPED_GEMM, BLOCK_SCALED_GEMM, GGUF_GEMM, GROUPED_BLOCK_SCALED_GEMM = range(5)
+GEMM = 0
+GROUPED_GEMM = 1
+BLOCK_SCALED_GEMM = 2
+GGUF_GEMM = 3
+GROUPED_BLOCK_SCALED_GEMM = 4

@@ -11,6 +11,7 @@ namespace {
 template <class Kernel, class Params>
 void run(Kernel* kernel, const Params& p, int64_t blocks, int threads) {
   gpu::shared_size = 0;
+  gpu::grid_dim.x = unsigned(blocks);
   for (int64_t block = 0; block < blocks; ++block) gpu::run_block(threads, unsigned(block), true, [&] { kernel(p); });
 }
 
@@ -24,8 +25,8 @@ int by_dtype(int dtype, const Call& call) {
 
 } // namespace
 
-// sizes: tokens, choices, experts, mapped (-1: no expert_map), multiprocessors. strides: of topk_ids, two, and of expert_map. pointers: topk_ids, expert_map (may be
-// null), order, ends, inverse. Returns the number of thread blocks.
+// sizes: tokens, choices, experts, mapped (-1: no expert_map), multiprocessors. strides: of topk_ids, two, and of expert_map.
+// pointers: topk_ids, expert_map (may be null), order, ends, inverse. Returns the number of thread blocks.
 extern "C" int emulate_sort(int wide, const int64_t* sizes, void* const* pointers, const int64_t* strides) {
   MoeOperands o = {};
   o.choices = sizes[1], o.experts = sizes[2], o.mapped = sizes[3], o.wide_ids = wide;
@@ -36,7 +37,7 @@ extern "C" int emulate_sort(int wide, const int64_t* sizes, void* const* pointer
   l.moe_pointers.expert_map = pointers[1], l.moe_pointers.ends = pointers[3], l.moe_pointers.inverse = pointers[4];
   const rowwise::MoeSort p = rowwise::moe_sort_of(l);
   const int64_t blocks = rowwise::moe_sort_blocks(p);
-  run(&rowwise::moe_sort_kernel, p, blocks, rowwise::kMoeThreads);
+  run(&rowwise::moe_sort_kernel<1>, p, blocks, rowwise::kMoeThreads);
   return int(blocks);
 }
 
@@ -74,6 +75,7 @@ extern "C" int emulate_quantize(int dtype, int kernel, const int64_t* sizes, voi
     case 5: return by_token(&rowwise::moe_quantize_kernel<X, 32, 4, false>, 32, false);
     case 6: return by_token(&rowwise::moe_quantize_kernel<X, 256, 4, false>, 256, false);
     case 7: return by_token(&rowwise::moe_quantize_kernel<X, 256, 0, false>, 256, false);
+    case 8: return by_token(&rowwise::moe_quantize_kernel<X, 128, 2, true>, 128, true);
     default: return -2;
     }
   });
@@ -90,7 +92,9 @@ extern "C" int emulate_combine(int dtype, int weights_dtype, const int64_t* size
   return by_dtype(dtype, [&](auto of) {
     using X = decltype(of);
     const rowwise::MoeCombine p = rowwise::moe_combine_of<X>(l);
-    run(&rowwise::moe_combine_kernel<X>, p, p.tokens * p.spans, rowwise::kCombineThreads);
-    return int(p.y.vectors && p.out.vectors);
+    const bool vectors = p.K % rowwise::kChunk == 0 && p.y.vectors && p.out.vectors;
+    auto* const kernel = vectors ? &rowwise::moe_combine_kernel<X, true> : &rowwise::moe_combine_kernel<X, false>;
+    run(kernel, p, p.tokens * p.spans, rowwise::kCombineThreads);
+    return int(vectors);
   });
 }

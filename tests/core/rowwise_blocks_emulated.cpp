@@ -13,6 +13,7 @@ namespace {
 template <class Kernel, class Params>
 void run(Kernel* kernel, const Params& p, int64_t blocks, int threads) {
   gpu::shared_size = 0;
+  gpu::grid_dim.x = unsigned(blocks);
   for (int64_t block = 0; block < blocks; ++block) gpu::run_block(threads, unsigned(block), true, [&] { kernel(p); });
 }
 
@@ -58,7 +59,8 @@ extern "C" int emulate_rope(int dtype, int interleaved, int multiprocessors, con
   });
 }
 
-// sizes: B, N, K, E. pointers: x, out, out_scale, expert_offsets or nullptr. strides: of the first three, three each. Returns whether x and out are read and written in chunks: bits 0 and 1.
+// sizes: B, N, K, E. pointers: x, out, out_scale, expert_offsets or nullptr. strides: of the first three, three each.
+// Returns whether x and out are read and written in chunks: bits 0 and 1.
 extern "C" int emulate_int8_block(int dtype, int function, const int64_t* sizes, void* const* pointers, const int64_t* strides) {
   RowwiseOperands o = {};
   o.function = function, o.num_experts = sizes[3];
@@ -73,8 +75,9 @@ extern "C" int emulate_int8_block(int dtype, int function, const int64_t* sizes,
     const rowwise::Int8Blocks p = rowwise::int8_blocks_of<X>(l);
     const bool is_weight = rowwise::int8_block_of_weight(l);
     const auto run_blocks = [&](auto* of_weight, auto* of_token, int64_t token_blocks) {
-      const int64_t each = is_weight ? 1 : token_blocks;
-      run(is_weight ? of_weight : of_token, p, (p.blocks + each - 1) / each, rowwise::kInt8BlockThreads);
+      const int64_t each = is_weight ? 1 : token_blocks, all = (p.blocks + each - 1) / each;
+      // With absent rows: half as many thread blocks, so that each has several blocks.
+      run(is_weight ? of_weight : of_token, p, p.rows_end != nullptr ? (all + 1) / 2 : all, rowwise::kInt8BlockThreads);
     };
     if (rowwise::int8_block_is_small(l)) {
       run_blocks(&rowwise::int8_block_weight_kernel<X, 64>, &rowwise::int8_block_token_kernel<X, 64>, rowwise::kInt8BlockThreads / 8);

@@ -6,11 +6,14 @@ using namespace scaled_mm::rowwise;
 
 namespace {
 
+// With absent rows: half as many thread blocks as there are rows for, so that each has two.
 template <int kThreads, class Kernel>
 void run(Kernel* kernel, Rows p, int spans) {
   p.spans = spans;
   gpu::shared_size = 0;
-  for (int64_t block = 0; block < (p.rows + Group<kThreads>::kRows - 1) / Group<kThreads>::kRows * spans; ++block) {
+  const int64_t all = (p.rows + Group<kThreads>::kRows - 1) / Group<kThreads>::kRows;
+  gpu::grid_dim.x = unsigned((p.rows_end != nullptr ? (all + 1) / 2 : all) * spans);
+  for (int64_t block = 0; block < gpu::grid_dim.x; ++block) {
     gpu::run_block(Group<kThreads>::kBlock, unsigned(block), true, [&] { kernel(p); });
   }
 }

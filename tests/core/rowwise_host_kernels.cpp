@@ -1,6 +1,6 @@
 // The row-wise kernels for the fake driver's device: what the core hands over goes through rows_of to the device code, run by coroutines. A wrong
-// stride, dtype or pointer is a wrong number. Compiled with -fsanitize=alignment: a chunk that is read whole where it is not aligned ends the process.
-// Entries are appended by the tests.
+// stride, dtype or pointer is a wrong number. Compiled with -fsanitize=alignment: a chunk that is read whole where it is not aligned ends the
+// process. Entries are appended by the tests.
 #include "rowwise_emulated.cpp"
 
 #include "rowwise/launch.cuh"

@@ -26,13 +26,13 @@ from scaled_mm.errors import (
 from scaled_mm.jit import library, toolchain
 from scaled_mm.jit.provide import When
 from scaled_mm.kernels.generic import Generic
-from scaled_mm.products import codes
 from scaled_mm.tables import load_table
 
 OPEN = 2**63 - 1
-GGUF = codes.GGUF_GEMM
+KINDS = c_header.enum("scaledMMTableKind_t")
+GGUF = KINDS["SCALED_MM_TABLE_GGUF_GEMM"]
 NO_TIME = binding._TimeModelC()
-UNKNOWN = len(c_header.enum("scaledMMTableKind_t"))  # the first number that is no kind
+UNKNOWN = len(KINDS)  # the first number that is no kind
 
 
 def c_table(rows=((b"any", 1, 1, 1, 1),), buckets=((OPEN, OPEN, OPEN, 0),), fallback=0, arch=b"sm_registry", source=b"a test", kind=0, modes=()):

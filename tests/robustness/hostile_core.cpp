@@ -98,12 +98,15 @@ scaledMMStatus_t checked(int line, scaledMMStatus_t status) {
 
 // ---- the kinds of product -------------------------------------------------------------------------------------------------
 
-enum Kind { kGemm, kGrouped, kBlockScaled, kBlock, kGroupedBlockScaled, kKinds }; // by scaledMMProduct_t: those that have tables
-constexpr int kRowwiseKinds = 3;                                                  // after them
-constexpr int kTensors[] = {10, 11, 6, 4, 7};                                     // operands, out included
+enum Kind { kGemm, kGrouped, kBlockScaled, kBlock, kGroupedBlockScaled, kKinds }; // those that have tables
+constexpr int32_t kProducts[] = {SCALED_MM_GEMM, SCALED_MM_GROUPED_GEMM, SCALED_MM_BLOCK_SCALED_GEMM, SCALED_MM_GGUF_GEMM,
+                                 SCALED_MM_GROUPED_BLOCK_SCALED_GEMM};
+constexpr int32_t kRowwiseProducts[] = {SCALED_MM_ROWWISE_QUANTIZE, SCALED_MM_ROWWISE_NORM, SCALED_MM_ROWWISE_ACTIVATION};
+constexpr int kRowwiseKinds = std::size(kRowwiseProducts);
+constexpr int kTensors[] = {10, 11, 6, 4, 7}; // operands, out included
 constexpr const char* kGot[] = {"got a GEMM descriptor", "got a grouped GEMM descriptor", "got a block-scaled GEMM descriptor",
                                 "got a GGUF GEMM descriptor", "got a grouped block-scaled GEMM descriptor"}; // in a refusal of the wrong kind
-static_assert(std::size(kTensors) == kKinds && std::size(kGot) == kKinds, "each kind has an entry in each list");
+static_assert(std::size(kProducts) == kKinds && std::size(kTensors) == kKinds && std::size(kGot) == kKinds, "each kind has an entry in each list");
 constexpr int kMost = SCALED_MM_MAX_OPERANDS;
 std::atomic<long> launches[kKinds]{}; // of products that are not empty
 
@@ -141,7 +144,7 @@ scaledMMStatus_t create(scaledMMHandle_t handle, void** d, const Product& p) {
   const Descs s(p);
   auto* made = reinterpret_cast<scaledMMDescriptor_t*>(d);
   static std::atomic<unsigned> turn{0};
-  if (turn++ % 2) return scaledMMCreateDescriptor(handle, made, p.kind, s.t, kTensors[p.kind], p.kind == kBlock ? p.mode : 0, p.kernel);
+  if (turn++ % 2) return scaledMMCreateDescriptor(handle, made, kProducts[p.kind], s.t, kTensors[p.kind], p.kind == kBlock ? p.mode : 0, p.kernel);
   switch (p.kind) {
   case kGemm: return create_typed(OperandsOf<kGemm>(), scaledMMCreateGemmDescriptor, handle, made, s, p.kernel);
   case kGrouped: return create_typed(OperandsOf<kGrouped>(), scaledMMCreateGroupedGemmDescriptor, handle, made, s, p.kernel);
@@ -155,13 +158,13 @@ scaledMMStatus_t create(scaledMMHandle_t handle, void** d, const Product& p) {
 }
 
 scaledMMStatus_t check(Kind kind, void* d, const Product& p) {
-  return scaledMMCheckTensors(static_cast<scaledMMDescriptor_t>(d), kind, Descs(p).t, kTensors[kind]);
+  return scaledMMCheckTensors(static_cast<scaledMMDescriptor_t>(d), kProducts[kind], Descs(p).t, kTensors[kind]);
 }
 
 scaledMMStatus_t calculate(Kind kind, void* object, void* workspace, size_t size, void* const (&p)[kMost]) {
   auto* d = static_cast<scaledMMDescriptor_t>(object);
   static std::atomic<unsigned> turn{0};
-  if (turn++ % 2) return scaledMMCalculate(d, kind, workspace, size, p, kTensors[kind], nullptr);
+  if (turn++ % 2) return scaledMMCalculate(d, kProducts[kind], workspace, size, p, kTensors[kind], nullptr);
   switch (kind) {
   case kGemm: return calculate_typed(OperandsOf<kGemm>(), scaledMMCalculateGemm, d, workspace, size, p);
   case kGrouped: return calculate_typed(OperandsOf<kGrouped>(), scaledMMCalculateGroupedGemm, d, workspace, size, p);
@@ -607,19 +610,22 @@ void wrong_objects() {
     }
     const auto d = static_cast<scaledMMDescriptor_t>(objects[kind]);
     const Descs descs(plain(Kind(kind)));
+    const int32_t own = kProducts[kind];
     void* const none[kMost] = {};
-    for (int product : {-1, int(SCALED_MM_MOE_COMBINE) + 1, INT_MAX, INT_MIN}) {
+    int unknown = 0; // the first number that is none
+    while (scaledMMGetOperandName(unknown, 0) != nullptr) ++unknown;
+    for (int product : {-1, unknown, INT_MAX, INT_MIN}) {
       EXPECT_MESSAGE(scaledMMCheckTensors(d, product, descs.t, kMost), BAD_PARAM, "product: expected a scaledMMProduct_t");
       EXPECT_MESSAGE(scaledMMCalculate(d, product, nullptr, 0, none, kMost, nullptr), BAD_PARAM, "product: expected a scaledMMProduct_t");
       REQUIRE(scaledMMGetOperandName(product, 0) == nullptr);
     }
     for (int count : {-1, 0, kTensors[kind] - 1, kTensors[kind] + 1, INT_MAX}) {
-      EXPECT_MESSAGE(scaledMMCheckTensors(d, kind, descs.t, count), BAD_PARAM, "operands: expected");
-      EXPECT_MESSAGE(scaledMMCalculate(d, kind, nullptr, 0, none, count, nullptr), BAD_PARAM, "operands: expected");
-      REQUIRE(count < kTensors[kind] || scaledMMGetOperandName(kind, count) == nullptr);
+      EXPECT_MESSAGE(scaledMMCheckTensors(d, own, descs.t, count), BAD_PARAM, "operands: expected");
+      EXPECT_MESSAGE(scaledMMCalculate(d, own, nullptr, 0, none, count, nullptr), BAD_PARAM, "operands: expected");
+      REQUIRE(count < kTensors[kind] || scaledMMGetOperandName(own, count) == nullptr);
     }
-    EXPECT_MESSAGE(scaledMMCheckTensors(d, kind, nullptr, kTensors[kind]), NULL_POINTER, "operands: expected");
-    EXPECT_MESSAGE(scaledMMCalculate(d, kind, nullptr, 0, nullptr, kTensors[kind], nullptr), NULL_POINTER, "operands: expected");
+    EXPECT_MESSAGE(scaledMMCheckTensors(d, own, nullptr, kTensors[kind]), NULL_POINTER, "operands: expected");
+    EXPECT_MESSAGE(scaledMMCalculate(d, own, nullptr, 0, nullptr, kTensors[kind], nullptr), NULL_POINTER, "operands: expected");
   }
   alignas(16) static char memory[8192] = {};
   for (int kind = 0; kind < kKinds; ++kind) refuse_object(Kind(kind), memory + 64, "got a pointer that no create function wrote");
@@ -828,7 +834,7 @@ void rowwise(scaledMMHandle_t handle, bool on_gpu, int rounds) {
   int made[kRowwiseKinds] = {};
   for (int round = 0; round < rounds; ++round) {
     context = "row-wise, round " + std::to_string(round);
-    const int kind = int(below(random, kRowwiseKinds)), product = kKinds + kind;
+    const int kind = int(below(random, kRowwiseKinds)), product = kRowwiseProducts[kind];
     int32_t function = int32_t(kind == 0 ? 0 : kind == 1 ? 1 + below(random, 2) : 3 + below(random, 3));
     int32_t output = int32_t(kind == 0 ? 1 + below(random, 4) : below(random, 2) ? SCALED_MM_ROWWISE_STATIC : below(random, 2));
     double epsilon = kind == 1 ? 1e-6 : 0;
@@ -865,7 +871,8 @@ void rowwise(scaledMMHandle_t handle, bool on_gpu, int rounds) {
     auto d = reinterpret_cast<scaledMMDescriptor_t>(1);
     const scaledMMStatus_t status = CALL(scaledMMCreateRowwiseDescriptor(handle, &d, product, function, output, epsilon, descs, kOperands[kind]));
     auto none = reinterpret_cast<scaledMMDescriptor_t>(1);
-    EXPECT_MESSAGE(scaledMMCreateRowwiseDescriptor(handle, &none, kind, 0, 0, 0, descs, kOperands[kind]), BAD_PARAM, "product: expected a row-wise");
+    EXPECT_MESSAGE(scaledMMCreateRowwiseDescriptor(handle, &none, kProducts[kind], 0, 0, 0, descs, kOperands[kind]), BAD_PARAM,
+                   "product: expected a row-wise");
     EXPECT_MESSAGE(scaledMMCreateDescriptor(handle, &none, product, descs, kOperands[kind], function, nullptr), BAD_PARAM, "CreateRowwiseDescriptor");
     REQUIRE(none == nullptr && (d == nullptr) == (status != SCALED_MM_STATUS_SUCCESS));
     if (d == nullptr) continue;

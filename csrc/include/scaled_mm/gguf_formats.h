@@ -7,7 +7,7 @@
  *   code          the number of SCALED_MM_DTYPE_<NAME>: never changes, a new format takes the next free one
  *   bytes         of a GGUF block: 32 values of a row with their scale
  *   bits          of a stored level: 4, 5 (unsigned) or 8 (signed)
- *   zero          the level that stands for 0
+ *   zero          the level that stands for 0; 0 for formats with a minimum, where no fixed level does
  *   has_minimum   1: a minimum follows the scale
  */
 #ifndef SCALED_MM_GGUF_FORMATS_H_

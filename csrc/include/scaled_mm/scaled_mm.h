@@ -97,7 +97,7 @@ typedef struct {
   int64_t shape[SCALED_MM_MAX_DIMS];
   int64_t strides[SCALED_MM_MAX_DIMS];
   int64_t alignment; /* what every data pointer will be a multiple of, in bytes; a power of two, 16 is enough for every kernel */
-  int64_t flags;     /* SCALED_MM_TENSOR_CONSTANT (b alone), SCALED_MM_TENSOR_PACKED (a GGUF weight alone), or 0 */
+  int64_t flags;     /* SCALED_MM_TENSOR_CONSTANT (b or a GGUF weight), SCALED_MM_TENSOR_PACKED (a GGUF weight), both, or 0 */
 } scaledMMTensorDesc_t;
 
 typedef struct scaledMMHandle* scaledMMHandle_t;
@@ -132,9 +132,9 @@ SCALED_MM_API scaledMMStatus_t scaledMMGetHandleInfo(scaledMMHandle_t handle, sc
 
 /* ---- kernels and tile tables ------------------------------------------------------------------------------- */
 
-/* Loads a library of kernels made by `scaled-mm build`, and the tile table inside it if it has one. Descriptors that wait for one of its
- * kernels take it from their next calculate on, unless it needs a larger workspace than they announced. CUDA_ERROR if such a kernel cannot
- * run on their device: they keep the one they have. */
+/* Loads a library of kernels made by `scaled-mm build`, and registers its tile tables for kinds of product that have none yet. Descriptors that
+ * wait for one of its kernels take it from their next calculate on, unless it needs a larger workspace than they announced. If such a kernel
+ * cannot run on their device, its error is returned (ARCHITECTURE_NOT_SUPPORTED, CUDA_ERROR, ...), and they keep the one they have. */
 SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
 
 /* The predicted time of a row's kernel, in microseconds. A unit is a cluster, or the thread blocks that share a tile's K:
@@ -170,7 +170,7 @@ typedef struct {
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_TABLE_GEMM = 0,
-  SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds the rows per expert, ceil(tokens / experts) */
+  SCALED_MM_TABLE_GROUPED_GEMM = 1, /* m_max of its buckets bounds ceil(rows / experts); rows: min(expected rows of the option, tokens) */
   SCALED_MM_TABLE_BLOCK_SCALED_GEMM = 2,
   SCALED_MM_TABLE_GGUF_GEMM = 3,                 /* m_max of its buckets and modes bounds the tokens, n_max the rows of the weight */
   SCALED_MM_TABLE_GROUPED_BLOCK_SCALED_GEMM = 4, /* m_max as of SCALED_MM_TABLE_GROUPED_GEMM */
@@ -307,8 +307,8 @@ SCALED_MM_API scaledMMStatus_t scaledMMDestroyDescriptor(scaledMMDescriptor_t de
  * a_scale float32: one value, [M] or [M,1]; b_scale: one value, [N], [1,N] or [N,1]; both NULL for an int32 out.
  * bias [N] or [1,N], float32 or out's dtype, or NULL. Zero points int32 or int8, or NULL: a's as a_scale's shape,
  * b's one value, [N] or [1,N]; values from -128 to 127 keep the K bound exact.
- * a_row_sums [M] or [M,1], b_column_sums [N] or [1,N], int32, or NULL: the sums over K of a and b, which are then believed. a's are
- * read only where b has zero points and b's only where a has; without them the operand is read once more for its sums.
+ * a_row_sums [M] or [M,1], b_column_sums [N] or [1,N], int32, or NULL: the sums over K of a and b, not verified. a's are
+ * needed only if b has zero points and b's only if a has; needed sums that are NULL are computed, which reads the operand once more.
  *
  * A batch: a [B,M,K], b [B,K,N], out [B,M,N], in one launch. An a or b of two dimensions, or with a batch of 1, serves every
  * product; batch strides are free (0 too, except out's, whose elements may not overlap). What goes with a may then also be
@@ -352,9 +352,9 @@ static inline scaledMMStatus_t scaledMMCalculateGemm(scaledMMDescriptor_t descri
  * [tokens] or [tokens,1]; b_column_sums int32 [E,N] or [E,1,N]. If a has a zero point and b_column_sums is
  * NULL, each launch reads all of b once more.
  * kernel: NULL, or the name of a grouped row of the table.
- * option of scaledMMCreateDescriptor, 0 in the function below: the number of rows that are expected to belong to experts, below 2^30, if the others are many, as on an
- * expert-parallel rank; 0: all. The selection of the kernel depends on it, the result does not. SCALED_MM_UNASSIGNED_ROWS_ANY may be added: rows of
- * out that belong to no expert may then have any values, and are not written on a GPU. */
+ * option of scaledMMCreateDescriptor, 0 in the function below: the number of rows that are expected to belong to experts, below 2^30, if the others
+ * are many, as on an expert-parallel rank; 0: all. The selection of the kernel depends on it, the result does not. SCALED_MM_UNASSIGNED_ROWS_ANY
+ * may be added: rows of out that belong to no expert may then have any values, and are not written on a GPU. */
 #define SCALED_MM_UNASSIGNED_ROWS_ANY 0x40000000
 static inline scaledMMStatus_t
 scaledMMCreateGroupedGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor, const scaledMMTensorDesc_t* out,
@@ -539,7 +539,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_MOE_BLOCK_SCALES = 1,
 } scaledMMMoeScales_t;
 
-/* docs/design/gguf-formats.md. The rule changes only formats with a level for 0. */
+/* docs/design/gguf-formats.md. The rule changes only Q4_0 and Q5_0. */
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_GGUF_RULE_ABSMAX = 0,
   SCALED_MM_GGUF_RULE_GGML = 1,

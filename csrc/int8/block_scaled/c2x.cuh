@@ -1,4 +1,4 @@
-// Launching the mma.sync kernels of block-scaled products. One row of a table is one instance.
+// Launching the mma.sync kernels of block-scaled products. One kernel config of a table is one instance.
 #pragma once
 
 #include <climits>

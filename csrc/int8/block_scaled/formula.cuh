@@ -6,8 +6,8 @@
 
 namespace scaled_mm::block_scaled {
 
-// A scale of a belongs to one row and this many k; one of b to this many k and as many columns. With blocks of half the size a stage of kBlock has
-// two of them, which kernels take whose tiles cover at most so many columns of out.
+// A scale of a belongs to one row and kBlock of K, one of b to kBlock of K and kBlock columns; or kHalfBlock in place of kBlock. A stage of kBlock
+// then has two blocks. Only kernels whose tile has a number of columns that divides kHalfBlock take these.
 constexpr int kBlock = 128, kHalfBlock = 64;
 
 template <int kColumns>
@@ -36,7 +36,7 @@ __device__ inline void cast(float* out, float value) { *out = value; }
 __device__ inline void cast(__half* out, float value) { *out = __float2half_rn(value); }
 __device__ inline void cast(__nv_bfloat16* out, float value) { *out = __float2bfloat16_rn(value); }
 
-// Two side by side, the first where two of them may be stored at once.
+// Two adjacent values. out: aligned for a store of both at once.
 __device__ inline void cast(float* out, float x, float y) { *reinterpret_cast<float2*>(out) = make_float2(x, y); }
 __device__ inline void cast(__half* out, float x, float y) { *reinterpret_cast<__half2*>(out) = __floats2half2_rn(x, y); }
 __device__ inline void cast(__nv_bfloat16* out, float x, float y) { *reinterpret_cast<__nv_bfloat162*>(out) = __floats2bfloat162_rn(x, y); }

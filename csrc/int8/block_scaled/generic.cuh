@@ -1,5 +1,5 @@
-// The row of block-scaled products that takes everything: any strides and alignment of a, b and out, any K, 0 included. Its tiles
-// travel as those of the plain generic row.
+// The fallback of block-scaled products: any strides and alignment of a, b and out, any K, 0 included. It loads its tiles
+// as the plain generic kernel does.
 #pragma once
 
 #include "int8/block_scaled/launch.cuh"

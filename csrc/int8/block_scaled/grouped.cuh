@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kGenericThreads, 1) grouped_generic_kernel(con
 template <int kTileN>
 GroupedProblem<GenericProblem> grouped_generic_problem(const GemmLaunch& l) {
   GroupedProblem<GenericProblem> p{grouped::experts_of(l), grouped::expert_strides(l), generic_problem<kTileN>(l)};
-  // The loads of an expert start where it starts.
+  // Unless b_stride is a multiple of 16, the weights of most experts are not aligned.
   if (p.all.access_b == generic::Access::kAligned && l.groups->b_stride % 16 != 0) p.all.access_b = generic::Access::kContiguous;
   return p;
 }

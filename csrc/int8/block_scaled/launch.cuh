@@ -12,7 +12,7 @@ inline Scales scales_of(const GemmLaunch& l) {
   return {l.a_scale, l.b_scale, l.a_scale_stride, l.a_scale_stride_k, l.b_scale_stride_k, l.b_scale_stride, l.block_size == kHalfBlock};
 }
 
-// Tiles of a product, which the grid and 32-bit coordinates must hold; `side` of them side by side share a walk.
+// Counts the tiles of a product. Fails if `side` times their number exceeds INT_MAX; side: kSwizzle, as kernels compute kSwizzle * tiles_m.
 inline scaledMMStatus_t count_tiles(const GemmLaunch& l, int tile_m, int tile_n, int side, int* tiles, char* message, size_t size) {
   const int64_t tiles_m = (l.M + tile_m - 1) / tile_m, tiles_n = (l.N + tile_n - 1) / tile_n;
   if (tiles_m > INT_MAX / side / tiles_n) {

@@ -47,7 +47,7 @@ public:
       b_ = s.b + (s.half ? tile_n / kHalfBlock : tile_n / kBlock) * s.b_stride_n;
     }
   }
-  // first: of the stage's blocks, which are `blocks`.
+  // first: index along K of the stage's first block. blocks: the number of its blocks.
   __device__ void fetch(int first, int blocks) {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {

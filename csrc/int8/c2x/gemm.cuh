@@ -1,5 +1,5 @@
 // CUTLASS 2.x INT8 GEMM by mma.sync, for every architecture from Turing on that has no kernels of its own: cp.async loads
-// into a ring of stages, or, with two stages, loads through registers as Turing has to. One row of a table is one instance.
+// into a ring of stages, or, with two stages, loads through registers as Turing has to. One kernel config of a table is one instance.
 #pragma once
 
 #include <climits>

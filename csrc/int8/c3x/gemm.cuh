@@ -1,4 +1,4 @@
-// CUTLASS 3.x INT8 GEMM for SM90: TMA loads, wgmma, warp-specialised schedules. One row of sm90.yaml is one instance.
+// CUTLASS 3.x INT8 GEMM for SM90: TMA loads, wgmma, warp-specialised schedules. One kernel config is one instance.
 #pragma once
 
 #include <type_traits>

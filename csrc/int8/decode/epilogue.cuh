@@ -51,8 +51,8 @@ private:
   int2 col_terms_ = {0, 0}, row_terms_[kEach] = {};
 };
 
-// Gives the others' rows of this block's sums to their owners, and gets theirs for its own; `own` becomes the sums of the rows that the
-// block owns. number: how many tiles the block has had before. A sender may end with its words under way: their block waits for them.
+// Sends this block's sums of rows that other blocks own to their owners. An owner adds what it receives; `own`: the complete sums of its rows.
+// number: how many tiles the block has computed before. A sender may end while its words are under way: the receiver waits for them.
 template <int kSplit, class S, class Accumulators, int kOwn>
 __device__ void exchange(S& shared, const Accumulators& all, int32_t (&own)[kOwn], int part, int share, int number) {
   static_assert(kOwn % 4 == 0, "a fragment of 8 rows is four accumulators of a thread");

@@ -1,7 +1,7 @@
 // A kernel for few rows of a, bound by how fast the weights come. out^T = b^T a^T: columns of b fill the wide side of the MMA, 64 to a
 // warpgroup.
 //
-// kSplit blocks of a cluster share a tile of columns, each block a part of K, so that a small weight keeps all multiprocessors busy;
+// kSplit blocks of a cluster share a tile of columns, each block a part of K, so that a small weight keeps all SMs busy;
 // kShare tiles of columns side by side share the rows of a, each block loading a part of them for all. A block fills its stages with
 // weights before the preceding kernel has ended where they are constant (docs/decisions/0011): what all blocks hold is then read
 // while that kernel finishes. The first of the kSplit blocks own a slice of the tile's rows each, to which the others send their int32 sums;
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
   wait_for_preceding_kernel();
   const bool owns = part < S::kOwners;
   const Mma mma{};
-  // Where the accumulators of the first slice are in the tile, which is where those of any are in theirs.
+  // Coordinates in the tile of the first slice's accumulators. Every slice has the same ones, counted from its own first row.
   const auto where = mma.get_thread_slice(int(threadIdx.x)).partition_C(make_identity_tensor(Shape<Int<kColumns>, Int<kRows>>{}));
   auto all = partition_fragment_C(mma, Shape<Int<kColumns>, Int<kRows>>{});
   constexpr int kOwn = int(size(all)) / S::kOwners; // a thread's accumulators go down the rows by fragments of 8, so a slice is a run of them
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(consumers(kColumns) + 32) kernel(const __grid_
 }
 
 // kColumns: of b, a block's, kRows: of a. kSplit: blocks of a cluster that share a tile's K; kShare: tiles of columns in a cluster.
-// kPersistent: as many blocks as the GPU holds, with several tiles each. One row of sm90.yaml is one instance.
+// kPersistent: as many blocks as the GPU holds, with several tiles each. One kernel config of sm90.yaml is one instance.
 template <int kColumns, int kRows, int kSplit, int kShare, int kStages, bool kPersistent, class Out>
 struct Gemm {
   static_assert((kColumns == 64 || kColumns == 128) && kRows % (8 * kShare) == 0 && kRows <= 256 && kSplit >= 1 && kShare >= 1 &&

@@ -1,4 +1,4 @@
-// The epilogue's arithmetic, in one place for every kernel generation (docs/design/numerics.md).
+// The epilogue's arithmetic, in one place for every kernel family (docs/design/numerics.md).
 //
 // Each float operation is an intrinsic that rounds once: the compiler may not contract a multiplication and an addition
 // into an fma, whatever its flags, so every kernel, and the CPU, gives the same bits.

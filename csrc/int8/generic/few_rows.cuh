@@ -1,5 +1,5 @@
-// The kernels of the fallback for few rows of a. A warp multiplies 16 * kSlabs columns of b by all rows of a tile; the warps of a thread block share K,
-// which keeps many loads under way. Operands go from memory to registers. K must be contiguous in a and in b.
+// The kernels of the fallback for few rows of a. A warp multiplies 16 * kSlabs columns of b by all rows of a tile. The warps of a thread block
+// share K, which keeps many loads under way. Operands go from memory to registers. K must be contiguous in a and in b.
 #pragma once
 
 #include "int8/generic/gemm.cuh"
@@ -12,7 +12,8 @@ __attribute__((noinline)) static __device__ uint4 load_some_bytes(const int8_t* 
   return make_uint4(load_bytes(row, k, K, 1), load_bytes(row, k + 4, K, 1), load_bytes(row, k + 8, K, 1), load_bytes(row, k + 12, K, 1));
 }
 
-// 16 bytes of a row from k on, zero past its end. Unaligned ones are read from the two aligned vectors around them if both lie in the row, else byte by byte.
+// 16 bytes of a row from k on, zero past its end. Unaligned ones are read from the two aligned vectors around them if both lie in the row, else byte
+// by byte.
 template <bool kAligned>
 __device__ inline uint4 load_16_bytes(const int8_t* row, int64_t k, int64_t K) {
   if constexpr (kAligned) {
@@ -34,13 +35,13 @@ __device__ inline uint4 load_16_bytes(const int8_t* row, int64_t k, int64_t K) {
   }
 }
 
-// kFragments: fragments of 8 rows of a. kSlabs: slabs of 16 columns of b. kAhead: loads under way in a warp, in steps of 64 bytes of K, if operands are
-// aligned. kAnyAlignment: unaligned operands are served too.
+// kFragments: fragments of 8 rows of a. kSlabs: slabs of 16 columns of b. kAhead: loads under way in a warp, in steps of 64 bytes of K, if operands
+// are aligned. kAnyAlignment: unaligned operands are served too.
 template <int kFragments, int kSlabs, int kAhead, bool kAnyAlignment, class Out>
 struct FewRows {
   static constexpr bool kTakesAny = kAnyAlignment;
   static constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 8 * kFragments, kColumns = 16 * kSlabs;
-  static constexpr int kBlocks = kRows <= 16 ? 2 : 1; // thread blocks of a multiprocessor, at least
+  static constexpr int kBlocks = kRows <= 16 ? 2 : 1; // thread blocks per SM, at least
   static constexpr int kStep = 64;                    // bytes of K: four threads load 16 each of a row
   static constexpr int kPitch = kColumns + 4;         // from row to row of the sums: no bank conflicts within a warp
 

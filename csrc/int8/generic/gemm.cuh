@@ -47,7 +47,7 @@ template <int kRows, int kTileK, int kThreads>
 struct TileLoader {
   static constexpr int kWordsPerRow = kTileK / 4;
   static constexpr int kWords = kRows * kWordsPerRow / kThreads; // a thread's share
-  static constexpr int kPitch = kWordsPerRow + 4;                // in words: rows 20 banks apart meet no conflict
+  static constexpr int kPitch = kWordsPerRow + 4;                // in words: 4 of padding, against bank conflicts between rows
   static_assert(kRows * kWordsPerRow % (4 * kThreads) == 0, "every thread moves whole 16-byte vectors");
 
   uint32_t words[kWords];
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(kThreads) gemm_kernel(const __grid_constant__ 
   multiply_tile<kTileM, kTileN, kTileK, Out>(p, batch, int64_t(tile / p.tiles_n) * kTileM, int64_t(tile % p.tiles_n) * kTileN);
 }
 
-// All of it but the tiles of a product, which depend on more than a kernel's columns.
+// Fills in everything but `tiles`, which depends also on the rows of a kernel's tile.
 inline Problem problem_of(const GemmLaunch& l, int64_t tile_n) {
   Problem p{};
   p.a = {static_cast<const int8_t*>(l.a), l.M, l.K, l.a_stride_m, l.a_stride_k, l.batch_strides.a};

@@ -181,7 +181,7 @@ struct C3x {
             layout.template take<StrideOut>(experts),   layout.template take<int32_t>(experts)};
   }
 
-  // Of CUTLASS's own workspace: the tensor maps of each multiprocessor.
+  // Of CUTLASS's own workspace: the tensor maps of each SM.
   static int64_t maps_bytes(int32_t multiprocessors) {
     Arguments arguments{};
     arguments.hw_info.sm_count = multiprocessors;

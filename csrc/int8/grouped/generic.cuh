@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(generic::kThreads) generic_kernel(const __grid
     own.b.data += walk.expert * p.strides.b;
     own.out = out + walk.begin * own.out_stride_m;
     own.epilogue = operands_of_expert(own.epilogue, p.strides, walk.expert, walk.begin);
-    // Down M first: tiles side by side in memory of b are multiplied at the same time.
+    // Down M first: consecutive tiles share columns of b, which L2 then has.
     const int tiles_m = (walk.rows + kTileM - 1) / kTileM;
     generic::multiply_tile<kTileM, kTileN, kTileK, Out>(own, 0, int64_t(walk.in_expert % tiles_m) * kTileM,
                                                         int64_t(walk.in_expert / tiles_m) * kTileN);
@@ -43,7 +43,7 @@ struct Generic {
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
     GenericProblem p{experts_of(l), expert_strides(l), generic::problem_of(l, kTileN)};
-    // The loads of an expert start where it starts.
+    // Unless b_stride is a multiple of 16, the weights of most experts are not aligned.
     if (p.all.access_b == generic::Access::kAligned && l.groups->b_stride % 16 != 0) p.all.access_b = generic::Access::kContiguous;
     return kernel().launch(l, kTileM, kTileN, &p, message, size);
   }

@@ -8,7 +8,7 @@
 
 namespace scaled_mm::grouped {
 
-// A kernel, and how many of its blocks a multiprocessor of each device takes.
+// A kernel, and how many of its thread blocks an SM of each device takes.
 class PersistentKernel {
 public:
   template <class... Params>
