@@ -62,10 +62,15 @@ def fused_experts(
     order = moe.moe_sort(topk_ids, w13.shape[0], expert_map=expert_map)
     q, scale = moe.quantize_to_rows(x, order.inverse, block_scales)
     rows = expected_rows(*topk_ids.shape, w13.shape[0], expert_map)
-    h = _product(q, w13, scale, w13_scale, order.ends, x.dtype, block_scales, rows)
-    q, scale = moe.activate(h, activation, order.ends, block_scales)
-    y = _product(q, w2, scale, w2_scale, order.ends, x.dtype, block_scales, rows)
+    y = products_of_experts(q, scale, w13, w13_scale, w2, w2_scale, order.ends, x.dtype, activation, block_scales, rows)
     return moe.combine(y, topk_weights, order.inverse, out)
+
+
+def products_of_experts(q, scale, w13, w13_scale, w2, w2_scale, ends, out_dtype, activation, block_scales, rows) -> torch.Tensor:
+    """The two products of `fused_experts`, with the activation between them, of rows that are sorted by expert and quantized."""
+    h = _product(q, w13, scale, w13_scale, ends, out_dtype, block_scales, rows)
+    q, scale = moe.activate(h, activation, ends, block_scales)
+    return _product(q, w2, scale, w2_scale, ends, out_dtype, block_scales, rows)
 
 
 def expected_rows(tokens: int, choices: int, experts: int, expert_map) -> int | None:

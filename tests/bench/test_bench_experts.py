@@ -145,3 +145,17 @@ def test_goals_compare_with_triton_and_the_chain(tmp_path):
     assert found["layers, scales of blocks, up to 512 tokens, over the chain, mean"].reached == pytest.approx(2.0)
     assert found["grouped products, scales of channels, of the roof, mean"].met is None
     assert any("over Triton" in str(part) for part in report.contents(made))
+
+
+def test_a_goal_is_on_the_share_of_a_layer_that_its_products_take(tmp_path):
+    bench.run(parse(*SMALL, "--tokens", "5", "--routing", "balanced", "--parts", "layer", "--out", str(tmp_path)))
+    made = ExpertsDocument.load(tmp_path)
+    made.environment.arch, made.environment.gpu = "sm90", "NVIDIA H200"
+    of_channels = made.cases[0]
+    ours = of_channels.results["ours"]
+    of_channels.results["steps"] = ours.model_copy(update={"us": ours.us * 0.2})
+    of_64 = of_channels.model_copy(update={"M": 64})
+    for cases, reached in (([of_channels], None), ([of_channels, of_64], 0.8)):
+        found = {one.goal.what: one for one in goals.outcomes(made.model_copy(update={"cases": cases}))}
+        share = found["layers, scales of channels, from 64 tokens on, share of products and activation"]
+        assert share.reached == (None if reached is None else pytest.approx(reached)) and share.met is (None if reached is None else False)

@@ -121,6 +121,23 @@ def test_the_weighted_sum_has_the_bits_of_the_reference(device, dtype, weights_d
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "tokens, choices, experts", [(513, 8, 128), (2048, 2, 1000), (8192, 8, 128), (8191, 9, 257), (70000, 3, 5), (300000, 4, 1024)]
+)
+def test_clusters_of_thread_blocks_sort_many_tokens(tokens, choices, experts, dtype):
+    for skewed, strided, absent in ((False, False, 0.0), (True, True, 0.3)):
+        generator = torch.Generator().manual_seed(tokens)
+        ids = (torch.rand(tokens, choices, generator=generator) ** (8 if skewed else 1) * experts).to(dtype)
+        ids[torch.rand(tokens, choices, generator=generator) < absent] = -1
+        given = ids.cuda() if not strided else ids.t().contiguous().cuda().t()
+        half = torch.arange(experts, dtype=torch.int32).where(torch.arange(experts) % 2 == 0, torch.tensor(-1, dtype=torch.int32))
+        for expert_map in (None, half):
+            found = sm.moe_sort(given, experts, expert_map=None if expert_map is None else expert_map.cuda())
+            assert equal(found, moe._sort(ids, experts, expert_map))
+
+
+@pytest.mark.gpu
 def test_torch_operations_give_the_bits_of_the_kernels(monkeypatch):
     """More experts than the kernel counts, and what serves while kernels are not built."""
     device = "cuda"

@@ -1,4 +1,4 @@
-"""Implementations: this package, a loop of its plain products, Triton, a chain with its products, torch in bfloat16."""
+"""Implementations: this package, a loop of its plain products, Triton, a chain with its products, the steps around products, torch in bfloat16."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from scaled_mm.bench.int8.inputs import OUT_DTYPE
 from scaled_mm.bench.ours import our_handle
 from scaled_mm.bench.triton.tiles import Config, align, configs
 from scaled_mm.errors import ScaledMMError
+from scaled_mm.layers.experts import products_of_experts
 from scaled_mm.measure.device import multiprocessors
 from scaled_mm.measure.environment import version_of
 from scaled_mm.measure.peer import OURS, Peer, TensorCall
+from scaled_mm.rowwise import moe
 
-LOOP, TRITON, CHAIN, BF16 = "loop", "triton", "chain", "bf16"
+LOOP, TRITON, CHAIN, STEPS, BF16 = "loop", "triton", "chain", "steps", "bf16"
 OURS_ALL = (OURS, LOOP)
 
 
@@ -180,6 +182,33 @@ class Chain(ExpertsPeer):
         return version_of("triton")
 
 
+class Steps(ExpertsPeer):
+    """The steps of our layer before and after its products, which multiply once, before the timing, for routing 0."""
+
+    name, label, devices = STEPS, "of the layer only sort, quantizer and weighted sum", ("cuda",)
+
+    def serves(self, part: str, scales: str) -> bool:
+        return part == LAYER
+
+    def prepare(self, inputs: ExpertsInputs) -> list[TensorCall]:
+        w, x, block = inputs.weights, inputs.x, inputs.case.scales == BLOCK
+        order = inputs.routings[0].order
+        of_rows = moe.quantize_to_rows(x, order.inverse, block)
+        y = products_of_experts(*of_rows, w.w13, w.w13_scale, w.w2, w.w2_scale, order.ends, x.dtype, "silu", block, inputs.expected_rows)
+
+        def make(i: int) -> TensorCall:
+            routing, out = inputs.routings[i], inputs.out(i)
+
+            def call() -> torch.Tensor:
+                order = sm.moe_sort(routing.topk_ids, inputs.case.model.here, expert_map=w.expert_map)
+                moe.quantize_to_rows(x, order.inverse, block)
+                return moe.combine(y, routing.topk_weights, order.inverse, out)
+
+            return call
+
+        return inputs.calls(make)
+
+
 class Bf16(ExpertsPeer):
     """torch's grouped product in bfloat16, of rows that are sorted already."""
 
@@ -198,7 +227,7 @@ class Bf16(ExpertsPeer):
 
 def every_peer() -> list[ExpertsPeer]:
     """All implementations but `Ours`."""
-    return [Loop(), Triton(), Chain(), Bf16()]
+    return [Loop(), Triton(), Chain(), Steps(), Bf16()]
 
 
 def best_config(inputs: ExpertsInputs, part: str) -> Config:

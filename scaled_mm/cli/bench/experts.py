@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--routing", default="all", metavar="NAMES", help="balanced, skewed, or all; default all")
     add("--scales", default="all", metavar="NAMES", help="channel, block, or all; default all")
     frame.add_measuring_options(parser, "60", "of the random inputs; default a new one, which the report records")
-    frame.add_peer_options(parser, "loop,triton,chain,bf16; on a CPU loop", kernel=False)
+    frame.add_peer_options(parser, "loop,triton,chain,steps,bf16; on a CPU loop", kernel=False)
     add("--render", type=Path, metavar="DIR", help="only render the report of DIR/experts.json again")
 
 
