@@ -155,7 +155,7 @@ def test_a_goal_is_on_the_share_of_a_layer_that_its_products_take(tmp_path):
     ours = of_channels.results["ours"]
     of_channels.results["steps"] = ours.model_copy(update={"us": ours.us * 0.2})
     of_64 = of_channels.model_copy(update={"M": 64})
-    for cases, reached in (([of_channels], None), ([of_channels, of_64], 0.8)):
-        found = {one.goal.what: one for one in goals.outcomes(made.model_copy(update={"cases": cases}))}
+    for some, reached in (([of_channels], None), ([of_channels, of_64], 0.8)):
+        found = {one.goal.what: one for one in goals.outcomes(made.model_copy(update={"cases": some}))}
         share = found["layers, scales of channels, from 64 tokens on, share of products and activation"]
         assert share.reached == (None if reached is None else pytest.approx(reached)) and share.met is (None if reached is None else False)
