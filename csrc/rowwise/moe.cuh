@@ -13,8 +13,9 @@ struct ExpertRows {
   const int32_t* rows;
   int choices;
 
-  // The row of a token's choice. __ldg: the compiler need not repeat the load after stores, which might alias a plain one.
-  __device__ int of(int64_t token, int choice) const { return __ldg(rows + token * choices + choice); }
+  // The row of a token's choice. Not by __ldg: the preceding kernel may still write the rows when this one starts, and __ldg's cache is for data that
+  // nothing writes while a kernel runs.
+  __device__ int of(int64_t token, int choice) const { return rows[token * choices + choice]; }
 };
 
 // The rows of 32 choices of a token: lane l has that of choice `first` + l. Without lookups and branches for each choice that has none.

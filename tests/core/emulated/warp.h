@@ -68,11 +68,6 @@ inline int atomicAdd(int* to, int value) { // threads are coroutines: there is n
   return before;
 }
 
-template <class T>
-T __ldg(const T* at) {
-  return *at;
-}
-
 inline void __syncwarp() { gpu::meet(); }
 
 #undef __shared__
