@@ -10,19 +10,15 @@ import sys
 
 import pytest
 
-PROCESSES = 7
+PROCESSES = 5
 
-# After torch, whose own import takes a second or more and is not ours: once, and each process that is timed is a copy of this one.
+# After torch, whose own import takes a second or more and is not ours. Not in a copy (fork) of a process that has torch: there each page that the
+# import writes is copied first, which took 20 of 63 ms.
 TIMED = """
-import os, sys, time, torch
-for _ in range(int(sys.argv[1])):
-    child = os.fork()
-    if child == 0:
-        start = time.perf_counter()
-        import scaled_mm
-        print(time.perf_counter() - start, flush=True)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+import time, torch
+start = time.perf_counter()
+import scaled_mm
+print(time.perf_counter() - start)
 """
 
 TOUCHED = """
@@ -46,8 +42,7 @@ def run(program: str, *arguments: str, **variables: str) -> str:
 
 def test_the_import_adds_less_than_100_ms_to_that_of_torch(tmp_path):
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}  # as pip leaves a package: compiling takes as long again
-    _, *seconds = map(float, run(TIMED, str(1 + PROCESSES), **compiled).split())  # the first one compiles
-    assert len(seconds) == PROCESSES
+    _, *seconds = (float(run(TIMED, **compiled)) for _ in range(1 + PROCESSES))  # the first one compiles
     # A busy machine makes single runs slow, never fast.
     assert statistics.median(seconds) < 0.1, f"import scaled_mm: {', '.join(f'{s * 1e3:.0f}' for s in seconds)} ms"
 
