@@ -16,10 +16,12 @@ from autotune_data import H200, Clock, Kernels, Measurer
 from scaled_mm.autotune import measure, record, tune
 from scaled_mm.autotune.candidates import candidates
 from scaled_mm.autotune.report import REPORT_HTML, REPORT_MD
+from scaled_mm.autotune.workbench import WORKBENCHES
 from scaled_mm.bench.int8.plots import NAMES
 from scaled_mm.cli import autotune, main, report
 from scaled_mm.jit import library
 from scaled_mm.kernels.gpu import facts
+from scaled_mm.kernels.sections import OF_EXPERTS, TOP_LEVEL
 from scaled_mm.measure import environment as environments
 from scaled_mm.measure.record import Environment
 from scaled_mm.tables import check_table, load_table
@@ -197,10 +199,10 @@ def test_a_real_run_on_this_gpu_writes_a_table_that_beats_or_keeps_the_present_r
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("section", ["block_scaled", "grouped", "grouped_block_scaled"])
+@pytest.mark.parametrize("section", [name for name in WORKBENCHES if name != TOP_LEVEL])
 def test_a_real_run_on_another_kind_of_product_times_candidates_with_the_bits_of_the_reference(tmp_path, section):
     words = ["--shapes", "16x1024x1024", "--top", "2", "--budget", "8", "--budget-ms", "5", "--seed", "1", "--section", section]
-    words += ["--experts", "4"] * (section != "block_scaled")
+    words += ["--experts", "4"] * (section in OF_EXPERTS)
     assert main(["autotune", *words, "--out", str(tmp_path), "--table", str(tmp_path / "gpu.yaml")]) == 0
     document = record.load(tmp_path)
     assert check_table(tmp_path / "gpu.yaml") == [] and document.ended is None and document.unbuilt == {}

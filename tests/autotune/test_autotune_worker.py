@@ -14,7 +14,7 @@ from scaled_mm.autotune.worker import GpuBench
 from scaled_mm.bench.int8 import peers
 from scaled_mm.cli import autotune
 from scaled_mm.core import binding
-from scaled_mm.kernels.sections import OF_EXPERTS, SECTIONS
+from scaled_mm.kernels.sections import OF_EXPERTS, SECTIONS, TOP_LEVEL
 from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.run import Options, time_peers
 from scaled_mm.measure.shapes import Case
@@ -75,13 +75,13 @@ def test_inputs_and_reference_are_made_once_a_product_and_weights_once_a_layer(b
     assert bench.weights is not weights and bench.check is not None and bench.inputs.out(0).shape == (5, 128)
 
 
-@pytest.mark.parametrize("section", ["block_scaled", "grouped", "grouped_block_scaled"])
+@pytest.mark.parametrize("section", [name for name in WORKBENCHES if name != TOP_LEVEL])
 def test_operands_of_each_section_are_multiplied_and_checked(section):
     options = Options(budget_ms=1, regime="brief")
     device = torch.device("cpu")
-    bench = WORKBENCHES[section](device, torch.Generator(device).manual_seed(1), options, 1 if section == "block_scaled" else 3)
+    bench = WORKBENCHES[section](device, torch.Generator(device).manual_seed(1), options, 3 if section in OF_EXPERTS else 1)
     inputs = bench.inputs(Case("64x256", 5, 64, 256), bench.weights(64, 256))
-    assert inputs.out(0).shape == (5 if section == "block_scaled" else 15, 64)
+    assert inputs.out(0).shape == (15 if section in OF_EXPERTS else 5, 64)
     peer = bench.peer(None)  # on a CPU no kernel has a name
     check = bench.check(inputs)
     result = time_peers(inputs, [peer], check, options)[OURS]

@@ -17,6 +17,7 @@ from fake_gpu_core import STREAM, Core, status_of
 import scaled_mm as sm
 from scaled_mm import TensorDesc, reference
 from scaled_mm.core import binding
+from scaled_mm.kernels.sections import SECTIONS
 from scaled_mm.rowwise.activation import _gelu_and_mul, _silu_and_mul
 from scaled_mm.rowwise.kernels import Function, Kind, Output
 from scaled_mm.rowwise.norm import _added, _normalized
@@ -421,7 +422,7 @@ def create_refusals(kernels: str, rowwise: str, device: str) -> dict:
             lambda: binding.call("scaledMMCreateRowwiseDescriptor", None, ctypes.byref(ctypes.c_void_p()), int(Kind.QUANTIZE), 0, 1, 0.0, None, 9)
         ),
     ]
-    answer["table"] = ["BAD_PARAM table here", *status_of(lambda: register_table_of_kind(int(Kind.QUANTIZE)))]
+    answer["table"] = ["BAD_PARAM table here", *status_of(lambda: register_table_of_kind(len(SECTIONS)))]  # the number after the last one
     return answer
 
 
