@@ -1,5 +1,8 @@
 """Quantized matrix multiplication for inference: INT8 with fused scales, bias and zero points, the same bits everywhere."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from scaled_mm import gguf, layers, rowwise
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.plan import KernelChoice
@@ -37,7 +40,45 @@ from scaled_mm.products.grouped_block_scaled import (
 from scaled_mm.products.prepared_weight import PreparedWeight, prepare_weight
 from scaled_mm.rowwise import *  # noqa: F403  (its __all__, which is part of ours)
 
+if TYPE_CHECKING:  # for readers of the source; `__getattr__` imports them
+    from scaled_mm import nn
+    from scaled_mm.models.config import Int8Config
+    from scaled_mm.models.convert import convert_
+    from scaled_mm.models.evaluate import evaluate
+    from scaled_mm.models.fuse import fuse_
+    from scaled_mm.models.load import from_pretrained
+    from scaled_mm.models.quantize import quantize_
+    from scaled_mm.models.report import QuantizationReport
+    from scaled_mm.models.save import save_pretrained
+
 __version__ = "0.1.0"
+
+# Whole models are loaded at their first use: most programs need none of them.
+_LATER = {
+    "nn": "scaled_mm.nn",
+    "Int8Config": "scaled_mm.models.config",
+    "quantize_": "scaled_mm.models.quantize",
+    "QuantizationReport": "scaled_mm.models.report",
+    "save_pretrained": "scaled_mm.models.save",
+    "from_pretrained": "scaled_mm.models.load",
+    "convert_": "scaled_mm.models.convert",
+    "fuse_": "scaled_mm.models.fuse",
+    "evaluate": "scaled_mm.models.evaluate",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_LATER[name])
+    value = module if name == "nn" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
+
 
 __all__ = [
     "AccumulatorOverflowError",
@@ -57,24 +98,33 @@ __all__ = [
     "GroupedDescriptor",
     "Handle",
     "InsufficientWorkspaceError",
+    "Int8Config",
     "InternalError",
     "KernelChoice",
     "KernelNotBuiltError",
     "KernelNotFoundError",
     "NullPointerError",
     "PreparedWeight",
+    "QuantizationReport",
     "ScaledMMError",
     "Status",
     "TensorDesc",
     "block_scaled_mm",
+    "convert_",
     "create_block_descriptor",
     "create_block_scaled_descriptor",
     "create_descriptor",
     "create_grouped_block_scaled_descriptor",
     "create_grouped_descriptor",
+    "evaluate",
+    "from_pretrained",
+    "fuse_",
     "grouped_block_scaled_mm",
     "grouped_scaled_mm",
+    "nn",
     "prepare_weight",
+    "quantize_",
+    "save_pretrained",
     "scaled_mm",
     *gguf.__all__,
     *layers.__all__,

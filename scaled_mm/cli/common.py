@@ -90,6 +90,22 @@ def device_of(name: str | None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def models_extra() -> None:
+    """Checks that the packages for whole models are installed, and makes them quiet. BadParamError if not."""
+    import importlib.util
+    import logging
+
+    from scaled_mm.errors import BadParamError
+
+    missing = [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BadParamError(f'MODEL: expected {" and ".join(missing)} to be installed: pip install ".[models]"')
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    from transformers.utils import logging as theirs
+
+    theirs.disable_progress_bar()
+
+
 def process_age() -> float:
     """Seconds since this process started, including imports, from Linux's /proc; 0.0 on other systems."""
     try:

@@ -1,0 +1,78 @@
+"""`scaled-mm eval`: perplexity of a model, and its distance from another."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from scaled_mm.cli import common
+
+HELP = "perplexity of a model, and its distance from a reference"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="DIR", help="a folder, a GGUF file or a name on the Hugging Face hub; W8A8 or float")
+    parser.add_argument("--against", metavar="MODEL", help="the reference, usually the float model")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="default: every second page of the reference of the Python language")
+    parser.add_argument("--windows", type=common.integer(1), default=12, help="pieces of the text; default 12")
+    parser.add_argument("--tokens", type=common.integer(2), default=256, help="tokens of a piece; default 256")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the checkpoint's")
+    parser.add_argument("--fused", action="store_true", help="run norms and activations fused with quantization (fuse_)")
+    parser.add_argument("--device", help="cuda, cuda:<index> or cpu; default: the first GPU, or the CPU without one")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the errors by layer, with --against")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    common.models_extra()
+    import torch
+
+    from scaled_mm.models.data import default_text, windows
+    from scaled_mm.models.evaluate import evaluate
+    from scaled_mm.models.fuse import fuse_
+    from scaled_mm.models.source import load_model, load_tokenizer
+
+    device, dtype = common.device_of(args.device), args.dtype and getattr(torch, args.dtype)
+    text = default_text(evaluation=True) if args.text is None else args.text.read_text()
+    batches = windows(text, load_tokenizer(args.model), args.windows, args.tokens)
+    model = load_model(args.model, dtype=dtype, device=device)
+    against = None if args.against is None else load_model(args.against, dtype=dtype, device=device)
+    if args.fused:
+        fuse_(model)
+    log = common.LogLines(common.console(stderr=True).is_terminal)
+    result = evaluate(model, batches, against, step=lambda done: log.say(f"{done} of {len(batches)} pieces"))
+    if args.plot is not None and result.layers:
+        _draw(result.layers, args.plot)
+    if args.json:
+        common.print_json(result.to_dict(), indent=1)
+    else:
+        common.console(markup=False).print(_table(result))
+    return 0
+
+
+def _table(result):
+    table = common.narrow_table(f"{result.tokens} tokens")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    if result.perplexity is not None:
+        table.add_row("perplexity", f"{result.perplexity:.3f}")
+    if result.reference_perplexity is not None:
+        change = 100 * (result.perplexity / result.reference_perplexity - 1)
+        table.add_row("perplexity of the reference", f"{result.reference_perplexity:.3f} ({change:+.2f} %)")
+        table.add_row("KL(reference | model), nats", f"{result.kl:.4f}")
+        table.add_row("the same most likely token", f"{100 * result.top1:.1f} %")
+    if result.cosine is not None:
+        table.add_row("cosine of embeddings", f"{result.cosine:.5f}")
+    for name, error in result.layers.items():
+        table.add_row(f"error of {name}", f"{error:.4f}")
+    return table
+
+
+def _draw(layers: dict[str, float], path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(range(len(layers)), list(layers.values()), "o-")
+    axes.set(xlabel="layer", ylabel="relative error of the layer's output", ylim=(0, None))
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,48 @@
+"""`scaled-mm generate`: text from a model, by greedy decoding."""
+
+from __future__ import annotations
+
+import argparse
+
+from scaled_mm.cli import common
+
+HELP = "text from a model, by greedy decoding"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="DIR", help="a folder, a GGUF file or a name on the Hugging Face hub; W8A8 or float")
+    parser.add_argument("prompt", metavar="PROMPT", help="what the user says; the start of the text for a model without a chat template")
+    parser.add_argument("--tokens", type=common.integer(1), default=64, help="new tokens at most; default 64")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the checkpoint's")
+    parser.add_argument("--device", help="cuda, cuda:<index> or cpu; default: the first GPU, or the CPU without one")
+    parser.add_argument("--json", action="store_true", help="print one JSON document: text, and tokens per second")
+
+
+def run(args: argparse.Namespace) -> int:
+    common.models_extra()
+    import time
+
+    import torch
+
+    from scaled_mm.models.source import load_model, load_tokenizer
+
+    device = common.device_of(args.device)
+    tokenizer = load_tokenizer(args.model)
+    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype), device=device)
+    if tokenizer.chat_template:
+        messages = [{"role": "user", "content": args.prompt}]
+        inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    else:
+        inputs = tokenizer(args.prompt, return_tensors="pt")
+    inputs = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
+    start = time.perf_counter()
+    with torch.no_grad():
+        ids = model.generate(**inputs, max_new_tokens=args.tokens, do_sample=False)[0, inputs["input_ids"].shape[1] :]
+    seconds = time.perf_counter() - start
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    if args.json:
+        common.print_json({"text": text, "tokens": len(ids), "tokens_per_second": len(ids) / seconds}, indent=1)
+    else:
+        common.console(markup=False).print(text, highlight=False)
+        common.say(f"{len(ids)} tokens, {len(ids) / seconds:.1f} a second")
+    return 0

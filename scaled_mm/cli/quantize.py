@@ -1,0 +1,83 @@
+"""`scaled-mm quantize`: a model of transformers as a W8A8 checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from pathlib import Path
+
+from scaled_mm.cli import common
+
+HELP = "quantize a model to W8A8 and write a checkpoint"
+REPORT = "quantization.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file or a name on the Hugging Face hub")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the checkpoint; the same command resumes in it")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="a text; default: the reference of the Python language")
+    parser.add_argument("--prompts", type=common.integer(1), default=50, help="pieces of 64 tokens of the text; default 50")
+    parser.add_argument("--policy", type=Path, metavar="FILE", help="YAML or JSON with fields of Int8Config, such as activation: dynamic")
+    parser.add_argument("--format", choices=("compressed-tensors", "w8a8_int8"), default="compressed-tensors", help="w8a8_int8 is SGLang's")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the model's")
+    parser.add_argument("--device", help="cuda, cuda:<index> or cpu, for the layer at work; default: the first GPU, or the CPU without one")
+    parser.add_argument("--json", action="store_true", help="print the report as one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    common.models_extra()
+    import torch
+
+    from scaled_mm.models.config import Int8Config
+    from scaled_mm.models.data import PROMPT_TOKENS, default_text, windows
+    from scaled_mm.models.quantize import quantize_
+    from scaled_mm.models.save import save_pretrained
+    from scaled_mm.models.source import load_model, load_tokenizer
+
+    config = Int8Config() if args.policy is None else _policy(args.policy)
+    if args.format == "w8a8_int8" and config.activation == "auto":
+        config = Int8Config(**{**config.to_fields(), "activation": "dynamic"})  # the format holds nothing else
+    out = common.writable_folder("--out", args.out)
+    text = default_text() if args.calibration is None else args.calibration.read_text()
+    tokenizer = load_tokenizer(args.model)
+    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    batches = windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        report = quantize_(model, config, batches, device=common.device_of(args.device), resume=out / REPORT)
+    save_pretrained(model, out, args.format, tokenizer=tokenizer)
+    report.save(out / REPORT)
+    plot = _plot(report, out)
+    if args.json:
+        common.print_json(report.to_dict(), indent=1)
+    else:
+        console = common.console(markup=False)
+        console.print(report.table())
+        counts = ", ".join(f"{count} {scheme}" for scheme, count in report.counts().items())
+        console.print(f"{counts}. Wrote {out}, with {REPORT}{plot}.", highlight=False)
+    for warning in caught:
+        if "static scales" in str(warning.message):
+            common.say(f"warning: {warning.message}")
+    return 0
+
+
+def _policy(path: Path):
+    import yaml
+
+    from scaled_mm.errors import BadParamError
+    from scaled_mm.models.config import Int8Config
+
+    try:
+        fields = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise BadParamError(f"--policy: expected YAML or JSON in {path}: {error}") from None
+    return Int8Config.from_fields(fields, f"--policy: {path}")
+
+
+def _plot(report, out: Path) -> str:
+    """Draws the errors by layer, if matplotlib is installed. Returns the end of a sentence."""
+    try:
+        report.plot(out / "quantization.png")
+    except ImportError:
+        return '; no plot without matplotlib (pip install ".[bench]")'
+    return " and quantization.png"

@@ -1,0 +1,66 @@
+"""transformers loads w8a8_int8 checkpoints with int8 layers once this module is imported.
+
+    import scaled_mm.integrations.transformers
+    model = AutoModelForCausalLM.from_pretrained("owner/model-w8a8-int8")
+
+Dense models; for experts, and for compressed-tensors without decompression, there are `scaled_mm.from_pretrained` and `scaled_mm.convert_`. Needs
+transformers 5.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.models.blocks import experts_of, replace
+from scaled_mm.models.scheme import read
+from scaled_mm.nn.linear import Int8Linear
+
+METHOD = "w8a8_int8"
+
+
+@register_quantization_config(METHOD)
+class W8A8Int8Config(QuantizationConfigMixin):
+    """`quantization_config` of a w8a8_int8 checkpoint. ignore: names, or "re:" patterns, of linear layers that are not quantized."""
+
+    def __init__(self, ignore=(), is_dynamic: bool = True, packed_modules_mapping=None, **_):
+        self.quant_method = METHOD
+        self.ignore = list(ignore or ())
+        self.is_dynamic = is_dynamic
+        self.packed_modules_mapping = dict(packed_modules_mapping or {})
+
+
+@register_quantizer(METHOD)
+class W8A8Int8Quantizer(HfQuantizer):
+    """Puts `scaled_mm.nn.Int8Linear` in the place of linear layers before the weights are loaded."""
+
+    requires_calibration = True
+    requires_parameters_quantization = False
+
+    def _process_model_before_weight_loading(self, model, **_):
+        if experts_of(model):
+            raise BadParamError("model: expected one without experts; scaled_mm.from_pretrained loads int8 experts")
+        schemes = read(self.quantization_config.to_dict(), "config.json")
+        head = model.get_output_embeddings()
+        for name, linear in [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear]:
+            if linear is not head and schemes.of(name) is not None:
+                options = dict(device=linear.weight.device, dtype=linear.weight.dtype)
+                replace(model, name, Int8Linear(linear.in_features, linear.out_features, linear.bias is not None, **options))
+
+    def _process_model_after_weight_loading(self, model, **_):
+        return model
+
+    def get_new_dtype(self, converter, param, dtype):
+        """The dtype that a tensor of the checkpoint is converted to. None: its own; `Int8Linear` converts its scales."""
+        return None if param is not None and getattr(param, "get_dtype", lambda: "")() == "I8" else dtype
+
+    def is_serializable(self, *_):
+        """`scaled_mm.save_pretrained` saves such models."""
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        """There are no gradients."""
+        return False

@@ -1,0 +1,1 @@
+"""Whole models: quantize, calibrate, save, load."""

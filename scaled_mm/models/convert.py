@@ -1,0 +1,52 @@
+"""`convert_`: int8 layers in a model that transformers loaded from a compressed-tensors checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.models.blocks import replace
+from scaled_mm.nn.linear import Int8Linear
+
+HOOK = "ct_decompress_hook"  # of transformers: it decompresses all weights before the first forward
+
+
+@torch.no_grad()
+def convert_(model: torch.nn.Module) -> torch.nn.Module:
+    """Replaces the compressed int8 layers of a model by `nn.Int8Linear`, in place, and removes the hook that would decompress them.
+
+    model: what `AutoModelForCausalLM.from_pretrained` returns for a compressed-tensors checkpoint, before its first forward. Returns the model.
+
+    Raises BadParamError if the model has no such layers, or was decompressed already.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        weight, scale = getattr(module, "weight", None), getattr(module, "weight_scale", None)
+        if isinstance(module, torch.nn.Linear) and isinstance(scale, torch.Tensor):
+            if weight is None or weight.dtype is not torch.int8:
+                dtype = None if weight is None else weight.dtype
+                raise BadParamError(f"model: expected int8 weights, as before the first forward, got {name}.weight of {dtype}")
+            found[name] = module
+    if not found:
+        raise BadParamError("model: expected linear layers with int8 weights and weight_scale, got none")
+    made = {name: _int8(module, name) for name, module in found.items()}
+    for name, layer in made.items():
+        replace(model, name, layer)
+    handle = getattr(model, HOOK, None)
+    if handle is not None:
+        handle.remove()
+        delattr(model, HOOK)
+    return model
+
+
+def _int8(module: torch.nn.Linear, name: str) -> Int8Linear:
+    inputs = getattr(getattr(module, "quantization_scheme", None), "input_activations", None)
+    symmetric = True if inputs is None else bool(inputs.symmetric)
+    static = inputs is not None and inputs.dynamic is False
+    scale = getattr(module, "input_scale", None)
+    if static and scale is None:
+        raise BadParamError(f"model: expected {name}.input_scale of a static layer, got none")
+    n = module.weight.shape[0]
+    weight_scale = module.weight_scale.expand(n, 1) if module.weight_scale.numel() == 1 else module.weight_scale
+    zero = None if symmetric or not static else module.input_zero_point
+    return Int8Linear.from_tensors(module.weight, weight_scale, module.bias, scale if static else None, zero, symmetric=symmetric)

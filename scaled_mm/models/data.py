@@ -1,0 +1,57 @@
+"""Token batches for calibration and evaluation, and the text that is used when the caller gives none."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+
+PROMPTS, PROMPT_TOKENS = 50, 64  # of the default calibration
+WINDOWS, WINDOW_TOKENS = 12, 256  # of the default evaluation
+
+
+def default_text(evaluation: bool = False) -> str:
+    """English text that every Python has: the reference of the language, as `help("topics")` shows it. Evaluation reads every second topic,
+    calibration the others, so no sentence is in both. The text differs between versions of Python."""
+    topics = importlib.import_module("pydoc_data.topics").topics
+    chosen = sorted(topics)[1 if evaluation else 0 :: 2]
+    paragraphs = (paragraph for topic in chosen for paragraph in topics[topic].split("\n\n"))
+    prose = (re.sub(r"\s+", " ", paragraph).strip() for paragraph in paragraphs)
+    return "\n\n".join(paragraph for paragraph in prose if len(paragraph) > 80)
+
+
+def windows(text: str, tokenizer, count: int, tokens: int) -> list[torch.Tensor]:
+    """`count` pieces of `tokens` tokens, [1, tokens] each, evenly spread over the text. Fewer or shorter if the text is."""
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt", verbose=False).input_ids[0]
+    if len(ids) < 2:
+        raise BadParamError(f"text: expected at least 2 tokens, got {len(ids)}")
+    tokens = min(tokens, len(ids))
+    count = min(count, len(ids) // tokens)
+    step = (len(ids) - tokens) // max(1, count - 1)
+    return [ids[start : start + tokens][None] for start in range(0, count * max(step, 1), max(step, 1))]
+
+
+def token_batches(calibration: Sequence, tokenizer) -> Iterator[torch.Tensor]:
+    """[batch, tokens] for each item: a text, which needs the tokenizer, or token ids [tokens] or [batch, tokens].
+
+    Raises BadParamError, BadTensorDtypeError or BadTensorShapeError, naming the item.
+    """
+    for index, item in enumerate(calibration):
+        name = f"calibration[{index}]"
+        if isinstance(item, str):
+            if tokenizer is None:
+                raise BadParamError("tokenizer: expected one for calibration with texts, got None")
+            ids = tokenizer(item, return_tensors="pt", truncation=True).input_ids
+        elif isinstance(item, torch.Tensor):
+            if item.is_floating_point() or item.dtype is torch.bool:
+                raise BadTensorDtypeError(f"{name}: expected token ids as integers, got {item.dtype}")
+            ids = item.reshape(1, -1) if item.dim() == 1 else item
+        else:
+            raise BadParamError(f"{name}: expected a text or a tensor of token ids, got a {type(item).__name__}")
+        if ids.dim() != 2 or not ids.numel():
+            raise BadTensorShapeError(f"{name}: expected token ids [tokens] or [batch, tokens], not empty, got {list(ids.shape)}")
+        yield ids

@@ -1,0 +1,118 @@
+"""`evaluate`: how far a quantized model is from its float model, on text."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.models.blocks import blocks_of
+
+
+@dataclasses.dataclass
+class Evaluation:
+    """Means over all predicted tokens. Language models: perplexity; beside a reference also its perplexity, kl: the divergence KL(reference | model)
+    in nats, and top1: how often both predict the same token. Encoders: cosine, of the mean-pooled last hidden states, beside a reference. layers: by
+    name, the root mean square over tokens of |y - reference| / |reference|, of the layer's output y, a vector of each token."""
+
+    tokens: int
+    perplexity: float | None = None
+    reference_perplexity: float | None = None
+    kl: float | None = None
+    top1: float | None = None
+    cosine: float | None = None
+    layers: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures that were measured, as plain values."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value not in (None, {})}
+
+
+@torch.no_grad()
+def evaluate(
+    model: torch.nn.Module,
+    batches: Sequence[torch.Tensor],
+    against: torch.nn.Module | None = None,
+    *,
+    step: Callable[[int], None] = lambda done: None,
+) -> Evaluation:
+    """Runs a model, and a reference beside it, on token ids.
+
+    model, against: models of transformers; against may be None. batches: token ids, [batch, tokens] each, at least 2 tokens. step: called with the
+    number of finished batches. Raises BadParamError or BadTensorShapeError, naming the argument.
+    """
+    if not batches:
+        raise BadParamError("batches: expected at least one, got none")
+    sums = _Sums()
+    layers = {name: [] for name in (_names(model) if against is not None else ())}
+    for done, ids in enumerate(batches):
+        if ids.dim() != 2 or ids.shape[1] < 2:
+            raise BadTensorShapeError(f"batches[{done}]: expected [batch, tokens] with at least 2 tokens, got {list(ids.shape)}")
+        outputs, hidden = _run(model, ids, keep=against is not None)
+        wanted, reference = (None, []) if against is None else _run(against, ids, keep=True)
+        sums.add(ids, outputs, wanted)
+        for name, ours, theirs in zip(layers, hidden, reference):
+            theirs = theirs.to(ours.device, torch.float32)
+            squares = (ours.float() - theirs).square().sum(-1) / theirs.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+            layers[name].append(squares.reshape(-1).double().cpu())
+        step(done + 1)
+    return sums.result({name: float(torch.cat(squares).mean().sqrt()) for name, squares in layers.items()})
+
+
+def _names(model: torch.nn.Module) -> list[str]:
+    prefix, blocks = blocks_of(model)
+    return [f"{prefix}.{index}" for index in range(len(blocks))]
+
+
+def _run(model: torch.nn.Module, ids: torch.Tensor, keep: bool) -> tuple[object, list[torch.Tensor]]:
+    """(what the model returns, the outputs of its layers)."""
+    hidden: list[torch.Tensor] = []
+    hooks = []
+    for block in blocks_of(model)[1] if keep else ():
+        hooks.append(block.register_forward_hook(lambda module, arguments, out: hidden.append(out[0] if isinstance(out, tuple) else out)))
+    try:
+        return model(ids.to(next(model.parameters()).device)), hidden
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Sums:
+    """Sums over tokens and sequences."""
+
+    def __init__(self):
+        self.of: dict[str, float] = {}
+        self.tokens = self.sequences = 0
+
+    def add(self, ids: torch.Tensor, result, wanted) -> None:
+        self.tokens, self.sequences = self.tokens + ids[:, 1:].numel(), self.sequences + len(ids)
+        if getattr(result, "logits", None) is None:
+            if wanted is not None:
+                pooled = [one.last_hidden_state.double().mean(1).cpu() for one in (result, wanted)]
+                self._add("cosine", torch.nn.functional.cosine_similarity(*pooled, dim=-1))
+            return
+        ours = result.logits.double().log_softmax(-1)
+        following = ids[:, 1:, None].to(ours.device)
+        self._add("nll", -ours[:, :-1].gather(-1, following))
+        if wanted is not None:
+            reference = wanted.logits.to(ours.device).double().log_softmax(-1)
+            self._add("reference_nll", -reference[:, :-1].gather(-1, following))
+            self._add("kl", (reference.exp() * (reference - ours)).sum(-1)[:, :-1])
+            self._add("top1", (reference.argmax(-1) == ours.argmax(-1))[:, :-1].double())
+
+    def _add(self, name: str, values: torch.Tensor) -> None:
+        self.of[name] = self.of.get(name, 0.0) + float(values.sum())
+
+    def result(self, layers: dict[str, float]) -> Evaluation:
+        def mean(name: str, count: int) -> float | None:
+            return self.of[name] / count if name in self.of else None
+
+        def perplexity(nll: float | None) -> float | None:
+            return None if nll is None else math.exp(nll)
+
+        nll, reference = mean("nll", self.tokens), mean("reference_nll", self.tokens)
+        means = {name: mean(name, self.tokens) for name in ("kl", "top1")}
+        return Evaluation(self.tokens, perplexity(nll), perplexity(reference), **means, cosine=mean("cosine", self.sequences), layers=layers)

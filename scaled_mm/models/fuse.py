@@ -1,0 +1,130 @@
+"""`fuse_`: norm + quantize and activation + quantize as one operator each, in a quantized model."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.models.blocks import activation_of, blocks_of, replace
+from scaled_mm.nn.linear import Int8Linear
+from scaled_mm.nn.mlp import GatedMLP
+from scaled_mm.nn.norm import RMSNorm
+from scaled_mm.rowwise.norm import rms_norm
+
+# In a decoder layer: the norm, and the module whose linear layers are all that read it, by the names that transformers uses.
+NORMS = {
+    "input_layernorm": ("self_attn", ("q_proj", "k_proj", "v_proj"), ("qkv_proj",)),
+    "post_attention_layernorm": ("mlp", ("gate_proj", "up_proj"), ("gate_up_proj",)),
+}
+
+
+@dataclasses.dataclass
+class Fused:
+    """What `fuse_` has changed: names of norms that quantize their result, and of feed-forward networks that became one module."""
+
+    norms: list[str]
+    mlps: list[str]
+
+
+@torch.no_grad()
+def fuse_(model: torch.nn.Module) -> Fused:
+    """Rewires the layers of a quantized model, in place: a norm quantizes its result once for the layers that read it; gate and up are one product,
+    and the activation quantizes its result for down.
+
+    model: decoder layers with transformers' names (Llama, Mistral, Qwen2, Qwen3, Phi3 and alike), from `quantize_`, `from_pretrained` or `convert_`.
+    Left as it is: a norm of another formula than `rms_norm`, or that a router reads; layers with dynamic asymmetric inputs.
+
+    The fused operators quantize the float32 result, which is not rounded to the model's dtype before. So outputs differ from those of the model
+    before, within the error of quantization. Save the model before: `save_pretrained` refuses fused models. Raises BadParamError if nothing can be
+    fused.
+    """
+    prefix, blocks = blocks_of(model)
+    done = Fused([], [])
+    for index, block in enumerate(blocks):
+        for norm, (parent, *readers) in NORMS.items():
+            if _fuse_norm(block, norm, parent, readers):
+                done.norms.append(f"{prefix}.{index}.{norm}")
+        if _fuse_mlp(block):
+            done.mlps.append(f"{prefix}.{index}.mlp")
+    if not done.norms and not done.mlps:
+        raise BadParamError(
+            f"model: expected int8 decoder layers with {', '.join(NORMS)} before self_attn and mlp, got a {type(model).__name__} without"
+        )
+    return done
+
+
+def _fuse_norm(block: torch.nn.Module, name: str, parent: str, readers) -> bool:
+    norm, module = getattr(block, name, None), getattr(block, parent, None)
+    if norm is None or module is None or isinstance(norm, RMSNorm):
+        return False
+    children = next((names for names in readers if all(isinstance(getattr(module, child, None), Int8Linear) for child in names)), None)
+    if children is None:
+        return False
+    layers = [getattr(module, child) for child in children]
+    others = [child for child, inner in module.named_children() if isinstance(inner, (torch.nn.Linear, Int8Linear)) and child not in children]
+    if any(child not in ("o_proj", "down_proj") for child in others) or any(not layer.symmetric and layer.input_scale is None for layer in layers):
+        return False
+    facts = {(layer.input_scale is None, _value(layer.input_scale), _value(layer.input_zero_point)) for layer in layers}
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    if len(facts) > 1 or not isinstance(epsilon, float) or not _is_rms_norm(norm, epsilon):
+        return False
+    layer = layers[0]
+    options = dict(quantize="token" if layer.input_scale is None else "static", symmetric=layer.input_zero_point is None, device="meta")
+    made = RMSNorm(norm.weight.shape[0], epsilon, dtype=norm.weight.dtype, **options)
+    made.weight, made.input_scale, made.input_zero_point = norm.weight, layer.input_scale, layer.input_zero_point
+    setattr(block, name, made)
+    return True
+
+
+def _value(tensor: torch.Tensor | None) -> float | None:
+    return None if tensor is None else float(tensor)
+
+
+def _is_rms_norm(norm: torch.nn.Module, epsilon: float) -> bool:
+    weight = getattr(norm, "weight", None)
+    if weight is None or weight.dim() != 1 or getattr(norm, "bias", None) is not None:
+        return False
+    x = torch.randn(4, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+    ours, theirs = rms_norm(x, weight, epsilon).float(), norm(x).float()
+    return torch.allclose(ours, theirs, rtol=4 * torch.finfo(weight.dtype).eps, atol=1e-6)
+
+
+def _fuse_mlp(block: torch.nn.Module) -> bool:
+    mlp = getattr(block, "mlp", None)
+    down, act = getattr(mlp, "down_proj", None), getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
+    if not isinstance(down, Int8Linear) or not down.symmetric or act is None:
+        return False
+    both = getattr(mlp, "gate_up_proj", None)
+    if both is None:
+        gate, up = getattr(mlp, "gate_proj", None), getattr(mlp, "up_proj", None)
+        if not isinstance(gate, Int8Linear) or not isinstance(up, Int8Linear) or (gate.bias is None) != (up.bias is None):
+            return False
+        both = _joined(gate, up)
+    if not isinstance(both, Int8Linear):
+        return False
+    try:
+        activation = activation_of(_Holder(act))
+    except BadParamError:
+        return False
+    replace(block, "mlp", GatedMLP(both, down, activation))
+    return True
+
+
+@dataclasses.dataclass
+class _Holder:
+    act_fn: object
+
+
+def _joined(gate: Int8Linear, up: Int8Linear) -> Int8Linear | None:
+    """One layer of both, if their inputs are quantized alike."""
+    if (
+        gate.symmetric != up.symmetric
+        or _value(gate.input_scale) != _value(up.input_scale)
+        or _value(gate.input_zero_point) != _value(up.input_zero_point)
+    ):
+        return None
+    bias = None if gate.bias is None else torch.cat([gate.bias, up.bias])
+    weights = torch.cat([gate.weight, up.weight]), torch.cat([gate.weight_scale, up.weight_scale])
+    return Int8Linear.from_tensors(*weights, bias, gate.input_scale, gate.input_zero_point, symmetric=gate.symmetric)

@@ -1,0 +1,239 @@
+"""`from_pretrained`: a W8A8 checkpoint as a model of transformers with int8 layers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.models.blocks import activation_of, experts_of, replace
+from scaled_mm.models.disk import Names, on_disk
+from scaled_mm.models.scheme import Scheme, Schemes, read
+from scaled_mm.nn.experts import Int8Experts
+from scaled_mm.nn.linear import Int8Linear
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+@torch.no_grad()
+def from_pretrained(path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.nn.Module:
+    """The model of a W8A8 checkpoint, dense or with experts, whose linear layers are `nn.Int8Linear` and experts `nn.Int8Experts`.
+
+    path: a folder, or a name on the Hugging Face hub. Formats: compressed-tensors with int8 weights of each channel or tensor and inputs of each
+    token (dynamic) or of the tensor (static), symmetric or not; w8a8_int8 of SGLang.
+    dtype: of what is not quantized; default: the checkpoint's. device: default: the CPU.
+
+    Every tensor's presence, shape and dtype is checked before a tensor is loaded. Raises BadParamError, BadTensorShapeError or BadTensorDtypeError
+    that names file, tensor and reason.
+    """
+    folder = _folder(path)
+    source = folder / "config.json"
+    config = _json(source)
+    schemes = read(config.get("quantization_config"), str(source))
+    model = _skeleton(folder, config, dtype)
+    _place_int8(model, schemes, str(source))
+    files = _Files(folder)
+    plan = _plan(model, files)
+    device = torch.device("cpu" if device is None else device)
+    for name, pieces in plan.items():
+        _assign(model, name, files, pieces, device)
+    model.tie_weights()
+    left = [name for name, tensor in model.named_parameters() if tensor.is_meta]
+    if left:
+        raise BadParamError(f"{folder}: expected the tensors of {', '.join(left[:3])}, got none")
+    return model.to(device).eval()
+
+
+def _folder(path: str | os.PathLike) -> Path:
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    if folder.exists() or len(folder.parts) != 2:
+        raise BadParamError(f"path: expected a folder with a checkpoint, or a name on the hub like owner/model, got {path}")
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(str(path)))
+
+
+def _json(path: Path) -> dict:
+    try:
+        document = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise BadParamError(f"path: expected a folder with {path.name}, there is none in {path.parent}") from None
+    except ValueError as error:
+        raise BadParamError(f"{path}: expected JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadParamError(f"{path}: expected a JSON object, got a {type(document).__name__}")
+    return document
+
+
+def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn.Module:
+    """The float model with parameters on the meta device, and with its buffers."""
+    import transformers
+    from accelerate import init_empty_weights
+
+    names = config.get("architectures") or []
+    cls = getattr(transformers, names[0], None) if names else None
+    if cls is None:
+        raise BadParamError(f"{folder / 'config.json'}: expected the name of a class of transformers in architectures, got {names}")
+    parsed = transformers.AutoConfig.from_pretrained(folder)
+    if hasattr(parsed, "quantization_config"):
+        del parsed.quantization_config
+    dtype = dtype or getattr(parsed, "dtype", None) or torch.float32
+    if dtype not in _FLOATS:
+        raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
+    with init_empty_weights(include_buffers=False):
+        model = cls._from_config(parsed, dtype=dtype)
+    if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
+        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+    return model
+
+
+def _place_int8(model: torch.nn.Module, schemes: Schemes, source: str) -> None:
+    """Puts int8 modules, on the meta device, in the place of linear layers and experts that have a scheme."""
+    names = Names(model)
+    for name, experts in experts_of(model).items():
+        made = Int8Experts(*_sizes(experts), activation=activation_of(experts), device="meta")
+        parent = model.get_submodule(name)
+        replace(model, name, made)
+        found = {disk: schemes.of(disk) for disk in Names(model).of_experts(name)}
+        if set(found.values()) == {None}:
+            replace(model, name, parent)
+            continue
+        if set(found.values()) != {Scheme()}:
+            other = next(f"{disk}: {scheme}" for disk, scheme in found.items() if scheme != Scheme())
+            raise BadParamError(f"{source}: expected dynamic symmetric int8 for all linear layers of the experts {name}, got {other}")
+    for name, linear in [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear]:
+        scheme = schemes.of(names.of_module(name))
+        if scheme is not None and linear is not model.get_output_embeddings():
+            options = dict(static=scheme.static, symmetric=scheme.symmetric, device="meta", dtype=linear.weight.dtype)
+            replace(model, name, Int8Linear(linear.in_features, linear.out_features, linear.bias is not None, **options))
+
+
+def _sizes(experts: torch.nn.Module) -> tuple[int, int, int]:
+    return tuple(experts.down_proj.shape)
+
+
+class _Files:
+    """The tensors of a checkpoint's safetensors files."""
+
+    def __init__(self, folder: Path):
+        from safetensors import SafetensorError, safe_open
+
+        index = folder / "model.safetensors.index.json"
+        names = sorted(set(_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+        self.file_of: dict[str, Path] = {}
+        self.open: dict[Path, object] = {}
+        for name in names:
+            path = folder / name
+            if not path.is_file():
+                raise BadParamError(f"{folder}: expected the file {name}, there is none")
+            try:
+                self.open[path] = safe_open(path, "pt")
+            except SafetensorError as error:
+                raise BadParamError(f"{path}: expected a complete safetensors file: {error}") from None
+            self.file_of.update(dict.fromkeys(self.open[path].keys(), path))
+        self.folder = folder
+
+    def expect(self, name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...]) -> None:
+        """Checks a tensor without loading it."""
+        if name not in self.file_of:
+            raise BadParamError(f"{self.folder}: expected the tensor {name}, there is none in {', '.join(path.name for path in self.open)}")
+        path = self.file_of[name]
+        piece = self.open[path].get_slice(name)
+        shape, stored = tuple(piece.get_shape()), _DTYPES.get(piece.get_dtype())
+        if shape not in shapes:
+            raise BadTensorShapeError(f"{path}: {name}: expected {' or '.join(str(list(one)) for one in shapes)}, got {list(shape)}")
+        if stored not in dtypes:
+            expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            raise BadTensorDtypeError(f"{path}: {name}: expected {expected}, got {piece.get_dtype()}")
+
+    def load(self, name: str) -> torch.Tensor:
+        return self.open[self.file_of[name]].get_tensor(name)
+
+
+_DTYPES = {"I8": torch.int8, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I32": torch.int32, "F64": torch.float64}
+
+# A parameter of the model: where it comes from. [(name on disk, index of its part)]; the index is () for the whole.
+Pieces = list[tuple[str, tuple]]
+
+
+def _plan(model: torch.nn.Module, files: _Files) -> dict[str, Pieces]:
+    """Which tensors make each parameter; checks all of them, and that none is left over."""
+    names = Names(model)
+    plan: dict[str, Pieces] = {}
+    quantized = tuple(f"{name}." for name in (*names.linears, *names.experts))
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(quantized)}
+    for name, tensor in plain.items():
+        disk = next(iter(on_disk(model, {name: torch.empty(0)})))
+        if name in tied and disk not in files.file_of:
+            continue
+        files.expect(disk, (tuple(tensor.shape),), (tensor.dtype,) if not tensor.is_floating_point() else (*_FLOATS, torch.float64))
+        plan[name] = [(disk, ())]
+    for name, layer in names.linears.items():
+        disk = names.of_module(name)
+        n, k = layer.out_features, layer.in_features
+        plan[f"{name}.weight"] = _int8(files, f"{disk}.weight", n, k)
+        plan[f"{name}.weight_scale"] = _scale(files, disk, n)
+        if layer.bias is not None:
+            files.expect(f"{disk}.bias", ((n,),), _FLOATS)
+            plan[f"{name}.bias"] = [(f"{disk}.bias", ())]
+        if layer.input_scale is not None:
+            files.expect(f"{disk}.input_scale", ((1,), ()), _FLOATS)
+            plan[f"{name}.input_scale"] = [(f"{disk}.input_scale", ())]
+        if layer.input_zero_point is not None:
+            files.expect(f"{disk}.input_zero_point", ((1,), ()), (torch.int8, torch.int32))
+            plan[f"{name}.input_zero_point"] = [(f"{disk}.input_zero_point", ())]
+    for name, experts in names.experts.items():
+        inner, hidden = experts.intermediate_dim, experts.hidden_dim
+        for disk, (which, expert, half) in names.of_experts(name).items():
+            n, k = (hidden, inner) if which == "down_proj" else (inner, hidden)
+            rows = (expert, slice(half * n, (half + 1) * n))
+            plan.setdefault(f"{name}.{which}", []).extend((piece, rows) for piece, _ in _int8(files, f"{disk}.weight", n, k))
+            plan.setdefault(f"{name}.{which}_scale", []).extend((piece, rows) for piece, _ in _scale(files, disk, n))
+    used = {piece for pieces in plan.values() for piece, _ in pieces}
+    unknown = [name for name in files.file_of if name not in used and not _may_be_left(model, name)]
+    if unknown:
+        raise BadParamError(f"{files.file_of[unknown[0]]}: expected no tensor {unknown[0]} ({len(unknown)} such), for which the model has no place")
+    return plan
+
+
+def _may_be_left(model: torch.nn.Module, name: str) -> bool:
+    """Tensors that checkpoints hold without need: tied weights, buffers that the model computes, and zero points of symmetric weights."""
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    buffers = {buffer for buffer, _ in model.named_buffers()}
+    return name in tied or name in buffers or name.endswith(("rotary_emb.inv_freq", ".weight_zero_point", "position_ids"))
+
+
+def _int8(files: _Files, name: str, n: int, k: int) -> Pieces:
+    files.expect(name, ((n, k),), (torch.int8,))
+    return [(name, ())]
+
+
+def _scale(files: _Files, disk: str, n: int) -> Pieces:
+    files.expect(f"{disk}.weight_scale", ((n, 1), (n,), (1,), ()), _FLOATS)
+    return [(f"{disk}.weight_scale", ())]
+
+
+def _assign(model: torch.nn.Module, name: str, files: _Files, pieces: Pieces, device: torch.device) -> None:
+    parent, _, child = name.rpartition(".")
+    module = model.get_submodule(parent)
+    target = getattr(module, child)
+    if len(pieces) == 1 and not pieces[0][1]:
+        tensor = files.load(pieces[0][0]).to(target.dtype)
+        if target.numel() == 1 or tensor.numel() == target.numel():
+            tensor = tensor.reshape(target.shape)
+        tensor = tensor.expand(target.shape).contiguous().to(device)  # one scale for all channels
+    else:
+        tensor = torch.empty(target.shape, dtype=target.dtype, device=device)
+        for piece, index in pieces:
+            value = files.load(piece)
+            tensor[index] = value.reshape(-1, 1).to(target.dtype) if child.endswith("_scale") else value
+    if isinstance(target, torch.nn.Parameter):
+        setattr(module, child, torch.nn.Parameter(tensor, requires_grad=False))
+    else:
+        module._buffers[child] = tensor

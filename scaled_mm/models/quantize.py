@@ -1,0 +1,264 @@
+"""`quantize_`: a model's linear layers and experts, quantized in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.models.blocks import activation_of, blocks_of, experts_of, linears_of, replace
+from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls
+from scaled_mm.models.config import Int8Config
+from scaled_mm.models.data import token_batches
+from scaled_mm.models.report import LayerReport, QuantizationReport
+from scaled_mm.models.search import STATIC_MAY_LOSE, Choice, Static, choose, quantile
+from scaled_mm.models.smoothing import Fold, fold_of
+from scaled_mm.models.weights import quantize_weight
+from scaled_mm.nn.experts import Int8Experts
+from scaled_mm.nn.linear import Int8Linear
+
+Calibration = Sequence[str] | Sequence[torch.Tensor] | Callable[[torch.nn.Module], object]
+
+
+@torch.no_grad()
+def quantize_(
+    model: torch.nn.Module,
+    config: Int8Config | None = None,
+    calibration: Calibration | None = None,
+    *,
+    tokenizer: Callable | None = None,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+    resume: str | os.PathLike | None = None,
+) -> QuantizationReport:
+    """Replaces the linear layers and experts inside of a transformer's layers by int8 ones, in place, and says what it did and why.
+
+    model: with one list of decoder or encoder layers, as those of transformers; float16, bfloat16 or float32, on any device.
+    config: see `Int8Config`. Routers, the output head and the embedding stay as they are.
+    calibration: texts, with `tokenizer`, a callable like those of transformers; tensors of token ids, [tokens] or [batch, tokens]; or a function that
+        runs the model that it is given. None: inputs are quantized dynamically, without smoothing; activation="static" is refused.
+    device: where the layers are computed, one at a time and in float32; default: where the model is. The rest of the model stays where it is, so a
+        model that is larger than a GPU's memory can be quantized on it.
+    progress: whether to show a progress bar on stderr.
+    resume: the path of a file that the decisions are written to after each layer. If it exists, its layers are not searched again. It must be of the
+        same model, config and calibration data.
+
+    Linear layers that read the same tensor (q, k, v; gate, up) get one scheme, which vLLM requires. Every candidate (dynamic; static with the scale
+    of absmax, of percentiles, of the least squared error; each with and without smoothing) is run with the operators of the quantized model, and its
+    error relative to each token decides. All layers see the float model's activations. Experts get dynamic scales. A static scale whose error is
+    above 1.5 times that of a dynamic one is used with activation="static" only, with a warning that names the damage.
+
+    Returns a `QuantizationReport`. Raises a ScaledMMError subclass that names the argument, before the model is changed.
+    """
+    config = Int8Config() if config is None else config
+    if not isinstance(config, Int8Config):
+        raise BadParamError(f"config: expected an Int8Config, got a {type(config).__name__}")
+    prefix, blocks = blocks_of(model)
+    for block in blocks:
+        for experts in experts_of(block).values():
+            activation_of(experts)
+    if calibration is None:
+        config = _without_calibration(config)
+        calls, inputs = None, None
+    else:
+        calls, inputs = _recorded(model, blocks, calibration, tokenizer)
+    decided = _Decided(config, _fingerprint(model, config, inputs), resume)
+    with _bar(progress, len(blocks)) as advance:
+        for index, block in enumerate(blocks):
+            name = f"{prefix}.{index}"
+            of_block = _Block(name, block, config, decided)
+            if calls is not None:
+                work = FloatBlock(block, torch.device(device) if device is not None else next(block.parameters()).device)
+                inputs = of_block.decide(work, calls[index], inputs)
+                calls[index] = []
+            of_block.apply()
+            decided.save()
+            advance(name)
+    _warn(decided.report)
+    return decided.report
+
+
+def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], list[torch.Tensor]]:
+    """(the calls of each layer, the first layer's inputs)."""
+    if callable(calibration):
+        calls = record_calls(model, blocks, lambda: calibration(model), skips=False)
+    else:
+        if isinstance(calibration, str) or not isinstance(calibration, Sequence) or not calibration:
+            raise BadParamError(f"calibration: expected texts, tensors of token ids or a function, not empty, got a {type(calibration).__name__}")
+        batches = list(token_batches(calibration, tokenizer))
+        body, where = getattr(model, "base_model", model), next(model.parameters()).device  # without transformers' output head
+        calls = record_calls(model, blocks, lambda: [body(batch.to(where)) for batch in batches], skips=True)
+    return calls, [call.hidden for call in calls[0]]
+
+
+def _without_calibration(config: Int8Config) -> Int8Config:
+    changes = {pattern: fields and {**fields, "smooth": None} for pattern, fields in config.overrides.items()}
+    if "static" in (config.activation, *(fields.get("activation") for fields in changes.values() if fields)):
+        raise BadParamError("calibration: expected data for activation='static', got None")
+    changes = {pattern: fields and {**fields, "activation": "dynamic"} for pattern, fields in changes.items()}
+    return dataclasses.replace(config, activation="dynamic", smooth=None, overrides=changes)
+
+
+class _Decided:
+    """The report while it grows, and its file."""
+
+    def __init__(self, config: Int8Config, fingerprint: str, path: str | os.PathLike | None):
+        self.path = None if path is None else Path(path)
+        self.report = QuantizationReport(config.to_fields(), [], fingerprint=fingerprint)
+        self.earlier: dict[str, LayerReport] = {}
+        self.exponents: dict[str, list[int]] = {}
+        if self.path is not None and self.path.exists():
+            earlier = QuantizationReport.load(self.path)
+            if earlier.fingerprint != fingerprint:
+                raise BadParamError(f"resume: expected a file of the same model, config and calibration data, {self.path} is of others")
+            self.earlier, self.exponents = {layer.name: layer for layer in earlier.layers}, earlier.exponents
+
+    def save(self) -> None:
+        if self.path is not None:
+            self.report.save(self.path)
+
+
+class _Block:
+    """One layer of the model: what each linear layer in it gets, and its replacement."""
+
+    def __init__(self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided):
+        self.name, self.block, self.config, self.decided = name, block, config, decided
+        self.linears = {inner: module for inner, module in linears_of(block).items() if self._config(inner) is not None}
+        self.chosen: dict[str, Choice] = {}
+        self.folds: list[tuple[Fold, torch.Tensor]] = []
+        self.statistics: dict[str, tuple[float, float]] = {}
+
+    def _config(self, inner: str) -> Int8Config | None:
+        return self.config.of(f"{self.name}.{inner}")
+
+    def decide(self, work: FloatBlock, calls: list[Call], hidden: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Chooses for every group of linear layers; returns the outputs of the float layer."""
+        groups, outputs = work.observe(calls, hidden)
+        for group in groups:
+            names = [name for name in group.names if name in self.linears]
+            if not names:
+                continue
+            configs = [self._config(name) for name in names]
+            together = all(one == configs[0] for one in configs)
+            fold = None
+            if together and configs[0].smooth is not None:
+                fold = fold_of(work, group, groups, calls[0], hidden[0], outputs[0])
+            for members in [names] if together else [[name] for name in names]:
+                self._choose(work, group, members, fold)
+        return outputs
+
+    def _choose(self, work: FloatBlock, group: Group, names: list[str], fold: Fold | None) -> None:
+        config, dtype = self._config(names[0]), self.linears[names[0]].weight.dtype
+        earlier = self.decided.earlier.get(f"{self.name}.{names[0]}")
+        if earlier is None:
+            weights = {name: work.block.get_submodule(name).weight for name in names}
+            choice = choose(config, group.x, weights, dtype, fold)
+            if choice.exponents is not None and not fold.is_exact(self.block, choice.exponents):
+                choice = choose(config, group.x, weights, dtype, None)
+        else:
+            choice = _choice_of(earlier, self.decided.exponents.get(f"{self.name}.{names[0]}"), group.x.device)
+        self.chosen.update(dict.fromkeys(names, choice))
+        magnitudes = group.x.abs().reshape(-1)
+        self.statistics.update(dict.fromkeys(names, (float(magnitudes.max()), quantile(magnitudes, config.percentile))))
+        if choice.exponents is not None:
+            self.folds.append((fold, choice.exponents))
+            self.decided.report.exponents[f"{self.name}.{names[0]}"] = choice.exponents.tolist()
+
+    def apply(self) -> None:
+        """Folds factors, replaces the modules, and adds their lines to the report."""
+        for fold, e in self.folds:
+            fold.apply(self.block, e)
+        for inner in linears_of(self.block):
+            self.decided.report.layers.append(self._replace_linear(inner) if inner in self.linears else LayerReport(f"{self.name}.{inner}", "float"))
+        for inner, experts in experts_of(self.block).items():
+            kept = self._config(inner) is None
+            if not kept:
+                replace(self.block, inner, int8_experts(experts))
+            self.decided.report.layers.append(LayerReport(f"{self.name}.{inner}", "float" if kept else "dynamic"))
+
+    def _replace_linear(self, inner: str) -> LayerReport:
+        linear, choice, config = self.linears[inner], self.chosen.get(inner), self._config(inner)
+        static = None if choice is None else choice.static
+        replace(self.block, inner, int8_linear_of(linear, static, config.symmetric))
+        report = LayerReport(f"{self.name}.{inner}", "dynamic" if static is None else "static")
+        if choice is not None:
+            report.smooth, report.errors, report.error = choice.exponents is not None, choice.errors, choice.errors[choice.name]
+            report.absmax, report.threshold = self.statistics[inner]
+        if static is not None:
+            report.rule, report.input_scale, report.input_zero_point = static.rule, static.scale, static.zero_point
+        return report
+
+
+def _choice_of(layer: LayerReport, e: list[int] | None, device: torch.device) -> Choice:
+    static = None if layer.scheme == "dynamic" else Static(layer.rule, layer.input_scale, layer.input_zero_point)
+    name = ("smooth " if layer.smooth else "") + (layer.rule or "dynamic")
+    exponents = None if e is None else torch.tensor(e, dtype=torch.int32, device=device)
+    return Choice(name, static, exponents, layer.errors)
+
+
+def int8_linear_of(linear: torch.nn.Linear, static: Static | None, symmetric: bool) -> Int8Linear:
+    """The int8 layer of a float layer. static: the scale of its inputs, or None."""
+    weight, scale = quantize_weight(linear.weight.detach(), linear.weight.dtype)
+    device = weight.device
+    input_scale = None if static is None else torch.tensor([static.scale], device=device)
+    zero = None if static is None or static.zero_point is None else torch.tensor([static.zero_point], dtype=torch.int8, device=device)
+    return Int8Linear.from_tensors(weight, scale, linear.bias, input_scale, zero, symmetric=symmetric)
+
+
+def int8_experts(experts: torch.nn.Module) -> Int8Experts:
+    """The int8 experts of float experts in transformers' form."""
+    count, hidden, inner = experts.down_proj.shape
+    made = Int8Experts(count, hidden, inner, activation=activation_of(experts), device="meta")
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(experts, name).detach()
+        q, scale = quantize_weight(weight, weight.dtype)
+        setattr(made, name, torch.nn.Parameter(q, requires_grad=False))
+        setattr(made, f"{name}_scale", torch.nn.Parameter(scale, requires_grad=False))
+    return made
+
+
+def _fingerprint(model: torch.nn.Module, config: Int8Config, inputs: list[torch.Tensor] | None) -> str:
+    """What the decisions depend on: the config, the model's shapes and a few of its values, and the first layer's inputs."""
+    digest = hashlib.sha256(json.dumps(config.to_fields(), sort_keys=True).encode())
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
+        digest.update(parameter.detach().reshape(-1)[:: max(1, parameter.numel() // 64)].float().cpu().numpy().tobytes())
+    for tensor in inputs or ():
+        digest.update(f"{list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1)[:: max(1, tensor.numel() // 4096)].float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _warn(report: QuantizationReport) -> None:
+    worse = []
+    for layer in report.layers:
+        dynamic = [error for name, error in layer.errors.items() if name.endswith("dynamic")]
+        if layer.scheme == "static" and layer.error > STATIC_MAY_LOSE * min(dynamic):
+            worse.append((layer.error / min(dynamic), layer, min(dynamic)))
+    if worse:
+        ratio, layer, dynamic = max(worse, key=lambda entry: entry[0])
+        warnings.warn(
+            f"static scales: {len(worse)} of {len(report.layers)} layers have more than {STATIC_MAY_LOSE:g} times the error of dynamic ones;"
+            f" the worst, {layer.name} ({layer.rule}): {layer.error:.3g} instead of {dynamic:.3g}, {ratio:.0f} times. activation='auto' avoids them",
+            stacklevel=3,
+        )
+
+
+@contextmanager
+def _bar(shown: bool, total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar on stderr, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
+        task = bar.add_task("calibrating", total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)

@@ -1,0 +1,143 @@
+"""`save_pretrained`: a quantized model as a checkpoint that vLLM, SGLang, transformers and `from_pretrained` read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.models.disk import Names, on_disk
+from scaled_mm.models.scheme import FORMATS, Scheme, write
+from scaled_mm.nn.experts import Int8Experts
+from scaled_mm.nn.linear import Int8Linear
+from scaled_mm.nn.mlp import GatedMLP
+from scaled_mm.nn.norm import RMSNorm
+
+# Linear layers that vLLM and SGLang compute as one, with one scheme and, if static, one input scale.
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+
+
+@torch.no_grad()
+def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str = "compressed-tensors", *, tokenizer=None) -> None:
+    """Writes a quantized model of transformers: config.json, safetensors, and the tokenizer if one is given.
+
+    model: from `quantize_`, `from_pretrained` or `convert_`. path: a folder, created if necessary.
+    format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only.
+
+    Scales are stored in the model's dtype, which loses nothing. Refused, with a BadParamError that names the layers: q, k, v or gate, up of one layer
+    with different schemes or static scales, which vLLM and SGLang would compute with one of them.
+    """
+    if format not in FORMATS:
+        raise BadParamError(f"format: expected {' or '.join(map(repr, FORMATS))}, got {format!r}")
+    if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
+        raise BadParamError(f"model: expected a model of transformers, got a {type(model).__name__}")
+    if any(isinstance(module, (RMSNorm, GatedMLP)) for module in model.modules()):
+        raise BadParamError("model: expected one before `fuse_`, whose modules no checkpoint has")
+    names = Names(model)
+    if not names.linears and not names.experts:
+        raise BadParamError("model: expected one with int8 layers, got none; `quantize_` makes them")
+    _check_together(names.linears)
+    schemes, kept, tensors = _contents(model, names)
+    quantization = write(format, schemes, kept)
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tensors(tensors, folder)
+    config = model.config.to_dict()
+    config = {**config, "quantization_config": quantization, "architectures": [type(model).__name__], "dtype": _dtype(model)}
+    (folder / "config.json").write_text(json.dumps(_plain(config), indent=2) + "\n")
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def _check_together(linears: dict[str, Int8Linear]) -> None:
+    parents = {name.rpartition(".")[0] for name in linears}
+    for parent in sorted(parents):
+        for children in TOGETHER:
+            found = {child: linears.get(".".join(filter(None, (parent, child)))) for child in children}
+            layers = [layer for layer in found.values() if layer is not None]
+            if len(layers) < 2:
+                continue
+            facts = {child: _fact(layer) for child, layer in found.items() if layer is not None}
+            if len(set(facts.values())) > 1:
+                described = ", ".join(f"{child} {fact}" for child, fact in facts.items())
+                raise BadParamError(f"model: expected one scheme and one input scale for {', '.join(facts)} of {parent}, got {described}")
+
+
+def _fact(layer: Int8Linear) -> str:
+    if layer.input_scale is None:
+        return str(Scheme(False, layer.symmetric))
+    zero = "" if layer.input_zero_point is None else f", zero point {int(layer.input_zero_point)}"
+    return f"{Scheme(True, layer.symmetric)} {float(layer.input_scale):.9g}{zero}"
+
+
+def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], list[str], dict[str, torch.Tensor]]:
+    """(the scheme of each int8 layer, the linear layers that are not int8, all tensors), by names on disk."""
+    dtype = _dtype(model)
+    schemes: dict[str, Scheme] = {}
+    plain: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    quantized = tuple(f"{name}." for name in (*names.linears, *names.experts))
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    for name, tensor in model.state_dict().items():
+        if not name.startswith(quantized) and name not in tied:
+            plain[name] = tensor
+    kept = []
+    for name, module in model.named_modules():
+        # Routers of transformers 5 are modules of their own, but linear layers in vLLM and SGLang.
+        if isinstance(module, torch.nn.Linear) or (name.endswith(".gate") and hasattr(module, "weight") and module.weight.dim() == 2):
+            kept.append(names.of_module(name))
+    tensors.update(on_disk(model, plain))
+    for name, layer in names.linears.items():
+        disk = names.of_module(name)
+        schemes[disk] = Scheme(layer.input_scale is not None, layer.symmetric)
+        tensors.update({f"{disk}.{key}": _stored(value, key, dtype) for key, value in layer.state_dict().items()})
+    for name, experts in names.experts.items():
+        for disk, (which, expert, half) in names.of_experts(name).items():
+            schemes[disk] = Scheme()
+            rows = slice(None) if which == "down_proj" else slice(half * experts.intermediate_dim, (half + 1) * experts.intermediate_dim)
+            tensors[f"{disk}.weight"] = getattr(experts, which)[expert, rows]
+            tensors[f"{disk}.weight_scale"] = _stored(getattr(experts, f"{which}_scale")[expert, rows], "weight_scale", dtype)
+    return schemes, kept, tensors
+
+
+def _stored(value: torch.Tensor, key: str, dtype: torch.dtype) -> torch.Tensor:
+    if key not in ("weight_scale", "input_scale"):
+        return value
+    rounded = value.to(dtype)
+    return rounded if torch.equal(rounded.float(), value) else value  # a scale that came as float32 stays it
+
+
+def _dtype(model: torch.nn.Module) -> torch.dtype:
+    """The dtype of the model's other parameters."""
+    quantized = {id(p) for m in model.modules() if isinstance(m, (Int8Linear, Int8Experts)) for p in m.parameters()}
+    return next((p.dtype for p in model.parameters() if id(p) not in quantized and p.is_floating_point()), torch.bfloat16)
+
+
+def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    from huggingface_hub import save_torch_state_dict
+
+    for old in (*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"):
+        old.unlink(missing_ok=True)
+    save_torch_state_dict({name: _alone(tensor) for name, tensor in tensors.items()}, folder)
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, contiguous and with a storage of its own: an expert is a part of a larger one."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _plain(value: object) -> object:
+    """Values for JSON: dtypes as their names."""
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value

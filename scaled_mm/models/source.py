@@ -1,0 +1,75 @@
+"""Models and tokenizers of transformers by path, for the commands."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import torch
+
+from scaled_mm.errors import BadParamError
+
+
+def load_model(path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.nn.Module:
+    """A model in evaluation mode: W8A8 checkpoints with int8 layers; others, and GGUF files, as float models of transformers.
+
+    path: a folder, a GGUF file, or a name on the Hugging Face hub. dtype: default: that of the checkpoint; float32 for a GGUF file.
+    """
+    import transformers
+
+    from scaled_mm.models.load import from_pretrained
+
+    folder, options = _where(path)
+    config = {} if options else _config(folder)
+    if config.get("quantization_config"):
+        return from_pretrained(folder, dtype=dtype, device=device)
+    names = config.get("architectures") or []
+    cls = getattr(transformers, names[0], None) if names else None
+    cls = transformers.AutoModelForCausalLM if cls is None else cls
+    model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
+    if options:  # the loader leaves marks of the GGUF file, which a saved model must not have
+        model = _without_marks(model)
+    return model.to(device or "cpu").eval()
+
+
+def load_tokenizer(path: str | os.PathLike):
+    """The tokenizer beside a model."""
+    import transformers
+
+    folder, options = _where(path)
+    return transformers.AutoTokenizer.from_pretrained(folder, **options)
+
+
+def _where(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
+    """(folder or name, options of transformers for a GGUF file)."""
+    file = Path(path)
+    if file.is_file():
+        if file.suffix != ".gguf":
+            raise BadParamError(f"MODEL: expected a folder, a GGUF file or a name on the hub, got the file {path}")
+        return str(file.parent), {"gguf_file": file.name}
+    if not file.is_dir() and (file.is_absolute() or len(file.parts) != 2):
+        raise BadParamError(f"MODEL: expected a folder, a GGUF file or a name on the hub like owner/model, there is no {path}")
+    return str(path), {}
+
+
+def _config(folder: str) -> dict:
+    path = Path(folder) / "config.json"
+    if path.is_file():
+        return json.loads(path.read_text())
+    if Path(folder).is_dir():
+        raise BadParamError(f"MODEL: expected a folder with config.json, there is none in {folder}")
+    import transformers
+
+    return transformers.AutoConfig.from_pretrained(folder).to_dict()
+
+
+def _without_marks(model: torch.nn.Module) -> torch.nn.Module:
+    config = model.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    fresh = type(model)(config).to(model.dtype)
+    fresh.load_state_dict(model.state_dict())
+    fresh.tie_weights()
+    fresh.generation_config = model.generation_config
+    return fresh

@@ -1,0 +1,121 @@
+"""`fuse_`, `convert_`, `evaluate`, compiling and generating."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from operands.tiny_models import bert, distance, logits, tiny, tokens
+
+import scaled_mm as sm
+from scaled_mm import nn
+from scaled_mm.models.convert import HOOK
+
+
+def quantized(name, **fields):
+    model = tiny(name)
+    sm.quantize_(model, sm.Int8Config(**fields), tokens(), progress=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "name, norms, mlps", [("llama", 4, 2), ("llama with biases", 4, 2), ("qwen3", 4, 2), ("phi3", 4, 2), ("qwen3_moe", 2, 0), ("gemma2", 0, 2)]
+)
+@pytest.mark.parametrize("activation", ["auto", "dynamic"])
+def test_fused_models_compute_nearly_the_same(name, norms, mlps, activation):
+    """A norm that a router reads too, and gemma's, which multiplies by 1 + weight, stay."""
+    model, ids = quantized(name, activation=activation), tokens()[0]
+    before = logits(model, ids)
+    done = sm.fuse_(model)
+    assert (len(done.norms), len(done.mlps)) == (norms, mlps)
+    assert distance(logits(model, ids), before) < 1e-5
+    assert sum(isinstance(module, nn.RMSNorm) for module in model.modules()) == norms
+
+
+def test_what_cannot_be_fused_is_refused():
+    model = bert()
+    sm.quantize_(model, progress=False)
+    with pytest.raises(sm.ScaledMMError, match="model: expected int8 decoder layers with input_layernorm, post_attention_layernorm"):
+        sm.fuse_(model)
+    asymmetric = quantized("llama", activation="dynamic", symmetric=False)
+    with pytest.raises(sm.ScaledMMError, match="model: expected int8 decoder layers"):
+        sm.fuse_(asymmetric)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_quantized_model_compiles_as_one_graph(fused):
+    model, ids = quantized("llama"), tokens()[0]
+    if fused:
+        sm.fuse_(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(logits(compiled, ids), logits(model, ids))
+
+
+def test_generation_with_a_cache_is_that_without():
+    model, ids = quantized("llama", activation="dynamic"), tokens()[0]
+    options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
+    cached, whole = (model.generate(ids, use_cache=use_cache, **options) for use_cache in (True, False))
+    assert cached.shape == (1, 32) and torch.equal(cached, whole)
+
+
+class Compressed:
+    """What transformers makes of a compressed-tensors checkpoint, without that package: linear layers with int8 weights and scales, and a hook."""
+
+    def __init__(self, model):
+        self.called = []
+        for name, layer in [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Int8Linear)]:
+            linear = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+            for key, value in layer.state_dict().items():
+                setattr(linear, key, torch.nn.Parameter(value, requires_grad=False))
+            inputs = type("Inputs", (), dict(symmetric=layer.symmetric, dynamic=layer.input_scale is None))
+            linear.quantization_scheme = type("Scheme", (), dict(input_activations=inputs))
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, linear)
+        setattr(model, HOOK, model.register_forward_pre_hook(lambda *_: self.called.append(True)))
+
+
+@pytest.mark.filterwarnings("ignore:static scales")
+@pytest.mark.parametrize("fields", [dict(), dict(activation="dynamic", symmetric=False), dict(activation="static", symmetric=False)])
+def test_a_compressed_model_is_converted_and_its_hook_removed(fields):
+    model, ids = quantized("llama with biases", **fields), tokens()[0]
+    before = logits(model, ids)
+    compressed = Compressed(model)
+    assert sm.convert_(model) is model
+    assert torch.equal(logits(model, ids), before) and not compressed.called and not hasattr(model, HOOK)
+
+
+def test_what_cannot_be_converted_is_refused_unchanged():
+    with pytest.raises(sm.ScaledMMError, match="model: expected linear layers with int8 weights and weight_scale, got none"):
+        sm.convert_(tiny("llama"))
+    model = quantized("llama")
+    Compressed(model)
+    layer = model.model.layers[1].mlp.down_proj
+    layer.weight = torch.nn.Parameter(layer.weight.float())
+    with pytest.raises(
+        sm.ScaledMMError, match="expected int8 weights, as before the first forward, got model.layers.1.mlp.down_proj.weight of torch.float32"
+    ):
+        sm.convert_(model)
+    assert type(model.model.layers[0].mlp.down_proj) is torch.nn.Linear
+
+
+def test_evaluation_follows_its_definitions():
+    model, reference, batches = quantized("llama"), tiny("llama"), tokens(3)
+    result = sm.evaluate(model, batches, reference)
+    nll = kl = same = 0.0
+    for ids in batches:
+        ours, theirs = (logits(one, ids)[0].double().log_softmax(-1) for one in (model, reference))
+        nll -= sum(float(ours[place, ids[0, place + 1]]) for place in range(23))
+        kl += sum(float((theirs[place].exp() * (theirs[place] - ours[place])).sum()) for place in range(23))
+        same += sum(int(ours[place].argmax() == theirs[place].argmax()) for place in range(23))
+    assert result.tokens == 69 and result.perplexity == pytest.approx(math.exp(nll / 69)) and result.kl == pytest.approx(kl / 69)
+    assert result.top1 == pytest.approx(same / 69) and list(result.layers) == ["model.layers.0", "model.layers.1"]
+    assert 0 < result.layers["model.layers.0"] < result.layers["model.layers.1"] < 0.1
+    alone = sm.evaluate(model, batches)
+    assert alone.perplexity == pytest.approx(result.perplexity) and set(alone.to_dict()) == {"tokens", "perplexity"}
+    encoder = bert()
+    assert sm.evaluate(encoder, batches, bert()).cosine == pytest.approx(1.0)
+    with pytest.raises(sm.ScaledMMError, match="batches: expected at least one"):
+        sm.evaluate(model, [])
+    with pytest.raises(sm.ScaledMMError, match=r"batches\[0\]: expected \[batch, tokens\] with at least 2 tokens, got \[1, 1\]"):
+        sm.evaluate(model, [torch.zeros(1, 1, dtype=torch.long)])

@@ -1,0 +1,268 @@
+"""`quantize_`: decisions, their report, smoothing that changes no bit, resuming, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+
+import pytest
+import torch
+from operands.tiny_models import MODELS, bert, distance, logits, tiny, tokens
+
+import scaled_mm as sm
+from scaled_mm import nn
+from scaled_mm.models.calibration import FloatBlock, Group, record_calls
+from scaled_mm.models.search import Static, _least_squares, choose, quantile, relative_error, sample, scale_of
+from scaled_mm.models.smoothing import Fold, exponents, fold_of, importance
+from scaled_mm.models.weights import quantize_weight
+
+
+def quantized(name="llama", config=None, calibration=None, **options):
+    model = tiny(name)
+    report = sm.quantize_(model, config or sm.Int8Config(), tokens() if calibration is None else calibration, progress=False, **options)
+    return model, report
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_outputs_of_each_kind_of_model_stay_near(name):
+    ids, float_model = tokens()[0], tiny(name)
+    model, report = quantized(name)
+    assert distance(logits(model, ids), logits(float_model, ids)) < 0.06
+    assert type(model.get_output_embeddings()) is torch.nn.Linear
+    schemes = {layer.name: layer.scheme for layer in report.layers}
+    assert schemes and set(schemes.values()) <= {"static", "dynamic"}
+    for layer, module in model.named_modules():
+        if isinstance(module, nn.Int8Linear):
+            assert schemes[layer] == module.activation
+        if isinstance(module, nn.Int8Experts):
+            assert schemes[layer] == "dynamic"
+        assert type(module) is not torch.nn.Linear or layer == "lm_head"
+
+
+def test_an_encoder_is_quantized_and_its_pooler_is_not():
+    ids, float_model, model = tokens()[0], bert(), bert()
+    sm.quantize_(model, sm.Int8Config(), tokens(), progress=False)
+    assert distance(logits(model, ids), logits(float_model, ids)) < 0.02 and type(model.pooler.dense) is torch.nn.Linear
+
+
+def test_layers_that_read_the_same_tensor_get_one_scheme_and_scale():
+    model, report = quantized(config=sm.Int8Config(activation="static"))
+    for layer in model.model.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        assert attention.q_proj.input_scale == attention.k_proj.input_scale == attention.v_proj.input_scale
+        assert mlp.gate_proj.input_scale == mlp.up_proj.input_scale != mlp.down_proj.input_scale
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [("llama", {"q_proj", "o_proj", "gate_proj", "down_proj"}), ("qwen3_moe", {"q_proj", "o_proj"}), ("gemma2", {"o_proj", "down_proj"})],
+)
+def test_factors_are_folded_exactly_where_nothing_else_reads_the_tensor(name, expected):
+    """Not into a norm that a router also reads, nor into gemma's norms, which multiply by 1 + weight. The folded layer gives the same bits."""
+    model = tiny(name)
+    blocks = list(model.model.layers)
+    calls = record_calls(model, blocks, lambda: [model.model(ids) for ids in tokens()], skips=True)
+    hidden = [call.hidden for call in calls[0]]
+    work = FloatBlock(blocks[0], torch.device("cpu"))
+    groups, outputs = work.observe(calls[0], hidden)
+    found = {}
+    for group in groups:
+        fold = fold_of(work, group, groups, calls[0][0], hidden[0], outputs[0])
+        if fold is not None:
+            found[group.names[0].split(".")[-1]] = fold, group
+    assert set(found) == expected
+    for fold, group in found.values():
+        weights = [work.block.get_submodule(layer).weight for layer in group.names]
+        for e in fold.candidates(group.x, weights, 0.8):
+            folded = copy.deepcopy(work)
+            fold.apply(folded.block, e)
+            assert torch.equal(folded(calls[0][1], hidden[1]), outputs[1])
+    assert torch.equal(work(calls[0][1], hidden[1]), outputs[1])  # trying has changed nothing
+
+
+def test_float16_weights_that_a_factor_would_denormalize_are_not_smoothed():
+    def block(scale: float) -> torch.nn.Module:
+        made = torch.nn.ModuleDict(dict(norm=torch.nn.RMSNorm(8), q=torch.nn.Linear(8, 4)))
+        torch.nn.init.constant_(made.q.weight, 1.1 * scale)
+        return made.half()
+
+    fold = Fold(Group(("q",), torch.zeros(1, 8), "norm"), "norm")
+    assert fold.is_exact(block(1.0), torch.full((8,), -4)) and fold.is_exact(block(2.0**-13), torch.full((8,), 4))
+    assert not fold.is_exact(block(2.0**-13), torch.full((8,), -4)) and not fold.is_exact(block(1.0), torch.full((8,), 16))
+
+
+def test_a_tensor_with_massive_activations_is_dynamic_and_channel_outliers_are_smoothed():
+    generator = torch.Generator().manual_seed(0)
+    weights = {"w": torch.randn(48, 64, generator=generator)}
+    normal = torch.randn(600, 64, generator=generator)
+    massive = normal.clone()
+    massive[:6] *= 1000.0
+    assert choose(sm.Int8Config(), massive, weights, torch.float32, None).static is None
+    assert choose(sm.Int8Config(), normal, weights, torch.float32, None).static is not None
+
+    class Anywhere:
+        def candidates(self, x, weights, alpha):
+            return [exponents(importance(x, "max"), weights, alpha)]
+
+    factors = torch.where(torch.arange(64) == 5, 60.0, 1.0)
+    outlier = {"w": weights["w"] / factors}
+    smoothed = choose(sm.Int8Config(activation="dynamic"), normal * factors, outlier, torch.float32, Anywhere())
+    assert smoothed.exponents[5] >= 3 and smoothed.errors["smooth dynamic"] < 0.6 * smoothed.errors["dynamic"]
+
+
+def test_the_error_is_relative_to_each_token():
+    wanted = torch.tensor([[3.0, 4.0], [3000.0, 4000.0]])
+    assert relative_error([wanted * torch.tensor([[1.1], [1.0]])], [wanted]) == pytest.approx((0.1**2 / 2) ** 0.5, rel=1e-5)
+    assert sample(1000).tolist() == [index * 1000 // 512 for index in range(512)] and sample(5).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_static_scales_follow_the_formulas_of_the_quantizers():
+    x = torch.randn(400, 32, generator=torch.Generator().manual_seed(0))
+    assert scale_of(float(x.min()), float(x.max()), True) == (float(sm.quantize_int8(x, "tensor")[1]), None)
+    asymmetric = sm.quantize_int8(x + 1, "tensor", symmetric=False)
+    scale, zero = scale_of(float((x + 1).min()), float((x + 1).max()), False)
+    assert scale == pytest.approx(float(asymmetric.scale), rel=1e-6) and zero == int(asymmetric.zero_point)
+    magnitudes = x.abs().reshape(-1)
+    for percentile in (50.5, 90, 99.9, 99.999, 100):
+        value = quantile(magnitudes, percentile)
+        assert (magnitudes <= value).double().mean() * 100 >= percentile - 1e-9 and (magnitudes < value).double().mean() * 100 <= percentile
+    x[0, 0] = 50.0
+    low, high = _least_squares(x, float(x.min()), float(x.max()), True)
+    assert 1.0 < high < 50.0 and low < 0
+
+
+def test_weights_are_quantized_with_the_scale_that_the_checkpoint_holds():
+    weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        q, scale = quantize_weight(weight.to(dtype), dtype)
+        assert torch.equal(scale, scale.to(dtype).float()) and scale.shape == (48, 1)
+        assert float((q * scale - weight.to(dtype).float()).abs().max() / scale.max()) < 1.0
+    q, scale = quantize_weight((weight * 2.0**-16).half(), torch.float16)  # scales below the normal numbers of float16
+    assert float((q * scale - weight * 2.0**-16).norm() / weight.norm()) < 0.1 * 2.0**-16
+
+
+def test_the_clamp_everywhere_is_available_and_warns_with_the_damage():
+    def spiked(seed):
+        model = tiny("llama", seed=seed)
+        with torch.no_grad():
+            model.model.layers[1].mlp.up_proj.weight[3].mul_(400.0)
+        return model
+
+    literal = sm.Int8Config(activation="static", clip="percentile", percentile=99.0, smooth=None)
+    with pytest.warns(
+        UserWarning, match=r"static scales: \d+ of 14 layers have more than 1.5 times the error of dynamic ones; the worst, .*down_proj \(99 %\): "
+    ):
+        report = sm.quantize_(spiked(0), literal, tokens(), progress=False)
+    assert report.counts() == {"static": 14}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        report = sm.quantize_(spiked(0), sm.Int8Config(), tokens(), progress=False)
+    assert {layer.name: layer.scheme for layer in report.layers}["model.layers.1.mlp.down_proj"] == "dynamic"
+
+
+def test_without_calibration_inputs_are_dynamic():
+    model = tiny("qwen3_moe")
+    report = sm.quantize_(model, progress=False)
+    assert set(report.counts()) == {"dynamic"} and not any(layer.errors for layer in report.layers)
+    with pytest.raises(sm.ScaledMMError, match="calibration: expected data for activation='static', got None"):
+        sm.quantize_(tiny("llama"), sm.Int8Config(activation="static"))
+
+
+def test_ignored_and_overridden_layers():
+    config = sm.Int8Config(ignore=("lm_head", "re:.*o_proj"), overrides={"re:.*down_proj": {"activation": "static"}, "re:.*k_proj": None})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model, report = quantized(config=config)
+    schemes = {layer.name.split(".")[-1]: layer.scheme for layer in report.layers}
+    assert schemes["o_proj"] == schemes["k_proj"] == "float" and schemes["down_proj"] == "static"
+    assert type(model.model.layers[0].self_attn.k_proj) is torch.nn.Linear
+
+
+def test_texts_tokens_and_a_function_calibrate_alike():
+    class Tokenizer:
+        def __call__(self, text, **_):
+            return type("Encoding", (), {"input_ids": torch.tensor([[ord(letter) % 64 for letter in text]])})
+
+    texts = ["quantize the weights", "of every layer here"]
+    ids = [Tokenizer()(text).input_ids for text in texts]
+
+    def runs(model):
+        for batch in ids:
+            model(batch)
+
+    reports = [
+        quantized(calibration=texts, tokenizer=Tokenizer())[1],
+        quantized(calibration=ids)[1],
+        quantized(calibration=[batch[0] for batch in ids])[1],
+        quantized(calibration=runs)[1],
+    ]
+    assert all(report.layers == reports[0].layers and report.exponents == reports[0].exponents for report in reports)
+
+
+def test_an_interrupted_run_resumes_with_the_same_result(tmp_path, monkeypatch):
+    whole, report = quantized(resume=tmp_path / "whole.json")
+    path = tmp_path / "part.json"
+    document = json.loads((tmp_path / "whole.json").read_text())
+    document["layers"] = document["layers"][:7]
+    document["exponents"] = {name: e for name, e in document["exponents"].items() if ".0." in name}
+    path.write_text(json.dumps(document))
+    searched = []
+    from scaled_mm.models import quantize as module
+
+    monkeypatch.setattr(module, "choose", lambda *arguments: searched.append(arguments) or choose(*arguments))
+    resumed, again = quantized(resume=path)
+    assert len(searched) == 4 and again.layers == report.layers and again.exponents == report.exponents
+    for (name, ours), theirs in zip(whole.state_dict().items(), resumed.state_dict().values()):
+        assert torch.equal(ours, theirs), name
+    with pytest.raises(sm.ScaledMMError, match="resume: expected a file of the same model, config and calibration data"):
+        quantized(config=sm.Int8Config(smooth=None), resume=path)
+    path.write_text("{}")
+    with pytest.raises(sm.ScaledMMError, match="expected a report of quantize_"):
+        quantized(resume=path)
+
+
+def test_the_report_shows_its_numbers(tmp_path):
+    _, report = quantized()
+    report.save(tmp_path / "report.json")
+    assert sm.QuantizationReport.load(tmp_path / "report.json").to_dict() == report.to_dict()
+    assert report.table().row_count == 14
+    report.plot(tmp_path / "report.png")
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+    layer = report.layers[0]
+    assert layer.absmax >= layer.threshold > 0 and {"dynamic", "absmax", "99.9 %", "99.99 %", "mse", "smooth dynamic"} <= set(layer.errors)
+    assert layer.error in layer.errors.values()
+
+
+def test_the_model_is_in_evaluation_as_before_and_runs_no_hooks():
+    model, _ = quantized()
+    assert all("forward" not in vars(module) and not module._forward_hooks and not module._forward_pre_hooks for module in model.model.layers)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: sm.quantize_(tiny("llama"), {"activation": "static"}), "config: expected an Int8Config, got a dict"),
+        (lambda: sm.quantize_(torch.nn.Linear(4, 4)), "model: expected one torch.nn.ModuleList of layers with torch.nn.Linear modules, got none"),
+        (lambda: sm.quantize_(tiny("llama"), calibration=[]), "calibration: expected texts, tensors of token ids or a function, not empty"),
+        (lambda: sm.quantize_(tiny("llama"), calibration="a text"), "calibration: expected texts, tensors"),
+        (lambda: sm.quantize_(tiny("llama"), calibration=["a text"]), "tokenizer: expected one for calibration with texts, got None"),
+        (
+            lambda: sm.quantize_(tiny("llama"), calibration=[torch.zeros(1, 4)]),
+            r"calibration\[0\]: expected token ids as integers, got torch.float32",
+        ),
+        (lambda: sm.quantize_(tiny("llama"), calibration=[torch.zeros(1, 0, dtype=torch.long)]), r"calibration\[0\]: expected token ids"),
+        (lambda: sm.quantize_(tiny("llama"), calibration=lambda model: None), "calibration: expected every layer to run equally often"),
+    ],
+)
+def test_wrong_arguments_are_refused_by_name(call, message):
+    with pytest.raises(sm.ScaledMMError, match=message):
+        call()
+
+
+def test_a_static_choice_is_what_the_layer_computes_with():
+    assert Static("mse", 0.5).zero_point is None
+    model, report = quantized(config=sm.Int8Config(activation="static", symmetric=False))
+    first = report.layers[0]
+    layer = model.get_submodule(first.name)
+    assert float(layer.input_scale) == first.input_scale and int(layer.input_zero_point) == first.input_zero_point
