@@ -87,7 +87,8 @@ class Int8Linear(Float32Scales):
         if self.input_scale is None and not self.symmetric:
             q = quantize_int8(x, symmetric=False)
             return self._of_quantized(q.q, q.scale, q.zero_point, x.dtype)
-        weight = self._constant_weight() if x.is_cuda and not torch.compiler.is_compiling() else self.weight
+        prepared = self._constant_weight() if x.is_cuda else None
+        weight = self.weight if prepared is None else prepared
         return int8_linear(x, weight, self.weight_scale, bias, input_scale=self.input_scale, input_zero_point=self.input_zero_point)
 
     def _of_quantized(self, q, scale, zero_point, dtype) -> torch.Tensor:
@@ -95,15 +96,22 @@ class Int8Linear(Float32Scales):
         bias = self.bias if self.bias is None or self.bias.dtype in (dtype, torch.float32) else self.bias.float()
         if zero_point is not None:
             zero_point = zero_point.reshape(-1, 1)
-        weight = self._constant_weight() if q.is_cuda and not torch.compiler.is_compiling() else self.weight.t()
+        prepared = self._constant_weight() if q.is_cuda else None
+        weight = self.weight.t() if prepared is None else prepared
         y = scaled_mm(rows, weight, scale.reshape(-1, 1), self.weight_scale.reshape(1, -1), bias, out_dtype=dtype, a_zero_point=zero_point)
         return y.view(*q.shape[:-1], self.out_features)
 
-    def _constant_weight(self) -> PreparedWeight:
-        """The weight as `prepare_weight` makes it, once for each tensor and each write to it: preparing synchronizes."""
-        state = self.weight.data_ptr(), self.weight._version, self.weight.device
+    def _constant_weight(self) -> PreparedWeight | None:
+        """The weight as `prepare_weight` makes it, once for each tensor and each write to it, because preparing synchronizes. None where it cannot be
+        prepared: inside of a compiler, and during a graph capture before the first call."""
+        if torch.compiler.is_compiling():
+            return None
+        weight = self.weight
+        state = weight.data_ptr(), 0 if weight.is_inference() else weight._version, weight.device
         if self._prepared is None or self._prepared[0] != state:
-            self._prepared = state, prepare_weight(self.weight.detach().t())
+            if torch.cuda.is_current_stream_capturing():
+                return None
+            self._prepared = state, prepare_weight(weight.detach().t())
         return self._prepared[1]
 
     def __getstate__(self) -> dict:
