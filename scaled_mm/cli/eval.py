@@ -7,19 +7,19 @@ from pathlib import Path
 
 from scaled_mm.cli import common
 
-HELP = "perplexity of a model, and its distance from a reference"
+HELP = "perplexity, and error relative to a reference model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="DIR", help="a folder, a GGUF file or a name on the Hugging Face hub; W8A8 or float")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file or a name on the Hugging Face hub; W8A8 or float")
     parser.add_argument("--against", metavar="MODEL", help="the reference, usually the float model")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="default: every second page of the reference of the Python language")
-    parser.add_argument("--windows", type=common.integer(1), default=12, help="pieces of the text; default 12")
-    parser.add_argument("--tokens", type=common.integer(2), default=256, help="tokens of a piece; default 256")
+    parser.add_argument("--text", type=Path, metavar="FILE", help="a text file; default: half of the topics of the Python language reference")
+    parser.add_argument("--windows", type=common.integer(1), default=12, help="windows of the text; default 12")
+    parser.add_argument("--tokens", type=common.integer(2), default=256, help="tokens of a window; default 256")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the checkpoint's")
     parser.add_argument("--fused", action="store_true", help="run norms and activations fused with quantization (fuse_)")
     parser.add_argument("--device", help="cuda, cuda:<index> or cpu; default: the first GPU, or the CPU without one")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the errors by layer, with --against")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="write a plot of the errors of decoder layers; needs --against")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -59,8 +59,8 @@ def _table(result):
     if result.reference_perplexity is not None:
         change = 100 * (result.perplexity / result.reference_perplexity - 1)
         table.add_row("perplexity of the reference", f"{result.reference_perplexity:.3f} ({change:+.2f} %)")
-        table.add_row("KL(reference | model), nats", f"{result.kl:.4f}")
-        table.add_row("the same most likely token", f"{100 * result.top1:.1f} %")
+        table.add_row("KL(reference || model), nats", f"{result.kl:.4f}")
+        table.add_row("top-1 agreement", f"{100 * result.top1:.1f} %")
     if result.cosine is not None:
         table.add_row("cosine of embeddings", f"{result.cosine:.5f}")
     for name, error in result.layers.items():

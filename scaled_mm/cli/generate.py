@@ -10,8 +10,8 @@ HELP = "text from a model, by greedy decoding"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="DIR", help="a folder, a GGUF file or a name on the Hugging Face hub; W8A8 or float")
-    parser.add_argument("prompt", metavar="PROMPT", help="what the user says; the start of the text for a model without a chat template")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file or a name on the Hugging Face hub; W8A8 or float")
+    parser.add_argument("prompt", metavar="PROMPT", help="user message; without a chat template, the text to continue")
     parser.add_argument("--tokens", type=common.integer(1), default=64, help="new tokens at most; default 64")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the checkpoint's")
     parser.add_argument("--device", help="cuda, cuda:<index> or cpu; default: the first GPU, or the CPU without one")
@@ -44,5 +44,5 @@ def run(args: argparse.Namespace) -> int:
         common.print_json({"text": text, "tokens": len(ids), "tokens_per_second": len(ids) / seconds}, indent=1)
     else:
         common.console(markup=False).print(text, highlight=False)
-        common.say(f"{len(ids)} tokens, {len(ids) / seconds:.1f} a second")
+        common.say(f"{len(ids)} tokens, {len(ids) / seconds:.1f} tokens/s")
     return 0

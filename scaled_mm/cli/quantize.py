@@ -15,12 +15,16 @@ REPORT = "quantization.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file or a name on the Hugging Face hub")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the checkpoint; the same command resumes in it")
-    parser.add_argument("--calibration", type=Path, metavar="FILE", help="a text; default: the reference of the Python language")
-    parser.add_argument("--prompts", type=common.integer(1), default=50, help="pieces of 64 tokens of the text; default 50")
+    parser.add_argument("--calibration", type=Path, metavar="FILE", help="a text file; default: half of the topics of the Python language reference")
+    parser.add_argument("--prompts", type=common.integer(1), default=50, help="windows of 64 tokens of the text; default 50")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="YAML or JSON with fields of Int8Config, such as activation: dynamic")
     parser.add_argument("--format", choices=("compressed-tensors", "w8a8_int8"), default="compressed-tensors", help="w8a8_int8 is SGLang's")
-    parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the model's")
-    parser.add_argument("--device", help="cuda, cuda:<index> or cpu, for the layer at work; default: the first GPU, or the CPU without one")
+    parser.add_argument(
+        "--dtype", choices=("float16", "bfloat16", "float32"), help="dtype to load the model in; default: the checkpoint's, float32 for GGUF"
+    )
+    parser.add_argument(
+        "--device", help="cuda, cuda:<index> or cpu, where decoder layers are computed; default: the first GPU, or the CPU without one"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON document")
 
 
@@ -54,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         console = common.console(markup=False)
         console.print(report.table())
         counts = ", ".join(f"{count} {scheme}" for scheme, count in report.counts().items())
-        console.print(f"{counts}. Wrote {out}, with {REPORT}{plot}.", highlight=False)
+        console.print(f"{counts} linear layers. Wrote {out}, with {REPORT}{plot}.", highlight=False)
     for warning in caught:
         if "static scales" in str(warning.message):
             common.say(f"warning: {warning.message}")

@@ -1,1 +1,1 @@
-"""What other packages see of this one: one module for each. Importing one needs that package only where its docstring says so."""
+"""Adapters for other packages, one module each. Only modules that say so import their package."""

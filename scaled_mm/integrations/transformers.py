@@ -3,8 +3,7 @@
     import scaled_mm.integrations.transformers
     model = AutoModelForCausalLM.from_pretrained("owner/model-w8a8-int8")
 
-Dense models; for experts, and for compressed-tensors without decompression, there are `scaled_mm.from_pretrained` and `scaled_mm.convert_`. Needs
-transformers 5.
+Dense models only. `scaled_mm.from_pretrained` loads experts too; `scaled_mm.convert_` is for compressed-tensors. Imports transformers, 5 or newer.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class W8A8Int8Quantizer(HfQuantizer):
         return model
 
     def get_new_dtype(self, converter, param, dtype):
-        """The dtype that a tensor of the checkpoint is converted to. None: its own; `Int8Linear` converts its scales."""
+        """The dtype that a tensor of the checkpoint is converted to. None for int8 tensors: they stay int8."""
         return None if param is not None and getattr(param, "get_dtype", lambda: "")() == "I8" else dtype
 
     def is_serializable(self, *_):

@@ -2,8 +2,9 @@
 
 Importing this module does not import vLLM. `register` is the entry point of `vllm.general_plugins`.
 
-Where the bits differ: with a bias vLLM's epilogue contracts scale_a * x + bias into one fused multiply-add, ours rounds both. vLLM's symmetric
-quantizer multiplies by 127 / max|x| and clamps to -128, ours divides by the scale and clamps to -127. docs/guide/coming-from.md has the details.
+Where the bits differ: with a bias vLLM's epilogue contracts scale_a * x + bias into one fused multiply-add, scaled_mm rounds the product and the
+sum. vLLM's symmetric quantizer multiplies by 127 / max|x| and clamps to -128, ours divides by the scale and clamps to -127.
+docs/guide/coming-from.md has the details.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def scaled_int8_quant(
 def register() -> None:
     """Makes vLLM choose scaled_mm for INT8 linear layers on CUDA: the entry point of `vllm.general_plugins`.
 
-    vLLM's own registration appends, after its CUTLASS kernel, which takes every layer. So the kernel is moved to the front of that list. Raises
+    vLLM tries kernels in the order of a list, and its CUTLASS kernel accepts every layer, so this kernel is moved to the front. Raises
     RuntimeError for a vLLM without this list (0.24 has it).
     """
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.errors import BadParamError
+from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
 
 
@@ -26,8 +27,15 @@ def blocks_of(model: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:
 
 
 def linears_of(block: torch.nn.Module) -> dict[str, torch.nn.Linear]:
-    """The linear layers of a layer by name, those of experts excluded."""
-    return {name: module for name, module in block.named_modules() if type(module) is torch.nn.Linear and "experts" not in name.split(".")[:-1]}
+    """The linear layers of a decoder layer by name, without those of experts and routers."""
+    return {
+        name: module
+        for name, module in block.named_modules()
+        if type(module) is torch.nn.Linear and "experts" not in name.split(".")[:-1] and ROUTERS.isdisjoint(name.split("."))
+    }
+
+
+ROUTERS = {"gate", "router", "shared_expert_gate"}  # linear layers there stay as they are: engines do not quantize them
 
 
 def experts_of(block: torch.nn.Module) -> dict[str, torch.nn.Module]:
@@ -37,7 +45,7 @@ def experts_of(block: torch.nn.Module) -> dict[str, torch.nn.Module]:
     """
     found = {}
     for name, module in block.named_modules():
-        if name.split(".")[-1] != "experts" or not any(True for _ in module.parameters()):
+        if name.split(".")[-1] != "experts" or isinstance(module, Int8Experts) or not any(True for _ in module.parameters()):
             continue
         gate_up, down = getattr(module, "gate_up_proj", None), getattr(module, "down_proj", None)
         shapes = [list(weight.shape) if isinstance(weight, torch.nn.Parameter) else None for weight in (gate_up, down)]

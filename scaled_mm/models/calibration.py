@@ -14,7 +14,8 @@ from scaled_mm.models.blocks import linears_of
 
 @dataclasses.dataclass
 class Call:
-    """The arguments of one call of a layer. hidden: the first argument, [batch, tokens, H]; None once a later layer has its own."""
+    """The arguments of one call of a layer. hidden: the first argument, [batch, tokens, H], recorded for the first decoder layer only; None for the
+    others."""
 
     hidden: torch.Tensor | None
     rest: tuple
@@ -33,8 +34,8 @@ class Group:
 
 @torch.no_grad()
 def record_calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], run: Callable[[], None], skips: bool) -> list[list[Call]]:
-    """The calls of each layer while `run` runs the model. skips: layers return their input, so that masks and positions of all layers are recorded in
-    the time of the embedding. Without it the layers run, as for a caller's own function, which may look at the result."""
+    """The calls of each layer while `run` runs the model. skips: layers return their input unchanged, so recording costs only the embedding and one
+    layer call. False: all layers run, because the caller's function may use the result."""
     calls: list[list[Call]] = [[] for _ in blocks]
     gives_tuple: list[bool] = []
 
@@ -42,6 +43,8 @@ def record_calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], run:
         def recorded(*arguments, **options):
             hidden, rest = (arguments[0], arguments[1:]) if arguments else (options["hidden_states"], ())
             kept = {name: _without_cache(name, value) for name, value in options.items() if name != "hidden_states"}
+            if index == 0 and any(_is_filled(value) for value in options.values()):
+                raise BadParamError("calibration: expected runs without earlier tokens in a KV cache, as generate() makes them, got a filled cache")
             calls[index].append(Call(hidden.detach() if index == 0 else None, rest, kept))
             if not skips:
                 return forward(*arguments, **options)
@@ -65,8 +68,22 @@ def record_calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], run:
 
 
 def _without_cache(name: str, value: object) -> object:
-    """Caches would grow each time that a layer runs again."""
-    return False if name == "use_cache" else None if name in ("cache", "past_key_values", "past_key_value") else value
+    """The argument, with KV caches disabled: a cache would grow at every rerun."""
+    return False if name == "use_cache" else None if hasattr(value, "get_seq_length") else value
+
+
+def _is_filled(value: object) -> bool:
+    length = getattr(value, "get_seq_length", None)
+    return callable(length) and int(length()) > 0
+
+
+def tensors_of(value: object) -> list[torch.Tensor]:
+    """All tensors inside of tuples, lists and dictionaries."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def on_device(value: object, device: torch.device) -> object:

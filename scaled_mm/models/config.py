@@ -20,14 +20,14 @@ class Int8Config:
     activation: "dynamic": one scale for each token, computed from the data. "static": one scale from calibration. "auto": static where the
         error on the calibration data is at most 1.5 times that of "dynamic". Experts are always dynamic.
     smooth: the strength alpha of SmoothQuant (arXiv:2211.10438), from 0 to 1, or None. Factors are powers of two, so that folding them into the
-        preceding norm or projection changes no bit of the float model. Used where that is possible and reduces the error.
-    clip: the static scale of activation="static": "absmax" of all values, the "percentile" of their absolute values, or the one of least
-        squared error, relative to each token, "mse". "auto" tries all three.
-    percentile: of absolute values, in percent, above 50 and at most 100.
+        preceding norm or projection changes no bit of the float model. Used where a fold exists and the error drops.
+    clip: the rule for the static scale of activation="static": "absmax", the "percentile" of the absolute values, or the least squared error relative
+        to each token, "mse". "auto" ignores it and tries absmax, mse and the percentiles `percentile`, 99.99 and 99.999.
+    percentile: of the absolute values, above 50 and at most 100.
     symmetric: whether inputs are quantized without a zero point.
     ignore: names of modules that stay as they are, or "re:" and a regular expression that the beginning of the name matches.
-    overrides: for layers whose name a pattern like those of `ignore` matches, the fields that differ; None: such layers stay as they are. The
-        first pattern that matches counts.
+    overrides: pattern to the fields that differ, or to None, which leaves the layers unquantized. The first pattern that matches counts.
+    Linear layers that the calibration data never reaches are dynamic.
 
     Raises BadParamError that names the field.
     """
@@ -52,11 +52,11 @@ class Int8Config:
             raise BadParamError(f"ignore: expected a sequence of patterns, got {self.ignore!r}")
         object.__setattr__(self, "ignore", tuple(self.ignore))
         for pattern in self.ignore:
-            _check_pattern("ignore", pattern)
+            check_pattern("ignore", pattern)
         if not isinstance(self.overrides, Mapping):
             raise BadParamError(f"overrides: expected a mapping of patterns to fields, got {self.overrides!r}")
         for pattern, fields in self.overrides.items():
-            _check_pattern("overrides", pattern)
+            check_pattern("overrides", pattern)
             if fields is not None:
                 self._with(pattern, fields)
 
@@ -94,7 +94,8 @@ def matches(pattern: str, name: str) -> bool:
     return re.match(pattern[3:], name) is not None if pattern.startswith("re:") else pattern == name
 
 
-def _check_pattern(field: str, pattern: object) -> None:
+def check_pattern(field: str, pattern: object) -> None:
+    """Checks a name or "re:" pattern. field: for messages."""
     if not isinstance(pattern, str):
         raise BadParamError(f"{field}: expected patterns as text, got {pattern!r}")
     if pattern.startswith("re:"):

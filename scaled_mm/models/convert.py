@@ -17,7 +17,8 @@ def convert_(model: torch.nn.Module) -> torch.nn.Module:
 
     model: what `AutoModelForCausalLM.from_pretrained` returns for a compressed-tensors checkpoint, before its first forward. Returns the model.
 
-    Raises BadParamError if the model has no such layers, or was decompressed already.
+    Raises BadParamError if the model has no such layers, has layers with float inputs, or was decompressed already; BadTensorShapeError for a scale
+    of another shape.
     """
     found = {}
     for name, module in model.named_modules():
@@ -41,8 +42,9 @@ def convert_(model: torch.nn.Module) -> torch.nn.Module:
 
 def _int8(module: torch.nn.Linear, name: str) -> Int8Linear:
     inputs = getattr(getattr(module, "quantization_scheme", None), "input_activations", None)
-    symmetric = True if inputs is None else bool(inputs.symmetric)
-    static = inputs is not None and inputs.dynamic is False
+    if inputs is None:
+        raise BadParamError(f"model: expected int8 inputs of {name} in its quantization_scheme, got none: only weights are quantized")
+    symmetric, static = bool(inputs.symmetric), inputs.dynamic is False
     scale = getattr(module, "input_scale", None)
     if static and scale is None:
         raise BadParamError(f"model: expected {name}.input_scale of a static layer, got none")

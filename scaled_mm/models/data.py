@@ -15,17 +15,25 @@ WINDOWS, WINDOW_TOKENS = 12, 256  # of the default evaluation
 
 
 def default_text(evaluation: bool = False) -> str:
-    """English text that every Python has: the reference of the language, as `help("topics")` shows it. Evaluation reads every second topic,
-    calibration the others, so no sentence is in both. The text differs between versions of Python."""
+    """English text that every Python has: the reference of the language, as `help("topics")` shows it. Evaluation uses every second topic, without
+    the paragraphs that also occur in the topics for calibration. The text differs between versions of Python."""
+    calibration = _paragraphs(0)
+    if not evaluation:
+        return "\n\n".join(calibration)
+    seen = set(calibration)
+    return "\n\n".join(paragraph for paragraph in _paragraphs(1) if paragraph not in seen)
+
+
+def _paragraphs(first: int) -> list[str]:
+    """The prose of every second topic, from the topic number `first` on."""
     topics = importlib.import_module("pydoc_data.topics").topics
-    chosen = sorted(topics)[1 if evaluation else 0 :: 2]
-    paragraphs = (paragraph for topic in chosen for paragraph in topics[topic].split("\n\n"))
+    paragraphs = (paragraph for topic in sorted(topics)[first::2] for paragraph in topics[topic].split("\n\n"))
     prose = (re.sub(r"\s+", " ", paragraph).strip() for paragraph in paragraphs)
-    return "\n\n".join(paragraph for paragraph in prose if len(paragraph) > 80)
+    return [paragraph for paragraph in prose if len(paragraph) > 80]
 
 
 def windows(text: str, tokenizer, count: int, tokens: int) -> list[torch.Tensor]:
-    """`count` pieces of `tokens` tokens, [1, tokens] each, evenly spread over the text. Fewer or shorter if the text is."""
+    """`count` windows of `tokens` tokens, [1, tokens] each, evenly spread over the text. A short text gives fewer or shorter windows."""
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt", verbose=False).input_ids[0]
     if len(ids) < 2:
         raise BadParamError(f"text: expected at least 2 tokens, got {len(ids)}")

@@ -1,4 +1,4 @@
-"""Names and forms of a model's tensors on disk, where transformers has each expert by itself, and some models have other names."""
+"""Names and layouts of a model's tensors on disk: each expert is a separate tensor there, and some models use other names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from scaled_mm.nn.linear import Int8Linear
 
 
 def on_disk(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors by their names on disk. tensors: float tensors or int8 weights by their names in the model. Transformers knows the other names of each
-    kind of model, and splits the tensors of experts."""
+    """Tensors by their names on disk, through transformers' conversion, which also splits the tensors of experts. tensors: by their names in the
+    model. Raises BadParamError without transformers 5."""
     try:
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError as error:
@@ -35,10 +35,10 @@ class Names:
         return next(iter(renamed)).removesuffix(".weight")
 
     def of_experts(self, name: str) -> dict[str, tuple[str, int, int]]:
-        """The name on disk of each linear layer of the experts `name`: (gate_up_proj or down_proj, the expert, the half: 0 for the gate and
-        down_proj, 1)."""
-        count = self.experts[name].num_experts
-        # Marks in place of weights: where each ends says which piece a name stands for.
+        """{name on disk: (parameter, index of the expert, half)} of the linear layers of the experts `name`. half: 0 for gate and down, 1 for up."""
+        module = self.model.get_submodule(name)
+        count = module.num_experts if isinstance(module, Int8Experts) else module.down_proj.shape[0]
+        # The conversion is applied to indices: the index that arrives under a name on disk identifies the expert and the half.
         marks = {
             f"{name}.gate_up_proj": torch.arange(2 * count, dtype=torch.float64).view(count, 2, 1),
             f"{name}.down_proj": torch.arange(2 * count, 4 * count, 2, dtype=torch.float64).view(count, 1, 1),

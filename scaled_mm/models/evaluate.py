@@ -14,9 +14,10 @@ from scaled_mm.models.blocks import blocks_of
 
 @dataclasses.dataclass
 class Evaluation:
-    """Means over all predicted tokens. Language models: perplexity; beside a reference also its perplexity, kl: the divergence KL(reference | model)
-    in nats, and top1: how often both predict the same token. Encoders: cosine, of the mean-pooled last hidden states, beside a reference. layers: by
-    name, the root mean square over tokens of |y - reference| / |reference|, of the layer's output y, a vector of each token."""
+    """tokens: predicted tokens. perplexity, reference_perplexity: exp of the mean negative log-likelihood, of language models. kl: the mean KL
+    divergence KL(reference || model) in nats. top1: the fraction of tokens for which both predict the same token. cosine: the mean over sequences,
+    of mean-pooled last hidden states, for encoders. layers: by name, the root mean square over tokens of |y - reference| / |reference|, where y is
+    the output vector of a token of that decoder layer. All but tokens and perplexity need a reference."""
 
     tokens: int
     perplexity: float | None = None

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from scaled_mm.errors import BadParamError
+from scaled_mm.errors import BadParamError, ScaledMMError
 from scaled_mm.models.blocks import activation_of, blocks_of, replace
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.mlp import GatedMLP
@@ -19,6 +19,8 @@ NORMS = {
     "post_attention_layernorm": ("mlp", ("gate_proj", "up_proj"), ("gate_up_proj",)),
 }
 
+MAY_DIFFER = 0.1  # |fused - before| / |before| of the outputs for a few tokens: quantization differs in single values
+
 
 @dataclasses.dataclass
 class Fused:
@@ -30,29 +32,60 @@ class Fused:
 
 @torch.no_grad()
 def fuse_(model: torch.nn.Module) -> Fused:
-    """Rewires the layers of a quantized model, in place: a norm quantizes its result once for the layers that read it; gate and up are one product,
-    and the activation quantizes its result for down.
+    """Rewires the layers of a quantized model, in place: a norm quantizes its result once for the layers that read it; gate and up become one linear
+    layer, and the activation quantizes its result for down.
 
-    model: decoder layers with transformers' names (Llama, Mistral, Qwen2, Qwen3, Phi3 and alike), from `quantize_`, `from_pretrained` or `convert_`.
-    Left as it is: a norm of another formula than `rms_norm`, or that a router reads; layers with dynamic asymmetric inputs.
+    model: decoder layers with transformers' names (Llama, Mistral, Qwen2, Qwen3, Phi3 and similar), from `quantize_`, `from_pretrained` or
+    `convert_`. Not fused: a norm that does not compute `rms_norm`, that a router reads, or whose linear layers have dynamic asymmetric inputs or
+    different input scales; an MLP whose down_proj has asymmetric inputs, or whose gate and up quantize differently.
 
-    The fused operators quantize the float32 result, which is not rounded to the model's dtype before. So outputs differ from those of the model
-    before, within the error of quantization. Save the model before: `save_pretrained` refuses fused models. Raises BadParamError if nothing can be
+    The fused operators quantize the float32 result without rounding it to the model's dtype first, so outputs differ within the quantization error.
+    Save the model before fusing: `save_pretrained` refuses fused models. Raises BadParamError if nothing can be
     fused.
     """
     prefix, blocks = blocks_of(model)
     done = Fused([], [])
+    if any(
+        not isinstance(getattr(block, "input_layernorm", None), torch.nn.Module) or hasattr(block, "pre_feedforward_layernorm") for block in blocks
+    ):
+        norms = {}  # post_attention_layernorm then is not what the MLP reads (OLMo 2, EXAONE 4, Gemma)
+    else:
+        norms = NORMS
+    before = [dict(block._modules) for block in blocks], _trial(model)
     for index, block in enumerate(blocks):
-        for norm, (parent, *readers) in NORMS.items():
+        for norm, (parent, *readers) in norms.items():
             if _fuse_norm(block, norm, parent, readers):
                 done.norms.append(f"{prefix}.{index}.{norm}")
         if _fuse_mlp(block):
             done.mlps.append(f"{prefix}.{index}.mlp")
-    if not done.norms and not done.mlps:
+    if done.norms or done.mlps:
+        _check(model, blocks, before)
+    else:
         raise BadParamError(
             f"model: expected int8 decoder layers with {', '.join(NORMS)} before self_attn and mlp, got a {type(model).__name__} without"
         )
     return done
+
+
+def _trial(model: torch.nn.Module) -> torch.Tensor:
+    """What the model computes for a few tokens."""
+    result = model(torch.arange(1, 9, device=next(model.parameters()).device)[None])
+    logits = getattr(result, "logits", None)
+    return (result.last_hidden_state if logits is None else logits).float()
+
+
+def _check(model: torch.nn.Module, blocks: list[torch.nn.Module], before: tuple[list[dict], torch.Tensor]) -> None:
+    """Undoes everything if the model does not compute nearly the same: names of modules do not say what else a layer does with a norm's result."""
+    modules, wanted = before
+    try:
+        distance = float((_trial(model) - wanted).norm() / wanted.norm())
+        reason = f"outputs that differ by {distance:.2g}"
+    except (TypeError, AttributeError, RuntimeError, ScaledMMError) as error:
+        distance, reason = float("inf"), f"{type(error).__name__}: {error}"
+    if not distance < MAY_DIFFER:
+        for block, named in zip(blocks, modules):
+            block._modules.update(named)
+        raise BadParamError(f"model: expected decoder layers whose norms and MLPs do only what those of Llama do, got {reason}")
 
 
 def _fuse_norm(block: torch.nn.Module, name: str, parent: str, readers) -> bool:
@@ -118,7 +151,7 @@ class _Holder:
 
 
 def _joined(gate: Int8Linear, up: Int8Linear) -> Int8Linear | None:
-    """One layer of both, if their inputs are quantized alike."""
+    """gate and up as one linear layer, or None if their inputs are quantized differently."""
     if (
         gate.symmetric != up.symmetric
         or _value(gate.input_scale) != _value(up.input_scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -27,7 +28,7 @@ def from_pretrained(path: str | os.PathLike, *, dtype: torch.dtype | None = None
     dtype: of what is not quantized; default: the checkpoint's. device: default: the CPU.
 
     Every tensor's presence, shape and dtype is checked before a tensor is loaded. Raises BadParamError, BadTensorShapeError or BadTensorDtypeError
-    that names file, tensor and reason.
+    that names the file, and the tensor or the key of the config.
     """
     folder = _folder(path)
     source = folder / "config.json"
@@ -75,11 +76,15 @@ def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn
     import transformers
     from accelerate import init_empty_weights
 
-    names = config.get("architectures") or []
-    cls = getattr(transformers, names[0], None) if names else None
-    if cls is None:
-        raise BadParamError(f"{folder / 'config.json'}: expected the name of a class of transformers in architectures, got {names}")
-    parsed = transformers.AutoConfig.from_pretrained(folder)
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    cls = getattr(transformers, name, None) if name else None
+    if not isinstance(cls, type) or not issubclass(cls, transformers.PreTrainedModel):
+        raise BadParamError(f"{folder / 'config.json'}: expected the name of a model class of transformers in architectures, got {names}")
+    try:
+        parsed = transformers.AutoConfig.from_pretrained(folder)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise BadParamError(f"{folder / 'config.json'}: expected a config that transformers {transformers.__version__} knows: {error}") from error
     if hasattr(parsed, "quantization_config"):
         del parsed.quantization_config
     dtype = dtype or getattr(parsed, "dtype", None) or torch.float32
@@ -124,7 +129,7 @@ class _Files:
         from safetensors import SafetensorError, safe_open
 
         index = folder / "model.safetensors.index.json"
-        names = sorted(set(_json(index)["weight_map"].values())) if index.is_file() else ["model.safetensors"]
+        names = _file_names(index) if index.is_file() else ["model.safetensors"]
         self.file_of: dict[str, Path] = {}
         self.open: dict[Path, object] = {}
         for name in names:
@@ -155,9 +160,18 @@ class _Files:
         return self.open[self.file_of[name]].get_tensor(name)
 
 
+def _file_names(index: Path) -> list[str]:
+    """The files that an index names. They must be in its folder."""
+    names = _json(index).get("weight_map")
+    names = list(names.values()) if isinstance(names, dict) else []
+    if not names or not all(isinstance(name, str) and Path(name).name == name and name.endswith(".safetensors") for name in names):
+        raise BadParamError(f"{index}: expected a weight_map of tensors to safetensors files of the same folder")
+    return sorted(set(names))
+
+
 _DTYPES = {"I8": torch.int8, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I32": torch.int32, "F64": torch.float64}
 
-# A parameter of the model: where it comes from. [(name on disk, index of its part)]; the index is () for the whole.
+# Sources of one parameter: [(name on disk, index to write to)]; () is the whole parameter.
 Pieces = list[tuple[str, tuple]]
 
 
@@ -167,7 +181,9 @@ def _plan(model: torch.nn.Module, files: _Files) -> dict[str, Pieces]:
     plan: dict[str, Pieces] = {}
     quantized = tuple(f"{name}." for name in (*names.linears, *names.experts))
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(quantized)}
+    kept = experts_of(model)
+    of_kept = {f"{name}.{which}" for name in kept for which in ("gate_up_proj", "down_proj")}
+    plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(quantized) and name not in of_kept}
     for name, tensor in plain.items():
         disk = next(iter(on_disk(model, {name: torch.empty(0)})))
         if name in tied and disk not in files.file_of:
@@ -188,11 +204,15 @@ def _plan(model: torch.nn.Module, files: _Files) -> dict[str, Pieces]:
         if layer.input_zero_point is not None:
             files.expect(f"{disk}.input_zero_point", ((1,), ()), (torch.int8, torch.int32))
             plan[f"{name}.input_zero_point"] = [(f"{disk}.input_zero_point", ())]
-    for name, experts in names.experts.items():
-        inner, hidden = experts.intermediate_dim, experts.hidden_dim
+    for name, experts in (names.experts | kept).items():
+        _, hidden, inner = experts.down_proj.shape
         for disk, (which, expert, half) in names.of_experts(name).items():
             n, k = (hidden, inner) if which == "down_proj" else (inner, hidden)
             rows = (expert, slice(half * n, (half + 1) * n))
+            if name in kept:
+                files.expect(f"{disk}.weight", ((n, k),), _FLOATS)
+                plan.setdefault(f"{name}.{which}", []).append((f"{disk}.weight", rows))
+                continue
             plan.setdefault(f"{name}.{which}", []).extend((piece, rows) for piece, _ in _int8(files, f"{disk}.weight", n, k))
             plan.setdefault(f"{name}.{which}_scale", []).extend((piece, rows) for piece, _ in _scale(files, disk, n))
     used = {piece for pieces in plan.values() for piece, _ in pieces}
@@ -203,9 +223,13 @@ def _plan(model: torch.nn.Module, files: _Files) -> dict[str, Pieces]:
 
 
 def _may_be_left(model: torch.nn.Module, name: str) -> bool:
-    """Tensors that checkpoints hold without need: tied weights, buffers that the model computes, and zero points of symmetric weights."""
+    """Tensors that a checkpoint may contain and the loader ignores: tied weights, buffers that the model computes, zero points of symmetric
+    weights."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
     buffers = {buffer for buffer, _ in model.named_buffers()}
+    ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    if any(re.search(pattern, name) for pattern in ignored):
+        return True
     return name in tied or name in buffers or name.endswith(("rotary_emb.inv_freq", ".weight_zero_point", "position_ids"))
 
 
@@ -222,6 +246,13 @@ def _scale(files: _Files, disk: str, n: int) -> Pieces:
 def _assign(model: torch.nn.Module, name: str, files: _Files, pieces: Pieces, device: torch.device) -> None:
     parent, _, child = name.rpartition(".")
     module = model.get_submodule(parent)
+    if child.endswith("_scale"):
+        for piece, _ in pieces:
+            scale = files.load(piece).float()
+            if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+                raise BadParamError(
+                    f"{files.file_of[piece]}: {piece}: expected finite positive scales, got {float(scale.min())} to {float(scale.max())}"
+                )
     target = getattr(module, child)
     if len(pieces) == 1 and not pieces[0][1]:
         tensor = files.load(pieces[0][0]).to(target.dtype)

@@ -15,7 +15,7 @@ import torch
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import activation_of, blocks_of, experts_of, linears_of, replace
-from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls
+from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls, tensors_of
 from scaled_mm.models.config import Int8Config
 from scaled_mm.models.data import token_batches
 from scaled_mm.models.report import LayerReport, QuantizationReport
@@ -39,22 +39,23 @@ def quantize_(
     progress: bool = True,
     resume: str | os.PathLike | None = None,
 ) -> QuantizationReport:
-    """Replaces the linear layers and experts inside of a transformer's layers by int8 ones, in place, and says what it did and why.
+    """Replaces the linear layers and experts inside of a transformer's layers by int8 ones, in place, and returns a report.
 
     model: with one list of decoder or encoder layers, as those of transformers; float16, bfloat16 or float32, on any device.
     config: see `Int8Config`. Routers, the output head and the embedding stay as they are.
     calibration: texts, with `tokenizer`, a callable like those of transformers; tensors of token ids, [tokens] or [batch, tokens]; or a function that
-        runs the model that it is given. None: inputs are quantized dynamically, without smoothing; activation="static" is refused.
-    device: where the layers are computed, one at a time and in float32; default: where the model is. The rest of the model stays where it is, so a
-        model that is larger than a GPU's memory can be quantized on it.
+        runs the model passed to it, without a KV cache. None: inputs are quantized dynamically, without smoothing; activation="static" is refused.
+    device: where decoder layers are computed, one at a time and in float32; default: where the model is. The rest of the model stays where it is,
+        so the GPU needs memory for one decoder layer only.
     progress: whether to show a progress bar on stderr.
     resume: the path of a file that the decisions are written to after each layer. If it exists, its layers are not searched again. It must be of the
         same model, config and calibration data.
 
-    Linear layers that read the same tensor (q, k, v; gate, up) get one scheme, which vLLM requires. Every candidate (dynamic; static with the scale
+    Linear layers that read the same tensor (q, k, v; gate, up) get one scheme, because vLLM and SGLang fuse them. Overrides that differ within such a
+    group are followed; `save_pretrained` refuses such a model. Every candidate (dynamic; static with the scale
     of absmax, of percentiles, of the least squared error; each with and without smoothing) is run with the operators of the quantized model, and its
     error relative to each token decides. All layers see the float model's activations. Experts get dynamic scales. A static scale whose error is
-    above 1.5 times that of a dynamic one is used with activation="static" only, with a warning that names the damage.
+    above 1.5 times that of a dynamic one is used with activation="static" only, with a warning that reports the error.
 
     Returns a `QuantizationReport`. Raises a ScaledMMError subclass that names the argument, before the model is changed.
     """
@@ -67,10 +68,11 @@ def quantize_(
             activation_of(experts)
     if calibration is None:
         config = _without_calibration(config)
-        calls, inputs = None, None
+        calls, inputs, arguments = None, None, []
     else:
         calls, inputs = _recorded(model, blocks, calibration, tokenizer)
-    decided = _Decided(config, _fingerprint(model, config, inputs), resume)
+        arguments = [tensor for call in calls[0] for tensor in tensors_of((call.hidden, call.rest, call.options))]
+    decided = _Decided(config, _fingerprint(model, config, arguments), resume)
     with _bar(progress, len(blocks)) as advance:
         for index, block in enumerate(blocks):
             name = f"{prefix}.{index}"
@@ -96,6 +98,10 @@ def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], 
         batches = list(token_batches(calibration, tokenizer))
         body, where = getattr(model, "base_model", model), next(model.parameters()).device  # without transformers' output head
         calls = record_calls(model, blocks, lambda: [body(batch.to(where)) for batch in batches], skips=True)
+        if len(calls[0]) != len(batches):
+            raise BadParamError(
+                f"model: expected one call of each layer for a batch, got {len(calls[0])} for {len(batches)}; pass a function that runs it"
+            )
     return calls, [call.hidden for call in calls[0]]
 
 
@@ -120,10 +126,18 @@ class _Decided:
             if earlier.fingerprint != fingerprint:
                 raise BadParamError(f"resume: expected a file of the same model, config and calibration data, {self.path} is of others")
             self.earlier, self.exponents = {layer.name: layer for layer in earlier.layers}, earlier.exponents
+        try:
+            self.save()  # before the model is changed
+        except OSError as error:
+            raise BadParamError(f"resume: expected a file that can be written to, got {path} ({error.strerror})") from error
 
     def save(self) -> None:
+        """Writes the decisions so far, and those of an earlier run on later layers."""
         if self.path is not None:
-            self.report.save(self.path)
+            done = {layer.name for layer in self.report.layers}
+            layers = [*self.report.layers, *(layer for layer in self.earlier.values() if layer.name not in done)]
+            exponents = {**self.exponents, **self.report.exponents}
+            dataclasses.replace(self.report, layers=layers, exponents=exponents).save(self.path)
 
 
 class _Block:
@@ -225,13 +239,13 @@ def int8_experts(experts: torch.nn.Module) -> Int8Experts:
     return made
 
 
-def _fingerprint(model: torch.nn.Module, config: Int8Config, inputs: list[torch.Tensor] | None) -> str:
-    """What the decisions depend on: the config, the model's shapes and a few of its values, and the first layer's inputs."""
+def _fingerprint(model: torch.nn.Module, config: Int8Config, inputs: list[torch.Tensor]) -> str:
+    """What the decisions depend on: the config, the model's shapes and a few of its values, and the arguments of the first layer."""
     digest = hashlib.sha256(json.dumps(config.to_fields(), sort_keys=True).encode())
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
         digest.update(parameter.detach().reshape(-1)[:: max(1, parameter.numel() // 64)].float().cpu().numpy().tobytes())
-    for tensor in inputs or ():
+    for tensor in inputs:
         digest.update(f"{list(tensor.shape)}".encode())
         digest.update(tensor.reshape(-1)[:: max(1, tensor.numel() // 4096)].float().cpu().numpy().tobytes())
     return digest.hexdigest()

@@ -21,9 +21,9 @@ class LayerReport:
     """One linear layer, or the experts of one layer.
 
     name: of the module. scheme: "static", "dynamic", or "float" for a layer that stays as it is. rule: how the static scale was found; "" for others.
-    smooth: whether factors were folded. error, errors: of the scheme and of all candidates, root mean square over tokens of
-    |y - wanted| / |wanted|, on the calibration data; empty without calibration. absmax, threshold: the largest absolute value of the input, and the
-    percentile of the config. input_scale, input_zero_point: of a static scheme.
+    smooth: whether factors were folded. error, errors: of the scheme and of all candidates, root mean square over at most 512 sampled tokens of |y -
+    reference| / |reference|, of all layers that share the input; None and empty without calibration. absmax, threshold: the largest absolute value
+    of the input, and the percentile of the config. input_scale, input_zero_point: of a static scheme.
     """
 
     name: str
@@ -53,7 +53,7 @@ class QuantizationReport:
         return {"version": VERSION, **dataclasses.asdict(self)}
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the report as JSON. The file is complete or absent."""
+        """Writes the report as JSON, and replaces the file atomically."""
         path = Path(path)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(self.to_dict(), indent=1))
@@ -82,7 +82,7 @@ class QuantizationReport:
         """Errors of each layer as a rich table."""
         from rich.table import Table
 
-        table = Table(title="error of each layer's output: root mean square over tokens of |y - wanted| / |wanted|")
+        table = Table(title="error of linear layers: root mean square over tokens of |y - reference| / |reference|")
         for column in ("layer", "scheme", "smooth"):
             table.add_column(column)
         for column in ("error", "dynamic", "best static", "max |x|", f"{self.config.get('percentile', '')} % of |x|"):

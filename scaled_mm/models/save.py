@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from scaled_mm.errors import BadParamError
+from scaled_mm.models.blocks import experts_of
 from scaled_mm.models.disk import Names, on_disk
 from scaled_mm.models.scheme import FORMATS, Scheme, write
 from scaled_mm.nn.experts import Int8Experts
@@ -27,19 +28,20 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     model: from `quantize_`, `from_pretrained` or `convert_`. path: a folder, created if necessary.
     format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only.
 
-    Scales are stored in the model's dtype, which loses nothing. Refused, with a BadParamError that names the layers: q, k, v or gate, up of one layer
-    with different schemes or static scales, which vLLM and SGLang would compute with one of them.
+    Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError if q, k, v or gate, up of a decoder layer
+    differ in scheme or static scale: vLLM and SGLang would apply one of them to all.
     """
     if format not in FORMATS:
         raise BadParamError(f"format: expected {' or '.join(map(repr, FORMATS))}, got {format!r}")
     if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         raise BadParamError(f"model: expected a model of transformers, got a {type(model).__name__}")
     if any(isinstance(module, (RMSNorm, GatedMLP)) for module in model.modules()):
-        raise BadParamError("model: expected one before `fuse_`, whose modules no checkpoint has")
+        raise BadParamError("model: expected one without fused modules; save before `fuse_`")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
     names = Names(model)
     if not names.linears and not names.experts:
         raise BadParamError("model: expected one with int8 layers, got none; `quantize_` makes them")
-    _check_together(names.linears)
+    _check_together(model, names.linears)
     schemes, kept, tensors = _contents(model, names)
     quantization = write(format, schemes, kept)
     folder = Path(path)
@@ -48,27 +50,27 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     config = model.config.to_dict()
     config = {**config, "quantization_config": quantization, "architectures": [type(model).__name__], "dtype": _dtype(model)}
     (folder / "config.json").write_text(json.dumps(_plain(config), indent=2) + "\n")
-    if getattr(model, "generation_config", None) is not None:
-        model.generation_config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:  # as it is: transformers' own saving refuses some that it has loaded
+        (folder / "generation_config.json").write_text(model.generation_config.to_json_string())
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
 
-def _check_together(linears: dict[str, Int8Linear]) -> None:
+def _check_together(model: torch.nn.Module, linears: dict[str, Int8Linear]) -> None:
     parents = {name.rpartition(".")[0] for name in linears}
     for parent in sorted(parents):
         for children in TOGETHER:
-            found = {child: linears.get(".".join(filter(None, (parent, child)))) for child in children}
-            layers = [layer for layer in found.values() if layer is not None]
-            if len(layers) < 2:
-                continue
-            facts = {child: _fact(layer) for child, layer in found.items() if layer is not None}
+            module = model.get_submodule(parent)
+            layers = {child: getattr(module, child, None) for child in children}
+            facts = {child: _fact(layer) for child, layer in layers.items() if isinstance(layer, torch.nn.Module)}
             if len(set(facts.values())) > 1:
                 described = ", ".join(f"{child} {fact}" for child, fact in facts.items())
                 raise BadParamError(f"model: expected one scheme and one input scale for {', '.join(facts)} of {parent}, got {described}")
 
 
-def _fact(layer: Int8Linear) -> str:
+def _fact(layer: torch.nn.Module) -> str:
+    if not isinstance(layer, Int8Linear):
+        return "not quantized"
     if layer.input_scale is None:
         return str(Scheme(False, layer.symmetric))
     zero = "" if layer.input_zero_point is None else f", zero point {int(layer.input_zero_point)}"
@@ -91,6 +93,8 @@ def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], 
         # Routers of transformers 5 are modules of their own, but linear layers in vLLM and SGLang.
         if isinstance(module, torch.nn.Linear) or (name.endswith(".gate") and hasattr(module, "weight") and module.weight.dim() == 2):
             kept.append(names.of_module(name))
+    for name in experts_of(model):
+        kept.extend(names.of_experts(name))
     tensors.update(on_disk(model, plain))
     for name, layer in names.linears.items():
         disk = names.of_module(name)
@@ -109,7 +113,7 @@ def _stored(value: torch.Tensor, key: str, dtype: torch.dtype) -> torch.Tensor:
     if key not in ("weight_scale", "input_scale"):
         return value
     rounded = value.to(dtype)
-    return rounded if torch.equal(rounded.float(), value) else value  # a scale that came as float32 stays it
+    return rounded if torch.equal(rounded.float(), value) else value  # a scale that came as float32 stays float32
 
 
 def _dtype(model: torch.nn.Module) -> torch.dtype:

@@ -9,10 +9,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from scaled_mm.errors import BadParamError
-from scaled_mm.models.config import matches
+from scaled_mm.models.config import check_pattern, matches
 
 FORMATS = ("compressed-tensors", "w8a8_int8")
-VERSION = "0.17.0"  # of compressed-tensors: the oldest whose readers take what is written here
+VERSION = "0.17.0"  # the oldest version of compressed-tensors that reads this config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Schemes:
     ignore: tuple[str, ...]
 
     def of(self, name: str) -> Scheme | None:
-        """The scheme of the linear layer `name`, as the checkpoint calls it; None: not quantized. A name counts before a pattern, and that before a
-        class."""
+        """The scheme of the linear layer `name`, as the checkpoint calls it; None: not quantized. Precedence: ignore, exact name, pattern, class
+        name."""
         if any(matches(pattern, name) for pattern in self.ignore) or "Linear" in self.ignore:
             return None
         for applies in (lambda t: t == name, lambda t: t.startswith("re:") and matches(t, name), lambda t: t == "Linear"):
@@ -58,7 +58,7 @@ def read(config: object, source: str) -> Schemes:
     if not isinstance(config, Mapping):
         raise BadParamError(f"{source}: expected a quantization_config, got {config!r}; a model that is not quantized goes through `quantize_` first")
     method = config.get("quant_method")
-    ignore = tuple(_texts(config.get("ignore") or (), f"{source}: quantization_config.ignore"))
+    ignore = tuple(_patterns(config.get("ignore") or (), f"{source}: quantization_config.ignore"))
     if method == "w8a8_int8":
         return Schemes((Group(("Linear",), Scheme()),), ignore)
     if method != "compressed-tensors":
@@ -79,32 +79,37 @@ def read(config: object, source: str) -> Schemes:
 def _group(group: object, source: str) -> Group:
     if not isinstance(group, Mapping):
         raise BadParamError(f"{source}: expected a mapping, got {group!r}")
-    targets = tuple(_texts(group.get("targets"), f"{source}.targets"))
+    targets = tuple(_patterns(group.get("targets"), f"{source}.targets"))
     _expect(group.get("weights"), f"{source}.weights", strategy=("channel", "tensor"), dynamic=(False,), symmetric=(True,))
     if group.get("output_activations") is not None:
         raise BadParamError(f"{source}.output_activations: expected none, got {group['output_activations']!r}")
     inputs = group.get("input_activations")
     _expect(inputs, f"{source}.input_activations", strategy=("token", "tensor"), dynamic=(True, False), symmetric=(True, False))
-    static = not inputs["dynamic"]
-    if static != (inputs["strategy"] == "tensor"):
+    static = not inputs.get("dynamic", False)
+    if static != (inputs.get("strategy", "tensor") == "tensor"):
         raise BadParamError(f"{source}.input_activations: expected strategy token with dynamic true, or tensor with false, got {dict(inputs)}")
-    return Group(targets, Scheme(static, inputs["symmetric"]))
+    return Group(targets, Scheme(static, inputs.get("symmetric", True)))
 
 
 def _expect(arguments: object, source: str, **expected: tuple) -> None:
     if not isinstance(arguments, Mapping):
         raise BadParamError(f"{source}: expected an int8 scheme, got {arguments!r}")
     for key, values in dict(num_bits=(8,), type=("int",), **expected).items():
-        default = {"symmetric": True, "dynamic": False, "type": "int"}.get(key)
+        default = _DEFAULTS.get(key)
         if arguments.get(key, default) not in values or isinstance(arguments.get(key, default), bool) is not isinstance(values[0], bool):
             raise BadParamError(f"{source}.{key}: expected {' or '.join(map(repr, values))}, got {arguments.get(key)!r}")
     if arguments.get("group_size") not in (None, -1, 0):
         raise BadParamError(f"{source}.group_size: expected none, got {arguments['group_size']!r}")
 
 
-def _texts(values: object, source: str) -> Sequence[str]:
+_DEFAULTS = {"symmetric": True, "dynamic": False, "type": "int", "strategy": "tensor"}  # of compressed-tensors
+
+
+def _patterns(values: object, source: str) -> Sequence[str]:
     if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(value, str) for value in values):
         raise BadParamError(f"{source}: expected a list of names or patterns, got {values!r}")
+    for value in values:
+        check_pattern(source, value)
     return values
 
 

@@ -8,18 +8,19 @@ import torch
 
 from scaled_mm.models.calibration import Call, FloatBlock, Group
 
-# The projection whose output reaches a layer's input only through products with other values, one of each channel: the gate's activation, or the
-# probabilities of attention. A factor of its rows is then a factor of that input.
+# Linear layer: the projection whose output channels enter its input linearly, multiplied by the gate's activation or averaged by attention. A factor
+# on the rows of that projection is the same factor on that input.
 PROJECTIONS = {"down_proj": "up_proj", "w2": "w3", "o_proj": "v_proj", "out_proj": "v_proj"}
-_LESS = 0.8  # of the strength, for mean squares, which are smaller than maxima
-_LARGEST = 30  # the exponent of a factor at most: products with it stay far from the ends of bfloat16's range
+_LESS = 0.8  # alpha is also tried at 0.8 times its value for the RMS statistics, which are smaller than maxima
+_LARGEST = 30  # limit of |exponent|, far inside of bfloat16's range
 
 
 def importance(x: torch.Tensor, statistic: str) -> torch.Tensor:
     """The size of each column of x, float64 [K]. x: float32 [tokens, K].
 
     "max": the largest absolute value, as SmoothQuant has it. "rms": the root mean square. "relative": the root mean square of |x| / max|x| of the
-    token. The last two do not follow the few tokens with massive activations, which have scales of their own if inputs are quantized dynamically.
+    token. "relative" is insensitive to the few tokens with massive activations, which have scales of their own if inputs are quantized
+    dynamically; "rms" is less sensitive than "max".
     """
     if statistic == "max":
         return x.abs().amax(0).double()
@@ -30,8 +31,8 @@ def importance(x: torch.Tensor, statistic: str) -> torch.Tensor:
 
 
 def exponents(size: torch.Tensor, weights: Sequence[torch.Tensor], alpha: float) -> torch.Tensor:
-    """The exponents e of the factors s = 2^e of the columns of an input, int32 [K]: s is near size^alpha / max|w|^(1 - alpha), which moves the range
-    of the inputs into the weights (SmoothQuant, arXiv:2211.10438, equation 4, where size is max|x|).
+    """The exponents e of the factors s = 2^e of the columns of an input, int32 [K]: s is near size^alpha / max|w|^(1 - alpha), which migrates the
+    range of the inputs to the weights (SmoothQuant, arXiv:2211.10438, equation 4, where size is max|x|).
 
     size: [K], see `importance`. weights: [N, K] of each layer that reads the input.
     """
@@ -67,7 +68,7 @@ class Fold:
         return [spread(shared(e, self.heads, self.repeats), self.heads, self.repeats) for e in found]
 
     def is_exact(self, block: torch.nn.Module, e: torch.Tensor) -> bool:
-        """Whether `apply` changes no bit of a mantissa. float16 has few exponents: a weight can leave its normal range."""
+        """Whether every folded tensor is exactly representable in its dtype. float16 can underflow or overflow."""
         return all(_is_exact(tensor, powers) for tensor, powers in self._scaled(block, e))
 
     @torch.no_grad()
@@ -94,10 +95,11 @@ def _is_exact(tensor: torch.Tensor, powers: torch.Tensor) -> bool:
 
 
 def fold_of(work: FloatBlock, group: Group, groups: Sequence[Group], call: Call, hidden: torch.Tensor, out: torch.Tensor) -> Fold | None:
-    """The place for a group's factors, or None. It is tried: with random powers of two the layer must give the same bits as before.
+    """The place for a group's factors, or None. A candidate is accepted only if the decoder layer's output stays bit-identical with random powers of
+    two folded.
 
-    That decides what no list of names could: whether something else reads the norm's result (a router, the residual of BERT), and whether the norm
-    multiplies by its weight. call, hidden, out: one call of the layer and its output.
+    That detects other readers of the norm's result (a router, the residual of BERT) and norms that multiply by 1 + weight, without a list of names.
+    call, hidden, out: one call of the layer and its output.
     """
     linears = {name for other in groups for name in other.names}
     for producer, heads, repeats in _candidates(work.block, group, linears):

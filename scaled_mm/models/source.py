@@ -12,7 +12,8 @@ from scaled_mm.errors import BadParamError
 
 
 def load_model(path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.nn.Module:
-    """A model in evaluation mode: W8A8 checkpoints with int8 layers; others, and GGUF files, as float models of transformers.
+    """A model in evaluation mode: Checkpoints with a quantization_config go through `from_pretrained`, which refuses all but W8A8; others, and GGUF
+    files, are float models of transformers.
 
     path: a folder, a GGUF file, or a name on the Hugging Face hub. dtype: default: that of the checkpoint; float32 for a GGUF file.
     """
@@ -28,8 +29,8 @@ def load_model(path: str | os.PathLike, *, dtype: torch.dtype | None = None, dev
     cls = getattr(transformers, names[0], None) if names else None
     cls = transformers.AutoModelForCausalLM if cls is None else cls
     model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
-    if options:  # the loader leaves marks of the GGUF file, which a saved model must not have
-        model = _without_marks(model)
+    if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
+        model = _without_gguf_attributes(model)
     return model.to(device or "cpu").eval()
 
 
@@ -64,7 +65,7 @@ def _config(folder: str) -> dict:
     return transformers.AutoConfig.from_pretrained(folder).to_dict()
 
 
-def _without_marks(model: torch.nn.Module) -> torch.nn.Module:
+def _without_gguf_attributes(model: torch.nn.Module) -> torch.nn.Module:
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config

@@ -15,10 +15,11 @@ class Int8Experts(Float32Scales):
     H, 1].
 
     forward(hidden_states, top_k_index, top_k_weights): float [tokens, H], int [tokens, choices] and float [tokens, choices], as a router returns
-    them; [tokens, H] in the input's dtype, with the bits of `fused_experts`. No gradient.
+    them. Returns [tokens, H] in the input's dtype, bit-identical to `fused_experts`. No gradient.
     """
 
     scales = ("gate_up_proj_scale", "down_proj_scale")
+    weights = ("gate_up_proj", "down_proj")
 
     def __init__(self, num_experts: int, hidden_dim: int, intermediate_dim: int, *, activation: str = "silu", device=None):
         """Memory for the tensors, uninitialized. activation: "silu", "gelu" or "gelu_tanh"."""

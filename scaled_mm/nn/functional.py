@@ -1,4 +1,4 @@
-"""Functions that layers need beside products."""
+"""Paged attention."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ def paged_attention(
     context_lens: int32 or int64 [sequences], the new token included; 0: the result is 0. block_tables: int32 or int64 [sequences, pages of a
     sequence at most]; entries past a sequence's end are not read. scale: usually 1 / sqrt(D).
 
-    Returns query's shape and dtype. On a GPU with a torch whose `varlen_attn` reads pages (2.13), it computes; else torch operations, in float32.
-    Attention is outside of this package's contract of equal bits. Raises a ScaledMMError subclass that names the argument.
+    Returns query's shape and dtype. float16 and bfloat16 on a GPU use `torch.nn.attention.varlen.varlen_attn` if it accepts block tables (torch
+    2.13). Other calls gather the pages and compute in float32. Values of context_lens and block_tables are checked on a CPU only. Attention is
+    outside of the bit-exactness guarantee. Raises a ScaledMMError subclass that names the argument.
     """
     sequences, size = _check(query, key_cache, value_cache, context_lens, block_tables, num_heads, kv_heads)
     rows = query.reshape(sequences, num_heads, size)
@@ -107,7 +108,7 @@ def _check(query, key_cache, value_cache, context_lens, block_tables, num_heads,
 
 
 def _check_values(key_cache, context_lens, block_tables) -> None:
-    """On a GPU this would wait for the device."""
+    """On a CPU only: reading them on a GPU would synchronize."""
     page, capacity = key_cache.shape[1], block_tables.shape[1] * key_cache.shape[1]
     if int(context_lens.min()) < 0 or int(context_lens.max()) > capacity:
         raise BadParamError(f"context_lens: expected 0 to {capacity}, got {int(context_lens.min())} to {int(context_lens.max())}")

@@ -14,17 +14,18 @@ from scaled_mm.rowwise.int8 import quantize_int8
 
 
 class Int8Linear(Float32Scales):
-    """y = x W^T + bias with an int8 weight and an int8 input, in place of `torch.nn.Linear`. Its state has the names of checkpoints.
+    """y = x W^T + bias with an int8 weight and an int8 input, in place of `torch.nn.Linear`. Its state_dict has the names of compressed-tensors.
 
     weight: int8 [N, K]. weight_scale: float32 [N, 1]. bias: float [N], or None.
     input_scale: float32 [1]: a static scale of the input; None: each token has a scale of its own. input_zero_point: int8 [1], or None.
-    symmetric: whether a dynamic input is quantized without zero points.
+    symmetric: whether inputs are quantized without zero points.
 
-    forward(x): x float [..., K], or what a norm of `scaled_mm.nn` with quantize= returns. y [..., N] in x's dtype, with the bits of `int8_linear`. No
-    gradient. Raises a ScaledMMError subclass that names the argument.
+    forward(x): x float [..., K], or what a norm of `scaled_mm.nn` with quantize= returns. y [..., N] in x's dtype, bit-identical to `int8_linear`, or
+    with dynamic asymmetric inputs to `quantize_int8` and `scaled_mm`. No gradient. Raises a ScaledMMError subclass that names the argument.
     """
 
     scales = ("weight_scale", "input_scale")
+    weights = ("weight",)
 
     def __init__(
         self,
@@ -102,8 +103,9 @@ class Int8Linear(Float32Scales):
         return y.view(*q.shape[:-1], self.out_features)
 
     def _constant_weight(self) -> PreparedWeight | None:
-        """The weight as `prepare_weight` makes it, once for each tensor and each write to it, because preparing synchronizes. None where it cannot be
-        prepared: inside of a compiler, and during a graph capture before the first call."""
+        """The prepared weight, made again when the weight is replaced or written to (not through `.data`, nor
+        inference tensors). None under
+        torch.compile, and during a graph capture if no eager call has prepared it: preparing synchronizes."""
         if torch.compiler.is_compiling():
             return None
         weight = self.weight

@@ -6,10 +6,10 @@ import torch
 
 
 class QuantizedActivation:
-    """int8 values and their scales in place of a float tensor [..., K]. Modules may ask it for its shape, dtype and device, and give it to
-    `Int8Linear`.
+    """int8 values and their scales in place of a float tensor [..., K]. It has a shape, dtype and device like a tensor; `Int8Linear` takes it.
 
-    q: int8 [..., K]. scale: float32, [..., 1] of each row, or one value. zero_point: int8 or int32, one value, or None. dtype: of the products.
+    q: int8 [..., K]. scale: float32, [..., 1] of each row, or one value. zero_point: int8 or int32, one value, or None. dtype: of the outputs of the
+    layers that read it.
     """
 
     def __init__(self, q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, zero_point: torch.Tensor | None = None):

@@ -131,6 +131,11 @@ DAMAGE = {
         lambda tensors: tensors.update({f"{UP}.weight_scale": torch.ones(96, 2)}),
         rf"{UP}.weight_scale: expected \[96, 1\] or \[96\] or \[1\] or \[\], got \[96, 2\]",
     ),
+    "a scale that is no number": (
+        lambda tensors: tensors[f"{UP}.weight_scale"].fill_(float("nan")),
+        rf"model.safetensors: {UP}.weight_scale: expected finite positive scales, got nan",
+    ),
+    "a negative scale": (lambda tensors: tensors[f"{UP}.weight_scale"].neg_(), f"{UP}.weight_scale: expected finite positive scales"),
     "a float weight": (lambda tensors: tensors.update({f"{UP}.weight": torch.zeros(96, 64)}), rf"{UP}.weight: expected int8, got F32"),
     "a tensor of another model": (lambda tensors: tensors.update({"model.layers.9.x": torch.zeros(1)}), "expected no tensor model.layers.9.x"),
 }
@@ -226,5 +231,58 @@ def test_models_that_no_checkpoint_can_hold_are_refused(tmp_path):
     with pytest.raises(sm.ScaledMMError, match="format: expected 'compressed-tensors' or 'w8a8_int8', got 'gguf'"):
         sm.save_pretrained(model, tmp_path, "gguf")
     sm.fuse_(model)
-    with pytest.raises(sm.ScaledMMError, match="model: expected one before `fuse_`"):
+    with pytest.raises(sm.ScaledMMError, match="model: expected one without fused modules"):
         sm.save_pretrained(model, tmp_path)
+
+
+def test_experts_that_stay_float_and_a_compiled_model_survive(tmp_path):
+    model = saved(tmp_path, "qwen3_moe", sm.Int8Config(ignore=("lm_head", "re:.*experts$")))
+    loaded = sm.from_pretrained(tmp_path)
+    assert not any(isinstance(module, nn.Int8Experts) for module in loaded.modules())
+    assert torch.equal(logits(loaded, tokens()[0]), logits(model, tokens()[0]))
+    sm.save_pretrained(torch.compile(model, backend="eager"), tmp_path / "compiled")
+    assert torch.equal(logits(sm.from_pretrained(tmp_path / "compiled"), tokens()[0]), logits(model, tokens()[0]))
+
+
+def test_a_layer_that_is_not_quantized_beside_one_that_is_is_refused(tmp_path):
+    with pytest.raises(sm.ScaledMMError, match="got q_proj dynamic, k_proj not quantized, v_proj dynamic"):
+        saved(tmp_path, config=sm.Int8Config(activation="dynamic", overrides={"re:.*k_proj": None}))
+
+
+@pytest.mark.parametrize(
+    "index", ['{"weight_map": {"a": "../model.safetensors"}}', "{}", '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "/etc/passwd"}}']
+)
+def test_an_index_that_names_other_files_is_refused(tmp_path, checkpoint, index):
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(sm.ScaledMMError, match="index.json: expected a weight_map of tensors to safetensors files of the same folder"):
+        sm.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_in_several_files_is_loaded(tmp_path, checkpoint):
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    parts = [dict(list(tensors.items())[start::2]) for start in (0, 1)]
+    for index, part in enumerate(parts):
+        save_file(part, tmp_path / f"part{index}.safetensors")
+    where = {name: f"part{index}.safetensors" for index, part in enumerate(parts) for name in part}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert torch.equal(logits(sm.from_pretrained(tmp_path), tokens()[0]), logits(sm.from_pretrained(checkpoint), tokens()[0]))
+
+
+@pytest.mark.parametrize("change", [dict(architectures=["pipeline"]), dict(architectures=[3]), dict(model_type="no such model")])
+def test_a_config_that_transformers_does_not_know_is_refused(tmp_path, checkpoint, change):
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(sm.ScaledMMError, match="config.json: expected"):
+        sm.from_pretrained(tmp_path)
+
+
+def test_keys_that_have_defaults_may_be_absent():
+    weights = {"num_bits": 8, "strategy": "channel"}
+    groups = {"a": dict(targets=["Linear"], weights=weights, input_activations={"num_bits": 8})}
+    assert read({**GOOD, "config_groups": groups}, "config.json").of("x") == Scheme(static=True)
+    with pytest.raises(sm.ScaledMMError, match=r"quantization_config.ignore: expected a regular expression after re:"):
+        read({**GOOD, "ignore": ["re:("]}, "config.json")

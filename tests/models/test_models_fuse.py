@@ -20,7 +20,8 @@ def quantized(name, **fields):
 
 
 @pytest.mark.parametrize(
-    "name, norms, mlps", [("llama", 4, 2), ("llama with biases", 4, 2), ("qwen3", 4, 2), ("phi3", 4, 2), ("qwen3_moe", 2, 0), ("gemma2", 0, 2)]
+    "name, norms, mlps",
+    [("llama", 4, 2), ("llama with biases", 4, 2), ("qwen3", 4, 2), ("phi3", 4, 2), ("qwen3_moe", 2, 0), ("gemma2", 0, 2), ("olmo2", 0, 2)],
 )
 @pytest.mark.parametrize("activation", ["auto", "dynamic"])
 def test_fused_models_compute_nearly_the_same(name, norms, mlps, activation):
@@ -41,6 +42,21 @@ def test_what_cannot_be_fused_is_refused():
     asymmetric = quantized("llama", activation="dynamic", symmetric=False)
     with pytest.raises(sm.ScaledMMError, match="model: expected int8 decoder layers"):
         sm.fuse_(asymmetric)
+
+
+@pytest.mark.parametrize("damage", ["an operation on the norm's result", "a norm inside of the MLP"])
+def test_a_layer_that_does_more_is_refused_and_stays(damage):
+    model, ids = quantized("llama"), tokens()[0]
+    layer = model.model.layers[1]
+    if damage == "an operation on the norm's result":
+        attention = layer.self_attn.forward
+        layer.self_attn.forward = lambda hidden_states, **rest: attention(hidden_states=hidden_states * 2.0, **rest)
+    else:
+        layer.mlp.forward = lambda x, mlp=layer.mlp: mlp.down_proj(-(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)))
+    before = logits(model, ids)
+    with pytest.raises(sm.ScaledMMError, match="model: expected decoder layers whose norms and MLPs do only what those of Llama do, got "):
+        sm.fuse_(model)
+    assert torch.equal(logits(model, ids), before) and not any(isinstance(module, (nn.RMSNorm, nn.GatedMLP)) for module in model.modules())
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -37,7 +37,7 @@ def test_the_outputs_of_each_kind_of_model_stay_near(name):
             assert schemes[layer] == module.activation
         if isinstance(module, nn.Int8Experts):
             assert schemes[layer] == "dynamic"
-        assert type(module) is not torch.nn.Linear or layer == "lm_head"
+        assert type(module) is not torch.nn.Linear or layer == "lm_head" or layer.endswith("gate")
 
 
 def test_an_encoder_is_quantized_and_its_pooler_is_not():
@@ -215,6 +215,7 @@ def test_an_interrupted_run_resumes_with_the_same_result(tmp_path, monkeypatch):
     assert len(searched) == 4 and again.layers == report.layers and again.exponents == report.exponents
     for (name, ours), theirs in zip(whole.state_dict().items(), resumed.state_dict().values()):
         assert torch.equal(ours, theirs), name
+    assert len(json.loads(path.read_text())["layers"]) == 14
     with pytest.raises(sm.ScaledMMError, match="resume: expected a file of the same model, config and calibration data"):
         quantized(config=sm.Int8Config(smooth=None), resume=path)
     path.write_text("{}")
@@ -232,6 +233,22 @@ def test_the_report_shows_its_numbers(tmp_path):
     layer = report.layers[0]
     assert layer.absmax >= layer.threshold > 0 and {"dynamic", "absmax", "99.9 %", "99.99 %", "mse", "smooth dynamic"} <= set(layer.errors)
     assert layer.error in layer.errors.values()
+
+
+def test_routers_stay():
+    model = tiny("qwen2_moe")
+    report = sm.quantize_(model, sm.Int8Config(ignore=("lm_head",)), tokens(), progress=False)
+    mlp = model.model.layers[0].mlp
+    assert type(mlp.shared_expert_gate) is torch.nn.Linear and isinstance(mlp.shared_expert.down_proj, nn.Int8Linear)
+    assert not any("gate" == layer.name.split(".")[-1] for layer in report.layers)
+
+
+def test_a_refused_call_leaves_the_model_unchanged():
+    model = tiny("llama")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(sm.ScaledMMError):
+        sm.quantize_(model, calibration=tokens(), resume="/no/such/folder/x.json")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items()) and set(before) == set(model.state_dict())
 
 
 def test_the_model_is_in_evaluation_as_before_and_runs_no_hooks():
@@ -252,6 +269,14 @@ def test_the_model_is_in_evaluation_as_before_and_runs_no_hooks():
             r"calibration\[0\]: expected token ids as integers, got torch.float32",
         ),
         (lambda: sm.quantize_(tiny("llama"), calibration=[torch.zeros(1, 0, dtype=torch.long)]), r"calibration\[0\]: expected token ids"),
+        (
+            lambda: sm.quantize_(tiny("llama"), calibration=tokens(), resume="/no/such/folder/x.json"),
+            "resume: expected a file that can be written to",
+        ),
+        (
+            lambda: sm.quantize_(tiny("llama"), calibration=lambda model: model.generate(tokens()[0], max_new_tokens=3, pad_token_id=0)),
+            "calibration: expected runs without earlier tokens in a KV cache",
+        ),
         (lambda: sm.quantize_(tiny("llama"), calibration=lambda model: None), "calibration: expected every layer to run equally often"),
     ],
 )

@@ -53,6 +53,17 @@ def test_scales_stay_float32_and_keep_their_bits():
     assert made(x.half()).dtype is torch.float16 and made(x).dtype is torch.float32
 
 
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_of_floats_is_refused_and_scales_become_float32(assign):
+    made = layer(dtype=torch.bfloat16, static=True)
+    state = {name: tensor.clone() for name, tensor in made.state_dict().items()}
+    with pytest.raises(RuntimeError, match="weight: expected int8, got torch.float32"):
+        made.load_state_dict({**state, "weight": state["weight"].float()}, assign=assign)
+    made.load_state_dict({**state, "weight_scale": state["weight_scale"].bfloat16()}, assign=assign)
+    assert made.weight_scale.dtype is torch.float32 and torch.equal(made.weight, state["weight"])
+    assert made(torch.randn(3, 64).bfloat16()).shape == (3, 48)
+
+
 def test_the_state_has_the_names_of_checkpoints():
     assert set(layer().state_dict()) == {"weight", "weight_scale", "bias"}
     assert set(layer(static=True, symmetric=False, bias=False).state_dict()) == {"weight", "weight_scale", "input_scale", "input_zero_point"}

@@ -28,6 +28,8 @@ MODELS = {
     "opt": ("OPT", dict(ffn_dim=96, word_embed_proj_dim=64)),
     "mixtral": ("Mixtral", dict(num_local_experts=4)),
     "qwen3_moe": ("Qwen3Moe", dict(num_experts=4, head_dim=16, **EXPERTS)),
+    "qwen2_moe": ("Qwen2Moe", dict(num_experts=4, shared_expert_intermediate_size=32, **EXPERTS)),
+    "olmo2": ("Olmo2", dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)),
     "deepseek": ("DeepseekV3", dict(n_routed_experts=4, n_group=1, topk_group=1, first_k_dense_replace=1, **MLA, **EXPERTS)),
 }
 
