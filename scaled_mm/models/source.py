@@ -35,11 +35,14 @@ def load_model(path: str | os.PathLike, *, dtype: torch.dtype | None = None, dev
 
 
 def load_tokenizer(path: str | os.PathLike):
-    """The tokenizer beside a model."""
+    """The tokenizer beside a model. Raises BadParamError if there is none."""
     import transformers
 
     folder, options = _where(path)
-    return transformers.AutoTokenizer.from_pretrained(folder, **options)
+    try:
+        return transformers.AutoTokenizer.from_pretrained(folder, **options)
+    except (ValueError, OSError, KeyError) as error:
+        raise BadParamError(f"MODEL: expected a tokenizer in {path}: {error}") from error
 
 
 def _where(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
