@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     common.models_extra()
     import torch
 
+    from scaled_mm.errors import BadParamError
     from scaled_mm.models.config import Int8Config
     from scaled_mm.models.data import PROMPT_TOKENS, default_text, windows
     from scaled_mm.models.quantize import quantize_
@@ -41,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     config = Int8Config() if args.policy is None else _policy(args.policy)
     if args.format == "w8a8_int8" and config.activation == "auto":
         config = Int8Config(**{**config.to_fields(), "activation": "dynamic"})  # the format holds nothing else
+    if Path(args.model).exists() and Path(args.model).resolve() in (args.out.resolve(), *args.out.resolve().parents):
+        raise BadParamError(f"--out: expected another folder than that of the model, got {args.out}")
     out = common.writable_folder("--out", args.out)
     text = default_text() if args.calibration is None else args.calibration.read_text()
     tokenizer = load_tokenizer(args.model)

@@ -47,8 +47,13 @@ class W8A8Int8Quantizer(HfQuantizer):
             if linear is not head and schemes.of(name) is not None:
                 options = dict(device=linear.weight.device, dtype=linear.weight.dtype)
                 replace(model, name, Int8Linear(linear.in_features, linear.out_features, linear.bias is not None, **options))
+                with torch.no_grad():
+                    model.get_submodule(name).weight_scale.fill_(float("nan"))
 
     def _process_model_after_weight_loading(self, model, **_):
+        for name, layer in model.named_modules():
+            if isinstance(layer, Int8Linear) and not bool((torch.isfinite(layer.weight_scale) & (layer.weight_scale > 0)).all()):
+                raise BadParamError(f"{name}.weight_scale: expected finite positive scales in the checkpoint, got none or others")
         return model
 
     def get_new_dtype(self, converter, param, dtype):

@@ -9,6 +9,8 @@ docs/guide/coming-from.md has the details.
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from scaled_mm.errors import BadParamError
@@ -62,8 +64,8 @@ def scaled_int8_quant(
 def register() -> None:
     """Makes vLLM choose scaled_mm for INT8 linear layers on CUDA: the entry point of `vllm.general_plugins`.
 
-    vLLM tries kernels in the order of a list, and its CUTLASS kernel accepts every layer, so this kernel is moved to the front. Raises
-    RuntimeError for a vLLM without this list (0.24 has it).
+    vLLM tries kernels in the order of a list, and its CUTLASS kernel accepts every layer, so this kernel is moved to the front. A vLLM without
+    this list (0.24 has it) keeps its own kernel, with a warning: an error would end vLLM.
     """
     try:
         from vllm.model_executor.kernels import linear
@@ -73,7 +75,8 @@ def register() -> None:
         kernel = _kernel_class(linear.CutlassInt8ScaledMMLinearKernel)
         linear.register_linear_kernel(kernel, PlatformEnum.CUDA, "int8")
     except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"scaled_mm: expected a vLLM with the registry of vllm.model_executor.kernels.linear, as 0.24: {error}") from error
+        warnings.warn(f"scaled_mm: no INT8 linear kernel for this vLLM, which has no registry like that of 0.24: {error}", stacklevel=2)
+        return
     if kernel in kernels:
         kernels.insert(0, kernels.pop(kernels.index(kernel)))
 
@@ -84,7 +87,7 @@ def _kernel_class(cutlass: type) -> type:
     class ScaledMMInt8LinearKernel(cutlass):
         """An INT8 linear layer of vLLM on scaled_mm."""
 
-        def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None, **_) -> torch.Tensor:
             """[..., K] to [..., N]."""
             weight, weight_scale, input_scale, input_zero_point, sums = self._get_layer_params(layer)
             q, scale, zero = scaled_int8_quant(x.reshape(-1, x.shape[-1]), input_scale, input_zero_point, symmetric=sums is None)

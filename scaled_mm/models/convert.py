@@ -6,6 +6,7 @@ import torch
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import replace
+from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.nn.linear import Int8Linear
 
 HOOK = "ct_decompress_hook"  # of transformers: it decompresses all weights before the first forward
@@ -37,6 +38,7 @@ def convert_(model: torch.nn.Module) -> torch.nn.Module:
     if handle is not None:
         handle.remove()
         delattr(model, HOOK)
+    refuse_own_saving(model)
     return model
 
 

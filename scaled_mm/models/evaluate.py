@@ -47,6 +47,10 @@ def evaluate(
     """
     if not batches:
         raise BadParamError("batches: expected at least one, got none")
+    training = [one.training for one in (model, against) if one is not None]
+    for one in (model, against):
+        if one is not None:
+            one.eval()
     sums = _Sums()
     layers = {name: [] for name in (_names(model) if against is not None else ())}
     for done, ids in enumerate(batches):
@@ -60,6 +64,8 @@ def evaluate(
             squares = (ours.float() - theirs).square().sum(-1) / theirs.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
             layers[name].append(squares.reshape(-1).double().cpu())
         step(done + 1)
+    for one, was in zip((model, against), training):
+        one.train(was)
     return sums.result({name: float(torch.cat(squares).mean().sqrt()) for name, squares in layers.items()})
 
 

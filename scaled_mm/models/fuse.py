@@ -106,7 +106,10 @@ def _fuse_norm(block: torch.nn.Module, name: str, parent: str, readers) -> bool:
     layer = layers[0]
     options = dict(quantize="token" if layer.input_scale is None else "static", symmetric=layer.input_zero_point is None, device="meta")
     made = RMSNorm(norm.weight.shape[0], epsilon, dtype=norm.weight.dtype, **options)
-    made.weight, made.input_scale, made.input_zero_point = norm.weight, layer.input_scale, layer.input_zero_point
+    made.weight = norm.weight
+    for field in ("input_scale", "input_zero_point"):
+        value = getattr(layer, field)
+        setattr(made, field, None if value is None else torch.nn.Parameter(value.clone(), requires_grad=False))
     setattr(block, name, made)
     return True
 

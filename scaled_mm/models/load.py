@@ -12,6 +12,7 @@ import torch
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.models.blocks import activation_of, experts_of, replace
 from scaled_mm.models.disk import Names, on_disk
+from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.models.scheme import Scheme, Schemes, read
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
@@ -45,6 +46,7 @@ def from_pretrained(path: str | os.PathLike, *, dtype: torch.dtype | None = None
     left = [name for name, tensor in model.named_parameters() if tensor.is_meta]
     if left:
         raise BadParamError(f"{folder}: expected the tensors of {', '.join(left[:3])}, got none")
+    refuse_own_saving(model)
     return model.to(device).eval()
 
 
@@ -130,6 +132,7 @@ class _Files:
 
         index = folder / "model.safetensors.index.json"
         names = _file_names(index) if index.is_file() else ["model.safetensors"]
+        where = _json(index)["weight_map"] if index.is_file() else {}
         self.file_of: dict[str, Path] = {}
         self.open: dict[Path, object] = {}
         for name in names:
@@ -140,7 +143,7 @@ class _Files:
                 self.open[path] = safe_open(path, "pt")
             except SafetensorError as error:
                 raise BadParamError(f"{path}: expected a complete safetensors file: {error}") from None
-            self.file_of.update(dict.fromkeys(self.open[path].keys(), path))
+            self.file_of.update({key: path for key in self.open[path].keys() if where.get(key, name) == name})
         self.folder = folder
 
     def expect(self, name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...]) -> None:
@@ -169,7 +172,17 @@ def _file_names(index: Path) -> list[str]:
     return sorted(set(names))
 
 
-_DTYPES = {"I8": torch.int8, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "I32": torch.int32, "F64": torch.float64}
+_DTYPES = {
+    "I8": torch.int8,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 # Sources of one parameter: [(name on disk, index to write to)]; () is the whole parameter.
 Pieces = list[tuple[str, tuple]]

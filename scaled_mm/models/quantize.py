@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls, 
 from scaled_mm.models.config import Int8Config
 from scaled_mm.models.data import token_batches
 from scaled_mm.models.report import LayerReport, QuantizationReport
+from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.models.search import STATIC_MAY_LOSE, Choice, Static, choose, quantile
 from scaled_mm.models.smoothing import Fold, fold_of
 from scaled_mm.models.weights import quantize_weight
@@ -44,7 +46,8 @@ def quantize_(
     model: with one list of decoder or encoder layers, as those of transformers; float16, bfloat16 or float32, on any device.
     config: see `Int8Config`. Routers, the output head and the embedding stay as they are.
     calibration: texts, with `tokenizer`, a callable like those of transformers; tensors of token ids, [tokens] or [batch, tokens]; or a function that
-        runs the model passed to it, without a KV cache. None: inputs are quantized dynamically, without smoothing; activation="static" is refused.
+        runs the model passed to it, without a KV cache. Padding tokens count like others. None: inputs are quantized dynamically, without smoothing;
+        activation="static" is refused.
     device: where decoder layers are computed, one at a time and in float32; default: where the model is. The rest of the model stays where it is,
         so the GPU needs memory for one decoder layer only.
     progress: whether to show a progress bar on stderr.
@@ -84,6 +87,7 @@ def quantize_(
             of_block.apply()
             decided.save()
             advance(name)
+    refuse_own_saving(model)
     _warn(decided.report)
     return decided.report
 
@@ -156,6 +160,8 @@ class _Block:
     def decide(self, work: FloatBlock, calls: list[Call], hidden: list[torch.Tensor]) -> list[torch.Tensor]:
         """Chooses for every group of linear layers; returns the outputs of the float layer."""
         groups, outputs = work.observe(calls, hidden)
+        read = {name for group in groups for name in group.names}
+        self.linears = {name: linear for name, linear in self.linears.items() if name in read}  # others may be read without a call
         for group in groups:
             names = [name for name in group.names if name in self.linears]
             if not names:
@@ -175,6 +181,8 @@ class _Block:
         if earlier is None:
             weights = {name: work.block.get_submodule(name).weight for name in names}
             choice = choose(config, group.x, weights, dtype, fold)
+            if not all(map(math.isfinite, choice.errors.values())):
+                raise BadParamError(f"model: expected finite weights and inputs of {', '.join(f'{self.name}.{name}' for name in names)}")
             if choice.exponents is not None and not fold.is_exact(self.block, choice.exponents):
                 choice = choose(config, group.x, weights, dtype, None)
         else:
@@ -247,7 +255,7 @@ def _fingerprint(model: torch.nn.Module, config: Int8Config, inputs: list[torch.
         digest.update(parameter.detach().reshape(-1)[:: max(1, parameter.numel() // 64)].float().cpu().numpy().tobytes())
     for tensor in inputs:
         digest.update(f"{list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1)[:: max(1, tensor.numel() // 4096)].float().cpu().numpy().tobytes())
+        digest.update(tensor.reshape(-1).float().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -256,7 +264,7 @@ def _warn(report: QuantizationReport) -> None:
     for layer in report.layers:
         dynamic = [error for name, error in layer.errors.items() if name.endswith("dynamic")]
         if layer.scheme == "static" and layer.error > STATIC_MAY_LOSE * min(dynamic):
-            worse.append((layer.error / min(dynamic), layer, min(dynamic)))
+            worse.append((layer.error / max(min(dynamic), 1e-30), layer, min(dynamic)))
     if worse:
         ratio, layer, dynamic = max(worse, key=lambda entry: entry[0])
         warnings.warn(

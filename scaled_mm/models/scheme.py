@@ -15,6 +15,9 @@ FORMATS = ("compressed-tensors", "w8a8_int8")
 VERSION = "0.17.0"  # the oldest version of compressed-tensors that reads this config
 
 
+EXPERTS = r"re:.*\.experts\..*"  # vLLM asks for gate_proj, up_proj and down_proj of experts, whatever their names on disk are
+
+
 @dataclasses.dataclass(frozen=True)
 class Scheme:
     """How the inputs of an int8 layer are quantized. static: one scale from the checkpoint. symmetric: without zero points."""
@@ -125,7 +128,9 @@ def write(format: str, schemes: Mapping[str, Scheme], kept: Sequence[str]) -> di
         return {"quant_method": format, "is_dynamic": True, "ignore": list(kept), "packed_modules_mapping": {}}
     by_scheme: dict[Scheme, list[str]] = {}
     for name, scheme in schemes.items():
-        by_scheme.setdefault(scheme, []).append(name)
+        target = EXPERTS if ".experts." in name else name
+        if target not in by_scheme.setdefault(scheme, []):
+            by_scheme[scheme].append(target)
     groups = {}
     for scheme, names in sorted(by_scheme.items(), key=lambda item: -len(item[1])):
         inputs = {"strategy": "tensor" if scheme.static else "token", "symmetric": scheme.symmetric, "dynamic": not scheme.static}

@@ -133,7 +133,8 @@ def _candidates(config: Int8Config, x: torch.Tensor, rows: torch.Tensor, dtype: 
     rules["mse"] = _least_squares(x[rows], *rules["absmax"], config.symmetric)
     for rule, (low, high) in rules.items():
         scale, zero_point = scale_of(low, high, config.symmetric)
-        yield rule, Static(rule, float(torch.tensor(scale).to(dtype)), zero_point)  # checkpoints store it in the model's dtype
+        rounded = float(torch.tensor(scale).to(dtype))  # checkpoints store it in the model's dtype, in which it may be 0
+        yield rule, Static(rule, rounded or torch.finfo(dtype).smallest_normal, zero_point)
 
 
 def quantile(magnitudes: torch.Tensor, percentile: float) -> float:

@@ -64,6 +64,8 @@ def test_a_policy_decides_and_sglangs_format_is_dynamic(model_folder, tmp_path, 
     report = answer(capsys, "quantize", model_folder, "--out", tmp_path / "w8a8", "--format", "w8a8_int8", "--prompts", 2, "--device", "cpu")
     assert {layer["scheme"] for layer in report["layers"]} == {"dynamic"}
     sm.from_pretrained(tmp_path / "w8a8")
+    assert main(["quantize", str(model_folder), "--out", str(model_folder)]) == 2
+    assert "--out: expected another folder than that of the model" in capsys.readouterr().err
     policy.write_text("bits: 4\n")
     assert main(["quantize", str(model_folder), "--out", str(tmp_path / "no"), "--policy", str(policy)]) == 2
     assert "--policy: " in capsys.readouterr().err

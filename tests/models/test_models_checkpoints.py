@@ -57,6 +57,9 @@ def test_experts_are_stored_one_by_one_with_the_names_of_other_engines(tmp_path,
     experts = model.model.layers[1].mlp.experts
     assert torch.equal(tensors[f"model.layers.1.{disk}.weight"], experts.down_proj[3])
     assert torch.equal(tensors[f"model.layers.1.{disk}.weight_scale"], experts.down_proj_scale[3])
+    groups = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["config_groups"].values()
+    targets = next(group["targets"] for group in groups if group["input_activations"]["dynamic"])
+    assert targets == ["Linear"] or r"re:.*\.experts\..*" in targets
     router = next(key for key in tensors if key.endswith(".gate.weight"))
     assert tensors[router].dtype is torch.float32
     ignored = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["ignore"]

@@ -235,6 +235,32 @@ def test_the_report_shows_its_numbers(tmp_path):
     assert layer.error in layer.errors.values()
 
 
+def test_a_layer_whose_weight_is_read_without_a_call_stays():
+    model = tiny("llama")
+    mlp = model.model.layers[1].mlp
+    mlp.forward = lambda x: torch.nn.functional.linear(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x), mlp.down_proj.weight)
+    report = sm.quantize_(model, sm.Int8Config(), tokens(), progress=False)
+    assert type(mlp.down_proj) is torch.nn.Linear and {layer.name: layer.scheme for layer in report.layers}["model.layers.1.mlp.down_proj"] == "float"
+    assert logits(model, tokens()[0]).isfinite().all()
+
+
+def test_weights_that_are_not_finite_are_refused():
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[3, 3] = float("nan")
+    with pytest.raises(
+        sm.ScaledMMError, match="model: expected finite weights and inputs of model.layers.0.mlp.gate_proj, model.layers.0.mlp.up_proj"
+    ):
+        sm.quantize_(model, sm.Int8Config(), tokens(), progress=False)
+
+
+def test_transformers_own_saving_is_refused_after_quantization(tmp_path):
+    model, _ = quantized()
+    for one in (model, copy.deepcopy(model)):
+        with pytest.raises(sm.ScaledMMError, match=r"model: expected scaled_mm.save_pretrained\(model, path\) for a quantized model"):
+            one.save_pretrained(tmp_path)
+
+
 def test_routers_stay():
     model = tiny("qwen2_moe")
     report = sm.quantize_(model, sm.Int8Config(ignore=("lm_head",)), tokens(), progress=False)

@@ -1,0 +1,18 @@
+"""Keeps transformers from saving a quantized model as a float one."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.errors import BadParamError
+
+
+class _Refusal:
+    def __call__(self, *_, **__):
+        raise BadParamError("model: expected scaled_mm.save_pretrained(model, path) for a quantized model; transformers would not save its scheme")
+
+
+def refuse_own_saving(model: torch.nn.Module) -> None:
+    """Lets the method `save_pretrained` of this model raise. transformers would write int8 weights without quantization_config."""
+    if hasattr(type(model), "save_pretrained"):
+        model.save_pretrained = _Refusal()
