@@ -8,6 +8,7 @@ import json
 import math
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,11 +76,13 @@ def quantize_(
     else:
         calls, inputs = _recorded(model, blocks, calibration, tokenizer)
         arguments = [tensor for call in calls[0] for tensor in tensors_of((call.hidden, call.rest, call.options))]
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    shared = {parameter for parameter, count in uses.items() if count > 1}
     decided = _Decided(config, _fingerprint(model, config, arguments), resume)
     with _bar(progress, len(blocks)) as advance:
         for index, block in enumerate(blocks):
             name = f"{prefix}.{index}"
-            of_block = _Block(name, block, config, decided)
+            of_block = _Block(name, block, config, decided, shared)
             if calls is not None:
                 work = FloatBlock(block, torch.device(device) if device is not None else next(block.parameters()).device)
                 inputs = of_block.decide(work, calls[index], inputs)
@@ -147,8 +150,9 @@ class _Decided:
 class _Block:
     """One layer of the model: what each linear layer in it gets, and its replacement."""
 
-    def __init__(self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided):
-        self.name, self.block, self.config, self.decided = name, block, config, decided
+    def __init__(self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided, shared: set[int]):
+        """shared: ids of parameters that several modules have. Folding into one would change the others."""
+        self.name, self.block, self.config, self.decided, self.shared = name, block, config, decided, shared
         self.linears = {inner: module for inner, module in linears_of(block).items() if self._config(inner) is not None}
         self.chosen: dict[str, Choice] = {}
         self.folds: list[tuple[Fold, torch.Tensor]] = []
@@ -171,6 +175,8 @@ class _Block:
             fold = None
             if together and configs[0].smooth is not None:
                 fold = fold_of(work, group, groups, calls[0], hidden[0], outputs[0])
+                if fold is not None and any(id(tensor) in self.shared for tensor in fold.tensors(self.block)):
+                    fold = None
             for members in [names] if together else [[name] for name in names]:
                 self._choose(work, group, members, fold)
         return outputs

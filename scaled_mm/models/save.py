@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import torch
@@ -125,9 +126,12 @@ def _dtype(model: torch.nn.Module) -> torch.dtype:
 def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     from huggingface_hub import save_torch_state_dict
 
-    for old in (*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"):
-        old.unlink(missing_ok=True)
-    save_torch_state_dict({name: _alone(tensor) for name, tensor in tensors.items()}, folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving") as temporary:  # a full disk leaves the old files
+        save_torch_state_dict({name: _alone(tensor) for name, tensor in tensors.items()}, temporary)
+        for old in (*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"):
+            old.unlink(missing_ok=True)
+        for written in Path(temporary).iterdir():
+            written.replace(folder / written.name)
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:

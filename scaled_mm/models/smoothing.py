@@ -77,6 +77,12 @@ class Fold:
         for tensor, powers in self._scaled(block, e):
             tensor.copy_(torch.ldexp(tensor.double(), powers))
 
+    def tensors(self, block: torch.nn.Module) -> list[torch.Tensor]:
+        """The parameters that `apply` changes."""
+        writer = block.get_submodule(self.producer)
+        found = [writer.weight, getattr(writer, "bias", None), *(block.get_submodule(name).weight for name in self.names)]
+        return [tensor for tensor in found if tensor is not None]
+
     def _scaled(self, block: torch.nn.Module, e: torch.Tensor):
         """(tensor, the exponents of its factors) for each tensor that changes."""
         writer = block.get_submodule(self.producer)

@@ -247,6 +247,22 @@ def test_experts_that_stay_float_and_a_compiled_model_survive(tmp_path):
     assert torch.equal(logits(sm.from_pretrained(tmp_path / "compiled"), tokens()[0]), logits(model, tokens()[0]))
 
 
+def test_a_full_disk_leaves_the_old_files(tmp_path, checkpoint, monkeypatch):
+    import huggingface_hub
+
+    shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(tensors, folder):
+        (tmp_path / folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "save_torch_state_dict", full)
+    with pytest.raises(OSError, match="No space left"):
+        sm.save_pretrained(sm.from_pretrained(checkpoint), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_layer_that_is_not_quantized_beside_one_that_is_is_refused(tmp_path):
     with pytest.raises(sm.ScaledMMError, match="got q_proj dynamic, k_proj not quantized, v_proj dynamic"):
         saved(tmp_path, config=sm.Int8Config(activation="dynamic", overrides={"re:.*k_proj": None}))

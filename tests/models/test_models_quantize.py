@@ -261,6 +261,17 @@ def test_transformers_own_saving_is_refused_after_quantization(tmp_path):
             one.save_pretrained(tmp_path)
 
 
+def test_parameters_that_layers_share_are_not_folded_into():
+    model, reference = tiny("llama"), tiny("llama")
+    for one in (model, reference):
+        one.model.layers[1].input_layernorm.weight = one.model.layers[0].input_layernorm.weight
+        one.model.layers[1].mlp.up_proj.weight = one.model.layers[0].mlp.up_proj.weight
+    report = sm.quantize_(model, sm.Int8Config(activation="dynamic"), tokens(), progress=False)
+    smooth = {layer.name.split(".", 2)[-1]: layer.smooth for layer in report.layers}
+    assert not any(smooth[f"{index}.{name}"] for index in (0, 1) for name in ("self_attn.q_proj", "mlp.gate_proj", "mlp.down_proj"))
+    assert distance(logits(model, tokens()[0]), logits(reference, tokens()[0])) < 0.02
+
+
 def test_routers_stay():
     model = tiny("qwen2_moe")
     report = sm.quantize_(model, sm.Int8Config(ignore=("lm_head",)), tokens(), progress=False)
