@@ -36,7 +36,6 @@ class W8A8Int8Quantizer(HfQuantizer):
     """Puts `scaled_mm.nn.Int8Linear` in the place of linear layers before the weights are loaded."""
 
     requires_calibration = True
-    requires_parameters_quantization = False
 
     def _process_model_before_weight_loading(self, model, **_):
         if experts_of(model):

@@ -10,6 +10,7 @@ import torch
 
 from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.models.blocks import blocks_of
+from scaled_mm.models.search import relative_squares
 
 
 @dataclasses.dataclass
@@ -47,10 +48,6 @@ def evaluate(
     """
     if not batches:
         raise BadParamError("batches: expected at least one, got none")
-    training = [one.training for one in (model, against) if one is not None]
-    for one in (model, against):
-        if one is not None:
-            one.eval()
     sums = _Sums()
     layers = {name: [] for name in (_names(model) if against is not None else ())}
     for done, ids in enumerate(batches):
@@ -60,12 +57,9 @@ def evaluate(
         wanted, reference = (None, []) if against is None else _run(against, ids, keep=True)
         sums.add(ids, outputs, wanted)
         for name, ours, theirs in zip(layers, hidden, reference):
-            theirs = theirs.to(ours.device, torch.float32)
-            squares = (ours.float() - theirs).square().sum(-1) / theirs.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
+            squares = relative_squares(ours.float(), theirs.to(ours.device, torch.float32))
             layers[name].append(squares.reshape(-1).double().cpu())
         step(done + 1)
-    for one, was in zip((model, against), training):
-        one.train(was)
     return sums.result({name: float(torch.cat(squares).mean().sqrt()) for name, squares in layers.items()})
 
 
@@ -77,7 +71,8 @@ def _names(model: torch.nn.Module) -> list[str]:
 def _run(model: torch.nn.Module, ids: torch.Tensor, keep: bool) -> tuple[object, list[torch.Tensor]]:
     """(what the model returns, the outputs of its layers)."""
     hidden: list[torch.Tensor] = []
-    hooks = []
+    hooks, training = [], model.training
+    model.eval()
     for block in blocks_of(model)[1] if keep else ():
         hooks.append(block.register_forward_hook(lambda module, arguments, out: hidden.append(out[0] if isinstance(out, tuple) else out)))
     try:
@@ -85,6 +80,7 @@ def _run(model: torch.nn.Module, ids: torch.Tensor, keep: bool) -> tuple[object,
     finally:
         for hook in hooks:
             hook.remove()
+        model.train(training)
 
 
 class _Sums:

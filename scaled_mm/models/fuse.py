@@ -40,8 +40,7 @@ def fuse_(model: torch.nn.Module) -> Fused:
     different input scales; an MLP whose down_proj has asymmetric inputs, or whose gate and up quantize differently.
 
     The fused operators quantize the float32 result without rounding it to the model's dtype first, so outputs differ within the quantization error.
-    Save the model before fusing: `save_pretrained` refuses fused models. Raises BadParamError if nothing can be
-    fused.
+    Save the model before fusing: `save_pretrained` refuses fused models. Raises BadParamError if nothing can be fused.
     """
     prefix, blocks = blocks_of(model)
     done = Fused([], [])

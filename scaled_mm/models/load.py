@@ -103,25 +103,18 @@ def _place_int8(model: torch.nn.Module, schemes: Schemes, source: str) -> None:
     """Puts int8 modules, on the meta device, in the place of linear layers and experts that have a scheme."""
     names = Names(model)
     for name, experts in experts_of(model).items():
-        made = Int8Experts(*_sizes(experts), activation=activation_of(experts), device="meta")
-        parent = model.get_submodule(name)
-        replace(model, name, made)
-        found = {disk: schemes.of(disk) for disk in Names(model).of_experts(name)}
+        found = {disk: schemes.of(disk) for disk in names.of_experts(name)}
         if set(found.values()) == {None}:
-            replace(model, name, parent)
             continue
         if set(found.values()) != {Scheme()}:
             other = next(f"{disk}: {scheme}" for disk, scheme in found.items() if scheme != Scheme())
             raise BadParamError(f"{source}: expected dynamic symmetric int8 for all linear layers of the experts {name}, got {other}")
+        replace(model, name, Int8Experts(*experts.down_proj.shape, activation=activation_of(experts), device="meta"))
     for name, linear in [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear]:
         scheme = schemes.of(names.of_module(name))
         if scheme is not None and linear is not model.get_output_embeddings():
             options = dict(static=scheme.static, symmetric=scheme.symmetric, device="meta", dtype=linear.weight.dtype)
             replace(model, name, Int8Linear(linear.in_features, linear.out_features, linear.bias is not None, **options))
-
-
-def _sizes(experts: torch.nn.Module) -> tuple[int, int, int]:
-    return tuple(experts.down_proj.shape)
 
 
 class _Files:

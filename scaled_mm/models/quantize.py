@@ -56,10 +56,10 @@ def quantize_(
         same model, config and calibration data.
 
     Linear layers that read the same tensor (q, k, v; gate, up) get one scheme, because vLLM and SGLang fuse them. Overrides that differ within such a
-    group are followed; `save_pretrained` refuses such a model. Every candidate (dynamic; static with the scale
-    of absmax, of percentiles, of the least squared error; each with and without smoothing) is run with the operators of the quantized model, and its
-    error relative to each token decides. All layers see the float model's activations. Experts get dynamic scales. A static scale whose error is
-    above 1.5 times that of a dynamic one is used with activation="static" only, with a warning that reports the error.
+    group are followed; `save_pretrained` refuses such a model. Every candidate (dynamic; static with the scale of absmax, of percentiles, of the
+    least squared error; each with and without smoothing) is run with the operators of the quantized model, and its error relative to each token
+    decides. All layers see the float model's activations. Experts get dynamic scales. A static scale whose error is above 1.5 times that of a dynamic
+    one is used with activation="static" only, with a warning that reports the error.
 
     Returns a `QuantizationReport`. Raises a ScaledMMError subclass that names the argument, before the model is changed.
     """
@@ -79,17 +79,18 @@ def quantize_(
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     shared = {parameter for parameter, count in uses.items() if count > 1}
     decided = _Decided(config, _fingerprint(model, config, arguments), resume)
+    parts = [_Block(f"{prefix}.{index}", block, config, decided, shared) for index, block in enumerate(blocks)]
     with _bar(progress, len(blocks)) as advance:
-        for index, block in enumerate(blocks):
-            name = f"{prefix}.{index}"
-            of_block = _Block(name, block, config, decided, shared)
+        for index, (block, of_block) in enumerate(zip(blocks, parts)):
             if calls is not None:
                 work = FloatBlock(block, torch.device(device) if device is not None else next(block.parameters()).device)
                 inputs = of_block.decide(work, calls[index], inputs)
                 calls[index] = []
-            of_block.apply()
+            of_block.describe()
             decided.save()
-            advance(name)
+            advance(of_block.name)
+    for of_block in parts:  # after all decisions: an error before leaves the model as it was
+        of_block.apply()
     refuse_own_saving(model)
     _warn(decided.report)
     return decided.report
@@ -200,22 +201,28 @@ class _Block:
             self.folds.append((fold, choice.exponents))
             self.decided.report.exponents[f"{self.name}.{names[0]}"] = choice.exponents.tolist()
 
+    def describe(self) -> None:
+        """Adds a line for each linear layer and for experts to the report."""
+        for inner in linears_of(self.block):
+            self.decided.report.layers.append(self._line(inner) if inner in self.linears else LayerReport(f"{self.name}.{inner}", "float"))
+        for inner in experts_of(self.block):
+            self.decided.report.layers.append(LayerReport(f"{self.name}.{inner}", "float" if self._config(inner) is None else "dynamic"))
+
     def apply(self) -> None:
-        """Folds factors, replaces the modules, and adds their lines to the report."""
+        """Folds factors and replaces the modules."""
         for fold, e in self.folds:
             fold.apply(self.block, e)
-        for inner in linears_of(self.block):
-            self.decided.report.layers.append(self._replace_linear(inner) if inner in self.linears else LayerReport(f"{self.name}.{inner}", "float"))
+        for inner, linear in self.linears.items():
+            replace(self.block, inner, int8_linear_of(linear, self._static(inner), self._config(inner).symmetric))
         for inner, experts in experts_of(self.block).items():
-            kept = self._config(inner) is None
-            if not kept:
+            if self._config(inner) is not None:
                 replace(self.block, inner, int8_experts(experts))
-            self.decided.report.layers.append(LayerReport(f"{self.name}.{inner}", "float" if kept else "dynamic"))
 
-    def _replace_linear(self, inner: str) -> LayerReport:
-        linear, choice, config = self.linears[inner], self.chosen.get(inner), self._config(inner)
-        static = None if choice is None else choice.static
-        replace(self.block, inner, int8_linear_of(linear, static, config.symmetric))
+    def _static(self, inner: str) -> Static | None:
+        return self.chosen[inner].static if inner in self.chosen else None
+
+    def _line(self, inner: str) -> LayerReport:
+        choice, static = self.chosen.get(inner), self._static(inner)
         report = LayerReport(f"{self.name}.{inner}", "dynamic" if static is None else "static")
         if choice is not None:
             report.smooth, report.errors, report.error = choice.exponents is not None, choice.errors, choice.errors[choice.name]

@@ -96,8 +96,12 @@ def relative_error(outputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tenso
 
     Relative to each token, because the few tokens with massive activations would outweigh all others in a plain squared error.
     """
-    squares = [((y - w).square().sum(-1) / w.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)) for y, w in zip(outputs, wanted)]
-    return float(torch.cat(squares).double().mean().sqrt())
+    return float(torch.cat([relative_squares(y, w) for y, w in zip(outputs, wanted)]).double().mean().sqrt())
+
+
+def relative_squares(y: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """|y - wanted|^2 / |wanted|^2 of the vectors in the last dimension, float32."""
+    return (y - wanted).square().sum(-1) / wanted.square().sum(-1).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def _best(config: Int8Config, choices: list) -> tuple:

@@ -103,9 +103,8 @@ class Int8Linear(Float32Scales):
         return y.view(*q.shape[:-1], self.out_features)
 
     def _constant_weight(self) -> PreparedWeight | None:
-        """The prepared weight, made again when the weight is replaced or written to (not through `.data`, nor
-        inference tensors). None under
-        torch.compile, and during a graph capture if no eager call has prepared it: preparing synchronizes."""
+        """The prepared weight, made again when the weight is replaced or written to (writes through `.data` and to inference tensors are not
+        detected). None under torch.compile, and during a graph capture if no eager call has prepared it: preparing synchronizes."""
         if torch.compiler.is_compiling():
             return None
         weight = self.weight

@@ -244,14 +244,16 @@ def test_a_layer_whose_weight_is_read_without_a_call_stays():
     assert logits(model, tokens()[0]).isfinite().all()
 
 
-def test_weights_that_are_not_finite_are_refused():
+def test_weights_that_are_not_finite_are_refused_and_the_model_stays():
     model = tiny("llama")
     with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight[3, 3] = float("nan")
-    with pytest.raises(
-        sm.ScaledMMError, match="model: expected finite weights and inputs of model.layers.0.mlp.gate_proj, model.layers.0.mlp.up_proj"
-    ):
+        model.model.layers[1].mlp.up_proj.weight[3, 3] = float("nan")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(sm.ScaledMMError, match="model: expected finite weights and inputs of model.layers.1.mlp.gate_proj, model.layers.1.mlp"):
         sm.quantize_(model, sm.Int8Config(), tokens(), progress=False)
+    after = model.state_dict()  # the first decoder layer too
+    assert set(after) == set(before)
+    assert all(torch.allclose(after[name], tensor, rtol=0, atol=0, equal_nan=True) for name, tensor in before.items())
 
 
 def test_transformers_own_saving_is_refused_after_quantization(tmp_path):
