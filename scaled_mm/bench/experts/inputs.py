@@ -37,15 +37,16 @@ class Routing:
 class ExpertsWeights(RotatedWeights):
     """w13 int8 [here, 2 I, H], w2 int8 [here, H, I] and their scales, of channels [here, N] or of blocks. One set: the routings rotate.
 
-    cold: whether all experts together exceed the cache.
+    cold: whether all experts together exceed the cache. tensors: w13, w13_scale, w2, w2_scale; None: random ones.
     """
 
-    def __init__(self, model: Model, block: bool, device: torch.device, generator: torch.Generator):
+    def __init__(self, model: Model, block: bool, device: torch.device, generator: torch.Generator, tensors: tuple[torch.Tensor, ...] | None = None):
         everything = model.here * 3 * model.hidden * model.inner
         super().__init__(everything, everything, device, 1)
         self.model, self.block = model, block
-        self.w13, self.w13_scale = self._random(2 * model.inner, model.hidden, generator)
-        self.w2, self.w2_scale = self._random(model.hidden, model.inner, generator)
+        if tensors is None:
+            tensors = (*self._random(2 * model.inner, model.hidden, generator), *self._random(model.hidden, model.inner, generator))
+        self.w13, self.w13_scale, self.w2, self.w2_scale = tensors
         self.expert_map = None
         if model.here < model.experts:
             self.expert_map = torch.full((model.experts,), -1, dtype=torch.int32, device=device)

@@ -7,9 +7,9 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "time INT8, GGUF, block-scaled or grouped products, every row of a tile table, its choice by M or on random products, or layers; default int8"
+HELP = "time INT8, GGUF, block-scaled or grouped products, every row of a tile table, its choice, linear or decoder layers, or experts; default int8"
 
-SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path", "experts", "block-scaled")
+SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path", "experts", "block-scaled", "decoder")
 DEFAULT = "int8"
 
 
