@@ -27,11 +27,15 @@ def run(args: argparse.Namespace) -> int:
     common.models_extra()
     import torch
 
+    from scaled_mm.errors import BadParamError
+    from scaled_mm.measure import plots
     from scaled_mm.models.data import default_text, windows
     from scaled_mm.models.evaluate import evaluate
     from scaled_mm.models.fuse import fuse_
     from scaled_mm.models.source import load_model, load_tokenizer
 
+    if args.plot is not None and (reason := plots.unavailable()) is not None:
+        raise BadParamError(f"--plot: {reason}")
     device, dtype = common.device_of(args.device), args.dtype and getattr(torch, args.dtype)
     text = default_text(evaluation=True) if args.text is None else args.text.read_text()
     batches = windows(text, load_tokenizer(args.model), args.windows, args.tokens)

@@ -24,11 +24,19 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
+    from scaled_mm.errors import BadParamError
+    from scaled_mm.models.fuse import fuse_
     from scaled_mm.models.source import load_model, load_tokenizer
+    from scaled_mm.nn import Int8Linear
 
     device = common.device_of(args.device)
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype), device=device)
+    if any(isinstance(module, Int8Linear) for module in model.modules()):
+        try:
+            fuse_(model)
+        except BadParamError as error:
+            common.say(f"not fused: {error}")
     if tokenizer.chat_template:
         messages = [{"role": "user", "content": args.prompt}]
         inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)

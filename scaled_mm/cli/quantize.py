@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from scaled_mm.errors import BadParamError
+    from scaled_mm.measure import plots
     from scaled_mm.models.config import Int8Config
     from scaled_mm.models.data import PROMPT_TOKENS, default_text, windows
     from scaled_mm.models.quantize import quantize_
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadParamError(f"--out: expected another folder than that of the model, got {args.out}")
     out = common.writable_folder("--out", args.out)
     text = default_text() if args.calibration is None else args.calibration.read_text()
+    plots.preload()  # before transformers loads compiled parts of other packages
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
     batches = windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
@@ -82,9 +84,10 @@ def _policy(path: Path):
 
 
 def _plot(report, out: Path) -> str:
-    """Draws the errors by layer, if matplotlib is installed. Returns the end of a sentence."""
-    try:
-        report.plot(out / "quantization.png")
-    except ImportError:
-        return '; no plot without matplotlib (pip install ".[bench]")'
+    """Draws the errors by layer, if matplotlib can be loaded. Returns the end of a sentence."""
+    from scaled_mm.measure import plots
+
+    if (reason := plots.unavailable()) is not None:
+        return f"; no plot: {reason}"
+    report.plot(out / "quantization.png")
     return " and quantization.png"

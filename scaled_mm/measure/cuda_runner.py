@@ -53,9 +53,10 @@ class CudaRunner(Runner):
     def _warm_up(self, budget_ms: float) -> float:
         """Runs every call once (lazy loading, handles, workspaces stay out of the numbers); about the time of one."""
         self._calls[0]()
-        first = self._elapsed_us(self._calls[:1])
-        if first > budget_ms * 1000:
-            return first
+        if self._elapsed_us(self._calls[:1]) > budget_ms * 1000:
+            again = self._elapsed_us(self._calls[:1])  # the first one may have waited for a busy host
+            if again > budget_ms * 1000:
+                return again
         return self._elapsed_us(self._calls) / len(self._calls)
 
     def _elapsed_us(self, calls: Sequence[Call]) -> float:

@@ -12,6 +12,7 @@ from operands.tiny_models import tiny, transformers
 
 import scaled_mm as sm
 from scaled_mm.cli import main
+from scaled_mm.measure import plots
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 200
 
@@ -51,9 +52,22 @@ def test_a_model_is_quantized_evaluated_and_speaks(model_folder, tmp_path, capsy
     assert fused["kl"] == pytest.approx(result["kl"], rel=0.5)
     said = answer(capsys, "generate", out, "The quick", "--tokens", 5, "--device", "cpu")
     assert said["tokens"] == 5 and said["tokens_per_second"] > 0
+    model, tokenizer = sm.from_pretrained(out), transformers.AutoTokenizer.from_pretrained(out)
+    sm.fuse_(model)
+    ids = tokenizer("The quick", return_tensors="pt")["input_ids"]
+    assert said["text"] == tokenizer.decode(model.generate(ids, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :], skip_special_tokens=True)
     assert main(["quantize", str(model_folder), *map(str, options)]) == 0  # again: nothing is searched
     shown = capsys.readouterr().out
     assert "best static" in shown and "Wrote" in shown
+
+
+def test_without_matplotlib_a_model_is_quantized_and_a_plot_of_eval_is_refused(model_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(plots, "unavailable", lambda: "matplotlib is not installed")
+    assert main(["quantize", str(model_folder), "--out", str(tmp_path / "int8"), "--prompts", "2", "--device", "cpu"]) == 0
+    assert "; no plot: matplotlib is not installed." in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "int8" / "quantization.json").exists() and not (tmp_path / "int8" / "quantization.png").exists()
+    assert main(["eval", str(tmp_path / "int8"), "--plot", str(tmp_path / "e.png")]) == 2
+    assert "--plot: matplotlib is not installed" in capsys.readouterr().err
 
 
 def test_a_policy_decides_and_sglangs_format_is_dynamic(model_folder, tmp_path, capsys):

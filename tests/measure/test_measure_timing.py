@@ -295,3 +295,14 @@ def test_a_call_that_fails_in_capture_leaves_the_device_usable():
     with pytest.raises(RuntimeError):
         timing.measure([synchronizes], device)
     assert timing.measure([lambda: x @ x], device).us > 0
+
+
+@pytest.mark.parametrize("times, expected", [([9000.0, 30.0, 40.0], 20.0), ([9000.0, 8500.0], 8500.0), ([30.0, 40.0], 20.0)])
+def test_a_first_call_that_waited_for_the_host_is_no_slow_call(times, expected):
+    """Two calls and a budget of 8 ms. A graph of single calls shows the launch, 15 us."""
+    from scaled_mm.measure.cuda_runner import CudaRunner
+
+    runner, left = object.__new__(CudaRunner), list(times)
+    runner._calls = [lambda: None] * 2
+    runner._elapsed_us = lambda calls: left.pop(0)
+    assert runner._warm_up(8.0) == expected and not left
