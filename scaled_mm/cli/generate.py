@@ -6,7 +6,7 @@ import argparse
 
 from scaled_mm.cli import common
 
-HELP = "text from a model, by greedy decoding"
+HELP = "text from a model, by greedy decoding; a W8A8 model runs fused (fuse_) where it can"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=common.integer(1), default=64, help="new tokens at most; default 64")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the checkpoint's")
     parser.add_argument("--device", help="cuda, cuda:<index> or cpu; default: the first GPU, or the CPU without one")
-    parser.add_argument("--json", action="store_true", help="print one JSON document: text, and tokens per second")
+    parser.add_argument("--json", action="store_true", help="print one JSON document: text, tokens per second, and whether the model was fused")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,9 +32,11 @@ def run(args: argparse.Namespace) -> int:
     device = common.device_of(args.device)
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype), device=device)
+    fused = False
     if any(isinstance(module, Int8Linear) for module in model.modules()):
         try:
             fuse_(model)
+            fused = True
         except BadParamError as error:
             common.say(f"not fused: {error}")
     if tokenizer.chat_template:
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     text = tokenizer.decode(ids, skip_special_tokens=True)
     if args.json:
-        common.print_json({"text": text, "tokens": len(ids), "tokens_per_second": len(ids) / seconds}, indent=1)
+        common.print_json({"text": text, "tokens": len(ids), "tokens_per_second": len(ids) / seconds, "fused": fused}, indent=1)
     else:
         common.console(markup=False).print(text, highlight=False)
         common.say(f"{len(ids)} tokens, {len(ids) / seconds:.1f} tokens/s")

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise BadParamError(f"--out: expected another folder than that of the model, got {args.out}")
     out = common.writable_folder("--out", args.out)
     text = default_text() if args.calibration is None else args.calibration.read_text()
-    plots.preload()  # before transformers loads compiled parts of other packages
+    plots.preload()  # before the model is loaded: compiled parts of other packages can keep matplotlib from loading
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
     batches = windows(text, tokenizer, args.prompts, PROMPT_TOKENS)

@@ -25,7 +25,7 @@ def unavailable() -> str | None:
     except ModuleNotFoundError as error:
         return f'{error.name} is not installed; pip install ".[bench]"'
     except Exception as error:  # whatever an extension module fails with: the measurements are worth more than their plots
-        return f"matplotlib cannot be loaded in this process, {type(error).__name__}: {error}; `scaled-mm report DIR` draws them afterwards"
+        return f"matplotlib cannot be loaded in this process, {type(error).__name__}: {error}"
     return None
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import scaled_mm as sm
-from scaled_mm.bench.decoder import goals, plain, report, vllm
+from scaled_mm.bench.decoder import goals, peers, plain, report, vllm
 from scaled_mm.bench.decoder.cases import MODELS, DecoderCase
 from scaled_mm.bench.decoder.inputs import DecoderInputs, DecoderWeights, attention
 from scaled_mm.bench.decoder.ours import DecoderLayer
@@ -127,7 +127,26 @@ def stand_ins() -> dict:
         x.copy_(y)
         residual.copy_(total)
 
+    def choose(factors, ids, sources, logits, renormalize, bias):
+        assert renormalize and bias is None
+        for into, one in zip((factors, ids), plain.best(logits, factors.shape[1]), strict=True):
+            into.copy_(one)
+
+    def align(ids, experts, bm, rows, experts_of_tiles, padded, expert_map):
+        assert expert_map is None
+        rows.fill_(ids.numel())
+        tile = 0
+        for expert in range(experts):
+            copies = (ids.flatten() == expert).nonzero().flatten()
+            for part in copies.split(bm):
+                rows[tile * bm : tile * bm + len(part)] = part.to(torch.int32)
+                experts_of_tiles[tile], tile = expert, tile + 1
+        padded.fill_(tile * bm)
+
     return {
+        "topk_softmax": choose,
+        "moe_align_block_size": align,
+        "moe_sum": lambda x, out: out.copy_(x.sum(1)),
         "rms_norm_dynamic_per_token_quant": norm_quantize,
         "dynamic_scaled_int8_quant": quantize,
         "cutlass_scaled_mm": product,
@@ -140,7 +159,7 @@ def stand_ins() -> dict:
 
 def test_vllms_operators_are_called_so_that_they_compute_the_layer():
     given = inputs("tiny", 9)
-    found = vllm.VllmLayer(given, given.weights.layers[0], stand_ins().__getitem__).call()
+    found = vllm.VllmLayer(given, 0, stand_ins()).call()
     assert all(relative_error(*pair) < 0.1 for pair in zip(found, plain.reference(given), strict=True))
 
 
@@ -164,35 +183,49 @@ def test_vllms_operators_and_the_triton_kernel_compute_the_layer_of_a_mixture(mo
     monkeypatch.setattr(package, "grouped", grouped, raising=False)
     monkeypatch.setitem(__import__("sys").modules, "scaled_mm.bench.triton.grouped", grouped)
     monkeypatch.setattr(vllm, "multiprocessors", lambda device: 1)
-    monkeypatch.setattr(vllm, "configurations", lambda inputs, weights: tuple(Config(bm, 16, 64, 1, 1, 1, 1) for bm in (4, 8)))
     given = inputs("tiny-experts", 9)
-    found = vllm.VllmLayer(given, given.weights.layers[0], stand_ins().__getitem__).call()
-    assert calls == [2, 1]
-    assert all(relative_error(*pair) < 0.1 for pair in zip(found, plain.reference(given), strict=True))
+    for bms in ((4, 8), (16, 16)):
+        found = vllm.VllmLayer(given, 0, stand_ins(), tuple(Config(bm, 16, 64, 1, 1, 1, 1) for bm in bms)).call()
+        assert all(relative_error(*pair) < 0.1 for pair in zip(found, plain.reference(given), strict=True))
+    assert calls == [2, 1] * 2
+
+
+def test_vllms_operators_are_of_two_libraries():
+    peer = peers.Vllm()
+    with pytest.raises(RuntimeError, match="torch.ops._C and torch.ops._moe_C have no topk_softmax"):
+        peer._operator("topk_softmax")
+
+
+def a_peer(name: str) -> Peer:
+    peer = Peer()
+    peer.name = name
+    return peer
 
 
 def test_a_layer_that_computes_something_else_is_not_timed():
-    given = inputs("tiny", 3)
+    given = inputs("tiny", 300)
     check = DecoderSuite().check(given, Options())
     out, residual = plain.reference(given)
-    peer = Peer()
-    peer.name = "vllm"
-    with pytest.raises(WrongResult, match="expected an error of 0.25 at most, got"):
-        check.once(peer, lambda: (out.neg(), residual))
-    assert check.once(peer, lambda: (out, residual)) == {"error": 0.0}
+    assert check.once(a_peer("vllm"), lambda: (out, residual)) == {"error": 0.0}
+    without_attention = given.x.float() + given.residual.float()
+    for wrong in ((out.neg(), residual), (out, without_attention)):
+        with pytest.raises(WrongResult, match="expected an error of 0.25 at most, got"):
+            check.once(a_peer("vllm"), lambda wrong=wrong: wrong)
 
 
 def test_a_graph_that_computes_other_bits_than_a_plain_call_is_wrong():
     given = inputs("tiny", 3)
     check = DecoderSuite().check(given, Options())
-    peer, expected = Peer(), plain.reference(given)
-    peer.name = "ours"
-    call = given.keep(lambda i: tuple(one.clone() for one in expected))[0]
-    result = Result(us=1.0, samples=[1.0], **check.once(peer, call))
+    expected = plain.reference(given)
+    call = given.keep("ours", lambda i: tuple(one.clone() for one in expected))[0]
+    result = Result(us=1.0, samples=[1.0], **check.once(a_peer("ours"), call))
     call()
-    assert check.after_timing(peer, result).bit_equal is True
-    given.kept[0][0][0, 0] += 1
-    assert check.after_timing(peer, result).bit_equal is False
+    assert check.after_timing(a_peer("ours"), result).bit_equal is True
+    given.kept("ours")[0][0, 0] += 1
+    after = check.after_timing(a_peer("ours"), result)
+    assert after.bit_equal is False and after.note == "a plain call and the timed graph give different bits"
+    changing = iter([expected, (expected[0] + 0.001, expected[1])])
+    assert check.once(a_peer("ours"), lambda: next(changing))["note"] == "two plain calls give different bits"
 
 
 def test_goals_are_for_few_and_for_many_tokens():

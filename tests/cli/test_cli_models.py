@@ -51,7 +51,7 @@ def test_a_model_is_quantized_evaluated_and_speaks(model_folder, tmp_path, capsy
     fused = answer(capsys, "eval", out, "--against", model_folder, "--text", text, "--tokens", 32, "--fused", "--device", "cpu")
     assert fused["kl"] == pytest.approx(result["kl"], rel=0.5)
     said = answer(capsys, "generate", out, "The quick", "--tokens", 5, "--device", "cpu")
-    assert said["tokens"] == 5 and said["tokens_per_second"] > 0
+    assert said["tokens"] == 5 and said["tokens_per_second"] > 0 and said["fused"] is True
     model, tokenizer = sm.from_pretrained(out), transformers.AutoTokenizer.from_pretrained(out)
     sm.fuse_(model)
     ids = tokenizer("The quick", return_tensors="pt")["input_ids"]

@@ -13,8 +13,10 @@ from scaled_mm.tables import KernelRow, TileTable, available_tables, load_table
 
 
 def of_two_gpus(table: TileTable) -> TileTable:
-    """For its oldest GPU, which is always compiled for, and its newest."""
-    return table.model_copy(update={"serves": (max(table.serves or (table.arch,), key=lambda name: int(name[2:])),)})
+    """The table for its oldest GPU, which `check.codes` always adds, and the newest that this nvcc knows."""
+    nvcc = toolchain.find_nvcc()
+    newest = check.codes(table, nvcc)[-1] if nvcc else table.arch
+    return table.model_copy(update={"serves": (newest.replace("_", "").rstrip("a"),)})
 
 
 ALL = [of_two_gpus(load_table(arch)) for arch, _ in available_tables()]

@@ -1,5 +1,7 @@
 """The plan of a timing, and the CPU path that shares it with the GPU's."""
 
+import contextlib
+import math
 import statistics
 import time
 
@@ -299,10 +301,32 @@ def test_a_call_that_fails_in_capture_leaves_the_device_usable():
 
 @pytest.mark.parametrize("times, expected", [([9000.0, 30.0, 40.0], 20.0), ([9000.0, 8500.0], 8500.0), ([30.0, 40.0], 20.0)])
 def test_a_first_call_that_waited_for_the_host_is_no_slow_call(times, expected):
-    """Two calls and a budget of 8 ms. A graph of single calls shows the launch, 15 us."""
-    from scaled_mm.measure.cuda_runner import CudaRunner
-
-    runner, left = object.__new__(CudaRunner), list(times)
+    """Two calls, a budget of 8 ms. Taken for slow, each would be a graph of its own, whose launch of 15 us would show."""
+    runner, left = object.__new__(cuda_runner.CudaRunner), list(times)
     runner._calls = [lambda: None] * 2
     runner._elapsed_us = lambda calls: left.pop(0)
     assert runner._warm_up(8.0) == expected and not left
+
+
+@pytest.mark.parametrize("graph_us, calls", [(80.0, [4, 20]), (850.0, [4])])
+def test_a_graph_that_the_slow_host_made_short_is_captured_again(graph_us, calls, monkeypatch):
+    """Four weight sets; the host takes 900 us for a call, the GPU graph_us."""
+    captured = []
+
+    class Graph:
+        def reset(self):
+            captured.append("reset")
+
+    def capture(self):
+        captured.append(self.plan.calls)
+        return Graph(), graph_us
+
+    monkeypatch.setattr(cuda_runner, "_side_stream", lambda device: contextlib.nullcontext())
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda given: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(cuda_runner.CudaRunner, "_warm_up", lambda self, budget_ms: 900.0)
+    monkeypatch.setattr(cuda_runner.CudaRunner, "_captured", capture)
+    made = cuda_runner.CudaRunner([lambda: None] * 4, torch.device("cuda:0"), 15.0, True, "loaded")
+    assert [one for one in captured if one != "reset"] == calls and captured.count("reset") == len(calls) - 1
+    assert made.plan.calls == calls[-1] and made._settle == math.ceil(100_000 / (calls[-1] * graph_us))

@@ -14,7 +14,7 @@ from scaled_mm.measure.shapes import Case
 class Model:
     """hidden: H. heads, kv_heads of `head` elements. inner: I of the feed-forward network, or of an expert.
 
-    experts, choices: of a mixture, and those of a token; 0: the layer has one dense network. A mixture normalizes query and key of each head.
+    experts: experts of a mixture; 0: one dense network. choices: experts per token. Layers with experts also normalize each head of query and key.
     """
 
     hidden: int
@@ -42,7 +42,7 @@ class Model:
 
     @property
     def read(self) -> int:
-        """Elements that a layer reads for one token."""
+        """Elements of the weights that one token reads, without the router's."""
         return self.hidden * (self.of_qkv + self.of_query + 3 * self.inner * max(self.choices, 1))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,12 +11,13 @@ from torch.nn import functional
 
 from scaled_mm.bench.decoder.cases import DecoderCase, Model
 from scaled_mm.bench.int8.inputs import INT8_STD, OUT_DTYPE, UNIFORM
+from scaled_mm.bench.kept import KeptOutputs
 from scaled_mm.bench.path.inputs import activations
 from scaled_mm.measure.device import last_level_cache_bytes
-from scaled_mm.measure.rotation import RotatedOutputs, RotatedWeights, memory_limit, rotation
+from scaled_mm.measure.rotation import RotatedWeights, memory_limit, rotation
 
 EPSILON, ROPE_BASE = 1e-6, 10000.0
-BYTES = 3  # of an element: int8, and bfloat16 for torch
+BYTES = 3  # of memory for each element of a weight: int8 and its copy in bfloat16
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -29,7 +29,7 @@ class Weight:
     scale: torch.Tensor
 
     def to(self, dtype: torch.dtype) -> torch.Tensor:
-        """Dequantized, expert by expert, because float32 values of all would take four times the memory."""
+        """Dequantized one expert at a time: float32 copies of all of them would take four times the memory of the int8 weights."""
         if self.q.dim() == 2:
             return (self.q.float() * self.scale).to(dtype)
         return torch.stack([(q.float() * scale).to(dtype) for q, scale in zip(self.q, self.scale, strict=True)])
@@ -52,7 +52,7 @@ class Layer:
 
 
 class DecoderWeights(RotatedWeights):
-    """R layers of a model; as many as together exceed the cache for one token."""
+    """R layers of a model, so many that what one token reads of them exceeds the cache."""
 
     def __init__(self, model: Model, device: torch.device, generator: torch.Generator, sets: int | None):
         limit = memory_limit(device)
@@ -95,7 +95,7 @@ def dequantized(layer: Layer, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return found
 
 
-class DecoderInputs(RotatedOutputs):
+class DecoderInputs(KeptOutputs):
     """A case. x, residual: bfloat16 [T, H]. cos, sin: bfloat16 [T, head / 2], of the positions 0 to T - 1, which are int64 [T]."""
 
     case: DecoderCase
@@ -109,18 +109,6 @@ class DecoderInputs(RotatedOutputs):
         speeds = ROPE_BASE ** (-torch.arange(half, device=self.device, dtype=torch.float32) / half)
         angles = self.positions.float()[:, None] * speeds
         self.cos, self.sin = angles.cos().to(OUT_DTYPE), angles.sin().to(OUT_DTYPE)
-        self.kept: list[Pair | None] = [None] * self.slots
-
-    def keep(self, function: Callable[[int], Pair]) -> list[Callable[[], Pair]]:
-        """`keeping`, of results that `kept` holds and `poison` fills."""
-        self.kept = [None] * self.slots
-        return self.keeping(function, self.kept)
-
-    def poison(self) -> None:
-        super().poison()
-        for held in self.kept:
-            for one in held or ():
-                one.fill_(math.nan)
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,9 @@ from scaled_mm.bench.decoder.plain import routed
 
 
 class DecoderLayer(torch.nn.Module):
-    """Norms quantize for the linear layers behind them. forward(x, residual, cos, sin) returns (output, residual), bfloat16 [T, H]."""
+    """A norm quantizes its result for the linear layers that read it, but not for a router.
+
+    forward(x, residual, cos, sin) returns (output, residual), bfloat16 [T, H]."""
 
     def __init__(self, model: Model, weights: Layer):
         super().__init__()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from scaled_mm.bench.decoder import plain
 from scaled_mm.bench.decoder.inputs import DecoderInputs
 from scaled_mm.bench.decoder.ours import DecoderLayer
-from scaled_mm.bench.decoder.vllm import NAMES, OF_MIXTURES, VllmLayer
+from scaled_mm.bench.decoder.vllm import NAMES, OF_MIXTURES, VllmLayer, configurations
 from scaled_mm.bench.int8.libraries import VLLM_LIB_VARIABLE, VllmLibrary
 from scaled_mm.bench.ours import our_handle
 from scaled_mm.errors import ScaledMMError
@@ -37,28 +40,54 @@ class Ours(Peer):
         operands = inputs.x, inputs.residual, inputs.cos, inputs.sin
         for one in layers:
             one(*operands)  # prepares the weights, which no captured call can do
-        return inputs.keep(lambda i: layers[i](*operands))
+        return inputs.keep(self.name, lambda i: layers[i](*operands))
 
     def version(self) -> str | None:
         return version_of("scaled_mm")
 
 
 class Vllm(VllmLibrary):
-    label = "vLLM's operators (norm, quantizer, product, rope, activation), outputs preallocated; experts by a Triton kernel between them"
+    """Operators of vLLM's two libraries: that for experts lies beside the other."""
+
+    label = "vLLM's operators (norm, quantizer, product, rope, activation, router), outputs preallocated; experts by a Triton kernel between them"
+    of_experts = "_moe_C"
 
     def available(self, device: torch.device) -> str | None:
         reason = super().available(device)
-        missing = [] if reason else [name for name in NAMES + OF_MIXTURES if not self.has(name)]
+        if reason is None and (path := self._beside()) is not None:
+            torch.ops.load_library(str(path))
+        missing = [] if reason else [name for name in NAMES if not self.has(name)]
         return f"torch.ops.{self.namespace} has no {', no '.join(missing)}" if missing else reason
 
+    def _beside(self) -> Path | None:
+        if self._path:
+            found = [Path(self._path).with_name(Path(self._path).name.replace("_C", self.of_experts, 1))]
+        else:
+            spec = importlib.util.find_spec(self.package)
+            found = sorted(Path(next(iter(spec.submodule_search_locations))).glob(f"{self.of_experts}*.so"))
+        return next((path for path in found if path.is_file()), None)
+
     def prepare(self, inputs: DecoderInputs) -> list[TensorCall]:
-        return [VllmLayer(inputs, weights, self.packet).call for weights in inputs.weights.layers]
+        mixture = inputs.case.model.experts > 0
+        op = {name: self._operator(name) for name in (NAMES + OF_MIXTURES if mixture else NAMES)}
+        self._configs = configs = configurations(inputs) if mixture else None
+        return [VllmLayer(inputs, i, op, configs).call for i in range(inputs.weights.sets)]
+
+    def _operator(self, name: str) -> Callable:
+        """RuntimeError without it."""
+        for namespace in (self.namespace, self.of_experts):
+            if (packet := getattr(getattr(torch.ops, namespace), name, None)) is not None:
+                return packet.default
+        raise RuntimeError(f"torch.ops.{self.namespace} and torch.ops.{self.of_experts} have no {name}")
+
+    def details(self, inputs: DecoderInputs) -> dict[str, str]:
+        return {} if self._configs is None else {"note": f"Triton: {self._configs[0]} and {self._configs[1]}"}
 
 
 class Bf16(Peer):
     """Compiled anew for each case; on a CPU not compiled."""
 
-    name, label, devices = BF16, "torch in bfloat16, torch.compile(fullgraph=True, dynamic=False)", ("cuda", "cpu")
+    name, label, devices = BF16, "torch in bfloat16, on a GPU by torch.compile(fullgraph=True, dynamic=False) in its default mode", ("cuda", "cpu")
 
     def prepare(self, inputs: DecoderInputs) -> list[TensorCall]:
         function = functools.partial(plain.layer, inputs.case.model)

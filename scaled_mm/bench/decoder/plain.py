@@ -1,4 +1,4 @@
-"""The layer by torch alone: compiled in bfloat16 a peer, in float32 the reference."""
+"""The layer in plain torch: a peer when compiled in bfloat16, the reference in float32."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ def layer(model: Model, x, residual, cos, sin, *, qkv, o, gate_up, down, input_n
 
 def routed(h: torch.Tensor, router: torch.Tensor, choices: int) -> Pair:
     """(weights float32, experts int64), both [T, choices]: the router of Qwen3's mixtures."""
-    weights, ids = functional.linear(h, router).float().softmax(-1).topk(choices)
+    return best(functional.linear(h, router), choices)
+
+
+def best(logits: torch.Tensor, choices: int) -> Pair:
+    """As `routed`, of the router's output [T, E]."""
+    weights, ids = logits.float().softmax(-1).topk(choices)
     return weights / weights.sum(-1, keepdim=True), ids
 
 

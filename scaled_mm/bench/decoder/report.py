@@ -60,9 +60,9 @@ def _method(document: DecoderDocument) -> str:
     models = "; ".join(_sizes(name) for name in MODELS if any(case.shape == name for case in document.cases))
     return (
         f"{timed}{regime_of(document)} Microseconds per layer, median. Random weights and activations, seed {document.settings.seed}. {models}. "
-        "A layer adds the residual and normalizes, attends, adds and normalizes again, and computes the feed-forward network. Its tokens are one "
-        "sequence without a cache; attention is torch's `scaled_dot_product_attention` for every implementation. INT8 layers quantize each token. "
-        "The router of a mixture is computed in bfloat16 by torch."
+        "A layer: add the residual, normalize, attention, add the residual, normalize, feed-forward network. The tokens are one sequence without a "
+        "KV cache, so 16 tokens are not 16 sequences in decoding. Attention is torch's `scaled_dot_product_attention` for every implementation. INT8 "
+        "layers quantize each token. The errors are those of what attention adds to the residual, or of the output if that is larger."
     )
 
 

@@ -1,20 +1,18 @@
-"""What the inputs of linear layers and of row-wise operators have in common: activations, and results that are kept and poisoned."""
+"""What the inputs of linear layers and of row-wise operators have in common: activations, and the calls of every implementation."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
+from scaled_mm.bench.kept import KeptOutputs
 from scaled_mm.bench.path.cases import PathCase
 from scaled_mm.bench.path.operators import Tensors
-from scaled_mm.measure.rotation import RotatedOutputs, RotatedWeights
 from scaled_mm.measure.run import Options
 
 #: A language model's activations have a few channels that are this much larger in every row.
 OUTLIER_EVERY, OUTLIER_FACTOR = 512, 30.0
-_POISON = 85  # of integers, which have no NaN
 
 
 def activations(rows: int, columns: int, device: torch.device, generator: torch.Generator) -> torch.Tensor:
@@ -25,15 +23,10 @@ def activations(rows: int, columns: int, device: torch.device, generator: torch.
     return x.to(torch.bfloat16)
 
 
-class PathInputs(RotatedOutputs):
+class PathInputs(KeptOutputs):
     """A case, and the calls of every implementation on it."""
 
     case: PathCase
-
-    def __init__(self, case: PathCase, weights: RotatedWeights, dtype: torch.dtype):
-        super().__init__(case, weights, dtype)
-        self._shared: list[torch.Tensor] = []
-        self._kept: dict[str, list] = {}
 
     def ours(self, name: str) -> list[Callable[[], Tensors]]:
         """What users call; results are kept as those of `name`."""
@@ -63,29 +56,3 @@ class PathInputs(RotatedOutputs):
     def roof_us(self, gpu: str) -> float | None:
         """The floor under the time; None for an unknown GPU."""
         raise NotImplementedError
-
-    def share(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Further outputs, which `poison` fills too."""
-        self._shared += tensors
-        return tensors
-
-    def keep(self, name: str, function: Callable[[int], Tensors]) -> list[Callable[[], Tensors]]:
-        """`keeping`, of calls whose results `poison` fills, and `kept` returns after a graph has written them again."""
-        self._kept[name] = held = [None] * self.slots
-        return self.keeping(function, held)
-
-    def kept(self, name: str) -> Tensors:
-        """The results of set 0."""
-        return self._kept[name][0]
-
-    def poison(self) -> None:
-        _fill(self.outs)
-        _fill(self._shared)
-        for held in self._kept.values():
-            for results in held:
-                _fill(results or ())
-
-
-def _fill(tensors: Sequence[torch.Tensor]) -> None:
-    for one in tensors:
-        one.fill_(math.nan if one.is_floating_point() else _POISON)

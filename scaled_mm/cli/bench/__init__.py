@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-HELP = "time INT8, GGUF, block-scaled or grouped products, every row of a tile table, its choice, linear or decoder layers, or experts; default int8"
+HELP = "time INT8, GGUF, block-scaled or grouped products, rows of a tile table, their selection, linear or decoder layers, experts; default int8"
 
 SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path", "experts", "block-scaled", "decoder")
 DEFAULT = "int8"

@@ -22,7 +22,7 @@ HELP = "time one decoder layer of whole models against vLLM's operators and torc
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     models = "llama-8b, llama-70b, qwen3-30b-a3b, tiny, tiny-experts, comma-separated, or all"
-    add("--models", metavar="NAMES", help=f"{models}; default all but the tiny ones, on a CPU these")
+    add("--models", metavar="NAMES", help=f"{models}; default all but tiny and tiny-experts, on a CPU only these two")
     add("--tokens", metavar="T", help="comma-separated; default 1,16,64,256,2048, on a CPU 1,17")
     frame.add_measuring_options(parser, "60", "of the random inputs; default a new one, which the report records")
     frame.add_peer_options(parser, "vllm,bf16; on a CPU bf16", kernel=False)

@@ -29,7 +29,7 @@ def finish(document: Document, path: Path, paths: list[Path], args: argparse.Nam
         common.print_json(document.model_dump(mode="json"))
     show()
     if (reason := plots.unavailable()) is not None:
-        console.print(f"[yellow]no plots:[/yellow] {escape(reason)}", highlight=False)
+        console.print(f"[yellow]no plots:[/yellow] {escape(reason)}; `scaled-mm report DIR` draws them afterwards", highlight=False)
     console.print(f"wrote {path}, " + ", ".join(one.name for one in paths), highlight=False, markup=False)
 
 
