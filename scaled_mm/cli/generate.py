@@ -39,11 +39,15 @@ def run(args: argparse.Namespace) -> int:
             fused = True
         except BadParamError as error:
             common.say(f"not fused: {error}")
+    if not model.can_generate():
+        raise BadParamError(f"MODEL: expected one that generates text, got a {type(model).__name__}")
     if tokenizer.chat_template:
         messages = [{"role": "user", "content": args.prompt}]
         inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     else:
         inputs = tokenizer(args.prompt, return_tensors="pt")
+    if not inputs["input_ids"].numel():
+        raise BadParamError("PROMPT: expected some text, got none")
     inputs = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
     start = time.perf_counter()
     with torch.no_grad():

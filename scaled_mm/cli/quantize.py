@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from scaled_mm.models.config import Int8Config
     from scaled_mm.models.data import PROMPT_TOKENS, default_text, windows
     from scaled_mm.models.quantize import quantize_
-    from scaled_mm.models.save import save_pretrained
+    from scaled_mm.models.save import check_savable, save_pretrained
     from scaled_mm.models.source import load_model, load_tokenizer
 
     config = Int8Config() if args.policy is None else _policy(args.policy)
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     plots.preload()  # before the model is loaded: compiled parts of other packages can keep matplotlib from loading
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    check_savable(model)
     batches = windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

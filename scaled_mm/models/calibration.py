@@ -35,9 +35,10 @@ class Group:
 @torch.no_grad()
 def record_calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], run: Callable[[], None], skips: bool) -> list[list[Call]]:
     """The calls of each layer while `run` runs the model. skips: layers return their input unchanged, so recording costs only the embedding and one
-    layer call. False: all layers run, because the caller's function may use the result."""
+    call of the first layer, or one for each batch if its output has further parts, which T5's other layers read. False: all layers run, because the
+    caller's function may use the result."""
     calls: list[list[Call]] = [[] for _ in blocks]
-    gives_tuple: list[bool] = []
+    further: list[tuple | None] = []  # parts of the first layer's output after the first; None if it is a tensor
 
     def recorder(index: int, forward: Callable) -> Callable:
         def recorded(*arguments, **options):
@@ -48,9 +49,10 @@ def record_calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], run:
             calls[index].append(Call(hidden.detach() if index == 0 else None, rest, kept))
             if not skips:
                 return forward(*arguments, **options)
-            if not gives_tuple:
-                gives_tuple.append(isinstance(forward(*arguments, **{**options, **kept}), tuple))
-            return (hidden,) if gives_tuple[0] else hidden
+            if index == 0 and (not further or further[0]):
+                out = forward(*arguments, **{**options, **kept})
+                further[:] = [out[1:] if isinstance(out, tuple) else None]
+            return hidden if further[0] is None else (hidden, *further[0])
 
         return recorded
 

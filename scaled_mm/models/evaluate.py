@@ -54,6 +54,8 @@ def evaluate(
         if ids.dim() != 2 or ids.shape[1] < 2:
             raise BadTensorShapeError(f"batches[{done}]: expected [batch, tokens] with at least 2 tokens, got {list(ids.shape)}")
         outputs, hidden = _run(model, ids, keep=against is not None)
+        if getattr(outputs, "logits", None) is not None and not getattr(model, "can_generate", lambda: True)():
+            raise BadParamError(f"model: expected a causal language model, or an encoder without a head, got a {type(model).__name__}")
         wanted, reference = (None, []) if against is None else _run(against, ids, keep=True)
         sums.add(ids, outputs, wanted)
         for name, ours, theirs in zip(layers, hidden, reference):

@@ -67,6 +67,8 @@ def quantize_(
     if not isinstance(config, Int8Config):
         raise BadParamError(f"config: expected an Int8Config, got a {type(config).__name__}")
     prefix, blocks = blocks_of(model)
+    if not any(linears_of(block) or experts_of(block) for block in blocks):
+        raise BadParamError(f"model: expected torch.nn.Linear layers or experts in {prefix}, got a {type(model).__name__} without")
     for block in blocks:
         for experts in experts_of(block).values():
             activation_of(experts)

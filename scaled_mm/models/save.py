@@ -19,7 +19,7 @@ from scaled_mm.nn.mlp import GatedMLP
 from scaled_mm.nn.norm import RMSNorm
 
 # Linear layers that vLLM and SGLang compute as one, with one scheme and, if static, one input scale.
-TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("q_a_proj", "kv_a_proj_with_mqa"))
 
 
 @torch.no_grad()
@@ -55,6 +55,13 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
         (folder / "generation_config.json").write_text(model.generation_config.to_json_string())
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
+
+
+def check_savable(model: torch.nn.Module) -> None:
+    """BadParamError for a model, quantized or not, whose experts `save_pretrained` could not name."""
+    names = Names(model)
+    for name in experts_of(model):
+        names.of_experts(name)
 
 
 def _check_together(model: torch.nn.Module, linears: dict[str, Int8Linear]) -> None:

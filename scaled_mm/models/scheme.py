@@ -46,13 +46,14 @@ class Schemes:
 
     def of(self, name: str) -> Scheme | None:
         """The scheme of the linear layer `name`, as the checkpoint calls it; None: not quantized. Precedence: ignore, exact name, pattern, class
-        name."""
+        name; of several patterns the first in the alphabet, as compressed-tensors chooses."""
         if any(matches(pattern, name) for pattern in self.ignore) or "Linear" in self.ignore:
             return None
+        targets = sorted(((target, group.scheme) for group in self.groups for target in group.targets), key=lambda pair: pair[0])
         for applies in (lambda t: t == name, lambda t: t.startswith("re:") and matches(t, name), lambda t: t == "Linear"):
-            for group in self.groups:
-                if any(applies(target) for target in group.targets):
-                    return group.scheme
+            for target, scheme in targets:
+                if applies(target):
+                    return scheme
         return None
 
 

@@ -125,7 +125,7 @@ def fold_of(work: FloatBlock, group: Group, groups: Sequence[Group], call: Call,
 
 
 def _candidates(block: torch.nn.Module, group: Group, linears: set[str]):
-    if group.norm is not None:
+    if group.norm is not None and block.get_submodule(group.norm).weight.numel() == group.x.shape[1]:  # not the norm of each head
         yield group.norm, 1, 1
     for name in group.names if len(group.names) == 1 else ():
         parent, _, child = name.rpartition(".")

@@ -16,6 +16,7 @@ def load_model(path: str | os.PathLike, *, dtype: torch.dtype | None = None, dev
     files, are float models of transformers.
 
     path: a folder, a GGUF file, or a name on the Hugging Face hub. dtype: default: that of the checkpoint; float32 for a GGUF file.
+    Raises BadParamError for what transformers cannot load.
     """
     import transformers
 
@@ -28,7 +29,10 @@ def load_model(path: str | os.PathLike, *, dtype: torch.dtype | None = None, dev
     names = config.get("architectures") or []
     cls = getattr(transformers, names[0], None) if names else None
     cls = transformers.AutoModelForCausalLM if cls is None else cls
-    model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
+    try:
+        model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
+    except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
+        raise BadParamError(f"MODEL: transformers cannot load {path}, {type(error).__name__}: {error}") from error
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)
     return model.to(device or "cpu").eval()
@@ -60,12 +64,18 @@ def _where(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
 def _config(folder: str) -> dict:
     path = Path(folder) / "config.json"
     if path.is_file():
-        return json.loads(path.read_text())
+        try:
+            return json.loads(path.read_text())
+        except ValueError as error:
+            raise BadParamError(f"MODEL: expected JSON in {path}: {error}") from error
     if Path(folder).is_dir():
         raise BadParamError(f"MODEL: expected a folder with config.json, there is none in {folder}")
     import transformers
 
-    return transformers.AutoConfig.from_pretrained(folder).to_dict()
+    try:
+        return transformers.AutoConfig.from_pretrained(folder).to_dict()
+    except (OSError, ValueError, KeyError) as error:
+        raise BadParamError(f"MODEL: transformers cannot load {folder}, {type(error).__name__}: {error}") from error
 
 
 def _without_gguf_attributes(model: torch.nn.Module) -> torch.nn.Module:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -83,6 +84,17 @@ def test_a_policy_decides_and_sglangs_format_is_dynamic(model_folder, tmp_path, 
     policy.write_text("bits: 4\n")
     assert main(["quantize", str(model_folder), "--out", str(tmp_path / "no"), "--policy", str(policy)]) == 2
     assert "--policy: " in capsys.readouterr().err
+    assert main(["generate", str(model_folder), ""]) == 2
+    assert "PROMPT: expected some text, got none" in capsys.readouterr().err
+    config = json.loads((model_folder / "config.json").read_text())
+    for name, fields, message in (
+        ("unknown", {"model_type": "nobody", "architectures": None}, "MODEL: transformers cannot load"),
+        ("encoder", {"architectures": ["LlamaModel"]}, "MODEL: expected one that generates text, got a LlamaModel"),
+    ):
+        other = shutil.copytree(model_folder, tmp_path / name)
+        (other / "config.json").write_text(json.dumps({**config, **fields}))
+        assert main(["generate", str(other), "The quick"]) == 2
+        assert message in " ".join(capsys.readouterr().err.split())
     assert main(["eval", str(tmp_path / "nothing")]) == 2
     assert "MODEL: expected a folder, a GGUF file or a name on the hub" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from operands.tiny_models import MODELS, bert, logits, tiny, tokens
+from operands.tiny_models import MODELS, SIZES, bert, logits, tiny, tokens, transformers
 from safetensors.torch import load_file, save_file
 
 import scaled_mm as sm
@@ -40,6 +40,31 @@ def test_a_saved_model_is_loaded_with_the_same_bits(tmp_path, name):
         assert torch.equal(logits(loaded, ids), logits(model, ids))
     tensors, ours = loaded.state_dict(), model.state_dict()
     assert set(tensors) == set(ours) and all(torch.equal(tensors[key], ours[key]) and tensors[key].dtype is ours[key].dtype for key in ours)
+
+
+def t5_encoder():
+    """Its first layer hands a position bias to the others, beside the hidden states."""
+    config = transformers.T5Config(vocab_size=64, d_model=64, d_ff=96, num_layers=2, num_heads=4, d_kv=16, dtype=torch.float32)
+    return transformers.T5EncoderModel._from_config(config).eval()
+
+
+def qwen3_next():
+    """Norms of each head, linear attention, experts with a shared one."""
+    sizes = {**SIZES, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48}
+    linear = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16)
+    config = transformers.Qwen3NextConfig(**sizes, **linear, layer_types=["linear_attention", "full_attention"], dtype=torch.float32)
+    return transformers.Qwen3NextForCausalLM._from_config(config).eval()
+
+
+@pytest.mark.parametrize("make", [t5_encoder, qwen3_next])
+def test_unusual_models_are_calibrated_saved_and_loaded(tmp_path, make):
+    torch.manual_seed(0)
+    model, ids = make(), tokens()[0]
+    report = sm.quantize_(model, sm.Int8Config(), tokens(), progress=False)
+    assert all(0 < layer.error < 0.1 for layer in report.layers if layer.error is not None)
+    sm.save_pretrained(model, tmp_path)
+    with torch.no_grad():
+        assert torch.equal(model(ids)[0], sm.from_pretrained(tmp_path)(ids)[0])
 
 
 @pytest.mark.filterwarnings("ignore:static scales")
@@ -305,3 +330,31 @@ def test_keys_that_have_defaults_may_be_absent():
     assert read({**GOOD, "config_groups": groups}, "config.json").of("x") == Scheme(static=True)
     with pytest.raises(sm.ScaledMMError, match=r"quantization_config.ignore: expected a regular expression after re:"):
         read({**GOOD, "ignore": ["re:("]}, "config.json")
+
+
+def test_of_several_patterns_the_first_in_the_alphabet_decides_as_in_compressed_tensors():
+    def group(targets, dynamic):
+        numbers = dict(num_bits=8, type="int")
+        inputs = dict(**numbers, strategy="token" if dynamic else "tensor", dynamic=dynamic)
+        return {"targets": targets, "weights": dict(**numbers, strategy="channel"), "input_activations": inputs}
+
+    groups = {"a": group(["re:.*proj", "Linear"], True), "b": group(["re:.*down_proj", "model.up_proj"], False)}
+    schemes = read({"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups}, "config.json")
+    found = {name: schemes.of(name).static for name in ("model.down_proj", "model.up_proj", "model.gate_proj", "model.head")}
+    assert found == {"model.down_proj": True, "model.up_proj": True, "model.gate_proj": False, "model.head": False}
+    targets = [target for one in groups.values() for target in one["targets"]]
+    match = pytest.importorskip("compressed_tensors.utils.match")
+    for name, static in found.items():
+        first = match.match_targets(name, torch.nn.Linear(1, 1), targets)[0]
+        assert (first in groups["b"]["targets"]) is static, name
+
+
+def test_latent_attention_has_one_scheme_for_what_vllm_fuses(tmp_path):
+    model = torch.nn.Module()
+    model.attn = torch.nn.Module()
+    model.attn.q_a_proj = nn.Int8Linear(4, 4, bias=False)
+    model.attn.kv_a_proj_with_mqa = nn.Int8Linear(4, 4, bias=False, static=True)
+    model.attn.kv_a_proj_with_mqa.input_scale.fill_(0.5)
+    model.config, model.save_pretrained = None, None
+    with pytest.raises(sm.BadParamError, match="one scheme and one input scale for q_a_proj, kv_a_proj_with_mqa of attn, got q_a_proj dynamic"):
+        sm.save_pretrained(model, tmp_path)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from operands.tiny_models import bert, distance, logits, tiny, tokens
+from operands.tiny_models import bert, distance, logits, tiny, tokens, transformers
 
 import scaled_mm as sm
 from scaled_mm import nn
@@ -133,5 +133,8 @@ def test_evaluation_follows_its_definitions():
     assert sm.evaluate(encoder, batches, bert()).cosine == pytest.approx(1.0)
     with pytest.raises(sm.ScaledMMError, match="batches: expected at least one"):
         sm.evaluate(model, [])
+    masked = transformers.BertForMaskedLM(encoder.config)
+    with pytest.raises(sm.BadParamError, match="model: expected a causal language model, or an encoder without a head, got a BertForMaskedLM"):
+        sm.evaluate(masked, batches)
     with pytest.raises(sm.ScaledMMError, match=r"batches\[0\]: expected \[batch, tokens\] with at least 2 tokens, got \[1, 1\]"):
         sm.evaluate(model, [torch.zeros(1, 1, dtype=torch.long)])

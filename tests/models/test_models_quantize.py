@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from operands.tiny_models import MODELS, bert, distance, logits, tiny, tokens
+from operands.tiny_models import MODELS, bert, distance, logits, tiny, tokens, transformers
 
 import scaled_mm as sm
 from scaled_mm import nn
@@ -165,6 +165,9 @@ def test_without_calibration_inputs_are_dynamic():
     model = tiny("qwen3_moe")
     report = sm.quantize_(model, progress=False)
     assert set(report.counts()) == {"dynamic"} and not any(layer.errors for layer in report.layers)
+    falcon = transformers.FalconConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=4)
+    with pytest.raises(sm.ScaledMMError, match="model: expected torch.nn.Linear layers or experts in transformer.h, got a FalconForCausalLM without"):
+        sm.quantize_(transformers.FalconForCausalLM(falcon))
     with pytest.raises(sm.ScaledMMError, match="calibration: expected data for activation='static', got None"):
         sm.quantize_(tiny("llama"), sm.Int8Config(activation="static"))
 
