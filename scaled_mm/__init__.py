@@ -41,7 +41,7 @@ from scaled_mm.products.prepared_weight import PreparedWeight, prepare_weight
 from scaled_mm.rowwise import *  # noqa: F403  (its __all__, which is part of ours)
 
 if TYPE_CHECKING:  # for readers of the source; `__getattr__` imports them
-    from scaled_mm import nn
+    from scaled_mm import nn, parallel
     from scaled_mm.models.config import Int8Config
     from scaled_mm.models.convert import convert_
     from scaled_mm.models.evaluate import evaluate
@@ -56,6 +56,7 @@ __version__ = "0.1.0"
 # Whole models are loaded at their first use: most programs need none of them.
 _LATER = {
     "nn": "scaled_mm.nn",
+    "parallel": "scaled_mm.parallel",
     "Int8Config": "scaled_mm.models.config",
     "quantize_": "scaled_mm.models.quantize",
     "QuantizationReport": "scaled_mm.models.report",
@@ -71,7 +72,7 @@ def __getattr__(name: str) -> object:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(_LATER[name])
-    value = module if name == "nn" else getattr(module, name)
+    value = module if _LATER[name] == f"scaled_mm.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 
@@ -122,6 +123,7 @@ __all__ = [
     "grouped_block_scaled_mm",
     "grouped_scaled_mm",
     "nn",
+    "parallel",
     "prepare_weight",
     "quantize_",
     "save_pretrained",

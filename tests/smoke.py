@@ -25,11 +25,12 @@ SMOKE = {
     "test_default_device.py": ["test_grouped_and_block_scaled_products_do_not_depend_on_the_default_device"],
     # layers
     "test_linear.py": ["test_every_pair_of_options_equals_the_two_calls_of_the_reference"],
-    # nn, models, integrations
+    # nn, models, integrations, parallel
     "test_nn_modules.py": ["test_a_linear_layer_has_the_bits_of_int8_linear"],
     "test_models_config.py": ["test_ignored_layers_and_overrides_are_found_by_name_and_pattern"],
     "test_models_checkpoints.py": ["test_every_scheme_survives"],
     "test_integrations.py": ["test_the_products_have_vllms_signatures_and_formula"],
+    "test_parallel.py": ["test_rows_are_divided_in_order"],
     # cpu, rowwise
     "test_cpu_backend.py": ["test_every_memory_layout_is_honoured"],
     "test_norm.py": ["test_a_fused_quantizer_has_the_bits_of_the_chain_in_float32", "test_the_inverse_root_is_an_ieee_root_and_an_ieee_quotient"],

@@ -129,7 +129,7 @@ def _is_rms_norm(norm: torch.nn.Module, epsilon: float) -> bool:
 def _fuse_mlp(block: torch.nn.Module) -> bool:
     mlp = getattr(block, "mlp", None)
     down, act = getattr(mlp, "down_proj", None), getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
-    if not isinstance(down, Int8Linear) or not down.symmetric or act is None:
+    if type(down) is not Int8Linear or not down.symmetric or act is None:  # a rank's part needs the scale of the whole row
         return False
     both = getattr(mlp, "gate_up_proj", None)
     if both is None:

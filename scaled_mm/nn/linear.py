@@ -24,6 +24,7 @@ class Int8Linear(Float32Scales):
     with dynamic asymmetric inputs to `quantize_int8` and `scaled_mm`. No gradient. Raises a ScaledMMError subclass that names the argument.
     """
 
+    is_shard = False  # whether the layer has a rank's part of the weight: scaled_mm.parallel
     scales = ("weight_scale", "input_scale")
     weights = ("weight",)
 

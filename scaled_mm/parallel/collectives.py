@@ -1,0 +1,54 @@
+"""The collectives of exact parallelism: sums of integers and maxima, which are the same in any order, and copies."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from scaled_mm.parallel.ranks import Ranks, rows_of
+
+
+def largest_scales(scales: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """The maximum over all ranks, in place. scales: float32, positive, infinity or NaN; NaN counts as the largest.
+
+    As int32 the bits of such numbers are in the order of their values, NaN above infinity. So a NaN on one rank arrives at all, whatever a backend
+    makes of it.
+    """
+    dist.all_reduce(scales.view(torch.int32), dist.ReduceOp.MAX, group=ranks.group)
+    return scales
+
+
+def sum_to_rows(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """[rows of this rank (`rows_of`), N]: the sums over all ranks. sums: [M, N], contiguous; the same M and N on all ranks."""
+    m = sums.shape[0]
+    each = -(-m // ranks.size)
+    if each * ranks.size != m:
+        sums = torch.cat((sums, sums.new_zeros(each * ranks.size - m, sums.shape[1])))
+    mine = sums.new_empty(each, sums.shape[1])
+    dist.reduce_scatter_tensor(mine, sums, group=ranks.group)
+    rows = rows_of(m, ranks.rank, ranks.size)
+    return mine[: rows.stop - rows.start]
+
+
+def sum_to_all(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """The sums over all ranks, in place."""
+    dist.all_reduce(sums, group=ranks.group)
+    return sums
+
+
+def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
+    """[rows, ...] from the rows of each rank, as `sum_to_rows` distributes them."""
+    each = -(-rows // ranks.size)
+    if mine.shape[0] < each:
+        mine = torch.cat((mine, mine.new_zeros(each - mine.shape[0], *mine.shape[1:])))
+    everything = mine.new_empty(each * ranks.size, *mine.shape[1:])
+    dist.all_gather_into_tensor(everything, mine.contiguous(), group=ranks.group)
+    return everything[:rows]
+
+
+def gather_columns(mine: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """[..., N] from [..., N / size] of each rank, in order of rank."""
+    rows = mine.reshape(-1, mine.shape[-1])
+    everything = rows.new_empty(ranks.size * rows.shape[0], rows.shape[1])
+    dist.all_gather_into_tensor(everything, rows.contiguous(), group=ranks.group)
+    return everything.view(ranks.size, *rows.shape).movedim(0, 1).reshape(*mine.shape[:-1], ranks.size * mine.shape[-1])

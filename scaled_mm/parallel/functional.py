@@ -1,0 +1,138 @@
+"""Row-parallel linear layers: each rank multiplies its part of K, and int32 sums are reduced before anything is scaled."""
+
+from __future__ import annotations
+
+import torch
+
+from scaled_mm.core.checks import check_device, has_shape
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.layers.linear import int8_linear
+from scaled_mm.parallel import collectives
+from scaled_mm.parallel.ranks import Ranks, rows_of
+from scaled_mm.products.gemm import scaled_mm
+from scaled_mm.products.prepared_weight import PreparedWeight
+from scaled_mm.rowwise.arithmetic import FLOATS
+from scaled_mm.rowwise.dynamic import scale_of
+from scaled_mm.rowwise.int8 import quantize_int8
+from scaled_mm.rowwise.operands import check_float, check_rows, check_static
+
+
+def reduce_scatter_linear(
+    x_shard: torch.Tensor,
+    weight_shard: torch.Tensor | PreparedWeight,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    group=None,
+    input_scale: torch.Tensor | None = None,
+    input_zero_point: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    exact: bool = True,
+) -> torch.Tensor:
+    """The rows of y = x W^T + bias that belong to this rank, where x and W are split along K over the ranks of a group.
+
+        scale = max over ranks of the row's scale, as `quantize_int8` has it; or input_scale
+        acc   = sum over ranks of quantize_int8(x_shard, scale=scale) . weight_shard^T        int32, exact in any order
+        y     = cast( (f32(acc) * weight_scale) * scale + bias )                             as `int8_linear`
+
+    x_shard: float16, bfloat16 or float32 [..., K of this rank], the same number of rows on all ranks; the parts of K may differ.
+    weight_shard: int8 [N, K of this rank], or `prepare_weight` of its transpose.
+    weight_scale: float32, one value, [N], [1, N] or [N, 1]. bias: [N] or [1, N], in the output's dtype or float32. Both the same on all ranks.
+    group: a process group, a `DeviceMesh` with one dimension, or None: all processes. input_scale, input_zero_point: static, as of `int8_linear`.
+    out_dtype: float16, bfloat16 or float32; default: x's dtype.
+    exact: False: each rank quantizes by itself and the products are rounded to out_dtype before they are summed, as engines do; the result then
+    depends on the number of ranks.
+
+    Returns [rows of this rank, N]: rows `rows_of(M, rank, size)` of the M rows of x. With exact=True the bits are those of `int8_linear` on one
+    process, for any number of ranks. The K of all ranks together must keep sums below 2^31 (131071; with a zero point 65793), which
+    `RowParallelInt8Linear` checks. No gradient.
+    Raises a ScaledMMError subclass that names the argument. A rank that raises alone leaves the others waiting until the group's timeout.
+    """
+    return _linear(False, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact)
+
+
+def all_reduce_linear(
+    x_shard: torch.Tensor,
+    weight_shard: torch.Tensor | PreparedWeight,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    group=None,
+    input_scale: torch.Tensor | None = None,
+    input_zero_point: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    exact: bool = True,
+) -> torch.Tensor:
+    """As `reduce_scatter_linear`, but every rank gets all rows: [..., N]."""
+    return _linear(True, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact)
+
+
+@torch.no_grad()
+def _linear(everywhere, x, weight, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact) -> torch.Tensor:
+    ranks = Ranks.of(group)
+    b, dtype = _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype)
+    rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.new_empty((x.shape[:-1].numel(), 0))
+    ranks.check_rows(rows.shape[0], x.device)
+    reduce = collectives.sum_to_all if everywhere else collectives.sum_to_rows
+    if exact:
+        q, scale, zero_point = quantized(rows, ranks, input_scale, input_zero_point)
+        acc = reduce(scaled_mm(q, b, out_dtype=torch.int32, a_zero_point=zero_point), ranks)
+        y = scaled(acc, mine(scale, rows.shape[0], ranks, everywhere), weight_scale, bias, dtype)
+    else:
+        options = dict(input_scale=input_scale, input_zero_point=input_zero_point, out_dtype=dtype)
+        y = reduce(int8_linear(rows, weight, weight_scale, **options), ranks)
+        y = y if bias is None else (y.float() + bias.float()).to(dtype)
+    return y.view(*x.shape[:-1], y.shape[-1]) if everywhere else y
+
+
+def quantized(rows, ranks: Ranks, input_scale, input_zero_point) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(q int8, scale float32 [M, 1] or one value, zero point or None) of this rank's part of each row, with the scale of the whole row."""
+    if input_scale is not None:
+        given = quantize_int8(rows, scale=input_scale, zero_point=input_zero_point)
+        return given[0], input_scale.reshape(1, 1), None if input_zero_point is None else given.zero_point.reshape(1)
+    largest = rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1)
+    scale = collectives.largest_scales(scale_of(largest), ranks)
+    return quantize_int8(rows, scale=scale)[0], scale, None
+
+
+def mine(scale: torch.Tensor, rows: int, ranks: Ranks, everywhere: bool) -> torch.Tensor:
+    """The scales of the rows that this rank has."""
+    return scale if everywhere or scale.numel() == 1 else scale[rows_of(rows, ranks.rank, ranks.size)]
+
+
+def scaled(acc: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """cast( (f32(acc) * b_scale) * a_scale + bias ), each operation rounded separately: the formula of `scaled_mm`."""
+    y = acc.to(torch.float32).mul_(b_scale.reshape(1, -1)).mul_(a_scale)
+    if bias is not None:
+        y.add_(bias.reshape(1, -1))
+    return y.to(dtype)
+
+
+def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype) -> tuple[torch.Tensor | PreparedWeight, torch.dtype]:
+    """(the weight as `scaled_mm` takes it, the output's dtype)."""
+    check_rows("x_shard", x)
+    stored = weight.b.t() if isinstance(weight, PreparedWeight) else weight
+    if not isinstance(stored, torch.Tensor) or stored.dtype is not torch.int8 or stored.dim() != 2:
+        got = f"{stored.dtype} {list(stored.shape)}" if isinstance(stored, torch.Tensor) else type(stored).__name__
+        raise BadTensorDtypeError(f"weight_shard: expected int8 [N, K of this rank], or the result of prepare_weight, got {got}")
+    n, k = stored.shape
+    check_device("weight_shard", stored, x.device)
+    if x.shape[-1] != k:
+        raise BadTensorShapeError(f"x_shard: expected [..., {k}] as weight_shard, got {list(x.shape)}")
+    dtype = x.dtype if out_dtype is None else out_dtype
+    if dtype not in FLOATS:
+        raise BadTensorDtypeError(f"out_dtype: expected float16, bfloat16 or float32, got {dtype!r}")
+    check_float("weight_scale", weight_scale, (torch.float32,))
+    check_device("weight_scale", weight_scale, x.device)
+    if weight_scale.numel() != 1 and not has_shape(weight_scale, (n,), (1, n), (n, 1)):
+        raise BadTensorShapeError(f"weight_scale: expected one value, [{n}], [1, {n}] or [{n}, 1], got {list(weight_scale.shape)}")
+    if bias is not None:
+        check_float("bias", bias, (dtype, torch.float32))
+        check_device("bias", bias, x.device)
+        if not has_shape(bias, (n,), (1, n)):
+            raise BadTensorShapeError(f"bias: expected [{n}] or [1, {n}], got {list(bias.shape)}")
+    if input_scale is not None:
+        check_static(input_scale, input_zero_point, x, "input_scale", "input_zero_point")
+    elif input_zero_point is not None:
+        raise BadParamError("input_zero_point: expected None without input_scale, got a zero point")
+    return (weight if isinstance(weight, PreparedWeight) else weight.t()), dtype

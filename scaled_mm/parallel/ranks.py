@@ -1,0 +1,80 @@
+"""The processes of a group, and what they must agree on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from scaled_mm.errors import BadParamError, BadTensorShapeError
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """A process group with this process's rank in it and the number of its processes."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, group: object) -> Ranks:
+        """Of a process group, a `DeviceMesh` with one dimension, or None: all processes. Raises BadParamError for anything else."""
+        if isinstance(group, Ranks):
+            return group
+        if not dist.is_available() or not dist.is_initialized():
+            raise BadParamError("group: expected an initialized torch.distributed (init_process_group; torchrun sets its environment), it is not")
+        if group is None:
+            group = dist.group.WORLD
+        elif isinstance(group, dist.DeviceMesh):
+            if group.ndim != 1:
+                raise BadParamError(f"group: expected a DeviceMesh with one dimension, such as mesh['tp'], got {group.ndim}")
+            group = group.get_group()
+        if not isinstance(group, dist.ProcessGroup):
+            raise BadParamError(f"group: expected a process group, a DeviceMesh or None, got a {type(group).__name__}")
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise BadParamError("group: expected a group that this process is in, it is not")
+        return cls(group, rank, dist.get_world_size(group))
+
+    def agreed(self, make: Callable[[], Mapping[str, object]]) -> list[Mapping[str, object]]:
+        """The facts of every rank, in order of rank. make: the facts of this one; if it raises on any rank, all ranks raise, so that none of them
+        waits for another in a later collective."""
+        try:
+            mine: object = dict(make())
+            error = None
+        except Exception as raised:  # noqa: BLE001 - it is raised again, once the others know
+            mine, error = f"{type(raised).__name__}: {raised}", raised
+        found: list[object] = [None] * self.size
+        dist.all_gather_object(found, mine, group=self.group)
+        if error is not None:
+            raise error
+        for rank, facts in enumerate(found):
+            if isinstance(facts, str):
+                raise BadParamError(f"rank {rank} of {self.size}: {facts}")
+        return found
+
+    def same(self, facts: list[Mapping[str, object]], *names: str) -> None:
+        """BadParamError on all ranks unless these facts are the same on all of them."""
+        for name in names:
+            values = [of_rank[name] for of_rank in facts]
+            if any(value != values[0] for value in values):
+                raise BadParamError(f"{name}: expected the same on all {self.size} ranks, got {', '.join(map(str, values))}")
+
+    def check_rows(self, rows: int, device: torch.device) -> None:
+        """BadTensorShapeError on all ranks unless they have the same number of rows. gloo would compute something else or close connections. Not
+        with NCCL: reading the answer would synchronize with the GPU; different sizes end in its timeout."""
+        if device.type != "cpu":
+            return
+        extremes = torch.tensor([rows, -rows])
+        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
+        if int(extremes[0]) != -int(extremes[1]):
+            raise BadTensorShapeError(f"x_shard: expected the same number of rows on all ranks, got {-int(extremes[1])} to {int(extremes[0])}")
+
+
+def rows_of(rows: int, rank: int, size: int) -> slice:
+    """The rows that a rank has after a reduce-scatter of `rows` rows: ceil(rows / size) each, the last ranks fewer or none."""
+    each = -(-rows // size)
+    return slice(min(rank * each, rows), min((rank + 1) * each, rows))

@@ -1,0 +1,176 @@
+"""The checks that run on every rank of a group of processes (`worker.py`). Each raises where it fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import scaled_mm as sm
+from scaled_mm import nn, parallel
+
+N, K = 24, 120  # K is split evenly over 2, 3 and 4 ranks, N too
+
+
+def part(count: int, rank: int, size: int) -> slice:
+    return slice(rank * count // size, (rank + 1) * count // size)
+
+
+def operands(tokens: int, dtype: torch.dtype = torch.float32):
+    """(x [tokens, K] with outliers, weight int8 [N, K], weight_scale [N, 1], bias [N]), the same on every rank."""
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, K, generator=generator)
+    x[:, ::37] *= 20
+    weight = torch.randint(-128, 128, (N, K), dtype=torch.int8, generator=generator)
+    return x.to(dtype), weight, torch.rand(N, 1, generator=generator) + 0.01, torch.randn(N, generator=generator).to(dtype)
+
+
+def row_parallel_has_the_bits_of_one_process(rank, size):
+    """Any number of tokens: 0, fewer than ranks, and one that they do not divide; dtypes; uneven parts of K; static scales and zero points."""
+    for tokens in (0, 1, 2, 7, 12):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            x, weight, scale, bias = operands(tokens, dtype)
+            columns = part(K, rank, size) if tokens != 7 else [slice(0, 1), slice(1, 50), slice(50, 51), slice(51, K)][rank]
+            if tokens == 7 and rank == size - 1:
+                columns = slice(columns.start, K)
+            scaled = {"input_scale": torch.tensor([0.31])}
+            for bias_of in (None, bias):
+                for static in ({}, scaled, {**scaled, "input_zero_point": torch.tensor([-9], dtype=torch.int8)}):
+                    want = sm.int8_linear(x, weight, scale, bias_of, **static)
+                    shards = x[:, columns], weight[:, columns], scale, bias_of
+                    assert torch.equal(parallel.all_reduce_linear(*shards, **static), want)
+                    rows = parallel.rows_of(tokens, rank, size)
+                    assert torch.equal(parallel.reduce_scatter_linear(*shards, **static), want[rows])
+
+
+def modules_have_the_bits_of_one_process(rank, size):
+    x, weight, scale, bias = operands(6)
+    want = nn.Int8Linear.from_tensors(weight, scale, bias)(x.view(2, 3, K))
+    columns, rows = part(K, rank, size), part(N, rank, size)
+    for reduce in ("all_reduce", "reduce_scatter"):
+        layer = parallel.RowParallelInt8Linear.from_shard(weight[:, columns].contiguous(), scale.t(), bias, reduce=reduce)
+        y = layer(x.view(2, 3, K)[..., columns])
+        assert torch.equal(y, want if reduce == "all_reduce" else want.view(6, N)[parallel.rows_of(6, rank, size)])
+        q, of_rows = sm.quantize_int8(x)
+        y = layer(nn.QuantizedActivation(q[:, columns], of_rows, x.dtype))
+        assert torch.equal(y, want.view(6, N)[slice(None) if reduce == "all_reduce" else parallel.rows_of(6, rank, size)])
+    for gather in (False, True):
+        layer = parallel.ColumnParallelInt8Linear.from_shard(weight[rows], scale[rows], bias[rows], gather_output=gather)
+        assert torch.equal(layer(x.view(2, 3, K)), want if gather else want[..., rows])
+
+
+def an_mlp_has_the_bits_of_one_process(rank, size):
+    """gate and up by columns, down by rows; then the norm of this rank's rows, and a gather of int8."""
+    from scaled_mm.parallel import collectives
+    from scaled_mm.parallel.ranks import Ranks
+
+    generator = torch.Generator().manual_seed(0)
+    h, inner, tokens = 32, 48, 5
+
+    def weight(n: int, k: int):
+        return torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=generator), torch.rand(n, 1, generator=generator) * 1e-3
+
+    (gate, gate_scale), (up, up_scale), (down, down_scale) = weight(inner, h), weight(inner, h), weight(h, inner)
+    x, residual, norm = (torch.randn(*shape, generator=generator) for shape in ((tokens, h), (tokens, h), (h,)))
+    activated = sm.silu_and_mul(torch.cat((sm.int8_linear(x, gate, gate_scale), sm.int8_linear(x, up, up_scale)), -1))
+    y = sm.int8_linear(activated, down, down_scale)
+    quantized, total = sm.add_rms_norm(y, residual, norm, quantize="token")
+
+    ranks, mine, rows = Ranks.of(None), part(inner, rank, size), parallel.rows_of(tokens, rank, size)
+    local = sm.silu_and_mul(torch.cat((sm.int8_linear(x, gate[mine], gate_scale[mine]), sm.int8_linear(x, up[mine], up_scale[mine])), -1))
+    of_rank = parallel.reduce_scatter_linear(local, down[:, mine], down_scale)
+    (q, scale), of_residual = sm.add_rms_norm(of_rank, residual[rows], norm, quantize="token")
+    assert torch.equal(of_rank, y[rows]) and torch.equal(of_residual, total[rows])
+    assert torch.equal(collectives.gather_rows(q, tokens, ranks), quantized[0])
+    assert torch.equal(collectives.gather_rows(scale, tokens, ranks), quantized[1])
+
+
+def numbers_that_are_not_finite_arrive_on_every_rank(rank, size):
+    for value in (float("nan"), float("inf")):
+        x, weight, scale, bias = operands(3)
+        x[1, 5] = value  # in the part of rank 0
+        want = sm.int8_linear(x, weight, scale, bias)
+        found = parallel.all_reduce_linear(x[:, part(K, rank, size)], weight[:, part(K, rank, size)], scale, bias)
+        assert torch.equal(found[[0, 2]], want[[0, 2]]) and found[1].isnan().all() and want[1].isnan().all()
+
+
+def the_usual_way_depends_on_the_number_of_ranks(rank, size):
+    x, weight, scale, _ = operands(64, torch.bfloat16)
+    mine = part(K, rank, size)
+    want = sm.int8_linear(x, weight, scale)
+    found = parallel.all_reduce_linear(x[:, mine], weight[:, mine], scale, exact=False)
+    error = (found.float() - want.float()).norm() / want.float().norm()
+    assert not torch.equal(found, want) and error < 0.05
+
+
+def what_differs_between_ranks_is_refused_on_all(rank, size):
+    _, weight, scale, bias = operands(1)
+    mine, last = weight[:, part(K, rank, size)].contiguous(), rank == size - 1
+    row, column = parallel.RowParallelInt8Linear.from_shard, parallel.ColumnParallelInt8Linear.from_shard
+    for message, make in (
+        ("N: expected the same on all", lambda: row(mine[: N - last], scale[: N - last])),
+        ("weight_scale: expected the same on all", lambda: row(mine, scale + last)),
+        ("bias: expected the same on all", lambda: row(mine, scale, bias if last else None)),
+        ("reduce: expected the same on all", lambda: row(mine, scale, reduce="all_reduce" if last else "reduce_scatter")),
+        ("weight: expected int8 ", lambda: row(mine.float() if last else mine, scale)),
+        ("K: expected the same on all", lambda: column(weight[:, : K - last], scale)),
+        ("inputs: expected the same on all", lambda: column(weight, scale, input_scale=torch.tensor([1.0]) if last else None)),
+        ("of at most 131071", lambda: row(torch.zeros(1, 131072 // size + 1, dtype=torch.int8), torch.ones(1, 1))),
+    ):
+        with pytest.raises(sm.ScaledMMError, match=message):
+            make()
+    x, weight, scale, _ = operands(4)
+    with pytest.raises(sm.BadTensorShapeError, match="x_shard: expected the same number of rows on all ranks, got 3 to 4"):
+        parallel.all_reduce_linear(x[: 4 - last, part(K, rank, size)], weight[:, part(K, rank, size)], scale)
+
+
+def a_whole_model_has_the_bits_of_one_process(rank, size):
+    from operands.tiny_models import SIZES, distance, logits, tokens, transformers
+
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12 if size == 4 else size, "head_dim": 8, "intermediate_size": 96, "hidden_size": 96}
+    for kind in ("Llama", "Qwen3"):
+        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads}, attention_bias=True)
+        torch.manual_seed(0)
+        whole = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32).eval()
+        sm.quantize_(whole, sm.Int8Config(), tokens(), progress=False)
+        want = [logits(whole, ids) for ids in tokens(2)]
+        options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
+        text = whole.generate(tokens()[0][:, :5], **options)
+        split = parallel.parallelize_(whole)
+        assert split.model.layers[0].mlp.down_proj.weight.shape == (96, 96 // size)
+        assert all(torch.equal(logits(split, ids), one) for ids, one in zip(tokens(2), want, strict=True))
+        assert torch.equal(split.generate(tokens()[0][:, :5], **options), text)
+        assert sm.fuse_(split).mlps == [] and distance(logits(split, tokens()[0]), want[0]) < 0.05
+        with pytest.raises(sm.BadParamError, match="model: expected an Int8Linear model.layers.0.self_attn.q_proj, got ColumnParallelInt8Linear"):
+            parallel.parallelize_(split)
+        with pytest.raises(sm.BadParamError, match="without fused modules|save before `parallelize_`"):
+            sm.save_pretrained(split, "/nowhere")
+
+
+def models_that_cannot_be_split_are_refused(rank, size):
+    from operands.tiny_models import tiny
+
+    model = tiny("qwen3_moe")
+    for quantized in (False, True):
+        if quantized:
+            sm.quantize_(model, progress=False)
+        with pytest.raises(sm.BadParamError, match="expected dense decoder layers, got experts in model.layers.0"):
+            parallel.parallelize_(model)
+    model = tiny("llama")
+    with pytest.raises(sm.BadParamError, match="model: expected an Int8Linear model.layers.0.self_attn.q_proj, got Linear"):
+        parallel.parallelize_(model)
+    sm.quantize_(model, progress=False)
+    if size in (3, 4):  # 4 heads of query, 2 of key and value
+        with pytest.raises(sm.BadParamError, match=r"a number of ranks that divides the \d heads of model.layers.0.self_attn.[qk]_proj, got"):
+            parallel.parallelize_(model)
+    assert type(model.model.layers[0].mlp.down_proj) is nn.Int8Linear
+
+
+def one_rank_raises_alone(rank, size):
+    """The first of two checks that end badly: rank 1 dies, and the others get an error before the timeout."""
+    import os
+
+    x, weight, scale, _ = operands(4)
+    mine = part(K, rank, size)
+    if rank == 1:
+        os._exit(7)
+    parallel.all_reduce_linear(x[:, mine], weight[:, mine], scale)
