@@ -50,7 +50,7 @@ def fuse_(model: torch.nn.Module) -> Fused:
         norms = {}  # post_attention_layernorm then is not what the MLP reads (OLMo 2, EXAONE 4, Gemma)
     else:
         norms = NORMS
-    before = [dict(block._modules) for block in blocks], _trial(model)
+    before = [dict(block._modules) for block in blocks], trial(model)
     for index, block in enumerate(blocks):
         for norm, (parent, *readers) in norms.items():
             if _fuse_norm(block, norm, parent, readers):
@@ -66,7 +66,8 @@ def fuse_(model: torch.nn.Module) -> Fused:
     return done
 
 
-def _trial(model: torch.nn.Module) -> torch.Tensor:
+@torch.no_grad()
+def trial(model: torch.nn.Module) -> torch.Tensor:
     """What the model computes for a few tokens."""
     result = model(torch.arange(1, 9, device=next(model.parameters()).device)[None])
     logits = getattr(result, "logits", None)
@@ -77,7 +78,7 @@ def _check(model: torch.nn.Module, blocks: list[torch.nn.Module], before: tuple[
     """Undoes everything if the model does not compute nearly the same: names of modules do not say what else a layer does with a norm's result."""
     modules, wanted = before
     try:
-        distance = float((_trial(model) - wanted).norm() / wanted.norm())
+        distance = float((trial(model) - wanted).norm() / wanted.norm())
         reason = f"outputs that differ by {distance:.2g}"
     except (TypeError, AttributeError, RuntimeError, ScaledMMError) as error:
         distance, reason = float("inf"), f"{type(error).__name__}: {error}"
@@ -126,10 +127,15 @@ def _is_rms_norm(norm: torch.nn.Module, epsilon: float) -> bool:
     return torch.allclose(ours, theirs, rtol=4 * torch.finfo(weight.dtype).eps, atol=1e-6)
 
 
+def _has_shards(module: torch.nn.Module) -> bool:
+    """Whether a rank has parts of its weights (scaled_mm.parallel): the quantizer then needs the scale of the whole row."""
+    return any(isinstance(inner, Int8Linear) and inner.is_shard for inner in module.modules())
+
+
 def _fuse_mlp(block: torch.nn.Module) -> bool:
     mlp = getattr(block, "mlp", None)
     down, act = getattr(mlp, "down_proj", None), getattr(mlp, "act_fn", getattr(mlp, "activation_fn", None))
-    if type(down) is not Int8Linear or not down.symmetric or act is None:  # a rank's part needs the scale of the whole row
+    if not isinstance(down, Int8Linear) or not down.symmetric or act is None or _has_shards(mlp):
         return False
     both = getattr(mlp, "gate_up_proj", None)
     if both is None:

@@ -11,10 +11,10 @@ from scaled_mm.parallel.ranks import Ranks, rows_of
 def largest_scales(scales: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """The maximum over all ranks, in place. scales: float32, positive, infinity or NaN; NaN counts as the largest.
 
-    As int32 the bits of such numbers are in the order of their values, NaN above infinity. So a NaN on one rank arrives at all, whatever a backend
-    makes of it.
+    As int32 the bits of such numbers are in the order of their values, NaN above infinity, once the sign is gone, which a NaN may have. So a NaN on
+    one rank arrives at all, whatever a backend makes of it.
     """
-    dist.all_reduce(scales.view(torch.int32), dist.ReduceOp.MAX, group=ranks.group)
+    dist.all_reduce(scales.view(torch.int32).bitwise_and_(0x7FFFFFFF), dist.ReduceOp.MAX, group=ranks.group)
     return scales
 
 

@@ -37,15 +37,16 @@ def reduce_scatter_linear(
 
     x_shard: float16, bfloat16 or float32 [..., K of this rank], the same number of rows on all ranks; the parts of K may differ.
     weight_shard: int8 [N, K of this rank], or `prepare_weight` of its transpose.
-    weight_scale: float32, one value, [N], [1, N] or [N, 1]. bias: [N] or [1, N], in the output's dtype or float32. Both the same on all ranks.
+    weight_scale: float32, one value, [N], [1, N] or [N, 1]. bias: [N] or [1, N], in the output's dtype or float32. These, and all arguments below,
+    are the same on all ranks.
     group: a process group, a `DeviceMesh` with one dimension, or None: all processes. input_scale, input_zero_point: static, as of `int8_linear`.
     out_dtype: float16, bfloat16 or float32; default: x's dtype.
     exact: False: each rank quantizes by itself and the products are rounded to out_dtype before they are summed, as engines do; the result then
     depends on the number of ranks.
 
     Returns [rows of this rank, N]: rows `rows_of(M, rank, size)` of the M rows of x. With exact=True the bits are those of `int8_linear` on one
-    process, for any number of ranks. The K of all ranks together must keep sums below 2^31 (131071; with a zero point 65793), which
-    `RowParallelInt8Linear` checks. No gradient.
+    process, for any number of ranks. K of all ranks together: at most 131071, or 65793 with a zero point, or sums overflow; not checked here,
+    `RowParallelInt8Linear` checks it. No gradient.
     Raises a ScaledMMError subclass that names the argument. A rank that raises alone leaves the others waiting until the group's timeout.
     """
     return _linear(False, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact)
@@ -72,7 +73,7 @@ def _linear(everywhere, x, weight, weight_scale, bias, group, input_scale, input
     ranks = Ranks.of(group)
     b, dtype = _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype)
     rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.new_empty((x.shape[:-1].numel(), 0))
-    ranks.check_rows(rows.shape[0], x.device)
+    ranks.check_rows("x_shard", rows.shape[0], x.device)
     reduce = collectives.sum_to_all if everywhere else collectives.sum_to_rows
     if exact:
         q, scale, zero_point = quantized(rows, ranks, input_scale, input_zero_point)
@@ -104,7 +105,7 @@ def scaled(acc: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias
     """cast( (f32(acc) * b_scale) * a_scale + bias ), each operation rounded separately: the formula of `scaled_mm`."""
     y = acc.to(torch.float32).mul_(b_scale.reshape(1, -1)).mul_(a_scale)
     if bias is not None:
-        y.add_(bias.reshape(1, -1))
+        y.add_(bias.reshape(1, -1).float())
     return y.to(dtype)
 
 

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 
-from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError
+from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError, BadTensorShapeError
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.quantized import QuantizedActivation
 from scaled_mm.parallel import collectives
 from scaled_mm.parallel.functional import all_reduce_linear, mine, reduce_scatter_linear, scaled
 from scaled_mm.parallel.ranks import Ranks
 from scaled_mm.products.gemm import scaled_mm
+from scaled_mm.rowwise.arithmetic import FLOATS
 
 REDUCE = ("reduce_scatter", "all_reduce")
 
 
 class ColumnParallelInt8Linear(Int8Linear):
-    """An `Int8Linear` with the rows of the weight that belong to this rank: its outputs are those columns of the whole layer's.
+    """An `Int8Linear` with the rows of the weight that belong to this rank: its outputs are the same block of the whole layer's outputs.
 
-    forward(x): x as `Int8Linear` takes it, the same on all ranks. Returns [..., N of this rank]; with gather_output=True [..., N] in order of rank,
-    for which all ranks must have as many rows. The bits are those of the whole layer.
+    forward(x): x as `Int8Linear` takes it, the same on all ranks. Returns [..., N of this rank]; with gather_output=True [..., N], the ranks' parts
+    in order of rank, for which N must be the same on all ranks. The bits are those of the whole layer. Made by `from_shard`.
     """
 
     is_shard = True
+    ranks: Ranks | None = None
+    gather_output = False
 
     @classmethod
     def from_shard(
@@ -46,30 +51,40 @@ class ColumnParallelInt8Linear(Int8Linear):
         made: list[ColumnParallelInt8Linear] = []
 
         def facts() -> dict[str, object]:
+            _check_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point)
+            _check_bool("gather_output", gather_output)
             layer = cls.from_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point, symmetric=symmetric)
             made.append(layer)
-            return _facts(layer) | {"N of a rank": layer.out_features, "K": layer.in_features}
+            return _facts(layer) | {"N": layer.out_features, "K": layer.in_features, "gather_output": gather_output}
 
         found = ranks.agreed(facts)
-        ranks.same(found, "K", "inputs", *(("N of a rank",) if gather_output else ()))
+        of_sizes = {"K": "weight_shard"} | ({"N": "weight_shard"} if gather_output else {})
+        ranks.same(found, gather_output="gather_output", **of_sizes, **_INPUTS)
         made[0].ranks, made[0].gather_output = ranks, gather_output
         return made[0]
 
     def forward(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor:
         y = super().forward(x)
-        return collectives.gather_columns(y, self.ranks) if self.gather_output else y
+        if not self.gather_output:
+            return y
+        self.ranks.check_rows("x", y.shape[:-1].numel(), y.device)
+        return collectives.gather_columns(y, self.ranks)
 
 
 class RowParallelInt8Linear(Int8Linear):
     """An `Int8Linear` with the columns of the weight that belong to this rank. Int32 sums are reduced, then scaled once.
 
-    forward(x): x float [..., K of this rank], or a `QuantizedActivation` whose scale is that of the whole row. Returns what
-    `reduce_scatter_linear` or `all_reduce_linear` return.
+    forward(x): x float [..., K of this rank], or a `QuantizedActivation` of this rank's K, quantized with the scale of the whole row. Returns what
+    `reduce_scatter_linear` or `all_reduce_linear` return. Made by `from_shard`.
 
     With exact=True the bits are those of the whole layer on one process, for any number of ranks.
     """
 
     is_shard = True
+    ranks: Ranks | None = None
+    reduce = "all_reduce"
+    exact = True
+    whole_k = 0  # K of all ranks
 
     @classmethod
     def from_shard(
@@ -96,16 +111,17 @@ class RowParallelInt8Linear(Int8Linear):
         def facts() -> dict[str, object]:
             if reduce not in REDUCE:
                 raise BadParamError(f"reduce: expected {' or '.join(map(repr, REDUCE))}, got {reduce!r}")
+            _check_bool("exact", exact)
+            _check_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point)
             layer = cls.from_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point)
             made.append(layer)
-            values = {name: _values(getattr(layer, name)) for name in ("weight_scale", "bias", "input_scale", "input_zero_point")}
-            return _facts(layer) | values | {"N": layer.out_features, "K of a rank": layer.in_features, "reduce": reduce, "exact": exact}
+            same = {"weight_scale": _values(layer.weight_scale), "bias": _values(layer.bias), "reduce": reduce, "exact": exact}
+            return _facts(layer) | same | {"N": layer.out_features, "K": layer.in_features}
 
         found = ranks.agreed(facts)
-        ranks.same(found, "N", "inputs", "reduce", "exact", "weight_scale", "bias", "input_scale", "input_zero_point")
-        k, bound = sum(of_rank["K of a rank"] for of_rank in found), K_BOUNDS[input_zero_point is not None]
-        if k > bound:
-            raise AccumulatorOverflowError(f"weight_shard: expected K of all ranks of at most {bound}, got {k}")
+        ranks.same(found, N="weight_shard", weight_scale="weight_scale", bias="bias", reduce="reduce", exact="exact", **_INPUTS)
+        made[0].whole_k = k = sum(of_rank["K"] for of_rank in found)
+        _check_k(k, input_zero_point is not None)
         made[0].ranks, made[0].reduce, made[0].exact = ranks, reduce, exact
         return made[0]
 
@@ -123,8 +139,11 @@ class RowParallelInt8Linear(Int8Linear):
     def _of_whole_rows(self, x: QuantizedActivation, everywhere: bool) -> torch.Tensor:
         if not self.exact:
             raise BadParamError("x: expected a float tensor with exact=False, got a QuantizedActivation")
+        if x.shape[-1] != self.in_features:
+            raise BadTensorShapeError(f"x: expected [..., {self.in_features}], the part of each row that is this rank's, got {list(x.shape)}")
+        _check_k(self.whole_k, x.zero_point is not None)
         rows = x.q.reshape(-1, self.in_features)
-        self.ranks.check_rows(rows.shape[0], rows.device)
+        self.ranks.check_rows("x", rows.shape[0], rows.device)
         zero_point = None if x.zero_point is None else x.zero_point.reshape(-1, 1)
         prepared = self._constant_weight() if rows.is_cuda else None
         acc = scaled_mm(rows, self.weight.t() if prepared is None else prepared, out_dtype=torch.int32, a_zero_point=zero_point)
@@ -133,14 +152,42 @@ class RowParallelInt8Linear(Int8Linear):
         return y.view(*x.shape[:-1], self.out_features) if everywhere else y
 
 
+_INPUTS = {"kind_of_inputs": "input_scale", "input_scale": "input_scale", "input_zero_point": "input_zero_point"}
+
+
 def _facts(layer: Int8Linear) -> dict[str, object]:
-    return {"inputs": f"{layer.activation}{'' if layer.symmetric else ' asymmetric'}"}
+    """What all ranks must have in common, by the names in `_INPUTS`."""
+    kind = f"{layer.activation}{'' if layer.symmetric else ' asymmetric'}"
+    return {"kind_of_inputs": kind} | {name: _values(getattr(layer, name)) for name in ("input_scale", "input_zero_point")}
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise BadParamError(f"{name}: expected True or False, got {value!r}")
+
+
+def _check_k(k: int, zero_point: bool) -> None:
+    if k > K_BOUNDS[zero_point]:
+        raise AccumulatorOverflowError(f"weight_shard: expected K of all ranks of at most {K_BOUNDS[zero_point]}, got {k}")
+
+
+def _check_tensors(weight, weight_scale, bias, input_scale, input_zero_point) -> None:
+    given = dict(weight_shard=weight, weight_scale=weight_scale, bias=bias, input_scale=input_scale, input_zero_point=input_zero_point)
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("weight_shard", "weight_scale")):
+            raise BadParamError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+    if weight.dtype is not torch.int8 or weight.dim() != 2:
+        raise BadTensorShapeError(f"weight_shard: expected int8 [N, K] of this rank, got {weight.dtype} {list(weight.shape)}")
+    n = weight.shape[0]
+    if bias is not None and (bias.dtype not in FLOATS or tuple(bias.shape) != (n,)):
+        raise BadTensorShapeError(f"bias: expected float16, bfloat16 or float32 [{n}], got {bias.dtype} {list(bias.shape)}")
+    for name, tensor in (("input_scale", input_scale), ("input_zero_point", input_zero_point)):
+        if tensor is not None and tensor.numel() != 1:
+            raise BadTensorShapeError(f"{name}: expected one value, got {list(tensor.shape)}")
 
 
 def _values(tensor: torch.Tensor | None) -> str:
     """What two tensors must have in common to be the same, short enough to send."""
-    import hashlib
-
     if tensor is None:
         return "none"
     content = tensor.detach().flatten().clone().view(torch.uint8).cpu().numpy().tobytes()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import blocks_of, experts_of
+from scaled_mm.models.fuse import trial
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.parallel.linear import ColumnParallelInt8Linear, RowParallelInt8Linear
@@ -21,28 +24,66 @@ def parallelize_(model: torch.nn.Module, group=None) -> torch.nn.Module:
     """Keeps this rank's part of each decoder layer, in place, and returns the model, which computes the bits of the whole one on every rank.
 
     q, k, v, gate and up are split along N, by heads; o and down along K, and their int32 sums are all-reduced. Norms, embeddings and the output head
-    stay whole on every rank, and so does the text: `generate` runs as on one process.
+    stay whole on every rank. Every rank computes all logits, so `generate` gives the text of one process on each, if all ranks have the same ids
+    and, when sampling, the same seed.
 
     model: from `quantize_`, `from_pretrained` or `convert_`, with Llama's names of modules (Llama, Mistral, Qwen2, Qwen3, Granite and similar),
     the same on every rank. group: a process group, a `DeviceMesh` with one dimension, or None: all processes. The number of ranks must divide the
     heads of query, of key and value, and the sizes of the feed-forward networks. A collective: all ranks must call it.
 
-    Raises BadParamError on all ranks, before the model is changed, if a decoder layer cannot be split so: fused modules, experts, asymmetric dynamic
-    inputs of o or down, layers that are not int8.
+    Raises BadParamError on all ranks, with the model unchanged, if a decoder layer has fused modules, experts, layers that are not int8, or dynamic
+    asymmetric inputs of o or down; if attention is transformers' eager one, whose bits depend on the number of heads; if the models of the ranks
+    differ; or if the logits of a few tokens change, as where attention mixes heads.
     """
     ranks = Ranks.of(group)
-    prefix, blocks = blocks_of(model)
-    names = [f"{prefix}.{index}" for index in range(len(blocks))]
-    facts = ranks.agreed(lambda: {"decoder layers": [_plan(name, block, ranks.size) for name, block in zip(names, blocks)]})
-    ranks.same(facts, "decoder layers")
-    for block in blocks:
-        for parent in COLUMNS:
-            _split(getattr(block, parent), parent, ranks)
+    facts = ranks.agreed(lambda: {"model": _checksum(model), "layers": _plan(model, ranks.size)})
+    ranks.same(facts, layers="model", model="model")
+    blocks = blocks_of(model)[1]
+    before = trial(model)
+    parts = [(getattr(block, parent), _split(getattr(block, parent), parent, ranks)) for block in blocks for parent in COLUMNS]
+    whole = [(module, dict(module._modules)) for module, _ in parts]
+    for module, shards in parts:
+        module._modules.update(shards)
+
+    def unchanged() -> dict[str, object]:
+        try:
+            same = torch.equal(trial(model), before)
+        except (RuntimeError, TypeError) as error:
+            raise BadParamError(f"model: expected attention that computes each head by itself, got {type(error).__name__}: {error}") from error
+        if not same:
+            raise BadParamError("model: expected attention that computes each head by itself, got other logits than those of the whole model")
+        return {}
+
+    try:
+        ranks.agreed(unchanged)
+    except BadParamError:
+        for module, children in whole:
+            module._modules.update(children)
+        raise
     return model
 
 
-def _plan(name: str, block: torch.nn.Module, size: int) -> dict[str, int]:
-    """The sizes that are split, by name. Raises BadParamError if they cannot be."""
+def _checksum(model: torch.nn.Module) -> str:
+    """Of all tensors: names, dtypes, shapes, and sums of their bytes, which a GPU computes too."""
+    if not isinstance(model, torch.nn.Module):
+        raise BadParamError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        total = int(tensor.detach().flatten().clone().view(torch.int8).sum(dtype=torch.int64)) if tensor.numel() else 0
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {total}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _plan(model: torch.nn.Module, size: int) -> list[dict[str, int]]:
+    """The sizes that are split, of each decoder layer by name. Raises BadParamError if they cannot be."""
+    implementation = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if implementation == "eager":
+        raise BadParamError("model: expected attn_implementation='sdpa' or a flash attention, got 'eager'")
+    prefix, blocks = blocks_of(model)
+    return [_plan_of_block(f"{prefix}.{index}", block, size) for index, block in enumerate(blocks)]
+
+
+def _plan_of_block(name: str, block: torch.nn.Module, size: int) -> dict[str, int]:
     if experts_of(block) or any(isinstance(module, Int8Experts) for module in block.modules()):
         raise BadParamError(f"model: expected dense decoder layers, got experts in {name}")
     found = {}
@@ -68,19 +109,21 @@ def _plan(name: str, block: torch.nn.Module, size: int) -> dict[str, int]:
     return found
 
 
-def _split(module: torch.nn.Module, parent: str, ranks: Ranks) -> None:
+def _split(module: torch.nn.Module, parent: str, ranks: Ranks) -> dict[str, Int8Linear]:
+    """This rank's layers of self_attn or mlp, by name."""
+    made: dict[str, Int8Linear] = {}
     for child in COLUMNS[parent]:
         layer = getattr(module, child)
         rows = _part(layer.out_features, ranks)
         bias = None if layer.bias is None else layer.bias[rows].clone()
         static = dict(input_scale=layer.input_scale, input_zero_point=layer.input_zero_point, symmetric=layer.symmetric)
         tensors = layer.weight[rows].clone(), layer.weight_scale[rows].clone()
-        setattr(module, child, ColumnParallelInt8Linear.from_shard(*tensors, bias, group=ranks, **static))
+        made[child] = ColumnParallelInt8Linear.from_shard(*tensors, bias, group=ranks, **static)
     layer = getattr(module, ROWS[parent])
     static = dict(input_scale=layer.input_scale, input_zero_point=layer.input_zero_point)
     shard = layer.weight[:, _part(layer.in_features, ranks)].contiguous()
-    made = RowParallelInt8Linear.from_shard(shard, layer.weight_scale, layer.bias, group=ranks, reduce="all_reduce", **static)
-    setattr(module, ROWS[parent], made)
+    made[ROWS[parent]] = RowParallelInt8Linear.from_shard(shard, layer.weight_scale, layer.bias, group=ranks, reduce="all_reduce", **static)
+    return made
 
 
 def _part(count: int, ranks: Ranks) -> slice:

@@ -24,6 +24,7 @@ class Ranks:
         """Of a process group, a `DeviceMesh` with one dimension, or None: all processes. Raises BadParamError for anything else."""
         if isinstance(group, Ranks):
             return group
+        outside = "group: expected a group that this process is in, it is not"
         if not dist.is_available() or not dist.is_initialized():
             raise BadParamError("group: expected an initialized torch.distributed (init_process_group; torchrun sets its environment), it is not")
         if group is None:
@@ -31,13 +32,21 @@ class Ranks:
         elif isinstance(group, dist.DeviceMesh):
             if group.ndim != 1:
                 raise BadParamError(f"group: expected a DeviceMesh with one dimension, such as mesh['tp'], got {group.ndim}")
+            if group.get_coordinate() is None:
+                raise BadParamError(outside)
             group = group.get_group()
+        if group == dist.GroupMember.NON_GROUP_MEMBER:
+            raise BadParamError(outside)
         if not isinstance(group, dist.ProcessGroup):
-            raise BadParamError(f"group: expected a process group, a DeviceMesh or None, got a {type(group).__name__}")
-        rank = dist.get_rank(group)
-        if rank < 0:
-            raise BadParamError("group: expected a group that this process is in, it is not")
-        return cls(group, rank, dist.get_world_size(group))
+            raise BadParamError(f"group: expected a process group, a DeviceMesh or None, got {type(group).__name__}")
+        return cls(group, dist.get_rank(group), dist.get_world_size(group))
+
+    def __deepcopy__(self, memo: dict) -> Ranks:
+        """Itself: a process group has no copies."""
+        return self
+
+    def __reduce__(self):
+        raise BadParamError("model: expected a whole one to pickle or torch.save; save before `parallelize_`")
 
     def agreed(self, make: Callable[[], Mapping[str, object]]) -> list[Mapping[str, object]]:
         """The facts of every rank, in order of rank. make: the facts of this one; if it raises on any rank, all ranks raise, so that none of them
@@ -56,22 +65,23 @@ class Ranks:
                 raise BadParamError(f"rank {rank} of {self.size}: {facts}")
         return found
 
-    def same(self, facts: list[Mapping[str, object]], *names: str) -> None:
-        """BadParamError on all ranks unless these facts are the same on all of them."""
-        for name in names:
-            values = [of_rank[name] for of_rank in facts]
+    def same(self, facts: list[Mapping[str, object]], **of: str) -> None:
+        """BadParamError on all ranks unless these facts are the same on all of them. of: the argument that a fact is of."""
+        for fact, argument in of.items():
+            values = [of_rank[fact] for of_rank in facts]
             if any(value != values[0] for value in values):
-                raise BadParamError(f"{name}: expected the same on all {self.size} ranks, got {', '.join(map(str, values))}")
+                what = "" if fact == argument else f"{fact.replace('_', ' ')} "
+                raise BadParamError(f"{argument}: expected the same {what}on all {self.size} ranks, got {', '.join(map(str, values))}")
 
-    def check_rows(self, rows: int, device: torch.device) -> None:
-        """BadTensorShapeError on all ranks unless they have the same number of rows. gloo would compute something else or close connections. Not
-        with NCCL: reading the answer would synchronize with the GPU; different sizes end in its timeout."""
-        if device.type != "cpu":
+    def check_rows(self, name: str, rows: int, device: torch.device) -> None:
+        """BadTensorShapeError on all ranks unless they have the same number of rows: gloo would return wrong sums, close connections or abort.
+        Skipped on GPUs, where reading the answer would synchronize, and in compiled code; there different sizes end in the group's timeout."""
+        if device.type != "cpu" or torch.compiler.is_compiling():
             return
         extremes = torch.tensor([rows, -rows])
         dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
         if int(extremes[0]) != -int(extremes[1]):
-            raise BadTensorShapeError(f"x_shard: expected the same number of rows on all ranks, got {-int(extremes[1])} to {int(extremes[0])}")
+            raise BadTensorShapeError(f"{name}: expected the same number of rows on all ranks, got {-int(extremes[1])} to {int(extremes[0])}")
 
 
 def rows_of(rows: int, rank: int, size: int) -> slice:

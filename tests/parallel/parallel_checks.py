@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -85,6 +88,18 @@ def an_mlp_has_the_bits_of_one_process(rank, size):
 
 
 def numbers_that_are_not_finite_arrive_on_every_rank(rank, size):
+    from scaled_mm.parallel import collectives
+    from scaled_mm.parallel.ranks import Ranks
+
+    bits = torch.tensor([0x7F800000, -1 if rank == 0 else 5, 0x7FC00000 if rank == 0 else 0x7F800000], dtype=torch.int32)  # -1: a NaN with a sign
+    assert collectives.largest_scales(bits.view(torch.float32), Ranks.of(None)).isnan().tolist() == [False, True, True]
+    x = torch.zeros(64, 128)
+    x[3, 0] = float("nan")
+    mine = part(128, rank, size)
+    weight = torch.ones(8, 128, dtype=torch.int8)
+    columns = x[:, mine].t().contiguous().t()  # torch's maximum of such a NaN may have a sign
+    y = parallel.all_reduce_linear(columns, weight[:, mine], torch.ones(8))
+    assert y[3].isnan().all() and not y[:3].isnan().any()
     for value in (float("nan"), float("inf")):
         x, weight, scale, bias = operands(3)
         x[1, 5] = value  # in the part of rank 0
@@ -107,13 +122,17 @@ def what_differs_between_ranks_is_refused_on_all(rank, size):
     mine, last = weight[:, part(K, rank, size)].contiguous(), rank == size - 1
     row, column = parallel.RowParallelInt8Linear.from_shard, parallel.ColumnParallelInt8Linear.from_shard
     for message, make in (
-        ("N: expected the same on all", lambda: row(mine[: N - last], scale[: N - last])),
+        ("weight_shard: expected the same N on all", lambda: row(mine[: N - last], scale[: N - last])),
         ("weight_scale: expected the same on all", lambda: row(mine, scale + last)),
         ("bias: expected the same on all", lambda: row(mine, scale, bias if last else None)),
         ("reduce: expected the same on all", lambda: row(mine, scale, reduce="all_reduce" if last else "reduce_scatter")),
-        ("weight: expected int8 ", lambda: row(mine.float() if last else mine, scale)),
-        ("K: expected the same on all", lambda: column(weight[:, : K - last], scale)),
-        ("inputs: expected the same on all", lambda: column(weight, scale, input_scale=torch.tensor([1.0]) if last else None)),
+        ("weight_shard: expected int8 ", lambda: row(mine.float() if last else mine, scale)),
+        ("weight_shard: expected the same K on all", lambda: column(weight[:, : K - last], scale)),
+        ("input_scale: expected the same kind of inputs on all", lambda: column(weight, scale, input_scale=torch.tensor([1.0]) if last else None)),
+        ("gather_output: expected the same on all", lambda: column(weight, scale, gather_output=last)),
+        ("input_scale: expected the same on all", lambda: column(weight, scale, input_scale=torch.tensor([1.0 + last]))),
+        ("bias: expected float16, bfloat16 or float32", lambda: row(mine, scale, bias[: N - last].double())),
+        ("weight_scale: expected a tensor, got NoneType", lambda: row(mine, None if last else scale)),
         ("of at most 131071", lambda: row(torch.zeros(1, 131072 // size + 1, dtype=torch.int8), torch.ones(1, 1))),
     ):
         with pytest.raises(sm.ScaledMMError, match=message):
@@ -121,6 +140,24 @@ def what_differs_between_ranks_is_refused_on_all(rank, size):
     x, weight, scale, _ = operands(4)
     with pytest.raises(sm.BadTensorShapeError, match="x_shard: expected the same number of rows on all ranks, got 3 to 4"):
         parallel.all_reduce_linear(x[: 4 - last, part(K, rank, size)], weight[:, part(K, rank, size)], scale)
+
+
+def parts_of_rows_are_checked(rank, size):
+    _, weight, scale, _ = operands(1)
+    layer = parallel.RowParallelInt8Linear.from_shard(weight[:, part(K, rank, size)].contiguous(), scale)
+    whole = nn.QuantizedActivation(torch.zeros(size, K, dtype=torch.int8), torch.ones(size, 1), torch.float32)
+    with pytest.raises(sm.BadTensorShapeError, match=rf"x: expected \[..., {K // size}\], the part of each row that is this rank's, got"):
+        layer(whole)
+    layer = parallel.RowParallelInt8Linear.from_shard(torch.zeros(1, 120000 // size, dtype=torch.int8), torch.ones(1, 1))
+    zero = torch.zeros(2, 120000 // size, dtype=torch.int8)
+    with pytest.raises(sm.AccumulatorOverflowError, match="expected K of all ranks of at most 65793, got 120000"):
+        layer(nn.QuantizedActivation(zero, torch.ones(2, 1), torch.float32, torch.tensor([3])))
+    assert copy.deepcopy(layer).ranks is layer.ranks
+    with pytest.raises(sm.BadParamError, match="save before `parallelize_`"):
+        pickle.dumps(layer)
+    gathers = parallel.ColumnParallelInt8Linear.from_shard(weight, scale, gather_output=True)
+    with pytest.raises(sm.BadTensorShapeError, match="x: expected the same number of rows on all ranks"):
+        gathers(torch.zeros(3 + (rank == 0), K))
 
 
 def a_whole_model_has_the_bits_of_one_process(rank, size):
@@ -147,7 +184,7 @@ def a_whole_model_has_the_bits_of_one_process(rank, size):
 
 
 def models_that_cannot_be_split_are_refused(rank, size):
-    from operands.tiny_models import tiny
+    from operands.tiny_models import SIZES, logits, tiny, tokens, transformers
 
     model = tiny("qwen3_moe")
     for quantized in (False, True):
@@ -163,6 +200,29 @@ def models_that_cannot_be_split_are_refused(rank, size):
         with pytest.raises(sm.BadParamError, match=r"a number of ranks that divides the \d heads of model.layers.0.self_attn.[qk]_proj, got"):
             parallel.parallelize_(model)
     assert type(model.model.layers[0].mlp.down_proj) is nn.Int8Linear
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 8, "hidden_size": 96}
+    config = transformers.LlamaConfig(**{**SIZES, **heads})
+    model, eager = (transformers.LlamaForCausalLM._from_config(copy.deepcopy(config), attn_implementation=name) for name in ("sdpa", "eager"))
+    sm.quantize_(model, progress=False)
+    for message, made in (
+        ("model: expected a torch.nn.Module, got NoneType", None if rank == 1 else model),
+        ("model: expected attn_implementation='sdpa'", eager),
+    ):
+        with pytest.raises(sm.BadParamError, match=message):
+            parallel.parallelize_(made)
+    for kind in ("DiffLlama", "Olmo2"):
+        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads})
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+        sm.quantize_(model, progress=False)
+        before = logits(model, tokens()[0])
+        with pytest.raises(sm.BadParamError, match="model: expected attention that computes each head by itself, got"):
+            parallel.parallelize_(model)
+        assert torch.equal(logits(model, tokens()[0]), before)
+        if rank == 1:
+            model.model.norm.weight.data.mul_(2)
+        with pytest.raises(sm.BadParamError, match="model: expected the same on all"):
+            parallel.parallelize_(model)
 
 
 def one_rank_raises_alone(rank, size):

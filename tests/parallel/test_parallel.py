@@ -23,6 +23,7 @@ CHECKS = [
     "numbers_that_are_not_finite_arrive_on_every_rank",
     "the_usual_way_depends_on_the_number_of_ranks",
     "what_differs_between_ranks_is_refused_on_all",
+    "parts_of_rows_are_checked",
     "models_that_cannot_be_split_are_refused",
     "a_whole_model_has_the_bits_of_one_process",
 ]
