@@ -56,7 +56,7 @@ def parallelize_(model: torch.nn.Module, group=None) -> torch.nn.Module:
 
     try:
         ranks.agreed(unchanged)
-    except BadParamError:
+    except BaseException:  # whatever stopped it, on this rank or another: the model is whole again
         for module, children in whole:
             module._modules.update(children)
         raise
