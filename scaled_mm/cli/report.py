@@ -18,7 +18,7 @@ HELP = "render the report of a bench or autotune run again, from its JSON, or co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    files = "autotune.json, bench.json, bench_gguf.json, path.json, experts.json, block_scaled.json or decoder.json"
+    files = "autotune.json, bench.json, bench_gguf.json, bench_block.json, path.json, experts.json, block_scaled.json or decoder.json"
     parser.add_argument("directory", type=Path, metavar="DIR", help=f"a folder with {files}, or some of them")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="print the times of DIR next to those of another run")
 
