@@ -58,7 +58,10 @@ def fused_experts(
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given; ids as in `moe_sort`.
     AccumulatorOverflowError: H or I is above 131071, without block_scales.
     """
-    _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, expert_map, out)
+    check_experts(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales)
+    if out is not None:
+        apart = dict(w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
+        check_written("out", out, x.dtype, x.shape, x.device, **apart, expert_map=expert_map)
     order = moe.moe_sort(topk_ids, w13.shape[0], expert_map=expert_map)
     q, scale = moe.quantize_to_rows(x, order.inverse, block_scales)
     rows = expected_rows(*topk_ids.shape, w13.shape[0], expert_map)
@@ -90,7 +93,8 @@ def _product(q, weight, scale, weight_scale, ends, out_dtype, block_scales, rows
     return grouped_scaled_mm(q, b, scale, weight_scale, ends, out_dtype=out_dtype, expected_rows=rows, zero_unassigned=False)
 
 
-def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, expert_map, out) -> None:
+def check_experts(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, least: int = 1) -> None:
+    """Checks operands of `fused_experts`. least: number of experts."""
     check_rows("x", x, least=2)
     if x.dim() != 2:
         raise BadTensorShapeError(f"x: expected [tokens, H], got {list(x.shape)}")
@@ -99,7 +103,7 @@ def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, 
     tokens, hidden = x.shape
     if w13.shape[2] != hidden or w13.shape[1] % 2:
         raise BadTensorShapeError(f"w13: expected [E, 2 I, H] with H = {hidden} as in x, got {list(w13.shape)}")
-    if w13.shape[0] < 1:
+    if w13.shape[0] < least:
         raise BadTensorShapeError(f"w13: expected at least one expert, got {list(w13.shape)}")
     expected = w13.shape[0], hidden, w13.shape[1] // 2
     if tuple(w2.shape) != expected:
@@ -120,9 +124,6 @@ def _check(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, 
         raise BadTensorShapeError(f"topk_ids: expected {list(topk_weights.shape)} as topk_weights, got {list(topk_ids.shape)}")
     if not isinstance(activation, str) or activation not in moe.ACTIVATIONS:
         raise BadParamError(f"activation: expected one of {', '.join(map(repr, moe.ACTIVATIONS))}, got {activation!r}")
-    if out is not None:
-        apart = dict(w13=w13, w13_scale=w13_scale, w2=w2, w2_scale=w2_scale, topk_weights=topk_weights, topk_ids=topk_ids)
-        check_written("out", out, x.dtype, x.shape, x.device, **apart, expert_map=expert_map)
 
 
 def check_depths(hidden: int, inner: int, block_scales: bool) -> None:

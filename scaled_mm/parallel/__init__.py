@@ -4,9 +4,21 @@ Rooms: `ranks` (the processes of a group, and what they must agree on), `collect
 `model` (`parallelize_`).
 """
 
+from scaled_mm.parallel.experts import all_reduce_experts, all_to_all_experts
 from scaled_mm.parallel.functional import all_reduce_linear, reduce_scatter_linear
+from scaled_mm.parallel.int8_experts import ExpertParallelInt8Experts
 from scaled_mm.parallel.linear import ColumnParallelInt8Linear, RowParallelInt8Linear
 from scaled_mm.parallel.model import parallelize_
 from scaled_mm.parallel.ranks import rows_of
 
-__all__ = ["ColumnParallelInt8Linear", "RowParallelInt8Linear", "all_reduce_linear", "parallelize_", "reduce_scatter_linear", "rows_of"]
+__all__ = [
+    "ColumnParallelInt8Linear",
+    "ExpertParallelInt8Experts",
+    "RowParallelInt8Linear",
+    "all_reduce_experts",
+    "all_reduce_linear",
+    "all_to_all_experts",
+    "parallelize_",
+    "reduce_scatter_linear",
+    "rows_of",
+]

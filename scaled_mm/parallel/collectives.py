@@ -30,10 +30,27 @@ def sum_to_rows(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     return mine[: rows.stop - rows.start]
 
 
+def sum_of_one(bits: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """`sum_to_rows` of tensors [M, N] of which, for each element, at most one rank has other bits than 0: those bits, for any dtype."""
+    as_integers = torch.int32 if bits.shape[1] * bits.element_size() % 4 == 0 else torch.int8
+    return sum_to_rows(bits.view(as_integers), ranks).view(bits.dtype)
+
+
 def sum_to_all(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """The sums over all ranks, in place."""
     dist.all_reduce(sums, group=ranks.group)
     return sums
+
+
+def begin_sum(sums: torch.Tensor, ranks: Ranks):
+    """Begins `sum_to_all` and returns the work to wait for."""
+    return dist.all_reduce(sums, group=ranks.group, async_op=True)
+
+
+def begin_sum_to_rows(sums: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, object]:
+    """Begins a reduce-scatter of [M, N], where the number of ranks divides M. (the rows of this rank, the work to wait for)."""
+    mine = sums.new_empty(sums.shape[0] // ranks.size, sums.shape[1])
+    return mine, dist.reduce_scatter_tensor(mine, sums, group=ranks.group, async_op=True)
 
 
 def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
@@ -52,3 +69,10 @@ def gather_columns(mine: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     everything = rows.new_empty(ranks.size * rows.shape[0], rows.shape[1])
     dist.all_gather_into_tensor(everything, rows.contiguous(), group=ranks.group)
     return everything.view(ranks.size, *rows.shape).movedim(0, 1).reshape(*mine.shape[:-1], ranks.size * mine.shape[-1])
+
+
+def exchange(rows: torch.Tensor, send: list[int], receive: list[int], ranks: Ranks) -> torch.Tensor:
+    """The rows that all ranks send to this one, in order of rank. rows: in order of the rank they go to. send, receive: how many to and from each."""
+    arrived = rows.new_empty(sum(receive), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=ranks.group)
+    return arrived

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from scaled_mm.core.checks import check_device, has_shape
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.layers.linear import int8_linear
 from scaled_mm.parallel import collectives
+from scaled_mm.parallel.overlap import check_chunks, summed
 from scaled_mm.parallel.ranks import Ranks, rows_of
 from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight
@@ -28,6 +31,7 @@ def reduce_scatter_linear(
     input_zero_point: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     exact: bool = True,
+    chunks: int | None = None,
 ) -> torch.Tensor:
     """The rows of y = x W^T + bias that belong to this rank, where x and W are split along K over the ranks of a group.
 
@@ -43,13 +47,15 @@ def reduce_scatter_linear(
     out_dtype: float16, bfloat16 or float32; default: x's dtype.
     exact: False: each rank quantizes by itself and the products are rounded to out_dtype before they are summed, as engines do; the result then
     depends on the number of ranks.
+    chunks: exact=True multiplies and sums so many chunks of rows one after the other, each while the one before travels. None: chosen by the model of
+    times (`scaled_mm.parallel.cost`) on a GPU; 1 on a CPU.
 
     Returns [rows of this rank, N]: rows `rows_of(M, rank, size)` of the M rows of x. With exact=True the bits are those of `int8_linear` on one
     process, for any number of ranks. K of all ranks together: at most 131071, or 65793 with a zero point, or sums overflow; not checked here,
     `RowParallelInt8Linear` checks it. No gradient.
     Raises a ScaledMMError subclass that names the argument. A rank that raises alone leaves the others waiting until the group's timeout.
     """
-    return _linear(False, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact)
+    return _linear(False, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, chunks)
 
 
 def all_reduce_linear(
@@ -63,27 +69,47 @@ def all_reduce_linear(
     input_zero_point: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     exact: bool = True,
+    chunks: int | None = None,
 ) -> torch.Tensor:
     """As `reduce_scatter_linear`, but every rank gets all rows: [..., N]."""
-    return _linear(True, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact)
+    return _linear(True, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, chunks)
 
 
 @torch.no_grad()
-def _linear(everywhere, x, weight, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact) -> torch.Tensor:
+def _linear(everywhere, x, weight, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, chunks) -> torch.Tensor:
     ranks = Ranks.of(group)
-    b, dtype = _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype)
+
+    def check():
+        check_chunks(chunks)
+        return _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype)
+
+    b, dtype = ranks.checked(x, check, **_same(x, input_scale, input_zero_point))
     rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.new_empty((x.shape[:-1].numel(), 0))
-    ranks.check_rows("x_shard", rows.shape[0], x.device)
-    reduce = collectives.sum_to_all if everywhere else collectives.sum_to_rows
     if exact:
         q, scale, zero_point = quantized(rows, ranks, input_scale, input_zero_point)
-        acc = reduce(scaled_mm(q, b, out_dtype=torch.int32, a_zero_point=zero_point), ranks)
+        acc = summed(multiplier(b), q, zero_point, ranks, everywhere, chunks or 1)
         y = scaled(acc, mine(scale, rows.shape[0], ranks, everywhere), weight_scale, bias, dtype)
     else:
         options = dict(input_scale=input_scale, input_zero_point=input_zero_point, out_dtype=dtype)
+        reduce = collectives.sum_to_all if everywhere else collectives.sum_to_rows
         y = reduce(int8_linear(rows, weight, weight_scale, **options), ranks)
         y = y if bias is None else (y.float() + bias.float()).to(dtype)
     return y.view(*x.shape[:-1], y.shape[-1]) if everywhere else y
+
+
+def multiplier(b: torch.Tensor | PreparedWeight) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """From rows int8 [M, K] and their zero points to the int32 product with b [K, N]."""
+    return lambda q, zero_point: scaled_mm(q, b, out_dtype=torch.int32, a_zero_point=zero_point)
+
+
+def _same(x, input_scale, input_zero_point) -> dict[str, Callable]:
+    """What all ranks must have in common: see `Ranks.checked`."""
+    kind = (input_scale is not None) + (input_zero_point is not None)
+    return {
+        "x_shard__number_of_rows": lambda _: x.shape[:-1].numel(),
+        "weight_shard__N": lambda found: (found[0].b if isinstance(found[0], PreparedWeight) else found[0]).shape[1],
+        "input_scale__kind_of_inputs": lambda _: kind,
+    }
 
 
 def quantized(rows, ranks: Ranks, input_scale, input_zero_point) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -91,8 +117,11 @@ def quantized(rows, ranks: Ranks, input_scale, input_zero_point) -> tuple[torch.
     if input_scale is not None:
         given = quantize_int8(rows, scale=input_scale, zero_point=input_zero_point)
         return given[0], input_scale.reshape(1, 1), None if input_zero_point is None else given.zero_point.reshape(1)
-    largest = rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1)
-    scale = collectives.largest_scales(scale_of(largest), ranks)
+    if rows.is_cuda:  # one kernel, which also quantizes
+        scale = quantize_int8(rows)[1]
+    else:
+        scale = scale_of(rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1))
+    scale = collectives.largest_scales(scale, ranks)
     return quantize_int8(rows, scale=scale)[0], scale, None
 
 

@@ -10,9 +10,9 @@ from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError, 
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.quantized import QuantizedActivation
 from scaled_mm.parallel import collectives
-from scaled_mm.parallel.functional import all_reduce_linear, mine, reduce_scatter_linear, scaled
+from scaled_mm.parallel.functional import all_reduce_linear, mine, multiplier, reduce_scatter_linear, scaled
+from scaled_mm.parallel.overlap import check_chunks, summed
 from scaled_mm.parallel.ranks import Ranks
-from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.rowwise.arithmetic import FLOATS
 
 REDUCE = ("reduce_scatter", "all_reduce")
@@ -67,7 +67,7 @@ class ColumnParallelInt8Linear(Int8Linear):
         y = super().forward(x)
         if not self.gather_output:
             return y
-        self.ranks.check_rows("x", y.shape[:-1].numel(), y.device)
+        self.ranks.checked(y, lambda: None, x__number_of_rows=lambda _: y.shape[:-1].numel())
         return collectives.gather_columns(y, self.ranks)
 
 
@@ -84,6 +84,7 @@ class RowParallelInt8Linear(Int8Linear):
     ranks: Ranks | None = None
     reduce = "all_reduce"
     exact = True
+    chunks: int | None = None
     whole_k = 0  # K of all ranks
 
     @classmethod
@@ -96,12 +97,13 @@ class RowParallelInt8Linear(Int8Linear):
         group=None,
         reduce: str = "reduce_scatter",
         exact: bool = True,
+        chunks: int | None = None,
         input_scale: torch.Tensor | None = None,
         input_zero_point: torch.Tensor | None = None,
     ) -> RowParallelInt8Linear:
         """weight_shard: int8 [N, K of this rank]. The same on all ranks: weight_scale: float32, [1, N] or [N, 1]; bias: [N]; input_scale,
-        input_zero_point: one value. reduce: "reduce_scatter": this rank's rows; "all_reduce": all rows. exact: see `reduce_scatter_linear`. A
-        collective: all ranks must call it.
+        input_zero_point: one value. reduce: "reduce_scatter": this rank's rows; "all_reduce": all rows. exact, chunks: see
+        `reduce_scatter_linear`. A collective: all ranks must call it.
 
         Raises a ScaledMMError subclass on all ranks if one has a wrong argument, if what must be the same differs, or if the K of all ranks together
         could overflow int32."""
@@ -112,17 +114,18 @@ class RowParallelInt8Linear(Int8Linear):
             if reduce not in REDUCE:
                 raise BadParamError(f"reduce: expected {' or '.join(map(repr, REDUCE))}, got {reduce!r}")
             _check_bool("exact", exact)
+            check_chunks(chunks)
             _check_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point)
             layer = cls.from_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point)
             made.append(layer)
-            same = {"weight_scale": _values(layer.weight_scale), "bias": _values(layer.bias), "reduce": reduce, "exact": exact}
+            same = {"weight_scale": _values(layer.weight_scale), "bias": _values(layer.bias), "reduce": reduce, "exact": exact, "chunks": chunks}
             return _facts(layer) | same | {"N": layer.out_features, "K": layer.in_features}
 
         found = ranks.agreed(facts)
-        ranks.same(found, N="weight_shard", weight_scale="weight_scale", bias="bias", reduce="reduce", exact="exact", **_INPUTS)
+        ranks.same(found, N="weight_shard", weight_scale="weight_scale", bias="bias", reduce="reduce", exact="exact", chunks="chunks", **_INPUTS)
         made[0].whole_k = k = sum(of_rank["K"] for of_rank in found)
         _check_k(k, input_zero_point is not None)
-        made[0].ranks, made[0].reduce, made[0].exact = ranks, reduce, exact
+        made[0].ranks, made[0].reduce, made[0].exact, made[0].chunks = ranks, reduce, exact, chunks
         return made[0]
 
     def forward(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor:
@@ -134,22 +137,23 @@ class RowParallelInt8Linear(Int8Linear):
         weight = self.weight if prepared is None else prepared
         bias = self.bias if self.bias is None or self.bias.dtype in (x.dtype, torch.float32) else self.bias.float()
         static = dict(input_scale=self.input_scale, input_zero_point=self.input_zero_point)
-        return linear(x, weight, self.weight_scale, bias, group=self.ranks, exact=self.exact, **static)
+        return linear(x, weight, self.weight_scale, bias, group=self.ranks, exact=self.exact, chunks=self.chunks, **static)
 
     def _of_whole_rows(self, x: QuantizedActivation, everywhere: bool) -> torch.Tensor:
+        self.ranks.checked(x.q, lambda: self._check_whole_rows(x), x__number_of_rows=lambda _: x.shape[:-1].numel())
+        rows = x.q.reshape(-1, self.in_features)
+        zero_point = None if x.zero_point is None else x.zero_point.reshape(-1, 1)
+        prepared = self._constant_weight() if rows.is_cuda else None
+        acc = summed(multiplier(self.weight.t() if prepared is None else prepared), rows, zero_point, self.ranks, everywhere, self.chunks or 1)
+        y = scaled(acc, mine(x.scale.reshape(-1, 1), rows.shape[0], self.ranks, everywhere), self.weight_scale, self.bias, x.dtype)
+        return y.view(*x.shape[:-1], self.out_features) if everywhere else y
+
+    def _check_whole_rows(self, x: QuantizedActivation) -> None:
         if not self.exact:
             raise BadParamError("x: expected a float tensor with exact=False, got a QuantizedActivation")
         if x.shape[-1] != self.in_features:
             raise BadTensorShapeError(f"x: expected [..., {self.in_features}], the part of each row that is this rank's, got {list(x.shape)}")
         _check_k(self.whole_k, x.zero_point is not None)
-        rows = x.q.reshape(-1, self.in_features)
-        self.ranks.check_rows("x", rows.shape[0], rows.device)
-        zero_point = None if x.zero_point is None else x.zero_point.reshape(-1, 1)
-        prepared = self._constant_weight() if rows.is_cuda else None
-        acc = scaled_mm(rows, self.weight.t() if prepared is None else prepared, out_dtype=torch.int32, a_zero_point=zero_point)
-        acc = (collectives.sum_to_all if everywhere else collectives.sum_to_rows)(acc, self.ranks)
-        y = scaled(acc, mine(x.scale.reshape(-1, 1), rows.shape[0], self.ranks, everywhere), self.weight_scale, self.bias, x.dtype)
-        return y.view(*x.shape[:-1], self.out_features) if everywhere else y
 
 
 _INPUTS = {"kind_of_inputs": "input_scale", "input_scale": "input_scale", "input_zero_point": "input_zero_point"}

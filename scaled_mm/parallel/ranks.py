@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from scaled_mm.errors import BadParamError, BadTensorShapeError
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +76,37 @@ class Ranks:
                 what = "" if fact == argument else f"{fact.replace('_', ' ')} "
                 raise BadParamError(f"{argument}: expected the same {what}on all {self.size} ranks, got {', '.join(map(str, values))}")
 
-    def check_rows(self, name: str, rows: int, device: torch.device) -> None:
-        """BadTensorShapeError on all ranks unless they have the same number of rows: gloo would return wrong sums, close connections or abort.
-        Skipped on GPUs, where reading the answer would synchronize, and in compiled code; there different sizes end in the group's timeout."""
-        if device.type != "cpu" or torch.compiler.is_compiling():
-            return
-        extremes = torch.tensor([rows, -rows])
-        dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
-        if int(extremes[0]) != -int(extremes[1]):
-            raise BadTensorShapeError(f"{name}: expected the same number of rows on all ranks, got {-int(extremes[1])} to {int(extremes[0])}")
+    def checked(self, argument: object, check: Callable[[], T], **sizes: Callable[[T], int]) -> T:
+        """check(), which raises for wrong arguments. Where `argument` is not on a GPU, its error is raised on all ranks, and sizes(check()), by the
+        names of arguments (`x__rows`: "the same rows"), must be the same on all: gloo would return wrong sums, close connections or abort.
+
+        Only check() on GPUs, where reading the others' answers would synchronize, and in compiled code; there the group's timeout must do.
+        """
+        if torch.compiler.is_compiling() or isinstance(argument, torch.Tensor) and argument.device.type != "cpu":
+            return check()
+        found, error, mine = None, None, [0] * len(sizes)
+        try:
+            found = check()
+            mine = [size(found) for size in sizes.values()]
+        except Exception as raised:  # noqa: BLE001 - it is raised again, once the others know
+            error = raised
+        extremes = torch.tensor([error is not None, *mine, *(-size for size in mine)], dtype=torch.int64)
+        try:
+            dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
+        except RuntimeError:
+            if error is None:
+                raise
+        if error is not None:
+            raise error
+        refused, *others = extremes.tolist()
+        if refused:
+            raise BadParamError(f"group: expected arguments that all {self.size} ranks accept, got an error on another rank")
+        for name, most, least in zip(sizes, others, others[len(sizes) :]):
+            if most != -least:
+                argument_name, _, what = name.partition("__")
+                what = what.replace("_", " ")
+                raise BadTensorShapeError(f"{argument_name}: expected the same {what} on all {self.size} ranks, got {-least} to {most}")
+        return found
 
 
 def rows_of(rows: int, rank: int, size: int) -> slice:

@@ -50,14 +50,14 @@ def moe_sort(topk_ids: torch.Tensor, num_experts: int, *, expert_map: torch.Tens
     Raises a ScaledMMError subclass that names the argument, what was expected and what was given. On a CPU an id out of range is a
     BadParamError. On a GPU, whose values the host does not read, it counts as -1.
     """
-    num_experts = _check_sort(topk_ids, num_experts, expert_map)
+    num_experts = check_sort(topk_ids, num_experts, expert_map)
     if kernels.serve(topk_ids) and (served := _sort_by_kernel(topk_ids, num_experts, expert_map)):
         return ExpertOrder(*served)
     return ExpertOrder(*(_sort_operator if torch.compiler.is_compiling() else _sort)(topk_ids, num_experts, expert_map))
 
 
-def _check_sort(topk_ids, num_experts, expert_map) -> int:
-    """num_experts, as an int."""
+def check_sort(topk_ids, num_experts, expert_map=None) -> int:
+    """num_experts, as an int. Checks the arguments of `moe_sort`."""
     _check_indices("topk_ids", topk_ids, *_INDICES)
     if topk_ids.dim() != 2:
         raise BadTensorShapeError(f"topk_ids: expected [tokens, choices], got {list(topk_ids.shape)}")
@@ -89,7 +89,7 @@ def _check_indices(name: str, tensor: object, *dtypes: torch.dtype) -> None:
         raise DeviceNotSupportedError(f"{name}: expected a CUDA or CPU tensor, got one on {tensor.device}")
 
 
-def _check_values(topk_ids: torch.Tensor, num_experts: int, expert_map: torch.Tensor | None) -> None:
+def check_ids(topk_ids: torch.Tensor, num_experts: int, expert_map: torch.Tensor | None = None) -> None:
     """BadParamError for a value on a CPU that is out of range. Not while something traces: it would record this reading of values."""
     if fast.intercepted():
         return
@@ -112,7 +112,7 @@ def _sort_by_kernel(topk_ids, num_experts, expert_map) -> tuple[torch.Tensor, ..
 
 
 def _sort(topk_ids, num_experts, expert_map) -> tuple[torch.Tensor, ...]:
-    _check_values(topk_ids, num_experts, expert_map)
+    check_ids(topk_ids, num_experts, expert_map)
     ids = topk_ids.reshape(-1).to(torch.int64)
     if expert_map is not None:
         known = (ids >= 0) & (ids < expert_map.shape[0])
@@ -134,7 +134,7 @@ def _fake_sort(topk_ids, num_experts, expert_map) -> tuple[torch.Tensor, ...]:
 
 
 _sort_operator = operator(
-    "moe_sort", 3, _sort, _check_sort, "SymInt num_experts, Tensor? expert_map", fake=_fake_sort, first="topk_ids", kernel=_sort_by_kernel
+    "moe_sort", 3, _sort, check_sort, "SymInt num_experts, Tensor? expert_map", fake=_fake_sort, first="topk_ids", kernel=_sort_by_kernel
 )
 
 

@@ -40,9 +40,10 @@ def row_parallel_has_the_bits_of_one_process(rank, size):
                 for static in ({}, scaled, {**scaled, "input_zero_point": torch.tensor([-9], dtype=torch.int8)}):
                     want = sm.int8_linear(x, weight, scale, bias_of, **static)
                     shards = x[:, columns], weight[:, columns], scale, bias_of
-                    assert torch.equal(parallel.all_reduce_linear(*shards, **static), want)
                     rows = parallel.rows_of(tokens, rank, size)
-                    assert torch.equal(parallel.reduce_scatter_linear(*shards, **static), want[rows])
+                    for chunks in (None, 2, 5):
+                        assert torch.equal(parallel.all_reduce_linear(*shards, **static, chunks=chunks), want)
+                        assert torch.equal(parallel.reduce_scatter_linear(*shards, **static, chunks=chunks), want[rows])
 
 
 def modules_have_the_bits_of_one_process(rank, size):
@@ -85,6 +86,94 @@ def an_mlp_has_the_bits_of_one_process(rank, size):
     assert torch.equal(of_rank, y[rows]) and torch.equal(of_residual, total[rows])
     assert torch.equal(collectives.gather_rows(q, tokens, ranks), quantized[0])
     assert torch.equal(collectives.gather_rows(scale, tokens, ranks), quantized[1])
+
+
+EXPERTS, CHOICES, HIDDEN, INNER = 10, 3, 32, 48  # 10 experts: 4 ranks have 3, 3, 3 and 1; 3 have 4, 4 and 2
+
+
+def mixture(tokens: int, dtype: torch.dtype, experts: int = EXPERTS, block: bool = False):
+    """x, w13, its scale, w2, its scale, topk_weights and topk_ids of all experts, the same on every rank. Some choices are -1."""
+    generator = torch.Generator().manual_seed(tokens + experts)
+
+    def weight(n: int, k: int):
+        shape = (experts, -(-n // 128), -(-k // 128)) if block else (experts, n, 1)
+        return torch.randint(-128, 128, (experts, n, k), dtype=torch.int8, generator=generator), torch.rand(*shape, generator=generator) * 1e-2
+
+    x, weights = torch.randn(tokens, HIDDEN, generator=generator), torch.rand(tokens, CHOICES, generator=generator)
+    ids = torch.rand(tokens, experts, generator=generator).topk(min(CHOICES, experts)).indices
+    ids = torch.cat((ids, ids.new_full((tokens, CHOICES - ids.shape[1]), -1)), 1)
+    ids[::4, 1] = -1
+    return x.to(dtype), *weight(2 * INNER, HIDDEN), *weight(HIDDEN, INNER), weights, ids
+
+
+def experts_have_the_bits_of_one_process(rank, size):
+    """All tokens on every rank, and split evenly, unevenly and on one rank; fewer experts than ranks; dtypes, block scales, activations."""
+    for tokens, dtype, experts, block, activation in (
+        (0, torch.float32, EXPERTS, False, "silu"),
+        (1, torch.bfloat16, EXPERTS, False, "silu"),
+        (13, torch.float32, EXPERTS, False, "gelu"),
+        (13, torch.bfloat16, EXPERTS, True, "silu"),
+        (12, torch.float16, 1, False, "gelu_tanh"),
+        (7, torch.bfloat16, 3, True, "silu"),
+    ):
+        x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(tokens, dtype, experts, block)
+        options = dict(activation=activation, block_scales=block)
+        want = sm.fused_experts(x, w13, w13_scale, w2, w2_scale, weights, ids, **options)
+        mine = parallel.rows_of(experts, rank, size)
+        shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
+        found = parallel.all_reduce_experts(x, *shards, weights, ids, global_num_experts=experts, **options)
+        assert torch.equal(found, want)
+        for rows in (part(tokens, rank, size), slice(0, tokens if rank == size - 1 else 0), [slice(0, 1), slice(1, 8)][min(rank, 1)]):
+            of_rank = parallel.all_to_all_experts(x[rows], *shards, weights[rows], ids[rows].int(), global_num_experts=experts, **options)
+            assert torch.equal(of_rank, want[rows])
+        if not block:
+            for tokens_of, rows in (("all", slice(None)), ("split", part(tokens, rank, size))):
+                layer = parallel.ExpertParallelInt8Experts.from_shard(*shards, global_num_experts=experts, tokens=tokens_of, activation=activation)
+                assert torch.equal(layer(x[rows], ids[rows], weights[rows]), want[rows])
+
+
+def infinite_results_of_experts_arrive(rank, size):
+    x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(6, torch.float32)
+    x[2, 3], x[4, 1] = float("nan"), float("inf")
+    want = sm.fused_experts(x, w13, w13_scale, w2, w2_scale, weights, ids)
+    mine = parallel.rows_of(EXPERTS, rank, size)
+    shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
+    found = parallel.all_reduce_experts(x, *shards, weights, ids, global_num_experts=EXPERTS)
+    split = parallel.all_to_all_experts(x, *shards, weights, ids, global_num_experts=EXPERTS)
+    for y in (found, split):
+        assert torch.equal(y.isnan(), want.isnan()) and want[2].isnan().all() and torch.equal(y.nan_to_num(), want.nan_to_num())
+
+
+def wrong_experts_are_refused_on_all(rank, size):
+    x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(6, torch.float32)
+    mine, last = parallel.rows_of(EXPERTS, rank, size), rank == size - 1
+    shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
+    for function in (parallel.all_reduce_experts, parallel.all_to_all_experts):
+
+        def call(x=x, shards=shards, weights=weights, ids=ids, function=function, **options):
+            return function(x, *shards, weights, ids, **dict(global_num_experts=EXPERTS) | options)
+
+        for message, others, wrong in (
+            ("topk_ids: expected int32 or int64", "ids", ids.float()),
+            ("w13: expected .* with the . experts from", "shards", tuple(tensor[:0] for tensor in shards)),
+            ("topk_ids: expected values from -1 to 9, got 10", "ids", ids.clamp_min(10)),
+            ("activation: expected one of", "activation", "relu"),
+            ("global_num_experts: expected a positive integer, got 0", "global_num_experts", 0),
+        ):
+            with pytest.raises(sm.ScaledMMError, match=message if last else "group: expected arguments that all . ranks accept, got an error on"):
+                call(**({others: wrong} if last else {}))
+        with pytest.raises(sm.BadTensorShapeError, match="topk_ids: expected the same (number of )?choices on all"):
+            call(weights=weights[:, : CHOICES - last], ids=ids[:, : CHOICES - last])
+    with pytest.raises(sm.BadTensorShapeError, match="x: expected the same number of tokens on all"):
+        parallel.all_reduce_experts(x[last:], *shards, weights[last:], ids[last:], global_num_experts=EXPERTS)
+    make = parallel.ExpertParallelInt8Experts.from_shard
+    for message, wrong in (
+        ("tokens: expected 'all' or 'split', got 'some'", dict(tokens="some")),
+        ("tokens: expected the same on all", dict(tokens="all" if last else "split")),
+        ("global_num_experts: expected the same on all|gate_up_proj: expected int8 of the", dict(global_num_experts=EXPERTS + last)),
+    ):
+        with pytest.raises(sm.ScaledMMError, match=message):
+            make(*shards, **dict(global_num_experts=EXPERTS) | wrong)
 
 
 def numbers_that_are_not_finite_arrive_on_every_rank(rank, size):
@@ -138,7 +227,7 @@ def what_differs_between_ranks_is_refused_on_all(rank, size):
         with pytest.raises(sm.ScaledMMError, match=message):
             make()
     x, weight, scale, _ = operands(4)
-    with pytest.raises(sm.BadTensorShapeError, match="x_shard: expected the same number of rows on all ranks, got 3 to 4"):
+    with pytest.raises(sm.BadTensorShapeError, match="x_shard: expected the same number of rows on all . ranks, got 3 to 4"):
         parallel.all_reduce_linear(x[: 4 - last, part(K, rank, size)], weight[:, part(K, rank, size)], scale)
 
 
@@ -156,7 +245,7 @@ def parts_of_rows_are_checked(rank, size):
     with pytest.raises(sm.BadParamError, match="save before `parallelize_`"):
         pickle.dumps(layer)
     gathers = parallel.ColumnParallelInt8Linear.from_shard(weight, scale, gather_output=True)
-    with pytest.raises(sm.BadTensorShapeError, match="x: expected the same number of rows on all ranks"):
+    with pytest.raises(sm.BadTensorShapeError, match="x: expected the same number of rows on all . ranks"):
         gathers(torch.zeros(3 + (rank == 0), K))
 
 

@@ -1,0 +1,73 @@
+"""An int32 product and the sum of it over all ranks, in chunks of rows: while one chunk travels, the next one is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.parallel import collectives
+from scaled_mm.parallel.ranks import Ranks, rows_of
+
+Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+def check_chunks(chunks: object) -> None:
+    """BadParamError unless it is a positive integer or None."""
+    if chunks is not None and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
+        raise BadParamError(f"chunks: expected a positive integer or None, got {chunks!r}")
+
+
+def parts(rows: int, chunks: int) -> list[slice]:
+    """At most `chunks` slices of equal size, the last one smaller, that cover the rows; one empty slice for none."""
+    each = max(1, -(-rows // chunks))
+    return [slice(begin, min(begin + each, rows)) for begin in range(0, max(1, rows), each)]
+
+
+def summed(multiply: Multiply, q: torch.Tensor, zero_point: torch.Tensor | None, ranks: Ranks, everywhere: bool, chunks: int) -> torch.Tensor:
+    """int32: the sums over all ranks of multiply(q, zero_point). [M, N] with everywhere, else [rows of this rank (`rows_of`), N].
+
+    multiply: from rows of q, and their zero points, to [rows, N] int32. q: int8 [M, K]. zero_point: one value, [M, 1] or None.
+    chunks: at least 1. The bits do not depend on it.
+    """
+    if chunks == 1:
+        return (collectives.sum_to_all if everywhere else collectives.sum_to_rows)(multiply(q, zero_point), ranks)
+    return _to_all(multiply, q, zero_point, ranks, chunks) if everywhere else _to_rows(multiply, q, zero_point, ranks, chunks)
+
+
+def _to_all(multiply: Multiply, q, zero_point, ranks: Ranks, chunks: int) -> torch.Tensor:
+    sent = []
+    for rows in parts(q.shape[0], chunks):
+        of_chunk = multiply(q[rows], zero_point if zero_point is None or zero_point.numel() == 1 else zero_point[rows])
+        sent.append((of_chunk, collectives.begin_sum(of_chunk, ranks)))
+    return torch.cat([_arrived(*each) for each in sent])
+
+
+def _to_rows(multiply: Multiply, q, zero_point, ranks: Ranks, chunks: int) -> torch.Tensor:
+    """A chunk has some rows of each rank, so that each rank gets its rows of each chunk."""
+    m, each = q.shape[0], -(-q.shape[0] // ranks.size)
+
+    def by_rank(tensor: torch.Tensor) -> torch.Tensor:
+        missing = each * ranks.size - m
+        padded = torch.cat((tensor, tensor.new_zeros(missing, *tensor.shape[1:]))) if missing else tensor
+        return padded.view(ranks.size, each, *tensor.shape[1:])
+
+    of_ranks = by_rank(q)
+    zeros_of_ranks = by_rank(zero_point) if zero_point is not None and zero_point.numel() != 1 else None
+    sent = []
+    for rows in parts(each, chunks):
+        zeros = zero_point if zeros_of_ranks is None else zeros_of_ranks[:, rows].reshape(-1, 1)
+        acc = multiply(of_ranks[:, rows].reshape(-1, q.shape[1]), zeros)
+        mine, work = collectives.begin_sum_to_rows(acc, ranks)
+        sent.append((mine, work, acc))  # acc is read until the work is done
+    mine = torch.cat([_arrived(of_chunk, work) for of_chunk, work, _ in sent])
+    rows = rows_of(m, ranks.rank, ranks.size)
+    return mine[: rows.stop - rows.start]
+
+
+def _arrived(tensor: torch.Tensor, work) -> torch.Tensor:
+    """The tensor, once the collective is done: on a GPU the stream waits, the host does not."""
+    if work is not None:
+        work.wait()
+    return tensor
