@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,33 +23,70 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @torch.no_grad()
-def from_pretrained(path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.nn.Module:
+def from_pretrained(
+    path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None, tp: object = None
+) -> torch.nn.Module:
     """The model of a W8A8 checkpoint, dense or with experts, whose linear layers are `nn.Int8Linear` and experts `nn.Int8Experts`.
 
     path: a folder, or a name on the Hugging Face hub. Formats: compressed-tensors with int8 weights of each channel or tensor and inputs of each
     token (dynamic) or of the tensor (static), symmetric or not; w8a8_int8 of SGLang.
     dtype: of what is not quantized; default: the checkpoint's. device: default: the CPU.
+    tp: a `DeviceMesh` with one dimension or a process group: the model is split over its ranks as by `parallel.parallelize_`, and each rank reads
+    its part of the split tensors only. A collective: all ranks must call it.
 
     Every tensor's presence, shape and dtype is checked before a tensor is loaded. Raises BadParamError, BadTensorShapeError or BadTensorDtypeError
-    that names the file, and the tensor or the key of the config.
+    that names the file, and the tensor or the key of the config; with tp on all ranks, also if the checkpoints of the ranks differ.
     """
+    if tp is not None:
+        from scaled_mm.parallel.load import load_split
+
+        return load_split(path, dtype, device, tp)
+    checkpoint = opened(path, dtype)
+    checkpoint.fill(torch.device("cpu" if device is None else device))
+    return checkpoint.finished(device)
+
+
+#: (dimension, part) of a parameter by its name in the model, for those that are loaded in part.
+Cuts = Mapping[str, tuple[int, slice]]
+
+
+class Checkpoint:
+    """A checkpoint whose tensors were checked, and its model: with int8 modules, on the meta device until they are filled."""
+
+    def __init__(self, folder: Path, model: torch.nn.Module):
+        self.folder, self.model = folder, model
+        self._files = _Files(folder)
+        self._plan = _plan(model, self._files)
+
+    def tensors(self) -> list[tuple[str, str, list[int]]]:
+        """(name, dtype, shape) of all tensors on disk."""
+        return self._files.described()
+
+    def fill(self, device: torch.device, cuts: Cuts | None = None) -> None:
+        """Loads the tensors into the model's parameters and buffers. cuts: parameters of which a part is loaded, into a module of that size."""
+        for name, pieces in self._plan.items():
+            _assign(self.model, name, self._files, pieces, device, (cuts or {}).get(name))
+
+    def finished(self, device: torch.device | str | None) -> torch.nn.Module:
+        """The model, once it is filled."""
+        model = self.model
+        model.tie_weights()
+        left = [name for name, tensor in model.named_parameters() if tensor.is_meta]
+        if left:
+            raise BadParamError(f"{self.folder}: expected the tensors of {', '.join(left[:3])}, got none")
+        refuse_own_saving(model)
+        return model.to("cpu" if device is None else device).eval()
+
+
+def opened(path: str | os.PathLike, dtype: torch.dtype | None) -> Checkpoint:
+    """A checkpoint that was checked, of which no tensor is loaded. See `from_pretrained`."""
     folder = _folder(path)
     source = folder / "config.json"
     config = _json(source)
     schemes = read(config.get("quantization_config"), str(source))
     model = _skeleton(folder, config, dtype)
     _place_int8(model, schemes, str(source))
-    files = _Files(folder)
-    plan = _plan(model, files)
-    device = torch.device("cpu" if device is None else device)
-    for name, pieces in plan.items():
-        _assign(model, name, files, pieces, device)
-    model.tie_weights()
-    left = [name for name, tensor in model.named_parameters() if tensor.is_meta]
-    if left:
-        raise BadParamError(f"{folder}: expected the tensors of {', '.join(left[:3])}, got none")
-    refuse_own_saving(model)
-    return model.to(device).eval()
+    return Checkpoint(folder, model)
 
 
 def _folder(path: str | os.PathLike) -> Path:
@@ -152,8 +191,19 @@ class _Files:
             expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise BadTensorDtypeError(f"{path}: {name}: expected {expected}, got {piece.get_dtype()}")
 
-    def load(self, name: str) -> torch.Tensor:
-        return self.open[self.file_of[name]].get_tensor(name)
+    def load(self, name: str, cut: tuple[int, slice] | None = None) -> torch.Tensor:
+        """A tensor, or of one with several values a part: (dimension, slice)."""
+        file = self.open[self.file_of[name]]
+        if cut is not None:
+            part = file.get_slice(name)
+            if math.prod(part.get_shape()) != 1:
+                return part[(slice(None),) * cut[0] + (cut[1],)].contiguous()
+        return file.get_tensor(name)
+
+    def described(self) -> list[tuple[str, str, list[int]]]:
+        """(name, dtype, shape) of all tensors, in order of name."""
+        slices = {name: self.open[path].get_slice(name) for name, path in self.file_of.items()}
+        return [(name, part.get_dtype(), list(part.get_shape())) for name, part in sorted(slices.items())]
 
 
 def _file_names(index: Path) -> list[str]:
@@ -249,28 +299,33 @@ def _scale(files: _Files, disk: str, n: int) -> Pieces:
     return [(f"{disk}.weight_scale", ())]
 
 
-def _assign(model: torch.nn.Module, name: str, files: _Files, pieces: Pieces, device: torch.device) -> None:
+def _assign(model: torch.nn.Module, name: str, files: _Files, pieces: Pieces, device: torch.device, cut: tuple[int, slice] | None) -> None:
     parent, _, child = name.rpartition(".")
     module = model.get_submodule(parent)
-    if child.endswith("_scale"):
-        for piece, _ in pieces:
-            scale = files.load(piece).float()
-            if not bool((torch.isfinite(scale) & (scale > 0)).all()):
-                raise BadParamError(
-                    f"{files.file_of[piece]}: {piece}: expected finite positive scales, got {float(scale.min())} to {float(scale.max())}"
-                )
     target = getattr(module, child)
     if len(pieces) == 1 and not pieces[0][1]:
-        tensor = files.load(pieces[0][0]).to(target.dtype)
+        tensor = _loaded(files, pieces[0][0], child, cut).to(target.dtype)
         if target.numel() == 1 or tensor.numel() == target.numel():
             tensor = tensor.reshape(target.shape)
         tensor = tensor.expand(target.shape).contiguous().to(device)  # one scale for all channels
     else:
+        first, last = (0, target.shape[0]) if cut is None else (cut[1].start, cut[1].stop)  # experts are cut along the first dimension
         tensor = torch.empty(target.shape, dtype=target.dtype, device=device)
-        for piece, index in pieces:
-            value = files.load(piece)
-            tensor[index] = value.reshape(-1, 1).to(target.dtype) if child.endswith("_scale") else value
+        for piece, (expert, rows) in pieces:
+            if first <= expert < last:
+                value = _loaded(files, piece, child)
+                tensor[expert - first, rows] = value.reshape(-1, 1).to(target.dtype) if child.endswith("_scale") else value
     if isinstance(target, torch.nn.Parameter):
         setattr(module, child, torch.nn.Parameter(tensor, requires_grad=False))
     else:
         module._buffers[child] = tensor
+
+
+def _loaded(files: _Files, piece: str, child: str, cut: tuple[int, slice] | None = None) -> torch.Tensor:
+    """A tensor of the files. child: the name of its parameter; scales are checked."""
+    tensor = files.load(piece, cut)
+    if child.endswith("_scale"):
+        scale = tensor.float()
+        if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+            raise BadParamError(f"{files.file_of[piece]}: {piece}: expected finite positive scales, got {float(scale.min())} to {float(scale.max())}")
+    return tensor

@@ -38,7 +38,7 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
         raise BadParamError(f"model: expected a model of transformers, got a {type(model).__name__}")
     if any(isinstance(module, (RMSNorm, GatedMLP)) for module in model.modules()):
         raise BadParamError("model: expected one without fused modules; save before `fuse_`")
-    if any(isinstance(module, Int8Linear) and module.is_shard for module in model.modules()):
+    if any(isinstance(module, (Int8Linear, Int8Experts)) and module.is_shard for module in model.modules()):
         raise BadParamError("model: expected a whole one; save before `parallelize_`")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     names = Names(model)

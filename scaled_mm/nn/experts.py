@@ -18,6 +18,7 @@ class Int8Experts(Float32Scales):
     them. Returns [tokens, H] in the input's dtype, bit-identical to `fused_experts`. No gradient.
     """
 
+    is_shard = False  # whether the module has a rank's part of the experts: scaled_mm.parallel
     scales = ("gate_up_proj_scale", "down_proj_scale")
     weights = ("gate_up_proj", "down_proj")
 

@@ -1,15 +1,15 @@
-"""Tensor parallelism over gloo, 2, 3 and 4 processes on a CPU: the bits of one process. The checks are in `parallel_checks`; each group of processes
-runs all of them."""
+"""Tensor parallelism over gloo, 2, 3 and 4 processes on a CPU: the bits of one process. The checks are in `linear_checks`, `expert_checks` and
+`model_checks`; each group of processes runs all of them."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import parallel_checks
 import pytest
 
 import scaled_mm as sm
@@ -17,17 +17,26 @@ from scaled_mm import parallel
 
 WORKER = Path(__file__).with_name("worker.py")
 CHECKS = [
-    "row_parallel_has_the_bits_of_one_process",
-    "modules_have_the_bits_of_one_process",
-    "an_mlp_has_the_bits_of_one_process",
-    "numbers_that_are_not_finite_arrive_on_every_rank",
-    "the_usual_way_depends_on_the_number_of_ranks",
-    "what_differs_between_ranks_is_refused_on_all",
-    "parts_of_rows_are_checked",
-    "models_that_cannot_be_split_are_refused",
-    "a_whole_model_has_the_bits_of_one_process",
+    "linear_checks:row_parallel_has_the_bits_of_one_process",
+    "linear_checks:modules_have_the_bits_of_one_process",
+    "linear_checks:an_mlp_has_the_bits_of_one_process",
+    "linear_checks:numbers_that_are_not_finite_arrive_on_every_rank",
+    "linear_checks:the_usual_way_depends_on_the_number_of_ranks",
+    "linear_checks:what_differs_between_ranks_is_refused_on_all",
+    "linear_checks:parts_of_rows_are_checked",
+    "expert_checks:experts_have_the_bits_of_one_process",
+    "expert_checks:infinite_results_of_experts_arrive",
+    "expert_checks:wrong_experts_are_refused_on_all",
+    "model_checks:a_whole_model_has_the_bits_of_one_process",
+    "model_checks:mixtures_have_the_bits_of_one_process",
+    "model_checks:feed_forward_networks_are_split_alone",
+    "model_checks:models_that_cannot_be_split_are_refused",
+    "model_checks:checkpoints_are_read_in_parts",
+    "model_checks:checkpoints_that_cannot_be_split_are_refused_on_all",
 ]
-OF_MODELS = CHECKS[-2:]
+SLOW = ("mixtures_have_the_bits_of_one_process", "checkpoints_are_read_in_parts", "checkpoints_that_cannot_be_split_are_refused_on_all")
+RUNS = [(size, name) for size in (2, 3, 4) for name in CHECKS if size < 4 or not name.endswith(SLOW)]
+RUNS.append((8, "model_checks:feed_forward_networks_are_split_alone"))
 
 
 def start(size: int, names: list[str], folder: Path) -> list[subprocess.Popen]:
@@ -41,41 +50,35 @@ def start(size: int, names: list[str], folder: Path) -> list[subprocess.Popen]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """(size, check) -> what each rank raised, "" for nothing; None for a check after a failed one."""
-    have_models = True
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        have_models = False
-    names = [name for name in CHECKS if have_models or name not in OF_MODELS]
+    have_models = importlib.util.find_spec("transformers") is not None
     found = {}
-    for size in (2, 3, 4):
+    for size in sorted({size for size, _ in RUNS}):
+        names = [name for of, name in RUNS if of == size and (have_models or not name.startswith("model_checks"))]
         folder = tmp_path_factory.mktemp(f"ranks{size}")
         errors = [process.communicate(timeout=300)[1] for process in start(size, names, folder)]
         for rank in range(size):
             path = folder / f"{rank}.json"
-            of_rank = json.loads(path.read_text()) if path.exists() else {names[0]: errors[rank][-2000:]}
+            of_rank = json.loads(path.read_text()) if path.exists() else {name: errors[rank][-2000:] for name in names[:1]}
             for name in names:
                 found.setdefault((size, name), []).append(of_rank.get(name))
     return found
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("size, name", RUNS)
 def test_every_rank_agrees(results, name, size):
     if (size, name) not in results:
         pytest.skip("needs transformers")
-    assert hasattr(parallel_checks, name)
     assert results[size, name] == [""] * size, "\n".join(map(str, results[size, name]))
 
 
 def test_a_rank_that_dies_ends_the_others_with_an_error_before_the_timeout(tmp_path):
     begin = time.monotonic()
-    processes = start(3, ["one_rank_raises_alone"], tmp_path)
+    processes = start(3, ["linear_checks:one_rank_raises_alone"], tmp_path)
     for process in processes:
         process.communicate(timeout=50)
     assert time.monotonic() - begin < 50 and processes[1].returncode == 7
     for rank in (0, 2):
-        assert "RuntimeError" in json.loads((tmp_path / f"{rank}.json").read_text())["one_rank_raises_alone"]
+        assert "RuntimeError" in json.loads((tmp_path / f"{rank}.json").read_text())["linear_checks:one_rank_raises_alone"]
 
 
 def test_without_a_group_the_argument_is_named():

@@ -1,8 +1,9 @@
-"""One rank of a test: `python worker.py RANK SIZE FOLDER NAMES`. Runs the checks of `parallel_checks` by name, and writes what each one raised."""
+"""One rank of a test: `python worker.py RANK SIZE FOLDER MODULE:CHECK,...`. Runs the checks, and writes what each one raised."""
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import sys
 import traceback
@@ -15,15 +16,14 @@ import torch.distributed as dist
 def main() -> None:
     rank, size, folder, names = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4].split(",")
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-    import parallel_checks
-
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     found = {}
     for name in names:
         try:
-            getattr(parallel_checks, name)(rank, size)
+            module, _, check = name.partition(":")
+            getattr(importlib.import_module(module), check)(rank, size)
             found[name] = ""
         except BaseException:  # noqa: BLE001 - reported by the parent
             found[name] = traceback.format_exc()

@@ -1,4 +1,4 @@
-"""The checks that run on every rank of a group of processes (`worker.py`). Each raises where it fails."""
+"""Checks of linear layers that run on every rank of a group of processes (`worker.py`). Each raises where it fails."""
 
 from __future__ import annotations
 
@@ -88,94 +88,6 @@ def an_mlp_has_the_bits_of_one_process(rank, size):
     assert torch.equal(collectives.gather_rows(scale, tokens, ranks), quantized[1])
 
 
-EXPERTS, CHOICES, HIDDEN, INNER = 10, 3, 32, 48  # 10 experts: 4 ranks have 3, 3, 3 and 1; 3 have 4, 4 and 2
-
-
-def mixture(tokens: int, dtype: torch.dtype, experts: int = EXPERTS, block: bool = False):
-    """x, w13, its scale, w2, its scale, topk_weights and topk_ids of all experts, the same on every rank. Some choices are -1."""
-    generator = torch.Generator().manual_seed(tokens + experts)
-
-    def weight(n: int, k: int):
-        shape = (experts, -(-n // 128), -(-k // 128)) if block else (experts, n, 1)
-        return torch.randint(-128, 128, (experts, n, k), dtype=torch.int8, generator=generator), torch.rand(*shape, generator=generator) * 1e-2
-
-    x, weights = torch.randn(tokens, HIDDEN, generator=generator), torch.rand(tokens, CHOICES, generator=generator)
-    ids = torch.rand(tokens, experts, generator=generator).topk(min(CHOICES, experts)).indices
-    ids = torch.cat((ids, ids.new_full((tokens, CHOICES - ids.shape[1]), -1)), 1)
-    ids[::4, 1] = -1
-    return x.to(dtype), *weight(2 * INNER, HIDDEN), *weight(HIDDEN, INNER), weights, ids
-
-
-def experts_have_the_bits_of_one_process(rank, size):
-    """All tokens on every rank, and split evenly, unevenly and on one rank; fewer experts than ranks; dtypes, block scales, activations."""
-    for tokens, dtype, experts, block, activation in (
-        (0, torch.float32, EXPERTS, False, "silu"),
-        (1, torch.bfloat16, EXPERTS, False, "silu"),
-        (13, torch.float32, EXPERTS, False, "gelu"),
-        (13, torch.bfloat16, EXPERTS, True, "silu"),
-        (12, torch.float16, 1, False, "gelu_tanh"),
-        (7, torch.bfloat16, 3, True, "silu"),
-    ):
-        x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(tokens, dtype, experts, block)
-        options = dict(activation=activation, block_scales=block)
-        want = sm.fused_experts(x, w13, w13_scale, w2, w2_scale, weights, ids, **options)
-        mine = parallel.rows_of(experts, rank, size)
-        shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
-        found = parallel.all_reduce_experts(x, *shards, weights, ids, global_num_experts=experts, **options)
-        assert torch.equal(found, want)
-        for rows in (part(tokens, rank, size), slice(0, tokens if rank == size - 1 else 0), [slice(0, 1), slice(1, 8)][min(rank, 1)]):
-            of_rank = parallel.all_to_all_experts(x[rows], *shards, weights[rows], ids[rows].int(), global_num_experts=experts, **options)
-            assert torch.equal(of_rank, want[rows])
-        if not block:
-            for tokens_of, rows in (("all", slice(None)), ("split", part(tokens, rank, size))):
-                layer = parallel.ExpertParallelInt8Experts.from_shard(*shards, global_num_experts=experts, tokens=tokens_of, activation=activation)
-                assert torch.equal(layer(x[rows], ids[rows], weights[rows]), want[rows])
-
-
-def infinite_results_of_experts_arrive(rank, size):
-    x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(6, torch.float32)
-    x[2, 3], x[4, 1] = float("nan"), float("inf")
-    want = sm.fused_experts(x, w13, w13_scale, w2, w2_scale, weights, ids)
-    mine = parallel.rows_of(EXPERTS, rank, size)
-    shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
-    found = parallel.all_reduce_experts(x, *shards, weights, ids, global_num_experts=EXPERTS)
-    split = parallel.all_to_all_experts(x, *shards, weights, ids, global_num_experts=EXPERTS)
-    for y in (found, split):
-        assert torch.equal(y.isnan(), want.isnan()) and want[2].isnan().all() and torch.equal(y.nan_to_num(), want.nan_to_num())
-
-
-def wrong_experts_are_refused_on_all(rank, size):
-    x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(6, torch.float32)
-    mine, last = parallel.rows_of(EXPERTS, rank, size), rank == size - 1
-    shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
-    for function in (parallel.all_reduce_experts, parallel.all_to_all_experts):
-
-        def call(x=x, shards=shards, weights=weights, ids=ids, function=function, **options):
-            return function(x, *shards, weights, ids, **dict(global_num_experts=EXPERTS) | options)
-
-        for message, others, wrong in (
-            ("topk_ids: expected int32 or int64", "ids", ids.float()),
-            ("w13: expected .* with the . experts from", "shards", tuple(tensor[:0] for tensor in shards)),
-            ("topk_ids: expected values from -1 to 9, got 10", "ids", ids.clamp_min(10)),
-            ("activation: expected one of", "activation", "relu"),
-            ("global_num_experts: expected a positive integer, got 0", "global_num_experts", 0),
-        ):
-            with pytest.raises(sm.ScaledMMError, match=message if last else "group: expected arguments that all . ranks accept, got an error on"):
-                call(**({others: wrong} if last else {}))
-        with pytest.raises(sm.BadTensorShapeError, match="topk_ids: expected the same (number of )?choices on all"):
-            call(weights=weights[:, : CHOICES - last], ids=ids[:, : CHOICES - last])
-    with pytest.raises(sm.BadTensorShapeError, match="x: expected the same number of tokens on all"):
-        parallel.all_reduce_experts(x[last:], *shards, weights[last:], ids[last:], global_num_experts=EXPERTS)
-    make = parallel.ExpertParallelInt8Experts.from_shard
-    for message, wrong in (
-        ("tokens: expected 'all' or 'split', got 'some'", dict(tokens="some")),
-        ("tokens: expected the same on all", dict(tokens="all" if last else "split")),
-        ("global_num_experts: expected the same on all|gate_up_proj: expected int8 of the", dict(global_num_experts=EXPERTS + last)),
-    ):
-        with pytest.raises(sm.ScaledMMError, match=message):
-            make(*shards, **dict(global_num_experts=EXPERTS) | wrong)
-
-
 def numbers_that_are_not_finite_arrive_on_every_rank(rank, size):
     from scaled_mm.parallel import collectives
     from scaled_mm.parallel.ranks import Ranks
@@ -247,71 +159,6 @@ def parts_of_rows_are_checked(rank, size):
     gathers = parallel.ColumnParallelInt8Linear.from_shard(weight, scale, gather_output=True)
     with pytest.raises(sm.BadTensorShapeError, match="x: expected the same number of rows on all . ranks"):
         gathers(torch.zeros(3 + (rank == 0), K))
-
-
-def a_whole_model_has_the_bits_of_one_process(rank, size):
-    from operands.tiny_models import SIZES, distance, logits, tokens, transformers
-
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 12 if size == 4 else size, "head_dim": 8, "intermediate_size": 96, "hidden_size": 96}
-    for kind in ("Llama", "Qwen3"):
-        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads}, attention_bias=True)
-        torch.manual_seed(0)
-        whole = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32).eval()
-        sm.quantize_(whole, sm.Int8Config(), tokens(), progress=False)
-        want = [logits(whole, ids) for ids in tokens(2)]
-        options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
-        text = whole.generate(tokens()[0][:, :5], **options)
-        split = parallel.parallelize_(whole)
-        assert split.model.layers[0].mlp.down_proj.weight.shape == (96, 96 // size)
-        assert all(torch.equal(logits(split, ids), one) for ids, one in zip(tokens(2), want, strict=True))
-        assert torch.equal(split.generate(tokens()[0][:, :5], **options), text)
-        assert sm.fuse_(split).mlps == [] and distance(logits(split, tokens()[0]), want[0]) < 0.05
-        with pytest.raises(sm.BadParamError, match="model: expected an Int8Linear model.layers.0.self_attn.q_proj, got ColumnParallelInt8Linear"):
-            parallel.parallelize_(split)
-        with pytest.raises(sm.BadParamError, match="without fused modules|save before `parallelize_`"):
-            sm.save_pretrained(split, "/nowhere")
-
-
-def models_that_cannot_be_split_are_refused(rank, size):
-    from operands.tiny_models import SIZES, logits, tiny, tokens, transformers
-
-    model = tiny("qwen3_moe")
-    for quantized in (False, True):
-        if quantized:
-            sm.quantize_(model, progress=False)
-        with pytest.raises(sm.BadParamError, match="expected dense decoder layers, got experts in model.layers.0"):
-            parallel.parallelize_(model)
-    model = tiny("llama")
-    with pytest.raises(sm.BadParamError, match="model: expected an Int8Linear model.layers.0.self_attn.q_proj, got Linear"):
-        parallel.parallelize_(model)
-    sm.quantize_(model, progress=False)
-    if size in (3, 4):  # 4 heads of query, 2 of key and value
-        with pytest.raises(sm.BadParamError, match=r"a number of ranks that divides the \d heads of model.layers.0.self_attn.[qk]_proj, got"):
-            parallel.parallelize_(model)
-    assert type(model.model.layers[0].mlp.down_proj) is nn.Int8Linear
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 8, "hidden_size": 96}
-    config = transformers.LlamaConfig(**{**SIZES, **heads})
-    model, eager = (transformers.LlamaForCausalLM._from_config(copy.deepcopy(config), attn_implementation=name) for name in ("sdpa", "eager"))
-    sm.quantize_(model, progress=False)
-    for message, made in (
-        ("model: expected a torch.nn.Module, got NoneType", None if rank == 1 else model),
-        ("model: expected attn_implementation='sdpa'", eager),
-    ):
-        with pytest.raises(sm.BadParamError, match=message):
-            parallel.parallelize_(made)
-    for kind in ("DiffLlama", "Olmo2"):
-        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads})
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-        sm.quantize_(model, progress=False)
-        before = logits(model, tokens()[0])
-        with pytest.raises(sm.BadParamError, match="model: expected attention that computes each head by itself, got"):
-            parallel.parallelize_(model)
-        assert torch.equal(logits(model, tokens()[0]), before)
-        if rank == 1:
-            model.model.norm.weight.data.mul_(2)
-        with pytest.raises(sm.BadParamError, match="model: expected the same on all"):
-            parallel.parallelize_(model)
 
 
 def one_rank_raises_alone(rank, size):

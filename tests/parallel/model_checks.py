@@ -1,0 +1,198 @@
+"""Checks of models and checkpoints that run on every rank of a group of processes (`worker.py`). Each raises where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from operands.tiny_models import EXPERTS, MLA, MODELS, SIZES, distance, logits, tiny, tokens, transformers
+
+import scaled_mm as sm
+from scaled_mm import nn, parallel
+from scaled_mm.models import load
+
+
+def a_whole_model_has_the_bits_of_one_process(rank, size):
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12 if size == 4 else size, "head_dim": 8, "intermediate_size": 96, "hidden_size": 96}
+    for kind in ("Llama", "Qwen3"):
+        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads}, attention_bias=True)
+        torch.manual_seed(0)
+        whole = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32).eval()
+        sm.quantize_(whole, sm.Int8Config(), tokens(), progress=False)
+        want = [logits(whole, ids) for ids in tokens(2)]
+        options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
+        text = whole.generate(tokens()[0][:, :5], **options)
+        split = parallel.parallelize_(whole)
+        assert split.model.layers[0].mlp.down_proj.weight.shape == (96, 96 // size)
+        assert all(torch.equal(logits(split, ids), one) for ids, one in zip(tokens(2), want, strict=True))
+        assert torch.equal(split.generate(tokens()[0][:, :5], **options), text)
+        assert sm.fuse_(split).mlps == [] and distance(logits(split, tokens()[0]), want[0]) < 0.05
+        with pytest.raises(sm.BadParamError, match="model: expected an Int8Linear model.layers.0.self_attn.q_proj, got ColumnParallelInt8Linear"):
+            parallel.parallelize_(split)
+        with pytest.raises(sm.BadParamError, match="without fused modules|save before `parallelize_`"):
+            sm.save_pretrained(split, "/nowhere")
+
+
+def mixtures_have_the_bits_of_one_process(rank, size):
+    """Experts alone, with a shared one, and with DeepSeek's attention; whole models and greedy text. 10 experts are not divided evenly."""
+
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 8, "hidden_size": 96, "intermediate_size": 96}
+    of_models = {
+        "Mixtral": dict(num_local_experts=10),
+        "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS),
+        "DeepseekV3": MODELS["deepseek"][1] | MLA | dict(n_routed_experts=10, num_key_value_heads=12, n_shared_experts=3),
+    }
+    for kind, fields in of_models.items():
+        sizes = {**SIZES, **heads, **fields}
+        if kind != "Mixtral":
+            sizes.pop("head_dim")
+        config = getattr(transformers, f"{kind}Config")(**sizes)
+        torch.manual_seed(0)
+        whole = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32).eval()
+        sm.quantize_(whole, progress=False)
+        want = [logits(whole, ids) for ids in tokens(2)]
+        split = parallel.parallelize_(whole)
+        experts = next(module for module in split.modules() if isinstance(module, parallel.ExpertParallelInt8Experts))
+        assert experts.down_proj.shape[0] == len(range(10)[parallel.rows_of(10, rank, size)]) and experts.global_num_experts == 10
+        assert all(torch.equal(logits(split, ids), one) for ids, one in zip(tokens(2), want, strict=True)), kind
+        with pytest.raises(sm.BadParamError, match="save before `parallelize_`"):
+            sm.save_pretrained(split, "/nowhere")
+
+
+def feed_forward_networks_are_split_alone(rank, size):
+    """The sizes of SmolLM2-135M, whose 9 heads allow 3 ranks only; its feed-forward networks 2, 4 and 8."""
+
+    heads = dict(num_attention_heads=9, num_key_value_heads=3, hidden_size=576, intermediate_size=1536)
+    config = transformers.LlamaConfig(vocab_size=64, num_hidden_layers=2, tie_word_embeddings=True, **heads)
+    torch.manual_seed(0)
+    whole = transformers.LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).eval()
+    sm.quantize_(whole, progress=False)
+    want = [logits(whole, ids) for ids in tokens(2)]
+    if size != 3:
+        with pytest.raises(sm.BadParamError, match="group: expected a number of ranks that divides the [93] heads of"):
+            parallel.parallelize_(whole)
+    split = parallel.parallelize_(whole, attention=size == 3)
+    attention = split.model.layers[1].self_attn.o_proj
+    assert split.model.layers[1].mlp.up_proj.weight.shape == (1536 // size, 576) and attention.in_features == (192 if size == 3 else 576)
+    assert all(torch.equal(logits(split, ids), one) for ids, one in zip(tokens(2), want, strict=True))
+
+
+def checkpoints_are_read_in_parts(rank, size):
+    """Dense, with biases and static scales, and with experts: the logits of the whole checkpoint, and each rank reads its part only."""
+
+    for kind, fields in {
+        "Llama": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+        "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS),
+    }.items():
+        folder, mesh = (
+            a_checkpoint(rank, kind, "static" if kind == "Llama" else "dynamic", **fields),
+            torch.distributed.init_device_mesh("cpu", (size,)),
+        )
+        with counted_bytes(load._Files) as of_whole:
+            whole = sm.from_pretrained(folder)
+        with counted_bytes(load._Files) as of_rank:
+            split = sm.from_pretrained(folder, tp=mesh)
+        assert all(torch.equal(logits(split, ids), logits(whole, ids)) for ids in tokens(2))
+        assert type(split.model.layers[1].self_attn.o_proj) is parallel.RowParallelInt8Linear
+        weights = sum(module.weight.numel() for module in whole.modules() if isinstance(module, nn.Int8Linear))
+        experts = [module for module in whole.modules() if isinstance(module, nn.Int8Experts)]
+        kept = sum(len(range(10)[parallel.rows_of(10, rank, size)]) / 10 * 3 * module.down_proj.numel() for module in experts)
+        saved = weights * (1 - 1 / size) + sum(3 * module.down_proj.numel() for module in experts) - kept
+        assert of_rank[0] <= of_whole[0] - saved  # scales and biases are read in part too
+
+
+def checkpoints_that_cannot_be_split_are_refused_on_all(rank, size):
+    folder, group = a_checkpoint(rank, "Llama", "dynamic"), torch.distributed.group.WORLD
+    other = Path(shared_folder("other"))
+    if rank == 1:
+        shutil.copytree(folder, other)
+        (other / "config.json").write_text(json.dumps(json.loads((other / "config.json").read_text()) | {"rms_norm_eps": 1e-3}))
+    for message, at in (
+        ("path: expected a folder with a checkpoint", f"{folder}/none" if rank == 1 else folder),
+        ("path: expected the same config on all", str(other) if rank == 1 else folder),
+        ("attention that computes each head by itself", a_checkpoint(rank, "DiffLlama", "dynamic", attn_implementation="sdpa")),
+    ):
+        with pytest.raises(sm.BadParamError, match=message):
+            sm.from_pretrained(at, tp=group)
+    with pytest.raises(sm.BadParamError, match="group: expected a process group, a DeviceMesh or None, got int"):
+        sm.from_pretrained(folder, tp=size)
+
+
+def a_checkpoint(rank: int, kind: str, activation: str, attn_implementation: str | None = None, **fields) -> str:
+    """A folder with a small quantized model whose heads 2, 3 and 4 ranks can divide, which rank 0 has written."""
+
+    folder = shared_folder(kind)
+    if rank == 0:
+        heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 96, "intermediate_size": 96}
+        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads, **fields})
+        torch.manual_seed(0)
+        made = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.bfloat16, attn_implementation=attn_implementation).eval()
+        sm.quantize_(made, sm.Int8Config(activation=activation), tokens(), progress=False)
+        sm.save_pretrained(made, folder)
+    torch.distributed.barrier()
+    return folder
+
+
+def shared_folder(name: str) -> str:
+    """A folder for all ranks, beside the results."""
+    return str(Path(sys.argv[3]) / name)
+
+
+@contextlib.contextmanager
+def counted_bytes(files):
+    """[bytes that `files.load` returns]."""
+    count, load = [0], files.load
+
+    def counting(*args):
+        tensor = load(*args)
+        count[0] += tensor.numel() * tensor.element_size()
+        return tensor
+
+    files.load = counting
+    try:
+        yield count
+    finally:
+        files.load = load
+
+
+def models_that_cannot_be_split_are_refused(rank, size):
+
+    with pytest.raises(sm.BadParamError, match="model: expected int8 experts, got float ones in model.layers.0.mlp.experts"):
+        parallel.parallelize_(tiny("qwen3_moe"))
+    model = tiny("llama")
+    with pytest.raises(sm.BadParamError, match="model: expected an Int8Linear model.layers.0.self_attn.q_proj, got Linear"):
+        parallel.parallelize_(model)
+    sm.quantize_(model, progress=False)
+    if size in (3, 4):  # 4 heads of query, 2 of key and value
+        with pytest.raises(sm.BadParamError, match=r"a number of ranks that divides the \d heads of model.layers.0.self_attn.[qk]_proj, got"):
+            parallel.parallelize_(model)
+    assert type(model.model.layers[0].mlp.down_proj) is nn.Int8Linear
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 8, "hidden_size": 96}
+    config = transformers.LlamaConfig(**{**SIZES, **heads})
+    model, eager = (transformers.LlamaForCausalLM._from_config(copy.deepcopy(config), attn_implementation=name) for name in ("sdpa", "eager"))
+    sm.quantize_(model, progress=False)
+    for message, made in (
+        ("model: expected a torch.nn.Module, got NoneType", None if rank == 1 else model),
+        ("model: expected attn_implementation='sdpa'", eager),
+    ):
+        with pytest.raises(sm.BadParamError, match=message):
+            parallel.parallelize_(made)
+    for kind in ("DiffLlama", "Olmo2"):
+        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads})
+        torch.manual_seed(0)
+        model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+        sm.quantize_(model, progress=False)
+        before = logits(model, tokens()[0])
+        with pytest.raises(sm.BadParamError, match="model: expected attention that computes each head by itself, got"):
+            parallel.parallelize_(model)
+        assert torch.equal(logits(model, tokens()[0]), before)
+        if rank == 1:
+            model.model.norm.weight.data.mul_(2)
+        with pytest.raises(sm.BadParamError, match="model: expected the same on all"):
+            parallel.parallelize_(model)
