@@ -17,7 +17,8 @@ def experts_all_to_all(tokens: int, choices: int, experts: int, hidden: int, ran
     """Microseconds by part if each token goes to the ranks of its experts.
 
     dispatch: int8 rows with a float32 scale and `choices` int32 ids, once to each rank that has an expert of the token. combine: a bfloat16 row for
-    each choice, back to the token's rank, which sums them in a fixed order. gather: bfloat16 results to all ranks.
+    each choice, back to the token's rank, which sums them in a fixed order. gather: bfloat16 results to all ranks. Not in it: the numbers of rows,
+    which the host of each rank must know before.
     tokens: of all ranks together. Raises BadParamError that names the argument.
     """
     _check(tokens, choices, experts, hidden, ranks)
