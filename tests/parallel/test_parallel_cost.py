@@ -162,6 +162,7 @@ def test_experts_travel_in_the_steps_of_their_way():
         (lambda: cost.predict(1, 8, 8, 2, gpu=cost.facts_of(H200)), "hosts: expected Hosts beside a GPU's facts, got None"),
         (lambda: cost.best_chunks(1, 8, 8, 2, way="x"), "way: expected one of"),
         (lambda: cost.sent_bytes(1, 8, 2, way="x"), "way: expected one of"),
+        (lambda: cost.sent_bytes(1, 8, 0), "ranks: expected an integer >= 1, got 0"),
         (lambda: cost.hosts_of(H200, "nvlink9"), "link: expected one of nvlink4, nvlink3, pcie5, pcie4, got 'nvlink9'"),
         (lambda: cost.hosts_of(H200, gpus_per_node=0), "gpus_per_node: expected an integer >= 1, got 0"),
         (lambda: cost.Hosts("nvlink4"), "link: expected a Link, got 'nvlink4'"),

@@ -142,6 +142,8 @@ def sent_bytes(m: int, n: int, ranks: int, *, way: str = EXACT, static: bool = F
 
     M counts in whole multiples of the ranks where rows are scattered or gathered. BadParamError that names the argument.
     """
+    for name, value in (("m", m), ("n", n), ("ranks", ranks)):
+        check_count(name, value)
     _check_way(way)
     padded = -(-m // ranks) * ranks
     found = 0.0 if way == BF16 or static else 2 * 4 * m
