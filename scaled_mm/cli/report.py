@@ -18,7 +18,7 @@ HELP = "render the report of a bench or autotune run again, from its JSON, or co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    files = "autotune.json, bench.json, bench_gguf.json, bench_block.json, path.json, experts.json, block_scaled.json or decoder.json"
+    files = "autotune.json, bench.json, bench_gguf.json, bench_block.json, path.json, experts.json, block_scaled.json, decoder.json or parallel.json"
     parser.add_argument("directory", type=Path, metavar="DIR", help=f"a folder with {files}, or some of them")
     parser.add_argument("--compare", type=Path, metavar="OTHER", help="print the times of DIR next to those of another run")
 
@@ -32,6 +32,7 @@ _SUITES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "experts": ("ExpertsDocument", lambda case: case.weight),
     "block_scaled": ("BlockScaledDocument", lambda case: "block-scaled"),
     "decoder": ("DecoderDocument", lambda case: "decoder layer"),
+    "parallel": ("ParallelDocument", lambda case: "parallel layer"),
 }
 
 

@@ -1,7 +1,8 @@
 """Tensor parallelism with the same bits on any number of GPUs or processes, over torch.distributed (NCCL on GPUs, gloo on CPUs).
 
 Rooms: `ranks` (the processes of a group, and what they must agree on), `collectives`, `overlap` (sums in chunks), `functional` and `linear` (linear
-layers), `experts` and `int8_experts`, `division` (what of a model is split), `model` (`parallelize_`).
+layers), `experts` and `int8_experts`, `division` (what of a model is split), `model` (`parallelize_`), `load` (
+`from_pretrained` with tp=), `cost` (a simulated cost model, imported where it is needed).
 """
 
 from scaled_mm.parallel.experts import all_reduce_experts, all_to_all_experts

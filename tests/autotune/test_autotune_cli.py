@@ -308,8 +308,8 @@ def test_a_benchmark_can_be_compared_with_itself():
 
 
 def test_a_folder_without_a_run_is_refused_by_name(machine, tmp_path, capsys):
-    files = "autotune.json, bench.json, bench_gguf.json, bench_block.json, path.json, experts.json, block_scaled.json or decoder.json"
     assert main(["report", str(tmp_path / "none")]) == 2
+    files = "autotune.json, bench.json, bench_gguf.json, bench_block.json, path.json, experts.json, block_scaled.json, decoder.json or parallel.json"
     assert f"DIR: expected a folder with {files}" in capsys.readouterr().err
     call(tmp_path / "one")
     assert main(["report", str(tmp_path / "one"), "--compare", str(tmp_path / "none")]) == 2

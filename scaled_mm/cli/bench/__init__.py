@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 HELP = "time INT8, GGUF, block-scaled or grouped products, rows of a tile table, their selection, linear or decoder layers, experts; default int8"
 
-SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path", "experts", "block-scaled", "decoder")
+SUITES = ("int8", "gguf", "rows", "random", "cliffs", "path", "experts", "block-scaled", "decoder", "parallel")
 DEFAULT = "int8"
 
 

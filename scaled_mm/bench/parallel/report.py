@@ -1,0 +1,151 @@
+"""Renders the report of simulated parallelism from `parallel.json`, and from nothing else: the same file gives the same report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scaled_mm.bench.parallel.record import LinearRecord, ParallelDocument, WayRecord
+from scaled_mm.bench.report import commit, plots_section, write
+from scaled_mm.measure import plots
+from scaled_mm.measure.document import Command, Heading, Items, Part, Table, Text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PARALLEL_MD, PARALLEL_PNG = "parallel.md", "parallel.png"
+BF16, EXACT = "bf16", "exact"
+WAYS: dict[str, str] = {
+    BF16: "each rank quantizes by itself, bfloat16 all-reduce, as engines do; not the bits of one GPU",
+    EXACT: "int32 reduce-scatter, scaled once, bfloat16 all-gather",
+    "exact_int8": "int32 reduce-scatter; residual, norm and quantizer on the rank's rows; int8 all-gather",
+    "exact_all_reduce": "int32 all-reduce, scaled on every rank",
+    "exact_static": "`exact` with a static scale of the activation: no maxima of rows are reduced",
+    "exact_int8_static": "`exact_int8`, the same",
+    "exact_all_reduce_static": "`exact_all_reduce`, the same",
+}
+NOTHING_MEASURED = "**Nothing was measured.** All times are predictions of a cost model; no collective and no product ran."
+
+
+def render(directory: Path, keep_plots: bool = False) -> list[Path]:
+    """Reads `parallel.json` in `directory`, writes `parallel.md`, `parallel.html` and the plot there, and returns their paths."""
+    directory = Path(directory)
+    document = ParallelDocument.load(directory)
+    draw = lambda: [plots.save(figure(document), directory / PARALLEL_PNG)]  # noqa: E731
+    return write(directory / PARALLEL_MD, _title(document), lambda drawn: contents(document, drawn), draw, (PARALLEL_PNG,), keep_plots)
+
+
+def contents(document: ParallelDocument, drawn: list[Path] | None = None) -> list[Part]:
+    """The whole report. drawn: the plots beside it; None when they could not be drawn."""
+    said = document.settings
+    made = f"link {said.link}, {said.gpus_per_node} GPUs a node, {said.network} for each GPU between nodes; commit {commit(document.environment)}"
+    return [
+        Heading(1, _title(document)),
+        Text(f"{NOTHING_MEASURED} {said.gpu}, {made}, {document.created}."),
+        Command(document.command),
+        Text(
+            "The model and its sources: `scaled_mm/parallel/cost`. Products: the time model of kernels, which is fitted to one GPU. Collectives: "
+            "NCCL's own tuning model, without NVLink multicast; engines have an all-reduce of their own for few tokens, which is faster. "
+            "Microseconds of a row-parallel layer with M tokens, from its float input to the int8 input of the next layer on every rank. Not in it: "
+            "the host's time, ranks that arrive late, memory traffic of a collective beside a product, and that the package does not fuse all of it."
+        ),
+        Items([f"`{way}`: {what}" for way, what in WAYS.items()]),
+        *_linear(document),
+        *_decoders(document),
+        *_experts(document),
+        *plots_section(drawn),
+    ]
+
+
+def _title(document: ParallelDocument) -> str:
+    return f"Several GPUs, simulated: {document.settings.gpu}"
+
+
+def _linear(document: ParallelDocument) -> Iterator[Part]:
+    yield Heading(2, "Row-parallel linear layers")
+    yield Text(
+        "Microseconds with the best number of chunks of M, in brackets if there are several. Speed-up: of `exact` over one GPU. Gain: of the "
+        "chunks of `exact`. Over bf16: the time of `exact`, and of the fastest exact way, over that of `bf16`; above 1 it is slower."
+    )
+    header = ["ranks", "M", "one GPU", *WAYS, "speed-up", "gain", "over bf16", "fastest over bf16", "fastest exact way"]
+    for shape, found in groupby(document.linear, lambda one: one.shape):
+        layers = list(found)
+        yield Heading(3, f"{shape}: N={layers[0].N}, K={layers[0].K}")
+        yield Table(header, [_row(one) for one in layers], "r" * (len(header) - 1) + "l")
+
+
+def _row(one: LinearRecord) -> list[str]:
+    exact, bf16 = one.ways[EXACT], one.ways[BF16]
+    fastest = min((way for way in WAYS if way != BF16), key=lambda way: one.ways[way].us)
+    return [
+        str(one.ranks),
+        str(one.M),
+        f"{one.single_us:.1f}",
+        *(_cell(one.ways[way]) for way in WAYS),
+        f"{one.single_us / exact.us:.2f}x",
+        "—" if exact.chunks == 1 else f"{exact.plain_us / exact.us - 1:.1%}",
+        f"{exact.us / bf16.us:.2f}",
+        f"{one.ways[fastest].us / bf16.us:.2f}",
+        f"`{fastest}`",
+    ]
+
+
+def _cell(way: WayRecord) -> str:
+    return f"{way.us:.1f}" if way.chunks == 1 else f"{way.us:.1f} ({way.chunks})"
+
+
+def _decoders(document: ParallelDocument) -> list[Part]:
+    header = ["model", "ranks", "M", "one GPU", *WAYS, "speed-up", "exact over bf16"]
+    rows = [
+        [
+            one.model,
+            str(one.ranks),
+            str(one.M),
+            f"{one.single_us:.0f}",
+            *(f"{one.us[way]:.0f}" for way in WAYS),
+            f"{one.single_us / one.us[EXACT]:.2f}x",
+            f"{one.us[EXACT] / one.us[BF16]:.2f}",
+        ]
+        for one in document.decoders
+    ]
+    said = "Microseconds of the four linear layers of a decoder layer and what follows `o` and `down`, without attention and activation."
+    return [Heading(2, "Decoder layers"), Text(said), Table(header, rows, "l" + "r" * (len(header) - 1))]
+
+
+def _experts(document: ParallelDocument) -> list[Part]:
+    if not document.experts:
+        return []
+    first = document.experts[0]
+    header = ["ranks", "M", *first.all_to_all, "all-to-all", *first.replicated, "replicated", "replicated over all-to-all"]
+    rows = []
+    for one in document.experts:
+        ways = (one.all_to_all, one.replicated)
+        sent, replicated = (sum(parts.values()) for parts in ways)
+        cells = [cell for parts in ways for cell in (*(f"{us:.1f}" for us in parts.values()), f"**{sum(parts.values()):.1f}**")]
+        rows.append([str(one.ranks), str(one.M), *cells, f"{replicated / sent:.2f}" if sent else "—"])
+    said = (
+        f"Microseconds of what travels for a layer of experts ({first.model}), M tokens of all ranks together, uniform routing. Products are the "
+        "same in both ways and not counted. All-to-all: tokens go to the ranks of their experts, rows of choices come back; that the host must "
+        "know their number is not counted. Replicated: every rank gets all tokens; the rows of choices are reduce-scattered, all ranks but one "
+        "having zeros. Both end with an all-gather of the results."
+    )
+    return [Heading(2, "Experts"), Text(said), Table(header, rows, "r" * len(header))]
+
+
+def figure(document: ParallelDocument):
+    """A panel for each layer: the speed-up of each way over one GPU, by M, on the most ranks of one node, or the fewest of several."""
+    inside = [one.ranks for one in document.linear if one.ranks <= document.settings.gpus_per_node]
+    ranks = max(inside) if inside else min(one.ranks for one in document.linear)
+    panels = {shape: list(found) for shape, found in groupby((one for one in document.linear if one.ranks == ranks), lambda one: one.shape)}
+    return plots.panels(f"{document.settings.gpu}, {ranks} ranks, simulated: speed-up over one GPU by M", panels, _draw)
+
+
+def _draw(axes: Axes, layers: Sequence[LinearRecord]) -> None:
+    ms = [one.M for one in layers]
+    for way in WAYS:
+        axes.plot(ms, [one.single_us / one.ways[way].us for one in layers], marker=".", linewidth=1, label=way)
+    axes.axhline(1, color="black", linewidth=0.5)
+    plots.log_axes(axes, ms)
+    axes.set_yscale("linear")

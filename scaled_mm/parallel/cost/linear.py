@@ -1,0 +1,227 @@
+"""The predicted time of a row-parallel linear layer, from its float input to the int8 input of the next layer on every rank.
+
+A rank has K / ranks columns of the weight. The parts of a `Prediction`, in microseconds:
+
+    maximum   a pass over the rank's part of x for the maximum of each row; exact ways, unless static
+    scales    an all-reduce of M floats; as above
+    quantize  reads x, 2 bytes an element, writes int8
+    product   [M, N, K / ranks], by the time model of kernels with the kernel config that the tile table chooses; its output has 4 bytes
+              (exact ways) or 2
+    reduce    int32 reduce-scatter, int32 all-reduce or bfloat16 all-reduce
+    scale     one kernel: int32 to bfloat16; on the rank's rows, after an all-reduce on all rows
+    gather    bfloat16 or int8 all-gather; int8 with a float32 scale a row
+    norm      add the residual, normalize, quantize: on all rows, on the rank's rows with exact_int8, which then needs no `scale`
+
+With `chunks` > 1 M is divided: a chunk is reduced while the next one is multiplied. `hidden` is what this saves: us = sum of the parts - hidden.
+Row-wise kernels take 2 us + bytes / (0.8 * bandwidth of memory), from reports/sm90/h200/rowwise (`scaled-mm bench path --shapes none`): 0.75 to 0.83
+of the bandwidth at 4096 x 4096 and above, 1.2 to 2.6 us for one row of up to 8192.
+Not in it: the host's time (a CUDA graph or a busy GPU hides it), memory traffic of a collective beside a product, ranks that arrive late.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.kernels.gpu import GpuFacts
+from scaled_mm.parallel.cost.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, all_reduce_us, fastest
+from scaled_mm.parallel.cost.links import Hosts, check_count, facts_of, hosts_of
+from scaled_mm.tables import TileTable, load_table
+
+EXACT, EXACT_INT8, EXACT_ALL_REDUCE, BF16 = "exact", "exact_int8", "exact_all_reduce", "bf16"
+
+WAYS: dict[str, tuple[tuple[str, int], ...]] = {
+    EXACT: ((REDUCE_SCATTER, 4), (ALL_GATHER, 2)),
+    EXACT_INT8: ((REDUCE_SCATTER, 4), (ALL_GATHER, 1)),
+    EXACT_ALL_REDUCE: ((ALL_REDUCE, 4),),
+    BF16: ((ALL_REDUCE, 2),),
+}
+"""The collectives of each way, with the bytes of an element. bf16: each rank quantizes its part by itself and rounds its product, as engines do."""
+
+CHUNKS = (1, 2, 3, 4, 6, 8)
+"""What `best_chunks` chooses from."""
+
+_ROWWISE_START_US, _ROWWISE_SHARE = 2.0, 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """parts: microseconds by name; see the module. hidden: what overlap saves of their sum."""
+
+    parts: dict[str, float]
+    hidden: float = 0.0
+
+    @property
+    def us(self) -> float:
+        return sum(self.parts.values()) - self.hidden
+
+
+def predict(
+    m: int,
+    n: int,
+    k: int,
+    ranks: int,
+    *,
+    gpu: str | GpuFacts = "NVIDIA H200",
+    hosts: Hosts | None = None,
+    way: str = EXACT,
+    static: bool = False,
+    chunks: int = 1,
+) -> Prediction:
+    """The predicted time of a row-parallel linear layer with M tokens and a weight [N, K] over all ranks.
+
+    gpu: the driver's name of a GPU in GPU_LINKS, or its facts; then `hosts` is required. hosts: default nodes of eight with the GPU's own link.
+    way: one of WAYS. static: the scale of x is given. chunks: parts of M; fewer if a rank has fewer rows. With one rank nothing is sent.
+    Raises BadParamError that names the argument.
+    """
+    gpu, hosts = _checked(m, n, k, ranks, gpu, hosts, way)
+    check_count("chunks", chunks)
+    exact, alone, part = way != BF16, ranks == 1, -(-k // ranks)
+    parts = {"quantize": rowwise_us(3 * m * part, gpu)}
+    if exact and not static and not alone:
+        parts["maximum"] = rowwise_us(2 * m * part, gpu)
+        parts["scales"] = all_reduce_us(4 * m, ranks, hosts)
+    if alone:
+        return Prediction({**parts, "product": product_us(m, n, part, gpu), "norm": rowwise_us(7 * m * n, gpu)})
+    (kind, _), *gather = WAYS[way]
+    beside = dataclasses.replace(gpu, multiprocessors=max(1, gpu.multiprocessors - hosts.link.blocks))
+    # The first chunk has all SMs, the others run beside a collective.
+    rows = enumerate(real for _, real in chunk_rows(m, ranks, chunks))
+    products = [product_us(real, n, part, beside if index else gpu, 4 if exact else 2) for index, real in rows]
+    travels = _travels(m, n, ranks, chunks, hosts, way)
+    parts |= {"product": sum(products), "reduce": sum(travels)}
+    own = -(-m // ranks)
+    if way == EXACT_INT8:
+        parts["norm"] = rowwise_us(9 * own * n, gpu)  # int32 and the residual in, the residual and int8 out
+    else:
+        if exact:
+            parts["scale"] = rowwise_us(6 * (own if kind == REDUCE_SCATTER else m) * n, gpu)
+        parts["norm"] = rowwise_us(7 * m * n, gpu)  # out and the residual in, the residual and int8 out
+    for kind, width in gather:
+        parts["gather"] = fastest(kind, ranks * own * (n * width + (4 if way == EXACT_INT8 else 0)), ranks, hosts)[0]
+    return Prediction(parts, sum(products) + sum(travels) - makespan(products, travels))
+
+
+@functools.lru_cache(maxsize=65536)
+def best_chunks(
+    m: int,
+    n: int,
+    k: int,
+    ranks: int,
+    *,
+    gpu: str | GpuFacts = "NVIDIA H200",
+    hosts: Hosts | None = None,
+    way: str = EXACT,
+    static: bool = False,
+) -> int:
+    """The number of chunks, one of CHUNKS, with the least predicted time; 1 if overlap does not pay. The arguments: see `predict`.
+
+    A repeated call takes about a microsecond. The first for these arguments takes up to 5 ms, because a kernel config is chosen for each size of
+    chunk; a caller with many M may round M up.
+    """
+    options = dict(gpu=gpu, hosts=hosts, way=way, static=static)
+    best, least = 1, predict(m, n, k, ranks, **options)
+    if ranks == 1:
+        return 1
+    _, hosts = _checked(m, n, k, ranks, gpu, hosts, way)
+    limit = least.parts["product"] + least.parts["reduce"]
+    for chunks in CHUNKS[1:]:
+        if sum(_travels(m, n, ranks, chunks, hosts, way)) >= limit:  # the link alone takes longer: no need to choose kernel configs
+            continue
+        found = predict(m, n, k, ranks, chunks=chunks, **options)
+        if found.us < least.us:
+            best, least = chunks, found
+    return best
+
+
+def sent_bytes(m: int, n: int, ranks: int, *, way: str = EXACT, static: bool = False) -> float:
+    """Bytes that a rank sends for a linear layer of M tokens and N outputs: (ranks - 1) / ranks of 4 to 8 bytes an output, and the scales.
+
+    M counts in whole multiples of the ranks where rows are scattered or gathered. BadParamError that names the argument.
+    """
+    for name, value in (("m", m), ("n", n), ("ranks", ranks)):
+        check_count(name, value)
+    _check_way(way)
+    padded = -(-m // ranks) * ranks
+    found = 0.0 if way == BF16 or static else 2 * 4 * m
+    for kind, width in WAYS[way]:
+        found += 2 * width * m * n if kind == ALL_REDUCE else width * padded * n
+    if way == EXACT_INT8:
+        found += 4 * padded
+    return found * (ranks - 1) / ranks
+
+
+def chunk_rows(m: int, ranks: int, chunks: int) -> list[tuple[int, int]]:
+    """(rows of each rank, rows of all ranks without padding) of each chunk of M rows: at most `chunks`, equal but for one row of each rank."""
+    own = -(-m // ranks)
+    count = min(chunks, own)
+    found, left = [], m
+    for index in range(count):
+        each = own // count + (index < own % count)
+        found.append((each, min(left, each * ranks)))
+        left -= found[-1][1]
+    return found
+
+
+def _travels(m: int, n: int, ranks: int, chunks: int, hosts: Hosts, way: str) -> list[float]:
+    """Microseconds of the reduction of each chunk. A reduce-scatter needs the same number of rows for each rank, so it is padded."""
+    kind, width = WAYS[way][0]
+    rows = [ranks * each if kind == REDUCE_SCATTER else real for each, real in chunk_rows(m, ranks, chunks)]
+    return [fastest(kind, count * n * width, ranks, hosts)[0] for count in rows]
+
+
+def makespan(products: Sequence[float], travels: Sequence[float]) -> float:
+    """The time until all chunks have travelled: each is multiplied, one after the other, then travels once the link is free."""
+    multiplied = travelled = 0.0
+    for product, travel in zip(products, travels, strict=True):
+        multiplied += product
+        travelled = max(travelled, multiplied) + travel
+    return travelled
+
+
+def rowwise_us(size: int, gpu: GpuFacts) -> float:
+    """Microseconds of a row-wise kernel that reads and writes `size` bytes."""
+    return _ROWWISE_START_US + size / (_ROWWISE_SHARE * gpu.bandwidth) * 1e6
+
+
+@functools.lru_cache(maxsize=65536)
+def product_us(m: int, n: int, k: int, gpu: GpuFacts, out_bytes: int = 2) -> float:
+    """Microseconds of an int8 product [M, N, K] with a prepared weight, by the kernel config that the architecture's tile table chooses.
+
+    The time model is fitted to outputs of 2 bytes; more add their memory traffic. 0 if there is nothing to compute.
+    """
+    if not (m and n and k):
+        return 0.0
+    table = _table(gpu.arch)
+    row = table.select(m, n, k, constant_b=True, gpu=gpu).row
+    parts = table.time_model(row).parts(m, n, k, gpu)
+    moved = m * k + n * k + 2 * m * n
+    us = parts._replace(memory=parts.memory * (moved + (out_bytes - 2) * m * n) / moved).us
+    if not math.isfinite(us):
+        raise BadParamError(f"gpu: expected the bandwidth of its memory, got {gpu.bandwidth!r}")
+    return us
+
+
+@functools.cache
+def _table(arch: str) -> TileTable:
+    return load_table(arch)
+
+
+def _checked(m: int, n: int, k: int, ranks: int, gpu: str | GpuFacts, hosts: Hosts | None, way: str) -> tuple[GpuFacts, Hosts]:
+    for name, value in (("m", m), ("n", n), ("k", k), ("ranks", ranks)):
+        check_count(name, value)
+    _check_way(way)
+    if hosts is None:
+        if isinstance(gpu, GpuFacts):
+            raise BadParamError("hosts: expected Hosts beside a GPU's facts, got None")
+        hosts = hosts_of(gpu)
+    hosts.nodes(ranks)
+    return gpu if isinstance(gpu, GpuFacts) else facts_of(gpu), hosts
+
+
+def _check_way(way: str) -> None:
+    if way not in WAYS:
+        raise BadParamError(f"way: expected one of {', '.join(WAYS)}, got {way!r}")
