@@ -9,8 +9,8 @@ import torch
 from scaled_mm.core.checks import check_device, has_shape
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.layers.linear import int8_linear
-from scaled_mm.parallel import collectives
-from scaled_mm.parallel.overlap import check_chunks, summed
+from scaled_mm.parallel import choice, collectives
+from scaled_mm.parallel.overlap import summed
 from scaled_mm.parallel.ranks import Ranks, rows_of
 from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight
@@ -31,7 +31,7 @@ def reduce_scatter_linear(
     input_zero_point: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     exact: bool = True,
-    chunks: int | None = None,
+    chunks: int = 1,
 ) -> torch.Tensor:
     """The rows of y = x W^T + bias that belong to this rank, where x and W are split along K over the ranks of a group.
 
@@ -47,15 +47,14 @@ def reduce_scatter_linear(
     out_dtype: float16, bfloat16 or float32; default: x's dtype.
     exact: False: each rank quantizes by itself and the products are rounded to out_dtype before they are summed, as engines do; the result then
     depends on the number of ranks.
-    chunks: exact=True multiplies and sums so many chunks of rows one after the other, each while the one before travels. None: chosen by the model of
-    times (`scaled_mm.parallel.cost`) on a GPU; 1 on a CPU.
+    chunks: with exact=True rows are multiplied in so many chunks, each while the one before travels; the same on all ranks.
 
     Returns [rows of this rank, N]: rows `rows_of(M, rank, size)` of the M rows of x. With exact=True the bits are those of `int8_linear` on one
     process, for any number of ranks. K of all ranks together: at most 131071, or 65793 with a zero point, or sums overflow; not checked here,
     `RowParallelInt8Linear` checks it. No gradient.
     Raises a ScaledMMError subclass that names the argument. A rank that raises alone leaves the others waiting until the group's timeout.
     """
-    return _linear(False, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, chunks)
+    return _linear(False, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, "reduce_scatter", chunks)
 
 
 def all_reduce_linear(
@@ -69,26 +68,31 @@ def all_reduce_linear(
     input_zero_point: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     exact: bool = True,
-    chunks: int | None = None,
+    via: str = "all_reduce",
+    chunks: int = 1,
 ) -> torch.Tensor:
-    """As `reduce_scatter_linear`, but every rank gets all rows: [..., N]."""
-    return _linear(True, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, chunks)
+    """As `reduce_scatter_linear`, but every rank gets all rows: [..., N].
+
+    via: with exact=True: "all_reduce": int32 sums go to all ranks, 8 bytes an element; "reduce_scatter": each rank gets the sums of its rows, scales
+    them and sends them to all, 6 bytes an element for 16-bit outputs, but a second latency. The bits are the same.
+    """
+    return _linear(True, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, via, chunks)
 
 
 @torch.no_grad()
-def _linear(everywhere, x, weight, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, chunks) -> torch.Tensor:
+def _linear(everywhere, x, weight, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, via, chunks) -> torch.Tensor:
     ranks = Ranks.of(group)
 
     def check():
-        check_chunks(chunks)
+        choice.check(via, chunks)
         return _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype)
 
-    b, dtype = ranks.checked(x, check, **_same(x, input_scale, input_zero_point))
+    same = {"via__collectives": lambda _: choice.VIA.index(via), "chunks__number": lambda _: chunks}
+    b, dtype = ranks.checked(x, check, **_same(x, input_scale, input_zero_point), **same)
     rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.new_empty((x.shape[:-1].numel(), 0))
     if exact:
         q, scale, zero_point = quantized(rows, ranks, input_scale, input_zero_point)
-        acc = summed(multiplier(b), q, zero_point, ranks, everywhere, chunks or 1)
-        y = scaled(acc, mine(scale, rows.shape[0], ranks, everywhere), weight_scale, bias, dtype)
+        y = product_of_whole_rows(q, scale, zero_point, b, weight_scale, bias, dtype, ranks, everywhere, via, chunks)
     else:
         options = dict(input_scale=input_scale, input_zero_point=input_zero_point, out_dtype=dtype)
         reduce = collectives.sum_to_all if everywhere else collectives.sum_to_rows
@@ -97,9 +101,19 @@ def _linear(everywhere, x, weight, weight_scale, bias, group, input_scale, input
     return y.view(*x.shape[:-1], y.shape[-1]) if everywhere else y
 
 
-def multiplier(b: torch.Tensor | PreparedWeight) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
-    """From rows int8 [M, K] and their zero points to the int32 product with b [K, N]."""
-    return lambda q, zero_point: scaled_mm(q, b, out_dtype=torch.int32, a_zero_point=zero_point)
+def product_of_whole_rows(q, scale, zero_point, b, b_scale, bias, dtype, ranks: Ranks, everywhere: bool, via: str, chunks: int) -> torch.Tensor:
+    """The output, [M, N] with everywhere, else this rank's rows, of this rank's part of rows that were quantized with the scales of whole rows.
+
+    q: int8 [M, K]; scale: one value or [M, 1]; zero_point: one value, [M, 1] or None; b: [K, N]. The rest: see `all_reduce_linear`.
+    """
+    m, of_all = q.shape[0], via == "all_reduce"
+
+    def multiply(q: torch.Tensor, zero_point: torch.Tensor | None) -> torch.Tensor:
+        return scaled_mm(q, b, out_dtype=torch.int32, a_zero_point=zero_point)
+
+    acc = summed(multiply, q, zero_point, ranks, of_all, chunks)
+    y = scaled(acc, scale if of_all or scale.numel() == 1 else scale[rows_of(m, ranks.rank, ranks.size)], b_scale, bias, dtype)
+    return collectives.gather_rows(y, m, ranks) if everywhere and not of_all else y
 
 
 def _same(x, input_scale, input_zero_point) -> dict[str, Callable]:
@@ -123,11 +137,6 @@ def quantized(rows, ranks: Ranks, input_scale, input_zero_point) -> tuple[torch.
         scale = scale_of(rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1))
     scale = collectives.largest_scales(scale, ranks)
     return quantize_int8(rows, scale=scale)[0], scale, None
-
-
-def mine(scale: torch.Tensor, rows: int, ranks: Ranks, everywhere: bool) -> torch.Tensor:
-    """The scales of the rows that this rank has."""
-    return scale if everywhere or scale.numel() == 1 else scale[rows_of(rows, ranks.rank, ranks.size)]
 
 
 def scaled(acc: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:

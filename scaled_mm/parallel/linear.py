@@ -9,9 +9,8 @@ import torch
 from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError, BadTensorShapeError
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.quantized import QuantizedActivation
-from scaled_mm.parallel import collectives
-from scaled_mm.parallel.functional import all_reduce_linear, mine, multiplier, reduce_scatter_linear, scaled
-from scaled_mm.parallel.overlap import check_chunks, summed
+from scaled_mm.parallel import choice, collectives
+from scaled_mm.parallel.functional import all_reduce_linear, product_of_whole_rows, reduce_scatter_linear
 from scaled_mm.parallel.ranks import Ranks
 from scaled_mm.rowwise.arithmetic import FLOATS
 
@@ -84,8 +83,10 @@ class RowParallelInt8Linear(Int8Linear):
     ranks: Ranks | None = None
     reduce = "all_reduce"
     exact = True
+    via: str | None = None
     chunks: int | None = None
     whole_k = 0  # K of all ranks
+    gpu = ""  # that of all ranks, by which `choice` chooses
 
     @classmethod
     def from_shard(
@@ -97,13 +98,15 @@ class RowParallelInt8Linear(Int8Linear):
         group=None,
         reduce: str = "reduce_scatter",
         exact: bool = True,
+        via: str | None = None,
         chunks: int | None = None,
         input_scale: torch.Tensor | None = None,
         input_zero_point: torch.Tensor | None = None,
     ) -> RowParallelInt8Linear:
         """weight_shard: int8 [N, K of this rank]. The same on all ranks: weight_scale: float32, [1, N] or [N, 1]; bias: [N]; input_scale,
-        input_zero_point: one value. reduce: "reduce_scatter": this rank's rows; "all_reduce": all rows. exact, chunks: see
-        `reduce_scatter_linear`. A collective: all ranks must call it.
+        input_zero_point: one value. reduce: "reduce_scatter": this rank's rows; "all_reduce": all rows. exact, via, chunks: see
+        `all_reduce_linear`; None: with NCCL what the model of times (`scaled_mm.parallel.cost`) predicts to be fastest, otherwise an all-reduce of
+        all rows at once. A collective: all ranks must call it.
 
         Raises a ScaledMMError subclass on all ranks if one has a wrong argument, if what must be the same differs, or if the K of all ranks together
         could overflow int32."""
@@ -114,18 +117,24 @@ class RowParallelInt8Linear(Int8Linear):
             if reduce not in REDUCE:
                 raise BadParamError(f"reduce: expected {' or '.join(map(repr, REDUCE))}, got {reduce!r}")
             _check_bool("exact", exact)
-            check_chunks(chunks)
+            choice.check(via, chunks, chosen=True)
             _check_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point)
             layer = cls.from_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point)
             made.append(layer)
-            same = {"weight_scale": _values(layer.weight_scale), "bias": _values(layer.bias), "reduce": reduce, "exact": exact, "chunks": chunks}
-            return _facts(layer) | same | {"N": layer.out_features, "K": layer.in_features}
+            options = {"reduce": reduce, "exact": exact, "via": via, "chunks": chunks}
+            tensors = {"weight_scale": _values(layer.weight_scale), "bias": _values(layer.bias)}
+            sizes = {"N": layer.out_features, "K": layer.in_features, "gpu": choice.gpu_of(weight_shard, ranks)}
+            return _facts(layer) | options | tensors | sizes
 
         found = ranks.agreed(facts)
-        ranks.same(found, N="weight_shard", weight_scale="weight_scale", bias="bias", reduce="reduce", exact="exact", chunks="chunks", **_INPUTS)
+        arguments = {name: name for name in ("weight_scale", "bias", "reduce", "exact", "via", "chunks")}
+        ranks.same(found, N="weight_shard", **arguments, **_INPUTS)
         made[0].whole_k = k = sum(of_rank["K"] for of_rank in found)
         _check_k(k, input_zero_point is not None)
-        made[0].ranks, made[0].reduce, made[0].exact, made[0].chunks = ranks, reduce, exact, chunks
+        made[0].ranks, made[0].reduce, made[0].exact = ranks, reduce, exact
+        made[0].via, made[0].chunks = via, chunks
+        names = {of_rank["gpu"] for of_rank in found}
+        made[0].gpu = names.pop() if len(names) == 1 else ""
         return made[0]
 
     def forward(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor:
@@ -137,15 +146,23 @@ class RowParallelInt8Linear(Int8Linear):
         weight = self.weight if prepared is None else prepared
         bias = self.bias if self.bias is None or self.bias.dtype in (x.dtype, torch.float32) else self.bias.float()
         static = dict(input_scale=self.input_scale, input_zero_point=self.input_zero_point)
-        return linear(x, weight, self.weight_scale, bias, group=self.ranks, exact=self.exact, chunks=self.chunks, **static)
+        way = self._way(x.shape[:-1].numel(), static=self.input_scale is not None)
+        options = {"via": way.via, "chunks": way.chunks} if everywhere else {"chunks": way.chunks}
+        return linear(x, weight, self.weight_scale, bias, group=self.ranks, exact=self.exact, **options, **static)
+
+    def _way(self, rows: int, *, static: bool) -> choice.Choice:
+        sizes = rows, self.out_features, self.whole_k, self.ranks.size, self.gpu
+        return choice.choose(*sizes, everywhere=self.reduce == "all_reduce", static=static, via=self.via, chunks=self.chunks)
 
     def _of_whole_rows(self, x: QuantizedActivation, everywhere: bool) -> torch.Tensor:
         self.ranks.checked(x.q, lambda: self._check_whole_rows(x), x__number_of_rows=lambda _: x.shape[:-1].numel())
         rows = x.q.reshape(-1, self.in_features)
         zero_point = None if x.zero_point is None else x.zero_point.reshape(-1, 1)
         prepared = self._constant_weight() if rows.is_cuda else None
-        acc = summed(multiplier(self.weight.t() if prepared is None else prepared), rows, zero_point, self.ranks, everywhere, self.chunks or 1)
-        y = scaled(acc, mine(x.scale.reshape(-1, 1), rows.shape[0], self.ranks, everywhere), self.weight_scale, self.bias, x.dtype)
+        b = self.weight.t() if prepared is None else prepared
+        scale = x.scale.reshape(-1, 1)
+        way = self._way(rows.shape[0], static=True)
+        y = product_of_whole_rows(rows, scale, zero_point, b, self.weight_scale, self.bias, x.dtype, self.ranks, everywhere, *way)
         return y.view(*x.shape[:-1], self.out_features) if everywhere else y
 
     def _check_whole_rows(self, x: QuantizedActivation) -> None:

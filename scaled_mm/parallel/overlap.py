@@ -6,17 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from scaled_mm.errors import BadParamError
 from scaled_mm.parallel import collectives
 from scaled_mm.parallel.ranks import Ranks, rows_of
 
 Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-
-
-def check_chunks(chunks: object) -> None:
-    """BadParamError unless it is a positive integer or None."""
-    if chunks is not None and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
-        raise BadParamError(f"chunks: expected a positive integer or None, got {chunks!r}")
 
 
 def parts(rows: int, chunks: int) -> list[slice]:

@@ -41,8 +41,9 @@ def row_parallel_has_the_bits_of_one_process(rank, size):
                     want = sm.int8_linear(x, weight, scale, bias_of, **static)
                     shards = x[:, columns], weight[:, columns], scale, bias_of
                     rows = parallel.rows_of(tokens, rank, size)
-                    for chunks in (None, 2, 5):
-                        assert torch.equal(parallel.all_reduce_linear(*shards, **static, chunks=chunks), want)
+                    for chunks in (1, 2, 5):
+                        for via in parallel.choice.VIA:
+                            assert torch.equal(parallel.all_reduce_linear(*shards, **static, via=via, chunks=chunks), want)
                         assert torch.equal(parallel.reduce_scatter_linear(*shards, **static, chunks=chunks), want[rows])
 
 

@@ -1,0 +1,73 @@
+"""How a row-parallel product is summed: by which collectives, and in how many chunks. The model of times chooses; the bits do not depend on it."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from scaled_mm.errors import BadParamError
+from scaled_mm.parallel import cost
+from scaled_mm.parallel.ranks import Ranks
+
+VIA = ("all_reduce", "reduce_scatter")
+
+
+class Choice(NamedTuple):
+    """via: "all_reduce": int32 sums go to all ranks; "reduce_scatter": to the rank of a row, which scales them; chunks: of rows."""
+
+    via: str
+    chunks: int
+
+
+def check(via: object, chunks: object, chosen: bool = False) -> None:
+    """BadParamError unless they are one of `VIA` and a positive integer. chosen: or None, for which `choose` serves."""
+    or_none = "None, " if chosen else ""
+    if not (via is None and chosen) and (not isinstance(via, str) or via not in VIA):
+        raise BadParamError(f"via: expected {or_none}{' or '.join(map(repr, VIA))}, got {via!r}")
+    if not (chunks is None and chosen) and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
+        raise BadParamError(f"chunks: expected {or_none}a positive integer, got {chunks!r}")
+
+
+def gpu_of(tensor: torch.Tensor, ranks: Ranks) -> str:
+    """The driver's name of a tensor's GPU if the model of times knows it and its collectives run beside kernels, as NCCL's do; otherwise "".
+
+    All ranks must have the same name before they `choose` by it: ranks that choose differently would wait for each other."""
+    if tensor.device.type != "cuda" or "cuda:nccl" not in dist.get_backend_config(ranks.group):
+        return ""
+    name = torch.cuda.get_device_name(tensor.device)
+    return name if name in cost.GPU_LINKS else ""
+
+
+def choose(m: int, n: int, k: int, size: int, gpu_name: str, *, everywhere: bool, static: bool, via: str | None, chunks: int | None) -> Choice:
+    """What was given, and for None what is predicted to be fastest.
+
+    k: of all ranks together. size: number of ranks. gpu_name: see `gpu_of`; without one, an all-reduce of all rows at once. everywhere: whether all
+    ranks get all rows; otherwise sums are always scattered. static: whether no scales are reduced.
+    """
+    vias = (VIA[1],) if not everywhere else VIA if via is None else (via,)
+    if (len(vias) == 1 and chunks is not None) or not gpu_name or size == 1 or torch.compiler.is_compiling():
+        return Choice(vias[0], chunks or 1)
+    return _fastest(_rounded(m), n, k, size, gpu_name, static, vias, chunks)
+
+
+def _rounded(m: int) -> int:
+    """m, rounded up to four significant bits, so that few values are predicted."""
+    unit = 1 << max(0, m.bit_length() - 4)
+    return -(-m // unit) * unit
+
+
+@functools.lru_cache(maxsize=4096)
+def _fastest(m: int, n: int, k: int, size: int, gpu_name: str, static: bool, vias: tuple[str, ...], chunks: int | None) -> Choice:
+    hosts = cost.hosts_of(gpu_name)
+    if not (m and n and k) or (size > hosts.gpus_per_node and size % hosts.gpus_per_node):
+        return Choice(vias[0], chunks or 1)
+    found = []
+    for via in vias:
+        way = "exact" if via == "reduce_scatter" else "exact_all_reduce"
+        options = dict(gpu=gpu_name, hosts=hosts, way=way, static=static)
+        count = chunks or cost.best_chunks(m, n, k, size, **options)
+        found.append((cost.predict(m, n, k, size, chunks=count, **options).us, Choice(via, count)))
+    return min(found)[1]
