@@ -85,7 +85,7 @@ class LinearDescriptor:
     def _apart(self, out, x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_scale, workspace, stream) -> None:
         """The two descriptors, one after the other: on a CPU, without the extension, and to say what is wrong."""
         self._product._check_alive()
-        b = _as_b(weight)
+        b = as_b(weight)
         given = dict(out=out, x=x, weight=b.b if isinstance(b, PreparedWeight) else b, weight_scale=weight_scale, bias=bias)
         given |= dict(input_scale=input_scale, input_zero_point=input_zero_point, smooth_scale=smooth_scale)
         if has_address(out) and has_address(smooth_scale) and overlap(out, smooth_scale):
@@ -151,7 +151,7 @@ def create_linear_descriptor(
     scale = input_scale if static else scales
     rest = dict(a_scale=scale, b_scale=weight_scale, bias=bias, a_zero_point=input_zero_point, kernel=kernel)
     try:
-        b = _as_b(weight)
+        b = as_b(weight)
         with renamed(_OF_PRODUCT):
             product = create_descriptor(handle, out=out, a=q, b=b, **rest)
     except BaseException:
@@ -160,16 +160,16 @@ def create_linear_descriptor(
     return LinearDescriptor(quantizer, product, rows, k, static)
 
 
-def _as_b(weight) -> torch.Tensor | TensorDesc | PreparedWeight:
-    """b [K, N] of a weight [N, K]."""
+def as_b(weight, name: str = "weight") -> torch.Tensor | TensorDesc | PreparedWeight:
+    """b [K, N] of a weight [N, K], the argument `name`."""
     if isinstance(weight, PreparedWeight):
         return weight
     if not isinstance(weight, (torch.Tensor, TensorDesc)):
-        raise BadParamError(f"weight: expected a tensor, a TensorDesc or a PreparedWeight, got {type(weight).__name__}")
+        raise BadParamError(f"{name}: expected a tensor, a TensorDesc or a PreparedWeight, got {type(weight).__name__}")
     if weight.dtype is not torch.int8:
-        raise BadTensorDtypeError(f"weight: expected int8, or the result of prepare_weight, got {weight.dtype}")
+        raise BadTensorDtypeError(f"{name}: expected int8, or the result of prepare_weight, got {weight.dtype}")
     if len(weight.shape) != 2:
-        raise BadTensorShapeError(f"weight: expected [N, K], got {list(weight.shape)}")
+        raise BadTensorShapeError(f"{name}: expected [N, K], got {list(weight.shape)}")
     if isinstance(weight, torch.Tensor):
         return weight.t()
     (n, k), (stride_n, stride_k) = weight.shape, weight.strides

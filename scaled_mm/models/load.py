@@ -322,8 +322,10 @@ def _assign(model: torch.nn.Module, name: str, files: _Files, pieces: Pieces, de
 
 
 def _loaded(files: _Files, piece: str, child: str, cut: tuple[int, slice] | None = None) -> torch.Tensor:
-    """A tensor of the files. child: the name of its parameter; scales are checked."""
+    """A tensor of the files. child: the name of its parameter; values of scales and zero points are checked."""
     tensor = files.load(piece, cut)
+    if child == "input_zero_point" and not -128 <= (value := int(tensor)) <= 127:
+        raise BadParamError(f"{files.file_of[piece]}: {piece}: expected a value from -128 to 127, got {value}")
     if child.endswith("_scale"):
         scale = tensor.float()
         if not bool((torch.isfinite(scale) & (scale > 0)).all()):

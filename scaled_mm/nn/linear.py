@@ -65,6 +65,11 @@ class Int8Linear(Float32Scales):
             raise BadTensorShapeError(f"weight_scale: expected [{weight.shape[0]}, 1], got {list(weight_scale.shape)}")
         if input_zero_point is not None and input_scale is None:
             raise BadParamError("input_zero_point: expected None without input_scale, got a zero point")
+        for name, value in (("input_scale", input_scale), ("input_zero_point", input_zero_point)):
+            if value is not None and value.numel() != 1:
+                raise BadTensorShapeError(f"{name}: expected one value, got {list(value.shape)}")
+        if input_zero_point is not None and not input_zero_point.is_meta and not -128 <= (value := int(input_zero_point)) <= 127:
+            raise BadParamError(f"input_zero_point: expected a value from -128 to 127, got {value}")
         symmetric = input_zero_point is None if input_scale is not None else symmetric
         n, k = weight.shape
         layer = cls(k, n, bias is not None, static=input_scale is not None, symmetric=symmetric, device="meta")

@@ -31,13 +31,13 @@ def check(via: object, chunks: object, chosen: bool = False) -> None:
         raise BadParamError(f"chunks: expected {or_none}a positive integer, got {chunks!r}")
 
 
-def gpu_of(tensor: torch.Tensor, ranks: Ranks) -> str:
-    """The driver's name of a tensor's GPU if the model of times knows it and its collectives run beside kernels, as NCCL's do; otherwise "".
+def gpu_of(device: torch.device, ranks: Ranks) -> str:
+    """The driver's name of a GPU if the model of times knows it and its collectives run beside kernels, as NCCL's do; otherwise "".
 
     All ranks must have the same name before they `choose` by it: ranks that choose differently would wait for each other."""
-    if tensor.device.type != "cuda" or "cuda:nccl" not in dist.get_backend_config(ranks.group):
+    if device.type != "cuda" or "cuda:nccl" not in dist.get_backend_config(ranks.group):
         return ""
-    name = torch.cuda.get_device_name(tensor.device)
+    name = torch.cuda.get_device_name(device)
     return name if name in cost.GPU_LINKS else ""
 
 

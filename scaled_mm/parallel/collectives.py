@@ -47,10 +47,9 @@ def begin_sum(sums: torch.Tensor, ranks: Ranks):
     return dist.all_reduce(sums, group=ranks.group, async_op=True)
 
 
-def begin_sum_to_rows(sums: torch.Tensor, ranks: Ranks) -> tuple[torch.Tensor, object]:
-    """Begins a reduce-scatter of [M, N], where the number of ranks divides M. (the rows of this rank, the work to wait for)."""
-    mine = sums.new_empty(sums.shape[0] // ranks.size, sums.shape[1])
-    return mine, dist.reduce_scatter_tensor(mine, sums, group=ranks.group, async_op=True)
+def begin_sum_to_rows(sums: torch.Tensor, ranks: Ranks, mine: torch.Tensor):
+    """Begins a reduce-scatter of [M, N] into [M / number of ranks, N], and returns the work to wait for."""
+    return dist.reduce_scatter_tensor(mine, sums, group=ranks.group, async_op=True)
 
 
 def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
@@ -76,3 +75,8 @@ def exchange(rows: torch.Tensor, send: list[int], receive: list[int], ranks: Ran
     arrived = rows.new_empty(sum(receive), *rows.shape[1:])
     dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=ranks.group)
     return arrived
+
+
+def bytes_of(rows: torch.Tensor) -> torch.Tensor:
+    """int8 [M, bytes of a row] of a tensor [M, N], to send several tensors in one message."""
+    return rows.clone(memory_format=torch.contiguous_format).view(torch.int8)  # a copy, because contiguous() leaves strides of 0 in one row

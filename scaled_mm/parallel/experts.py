@@ -111,7 +111,7 @@ def all_to_all_experts(
     sent, received = _announce(None if choices is None else choices.counts, facts, x, ranks, error)
     tokens, ids = choices.sent(sum(n for n, _ in sent))
     q, scale = quantize_int8_block(x) if block_scales else quantize_int8(x)
-    packed = torch.cat([_bytes_of(part) for part in (q[tokens], scale[tokens], ids)], 1)
+    packed = torch.cat([collectives.bytes_of(part) for part in (q[tokens], scale[tokens], ids)], 1)
     packed = collectives.exchange(packed, [n for n, _ in sent], [n for n, _ in received], ranks)
     sizes = x.shape[1], 4 * scale.shape[1], 4 * topk_ids.shape[1]
     arrived = [part.contiguous().view(dtype) for part, dtype in zip(packed.split(sizes, 1), (torch.int8, torch.float32, torch.int32))]
@@ -164,10 +164,6 @@ class _Choices:
 def _first(mask: torch.Tensor, count: int) -> torch.Tensor:
     """int64 [count]: the places of the `count` true elements, in order. Unlike `nonzero` it does not wait for the device."""
     return mask.logical_not().view(-1).to(torch.int8).sort(stable=True).indices[:count]
-
-
-def _bytes_of(rows: torch.Tensor) -> torch.Tensor:
-    return rows.contiguous().view(torch.int8)
 
 
 def _of_local(q, scale, ids, rows: int, local: _Local, weights, dtype, activation: str, block_scales: bool) -> torch.Tensor:

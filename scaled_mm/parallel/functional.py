@@ -9,6 +9,7 @@ import torch
 from scaled_mm.core.checks import check_device, has_shape
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.layers.linear import int8_linear
+from scaled_mm.nn.quantized import QuantizedActivation
 from scaled_mm.parallel import choice, collectives
 from scaled_mm.parallel.overlap import summed
 from scaled_mm.parallel.ranks import Ranks, rows_of
@@ -77,6 +78,40 @@ def all_reduce_linear(
     them and sends them to all, 6 bytes an element for 16-bit outputs, but a second latency. The bits are the same.
     """
     return _linear(True, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, via, chunks)
+
+
+@torch.no_grad()
+def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, group=None) -> torch.Tensor | QuantizedActivation:
+    """All rows from those of each rank, `rows_of(rows, rank, size)`, which `reduce_scatter_linear` leaves: [rows, N] from [rows of this rank, N].
+
+    mine: a tensor of any dtype, or a `QuantizedActivation` of int8 rows with a scale a row, or one, which travels in one collective of N + 4 bytes a
+    row. rows: of all ranks. Raises a ScaledMMError subclass that names the argument; on CPUs on all ranks.
+    """
+    ranks = Ranks.of(group)
+
+    def check() -> None:
+        q = mine.q if isinstance(mine, QuantizedActivation) else mine
+        if not isinstance(q, torch.Tensor) or q.dim() < 1:
+            raise BadParamError(f"mine: expected a tensor or a QuantizedActivation, got {type(mine).__name__}")
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+            raise BadParamError(f"rows: expected a non-negative integer, got {rows!r}")
+        part = rows_of(rows, ranks.rank, ranks.size)
+        if q.shape[0] != part.stop - part.start:
+            raise BadTensorShapeError(f"mine: expected {part.stop - part.start} of {rows} rows, got {list(q.shape)}")
+        if isinstance(mine, QuantizedActivation) and (q.dim() != 2 or mine.scale.numel() not in (1, q.shape[0])):
+            raise BadTensorShapeError(f"mine: expected int8 [rows, N] with a scale a row or one, got {list(q.shape)} and {list(mine.scale.shape)}")
+        if isinstance(mine, QuantizedActivation) and mine.zero_point is not None and mine.zero_point.numel() != 1:
+            raise BadTensorShapeError(f"mine: expected no zero point or one, got {list(mine.zero_point.shape)}")
+
+    bytes_of_row = lambda _: mine.shape[1:].numel() * (1 if isinstance(mine, QuantizedActivation) else mine.element_size())  # noqa: E731
+    tensor = mine.q if isinstance(mine, QuantizedActivation) else mine
+    ranks.checked(tensor, check, rows__number=lambda _: rows, mine__bytes_of_a_row=bytes_of_row)
+    if not isinstance(mine, QuantizedActivation):
+        return collectives.gather_rows(mine, rows, ranks)
+    k = mine.q.shape[1]
+    packed = torch.cat((mine.q, collectives.bytes_of(mine.scale.reshape(-1, 1).expand(mine.q.shape[0], 1))), 1)
+    packed = collectives.gather_rows(packed, rows, ranks)
+    return QuantizedActivation(packed[:, :k].contiguous(), packed[:, k:].contiguous().view(torch.float32), mine.dtype, mine.zero_point)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import torch
 from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.parallel.experts import all_reduce_experts, all_to_all_experts
-from scaled_mm.parallel.ranks import Ranks, rows_of
+from scaled_mm.parallel.ranks import Ranks, ranks_of, rows_of
 
 TOKENS = {"all": all_reduce_experts, "split": all_to_all_experts}
 
@@ -22,9 +22,9 @@ class ExpertParallelInt8Experts(Int8Experts):
     """
 
     is_shard = True
-    ranks: Ranks
-    tokens: str
-    global_num_experts: int
+    ranks: Ranks | None = None
+    tokens = "all"
+    global_num_experts = 0
 
     @classmethod
     def from_shard(
@@ -70,7 +70,7 @@ class ExpertParallelInt8Experts(Int8Experts):
 
     def forward(self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
         weights = self.gate_up_proj, self.gate_up_proj_scale, self.down_proj, self.down_proj_scale
-        options = dict(global_num_experts=self.global_num_experts, group=self.ranks, activation=self.activation)
+        options = dict(global_num_experts=self.global_num_experts, group=ranks_of(self), activation=self.activation)
         return TOKENS[self.tokens](hidden_states, *weights, top_k_weights, top_k_index, **options)
 
     def extra_repr(self) -> str:

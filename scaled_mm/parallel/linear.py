@@ -11,7 +11,7 @@ from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.quantized import QuantizedActivation
 from scaled_mm.parallel import choice, collectives
 from scaled_mm.parallel.functional import all_reduce_linear, product_of_whole_rows, reduce_scatter_linear
-from scaled_mm.parallel.ranks import Ranks
+from scaled_mm.parallel.ranks import Ranks, ranks_of
 from scaled_mm.rowwise.arithmetic import FLOATS
 
 REDUCE = ("reduce_scatter", "all_reduce")
@@ -66,8 +66,9 @@ class ColumnParallelInt8Linear(Int8Linear):
         y = super().forward(x)
         if not self.gather_output:
             return y
-        self.ranks.checked(y, lambda: None, x__number_of_rows=lambda _: y.shape[:-1].numel())
-        return collectives.gather_columns(y, self.ranks)
+        ranks = ranks_of(self)
+        ranks.checked(y, lambda: None, x__number_of_rows=lambda _: y.shape[:-1].numel())
+        return collectives.gather_columns(y, ranks)
 
 
 class RowParallelInt8Linear(Int8Linear):
@@ -123,14 +124,14 @@ class RowParallelInt8Linear(Int8Linear):
             made.append(layer)
             options = {"reduce": reduce, "exact": exact, "via": via, "chunks": chunks}
             tensors = {"weight_scale": _values(layer.weight_scale), "bias": _values(layer.bias)}
-            sizes = {"N": layer.out_features, "K": layer.in_features, "gpu": choice.gpu_of(weight_shard, ranks)}
+            sizes = {"N": layer.out_features, "K": layer.in_features, "gpu": choice.gpu_of(weight_shard.device, ranks)}
             return _facts(layer) | options | tensors | sizes
 
         found = ranks.agreed(facts)
         arguments = {name: name for name in ("weight_scale", "bias", "reduce", "exact", "via", "chunks")}
         ranks.same(found, N="weight_shard", **arguments, **_INPUTS)
         made[0].whole_k = k = sum(of_rank["K"] for of_rank in found)
-        _check_k(k, input_zero_point is not None)
+        check_k(k, input_zero_point is not None)
         made[0].ranks, made[0].reduce, made[0].exact = ranks, reduce, exact
         made[0].via, made[0].chunks = via, chunks
         names = {of_rank["gpu"] for of_rank in found}
@@ -138,7 +139,7 @@ class RowParallelInt8Linear(Int8Linear):
         return made[0]
 
     def forward(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor:
-        everywhere = self.reduce == "all_reduce"
+        everywhere, ranks = self.reduce == "all_reduce", ranks_of(self)
         if isinstance(x, QuantizedActivation):
             return self._of_whole_rows(x, everywhere)
         linear = all_reduce_linear if everywhere else reduce_scatter_linear
@@ -148,7 +149,7 @@ class RowParallelInt8Linear(Int8Linear):
         static = dict(input_scale=self.input_scale, input_zero_point=self.input_zero_point)
         way = self._way(x.shape[:-1].numel(), static=self.input_scale is not None)
         options = {"via": way.via, "chunks": way.chunks} if everywhere else {"chunks": way.chunks}
-        return linear(x, weight, self.weight_scale, bias, group=self.ranks, exact=self.exact, **options, **static)
+        return linear(x, weight, self.weight_scale, bias, group=ranks, exact=self.exact, **options, **static)
 
     def _way(self, rows: int, *, static: bool) -> choice.Choice:
         sizes = rows, self.out_features, self.whole_k, self.ranks.size, self.gpu
@@ -170,7 +171,7 @@ class RowParallelInt8Linear(Int8Linear):
             raise BadParamError("x: expected a float tensor with exact=False, got a QuantizedActivation")
         if x.shape[-1] != self.in_features:
             raise BadTensorShapeError(f"x: expected [..., {self.in_features}], the part of each row that is this rank's, got {list(x.shape)}")
-        _check_k(self.whole_k, x.zero_point is not None)
+        check_k(self.whole_k, x.zero_point is not None)
 
 
 _INPUTS = {"kind_of_inputs": "input_scale", "input_scale": "input_scale", "input_zero_point": "input_zero_point"}
@@ -187,7 +188,8 @@ def _check_bool(name: str, value: object) -> None:
         raise BadParamError(f"{name}: expected True or False, got {value!r}")
 
 
-def _check_k(k: int, zero_point: bool) -> None:
+def check_k(k: int, zero_point: bool) -> None:
+    """AccumulatorOverflowError if int32 sums over K of all ranks could overflow."""
     if k > K_BOUNDS[zero_point]:
         raise AccumulatorOverflowError(f"weight_shard: expected K of all ranks of at most {K_BOUNDS[zero_point]}, got {k}")
 

@@ -13,9 +13,12 @@ Multiply = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 def parts(rows: int, chunks: int) -> list[slice]:
-    """At most `chunks` slices of equal size, the last one smaller, that cover the rows; one empty slice for none."""
-    each = max(1, -(-rows // chunks))
-    return [slice(begin, min(begin + each, rows)) for begin in range(0, max(1, rows), each)]
+    """At most `chunks` slices that cover the rows, equal but for one row; one empty slice for no rows."""
+    count = max(1, min(chunks, rows))
+    ends = [0]
+    for index in range(count):
+        ends.append(ends[-1] + rows // count + (index < rows % count))
+    return [slice(begin, end) for begin, end in zip(ends, ends[1:])]
 
 
 def summed(multiply: Multiply, q: torch.Tensor, zero_point: torch.Tensor | None, ranks: Ranks, everywhere: bool, chunks: int) -> torch.Tensor:
@@ -52,8 +55,8 @@ def _to_rows(multiply: Multiply, q, zero_point, ranks: Ranks, chunks: int) -> to
     for rows in parts(each, chunks):
         zeros = zero_point if zeros_of_ranks is None else zeros_of_ranks[:, rows].reshape(-1, 1)
         acc = multiply(of_ranks[:, rows].reshape(-1, q.shape[1]), zeros)
-        mine, work = collectives.begin_sum_to_rows(acc, ranks)
-        sent.append((mine, work, acc))  # acc is read until the work is done
+        mine = acc.new_empty(rows.stop - rows.start, acc.shape[1])
+        sent.append((mine, collectives.begin_sum_to_rows(acc, ranks, mine), acc))  # acc is read until the work is done
     mine = torch.cat([_arrived(of_chunk, work) for of_chunk, work, _ in sent])
     rows = rows_of(m, ranks.rank, ranks.size)
     return mine[: rows.stop - rows.start]

@@ -109,6 +109,13 @@ class Ranks:
         return found
 
 
+def ranks_of(layer: object) -> Ranks:
+    """The ranks of a parallel layer. BadParamError for one that `from_shard` has not made."""
+    if layer.ranks is None:
+        raise BadParamError(f"group: expected a {type(layer).__name__} that from_shard has made, got one without")
+    return layer.ranks
+
+
 def rows_of(rows: int, rank: int, size: int) -> slice:
     """The rows that a rank has after a reduce-scatter of `rows` rows: ceil(rows / size) each, the last ranks fewer or none."""
     each = -(-rows // size)

@@ -61,7 +61,7 @@ def _quantized(_, x, factor=None, scale=None, zero_point=None, out_scale=None, o
 
 
 def _rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return tensor.reshape(-1, 1) if tensor is not None and tensor.numel() > 1 else tensor
+    return tensor.reshape(-1, 1) if tensor is not None and tensor.numel() != 1 else tensor
 
 
 def _sums(q: torch.Tensor) -> torch.Tensor:

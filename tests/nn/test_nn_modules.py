@@ -136,6 +136,11 @@ def test_wrong_tensors_are_refused_by_name():
         (lambda: nn.Int8Linear.from_tensors(weight.float(), scale), r"weight: expected int8 \[N, K\], got torch.float32"),
         (lambda: nn.Int8Linear.from_tensors(weight, torch.ones(3)), r"weight_scale: expected \[4, 1\], got \[3\]"),
         (lambda: nn.Int8Linear.from_tensors(weight, scale, None, None, torch.zeros(1, dtype=torch.int8)), "input_zero_point: expected None"),
+        (
+            lambda: nn.Int8Linear.from_tensors(weight, scale, None, torch.ones(1), torch.tensor([128])),
+            "input_zero_point: expected a value from -128 to",
+        ),
+        (lambda: nn.Int8Linear.from_tensors(weight, scale, None, torch.ones(2)), r"input_scale: expected one value, got \[2\]"),
         (lambda: nn.RMSNorm(8, quantize="channel"), "quantize: expected None, 'token' or 'static', got 'channel'"),
         (lambda: nn.GatedMLP(layer(48, 64), layer(64, 48)), "gate_up: expected 96 rows"),
         (lambda: nn.GatedMLP(layer(96, 64), layer(64, 48), "relu"), "activation: expected 'silu'"),

@@ -63,11 +63,80 @@ def modules_have_the_bits_of_one_process(rank, size):
         assert torch.equal(layer(x.view(2, 3, K)), want if gather else want[..., rows])
 
 
+def a_descriptor_has_the_bits_of_one_process(rank, size):
+    """Rows that ranks divide and do not, fewer than ranks, and none; chunks; static scales and zero points; a prepared weight."""
+    static = {"input_scale": torch.tensor([0.31]), "input_zero_point": torch.tensor([-9], dtype=torch.int8)}
+    with sm.Handle("cpu") as handle:
+        for tokens, dtype in ((12, torch.float32), (7, torch.bfloat16), (1, torch.float16), (0, torch.float32)):
+            x, weight, scale, bias = operands(tokens, dtype)
+            columns, rows = part(K, rank, size), parallel.rows_of(tokens, rank, size)
+            for chunks, of_bias, inputs in (
+                (None, bias, {}),
+                (1, None, static),
+                (2, bias.float(), {"input_scale": static["input_scale"]}),
+                (3, bias, {}),
+            ):
+                w = weight[:, columns].contiguous()
+                w = sm.prepare_weight(w.t()) if chunks == 3 else w
+                out = torch.full((rows.stop - rows.start, N), 7.0, dtype=dtype)
+                given = dict(out=out, x_shard=x[:, columns], weight_shard=w, weight_scale=scale, bias=of_bias, **inputs)
+                with parallel.create_reduce_scatter_linear_descriptor(handle, **given, chunks=chunks) as descriptor:
+                    for _ in range(2):
+                        descriptor.calculate(**given, workspace=torch.empty(max(16, descriptor.workspace_size), dtype=torch.int8).fill_(-1))
+                    assert torch.equal(out, sm.int8_linear(x, weight, scale, of_bias, **inputs)[rows])
+                    descriptor.calculate(**given)
+
+
+def wrong_descriptors_are_refused_on_all(rank, size):
+    x, weight, scale, bias = operands(6)
+    last, columns, rows = rank == size - 1, part(K, rank, size), parallel.rows_of(6, rank, size)
+    given = dict(out=torch.empty(rows.stop - rows.start, N), x_shard=x[:, columns], weight_shard=weight[:, columns], weight_scale=scale, bias=bias)
+    create = parallel.create_reduce_scatter_linear_descriptor
+    with sm.Handle("cpu") as handle:
+        for name, wrong, message in (
+            ("out", torch.empty(7, N), "out: expected"),
+            ("out", torch.empty(rows.stop - rows.start, N, dtype=torch.int8), "out: expected float16, bfloat16 or float32"),
+            ("x_shard", x[:5, columns], "out: expected|x_shard: expected the same rows on all"),
+            ("x_shard", x[:, :3], "x_shard: expected"),
+            ("bias", bias[:5], "bias: expected"),
+            ("weight_scale", scale.half(), "weight_scale: expected torch.float32"),
+            ("weight_shard", weight[:, columns].float(), "weight_shard: expected int8"),
+            ("chunks", 0, "chunks: expected None, a positive integer, got 0"),
+            ("chunks", 2, "chunks: expected the same on all"),
+        ):
+            others = "expected arguments|rank . of .|expected the same" if not last else message
+            with pytest.raises(sm.ScaledMMError, match=others):
+                create(handle, **given | ({name: wrong} if last else {}))
+        with create(handle, **given) as descriptor:
+            for name, wrong, message in (
+                ("x_shard", x.half()[:, columns], "x_shard: expected torch.float32, got torch.float16"),
+                ("out", torch.empty(9, N), "out: expected"),
+                ("bias", None, "bias: expected a tensor with memory, got a NoneType"),
+                ("input_scale", torch.ones(1), "input_scale: expected None, as at creation, got a Tensor"),
+                ("workspace", torch.empty(16, dtype=torch.int8), "workspace: expected"),
+            ):
+                with pytest.raises(sm.ScaledMMError, match=message):
+                    descriptor.calculate(**given | {name: wrong})
+
+
+def rows_are_gathered(rank, size):
+    x = torch.randn(7, 12, generator=torch.Generator().manual_seed(0))
+    for rows in (0, 1, 7):
+        mine = parallel.rows_of(rows, rank, size)
+        for tensor in (x[:rows], x[:rows].bfloat16(), x[:rows].to(torch.int8), x[:rows].view(rows, 3, 4)):
+            assert torch.equal(parallel.all_gather_rows(tensor[mine], rows), tensor)
+        q, scale = sm.quantize_int8(x[:rows])
+        for scales, want in ((scale[mine], scale), (torch.tensor([0.5]), torch.full((rows, 1), 0.5))):
+            found = parallel.all_gather_rows(nn.QuantizedActivation(q[mine], scales, torch.bfloat16), rows)
+            assert torch.equal(found.q, q) and torch.equal(found.scale, want) and found.dtype is torch.bfloat16
+    with pytest.raises(sm.ScaledMMError, match="mine: expected 1 of . rows, got" if rank == 1 else "expected arguments that all"):
+        parallel.all_gather_rows(x[: 1 + (rank == 1)], size)
+    with pytest.raises(sm.BadTensorShapeError, match="rows: expected the same number on all"):
+        parallel.all_gather_rows(x[: 1 + (rank == 0)], 2 * size if rank == 0 else size)
+
+
 def an_mlp_has_the_bits_of_one_process(rank, size):
     """gate and up by columns, down by rows; then the norm of this rank's rows, and a gather of int8."""
-    from scaled_mm.parallel import collectives
-    from scaled_mm.parallel.ranks import Ranks
-
     generator = torch.Generator().manual_seed(0)
     h, inner, tokens = 32, 48, 5
 
@@ -80,13 +149,13 @@ def an_mlp_has_the_bits_of_one_process(rank, size):
     y = sm.int8_linear(activated, down, down_scale)
     quantized, total = sm.add_rms_norm(y, residual, norm, quantize="token")
 
-    ranks, mine, rows = Ranks.of(None), part(inner, rank, size), parallel.rows_of(tokens, rank, size)
+    mine, rows = part(inner, rank, size), parallel.rows_of(tokens, rank, size)
     local = sm.silu_and_mul(torch.cat((sm.int8_linear(x, gate[mine], gate_scale[mine]), sm.int8_linear(x, up[mine], up_scale[mine])), -1))
     of_rank = parallel.reduce_scatter_linear(local, down[:, mine], down_scale)
     (q, scale), of_residual = sm.add_rms_norm(of_rank, residual[rows], norm, quantize="token")
     assert torch.equal(of_rank, y[rows]) and torch.equal(of_residual, total[rows])
-    assert torch.equal(collectives.gather_rows(q, tokens, ranks), quantized[0])
-    assert torch.equal(collectives.gather_rows(scale, tokens, ranks), quantized[1])
+    gathered = parallel.all_gather_rows(nn.QuantizedActivation(q, scale, torch.float32), tokens)
+    assert torch.equal(gathered.q, quantized[0]) and torch.equal(gathered.scale, quantized[1])
 
 
 def numbers_that_are_not_finite_arrive_on_every_rank(rank, size):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import scaled_mm as sm
 from scaled_mm import parallel
@@ -19,6 +20,9 @@ WORKER = Path(__file__).with_name("worker.py")
 CHECKS = [
     "linear_checks:row_parallel_has_the_bits_of_one_process",
     "linear_checks:modules_have_the_bits_of_one_process",
+    "linear_checks:a_descriptor_has_the_bits_of_one_process",
+    "linear_checks:wrong_descriptors_are_refused_on_all",
+    "linear_checks:rows_are_gathered",
     "linear_checks:an_mlp_has_the_bits_of_one_process",
     "linear_checks:numbers_that_are_not_finite_arrive_on_every_rank",
     "linear_checks:the_usual_way_depends_on_the_number_of_ranks",
@@ -84,6 +88,13 @@ def test_a_rank_that_dies_ends_the_others_with_an_error_before_the_timeout(tmp_p
 def test_without_a_group_the_argument_is_named():
     with pytest.raises(sm.BadParamError, match="group: expected an initialized torch.distributed"):
         parallel.parallelize_(None)
+
+
+@pytest.mark.parametrize("layer", [parallel.RowParallelInt8Linear(8, 4), parallel.ExpertParallelInt8Experts(2, 8, 4)])
+def test_a_layer_that_from_shard_has_not_made_says_so(layer):
+    x = torch.zeros(3, 8), torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 1)
+    with pytest.raises(sm.BadParamError, match=f"group: expected a {type(layer).__name__} that from_shard has made"):
+        layer(*x[: 1 if isinstance(layer, parallel.RowParallelInt8Linear) else 3])
 
 
 @pytest.mark.parametrize("rows, size, counts", [(7, 3, [3, 3, 1]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0]), (8, 4, [2, 2, 2, 2])])
