@@ -83,6 +83,27 @@ def feed_forward_networks_are_split_alone(rank, size):
     assert all(torch.equal(logits(split, ids), one) for ids, one in zip(tokens(2), want, strict=True))
 
 
+def compiled_models_have_the_bits_of_eager_ones(rank, size):
+    """Linear layers in one graph; models, dense and with experts, with the graph breaks of transformers only."""
+    x = torch.randn(6, 48, generator=torch.Generator().manual_seed(0))
+    weight, scale = sm.quantize_int8(torch.randn(8, 48, generator=torch.Generator().manual_seed(1)), dim="channel")
+    mine = parallel.rows_of(48, rank, size)
+    for reduce in ("all_reduce", "reduce_scatter"):
+        layer = parallel.RowParallelInt8Linear.from_shard(weight[:, mine].contiguous(), scale, reduce=reduce)
+        assert torch.equal(torch.compile(layer, fullgraph=True)(x[:, mine]), layer(x[:, mine]))
+        torch._dynamo.reset()
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 96, "intermediate_size": 96}
+    for kind, fields in {"Llama": {}, "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS)}.items():
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads, **fields})
+        model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32).eval()
+        sm.quantize_(model, progress=False)
+        want = logits(model, tokens()[0])
+        split = torch.compile(parallel.parallelize_(model), backend="aot_eager")
+        assert torch.equal(logits(split, tokens()[0]), want)
+        torch._dynamo.reset()
+
+
 def checkpoints_are_read_in_parts(rank, size):
     """Dense, with biases and static scales, and with experts: the logits of the whole checkpoint, and each rank reads its part only."""
 

@@ -40,31 +40,37 @@ CHECKS = [
 ]
 SLOW = ("mixtures_have_the_bits_of_one_process", "checkpoints_are_read_in_parts", "checkpoints_that_cannot_be_split_are_refused_on_all")
 RUNS = [(size, name) for size in (2, 3, 4) for name in CHECKS if size < 4 or not name.endswith(SLOW)]
+RUNS.append((2, "model_checks:compiled_models_have_the_bits_of_eager_ones"))
 RUNS.append((8, "model_checks:feed_forward_networks_are_split_alone"))
 
 
-def start(size: int, names: list[str], folder: Path) -> list[subprocess.Popen]:
+def start(size: int, names: list[str], folder: Path, backend: str = "gloo") -> list[subprocess.Popen]:
     command = [sys.executable, str(WORKER)]
-    return [
-        subprocess.Popen([*command, str(rank), str(size), str(folder), ",".join(names)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
+    options = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    return [subprocess.Popen([*command, str(rank), str(size), str(folder), ",".join(names), backend], **options) for rank in range(size)]
+
+
+def run_ranks(size: int, names: list[str], folder: Path, backend: str = "gloo") -> dict[str, list[str | None]]:
+    """Check -> what each rank raised, "" for nothing; None for a check after a failed one."""
+    errors = [process.communicate(timeout=300)[1] for process in start(size, names, folder, backend)]
+    found: dict[str, list[str | None]] = {name: [] for name in names}
+    for rank in range(size):
+        path = folder / f"{rank}.json"
+        of_rank = json.loads(path.read_text()) if path.exists() else {name: errors[rank][-2000:] for name in names[:1]}
+        for name in names:
+            found[name].append(of_rank.get(name))
+    return found
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """(size, check) -> what each rank raised, "" for nothing; None for a check after a failed one."""
+    """(size, check) -> what each rank raised: see `run_ranks`."""
     have_models = importlib.util.find_spec("transformers") is not None
     found = {}
     for size in sorted({size for size, _ in RUNS}):
         names = [name for of, name in RUNS if of == size and (have_models or not name.startswith("model_checks"))]
-        folder = tmp_path_factory.mktemp(f"ranks{size}")
-        errors = [process.communicate(timeout=300)[1] for process in start(size, names, folder)]
-        for rank in range(size):
-            path = folder / f"{rank}.json"
-            of_rank = json.loads(path.read_text()) if path.exists() else {name: errors[rank][-2000:] for name in names[:1]}
-            for name in names:
-                found.setdefault((size, name), []).append(of_rank.get(name))
+        raised = run_ranks(size, names, tmp_path_factory.mktemp(f"ranks{size}"))
+        found |= {(size, name): errors for name, errors in raised.items()}
     return found
 
 

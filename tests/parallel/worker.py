@@ -1,4 +1,4 @@
-"""One rank of a test: `python worker.py RANK SIZE FOLDER MODULE:CHECK,...`. Runs the checks, and writes what each one raised."""
+"""One rank of a test: `python worker.py RANK SIZE FOLDER MODULE:CHECK,... [BACKEND]`. Runs the checks, and writes what each one raised."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def main() -> None:
     sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
+    backend = sys.argv[5] if len(sys.argv) > 5 else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     found = {}
     for name in names:
         try:

@@ -1,0 +1,25 @@
+"""Parallelism on one GPU: one process with NCCL, and two with gloo, which sends through the host. The checks are in `gpu_checks`."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+from test_parallel import run_ranks
+
+pytestmark = pytest.mark.gpu
+CHECKS = [
+    "gpu_checks:linear_layers_have_the_bits_of_a_cpu",
+    "gpu_checks:rows_with_a_nan_arrive_on_every_rank",
+    "gpu_checks:a_descriptor_has_the_bits_of_a_cpu",
+    "gpu_checks:experts_have_the_bits_of_a_cpu",
+    "gpu_checks:models_have_the_bits_of_one_process",
+]
+
+
+@pytest.mark.parametrize("backend, size", [("nccl", 1), ("gloo", 2)])
+@pytest.mark.parametrize("name", CHECKS)
+def test_every_rank_has_the_bits_of_one_process(name, backend, size, tmp_path):
+    if "models" in name and importlib.util.find_spec("transformers") is None:
+        pytest.skip("needs transformers")
+    assert run_ranks(size, [name], tmp_path, backend)[name] == [""] * size
