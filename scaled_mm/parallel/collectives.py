@@ -7,6 +7,10 @@ import torch.distributed as dist
 
 from scaled_mm.parallel.ranks import Ranks, rows_of
 
+# torch 2.13 renames these and warns about the former names.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 def largest_scales(scales: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """The maximum over all ranks, in place. scales: float32, positive, infinity or NaN; NaN counts as the largest.
@@ -25,7 +29,7 @@ def sum_to_rows(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     if each * ranks.size != m:
         sums = torch.cat((sums, sums.new_zeros(each * ranks.size - m, sums.shape[1])))
     mine = sums.new_empty(each, sums.shape[1])
-    dist.reduce_scatter_tensor(mine, sums, group=ranks.group)
+    _reduce_scatter(mine, sums, group=ranks.group)
     rows = rows_of(m, ranks.rank, ranks.size)
     return mine[: rows.stop - rows.start]
 
@@ -49,7 +53,7 @@ def begin_sum(sums: torch.Tensor, ranks: Ranks):
 
 def begin_sum_to_rows(sums: torch.Tensor, ranks: Ranks, mine: torch.Tensor):
     """Begins a reduce-scatter of [M, N] into [M / number of ranks, N], and returns the work to wait for."""
-    return dist.reduce_scatter_tensor(mine, sums, group=ranks.group, async_op=True)
+    return _reduce_scatter(mine, sums, group=ranks.group, async_op=True)
 
 
 def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
@@ -58,7 +62,7 @@ def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
     if mine.shape[0] < each:
         mine = torch.cat((mine, mine.new_zeros(each - mine.shape[0], *mine.shape[1:])))
     everything = mine.new_empty(each * ranks.size, *mine.shape[1:])
-    dist.all_gather_into_tensor(everything, mine.contiguous(), group=ranks.group)
+    _all_gather(everything, mine.contiguous(), group=ranks.group)
     return everything[:rows]
 
 
@@ -66,7 +70,7 @@ def gather_columns(mine: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """[..., N] from [..., N / size] of each rank, in order of rank."""
     rows = mine.reshape(-1, mine.shape[-1])
     everything = rows.new_empty(ranks.size * rows.shape[0], rows.shape[1])
-    dist.all_gather_into_tensor(everything, rows.contiguous(), group=ranks.group)
+    _all_gather(everything, rows.contiguous(), group=ranks.group)
     return everything.view(ranks.size, *rows.shape).movedim(0, 1).reshape(*mine.shape[:-1], ranks.size * mine.shape[-1])
 
 
