@@ -1,10 +1,13 @@
-"""`scaled-mm bench parallel --simulate` end to end; what it refuses."""
+"""`scaled-mm bench parallel` end to end: the simulation, and the measurement with two processes on a CPU; what it refuses."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -17,7 +20,7 @@ from scaled_mm.parallel import cost
 
 PARSER = argparse.ArgumentParser()
 bench.add_arguments(PARSER)
-SMALL = ["parallel", "--simulate", "--ranks", "2,8", "--m", "1,8192"]
+SMALL = ["parallel", "--simulate", "--ranks", "2,8", "--tokens", "1,8192"]
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -74,15 +77,56 @@ def test_ranks_that_do_not_divide_the_experts_have_none():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["parallel"], "--simulate: expected this option, got none: measuring on several GPUs is missing"),
+        (["parallel"], "--simulate: expected this option, or to run under torchrun: torchrun --nproc-per-node N -m scaled_mm bench parallel"),
+        ([*SMALL, "--experts", "tiny"], "--experts: expected none with --simulate, got tiny"),
         ([*SMALL, "--gpu", "H200"], "--gpu: expected one of NVIDIA H200, "),
         ([*SMALL, "--link", "wire"], "--link: expected one of nvlink4, nvlink3, pcie5, pcie4, got 'wire'"),
-        ([*SMALL, "--m", "0"], "--m: M must be a positive integer"),
+        ([*SMALL, "--tokens", "0"], "--tokens: M must be a positive integer"),
         (["parallel", "--simulate", "--ranks", "1"], "--ranks: expected integers from 2 to 4096, got '1'"),
         (["parallel", "--simulate", "--ranks", ","], "--ranks: expected at least one number of GPUs, got an empty list"),
         (["parallel", "--simulate", "--ranks", "12"], "--ranks: ranks: expected at most 8 (gpus_per_node) or a multiple of it, got 12"),
     ],
 )
-def test_what_cannot_be_simulated_is_a_usage_error(words, message, capsys):
+def test_what_cannot_be_simulated_is_a_usage_error(words, message, capsys, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert bench.run(parse(*words)) == frame.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_two_processes_measure_every_way_and_write_a_report(tmp_path):
+    """The processes of torchrun, on a CPU. --tokens has no name that torchrun would take for one of its own."""
+    options = ["--shapes", "tiny", "--experts", "tiny", "--tokens", "3,256", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "scaled_mm",
+        "bench",
+        "parallel",
+        *options,
+    ]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0 and done.stdout.count("256 tokens ...") == 2, done.stderr[-2000:]
+    made = ParallelDocument.load(tmp_path)
+    assert not made.settings.simulated and made.command.startswith("torchrun --nproc-per-node 2 -m scaled_mm bench parallel --shapes tiny")
+    assert [(one.shape, one.M) for one in made.measured] == [(name, m) for name in ("tiny", "experts of tiny") for m in (3, 256)]
+    for layer in made.measured:
+        exact = {way.name: way.bit_equal for way in layer.ways if way.bit_equal is not None}
+        assert set(exact) == ({"replicated", "all_to_all"} if "experts" in layer.shape else {"exact", "exact_int8", "exact_all_reduce"})
+        assert all(exact.values()) and all(way.us > 0 and len(way.samples) == 15 for way in layer.ways)
+    assert {way.chunks for way in made.measured[0].ways} == {1} and {way.chunks for way in made.measured[1].ways} == {1, 2, 4}
+    text = (tmp_path / report.PARALLEL_MD).read_text()
+    assert text.startswith("# Several GPUs: 2 ranks") and "Nothing was measured" not in text
+    assert main(["report", str(tmp_path)]) == 0 and (tmp_path / report.PARALLEL_MD).read_text() == text
+
+
+@pytest.mark.parametrize("words, message", [(["--shapes", "9B"], "--shapes: expected none or some of 8B_o"), (["--tokens", "x"], "--tokens: ")])
+def test_what_cannot_be_measured_is_a_usage_error_before_the_ranks_meet(words, message, capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert bench.run(parse("parallel", *words)) == frame.USAGE
     assert message in capsys.readouterr().err

@@ -1,5 +1,5 @@
-"""Checks with tensors on a GPU, by one process with NCCL or by several on one GPU with gloo (`worker.py`). What is wanted is computed by one process
-on a CPU, or for whole models on the GPU. Each raises where it fails."""
+"""Checks with tensors on GPUs (`worker.py`): a process for each GPU with NCCL, or several on one GPU with gloo. What is wanted is computed by one
+process on a CPU, or for whole models on a GPU. Each raises where it fails."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def a_descriptor_has_the_bits_of_a_cpu(rank, size):
                 if DEVICE == "cpu" or "nccl" not in dist.get_backend_config():
                     continue
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph):
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog queries events in a thread of its own
                     descriptor.calculate(**given, workspace=workspace)
                 other = x.flip(0) * 3
                 shards[0].copy_(other[:, columns])

@@ -1,10 +1,12 @@
-"""Parallelism on one GPU: one process with NCCL, and two with gloo, which sends through the host. The checks are in `gpu_checks`."""
+"""Parallelism on GPUs: one process with NCCL, two on one GPU with gloo, which sends through the host, and a process for each GPU with NCCL. The
+checks are in `gpu_checks`."""
 
 from __future__ import annotations
 
 import importlib.util
 
 import pytest
+import torch
 from test_parallel import run_ranks
 
 pytestmark = pytest.mark.gpu
@@ -17,9 +19,11 @@ CHECKS = [
 ]
 
 
-@pytest.mark.parametrize("backend, size", [("nccl", 1), ("gloo", 2)])
+@pytest.mark.parametrize("backend, size", [("nccl", 1), ("gloo", 2), ("nccl", "all")])
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_rank_has_the_bits_of_one_process(name, backend, size, tmp_path):
+    if size == "all" and (size := torch.cuda.device_count()) < 2:
+        pytest.skip("needs two GPUs")
     if "models" in name and importlib.util.find_spec("transformers") is None:
         pytest.skip("needs transformers")
     assert run_ranks(size, [name], tmp_path, backend)[name] == [""] * size

@@ -19,6 +19,8 @@ def main() -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), size)
     backend = sys.argv[5] if len(sys.argv) > 5 else "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=60))
     found = {}
     for name in names:

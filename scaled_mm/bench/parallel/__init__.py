@@ -1,4 +1,4 @@
-"""Linear layers and experts on several GPUs. So far a simulation: what the cost model of `scaled_mm.parallel.cost` says.
+"""Linear layers and experts on several GPUs: timed under torchrun, or a simulation by the cost model of `scaled_mm.parallel.cost`.
 
-Rooms: `cases` (what is predicted), `suite` (the predictions), `record`, `report`.
+Rooms: `cases`, `suite` (the predictions), `ways`, `timer` and `measured` (the measurement), `record`, `report`.
 """

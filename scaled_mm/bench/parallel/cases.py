@@ -1,4 +1,4 @@
-"""What is predicted: row-parallel linear layers and whole decoder layers of Llama 3, and the experts of DeepSeek-V3."""
+"""What is predicted or measured: row-parallel linear layers and whole decoder layers of Llama 3, and experts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ LINEAR: dict[str, tuple[int, int]] = {
     "70B_down": (8192, 28672),
 }
 
+TINY = {"tiny": (64, 192)}  # for CPUs
+
 #: The linear layers of a decoder layer: those whose N is divided, those whose K is.
 DECODERS: dict[str, tuple[tuple[tuple[int, int], ...], tuple[str, ...]]] = {
     "llama-8b": ((LLM_SHAPES["8B_qkv"], LLM_SHAPES["8B_gate_up"]), ("8B_o", "8B_down")),
@@ -22,3 +24,6 @@ EXPERTS = "deepseek"  # of `scaled_mm.bench.experts.cases.MODELS`
 
 M: tuple[int, ...] = (1, 16, 64, 256, 2048, 8192)
 RANKS: tuple[int, ...] = (2, 4, 8, 16)
+
+MEASURED_M: tuple[int, ...] = (1, 16, 64, 256, 2048)
+MEASURED_EXPERTS = "qwen3,deepseek"  # the same; a rank of few holds whole DeepSeek experts to compare with: 12 GB

@@ -10,8 +10,38 @@ from scaled_mm.measure.record import Document, Model
 STATIC = {"exact_static": "exact", "exact_int8_static": "exact_int8", "exact_all_reduce_static": "exact_all_reduce"}
 
 
+class MeasuredWay(Model):
+    """One way, timed. name: of the cost model, "one_gpu", "torch_async" (torch's product and reduce-scatter in one operator, in bfloat16), or of
+    experts "bf16" (each rank's weighted sums, all-reduced), "replicated" and "all_to_all".
+
+    us: the median of `samples`, each the mean of `calls` calls on the slowest rank; graph: in a CUDA graph. bit_equal: with one GPU, on all ranks;
+    null where it is not expected. predicted_us: by the cost model, null where it has no constants."""
+
+    name: str
+    static: bool
+    chunks: int
+    us: float
+    samples: list[float]
+    calls: int
+    graph: bool
+    bit_equal: bool | None
+    predicted_us: float | None = None
+
+
+class MeasuredRecord(Model):
+    """A layer that was timed. shape: of a linear layer, [N, K] over all ranks, or "experts of" a model, then N is H and K is I."""
+
+    shape: str
+    M: int
+    N: int
+    K: int
+    ranks: int
+    ways: list[MeasuredWay]
+
+
 class Simulation(Model):
-    """What was simulated. link, network: names in `scaled_mm.parallel.cost`."""
+    """What was simulated, or measured. link, network: names in `scaled_mm.parallel.cost`; of a measurement the backend of torch.distributed, and
+    what it was told of the network."""
 
     simulated: bool = True
     gpu: str
@@ -65,11 +95,13 @@ class ExpertsRecord(Model):
 
 
 class ParallelDocument(Document):
-    """`environment` is the machine that ran the simulation. Implementations, clocks and cases are those of measurements: none."""
+    """linear, decoders, experts: of a simulation; measured: of a measurement, with the others empty. `environment` is the machine that ran it.
+    Implementations, clocks and cases are empty."""
 
     FILES: ClassVar[tuple[str, ...]] = ("parallel.json",)
 
     settings: Simulation
-    linear: list[LinearRecord]
-    decoders: list[DecoderRecord]
-    experts: list[ExpertsRecord]
+    linear: list[LinearRecord] = []
+    decoders: list[DecoderRecord] = []
+    experts: list[ExpertsRecord] = []
+    measured: list[MeasuredRecord] = []

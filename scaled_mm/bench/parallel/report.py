@@ -1,4 +1,4 @@
-"""Renders the report of simulated parallelism from `parallel.json`, and from nothing else: the same file gives the same report."""
+"""Renders the report of simulated or measured parallelism from `parallel.json`, and from nothing else: the same file gives the same report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaled_mm.bench.parallel.record import LinearRecord, ParallelDocument, WayRecord
+from scaled_mm.bench.parallel.record import LinearRecord, MeasuredRecord, ParallelDocument, WayRecord
 from scaled_mm.bench.report import commit, plots_section, write
 from scaled_mm.measure import plots
 from scaled_mm.measure.document import Command, Heading, Items, Part, Table, Text
@@ -40,6 +40,8 @@ def render(directory: Path, keep_plots: bool = False) -> list[Path]:
 def contents(document: ParallelDocument, drawn: list[Path] | None = None) -> list[Part]:
     """The whole report. drawn: the plots beside it; None when they could not be drawn."""
     said = document.settings
+    if not said.simulated:
+        return [*_measured(document), *plots_section(drawn)]
     made = f"link {said.link}, {said.gpus_per_node} GPUs a node, {said.network} for each GPU between nodes; commit {commit(document.environment)}"
     return [
         Heading(1, _title(document)),
@@ -60,7 +62,53 @@ def contents(document: ParallelDocument, drawn: list[Path] | None = None) -> lis
 
 
 def _title(document: ParallelDocument) -> str:
-    return f"Several GPUs, simulated: {document.settings.gpu}"
+    said = document.settings
+    return f"Several GPUs, simulated: {said.gpu}" if said.simulated else f"Several GPUs: {said.gpus_per_node} ranks, {said.gpu}"
+
+
+MEASURED_HEADER = ("M", "way", "chunks", "us", "over bf16", "predicted", "measured over predicted", "bits of one GPU")
+
+
+def measured_rows(layer: MeasuredRecord) -> Iterator[list[str]]:
+    """A row for each way, by MEASURED_HEADER."""
+    usual = next(way.us for way in layer.ways if way.name == BF16)
+    for way in layer.ways:
+        predicted = way.predicted_us
+        yield [
+            str(layer.M),
+            f"{way.name}{', static' if way.static else ''}{'' if way.graph else ', no graph'}",
+            str(way.chunks),
+            f"{way.us:.1f}",
+            f"{way.us / usual:.2f}",
+            "—" if predicted is None else f"{predicted:.1f}",
+            "—" if predicted is None else f"{way.us / predicted:.2f}",
+            {True: "yes", False: "**no**", None: "—"}[way.bit_equal],
+        ]
+
+
+def _measured(document: ParallelDocument) -> Iterator[Part]:
+    said, environment = document.settings, document.environment
+    yield Heading(1, _title(document))
+    yield Text(
+        f"{said.link}; torch {environment.torch}, driver {environment.driver}; commit {commit(environment)}, {document.created}. Each time is the "
+        "median of 15 replays of a CUDA graph (no graph: of a loop on the host), from where all ranks are ready, on the slowest rank. A row-parallel "
+        "layer goes from the rank's part of the float input to the int8 input of the next layer on every rank. Experts go from float tokens to the "
+        "results of all tokens on every rank. Predicted: by the cost model of `scaled_mm/parallel/cost`."
+    )
+    yield Command(document.command)
+    kinds = {
+        **WAYS,
+        "one_gpu": "the whole layer on one GPU",
+        "torch_async": "torch's product and reduce-scatter in one operator, in bfloat16; norm and quantizer on the rank's rows; int8 all-gather",
+        "replicated": "experts: all ranks have all tokens; results are reduce-scattered, sums gathered",
+        "all_to_all": "experts: each rank has its tokens, which go to the ranks of their experts; then a gather, to compare",
+    }
+    found = {way.name for layer in document.measured for way in layer.ways}
+    yield Items([f"`{way}`: {what}" for way, what in kinds.items() if way in found])
+    for shape, layers in groupby(document.measured, lambda one: one.shape):
+        records = list(layers)
+        yield Heading(2, f"{shape}: N={records[0].N}, K={records[0].K}")
+        yield Table(list(MEASURED_HEADER), [row for layer in records for row in measured_rows(layer)], "rl" + "r" * (len(MEASURED_HEADER) - 2))
 
 
 def _linear(document: ParallelDocument) -> Iterator[Part]:
@@ -135,7 +183,11 @@ def _experts(document: ParallelDocument) -> list[Part]:
 
 
 def figure(document: ParallelDocument):
-    """A panel for each layer: the speed-up of each way over one GPU, by M, on the most ranks of one node, or the fewest of several."""
+    """A panel for each layer, by M. Simulated: the speed-up of each way over one GPU, on the most ranks of one node, or the fewest of several.
+    Measured: of each way with the best number of chunks over bf16."""
+    if not document.settings.simulated:
+        panels = {shape: list(found) for shape, found in groupby(document.measured, lambda one: one.shape)}
+        return plots.panels(f"{document.settings.gpu}, {document.settings.gpus_per_node} ranks: speed-up over bf16 by M", panels, _draw_measured)
     inside = [one.ranks for one in document.linear if one.ranks <= document.settings.gpus_per_node]
     ranks = max(inside) if inside else min(one.ranks for one in document.linear)
     panels = {shape: list(found) for shape, found in groupby((one for one in document.linear if one.ranks == ranks), lambda one: one.shape)}
@@ -146,6 +198,21 @@ def _draw(axes: Axes, layers: Sequence[LinearRecord]) -> None:
     ms = [one.M for one in layers]
     for way in WAYS:
         axes.plot(ms, [one.single_us / one.ways[way].us for one in layers], marker=".", linewidth=1, label=way)
+    axes.axhline(1, color="black", linewidth=0.5)
+    plots.log_axes(axes, ms)
+    axes.set_yscale("linear")
+
+
+def _draw_measured(axes: Axes, layers: Sequence[MeasuredRecord]) -> None:
+    ms = [one.M for one in layers]
+    best = [{} for _ in layers]
+    for found, layer in zip(best, layers):
+        for way in layer.ways:
+            name = f"{way.name}{' static' if way.static else ''}"
+            found[name] = min(way.us, found.get(name, way.us))
+    for name in best[0]:
+        if all(name in found for found in best):
+            axes.plot(ms, [found[BF16] / found[name] for found in best], marker=".", linewidth=1, label=name)
     axes.axhline(1, color="black", linewidth=0.5)
     plots.log_axes(axes, ms)
     axes.set_yscale("linear")
