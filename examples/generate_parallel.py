@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", help="a folder with a W8A8 checkpoint")
     parser.add_argument("ids", help="token ids, as 1,2,3")
-    parser.add_argument("--tokens", type=int, default=20, help="how many to write")
+    parser.add_argument("--tokens", type=int, default=20, help="number of tokens to generate")
     args = parser.parse_args()
     device = "cpu"
     if torch.cuda.is_available():
@@ -34,9 +34,9 @@ def main() -> None:
         group = dist.group.WORLD
     model = sm.from_pretrained(args.path, device=device, tp=group)  # with a group, each process reads its part
     ids = torch.tensor([[int(one) for one in args.ids.split(",")]], device=device)
-    text = model.generate(ids, max_new_tokens=args.tokens, do_sample=False, pad_token_id=0)
+    out = model.generate(ids, max_new_tokens=args.tokens, do_sample=False, pad_token_id=0)
     if group is None or dist.get_rank() == 0:
-        print(",".join(str(one) for one in text[0].tolist()))
+        print(",".join(str(one) for one in out[0].tolist()))
     if group is not None:
         dist.destroy_process_group()
 

@@ -78,10 +78,10 @@ def _short(x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_
 @torch.no_grad()
 def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, smooth_scale, out_dtype, out) -> torch.Tensor:
     check_rows("x", x)
-    b = weight if isinstance(weight, PreparedWeight) else _transposed(weight)
+    b = weight if isinstance(weight, PreparedWeight) else transposed(weight)
     k, n = (b.b if isinstance(b, PreparedWeight) else b).shape[-2:]
     out_dtype = out.dtype if isinstance(out, torch.Tensor) else x.dtype if out_dtype is None else out_dtype
-    _check(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dtype)
+    check_linear(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dtype)
     shape = (*x.shape[:-1], n)
     if out is not None:
         operands = dict(weight=b.b if isinstance(b, PreparedWeight) else b, weight_scale=weight_scale, bias=bias)
@@ -101,7 +101,8 @@ def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, smoot
     return out if into is not None else out.copy_(y.view(shape))
 
 
-def _transposed(weight: torch.Tensor) -> torch.Tensor:
+def transposed(weight: torch.Tensor) -> torch.Tensor:
+    """b [K, N] of an int8 weight [N, K]. Raises a ScaledMMError that names `weight`."""
     check_strided("weight", weight)
     if weight.dtype is not torch.int8:
         raise BadTensorDtypeError(f"weight: expected int8, or the result of prepare_weight, got {weight.dtype}")
@@ -110,7 +111,8 @@ def _transposed(weight: torch.Tensor) -> torch.Tensor:
     return weight.t()
 
 
-def _check(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dtype) -> None:
+def check_linear(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, out_dtype) -> None:
+    """Checks operands of `int8_linear`. b: the weight as `scaled_mm` takes it, [K, N]."""
     stored = b.b if isinstance(b, PreparedWeight) else b
     check_device("weight", stored, x.device)
     if stored.dim() != 2:

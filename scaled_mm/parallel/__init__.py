@@ -11,7 +11,7 @@ from scaled_mm.parallel.functional import all_gather_rows, all_reduce_linear, re
 from scaled_mm.parallel.int8_experts import ExpertParallelInt8Experts
 from scaled_mm.parallel.linear import ColumnParallelInt8Linear, RowParallelInt8Linear
 from scaled_mm.parallel.model import parallelize_
-from scaled_mm.parallel.ranks import rows_of
+from scaled_mm.parallel.ranks import part_of
 
 __all__ = [
     "ColumnParallelInt8Linear",
@@ -25,5 +25,5 @@ __all__ = [
     "create_reduce_scatter_linear_descriptor",
     "parallelize_",
     "reduce_scatter_linear",
-    "rows_of",
+    "part_of",
 ]

@@ -1,4 +1,4 @@
-"""How a row-parallel product is summed: by which collectives, and in how many chunks. The model of times chooses; the bits do not depend on it."""
+"""How a row-parallel product is summed: by which collectives, and in how many chunks. The cost model chooses; the bits do not depend on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.parallel import cost
-from scaled_mm.parallel.ranks import Ranks
+from scaled_mm.parallel.ranks import Facts, Ranks
 
 VIA = ("all_reduce", "reduce_scatter")
 
@@ -22,17 +22,16 @@ class Choice(NamedTuple):
     chunks: int
 
 
-def check(via: object, chunks: object, chosen: bool = False) -> None:
-    """BadParamError unless they are one of `VIA` and a positive integer. chosen: or None, for which `choose` serves."""
-    or_none = "None, " if chosen else ""
-    if not (via is None and chosen) and (not isinstance(via, str) or via not in VIA):
-        raise BadParamError(f"via: expected {or_none}{' or '.join(map(repr, VIA))}, got {via!r}")
-    if not (chunks is None and chosen) and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
-        raise BadParamError(f"chunks: expected {or_none}a positive integer, got {chunks!r}")
+def check(via: object, chunks: object, allow_none: bool = False) -> None:
+    """BadParamError unless via is one of `VIA` and chunks a positive integer. allow_none: None is valid too, and `choose` replaces it."""
+    if not (via is None and allow_none) and (not isinstance(via, str) or via not in VIA):
+        raise BadParamError(f"via: expected {'None, ' if allow_none else ''}{' or '.join(map(repr, VIA))}, got {via!r}")
+    if not (chunks is None and allow_none) and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
+        raise BadParamError(f"chunks: expected {'None or ' if allow_none else ''}a positive integer, got {chunks!r}")
 
 
 def gpu_of(device: torch.device, ranks: Ranks) -> str:
-    """The driver's name of a GPU if the model of times knows it and its collectives run beside kernels, as NCCL's do; otherwise "".
+    """The driver's name of a GPU if the cost model knows it and its collectives run beside kernels, as NCCL's do; otherwise "".
 
     All ranks must have the same name before they `choose` by it: ranks that choose differently would wait for each other."""
     if device.type != "cuda" or "cuda:nccl" not in dist.get_backend_config(ranks.group):
@@ -41,13 +40,19 @@ def gpu_of(device: torch.device, ranks: Ranks) -> str:
     return name if name in cost.GPU_LINKS else ""
 
 
-def choose(m: int, n: int, k: int, size: int, gpu_name: str, *, everywhere: bool, static: bool, via: str | None, chunks: int | None) -> Choice:
+def common_gpu(found: list[Facts]) -> str:
+    """The "gpu" of all ranks' facts; "" if they differ."""
+    names = {facts["gpu"] for facts in found}
+    return names.pop() if len(names) == 1 else ""
+
+
+def choose(m: int, n: int, k: int, size: int, gpu_name: str, *, all_rows: bool, static: bool, via: str | None, chunks: int | None) -> Choice:
     """What was given, and for None what is predicted to be fastest.
 
-    k: of all ranks together. size: number of ranks. gpu_name: see `gpu_of`; without one, an all-reduce of all rows at once. everywhere: whether all
+    k: of all ranks together. size: number of ranks. gpu_name: see `gpu_of`; without one, an all-reduce of all rows at once. all_rows: whether all
     ranks get all rows; otherwise sums are always scattered. static: whether no scales are reduced.
     """
-    vias = (VIA[1],) if not everywhere else VIA if via is None else (via,)
+    vias = (VIA[1],) if not all_rows else VIA if via is None else (via,)
     if (len(vias) == 1 and chunks is not None) or not gpu_name or size == 1 or torch.compiler.is_compiling():
         return Choice(vias[0], chunks or 1)
     return _fastest(_rounded(m), n, k, size, gpu_name, static, vias, chunks)

@@ -5,59 +5,60 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from scaled_mm.parallel.ranks import Ranks, rows_of
+from scaled_mm.parallel.ranks import Ranks, part_of
 
 # torch 2.13 renames these and warns about the former names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def largest_scales(scales: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def all_reduce_max(scales: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """The maximum over all ranks, in place. scales: float32, positive, infinity or NaN; NaN counts as the largest.
 
-    As int32 the bits of such numbers are in the order of their values, NaN above infinity, once the sign is gone, which a NaN may have. So a NaN on
-    one rank arrives at all, whatever a backend makes of it.
+    With the sign bit cleared, which a NaN may have, these floats compare as int32 in the order of their values, NaN above infinity. So a maximum of
+    integers propagates a NaN on every backend.
     """
     dist.all_reduce(scales.view(torch.int32).bitwise_and_(0x7FFFFFFF), dist.ReduceOp.MAX, group=ranks.group)
     return scales
 
 
-def sum_to_rows(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """[rows of this rank (`rows_of`), N]: the sums over all ranks. sums: [M, N], contiguous; the same M and N on all ranks."""
+def reduce_scatter(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """[rows of this rank (`part_of`), N]: the sums over all ranks. sums: [M, N], contiguous; the same M, N and dtype on all ranks."""
     m = sums.shape[0]
     each = -(-m // ranks.size)
     if each * ranks.size != m:
         sums = torch.cat((sums, sums.new_zeros(each * ranks.size - m, sums.shape[1])))
     mine = sums.new_empty(each, sums.shape[1])
     _reduce_scatter(mine, sums, group=ranks.group)
-    rows = rows_of(m, ranks.rank, ranks.size)
+    rows = part_of(m, ranks.rank, ranks.size)
     return mine[: rows.stop - rows.start]
 
 
-def sum_of_one(bits: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """`sum_to_rows` of tensors [M, N] of which, for each element, at most one rank has other bits than 0: those bits, for any dtype."""
+def reduce_scatter_disjoint(bits: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+    """`reduce_scatter` of tensors [M, N] of any dtype, in which each element has other bits than 0 on at most one rank. The bits are summed as
+    integers, so values, NaN too, arrive as they are."""
     as_integers = torch.int32 if bits.shape[1] * bits.element_size() % 4 == 0 else torch.int8
-    return sum_to_rows(bits.view(as_integers), ranks).view(bits.dtype)
+    return reduce_scatter(bits.view(as_integers), ranks).view(bits.dtype)
 
 
-def sum_to_all(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+def all_reduce(sums: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """The sums over all ranks, in place."""
     dist.all_reduce(sums, group=ranks.group)
     return sums
 
 
-def begin_sum(sums: torch.Tensor, ranks: Ranks):
-    """Begins `sum_to_all` and returns the work to wait for."""
+def begin_all_reduce(sums: torch.Tensor, ranks: Ranks):
+    """Begins `all_reduce` and returns the work to wait for."""
     return dist.all_reduce(sums, group=ranks.group, async_op=True)
 
 
-def begin_sum_to_rows(sums: torch.Tensor, ranks: Ranks, mine: torch.Tensor):
+def begin_reduce_scatter(sums: torch.Tensor, ranks: Ranks, mine: torch.Tensor):
     """Begins a reduce-scatter of [M, N] into [M / number of ranks, N], and returns the work to wait for."""
     return _reduce_scatter(mine, sums, group=ranks.group, async_op=True)
 
 
 def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
-    """[rows, ...] from the rows of each rank, as `sum_to_rows` distributes them."""
+    """[rows, ...] from the rows of each rank, as `reduce_scatter` distributes them."""
     each = -(-rows // ranks.size)
     if mine.shape[0] < each:
         mine = torch.cat((mine, mine.new_zeros(each - mine.shape[0], *mine.shape[1:])))
@@ -67,15 +68,16 @@ def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
 
 
 def gather_columns(mine: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """[..., N] from [..., N / size] of each rank, in order of rank."""
+    """[..., N * ranks] from [..., N] of each rank, in order of rank. Any dtype, the same shape on all ranks."""
     rows = mine.reshape(-1, mine.shape[-1])
     everything = rows.new_empty(ranks.size * rows.shape[0], rows.shape[1])
     _all_gather(everything, rows.contiguous(), group=ranks.group)
     return everything.view(ranks.size, *rows.shape).movedim(0, 1).reshape(*mine.shape[:-1], ranks.size * mine.shape[-1])
 
 
-def exchange(rows: torch.Tensor, send: list[int], receive: list[int], ranks: Ranks) -> torch.Tensor:
-    """The rows that all ranks send to this one, in order of rank. rows: in order of the rank they go to. send, receive: how many to and from each."""
+def all_to_all(rows: torch.Tensor, send: list[int], receive: list[int], ranks: Ranks) -> torch.Tensor:
+    """The rows that all ranks send to this one, in order of rank. rows: [sum(send), ...] of any dtype, in order of the rank they go to.
+    send, receive: how many to and from each rank."""
     arrived = rows.new_empty(sum(receive), *rows.shape[1:])
     dist.all_to_all_single(arrived, rows.contiguous(), receive, send, group=ranks.group)
     return arrived
@@ -83,4 +85,9 @@ def exchange(rows: torch.Tensor, send: list[int], receive: list[int], ranks: Ran
 
 def bytes_of(rows: torch.Tensor) -> torch.Tensor:
     """int8 [M, bytes of a row] of a tensor [M, N], to send several tensors in one message."""
-    return rows.clone(memory_format=torch.contiguous_format).view(torch.int8)  # a copy, because contiguous() leaves strides of 0 in one row
+    return rows.clone(memory_format=torch.contiguous_format).view(torch.int8)  # a copy: contiguous() would keep odd strides of one row
+
+
+def of_bytes(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor [M, N] that `bytes_of` has made int8, from a slice of the columns of a message."""
+    return packed.clone(memory_format=torch.contiguous_format).view(dtype)  # a copy: a slice of one row would keep its odd address

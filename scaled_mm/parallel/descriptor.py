@@ -7,16 +7,17 @@ import math
 
 import torch
 
-from scaled_mm.core.checks import has_address, overlap
+from scaled_mm.core.checks import check_device, has_address, overlap
 from scaled_mm.core.handle import Handle
 from scaled_mm.core.tensor_desc import TensorDesc, describe
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError
 from scaled_mm.layers.linear_descriptor import as_b
 from scaled_mm.layers.workspace import renamed, whole, workspace_bytes
 from scaled_mm.parallel import choice, collectives
+from scaled_mm.parallel.functional import kind_of, scaled_into
 from scaled_mm.parallel.linear import check_k
-from scaled_mm.parallel.overlap import parts
-from scaled_mm.parallel.ranks import Ranks, rows_of
+from scaled_mm.parallel.overlap import chunk_slices
+from scaled_mm.parallel.ranks import Ranks, part_of
 from scaled_mm.products.gemm import create_descriptor
 from scaled_mm.products.prepared_weight import PreparedWeight
 from scaled_mm.rowwise.arithmetic import FLOATS
@@ -31,7 +32,7 @@ class ReduceScatterLinearDescriptor:
     """The steps of `reduce_scatter_linear`, which share a workspace; made by `create_reduce_scatter_linear_descriptor`. A context manager: leaving it
     destroys it.
 
-    workspace_size: bytes that `calculate` needs. chunks: of rows, each multiplied while the one before travels. rows: those of this rank.
+    workspace_size: bytes that `calculate` needs. chunks: of rows; while one is reduced, the next is multiplied. rows: those of this rank.
     """
 
     def __init__(self, handle: Handle, operands: dict, ranks: Ranks, chunks: int, kernel: str | None):
@@ -40,8 +41,8 @@ class ReduceScatterLinearDescriptor:
         self._m, k = x.shape
         n = (b.b if isinstance(b, PreparedWeight) else b).shape[1]
         self._each = -(-self._m // ranks.size)
-        self.chunks = chunks = len(parts(self._each, chunks))
-        self.rows = rows_of(self._m, ranks.rank, ranks.size)
+        self.chunks = chunks = len(chunk_slices(self._each, chunks))
+        self.rows = part_of(self._m, ranks.rank, ranks.size)
         self._planned = {name: describe(name, one, handle.device) for name, one in operands.items() if not isinstance(one, PreparedWeight)}
         self._prepared = isinstance(b, PreparedWeight)
         static = operands["input_scale"] is not None
@@ -66,7 +67,7 @@ class ReduceScatterLinearDescriptor:
                 self._maximum = None if static else create(out_scale=scales)
                 self._quantize = create(scale=scales, zero_point=operands["input_zero_point"])
             self._products = {}
-            rows = {self._m} if chunks == 1 else {ranks.size * (part.stop - part.start) for part in parts(self._each, chunks)}
+            rows = {self._m} if chunks == 1 else {ranks.size * (part.stop - part.start) for part in chunk_slices(self._each, chunks)}
             for count in sorted(rows):
                 of_product = dict(out=TensorDesc((count, n), torch.int32), a=TensorDesc((count, k), torch.int8), b=b)
                 with renamed(_OF_PRODUCT):
@@ -74,7 +75,7 @@ class ReduceScatterLinearDescriptor:
                 self._products[count] = made.enter_context(product)
             self._product_begin = size
             self.workspace_size = size + whole(max(product.workspace_size for product in self._products.values()))
-            self._steps = made.pop_all()
+            self._steps, self._live = made.pop_all(), True
 
     def calculate(
         self,
@@ -96,21 +97,18 @@ class ReduceScatterLinearDescriptor:
         """
         given = dict(out=out, x_shard=x_shard, weight_shard=weight_shard, weight_scale=weight_scale, bias=bias)
         given |= dict(input_scale=input_scale, input_zero_point=input_zero_point)
-        self._check(given)
-        apart = {name: one.b if isinstance(one, PreparedWeight) else one for name, one in given.items()}
-        memory = workspace_bytes(workspace, self.workspace_size, self.device, apart)
+        memory = self._ranks.checked(self.device, lambda: self._checked(given, workspace), lambda _: {})
         t = {name: memory[begin:end].view(dtype).view(shape) for name, (begin, end, dtype, shape) in self._between.items()}
         q, scale = t["q"][: self._m], input_scale
         with renamed(_OF_QUANTIZER):
             if self._maximum is not None:
                 scale = t["scales"]
                 self._maximum.calculate(out=q, x=x_shard, out_scale=scale)
-                collectives.largest_scales(scale, self._ranks)
+                collectives.all_reduce_max(scale, self._ranks)
             self._quantize.calculate(out=q, x=x_shard, scale=scale, zero_point=input_zero_point)
         sums = self._summed(t, as_b(weight_shard, "weight_shard"), input_zero_point, memory)[: self.rows.stop - self.rows.start]
-        y = torch.mul(sums, weight_scale.reshape(1, -1), out=t["acc"].view(torch.float32)[: sums.shape[0]])  # acc is free now
-        y.mul_(scale.reshape(1, 1) if scale.numel() == 1 else scale[self.rows].view(-1, 1))
-        out.copy_(y if bias is None else y.add_(bias.reshape(1, -1)))
+        buffer = t["acc"].view(torch.float32)[: sums.shape[0]]  # acc has been reduced
+        scaled_into(out, sums, scale.reshape(1, 1) if scale.numel() == 1 else scale[self.rows].view(-1, 1), weight_scale, bias, buffer)
 
     def _summed(self, t: dict[str, torch.Tensor], b, zero_point, memory: torch.Tensor) -> torch.Tensor:
         """int32 [rows of a rank, N]: the sums over all ranks."""
@@ -118,16 +116,16 @@ class ReduceScatterLinearDescriptor:
         if self.chunks == 1:
             self._multiply(acc[: self._m], q[: self._m], b, zero_point, memory)
             acc[self._m :].zero_()
-            collectives.begin_sum_to_rows(acc, self._ranks, mine).wait()
+            collectives.begin_reduce_scatter(acc, self._ranks, mine).wait()
             return mine
         q[self._m :].zero_()
         by_rank, works, begin = q.view(self._ranks.size, self._each, q.shape[1]), [], 0
-        for part in parts(self._each, self.chunks):
+        for part in chunk_slices(self._each, self.chunks):
             end = begin + self._ranks.size * (part.stop - part.start)
             of_chunk = t["of_chunks"][begin:end]
             of_chunk.view(self._ranks.size, part.stop - part.start, q.shape[1]).copy_(by_rank[:, part])
             self._multiply(acc[begin:end], of_chunk, b, zero_point, memory)
-            works.append(collectives.begin_sum_to_rows(acc[begin:end], self._ranks, mine[part]))
+            works.append(collectives.begin_reduce_scatter(acc[begin:end], self._ranks, mine[part]))
             begin = end
         for work in works:
             work.wait()
@@ -139,33 +137,38 @@ class ReduceScatterLinearDescriptor:
         with renamed(_OF_PRODUCT):
             product.calculate(acc, q, b, a_zero_point=zero_point, workspace=of_product)
 
-    def _check(self, given: dict) -> None:
+    def _checked(self, given: dict, workspace: torch.Tensor | None) -> torch.Tensor:
+        """The workspace as bytes. Raises a ScaledMMError that names what differs from the plan."""
+        if not self._live:
+            raise BadParamError("descriptor: expected a live one, got one that was destroyed")
         for name, tensor in given.items():
             planned = self._planned.get(name)
-            if name == "weight_shard" and isinstance(tensor, PreparedWeight) == self._prepared and self._prepared:
+            if name == "weight_shard" and self._prepared:
+                if not isinstance(tensor, PreparedWeight):
+                    raise BadParamError(f"weight_shard: expected a prepared weight, as at creation, got a {type(tensor).__name__}")
                 continue
             if planned is None:
                 if tensor is not None:
-                    expected = "a prepared weight" if name == "weight_shard" else "None, as at creation"
-                    raise BadParamError(f"{name}: expected {expected}, got a {type(tensor).__name__}")
+                    raise BadParamError(f"{name}: expected None, as at creation, got a {type(tensor).__name__}")
                 continue
             if not isinstance(tensor, torch.Tensor) or not has_address(tensor):
                 raise BadParamError(f"{name}: expected a tensor with memory, got a {type(tensor).__name__}")
+            check_device(name, tensor, self.device)
             if tensor.dtype is not planned.dtype:
                 raise BadTensorDtypeError(f"{name}: expected {planned.dtype}, got {tensor.dtype}")
-            if tensor.device != self.device:
-                raise BadParamError(f"{name}: expected a tensor on {self.device}, got one on {tensor.device}")
-            if tuple(tensor.shape) != tuple(planned.shape) or tuple(tensor.stride()) != tuple(planned.strides):
-                raise BadTensorShapeError(
-                    f"{name}: expected {list(planned.shape)} with strides {list(planned.strides)}, got {list(tensor.shape)} with "
-                    f"{list(tensor.stride())}"
-                )
+            if tuple(tensor.shape) != tuple(planned.shape):
+                raise BadTensorShapeError(f"{name}: expected {list(planned.shape)}, got {list(tensor.shape)}")
+            if tensor.numel() > 1 and tuple(tensor.stride()) != tuple(planned.strides):
+                raise BadTensorStridesError(f"{name}: expected strides {list(planned.strides)}, as at creation, got {list(tensor.stride())}")
         for name in ("weight_scale", "bias"):
             if given[name] is not None and overlap(given["out"], given[name]):
                 raise BadParamError(f"out: expected memory apart from {name}, got an overlap")
+        apart = {name: one.b if isinstance(one, PreparedWeight) else one for name, one in given.items()}
+        return workspace_bytes(workspace, self.workspace_size, self.device, apart)
 
     def destroy(self) -> None:
         """Frees the descriptor. A second call does nothing."""
+        self._live = False
         self._steps.close()
 
     def __enter__(self) -> ReduceScatterLinearDescriptor:
@@ -195,7 +198,7 @@ def create_reduce_scatter_linear_descriptor(
 ) -> ReduceScatterLinearDescriptor:
     """Validates a `reduce_scatter_linear` once, for x_shard [M, K of this rank], and selects the kernels of its products. A collective.
 
-    Each operand is a tensor or a TensorDesc, as in `reduce_scatter_linear`; out [rows of this rank (`rows_of`), N] determines the dtype; x_shard has
+    Each operand is a tensor or a TensorDesc, as in `reduce_scatter_linear`; out [rows of this rank (`part_of`), N] determines the dtype; x_shard has
     the same number of rows on all ranks. weight_shard: int8 [N, K of this rank], or a PreparedWeight, which `calculate` then requires too.
     chunks: None: as `RowParallelInt8Linear` chooses. kernel: forces a kernel config of the products by its name.
     Raises a ScaledMMError on all ranks that names the argument, what was expected and what was given, also if the sums over all K could overflow.
@@ -206,17 +209,16 @@ def create_reduce_scatter_linear_descriptor(
 
     def facts() -> dict[str, object]:
         (m, k), n = _checked(handle, operands, ranks)
-        choice.check("reduce_scatter", chunks, chosen=True)
-        kind = (input_scale is not None) + (input_zero_point is not None)
-        return {"rows": m, "N": n, "K": k, "kind of inputs": kind, "chunks": chunks, "gpu": choice.gpu_of(handle.device, ranks)}
+        choice.check("reduce_scatter", chunks, allow_none=True)
+        kind = kind_of(input_scale, input_zero_point)
+        return {"rows": m, "N": n, "K": k, "quantization": kind, "chunks": chunks, "gpu": choice.gpu_of(handle.device, ranks)}
 
-    found = ranks.agreed(facts)
-    ranks.same(found, rows="x_shard", N="weight_shard", **{"kind of inputs": "input_scale"}, chunks="chunks")
+    found = ranks.gather_facts(facts)
+    ranks.require_same(found, rows="x_shard", N="weight_shard", quantization="input_scale", chunks="chunks")
     k = sum(of_rank["K"] for of_rank in found)
     check_k(k, input_zero_point is not None)
-    names = {of_rank["gpu"] for of_rank in found}
-    sizes = found[0]["rows"], found[0]["N"], k, ranks.size, names.pop() if len(names) == 1 else ""
-    chosen = choice.choose(*sizes, everywhere=False, static=input_scale is not None, via="reduce_scatter", chunks=chunks)
+    sizes = found[0]["rows"], found[0]["N"], k, ranks.size, choice.common_gpu(found)
+    chosen = choice.choose(*sizes, all_rows=False, static=input_scale is not None, via="reduce_scatter", chunks=chunks)
     made: list[ReduceScatterLinearDescriptor] = []
 
     def make() -> dict[str, object]:
@@ -224,7 +226,7 @@ def create_reduce_scatter_linear_descriptor(
         return {}
 
     try:
-        ranks.agreed(make)
+        ranks.gather_facts(make)
     except BaseException:
         for one in made:
             one.destroy()
@@ -233,7 +235,7 @@ def create_reduce_scatter_linear_descriptor(
 
 
 def _checked(handle: Handle, operands: dict, ranks: Ranks) -> tuple[tuple[int, int], int]:
-    """((M, K of this rank), N)."""
+    """((M, K of this rank), N). Raises a ScaledMMError that names the argument."""
     if not isinstance(handle, Handle) or not handle._pointer:
         raise BadParamError(f"handle: expected a live Handle, got {handle!r}")
     for name, operand in operands.items():
@@ -249,7 +251,7 @@ def _checked(handle: Handle, operands: dict, ranks: Ranks) -> tuple[tuple[int, i
     if x.dtype not in FLOATS or out.dtype not in FLOATS:
         name, dtype = ("x_shard", x.dtype) if x.dtype not in FLOATS else ("out", out.dtype)
         raise BadTensorDtypeError(f"{name}: expected float16, bfloat16 or float32, got {dtype}")
-    rows = rows_of(x.shape[0], ranks.rank, ranks.size)
+    rows = part_of(x.shape[0], ranks.rank, ranks.size)
     forms = {"out": [(rows.stop - rows.start, n)], "weight_scale": [(n,), (1, n), (n, 1), (1,), (1, 1)], "bias": [(n,), (1, n)]}
     forms |= {name: [(), (1,), (1, 1)] for name in ("input_scale", "input_zero_point")}
     dtypes = {"weight_scale": (torch.float32,), "bias": (out.dtype, torch.float32), "input_scale": (torch.float32,)}

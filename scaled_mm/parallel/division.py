@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -11,21 +12,30 @@ from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import blocks_of, experts_of
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
-from scaled_mm.parallel.ranks import Ranks, rows_of
+from scaled_mm.parallel.ranks import Ranks, part_of
 
-#: Modules of a decoder layer, by the names of transformers: the linear layers that read the hidden states or a whole vector, split along N; the one
-#: that writes to the hidden states, split along K; those that stay whole.
+
+class Form(NamedTuple):
+    """Linear layers of a module by their names in transformers. columns: split along N. row: split along K. whole: not split, projections to a latent
+    vector."""
+
+    columns: tuple[str, ...]
+    row: str
+    whole: tuple[str, ...] = ()
+
+
 ATTENTION = (
-    (("q_proj", "k_proj", "v_proj"), "o_proj", ()),
-    (("q_b_proj", "kv_b_proj"), "o_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
-    (("q_proj", "kv_b_proj"), "o_proj", ("kv_a_proj_with_mqa",)),
+    Form(("q_proj", "k_proj", "v_proj"), "o_proj"),
+    Form(("q_b_proj", "kv_b_proj"), "o_proj", ("q_a_proj", "kv_a_proj_with_mqa")),
+    Form(("q_proj", "kv_b_proj"), "o_proj", ("kv_a_proj_with_mqa",)),
 )
-MLP = (("gate_proj", "up_proj"), "down_proj", ())
+MLP = Form(("gate_proj", "up_proj"), "down_proj")
 
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A module of a model that is split. way: "columns" (along N), "rows" (along K) or "experts". mine: this rank's, of `of` in all."""
+    """A module of a model that is split. way: "columns" (column-parallel: rows of the weight [N, K]), "rows" (row-parallel: its columns) or
+    "experts". mine: this rank's, of `of` in all."""
 
     name: str
     way: str
@@ -66,21 +76,22 @@ def _of_block(name: str, block: torch.nn.Module, ranks: Ranks, attention: bool) 
     divided = set()
     if attention:
         module = getattr(block, "self_attn", None)
-        form = next((form for form in ATTENTION if all(hasattr(module, child) for child in (*form[0], form[1]))), ATTENTION[0])
-        divided |= {f"self_attn.{child}" for child in form[2]}
+        form = next((form for form in ATTENTION if all(hasattr(module, child) for child in (*form.columns, form.row))), ATTENTION[0])
+        divided |= {f"self_attn.{child}" for child in form.whole}
         yield from _of_group(f"{name}.self_attn", module, form, ranks, _units(module))
-        divided |= {f"self_attn.{child}" for child in (*form[0], form[1])}
+        divided |= {f"self_attn.{child}" for child in (*form.columns, form.row)}
     for inner, module in block.named_modules():
         if isinstance(module, Int8Experts):
             if module.is_shard:
-                raise BadParamError(f"model: expected Int8Experts {name}.{inner}, got {type(module).__name__}")
-            yield Part(f"{name}.{inner}", "experts", rows_of(module.num_experts, ranks.rank, ranks.size), module.num_experts)
-        elif all(hasattr(module, child) for child in (*MLP[0], MLP[1])):
+                raise BadParamError(f"model: expected a whole one, got {name}.{inner} that is split already")
+            yield Part(f"{name}.{inner}", "experts", part_of(module.num_experts, ranks.rank, ranks.size), module.num_experts)
+        elif all(hasattr(module, child) for child in (*MLP.columns, MLP.row)):
             yield from _of_group(f"{name}.{inner}", module, MLP, ranks, {})
-            divided |= {f"{inner}.{child}" for child in (*MLP[0], MLP[1])}
+            divided |= {f"{inner}.{child}" for child in (*MLP.columns, MLP.row)}
     for inner, module in block.named_modules():
         if isinstance(module, Int8Linear) and inner not in divided and not (inner.startswith("self_attn.") and not attention):
-            raise BadParamError(f"model: expected int8 linear layers of attention and gated feed-forward networks alone, got also {name}.{inner}")
+            where = "self_attn and in modules with gate_proj, up_proj and down_proj"
+            raise BadParamError(f"model: expected int8 linear layers in {where} alone, got {name}.{inner}")
 
 
 def _units(module: torch.nn.Module | None) -> dict[str, int | None]:
@@ -92,10 +103,12 @@ def _units(module: torch.nn.Module | None) -> dict[str, int | None]:
     return {"q_proj": of_query, "k_proj": head, "v_proj": head, "q_b_proj": of_query, "kv_b_proj": both}
 
 
-def _of_group(name: str, module, form, ranks: Ranks, units: dict[str, int | None]) -> Iterator[Part]:
+def _of_group(name: str, module, form: Form, ranks: Ranks, units: dict[str, int | None]) -> Iterator[Part]:
     columns, last, whole = form
     layers = {child: getattr(module, child, None) for child in (*columns, last)}
     for child, layer in layers.items():
+        if isinstance(layer, Int8Linear) and layer.is_shard:
+            raise BadParamError(f"model: expected a whole one, got {name}.{child} that is split already")
         if type(layer) is not Int8Linear:
             raise BadParamError(f"model: expected an Int8Linear {name}.{child}, got {type(layer).__name__}")
     known = {*layers, *whole}
@@ -109,6 +122,6 @@ def _of_group(name: str, module, form, ranks: Ranks, units: dict[str, int | None
         if unit is None or rows % unit or rows // unit % ranks.size:
             what = f"{rows // unit} heads" if unit and units else f"{rows} rows"
             raise BadParamError(f"group: expected a number of ranks that divides the {what} of {name}.{child}, got {ranks.size}")
-        yield Part(f"{name}.{child}", "columns", rows_of(rows, ranks.rank, ranks.size), rows)
+        yield Part(f"{name}.{child}", "columns", part_of(rows, ranks.rank, ranks.size), rows)
     k = layers[last].in_features
-    yield Part(f"{name}.{last}", "rows", rows_of(k, ranks.rank, ranks.size), k)
+    yield Part(f"{name}.{last}", "rows", part_of(k, ranks.rank, ranks.size), k)

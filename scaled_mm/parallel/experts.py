@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
 
 from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.layers.experts import check_experts, expected_rows, products_of_experts
 from scaled_mm.parallel import collectives
-from scaled_mm.parallel.ranks import Ranks, rows_of
+from scaled_mm.parallel.functional import device_of
+from scaled_mm.parallel.ranks import Ranks, code_of, part_of
 from scaled_mm.rowwise import moe
 from scaled_mm.rowwise.int8 import quantize_int8
 from scaled_mm.rowwise.int8_block import quantize_int8_block
@@ -32,9 +34,8 @@ def all_reduce_experts(
 ) -> torch.Tensor:
     """`fused_experts` with the experts split over the ranks of a group, where all ranks have all tokens: [tokens, H] to [tokens, H] on every rank.
 
-    Each rank multiplies the choices of its experts. The results travel as bits, before they are weighted: the choices of `rows_of(tokens, rank,
-    size)` to each rank, which computes their weighted sums, and the sums to all. A rank's int8 weights are those of experts
-    `rows_of(global_num_experts, rank, size)`; it may have none.
+    Each rank has experts `part_of(global_num_experts, rank, size)`, which may be none, and multiplies the choices of them. A reduce-scatter gives
+    each rank the unweighted results of tokens `part_of(tokens, rank, size)`. It computes their weighted sums, and an all-gather distributes them.
 
     w13: int8 [E of this rank, 2 I, H]; w2: int8 [E of this rank, H, I]; their scales as of `fused_experts`, for E of this rank.
     x, topk_weights, topk_ids and the other arguments: as of `fused_experts`, the same on all ranks. topk_ids: from 0 to global_num_experts - 1, or -1
@@ -48,13 +49,11 @@ def all_reduce_experts(
     ranks = Ranks.of(group)
     weights = w13, w13_scale, w2, w2_scale
     local = ranks.checked(
-        x,
+        device_of(x),
         lambda: _checked(x, *weights, topk_weights, topk_ids, activation, block_scales, global_num_experts, ranks),
-        x__number_of_tokens=lambda _: x.shape[0],
-        x__H=lambda _: x.shape[1],
-        x__dtype=lambda _: x.element_size(),
-        topk_ids__number_of_choices=lambda _: topk_ids.shape[1],
-        global_num_experts__number=lambda _: global_num_experts,
+        lambda _: _facts(x, topk_ids, activation, block_scales, global_num_experts) | {"tokens": x.shape[0]},
+        tokens="x",
+        **_ARGUMENTS,
     )
     tokens, choices, hidden = *topk_ids.shape, x.shape[1]
     if local.count:
@@ -66,8 +65,8 @@ def all_reduce_experts(
         y = torch.where(here.view(-1, 1), y[order.inverse.clamp_min(0).view(-1)], y.new_zeros(())) if here.numel() else y
     else:
         y = x.new_zeros(tokens * choices, hidden)
-    mine = rows_of(tokens, ranks.rank, ranks.size)
-    y = collectives.sum_of_one(y.view(tokens, choices * hidden), ranks).view(-1, hidden)
+    mine = part_of(tokens, ranks.rank, ranks.size)
+    y = collectives.reduce_scatter_disjoint(y.view(tokens, choices * hidden), ranks).view(-1, hidden)
     result = moe.combine(y, topk_weights[mine], _rows_in_order(topk_ids[mine], global_num_experts))
     return collectives.gather_rows(result, tokens, ranks)
 
@@ -107,16 +106,16 @@ def all_to_all_experts(
         choices = _Choices(topk_ids, global_num_experts, ranks.size)
     except Exception as raised:  # noqa: BLE001 - it is raised again, once the others know
         error = raised
-    facts = None if choices is None else [x.shape[1], topk_ids.shape[1], x.element_size(), int(block_scales), global_num_experts]
-    sent, received = _announce(None if choices is None else choices.counts, facts, x, ranks, error)
-    tokens, ids = choices.sent(sum(n for n, _ in sent))
+    facts = {} if choices is None else _facts(x, topk_ids, activation, block_scales, global_num_experts)
+    sent, received = _announce(choices, facts, device_of(x), ranks, error)
+    tokens, ids = choices.sent(sum(sent.tokens))
     q, scale = quantize_int8_block(x) if block_scales else quantize_int8(x)
     packed = torch.cat([collectives.bytes_of(part) for part in (q[tokens], scale[tokens], ids)], 1)
-    packed = collectives.exchange(packed, [n for n, _ in sent], [n for n, _ in received], ranks)
+    packed = collectives.all_to_all(packed, sent.tokens, received.tokens, ranks)
     sizes = x.shape[1], 4 * scale.shape[1], 4 * topk_ids.shape[1]
-    arrived = [part.contiguous().view(dtype) for part, dtype in zip(packed.split(sizes, 1), (torch.int8, torch.float32, torch.int32))]
-    y = _of_local(*arrived, sum(n for _, n in received), local, weights, x.dtype, activation, block_scales)
-    back = collectives.exchange(y, [n for _, n in received], [n for _, n in sent], ranks)
+    arrived = [collectives.of_bytes(part, dtype) for part, dtype in zip(packed.split(sizes, 1), (torch.int8, torch.float32, torch.int32))]
+    y = _of_local(*arrived, sum(received.choices), local, weights, x.dtype, activation, block_scales)
+    back = collectives.all_to_all(y, received.choices, sent.choices, ranks)
     return moe.combine(back, topk_weights, choices.rows)
 
 
@@ -139,25 +138,30 @@ class _Choices:
 
     counts: int64 [ranks, 2], how many tokens go to each rank, and how many of their choices.
     rows: int32 [tokens, choices], where the result of each choice is in what comes back; -1: no expert.
+
+    With 2 ranks, 4 experts, and the choices [[0, 3], [1, 0]] of two tokens: experts 0 and 1 are on rank 0. Both tokens go to rank 0, with the
+    experts [[0, -1], [1, 0]]; token 0 goes to rank 1 too, with [[-1, 1]]. counts: [[2, 3], [1, 1]]. Results come back in order of rank, token and
+    choice, so rows are [[0, 3], [1, 2]].
     """
 
     def __init__(self, topk_ids: torch.Tensor, global_num_experts: int, size: int):
         self._each = -(-global_num_experts // size)
-        self._ids = topk_ids
-        chosen = (topk_ids >= 0) & (topk_ids < global_num_experts)
-        of_rank = torch.where(chosen, topk_ids // self._each, -1)
-        self._there = of_rank == torch.arange(size, device=topk_ids.device).view(-1, 1, 1)  # [ranks, tokens, choices]
-        self._goes = self._there.any(2)
+        self._ids = topk_ids.contiguous()
+        chosen = (self._ids >= 0) & (self._ids < global_num_experts)
+        of_rank = torch.where(chosen, self._ids // self._each, -1)
+        self._there = of_rank == torch.arange(size, device=topk_ids.device).view(-1, 1, 1)  # [ranks, tokens, choices]: the choice is of the rank
+        self._goes = self._there.any(2)  # [ranks, tokens]
         self.counts = torch.stack((self._goes.sum(1), self._there.sum((1, 2))), 1)
-        before = self._there.view(-1).cumsum(0).view(self._there.shape) - 1  # choices in order of rank, token and choice
-        self.rows = torch.where(chosen, before.gather(0, of_rank.clamp_min(0).to(torch.int64).unsqueeze(0))[0], -1).to(torch.int32)
+        places = self._there.flatten().cumsum(0).view(self._there.shape) - 1  # of the true ones, in order of rank, token and choice
+        place = places.gather(0, of_rank.clamp_min(0).to(torch.int64).unsqueeze(0))[0]
+        self.rows = torch.where(chosen, place, -1).to(torch.int32)
 
     def sent(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(tokens int64 [count] in order of rank they go to; their experts there int32 [count, choices], from 0 on each rank, -1 for those
         elsewhere). count: the sum of `counts[:, 0]`, for which the host has waited."""
         place = _first(self._goes, count)
         tokens = place % max(1, self._goes.shape[1])
-        there = self._there.view(-1, self._ids.shape[1])[place]
+        there = self._there.flatten(0, 1)[place]
         return tokens, torch.where(there, self._ids[tokens] % self._each, -1).to(torch.int32)
 
 
@@ -184,43 +188,58 @@ def _rows_in_order(topk_ids: torch.Tensor, global_num_experts: int) -> torch.Ten
     return torch.where((topk_ids >= 0) & (topk_ids < global_num_experts), rows, -1)
 
 
-def _checked(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, global_num_experts, ranks: Ranks) -> _Local:
+def check_global(global_num_experts: object) -> None:
+    """BadParamError unless it is a positive integer."""
     if isinstance(global_num_experts, bool) or not isinstance(global_num_experts, int) or global_num_experts < 1:
         raise BadParamError(f"global_num_experts: expected a positive integer, got {global_num_experts!r}")
+
+
+def _checked(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, global_num_experts, ranks: Ranks) -> _Local:
+    """Checks the arguments of this rank. Raises a ScaledMMError that names one."""
+    check_global(global_num_experts)
     check_experts(x, w13, w13_scale, w2, w2_scale, topk_weights, topk_ids, activation, block_scales, least=0)
-    part = rows_of(global_num_experts, ranks.rank, ranks.size)
+    part = part_of(global_num_experts, ranks.rank, ranks.size)
     if w13.shape[0] != part.stop - part.start:
         expected = f"the {part.stop - part.start} experts from {part.start} on, of {global_num_experts} over {ranks.size} ranks"
         raise BadTensorShapeError(f"w13: expected [E, 2 I, H] with {expected}, got {list(w13.shape)}")
+    for name, sizes in (("x", {"H": x.shape[1]}), ("topk_ids", {"choices": topk_ids.shape[1]})):
+        for size, value in sizes.items():
+            if value < 1:
+                raise BadTensorShapeError(f"{name}: expected [tokens, {size}] with {size} of at least 1, got {value}")
     moe.check_sort(topk_ids, global_num_experts)
     moe.check_ids(topk_ids, global_num_experts)
     return _Local(part.start, part.stop - part.start, global_num_experts)
 
 
-_REFUSED = -1
-_FACTS = {"H": "x", "choices": "topk_ids", "bytes of an element": "x", "block scales": "block_scales", "number": "global_num_experts"}
+def _facts(x, topk_ids, activation, block_scales, global_num_experts) -> dict[str, object]:
+    """What all ranks must have in common, by the names in `_ARGUMENTS`."""
+    sizes = {"H": x.shape[1], "dtype": x.dtype, "choices": topk_ids.shape[1]}
+    return sizes | {"activation": activation, "block_scales": block_scales, "global_num_experts": global_num_experts}
 
 
-def _announce(counts: torch.Tensor | None, facts: list[int] | None, x: object, ranks: Ranks, error: Exception | None) -> tuple[list, list]:
-    """([[tokens, choices] that go to each rank], [[tokens, choices] that arrive from each]). Raises on all ranks if one has an error, or other
-    sizes."""
-    device = x.device if isinstance(x, torch.Tensor) else torch.device("cpu")
-    counts = torch.zeros(ranks.size, 2, dtype=torch.int64, device=device) if counts is None else counts
-    of_this = torch.tensor(facts or [_REFUSED] * len(_FACTS), device=device).expand(ranks.size, -1)
+_ARGUMENTS = {"H": "x", "dtype": "x", "choices": "topk_ids"} | {name: name for name in ("activation", "block_scales", "global_num_experts")}
+
+
+class _Counts(NamedTuple):
+    """How many tokens, and choices, go to each rank, or come from each."""
+
+    tokens: list[int]
+    choices: list[int]
+
+
+def _announce(choices: _Choices | None, facts: dict, device: torch.device | None, ranks: Ranks, error: Exception | None) -> tuple[_Counts, _Counts]:
+    """(what goes to each rank, what arrives from each). Raises on all ranks if one has an error, or other facts."""
+    device = torch.device("cpu") if choices is None and (device is None or device.type != "cuda") else device
+    counts = torch.zeros(ranks.size, 2, dtype=torch.int64, device=device) if choices is None else choices.counts
+    state = torch.tensor([error is not None, code_of(facts)], dtype=torch.int64).to(counts.device).expand(ranks.size, 2)
     one = [1] * ranks.size
     try:
-        arrived = collectives.exchange(torch.cat((counts, of_this), 1), one, one, ranks)
-        found = torch.cat((counts, arrived), 1).tolist()  # the host waits here
+        arrived = collectives.all_to_all(torch.cat((counts, state), 1), one, one, ranks)
+        found = torch.cat((counts, arrived), 1).tolist()  # the host waits for the device here
     except RuntimeError:
         if error is None:
             raise
-    if error is not None:
-        raise error
-    of_ranks = [row[4:] for row in found]
-    refused = [rank for rank, facts in enumerate(of_ranks) if facts[0] == _REFUSED]
-    if refused:
-        raise BadParamError(f"group: expected arguments that all {ranks.size} ranks accept, got an error on rank {refused[0]}")
-    for (what, argument), values in zip(_FACTS.items(), zip(*of_ranks)):
-        if len(set(values)) > 1:
-            raise BadTensorShapeError(f"{argument}: expected the same {what} on all {ranks.size} ranks, got {', '.join(map(str, values))}")
-    return [row[:2] for row in found], [row[2:4] for row in found]
+        raise error from None
+    if any(row[4] for row in found) or len({row[5] for row in found}) > 1:
+        ranks.explain(facts, error, **_ARGUMENTS)
+    return _Counts([row[0] for row in found], [row[1] for row in found]), _Counts([row[2] for row in found], [row[3] for row in found])

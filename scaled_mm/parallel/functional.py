@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
-from scaled_mm.core.checks import check_device, has_shape
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
-from scaled_mm.layers.linear import int8_linear
+from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.layers.linear import check_linear, int8_linear, transposed
+from scaled_mm.layers.workspace import renamed
 from scaled_mm.nn.quantized import QuantizedActivation
 from scaled_mm.parallel import choice, collectives
 from scaled_mm.parallel.overlap import summed
-from scaled_mm.parallel.ranks import Ranks, rows_of
+from scaled_mm.parallel.ranks import Ranks, part_of
 from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight
-from scaled_mm.rowwise.arithmetic import FLOATS
 from scaled_mm.rowwise.dynamic import scale_of
 from scaled_mm.rowwise.int8 import quantize_int8
-from scaled_mm.rowwise.operands import check_float, check_rows, check_static
+from scaled_mm.rowwise.operands import check_rows
 
 
 def reduce_scatter_linear(
@@ -48,12 +45,13 @@ def reduce_scatter_linear(
     out_dtype: float16, bfloat16 or float32; default: x's dtype.
     exact: False: each rank quantizes by itself and the products are rounded to out_dtype before they are summed, as engines do; the result then
     depends on the number of ranks.
-    chunks: with exact=True rows are multiplied in so many chunks, each while the one before travels; the same on all ranks.
+    chunks: with exact=True the rows are divided into so many chunks. While one chunk is reduced, the next is multiplied.
 
-    Returns [rows of this rank, N]: rows `rows_of(M, rank, size)` of the M rows of x. With exact=True the bits are those of `int8_linear` on one
+    Returns [rows of this rank, N]: rows `part_of(M, rank, size)` of the M rows of x. With exact=True the bits are those of `int8_linear` on one
     process, for any number of ranks. K of all ranks together: at most 131071, or 65793 with a zero point, or sums overflow; not checked here,
     `RowParallelInt8Linear` checks it. No gradient.
-    Raises a ScaledMMError subclass that names the argument. A rank that raises alone leaves the others waiting until the group's timeout.
+    Raises a ScaledMMError subclass that names the argument: on CPUs on all ranks. On GPUs, if one rank raises, the others wait until the group's
+    timeout.
     """
     return _linear(False, x_shard, weight_shard, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, "reduce_scatter", chunks)
 
@@ -82,7 +80,7 @@ def all_reduce_linear(
 
 @torch.no_grad()
 def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, group=None) -> torch.Tensor | QuantizedActivation:
-    """All rows from those of each rank, `rows_of(rows, rank, size)`, which `reduce_scatter_linear` leaves: [rows, N] from [rows of this rank, N].
+    """All rows from those of each rank, `part_of(rows, rank, size)`, which `reduce_scatter_linear` leaves: [rows, N] from [rows of this rank, N].
 
     mine: a tensor of any dtype, or a `QuantizedActivation` of int8 rows with a scale a row, or one, which travels in one collective of N + 4 bytes a
     row. rows: of all ranks. Raises a ScaledMMError subclass that names the argument; on CPUs on all ranks.
@@ -95,7 +93,7 @@ def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, grou
             raise BadParamError(f"mine: expected a tensor or a QuantizedActivation, got {type(mine).__name__}")
         if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
             raise BadParamError(f"rows: expected a non-negative integer, got {rows!r}")
-        part = rows_of(rows, ranks.rank, ranks.size)
+        part = part_of(rows, ranks.rank, ranks.size)
         if q.shape[0] != part.stop - part.start:
             raise BadTensorShapeError(f"mine: expected {part.stop - part.start} of {rows} rows, got {list(q.shape)}")
         if isinstance(mine, QuantizedActivation) and (q.dim() != 2 or mine.scale.numel() not in (1, q.shape[0])):
@@ -103,43 +101,73 @@ def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, grou
         if isinstance(mine, QuantizedActivation) and mine.zero_point is not None and mine.zero_point.numel() != 1:
             raise BadTensorShapeError(f"mine: expected no zero point or one, got {list(mine.zero_point.shape)}")
 
-    bytes_of_row = lambda _: mine.shape[1:].numel() * (1 if isinstance(mine, QuantizedActivation) else mine.element_size())  # noqa: E731
-    tensor = mine.q if isinstance(mine, QuantizedActivation) else mine
-    ranks.checked(tensor, check, rows__number=lambda _: rows, mine__bytes_of_a_row=bytes_of_row)
+    def facts(_) -> dict[str, object]:
+        if isinstance(mine, QuantizedActivation):
+            return {"rows": rows, "kind": f"quantized {list(mine.shape[1:])}"}
+        return {"rows": rows, "kind": f"{mine.dtype} {list(mine.shape[1:])}"}
+
+    ranks.checked(device_of(mine.q if isinstance(mine, QuantizedActivation) else mine), check, facts, rows="rows", kind="mine")
     if not isinstance(mine, QuantizedActivation):
         return collectives.gather_rows(mine, rows, ranks)
     k = mine.q.shape[1]
     packed = torch.cat((mine.q, collectives.bytes_of(mine.scale.reshape(-1, 1).expand(mine.q.shape[0], 1))), 1)
     packed = collectives.gather_rows(packed, rows, ranks)
-    return QuantizedActivation(packed[:, :k].contiguous(), packed[:, k:].contiguous().view(torch.float32), mine.dtype, mine.zero_point)
+    return QuantizedActivation(packed[:, :k].contiguous(), collectives.of_bytes(packed[:, k:], torch.float32), mine.dtype, mine.zero_point)
 
 
 @torch.no_grad()
-def _linear(everywhere, x, weight, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, via, chunks) -> torch.Tensor:
+def _linear(all_rows, x, weight, weight_scale, bias, group, input_scale, input_zero_point, out_dtype, exact, via, chunks) -> torch.Tensor:
     ranks = Ranks.of(group)
 
     def check():
         choice.check(via, chunks)
         return _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype)
 
-    same = {"via__collectives": lambda _: choice.VIA.index(via), "chunks__number": lambda _: chunks}
-    b, dtype = ranks.checked(x, check, **_same(x, input_scale, input_zero_point), **same)
+    def facts(found) -> dict[str, object]:
+        b, dtype = found
+        n = (b.b if isinstance(b, PreparedWeight) else b).shape[1]
+        sizes = {"number of rows": x.shape[:-1].numel(), "N": n, "out_dtype": dtype, "quantization": kind_of(input_scale, input_zero_point)}
+        return sizes | {"bias": bias is not None, "exact": bool(exact), "via": via, "chunks": chunks}
+
+    b, dtype = ranks.checked(device_of(x), check, facts, **_ARGUMENTS)
     rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.new_empty((x.shape[:-1].numel(), 0))
     if exact:
         q, scale, zero_point = quantized(rows, ranks, input_scale, input_zero_point)
-        y = product_of_whole_rows(q, scale, zero_point, b, weight_scale, bias, dtype, ranks, everywhere, via, chunks)
+        y = linear_of_quantized(q, scale, zero_point, b, weight_scale, bias, dtype, ranks, all_rows, via, chunks)
     else:
         options = dict(input_scale=input_scale, input_zero_point=input_zero_point, out_dtype=dtype)
-        reduce = collectives.sum_to_all if everywhere else collectives.sum_to_rows
+        reduce = collectives.all_reduce if all_rows else collectives.reduce_scatter
         y = reduce(int8_linear(rows, weight, weight_scale, **options), ranks)
         y = y if bias is None else (y.float() + bias.float()).to(dtype)
-    return y.view(*x.shape[:-1], y.shape[-1]) if everywhere else y
+    return y.view(*x.shape[:-1], y.shape[-1]) if all_rows else y
 
 
-def product_of_whole_rows(q, scale, zero_point, b, b_scale, bias, dtype, ranks: Ranks, everywhere: bool, via: str, chunks: int) -> torch.Tensor:
-    """The output, [M, N] with everywhere, else this rank's rows, of this rank's part of rows that were quantized with the scales of whole rows.
+_ARGUMENTS = {
+    "number of rows": "x_shard",
+    "N": "weight_shard",
+    "out_dtype": "out_dtype",
+    "quantization": "input_scale",
+    "bias": "bias",
+    "exact": "exact",
+    "via": "via",
+    "chunks": "chunks",
+}
 
-    q: int8 [M, K]; scale: one value or [M, 1]; zero_point: one value, [M, 1] or None; b: [K, N]. The rest: see `all_reduce_linear`.
+
+def device_of(tensor: object) -> torch.device | None:
+    return tensor.device if isinstance(tensor, torch.Tensor) else None
+
+
+def kind_of(input_scale: object, input_zero_point: object) -> str:
+    """What ranks must have in common of how an input is quantized, as they run other collectives otherwise."""
+    return "dynamic" if input_scale is None else "static" if input_zero_point is None else "static asymmetric"
+
+
+def linear_of_quantized(q, scale, zero_point, b, b_scale, bias, dtype, ranks: Ranks, all_rows: bool, via: str, chunks: int) -> torch.Tensor:
+    """[M, N] with all_rows, else this rank's rows, from this rank's columns of a quantized input.
+
+    q: int8 [M, K of this rank], quantized with the scales of whole rows; scale: one value or [M, 1]; zero_point: one value, [M, 1] or None.
+    b: [K of this rank, N]. The rest: see `all_reduce_linear`.
     """
     m, of_all = q.shape[0], via == "all_reduce"
 
@@ -147,18 +175,8 @@ def product_of_whole_rows(q, scale, zero_point, b, b_scale, bias, dtype, ranks: 
         return scaled_mm(q, b, out_dtype=torch.int32, a_zero_point=zero_point)
 
     acc = summed(multiply, q, zero_point, ranks, of_all, chunks)
-    y = scaled(acc, scale if of_all or scale.numel() == 1 else scale[rows_of(m, ranks.rank, ranks.size)], b_scale, bias, dtype)
-    return collectives.gather_rows(y, m, ranks) if everywhere and not of_all else y
-
-
-def _same(x, input_scale, input_zero_point) -> dict[str, Callable]:
-    """What all ranks must have in common: see `Ranks.checked`."""
-    kind = (input_scale is not None) + (input_zero_point is not None)
-    return {
-        "x_shard__number_of_rows": lambda _: x.shape[:-1].numel(),
-        "weight_shard__N": lambda found: (found[0].b if isinstance(found[0], PreparedWeight) else found[0]).shape[1],
-        "input_scale__kind_of_inputs": lambda _: kind,
-    }
+    y = scaled(acc, scale if of_all or scale.numel() == 1 else scale[part_of(m, ranks.rank, ranks.size)], b_scale, bias, dtype)
+    return collectives.gather_rows(y, m, ranks) if all_rows and not of_all else y
 
 
 def quantized(rows, ranks: Ranks, input_scale, input_zero_point) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
@@ -170,43 +188,35 @@ def quantized(rows, ranks: Ranks, input_scale, input_zero_point) -> tuple[torch.
         scale = quantize_int8(rows)[1]
     else:
         scale = scale_of(rows.abs().amax(1, keepdim=True) if rows.shape[1] else rows.new_zeros(rows.shape[0], 1))
-    scale = collectives.largest_scales(scale, ranks)
+    scale = collectives.all_reduce_max(scale, ranks)
     return quantize_int8(rows, scale=scale)[0], scale, None
 
 
 def scaled(acc: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """cast( (f32(acc) * b_scale) * a_scale + bias ), each operation rounded separately: the formula of `scaled_mm`."""
-    y = acc.to(torch.float32).mul_(b_scale.reshape(1, -1)).mul_(a_scale)
-    if bias is not None:
-        y.add_(bias.reshape(1, -1).float())
-    return y.to(dtype)
+    """cast( (f32(acc) * b_scale) * a_scale + bias ), each operation rounded separately: the formula of `scaled_mm`.
+
+    acc: int32 [M, N]. a_scale: float32, one value or [M, 1]. b_scale: float32, N values or one. bias: N values of a float dtype.
+    """
+    y = acc.new_empty(acc.shape, dtype=dtype)
+    scaled_into(y, acc, a_scale, b_scale, bias, torch.empty_like(acc, dtype=torch.float32))
+    return y
+
+
+def scaled_into(out, acc, a_scale, b_scale, bias, buffer) -> None:
+    """`scaled` into out [M, N]. buffer: float32 [M, N], apart from acc."""
+    y = torch.mul(acc, b_scale.reshape(1, -1), out=buffer)
+    if bias is None:
+        torch.mul(y, a_scale, out=out)
+    else:
+        torch.add(y.mul_(a_scale), bias.reshape(1, -1), out=out)
 
 
 def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype) -> tuple[torch.Tensor | PreparedWeight, torch.dtype]:
-    """(the weight as `scaled_mm` takes it, the output's dtype)."""
-    check_rows("x_shard", x)
-    stored = weight.b.t() if isinstance(weight, PreparedWeight) else weight
-    if not isinstance(stored, torch.Tensor) or stored.dtype is not torch.int8 or stored.dim() != 2:
-        got = f"{stored.dtype} {list(stored.shape)}" if isinstance(stored, torch.Tensor) else type(stored).__name__
-        raise BadTensorDtypeError(f"weight_shard: expected int8 [N, K of this rank], or the result of prepare_weight, got {got}")
-    n, k = stored.shape
-    check_device("weight_shard", stored, x.device)
-    if x.shape[-1] != k:
-        raise BadTensorShapeError(f"x_shard: expected [..., {k}] as weight_shard, got {list(x.shape)}")
-    dtype = x.dtype if out_dtype is None else out_dtype
-    if dtype not in FLOATS:
-        raise BadTensorDtypeError(f"out_dtype: expected float16, bfloat16 or float32, got {dtype!r}")
-    check_float("weight_scale", weight_scale, (torch.float32,))
-    check_device("weight_scale", weight_scale, x.device)
-    if weight_scale.numel() != 1 and not has_shape(weight_scale, (n,), (1, n), (n, 1)):
-        raise BadTensorShapeError(f"weight_scale: expected one value, [{n}], [1, {n}] or [{n}, 1], got {list(weight_scale.shape)}")
-    if bias is not None:
-        check_float("bias", bias, (dtype, torch.float32))
-        check_device("bias", bias, x.device)
-        if not has_shape(bias, (n,), (1, n)):
-            raise BadTensorShapeError(f"bias: expected [{n}] or [1, {n}], got {list(bias.shape)}")
-    if input_scale is not None:
-        check_static(input_scale, input_zero_point, x, "input_scale", "input_zero_point")
-    elif input_zero_point is not None:
-        raise BadParamError("input_zero_point: expected None without input_scale, got a zero point")
-    return (weight if isinstance(weight, PreparedWeight) else weight.t()), dtype
+    """(the weight as `scaled_mm` takes it, the output's dtype). Raises a ScaledMMError that names the argument."""
+    with renamed({"x": "x_shard", "weight": "weight_shard"}):
+        check_rows("x", x)
+        b = weight if isinstance(weight, PreparedWeight) else transposed(weight)
+        k, n = (b.b if isinstance(b, PreparedWeight) else b).shape[-2:]
+        dtype = x.dtype if out_dtype is None else out_dtype
+        check_linear(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, dtype)
+    return b, dtype

@@ -19,7 +19,7 @@ from scaled_mm.parallel.ranks import Ranks
 
 
 def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch.device | str | None, group: object) -> torch.nn.Module:
-    """See `from_pretrained`."""
+    """`from_pretrained` with tp=group: the model has parallel modules, as after `parallelize_`. Raises as `from_pretrained`, on all ranks."""
     ranks = Ranks.of(group)
     checkpoints: list[Checkpoint] = []
     parts: list[Part] = []
@@ -28,9 +28,10 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
         checkpoints.append(opened(path, dtype))
         model = checkpoints[0].model
         parts.extend(parts_of(model, ranks))
-        return {"config": model.config.to_json_string(), "tensors": checkpoints[0].tensors()}
+        tensors = {name: f"{dtype} {shape}" for name, dtype, shape in checkpoints[0].tensors()}
+        return {"config": {key: repr(value) for key, value in model.config.to_dict().items()}, "tensor": tensors}
 
-    ranks.same(ranks.agreed(described), config="path", tensors="path")
+    ranks.require_same(ranks.gather_facts(described), config="path", tensor="path")
     checkpoint = checkpoints[0]
     model = checkpoint.model
     _refuse_mixed_heads(model, ranks)
@@ -48,7 +49,7 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
         of_parts = tuple(f"{part.name}." for part in parts)
         return {"content": checksum((name, tensor) for name, tensor in model.state_dict().items() if not name.startswith(of_parts))}
 
-    ranks.same(ranks.agreed(read), content="path")
+    ranks.require_same(ranks.gather_facts(read), content="path")
     for part in parts:
         replace(model, part.name, shard_of(model.get_submodule(part.name), part, ranks))
     return model
@@ -82,7 +83,7 @@ def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks) -> None:
         made.append(one)
         return {}
 
-    ranks.agreed(small)
+    ranks.gather_facts(small)
     parallelize_(made[0], ranks)
 
 

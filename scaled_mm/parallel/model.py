@@ -23,7 +23,7 @@ def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) 
     """Keeps this rank's part of each decoder layer, in place, and returns the model, which computes the bits of the whole one on every rank.
 
     q, k, v, gate and up are split along N, by heads; o and down along K, and their int32 sums are all-reduced. Of experts each rank keeps
-    `rows_of(experts, rank, size)`. Norms, routers, embeddings and the output head stay whole on every rank, and all ranks have all tokens. Every rank
+    `part_of(experts, rank, size)`. Norms, routers, embeddings and the output head stay whole on every rank, and all ranks have all tokens. Every rank
     computes all logits, so `generate` gives the text of one process on each, if all ranks have the same ids and, when sampling, the same seed.
 
     model: from `quantize_`, `from_pretrained` or `convert_`, with the names of modules of Llama (Mistral, Qwen2, Qwen3, Granite and similar), of its
@@ -41,15 +41,15 @@ def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) 
 
     def facts() -> dict[str, object]:
         parts.extend(parts_of(model, ranks, attention))
-        return {"model": checksum(model.state_dict().items()), "layers": [(part.name, part.of) for part in parts], "attention": attention}
+        return {"model": checksum(model.state_dict().items()), "layers": {part.name: part.of for part in parts}, "attention": attention}
 
-    ranks.same(ranks.agreed(facts), layers="model", attention="attention", model="model")
+    ranks.require_same(ranks.gather_facts(facts), layers="model", attention="attention", model="model")
     before = trial(model)
     whole = {part.name: model.get_submodule(part.name) for part in parts}
     try:
         for part in parts:
             replace(model, part.name, shard_of(cut(whole[part.name], part), part, ranks))
-        ranks.agreed(lambda: _same_logits(lambda: trial(model), before))
+        ranks.gather_facts(lambda: _same_logits(lambda: trial(model), before))
     except BaseException:  # whatever stopped it, on this rank or another: the model is whole again
         for name, module in whole.items():
             replace(model, name, module)
@@ -68,7 +68,7 @@ def _same_logits(compute: Callable[[], torch.Tensor], before: torch.Tensor) -> d
 
 
 def checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Of tensors: names, dtypes, shapes, and sums of their bytes, which a GPU computes too."""
+    """A hash of names, dtypes, shapes and sums of bytes, which are computed on the tensors' device. It does not see bytes that change places."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
         total = int(tensor.detach().flatten().clone().view(torch.int8).sum(dtype=torch.int64)) if tensor.numel() else 0
@@ -77,7 +77,7 @@ def checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
 
 
 def cut(module: Int8Linear | Int8Experts, part: Part) -> Int8Linear | Int8Experts:
-    """A whole module with this rank's part of its tensors, copied."""
+    """The module of this rank's part of a whole module's tensors, which are copied."""
 
     def mine(name: str) -> torch.Tensor | None:
         tensor, where = getattr(module, name), part.of_tensor(name)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
-from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.errors import BadParamError
 
 T = TypeVar("T")
+Facts = Mapping[str, object]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +51,22 @@ class Ranks:
         return self
 
     def __reduce__(self):
-        raise BadParamError("model: expected a whole one to pickle or torch.save; save before `parallelize_`")
+        raise BadParamError("model: expected a whole one, a split layer holds a process group and cannot be pickled; save before `parallelize_`")
 
-    def agreed(self, make: Callable[[], Mapping[str, object]]) -> list[Mapping[str, object]]:
-        """The facts of every rank, in order of rank. make: the facts of this one; if it raises on any rank, all ranks raise, so that none of them
-        waits for another in a later collective."""
+    def gather_facts(self, make: Callable[[], Facts]) -> list[Facts]:
+        """The facts of every rank, in order of rank. make: those of this rank; if it raises on any rank, all ranks raise, so that none of them waits
+        for another in a later collective."""
+        mine, error = {}, None
         try:
-            mine: object = dict(make())
-            error = None
+            mine = dict(make())
         except Exception as raised:  # noqa: BLE001 - it is raised again, once the others know
-            mine, error = f"{type(raised).__name__}: {raised}", raised
+            error = raised
         found: list[object] = [None] * self.size
-        dist.all_gather_object(found, mine, group=self.group)
+        try:
+            dist.all_gather_object(found, mine if error is None else f"{type(error).__name__}: {error}", group=self.group)
+        except RuntimeError:
+            if error is None:
+                raise
         if error is not None:
             raise error
         for rank, facts in enumerate(found):
@@ -68,55 +74,74 @@ class Ranks:
                 raise BadParamError(f"rank {rank} of {self.size}: {facts}")
         return found
 
-    def same(self, facts: list[Mapping[str, object]], **of: str) -> None:
-        """BadParamError on all ranks unless these facts are the same on all of them. of: the argument that a fact is of."""
-        for fact, argument in of.items():
-            values = [of_rank[fact] for of_rank in facts]
-            if any(value != values[0] for value in values):
-                what = "" if fact == argument else f"{fact.replace('_', ' ')} "
-                raise BadParamError(f"{argument}: expected the same {what}on all {self.size} ranks, got {', '.join(map(str, values))}")
+    def require_same(self, found: list[Facts], **argument_of: str) -> None:
+        """BadParamError on all ranks unless these facts are the same on all of them. found: of `gather_facts`. argument_of: the argument that the
+        error names, by fact. Of a fact that is a mapping it names the first key that differs."""
+        for fact, argument in argument_of.items():
+            values = [facts[fact] for facts in found]
+            if all(value == values[0] for value in values):
+                continue
+            what = "" if fact == argument else f"{fact.replace('_', ' ')} "
+            if all(isinstance(value, Mapping) for value in values):
+                missing = object()
+                keys = [key for value in values for key in value]
+                key = next(key for key in keys if any(value.get(key, missing) != values[0].get(key, missing) for value in values))
+                what, values = f"{what}{key} ", [value.get(key, "none") for value in values]
+            raise BadParamError(f"{argument}: expected the same {what}on all {self.size} ranks, got {', '.join(map(str, values))}")
 
-    def checked(self, argument: object, check: Callable[[], T], **sizes: Callable[[T], int]) -> T:
-        """check(), which raises for wrong arguments. Where `argument` is not on a GPU, its error is raised on all ranks, and sizes(check()), by the
-        names of arguments (`x__rows`: "the same rows"), must be the same on all: gloo would return wrong sums, close connections or abort.
+    def checked(self, device: torch.device | None, check: Callable[[], T], facts: Callable[[T], Facts], **argument_of: str) -> T:
+        """check(), which raises for wrong arguments. If device is not a GPU, its error is raised on all ranks, and facts(check()) must be the same on
+        all: see `require_same`. gloo would return wrong sums, close connections or abort.
 
-        Only check() on GPUs, where reading the others' answers would synchronize, and in compiled code; there the group's timeout must do.
+        On a GPU only check(), because reading the others' answers would synchronize, and in compiled code; there the group's timeout must do. Costs
+        one small all-reduce.
         """
-        if torch.compiler.is_compiling() or isinstance(argument, torch.Tensor) and argument.device.type != "cpu":
+        if torch.compiler.is_compiling() or device is not None and device.type == "cuda":
             return check()
-        found, error, mine = None, None, [0] * len(sizes)
+        found, error, mine = None, None, {}
         try:
             found = check()
-            mine = [size(found) for size in sizes.values()]
+            mine = dict(facts(found))
         except Exception as raised:  # noqa: BLE001 - it is raised again, once the others know
             error = raised
-        extremes = torch.tensor([error is not None, *mine, *(-size for size in mine)], dtype=torch.int64)
+        code = code_of(mine)
+        extremes = torch.tensor([error is not None, code, -code], dtype=torch.int64)
         try:
             dist.all_reduce(extremes, dist.ReduceOp.MAX, group=self.group)
         except RuntimeError:
             if error is None:
                 raise
-        if error is not None:
-            raise error
-        refused, *others = extremes.tolist()
-        if refused:
-            raise BadParamError(f"group: expected arguments that all {self.size} ranks accept, got an error on another rank")
-        for name, most, least in zip(sizes, others, others[len(sizes) :]):
-            if most != -least:
-                argument_name, _, what = name.partition("__")
-                what = what.replace("_", " ")
-                raise BadTensorShapeError(f"{argument_name}: expected the same {what} on all {self.size} ranks, got {-least} to {most}")
+            raise error from None
+        refused, most, least = extremes.tolist()
+        if refused or most != -least:
+            self.explain(mine, error, **argument_of)
         return found
+
+    def explain(self, mine: Facts, error: Exception | None, **argument_of: str) -> None:
+        """Raises on all ranks: this rank's error, that of another, or the fact that differs. All ranks must call it."""
+
+        def make() -> Facts:
+            if error is not None:
+                raise error
+            return mine
+
+        self.require_same(self.gather_facts(make), **argument_of)
+        raise BadParamError(f"group: expected the same facts on all {self.size} ranks, got {mine} here")
+
+
+def code_of(facts: Facts) -> int:
+    """A number below 2^62 by which ranks compare facts."""
+    return int.from_bytes(hashlib.sha256(repr(sorted(facts.items())).encode()).digest()[:8], "little") >> 2
 
 
 def ranks_of(layer: object) -> Ranks:
     """The ranks of a parallel layer. BadParamError for one that `from_shard` has not made."""
     if layer.ranks is None:
-        raise BadParamError(f"group: expected a {type(layer).__name__} that from_shard has made, got one without")
+        raise BadParamError(f"group: expected a {type(layer).__name__} made by from_shard, got one without a process group")
     return layer.ranks
 
 
-def rows_of(rows: int, rank: int, size: int) -> slice:
-    """The rows that a rank has after a reduce-scatter of `rows` rows: ceil(rows / size) each, the last ranks fewer or none."""
-    each = -(-rows // size)
-    return slice(min(rank * each, rows), min((rank + 1) * each, rows))
+def part_of(count: int, rank: int, size: int) -> slice:
+    """The part of `count` rows or experts that a rank has: ceil(count / size) in order of rank, the last ranks fewer or none."""
+    each = -(-count // size)
+    return slice(min(rank * each, count), min((rank + 1) * each, count))

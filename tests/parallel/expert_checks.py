@@ -40,7 +40,7 @@ def experts_have_the_bits_of_one_process(rank, size):
         x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(tokens, dtype, experts, block)
         options = dict(activation=activation, block_scales=block)
         want = sm.fused_experts(x, w13, w13_scale, w2, w2_scale, weights, ids, **options)
-        mine = parallel.rows_of(experts, rank, size)
+        mine = parallel.part_of(experts, rank, size)
         shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
         found = parallel.all_reduce_experts(x, *shards, weights, ids, global_num_experts=experts, **options)
         assert torch.equal(found, want)
@@ -53,11 +53,32 @@ def experts_have_the_bits_of_one_process(rank, size):
                 assert torch.equal(layer(x[rows], ids[rows], weights[rows]), want[rows])
 
 
+def odd_sizes_and_strides_of_experts(rank, size):
+    """H that 4 does not divide, column-major ids and x, no and one token on a rank, the same expert twice."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, inner, experts = 31, 7, 5
+    w13, w2 = (
+        torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator) for shape in ((experts, 2 * inner, hidden), (experts, hidden, inner))
+    )
+    scales = torch.rand(experts, generator=generator), torch.rand(1, generator=generator)
+    for tokens in (0, 1, 2, 9):
+        x = torch.randn(hidden, tokens, generator=generator).t()
+        ids = torch.randint(-1, experts, (3, tokens), generator=generator).t()
+        weights = torch.rand(tokens, 3, generator=generator).bfloat16()
+        want = sm.fused_experts(x, w13, scales[0], w2, scales[1], weights, ids)
+        mine = parallel.part_of(experts, rank, size)
+        shards = w13[mine], scales[0][mine], w2[mine], scales[1]
+        assert torch.equal(parallel.all_reduce_experts(x, *shards, weights, ids, global_num_experts=experts), want)
+        for rows in (part(tokens, rank, size), slice(0, tokens if rank == 0 else 0)):
+            found = parallel.all_to_all_experts(x[rows], *shards, weights[rows], ids[rows], global_num_experts=experts)
+            assert torch.equal(found, want[rows])
+
+
 def infinite_results_of_experts_arrive(rank, size):
     x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(6, torch.float32)
     x[2, 3], x[4, 1] = float("nan"), float("inf")
     want = sm.fused_experts(x, w13, w13_scale, w2, w2_scale, weights, ids)
-    mine = parallel.rows_of(EXPERTS, rank, size)
+    mine = parallel.part_of(EXPERTS, rank, size)
     shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
     found = parallel.all_reduce_experts(x, *shards, weights, ids, global_num_experts=EXPERTS)
     split = parallel.all_to_all_experts(x, *shards, weights, ids, global_num_experts=EXPERTS)
@@ -67,7 +88,7 @@ def infinite_results_of_experts_arrive(rank, size):
 
 def wrong_experts_are_refused_on_all(rank, size):
     x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(6, torch.float32)
-    mine, last = parallel.rows_of(EXPERTS, rank, size), rank == size - 1
+    mine, last = parallel.part_of(EXPERTS, rank, size), rank == size - 1
     shards = w13[mine], w13_scale[mine], w2[mine], w2_scale[mine]
     for function in (parallel.all_reduce_experts, parallel.all_to_all_experts):
 
@@ -81,17 +102,22 @@ def wrong_experts_are_refused_on_all(rank, size):
             ("activation: expected one of", "activation", "relu"),
             ("global_num_experts: expected a positive integer, got 0", "global_num_experts", 0),
         ):
-            with pytest.raises(sm.ScaledMMError, match=message if last else "group: expected arguments that all . ranks accept, got an error on"):
+            with pytest.raises(sm.ScaledMMError, match=message if last else f"rank {size - 1} of {size}: .*{message}"):
                 call(**({others: wrong} if last else {}))
-        with pytest.raises(sm.BadTensorShapeError, match="topk_ids: expected the same (number of )?choices on all"):
+        with pytest.raises(sm.BadParamError, match="x: expected the same dtype on all . ranks, got torch.float16, torch.*bfloat16"):
+            call(x=x.bfloat16() if last else x.half())  # as many bytes: their bits would be taken for the other's
+        with pytest.raises(sm.BadParamError, match="topk_ids: expected the same choices on all"):
             call(weights=weights[:, : CHOICES - last], ids=ids[:, : CHOICES - last])
-    with pytest.raises(sm.BadTensorShapeError, match="x: expected the same number of tokens on all"):
+    with pytest.raises(sm.BadParamError, match="x: expected the same tokens on all"):
         parallel.all_reduce_experts(x[last:], *shards, weights[last:], ids[last:], global_num_experts=EXPERTS)
     make = parallel.ExpertParallelInt8Experts.from_shard
     for message, wrong in (
         ("tokens: expected 'all' or 'split', got 'some'", dict(tokens="some")),
         ("tokens: expected the same on all", dict(tokens="all" if last else "split")),
-        ("global_num_experts: expected the same on all|gate_up_proj: expected int8 of the", dict(global_num_experts=EXPERTS + last)),
+        (
+            "global_num_experts: expected the same on all|gate_up_proj: expected three dimensions, the first the",
+            dict(global_num_experts=EXPERTS + last),
+        ),
     ):
         with pytest.raises(sm.ScaledMMError, match=message):
             make(*shards, **dict(global_num_experts=EXPERTS) | wrong)

@@ -24,7 +24,7 @@ def linear_layers_have_the_bits_of_a_cpu(rank, size):
     columns = part(K, rank, size)
     for tokens, dtype in ((0, torch.float32), (1, torch.bfloat16), (7, torch.float32), (300, torch.float16)):
         x, weight, scale, bias = operands(tokens, dtype)
-        rows = parallel.rows_of(tokens, rank, size)
+        rows = parallel.part_of(tokens, rank, size)
         for inputs in ({}, static):
             want = sm.int8_linear(x, weight, scale, bias, **inputs)
             given = {name: tensor.to(DEVICE) for name, tensor in inputs.items()}
@@ -61,7 +61,7 @@ def a_descriptor_has_the_bits_of_a_cpu(rank, size):
     with sm.Handle(DEVICE) as handle:
         for tokens, chunks in ((64, 1), (7, None), (100, 3)):
             x, weight, scale, bias = operands(tokens, torch.bfloat16)
-            rows = parallel.rows_of(tokens, rank, size)
+            rows = parallel.part_of(tokens, rank, size)
             out = torch.empty(rows.stop - rows.start, N, dtype=torch.bfloat16, device=DEVICE)
             shards = on_gpu(x[:, columns].contiguous(), weight[:, columns].contiguous(), scale, bias)
             given = dict(out=out, **dict(zip(("x_shard", "weight_shard", "weight_scale", "bias"), shards)))
@@ -85,7 +85,7 @@ def experts_have_the_bits_of_a_cpu(rank, size):
     for tokens, dtype, block in ((0, torch.float32, False), (1, torch.bfloat16, False), (40, torch.bfloat16, True), (40, torch.float32, False)):
         x, w13, w13_scale, w2, w2_scale, weights, ids = mixture(tokens, dtype, EXPERTS, block)
         want = sm.fused_experts(x, w13, w13_scale, w2, w2_scale, weights, ids, block_scales=block)
-        mine, options = parallel.rows_of(EXPERTS, rank, size), dict(global_num_experts=EXPERTS, block_scales=block)
+        mine, options = parallel.part_of(EXPERTS, rank, size), dict(global_num_experts=EXPERTS, block_scales=block)
         shards = on_gpu(w13[mine], w13_scale[mine], w2[mine], w2_scale[mine])
         x, weights, ids = on_gpu(x, weights, ids)
         assert torch.equal(parallel.all_reduce_experts(x, *shards, weights, ids, **options).cpu(), want)

@@ -28,11 +28,12 @@ def operands(tokens: int, dtype: torch.dtype = torch.float32):
 
 
 def row_parallel_has_the_bits_of_one_process(rank, size):
-    """Any number of tokens: 0, fewer than ranks, and one that they do not divide; dtypes; uneven parts of K; static scales and zero points."""
+    """Tokens: none, fewer than ranks, and a number that they do not divide; dtypes; uneven parts of K, one of them empty; static scales and zero
+    points."""
     for tokens in (0, 1, 2, 7, 12):
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             x, weight, scale, bias = operands(tokens, dtype)
-            columns = part(K, rank, size) if tokens != 7 else [slice(0, 1), slice(1, 50), slice(50, 51), slice(51, K)][rank]
+            columns = part(K, rank, size) if tokens != 7 else [slice(0, 0), slice(0, 50), slice(50, 51), slice(51, K)][rank]
             if tokens == 7 and rank == size - 1:
                 columns = slice(columns.start, K)
             scaled = {"input_scale": torch.tensor([0.31])}
@@ -40,7 +41,7 @@ def row_parallel_has_the_bits_of_one_process(rank, size):
                 for static in ({}, scaled, {**scaled, "input_zero_point": torch.tensor([-9], dtype=torch.int8)}):
                     want = sm.int8_linear(x, weight, scale, bias_of, **static)
                     shards = x[:, columns], weight[:, columns], scale, bias_of
-                    rows = parallel.rows_of(tokens, rank, size)
+                    rows = parallel.part_of(tokens, rank, size)
                     for chunks in (1, 2, 5):
                         for via in parallel.choice.VIA:
                             assert torch.equal(parallel.all_reduce_linear(*shards, **static, via=via, chunks=chunks), want)
@@ -54,10 +55,10 @@ def modules_have_the_bits_of_one_process(rank, size):
     for reduce in ("all_reduce", "reduce_scatter"):
         layer = parallel.RowParallelInt8Linear.from_shard(weight[:, columns].contiguous(), scale.t(), bias, reduce=reduce)
         y = layer(x.view(2, 3, K)[..., columns])
-        assert torch.equal(y, want if reduce == "all_reduce" else want.view(6, N)[parallel.rows_of(6, rank, size)])
+        assert torch.equal(y, want if reduce == "all_reduce" else want.view(6, N)[parallel.part_of(6, rank, size)])
         q, of_rows = sm.quantize_int8(x)
         y = layer(nn.QuantizedActivation(q[:, columns], of_rows, x.dtype))
-        assert torch.equal(y, want.view(6, N)[slice(None) if reduce == "all_reduce" else parallel.rows_of(6, rank, size)])
+        assert torch.equal(y, want.view(6, N)[slice(None) if reduce == "all_reduce" else parallel.part_of(6, rank, size)])
     for gather in (False, True):
         layer = parallel.ColumnParallelInt8Linear.from_shard(weight[rows], scale[rows], bias[rows], gather_output=gather)
         assert torch.equal(layer(x.view(2, 3, K)), want if gather else want[..., rows])
@@ -69,7 +70,7 @@ def a_descriptor_has_the_bits_of_one_process(rank, size):
     with sm.Handle("cpu") as handle:
         for tokens, dtype in ((12, torch.float32), (7, torch.bfloat16), (1, torch.float16), (0, torch.float32)):
             x, weight, scale, bias = operands(tokens, dtype)
-            columns, rows = part(K, rank, size), parallel.rows_of(tokens, rank, size)
+            columns, rows = part(K, rank, size), parallel.part_of(tokens, rank, size)
             for chunks, of_bias, inputs in (
                 (None, bias, {}),
                 (1, None, static),
@@ -89,7 +90,7 @@ def a_descriptor_has_the_bits_of_one_process(rank, size):
 
 def wrong_descriptors_are_refused_on_all(rank, size):
     x, weight, scale, bias = operands(6)
-    last, columns, rows = rank == size - 1, part(K, rank, size), parallel.rows_of(6, rank, size)
+    last, columns, rows = rank == size - 1, part(K, rank, size), parallel.part_of(6, rank, size)
     given = dict(out=torch.empty(rows.stop - rows.start, N), x_shard=x[:, columns], weight_shard=weight[:, columns], weight_scale=scale, bias=bias)
     create = parallel.create_reduce_scatter_linear_descriptor
     with sm.Handle("cpu") as handle:
@@ -101,37 +102,42 @@ def wrong_descriptors_are_refused_on_all(rank, size):
             ("bias", bias[:5], "bias: expected"),
             ("weight_scale", scale.half(), "weight_scale: expected torch.float32"),
             ("weight_shard", weight[:, columns].float(), "weight_shard: expected int8"),
-            ("chunks", 0, "chunks: expected None, a positive integer, got 0"),
+            ("chunks", 0, "chunks: expected None or a positive integer, got 0"),
             ("chunks", 2, "chunks: expected the same on all"),
         ):
-            others = "expected arguments|rank . of .|expected the same" if not last else message
+            others = message if last else "rank . of .: .*expected|expected the same"
             with pytest.raises(sm.ScaledMMError, match=others):
                 create(handle, **given | ({name: wrong} if last else {}))
         with create(handle, **given) as descriptor:
             for name, wrong, message in (
                 ("x_shard", x.half()[:, columns], "x_shard: expected torch.float32, got torch.float16"),
                 ("out", torch.empty(9, N), "out: expected"),
+                ("weight_shard", weight[:, columns].contiguous(), "weight_shard: expected strides .*, as at creation, got"),
                 ("bias", None, "bias: expected a tensor with memory, got a NoneType"),
                 ("input_scale", torch.ones(1), "input_scale: expected None, as at creation, got a Tensor"),
                 ("workspace", torch.empty(16, dtype=torch.int8), "workspace: expected"),
             ):
-                with pytest.raises(sm.ScaledMMError, match=message):
-                    descriptor.calculate(**given | {name: wrong})
+                with pytest.raises(sm.ScaledMMError, match=message if last else f"rank {size - 1} of {size}: .*{message}"):
+                    descriptor.calculate(**given | ({name: wrong} if last else {}))
+        with pytest.raises(sm.BadParamError, match="descriptor: expected a live one, got one that was destroyed"):
+            descriptor.calculate(**given)
 
 
 def rows_are_gathered(rank, size):
     x = torch.randn(7, 12, generator=torch.Generator().manual_seed(0))
     for rows in (0, 1, 7):
-        mine = parallel.rows_of(rows, rank, size)
+        mine = parallel.part_of(rows, rank, size)
         for tensor in (x[:rows], x[:rows].bfloat16(), x[:rows].to(torch.int8), x[:rows].view(rows, 3, 4)):
             assert torch.equal(parallel.all_gather_rows(tensor[mine], rows), tensor)
         q, scale = sm.quantize_int8(x[:rows])
         for scales, want in ((scale[mine], scale), (torch.tensor([0.5]), torch.full((rows, 1), 0.5))):
             found = parallel.all_gather_rows(nn.QuantizedActivation(q[mine], scales, torch.bfloat16), rows)
             assert torch.equal(found.q, q) and torch.equal(found.scale, want) and found.dtype is torch.bfloat16
-    with pytest.raises(sm.ScaledMMError, match="mine: expected 1 of . rows, got" if rank == 1 else "expected arguments that all"):
+    with pytest.raises(
+        sm.ScaledMMError, match="mine: expected 1 of . rows, got" if rank == 1 else "rank 1 of .: BadTensorShapeError: mine: expected 1 of"
+    ):
         parallel.all_gather_rows(x[: 1 + (rank == 1)], size)
-    with pytest.raises(sm.BadTensorShapeError, match="rows: expected the same number on all"):
+    with pytest.raises(sm.BadParamError, match="rows: expected the same on all"):
         parallel.all_gather_rows(x[: 1 + (rank == 0)], 2 * size if rank == 0 else size)
 
 
@@ -149,7 +155,7 @@ def an_mlp_has_the_bits_of_one_process(rank, size):
     y = sm.int8_linear(activated, down, down_scale)
     quantized, total = sm.add_rms_norm(y, residual, norm, quantize="token")
 
-    mine, rows = part(inner, rank, size), parallel.rows_of(tokens, rank, size)
+    mine, rows = part(inner, rank, size), parallel.part_of(tokens, rank, size)
     local = sm.silu_and_mul(torch.cat((sm.int8_linear(x, gate[mine], gate_scale[mine]), sm.int8_linear(x, up[mine], up_scale[mine])), -1))
     of_rank = parallel.reduce_scatter_linear(local, down[:, mine], down_scale)
     (q, scale), of_residual = sm.add_rms_norm(of_rank, residual[rows], norm, quantize="token")
@@ -163,7 +169,7 @@ def numbers_that_are_not_finite_arrive_on_every_rank(rank, size):
     from scaled_mm.parallel.ranks import Ranks
 
     bits = torch.tensor([0x7F800000, -1 if rank == 0 else 5, 0x7FC00000 if rank == 0 else 0x7F800000], dtype=torch.int32)  # -1: a NaN with a sign
-    assert collectives.largest_scales(bits.view(torch.float32), Ranks.of(None)).isnan().tolist() == [False, True, True]
+    assert collectives.all_reduce_max(bits.view(torch.float32), Ranks.of(None)).isnan().tolist() == [False, True, True]
     x = torch.zeros(64, 128)
     x[3, 0] = float("nan")
     mine = part(128, rank, size)
@@ -197,19 +203,22 @@ def what_differs_between_ranks_is_refused_on_all(rank, size):
         ("weight_scale: expected the same on all", lambda: row(mine, scale + last)),
         ("bias: expected the same on all", lambda: row(mine, scale, bias if last else None)),
         ("reduce: expected the same on all", lambda: row(mine, scale, reduce="all_reduce" if last else "reduce_scatter")),
-        ("weight_shard: expected int8 ", lambda: row(mine.float() if last else mine, scale)),
+        ("weight_shard: expected int8, got torch.float32", lambda: row(mine.float() if last else mine, scale)),
         ("weight_shard: expected the same K on all", lambda: column(weight[:, : K - last], scale)),
         ("input_scale: expected the same kind of inputs on all", lambda: column(weight, scale, input_scale=torch.tensor([1.0]) if last else None)),
         ("gather_output: expected the same on all", lambda: column(weight, scale, gather_output=last)),
         ("input_scale: expected the same on all", lambda: column(weight, scale, input_scale=torch.tensor([1.0 + last]))),
-        ("bias: expected float16, bfloat16 or float32", lambda: row(mine, scale, bias[: N - last].double())),
+        ("bias: expected float16, bfloat16 or float32", lambda: row(mine, scale, bias.double() if last else bias)),
+        ("bias: expected .24., got .23.", lambda: row(mine, scale, bias[: N - last])),
+        ("via: expected None unless reduce='all_reduce'", lambda: row(mine, scale, via="all_reduce")),
+        ("chunks: expected None with exact=False", lambda: row(mine, scale, chunks=2, exact=False)),
         ("weight_scale: expected a tensor, got NoneType", lambda: row(mine, None if last else scale)),
         ("of at most 131071", lambda: row(torch.zeros(1, 131072 // size + 1, dtype=torch.int8), torch.ones(1, 1))),
     ):
         with pytest.raises(sm.ScaledMMError, match=message):
             make()
     x, weight, scale, _ = operands(4)
-    with pytest.raises(sm.BadTensorShapeError, match="x_shard: expected the same number of rows on all . ranks, got 3 to 4"):
+    with pytest.raises(sm.BadParamError, match="x_shard: expected the same number of rows on all . ranks, got 4, "):
         parallel.all_reduce_linear(x[: 4 - last, part(K, rank, size)], weight[:, part(K, rank, size)], scale)
 
 
@@ -223,16 +232,42 @@ def parts_of_rows_are_checked(rank, size):
     zero = torch.zeros(2, 120000 // size, dtype=torch.int8)
     with pytest.raises(sm.AccumulatorOverflowError, match="expected K of all ranks of at most 65793, got 120000"):
         layer(nn.QuantizedActivation(zero, torch.ones(2, 1), torch.float32, torch.tensor([3])))
+
+
+def layers_can_be_copied_but_not_pickled(rank, size):
+    _, weight, scale, _ = operands(1)
+    layer = parallel.RowParallelInt8Linear.from_shard(weight[:, part(K, rank, size)].contiguous(), scale)
     assert copy.deepcopy(layer).ranks is layer.ranks
     with pytest.raises(sm.BadParamError, match="save before `parallelize_`"):
         pickle.dumps(layer)
+
+
+def outputs_of_other_rows_are_not_gathered(rank, size):
+    _, weight, scale, _ = operands(1)
     gathers = parallel.ColumnParallelInt8Linear.from_shard(weight, scale, gather_output=True)
-    with pytest.raises(sm.BadTensorShapeError, match="x: expected the same number of rows on all . ranks"):
+    with pytest.raises(sm.BadParamError, match="x: expected the same shape on all . ranks"):
         gathers(torch.zeros(3 + (rank == 0), K))
+    with pytest.raises(sm.ScaledMMError, match="x: expected .* K = 120"):
+        gathers(torch.zeros(3, K - (rank == size - 1)))
 
 
-def one_rank_raises_alone(rank, size):
-    """The first of two checks that end badly: rank 1 dies, and the others get an error before the timeout."""
+def arguments_that_change_the_collectives_must_be_the_same(rank, size):
+    x, weight, scale, bias = operands(4, torch.bfloat16)
+    shards, last = (x[:, part(K, rank, size)], weight[:, part(K, rank, size)], scale), rank == size - 1
+    for name, of_last, of_others in (
+        ("exact", False, True),
+        ("out_dtype", torch.float16, None),
+        ("bias", bias, None),
+        ("chunks", 2**70, 1),
+        ("via", "reduce_scatter", "all_reduce"),
+        ("input_scale", torch.ones(1), None),
+    ):
+        with pytest.raises(sm.BadParamError, match=f"{name}: expected the same (quantization )?on all"):
+            parallel.all_reduce_linear(*shards, **{name: of_last if last else of_others})
+
+
+def one_rank_exits(rank, size):
+    """The collective of the others must fail before the timeout."""
     import os
 
     x, weight, scale, _ = operands(4)

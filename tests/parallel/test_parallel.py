@@ -28,7 +28,11 @@ CHECKS = [
     "linear_checks:the_usual_way_depends_on_the_number_of_ranks",
     "linear_checks:what_differs_between_ranks_is_refused_on_all",
     "linear_checks:parts_of_rows_are_checked",
+    "linear_checks:layers_can_be_copied_but_not_pickled",
+    "linear_checks:outputs_of_other_rows_are_not_gathered",
+    "linear_checks:arguments_that_change_the_collectives_must_be_the_same",
     "expert_checks:experts_have_the_bits_of_one_process",
+    "expert_checks:odd_sizes_and_strides_of_experts",
     "expert_checks:infinite_results_of_experts_arrive",
     "expert_checks:wrong_experts_are_refused_on_all",
     "model_checks:a_whole_model_has_the_bits_of_one_process",
@@ -83,12 +87,12 @@ def test_every_rank_agrees(results, name, size):
 
 def test_a_rank_that_dies_ends_the_others_with_an_error_before_the_timeout(tmp_path):
     begin = time.monotonic()
-    processes = start(3, ["linear_checks:one_rank_raises_alone"], tmp_path)
+    processes = start(3, ["linear_checks:one_rank_exits"], tmp_path)
     for process in processes:
         process.communicate(timeout=50)
     assert time.monotonic() - begin < 50 and processes[1].returncode == 7
     for rank in (0, 2):
-        assert "RuntimeError" in json.loads((tmp_path / f"{rank}.json").read_text())["linear_checks:one_rank_raises_alone"]
+        assert "RuntimeError" in json.loads((tmp_path / f"{rank}.json").read_text())["linear_checks:one_rank_exits"]
 
 
 def test_without_a_group_the_argument_is_named():
@@ -99,11 +103,11 @@ def test_without_a_group_the_argument_is_named():
 @pytest.mark.parametrize("layer", [parallel.RowParallelInt8Linear(8, 4), parallel.ExpertParallelInt8Experts(2, 8, 4)])
 def test_a_layer_that_from_shard_has_not_made_says_so(layer):
     x = torch.zeros(3, 8), torch.zeros(3, 1, dtype=torch.int64), torch.zeros(3, 1)
-    with pytest.raises(sm.BadParamError, match=f"group: expected a {type(layer).__name__} that from_shard has made"):
+    with pytest.raises(sm.BadParamError, match=f"group: expected a {type(layer).__name__} made by from_shard"):
         layer(*x[: 1 if isinstance(layer, parallel.RowParallelInt8Linear) else 3])
 
 
 @pytest.mark.parametrize("rows, size, counts", [(7, 3, [3, 3, 1]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0]), (8, 4, [2, 2, 2, 2])])
 def test_rows_are_divided_in_order(rows, size, counts):
-    parts = [parallel.rows_of(rows, rank, size) for rank in range(size)]
+    parts = [parallel.part_of(rows, rank, size) for rank in range(size)]
     assert [part.stop - part.start for part in parts] == counts and [row for part in parts for row in range(part.start, part.stop)] == [*range(rows)]

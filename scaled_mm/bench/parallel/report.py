@@ -23,8 +23,8 @@ WAYS: dict[str, str] = {
     "exact_int8": "int32 reduce-scatter; residual, norm and quantizer on the rank's rows; int8 all-gather",
     "exact_all_reduce": "int32 all-reduce, scaled on every rank",
     "exact_static": "`exact` with a static scale of the activation: no maxima of rows are reduced",
-    "exact_int8_static": "`exact_int8`, the same",
-    "exact_all_reduce_static": "`exact_all_reduce`, the same",
+    "exact_int8_static": "`exact_int8` with a static scale of the activation",
+    "exact_all_reduce_static": "`exact_all_reduce` with a static scale of the activation",
 }
 NOTHING_MEASURED = "**Nothing was measured.** All times are predictions of a cost model; no collective and no product ran."
 
@@ -51,7 +51,7 @@ def contents(document: ParallelDocument, drawn: list[Path] | None = None) -> lis
             "The model and its sources: `scaled_mm/parallel/cost`. Products: the time model of kernels, which is fitted to one GPU. Collectives: "
             "NCCL's own tuning model, without NVLink multicast; engines have an all-reduce of their own for few tokens, which is faster. "
             "Microseconds of a row-parallel layer with M tokens, from its float input to the int8 input of the next layer on every rank. Not in it: "
-            "the host's time, ranks that arrive late, memory traffic of a collective beside a product, and that the package does not fuse all of it."
+            "the host's time, ranks that arrive late, and memory traffic of a collective beside a product."
         ),
         Items([f"`{way}`: {what}" for way, what in WAYS.items()]),
         *_linear(document),

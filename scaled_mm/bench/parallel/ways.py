@@ -11,7 +11,7 @@ import torch.distributed as dist
 import scaled_mm as sm
 from scaled_mm.bench.experts.cases import Model
 from scaled_mm.parallel.cost.linear import BF16, EXACT, EXACT_ALL_REDUCE, EXACT_INT8
-from scaled_mm.parallel.ranks import Ranks, rows_of
+from scaled_mm.parallel.ranks import Ranks, part_of
 
 EXACT_WAYS = (EXACT, EXACT_INT8, EXACT_ALL_REDUCE)
 ONE_GPU, TORCH_ASYNC = "one_gpu", "torch_async"
@@ -36,13 +36,13 @@ class LinearLayer:
     def __init__(self, m: int, n: int, k: int, ranks: Ranks, device: torch.device, seed: int):
         generator = torch.Generator(device).manual_seed(seed)
         random = dict(generator=generator, device=device)
-        self.ranks, self.m, self.rows = ranks, m, rows_of(m, ranks.rank, ranks.size)
+        self.ranks, self.m, self.rows = ranks, m, part_of(m, ranks.rank, ranks.size)
         self.x = torch.randn(m, k, **random).to(torch.bfloat16)
         self.x[:, ::97] *= 20  # outliers, as activations have
         self.weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, **random)
         self.scale = torch.rand(n, **random) * 1e-3 + 1e-4
         self.residual, self.norm = torch.randn(m, n, **random).to(torch.bfloat16), torch.rand(n, **random).to(torch.bfloat16)
-        columns = rows_of(k, ranks.rank, ranks.size)
+        columns = part_of(k, ranks.rank, ranks.size)
         self.part = self.x[:, columns].contiguous()
         self.prepared = sm.prepare_weight(self.weight[:, columns].contiguous().t())
         self.static = self.x.abs().amax().float().view(1) / 127
@@ -84,7 +84,7 @@ class LinearLayer:
             return None
         from torch.distributed import _symmetric_memory as symmetric
 
-        columns = rows_of(self.weight.shape[1], self.ranks.rank, self.ranks.size)
+        columns = part_of(self.weight.shape[1], self.ranks.rank, self.ranks.size)
         weight = (self.weight[:, columns].float() * self.scale.view(-1, 1)).to(torch.bfloat16).t()
         name = self.ranks.group.group_name
 
@@ -106,7 +106,7 @@ class ExpertsLayer:
         random = dict(generator=torch.Generator(device).manual_seed(seed), device=device)
         experts, hidden, inner = model.experts, model.hidden, model.inner
         self.ranks, self.m, self.experts = ranks, m, experts
-        self.rows, self.mine = rows_of(m, ranks.rank, ranks.size), rows_of(experts, ranks.rank, ranks.size)
+        self.rows, self.mine = part_of(m, ranks.rank, ranks.size), part_of(experts, ranks.rank, ranks.size)
         self.x = torch.randn(m, hidden, **random).to(torch.bfloat16)
         self.w13 = torch.randint(-127, 128, (experts, 2 * inner, hidden), dtype=torch.int8, **random)
         self.w2 = torch.randint(-127, 128, (experts, hidden, inner), dtype=torch.int8, **random)

@@ -5,7 +5,8 @@ and without NVLS, CollNet and PAT. With R ranks on L nodes:
 
     ring   steps = R - 1, of which L - 1 between nodes; all_reduce: twice as many
            us    = base + steps inside * step of the link + steps between * step of the network + bytes * steps / R / bus
-           bus   = the link's bandwidth, between nodes at most that of all NICs of a node; LL: half of it, limited; LL128: 0.92 of it
+           bus   = the link's bandwidth; between nodes the smaller of that and all NICs of a node together
+                   LL: min(bus / 2, the link's limit of LL); LL128: 0.92 bus; Simple: bus
     tree   all_reduce only
            us    = base + 2 * ((R / L - 1) * step of the link + log2(L) * step of the network) + bytes * 2 / bus
            bus   = 0.92 of the ring's * 0.6; LL: / 3.8, limited; LL128: * 7/9 on one node, else * 15/16
@@ -30,7 +31,7 @@ KINDS = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
 
 _RING_BASE, _TREE_BASE = (6.6, 14.0, 8.4), (6.8, 14.0, 8.4)  # microseconds with each of PROTOCOLS
 _NET_OVERHEAD = (1.0, 1.0, 3.0)  # of posting a step to the network, with each of PROTOCOLS; Intel CPUs
-_PLATEAU = 1.4  # times the latency of ring, Simple, all_reduce on several nodes
+_PLATEAU = 1.4  # NCCL's factor of the latency of a ring all-reduce with Simple between nodes
 _TREE_CORRECTION = 0.6
 _LL_MESSAGE = 16 * 1024  # bytes to one peer up to which send and receive use LL: NCCL_P2P_LL_THRESHOLD
 
@@ -95,7 +96,7 @@ def _bus(ranks: int, nodes: int, hosts: Hosts) -> float:
 
 
 def _low_latency_limit(nodes: int, hosts: Hosts) -> float:
-    return hosts.link.low_latency if nodes == 1 else hosts.network.low_latency if nodes == 2 else hosts.network.far
+    return hosts.link.ll_bandwidth if nodes == 1 else hosts.network.ll_bandwidth if nodes == 2 else hosts.network.ll_bandwidth_many_nodes
 
 
 def _ring_us(kind: str, p: int, size: int, ranks: int, nodes: int, hosts: Hosts) -> float:
@@ -104,6 +105,7 @@ def _ring_us(kind: str, p: int, size: int, ranks: int, nodes: int, hosts: Hosts)
     bus = _bus(ranks, nodes, hosts)
     bus = (min(bus / 2, _low_latency_limit(nodes, hosts)), 0.92 * bus, bus)[p]
     inside_us = hosts.link.ring_us[p] if nodes == 1 else max(hosts.link.ring_us[p], _NET_OVERHEAD[p])
+    # NCCL takes the tree's latency where a node has one GPU
     between_us = (hosts.network.tree_us if hosts.gpus_per_node == 1 else hosts.network.ring_us)[p]
     latency = _RING_BASE[p] + (steps - between) * inside_us + between * between_us
     if nodes > 1 and kind == ALL_REDUCE and PROTOCOLS[p] == "Simple":

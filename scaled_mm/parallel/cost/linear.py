@@ -8,9 +8,9 @@ A rank has K / ranks columns of the weight. The parts of a `Prediction`, in micr
     product   [M, N, K / ranks], by the time model of kernels with the kernel config that the tile table chooses; its output has 4 bytes
               (exact ways) or 2
     reduce    int32 reduce-scatter, int32 all-reduce or bfloat16 all-reduce
-    scale     one kernel: int32 to bfloat16; on the rank's rows, after an all-reduce on all rows
+    scale     int32 to bfloat16, two kernels and 14 bytes an element, as torch's operators do it; after an all-reduce of all rows, else of the rank's
     gather    bfloat16 or int8 all-gather; int8 with a float32 scale a row
-    norm      add the residual, normalize, quantize: on all rows, on the rank's rows with exact_int8, which then needs no `scale`
+    norm      add the residual, normalize, quantize: all rows; with exact_int8 the rank's
 
 With `chunks` > 1 M is divided: a chunk is reduced while the next one is multiplied. `hidden` is what this saves: us = sum of the parts - hidden.
 Row-wise kernels take 2 us + bytes / (0.8 * bandwidth of memory), from reports/sm90/h200/rowwise (`scaled-mm bench path --shapes none`): 0.75 to 0.83
@@ -29,6 +29,7 @@ from scaled_mm.errors import BadParamError
 from scaled_mm.kernels.gpu import GpuFacts
 from scaled_mm.parallel.cost.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, all_reduce_us, fastest
 from scaled_mm.parallel.cost.links import Hosts, check_count, facts_of, hosts_of
+from scaled_mm.parallel.overlap import chunk_slices
 from scaled_mm.tables import TileTable, load_table
 
 EXACT, EXACT_INT8, EXACT_ALL_REDUCE, BF16 = "exact", "exact_int8", "exact_all_reduce", "bf16"
@@ -87,19 +88,17 @@ def predict(
     if alone:
         return Prediction({**parts, "product": product_us(m, n, part, gpu), "norm": rowwise_us(7 * m * n, gpu)})
     (kind, _), *gather = WAYS[way]
-    beside = dataclasses.replace(gpu, multiprocessors=max(1, gpu.multiprocessors - hosts.link.blocks))
+    beside = dataclasses.replace(gpu, multiprocessors=max(1, gpu.multiprocessors - hosts.link.channels))
     # The first chunk has all SMs, the others run beside a collective.
-    rows = enumerate(real for _, real in chunk_rows(m, ranks, chunks))
-    products = [product_us(real, n, part, beside if index else gpu, 4 if exact else 2) for index, real in rows]
+    of_chunks = enumerate(real for _, real in chunk_rows(m, ranks, chunks))
+    products = [product_us(real, n, part, beside if index else gpu, 4 if exact else 2) for index, real in of_chunks]
     travels = _travels(m, n, ranks, chunks, hosts, way)
     parts |= {"product": sum(products), "reduce": sum(travels)}
     own = -(-m // ranks)
-    if way == EXACT_INT8:
-        parts["norm"] = rowwise_us(9 * own * n, gpu)  # int32 and the residual in, the residual and int8 out
-    else:
-        if exact:
-            parts["scale"] = rowwise_us(6 * (own if kind == REDUCE_SCATTER else m) * n, gpu)
-        parts["norm"] = rowwise_us(7 * m * n, gpu)  # out and the residual in, the residual and int8 out
+    if exact:
+        rows = own if kind == REDUCE_SCATTER else m
+        parts["scale"] = rowwise_us(8 * rows * n, gpu) + rowwise_us(6 * rows * n, gpu)
+    parts["norm"] = rowwise_us(7 * (own if way == EXACT_INT8 else m) * n, gpu)  # out and the residual in, the residual and int8 out
     for kind, width in gather:
         parts["gather"] = fastest(kind, ranks * own * (n * width + (4 if way == EXACT_INT8 else 0)), ranks, hosts)[0]
     return Prediction(parts, sum(products) + sum(travels) - makespan(products, travels))
@@ -156,11 +155,9 @@ def sent_bytes(m: int, n: int, ranks: int, *, way: str = EXACT, static: bool = F
 
 def chunk_rows(m: int, ranks: int, chunks: int) -> list[tuple[int, int]]:
     """(rows of each rank, rows of all ranks without padding) of each chunk of M rows: at most `chunks`, equal but for one row of each rank."""
-    own = -(-m // ranks)
-    count = min(chunks, own)
     found, left = [], m
-    for index in range(count):
-        each = own // count + (index < own % count)
+    for part in chunk_slices(-(-m // ranks), chunks):
+        each = part.stop - part.start
         found.append((each, min(left, each * ranks)))
         left -= found[-1][1]
     return found

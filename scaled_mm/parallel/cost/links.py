@@ -23,26 +23,26 @@ PROTOCOLS = ("LL", "LL128", "Simple")
 class Link:
     """bandwidth: bytes per second that a GPU sends, and at the same time receives, in a large collective (NCCL's bus bandwidth).
 
-    low_latency: the most of it with protocol LL, on one node or, of a network, on two; far: of a network, on more than two nodes.
-    ring_us, tree_us: microseconds of a step with each of PROTOCOLS. ll128: whether NCCL uses LL128. blocks: thread blocks of a large collective,
-    NCCL's channels; each takes an SM from a kernel that runs beside it. The model takes as many for small ones.
+    ll_bandwidth: the limit of protocol LL, in bytes per second; of a network between two nodes. ll_bandwidth_many_nodes: the same between more nodes.
+    ring_us, tree_us: microseconds of a step with each of PROTOCOLS. ll128: whether NCCL uses LL128. channels: of NCCL, thread blocks of a large
+    collective; each takes an SM from a kernel that runs beside it. The model takes as many for small ones.
     """
 
     name: str
     bandwidth: float
-    low_latency: float
+    ll_bandwidth: float
     ring_us: tuple[float, float, float]
     tree_us: tuple[float, float, float]
     ll128: bool = True
-    blocks: int = 24
-    far: float = 0.0
+    channels: int = 24
+    ll_bandwidth_many_nodes: float = 0.0
 
     def __hash__(self) -> int:
         return hash(self.name)  # equal links have equal names; hashing all fields would dominate a cached `best_chunks`
 
 
 _NVLINK_US = {"ring_us": (0.6, 1.9, 3.4), "tree_us": (0.6, 1.25, 4.0)}
-_PCIE_US = {"ring_us": (1.0, 2.5, 5.7), "tree_us": (1.0, 1.9, 4.0), "ll128": False, "blocks": 8}
+_PCIE_US = {"ring_us": (1.0, 2.5, 5.7), "tree_us": (1.0, 1.9, 4.0), "ll128": False, "channels": 8}
 
 LINKS: dict[str, Link] = {
     "nvlink4": Link("nvlink4", 360e9, 141e9, **_NVLINK_US),
@@ -52,7 +52,7 @@ LINKS: dict[str, Link] = {
 }
 """Inside a node, by name: an HGX host with NVSwitch of Hopper or Ampere; GPUs in PCIe slots."""
 
-NETWORK = Link("400 Gb/s", 46e9, 39e9, (2.7, 4.0, 14.0), (5.0, 8.5, 14.0), far=20.4e9)
+NETWORK = Link("400 Gb/s", 46e9, 39e9, (2.7, 4.0, 14.0), (5.0, 8.5, 14.0), ll_bandwidth_many_nodes=20.4e9)
 """One NIC of 400 Gb/s for each GPU. The limits of LL are those of a host with Intel CPUs."""
 
 GPU_LINKS: dict[str, tuple[str, str]] = {
