@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -24,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--device", help="cuda, cuda:<index> or cpu, where decoder layers are computed; default: the first GPU, or the CPU without one"
+    )
+    parser.add_argument(
+        "--offload", action="store_true", help="for a model larger than the memory: keep int8 weights in files of DIR until the checkpoint is written"
     )
     parser.add_argument("--json", action="store_true", help="print the report as one JSON document")
 
@@ -52,10 +56,11 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
     check_savable(model)
     batches = windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
-    with warnings.catch_warnings(record=True) as caught:
+    device = common.device_of(args.device)
+    with warnings.catch_warnings(record=True) as caught, tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
         warnings.simplefilter("always", UserWarning)
-        report = quantize_(model, config, batches, device=common.device_of(args.device), resume=out / REPORT)
-    save_pretrained(model, out, args.format, tokenizer=tokenizer)
+        report = quantize_(model, config, batches, device=device, resume=out / REPORT, offload=folder if args.offload else None)
+        save_pretrained(model, out, args.format, tokenizer=tokenizer)
     report.save(out / REPORT)
     plot = _plot(report, out)
     if args.json:

@@ -31,11 +31,12 @@ def from_pretrained(
     path: a folder, or a name on the Hugging Face hub. Formats: compressed-tensors with int8 weights of each channel or tensor and inputs of each
     token (dynamic) or of the tensor (static), symmetric or not; w8a8_int8 of SGLang.
     dtype: of what is not quantized; default: the checkpoint's. device: default: the CPU.
-    tp: a `DeviceMesh` with one dimension or a process group: the model is split over its ranks as by `parallel.parallelize_`, and each rank reads
-    its part of the split tensors only. A collective: all ranks must call it.
+    tp: a `DeviceMesh` with one dimension or a process group: the model is split over its ranks as by `parallel.parallelize_`, whose limits hold, and
+    each rank reads its part of the split tensors only. Attention is split too. A collective: all ranks must call it.
 
     Every tensor's presence, shape and dtype is checked before a tensor is loaded. Raises BadParamError, BadTensorShapeError or BadTensorDtypeError
-    that names the file, and the tensor or the key of the config; with tp on all ranks, also if the checkpoints of the ranks differ.
+    that names the file, and the tensor or the key of the config; with tp on all ranks, also if configs, names and shapes of tensors, or tensors that
+    all ranks read differ.
     """
     if tp is not None:
         from scaled_mm.parallel.load import load_split

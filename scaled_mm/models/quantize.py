@@ -41,6 +41,7 @@ def quantize_(
     device: torch.device | str | None = None,
     progress: bool = True,
     resume: str | os.PathLike | None = None,
+    offload: str | os.PathLike | None = None,
 ) -> QuantizationReport:
     """Replaces the linear layers and experts inside of a transformer's layers by int8 ones, in place, and returns a report.
 
@@ -54,6 +55,9 @@ def quantize_(
     progress: whether to show a progress bar on stderr.
     resume: the path of a file that the decisions are written to after each layer. If it exists, its layers are not searched again. It must be of the
         same model, config and calibration data.
+    offload: a folder that the int8 weights are written to, a file for each layer, and mapped from into memory, which the system can free. The model
+        uses these files from then on. With float weights that are mapped as well, as transformers loads them on a CPU, a model may be larger than
+        the memory, which has to hold one layer in float32 and the calibration data's activations.
 
     Linear layers that read the same tensor (q, k, v; gate, up) get one scheme, because vLLM and SGLang fuse them. Overrides that differ within such a
     group are followed; `save_pretrained` refuses such a model. Every candidate (dynamic; static with the scale of absmax, of percentiles, of the
@@ -72,6 +76,7 @@ def quantize_(
     for block in blocks:
         for experts in experts_of(block).values():
             activation_of(experts)
+    folder = None if offload is None else _offload_folder(offload)
     if calibration is None:
         config = _without_calibration(config)
         calls, inputs, arguments = None, None, []
@@ -93,6 +98,8 @@ def quantize_(
             advance(of_block.name)
     for of_block in parts:  # after all decisions: an error before leaves the model as it was
         of_block.apply()
+        if folder is not None:
+            map_int8(of_block.block, folder / f"{of_block.name}.safetensors")
     refuse_own_saving(model)
     _warn(decided.report)
     return decided.report
@@ -211,7 +218,7 @@ class _Block:
             self.decided.report.layers.append(LayerReport(f"{self.name}.{inner}", "float" if self._config(inner) is None else "dynamic"))
 
     def apply(self) -> None:
-        """Folds factors and replaces the modules."""
+        """Folds factors and replaces the modules, which are freed."""
         for fold, e in self.folds:
             fold.apply(self.block, e)
         for inner, linear in self.linears.items():
@@ -219,6 +226,7 @@ class _Block:
         for inner, experts in experts_of(self.block).items():
             if self._config(inner) is not None:
                 replace(self.block, inner, int8_experts(experts))
+        self.linears, self.folds = {}, []
 
     def _static(self, inner: str) -> Static | None:
         return self.chosen[inner].static if inner in self.chosen else None
@@ -253,13 +261,38 @@ def int8_linear_of(linear: torch.nn.Linear, static: Static | None, symmetric: bo
 def int8_experts(experts: torch.nn.Module) -> Int8Experts:
     """The int8 experts of float experts in transformers' form."""
     count, hidden, inner = experts.down_proj.shape
-    made = Int8Experts(count, hidden, inner, activation=activation_of(experts), device="meta")
+    made = Int8Experts(count, hidden, inner, activation=activation_of(experts), device=experts.down_proj.device)
     for name in ("gate_up_proj", "down_proj"):
-        weight = getattr(experts, name).detach()
-        q, scale = quantize_weight(weight, weight.dtype)
-        setattr(made, name, torch.nn.Parameter(q, requires_grad=False))
-        setattr(made, f"{name}_scale", torch.nn.Parameter(scale, requires_grad=False))
+        weights, q, scale = getattr(experts, name).detach(), getattr(made, name), getattr(made, f"{name}_scale")
+        for expert, weight in enumerate(weights):  # one at a time: the float32 copies of all would be four times their size
+            q[expert], scale[expert] = quantize_weight(weight, weight.dtype)
     return made
+
+
+def map_int8(block: torch.nn.Module, path: Path) -> None:
+    """Writes the tensors of a layer's int8 modules to a safetensors file, and maps them from there."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    modules = {name: module for name, module in block.named_modules() if isinstance(module, (Int8Linear, Int8Experts))}
+    tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    if not tensors:
+        return
+    devices = {name: tensor.device for name, tensor in tensors.items()}
+    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
+    with safe_open(path, "pt") as file:
+        for name, device in devices.items():
+            module, _, key = name.rpartition(".")
+            setattr(modules[module], key, torch.nn.Parameter(file.get_tensor(name).to(device), requires_grad=False))
+
+
+def _offload_folder(offload: str | os.PathLike) -> Path:
+    folder = Path(offload)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadParamError(f"offload: expected a folder that can be written to, got {offload} ({error.strerror})") from error
+    return folder
 
 
 def _fingerprint(model: torch.nn.Module, config: Int8Config, inputs: list[torch.Tensor]) -> str:

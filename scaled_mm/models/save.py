@@ -133,10 +133,17 @@ def _dtype(model: torch.nn.Module) -> torch.dtype:
 
 
 def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    from huggingface_hub import save_torch_state_dict
+    """Writes files of at most 5 GB. Tensors are copied for one file at a time: of an offloaded model they are not in memory."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
 
+    plan = split_torch_state_dict_into_shards({name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()})
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving") as temporary:  # a full disk leaves the old files
-        save_torch_state_dict({name: _alone(tensor) for name, tensor in tensors.items()}, temporary)
+        for name, inside in plan.filename_to_tensors.items():
+            save_file({one: _alone(tensors[one]) for one in inside}, Path(temporary) / name, metadata={"format": "pt"})
+        if plan.is_sharded:
+            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+            (Path(temporary) / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
         for old in (*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"):
             old.unlink(missing_ok=True)
         for written in Path(temporary).iterdir():

@@ -75,7 +75,7 @@ class Fold:
     def apply(self, block: torch.nn.Module, e: torch.Tensor) -> None:
         """Divides the producer's result by 2^e and multiplies the weights that read it by 2^e, exactly."""
         for tensor, powers in self._scaled(block, e):
-            tensor.copy_(torch.ldexp(tensor.double(), powers))
+            tensor.data = torch.ldexp(tensor.double(), powers).to(tensor.dtype)  # new memory: writing would copy pages of a file that is mapped
 
     def tensors(self, block: torch.nn.Module) -> list[torch.Tensor]:
         """The parameters that `apply` changes."""

@@ -58,13 +58,14 @@ def begin_reduce_scatter(sums: torch.Tensor, ranks: Ranks, mine: torch.Tensor):
 
 
 def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
-    """[rows, ...] from the rows of each rank, as `reduce_scatter` distributes them."""
-    each = -(-rows // ranks.size)
+    """[rows, ...] from the rows of each rank, as `reduce_scatter` distributes them. Any dtype: bytes travel."""
+    each, shape = -(-rows // ranks.size), mine.shape[1:]
+    sent = bytes_of(mine.reshape(mine.shape[0], shape.numel()))
     if mine.shape[0] < each:
-        mine = torch.cat((mine, mine.new_zeros(each - mine.shape[0], *mine.shape[1:])))
-    everything = mine.new_empty(each * ranks.size, *mine.shape[1:])
-    _all_gather(everything, mine.contiguous(), group=ranks.group)
-    return everything[:rows]
+        sent = torch.cat((sent, sent.new_zeros(each - mine.shape[0], sent.shape[1])))
+    everything = sent.new_empty(each * ranks.size, sent.shape[1])
+    _all_gather(everything, sent, group=ranks.group)
+    return everything[:rows].view(mine.dtype).view(rows, *shape)
 
 
 def gather_columns(mine: torch.Tensor, ranks: Ranks) -> torch.Tensor:
@@ -85,7 +86,9 @@ def all_to_all(rows: torch.Tensor, send: list[int], receive: list[int], ranks: R
 
 def bytes_of(rows: torch.Tensor) -> torch.Tensor:
     """int8 [M, bytes of a row] of a tensor [M, N], to send several tensors in one message."""
-    return rows.clone(memory_format=torch.contiguous_format).view(torch.int8)  # a copy: contiguous() would keep odd strides of one row
+    if rows.shape[0] <= 1 or rows.stride(-1) != 1 or not rows.is_contiguous():  # one row is contiguous with any strides, which `view` refuses
+        rows = rows.clone(memory_format=torch.contiguous_format)
+    return rows.view(torch.int8)
 
 
 def of_bytes(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

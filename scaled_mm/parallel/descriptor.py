@@ -264,6 +264,8 @@ def _checked(handle: Handle, operands: dict, ranks: Ranks) -> tuple[tuple[int, i
             raise BadTensorShapeError(f"{name}: expected {' or '.join(str(list(shape)) for shape in shapes)}, got {list(operand.shape)}")
         if name in dtypes and operand.dtype not in dtypes[name]:
             raise BadTensorDtypeError(f"{name}: expected {' or '.join(map(str, dtypes[name]))}, got {operand.dtype}")
+    if any(stride == 0 and size > 1 for stride, size in zip(out.strides if isinstance(out, TensorDesc) else out.stride(), out.shape)):
+        raise BadTensorStridesError(f"out: expected memory of its own for each element, got a stride of 0 for {list(out.shape)}")
     if operands["input_zero_point"] is not None and operands["input_scale"] is None:
         raise BadParamError("input_zero_point: expected None without input_scale, got a zero point")
     return (x.shape[0], k), n

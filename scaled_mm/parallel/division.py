@@ -76,7 +76,7 @@ def _of_block(name: str, block: torch.nn.Module, ranks: Ranks, attention: bool) 
     divided = set()
     if attention:
         module = getattr(block, "self_attn", None)
-        form = next((form for form in ATTENTION if all(hasattr(module, child) for child in (*form.columns, form.row))), ATTENTION[0])
+        form = next((form for form in ATTENTION if _has(module, form)), ATTENTION[0])
         divided |= {f"self_attn.{child}" for child in form.whole}
         yield from _of_group(f"{name}.self_attn", module, form, ranks, _units(module))
         divided |= {f"self_attn.{child}" for child in (*form.columns, form.row)}
@@ -85,13 +85,17 @@ def _of_block(name: str, block: torch.nn.Module, ranks: Ranks, attention: bool) 
             if module.is_shard:
                 raise BadParamError(f"model: expected a whole one, got {name}.{inner} that is split already")
             yield Part(f"{name}.{inner}", "experts", part_of(module.num_experts, ranks.rank, ranks.size), module.num_experts)
-        elif all(hasattr(module, child) for child in (*MLP.columns, MLP.row)):
+        elif _has(module, MLP):
             yield from _of_group(f"{name}.{inner}", module, MLP, ranks, {})
             divided |= {f"{inner}.{child}" for child in (*MLP.columns, MLP.row)}
     for inner, module in block.named_modules():
         if isinstance(module, Int8Linear) and inner not in divided and not (inner.startswith("self_attn.") and not attention):
             where = "self_attn and in modules with gate_proj, up_proj and down_proj"
             raise BadParamError(f"model: expected int8 linear layers in {where} alone, got {name}.{inner}")
+
+
+def _has(module: torch.nn.Module | None, form: Form) -> bool:
+    return all(getattr(module, child, None) is not None for child in (*form.columns, form.row))
 
 
 def _units(module: torch.nn.Module | None) -> dict[str, int | None]:

@@ -231,10 +231,10 @@ def _announce(choices: _Choices | None, facts: dict, device: torch.device | None
     """(what goes to each rank, what arrives from each). Raises on all ranks if one has an error, or other facts."""
     device = torch.device("cpu") if choices is None and (device is None or device.type != "cuda") else device
     counts = torch.zeros(ranks.size, 2, dtype=torch.int64, device=device) if choices is None else choices.counts
-    state = torch.tensor([error is not None, code_of(facts)], dtype=torch.int64).to(counts.device).expand(ranks.size, 2)
+    state = counts.new_full((ranks.size, 1), int(error is not None)), counts.new_full((ranks.size, 1), code_of(facts))
     one = [1] * ranks.size
     try:
-        arrived = collectives.all_to_all(torch.cat((counts, state), 1), one, one, ranks)
+        arrived = collectives.all_to_all(torch.cat((counts, *state), 1), one, one, ranks)
         found = torch.cat((counts, arrived), 1).tolist()  # the host waits for the device here
     except RuntimeError:
         if error is None:

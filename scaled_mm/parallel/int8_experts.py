@@ -82,6 +82,8 @@ def _check_tensors(gate_up, gate_up_scale, down, down_scale, count: int) -> None
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor):
             raise BadParamError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        if tensor.is_meta:
+            raise BadParamError(f"{name}: expected a tensor with memory, got one on the meta device")
     for name, tensor in (("gate_up_proj", gate_up), ("down_proj", down)):
         if tensor.dtype is not torch.int8:
             raise BadTensorDtypeError(f"{name}: expected int8, got {tensor.dtype}")

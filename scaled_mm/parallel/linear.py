@@ -109,7 +109,8 @@ class RowParallelInt8Linear(Int8Linear):
         """weight_shard: int8 [N, K of this rank]. The same on all ranks: weight_scale: float32, [1, N] or [N, 1]; bias: [N]; input_scale,
         input_zero_point: one value. reduce: "reduce_scatter": this rank's rows; "all_reduce": all rows. exact, via, chunks: see
         `all_reduce_linear`; via is for reduce="all_reduce", both are for exact=True. None: with NCCL what the cost model (`scaled_mm.parallel.cost`)
-        predicts to be fastest; with gloo, under torch.compile and for unknown GPUs one chunk and an all-reduce. A collective: all ranks must call it.
+        predicts to be fastest; with gloo, for unknown GPUs and under torch.compile, which all ranks use or none, one chunk and an all-reduce. A
+        collective: all ranks must call it.
 
         Raises a ScaledMMError subclass on all ranks if one has a wrong argument, if what must be the same differs, or if the K of all ranks together
         could overflow int32."""
@@ -206,6 +207,8 @@ def _check_tensors(weight, weight_scale, bias, input_scale, input_zero_point) ->
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor) and (tensor is not None or name in ("weight_shard", "weight_scale")):
             raise BadParamError(f"{name}: expected a tensor, got {type(tensor).__name__}")
+        if tensor is not None and tensor.is_meta:
+            raise BadParamError(f"{name}: expected a tensor with memory, got one on the meta device")
     if weight.dtype is not torch.int8:
         raise BadTensorDtypeError(f"weight_shard: expected int8, got {weight.dtype}")
     if weight.dim() != 2:

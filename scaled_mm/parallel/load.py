@@ -29,7 +29,7 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
         model = checkpoints[0].model
         parts.extend(parts_of(model, ranks))
         tensors = {name: f"{dtype} {shape}" for name, dtype, shape in checkpoints[0].tensors()}
-        return {"config": {key: repr(value) for key, value in model.config.to_dict().items()}, "tensor": tensors}
+        return {"config": {key: repr(value) for key, value in model.config.to_dict().items() if key != "_name_or_path"}, "tensor": tensors}
 
     ranks.require_same(ranks.gather_facts(described), config="path", tensor="path")
     checkpoint = checkpoints[0]
@@ -51,7 +51,7 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
 
     ranks.require_same(ranks.gather_facts(read), content="path")
     for part in parts:
-        replace(model, part.name, shard_of(model.get_submodule(part.name), part, ranks))
+        replace(model, part.name, shard_of(lambda part=part: model.get_submodule(part.name), part, ranks))
     return model
 
 
@@ -99,6 +99,10 @@ def _small(config, size: int):
             setattr(config, name, value)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, name, None)
+    for rope in (getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)):
+        for name in ("short_factor", "long_factor"):
+            if isinstance(rope, dict) and name in rope:
+                rope[name] = rope[name][:4]  # one for each pair of a head
     layers = min(config.num_hidden_layers, 4)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:

@@ -38,18 +38,19 @@ def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) 
     """
     ranks = Ranks.of(group)
     parts: list[Part] = []
+    before: list[torch.Tensor] = []
 
     def facts() -> dict[str, object]:
         parts.extend(parts_of(model, ranks, attention))
+        before.extend(_trials(model))
         return {"model": checksum(model.state_dict().items()), "layers": {part.name: part.of for part in parts}, "attention": attention}
 
     ranks.require_same(ranks.gather_facts(facts), layers="model", attention="attention", model="model")
-    before = trial(model)
     whole = {part.name: model.get_submodule(part.name) for part in parts}
     try:
         for part in parts:
-            replace(model, part.name, shard_of(cut(whole[part.name], part), part, ranks))
-        ranks.gather_facts(lambda: _same_logits(lambda: trial(model), before))
+            replace(model, part.name, shard_of(lambda part=part: cut(whole[part.name], part), part, ranks))
+        ranks.gather_facts(lambda: _same_logits(lambda: _trials(model), before))
     except BaseException:  # whatever stopped it, on this rank or another: the model is whole again
         for name, module in whole.items():
             replace(model, name, module)
@@ -57,9 +58,19 @@ def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) 
     return model
 
 
-def _same_logits(compute: Callable[[], torch.Tensor], before: torch.Tensor) -> dict[str, object]:
+def _trials(model: torch.nn.Module) -> list[torch.Tensor]:
+    """The logits of a few tokens, and of one more with a KV cache, if the model has one: attention computes it in another way."""
+    found = [trial(model)]
+    if hasattr(model, "generate"):
+        ids = torch.arange(1, 9, device=found[0].device)[None]
+        options = dict(max_new_tokens=2, do_sample=False, pad_token_id=0, eos_token_id=None, output_logits=True, return_dict_in_generate=True)
+        found += [one.float() for one in model.generate(ids, **options).logits]
+    return found
+
+
+def _same_logits(compute: Callable[[], list[torch.Tensor]], before: list[torch.Tensor]) -> dict[str, object]:
     try:
-        same = torch.equal(compute(), before)
+        same = all(torch.equal(ours, wanted) for ours, wanted in zip(compute(), before, strict=True))
     except (RuntimeError, TypeError) as error:
         raise BadParamError(f"model: expected attention that computes each head by itself, got {type(error).__name__}: {error}") from error
     if not same:
@@ -68,10 +79,12 @@ def _same_logits(compute: Callable[[], torch.Tensor], before: torch.Tensor) -> d
 
 
 def checksum(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """A hash of names, dtypes, shapes and sums of bytes, which are computed on the tensors' device. It does not see bytes that change places."""
+    """A hash of names, dtypes, shapes and weighted sums of the bytes, which are computed on the tensors' device."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
-        total = int(tensor.detach().flatten().clone().view(torch.int8).sum(dtype=torch.int64)) if tensor.numel() else 0
+        flat = tensor.detach().flatten().view(torch.uint8)
+        sums = [(part.to(torch.int64) * torch.arange(1, part.numel() + 1, device=part.device)).sum() for part in flat.split(1 << 22)]
+        total = torch.stack(sums).tolist() if sums and flat.numel() else []
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} {total}\n".encode())
     return digest.hexdigest()[:16]
 
@@ -92,8 +105,17 @@ def cut(module: Int8Linear | Int8Experts, part: Part) -> Int8Linear | Int8Expert
     return Int8Linear.from_tensors(*tensors, symmetric=module.symmetric)
 
 
-def shard_of(module: Int8Linear | Int8Experts, part: Part, ranks: Ranks) -> torch.nn.Module:
-    """The parallel module of a module that has this rank's part of the tensors. A collective."""
+def shard_of(make: Callable[[], Int8Linear | Int8Experts], part: Part, ranks: Ranks) -> torch.nn.Module:
+    """The parallel module of a module that has this rank's part of the tensors. make: that module; an error of it is raised on all ranks. A
+    collective."""
+    made: list[Int8Linear | Int8Experts] = []
+
+    def facts() -> dict[str, object]:
+        made.append(make())
+        return {}
+
+    ranks.gather_facts(facts)
+    module = made[0]
     if isinstance(module, Int8Experts):
         tensors = module.gate_up_proj, module.gate_up_proj_scale, module.down_proj, module.down_proj_scale
         return ExpertParallelInt8Experts.from_shard(*tensors, global_num_experts=part.of, group=ranks, activation=module.activation)

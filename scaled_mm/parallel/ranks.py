@@ -78,7 +78,7 @@ class Ranks:
         """BadParamError on all ranks unless these facts are the same on all of them. found: of `gather_facts`. argument_of: the argument that the
         error names, by fact. Of a fact that is a mapping it names the first key that differs."""
         for fact, argument in argument_of.items():
-            values = [facts[fact] for facts in found]
+            values = [facts.get(fact, "none") for facts in found]
             if all(value == values[0] for value in values):
                 continue
             what = "" if fact == argument else f"{fact.replace('_', ' ')} "
@@ -96,7 +96,9 @@ class Ranks:
         On a GPU only check(), because reading the others' answers would synchronize, and in compiled code; there the group's timeout must do. Costs
         one small all-reduce.
         """
-        if torch.compiler.is_compiling() or device is not None and device.type == "cuda":
+        if device is None and "cuda" in dist.get_backend_config(self.group):  # an argument that is no tensor
+            device = torch.device("cuda" if "nccl" in dist.get_backend_config(self.group) else "cpu")
+        if torch.compiler.is_compiling() or (device is not None and device.type == "cuda"):
             return check()
         found, error, mine = None, None, {}
         try:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -333,3 +336,45 @@ def test_a_static_choice_is_what_the_layer_computes_with():
     first = report.layers[0]
     layer = model.get_submodule(first.name)
     assert float(layer.input_scale) == first.input_scale and int(layer.input_zero_point) == first.input_zero_point
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_offloaded_weights_are_mapped_from_files_and_have_the_same_bits(kind, tmp_path):
+    models = [tiny(kind), tiny(kind)]
+    for model, offload in zip(models, (None, tmp_path / "int8")):
+        sm.quantize_(model, None, tokens(), progress=False, offload=offload)
+    assert sorted(path.name for path in (tmp_path / "int8").iterdir()) == ["model.layers.0.safetensors", "model.layers.1.safetensors"]
+    assert torch.equal(logits(models[0], tokens()[0]), logits(models[1], tokens()[0]))
+    for name, model in zip("ab", models):
+        sm.save_pretrained(model, tmp_path / name)
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(sm.BadParamError, match="offload: expected a folder that can be written to, got .*file"):
+        sm.quantize_(tiny(kind), offload=tmp_path / "file", progress=False)
+
+
+OFFLOADED = """
+import re, sys
+from pathlib import Path
+import torch, transformers
+import scaled_mm as sm
+anonymous = lambda: int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text()).group(1)) / 1024
+model = transformers.LlamaForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+before = anonymous()
+sm.quantize_(model, None, progress=False, offload=sys.argv[2] if len(sys.argv) > 2 else None)
+print(anonymous() - before)
+"""
+
+
+def test_an_offloaded_model_does_not_take_memory_for_its_weights(tmp_path):
+    """A model of 100 MB in bfloat16, 50 MB in int8, which transformers maps from its file."""
+    sizes = dict(vocab_size=64, hidden_size=512, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=8)
+    transformers.LlamaForCausalLM._from_config(transformers.LlamaConfig(**sizes), dtype=torch.bfloat16).save_pretrained(tmp_path / "model")
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000", "OMP_NUM_THREADS": "1"}  # freed memory goes back to the system
+    grown = []
+    for words in ([], [str(tmp_path / "int8")]):
+        command = [sys.executable, "-c", OFFLOADED, str(tmp_path / "model"), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr[-2000:]
+        grown.append(float(done.stdout))
+    assert grown[0] > 45 and grown[1] < grown[0] - 40, grown  # MB

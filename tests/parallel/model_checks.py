@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from operands.tiny_models import EXPERTS, MLA, MODELS, SIZES, distance, logits, tiny, tokens, transformers
+from safetensors.torch import load_file, save_file
 
 import scaled_mm as sm
 from scaled_mm import nn, parallel
@@ -43,12 +44,14 @@ def mixtures_have_the_bits_of_one_process(rank, size):
     """Experts alone, with a shared one, and with DeepSeek's attention; whole models and greedy text. 10 experts are not divided evenly."""
 
     heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 8, "hidden_size": 96, "intermediate_size": 96}
-    of_models = {
-        "Mixtral": dict(num_local_experts=10),
-        "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS),
-        "DeepseekV3": MODELS["deepseek"][1] | MLA | dict(n_routed_experts=10, num_key_value_heads=12, n_shared_experts=3),
-    }
-    for kind, fields in of_models.items():
+    deepseek = MODELS["deepseek"][1] | MLA | dict(n_routed_experts=10, num_key_value_heads=12, n_shared_experts=3)
+    of_models = [
+        ("Mixtral", dict(num_local_experts=10)),
+        ("Qwen2Moe", dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS)),
+        ("DeepseekV3", deepseek),
+        ("DeepseekV3", deepseek | dict(q_lora_rank=None)),
+    ]
+    for kind, fields in of_models:
         sizes = {**SIZES, **heads, **fields}
         if kind != "Mixtral":
             sizes.pop("head_dim")
@@ -107,8 +110,9 @@ def compiled_models_have_the_bits_of_eager_ones(rank, size):
 def checkpoints_are_read_in_parts(rank, size):
     """Dense, with biases and static scales, and with experts: the logits of the whole checkpoint, and each rank reads its part only."""
 
+    rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32, "rope_theta": 1e4}
     for kind, fields in {
-        "Llama": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+        "Llama": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=rope),
         "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS),
     }.items():
         folder, mesh = (
@@ -130,13 +134,18 @@ def checkpoints_are_read_in_parts(rank, size):
 
 def checkpoints_that_cannot_be_split_are_refused_on_all(rank, size):
     folder, group = a_checkpoint(rank, "Llama", "dynamic"), torch.distributed.group.WORLD
-    other = Path(shared_folder("other"))
+    other, permuted = Path(shared_folder("other")), Path(shared_folder("permuted"))
     if rank == 1:
-        shutil.copytree(folder, other)
+        for copied in (other, permuted):
+            shutil.copytree(folder, copied)
+        tensors = load_file(folder + "/model.safetensors")
+        tensors["model.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()  # the same bytes in another order
+        save_file(tensors, permuted / "model.safetensors", metadata={"format": "pt"})
         (other / "config.json").write_text(json.dumps(json.loads((other / "config.json").read_text()) | {"rms_norm_eps": 1e-3}))
     for message, at in (
         ("path: expected a folder with a checkpoint", f"{folder}/none" if rank == 1 else folder),
         ("path: expected the same config rms_norm_eps on all . ranks, got 1e-06, 0.001", str(other) if rank == 1 else folder),
+        ("path: expected the same content on all", str(permuted) if rank == 1 else folder),
         ("attention that computes each head by itself", a_checkpoint(rank, "DiffLlama", "dynamic", attn_implementation="sdpa")),
     ):
         with pytest.raises(sm.BadParamError, match=message):
