@@ -57,9 +57,10 @@ def all_reduce_experts(
     )
     tokens, choices, hidden = *topk_ids.shape, x.shape[1]
     if local.count:
-        order = moe.moe_sort(topk_ids, local.count, expert_map=local.map(x.device))
+        expert_map = local.map(x.device)
+        order = moe.moe_sort(topk_ids, local.count, expert_map=expert_map)
         q, scale = moe.quantize_to_rows(x, order.inverse, block_scales)
-        rows = expected_rows(tokens, choices, local.count, local.map(x.device))
+        rows = expected_rows(tokens, choices, local.count, expert_map)
         y = products_of_experts(q, scale, *weights, order.ends, x.dtype, activation, block_scales, rows)
         here = order.inverse >= 0
         y = torch.where(here.view(-1, 1), y[order.inverse.clamp_min(0).view(-1)], y.new_zeros(())) if here.numel() else y

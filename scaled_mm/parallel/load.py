@@ -34,7 +34,8 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
     ranks.require_same(ranks.gather_facts(described), config="path", tensor="path")
     checkpoint = checkpoints[0]
     model = checkpoint.model
-    _refuse_mixed_heads(model, ranks)
+    device = torch.device("cpu" if device is None else device)
+    _refuse_mixed_heads(model, ranks, device)
 
     def read() -> dict[str, object]:
         cuts = {}
@@ -44,7 +45,7 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
             for name, tensor in whole.named_parameters():
                 if (cut := part.of_tensor(name)) is not None and tensor.numel() != 1:
                     cuts[f"{part.name}.{name}"] = cut
-        checkpoint.fill(torch.device("cpu" if device is None else device), cuts)
+        checkpoint.fill(device, cuts)
         checkpoint.finished(device)
         of_parts = tuple(f"{part.name}." for part in parts)
         return {"content": checksum((name, tensor) for name, tensor in model.state_dict().items() if not name.startswith(of_parts))}
@@ -66,9 +67,9 @@ def _empty(module: Int8Linear | Int8Experts, part: Part) -> Int8Linear | Int8Exp
     return Int8Linear(k, n, bias is not None, **options, **({} if bias is None else {"dtype": bias.dtype}))
 
 
-def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks) -> None:
-    """Splits a small model of the same class with random weights, because no rank has the whole one. BadParamError on all ranks where attention
-    mixes heads."""
+def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> None:
+    """Splits a small model of the same class with random weights, because no rank has the whole one. It is on the same device, for which the group
+    has a backend. BadParamError on all ranks where attention mixes heads."""
     made: list[torch.nn.Module] = []
 
     def small() -> dict[str, object]:
@@ -76,7 +77,7 @@ def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks) -> None:
         try:
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(0)
-                one = type(model)._from_config(config, dtype=torch.float32).eval()
+                one = type(model)._from_config(config, dtype=torch.float32).to(device).eval()
             quantize_(one, progress=False)
         except (RuntimeError, TypeError, ValueError, AttributeError, ScaledMMError) as error:
             raise BadParamError(f"path: expected a model whose class can be made in a small size, got {type(error).__name__}: {error}") from error

@@ -59,7 +59,7 @@ def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) 
 
 
 def _trials(model: torch.nn.Module) -> list[torch.Tensor]:
-    """The logits of a few tokens, and of one more with a KV cache, if the model has one: attention computes it in another way."""
+    """The logits of a few tokens and, if the model can generate, of two more with a KV cache, of which attention computes the last in another way."""
     found = [trial(model)]
     if hasattr(model, "generate"):
         ids = torch.arange(1, 9, device=found[0].device)[None]
