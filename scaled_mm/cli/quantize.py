@@ -57,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
     check_savable(model)
     batches = windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
     device = common.device_of(args.device)
-    with warnings.catch_warnings(record=True) as caught, tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
-        warnings.simplefilter("always", UserWarning)
-        report = quantize_(model, config, batches, device=device, resume=out / REPORT, offload=folder if args.offload else None)
+    with tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            report = quantize_(model, config, batches, device=device, resume=out / REPORT, offload=folder if args.offload else None)
         save_pretrained(model, out, args.format, tokenizer=tokenizer)
     report.save(out / REPORT)
     plot = _plot(report, out)

@@ -24,6 +24,6 @@ __all__ = [
     "all_to_all_experts",
     "create_reduce_scatter_linear_descriptor",
     "parallelize_",
-    "reduce_scatter_linear",
     "part_of",
+    "reduce_scatter_linear",
 ]

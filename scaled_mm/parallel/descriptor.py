@@ -45,6 +45,7 @@ class ReduceScatterLinearDescriptor:
         self.rows = part_of(self._m, ranks.rank, ranks.size)
         self._planned = {name: describe(name, one, handle.device) for name, one in operands.items() if not isinstance(one, PreparedWeight)}
         self._prepared = isinstance(b, PreparedWeight)
+        self._prepared_form = (tuple(b.b.shape), tuple(b.b.stride())) if self._prepared else None
         static = operands["input_scale"] is not None
         padded = self._each * ranks.size
         between = {
@@ -146,6 +147,9 @@ class ReduceScatterLinearDescriptor:
             if name == "weight_shard" and self._prepared:
                 if not isinstance(tensor, PreparedWeight):
                     raise BadParamError(f"weight_shard: expected a prepared weight, as at creation, got a {type(tensor).__name__}")
+                check_device(name, tensor.b, self.device)
+                if (tuple(tensor.b.shape), tuple(tensor.b.stride())) != self._prepared_form:
+                    raise BadTensorShapeError(f"weight_shard: expected the prepared weight of creation, got one of {list(tensor.b.t().shape)}")
                 continue
             if planned is None:
                 if tensor is not None:
@@ -160,7 +164,7 @@ class ReduceScatterLinearDescriptor:
                 raise BadTensorShapeError(f"{name}: expected {list(planned.shape)}, got {list(tensor.shape)}")
             if tensor.numel() > 1 and tuple(tensor.stride()) != tuple(planned.strides):
                 raise BadTensorStridesError(f"{name}: expected strides {list(planned.strides)}, as at creation, got {list(tensor.stride())}")
-        for name in ("weight_scale", "bias"):
+        for name in ("weight_scale", "bias", "input_scale"):
             if given[name] is not None and overlap(given["out"], given[name]):
                 raise BadParamError(f"out: expected memory apart from {name}, got an overlap")
         apart = {name: one.b if isinstance(one, PreparedWeight) else one for name, one in given.items()}

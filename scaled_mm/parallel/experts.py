@@ -230,8 +230,7 @@ class _Counts(NamedTuple):
 
 def _announce(choices: _Choices | None, facts: dict, device: torch.device | None, ranks: Ranks, error: Exception | None) -> tuple[_Counts, _Counts]:
     """(what goes to each rank, what arrives from each). Raises on all ranks if one has an error, or other facts."""
-    device = torch.device("cpu") if choices is None and (device is None or device.type != "cuda") else device
-    counts = torch.zeros(ranks.size, 2, dtype=torch.int64, device=device) if choices is None else choices.counts
+    counts = torch.zeros(ranks.size, 2, dtype=torch.int64, device=ranks.device_of(device)) if choices is None else choices.counts
     state = counts.new_full((ranks.size, 1), int(error is not None)), counts.new_full((ranks.size, 1), code_of(facts))
     one = [1] * ranks.size
     try:

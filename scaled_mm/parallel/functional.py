@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.layers.linear import check_linear, int8_linear, transposed
 from scaled_mm.layers.workspace import renamed
 from scaled_mm.nn.quantized import QuantizedActivation
@@ -98,6 +98,8 @@ def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, grou
             raise BadTensorShapeError(f"mine: expected {part.stop - part.start} of {rows} rows, got {list(q.shape)}")
         if isinstance(mine, QuantizedActivation) and (q.dim() != 2 or mine.scale.numel() not in (1, q.shape[0])):
             raise BadTensorShapeError(f"mine: expected int8 [rows, N] with a scale a row or one, got {list(q.shape)} and {list(mine.scale.shape)}")
+        if isinstance(mine, QuantizedActivation) and (q.dtype is not torch.int8 or mine.scale.dtype is not torch.float32):
+            raise BadTensorDtypeError(f"mine: expected int8 with float32 scales, got {q.dtype} with {mine.scale.dtype}")
         if isinstance(mine, QuantizedActivation) and mine.zero_point is not None and mine.zero_point.numel() != 1:
             raise BadTensorShapeError(f"mine: expected no zero point or one, got {list(mine.zero_point.shape)}")
 

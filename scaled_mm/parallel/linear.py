@@ -149,6 +149,8 @@ class RowParallelInt8Linear(Int8Linear):
         if isinstance(x, QuantizedActivation):
             return self._of_whole_rows(x, all_rows)
         linear = all_reduce_linear if all_rows else reduce_scatter_linear
+        if not isinstance(x, torch.Tensor):
+            return linear(x, self.weight, self.weight_scale, group=ranks)  # refuses it on all ranks
         prepared = self._constant_weight() if x.is_cuda else None
         weight = self.weight if prepared is None else prepared
         bias = self.bias if self.bias is None or self.bias.dtype in (x.dtype, torch.float32) else self.bias.float()

@@ -23,8 +23,10 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
     ranks = Ranks.of(group)
     checkpoints: list[Checkpoint] = []
     parts: list[Part] = []
+    devices: list[torch.device] = []
 
     def described() -> dict[str, object]:
+        devices.append(torch.device("cpu" if device is None else device))
         checkpoints.append(opened(path, dtype))
         model = checkpoints[0].model
         parts.extend(parts_of(model, ranks))
@@ -34,8 +36,7 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
     ranks.require_same(ranks.gather_facts(described), config="path", tensor="path")
     checkpoint = checkpoints[0]
     model = checkpoint.model
-    device = torch.device("cpu" if device is None else device)
-    _refuse_mixed_heads(model, ranks, device)
+    _refuse_mixed_heads(model, ranks, devices[0])
 
     def read() -> dict[str, object]:
         cuts = {}
@@ -45,7 +46,7 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
             for name, tensor in whole.named_parameters():
                 if (cut := part.of_tensor(name)) is not None and tensor.numel() != 1:
                     cuts[f"{part.name}.{name}"] = cut
-        checkpoint.fill(device, cuts)
+        checkpoint.fill(devices[0], cuts)
         checkpoint.finished(device)
         of_parts = tuple(f"{part.name}." for part in parts)
         return {"content": checksum((name, tensor) for name, tensor in model.state_dict().items() if not name.startswith(of_parts))}
@@ -77,7 +78,7 @@ def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks, device: torch.devi
         try:
             with torch.random.fork_rng(devices=()):
                 torch.manual_seed(0)
-                one = type(model)._from_config(config, dtype=torch.float32).to(device).eval()
+                one = type(model)._from_config(config, dtype=model.dtype).to(device).eval()
             quantize_(one, progress=False)
         except (RuntimeError, TypeError, ValueError, AttributeError, ScaledMMError) as error:
             raise BadParamError(f"path: expected a model whose class can be made in a small size, got {type(error).__name__}: {error}") from error
@@ -89,21 +90,15 @@ def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks, device: torch.devi
 
 
 def _small(config, size: int):
-    """A config of the same heads, experts and kinds of layers, with vectors as short as possible."""
+    """A config of the same heads, experts and kinds of layers, with short vectors between the layers."""
     config = copy.deepcopy(config)
-    heads = config.num_attention_heads
-    head = {"head_dim": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16, "q_lora_rank": 16}
-    inner = {name: 8 * size for name in ("intermediate_size", "shared_expert_intermediate_size")} | {"moe_intermediate_size": 8}
-    sizes = {"hidden_size": 8 * heads, "vocab_size": 64} | head | inner
+    sizes = {"hidden_size": 8 * config.num_attention_heads, "vocab_size": 64, "moe_intermediate_size": 8}
+    sizes |= {name: 8 * size for name in ("intermediate_size", "shared_expert_intermediate_size")}
     for name, value in sizes.items():
         if getattr(config, name, None) is not None:
             setattr(config, name, value)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, name, None)
-    for rope in (getattr(config, "rope_parameters", None), getattr(config, "rope_scaling", None)):
-        for name in ("short_factor", "long_factor"):
-            if isinstance(rope, dict) and name in rope:
-                rope[name] = rope[name][:4]  # one for each pair of a head
     layers = min(config.num_hidden_layers, 4)
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:

@@ -53,6 +53,12 @@ class Ranks:
     def __reduce__(self):
         raise BadParamError("model: expected a whole one, a split layer holds a process group and cannot be pickled; save before `parallelize_`")
 
+    def device_of(self, device: torch.device | None) -> torch.device:
+        """The device of a call's collectives: that of an argument, or if it is no tensor, the one that the group's other ranks probably use."""
+        if device is None or device.type not in ("cpu", "cuda"):
+            return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend_config(self.group) else torch.device("cpu")
+        return device
+
     def gather_facts(self, make: Callable[[], Facts]) -> list[Facts]:
         """The facts of every rank, in order of rank. make: those of this rank; if it raises on any rank, all ranks raise, so that none of them waits
         for another in a later collective."""
@@ -96,9 +102,8 @@ class Ranks:
         On a GPU only check(), because reading the others' answers would synchronize, and in compiled code; there the group's timeout must do. Costs
         one small all-reduce.
         """
-        if device is None and "cuda" in dist.get_backend_config(self.group):  # an argument that is no tensor
-            device = torch.device("cuda" if "nccl" in dist.get_backend_config(self.group) else "cpu")
-        if torch.compiler.is_compiling() or (device is not None and device.type == "cuda"):
+        device = self.device_of(device)
+        if torch.compiler.is_compiling() or device.type == "cuda":
             return check()
         found, error, mine = None, None, {}
         try:

@@ -8,6 +8,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_two_processes_measure_every_way_and_write_a_report(tmp_path):
         "parallel",
         *options,
     ]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0 and done.stdout.count("256 tokens ...") == 2, done.stderr[-2000:]
     made = ParallelDocument.load(tmp_path)

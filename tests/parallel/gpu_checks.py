@@ -28,7 +28,8 @@ def linear_layers_have_the_bits_of_a_cpu(rank, size):
         for inputs in ({}, static):
             want = sm.int8_linear(x, weight, scale, bias, **inputs)
             given = {name: tensor.to(DEVICE) for name, tensor in inputs.items()}
-            shards = on_gpu(x[:, columns], weight[:, columns], scale, bias)
+            of_x, of_weight, *rest = on_gpu(x, weight, scale, bias)
+            shards = of_x[:, columns], of_weight[:, columns], *rest  # with strides
             for chunks in (1, 3):
                 for via in parallel.choice.VIA:
                     assert torch.equal(parallel.all_reduce_linear(*shards, **given, via=via, chunks=chunks).cpu(), want)

@@ -26,4 +26,4 @@ M: tuple[int, ...] = (1, 16, 64, 256, 2048, 8192)
 RANKS: tuple[int, ...] = (2, 4, 8, 16)
 
 MEASURED_M: tuple[int, ...] = (1, 16, 64, 256, 2048)
-MEASURED_EXPERTS = "qwen3,deepseek"  # the same; a rank of few holds whole DeepSeek experts to compare with: 12 GB
+MEASURED_EXPERTS = "qwen3,deepseek"  # every rank also has all experts, to compare with: 12 GB of DeepSeek

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -20,9 +20,9 @@ Progress = Callable[[str], None]
 OVERLAP_FROM = 256  # tokens, below which chunks are not tried
 
 
-def linear(shapes: Iterable[str], ms: Sequence[int], ranks: Ranks, device: torch.device, seed: int, progress: Progress) -> list[MeasuredRecord]:
+def linear(shapes: Iterable[str], ms: Sequence[int], ranks: Ranks, device: torch.device, seed: int, progress: Progress) -> Iterator[MeasuredRecord]:
     """The layers of `cases.LINEAR` and TINY with these names, with each number of tokens."""
-    gpu, found = choice.gpu_of(device, ranks), []
+    gpu = choice.common_gpu(ranks.gather_facts(lambda: {"gpu": choice.gpu_of(device, ranks)}))
     for shape in shapes:
         n, k = (LINEAR | TINY)[shape]
         for m in ms:
@@ -39,13 +39,12 @@ def linear(shapes: Iterable[str], ms: Sequence[int], ranks: Ranks, device: torch
                     size, name = (1, EXACT) if way.name == ONE_GPU else (ranks.size, way.name)
                     made.predicted_us = round(cost.predict(m, n, k, size, gpu=gpu, way=name, static=way.static, chunks=way.chunks).us, 2)
                 ways.append(made)
-            found.append(MeasuredRecord(shape=shape, M=m, N=n, K=k, ranks=ranks.size, ways=ways))
-    return found
+            del layer, way  # their tensors, before the next are made
+            yield MeasuredRecord(shape=shape, M=m, N=n, K=k, ranks=ranks.size, ways=ways)
 
 
-def experts(models: Iterable[str], ms: Sequence[int], ranks: Ranks, device: torch.device, seed: int, progress: Progress) -> list[MeasuredRecord]:
+def experts(models: Iterable[str], ms: Sequence[int], ranks: Ranks, device: torch.device, seed: int, progress: Progress) -> Iterator[MeasuredRecord]:
     """The models of `bench.experts.cases.MODELS` with these names, with each number of tokens of all ranks together."""
-    found = []
     for name in models:
         model: Model = MODELS[name]
         for m in ms:
@@ -53,8 +52,8 @@ def experts(models: Iterable[str], ms: Sequence[int], ranks: Ranks, device: torc
             layer = ExpertsLayer(m, model, ranks, device, seed)
             wanted = layer.one_gpu()
             ways = [_measured(way, wanted, ranks, device) for way in layer.ways()]
-            found.append(MeasuredRecord(shape=f"experts of {name}", M=m, N=model.hidden, K=model.inner, ranks=ranks.size, ways=ways))
-    return found
+            del layer
+            yield MeasuredRecord(shape=f"experts of {name}", M=m, N=model.hidden, K=model.inner, ranks=ranks.size, ways=ways)
 
 
 def _measured(way: Way, wanted: torch.Tensor, ranks: Ranks, device: torch.device) -> MeasuredWay:

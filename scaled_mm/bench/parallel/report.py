@@ -93,7 +93,8 @@ def _measured(document: ParallelDocument) -> Iterator[Part]:
         f"{said.link}; torch {environment.torch}, driver {environment.driver}; commit {commit(environment)}, {document.created}. Each time is the "
         "median of 15 replays of a CUDA graph (no graph: of a loop on the host), from where all ranks are ready, on the slowest rank. A row-parallel "
         "layer goes from the rank's part of the float input to the int8 input of the next layer on every rank. Experts go from float tokens to the "
-        "results of all tokens on every rank. Predicted: by the cost model of `scaled_mm/parallel/cost`."
+        "results of all tokens on every rank. Weights of linear layers rotate, so they come from memory; those of experts that few tokens choose may "
+        "stay in L2. Predicted: by the cost model of `scaled_mm/parallel/cost`."
     )
     yield Command(document.command)
     kinds = {
@@ -210,9 +211,9 @@ def _draw_measured(axes: Axes, layers: Sequence[MeasuredRecord]) -> None:
         for way in layer.ways:
             name = f"{way.name}{' static' if way.static else ''}"
             found[name] = min(way.us, found.get(name, way.us))
-    for name in best[0]:
-        if all(name in found for found in best):
-            axes.plot(ms, [found[BF16] / found[name] for found in best], marker=".", linewidth=1, label=name)
+    for name in dict.fromkeys(name for found in best for name in found):
+        points = [(m, found[BF16] / found[name]) for m, found in zip(ms, best) if name in found]
+        axes.plot(*zip(*points), marker=".", linewidth=1, label=name)
     axes.axhline(1, color="black", linewidth=0.5)
     plots.log_axes(axes, ms)
     axes.set_yscale("linear")

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from scaled_mm.parallel.ranks import Ranks
 
 REPLAYS, GRAPH_US, MOST_CALLS = 15, 1000.0, 50
+_BUSY_CYCLES = 2_000_000  # about a millisecond
 
 
 def agreed(us: list[float], ranks: Ranks, device: torch.device) -> list[float]:
@@ -51,6 +52,7 @@ def _times(replay: Callable[[], object], count: int, ranks: Ranks, device: torch
         if device.type == "cuda":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
+            torch.cuda._sleep(_BUSY_CYCLES)  # meanwhile the host launches what is timed
             dist.all_reduce(ready, group=ranks.group)
             begin.record()
             replay()

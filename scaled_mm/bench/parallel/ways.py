@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import warnings
 from collections.abc import Callable, Iterator
 
 import torch
@@ -10,11 +12,13 @@ import torch.distributed as dist
 
 import scaled_mm as sm
 from scaled_mm.bench.experts.cases import Model
+from scaled_mm.parallel.collectives import bytes_of
 from scaled_mm.parallel.cost.linear import BF16, EXACT, EXACT_ALL_REDUCE, EXACT_INT8
 from scaled_mm.parallel.ranks import Ranks, part_of
 
 EXACT_WAYS = (EXACT, EXACT_INT8, EXACT_ALL_REDUCE)
 ONE_GPU, TORCH_ASYNC = "one_gpu", "torch_async"
+_BEYOND_L2 = 160 << 20  # bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +48,12 @@ class LinearLayer:
         self.residual, self.norm = torch.randn(m, n, **random).to(torch.bfloat16), torch.rand(n, **random).to(torch.bfloat16)
         columns = part_of(k, ranks.rank, ranks.size)
         self.part = self.x[:, columns].contiguous()
-        self.prepared = sm.prepare_weight(self.weight[:, columns].contiguous().t())
+        self._wholes, self._shards = _copies(self.weight, device), _copies(self.weight[:, columns].contiguous(), device)
         self.static = self.x.abs().amax().float().view(1) / 127
 
     def one_gpu(self, static: bool = False) -> torch.Tensor:
-        """int8: the quantized result of the whole layer on one GPU."""
-        return self._quantized(sm.int8_linear(self.x, self.weight, self.scale, input_scale=self.static if static else None)).q
+        """int8 [M, N + 4]: the quantized result of the whole layer on one GPU, with the bytes of its scales."""
+        return _bits_of(self._quantized(sm.int8_linear(self.x, next(self._wholes), self.scale, input_scale=self.static if static else None)))
 
     def _quantized(self, y: torch.Tensor, rows: slice = slice(None)) -> sm.nn.QuantizedActivation:
         (q, scale), _ = sm.add_rms_norm(y, self.residual[rows], self.norm, quantize="token")
@@ -63,23 +67,24 @@ class LinearLayer:
             for name in EXACT_WAYS:
                 for count in chunks if name != EXACT_ALL_REDUCE else (1,):
                     call = lambda name=name, count=count, static=static: self._exact(name, count, static)  # noqa: E731
-                    yield Way(name, call, count, static, lambda found: found.q)
+                    yield Way(name, call, count, static, _bits_of)
         if (fused := self._torch_async()) is not None:
             yield fused
 
     def _exact(self, name: str, chunks: int, static: bool) -> sm.nn.QuantizedActivation:
         options = dict(group=self.ranks, input_scale=self.static if static else None, chunks=chunks)
         if name == EXACT_INT8:
-            mine = sm.parallel.reduce_scatter_linear(self.part, self.prepared, self.scale, **options)
+            mine = sm.parallel.reduce_scatter_linear(self.part, next(self._shards), self.scale, **options)
             return sm.parallel.all_gather_rows(self._quantized(mine, self.rows), self.m, group=self.ranks)
         via = "all_reduce" if name == EXACT_ALL_REDUCE else "reduce_scatter"
-        return self._quantized(sm.parallel.all_reduce_linear(self.part, self.prepared, self.scale, via=via, **options))
+        return self._quantized(sm.parallel.all_reduce_linear(self.part, next(self._shards), self.scale, via=via, **options))
 
     def _everywhere(self, exact: bool) -> torch.Tensor:
-        return sm.parallel.all_reduce_linear(self.part, self.prepared, self.scale, group=self.ranks, exact=exact)
+        return sm.parallel.all_reduce_linear(self.part, next(self._shards), self.scale, group=self.ranks, exact=exact)
 
     def _torch_async(self) -> Way | None:
-        """torch's product and reduce-scatter in one operator, in bfloat16, then a gather of bfloat16; None where it does not apply."""
+        """torch's product and reduce-scatter in one operator, in bfloat16; norm and quantizer on the rank's rows, then a gather of int8. None on all
+        ranks, with a warning, where it does not run."""
         if self.part.device.type != "cuda" or self.m % self.ranks.size or self.ranks.size == 1:
             return None
         from torch.distributed import _symmetric_memory as symmetric
@@ -92,11 +97,29 @@ class LinearLayer:
             mine = torch.ops.symm_mem.fused_matmul_reduce_scatter(self.part, weight, "sum", scatter_dim=0, group_name=name)
             return sm.parallel.all_gather_rows(self._quantized(mine, self.rows), self.m, group=self.ranks)
 
+        def attempt() -> dict[str, object]:
+            if hasattr(symmetric, "enable_symm_mem_for_group"):  # newer versions of torch need no call
+                symmetric.enable_symm_mem_for_group(name)
+            call()
+            torch.cuda.synchronize()
+            return {}
+
         try:
-            symmetric.enable_symm_mem_for_group(name)
-        except (RuntimeError, AttributeError):
+            self.ranks.gather_facts(attempt)
+        except (RuntimeError, AttributeError, ValueError) as error:
+            warnings.warn(f"{TORCH_ASYNC} is not measured: {type(error).__name__}: {error}", stacklevel=2)
             return None
         return Way(TORCH_ASYNC, call, graph=False)
+
+
+def _copies(weight: torch.Tensor, device: torch.device) -> Iterator[sm.PreparedWeight]:
+    """Prepared copies of a weight [N, K] in turn, that together exceed the L2 of a GPU: between two calls a model reads its other layers."""
+    count = 1 if device.type == "cpu" else max(1, -(-_BEYOND_L2 // weight.numel()))
+    return itertools.cycle([sm.prepare_weight(weight.clone().t()) for _ in range(count)])
+
+
+def _bits_of(found: sm.nn.QuantizedActivation) -> torch.Tensor:
+    return torch.cat((found.q, bytes_of(found.scale.reshape(-1, 1))), 1)
 
 
 class ExpertsLayer:

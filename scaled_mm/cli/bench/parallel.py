@@ -80,11 +80,11 @@ def _measure(args: argparse.Namespace, console: Console) -> int:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
+    os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")  # hosts may be shared
     dist.init_process_group()
-    try:
-        return _on_ranks(args, cases, Ranks.of(None), device, console)
-    finally:
-        dist.destroy_process_group()
+    status = _on_ranks(args, cases, Ranks.of(None), device, console)
+    dist.destroy_process_group()  # not after an error: it would wait for collectives that other ranks do not join
+    return status
 
 
 def _on_ranks(args: argparse.Namespace, cases: tuple, ranks: Ranks, device: torch.device, console: Console) -> int:
@@ -99,11 +99,9 @@ def _on_ranks(args: argparse.Namespace, cases: tuple, ranks: Ranks, device: torc
 
     shapes, models, ms = cases
     environment = read_environment(device)
+    out = args.out or Path("reports") / environment.arch / f"{slug(environment.gpu)}-x{ranks.size}"
+    ranks.gather_facts(lambda: {"out": common.writable_folder("--out", out)} if ranks.rank == 0 else {})
     progress = lambda what: console.print(f"{what} ...", highlight=False) if ranks.rank == 0 else None  # noqa: E731
-    layers = measured.linear(shapes, ms, ranks, device, args.seed, progress)
-    layers += measured.experts(models, ms, ranks, device, args.seed, progress)
-    if ranks.rank:
-        return frame.OK
     backend = f"{dist.get_backend()}, NCCL_NVLS_ENABLE={os.environ.get('NCCL_NVLS_ENABLE', 'not set')}"
     settings = Simulation(simulated=False, gpu=environment.gpu, link=backend, network="one node", gpus_per_node=ranks.size)
     document = ParallelDocument(
@@ -112,12 +110,16 @@ def _on_ranks(args: argparse.Namespace, cases: tuple, ranks: Ranks, device: torc
         settings=settings,
         environment=environment,
         implementations=[],
-        measured=layers,
     )
-    out = common.writable_folder("--out", args.out or Path("reports") / environment.arch / f"{slug(environment.gpu)}-x{ranks.size}")
-    path = document.save(out)
+    for found in (measured.linear(shapes, ms, ranks, device, args.seed, progress), measured.experts(models, ms, ranks, device, args.seed, progress)):
+        for layer in found:
+            document.measured.append(layer)
+            if ranks.rank == 0:
+                path = document.save(out)
+    if ranks.rank or not document.measured:
+        return frame.OK
     shown.finish(document, path, report.render(out), args, console, lambda: _show_measured(document, console))
-    wrong = [(layer, way) for layer in layers for way in layer.ways if way.bit_equal is False]
+    wrong = [(layer, way) for layer in document.measured for way in layer.ways if way.bit_equal is False]
     for layer, way in wrong[:1]:
         console.print(f"[red]other bits than one GPU:[/red] {layer.shape}, {layer.M} tokens, {way.name}; see {path}", highlight=False)
     return frame.FAILED if wrong else frame.OK
