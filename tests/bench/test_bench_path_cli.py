@@ -130,6 +130,10 @@ def test_every_suite_waits_for_the_kernels_that_it_times(tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(frame, "usage", lambda args, message: seen.append(os.environ["SCALED_MM_JIT"]) or frame.USAGE)
     for suite in bench.SUITES:
-        refused = () if suite == "random" else ("--m", "0")  # random products have an M of their own, and are for a GPU
-        assert bench.run(parse(suite, "--device", "cpu", *refused)) == frame.USAGE
+        refused = ("--device", "cpu", "--m", "0")
+        if suite == "random":  # random products have an M of their own, and are for a GPU
+            refused = ("--device", "cpu")
+        elif suite == "parallel":
+            refused = ("--simulate", "--tokens", "0")
+        assert bench.run(parse(suite, *refused)) == frame.USAGE
     assert seen == ["wait"] * len(bench.SUITES)

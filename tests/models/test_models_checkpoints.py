@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -273,16 +274,16 @@ def test_experts_that_stay_float_and_a_compiled_model_survive(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_files(tmp_path, checkpoint, monkeypatch):
-    import huggingface_hub
+    import safetensors.torch
 
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def full(tensors, folder):
-        (tmp_path / folder / "model.safetensors").write_bytes(b"half")
+    def full(tensors, path, **_):
+        Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(huggingface_hub, "save_torch_state_dict", full)
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
         sm.save_pretrained(sm.from_pretrained(checkpoint), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
