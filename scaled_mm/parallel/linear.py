@@ -220,9 +220,6 @@ def _check_tensors(weight, weight_scale, bias, input_scale, input_zero_point) ->
         raise BadTensorDtypeError(f"bias: expected float16, bfloat16 or float32, got {bias.dtype}")
     if bias is not None and tuple(bias.shape) != (n,):
         raise BadTensorShapeError(f"bias: expected [{n}], got {list(bias.shape)}")
-    for name, tensor in (("input_scale", input_scale), ("input_zero_point", input_zero_point)):
-        if tensor is not None and tensor.numel() != 1:
-            raise BadTensorShapeError(f"{name}: expected one value, got {list(tensor.shape)}")
 
 
 def _digest(tensor: torch.Tensor | None) -> str:

@@ -53,7 +53,10 @@ class LinearLayer:
 
     def one_gpu(self, static: bool = False) -> torch.Tensor:
         """int8 [M, N + 4]: the quantized result of the whole layer on one GPU, with the bytes of its scales."""
-        return _bits_of(self._quantized(sm.int8_linear(self.x, next(self._wholes), self.scale, input_scale=self.static if static else None)))
+        return _bits_of(self._on_one_gpu(static))
+
+    def _on_one_gpu(self, static: bool = False) -> sm.nn.QuantizedActivation:
+        return self._quantized(sm.int8_linear(self.x, next(self._wholes), self.scale, input_scale=self.static if static else None))
 
     def _quantized(self, y: torch.Tensor, rows: slice = slice(None)) -> sm.nn.QuantizedActivation:
         (q, scale), _ = sm.add_rms_norm(y, self.residual[rows], self.norm, quantize="token")
@@ -61,8 +64,8 @@ class LinearLayer:
 
     def ways(self, chunks: tuple[int, ...]) -> Iterator[Way]:
         """All ways; those that reduce in chunks with each of the numbers."""
-        yield Way(ONE_GPU, self.one_gpu)
-        yield Way(BF16, lambda: self._quantized(self._everywhere(exact=False)))
+        yield Way(ONE_GPU, self._on_one_gpu)
+        yield Way(BF16, self._usual)
         for static in (False, True):
             for name in EXACT_WAYS:
                 for count in chunks if name != EXACT_ALL_REDUCE else (1,):
@@ -79,8 +82,8 @@ class LinearLayer:
         via = "all_reduce" if name == EXACT_ALL_REDUCE else "reduce_scatter"
         return self._quantized(sm.parallel.all_reduce_linear(self.part, next(self._shards), self.scale, via=via, **options))
 
-    def _everywhere(self, exact: bool) -> torch.Tensor:
-        return sm.parallel.all_reduce_linear(self.part, next(self._shards), self.scale, group=self.ranks, exact=exact)
+    def _usual(self) -> sm.nn.QuantizedActivation:
+        return self._quantized(sm.parallel.all_reduce_linear(self.part, next(self._shards), self.scale, group=self.ranks, exact=False))
 
     def _torch_async(self) -> Way | None:
         """torch's product and reduce-scatter in one operator, in bfloat16; norm and quantizer on the rank's rows, then a gather of int8. None on all
