@@ -46,13 +46,14 @@ class W8A8Int8Quantizer(HfQuantizer):
             if linear is not head and schemes.of(name) is not None:
                 options = dict(device=linear.weight.device, dtype=linear.weight.dtype)
                 replace(model, name, Int8Linear(linear.in_features, linear.out_features, linear.bias is not None, **options))
-                with torch.no_grad():
-                    model.get_submodule(name).weight_scale.fill_(float("nan"))
 
     def _process_model_after_weight_loading(self, model, **_):
-        for name, layer in model.named_modules():
-            if isinstance(layer, Int8Linear) and not bool((torch.isfinite(layer.weight_scale) & (layer.weight_scale > 0)).all()):
-                raise BadParamError(f"{name}.weight_scale: expected finite positive scales in the checkpoint, got none or others")
+        for name, layer in [(name, module) for name, module in model.named_modules() if isinstance(module, Int8Linear)]:
+            for tensor, parameter in layer.named_parameters():
+                if not getattr(parameter, "_is_hf_initialized", False):  # transformers marks what it loaded; the rest has uninitialized memory
+                    raise BadParamError(f"{name}.{tensor}: expected it in the checkpoint, got a checkpoint without it")
+            if not bool((torch.isfinite(layer.weight_scale) & (layer.weight_scale > 0)).all()):
+                raise BadParamError(f"{name}.weight_scale: expected finite positive scales in the checkpoint, got others")
         return model
 
     def get_new_dtype(self, converter, param, dtype):

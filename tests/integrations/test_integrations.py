@@ -124,11 +124,17 @@ def test_transformers_loads_w8a8_int8_checkpoints(tmp_path):
     assert type(layer) is sm.nn.Int8Linear and layer.weight_scale.dtype is torch.float32 and type(loaded.lm_head) is torch.nn.Linear
     assert torch.equal(logits(loaded, tokens()[0]), logits(model, tokens()[0]))
     tensors = load_file(tmp_path / "model.safetensors")
-    scale = tensors.pop("model.layers.0.mlp.up_proj.weight_scale")
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(sm.ScaledMMError, match="model.layers.0.mlp.up_proj.weight_scale: expected finite positive scales"):
-        transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert scale.shape == (96, 1)
+
+    def refused(changed: dict, message: str) -> None:
+        save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(sm.ScaledMMError, match=message):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+
+    scale = "model.layers.0.mlp.up_proj.weight_scale"
+    for name in (scale, "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias"):
+        rest = {key: tensor for key, tensor in tensors.items() if key != name}
+        refused(rest, f"{name}: expected it in the checkpoint, got a checkpoint without it")
+    refused({**tensors, scale: torch.full((96, 1), torch.nan)}, f"{scale}: expected finite positive scales in the checkpoint, got others")
     sm.quantize_(experts := tiny("qwen3_moe"), progress=False)
     sm.save_pretrained(experts, tmp_path / "experts", "w8a8_int8")
     with pytest.raises(sm.ScaledMMError, match="model: expected one without experts; scaled_mm.from_pretrained loads int8 experts"):
