@@ -377,4 +377,4 @@ def test_an_offloaded_model_does_not_take_memory_for_its_weights(tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr[-2000:]
         grown.append(float(done.stdout))
-    assert grown[0] > 45 and grown[1] < grown[0] - 40, grown  # MB
+    assert grown[0] > 45 and grown[1] < grown[0] - 25, grown  # MB: weights of 50, and up to 20 of everything else
