@@ -82,7 +82,7 @@ def _without_gguf_attributes(model: torch.nn.Module) -> torch.nn.Module:
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    fresh = type(model)(config).to(model.dtype)
+    fresh = type(model)._from_config(config, dtype=model.dtype)  # not to(dtype): rotary frequencies stay float32
     fresh.load_state_dict(model.state_dict())
     fresh.tie_weights()
     fresh.generation_config = model.generation_config

@@ -359,3 +359,13 @@ def test_latent_attention_has_one_scheme_for_what_vllm_fuses(tmp_path):
     model.config, model.save_pretrained = None, None
     with pytest.raises(sm.BadParamError, match="one scheme and one input scale for q_a_proj, kv_a_proj_with_mqa of attn, got q_a_proj dynamic"):
         sm.save_pretrained(model, tmp_path)
+
+
+def test_a_model_of_a_gguf_file_keeps_its_rotary_frequencies_in_float32():
+    from scaled_mm.models.source import _without_gguf_attributes
+
+    model = tiny("llama with biases", torch.bfloat16)
+    fresh = _without_gguf_attributes(model)
+    frequencies = fresh.model.rotary_emb.inv_freq
+    assert frequencies.dtype is torch.float32 and torch.equal(frequencies, model.model.rotary_emb.inv_freq)
+    assert fresh.dtype is torch.bfloat16 and torch.equal(logits(fresh, tokens()[0]), logits(model, tokens()[0]))
