@@ -16,7 +16,12 @@ REPORT = "quantization.json"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file or a name on the Hugging Face hub")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the checkpoint; the same command resumes in it")
-    parser.add_argument("--calibration", type=Path, metavar="FILE", help="a text file; default: half of the topics of the Python language reference")
+    parser.add_argument(
+        "--calibration",
+        type=Path,
+        metavar="FILE",
+        help="a text file; none: inputs are quantized dynamically; default: half of the topics of the Python language reference",
+    )
     parser.add_argument("--prompts", type=common.integer(1), default=50, help="windows of 64 tokens of the text; default 50")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="YAML or JSON with fields of Int8Config, such as activation: dynamic")
     parser.add_argument("--format", choices=("compressed-tensors", "w8a8_int8"), default="compressed-tensors", help="w8a8_int8 is SGLang's")
@@ -49,13 +54,19 @@ def run(args: argparse.Namespace) -> int:
         config = Int8Config(**{**config.to_fields(), "activation": "dynamic"})  # the format holds nothing else
     if Path(args.model).exists() and Path(args.model).resolve() in (args.out.resolve(), *args.out.resolve().parents):
         raise BadParamError(f"--out: expected another folder than that of the model, got {args.out}")
+    made = not args.out.exists()
     out = common.writable_folder("--out", args.out)
-    text = default_text() if args.calibration is None else args.calibration.read_text()
+    text = None if str(args.calibration) == "none" else default_text() if args.calibration is None else args.calibration.read_text()
     plots.preload()  # before the model is loaded: compiled parts of other packages can keep matplotlib from loading
-    tokenizer = load_tokenizer(args.model)
-    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    try:
+        tokenizer = load_tokenizer(args.model)
+        model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    except BadParamError:
+        if made:
+            out.rmdir()
+        raise
     check_savable(model)
-    batches = windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
+    batches = None if text is None else windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
     device = common.device_of(args.device)
     with tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
         with warnings.catch_warnings(record=True) as caught:

@@ -24,7 +24,12 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 @torch.no_grad()
 def from_pretrained(
-    path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None, tp: object = None
+    path: str | os.PathLike,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    tp: object = None,
+    tp_attention: bool = True,
 ) -> torch.nn.Module:
     """The model of a W8A8 checkpoint, dense or with experts, whose linear layers are `nn.Int8Linear` and experts `nn.Int8Experts`.
 
@@ -32,7 +37,8 @@ def from_pretrained(
     token (dynamic) or of the tensor (static), symmetric or not; w8a8_int8 of SGLang.
     dtype: of what is not quantized; default: the checkpoint's. device: default: the CPU.
     tp: a `DeviceMesh` with one dimension or a process group: the model is split over its ranks as by `parallel.parallelize_`, whose limits hold, and
-    each rank reads its part of the split tensors only. Attention is split too. A collective: all ranks must call it.
+    each rank reads its part of the split tensors only. A collective: all ranks must call it.
+    tp_attention: False: attention stays whole on every rank, so the number of ranks need not divide its heads.
 
     Every tensor's presence, shape and dtype is checked before a tensor is loaded. Raises BadParamError, BadTensorShapeError or BadTensorDtypeError
     that names the file, and the tensor or the key of the config; with tp on all ranks, also if configs, names and shapes of tensors, or tensors that
@@ -41,7 +47,7 @@ def from_pretrained(
     if tp is not None:
         from scaled_mm.parallel.load import load_split
 
-        return load_split(path, dtype, device, tp)
+        return load_split(path, dtype, device, tp, tp_attention)
     checkpoint = opened(path, dtype)
     checkpoint.fill(torch.device("cpu" if device is None else device))
     return checkpoint.finished(device)

@@ -147,7 +147,15 @@ def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
         for old in (*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"):
             old.unlink(missing_ok=True)
         for written in Path(temporary).iterdir():
+            written.chmod(0o666 & ~_umask())  # safetensors writes files that only their owner may read
             written.replace(folder / written.name)
+
+
+def _umask() -> int:
+    """The permissions that new files of the process lack."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:

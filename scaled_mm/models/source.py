@@ -46,7 +46,8 @@ def load_tokenizer(path: str | os.PathLike):
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, **options)
     except (ValueError, OSError, KeyError) as error:
-        raise BadParamError(f"MODEL: expected a tokenizer in {path}: {error}") from error
+        where = path if Path(folder).is_dir() else f"{path} on the hub, which is no folder here"
+        raise BadParamError(f"MODEL: expected a tokenizer in {where}: {error}") from error
 
 
 def _where(path: str | os.PathLike) -> tuple[str, dict[str, str]]:

@@ -125,7 +125,8 @@ def _of_group(name: str, module, form: Form, ranks: Ranks, units: dict[str, int 
         rows, unit = layers[child].out_features, units.get(child, 1)
         if unit is None or rows % unit or rows // unit % ranks.size:
             what = f"{rows // unit} heads" if unit and units else f"{rows} rows"
-            raise BadParamError(f"group: expected a number of ranks that divides the {what} of {name}.{child}, got {ranks.size}")
+            remedy = " (attention=False, or tp_attention=False of from_pretrained, keeps attention whole)" if units else ""
+            raise BadParamError(f"group: expected a number of ranks that divides the {what} of {name}.{child}, got {ranks.size}{remedy}")
         yield Part(f"{name}.{child}", "columns", part_of(rows, ranks.rank, ranks.size), rows)
     k = layers[last].in_features
     yield Part(f"{name}.{last}", "rows", part_of(k, ranks.rank, ranks.size), k)

@@ -18,7 +18,9 @@ from scaled_mm.parallel.model import checksum, parallelize_, shard_of
 from scaled_mm.parallel.ranks import Ranks
 
 
-def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch.device | str | None, group: object) -> torch.nn.Module:
+def load_split(
+    path: str | os.PathLike, dtype: torch.dtype | None, device: torch.device | str | None, group: object, attention: bool = True
+) -> torch.nn.Module:
     """`from_pretrained` with tp=group: the model has parallel modules, as after `parallelize_`. Raises as `from_pretrained`, on all ranks."""
     ranks = Ranks.of(group)
     checkpoints: list[Checkpoint] = []
@@ -29,14 +31,18 @@ def load_split(path: str | os.PathLike, dtype: torch.dtype | None, device: torch
         devices.append(torch.device("cpu" if device is None else device))
         checkpoints.append(opened(path, dtype))
         model = checkpoints[0].model
-        parts.extend(parts_of(model, ranks))
+        parts.extend(parts_of(model, ranks, attention))
         tensors = {name: f"{dtype} {shape}" for name, dtype, shape in checkpoints[0].tensors()}
-        return {"config": {key: repr(value) for key, value in model.config.to_dict().items() if key != "_name_or_path"}, "tensor": tensors}
+        return {
+            "config": {key: repr(value) for key, value in model.config.to_dict().items() if key != "_name_or_path"},
+            "tensor": tensors,
+            "attention": attention,
+        }
 
-    ranks.require_same(ranks.gather_facts(described), config="path", tensor="path")
+    ranks.require_same(ranks.gather_facts(described), attention="tp_attention", config="path", tensor="path")
     checkpoint = checkpoints[0]
     model = checkpoint.model
-    _refuse_mixed_heads(model, ranks, devices[0])
+    _refuse_mixed_heads(model, ranks, devices[0], attention)
 
     def read() -> dict[str, object]:
         cuts = {}
@@ -68,7 +74,7 @@ def _empty(module: Int8Linear | Int8Experts, part: Part) -> Int8Linear | Int8Exp
     return Int8Linear(k, n, bias is not None, **options, **({} if bias is None else {"dtype": bias.dtype}))
 
 
-def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks, device: torch.device) -> None:
+def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks, device: torch.device, attention: bool) -> None:
     """Splits a small model of the same class with random weights, because no rank has the whole one. It is on the same device, for which the group
     has a backend. BadParamError on all ranks where attention mixes heads."""
     made: list[torch.nn.Module] = []
@@ -86,7 +92,7 @@ def _refuse_mixed_heads(model: torch.nn.Module, ranks: Ranks, device: torch.devi
         return {}
 
     ranks.gather_facts(small)
-    parallelize_(made[0], ranks)
+    parallelize_(made[0], ranks, attention=attention)
 
 
 def _small(config, size: int):

@@ -62,6 +62,16 @@ def test_a_model_is_quantized_evaluated_and_speaks(model_folder, tmp_path, capsy
     assert "best static" in shown and "Wrote" in shown
 
 
+def test_without_calibration_all_inputs_are_dynamic(model_folder, tmp_path, capsys):
+    report = answer(capsys, "quantize", model_folder, "--out", tmp_path, "--calibration", "none", "--device", "cpu")
+    assert len(report["layers"]) == 14 and {layer["scheme"] for layer in report["layers"]} == {"dynamic"}
+
+
+def test_a_model_that_is_not_there_leaves_no_folder(tmp_path, capsys):
+    assert main(["quantize", str(tmp_path / "none"), "--out", str(tmp_path / "int8")]) == 2
+    assert "MODEL: expected a folder, a GGUF file or a name on the hub" in capsys.readouterr().err and not (tmp_path / "int8").exists()
+
+
 def test_without_matplotlib_a_model_is_quantized_and_a_plot_of_eval_is_refused(model_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plots, "unavailable", lambda: "matplotlib is not installed")
     assert main(["quantize", str(model_folder), "--out", str(tmp_path / "int8"), "--prompts", "2", "--device", "cpu"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -271,6 +272,16 @@ def test_experts_that_stay_float_and_a_compiled_model_survive(tmp_path):
     assert torch.equal(logits(loaded, tokens()[0]), logits(model, tokens()[0]))
     sm.save_pretrained(torch.compile(model, backend="eager"), tmp_path / "compiled")
     assert torch.equal(logits(sm.from_pretrained(tmp_path / "compiled"), tokens()[0]), logits(model, tokens()[0]))
+
+
+def test_files_may_be_read_by_all_whom_the_umask_lets(tmp_path):
+    model, mask = tiny("llama"), os.umask(0o027)
+    try:
+        sm.quantize_(model, progress=False)
+        sm.save_pretrained(model, tmp_path)
+    finally:
+        os.umask(mask)
+    assert {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {path.name: 0o640 for path in tmp_path.iterdir()}
 
 
 def test_a_full_disk_leaves_the_old_files(tmp_path, checkpoint, monkeypatch):

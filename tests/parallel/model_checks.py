@@ -78,7 +78,7 @@ def feed_forward_networks_are_split_alone(rank, size):
     sm.quantize_(whole, progress=False)
     want = [logits(whole, ids) for ids in tokens(2)]
     if size != 3:
-        with pytest.raises(sm.BadParamError, match="group: expected a number of ranks that divides the [93] heads of"):
+        with pytest.raises(sm.BadParamError, match="group: expected a number of ranks that divides the [93] heads of .*attention=False"):
             parallel.parallelize_(whole)
     split = parallel.parallelize_(whole, attention=size == 3)
     attention = split.model.layers[1].self_attn.o_proj
@@ -130,6 +130,9 @@ def checkpoints_are_read_in_parts(rank, size):
         kept = sum(len(range(10)[parallel.part_of(10, rank, size)]) / 10 * 3 * module.down_proj.numel() for module in experts)
         saved = weights * (1 - 1 / size) + sum(3 * module.down_proj.numel() for module in experts) - kept
         assert of_rank[0] <= of_whole[0] - saved  # scales and biases are read in part too
+        undivided = sm.from_pretrained(folder, tp=mesh, tp_attention=False)
+        assert type(undivided.model.layers[1].self_attn.o_proj) is nn.Int8Linear
+        assert torch.equal(logits(undivided, tokens()[0]), logits(whole, tokens()[0]))
 
 
 def checkpoints_that_cannot_be_split_are_refused_on_all(rank, size):
@@ -150,6 +153,8 @@ def checkpoints_that_cannot_be_split_are_refused_on_all(rank, size):
     ):
         with pytest.raises(sm.BadParamError, match=message):
             sm.from_pretrained(at, tp=group)
+    with pytest.raises(sm.BadParamError, match="tp_attention: expected the same .*on all"):
+        sm.from_pretrained(folder, tp=group, tp_attention=rank != 1)
     with pytest.raises(sm.BadParamError, match="group: expected a process group, a DeviceMesh or None, got int"):
         sm.from_pretrained(folder, tp=size)
 

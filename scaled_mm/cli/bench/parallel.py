@@ -25,14 +25,16 @@ HELP = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--simulate", action="store_true", help="predict; without it the command runs under torchrun, one process a GPU, and measures")
-    add("--shapes", metavar="NAMES", help="measured layers: 8B_o, 8B_down, 70B_o, 70B_down or tiny, comma-separated; default all but tiny; none")
-    add("--experts", metavar="NAMES", help="measured experts: mixtral, qwen3, deepseek or tiny, comma-separated; default qwen3,deepseek; none")
+    layers = "8B_o, 8B_down, 70B_o, 70B_down or tiny, comma-separated, or none; default on GPUs all but tiny, on CPUs tiny"
+    experts = "mixtral, qwen3, deepseek or tiny, comma-separated, or none; default on GPUs qwen3,deepseek, on CPUs tiny"
+    add("--shapes", metavar="NAMES", help=f"measured layers: {layers}")
+    add("--experts", metavar="NAMES", help=f"measured experts: {experts}")
     add("--seed", type=common.seed, default=0, help="seed of the measured inputs; default 0")
     add("--gpu", default="NVIDIA H200", metavar="NAME", help="the driver's name of the GPU to simulate; default NVIDIA H200")
     add("--link", metavar="NAME", help="simulated: nvlink4, nvlink3, pcie5 or pcie4, between GPUs of a node; default that of the GPU")
     add("--ranks", default="2,4,8,16", metavar="R", help="simulated numbers of GPUs, comma-separated; default 2,4,8,16")
     add("--gpus-per-node", type=common.integer(1), default=8, metavar="N", help="simulated GPUs of a node; more ranks are on several; default 8")
-    add("--tokens", metavar="T", help="comma-separated; default 1,16,64,256,2048, simulated also 8192")
+    add("--tokens", metavar="T", help="comma-separated; default 1,16,64,256,2048, on CPUs 1,16, simulated also 8192")
     add(
         "--out",
         type=Path,
@@ -126,7 +128,9 @@ def _on_ranks(args: argparse.Namespace, cases: tuple, ranks: Ranks, device: torc
 
 
 def _cases(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]:
-    """(layers, models of experts, numbers of tokens) of the options. ValueError for an unknown name."""
+    """(layers, models of experts, numbers of tokens) of the options, by default small ones on CPUs. ValueError for an unknown name."""
+    import torch
+
     from scaled_mm.bench.experts.cases import MODELS
     from scaled_mm.bench.parallel.cases import LINEAR, MEASURED_EXPERTS, MEASURED_M, TINY
     from scaled_mm.measure.shapes import parse_ms
@@ -141,9 +145,9 @@ def _cases(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...], 
         return tuple(dict.fromkeys(words))
 
     with frame.naming("--tokens"):
-        ms = MEASURED_M if args.tokens is None else tuple(parse_ms(args.tokens))
-    shapes = names("--shapes", args.shapes, ",".join(LINEAR), LINEAR | TINY)
-    return shapes, names("--experts", args.experts, MEASURED_EXPERTS, MODELS), ms
+        ms = tuple(parse_ms(args.tokens)) if args.tokens is not None else MEASURED_M if torch.cuda.is_available() else (1, 16)
+    layers, experts = (",".join(LINEAR), MEASURED_EXPERTS) if torch.cuda.is_available() else ("tiny", "tiny")
+    return names("--shapes", args.shapes, layers, LINEAR | TINY), names("--experts", args.experts, experts, MODELS), ms
 
 
 def simulate(args: argparse.Namespace) -> ParallelDocument:
