@@ -1,4 +1,4 @@
-"""Greedy text of a W8A8 model that is split over the processes of torchrun: the same text with any number of them.
+"""Greedy text of a W8A8 model that is split over the processes of torchrun: the same text, however many they are.
 
 python examples/generate_parallel.py PATH PROMPT                                    one process
 torchrun --nproc-per-node 8 examples/generate_parallel.py PATH PROMPT               eight GPUs of one host

@@ -139,6 +139,10 @@ def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
 
     plan = split_torch_state_dict_into_shards({name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()})
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving") as temporary:  # a full disk leaves the old files
+        plain = Path(temporary) / "plain"  # has the permissions of a new file; safetensors' files only their owner may read
+        plain.touch()
+        mode = plain.stat().st_mode
+        plain.unlink()
         for name, inside in plan.filename_to_tensors.items():
             save_file({one: _alone(tensors[one]) for one in inside}, Path(temporary) / name, metadata={"format": "pt"})
         if plan.is_sharded:
@@ -147,15 +151,8 @@ def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
         for old in (*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"):
             old.unlink(missing_ok=True)
         for written in Path(temporary).iterdir():
-            written.chmod(0o666 & ~_umask())  # safetensors writes files that only their owner may read
+            written.chmod(mode)
             written.replace(folder / written.name)
-
-
-def _umask() -> int:
-    """The permissions that new files of the process lack."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
