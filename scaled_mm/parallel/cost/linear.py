@@ -10,8 +10,7 @@ A rank has K / ranks columns of the weight, or with the ways that gather N / ran
               has 4 bytes (ways that reduce int32) or 2
     reduce    int32 reduce-scatter, int32 all-reduce or bfloat16 all-reduce
     scale     int32 to bfloat16, two kernels and 14 bytes an element, as torch's operators do it; after an all-reduce of all rows, else of the rank's
-    gather    bfloat16 or int8 all-gather; int8 with a float32 scale a row
-    pack      exact_int8: one kernel before and two after the gather, for int8 and scales in one message
+    gather    bfloat16 or int8 all-gather, and after int8 one of a float32 scale a row
     columns   ways that gather: copies of [ranks, M, K / ranks] to [M, K] and of [ranks, M, N / ranks] to [M, N]; none of one row
     norm      add the residual, normalize, quantize: all rows; with exact_int8 the rank's
 
@@ -132,9 +131,8 @@ def predict(
         parts["scale"] = rowwise_us(8 * rows * n, gpu) + rowwise_us(6 * rows * n, gpu)
     parts["norm"] = rowwise_us(7 * (own if way == EXACT_INT8 else m) * n, gpu)  # out and the residual in, the residual and int8 out
     for kind, width in gather:
-        parts["gather"] = fastest(kind, ranks * own * (n * width + (4 if way == EXACT_INT8 else 0)), ranks, hosts)[0]
-    if way == EXACT_INT8:
-        parts["pack"] = rowwise_us(2 * own * n, gpu) + rowwise_us(2 * m * n, gpu) + rowwise_us(8 * m, gpu)
+        sizes = [ranks * own * n * width] + [ranks * own * 4] * (way == EXACT_INT8)
+        parts["gather"] = sum(fastest(kind, size, ranks, hosts)[0] for size in sizes)
     return Prediction(parts, OVERLAP * (sum(products) + sum(travels) - makespan(products, travels)))
 
 
