@@ -1,4 +1,5 @@
-"""How a row-parallel product is summed: by which collectives, and in how many chunks. The cost model chooses; the bits do not depend on it."""
+"""How a row-parallel product is summed, by which collectives and in how many chunks, and how an input is gathered. The cost model chooses; the bits
+do not depend on it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from scaled_mm.parallel import cost
 from scaled_mm.parallel.ranks import Facts, Ranks
 
 VIA = ("all_reduce", "reduce_scatter")
+GATHER_INPUT = ("float", "int8")
 
 
 class Choice(NamedTuple):
@@ -28,6 +30,13 @@ def check(via: object, chunks: object, allow_none: bool = False) -> None:
         raise BadParamError(f"via: expected {'None, ' if allow_none else ''}{' or '.join(map(repr, VIA))}, got {via!r}")
     if not (chunks is None and allow_none) and (isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1):
         raise BadParamError(f"chunks: expected {'None or ' if allow_none else ''}a positive integer, got {chunks!r}")
+
+
+def check_gather(gather_input: object, allow_none: bool = False) -> None:
+    """BadParamError unless gather_input is one of `GATHER_INPUT`. allow_none: None is valid too, and `choose_gather` replaces it."""
+    if not (gather_input is None and allow_none) and (not isinstance(gather_input, str) or gather_input not in GATHER_INPUT):
+        expected = f"{'None, ' if allow_none else ''}{' or '.join(map(repr, GATHER_INPUT))}"
+        raise BadParamError(f"gather_input: expected {expected}, got {gather_input!r}")
 
 
 def gpu_of(device: torch.device, ranks: Ranks) -> str:
@@ -56,6 +65,24 @@ def choose(m: int, n: int, k: int, size: int, gpu_name: str, *, all_rows: bool, 
     if (len(vias) == 1 and chunks is not None) or not gpu_name or size == 1 or torch.compiler.is_compiling():
         return Choice(vias[0], chunks or 1)
     return _fastest(_rounded(m), n, k, size, gpu_name, static, vias, chunks)
+
+
+def choose_gather(m: int, n: int, k: int, size: int, gpu_name: str, *, static: bool, gather_input: str | None) -> str:
+    """What was given, and for None the one of `GATHER_INPUT` that is predicted to be fastest for an input of 16 bits; "int8" without a GPU's name.
+    n, k: of all ranks together. The others: see `choose`."""
+    if gather_input is not None or not gpu_name or size == 1 or torch.compiler.is_compiling():
+        return gather_input or "int8"
+    return _fastest_gather(_rounded(m), n, k, size, gpu_name, static)
+
+
+@functools.lru_cache(maxsize=4096)
+def _fastest_gather(m: int, n: int, k: int, size: int, gpu_name: str, static: bool) -> str:
+    hosts = cost.hosts_of(gpu_name)
+    if not (m and n and k) or (size > hosts.gpus_per_node and size % hosts.gpus_per_node):
+        return "int8"
+    options = dict(gpu=gpu_name, hosts=hosts, static=static)
+    us = {name: cost.predict(m, n, k, size, way=way, **options).us for name, way in (("float", "gather"), ("int8", "gather_int8"))}
+    return min(us, key=us.get)
 
 
 def _rounded(m: int) -> int:

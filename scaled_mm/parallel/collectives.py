@@ -69,11 +69,23 @@ def gather_rows(mine: torch.Tensor, rows: int, ranks: Ranks) -> torch.Tensor:
 
 
 def gather_columns(mine: torch.Tensor, ranks: Ranks) -> torch.Tensor:
-    """[..., N * ranks] from [..., N] of each rank, in order of rank. Any dtype, the same shape on all ranks."""
-    rows = mine.reshape(-1, mine.shape[-1])
-    everything = rows.new_empty(ranks.size * rows.shape[0], rows.shape[1])
-    _all_gather(everything, rows.contiguous(), group=ranks.group)
-    return everything.view(ranks.size, *rows.shape).movedim(0, 1).reshape(*mine.shape[:-1], ranks.size * mine.shape[-1])
+    """[..., N * ranks] from [..., N] of each rank, in order of rank. Any dtype, the same shape on all ranks.
+
+    What arrives is [ranks, M, N]. One row is a view of it. More are copied as integers that are as wide as the bytes of a part of a row allow: a
+    strided copy by torch moves one element a thread, whatever its size.
+    """
+    m, n = mine.shape[:-1].numel(), mine.shape[-1]
+    everything = mine.new_empty(ranks.size * m, n)
+    _all_gather(everything, mine.reshape(m, n).contiguous(), group=ranks.group)
+    if m > 1 and n:
+        wide = everything.view(_widest(n * mine.element_size()))
+        everything = wide.view(ranks.size, m, wide.shape[1]).movedim(0, 1).contiguous().view(m, -1).view(mine.dtype)
+    return everything.view(*mine.shape[:-1], ranks.size * n)
+
+
+def _widest(size: int) -> torch.dtype:
+    """The widest integer dtype of which `size` bytes are a multiple."""
+    return next(dtype for dtype in (torch.int64, torch.int32, torch.int16, torch.int8) if size % dtype.itemsize == 0)
 
 
 def all_to_all(rows: torch.Tensor, send: list[int], receive: list[int], ranks: Ranks) -> torch.Tensor:

@@ -14,8 +14,7 @@ from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeE
 from scaled_mm.layers.linear_descriptor import as_b
 from scaled_mm.layers.workspace import renamed, whole, workspace_bytes
 from scaled_mm.parallel import choice, collectives
-from scaled_mm.parallel.functional import kind_of, scaled_into
-from scaled_mm.parallel.linear import check_k
+from scaled_mm.parallel.functional import check_k, kind_of, scaled_into
 from scaled_mm.parallel.overlap import chunk_slices
 from scaled_mm.parallel.ranks import Ranks, part_of
 from scaled_mm.products.gemm import create_descriptor

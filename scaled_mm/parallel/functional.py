@@ -1,10 +1,14 @@
-"""Row-parallel linear layers: each rank multiplies its part of K, and int32 sums are reduced before anything is scaled."""
+"""Linear layers of an input whose K is divided over the ranks.
+
+Either the weight's K is divided too: each rank multiplies its part, and int32 sums are reduced before anything is scaled. Or its N is divided: the
+input is gathered, each rank computes its block of the outputs, and these are gathered (`gather_linear`).
+"""
 
 from __future__ import annotations
 
 import torch
 
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.layers.linear import check_linear, int8_linear, transposed
 from scaled_mm.layers.workspace import renamed
 from scaled_mm.nn.quantized import QuantizedActivation
@@ -79,11 +83,76 @@ def all_reduce_linear(
 
 
 @torch.no_grad()
+def gather_linear(
+    x_shard: torch.Tensor,
+    weight_shard: torch.Tensor | PreparedWeight,
+    weight_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    group=None,
+    input_scale: torch.Tensor | None = None,
+    input_zero_point: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    gather_input: str = "int8",
+    gather_output: bool = True,
+) -> torch.Tensor:
+    """y = x W^T + bias, where x is split along K and W along N over the ranks of a group: x is gathered, then the outputs.
+
+    x_shard: float16, bfloat16 or float32 [..., K of this rank]; the same shape and dtype on all ranks.
+    weight_shard: int8 [N of this rank, K of all ranks], or `prepare_weight` of its transpose. weight_scale: float32, one value, [N of this rank],
+    [1, N of this rank] or [N of this rank, 1]. bias: [N of this rank] or [1, N of this rank], in the output's dtype or float32.
+    The arguments below are the same on all ranks. group, input_scale, input_zero_point, out_dtype: see `reduce_scatter_linear`.
+    gather_input: "float": x itself is gathered, and each rank quantizes whole rows: one collective, for few tokens. "int8": each rank quantizes its
+    part with the scale of the whole row, which takes an all-reduce of one float a row unless input_scale is given, and int8 is gathered: half of the
+    bytes of a 16-bit x, for many tokens. The bits are the same.
+    gather_output: True: all ranks get the outputs of all ranks, whose N must be equal. False: [..., N of this rank].
+
+    Returns [..., N of all ranks] or [..., N of this rank], with the bits of `int8_linear` on one process. Bytes that a rank sends for each output,
+    with 16-bit x and outputs: 2 + 2 K / N ("float") or 2 + K / N ("int8"), times (ranks - 1) / ranks. No gradient.
+    Raises a ScaledMMError subclass that names the argument: on CPUs on all ranks. On GPUs, if one rank raises, the others wait until the group's
+    timeout.
+    """
+    ranks = Ranks.of(group)
+
+    def check():
+        choice.check_gather(gather_input)
+        if not isinstance(gather_output, bool):
+            raise BadParamError(f"gather_output: expected True or False, got {gather_output!r}")
+        return _checked(x_shard, weight_shard, weight_scale, bias, input_scale, input_zero_point, out_dtype, ranks.size)
+
+    def facts(found) -> dict[str, object]:
+        b, dtype = found
+        sizes = {"shape": list(x_shard.shape), "dtype": x_shard.dtype, "quantization": kind_of(input_scale, input_zero_point)}
+        options = {"gather_input": gather_input, "gather_output": gather_output}
+        return sizes | options | ({"N": (b.b if isinstance(b, PreparedWeight) else b).shape[1], "out_dtype": dtype} if gather_output else {})
+
+    b, dtype = ranks.checked(device_of(x_shard), check, facts, **_GATHER_ARGUMENTS)
+    found = gathered(x_shard, ranks, gather_input, input_scale, input_zero_point)
+    if isinstance(found, QuantizedActivation):
+        scales = found.scale.reshape(-1, 1), weight_scale.reshape(-1)
+        y = scaled_mm(found.q.reshape(-1, found.shape[-1]), b, *scales, bias, out_dtype=dtype, a_zero_point=found.zero_point)
+        y = y.view(*x_shard.shape[:-1], y.shape[-1])
+    else:
+        static = dict(input_scale=input_scale, input_zero_point=input_zero_point)
+        y = int8_linear(found, weight_shard, weight_scale, bias, **static, out_dtype=dtype)
+    return collectives.gather_columns(y, ranks) if gather_output else y
+
+
+def gathered(x: torch.Tensor, ranks: Ranks, gather_input: str, input_scale, input_zero_point) -> torch.Tensor | QuantizedActivation:
+    """[..., K of all ranks] from x [..., K of this rank]: in its own dtype, or with gather_input="int8" quantized as whole rows are."""
+    if gather_input == "float":
+        return collectives.gather_columns(x, ranks)
+    q, scale, zero_point = quantized(_rows_of(x), ranks, input_scale, input_zero_point)
+    return QuantizedActivation(collectives.gather_columns(q.view(x.shape), ranks), scale, x.dtype, zero_point)
+
+
+@torch.no_grad()
 def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, group=None) -> torch.Tensor | QuantizedActivation:
     """All rows from those of each rank, `part_of(rows, rank, size)`, which `reduce_scatter_linear` leaves: [rows, N] from [rows of this rank, N].
 
-    mine: a tensor of any dtype, or a `QuantizedActivation` of int8 rows with a scale a row, or one, which travels in one collective of N + 4 bytes a
-    row. rows: of all ranks. Raises a ScaledMMError subclass that names the argument; on CPUs on all ranks.
+    mine: a tensor of any dtype, or a `QuantizedActivation` of int8 rows with a scale a row, or one. The scales travel in a collective of their own:
+    in one message with the rows they would be packed and unpacked byte by byte. rows: of all ranks. Raises a ScaledMMError subclass that names the
+    argument; on CPUs on all ranks.
     """
     ranks = Ranks.of(group)
 
@@ -111,10 +180,8 @@ def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, grou
     ranks.checked(device_of(mine.q if isinstance(mine, QuantizedActivation) else mine), check, facts, rows="rows", kind="mine")
     if not isinstance(mine, QuantizedActivation):
         return collectives.gather_rows(mine, rows, ranks)
-    k = mine.q.shape[1]
-    packed = torch.cat((mine.q, collectives.bytes_of(mine.scale.reshape(-1, 1).expand(mine.q.shape[0], 1))), 1)
-    packed = collectives.gather_rows(packed, rows, ranks)
-    return QuantizedActivation(packed[:, :k].contiguous(), collectives.of_bytes(packed[:, k:], torch.float32), mine.dtype, mine.zero_point)
+    scale = mine.scale.reshape(-1, 1).expand(mine.q.shape[0], 1)
+    return QuantizedActivation(*(collectives.gather_rows(part, rows, ranks) for part in (mine.q, scale)), mine.dtype, mine.zero_point)
 
 
 @torch.no_grad()
@@ -132,7 +199,7 @@ def _linear(all_rows, x, weight, weight_scale, bias, group, input_scale, input_z
         return sizes | {"bias": bias is not None, "exact": bool(exact), "via": via, "chunks": chunks}
 
     b, dtype = ranks.checked(device_of(x), check, facts, **_ARGUMENTS)
-    rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.new_empty((x.shape[:-1].numel(), 0))
+    rows = _rows_of(x)
     if exact:
         q, scale, zero_point = quantized(rows, ranks, input_scale, input_zero_point)
         y = linear_of_quantized(q, scale, zero_point, b, weight_scale, bias, dtype, ranks, all_rows, via, chunks)
@@ -154,6 +221,32 @@ _ARGUMENTS = {
     "via": "via",
     "chunks": "chunks",
 }
+
+_GATHER_ARGUMENTS = {
+    "shape": "x_shard",
+    "dtype": "x_shard",
+    "quantization": "input_scale",
+    "gather_input": "gather_input",
+    "gather_output": "gather_output",
+    "N": "weight_shard",
+    "out_dtype": "out_dtype",
+}
+
+
+def _rows_of(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1, x.shape[-1]) if x.shape[-1] else x.new_empty((x.shape[:-1].numel(), 0))
+
+
+def check_k(k: int, zero_point: bool) -> None:
+    """AccumulatorOverflowError if int32 sums over K of all ranks could overflow."""
+    if k > K_BOUNDS[zero_point]:
+        raise AccumulatorOverflowError(f"weight_shard: expected K of all ranks of at most {K_BOUNDS[zero_point]}, got {k}")
+
+
+def check_part(name: str, shape: torch.Size, k: int, size: int) -> None:
+    """BadTensorShapeError, with the argument's name, unless shape is [..., K / ranks]."""
+    if shape[-1] * size != k:
+        raise BadTensorShapeError(f"{name}: expected [..., K of this rank] with K = {k} / {size} ranks, got {list(shape)}")
 
 
 def device_of(tensor: object) -> torch.device | None:
@@ -213,12 +306,18 @@ def scaled_into(out, acc, a_scale, b_scale, bias, buffer) -> None:
         torch.add(y.mul_(a_scale), bias.reshape(1, -1), out=out)
 
 
-def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype) -> tuple[torch.Tensor | PreparedWeight, torch.dtype]:
-    """(the weight as `scaled_mm` takes it, the output's dtype). Raises a ScaledMMError that names the argument."""
+def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype, ranks: int = 1) -> tuple[object, torch.dtype]:
+    """(the weight as `scaled_mm` takes it, the output's dtype). ranks: over which x is divided, if the weight has all of K.
+
+    Raises a ScaledMMError that names the argument."""
     with renamed({"x": "x_shard", "weight": "weight_shard"}):
         check_rows("x", x)
         b = weight if isinstance(weight, PreparedWeight) else transposed(weight)
         k, n = (b.b if isinstance(b, PreparedWeight) else b).shape[-2:]
+        if ranks > 1:
+            check_part("x", x.shape, k, ranks)
+            check_k(k, input_zero_point is not None)
+            k = x.shape[-1]
         dtype = x.dtype if out_dtype is None else out_dtype
         check_linear(x, b, k, n, weight_scale, bias, input_scale, input_zero_point, dtype)
     return b, dtype

@@ -6,13 +6,15 @@ import hashlib
 
 import torch
 
-from scaled_mm.errors import K_BOUNDS, AccumulatorOverflowError, BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.core.checks import check_device
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.quantized import QuantizedActivation
 from scaled_mm.parallel import choice, collectives
-from scaled_mm.parallel.functional import all_reduce_linear, linear_of_quantized, reduce_scatter_linear
+from scaled_mm.parallel.functional import all_reduce_linear, check_k, check_part, gathered, linear_of_quantized, reduce_scatter_linear
 from scaled_mm.parallel.ranks import Ranks, ranks_of
 from scaled_mm.rowwise.arithmetic import FLOATS
+from scaled_mm.rowwise.operands import check_rows
 
 REDUCE = ("reduce_scatter", "all_reduce")
 
@@ -23,12 +25,19 @@ class ColumnParallelInt8Linear(Int8Linear):
 
     forward(x): x as `Int8Linear` takes it, the same on all ranks. Returns [..., N of this rank]. With gather_output=True it returns the outputs of
     all ranks, in order of rank; the N of each rank must be the same. The bits are those of the whole layer. Made by `from_shard`. Raises as
-    `Int8Linear`; with gather_output=True on CPUs on all ranks.
+    `Int8Linear`; with gather_output=True or input_is_parallel=True on CPUs on all ranks.
+
+    With input_is_parallel=True x is [..., K of all ranks / ranks], or a `QuantizedActivation` of that part, quantized with the scale of the whole
+    row, and is gathered first. So the layer takes the place of a `RowParallelInt8Linear` whose weight is divided along N; see `gather_linear`.
     """
 
     is_shard = True
     ranks: Ranks | None = None
     gather_output = False
+    input_is_parallel = False
+    gather_input: str | None = None
+    whole_n = 0  # N of all ranks
+    gpu = ""  # that of all ranks, by which `choice` chooses
 
     @classmethod
     def from_shard(
@@ -42,34 +51,91 @@ class ColumnParallelInt8Linear(Int8Linear):
         input_zero_point: torch.Tensor | None = None,
         symmetric: bool = True,
         gather_output: bool = False,
+        input_is_parallel: bool = False,
+        gather_input: str | None = None,
     ) -> ColumnParallelInt8Linear:
         """weight_shard: int8 [N of this rank, K]. weight_scale: float32, [1, N of this rank] or [N of this rank, 1]. bias: [N of this rank].
-        The other arguments: see `Int8Linear` and the class. A collective: all ranks must call it.
+        input_is_parallel: each rank has its part of K of the input, of equal sizes. gather_input: how such a float input is gathered: "float" or
+        "int8", see `gather_linear`; None: with NCCL what the cost model (`scaled_mm.parallel.cost`) predicts to be fastest for the number of tokens;
+        with gloo, for unknown GPUs and under torch.compile, which all ranks use or none, "int8". Dynamic inputs with symmetric=False are gathered
+        as they are. The other arguments: see `Int8Linear` and the class. A collective: all ranks must call it.
 
-        Raises a ScaledMMError subclass on all ranks if one has a wrong argument, or if K, the kind of input scale or, with gather_output, the N of
-        the ranks differ."""
+        Raises a ScaledMMError subclass on all ranks if one has a wrong argument, if K, the kind of input scale or, with gather_output, the N of
+        the ranks differ, or with input_is_parallel if the number of ranks does not divide K."""
         ranks = Ranks.of(group)
         made: list[ColumnParallelInt8Linear] = []
 
         def facts() -> dict[str, object]:
             _check_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point)
             _check_bool("gather_output", gather_output)
+            _check_bool("input_is_parallel", input_is_parallel)
+            choice.check_gather(gather_input, allow_none=True)
+            if gather_input is not None and not input_is_parallel:
+                raise BadParamError(f"gather_input: expected None unless input_is_parallel=True, got {gather_input!r}")
             layer = cls.from_tensors(weight_shard, weight_scale, bias, input_scale, input_zero_point, symmetric=symmetric)
+            if gather_input == "int8" and layer.input_scale is None and not layer.symmetric:
+                raise BadParamError("gather_input: expected 'float' or None for dynamic inputs with symmetric=False, got 'int8'")
+            if input_is_parallel:
+                if layer.in_features % ranks.size:
+                    raise BadTensorShapeError(f"weight_shard: expected a K that {ranks.size} ranks divide, got {layer.in_features}")
+                check_k(layer.in_features, not layer.symmetric)
             made.append(layer)
-            return _facts(layer) | {"N": layer.out_features, "K": layer.in_features, "gather_output": gather_output}
+            sizes = {"N": layer.out_features, "K": layer.in_features, "gpu": choice.gpu_of(weight_shard.device, ranks)}
+            options = {"gather_output": gather_output, "input_is_parallel": input_is_parallel, "gather_input": gather_input}
+            return _facts(layer) | options | sizes
 
         found = ranks.gather_facts(facts)
+        arguments = {name: name for name in ("gather_output", "input_is_parallel", "gather_input")}
         of_sizes = {"K": "weight_shard"} | ({"N": "weight_shard"} if gather_output else {})
-        ranks.require_same(found, gather_output="gather_output", **of_sizes, **_INPUTS)
+        ranks.require_same(found, **arguments, **of_sizes, **_INPUTS)
         made[0].ranks, made[0].gather_output = ranks, gather_output
+        made[0].input_is_parallel, made[0].gather_input = input_is_parallel, gather_input
+        made[0].whole_n = sum(of_rank["N"] for of_rank in found)
+        made[0].gpu = choice.common_gpu(found)
         return made[0]
 
     def forward(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor:
+        if self.input_is_parallel:
+            y = super().forward(self._gathered(x))
+            return collectives.gather_columns(y, self.ranks) if self.gather_output else y
         if not self.gather_output:
             return super().forward(x)
         forward, ranks = super().forward, ranks_of(self)
         y = ranks.checked(self.weight.device, lambda: forward(x), lambda y: {"shape": list(y.shape[:-1]), "dtype": y.dtype}, shape="x", dtype="x")
         return collectives.gather_columns(y, ranks)
+
+    @torch.no_grad()
+    def _gathered(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor | QuantizedActivation:
+        """The whole rows, in int8 or as they are, for `Int8Linear`."""
+
+        def facts(_) -> dict[str, object]:
+            quantized = isinstance(x, QuantizedActivation)
+            kind = f"zero point {x.zero_point is not None}" if quantized else "float"
+            return {"shape": list(x.shape), "dtype": x.dtype, "kind": kind}
+
+        self.ranks.checked(self.weight.device, lambda: self._check_part(x), facts, shape="x", dtype="x", kind="x")
+        if isinstance(x, QuantizedActivation):
+            return QuantizedActivation(collectives.gather_columns(x.q, self.ranks), x.scale, x.dtype, x.zero_point)
+        return gathered(x, self.ranks, self._way(x.shape[:-1].numel()), self.input_scale, self.input_zero_point)
+
+    def _way(self, rows: int) -> str:
+        if self.input_scale is None and not self.symmetric:
+            return "float"
+        sizes = rows, self.whole_n, self.in_features, self.ranks.size, self.gpu
+        return choice.choose_gather(*sizes, static=self.input_scale is not None, gather_input=self.gather_input)
+
+    def _check_part(self, x: torch.Tensor | QuantizedActivation) -> None:
+        q = x.q if isinstance(x, QuantizedActivation) else x
+        if q is x:
+            check_rows("x", x)
+        elif q.dtype is not torch.int8 or x.scale.dtype is not torch.float32:
+            raise BadTensorDtypeError(f"x: expected int8 with float32 scales, got {q.dtype} with {x.scale.dtype}")
+        elif x.scale.numel() not in (1, q.shape[:-1].numel()):
+            raise BadTensorShapeError(f"x: expected a scale a row or one, got {list(q.shape)} and {list(x.scale.shape)}")
+        check_part("x", q.shape, self.in_features, self.ranks.size)
+        check_device("x", q, self.weight.device)
+        if q is not x:
+            check_k(self.in_features, x.zero_point is not None)
 
 
 class RowParallelInt8Linear(Int8Linear):
@@ -195,12 +261,6 @@ def _facts(layer: Int8Linear) -> dict[str, object]:
 def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise BadParamError(f"{name}: expected True or False, got {value!r}")
-
-
-def check_k(k: int, zero_point: bool) -> None:
-    """AccumulatorOverflowError if int32 sums over K of all ranks could overflow."""
-    if k > K_BOUNDS[zero_point]:
-        raise AccumulatorOverflowError(f"weight_shard: expected K of all ranks of at most {K_BOUNDS[zero_point]}, got {k}")
 
 
 def _check_tensors(weight, weight_scale, bias, input_scale, input_zero_point) -> None:

@@ -58,7 +58,21 @@ def test_the_record_holds_what_the_model_says(tmp_path, capsys):
         chunks = cost.best_chunks(8192, 8192, 28672, 8, **options)
         assert (way.chunks, way.us) == (chunks, pytest.approx(cost.predict(8192, 8192, 28672, 8, chunks=chunks, **options).us, abs=0.01))
         assert sum(way.parts.values()) - way.hidden == pytest.approx(way.us, abs=0.1) and way.us <= way.plain_us
-        assert way.sent == round(cost.sent_bytes(8192, 8192, 8, **options))
+        assert way.sent == round(cost.sent_bytes(8192, 8192, 8, **options, k=28672))
+
+
+def test_a_simulation_of_before_the_ways_that_gather_still_renders(tmp_path, capsys):
+    assert bench.run(parse(*SMALL, "--out", str(tmp_path))) == frame.OK
+    path = tmp_path / "parallel.json"
+    document = json.loads(path.read_text())
+    for layer in document["linear"]:
+        layer["ways"] = {name: way for name, way in layer["ways"].items() if "gather" not in name}
+    for layer in document["decoders"]:
+        layer["us"] = {name: us for name, us in layer["us"].items() if "gather" not in name}
+    path.write_text(json.dumps(document))
+    assert bench.run(parse("parallel", "--render", str(tmp_path))) == frame.OK
+    text = (tmp_path / report.PARALLEL_MD).read_text()
+    assert "`exact_int8`" in text and "gather_int8" not in text
 
 
 def test_a_decoder_layer_is_the_sum_of_its_linear_layers():
@@ -118,7 +132,8 @@ def test_two_processes_measure_every_way_and_write_a_report(tmp_path):
     assert [(one.shape, one.M) for one in made.measured] == [(name, m) for name in ("tiny", "experts of tiny") for m in (3, 256)]
     for layer in made.measured:
         exact = {way.name: way.bit_equal for way in layer.ways if way.bit_equal is not None}
-        assert set(exact) == ({"replicated", "all_to_all"} if "experts" in layer.shape else {"exact", "exact_int8", "exact_all_reduce"})
+        linear = {"exact", "exact_int8", "exact_all_reduce", "gather", "gather_int8"}
+        assert set(exact) == ({"replicated", "all_to_all"} if "experts" in layer.shape else linear)
         assert all(exact.values()) and all(way.us > 0 and len(way.samples) == 15 for way in layer.ways)
     assert {way.chunks for way in made.measured[0].ways} == {1} and {way.chunks for way in made.measured[1].ways} == {1, 2, 4}
     text = (tmp_path / report.PARALLEL_MD).read_text()

@@ -45,6 +45,52 @@ def linear_layers_have_the_bits_of_a_cpu(rank, size):
         assert torch.equal(gathers(x.to(DEVICE)).cpu(), sm.int8_linear(x, weight, scale))
 
 
+def gathered_inputs_have_the_bits_of_a_cpu(rank, size):
+    """With NCCL also captured in a CUDA graph, and replayed with other inputs."""
+    import torch.distributed as dist
+
+    static = {"input_scale": torch.tensor([0.31]), "input_zero_point": torch.tensor([-9], dtype=torch.int8)}
+    columns, rows = part(K, rank, size), part(N, rank, size)
+    for tokens, dtype in ((0, torch.float32), (1, torch.bfloat16), (7, torch.float32), (300, torch.float16)):
+        x, weight, scale, bias = operands(tokens, dtype)
+        of_x, *shards = on_gpu(x[:, columns], weight[rows], scale[rows], bias[rows])
+        prepared = sm.prepare_weight(shards[0].contiguous().t())
+        q, of_rows = on_gpu(*sm.quantize_int8(x))
+        for inputs in ({}, static):
+            want = sm.int8_linear(x, weight, scale, bias, **inputs)
+            given = {name: tensor.to(DEVICE) for name, tensor in inputs.items()}
+            for way in parallel.choice.GATHER_INPUT:
+                for w in (shards[0], prepared):
+                    assert torch.equal(parallel.gather_linear(of_x, w, *shards[1:], **given, gather_input=way).cpu(), want)
+                mine = parallel.gather_linear(of_x, *shards, **given, gather_input=way, gather_output=False)
+                assert torch.equal(mine.cpu(), want[:, rows])
+            for way in (None, *parallel.choice.GATHER_INPUT):
+                options = dict(input_is_parallel=True, gather_output=True, gather_input=way)
+                made = parallel.ColumnParallelInt8Linear.from_shard(*shards, **given, **options)
+                assert torch.equal(made(of_x).cpu(), want)
+                y = made(nn.QuantizedActivation(q[:, columns], of_rows, x.dtype))
+                assert torch.equal(y.cpu(), sm.int8_linear(x, weight, scale, bias))
+                if DEVICE == "cpu" or tokens == 0 or "nccl" not in dist.get_backend_config():
+                    continue
+                graph, fixed = torch.cuda.CUDAGraph(), of_x.clone()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog queries events in a thread of its own
+                    y = made(fixed)
+                other = x.flip(0) * 3
+                fixed.copy_(other[:, columns])
+                graph.replay()
+                assert torch.equal(y.cpu(), sm.int8_linear(other, weight, scale, bias, **inputs))
+
+
+def gathered_rows_with_a_nan_arrive(rank, size):
+    x, weight, scale, _ = operands(5)
+    x[1, 2], x[3, K - 1] = float("nan"), float("-inf")
+    shards = on_gpu(x[:, part(K, rank, size)], weight[part(N, rank, size)], scale[part(N, rank, size)])
+    want = sm.int8_linear(x, weight, scale)
+    for way in parallel.choice.GATHER_INPUT:
+        found = parallel.gather_linear(*shards, gather_input=way).cpu()
+        assert torch.equal(found[[0, 2, 4]], want[[0, 2, 4]]) and found[[1, 3]].isnan().all()
+
+
 def rows_with_a_nan_arrive_on_every_rank(rank, size):
     x, weight, scale, _ = operands(5)
     x[1, 2], x[3, K - 1] = float("nan"), float("-inf")

@@ -64,6 +64,148 @@ def modules_have_the_bits_of_one_process(rank, size):
         assert torch.equal(layer(x.view(2, 3, K)), want if gather else want[..., rows])
 
 
+def gathered_inputs_have_the_bits_of_one_process(rank, size):
+    """0 to 12 tokens, dtypes, static scales and zero points, biases, a prepared weight; the outputs of all ranks and of this one."""
+    columns, rows = part(K, rank, size), part(N, rank, size)
+    scaled = {"input_scale": torch.tensor([0.31])}
+    for tokens in (0, 1, 2, 7, 12):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            x, weight, scale, bias = operands(tokens, dtype)
+            for of_bias in (None, bias):
+                for static in ({}, scaled, {**scaled, "input_zero_point": torch.tensor([-9], dtype=torch.int8)}):
+                    want = sm.int8_linear(x, weight, scale, of_bias, **static)
+                    mine = sm.prepare_weight(weight[rows].contiguous().t()) if tokens == 7 else weight[rows]
+                    shards = x[:, columns], mine, scale[rows], None if of_bias is None else of_bias[rows]
+                    for way in parallel.choice.GATHER_INPUT:
+                        assert torch.equal(parallel.gather_linear(*shards, **static, gather_input=way), want)
+                        assert torch.equal(parallel.gather_linear(*shards, **static, gather_input=way, gather_output=False), want[:, rows])
+    x, weight, scale, bias = operands(6, torch.bfloat16)
+    shards = x.view(2, 3, K)[..., columns], weight[rows], scale[rows].view(-1), bias[rows].float()
+    want = sm.int8_linear(x, weight, scale, bias.float(), out_dtype=torch.float32).view(2, 3, N)
+    for way in parallel.choice.GATHER_INPUT:
+        assert torch.equal(parallel.gather_linear(*shards, out_dtype=torch.float32, gather_input=way), want)
+        assert torch.equal(parallel.gather_linear(shards[0][1, 2], *shards[1:], out_dtype=torch.float32, gather_input=way), want[1, 2])
+    uneven = [slice(0, 3), slice(3, 4), slice(4, 20), slice(20, N)][rank] if rank < size - 1 else slice((3, 4, 20)[size - 2], N)
+    y = parallel.gather_linear(x[:, columns], weight[uneven], scale[uneven], gather_output=False)  # blocks of N that are not gathered may differ
+    assert torch.equal(y, sm.int8_linear(x, weight, scale)[:, uneven])
+
+
+def column_parallel_layers_of_a_divided_input_have_the_bits_of_one_process(rank, size):
+    columns, rows = part(K, rank, size), part(N, rank, size)
+    from_shard = parallel.ColumnParallelInt8Linear.from_shard
+    static = {"input_scale": torch.tensor([0.31])}
+    zero = {**static, "input_zero_point": torch.tensor([-9], dtype=torch.int8)}
+    for tokens, dtype in ((6, torch.float32), (1, torch.bfloat16), (0, torch.float16)):
+        x, weight, scale, bias = operands(tokens, dtype)
+        for inputs in ({}, static, zero, {"symmetric": False}):
+            layer = nn.Int8Linear.from_tensors(weight, scale, bias, **inputs)
+            want = layer(x)
+            for way in (None, *(("float",) if "symmetric" in inputs else parallel.choice.GATHER_INPUT)):
+                for gather in (False, True):
+                    options = {"input_is_parallel": True, "gather_input": way, "gather_output": gather}
+                    made = from_shard(weight[rows], scale[rows], bias[rows], **inputs, **options)
+                    assert torch.equal(made(x[:, columns]), want if gather else want[:, rows])
+            made = from_shard(weight[rows], scale[rows], bias[rows], **inputs, input_is_parallel=True, gather_output=True)
+            quantized = nn.QuantizedActivation(*sm.quantize_int8(x)[:2], x.dtype)
+            part_of_it = nn.QuantizedActivation(quantized.q[:, columns], quantized.scale, x.dtype)
+            assert torch.equal(made(part_of_it), layer(quantized))
+            part_of_it = nn.QuantizedActivation(quantized.q[:, columns], torch.tensor([0.5]), x.dtype, torch.tensor([3], dtype=torch.int8))
+            assert torch.equal(made(part_of_it), layer(nn.QuantizedActivation(quantized.q, torch.tensor([0.5]), x.dtype, part_of_it.zero_point)))
+    x, weight, scale, bias = operands(6)
+    made = from_shard(weight[rows], scale[rows], bias[rows], input_is_parallel=True, gather_output=True)
+    assert torch.equal(made(x.view(2, 3, K)[..., columns]), sm.int8_linear(x, weight, scale, bias).view(2, 3, N))
+    assert copy.deepcopy(made).ranks is made.ranks and made.input_is_parallel
+
+
+def rows_that_are_not_finite_are_gathered(rank, size):
+    columns, rows = part(K, rank, size), part(N, rank, size)
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for column in (5, K - 1):
+            x, weight, scale, bias = operands(3)
+            x[1, column] = value
+            want = sm.int8_linear(x, weight, scale, bias)
+            for way in parallel.choice.GATHER_INPUT:
+                found = parallel.gather_linear(x[:, columns], weight[rows], scale[rows], bias[rows], gather_input=way)
+                assert torch.equal(found[[0, 2]], want[[0, 2]]) and found[1].isnan().all() and want[1].isnan().all()
+
+
+def wrong_gathers_are_refused_on_all(rank, size):
+    x, weight, scale, bias = operands(4, torch.bfloat16)
+    columns, rows, last = part(K, rank, size), part(N, rank, size), rank == size - 1
+    given = dict(x_shard=x[:, columns], weight_shard=weight[rows], weight_scale=scale[rows], bias=bias[rows])
+    for name, wrong, message in (
+        ("x_shard", x, rf"x_shard: expected \[..., K of this rank\] with K = {K} / {size} ranks, got"),
+        ("x_shard", x[:3, columns], "x_shard: expected the same shape on all . ranks"),
+        ("x_shard", x[:, columns].float(), "bias: expected torch.float32|bias: expected|x_shard: expected the same dtype"),
+        ("x_shard", None, "x_shard: expected"),
+        ("weight_shard", weight[rows].float(), "weight_shard: expected int8"),
+        ("weight_scale", scale[rows].half(), "weight_scale: expected"),
+        ("bias", bias, "bias: expected"),
+        ("input_scale", torch.ones(1), "input_scale: expected the same quantization on all"),
+        ("gather_input", "float", "gather_input: expected the same on all"),
+        ("gather_input", "fp8", "gather_input: expected 'float' or 'int8', got 'fp8'"),
+        ("gather_output", False, "gather_output: expected the same on all"),
+        ("gather_output", 1, "gather_output: expected True or False, got 1"),
+        ("out_dtype", torch.int8, "out_dtype: expected float16, bfloat16 or float32"),
+        ("out_dtype", torch.float16, "out_dtype: expected the same on all|bias: expected"),
+    ):
+        with pytest.raises(sm.ScaledMMError, match=message):
+            parallel.gather_linear(**given | ({name: wrong} if last else {}))
+    fewer = slice(rows.start, rows.stop - last)
+    shorter = given | dict(weight_shard=weight[fewer], weight_scale=scale[fewer], bias=bias[fewer])
+    with pytest.raises(sm.BadParamError, match="weight_shard: expected the same N on all"):
+        parallel.gather_linear(**shorter)
+    with pytest.raises(sm.AccumulatorOverflowError, match="weight_shard: expected K of all ranks of at most 131071"):
+        k = (131072 // size + 1) * size
+        parallel.gather_linear(torch.zeros(1, k // size), torch.zeros(1, k, dtype=torch.int8), torch.ones(1))
+
+    column = parallel.ColumnParallelInt8Linear.from_shard
+    shards = weight[rows], scale[rows]
+    for message, make in (
+        ("input_is_parallel: expected the same on all", lambda: column(*shards, input_is_parallel=last)),
+        ("input_is_parallel: expected True or False, got 2", lambda: column(*shards, input_is_parallel=2 if last else True)),
+        ("gather_input: expected the same on all", lambda: column(*shards, input_is_parallel=True, gather_input="float" if last else None)),
+        ("gather_input: expected None, 'float' or 'int8'", lambda: column(*shards, input_is_parallel=True, gather_input="x" if last else None)),
+        ("gather_input: expected None unless input_is_parallel=True", lambda: column(*shards, gather_input="int8")),
+        ("gather_input: expected 'float' or None", lambda: column(*shards, input_is_parallel=True, gather_input="int8", symmetric=False)),
+        (f"weight_shard: expected a K that {size} ranks divide", lambda: column(weight[rows, :-1], scale[rows], input_is_parallel=True)),
+        ("weight_shard: expected the same N on all", lambda: column(weight[fewer], scale[fewer], input_is_parallel=True, gather_output=True)),
+    ):
+        with pytest.raises(sm.ScaledMMError, match=message):
+            make()
+    layer = column(*shards, input_is_parallel=True, gather_output=True)
+    q = torch.zeros(4, K // size, dtype=torch.int8)
+    for good, wrong, message in (
+        (x[:, columns], x, rf"x: expected \[..., K of this rank\] with K = {K} / {size} ranks, got"),
+        (x[:, columns], x[:2, columns], "x: expected the same shape on all . ranks"),
+        (x[:, columns], x[:, columns].float(), "x: expected the same dtype on all . ranks"),
+        (x[:, columns], q, "x: expected"),
+        (x[:, columns], nn.QuantizedActivation(q, torch.ones(4, 1), x.dtype), "x: expected the same kind on all . ranks"),
+        (x[:, columns], nn.QuantizedActivation(q, torch.ones(3, 1), x.dtype), "x: expected a scale a row or one"),
+        (x[:, columns], nn.QuantizedActivation(q.float(), torch.ones(4, 1), x.dtype), "x: expected int8 with float32 scales"),
+    ):
+        with pytest.raises(sm.ScaledMMError, match=message):
+            layer(wrong if last else good)
+
+
+def columns_are_gathered(rank, size):
+    """Widths of all alignments, one row and none; slices that begin at odd addresses; NaN's bits."""
+    from scaled_mm.parallel import collectives
+    from scaled_mm.parallel.ranks import Ranks
+
+    ranks, generator = Ranks.of(None), torch.Generator().manual_seed(0)
+    for n in (0, 1, 2, 3, 4, 6, 8, 12, 24):
+        for shape in ((0,), (1,), (5,), (2, 3), ()):
+            content = torch.randint(-128, 128, (*shape, n * size * 8), dtype=torch.int8, generator=generator)
+            for dtype in (torch.int8, torch.bfloat16, torch.float32, torch.int64):
+                whole = content[..., : n * size * dtype.itemsize].contiguous()
+                as_dtype = whole.view(dtype) if n else torch.empty(*shape, 0, dtype=dtype)
+                mine = as_dtype[..., n * rank : n * (rank + 1)]
+                found = collectives.gather_columns(mine, ranks)
+                assert (found.dtype, found.shape) == (dtype, as_dtype.shape) and found.is_contiguous(), (n, shape, dtype, found.shape)
+                assert not n or torch.equal(found.view(torch.int8), whole)
+
+
 def a_descriptor_has_the_bits_of_one_process(rank, size):
     """Rows that ranks divide and do not, fewer than ranks, and none; chunks; static scales and zero points; a prepared weight."""
     static = {"input_scale": torch.tensor([0.31]), "input_zero_point": torch.tensor([-9], dtype=torch.int8)}

@@ -20,6 +20,11 @@ WORKER = Path(__file__).with_name("worker.py")
 CHECKS = [
     "linear_checks:row_parallel_has_the_bits_of_one_process",
     "linear_checks:modules_have_the_bits_of_one_process",
+    "linear_checks:gathered_inputs_have_the_bits_of_one_process",
+    "linear_checks:column_parallel_layers_of_a_divided_input_have_the_bits_of_one_process",
+    "linear_checks:rows_that_are_not_finite_are_gathered",
+    "linear_checks:wrong_gathers_are_refused_on_all",
+    "linear_checks:columns_are_gathered",
     "linear_checks:a_descriptor_has_the_bits_of_one_process",
     "linear_checks:wrong_descriptors_are_refused_on_all",
     "linear_checks:rows_are_gathered",

@@ -1,4 +1,4 @@
-"""The simulated cost model: limits that must hold, hand-computed examples, and what is refused."""
+"""The cost model: limits that must hold, hand-computed examples, what was measured, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import timeit
 import pytest
 
 from scaled_mm.errors import BadParamError
-from scaled_mm.parallel import cost
+from scaled_mm.parallel import choice, cost
+from scaled_mm.parallel.cost import linear
 from scaled_mm.parallel.cost.collectives import KINDS
 from scaled_mm.parallel.cost.experts import reached_ranks
-from scaled_mm.parallel.cost.linear import CHUNKS
+from scaled_mm.parallel.cost.linear import CHUNKS, INPUT_BYTES
 
 H200 = "NVIDIA H200"
 HOSTS = cost.hosts_of(H200)
@@ -59,11 +60,14 @@ def test_slower_links_are_slower_and_a_network_is_slower_than_a_link():
 
 
 def test_the_bytes_of_each_way_are_those_of_its_collectives():
-    per_output = {way: cost.sent_bytes(64, 4096, 8, way=way, static=True) / (64 * 4096 * 7 / 8) for way in cost.WAYS}
+    per_output = {way: cost.sent_bytes(64, 4096, 8, way=way, static=True, k=14336) / (64 * 4096 * 7 / 8) for way in cost.WAYS}
+    assert per_output["gather"] == 2 + 2 * 3.5 and per_output["gather_int8"] == 2 + 3.5
     assert per_output["bf16"] == 4 and per_output["exact"] == 6 and per_output["exact_all_reduce"] == 8
     assert per_output["exact_int8"] == pytest.approx(5, abs=0.001)  # and a scale for each row
     scales = 2 * 4 * 64 * 7 / 8
     assert cost.sent_bytes(64, 4096, 8) == cost.sent_bytes(64, 4096, 8, static=True) + scales
+    gathered = [cost.sent_bytes(64, 4096, 8, way=way, static=static, k=4096) for way in ("gather", "gather_int8") for static in (False, True)]
+    assert gathered[0] == gathered[1] and gathered[2] == gathered[3] + scales
     assert cost.sent_bytes(64, 4096, 8, way="bf16") == cost.sent_bytes(64, 4096, 8, way="bf16", static=True)
     assert cost.sent_bytes(1, 4096, 8, static=True) == cost.sent_bytes(8, 4096, 8, static=True)  # rows are padded
     assert cost.sent_bytes(64, 4096, 1) == 0.0
@@ -75,18 +79,25 @@ def test_the_parts_of_a_way_are_its_steps(m, n, k, ranks):
     always = {"quantize", "product", "reduce", "norm"}
     exact = always | {"maximum", "scales"}
     steps = {"exact": exact | {"scale", "gather"}, "exact_int8": exact | {"scale", "gather"}, "exact_all_reduce": exact | {"scale"}, "bf16": always}
+    steps["gather"] = {"quantize", "input", "product", "gather", "norm"} | ({"columns"} if m > 1 else set())
+    steps["gather_int8"] = steps["gather"] | {"maximum", "scales"}
     assert {way: set(one.parts) for way, one in found.items()} == steps
     assert all(us > 0 and math.isfinite(us) for one in found.values() for us in one.parts.values())
     assert all(one.hidden == pytest.approx(0) and one.us == pytest.approx(sum(one.parts.values())) for one in found.values())
     static = cost.predict(m, n, k, ranks, static=True)
     assert found["exact"].us - static.us == pytest.approx(found["exact"].parts["maximum"] + found["exact"].parts["scales"])
-    assert found["exact_int8"].us < found["exact"].us  # the same reduction, fewer bytes after it
+    assert found["exact_int8"].parts["norm"] <= found["exact"].parts["norm"]  # of the rank's rows
+    assert found["gather_int8"].parts["input"] < found["gather"].parts["input"]
+    assert found["gather"].parts["gather"] <= found["exact"].parts["gather"]  # rows are not padded
+    assert cost.predict(m, n, k, ranks, way="gather", static=True) == found["gather"]
     assert set(cost.predict(m, n, k, 1, chunks=4).parts) == {"quantize", "product", "norm"}
 
 
-@pytest.mark.parametrize("way", cost.WAYS)
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("way", [way for way in cost.WAYS if way not in INPUT_BYTES])
 @pytest.mark.parametrize("m, n, k, ranks", SHAPES)
-def test_overlap_is_bounded_by_both_resources_and_the_best_chunks_are_the_fastest(m, n, k, ranks, way):
+def test_overlap_is_bounded_by_both_resources_and_the_best_chunks_are_the_fastest(m, n, k, ranks, way, overlap, monkeypatch):
+    monkeypatch.setattr(linear, "OVERLAP", overlap)
     times = {}
     for chunks in CHUNKS:
         one = cost.predict(m, n, k, ranks, way=way, chunks=chunks)
@@ -94,7 +105,7 @@ def test_overlap_is_bounded_by_both_resources_and_the_best_chunks_are_the_fastes
         span = both - one.hidden
         assert max(one.parts["product"], one.parts["reduce"]) <= span + 1e-9 and span <= both + 1e-9
         times[chunks] = one.us
-    best = cost.best_chunks(m, n, k, ranks, way=way)
+    best = cost.best_chunks.__wrapped__(m, n, k, ranks, way=way)
     assert times[best] == min(times.values()) and best == min(c for c in times if times[c] == times[best])
 
 
@@ -112,9 +123,26 @@ def test_chunks_hold_each_row_once(m, ranks, chunks):
     assert max(each for each, _ in found) - min(each for each, _ in found) <= 1
 
 
-def test_overlap_pays_for_large_products_and_not_for_small_ones():
-    assert cost.best_chunks(1, 8192, 28672, 8) == cost.best_chunks(64, 8192, 28672, 8) == cost.best_chunks(2048, 8192, 28672, 1) == 1
-    assert cost.best_chunks(8192, 8192, 28672, 8) > 1
+def test_chunks_do_not_pay_where_they_were_measured_not_to():
+    """Layers of Llama 3 8B and 70B on two H200s."""
+    for n, k in ((4096, 4096), (4096, 14336), (8192, 8192), (8192, 28672)):
+        for m in (1, 16, 64, 256, 2048, 8192):
+            assert {cost.best_chunks(m, n, k, 2, way=way, static=static) for way in cost.WAYS for static in (False, True)} == {1}
+            assert choice.choose(m, n, k, 2, H200, all_rows=True, static=False, via=None, chunks=None).chunks == 1
+
+
+def test_chunks_would_pay_for_large_products_if_overlap_hid_time(monkeypatch):
+    monkeypatch.setattr(linear, "OVERLAP", 1.0)
+    best = cost.best_chunks.__wrapped__
+    assert best(1, 8192, 28672, 8) == best(64, 8192, 28672, 8) == best(2048, 8192, 28672, 1) == 1 and best(8192, 8192, 28672, 8) > 1
+
+
+def test_few_tokens_are_gathered_as_they_are_and_many_in_int8():
+    options = dict(static=False, gather_input=None)
+    assert [choice.choose_gather(m, 8192, 28672, 2, H200, **options) for m in (1, 16, 2048, 8192)] == ["float", "float", "int8", "int8"]
+    assert choice.choose_gather(1, 8192, 28672, 2, "", **options) == choice.choose_gather(1, 8192, 28672, 1, H200, **options) == "int8"
+    assert choice.choose_gather(0, 8192, 28672, 2, H200, **options) == "int8"
+    assert choice.choose_gather(2048, 8192, 28672, 2, H200, static=False, gather_input="float") == "float"
 
 
 def test_best_chunks_of_a_repeated_call_takes_microseconds():
@@ -156,7 +184,9 @@ def test_experts_travel_in_the_steps_of_their_way():
         (lambda: cost.predict(1, 8, 8.0, 2), "k: expected an integer >= 1, got 8.0"),
         (lambda: cost.predict(1, 8, 8, True), "ranks: expected an integer >= 1, got True"),
         (lambda: cost.predict(1, 8, 8, 12), r"ranks: expected at most 8 \(gpus_per_node\) or a multiple of it, got 12"),
-        (lambda: cost.predict(1, 8, 8, 2, way="fp8"), "way: expected one of exact, exact_int8, exact_all_reduce, bf16, got 'fp8'"),
+        (lambda: cost.predict(1, 8, 8, 2, way="fp8"), "way: expected one of exact, exact_int8, .*, bf16, got 'fp8'"),
+        (lambda: cost.predict(1, 8, 8, 2, way="gather", chunks=2), "chunks: expected 1 with way='gather', got 2"),
+        (lambda: cost.sent_bytes(1, 8, 2, way="gather_int8"), "k: expected an integer >= 1, got None"),
         (lambda: cost.predict(1, 8, 8, 2, chunks=0), "chunks: expected an integer >= 1, got 0"),
         (lambda: cost.predict(1, 8, 8, 2, gpu="H200"), "gpu: expected one of NVIDIA H200, .*, got 'H200'"),
         (lambda: cost.predict(1, 8, 8, 2, gpu=cost.facts_of(H200)), "hosts: expected Hosts beside a GPU's facts, got None"),

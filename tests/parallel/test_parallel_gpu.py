@@ -12,6 +12,8 @@ from test_parallel import run_ranks
 pytestmark = pytest.mark.gpu
 CHECKS = [
     "gpu_checks:linear_layers_have_the_bits_of_a_cpu",
+    "gpu_checks:gathered_inputs_have_the_bits_of_a_cpu",
+    "gpu_checks:gathered_rows_with_a_nan_arrive",
     "gpu_checks:rows_with_a_nan_arrive_on_every_rank",
     "gpu_checks:a_descriptor_has_the_bits_of_a_cpu",
     "gpu_checks:experts_have_the_bits_of_a_cpu",

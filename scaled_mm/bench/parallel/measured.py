@@ -29,7 +29,7 @@ def linear(shapes: Iterable[str], ms: Sequence[int], ranks: Ranks, device: torch
             progress(f"{shape}, {m} tokens")
             chunks = {1} if m < OVERLAP_FROM else {1, 2, 4}
             if gpu and ranks.size > 1:
-                chunks.add(cost.best_chunks(m, n, k, ranks.size, gpu=gpu))
+                chunks.add(cost.best_chunks(m, n, k, ranks.size, gpu=gpu))  # 1, as long as chunks hide no time
             layer = LinearLayer(m, n, k, ranks, device, seed)
             wanted = {static: layer.one_gpu(static) for static in (False, True)}
             ways = []

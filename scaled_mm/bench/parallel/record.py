@@ -7,7 +7,7 @@ from typing import ClassVar
 from scaled_mm.measure.record import Document, Model
 
 #: Ways with a static scale of the activation: way of the cost model by name.
-STATIC = {"exact_static": "exact", "exact_int8_static": "exact_int8", "exact_all_reduce_static": "exact_all_reduce"}
+STATIC = {f"{way}_static": way for way in ("exact", "exact_int8", "exact_all_reduce", "gather", "gather_int8")}
 
 
 class MeasuredWay(Model):
@@ -63,7 +63,8 @@ class WayRecord(Model):
 
 
 class LinearRecord(Model):
-    """A row-parallel layer of M tokens, [N, K] over all ranks. single_us: on one GPU. ways: those of the cost model and of STATIC."""
+    """A layer of M tokens whose input is divided along K, [N, K] over all ranks. single_us: on one GPU. ways: those of the cost model and of STATIC;
+    reports of before the ways gather and gather_int8 lack these."""
 
     shape: str
     M: int

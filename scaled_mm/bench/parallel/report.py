@@ -22,9 +22,13 @@ WAYS: dict[str, str] = {
     EXACT: "int32 reduce-scatter, scaled once, bfloat16 all-gather",
     "exact_int8": "int32 reduce-scatter; residual, norm and quantizer on the rank's rows; int8 all-gather",
     "exact_all_reduce": "int32 all-reduce, scaled on every rank",
+    "gather": "the bfloat16 input is gathered, each rank computes a block of the outputs, bfloat16 all-gather of these",
+    "gather_int8": "`gather`, but each rank quantizes its part with the scale of whole rows, and int8 is gathered",
     "exact_static": "`exact` with a static scale of the activation: no maxima of rows are reduced",
     "exact_int8_static": "`exact_int8` with a static scale of the activation",
     "exact_all_reduce_static": "`exact_all_reduce` with a static scale of the activation",
+    "gather_static": "`gather` with a static scale of the activation: the same time",
+    "gather_int8_static": "`gather_int8` with a static scale of the activation: no maxima of rows are reduced",
 }
 NOTHING_MEASURED = "**Nothing was measured.** All times are predictions of a cost model; no collective and no product ran."
 
@@ -50,15 +54,20 @@ def contents(document: ParallelDocument, drawn: list[Path] | None = None) -> lis
         Text(
             "The model and its sources: `scaled_mm/parallel/cost`. Products: the time model of kernels, which is fitted to one GPU. Collectives: "
             "NCCL's own tuning model, without NVLink multicast; engines have an all-reduce of their own for few tokens, which is faster. "
-            "Microseconds of a row-parallel layer with M tokens, from its float input to the int8 input of the next layer on every rank. Not in it: "
-            "the host's time, ranks that arrive late, and memory traffic of a collective beside a product."
+            "Microseconds of a layer with M tokens whose input is divided along K, from its float input to the int8 input of the next layer on every "
+            "rank. Not in it: the host's time, ranks that arrive late, and memory traffic of a collective beside a product."
         ),
-        Items([f"`{way}`: {what}" for way, what in WAYS.items()]),
+        Items([f"`{way}`: {what}" for way, what in _ways(document).items()]),
         *_linear(document),
         *_decoders(document),
         *_experts(document),
         *plots_section(drawn),
     ]
+
+
+def _ways(document: ParallelDocument) -> dict[str, str]:
+    """Those of WAYS that were simulated: earlier reports lack the ways that gather the input."""
+    return {way: what for way, what in WAYS.items() if all(way in one.ways for one in document.linear)}
 
 
 def _title(document: ParallelDocument) -> str:
@@ -91,8 +100,8 @@ def _measured(document: ParallelDocument) -> Iterator[Part]:
     yield Heading(1, _title(document))
     yield Text(
         f"{said.link}; torch {environment.torch}, driver {environment.driver}; commit {commit(environment)}, {document.created}. Each time is the "
-        "median of 15 replays of a CUDA graph (no graph: of a loop on the host), from where all ranks are ready, on the slowest rank. A row-parallel "
-        "layer goes from the rank's part of the float input to the int8 input of the next layer on every rank. Experts go from float tokens to the "
+        "median of 15 replays of a CUDA graph (no graph: of a loop on the host), from where all ranks are ready, on the slowest rank. A linear layer "
+        "goes from the rank's part of the float input to the int8 input of the next layer on every rank. Experts go from float tokens to the "
         "results of all tokens on every rank. Weights of linear layers rotate, so they come from memory; those of experts that few tokens choose may "
         "stay in L2. Predicted: by the cost model of `scaled_mm/parallel/cost`."
     )
@@ -113,26 +122,27 @@ def _measured(document: ParallelDocument) -> Iterator[Part]:
 
 
 def _linear(document: ParallelDocument) -> Iterator[Part]:
-    yield Heading(2, "Row-parallel linear layers")
+    yield Heading(2, "Linear layers whose input is divided")
     yield Text(
         "Microseconds with the best number of chunks of M, in brackets if there are several. Speed-up: of `exact` over one GPU. Gain: of the "
         "chunks of `exact`. Over bf16: the time of `exact`, and of the fastest exact way, over that of `bf16`; above 1 it is slower."
     )
-    header = ["ranks", "M", "one GPU", *WAYS, "speed-up", "gain", "over bf16", "fastest over bf16", "fastest exact way"]
+    ways = list(_ways(document))
+    header = ["ranks", "M", "one GPU", *ways, "speed-up", "gain", "over bf16", "fastest over bf16", "fastest exact way"]
     for shape, found in groupby(document.linear, lambda one: one.shape):
         layers = list(found)
         yield Heading(3, f"{shape}: N={layers[0].N}, K={layers[0].K}")
-        yield Table(header, [_row(one) for one in layers], "r" * (len(header) - 1) + "l")
+        yield Table(header, [_row(one, ways) for one in layers], "r" * (len(header) - 1) + "l")
 
 
-def _row(one: LinearRecord) -> list[str]:
+def _row(one: LinearRecord, ways: Sequence[str]) -> list[str]:
     exact, bf16 = one.ways[EXACT], one.ways[BF16]
-    fastest = min((way for way in WAYS if way != BF16), key=lambda way: one.ways[way].us)
+    fastest = min((way for way in ways if way != BF16), key=lambda way: one.ways[way].us)
     return [
         str(one.ranks),
         str(one.M),
         f"{one.single_us:.1f}",
-        *(_cell(one.ways[way]) for way in WAYS),
+        *(_cell(one.ways[way]) for way in ways),
         f"{one.single_us / exact.us:.2f}x",
         "—" if exact.chunks == 1 else f"{exact.plain_us / exact.us - 1:.1%}",
         f"{exact.us / bf16.us:.2f}",
@@ -146,14 +156,15 @@ def _cell(way: WayRecord) -> str:
 
 
 def _decoders(document: ParallelDocument) -> list[Part]:
-    header = ["model", "ranks", "M", "one GPU", *WAYS, "speed-up", "exact over bf16"]
+    ways = list(_ways(document))
+    header = ["model", "ranks", "M", "one GPU", *ways, "speed-up", "exact over bf16"]
     rows = [
         [
             one.model,
             str(one.ranks),
             str(one.M),
             f"{one.single_us:.0f}",
-            *(f"{one.us[way]:.0f}" for way in WAYS),
+            *(f"{one.us[way]:.0f}" for way in ways),
             f"{one.single_us / one.us[EXACT]:.2f}x",
             f"{one.us[EXACT] / one.us[BF16]:.2f}",
         ]
@@ -197,7 +208,7 @@ def figure(document: ParallelDocument):
 
 def _draw(axes: Axes, layers: Sequence[LinearRecord]) -> None:
     ms = [one.M for one in layers]
-    for way in WAYS:
+    for way in (way for way in WAYS if all(way in one.ways for one in layers)):
         axes.plot(ms, [one.single_us / one.ways[way].us for one in layers], marker=".", linewidth=1, label=way)
     axes.axhline(1, color="black", linewidth=0.5)
     plots.log_axes(axes, ms)

@@ -34,7 +34,7 @@ def _ways(m: int, n: int, k: int, ranks: int, gpu: str, hosts: cost.Hosts) -> It
                 plain_us=_us(cost.predict(m, n, k, ranks, **options)),
                 chunks=chunks,
                 hidden=round(found.hidden, 2),
-                sent=round(cost.sent_bytes(m, n, ranks, way=way, static=static)),
+                sent=round(cost.sent_bytes(m, n, ranks, way=way, static=static, k=k)),
                 parts=_rounded(found.parts),
             ),
         )

@@ -13,10 +13,11 @@ import torch.distributed as dist
 import scaled_mm as sm
 from scaled_mm.bench.experts.cases import Model
 from scaled_mm.parallel.collectives import bytes_of
-from scaled_mm.parallel.cost.linear import BF16, EXACT, EXACT_ALL_REDUCE, EXACT_INT8
+from scaled_mm.parallel.cost.linear import BF16, EXACT, EXACT_ALL_REDUCE, EXACT_INT8, GATHER, GATHER_INT8
 from scaled_mm.parallel.ranks import Ranks, part_of
 
 EXACT_WAYS = (EXACT, EXACT_INT8, EXACT_ALL_REDUCE)
+GATHERS = {GATHER: "float", GATHER_INT8: "int8"}  # gather_input of `gather_linear`
 ONE_GPU, TORCH_ASYNC = "one_gpu", "torch_async"
 _BEYOND_L2 = 160 << 20  # bytes
 
@@ -35,7 +36,10 @@ class Way:
 
 
 class LinearLayer:
-    """A row-parallel layer of M tokens, [N, K] over all ranks, with the residual and norm that follow. The same operands on all ranks."""
+    """A layer of M tokens whose input is divided along K, [N, K] over all ranks, with the residual and norm that follow.
+
+    The weight is divided along K, or along N for the ways that gather the input; these are left out unless the ranks divide K and N. The same
+    operands on all ranks."""
 
     def __init__(self, m: int, n: int, k: int, ranks: Ranks, device: torch.device, seed: int):
         generator = torch.Generator(device).manual_seed(seed)
@@ -49,6 +53,8 @@ class LinearLayer:
         columns = part_of(k, ranks.rank, ranks.size)
         self.part = self.x[:, columns].contiguous()
         self._wholes, self._shards = _copies(self.weight, device), _copies(self.weight[:, columns].contiguous(), device)
+        self.outputs = part_of(n, ranks.rank, ranks.size)
+        self._blocks = None if n % ranks.size or k % ranks.size else _copies(self.weight[self.outputs], device)
         self.static = self.x.abs().amax().float().view(1) / 127
 
     def one_gpu(self, static: bool = False) -> torch.Tensor:
@@ -71,6 +77,8 @@ class LinearLayer:
                 for count in chunks if name != EXACT_ALL_REDUCE else (1,):
                     call = lambda name=name, count=count, static=static: self._exact(name, count, static)  # noqa: E731
                     yield Way(name, call, count, static, _bits_of)
+            for name in GATHERS if self._blocks is not None else ():
+                yield Way(name, lambda name=name, static=static: self._gathered(name, static), static=static, result=_bits_of)
         if (fused := self._torch_async()) is not None:
             yield fused
 
@@ -81,6 +89,10 @@ class LinearLayer:
             return sm.parallel.all_gather_rows(self._quantized(mine, self.rows), self.m, group=self.ranks)
         via = "all_reduce" if name == EXACT_ALL_REDUCE else "reduce_scatter"
         return self._quantized(sm.parallel.all_reduce_linear(self.part, next(self._shards), self.scale, via=via, **options))
+
+    def _gathered(self, name: str, static: bool) -> sm.nn.QuantizedActivation:
+        options = dict(group=self.ranks, input_scale=self.static if static else None, gather_input=GATHERS[name])
+        return self._quantized(sm.parallel.gather_linear(self.part, next(self._blocks), self.scale[self.outputs], **options))
 
     def _usual(self) -> sm.nn.QuantizedActivation:
         return self._quantized(sm.parallel.all_reduce_linear(self.part, next(self._shards), self.scale, group=self.ranks, exact=False))
@@ -101,7 +113,7 @@ class LinearLayer:
             return sm.parallel.all_gather_rows(self._quantized(mine, self.rows), self.m, group=self.ranks)
 
         def attempt() -> dict[str, object]:
-            if hasattr(symmetric, "enable_symm_mem_for_group"):  # newer versions of torch need no call
+            if _torch_version() < (2, 11):  # later ones need no call, and warn
                 symmetric.enable_symm_mem_for_group(name)
             call()
             torch.cuda.synchronize()
@@ -113,6 +125,11 @@ class LinearLayer:
             warnings.warn(f"{TORCH_ASYNC} is not measured: {type(error).__name__}: {error}", stacklevel=2)
             return None
         return Way(TORCH_ASYNC, call, graph=False)
+
+
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def _copies(weight: torch.Tensor, device: torch.device) -> Iterator[sm.PreparedWeight]:

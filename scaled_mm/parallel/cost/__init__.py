@@ -1,6 +1,7 @@
-"""A simulated cost model of tensor and expert parallelism: bytes, latency, overlap. Nothing in it was measured on several GPUs.
+"""A cost model of tensor and expert parallelism: bytes and latency. Linear layers were compared with two H200s (`linear`); nothing else was
+measured on several GPUs.
 
-Rooms: `links` (what connects GPUs), `collectives` (the time of one), `linear` (a row-parallel linear layer, and its chunks), `experts`.
+Rooms: `links` (what connects GPUs), `collectives` (the time of one), `linear` (a linear layer whose input is divided), `experts`.
 Times are microseconds, sizes bytes, rates bytes per second. Nothing here needs a GPU or a process group.
 """
 

@@ -1,21 +1,30 @@
-"""The predicted time of a row-parallel linear layer, from its float input to the int8 input of the next layer on every rank.
+"""The predicted time of a linear layer whose input is divided over the ranks, from its float input to the int8 input of the next layer on every rank.
 
-A rank has K / ranks columns of the weight. The parts of a `Prediction`, in microseconds:
+A rank has K / ranks columns of the weight, or with the ways that gather N / ranks of its rows. The parts of a `Prediction`, in microseconds:
 
     maximum   a pass over the rank's part of x for the maximum of each row; exact ways, unless static
     scales    an all-reduce of M floats; as above
-    quantize  reads x, 2 bytes an element, writes int8
-    product   [M, N, K / ranks], by the time model of kernels with the kernel config that the tile table chooses; its output has 4 bytes
-              (exact ways) or 2
+    quantize  reads x, 2 bytes an element, writes int8; way gather: all of K
+    input     ways gather and gather_int8: a bfloat16 or int8 all-gather of x
+    product   [M, N, K / ranks], or [M, N / ranks, K], by the time model of kernels with the kernel config that the tile table chooses; its output
+              has 4 bytes (ways that reduce int32) or 2
     reduce    int32 reduce-scatter, int32 all-reduce or bfloat16 all-reduce
     scale     int32 to bfloat16, two kernels and 14 bytes an element, as torch's operators do it; after an all-reduce of all rows, else of the rank's
-    gather    bfloat16 or int8 all-gather; int8 with a float32 scale a row
+    gather    bfloat16 or int8 all-gather, and after int8 one of a float32 scale a row
+    columns   ways that gather: copies of [ranks, M, K / ranks] to [M, K] and of [ranks, M, N / ranks] to [M, N]; none of one row
     norm      add the residual, normalize, quantize: all rows; with exact_int8 the rank's
 
-With `chunks` > 1 M is divided: a chunk is reduced while the next one is multiplied. `hidden` is what this saves: us = sum of the parts - hidden.
+us = sum of the parts - hidden. With `chunks` > 1 M is divided: a chunk is reduced while the next one is multiplied. `hidden` is `OVERLAP` times what
+this could save, which is nothing: see there.
 Row-wise kernels take 2 us + bytes / (0.8 * bandwidth of memory), from reports/sm90/h200/rowwise (`scaled-mm bench path --shapes none`): 0.75 to 0.83
 of the bandwidth at 4096 x 4096 and above, 1.2 to 2.6 us for one row of up to 8192.
 Not in it: the host's time (a CUDA graph or a busy GPU hides it), memory traffic of a collective beside a product, ranks that arrive late.
+
+Compared with two H200s (torch 2.11, layers of Llama 3 8B and 70B, 1 to 2048 tokens), predicted over measured time, geometric mean and range: one GPU
+1.07 (0.98 to 1.20), bf16 0.95 (0.81 to 1.05), exact 0.83 (0.69 to 0.94), exact_int8 0.82 (0.65 to 0.90), exact_all_reduce 0.82 (0.71 to 0.93), 2
+chunks 0.75 (0.64 to 0.89), 4 chunks 0.84 (0.66 to 1.04). What the ways with int32 sums take more grows with M * N, in a reduce-scatter as in an
+all-reduce. With a link of 250 GB/s in place of 360 bf16 would be at 1.00, exact still at 0.86 and exact_all_reduce at 0.87, and what was published of
+eight H100s (`collectives`) would be missed, so no constant was changed for it. The ways that gather inputs were not measured.
 """
 
 from __future__ import annotations
@@ -33,14 +42,27 @@ from scaled_mm.parallel.overlap import chunk_slices
 from scaled_mm.tables import TileTable, load_table
 
 EXACT, EXACT_INT8, EXACT_ALL_REDUCE, BF16 = "exact", "exact_int8", "exact_all_reduce", "bf16"
+GATHER, GATHER_INT8 = "gather", "gather_int8"
 
 WAYS: dict[str, tuple[tuple[str, int], ...]] = {
     EXACT: ((REDUCE_SCATTER, 4), (ALL_GATHER, 2)),
     EXACT_INT8: ((REDUCE_SCATTER, 4), (ALL_GATHER, 1)),
     EXACT_ALL_REDUCE: ((ALL_REDUCE, 4),),
+    GATHER: ((ALL_GATHER, 2),),
+    GATHER_INT8: ((ALL_GATHER, 2),),
     BF16: ((ALL_REDUCE, 2),),
 }
-"""The collectives of each way, with the bytes of an element. bf16: each rank quantizes its part by itself and rounds its product, as engines do."""
+"""The collectives of the outputs of each way, with the bytes of an element. bf16: each rank quantizes its part by itself and rounds its product, as
+engines do."""
+
+INPUT_BYTES = {GATHER: 2, GATHER_INT8: 1}
+"""Bytes of an element of the inputs, of the ways that gather these."""
+
+OVERLAP = 0.0
+"""The share of the time that chunks could hide at best, a chunk being reduced while the next one is multiplied, which they do hide: none.
+
+On two H200s 2 chunks took 1.05 to 1.48 times as long as one, and 4 chunks 1.13 to 1.80 times (256 and 2048 tokens, ways exact and exact_int8).
+"""
 
 CHUNKS = (1, 2, 3, 4, 6, 8)
 """What `best_chunks` chooses from."""
@@ -72,21 +94,30 @@ def predict(
     static: bool = False,
     chunks: int = 1,
 ) -> Prediction:
-    """The predicted time of a row-parallel linear layer with M tokens and a weight [N, K] over all ranks.
+    """The predicted time of a linear layer with M tokens, an input divided along K, and a weight [N, K] over all ranks.
 
     gpu: the driver's name of a GPU in GPU_LINKS, or its facts; then `hosts` is required. hosts: default nodes of eight with the GPU's own link.
-    way: one of WAYS. static: the scale of x is given. chunks: parts of M; fewer if a rank has fewer rows. With one rank nothing is sent.
+    way: one of WAYS. static: the scale of x is given. chunks: parts of M; fewer if a rank has fewer rows; 1 with ways that gather the input. With one
+    rank nothing is sent.
     Raises BadParamError that names the argument.
     """
     gpu, hosts = _checked(m, n, k, ranks, gpu, hosts, way)
     check_count("chunks", chunks)
+    if way in INPUT_BYTES and chunks != 1:
+        raise BadParamError(f"chunks: expected 1 with way={way!r}, got {chunks!r}")
     exact, alone, part = way != BF16, ranks == 1, -(-k // ranks)
-    parts = {"quantize": rowwise_us(3 * m * part, gpu)}
-    if exact and not static and not alone:
+    parts = {"quantize": rowwise_us(3 * m * (k if way == GATHER else part), gpu)}
+    if exact and not static and not alone and way != GATHER:
         parts["maximum"] = rowwise_us(2 * m * part, gpu)
         parts["scales"] = all_reduce_us(4 * m, ranks, hosts)
     if alone:
         return Prediction({**parts, "product": product_us(m, n, part, gpu), "norm": rowwise_us(7 * m * n, gpu)})
+    if way in INPUT_BYTES:
+        sent = {"input": m * ranks * part * INPUT_BYTES[way], "gather": m * ranks * -(-n // ranks) * 2}
+        parts |= {name: fastest(ALL_GATHER, size, ranks, hosts)[0] for name, size in sent.items()}
+        if m > 1:
+            parts["columns"] = sum(rowwise_us(2 * size, gpu) for size in sent.values())
+        return Prediction({**parts, "product": product_us(m, -(-n // ranks), k, gpu), "norm": rowwise_us(7 * m * n, gpu)})
     (kind, _), *gather = WAYS[way]
     beside = dataclasses.replace(gpu, multiprocessors=max(1, gpu.multiprocessors - hosts.link.channels))
     # The first chunk has all SMs, the others run beside a collective.
@@ -100,8 +131,9 @@ def predict(
         parts["scale"] = rowwise_us(8 * rows * n, gpu) + rowwise_us(6 * rows * n, gpu)
     parts["norm"] = rowwise_us(7 * (own if way == EXACT_INT8 else m) * n, gpu)  # out and the residual in, the residual and int8 out
     for kind, width in gather:
-        parts["gather"] = fastest(kind, ranks * own * (n * width + (4 if way == EXACT_INT8 else 0)), ranks, hosts)[0]
-    return Prediction(parts, sum(products) + sum(travels) - makespan(products, travels))
+        sizes = [ranks * own * n * width] + [ranks * own * 4] * (way == EXACT_INT8)
+        parts["gather"] = sum(fastest(kind, size, ranks, hosts)[0] for size in sizes)
+    return Prediction(parts, OVERLAP * (sum(products) + sum(travels) - makespan(products, travels)))
 
 
 @functools.lru_cache(maxsize=65536)
@@ -116,14 +148,15 @@ def best_chunks(
     way: str = EXACT,
     static: bool = False,
 ) -> int:
-    """The number of chunks, one of CHUNKS, with the least predicted time; 1 if overlap does not pay. The arguments: see `predict`.
+    """The number of chunks, one of CHUNKS, with the least predicted time; 1 if overlap does not pay, as measured (`OVERLAP`). The arguments: see
+    `predict`.
 
-    A repeated call takes about a microsecond. The first for these arguments takes up to 5 ms, because a kernel config is chosen for each size of
-    chunk; a caller with many M may round M up.
+    A repeated call takes about a microsecond. The first for these arguments takes up to 5 ms where overlap may pay, because a kernel config is
+    chosen for each size of chunk; a caller with many M may round M up.
     """
     options = dict(gpu=gpu, hosts=hosts, way=way, static=static)
     best, least = 1, predict(m, n, k, ranks, **options)
-    if ranks == 1:
+    if ranks == 1 or OVERLAP == 0 or way in INPUT_BYTES:  # a chunk more adds latency
         return 1
     _, hosts = _checked(m, n, k, ranks, gpu, hosts, way)
     limit = least.parts["product"] + least.parts["reduce"]
@@ -136,16 +169,20 @@ def best_chunks(
     return best
 
 
-def sent_bytes(m: int, n: int, ranks: int, *, way: str = EXACT, static: bool = False) -> float:
+def sent_bytes(m: int, n: int, ranks: int, *, way: str = EXACT, static: bool = False, k: int | None = None) -> float:
     """Bytes that a rank sends for a linear layer of M tokens and N outputs: (ranks - 1) / ranks of 4 to 8 bytes an output, and the scales.
 
-    M counts in whole multiples of the ranks where rows are scattered or gathered. BadParamError that names the argument.
+    k: of all ranks together; needed with ways that gather the input, of 2 + 2 K / N or 2 + K / N bytes an output. M counts in whole multiples of the
+    ranks where rows are scattered or gathered. BadParamError that names the argument.
     """
     for name, value in (("m", m), ("n", n), ("ranks", ranks)):
         check_count(name, value)
     _check_way(way)
+    found = 0.0 if way in (BF16, GATHER) or static else 2 * 4 * m
+    if way in INPUT_BYTES:
+        check_count("k", k)
+        return (found + m * (INPUT_BYTES[way] * k + 2 * n)) * (ranks - 1) / ranks
     padded = -(-m // ranks) * ranks
-    found = 0.0 if way == BF16 or static else 2 * 4 * m
     for kind, width in WAYS[way]:
         found += 2 * width * m * n if kind == ALL_REDUCE else width * padded * n
     if way == EXACT_INT8:
