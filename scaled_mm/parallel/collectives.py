@@ -11,6 +11,10 @@ from scaled_mm.parallel.ranks import Ranks, part_of
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
+APART = 2 << 20
+"""Values of all ranks, from which `functional.all_gather_rows` gathers int8 rows and their scales apart, because one message is packed and unpacked
+byte by byte. On two H200s the one message took 10 us less for 16 x 8192, 2 us more for 256 x 8192 and 40 us more for 2048 x 8192."""
+
 
 def all_reduce_max(scales: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     """The maximum over all ranks, in place. scales: float32, positive, infinity or NaN; NaN counts as the largest.

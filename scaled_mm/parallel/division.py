@@ -16,11 +16,11 @@ from scaled_mm.parallel.ranks import Ranks, part_of
 
 
 class Form(NamedTuple):
-    """Linear layers of a module by their names in transformers. columns: split along N. row: split along K. whole: not split, projections to a latent
-    vector."""
+    """Linear layers of a module by their names in transformers. columns: split along N. last: takes what these give, split along K or along N. whole:
+    not split, projections to a latent vector."""
 
     columns: tuple[str, ...]
-    row: str
+    last: str
     whole: tuple[str, ...] = ()
 
 
@@ -34,8 +34,8 @@ MLP = Form(("gate_proj", "up_proj"), "down_proj")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A module of a model that is split. way: "columns" (column-parallel: rows of the weight [N, K]), "rows" (row-parallel: its columns) or
-    "experts". mine: this rank's, of `of` in all."""
+    """A module of a model that is split. way: "columns" (column-parallel: rows of the weight [N, K]), "gather" (the same, of an input that is split
+    along K and gathered), "rows" (row-parallel: columns of the weight) or "experts". mine: this rank's, of `of` in all."""
 
     name: str
     way: str
@@ -79,7 +79,7 @@ def _of_block(name: str, block: torch.nn.Module, ranks: Ranks, attention: bool) 
         form = next((form for form in ATTENTION if _has(module, form)), ATTENTION[0])
         divided |= {f"self_attn.{child}" for child in form.whole}
         yield from _of_group(f"{name}.self_attn", module, form, ranks, _units(module))
-        divided |= {f"self_attn.{child}" for child in (*form.columns, form.row)}
+        divided |= {f"self_attn.{child}" for child in (*form.columns, form.last)}
     for inner, module in block.named_modules():
         if isinstance(module, Int8Experts):
             if module.is_shard:
@@ -87,7 +87,7 @@ def _of_block(name: str, block: torch.nn.Module, ranks: Ranks, attention: bool) 
             yield Part(f"{name}.{inner}", "experts", part_of(module.num_experts, ranks.rank, ranks.size), module.num_experts)
         elif _has(module, MLP):
             yield from _of_group(f"{name}.{inner}", module, MLP, ranks, {})
-            divided |= {f"{inner}.{child}" for child in (*MLP.columns, MLP.row)}
+            divided |= {f"{inner}.{child}" for child in (*MLP.columns, MLP.last)}
     for inner, module in block.named_modules():
         if isinstance(module, Int8Linear) and inner not in divided and not (inner.startswith("self_attn.") and not attention):
             where = "self_attn and in modules with gate_proj, up_proj and down_proj"
@@ -95,7 +95,7 @@ def _of_block(name: str, block: torch.nn.Module, ranks: Ranks, attention: bool) 
 
 
 def _has(module: torch.nn.Module | None, form: Form) -> bool:
-    return all(getattr(module, child, None) is not None for child in (*form.columns, form.row))
+    return all(getattr(module, child, None) is not None for child in (*form.columns, form.last))
 
 
 def _units(module: torch.nn.Module | None) -> dict[str, int | None]:
@@ -128,5 +128,12 @@ def _of_group(name: str, module, form: Form, ranks: Ranks, units: dict[str, int 
             remedy = " (attention=False, or tp_attention=False of from_pretrained, keeps attention whole)" if units else ""
             raise BadParamError(f"group: expected a number of ranks that divides the {what} of {name}.{child}, got {ranks.size}{remedy}")
         yield Part(f"{name}.{child}", "columns", part_of(rows, ranks.rank, ranks.size), rows)
-    k = layers[last].in_features
-    yield Part(f"{name}.{last}", "rows", part_of(k, ranks.rank, ranks.size), k)
+    k, n = layers[last].in_features, layers[last].out_features
+    way, of = ("gather", n) if _gathers(k, n, ranks.size) else ("rows", k)
+    yield Part(f"{name}.{last}", way, part_of(of, ranks.rank, ranks.size), of)
+
+
+def _gathers(k: int, n: int, size: int) -> bool:
+    """Whether the last layer of a group gathers its input and is split along N; otherwise int32 sums are reduced. Gathering int8 and 16-bit outputs
+    sends 2 + K / N bytes an output, reducing and gathering 6 (decision 0026)."""
+    return k % size == 0 and n % size == 0 and k <= 4 * n

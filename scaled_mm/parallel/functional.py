@@ -150,9 +150,9 @@ def gathered(x: torch.Tensor, ranks: Ranks, gather_input: str, input_scale, inpu
 def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, group=None) -> torch.Tensor | QuantizedActivation:
     """All rows from those of each rank, `part_of(rows, rank, size)`, which `reduce_scatter_linear` leaves: [rows, N] from [rows of this rank, N].
 
-    mine: a tensor of any dtype, or a `QuantizedActivation` of int8 rows with a scale a row, or one. The scales travel in a collective of their own:
-    in one message with the rows they would be packed and unpacked byte by byte. rows: of all ranks. Raises a ScaledMMError subclass that names the
-    argument; on CPUs on all ranks.
+    mine: a tensor of any dtype, or a `QuantizedActivation` of int8 rows with a scale a row, or one. The scales travel in the same message, N + 4
+    bytes a row, or in a collective of their own from `collectives.APART` values on. rows: of all ranks. Raises a ScaledMMError subclass that names
+    the argument; on CPUs on all ranks.
     """
     ranks = Ranks.of(group)
 
@@ -180,8 +180,11 @@ def all_gather_rows(mine: torch.Tensor | QuantizedActivation, rows: int, *, grou
     ranks.checked(device_of(mine.q if isinstance(mine, QuantizedActivation) else mine), check, facts, rows="rows", kind="mine")
     if not isinstance(mine, QuantizedActivation):
         return collectives.gather_rows(mine, rows, ranks)
-    scale = mine.scale.reshape(-1, 1).expand(mine.q.shape[0], 1)
-    return QuantizedActivation(*(collectives.gather_rows(part, rows, ranks) for part in (mine.q, scale)), mine.dtype, mine.zero_point)
+    k, scale = mine.q.shape[1], mine.scale.reshape(-1, 1).expand(mine.q.shape[0], 1)
+    if rows * k >= collectives.APART:
+        return QuantizedActivation(*(collectives.gather_rows(part, rows, ranks) for part in (mine.q, scale)), mine.dtype, mine.zero_point)
+    packed = collectives.gather_rows(torch.cat((mine.q, collectives.bytes_of(scale)), 1), rows, ranks)
+    return QuantizedActivation(packed[:, :k].contiguous(), collectives.of_bytes(packed[:, k:], torch.float32), mine.dtype, mine.zero_point)
 
 
 @torch.no_grad()

@@ -127,4 +127,5 @@ def shard_of(make: Callable[[], Int8Linear | Int8Experts], part: Part, ranks: Ra
     static = dict(input_scale=module.input_scale, input_zero_point=module.input_zero_point)
     if part.way == "rows":
         return RowParallelInt8Linear.from_shard(*tensors, group=ranks, reduce="all_reduce", **static)
-    return ColumnParallelInt8Linear.from_shard(*tensors, group=ranks, symmetric=module.symmetric, **static)
+    gathers = dict.fromkeys(("gather_output", "input_is_parallel"), part.way == "gather")
+    return ColumnParallelInt8Linear.from_shard(*tensors, group=ranks, symmetric=module.symmetric, **gathers, **static)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from unittest import mock
 
 import pytest
 import torch
 
 import scaled_mm as sm
 from scaled_mm import nn, parallel
+from scaled_mm.parallel import collectives
 
 N, K = 24, 120  # K is split evenly over 2, 3 and 4 ranks, N too
 
@@ -273,8 +275,10 @@ def rows_are_gathered(rank, size):
             assert torch.equal(parallel.all_gather_rows(tensor[mine], rows), tensor)
         q, scale = sm.quantize_int8(x[:rows])
         for scales, want in ((scale[mine], scale), (torch.tensor([0.5]), torch.full((rows, 1), 0.5))):
-            found = parallel.all_gather_rows(nn.QuantizedActivation(q[mine], scales, torch.bfloat16), rows)
-            assert torch.equal(found.q, q) and torch.equal(found.scale, want) and found.dtype is torch.bfloat16
+            for apart in (0, 1 << 30):
+                with mock.patch.object(collectives, "APART", apart):
+                    found = parallel.all_gather_rows(nn.QuantizedActivation(q[mine], scales, torch.bfloat16), rows)
+                assert torch.equal(found.q, q) and torch.equal(found.scale, want) and found.dtype is torch.bfloat16
     with pytest.raises(
         sm.ScaledMMError, match="mine: expected 1 of . rows, got" if rank == 1 else "rank 1 of .: BadTensorShapeError: mine: expected 1 of"
     ):

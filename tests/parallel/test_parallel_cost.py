@@ -10,6 +10,7 @@ import pytest
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.parallel import choice, cost
+from scaled_mm.parallel.collectives import APART
 from scaled_mm.parallel.cost import linear
 from scaled_mm.parallel.cost.collectives import KINDS
 from scaled_mm.parallel.cost.experts import reached_ranks
@@ -79,6 +80,7 @@ def test_the_parts_of_a_way_are_its_steps(m, n, k, ranks):
     always = {"quantize", "product", "reduce", "norm"}
     exact = always | {"maximum", "scales"}
     steps = {"exact": exact | {"scale", "gather"}, "exact_int8": exact | {"scale", "gather"}, "exact_all_reduce": exact | {"scale"}, "bf16": always}
+    steps["exact_int8"] |= {"pack"} if m * n < APART else set()
     steps["gather"] = {"quantize", "input", "product", "gather", "norm"} | ({"columns"} if m > 1 else set())
     steps["gather_int8"] = steps["gather"] | {"maximum", "scales"}
     assert {way: set(one.parts) for way, one in found.items()} == steps

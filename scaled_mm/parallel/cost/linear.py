@@ -10,7 +10,8 @@ A rank has K / ranks columns of the weight, or with the ways that gather N / ran
               has 4 bytes (ways that reduce int32) or 2
     reduce    int32 reduce-scatter, int32 all-reduce or bfloat16 all-reduce
     scale     int32 to bfloat16, two kernels and 14 bytes an element, as torch's operators do it; after an all-reduce of all rows, else of the rank's
-    gather    bfloat16 or int8 all-gather, and after int8 one of a float32 scale a row
+    gather    bfloat16 or int8 all-gather, with a float32 scale a row in the same message or after it
+    pack      exact_int8 with fewer than `collectives.APART` values: one kernel before and two after the gather, for int8 and scales in one message
     columns   ways that gather: copies of [ranks, M, K / ranks] to [M, K] and of [ranks, M, N / ranks] to [M, N]; none of one row
     norm      add the residual, normalize, quantize: all rows; with exact_int8 the rank's
 
@@ -36,6 +37,7 @@ from collections.abc import Sequence
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.kernels.gpu import GpuFacts
+from scaled_mm.parallel.collectives import APART
 from scaled_mm.parallel.cost.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, all_reduce_us, fastest
 from scaled_mm.parallel.cost.links import Hosts, check_count, facts_of, hosts_of
 from scaled_mm.parallel.overlap import chunk_slices
@@ -130,9 +132,12 @@ def predict(
         rows = own if kind == REDUCE_SCATTER else m
         parts["scale"] = rowwise_us(8 * rows * n, gpu) + rowwise_us(6 * rows * n, gpu)
     parts["norm"] = rowwise_us(7 * (own if way == EXACT_INT8 else m) * n, gpu)  # out and the residual in, the residual and int8 out
+    apart = way == EXACT_INT8 and m * n >= APART
     for kind, width in gather:
-        sizes = [ranks * own * n * width] + [ranks * own * 4] * (way == EXACT_INT8)
+        sizes = [ranks * own * (n * width + (4 if way == EXACT_INT8 and not apart else 0))] + [4 * ranks * own] * apart
         parts["gather"] = sum(fastest(kind, size, ranks, hosts)[0] for size in sizes)
+    if way == EXACT_INT8 and not apart:
+        parts["pack"] = rowwise_us(2 * own * n, gpu) + rowwise_us(2 * m * n, gpu) + rowwise_us(8 * m, gpu)
     return Prediction(parts, OVERLAP * (sum(products) + sum(travels) - makespan(products, travels)))
 
 
