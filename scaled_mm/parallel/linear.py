@@ -28,7 +28,7 @@ class ColumnParallelInt8Linear(Int8Linear):
     `Int8Linear`; with gather_output=True or input_is_parallel=True on CPUs on all ranks.
 
     With input_is_parallel=True x is [..., K of all ranks / ranks], or a `QuantizedActivation` of that part, quantized with the scale of the whole
-    row, and is gathered first. So the layer takes the place of a `RowParallelInt8Linear` whose weight is divided along N; see `gather_linear`.
+    row, and is gathered first: see `gather_linear`. So it can replace a `RowParallelInt8Linear`; its weight is divided along N instead of K.
     """
 
     is_shard = True
@@ -57,7 +57,7 @@ class ColumnParallelInt8Linear(Int8Linear):
         """weight_shard: int8 [N of this rank, K]. weight_scale: float32, [1, N of this rank] or [N of this rank, 1]. bias: [N of this rank].
         input_is_parallel: each rank has its part of K of the input, of equal sizes. gather_input: how such a float input is gathered: "float" or
         "int8", see `gather_linear`; None: with NCCL what the cost model (`scaled_mm.parallel.cost`) predicts to be fastest for the number of tokens;
-        with gloo, for unknown GPUs and under torch.compile, which all ranks use or none, "int8". Dynamic inputs with symmetric=False are gathered
+        "int8" with gloo, on unknown GPUs and under torch.compile; compile on all ranks or on none. Dynamic inputs with symmetric=False are gathered
         as they are. The other arguments: see `Int8Linear` and the class. A collective: all ranks must call it.
 
         Raises a ScaledMMError subclass on all ranks if one has a wrong argument, if K, the kind of input scale or, with gather_output, the N of

@@ -23,9 +23,10 @@ from scaled_mm.parallel.ranks import Ranks
 def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) -> torch.nn.Module:
     """Keeps this rank's part of each decoder layer, in place, and returns the model, which computes the bits of the whole one on every rank.
 
-    q, k, v, gate and up are split along N, by heads; o and down along K, and their int32 sums are all-reduced. Of experts each rank keeps
-    `part_of(experts, rank, size)`. Norms, routers, embeddings and the output head stay whole on every rank, and all ranks have all tokens. Every rank
-    computes all logits, so `generate` gives the text of one process on each, if all ranks have the same ids and, when sampling, the same seed.
+    q, k, v, gate and up are split along N, by heads. o and down are split along N too, and their inputs gathered, if the ranks divide N and K is at
+    most 4 N; otherwise along K, and their int32 sums are all-reduced. Of experts each rank keeps `part_of(experts, rank, size)`. Norms, routers,
+    embeddings and the output head stay whole on every rank, and all ranks have all tokens. Every rank computes all logits, so `generate` gives the
+    text of one process on each, if all ranks have the same ids and, when sampling, the same seed.
 
     model: from `quantize_`, `from_pretrained` or `convert_`, with the names of modules of Llama (Mistral, Qwen2, Qwen3, Granite and similar), of its
     mixtures (Mixtral, Qwen2-MoE, Qwen3-MoE and similar) or of DeepSeek; the same on every rank. group: a process group, a `DeviceMesh` with one

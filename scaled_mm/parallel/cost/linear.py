@@ -2,7 +2,7 @@
 
 A rank has K / ranks columns of the weight, or with the ways that gather N / ranks of its rows. The parts of a `Prediction`, in microseconds:
 
-    maximum   a pass over the rank's part of x for the maximum of each row; exact ways, unless static
+    maximum   a pass over the rank's part of x for the maximum of each row; exact ways but gather, unless static
     scales    an all-reduce of M floats; as above
     quantize  reads x, 2 bytes an element, writes int8; way gather: all of K
     input     ways gather and gather_int8: a bfloat16 or int8 all-gather of x
@@ -16,15 +16,15 @@ A rank has K / ranks columns of the weight, or with the ways that gather N / ran
     norm      add the residual, normalize, quantize: all rows; with exact_int8 the rank's
 
 us = sum of the parts - hidden. With `chunks` > 1 M is divided: a chunk is reduced while the next one is multiplied. `hidden` is `OVERLAP` times what
-this could save, which is nothing: see there.
+this saves at best.
 Row-wise kernels take 2 us + bytes / (0.8 * bandwidth of memory), from reports/sm90/h200/rowwise (`scaled-mm bench path --shapes none`): 0.75 to 0.83
 of the bandwidth at 4096 x 4096 and above, 1.2 to 2.6 us for one row of up to 8192.
 Not in it: the host's time (a CUDA graph or a busy GPU hides it), memory traffic of a collective beside a product, ranks that arrive late.
 
 Compared with two H200s (reports/sm90/h200-x2: torch 2.11, layers of Llama 3 8B and 70B, 1 to 2048 tokens), predicted over measured time, geometric
 mean and range: one GPU 1.06 (0.97 to 1.22), bf16 0.96 (0.82 to 1.04), gather 0.92 (0.79 to 1.05), gather_int8 0.91 (0.79 to 1.06), the ways that
-reduce int32 sums 0.83 (0.68 to 0.95), with 2 chunks 0.77 (0.66 to 0.90), with 4 chunks 0.85 (0.69 to 1.06). What the ways with int32 sums take more
-grows with M * N, in a reduce-scatter as in an all-reduce. With a link of 250 GB/s in place of 360 bf16 would be at 1.00 and they still below 0.9, and
+reduce int32 sums 0.83 (0.68 to 0.95), with 2 chunks 0.76 (0.66 to 0.90), with 4 chunks 0.85 (0.69 to 1.06). What the ways with int32 sums take more
+grows with M * N, in a reduce-scatter as in an all-reduce. With a link of 250 GB/s in place of 360 bf16 would be at 1.00 and they at 0.86 to 0.88, and
 what was published of eight H100s (`collectives`) would be missed, so no constant was changed for it.
 """
 
@@ -61,9 +61,9 @@ INPUT_BYTES = {GATHER: 2, GATHER_INT8: 1}
 """Bytes of an element of the inputs, of the ways that gather these."""
 
 OVERLAP = 0.0
-"""The share of the time that chunks could hide at best, a chunk being reduced while the next one is multiplied, which they do hide: none.
+"""The fraction of the best overlap that is reached, where one chunk is reduced while the next one is multiplied. 0: measured chunks hid nothing.
 
-On two H200s 2 chunks took 1.05 to 1.48 times as long as one, and 4 chunks 1.13 to 1.80 times (256 and 2048 tokens, ways exact and exact_int8).
+On two H200s 2 chunks took 1.05 to 1.48 times as long as one, and 4 chunks 1.14 to 1.80 times (256 and 2048 tokens, ways exact and exact_int8).
 """
 
 CHUNKS = (1, 2, 3, 4, 6, 8)
