@@ -99,7 +99,7 @@ class Int8Linear(Float32Scales):
         return int8_linear(x, weight, self.weight_scale, bias, input_scale=self.input_scale, input_zero_point=self.input_zero_point)
 
     def _of_quantized(self, q, scale, zero_point, dtype) -> torch.Tensor:
-        rows = q.reshape(-1, self.in_features)
+        rows = q.reshape(q.shape[:-1].numel(), self.in_features)
         bias = self.bias if self.bias is None or self.bias.dtype in (dtype, torch.float32) else self.bias.float()
         if zero_point is not None:
             zero_point = zero_point.reshape(-1, 1)

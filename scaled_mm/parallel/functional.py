@@ -130,7 +130,7 @@ def gather_linear(
     found = gathered(x_shard, ranks, gather_input, input_scale, input_zero_point)
     if isinstance(found, QuantizedActivation):
         scales = found.scale.reshape(-1, 1), weight_scale.reshape(-1)
-        y = scaled_mm(found.q.reshape(-1, found.shape[-1]), b, *scales, bias, out_dtype=dtype, a_zero_point=found.zero_point)
+        y = scaled_mm(_rows_of(found.q), b, *scales, bias, out_dtype=dtype, a_zero_point=found.zero_point)
         y = y.view(*x_shard.shape[:-1], y.shape[-1])
     else:
         static = dict(input_scale=input_scale, input_zero_point=input_zero_point)
@@ -309,7 +309,7 @@ def scaled_into(out, acc, a_scale, b_scale, bias, buffer) -> None:
         torch.add(y.mul_(a_scale), bias.reshape(1, -1), out=out)
 
 
-def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype, ranks: int = 1) -> tuple[object, torch.dtype]:
+def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_dtype, ranks: int | None = None) -> tuple[object, torch.dtype]:
     """(the weight as `scaled_mm` takes it, the output's dtype). ranks: over which x is divided, if the weight has all of K.
 
     Raises a ScaledMMError that names the argument."""
@@ -317,7 +317,7 @@ def _checked(x, weight, weight_scale, bias, input_scale, input_zero_point, out_d
         check_rows("x", x)
         b = weight if isinstance(weight, PreparedWeight) else transposed(weight)
         k, n = (b.b if isinstance(b, PreparedWeight) else b).shape[-2:]
-        if ranks > 1:
+        if ranks is not None:
             check_part("x", x.shape, k, ranks)
             check_k(k, input_zero_point is not None)
             k = x.shape[-1]

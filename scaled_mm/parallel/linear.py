@@ -95,14 +95,12 @@ class ColumnParallelInt8Linear(Int8Linear):
         return made[0]
 
     def forward(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor:
-        if self.input_is_parallel:
-            y = super().forward(self._gathered(x))
-            return collectives.gather_columns(y, self.ranks) if self.gather_output else y
-        if not self.gather_output:
+        if not self.gather_output and not self.input_is_parallel:
             return super().forward(x)
         forward, ranks = super().forward, ranks_of(self)
+        x = self._gathered(x) if self.input_is_parallel else x
         y = ranks.checked(self.weight.device, lambda: forward(x), lambda y: {"shape": list(y.shape[:-1]), "dtype": y.dtype}, shape="x", dtype="x")
-        return collectives.gather_columns(y, ranks)
+        return collectives.gather_columns(y, ranks) if self.gather_output else y
 
     @torch.no_grad()
     def _gathered(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor | QuantizedActivation:
@@ -128,6 +126,8 @@ class ColumnParallelInt8Linear(Int8Linear):
         q = x.q if isinstance(x, QuantizedActivation) else x
         if q is x:
             check_rows("x", x)
+        elif not isinstance(q, torch.Tensor) or not isinstance(x.scale, torch.Tensor):
+            raise BadParamError(f"x: expected tensors in a QuantizedActivation, got {type(q).__name__} and {type(x.scale).__name__}")
         elif q.dtype is not torch.int8 or x.scale.dtype is not torch.float32:
             raise BadTensorDtypeError(f"x: expected int8 with float32 scales, got {q.dtype} with {x.scale.dtype}")
         elif x.scale.numel() not in (1, q.shape[:-1].numel()):
@@ -232,7 +232,7 @@ class RowParallelInt8Linear(Int8Linear):
     def _of_whole_rows(self, x: QuantizedActivation, all_rows: bool) -> torch.Tensor:
         facts = lambda _: {"shape": list(x.shape[:-1]), "zero points": x.zero_point is not None}  # noqa: E731
         self.ranks.checked(self.weight.device, lambda: self._check_whole_rows(x), facts, shape="x", **{"zero points": "x"})
-        rows = x.q.reshape(-1, self.in_features)
+        rows = x.q.reshape(x.shape[:-1].numel(), self.in_features)
         zero_point = None if x.zero_point is None else x.zero_point.reshape(-1, 1)
         prepared = self._constant_weight() if rows.is_cuda else None
         b = self.weight.t() if prepared is None else prepared

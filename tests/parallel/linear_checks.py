@@ -87,6 +87,9 @@ def gathered_inputs_have_the_bits_of_one_process(rank, size):
     for way in parallel.choice.GATHER_INPUT:
         assert torch.equal(parallel.gather_linear(*shards, out_dtype=torch.float32, gather_input=way), want)
         assert torch.equal(parallel.gather_linear(shards[0][1, 2], *shards[1:], out_dtype=torch.float32, gather_input=way), want[1, 2])
+    without_k = x[:, :0], weight[rows, :0].contiguous(), scale[rows], bias[rows]
+    for way in parallel.choice.GATHER_INPUT:
+        assert torch.equal(parallel.gather_linear(*without_k, gather_input=way), bias.expand(6, N))
     uneven = [slice(0, 3), slice(3, 4), slice(4, 20), slice(20, N)][rank] if rank < size - 1 else slice((3, 4, 20)[size - 2], N)
     y = parallel.gather_linear(x[:, columns], weight[uneven], scale[uneven], gather_output=False)  # blocks of N that are not gathered may differ
     assert torch.equal(y, sm.int8_linear(x, weight, scale)[:, uneven])
@@ -177,6 +180,11 @@ def wrong_gathers_are_refused_on_all(rank, size):
             make()
     layer = column(*shards, input_is_parallel=True, gather_output=True)
     q = torch.zeros(4, K // size, dtype=torch.int8)
+
+    def quantized(**wrong):
+        given = {"scale": torch.ones(4, 1), "zero_point": torch.tensor([3], dtype=torch.int8)} | wrong
+        return nn.QuantizedActivation(q, given["scale"], x.dtype, given["zero_point"])
+
     for good, wrong, message in (
         (x[:, columns], x, rf"x: expected \[..., K of this rank\] with K = {K} / {size} ranks, got"),
         (x[:, columns], x[:2, columns], "x: expected the same shape on all . ranks"),
@@ -185,6 +193,8 @@ def wrong_gathers_are_refused_on_all(rank, size):
         (x[:, columns], nn.QuantizedActivation(q, torch.ones(4, 1), x.dtype), "x: expected the same kind on all . ranks"),
         (x[:, columns], nn.QuantizedActivation(q, torch.ones(3, 1), x.dtype), "x: expected a scale a row or one"),
         (x[:, columns], nn.QuantizedActivation(q.float(), torch.ones(4, 1), x.dtype), "x: expected int8 with float32 scales"),
+        (quantized(), quantized(scale=None), "x: expected tensors in a QuantizedActivation, got Tensor and NoneType"),
+        (quantized(), quantized(zero_point=torch.tensor([3.0])), "zero_point: expected int32 or int8, got float32"),
     ):
         with pytest.raises(sm.ScaledMMError, match=message):
             layer(wrong if last else good)
