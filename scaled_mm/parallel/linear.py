@@ -97,8 +97,12 @@ class ColumnParallelInt8Linear(Int8Linear):
     def forward(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor:
         if not self.gather_output and not self.input_is_parallel:
             return super().forward(x)
+        if self.input_is_parallel:
+            x = self._gathered(x)
+            if torch.compiler.is_compiling():  # nothing is compared, and a closure over each layer's forward would be compiled for each layer
+                y = super().forward(x)
+                return collectives.gather_columns(y, self.ranks) if self.gather_output else y
         forward, ranks = super().forward, ranks_of(self)
-        x = self._gathered(x) if self.input_is_parallel else x
         y = ranks.checked(self.weight.device, lambda: forward(x), lambda y: {"shape": list(y.shape[:-1]), "dtype": y.dtype}, shape="x", dtype="x")
         return collectives.gather_columns(y, ranks) if self.gather_output else y
 
