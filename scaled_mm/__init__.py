@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # for readers of the source; `__getattr__` imports them
     from scaled_mm.models.load import from_pretrained
     from scaled_mm.models.quantize import quantize_
     from scaled_mm.models.report import QuantizationReport
+    from scaled_mm.models.reproducible import reproducible_
     from scaled_mm.models.save import save_pretrained
 
 __version__ = "0.1.0"
@@ -64,6 +65,7 @@ _LATER = {
     "from_pretrained": "scaled_mm.models.load",
     "convert_": "scaled_mm.models.convert",
     "fuse_": "scaled_mm.models.fuse",
+    "reproducible_": "scaled_mm.models.reproducible",
     "evaluate": "scaled_mm.models.evaluate",
 }
 
@@ -126,6 +128,7 @@ __all__ = [
     "parallel",
     "prepare_weight",
     "quantize_",
+    "reproducible_",
     "save_pretrained",
     "scaled_mm",
     *gguf.__all__,

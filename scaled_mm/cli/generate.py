@@ -15,6 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=common.integer(1), default=64, help="new tokens at most; default 64")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the checkpoint's")
     parser.add_argument("--device", help="cuda, cuda:<index> or cpu; default: the first GPU, or the CPU without one")
+    parser.add_argument(
+        "--reproducible", action="store_true", help="the same text on every device (reproducible_): a fused, dense W8A8 model; slower"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document: text, tokens per second, and whether the model was fused")
 
 
@@ -26,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     from scaled_mm.errors import BadParamError
     from scaled_mm.models.fuse import fuse_
+    from scaled_mm.models.reproducible import reproducible_
     from scaled_mm.models.source import load_model, load_tokenizer
     from scaled_mm.nn import Int8Linear
 
@@ -39,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
             fused = True
         except BadParamError as error:
             common.say(f"not fused: {error}")
+    if args.reproducible:
+        reproducible_(model)
     if not model.can_generate():
         raise BadParamError(f"MODEL: expected one that generates text, got a {type(model).__name__}")
     if tokenizer.chat_template:

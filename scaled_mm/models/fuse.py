@@ -101,7 +101,7 @@ def _fuse_norm(block: torch.nn.Module, name: str, parent: str, readers) -> bool:
         return False
     facts = {(layer.input_scale is None, _value(layer.input_scale), _value(layer.input_zero_point)) for layer in layers}
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if len(facts) > 1 or not isinstance(epsilon, float) or not _is_rms_norm(norm, epsilon):
+    if len(facts) > 1 or not isinstance(epsilon, float) or not is_rms_norm(norm, epsilon):
         return False
     layer = layers[0]
     options = dict(quantize="token" if layer.input_scale is None else "static", symmetric=layer.input_zero_point is None, device="meta")
@@ -118,7 +118,7 @@ def _value(tensor: torch.Tensor | None) -> float | None:
     return None if tensor is None else float(tensor)
 
 
-def _is_rms_norm(norm: torch.nn.Module, epsilon: float) -> bool:
+def is_rms_norm(norm: torch.nn.Module, epsilon: float) -> bool:
     weight = getattr(norm, "weight", None)
     if weight is None or weight.dim() != 1 or getattr(norm, "bias", None) is not None:
         return False

@@ -1,4 +1,4 @@
-"""Paged attention."""
+"""Attention over paged caches; attention with the same bits everywhere."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import torch
 
 from scaled_mm.core.checks import check_device, check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.nn.reproducible import reproducible_attention  # noqa: F401  (public here)
 from scaled_mm.rowwise.operands import check_float
 
 

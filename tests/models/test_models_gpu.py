@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from operands.tiny_models import distance, logits, tiny, tokens
 
 import scaled_mm as sm
 from scaled_mm import nn
-from scaled_mm.models.source import load_model, load_tokenizer
 
 pytestmark = pytest.mark.gpu
 
@@ -73,20 +71,6 @@ def test_logits_stay_near_and_greedy_text_is_that_of_the_cpu(fused):
     assert distance(logits(on_gpu, ids.cuda()).cpu(), logits(model, ids)) < 1e-3
     options = dict(max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None)
     assert torch.equal(on_gpu.generate(ids.cuda(), **options).cpu(), model.generate(ids, **options))
-
-
-@pytest.mark.skipif("SCALED_MM_SMOLLM2" not in os.environ, reason="SCALED_MM_SMOLLM2 does not name the GGUF file of SmolLM2")
-def test_smollm2_writes_the_text_of_the_cpu():
-    """Fused, so that norms have the bits of the CPU."""
-    model, tokenizer = load_model(os.environ["SCALED_MM_SMOLLM2"]), load_tokenizer(os.environ["SCALED_MM_SMOLLM2"])
-    sm.quantize_(model, progress=False)
-    sm.fuse_(model)
-    on_gpu = copy.deepcopy(model).cuda()
-    for prompt in ("What is the capital of France?", "Write a short poem about the sea.", "Explain what a prime number is."):
-        message = [{"role": "user", "content": prompt}]
-        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
-        options = dict(max_new_tokens=40, do_sample=False)
-        assert torch.equal(on_gpu.generate(ids.cuda(), **options).cpu(), model.generate(ids, **options)), prompt
 
 
 def test_a_quantized_model_compiles_as_one_graph_by_inductor():
