@@ -33,7 +33,7 @@ def reproducible_attention(
 ) -> torch.Tensor:
     """Attention whose bits depend on neither the device, the batch, the number of heads, nor on how many tokens a call has.
 
-        out[b, h, t] = sum over l of softmax_l(scale * query[b, h, t] . key[b, g, l] + mask[b, h, t, l]) * value[b, g, l],   g = h / (heads / KV heads)
+        out[b, h, t] = sum over l of softmax_l(scale * query[b, h, t] . key[b, g, l] + mask[b, h, t, l]) * value[b, g, l],   g = h * KV heads // heads
 
     query: float [B, heads, T, D]. key, value: query's dtype, [B, KV heads, L, D]. mask: float, to be added, broadcast to [B, heads, T, L], or None.
     Returns query's shape and dtype. Computed in float32 and rounded to the dtype once; `exp` in float64, results below 2^-126 are 0. Sums over D and
