@@ -16,20 +16,23 @@ MOVING = ("dynamic", "longrope")  # kinds of rotary embedding whose frequencies 
 
 @torch.no_grad()
 def reproducible_(model: torch.nn.Module) -> None:
-    """Replaces what is left of torch's inexact operators in a fused model, in place: attention, rotary embedding, and norms that do not quantize.
+    """Replaces the remaining inexact operators of torch in a fused model, in place: attention, rotary embedding, and norms that do not quantize.
 
     model: of transformers, dense, after `fuse_`. The hidden states of a token then have the same bits on a CPU and on every GPU, in any batch
     without padding at the left, and with or without a KV cache. Logits are products of the float output head and may differ in the last digits, so
-    greedy text is the same on all devices unless two logits are that near. Attention is slow (`nn.functional.reproducible_attention`). Not for
-    torch.compile. A model must be moved to another device as a whole (`model.cuda()`), or made there from the same checkpoint.
+    greedy text is the same on all devices unless the two largest logits differ by less than that. Attention is slow
+    (`nn.functional.reproducible_attention`). Not for torch.compile. A model must be moved to another device as a whole (`model.cuda()`), or made
+    there from the same checkpoint.
 
-    Raises BadParamError, with the model unchanged, for what would still differ between devices: linear layers of decoder layers that are not int8,
-    feed-forward networks that `fuse_` did not replace, other kinds of norms or rotary embedding.
+    Raises BadParamError, with the model unchanged, for what would still differ: linear layers of decoder layers that are not int8, feed-forward
+    networks that `fuse_` did not replace, other kinds of norms or rotary embedding, sliding windows (their cache drops keys).
     """
     prefix, blocks = blocks_of(model)
     rotary = [(name, module) for name, module in model.named_modules() if hasattr(module, "inv_freq")]
     if len(rotary) != 1 or not hasattr(model, "set_attn_implementation"):
         raise BadParamError(f"model: expected a model of transformers with one rotary embedding, got a {type(model).__name__} with {len(rotary)}")
+    if any("sliding" in str(kind) for kind in getattr(model.config, "layer_types", None) or ()) or getattr(model.config, "sliding_window", None):
+        raise BadParamError(f"model: expected attention without a sliding window, got one of {model.config.sliding_window} tokens")
     for index, block in enumerate(blocks):
         _check_block(f"{prefix}.{index}", block)
     new = {name: _norm(name, module) for name, module in model.named_modules() if _is_plain_norm(module)}

@@ -1,7 +1,7 @@
 """Attention and rotary angles from IEEE operations in one order: the same bits on a CPU and on every GPU.
 
 torch's own attention, `exp`, `cos` and `sin` differ between devices in the last digit. Here every operator is an addition, a multiplication, a
-division, a maximum, a rounding or a change of integers, each of which IEEE 754 defines to the bit, and sums have one order. Polynomials are
+division, a maximum or a rounding, all of which IEEE 754 defines to the bit, or one of integers, and sums have one order. Polynomials are
 Taylor's, in float64; their result is rounded to float32 once.
 """
 
@@ -31,13 +31,14 @@ HALF_PI = 1.5707963267341256, 6.077100506506192e-11
 def reproducible_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float
 ) -> torch.Tensor:
-    """Attention whose bits depend on neither the device, the batch, the number of heads, nor on how many tokens a call has.
+    """Attention whose bits do not depend on the device, the batch, the number of heads, or the number of tokens in a call.
 
         out[b, h, t] = sum over l of softmax_l(scale * query[b, h, t] . key[b, g, l] + mask[b, h, t, l]) * value[b, g, l],   g = h * KV heads // heads
 
     query: float [B, heads, T, D]. key, value: query's dtype, [B, KV heads, L, D]. mask: float, to be added, broadcast to [B, heads, T, L], or None.
     Returns query's shape and dtype. Computed in float32 and rounded to the dtype once; `exp` in float64, results below 2^-126 are 0. Sums over D and
-    over L add neighbours, then neighbours of these sums, and so on. Keys whose weight is 0 do not change a sum.
+    over L add neighbours, then neighbours of these sums, and so on. Keys at the end
+    whose weight is 0 change nothing, if their values are finite. Keys in front shift the pairs.
 
     It moves heads * T * L * D products through memory, so it is slow: for tests, and for text that must be the same on another machine. Plain torch
     calls, not for torch.compile, which may contract a product and a sum. Raises a ScaledMMError subclass that names the argument.
@@ -63,8 +64,10 @@ def reproducible_attention(
 
 
 def rotary_angles(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin) of positions * frequencies, which is rounded to float32, as float32 [..., F]. positions: integers [...] below 2^20 / the largest
-    frequency. frequencies: float32 [F]."""
+    """Returns (cos, sin), float32 [..., F], of the angles positions * frequencies, which are rounded to float32 first.
+
+    positions: integers [...]. frequencies: float32 [F]. Angles: below 2^20 in magnitude.
+    """
     angles = (positions[..., None].float() * frequencies).double()
     turns = torch.round(angles * (2 / math.pi))
     r = (angles - turns * HALF_PI[0]) - turns * HALF_PI[1]

@@ -65,7 +65,7 @@ def test_padding_at_the_left_changes_the_order_of_sums_only():
     "name, fused, message",
     [
         ("llama", False, r"fused feed-forward network model.layers.0.mlp \(fuse_\), got a LlamaMLP"),
-        ("gemma2", True, "norms that compute rms_norm, got"),
+        ("gemma2", True, "attention without a sliding window, got one of 4096 tokens"),
         ("qwen3_moe", True, r"fused feed-forward network model.layers.0.mlp \(fuse_\), got a Qwen3MoeSparseMoeBlock"),
         ("opt", False, "one rotary embedding, got a OPTForCausalLM with 0"),
     ],
@@ -79,6 +79,15 @@ def test_what_would_differ_between_devices_is_refused_and_nothing_changes(name, 
     with pytest.raises(sm.ScaledMMError, match=message):
         sm.reproducible_(model)
     assert dict(model.named_modules()) == before and model.config._attn_implementation == attention
+
+
+def test_another_norm_is_refused():
+    model = tiny("llama")
+    model.model.norm = torch.nn.LayerNorm(64)
+    sm.quantize_(model, progress=False)
+    sm.fuse_(model)
+    with pytest.raises(sm.ScaledMMError, match="model: expected norms that compute rms_norm, got model.norm, a LayerNorm"):
+        sm.reproducible_(model)
 
 
 def test_a_float_layer_is_refused():
