@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
-from scaled_mm.errors import BadParamError, ScaledMMError
+from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import blocks_of, replace
 from scaled_mm.models.fuse import is_rms_norm
 from scaled_mm.nn import GatedMLP, Int8Linear, RMSNorm
@@ -57,7 +57,6 @@ def reproducible_(model: torch.nn.Module) -> None:
     new = {name: _norm(name, module) for name, module in model.named_modules() if _is_plain_norm(module)}
     new[rotary[0][0]] = Rotary(*rotary[0])
     before, attention = {name: model.get_submodule(name) for name in new}, config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
     for name, module in new.items():
         replace(model, name, module)
     if reason := _what_differs(model):
@@ -109,13 +108,14 @@ class _Inexact(TorchDispatchMode):
 
 
 def _what_differs(model: torch.nn.Module) -> str | None:
-    """Why the hidden states of a few tokens might differ between devices, or None."""
-    if model.config._attn_implementation != ATTENTION:
-        return f"attention that cannot be replaced, {model.config._attn_implementation}"
+    """Replaces attention. Returns why the hidden states of a few tokens might still differ between devices, or None."""
     try:
+        model.set_attn_implementation(ATTENTION)
+        if model.config._attn_implementation != ATTENTION:
+            return f"attention that cannot be replaced, {model.config._attn_implementation}"
         with _Inexact() as found:
             model.base_model(torch.arange(1, 9, device=next(model.parameters()).device)[None])
-    except (AttributeError, RuntimeError, TypeError, ScaledMMError) as error:
+    except Exception as error:  # of any kind: the caller undoes what it changed, and raises with this reason
         return f"{type(error).__name__}: {error}"
     return f"the operators {', '.join(sorted(found.names))}" if found.names else None
 

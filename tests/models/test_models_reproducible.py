@@ -94,6 +94,26 @@ def test_a_window_is_refused(kind):
         sm.reproducible_(model)
 
 
+@pytest.mark.parametrize("error", [ValueError("no such attention"), IndexError("a token too many")])
+def test_an_error_of_any_kind_undoes_the_changes(monkeypatch, error):
+    model = tiny("llama")
+    sm.quantize_(model, progress=False)
+    sm.fuse_(model)
+    before, attention = dict(model.named_modules()), model.config._attn_implementation
+    if isinstance(error, ValueError):
+        set_ = type(model).set_attn_implementation
+        monkeypatch.setattr(type(model), "set_attn_implementation", lambda self, name: _raise(error) if "scaled_mm" in name else set_(self, name))
+    else:
+        monkeypatch.setattr(type(model.model), "forward", lambda *_, **__: _raise(error))
+    with pytest.raises(sm.ScaledMMError, match=f"on every device, got {type(error).__name__}: {error}"):
+        sm.reproducible_(model)
+    assert dict(model.named_modules()) == before and model.config._attn_implementation == attention
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
 class Squashed(torch.nn.Module):
     """Attention with an inexact operator around it."""
 

@@ -22,8 +22,8 @@ of the bandwidth at 4096 x 4096 and above, 1.2 to 2.6 us for one row of up to 81
 Not in it: the host's time (a CUDA graph or a busy GPU hides it), memory traffic of a collective beside a product, ranks that arrive late.
 
 Compared with two H200s (reports/sm90/h200-x2: torch 2.11, layers of Llama 3 8B and 70B, 1 to 2048 tokens), predicted over measured time, geometric
-mean and range: one GPU 1.06 (0.97 to 1.22), bf16 0.96 (0.82 to 1.04), gather 0.92 (0.79 to 1.05), gather_int8 0.91 (0.79 to 1.06), the ways that
-reduce int32 sums 0.83 (0.68 to 0.95), with 2 chunks 0.76 (0.66 to 0.90), with 4 chunks 0.85 (0.69 to 1.06). What the ways with int32 sums take more
+mean and range: one GPU 1.07 (0.98 to 1.22), bf16 0.96 (0.82 to 1.04), gather 0.92 (0.79 to 1.05), gather_int8 0.91 (0.78 to 1.06), the ways that
+reduce int32 sums 0.83 (0.67 to 0.94), with 2 chunks 0.76 (0.65 to 0.90), with 4 chunks 0.84 (0.69 to 1.06). What the ways with int32 sums take more
 grows with M * N, in a reduce-scatter as in an all-reduce. With a link of 250 GB/s in place of 360 bf16 would be at 1.00 and they at 0.86 to 0.88, and
 what was published of eight H100s (`collectives`) would be missed, so no constant was changed for it.
 """
