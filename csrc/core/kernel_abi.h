@@ -36,6 +36,7 @@ struct BlockOperands {
   int32_t format;     // scaledMMDtype_t of the weight: SCALED_MM_DTYPE_Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0
   int32_t activation; // scaledMMDtype_t of a: FLOAT16, BFLOAT16, FLOAT32 or Q8_1
   bool quantize;      // float activations are quantized to q8_1 first
+  bool round;         // a kernel may round values of a packed weight to 16 bits, and rounds float32 activations to float16
   bool packed;        // b is tiles (docs/design/gguf-formats.md), aligned to 16 bytes; else GGUF blocks as in files
   int32_t out_dtype;  // FLOAT16, BFLOAT16 or FLOAT32, decided at run time: one kernel serves all three
 };

@@ -18,12 +18,12 @@ struct WgmmaLoads {
 
   // step: of a tile's K.
   __device__ void tiles(int row_tile, int step, int stage) const {
-    s.tiles_full[stage].arrive_and_expect_tx(kGroups * F::kTileBytes + kSumBytes);
+    s.tiles_full[stage].arrive_and_expect_tx(kGroups * S::kLoaded + kSumBytes);
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       // Beyond the last rows: the last tile again. Its results are not stored.
       const int64_t row = min(int64_t(row_tile) * kGroups + i, tiles_n - 1);
-      load_bytes(s.tiles_full[stage], s.tiles[stage][i], p.tiles + (row * tiles_k + step) * F::kTileBytes, F::kTileBytes);
+      load_bytes(s.tiles_full[stage], s.tiles[stage][i], p.tiles + (row * tiles_k + step) * F::kTileBytes, S::kLoaded);
     }
   }
 
