@@ -83,8 +83,13 @@ class BlockFormat:
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile of a packed weight: those of its blocks in another order."""
-        return TILE_ROWS * TILE_BLOCKS * self.block_bytes
+        """Bytes of a tile of a packed weight: those of its blocks in another order, and a power of two of each row, float16."""
+        return TILE_ROWS * TILE_BLOCKS * self.block_bytes + 2 * TILE_ROWS
+
+    @property
+    def largest_level(self) -> int:
+        """The largest magnitude of a level from which zero is subtracted."""
+        return 128 if self.signed else max(self.zero, (1 << self.bits) - 1 - self.zero)
 
 
 FORMATS: dict[str, BlockFormat] = {

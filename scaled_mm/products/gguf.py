@@ -174,7 +174,7 @@ def create_block_descriptor(handle: Handle, *, out, weight, activation, bias=Non
         A tensor is refused if several formats have its bytes per block.
     activation: TensorDesc((M, K), "q8_1"), uint8 [M, K/32, 36], or float16, bfloat16 or float32 [M, K], any strides.
     bias: [N], float32 or out's dtype; added in float32.
-    mode: "auto", "w4a8" or "w4a16", see `block_linear`; not "w4a16" for q8_1 and float32 activations.
+    mode: "auto", "w4a8", "w4a16" or "w16a16", see `block_linear`; q8_1 activations take "auto" and "w4a8", float32 not "w4a16".
     kernel: forces a kernel config by its name in the section `gguf` of the device's tile table.
     Tensors may be TensorDescs. Raises a ScaledMMError that names the argument, what was expected and what was given.
     """

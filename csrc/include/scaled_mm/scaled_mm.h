@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 12
+#define SCALED_MM_ABI_VERSION 13
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -195,15 +195,17 @@ typedef struct {
 
 /* How the float activations of a GGUF product are multiplied; the names are for every format, whatever its bits. */
 typedef enum SCALED_MM_ENUM_BASE {
-  SCALED_MM_GGUF_AUTO = 0,  /* float32: W4A8; float16 and bfloat16: as the table says for this many tokens */
-  SCALED_MM_GGUF_W4A8 = 1,  /* quantized to q8_1 first */
-  SCALED_MM_GGUF_W4A16 = 2, /* as they are; float16 and bfloat16 alone */
+  SCALED_MM_GGUF_AUTO = 0,   /* float32: W16A16; float16 and bfloat16: as the table says for this many tokens, but W4A16 if out is float32 */
+  SCALED_MM_GGUF_W4A8 = 1,   /* quantized to q8_1 first */
+  SCALED_MM_GGUF_W4A16 = 2,  /* as they are; float16 and bfloat16 alone */
+  SCALED_MM_GGUF_W16A16 = 3, /* as they are, float32 rounded to float16 with a power of two for each token; a kernel may round the values of a
+                                packed weight to 16 bits */
 } scaledMMGgufMode_t;
 
 /* What AUTO is for at most m_max tokens; the first that fits decides, INT64_MAX is open. */
 typedef struct {
   int64_t m_max;
-  int32_t mode; /* SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16 */
+  int32_t mode; /* a scaledMMGgufMode_t but AUTO */
   int32_t padding_;
 } scaledMMTableMode_t;
 
@@ -439,7 +441,7 @@ static inline scaledMMStatus_t scaledMMCalculateGroupedBlockScaledGemm(scaledMMD
  * any address, or float16 | bfloat16 | float32, any strides. K is a multiple of 32. out [N,M] float16 | bfloat16 | float32, any strides
  * under which no elements overlap: strides [1, N] are those of a linear layer's [M,N]. bias [N], float32 or out's dtype, or NULL; added in
  * float32.
- * mode: scaledMMGgufMode_t; Q8_1 and float32 activations take AUTO or W4A8.
+ * mode: scaledMMGgufMode_t; Q8_1 activations take AUTO or W4A8, float32 not W4A16.
  * kernel: NULL, or the name of a GGUF row of the table. */
 
 static inline scaledMMStatus_t scaledMMCreateGgufGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
@@ -546,7 +548,7 @@ typedef enum SCALED_MM_ENUM_BASE {
 } scaledMMGgufRule_t;
 
 /* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no GGUF format. A tile of a packed weight has the
- * bytes of its 64 x 8 blocks. */
+ * bytes of its 64 x 8 blocks, and 128 more. */
 SCALED_MM_API int64_t scaledMMGetBlockBytes(int32_t dtype);
 
 #if defined(__cplusplus)
