@@ -54,7 +54,8 @@ private:
     const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4, token = m - 2 * t + g, row = n - g + 2 * t;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float first = value_of(min(m, M - 1), sums[2 * half], of_rows[half]), second = value_of(min(m + 1, M - 1), sums[2 * half + 1], of_rows[half]);
+      const int one = m < M ? m : 0, next = m + 1 < M ? m + 1 : 0; // past the last token: any, for it is not stored
+      const float first = value_of(one, sums[2 * half], of_rows[half]), second = value_of(next, sums[2 * half + 1], of_rows[half]);
       uint32_t word;
       if (dtype == SCALED_MM_DTYPE_FLOAT16) {
         const __half2 two = __floats2half2_rn(first, second);

@@ -53,7 +53,7 @@ def powers(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
 
 def _tiled_powers(values: torch.Tensor, rows: int) -> torch.Tensor:
     """Bytes [R, 1, 128] of float16 [rows of the weight], in the order w g h."""
-    padded = values.new_ones(rows * TILE_ROWS)
+    padded = values.new_full((rows * TILE_ROWS,), 2.0**15)
     padded[: len(values)] = values
     return padded.view(rows, 1, _W, _H, _G).transpose(3, 4).contiguous().view(torch.uint8).flatten(2)
 

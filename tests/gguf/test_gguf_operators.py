@@ -367,7 +367,7 @@ def test_what_a_tensor_desc_says_of_blocks():
     desc = sm.TensorDesc((65, 288), "q5_1")
     assert desc.strides == (9 * 24, 1) and desc.bytes == 65 * 9 * 24
     assert sm.TensorDesc((65, 288), "q5_1", (1000, 1)).bytes == 64 * 1000 + 9 * 24
-    assert sm.TensorDesc((65, 288), "q5_1", packed=True).bytes == 2 * 2 * 512 * 24
+    assert sm.TensorDesc((65, 288), "q5_1", packed=True).bytes == 2 * 2 * (512 * 24 + 128)
     packed = sm.TensorDesc((65, 288), "q5_1", packed=True)
     assert dataclasses.replace(packed, constant=True).strides == packed.strides
     for arguments, message in [
