@@ -24,7 +24,7 @@ def activation_of(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _operands(activation: torch.Tensor, mode: str) -> tuple[torch.Tensor, ...]:
-    """The arguments after the description for `product.multiply`. Only w4a8 quantizes floats. Nothing is rounded to 16 bits: that would not be faster."""
+    """The arguments after the description for `product.multiply`. Only w4a8 quantizes floats. w16a16 rounds nothing here."""
     if activation.dtype is torch.uint8:
         return activation_of(activation)
     if activation.shape[1] and mode == "w4a8":

@@ -159,7 +159,7 @@ def test_meta_tensors_have_shapes_alone():
         (dict(bias=torch.zeros(N - 1)), BadTensorShapeError, r"^bias: expected \[N\] with N = 40 as in weight \[N, K\], got \[39\]"),
         (dict(out_dtype=torch.float64), BadTensorDtypeError, "^out_dtype: expected float16, bfloat16 or float32, got float64"),
         (dict(mode=3), BadParamError, "^mode: expected a scaledMMGgufMode_t, got 3"),
-        (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with float32 activations, got w4a16"),
+        (dict(mode="w4a16"), BadParamError, "^mode: expected auto, w4a8 or w16a16 with float32 activations, got w4a16"),
         (dict(x=sm.quantize_q8_1(activation()), mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
     ],
 )
@@ -348,7 +348,7 @@ def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
         (dict(weight=None), BadParamError, "^weight: expected a tensor or a TensorDesc, got None"),
         (dict(weight=5), BadParamError, "^weight: expected a tensor, a TensorDesc or a PackedBlockWeight, got int"),
         (dict(weight=sm.QuantizedTensor("q4_0", weight("q4_0"))), BadParamError, "^weight: .* got a QuantizedTensor; give its .q, and its .fmt"),
-        (dict(mode="w8a8"), BadParamError, "^mode: expected one of 'auto', 'w4a8', 'w4a16', got 'w8a8'"),
+        (dict(mode="w8a8"), BadParamError, "^mode: expected one of 'auto', 'w4a8', 'w4a16', 'w16a16', got 'w8a8'"),
         (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
         (dict(kernel="gguf_mma_16x8_x2"), BadParamError, "^kernel: expected none on a CPU, got gguf_mma_16x8_x2"),
         (dict(activation=packed), BadParamError, "^activation: expected a tensor or a TensorDesc, got a PackedBlockWeight"),

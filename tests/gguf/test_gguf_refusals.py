@@ -218,7 +218,7 @@ def test_a_layer_refuses_what_it_cannot_compute():
     x = torch.ones(2, 64).half()
     with pytest.raises(BadParamError, match="^packed: expected what pack_block_weight returns, got a Tensor"):
         sm.block_linear(x, packed.unpack())
-    with pytest.raises(BadParamError, match="^mode: expected one of 'auto', 'w4a8', 'w4a16', got 'w8a8'"):
+    with pytest.raises(BadParamError, match="^mode: expected one of 'auto', 'w4a8', 'w4a16', 'w16a16', got 'w8a8'"):
         sm.block_linear(x, packed, mode="w8a8")
     with pytest.raises(BadParamError, match="^x: expected a tensor, got None"):
         sm.block_linear(None, packed)
