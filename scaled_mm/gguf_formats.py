@@ -82,9 +82,14 @@ class BlockFormat:
         return self.levels_offset + self.level_bytes
 
     @property
+    def bands_bytes(self) -> int:
+        """Bytes of the blocks of a tile of a packed weight, in another order."""
+        return TILE_ROWS * TILE_BLOCKS * self.block_bytes
+
+    @property
     def tile_bytes(self) -> int:
-        """Bytes of a tile of a packed weight: those of its blocks in another order, and a power of two of each row, float16."""
-        return TILE_ROWS * TILE_BLOCKS * self.block_bytes + 2 * TILE_ROWS
+        """Bytes of a tile: the blocks, then a power of two of each row, float16."""
+        return self.bands_bytes + 2 * TILE_ROWS
 
     @property
     def largest_level(self) -> int:

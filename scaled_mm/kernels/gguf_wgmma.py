@@ -33,7 +33,9 @@ class GgufWgmma(Gguf):
         tokens = config.tile.m
         values = tokens * TILE_BLOCKS * (2 * BLOCK + 8) if tokens <= _MMA_TOKENS else 0
         sums = tokens * TILE_BLOCKS * 8 if FORMATS[fmt].second == "m" and not values else 0
-        return config.tile.n // TILE_ROWS * FORMATS[fmt].tile_bytes + values + sums
+        tiles = config.tile.n // TILE_ROWS
+        # Kernels that round values read the powers of rows, but no sums.
+        return max(tiles * FORMATS[fmt].bands_bytes + values + sums, tiles * FORMATS[fmt].tile_bytes)
 
     def bytes_beside_stages(self, config: KernelConfig) -> int:
         """Barriers; with wgmma also the ring of activations, which `stages` does not count: 16-bit floats and two float32 per GGUF block."""

@@ -45,10 +45,10 @@ def test_blocks_tiles_and_fields_give_the_same_values(fmt, packed):
     weight_q, x, bias = weight(fmt), activation(), torch.randn(N, generator=seeded(3))
     given = tiles.from_blocks(weight_q, FORMATS[fmt]) if packed else weight_q
     want = reference.gemm_q8_1(weight_q, sm.quantize_q8_1(x), fmt) + bias.double()[:, None]
-    out = call(given, x, bias, fmt, packed=packed)
+    out = call(given, x, bias, fmt, packed=packed, mode="w4a8")
     assert out.shape == (N, M) and relative_error(out, want) <= 2e-6
     turned = call(given, sm.quantize_q8_1(x), bias, fmt, packed=packed, transposed_out=True)
-    assert turned.is_contiguous() and torch.equal(turned, sm.block_linear(x, sm.pack_block_weight(weight_q, fmt), bias))
+    assert turned.is_contiguous() and torch.equal(turned, sm.block_linear(x, sm.pack_block_weight(weight_q, fmt), bias, mode="w4a8"))
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
@@ -135,9 +135,9 @@ def test_meta_tensors_have_shapes_alone():
         (dict(weight_q=weight("q4_0")[0]), BadTensorShapeError, r"^weight: expected 3 dimensions \[rows, K/32, 18\], got \[3, 18\]"),
         (dict(rows=41), BadTensorShapeError, r"^weight: expected \[41, 3, 18\] of rows = 41, k = 96, got \[40, 3, 18\]"),
         (dict(k=128), BadTensorShapeError, r"^weight: expected \[40, 4, 18\] of rows = 40, k = 128"),
-        (dict(packed=True), BadTensorShapeError, r"^weight: expected \[1, 1, 9216\] of rows = 40, k = 96, got \[40, 3, 18\]"),
+        (dict(packed=True), BadTensorShapeError, r"^weight: expected \[1, 1, 9344\] of rows = 40, k = 96, got \[40, 3, 18\]"),
         (
-            dict(weight_q=torch.zeros(1, 1, 2 * 9216, dtype=torch.uint8)[..., ::2], packed=True),
+            dict(weight_q=torch.zeros(1, 1, 2 * 9344, dtype=torch.uint8)[..., ::2], packed=True),
             BadTensorStridesError,
             "^weight: expected contiguous tiles",
         ),
@@ -208,7 +208,7 @@ def test_fields_that_are_not_those_of_the_format_are_refused_also_without_data(f
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_and_k_that_no_weight_has_are_refused(rows, k, packed):
     for device in ("cpu", "meta"):
-        x, given = activation().to(device), (torch.zeros(1, 1, 9216, dtype=torch.uint8) if packed else weight("q4_0")).to(device)
+        x, given = activation().to(device), (torch.zeros(1, 1, 9344, dtype=torch.uint8) if packed else weight("q4_0")).to(device)
         with pytest.raises(BadTensorShapeError, match=f"^weight: expected rows and k of 0 or more, k a multiple of 32, got {rows} and {k}"):
             operators.gguf_gemm(
                 given, x, None, operators.format_code("q4_0"), rows, k, packed, False, torch.float32, operators.mode_code("auto"), True
@@ -247,7 +247,7 @@ def test_a_descriptor_on_a_cpu_computes_what_the_layer_does(fmt, out_dtype):
     with sm.Handle("cpu") as handle:
         for given in (weight_q, packed):
             planned = dict(weight=planned_weight(given, fmt), activation=x, bias=bias)
-            for mode in ("auto", "w4a8", "w4a16"):
+            for mode in ("auto", "w4a8", "w4a16", "w16a16"):
                 out = torch.full((M + 1, N + 3), torch.nan, dtype=out_dtype)[1:, 2:-1].t()  # any strides
                 with sm.create_block_descriptor(handle, out=out, **planned, mode=mode) as descriptor:
                     assert descriptor.workspace_size == 0 and descriptor.kernel.row == "cpu_gguf_float32"
