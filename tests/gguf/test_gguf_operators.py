@@ -158,7 +158,7 @@ def test_meta_tensors_have_shapes_alone():
         (dict(bias=torch.zeros(1, N)), BadTensorShapeError, r"^bias: expected 1 dimension \[N\], got 2: \[1, 40\]"),
         (dict(bias=torch.zeros(N - 1)), BadTensorShapeError, r"^bias: expected \[N\] with N = 40 as in weight \[N, K\], got \[39\]"),
         (dict(out_dtype=torch.float64), BadTensorDtypeError, "^out_dtype: expected float16, bfloat16 or float32, got float64"),
-        (dict(mode=3), BadParamError, "^mode: expected a scaledMMGgufMode_t, got 3"),
+        (dict(mode=4), BadParamError, "^mode: expected a scaledMMGgufMode_t, got 4"),
         (dict(mode="w4a16"), BadParamError, "^mode: expected auto, w4a8 or w16a16 with float32 activations, got w4a16"),
         (dict(x=sm.quantize_q8_1(activation()), mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
     ],
