@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the checkpoint's")
     parser.add_argument("--device", help="cuda, cuda:<index> or cpu; default: the first GPU, or the CPU without one")
     parser.add_argument(
-        "--reproducible", action="store_true", help="the same text on every device (reproducible_): a fused, dense W8A8 model; slower"
+        "--reproducible",
+        action="store_true",
+        help="hidden states with the same bits on every device (reproducible_), so nearly always the same text: a fused, dense W8A8 model; slower",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document: text, tokens per second, and whether the model was fused")
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 from scaled_mm.jit import cache, codegen, compile, toolchain
@@ -308,6 +308,8 @@ def build_kernels(
                 future.cancel()  # one failure ends the build; what is finished stays in the cache
             if not isinstance(error, Exception):
                 compile.end_all()
+                while wait(futures, timeout=0.1).not_done:
+                    compile.end_all()  # one that a thread was about to start
             raise
     return built
 

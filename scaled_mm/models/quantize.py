@@ -253,7 +253,7 @@ def int8_linear_of(linear: torch.nn.Linear, static: Static | None, symmetric: bo
     """The int8 layer of a float layer. static: the scale of its inputs, or None."""
     weight, scale = quantize_weight(linear.weight.detach(), linear.weight.dtype)
     device = weight.device
-    input_scale = None if static is None else torch.tensor([static.scale], device=device)
+    input_scale = None if static is None else torch.tensor([static.scale], dtype=torch.float32, device=device)
     zero = None if static is None or static.zero_point is None else torch.tensor([static.zero_point], dtype=torch.int8, device=device)
     return Int8Linear.from_tensors(weight, scale, linear.bias, input_scale, zero, symmetric=symmetric)
 

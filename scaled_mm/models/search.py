@@ -82,7 +82,7 @@ def choose(config: Int8Config, x: torch.Tensor, weights: Mapping[str, torch.Tens
 def product(x: torch.Tensor, weight: torch.Tensor, weight_scale: torch.Tensor, static: Static | None, symmetric: bool) -> torch.Tensor:
     """x W^T with the operators that the quantized model will run. float32 [tokens, N]."""
     if static is not None:
-        scale = torch.tensor([static.scale], device=x.device)
+        scale = torch.tensor([static.scale], dtype=torch.float32, device=x.device)
         zero = None if static.zero_point is None else torch.tensor([static.zero_point], dtype=torch.int8, device=x.device)
         return int8_linear(x, weight, weight_scale, input_scale=scale, input_zero_point=zero)
     if symmetric:

@@ -1,7 +1,7 @@
 """Attention and rotary angles from IEEE operations in one order: the same bits on a CPU and on every GPU.
 
 torch's own attention, `exp`, `cos` and `sin` differ between devices in the last digit. Here every operator is an addition, a multiplication, a
-division, a maximum, a rounding or a change of integers, each of which IEEE 754 defines to the bit, and sums have one order. Polynomials are
+division, a maximum or a rounding, all of which IEEE 754 defines to the bit, or one of integers, and sums have one order. Polynomials are
 Taylor's, in float64; their result is rounded to float32 once.
 """
 
@@ -31,26 +31,29 @@ HALF_PI = 1.5707963267341256, 6.077100506506192e-11
 def reproducible_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None = None, *, scale: float
 ) -> torch.Tensor:
-    """Attention whose bits depend on neither the device, the batch, the number of heads, nor on how many tokens a call has.
+    """Attention whose bits do not depend on the device, the batch, the number of heads, or the number of tokens in a call.
 
         out[b, h, t] = sum over l of softmax_l(scale * query[b, h, t] . key[b, g, l] + mask[b, h, t, l]) * value[b, g, l],   g = h * KV heads // heads
 
-    query: float [B, heads, T, D]. key, value: query's dtype, [B, KV heads, L, D]. mask: float, to be added, broadcast to [B, heads, T, L], or None.
-    Returns query's shape and dtype. Computed in float32 and rounded to the dtype once; `exp` in float64, results below 2^-126 are 0. Sums over D and
-    over L add neighbours, then neighbours of these sums, and so on. Keys whose weight is 0 do not change a sum.
+    query: float [B, heads, T, D]. key: query's dtype, [B, KV heads, L, D]. value: the same, [B, KV heads, L, E]. mask: float, to be added, or bool,
+    False for keys that do not count, broadcast to [B, heads, T, L], or None. scale: finite. Returns query's dtype, [B, heads, T, E].
+
+    Computed in float32 and rounded to the dtype once; `exp` in float64, results below 2^-126 are 0. Sums over D and over L add neighbours, then
+    neighbours of these sums, and so on. Keys at the end whose weight is 0 change nothing, if their values are finite. Keys in front shift the pairs.
 
     It moves heads * T * L * D products through memory, so it is slow: for tests, and for text that must be the same on another machine. Plain torch
     calls, not for torch.compile, which may contract a product and a sum. Raises a ScaledMMError subclass that names the argument.
     """
-    _check(query, key, value, mask)
-    if query.numel() == 0 or key.shape[2] == 0:
-        return torch.zeros_like(query)
+    _check(query, key, value, mask, scale)
     (batch, heads, tokens, size), (groups, length) = query.shape, key.shape[1:3]
+    if query.numel() == 0 or value.numel() == 0:
+        return query.new_zeros(batch, heads, tokens, value.shape[3])
     key, value = key.float()[:, :, None, None], value.float()[:, :, None, None]  # [B, G, 1, 1, L, D]
     rows = query.float().reshape(batch, groups, heads // groups, tokens, 1, size)
     if mask is not None:
-        mask = mask.float().expand(batch, heads, tokens, length).reshape(batch, groups, -1, tokens, length)
-    step, parts = max(1, LARGEST // (batch * heads * length * size)), []
+        mask = torch.where(mask, 0.0, torch.finfo(torch.float32).min) if mask.dtype is torch.bool else mask.float()
+        mask = mask.expand(batch, heads, tokens, length).reshape(batch, groups, -1, tokens, length)
+    step, parts = max(1, LARGEST // (batch * heads * length * max(size, value.shape[-1]))), []
     for first in range(0, tokens, step):
         part = slice(first, first + step)
         scores = _sum(rows[:, :, :, part] * key, -1) * scale  # [B, G, heads / G, t, L]
@@ -59,12 +62,14 @@ def reproducible_attention(
         weights = _exp(scores - scores.amax(-1, keepdim=True))
         weights = weights / _sum(weights, -1)[..., None]
         parts.append(_sum(weights[..., None] * value, -2))
-    return torch.cat(parts, 3).reshape(query.shape).to(query.dtype)
+    return torch.cat(parts, 3).reshape(batch, heads, tokens, -1).to(query.dtype)
 
 
 def rotary_angles(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin) of positions * frequencies, which is rounded to float32, as float32 [..., F]. positions: integers [...] below 2^20 / the largest
-    frequency. frequencies: float32 [F]."""
+    """Returns (cos, sin), float32 [..., F], of the angles positions * frequencies, which are rounded to float32 first.
+
+    positions: integers [...]. frequencies: float32 [F]. Angles: below 2^20 in magnitude.
+    """
     angles = (positions[..., None].float() * frequencies).double()
     turns = torch.round(angles * (2 / math.pi))
     r = (angles - turns * HALF_PI[0]) - turns * HALF_PI[1]
@@ -102,20 +107,25 @@ def _sum(x: torch.Tensor, dim: int) -> torch.Tensor:
     return x.squeeze(dim) + 0.0
 
 
-def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> None:
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scale: float) -> None:
     check_float("query", query)
     if query.dim() != 4:
         raise BadTensorShapeError(f"query: expected [B, heads, T, D], got {list(query.shape)}")
     for name, tensor in (("key", key), ("value", value)):
         check_float(name, tensor, (query.dtype,))
         check_device(name, tensor, query.device)
-        if tensor.dim() != 4 or tensor.shape[0] != query.shape[0] or tensor.shape[3] != query.shape[3] or tensor.shape != key.shape:
-            raise BadTensorShapeError(f"{name}: expected [{query.shape[0]}, KV heads, L, {query.shape[3]}] as key, got {list(tensor.shape)}")
+    if key.dim() != 4 or key.shape[0] != query.shape[0] or key.shape[3] != query.shape[3]:
+        raise BadTensorShapeError(f"key: expected [{query.shape[0]}, KV heads, L, {query.shape[3]}], got {list(key.shape)}")
+    if value.dim() != 4 or value.shape[:3] != key.shape[:3]:
+        raise BadTensorShapeError(f"value: expected [{', '.join(map(str, key.shape[:3]))}, E] as key, got {list(value.shape)}")
     if key.shape[1] < 1 or query.shape[1] % key.shape[1]:
         raise BadParamError(f"key: expected a number of heads that divides the {query.shape[1]} of query, got {key.shape[1]}")
+    if not isinstance(scale, (int, float)) or not abs(scale) <= 3e38:
+        raise BadParamError(f"scale: expected a finite number of float32, got {scale!r}")
     if mask is None:
         return
-    check_float("mask", mask)
+    if not isinstance(mask, torch.Tensor) or mask.dtype is not torch.bool:
+        check_float("mask", mask)
     check_device("mask", mask, query.device)
     wanted = (*query.shape[:3], key.shape[2])
     if mask.dim() != 4 or any(size not in (1, full) for size, full in zip(mask.shape, wanted)):

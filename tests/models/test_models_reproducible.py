@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -65,9 +67,9 @@ def test_padding_at_the_left_changes_the_order_of_sums_only():
     "name, fused, message",
     [
         ("llama", False, r"fused feed-forward network model.layers.0.mlp \(fuse_\), got a LlamaMLP"),
-        ("gemma2", True, "norms that compute rms_norm, got"),
+        ("gemma2", True, "layers with full attention, got sliding_attention"),
         ("qwen3_moe", True, r"fused feed-forward network model.layers.0.mlp \(fuse_\), got a Qwen3MoeSparseMoeBlock"),
-        ("opt", False, "one rotary embedding, got a OPTForCausalLM with 0"),
+        ("opt", False, "expected one rotary embedding, got a OPTForCausalLM with 0"),
     ],
 )
 def test_what_would_differ_between_devices_is_refused_and_nothing_changes(name, fused, message):
@@ -79,6 +81,80 @@ def test_what_would_differ_between_devices_is_refused_and_nothing_changes(name, 
     with pytest.raises(sm.ScaledMMError, match=message):
         sm.reproducible_(model)
     assert dict(model.named_modules()) == before and model.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("kind", ["sliding_attention", "chunked_attention"])
+def test_a_window_is_refused(kind):
+    """Its cache drops keys, which shifts the pairs of the sums."""
+    model = tiny("llama")
+    sm.quantize_(model, progress=False)
+    sm.fuse_(model)
+    model.config.layer_types = ["full_attention", kind]
+    with pytest.raises(sm.ScaledMMError, match=f"model: expected layers with full attention, got {kind}"):
+        sm.reproducible_(model)
+
+
+class Squashed(torch.nn.Module):
+    """Attention with an inexact operator around it."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, *arguments, **options):
+        out, *rest = self.attention(*arguments, **options)
+        return out.tanh(), *rest
+
+
+def test_an_inexact_operator_of_a_layer_is_refused_and_nothing_changes():
+    model = tiny("llama")
+    sm.quantize_(model, progress=False)
+    sm.fuse_(model)
+    model.model.layers[1].self_attn = Squashed(model.model.layers[1].self_attn)
+    before, attention = dict(model.named_modules()), model.config._attn_implementation
+    with pytest.raises(sm.ScaledMMError, match="model: expected layers that round in the same way on every device, got the operators tanh"):
+        sm.reproducible_(model)
+    assert dict(model.named_modules()) == before and model.config._attn_implementation == attention
+
+
+def test_attention_that_transformers_does_not_replace_is_an_error(monkeypatch):
+    model = tiny("llama")
+    sm.quantize_(model, progress=False)
+    sm.fuse_(model)
+    monkeypatch.setattr(type(model), "set_attn_implementation", lambda *_: None)
+    with pytest.raises(sm.ScaledMMError, match="got attention that cannot be replaced, sdpa"):
+        sm.reproducible_(model)
+
+
+def test_a_second_call_changes_nothing_and_a_cast_keeps_the_frequencies():
+    model, ids = reproducible("llama"), tokens()[0]
+    before = dict(model.named_modules())
+    sm.reproducible_(model)
+    assert dict(model.named_modules()) == before
+    wanted = model.model.rotary_emb(torch.zeros(1), torch.arange(2000)[None])
+    model.to(torch.bfloat16)
+    assert all(torch.equal(*pair) for pair in zip(model.model.rotary_emb(torch.zeros(1), torch.arange(2000)[None]), wanted))
+    assert states(model, ids).dtype is torch.bfloat16
+
+
+def test_a_pickled_model_works_in_a_new_process(tmp_path):
+    model, ids = reproducible("llama"), tokens()[0]
+    torch.save((model, ids), tmp_path / "model.pt")
+    program = (
+        f"import torch; model, ids = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False)\n"
+        f"torch.save(model.model(ids).last_hidden_state, {str(tmp_path / 'out.pt')!r})"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert torch.equal(torch.load(tmp_path / "out.pt"), states(model, ids))
+
+
+def test_another_norm_is_refused():
+    model = tiny("llama")
+    model.model.norm = torch.nn.LayerNorm(64)
+    sm.quantize_(model, progress=False)
+    sm.fuse_(model)
+    with pytest.raises(sm.ScaledMMError, match="model: expected norms that compute rms_norm, got model.norm, a LayerNorm"):
+        sm.reproducible_(model)
 
 
 def test_a_float_layer_is_refused():

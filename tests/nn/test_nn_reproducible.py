@@ -105,6 +105,14 @@ def test_without_a_mask_every_key_counts_and_empty_tensors_are_empty():
     assert not reproducible_attention(query, key[:, :, :0], value[:, :, :0], scale=1.0).any()
 
 
+def test_a_bool_mask_leaves_keys_out_and_values_may_have_another_size():
+    query, key, value = case(2, 4, 2, 5, 9, 16)
+    keep = causal(5, 9) == 0
+    out = reproducible_attention(query, key, value[..., :6], keep, scale=0.3)
+    assert torch.equal(out, reproducible_attention(query, key, value, causal(5, 9), scale=0.3)[..., :6])
+    assert reproducible_attention(query, key, value[..., :0], keep, scale=0.3).shape == (2, 4, 5, 0)
+
+
 def test_nan_reaches_the_rows_that_read_it():
     query, key, value = case(1, 2, 2, 2, 4, 8)
     key[0, 1, 2, 5] = float("nan")
@@ -117,12 +125,14 @@ def test_nan_reaches_the_rows_that_read_it():
     [
         (dict(query=torch.randn(2, 3, 4)), r"query: expected \[B, heads, T, D\], got \[2, 3, 4\]"),
         (dict(query=torch.ones(1, 4, 3, 8, dtype=torch.int8)), "query: expected"),
-        (dict(key=torch.randn(1, 2, 5, 9)), r"key: expected \[1, KV heads, L, 8\] as key, got \[1, 2, 5, 9\]"),
-        (dict(value=torch.randn(1, 2, 6, 8)), "value: expected"),
+        (dict(key=torch.randn(1, 2, 5, 9)), r"key: expected \[1, KV heads, L, 8\], got \[1, 2, 5, 9\]"),
+        (dict(value=torch.randn(1, 2, 6, 8)), r"value: expected \[1, 2, 5, E\] as key, got \[1, 2, 6, 8\]"),
         (dict(value=torch.randn(1, 2, 5, 8).half()), "value: expected"),
         (dict(key=torch.randn(1, 3, 5, 8), value=torch.randn(1, 3, 5, 8)), "key: expected a number of heads that divides the 4 of query, got 3"),
         (dict(mask=torch.zeros(1, 1, 3, 4)), r"mask: expected what broadcasts to \[1, 4, 3, 5\], got \[1, 1, 3, 4\]"),
-        (dict(mask=torch.ones(1, 1, 3, 5, dtype=torch.bool)), "mask: expected"),
+        (dict(mask=torch.ones(1, 1, 3, 5, dtype=torch.int8)), "mask: expected"),
+        (dict(scale=float("nan")), "scale: expected a finite number of float32, got nan"),
+        (dict(scale=torch.ones(5)), "scale: expected a finite number"),
     ],
 )
 def test_errors_name_the_argument(change, message):

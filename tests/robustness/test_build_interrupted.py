@@ -132,10 +132,16 @@ def test_an_interrupt_of_python_alone_ends_the_compilers_too_and_leaves_nothing(
     check_the_next_build_works(tmp_path, cache_root)
 
 
-def test_an_interrupt_of_a_build_of_many_kernels_waits_for_none_of_them(tmp_path, cache_root, monkeypatch):
+@pytest.mark.parametrize("late", [0, 0.5])  # seconds until the second compiler starts: after the interrupt
+def test_an_interrupt_of_a_build_of_many_kernels_waits_for_none_of_them(tmp_path, cache_root, monkeypatch, late):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
     compiler = program(tmp_path / "slow", SLOW)
-    monkeypatch.setattr(library, "build_kernel", lambda table, name, announce: build_with(compiler, name[0]))
+
+    def build(table, name, announce):
+        time.sleep(late * (name[0] == "two"))
+        return build_with(compiler, name[0])
+
+    monkeypatch.setattr(library, "build_kernel", build)
 
     def interrupt() -> None:
         wait_until((tmp_path / "pids").exists, "a compiler starts")

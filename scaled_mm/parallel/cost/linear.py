@@ -63,7 +63,7 @@ INPUT_BYTES = {GATHER: 2, GATHER_INT8: 1}
 OVERLAP = 0.0
 """The fraction of the best overlap that is reached, where one chunk is reduced while the next one is multiplied. 0: measured chunks hid nothing.
 
-On two H200s 2 chunks took 1.05 to 1.48 times as long as one, and 4 chunks 1.14 to 1.80 times (256 and 2048 tokens, ways exact and exact_int8).
+On two H200s 2 chunks took 1.05 to 1.47 times as long as one, and 4 chunks 1.14 to 1.81 times (256 and 2048 tokens, ways exact and exact_int8).
 """
 
 CHUNKS = (1, 2, 3, 4, 6, 8)
