@@ -18,11 +18,10 @@ struct TopkSoftmax {
 
 // A logit as an integer above 0 that grows with it. NaN has the largest; -0 has that of 0.
 __device__ inline uint32_t ordered(float logit) {
-  if (logit != logit) return ~0u;
-  const uint32_t bits = __float_as_uint(logit + 0.0f);
-  return int32_t(bits) < 0 ? ~bits : bits | 0x80000000u;
+  const uint32_t bits = __float_as_uint(logit + 0.0f), key = bits ^ (uint32_t(int32_t(bits) >> 31) | 0x80000000u);
+  return logit == logit ? key : ~0u;
 }
-__device__ inline float in_order(uint32_t ordered) { return __uint_as_float(int32_t(ordered) < 0 ? ordered ^ 0x80000000u : ~ordered); }
+__device__ inline float in_order(uint32_t key) { return __uint_as_float(key ^ (uint32_t(int32_t(~key) >> 31) | 0x80000000u)); }
 
 // A logit, and the expert that it belongs to.
 struct Choice {
@@ -38,7 +37,7 @@ struct Candidates {
   uint32_t keys[kHeld];
 
   __device__ explicit Candidates(int) {}
-  __device__ void set(int i, float logit, int expert) { keys[i] = (ordered(logit) & ~kExpert) | (kExpert - uint32_t(expert)); }
+  __device__ static uint32_t key_of(float logit, int expert) { return (ordered(logit) & ~kExpert) | (kExpert - uint32_t(expert)); }
   __device__ static float logit_of(uint32_t key) { return __uint_as_float(__float_as_uint(in_order(key)) & ~kExpert); }
   __device__ Choice largest() { return next(0); }
   // The next choice: its key is the largest below `last`. Modulo 2^32 the differences of keys below `last` are larger than those of the others.
@@ -61,7 +60,7 @@ struct Candidates<float, kHeld> {
   uint32_t keys[kHeld];
 
   __device__ explicit Candidates(int lane) : lane(lane) {}
-  __device__ void set(int i, float logit, int) { keys[i] = ordered(logit); }
+  __device__ static uint32_t key_of(float logit, int) { return ordered(logit); }
   __device__ static float logit_of(uint32_t key) { return in_order(key); }
   __device__ Choice largest() {
     uint32_t key = 0;
@@ -88,17 +87,20 @@ private:
 constexpr int kTopkThreads = Group<32>::kBlock;
 
 template <class X, int kHeld>
-__global__ void __launch_bounds__(kTopkThreads) topk_softmax_kernel(const __grid_constant__ TopkSoftmax p) {
+__global__ void __launch_bounds__(kTopkThreads, kHeld > 16 ? 4 : 8) topk_softmax_kernel(const __grid_constant__ TopkSoftmax p) {
   wait_for_preceding_kernel();
   const Group<32> group;
   if (group.row >= p.rows) return; // the whole warp
   const int lane = group.thread;
   const X* const row = static_cast<const X*>(p.logits) + group.row * p.stride_row;
+  X logits[kHeld]; // read without a branch, so that all loads are under way at once
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i) logits[i] = row[(lane + 32 * i < p.experts ? lane + 32 * i : 0) * p.stride_k];
   Candidates<X, kHeld> candidates(lane);
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
-    candidates.keys[i] = 0;
-    if (const int expert = lane + 32 * i; expert < p.experts) candidates.set(i, to_float(row[expert * p.stride_k]), expert);
+    const int expert = lane + 32 * i;
+    candidates.keys[i] = candidates.key_of(to_float(logits[i]), expert) & -uint32_t(expert < p.experts);
   }
   Choice choice = candidates.largest(), own = choice; // own: the one that this lane writes
   const float largest = choice.logit;
@@ -106,7 +108,8 @@ __global__ void __launch_bounds__(kTopkThreads) topk_softmax_kernel(const __grid
 #pragma unroll
   for (int i = 0; i < kHeld; ++i) {
     const uint32_t key = candidates.keys[i];
-    if (key != 0) sum = sum + exp_of(candidates.logit_of(key) - largest);
+    const float e = exp_of(candidates.logit_of(key) - largest);
+    sum = sum + (key != 0 ? e : 0.0f);
   }
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) sum = sum + __shfl_xor_sync(~0u, sum, step); // the same tree in every lane
