@@ -31,6 +31,7 @@ template <class X>
 struct TopkSoftmaxKernels {
   template <int kHeld>
   struct Held {
+    static constexpr int kCount = kHeld;
     static auto pointer() { return &topk_softmax_kernel<X, kHeld>; }
     static DeviceKernel& device_kernel() {
       static DeviceKernel instance(pointer());
