@@ -20,16 +20,19 @@ def quantized(name, **fields):
 
 
 @pytest.mark.parametrize(
-    "name, norms, mlps",
-    [("llama", 4, 2), ("llama with biases", 4, 2), ("qwen3", 4, 2), ("phi3", 4, 2), ("qwen3_moe", 2, 0), ("gemma2", 0, 2), ("olmo2", 0, 2)],
+    "name, norms, mlps, routers",
+    [
+        *[("llama", 4, 2, 0), ("llama with biases", 4, 2, 0), ("qwen3", 4, 2, 0), ("phi3", 4, 2, 0), ("gemma2", 0, 2, 0), ("olmo2", 0, 2, 0)],
+        *[("qwen3_moe", 2, 0, 2), ("qwen2_moe", 2, 0, 2), ("mixtral", 2, 0, 2)],
+    ],
 )
 @pytest.mark.parametrize("activation", ["auto", "dynamic"])
-def test_fused_models_compute_nearly_the_same(name, norms, mlps, activation):
+def test_fused_models_compute_nearly_the_same(name, norms, mlps, routers, activation):
     """A norm that a router reads too, and gemma's, which multiplies by 1 + weight, stay."""
     model, ids = quantized(name, activation=activation), tokens()[0]
     before = logits(model, ids)
     done = sm.fuse_(model)
-    assert (len(done.norms), len(done.mlps)) == (norms, mlps)
+    assert (len(done.norms), len(done.mlps), len(done.routers)) == (norms, mlps, routers)
     assert distance(logits(model, ids), before) < 1e-5
     assert sum(isinstance(module, nn.RMSNorm) for module in model.modules()) == norms
 
