@@ -42,10 +42,10 @@ struct Candidates {
   __device__ Choice largest() { return next(0); }
   // The next choice: its key is the largest below `last`. Modulo 2^32 the differences of keys below `last` are larger than those of the others.
   __device__ Choice next(uint32_t before) {
-    uint32_t difference = 0;
+    uint32_t largest[2] = {}; // differences. Two of them, for two short chains of operations
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) difference = keys[i] - before > difference ? keys[i] - before : difference;
-    last = before + Group<32>::largest_of_warp(difference);
+    for (int i = 0; i < kHeld; ++i) largest[i % 2] = keys[i] - before > largest[i % 2] ? keys[i] - before : largest[i % 2];
+    last = before + Group<32>::largest_of_warp(largest[0] > largest[1] ? largest[0] : largest[1]);
     return {logit_of(last), int(kExpert - (last & kExpert))};
   }
   __device__ Choice next() { return next(last); }
