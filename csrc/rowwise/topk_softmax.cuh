@@ -85,9 +85,10 @@ private:
 };
 
 constexpr int kTopkThreads = Group<32>::kBlock;
+constexpr int topk_blocks(int held) { return held > 16 ? 4 : 8; } // on an SM: 64 registers a thread, of which 32 logits need more
 
 template <class X, int kHeld>
-__global__ void __launch_bounds__(kTopkThreads, kHeld > 16 ? 4 : 8) topk_softmax_kernel(const __grid_constant__ TopkSoftmax p) {
+__global__ void __launch_bounds__(kTopkThreads, topk_blocks(kHeld)) topk_softmax_kernel(const __grid_constant__ TopkSoftmax p) {
   wait_for_preceding_kernel();
   const Group<32> group;
   if (group.row >= p.rows) return; // the whole warp
