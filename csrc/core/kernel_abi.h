@@ -83,11 +83,12 @@ struct RopePointers {
 };
 
 // What surrounds the products of a mixture of experts, besides the fields of GemmLaunch. There, M is the number of tokens and N the elements of
-// a row. Sort: a is topk_ids, out is order. Quantize: a is x. Combine: a is y.
+// a row. Sort: a is topk_ids, out is order. Quantize: a is x. Combine: a is y. Router: a is logits, out is the weights, M x choices.
 struct MoeOperands {
   int64_t choices, experts, mapped; // experts of a token; all; [mapped] of expert_map, -1 without one
   bool wide_ids;                    // topk_ids is int64, else int32
   bool block_scales;                // Quantize: a scale for each 128 elements, else one for each token
+  bool renormalize;                 // Router: the weights of a token are divided by their sum
   int64_t map_stride;
   int64_t rows; // of all experts
   RowwiseStrides ids, x, y, out, out_scale, weights;
@@ -96,6 +97,7 @@ struct MoeOperands {
 struct MoePointers {
   const void *expert_map, *weights, *rows; // rows: [M, choices], of each token among those of the experts
   const void *ends, *inverse, *out_scale;  // written
+  const void* ids;                         // Router: int32 [M, choices], written
 };
 
 // Strides from one product of a batch to the next, in elements; 0: shared by all products.
@@ -191,11 +193,13 @@ struct KernelLibrary {
 constexpr char kZeroPointTermsRow[] = "zero_point_terms";
 // The names of the kernels of row-wise operators, each built for the dtypes of x. No table lists them.
 constexpr const char* kRowwiseKernels[] = {"rowwise_quantize", "rowwise_norm", "rowwise_activation", "rowwise_rope", "rowwise_int8_block",
-                                           "gguf_quantize",    "moe_sort",     "moe_quantize",       "moe_combine"};
+                                           "gguf_quantize",    "moe_sort",     "moe_quantize",       "moe_combine",  "topk_softmax"};
 // The most elements of a row of theirs. They count past its end by less than 2^14, in 32 bits.
 constexpr int32_t kMostRowElements = INT32_MAX - (1 << 14);
-// The most experts of SCALED_MM_MOE_SORT, which counts them in shared memory.
+// The most experts of SCALED_MM_MOE_SORT, which counts them in shared memory, and of SCALED_MM_TOPK_SOFTMAX, where a warp holds their logits.
 constexpr int32_t kMostExperts = 1024;
+// The most choices of SCALED_MM_TOPK_SOFTMAX: each is held by a thread of a warp.
+constexpr int32_t kMostChoices = 32;
 
 } // namespace scaled_mm
 

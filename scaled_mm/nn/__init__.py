@@ -6,5 +6,6 @@ from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.mlp import GatedMLP
 from scaled_mm.nn.norm import AddRMSNorm, RMSNorm
 from scaled_mm.nn.quantized import QuantizedActivation
+from scaled_mm.nn.router import SoftmaxRouter
 
-__all__ = ["AddRMSNorm", "GatedMLP", "Int8Experts", "Int8Linear", "QuantizedActivation", "RMSNorm", "functional"]
+__all__ = ["AddRMSNorm", "GatedMLP", "Int8Experts", "Int8Linear", "QuantizedActivation", "RMSNorm", "SoftmaxRouter", "functional"]

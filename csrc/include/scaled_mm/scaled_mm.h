@@ -262,6 +262,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_MOE_SORT = 11,
   SCALED_MM_MOE_QUANTIZE = 12,
   SCALED_MM_MOE_COMBINE = 13,
+  SCALED_MM_TOPK_SOFTMAX = 14,
 } scaledMMProduct_t;
 
 #define SCALED_MM_MAX_OPERANDS 11
@@ -506,6 +507,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  *   MOE_SORT              out, topk_ids, expert_map, ends, inverse   function: 0
  *   MOE_QUANTIZE          out, x, rows, out_scale                 function: a scaledMMMoeScales_t
  *   MOE_COMBINE           out, y, topk_weights, rows              function: 0
+ *   TOPK_SOFTMAX          out, logits, ids                        function: a scaledMMTopkWeights_t
  *
  * ROPE: query [M,HQ,D], floats, D even, and key [M,HK,D] of its dtype are rotated to out and out_key of their shapes and dtype. cos, sin [M,D], or
  * [M,D/2] for pairs that share an angle: any floats.
@@ -523,7 +525,10 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  * not checked: a larger one writes out of bounds.
  * MOE_COMBINE: out[m,n] = sum over j of topk_weights[m,j] * y[rows[m,j],n], in order of j, without the j whose row is -1. y [rows,N] and out [M,N]
  * are floats of one dtype, topk_weights [M,choices] any floats, rows as above, with values less than the number of rows of y: a larger one reads out
- * of bounds. Computed in float32, for float32 y in float64. */
+ * of bounds. Computed in float32, for float32 y in float64.
+ * TOPK_SOFTMAX: the router of a mixture of experts. logits [M,E], floats, E from 1 to 1024. Of each row, the k largest logits, the largest first: ids
+ * [M,k] int32, which expert each belongs to, and out [M,k] float32, its softmax over the row, for RENORMALIZED divided by the sum of the row of out.
+ * k from 1 to 32, and at most E. Of equal logits the lower expert comes first; NaN counts as the largest. Computed in float32. */
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROPE_HALVES = 0,      /* pairs (i, i + D/2) of a head, as Llama and GPT-NeoX */
   SCALED_MM_ROPE_INTERLEAVED = 1, /* pairs (2 i, 2 i + 1), as GPT-J */
@@ -540,6 +545,11 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_MOE_TOKEN_SCALES = 0,
   SCALED_MM_MOE_BLOCK_SCALES = 1,
 } scaledMMMoeScales_t;
+
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_TOPK_PROBABILITIES = 0,
+  SCALED_MM_TOPK_RENORMALIZED = 1,
+} scaledMMTopkWeights_t;
 
 /* docs/design/gguf-formats.md. The rule changes only Q4_0 and Q5_0. */
 typedef enum SCALED_MM_ENUM_BASE {
