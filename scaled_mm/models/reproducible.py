@@ -18,10 +18,11 @@ MOVING = ("dynamic", "longrope")  # kinds of rotary embedding whose frequencies 
 
 # torch's operators that IEEE 754 defines to the bit, or that move values. rsqrt is of our own norms on a CPU.
 EXACT = frozenset(
-    "_to_copy _unsafe_view abs add alias amax amin cat clamp clamp_max clamp_min clone constant_pad_nd contiguous copy detach div embedding empty "
-    "empty_like expand fill floor full full_like gather index index_select lift_fresh masked_fill maximum minimum mul nan_to_num neg new_empty "
-    "new_full new_ones new_zeros ones permute reciprocal repeat reshape round rsqrt scalar_tensor select slice split split_with_sizes squeeze stack "
-    "sub t transpose unbind unsqueeze view where zeros zeros_like".split()
+    "_reshape_alias _to_copy _unsafe_view abs add alias amax amin as_strided cat clamp clamp_max clamp_min clone constant_pad_nd contiguous copy "
+    "detach div embedding empty empty_like empty_strided expand fill flip floor full full_like gather index index_select lift_fresh masked_fill "
+    "maximum minimum mul nan_to_num neg new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute reciprocal repeat reshape "
+    "resize round rsqrt scalar_tensor select set slice split split_with_sizes squeeze stack sub t transpose tril triu unbind unsafe_split unsqueeze "
+    "view where zero zeros zeros_like".split()
 )
 
 

@@ -104,7 +104,7 @@ def _on_ranks(args: argparse.Namespace, cases: tuple, ranks: Ranks, device: torc
     out = args.out or Path("reports") / environment.arch / f"{slug(environment.gpu)}-x{ranks.size}"
     ranks.gather_facts(lambda: {"out": common.writable_folder("--out", out)} if ranks.rank == 0 else {})
     progress = lambda what: console.print(f"{what} ...", highlight=False) if ranks.rank == 0 else None  # noqa: E731
-    backend = f"{dist.get_backend()}, NCCL_NVLS_ENABLE={os.environ.get('NCCL_NVLS_ENABLE', 'not set')}"
+    backend = f"{dist.get_backend_config()}, NCCL_NVLS_ENABLE={os.environ.get('NCCL_NVLS_ENABLE', 'not set')}"
     settings = Simulation(simulated=False, gpu=environment.gpu, link=backend, network="one node", gpus_per_node=ranks.size)
     document = ParallelDocument(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
