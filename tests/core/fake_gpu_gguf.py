@@ -239,6 +239,7 @@ def refusals(kernels: str) -> dict:
         "small workspace": run(workspace, size - 1),
         "unaligned workspace": run(workspace[8:], size),
         "workspace in the weight": run(product.weight, size),
+        "workspace in the last powers": run(product.weight.view(-1)[-64:], size),
         "launched": run(workspace, size),
     }
 

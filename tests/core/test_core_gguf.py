@@ -85,6 +85,7 @@ def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
         "small workspace": ("INSUFFICIENT_WORKSPACE", f"workspace: expected at least {size} bytes, got {size - 1}"),
         "unaligned workspace": ("BAD_TENSOR_ALIGNMENT", "workspace: expected a pointer aligned to 16 bytes, got "),
         "workspace in the weight": ("BAD_PARAM", "workspace: expected memory apart from every tensor, got an overlap with weight"),
+        "workspace in the last powers": ("BAD_PARAM", "workspace: expected memory apart from every tensor, got an overlap with weight"),
         "launched": ("SUCCESS", ""),
         "the same": ("SUCCESS", ""),
         "the same, constant": ("SUCCESS", ""),
