@@ -13,7 +13,7 @@ struct Output {
   const void* bias;
   int64_t bias_stride;
   int32_t dtype, bias_dtype;
-  int32_t M, N; // tokens, rows of the weight
+  int32_t M, N;              // tokens, rows of the weight
   const float* token_scales; // [M]; nullptr: 1. Powers of two
   bool pairs;                // the outputs of rows n and n + 1, n even, are one aligned word, for every token
 
@@ -26,7 +26,7 @@ struct Output {
   }
   // bias_of_row: that of n.
   __device__ float value_of(int m, float sum, float bias_of_row) const {
-    const float value = token_scales ? sum * token_scales[m] : sum;
+    const float value = token_scales ? sum * __ldg(token_scales + m) : sum; // __ldg: no store before it can have changed it
     return bias ? value + bias_of_row : value;
   }
   __device__ void store(int m, int n, float sum, float bias_of_row) const {
@@ -73,8 +73,8 @@ private:
 inline Output output_of(const GemmLaunch& l, const float* token_scales) {
   const bool pairs = l.blocks->out_dtype != SCALED_MM_DTYPE_FLOAT32 && l.out_stride_n == 1 && l.N % 2 == 0 && (l.M == 1 || l.out_stride_m % 2 == 0) &&
                      reinterpret_cast<uintptr_t>(l.out) % 4 == 0;
-  return {l.out, l.out_stride_m, l.out_stride_n, l.bias, l.bias_stride, l.blocks->out_dtype, l.bias_dtype, int32_t(l.M), int32_t(l.N), token_scales,
-          pairs};
+  return {l.out,        l.out_stride_m, l.out_stride_n, l.bias,       l.bias_stride, l.blocks->out_dtype,
+          l.bias_dtype, int32_t(l.M),   int32_t(l.N),   token_scales, pairs};
 }
 
 // Scales a block's sums p and adds them to `sums`: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1. d: the scales of

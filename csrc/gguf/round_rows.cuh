@@ -25,6 +25,7 @@ static __global__ void __launch_bounds__(kRoundThreads) round_rows(const __grid_
 #endif
   const float* const row = p.a + int64_t(blockIdx.x) * p.stride_m;
   const auto for_chunks = [&](auto&& function) {
+#pragma unroll 4
     for (int64_t k = int64_t(threadIdx.x) * 4; k < p.K; k += kRoundThreads * 4) {
       float4 x;
       if (p.aligned) {
@@ -47,8 +48,9 @@ static __global__ void __launch_bounds__(kRoundThreads) round_rows(const __grid_
   int exponent = 0;
   if (largest > 0.0f) frexpf(largest, &exponent);
   const int up = min(15 - exponent, 126); // the largest value becomes less than 2^15
+  const float power = ldexpf(1.0f, up);   // normal, for up >= -113
   for_chunks([&](int64_t k, float4 x) {
-    const __half2 two[2] = {__floats2half2_rn(ldexpf(x.x, up), ldexpf(x.y, up)), __floats2half2_rn(ldexpf(x.z, up), ldexpf(x.w, up))};
+    const __half2 two[2] = {__floats2half2_rn(x.x * power, x.y * power), __floats2half2_rn(x.z * power, x.w * power)};
     *reinterpret_cast<uint2*>(p.values + int64_t(blockIdx.x) * p.K + k) = *reinterpret_cast<const uint2*>(two);
   });
   if (threadIdx.x == 0) p.scales[blockIdx.x] = ldexpf(1.0f, -up);

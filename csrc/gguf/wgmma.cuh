@@ -29,15 +29,18 @@ inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled")
 template <class F, int kTokens, int kRows, int kSplit, int kStages>
 struct Wgmma {
   static_assert((kRows == 64 || kRows == 128) && kSplit >= 1 && kSplit <= 16, "the rules of the table");
-  // A kernel config of 256 tokens also contains a kernel with tiles of 128 tokens. That one has registers for factors and, for formats with
-  // minima, for dealing tiles.
-  static constexpr bool kFewer = kTokens > 128;
-  using Fewer = Wgmma<F, kFewer ? 128 : kTokens, kRows, kSplit, kFewer ? kStages + 1 : kStages>;
+  // Tiles of other numbers of tokens are only for weights that are rounded.
+  static constexpr bool kExact = (kTokens & (kTokens - 1)) == 0;
+  // A kernel config of more than 128 tokens also contains a kernel with tiles of 128 tokens. That one has registers for factors and, for formats with
+  // minima, for dealing tiles. One that is not exact contains a kernel that is.
+  static constexpr bool kFewer = kTokens > 128 || !kExact;
+  static constexpr int kTokensOfFewer = kTokens > 128 ? 128 : kExact ? kTokens : 64;
+  using Fewer = Wgmma<F, kTokensOfFewer, kRows, kSplit, (kTokens > 128) ? kStages + 1 : kStages>;
   using Shape = WgmmaShape<F, kTokens, kRows, kStages>;
   using RoundedShape = WgmmaShape<F, kTokens, kRows, kStages, true>;
   template <class S>
   static constexpr int kMemoryOf = int(sizeof(typename S::Storage));
-  static constexpr int kSharedMemory = kMemoryOf<Shape>;
+  static constexpr int kSharedMemory = kMemoryOf<std::conditional_t<kExact, Shape, RoundedShape>>;
   static_assert(kSharedMemory <= 227 * 1024 && kMemoryOf<RoundedShape> <= 227 * 1024, "the shared memory of SM90");
   static constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, true);
 
@@ -52,7 +55,7 @@ struct Wgmma {
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     if (scaledMMStatus_t status = Fewer::prepare_scaled(device, message, size)) return status;
-    if constexpr (!Shape::kDeals) {
+    if constexpr (!Shape::kDeals || !kExact) {
       if (scaledMMStatus_t status = Fewer::prepare(device, message, size)) return status;
     }
     if (scaledMMStatus_t status = prepare_kernel(add_shares_kernel(), 0, device, message, size)) return status;
@@ -61,8 +64,11 @@ struct Wgmma {
         if (scaledMMStatus_t status = prepare_kernel(*one, kMemoryOf<RoundedShape>, device, message, size)) return status;
       }
     }
-    if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, kOfFloats>(), kSharedMemory, device, message, size)) return status;
-    return prepare_kernel(device_kernel<__nv_bfloat16, kOfFloats>(), kSharedMemory, device, message, size);
+    if constexpr (kExact) {
+      if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, kOfFloats>(), kSharedMemory, device, message, size)) return status;
+      return prepare_kernel(device_kernel<__nv_bfloat16, kOfFloats>(), kSharedMemory, device, message, size);
+    }
+    return SCALED_MM_STATUS_SUCCESS;
   }
 
   static scaledMMStatus_t prepare_scaled(int32_t device, char* message, size_t size) {
@@ -77,10 +83,11 @@ struct Wgmma {
     return share_tiles(tiles(M, N), tiles_of(K, kTileK), slots, kSplit, kTokens);
   }
 
-  // Whether Fewer computes a product: if activations are quantized, or if tiles are not dealt and over a twentieth of the SMs would be idle.
+  // Whether Fewer computes a product: if weights are not rounded but this config's are, if activations are quantized, or if tiles are not dealt and
+  // over a twentieth of the SMs would be idle.
   static bool is_for_fewer(int64_t M, int64_t N, const BlockOperands& o, int32_t multiprocessors) {
     if (!kFewer || rounds(o)) return false;
-    if (values_of(o, true) == Values::kQuantized) return true;
+    if (!kExact || values_of(o, true) == Values::kQuantized) return true;
     return !Shape::kDeals && multiprocessors > 0 && 20 * tiles(M, N) < 19 * tiles_of(tiles(M, N), multiprocessors) * multiprocessors;
   }
 
@@ -110,13 +117,17 @@ struct Wgmma {
         });
       }
     }
-    if (values_of(*l.blocks, true) == Values::kQuantized) return Fewer::run_scaled(l, message, size);
-    if constexpr (!Shape::kDeals) {
-      if (is_for_fewer(l.M, l.N, *l.blocks, l.multiprocessors)) return Fewer::launch_floats(l, token_scales, message, size);
+    if constexpr (!kExact) {
+      return Fewer::launch_floats(l, token_scales, message, size);
+    } else {
+      if (values_of(*l.blocks, true) == Values::kQuantized) return Fewer::run_scaled(l, message, size);
+      if constexpr (!Shape::kDeals) {
+        if (is_for_fewer(l.M, l.N, *l.blocks, l.multiprocessors)) return Fewer::launch_floats(l, token_scales, message, size);
+      }
+      return run<Shape>(l, token_scales, message, size, [](Values form) -> DeviceKernel& {
+        return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, kOfFloats>() : device_kernel<__half, kOfFloats>();
+      });
     }
-    return run<Shape>(l, token_scales, message, size, [](Values form) -> DeviceKernel& {
-      return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, kOfFloats>() : device_kernel<__half, kOfFloats>();
-    });
   }
 
   static scaledMMStatus_t run_scaled(const GemmLaunch& l, char* message, size_t size) {
@@ -151,7 +162,7 @@ struct Wgmma {
       if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
       if (cudaError_t error = driver_encode_tiled.find(&encode)) return cuda_failure(error, "looking up cuTensorMapEncodeTiled", message, size);
       const cuuint64_t sizes[2] = {cuuint64_t(l.K), cuuint64_t(l.M)}, strides[1] = {cuuint64_t(staged.stride) * 2};
-      const cuuint32_t box[2] = {64, kTokens}, one[2] = {1, 1};
+      const cuuint32_t box[2] = {64, S::kBoxTokens}, one[2] = {1, 1};
       const CUresult result = encode(&p.values, bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
                                      const_cast<void*>(staged.values), sizes, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

@@ -24,7 +24,7 @@ class GgufWgmma(Gguf):
     needs_wgmma = True
     compile_order = 3
     splits_k = True
-    tokens = (8, 16, 32, 64, 128, 256)
+    tokens = (8, 16, 32, 64, 96, 128, 160, 192, 256)
     weight_rows = (TILE_ROWS, 2 * TILE_ROWS)
     least_stages = 2
     stages_hint = "at least 2"
@@ -45,7 +45,9 @@ class GgufWgmma(Gguf):
         return _BARRIERS + (6 if tokens <= 128 else 4) * tokens * (2 * 64 + 2 * 8)
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
-        if config.tile.m > 128:
+        if config.tile.m & (config.tile.m - 1):
+            yield f"where weights are not rounded a tile has {128 if config.tile.m > 128 else 64} tokens"
+        elif config.tile.m > 128:
             idle = " and where such tiles would leave SMs idle" if FORMATS[fmt].second == "m" else ""
             yield f"with q8_1 activations{idle} a tile has 128 tokens"
 

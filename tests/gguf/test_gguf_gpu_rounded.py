@@ -16,8 +16,21 @@ from scaled_mm.tables import load_table
 
 pytestmark = pytest.mark.gpu
 
-SHAPES = [(1, 17, 32), (64, 32, 256), (65, 33, 288), (127, 1, 2048), (129, 63, 320), (257, 130, 1056), (300, 257, 2080), (255, 300, 4064)]
-LARGE = [(4096, 64, 4096), (4096, 300, 1024), (1152, 520, 8192)]  # tiles that several thread blocks share
+SHAPES = [
+    (1, 17, 32),
+    (64, 32, 256),
+    (65, 33, 288),
+    (127, 1, 2048),
+    (129, 63, 320),
+    (257, 130, 1056),
+    (300, 257, 2080),
+    (255, 300, 4064),
+    (64, 97, 544),
+    (192, 161, 512),
+]
+LARGE = [(4096, 64, 4096), (4096, 300, 1024), (1152, 520, 8192), (256, 40, 28672)]  # tiles that several thread blocks share
+#: Of the sums of all of K, which tensor cores truncate: for K up to 4096 BOUND.
+LONG_BOUND = 1e-5
 
 
 def rounds(arch: str, kernel: str) -> bool:
@@ -52,7 +65,8 @@ def test_shared_tiles_are_within_the_bound(fmt, m, n, k):
     for dtype in FLOATS:
         y = sm.block_linear(x.to(dtype), sm.pack_block_weight(weight_q, fmt), out_dtype=torch.float32, mode="w16a16")
         rounding = load_table(sm.Handle("cuda").arch).gguf.rows[-1].family == "gguf_wgmma"
-        assert relative_error(y.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding)) <= BOUND, dtype
+        bound = BOUND if k <= 4096 else LONG_BOUND
+        assert relative_error(y.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding)) <= bound, dtype
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
