@@ -14,7 +14,7 @@ struct Output {
   int64_t bias_stride;
   int32_t dtype, bias_dtype;
   int32_t M, N;              // tokens, rows of the weight
-  const float* token_scales; // [M]; nullptr: 1. Powers of two
+  const float* token_scales; // [M], and room for one more if M is odd; nullptr: 1. Powers of two
   bool pairs;                // the outputs of rows n and n + 1, n even, are one aligned word, for every token
 
   __device__ float bias_of(int n) const {
@@ -24,15 +24,22 @@ struct Output {
     if (bias_dtype == SCALED_MM_DTYPE_FLOAT16) return __half2float(static_cast<const __half*>(bias)[at]);
     return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[at]);
   }
+  // The scales of tokens m and m + 1, m even. By __ldg, or each load would wait for the store before it, which might have changed it.
+  __device__ float2 scales_of(int m) const {
+    return token_scales && m < M ? __ldg(reinterpret_cast<const float2*>(token_scales + m)) : float2{1.0f, 1.0f};
+  }
   // bias_of_row: that of n.
-  __device__ float value_of(int m, float sum, float bias_of_row) const {
-    const float value = token_scales ? sum * __ldg(token_scales + m) : sum; // __ldg: no store before it can have changed it
+  __device__ float value_of(float sum, float scale, float bias_of_row) const {
+    const float value = sum * scale;
     return bias ? value + bias_of_row : value;
   }
   __device__ void store(int m, int n, float sum, float bias_of_row) const {
+    if (m < M) store(m, n, sum, token_scales ? token_scales[m] : 1.0f, bias_of_row);
+  }
+  __device__ void store(int m, int n, float sum, float scale, float bias_of_row) const {
     if (m >= M || n >= N) return;
     const int64_t at = m * stride_m + n * stride_n;
-    const float value = value_of(m, sum, bias_of_row);
+    const float value = value_of(sum, scale, bias_of_row);
     if (dtype == SCALED_MM_DTYPE_FLOAT32) {
       static_cast<float*>(out)[at] = value;
     } else if (dtype == SCALED_MM_DTYPE_FLOAT16) {
@@ -41,21 +48,22 @@ struct Output {
       static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
     }
   }
-  // Stores four results of a thread's fragment: tokens m and m + 1, rows n and n + 8. of_rows: the bias of the two rows. All lanes of a warp call it.
+  // Stores four results of a thread's fragment: tokens m and m + 1, m even, rows n and n + 8. of_rows: the bias of the two rows. All lanes of a warp
+  // call it.
   __device__ void store_fragment(int m, int n, const float* sums, const float (&of_rows)[2]) const {
-    if (pairs) return store_pairs(m, n, sums, of_rows);
+    const float2 scales = scales_of(m);
+    if (pairs) return store_pairs(m, n, sums, scales, of_rows);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), sums[i], of_rows[i / 2]);
+    for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), sums[i], i % 2 ? scales.y : scales.x, of_rows[i / 2]);
   }
 
 private:
   // Lanes exchange their results, so that each has two rows of one token.
-  __device__ void store_pairs(int m, int n, const float* sums, const float (&of_rows)[2]) const {
+  __device__ void store_pairs(int m, int n, const float* sums, float2 scales, const float (&of_rows)[2]) const {
     const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4, token = m - 2 * t + g, row = n - g + 2 * t;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int one = m < M ? m : 0, next = m + 1 < M ? m + 1 : 0; // past the last token: any, for it is not stored
-      const float first = value_of(one, sums[2 * half], of_rows[half]), second = value_of(next, sums[2 * half + 1], of_rows[half]);
+      const float first = value_of(sums[2 * half], scales.x, of_rows[half]), second = value_of(sums[2 * half + 1], scales.y, of_rows[half]);
       uint32_t word;
       if (dtype == SCALED_MM_DTYPE_FLOAT16) {
         const __half2 two = __floats2half2_rn(first, second);

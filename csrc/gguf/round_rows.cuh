@@ -11,7 +11,7 @@ struct RoundRowsParams {
   int64_t stride_m, stride_k; // in elements
   int64_t K;
   __half* values; // [M, K]
-  float* scales;  // [M]
+  float* scales;  // [M], aligned to 8 bytes
   bool aligned;   // is_aligned
 };
 
@@ -67,7 +67,7 @@ inline BlockOperands with_half(BlockOperands o) {
 template <class OfKernel>
 int64_t with_rounded_rows(int64_t M, int64_t K, const BlockOperands& o, OfKernel&& of_kernel) {
   if (!rounds_rows(o)) return of_kernel(o);
-  return tiles_of(of_kernel(with_half(o)), 1024) * 1024 + tiles_of(M * K * 2, 1024) * 1024 + M * int64_t(sizeof(float));
+  return tiles_of(of_kernel(with_half(o)), 1024) * 1024 + tiles_of(M * K * 2, 1024) * 1024 + tiles_of(M, 2) * int64_t(sizeof(float2));
 }
 
 // Rounds the activations if they are to be, then calls launch(l, token_scales) of the kernel.
