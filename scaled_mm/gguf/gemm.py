@@ -77,7 +77,7 @@ def gemm_with_q8_1(
     Raises a ScaledMMError subclass that names the argument, the expected value and the actual one. Source: ggml's `vec_dot_*_q8_1`.
     """
     shape = _check_weight(weight_q, fmt)
-    check_matrix("activation_q", activation_q, "q8_1")
+    check_matrix("activation_q", activation_q, lookup("q8_1"))
     _check_sizes(shape, activation_q.shape[0], activation_q.shape[1] * BLOCK, "activation_q", M, N, K)
     check_devices("weight_q", weight_q.device, activation_q=activation_q)
     return run(weight_q, fmt, activation_q, None, torch.float32, "w4a8", False)
