@@ -11,7 +11,7 @@ A block holds 32 consecutive values of a row. Its bytes, little-endian and witho
     u8   qs[16]       four and five bits: byte j has the low bits of element j (low nibble) and of j + 16 (high nibble)
     i8   qs[32]       eight bits: element j
 
-What they mean is in docs/design/gguf-formats.md.
+What they mean is in docs/design/gguf-formats.md. K-quants, which products do not read, are in gguf_k_quants.py.
 """
 
 from __future__ import annotations

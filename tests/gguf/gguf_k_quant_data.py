@@ -69,7 +69,7 @@ def quantize(x: torch.Tensor, fmt: str) -> torch.Tensor:
     least = groups.amin(-1).clamp(max=0)
     scale = (groups.amax(-1) - least) / (2**bits - 1)
     d, dmin = (scale.amax(-1, keepdim=True) / 63).half(), (-least.amin(-1, keepdim=True) / 63).half()
-    scales, minima = (scale / d.float()).round().clamp(0, 63), (-least / dmin.float()).round().clamp(0, 63)
+    scales, minima = ((part / factor.float()).nan_to_num(0.0).round().clamp(0, 63) for part, factor in ((scale, d), (-least, dmin)))
     levels = (groups + (dmin.float() * minima).unsqueeze(-1)) / (d.float() * scales).unsqueeze(-1)
     levels = levels.round().clamp(0, 2**bits - 1).to(torch.int64)
     s, m = scales.to(torch.int64), minima.to(torch.int64)
