@@ -50,8 +50,13 @@ def test_a_level_for_0_leaves_room_on_both_sides():
 @pytest.mark.parametrize("fmt", ["q6_9", "Q4_0", "", None, 4, ["q4_0"]])
 def test_an_unknown_format_is_refused(fmt):
     q = torch.zeros(1, 1, 18, dtype=torch.uint8)
-    for call in (lambda: sm.quantize_block(torch.ones(32), fmt), lambda: sm.dequantize_block(q, fmt), lambda: sm.pack_block_weight(q, fmt)):
-        with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got ") as error:
+    k_quants = "'q4_k', 'q5_k', 'q6_k'"
+    for call, names in (
+        (lambda: sm.quantize_block(torch.ones(32), fmt), NAMES),
+        (lambda: sm.dequantize_block(q, fmt), f"{NAMES}, {k_quants}"),
+        (lambda: sm.pack_block_weight(q, fmt), f"{NAMES}, {k_quants}"),
+    ):
+        with pytest.raises(BadParamError, match=f"^fmt: expected one of {names}, got ") as error:
             call()
         assert str(error.value).endswith("; formats are spelled in lower case") == (fmt == "Q4_0")
 

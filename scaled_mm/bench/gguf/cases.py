@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from scaled_mm.errors import BadParamError
-from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, spelling_hint
+from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, name_hint
 from scaled_mm.measure.shapes import GROUPS, LAYERS, Case, group_by_weight, log_uniform
 
 SHAPES = "28672x8192,4096x14336,4096x4096"
@@ -44,7 +44,7 @@ def parse_formats(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in WEIGHT_FORMATS:
-            raise BadParamError(f"--formats: expected all, or some of {', '.join(WEIGHT_FORMATS)}, got {name!r}{spelling_hint(name)}")
+            raise BadParamError(f"--formats: expected all, or some of {', '.join(WEIGHT_FORMATS)}, got {name!r}{name_hint(name)}")
     if not names:
         raise BadParamError("--formats: expected at least one format, got an empty list")
     return tuple(dict.fromkeys(names))
