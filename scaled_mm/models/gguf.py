@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
 from scaled_mm.gguf.dequantize import dequantize_block
 from scaled_mm.gguf.gguf_file import QuantizedTensor, load_gguf
@@ -85,20 +86,21 @@ def from_gguf(
     change of the embedding does not reach the head.
     The peak of memory is that of transformers' loader, which holds all weights in dtype. Each dense weight is freed when its layer is packed.
 
-    Returns the model. It cannot be saved; the file is its checkpoint.
+    Returns the model. It has no gradients, and cannot be saved: the file is its checkpoint.
     Raises ImportError without the packages gguf, transformers or accelerate; OSError if the file cannot be opened; BadParamError naming `path` for a
-    file that is malformed or that transformers cannot load; BadParamError (mode) or BadTensorDtypeError (dtype).
+    file that is malformed or that transformers cannot load; BadParamError (mode, device) or BadTensorDtypeError (dtype).
     """
     dtype = torch.float32 if dtype is None else dtype
     if dtype not in _FLOATS:
         raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
     if not isinstance(path, (str, os.PathLike)) or Path(path).suffix != ".gguf":
         raise BadParamError(f"path: expected a file NAME.gguf, got {path!r}")
+    where = checks.device("cpu" if device is None else device)
     BlockLinear(0, 0, "q4_0", False, mode=mode)  # refuses a mode before anything is read
     blocks = load_gguf(path, skip_unsupported=True)  # checks the file before transformers reads it
     _check_packages()
     model = load_model(path, dtype=dtype, argument="path")
-    packer = _Packer(model, blocks, torch.device("cpu" if device is None else device), mode)
+    packer = _Packer(model, blocks, where, mode)
     names = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
     layers = []
     with progress_bar(progress, len(names), "packing") as advance:
@@ -108,7 +110,7 @@ def from_gguf(
     if any(layer.tied for layer in layers):
         _untie(model)
     refuse_own_saving(model, _SAVING)
-    model = model.to("cpu" if device is None else device)
+    model = model.to(where).requires_grad_(False)  # packed layers have no gradients: none at all, rather than some
     if report is not None:
         packed = sum(module.packed.nbytes for module in model.modules() if isinstance(module, BlockLinear))
         report(GgufReport(layers, packed, sum(parameter.nbytes for parameter in model.parameters())))
@@ -142,9 +144,7 @@ class _Packer:
             return GgufLayer(name, tensor, reason=f"{tensor} is of {kind}")
         order = self._order(found, linear.weight)
         if order is None:
-            return GgufLayer(
-                name, tensor, reason=f"the blocks of {tensor} have another shape or other values than the weight that transformers loaded"
-            )
+            return GgufLayer(name, tensor, reason=f"transformers loaded a weight that the blocks of {tensor} do not have")
         layer = BlockLinear.from_blocks(found.q[order].to(self.device), found.fmt, linear.bias, mode=self.mode)
         if layer.bias is not None:
             layer.bias = torch.nn.Parameter(layer.bias.to(self.device), requires_grad=False)
@@ -163,7 +163,7 @@ class _Packer:
         config = self.model.config.get_text_config()
         for heads in dict.fromkeys(getattr(config, field, None) for field in ("num_attention_heads", "num_key_value_heads")):
             if isinstance(heads, int) and heads > 0 and rows % (2 * heads) == 0:
-                yield torch.arange(rows).view(heads, -1, 2).transpose(1, 2).reshape(-1)
+                yield torch.arange(rows, device="cpu").view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
 def _has_bits(q: torch.Tensor, fmt: str, weight: torch.Tensor) -> bool:
