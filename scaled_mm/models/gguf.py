@@ -17,6 +17,7 @@ from scaled_mm.errors import BadParamError, BadTensorDtypeError
 from scaled_mm.gguf.dequantize import dequantize_block
 from scaled_mm.gguf.gguf_file import QuantizedTensor, load_gguf
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
+from scaled_mm.gguf_k_quants import K_QUANTS
 from scaled_mm.models.blocks import replace
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.saving import refuse_own_saving
@@ -31,13 +32,20 @@ _SAVING = "model: expected the GGUF file to be kept, which is this model; transf
 @dataclasses.dataclass
 class GgufLayer:
     """One linear layer. name: of the module. tensor: its name in the file, "" if the file has none. fmt: the GGUF format of a packed layer; "" for a
-    dense one. reason: why a layer is dense. tied: whether it is the output head and has a copy of the embedding's blocks."""
+    dense one. reason: why a layer is dense. tied: whether it is the output head and has a copy of the embedding's blocks. stored: the format in the
+    file of a packed layer; a K-quant was converted to `fmt`."""
 
     name: str
     tensor: str
     fmt: str = ""
     reason: str = ""
     tied: bool = False
+    stored: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The format, "q4_k as q4_1" of a converted one, or "dense"."""
+        return f"{self.stored} as {self.fmt}" if self.stored != self.fmt else self.fmt or "dense"
 
 
 @dataclasses.dataclass
@@ -49,8 +57,8 @@ class GgufReport:
     dense_bytes: int = 0
 
     def counts(self) -> dict[str, int]:
-        """How many layers have each format, and how many are "dense"."""
-        return dict(Counter(layer.fmt or "dense" for layer in self.layers))
+        """How many layers have each format ("q4_k as q4_1" if converted), and how many are "dense"."""
+        return dict(Counter(layer.kind for layer in self.layers))
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain values."""
@@ -79,7 +87,8 @@ def from_gguf(
     report: called once with a `GgufReport`: the layers that are packed, and why others are dense; `report=print` shows it. progress: whether to show
     a progress bar on stderr; transformers shows its own.
 
-    transformers dequantizes the whole file first. Then a linear layer is packed if its tensor has a format of `pack_block_weight` and its
+    transformers dequantizes the whole file first. Then a linear layer is packed if its tensor has a format of `pack_block_weight` (q4_k and q5_k are
+    converted, see `convert_k_quant`) and its
     dequantized blocks, cast to dtype, have the bits of the weight that transformers loaded: in the order of the file, or with the rows of each head
     put in transformers' order, as q and k of llama-type models need. All other layers stay dense, experts too. The embedding is dense.
     If the output head is tied to the embedding, it gets a copy of the embedding's blocks, and the model says tie_word_embeddings=False: a later
@@ -139,9 +148,8 @@ class _Packer:
         if not tensor:
             return GgufLayer(name, "", reason="transformers names no tensor of the file for it")
         found = self.tensors.get(tensor)
-        if not isinstance(found, QuantizedTensor) or found.fmt not in WEIGHT_FORMATS:
-            kind = "a type without blocks that products take" if found is None else getattr(found, "fmt", str(found.dtype).removeprefix("torch."))
-            return GgufLayer(name, tensor, reason=f"{tensor} is of {kind}")
+        if not isinstance(found, QuantizedTensor) or not (found.fmt in WEIGHT_FORMATS or K_QUANTS[found.fmt].converted):
+            return GgufLayer(name, tensor, reason=f"{tensor} is of {_kind(found)}")
         order = self._order(found, linear.weight)
         if order is None:
             return GgufLayer(name, tensor, reason=f"transformers loaded a weight that the blocks of {tensor} do not have")
@@ -149,7 +157,7 @@ class _Packer:
         if layer.bias is not None:
             layer.bias = torch.nn.Parameter(layer.bias.to(self.device), requires_grad=False)
         replace(self.model, name, layer.eval())
-        return GgufLayer(name, tensor, found.fmt, tied=tied)
+        return GgufLayer(name, tensor, layer.fmt, tied=tied, stored=found.fmt)
 
     def _order(self, found: QuantizedTensor, weight: torch.Tensor) -> torch.Tensor | slice | None:
         """The order of the file's rows in the weight, or None if no known one gives its bits."""
@@ -164,6 +172,12 @@ class _Packer:
         for heads in dict.fromkeys(getattr(config, field, None) for field in ("num_attention_heads", "num_key_value_heads")):
             if isinstance(heads, int) and heads > 0 and rows % (2 * heads) == 0:
                 yield torch.arange(rows, device="cpu").view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+def _kind(found: QuantizedTensor | torch.Tensor | None) -> str:
+    if found is None:
+        return "a type without blocks that products take"
+    return found.fmt if isinstance(found, QuantizedTensor) else str(found.dtype).removeprefix("torch.")
 
 
 def _has_bits(q: torch.Tensor, fmt: str, weight: torch.Tensor) -> bool:

@@ -48,8 +48,9 @@ class BlockLinear(torch.nn.Module):
     def from_blocks(cls, q: torch.Tensor, fmt: str, bias: torch.Tensor | None = None, *, mode: str = "auto") -> BlockLinear:
         """A layer of GGUF blocks, packed on their device.
 
-        q: uint8 [N, K/32, bytes of a block], the blocks of a row contiguous; it is copied. fmt: a format of `pack_block_weight`. bias: float16,
-        bfloat16 or float32 [N] on q's device, not copied, or None.
+        q: uint8 [N, K/32, bytes of a block], the blocks of a row contiguous; it is copied. fmt: a format of `pack_block_weight`. K-quants,
+            [N, K/256, bytes of a super-block], are converted: the layer has the format of the result.
+        bias: float16, bfloat16 or float32 [N] on q's device, not copied, or None.
         Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError that names the argument.
         """
         packed = pack_block_weight(q, fmt)
@@ -58,7 +59,7 @@ class BlockLinear(torch.nn.Module):
             raise BadTensorDtypeError(f"bias: expected float16, bfloat16 or float32, got {got}")
         if bias is not None and bias.shape != (packed.rows,):
             raise BadTensorShapeError(f"bias: expected [{packed.rows}], got {list(bias.shape)}")
-        layer = cls(packed.k, packed.rows, fmt, False, mode=mode, device="meta")
+        layer = cls(packed.k, packed.rows, packed.fmt, False, mode=mode, device="meta")
         layer._hold(packed)
         if bias is not None:
             layer.bias = torch.nn.Parameter(bias.detach(), requires_grad=False)

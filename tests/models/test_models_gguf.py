@@ -82,10 +82,23 @@ def test_other_types_stay_dense_and_the_report_says_so(tmp_path):
     dense = {layer.name: layer.reason for layer in report.layers if not layer.fmt}
     assert set(dense) == {f"model.layers.{i}.{name}" for i in range(2) for name in ("self_attn.v_proj", "mlp.down_proj")} | {"lm_head"}
     assert dense["model.layers.0.self_attn.v_proj"] == "blk.0.attn_v.weight is of float16"
-    assert dense["model.layers.1.mlp.down_proj"].startswith("blk.1.ffn_down.weight is of ")
+    assert dense["model.layers.1.mlp.down_proj"] == "blk.1.ffn_down.weight is of q6_k"
     assert "lm_head is dense: token_embd.weight is of float16" in str(report) and report.counts()["dense"] == 5
     assert model.lm_head.weight is model.get_input_embeddings().weight and model.config.tie_word_embeddings
     assert distance(logits(model, tokens()), logits(reference, tokens())) < NEAR
+
+
+@pytest.mark.parametrize("fmt, converted", [("q4_k", "q4_1"), ("q5_k", "q5_1")])
+def test_k_quants_are_converted_and_the_report_says_so(tmp_path, fmt, converted):
+    path = write(tmp_path / "tiny.gguf", {**FORMATS, "ffn_down": fmt})
+    (model, report), reference = packed(path), load_model(path)
+    down = [layer for layer in report.layers if layer.name.endswith("down_proj")]
+    assert [(layer.fmt, layer.stored, layer.reason) for layer in down] == [(converted, fmt, "")] * 2 and report.counts()[f"{fmt} as {converted}"] == 2
+    module = model.get_submodule(down[0].name)
+    assert module.fmt == module.packed.fmt == converted
+    assert 0 < distance(module.packed.unpack().float(), torch.zeros(())) and distance(logits(model, tokens()), logits(reference, tokens())) < 2e-3
+    weight = sm.dequantize_block(module.state_dict()["weight"], converted)
+    assert distance(weight, reference.get_submodule(down[0].name).weight) < 1e-3
 
 
 def test_a_layer_whose_weight_is_not_that_of_the_blocks_stays_dense(file, monkeypatch):

@@ -37,8 +37,8 @@ MODULES = {
 
 
 def write(path: Path, formats: Mapping[str, str] = FORMATS, embedding: str = "q8_0", head: str | None = None, architecture: str = "llama") -> Path:
-    """Writes random weights. formats: of `quantize_block`, or "f16", "f32", "q6_k" (all values zero), by name. head: the format of an output head;
-    None: it is tied to the embedding."""
+    """Writes random weights. formats: of `quantize_block`, or "f16", "f32", "q4_k", "q5_k", "q6_k" (all values zero), by name.
+    head: the format of an output head; None: it is tied to the embedding."""
     generator = torch.Generator().manual_seed(0)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
@@ -55,6 +55,11 @@ def write(path: Path, formats: Mapping[str, str] = FORMATS, embedding: str = "q8
         values = torch.randn(shape, generator=generator) * scale
         if fmt in ("f16", "f32"):
             writer.add_tensor(name, values.to(torch.float16 if fmt == "f16" else torch.float32).numpy())
+        elif fmt in ("q4_k", "q5_k"):
+            size = {"q4_k": 144, "q5_k": 176}[fmt]
+            data = torch.randint(0, 256, (shape[0], shape[1] // 256, size), dtype=torch.uint8, generator=generator)
+            data[..., :4] = torch.tensor([2.0**-12, 2.0**-12]).half().view(torch.uint8)  # d and dmin
+            writer.add_tensor(name, data.flatten(-2).numpy(), raw_dtype=gguf.GGMLQuantizationType[fmt.upper()])
         elif fmt == "q6_k":
             data = torch.zeros(shape[0], shape[1] // 256 * 210, dtype=torch.uint8).numpy()
             writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.Q6_K)
