@@ -97,7 +97,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
             "stages",
             "10 stages of 18688 bytes and 57344 beside them, for q4_0, which takes least, are more shared memory than the 232448",
         ),
-        (WGMMA, dict(tile=[192, 128, 256]), "sm90", "tile", "tile m = 192 tokens, expected 8, 16, 32, 64, 128, 256"),
+        (WGMMA, dict(tile=[224, 128, 256]), "sm90", "tile", "tile m = 224 tokens, expected 8, 16, 32, 64, 96, 128, 160, 192, 256"),
         (
             dict(WGMMA, tile=[256, 128, 256], stages=2),
             dict(stages=5),
