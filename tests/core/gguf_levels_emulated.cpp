@@ -20,6 +20,10 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   return word;
 }
 // For what is not run here.
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
 inline float __shfl_xor_sync(unsigned, float v, int) { return v; }
 inline uint32_t __ballot_sync(unsigned, bool v) { return v; }
 inline float __uint_as_float(uint32_t x) { return __int_as_float(int(x)); }
