@@ -8,7 +8,7 @@ import torch
 
 from scaled_mm.core import checks
 from scaled_mm.core.constant import is_written
-from scaled_mm.errors import BadParamError, BadTensorShapeError, DeviceNotSupportedError
+from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.gguf import k_quants, layout, tiles
 from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, BlockFormat, lookup, lookup_stored, lookup_weight
 from scaled_mm.gguf_k_quants import KQuant
@@ -75,11 +75,7 @@ class PackedBlockWeight:
         DeviceNotSupportedError if this torch or this machine does not have the device.
         """
         wanted = checks.device(device)
-        try:
-            target = torch.empty(0, device=wanted).device  # with an index
-        except (AssertionError, RuntimeError) as error:  # torch raises an AssertionError if it was built without CUDA
-            reason = str(error).partition("\n")[0]
-            raise DeviceNotSupportedError(f"device: expected one that torch {torch.__version__} can use here, got {wanted}: {reason}") from error
+        target = checks.usable_device(wanted)
         if self.device.type == "meta" and target != self.device:
             raise BadParamError(f"device: expected meta, where this weight is, which has no data to copy, got {wanted}")
         return self if target == self.device else pack_block_weight(self.unpack().to(target), self.fmt)

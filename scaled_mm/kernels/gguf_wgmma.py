@@ -37,6 +37,14 @@ class GgufWgmma(Gguf):
         # Kernels that round values read the powers of rows, but no sums.
         return max(tiles * FORMATS[fmt].bands_bytes + values + sums, tiles * FORMATS[fmt].tile_bytes)
 
+    def stages(self, config: KernelConfig, fmt: str, limit: int) -> int:
+        """As many as fit, also of the kernel with tiles of 128 tokens that a kernel config of more contains, which has one more."""
+        found = super().stages(config, fmt, limit)
+        if config.tile.m <= 128:
+            return found
+        halved = config.model_copy(update={"tile": config.tile._replace(m=128), "stages": found + 1})
+        return min(found, super().stages(halved, fmt, limit) - 1)
+
     def bytes_beside_stages(self, config: KernelConfig) -> int:
         """Barriers; with wgmma also the ring of activations, which `stages` does not count: 16-bit floats and two float32 per GGUF block."""
         tokens = config.tile.m

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
@@ -43,7 +44,8 @@ def fuse_(model: torch.nn.Module) -> Fused:
     model: decoder layers with transformers' names (Llama, Mistral, Qwen2, Qwen3, Phi3 and similar), from `quantize_`, `from_pretrained` or
     `convert_`. Not fused: a norm that does not compute `rms_norm`, that a router reads, or whose linear layers have dynamic asymmetric inputs or
     different input scales; an MLP whose down_proj has asymmetric inputs, or whose gate and up quantize differently; a router whose
-    weights are not the softmax over all experts, renormalized or not (Mixtral's, Qwen2's and Qwen3's are), or whose logits the model returns.
+    weights are not the softmax over all experts, renormalized or not (Mixtral's, Qwen2's and Qwen3's are). A replaced router is of the former
+    class too, by which transformers finds the logits that `output_router_logits` asks for.
 
     The fused operators quantize the float32 result without rounding it to the model's dtype first, so outputs differ within the quantization error.
     Save the model before fusing: `save_pretrained` refuses fused models. Raises BadParamError if nothing can be fused.
@@ -57,15 +59,13 @@ def fuse_(model: torch.nn.Module) -> Fused:
     else:
         norms = NORMS
     before = [(module, dict(module._modules)) for block in blocks for module in block.modules()], trial(model)
-    returns_logits = getattr(getattr(model, "config", None), "output_router_logits", False)
     for index, block in enumerate(blocks):
         for norm, (parent, *readers) in norms.items():
             if _fuse_norm(block, norm, parent, readers):
                 done.norms.append(f"{prefix}.{index}.{norm}")
         if _fuse_mlp(block):
             done.mlps.append(f"{prefix}.{index}.mlp")
-        if not returns_logits:
-            done.routers += [f"{prefix}.{index}.{name}" for name in _fuse_routers(block)]
+        done.routers += [f"{prefix}.{index}.{name}" for name in _fuse_routers(block)]
     if done.norms or done.mlps or done.routers:
         _check(model, before)
     else:
@@ -209,10 +209,23 @@ def _softmax_router(router: torch.nn.Module) -> SoftmaxRouter | None:
                 choices = router(x)[2].shape[1]
                 made = SoftmaxRouter(hidden, experts, choices, renormalize=renormalize, dtype=weight.dtype, device="meta")
                 made.weight = weight
+                made.__class__ = _also(type(router))
                 return made
-        except (TypeError, ValueError, AttributeError, RuntimeError):
+        except Exception:  # noqa: BLE001 - whatever it raises, it is no router
             return None
     return None
+
+
+@functools.cache
+def _also(router_class: type[torch.nn.Module]) -> type[SoftmaxRouter]:
+    """SoftmaxRouter as a subclass of a router's class too."""
+    return type("SoftmaxRouter", (SoftmaxRouter, router_class), {"__reduce_ex__": lambda self, _: (_restored, (router_class, self.__dict__))})
+
+
+def _restored(router_class: type[torch.nn.Module], state: dict) -> SoftmaxRouter:
+    made = SoftmaxRouter.__new__(_also(router_class))
+    made.__setstate__(state)
+    return made
 
 
 def _computes_topk_softmax(router: torch.nn.Module, x: torch.Tensor, renormalize: bool) -> bool:

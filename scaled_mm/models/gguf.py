@@ -19,6 +19,7 @@ from scaled_mm.gguf.gguf_file import QuantizedTensor, load_gguf
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.gguf_k_quants import K_QUANTS
 from scaled_mm.models.blocks import replace
+from scaled_mm.models.fuse import trial
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.models.source import load_model
@@ -97,7 +98,8 @@ def from_gguf(
 
     Returns the model. It has no gradients, and cannot be saved: the file is its checkpoint.
     Raises ImportError without the packages gguf, transformers or accelerate; OSError if the file cannot be opened; BadParamError naming `path` for a
-    file that is malformed or that transformers cannot load; BadParamError (mode, device) or BadTensorDtypeError (dtype).
+    file that is malformed, that lacks a tensor of its model, or that transformers cannot load, and for a model that reads the weights of its linear
+    layers itself (Mamba); BadParamError (mode, device), DeviceNotSupportedError, or BadTensorDtypeError (dtype).
     """
     dtype = torch.float32 if dtype is None else dtype
     if dtype not in _FLOATS:
@@ -106,11 +108,15 @@ def from_gguf(
         raise BadParamError(f"path: expected a file NAME.gguf, got {path!r}")
     where = checks.device("cpu" if device is None else device)
     BlockLinear(0, 0, "q4_0", False, mode=mode)  # refuses a mode before anything is read
+    if mode == "w4a16" and dtype is torch.float32:
+        raise BadParamError("mode: expected auto, w4a8 or w16a16 with dtype float32, got w4a16")
+    checks.usable_device(where)
     blocks = load_gguf(path, skip_unsupported=True)  # checks the file before transformers reads it
     _check_packages()
     model = load_model(path, dtype=dtype, argument="path")
     packer = _Packer(model, blocks, where, mode)
-    names = [name for name, module in model.named_modules() if type(module) is torch.nn.Linear]
+    packer.check_tensors(path)
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     layers = []
     with progress_bar(progress, len(names), "packing") as advance:
         for name in names:
@@ -120,6 +126,13 @@ def from_gguf(
         _untie(model)
     refuse_own_saving(model, _SAVING)
     model = model.to(where).requires_grad_(False)  # packed layers have no gradients: none at all, rather than some
+    try:
+        trial(model)
+    except Exception as error:
+        raise BadParamError(
+            f"path: expected a model whose linear layers can be replaced, got a {type(model).__name__}, which transformers loads dequantized; "
+            f"with packed layers {type(error).__name__}: {error}"
+        ) from error
     if report is not None:
         packed = sum(module.packed.nbytes for module in model.modules() if isinstance(module, BlockLinear))
         report(GgufReport(layers, packed, sum(parameter.nbytes for parameter in model.parameters())))
@@ -132,13 +145,24 @@ class _Packer:
     def __init__(self, model: torch.nn.Module, tensors: dict[str, QuantizedTensor | torch.Tensor], device: torch.device, mode: str):
         self.model, self.tensors, self.device, self.mode = model, tensors, device, mode
         self.in_file = {ours: theirs for theirs, ours in _names_of_transformers(model).items()}
+        self.names = dict.fromkeys(name for name, _ in model.named_parameters())  # of those that are tied the first
         self.uses: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.uses.setdefault(id(parameter), []).append(name)
 
+    def check_tensors(self, path: str | os.PathLike) -> None:
+        """transformers gives parameters without a tensor random values."""
+        there = _names_in_file(path)
+        lacking = [name for ours, name in self.in_file.items() if name not in there and ours in self.names]
+        if lacking:
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            raise BadParamError(f"path: expected the tensors of a {type(self.model).__name__}, {path} has no {lacking[0]}{more}")
+
     def pack(self, name: str) -> GgufLayer:
         """Replaces a linear layer if the blocks of its tensor have its weight."""
         linear = self.model.get_submodule(name)
+        if type(linear) is not torch.nn.Linear:
+            return GgufLayer(name, self.in_file.get(f"{name}.weight", ""), reason=f"its class is {type(linear).__name__}")
         shared = [other for other in self.uses[id(linear.weight)] if other != f"{name}.weight"]
         embedding = self.model.get_input_embeddings()
         tied = bool(shared) and linear is self.model.get_output_embeddings() and linear.weight is embedding.weight and len(shared) == 1
@@ -172,6 +196,12 @@ class _Packer:
         for heads in dict.fromkeys(getattr(config, field, None) for field in ("num_attention_heads", "num_key_value_heads")):
             if isinstance(heads, int) and heads > 0 and rows % (2 * heads) == 0:
                 yield torch.arange(rows, device="cpu").view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+def _names_in_file(path: str | os.PathLike) -> set[str]:
+    from gguf import GGUFReader
+
+    return {tensor.name for tensor in GGUFReader(os.fsdecode(path), "c").tensors}
 
 
 def _kind(found: QuantizedTensor | torch.Tensor | None) -> str:

@@ -33,7 +33,7 @@ def load_model(
     cls = transformers.AutoModelForCausalLM if cls is None else cls
     try:
         model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
-    except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
+    except Exception as error:  # its loaders raise what their code runs into, ZeroDivisionError for one
         raise BadParamError(f"{argument}: transformers cannot load {path}, {type(error).__name__}: {error}") from error
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)

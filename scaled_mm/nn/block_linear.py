@@ -35,8 +35,12 @@ class BlockLinear(torch.nn.Module):
         """A weight of zero bytes, for `load_state_dict`. in_features: a multiple of 32. dtype: of the bias, which is uninitialized."""
         super().__init__()
         description = lookup_weight(fmt)
-        if in_features < 0 or in_features % BLOCK:
-            raise BadParamError(f"in_features: expected a multiple of {BLOCK}, got {in_features}")
+        if not isinstance(in_features, int) or in_features < 0 or in_features % BLOCK:
+            raise BadParamError(f"in_features: expected a multiple of {BLOCK}, got {in_features!r}")
+        if not isinstance(out_features, int) or out_features < 0:
+            raise BadParamError(f"out_features: expected an integer of 0 or more, got {out_features!r}")
+        if dtype not in _FLOATS:
+            raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
         if mode not in GGUF_MODES:
             raise BadParamError(f"mode: expected one of {', '.join(map(repr, GGUF_MODES))}, got {mode!r}")
         self.in_features, self.out_features, self.fmt, self.mode = in_features, out_features, fmt, mode
@@ -97,7 +101,7 @@ class BlockLinear(torch.nn.Module):
         if fn(torch.empty(0, dtype=torch.uint8, device=packed.device)).device != packed.device:
             self._hold(pack_block_weight(fn(packed.unpack()), packed.fmt))
             return self
-        moved = {name: fn(part.view(torch.uint8)) for name, part in held.items()}
+        moved = {name: _bytes_of(fn(part.view(torch.uint8)), part) for name, part in held.items()}
         if any(new.data_ptr() != part.data_ptr() for new, part in zip(moved.values(), held.values())):
             typed = {name.removeprefix("weight_"): new.view(held[name].dtype) for name, new in moved.items()}
             fields = None if packed.fields is None else packed.fields._replace(**typed)
@@ -114,6 +118,8 @@ class BlockLinear(torch.nn.Module):
         expected = [packed.rows, packed.k // BLOCK, lookup_weight(self.fmt).block_bytes]
         if blocks is None:
             missing_keys.extend([key] if strict else [])
+        elif not isinstance(blocks, torch.Tensor) or blocks.layout is not torch.strided:
+            error_msgs.append(f"{key}: expected {self.fmt} blocks, uint8 {expected}, got a {type(blocks).__name__} that is no dense tensor")
         elif blocks.dtype is not torch.uint8 or list(blocks.shape) != expected:
             error_msgs.append(f"{key}: expected {self.fmt} blocks, uint8 {expected}, got {blocks.dtype} {list(blocks.shape)}")
         else:
@@ -132,6 +138,11 @@ class BlockLinear(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, fmt={self.fmt}, bias={self.bias is not None}, mode={self.mode}"
+
+
+def _bytes_of(new: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """What a function of modules made of a part's bytes; the bytes themselves if it made another dtype of them."""
+    return new if new.dtype is torch.uint8 else part.view(torch.uint8)
 
 
 def _version(tensor: torch.Tensor | None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from scaled_mm.errors import BadTensorShapeError
 from scaled_mm.rowwise.router import topk_softmax
 
 
@@ -12,6 +13,7 @@ class SoftmaxRouter(torch.nn.Module):
 
     weight: float [E, H]. forward(hidden_states): float [..., H] in its dtype, T tokens. Returns the logits [T, E] in that dtype, the weights, float32
     [T, top_k], and the experts, int32 [T, top_k]. `Int8Experts` takes both as they are. renormalize: the weights of a token are divided by their sum.
+    Raises BadTensorShapeError for another H.
     """
 
     def __init__(self, hidden_dim: int, num_experts: int, top_k: int, *, renormalize: bool = True, device=None, dtype=torch.bfloat16):
@@ -21,7 +23,10 @@ class SoftmaxRouter(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(num_experts, hidden_dim, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        logits = torch.nn.functional.linear(hidden_states.reshape(-1, self.weight.shape[1]), self.weight)
+        hidden = self.weight.shape[1]
+        if hidden_states.shape[-1:] != (hidden,):
+            raise BadTensorShapeError(f"hidden_states: expected [..., {hidden}], got {list(hidden_states.shape)}")
+        logits = torch.nn.functional.linear(hidden_states.reshape(-1, hidden), self.weight)
         return logits, *topk_softmax(logits, self.top_k, renormalize=self.renormalize)
 
     def extra_repr(self) -> str:

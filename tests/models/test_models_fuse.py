@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -71,7 +73,7 @@ ROUTERS = {
 }
 
 
-@pytest.mark.parametrize("kind", [*ROUTERS, "a bias", "logits that the model returns", "float experts"])
+@pytest.mark.parametrize("kind", [*ROUTERS, "a bias", "float experts"])
 def test_a_router_that_computes_something_else_stays(kind):
     model = quantized("qwen3_moe", **({"ignore": ["re:.*experts"]} if kind == "float experts" else {}))
     for layer in model.model.layers:
@@ -82,8 +84,34 @@ def test_a_router_that_computes_something_else_stays(kind):
             gate.forward = lambda x, gate=gate: ROUTERS[kind](gate, x)
         if kind == "two results":
             layer.mlp.forward = lambda x: x
-    model.config.output_router_logits = kind == "logits that the model returns"
     assert sm.fuse_(model).routers == [] and not any(isinstance(module, nn.SoftmaxRouter) for module in model.modules())
+
+
+def test_a_fused_router_is_found_by_its_former_class():
+    model = quantized("qwen3_moe")
+    wanted = copy.deepcopy(model)(tokens()[0], output_router_logits=True)
+    former = type(model.model.layers[0].mlp.gate)
+    sm.fuse_(model)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
+        router = copied.model.layers[0].mlp.gate
+        assert isinstance(router, nn.SoftmaxRouter) and isinstance(router, former)
+        found = copied(tokens()[0], output_router_logits=True)
+        assert len(found.router_logits) == len(wanted.router_logits) == 2
+        assert all(distance(logits, before) < 0.1 for logits, before in zip(found.router_logits, wanted.router_logits))
+
+
+def test_a_module_that_raises_anything_is_no_router():
+    class Extra(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(8, 64))
+
+        def forward(self, x):
+            raise KeyError("for training")
+
+    model = quantized("qwen3_moe")
+    model.model.layers[1].mlp.extra = Extra()
+    assert sm.fuse_(model).routers == ["model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
 
 
 def test_a_refusal_puts_the_routers_back():

@@ -107,9 +107,9 @@ def test_a_layer_whose_weight_is_not_that_of_the_blocks_stays_dense(file, monkey
         attention, mlp = model.model.layers[0].self_attn, model.model.layers[1].mlp
         attention.q_proj.weight[3, 5] *= 1 + 2**-20
         attention.k_proj.weight[:] = attention.k_proj.weight.flip(0)
-        attention.o_proj = torch.nn.Linear(64, 32)
+        attention.o_proj = torch.nn.Linear(64, 64, bias=False)
         mlp.up_proj.weight = mlp.gate_proj.weight
-        mlp.other = torch.nn.Linear(32, 32)
+        mlp.other = torch.nn.Linear(32, 32, bias=False)
         return model
 
     monkeypatch.setattr(under_test, "load_model", changed)
@@ -125,6 +125,40 @@ def test_a_layer_whose_weight_is_not_that_of_the_blocks_stays_dense(file, monkey
         "1.mlp.other": "transformers names no tensor of the file for it",
     }
     assert all(type(model.get_submodule(f"model.layers.{name}")) is torch.nn.Linear for name in reasons)
+
+
+@pytest.mark.parametrize("name", ["blk.1.attn_q.weight", "blk.0.ffn_norm.weight", "output_norm.weight"])
+def test_a_file_without_a_tensor_of_its_model_is_refused(tmp_path, name):
+    """transformers would load random values."""
+    path = write(tmp_path / "tiny.gguf", without=name)
+    with pytest.raises(sm.errors.BadParamError, match=f"^path: expected the tensors of a LlamaForCausalLM, .* has no {name}$"):
+        sm.from_gguf(path, progress=False)
+
+
+def test_a_model_that_reads_the_weights_of_its_layers_is_refused(file, monkeypatch):
+    def changed(*arguments, **options):
+        model = load_model(*arguments, **options)
+        forward = model.forward
+        model.forward = lambda *inputs, **rest: (model.lm_head.weight.dtype, forward(*inputs, **rest))[1]  # as Mamba's
+        return model
+
+    monkeypatch.setattr(under_test, "load_model", changed)
+    with pytest.raises(sm.errors.BadParamError, match="^path: expected a model whose linear layers can be replaced, got a LlamaForCausalLM"):
+        sm.from_gguf(file, progress=False)
+
+
+def test_layers_of_another_class_stay_dense_and_are_named(file, monkeypatch):
+    class Other(torch.nn.Linear):
+        """As Falcon's."""
+
+    def changed(*arguments, **options):
+        model = load_model(*arguments, **options)
+        model.model.layers[0].mlp.up_proj.__class__ = Other
+        return model
+
+    monkeypatch.setattr(under_test, "load_model", changed)
+    _, report = packed(file)
+    assert [(layer.name, layer.reason) for layer in report.layers if layer.reason] == [("model.layers.0.mlp.up_proj", "its class is Other")]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -36,9 +36,11 @@ MODULES = {
 }
 
 
-def write(path: Path, formats: Mapping[str, str] = FORMATS, embedding: str = "q8_0", head: str | None = None, architecture: str = "llama") -> Path:
+def write(
+    path: Path, formats: Mapping[str, str] = FORMATS, embedding: str = "q8_0", head: str | None = None, architecture: str = "llama", without: str = ""
+) -> Path:
     """Writes random weights. formats: of `quantize_block`, or "f16", "f32", "q4_k", "q5_k", "q6_k" (all values zero), by name.
-    head: the format of an output head; None: it is tied to the embedding."""
+    head: the format of an output head; None: it is tied to the embedding. without: the name of a tensor that is left out."""
     generator = torch.Generator().manual_seed(0)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
@@ -53,6 +55,8 @@ def write(path: Path, formats: Mapping[str, str] = FORMATS, embedding: str = "q8
 
     def add(name: str, shape: tuple[int, ...], fmt: str, scale: float) -> None:
         values = torch.randn(shape, generator=generator) * scale
+        if name == without:
+            return
         if fmt in ("f16", "f32"):
             writer.add_tensor(name, values.to(torch.float16 if fmt == "f16" else torch.float32).numpy())
         elif fmt in ("q4_k", "q5_k"):

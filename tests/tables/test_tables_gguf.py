@@ -185,3 +185,10 @@ def test_the_choice_of_sm90_loses_little_on_the_products_it_was_drawn_from():
         chosen = table.select(case["M"], case["N"], case["K"]).row.name
         losses += [us[chosen] / min(us.values()) for us in (case["q4_0"], case["q8_0"]) if case["M"] > 16 and chosen in us]
     assert len(losses) == 528 and max(losses) < 1.25 and math.prod(losses) ** (1 / len(losses)) < 1.02
+
+
+def test_stages_of_large_tiles_leave_room_for_the_kernel_of_smaller_ones_inside():
+    """A kernel config of 192 tokens contains one of 128 with a stage more: 4 stages of q8_0 would need more than 227 KiB."""
+    row = KernelRow.model_validate(dict(WGMMA, tile=[192, 128, 256], stages=3))
+    counts = {fmt: family_of(row).stages(row, fmt, 227 * 1024) for fmt in WEIGHT_FORMATS}
+    assert counts["q8_0"] == 2 and counts["q4_0"] == 3

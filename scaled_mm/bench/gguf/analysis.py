@@ -14,7 +14,7 @@ from scaled_mm.measure.peer import OURS
 #: How much longer fewer tokens may take than more of them.
 TOLERANCE = 0.05
 OURS_ALL = (OURS, OURS_BF16, OURS_F32, OURS_W4A8, OURS_Q8_1)
-#: Those whose times stand next to llama.cpp's, whose activations are float32.
+#: Those whose times stand next to llama.cpp's.
 LIKE_LLAMA = (OURS, OURS_F32, OURS_W4A8)
 SWEEP_END, SWEEP_LEAST = 64, 8
 

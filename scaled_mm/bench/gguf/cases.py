@@ -77,8 +77,9 @@ def random_cases(formats: Iterable[str], count: int, seed: int) -> list[GgufCase
     while len(found) < count:
         n, k = (step * log_uniform(draw, RANDOM_NK[0] // step, RANDOM_NK[1] // step) for step in (8, BLOCK))
         tokens = [log_uniform(draw, *band) for band in BANDS]
-        odd = len(found) % 2 == 0
-        found.setdefault((n, k), sorted({m - 1 + m % 2 if odd else m for m in tokens}))
+        if len(found) % 2 == 0:
+            tokens = [m if m % 2 else m - 1 if m > least else m + 1 for m, (least, _) in zip(tokens, BANDS, strict=True)]
+        found.setdefault((n, k), tokens)
     return [GgufCase(f"{n}x{k}", m, n, k, fmt) for fmt in formats for (n, k), tokens in found.items() for m in tokens]
 
 
