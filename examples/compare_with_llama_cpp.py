@@ -36,13 +36,13 @@ def run(args: argparse.Namespace) -> int:
     peers = [peer for peer in every_peer() if peer.name in (OURS, OURS_W4A8)]
     print(times.source.told)
     print("format weight tokens   ours, us  ours_w4a8  llama.cpp  llama.cpp / ours  right")
-    right, measured = True, []
+    bounds, right, measured = {peer.name: peer.bound for peer in peers}, True, []
     for records in run_grid(GgufSuite(times), cases, peers, device, Options(budget_ms=args.budget_ms)):
         measured += records
         for case in records:
             us = [us_of(case, name) for name in (OURS, OURS_W4A8)] + [case.llama_us, analysis.llama_ratio(case, OURS)]
             shown = ["-" if value is None else f"{value:.2f}" for value in us]
-            check = analysis.check_of(case)
+            check = analysis.check_of(case, bounds)
             right = right and check == "yes"
             print(f"{case.fmt} {case.shape} {case.M:6d} {shown[0]:>10} {shown[1]:>10} {shown[2]:>10} {shown[3]:>17}  {check}", flush=True)
     print(*noise(measured, environment.arch), sep="\n")

@@ -2,6 +2,7 @@
 
     python examples/gguf_to_product.py [MODEL.gguf] [--tensor NAME] [--tokens 4] [--device cuda:0]
 
+K-quants (q4_k, q5_k) are converted to a format that products read; q6_k weights, which no product reads, are left out.
 Without a file argument, the example writes a small file to a temporary folder. It needs the package gguf (pip install gguf) and uses a GPU if
 there is one. Exit status 1: the error exceeds the bound in docs/design/gguf-formats.md, or the file has no weight to multiply. Exit status 2:
 the product could not be computed.
@@ -46,6 +47,12 @@ def multiply(name: str, tensor: sm.QuantizedTensor, tokens: int, device: torch.d
     if tensor.q.dim() != 3:
         print(f"{name}: {tensor.fmt} {list(tensor.shape)}, no matrix, left out")
         return 0.0
+    if tensor.fmt == "q6_k":
+        print(f"{name}: q6_k {list(tensor.shape)}, which no product reads, left out; multiply with sm.dequantize_block by torch")
+        return 0.0
+    if tensor.fmt in ("q4_k", "q5_k"):
+        exact, tensor = tensor.dequantize(), sm.convert_k_quant(tensor.q, tensor.fmt)
+        print(f"{name}: a K-quant, converted with a relative error of {float((tensor.dequantize() - exact).norm() / exact.norm()):.1e}")
     rows, k = tensor.shape
     q = tensor.q.to(device)
     packed = sm.pack_block_weight(q, tensor.fmt)  # once per weight; the blocks may be freed afterwards

@@ -46,6 +46,7 @@ if TYPE_CHECKING:  # for readers of the source; `__getattr__` imports them
     from scaled_mm.models.convert import convert_
     from scaled_mm.models.evaluate import evaluate
     from scaled_mm.models.fuse import fuse_
+    from scaled_mm.models.gguf import GgufReport, from_gguf
     from scaled_mm.models.load import from_pretrained
     from scaled_mm.models.quantize import quantize_
     from scaled_mm.models.report import QuantizationReport
@@ -62,6 +63,8 @@ _LATER = {
     "quantize_": "scaled_mm.models.quantize",
     "QuantizationReport": "scaled_mm.models.report",
     "save_pretrained": "scaled_mm.models.save",
+    "from_gguf": "scaled_mm.models.gguf",
+    "GgufReport": "scaled_mm.models.gguf",
     "from_pretrained": "scaled_mm.models.load",
     "convert_": "scaled_mm.models.convert",
     "fuse_": "scaled_mm.models.fuse",
@@ -97,6 +100,7 @@ __all__ = [
     "CudaError",
     "Descriptor",
     "DeviceNotSupportedError",
+    "GgufReport",
     "GroupedBlockScaledDescriptor",
     "GroupedDescriptor",
     "Handle",
@@ -120,6 +124,7 @@ __all__ = [
     "create_grouped_block_scaled_descriptor",
     "create_grouped_descriptor",
     "evaluate",
+    "from_gguf",
     "from_pretrained",
     "fuse_",
     "grouped_block_scaled_mm",

@@ -11,7 +11,7 @@ A block holds 32 consecutive values of a row. Its bytes, little-endian and witho
     u8   qs[16]       four and five bits: byte j has the low bits of element j (low nibble) and of j + 16 (high nibble)
     i8   qs[32]       eight bits: element j
 
-What they mean is in docs/design/gguf-formats.md.
+What they mean is in docs/design/gguf-formats.md. K-quants, which products do not read, are in gguf_k_quants.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 
 from scaled_mm.errors import BadParamError
+from scaled_mm.gguf_k_quants import K_QUANTS, KQuant
 
 BLOCK = 32
 """Values in a block, in every format."""
@@ -43,6 +44,11 @@ class BlockFormat:
     bits: int
     zero: int = 0
     second: str | None = None
+
+    @property
+    def block_values(self) -> int:
+        """Values in a block."""
+        return BLOCK
 
     @property
     def signed(self) -> bool:
@@ -82,9 +88,19 @@ class BlockFormat:
         return self.levels_offset + self.level_bytes
 
     @property
-    def tile_bytes(self) -> int:
-        """Bytes of a tile of a packed weight: those of its blocks in another order."""
+    def bands_bytes(self) -> int:
+        """Bytes of the blocks of a tile of a packed weight, in another order."""
         return TILE_ROWS * TILE_BLOCKS * self.block_bytes
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of a tile: the blocks, then a power of two of each row, float16."""
+        return self.bands_bytes + 2 * TILE_ROWS
+
+    @property
+    def largest_level(self) -> int:
+        """The largest magnitude of a level from which zero is subtracted."""
+        return 128 if self.signed else max(self.zero, (1 << self.bits) - 1 - self.zero)
 
 
 FORMATS: dict[str, BlockFormat] = {
@@ -106,20 +122,32 @@ WEIGHT_FORMATS: dict[str, BlockFormat] = {name: description for name, descriptio
 RULES = ("absmax", "ggml")
 
 
-def spelling_hint(fmt: object) -> str:
-    """What an error adds for a format's name in capitals, as GGUF files spell it."""
-    return "; formats are spelled in lower case" if isinstance(fmt, str) and fmt.lower() in FORMATS else ""
+def name_hint(fmt: object) -> str:
+    """What an error adds for a format's name in capitals, as GGUF files spell it, and for a K-quant, which is not one of FORMATS."""
+    lower = fmt.lower() if isinstance(fmt, str) else None
+    if lower in K_QUANTS:
+        return f"; {K_QUANTS[lower].advice}"
+    return "; formats are spelled in lower case" if lower in FORMATS else ""
 
 
 def lookup(fmt: object) -> BlockFormat:
     """The format of this name; BadParamError if there is none."""
     if not isinstance(fmt, str) or fmt not in FORMATS:
-        raise BadParamError(f"fmt: expected one of {', '.join(map(repr, FORMATS))}, got {fmt!r}{spelling_hint(fmt)}")
+        raise BadParamError(f"fmt: expected one of {', '.join(map(repr, FORMATS))}, got {fmt!r}{name_hint(fmt)}")
     return FORMATS[fmt]
 
 
+def lookup_stored(fmt: object) -> BlockFormat | KQuant:
+    """The format or K-quant of this name; BadParamError if there is none."""
+    stored = FORMATS | K_QUANTS
+    if not isinstance(fmt, str) or fmt not in stored:
+        hint = "; formats are spelled in lower case" if isinstance(fmt, str) and fmt.lower() in stored else ""
+        raise BadParamError(f"fmt: expected one of {', '.join(map(repr, stored))}, got {fmt!r}{hint}")
+    return stored[fmt]
+
+
 def lookup_weight(fmt: object) -> BlockFormat:
-    """The weight format of this name; BadParamError if there is none, also for a format of activations."""
+    """The weight format of this name; BadParamError if there is none, also for a format of activations and a K-quant."""
     description = lookup(fmt)
     if not description.is_weight:
         raise BadParamError(f"fmt: expected the format of a weight, one of {', '.join(map(repr, WEIGHT_FORMATS))}, got {fmt!r}")

@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 18
+#define SCALED_MM_KERNEL_ABI_VERSION 19
 
 namespace scaled_mm {
 
@@ -36,6 +36,7 @@ struct BlockOperands {
   int32_t format;     // scaledMMDtype_t of the weight: SCALED_MM_DTYPE_Q4_0, Q4_1, Q5_0, Q5_1 or Q8_0
   int32_t activation; // scaledMMDtype_t of a: FLOAT16, BFLOAT16, FLOAT32 or Q8_1
   bool quantize;      // float activations are quantized to q8_1 first
+  bool round;         // a kernel may round values of a packed weight to 16 bits, and rounds float32 activations to float16
   bool packed;        // b is tiles (docs/design/gguf-formats.md), aligned to 16 bytes; else GGUF blocks as in files
   int32_t out_dtype;  // FLOAT16, BFLOAT16 or FLOAT32, decided at run time: one kernel serves all three
 };
@@ -82,11 +83,12 @@ struct RopePointers {
 };
 
 // What surrounds the products of a mixture of experts, besides the fields of GemmLaunch. There, M is the number of tokens and N the elements of
-// a row. Sort: a is topk_ids, out is order. Quantize: a is x. Combine: a is y.
+// a row. Sort: a is topk_ids, out is order. Quantize: a is x. Combine: a is y. Router: a is logits, out is the weights, M x choices.
 struct MoeOperands {
   int64_t choices, experts, mapped; // experts of a token; all; [mapped] of expert_map, -1 without one
   bool wide_ids;                    // topk_ids is int64, else int32
   bool block_scales;                // Quantize: a scale for each 128 elements, else one for each token
+  bool renormalize;                 // Router: the weights of a token are divided by their sum
   int64_t map_stride;
   int64_t rows; // of all experts
   RowwiseStrides ids, x, y, out, out_scale, weights;
@@ -95,6 +97,7 @@ struct MoeOperands {
 struct MoePointers {
   const void *expert_map, *weights, *rows; // rows: [M, choices], of each token among those of the experts
   const void *ends, *inverse, *out_scale;  // written
+  const void* ids;                         // Router: int32 [M, choices], written
 };
 
 // Strides from one product of a batch to the next, in elements; 0: shared by all products.
@@ -190,11 +193,13 @@ struct KernelLibrary {
 constexpr char kZeroPointTermsRow[] = "zero_point_terms";
 // The names of the kernels of row-wise operators, each built for the dtypes of x. No table lists them.
 constexpr const char* kRowwiseKernels[] = {"rowwise_quantize", "rowwise_norm", "rowwise_activation", "rowwise_rope", "rowwise_int8_block",
-                                           "gguf_quantize",    "moe_sort",     "moe_quantize",       "moe_combine"};
+                                           "gguf_quantize",    "moe_sort",     "moe_quantize",       "moe_combine",  "topk_softmax"};
 // The most elements of a row of theirs. They count past its end by less than 2^14, in 32 bits.
 constexpr int32_t kMostRowElements = INT32_MAX - (1 << 14);
-// The most experts of SCALED_MM_MOE_SORT, which counts them in shared memory.
+// The most experts of SCALED_MM_MOE_SORT, which counts them in shared memory, and of SCALED_MM_TOPK_SOFTMAX, where a warp holds their logits.
 constexpr int32_t kMostExperts = 1024;
+// The most choices of SCALED_MM_TOPK_SOFTMAX: each is held by a thread of a warp.
+constexpr int32_t kMostChoices = 32;
 
 } // namespace scaled_mm
 

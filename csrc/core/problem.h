@@ -109,7 +109,7 @@ struct ProblemKind {
   TableRules table;               // noun is nullptr: the kind has no table
 };
 
-constexpr size_t kProblemBytes = 848;
+constexpr size_t kProblemBytes = 864;
 
 extern const ProblemKind* const kProblemKinds[]; // by scaledMMProduct_t
 extern const int32_t kNumProblemKinds;

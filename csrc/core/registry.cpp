@@ -271,9 +271,8 @@ scaledMMStatus_t check_modes(const scaledMMTable_t& table, const TableRules& rul
   }
   for (int64_t i = 0; i < table.num_modes; ++i) {
     const int32_t mode = table.modes[i].mode;
-    if (mode != SCALED_MM_GGUF_W4A8 && mode != SCALED_MM_GGUF_W4A16) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a mode: expected SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16, got %d", table.source,
-                  int(mode));
+    if (mode <= SCALED_MM_GGUF_AUTO || mode > SCALED_MM_GGUF_W16A16) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a mode: expected a scaledMMGgufMode_t but AUTO, got %d", table.source, int(mode));
     }
   }
   return SCALED_MM_STATUS_SUCCESS;

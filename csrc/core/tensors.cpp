@@ -25,13 +25,14 @@ bool is_one_value(const scaledMMTensorDesc_t& t) {
 
 int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
-// tensor_extent of a tensor of GGUF blocks [rows, K]. A packed weight has the bytes of its blocks in another order, padded to whole tiles.
+// tensor_extent of a tensor of GGUF blocks [rows, K]. A packed weight has the bytes of its blocks in another order, padded to whole tiles, each of
+// which ends with the powers of its rows (gguf/formats.cuh).
 int64_t blocks_extent(const scaledMMTensorDesc_t& t) {
-  constexpr int64_t kBlock = 32, kTileRows = 64, kTileValues = 256;
+  constexpr int64_t kBlock = 32, kTileRows = 64, kTileValues = 256, kPowerBytes = 2 * kTileRows;
   if (t.shape[0] == 0 || t.shape[1] == 0) return 0;
   const int64_t bytes = scaledMMGetBlockBytes(t.dtype);
   if (t.flags & SCALED_MM_TENSOR_PACKED) {
-    return ceil_div(t.shape[0], kTileRows) * ceil_div(t.shape[1], kTileValues) * (kTileRows * kTileValues / kBlock * bytes);
+    return ceil_div(t.shape[0], kTileRows) * ceil_div(t.shape[1], kTileValues) * (kTileRows * kTileValues / kBlock * bytes + kPowerBytes);
   }
   return (t.shape[0] - 1) * t.strides[0] + t.shape[1] / kBlock * bytes;
 }

@@ -38,7 +38,11 @@ struct Format {
   static constexpr int kBandScales = kBandHigh + (kBits == 5 ? 4 * 128 : 0);
   static constexpr int kBandMinima = kBandScales + 256;
   static constexpr int kBandBytes = kBandMinima + (kMinimum ? 256 : 0);
-  static constexpr int kTileBytes = 4 * kBandBytes;
+  static constexpr int kBandsBytes = 4 * kBandBytes;
+  // After the bands the power of two of each row, float16, in the order of a block's scales: rows g and g + 8 of a band, g = 0 ... 7. Multiplied by
+  // it, all values of the row are below 2^14. Kernels that round values to 16 bits need it (rounded.cuh).
+  static constexpr int kPowerBytes = kTileRows * 2, kBandPowers = kBandRows * 2;
+  static constexpr int kTileBytes = kBandsBytes + kPowerBytes;
 };
 
 // Q4_0, Q4_1, ...

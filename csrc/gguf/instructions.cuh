@@ -1,4 +1,4 @@
-// PTX: mma.sync for 16-bit floats and for TF32, and ldmatrix, which loads an operand.
+// PTX: mma.sync for 16-bit floats and for TF32, ldmatrix, which loads an operand, and movmatrix.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -38,6 +38,12 @@ __device__ inline void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4], u
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Lane i has elements 2 (i % 4) and the next one of row i / 4 of an 8 x 8 matrix of 16-bit values, and gets those of the transposed matrix.
+__device__ inline uint32_t transposed(uint32_t pair) {
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(pair));
+  return pair;
 }
 
 // Four 8 x 8 matrices of 16-bit values from shared memory. row: the address of row i % 8 of matrix i / 8, from lane i.

@@ -16,7 +16,7 @@ __device__ inline void put_five(uint32_t (&words)[5], int n, uint32_t levels) {
   }
 }
 
-// One thread block per tile, four threads per two rows, in the order of fragments.
+// One thread block per tile, four threads per two rows, in the order of fragments. Powers of rows are 1: kernels that need them take packed weights.
 template <class F>
 __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t stride, int64_t rows, int64_t blocks, int tiles_k, uint8_t* tiles) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -26,7 +26,9 @@ __global__ void __launch_bounds__(128) make_tiles(const uint8_t* weight, int64_t
   const int64_t tile_m = blockIdx.x / tiles_k;
   const int tile_k = int(blockIdx.x % tiles_k), thread = int(threadIdx.x);
   const int t = thread % 4, g = thread / 4 % 8, warp = thread / 32, lane = thread % 32;
-  uint8_t* const band = tiles + int64_t(blockIdx.x) * F::kTileBytes + warp * F::kBandBytes;
+  uint8_t* const tile = tiles + int64_t(blockIdx.x) * F::kTileBytes;
+  uint8_t* const band = tile + warp * F::kBandBytes;
+  if (thread < kTileRows) reinterpret_cast<uint16_t*>(tile + F::kBandsBytes)[thread] = 0x3c00;
   for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
     uint32_t fives[5] = {};
 #pragma unroll

@@ -11,6 +11,7 @@
 #include <climits>
 
 #include "gguf/mma_kernel.cuh"
+#include "gguf/round_rows.cuh"
 
 namespace scaled_mm::gguf {
 
@@ -88,10 +89,16 @@ struct Mma {
   }
 
   static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int32_t) {
-    return stage_layout<F>(M, N, K, o, kTokens, kAmpere).end;
+    return with_rounded_rows(M, K, o, [&](const BlockOperands& o) { return stage_layout<F>(M, N, K, o, kTokens, kAmpere).end; });
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
+    return launch_with_rounded_rows(
+        l, kDependent, [&](const BlockOperands& o) { return workspace_size(l.M, l.N, l.K, o, l.multiprocessors); },
+        [&](const GemmLaunch& l, const float* token_scales) { return run(l, token_scales, message, size); }, message, size);
+  }
+
+  static scaledMMStatus_t run(const GemmLaunch& l, const float* token_scales, char* message, size_t size) {
     const int64_t token_tiles = tiles_of(l.M, kTokens), strips = tiles_of(l.N, kRows);
     // Strips per thread block: the fewest with which `rounds` thread blocks per SM cover all strips.
     const int64_t all = l.multiprocessors > 0 ? l.multiprocessors : 1, rounds = tiles_of(strips, all * kWarps);
@@ -123,7 +130,7 @@ struct Mma {
     MmaParams p = {staged.tiles,
                    static_cast<const uint4*>(staged.values),
                    staged.factors,
-                   output_of(l),
+                   output_of(l, token_scales),
                    int32_t(tiles_k),
                    int32_t(strips),
                    width,

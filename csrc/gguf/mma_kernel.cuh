@@ -236,8 +236,7 @@ __global__ void __launch_bounds__(32 * kWarps, 1) mma_kernel(const __grid_consta
     float sum = 0.0f;
     for (int other = 0; other < p.parts; ++other) sum += partial[((other * p.width + of) * kTokens + token) * kRows + row];
     const int n = first_row + of * kRows + row;
-    if (p.output.bias != nullptr) sum += p.output.bias_of(n);
-    p.output.store(first_token + token, n, sum);
+    p.output.store(first_token + token, n, sum, p.output.bias_of(n));
   }
 }
 

@@ -13,7 +13,9 @@ struct Output {
   const void* bias;
   int64_t bias_stride;
   int32_t dtype, bias_dtype;
-  int32_t M, N; // tokens, rows of the weight
+  int32_t M, N;              // tokens, rows of the weight
+  const float* token_scales; // [M], and room for one more if M is odd; nullptr: 1. Powers of two
+  bool pairs;                // the outputs of rows n and n + 1, n even, are one aligned word, for every token
 
   __device__ float bias_of(int n) const {
     if (bias == nullptr || n >= N) return 0.0f;
@@ -22,9 +24,22 @@ struct Output {
     if (bias_dtype == SCALED_MM_DTYPE_FLOAT16) return __half2float(static_cast<const __half*>(bias)[at]);
     return __bfloat162float(static_cast<const __nv_bfloat16*>(bias)[at]);
   }
-  __device__ void store(int m, int n, float value) const {
+  // The scales of tokens m and m + 1, m even. By __ldg, or each load would wait for the store before it, which might have changed it.
+  __device__ float2 scales_of(int m) const {
+    return token_scales && m < M ? __ldg(reinterpret_cast<const float2*>(token_scales + m)) : float2{1.0f, 1.0f};
+  }
+  // bias_of_row: that of n.
+  __device__ float value_of(float sum, float scale, float bias_of_row) const {
+    const float value = sum * scale;
+    return bias ? value + bias_of_row : value;
+  }
+  __device__ void store(int m, int n, float sum, float bias_of_row) const {
+    if (m < M) store(m, n, sum, token_scales ? token_scales[m] : 1.0f, bias_of_row);
+  }
+  __device__ void store(int m, int n, float sum, float scale, float bias_of_row) const {
     if (m >= M || n >= N) return;
     const int64_t at = m * stride_m + n * stride_n;
+    const float value = value_of(sum, scale, bias_of_row);
     if (dtype == SCALED_MM_DTYPE_FLOAT32) {
       static_cast<float*>(out)[at] = value;
     } else if (dtype == SCALED_MM_DTYPE_FLOAT16) {
@@ -33,15 +48,41 @@ struct Output {
       static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
     }
   }
-  // Stores four results of a thread's fragment: tokens m and m + 1, rows n and n + 8. of_rows: the bias of the two rows.
+  // Stores four results of a thread's fragment: tokens m and m + 1, m even, rows n and n + 8. of_rows: the bias of the two rows. All lanes of a warp
+  // call it.
   __device__ void store_fragment(int m, int n, const float* sums, const float (&of_rows)[2]) const {
+    const float2 scales = scales_of(m);
+    if (pairs) return store_pairs(m, n, sums, scales, of_rows);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), bias ? sums[i] + of_rows[i / 2] : sums[i]);
+    for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), sums[i], i % 2 ? scales.y : scales.x, of_rows[i / 2]);
+  }
+
+private:
+  // Lanes exchange their results, so that each has two rows of one token.
+  __device__ void store_pairs(int m, int n, const float* sums, float2 scales, const float (&of_rows)[2]) const {
+    const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4, token = m - 2 * t + g, row = n - g + 2 * t;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float first = value_of(sums[2 * half], scales.x, of_rows[half]), second = value_of(sums[2 * half + 1], scales.y, of_rows[half]);
+      uint32_t word;
+      if (dtype == SCALED_MM_DTYPE_FLOAT16) {
+        const __half2 two = __floats2half2_rn(first, second);
+        word = reinterpret_cast<const uint32_t&>(two);
+      } else {
+        const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
+        word = reinterpret_cast<const uint32_t&>(two);
+      }
+      word = transposed(word);
+      if (token < M && row + 8 * half < N) *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out) + token * stride_m + row + 8 * half) = word;
+    }
   }
 };
 
-inline Output output_of(const GemmLaunch& l) {
-  return {l.out, l.out_stride_m, l.out_stride_n, l.bias, l.bias_stride, l.blocks->out_dtype, l.bias_dtype, int32_t(l.M), int32_t(l.N)};
+inline Output output_of(const GemmLaunch& l, const float* token_scales) {
+  const bool pairs = l.blocks->out_dtype != SCALED_MM_DTYPE_FLOAT32 && l.out_stride_n == 1 && l.N % 2 == 0 && (l.M == 1 || l.out_stride_m % 2 == 0) &&
+                     reinterpret_cast<uintptr_t>(l.out) % 4 == 0;
+  return {l.out,        l.out_stride_m, l.out_stride_n, l.bias,       l.bias_stride, l.blocks->out_dtype,
+          l.bias_dtype, int32_t(l.M),   int32_t(l.N),   token_scales, pairs};
 }
 
 // Scales a block's sums p and adds them to `sums`: four results of a thread's fragment, rows g and g + 8, tokens 2 t and 2 t + 1. d: the scales of

@@ -44,6 +44,7 @@ enum class Factors {
   kScaled, // (factor, addend)
   kFloats, // (factor, addend); levels are Centred
   kSums,   // the addend as two TF32 numbers (high, low), in the order of mma_m16n8k8_tf32's operand; the factor is 1; levels are Centred
+  kRounded // nothing: weights are rounded to 16 bits (rounded.cuh)
 };
 
 // tf32: the kernel multiplies minima by sums on tensor cores.

@@ -14,6 +14,7 @@
 #include <cstring>
 
 #include "gguf/output.cuh"
+#include "gguf/round_rows.cuh"
 #include "gguf/shares.cuh"
 #include "gguf/stage.cuh"
 #include "gguf/wgmma_kernel.cuh"
@@ -28,29 +29,46 @@ inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled")
 template <class F, int kTokens, int kRows, int kSplit, int kStages>
 struct Wgmma {
   static_assert((kRows == 64 || kRows == 128) && kSplit >= 1 && kSplit <= 16, "the rules of the table");
-  // A kernel config of 256 tokens also contains a kernel with tiles of 128 tokens. That one has registers for factors and, for formats with
-  // minima, for dealing tiles.
-  static constexpr bool kFewer = kTokens > 128;
-  using Fewer = Wgmma<F, kFewer ? 128 : kTokens, kRows, kSplit, kFewer ? kStages + 1 : kStages>;
+  // Tiles of other numbers of tokens are only for weights that are rounded.
+  static constexpr bool kExact = (kTokens & (kTokens - 1)) == 0;
+  // A kernel config of more than 128 tokens also contains a kernel with tiles of 128 tokens. That one has registers for factors and, for formats with
+  // minima, for dealing tiles. One that is not exact contains a kernel that is.
+  static constexpr bool kFewer = kTokens > 128 || !kExact;
+  static constexpr int kTokensOfFewer = kTokens > 128 ? 128 : kExact ? kTokens : 64;
+  using Fewer = Wgmma<F, kTokensOfFewer, kRows, kSplit, (kTokens > 128) ? kStages + 1 : kStages>;
   using Shape = WgmmaShape<F, kTokens, kRows, kStages>;
-  static constexpr int kSharedMemory = int(sizeof(typename Shape::Storage));
-  static_assert(kSharedMemory <= 227 * 1024, "the shared memory of SM90");
+  using RoundedShape = WgmmaShape<F, kTokens, kRows, kStages, true>;
+  template <class S>
+  static constexpr int kMemoryOf = int(sizeof(typename S::Storage));
+  static constexpr int kSharedMemory = kMemoryOf<std::conditional_t<kExact, Shape, RoundedShape>>;
+  static_assert(kSharedMemory <= 227 * 1024 && kMemoryOf<RoundedShape> <= 227 * 1024, "the shared memory of SM90");
   static constexpr Factors kOfFloats = factors_of<F>(Values::kHalf, true);
 
   template <class T, Factors kFactors>
   static DeviceKernel& device_kernel() {
-    static DeviceKernel one(&wgmma_kernel<F, T, Shape, kFactors>);
+    static DeviceKernel one(&wgmma_kernel<F, T, std::conditional_t<kFactors == Factors::kRounded, RoundedShape, Shape>, kFactors>);
     return one;
   }
 
+  // Whether the weight's values are rounded. Few tokens gain nothing: the memory sets their time.
+  static bool rounds(const BlockOperands& o) { return Shape::kWide && o.round && o.packed; }
+
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     if (scaledMMStatus_t status = Fewer::prepare_scaled(device, message, size)) return status;
-    if constexpr (!Shape::kDeals) {
+    if constexpr (!Shape::kDeals || !kExact) {
       if (scaledMMStatus_t status = Fewer::prepare(device, message, size)) return status;
     }
     if (scaledMMStatus_t status = prepare_kernel(add_shares_kernel(), 0, device, message, size)) return status;
-    if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, kOfFloats>(), kSharedMemory, device, message, size)) return status;
-    return prepare_kernel(device_kernel<__nv_bfloat16, kOfFloats>(), kSharedMemory, device, message, size);
+    if constexpr (Shape::kWide) {
+      for (DeviceKernel* one : {&device_kernel<__half, Factors::kRounded>(), &device_kernel<__nv_bfloat16, Factors::kRounded>()}) {
+        if (scaledMMStatus_t status = prepare_kernel(*one, kMemoryOf<RoundedShape>, device, message, size)) return status;
+      }
+    }
+    if constexpr (kExact) {
+      if (scaledMMStatus_t status = prepare_kernel(device_kernel<__half, kOfFloats>(), kSharedMemory, device, message, size)) return status;
+      return prepare_kernel(device_kernel<__nv_bfloat16, kOfFloats>(), kSharedMemory, device, message, size);
+    }
+    return SCALED_MM_STATUS_SUCCESS;
   }
 
   static scaledMMStatus_t prepare_scaled(int32_t device, char* message, size_t size) {
@@ -59,41 +77,66 @@ struct Wgmma {
 
   static int64_t tiles(int64_t M, int64_t N) { return tiles_of(M, kTokens) * tiles_of(N, kRows); }
 
+  template <class S>
   static Shares shares_of(int64_t M, int64_t N, int64_t K, int32_t multiprocessors) {
-    const int64_t slots = Shape::kDeals ? int64_t(multiprocessors) * Shape::kAtOnce : 0;
+    const int64_t slots = S::kDeals ? int64_t(multiprocessors) * S::kAtOnce : 0;
     return share_tiles(tiles(M, N), tiles_of(K, kTileK), slots, kSplit, kTokens);
   }
 
-  // Whether Fewer computes a product: if activations are quantized, or if tiles are not dealt and over a twentieth of the SMs would be idle.
+  // Whether Fewer computes a product: if weights are not rounded but this config's are, if activations are quantized, or if tiles are not dealt and
+  // over a twentieth of the SMs would be idle.
   static bool is_for_fewer(int64_t M, int64_t N, const BlockOperands& o, int32_t multiprocessors) {
-    if (!kFewer || values_of(o, true) == Values::kQuantized) return kFewer;
+    if (!kFewer || rounds(o)) return false;
+    if (!kExact || values_of(o, true) == Values::kQuantized) return true;
     return !Shape::kDeals && multiprocessors > 0 && 20 * tiles(M, N) < 19 * tiles_of(tiles(M, N), multiprocessors) * multiprocessors;
   }
 
   static int64_t workspace_size(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int32_t multiprocessors) {
-    if (is_for_fewer(M, N, o, multiprocessors)) return Fewer::workspace_size(M, N, K, o, multiprocessors);
-    const Shares shares = shares_of(M, N, K, multiprocessors);
+    return with_rounded_rows(M, K, o, [&](const BlockOperands& o) { return bytes_of(M, N, K, o, multiprocessors); });
+  }
+
+  static int64_t bytes_of(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int32_t multiprocessors) {
+    if (is_for_fewer(M, N, o, multiprocessors)) return Fewer::bytes_of(M, N, K, o, multiprocessors);
+    const Shares shares = rounds(o) ? shares_of<RoundedShape>(M, N, K, multiprocessors) : shares_of<Shape>(M, N, K, multiprocessors);
     const int64_t parts = shares.blocks ? shares.blocks + shares.tiles - 1 : 0;
     return stage_layout<F>(M, N, K, o, kTokens, true).end + parts * (kTokens * kRows * int64_t(sizeof(float)));
   }
 
   static scaledMMStatus_t launch(const GemmLaunch& l, char* message, size_t size) {
-    if (values_of(*l.blocks, true) == Values::kQuantized) return Fewer::run_scaled(l, message, size);
-    if constexpr (!Shape::kDeals) {
-      if (is_for_fewer(l.M, l.N, *l.blocks, l.multiprocessors)) return Fewer::launch(l, message, size);
+    return launch_with_rounded_rows(
+        l, true, [&](const BlockOperands& o) { return bytes_of(l.M, l.N, l.K, o, l.multiprocessors); },
+        [&](const GemmLaunch& l, const float* token_scales) { return launch_floats(l, token_scales, message, size); }, message, size);
+  }
+
+  // Activations that are not rounded from float32 any more.
+  static scaledMMStatus_t launch_floats(const GemmLaunch& l, const float* token_scales, char* message, size_t size) {
+    if constexpr (Shape::kWide) {
+      if (rounds(*l.blocks)) {
+        return run<RoundedShape>(l, token_scales, message, size, [](Values form) -> DeviceKernel& {
+          return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, Factors::kRounded>() : device_kernel<__half, Factors::kRounded>();
+        });
+      }
     }
-    return run(l, message, size, [](Values form) -> DeviceKernel& {
-      return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, kOfFloats>() : device_kernel<__half, kOfFloats>();
-    });
+    if constexpr (!kExact) {
+      return Fewer::launch_floats(l, token_scales, message, size);
+    } else {
+      if (values_of(*l.blocks, true) == Values::kQuantized) return Fewer::run_scaled(l, message, size);
+      if constexpr (!Shape::kDeals) {
+        if (is_for_fewer(l.M, l.N, *l.blocks, l.multiprocessors)) return Fewer::launch_floats(l, token_scales, message, size);
+      }
+      return run<Shape>(l, token_scales, message, size, [](Values form) -> DeviceKernel& {
+        return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, kOfFloats>() : device_kernel<__half, kOfFloats>();
+      });
+    }
   }
 
   static scaledMMStatus_t run_scaled(const GemmLaunch& l, char* message, size_t size) {
-    return run(l, message, size, [](Values) -> DeviceKernel& { return device_kernel<__half, Factors::kScaled>(); });
+    return run<Shape>(l, nullptr, message, size, [](Values) -> DeviceKernel& { return device_kernel<__half, Factors::kScaled>(); });
   }
 
-  // kernel_of(form): the kernel for activations in that form.
-  template <class KernelOf>
-  static scaledMMStatus_t run(const GemmLaunch& l, char* message, size_t size, KernelOf&& kernel_of) {
+  // kernel_of(form): the kernel for activations in that form, with tiles of S.
+  template <class S, class KernelOf>
+  static scaledMMStatus_t run(const GemmLaunch& l, const float* token_scales, char* message, size_t size, KernelOf&& kernel_of) {
     const int64_t tiles_m = tiles_of(l.M, kTokens), tiles_n = tiles_of(l.N, kRows);
     if (tiles_n > INT_MAX / tiles_m) {
       snprintf(message, size, "out: expected at most %d tiles of %d tokens and %d rows for this kernel, got %lld tokens and %lld rows", INT_MAX,
@@ -101,14 +144,15 @@ struct Wgmma {
       return SCALED_MM_STATUS_BAD_TENSOR_SHAPE;
     }
     Staged staged;
-    if (scaledMMStatus_t status = stage<F>(l, {kTokens, false, true, true}, &staged, message, size)) return status;
+    constexpr bool kFactors = !std::is_same_v<S, RoundedShape> || !S::kWide;
+    if (scaledMMStatus_t status = stage<F>(l, {kTokens, false, true, true, kFactors}, &staged, message, size)) return status;
     WgmmaParams p;
     memset(&p, 0, sizeof(p));
     p.tiles = staged.tiles;
     p.factors = staged.factors;
-    p.output = output_of(l);
+    p.output = output_of(l, token_scales);
     p.output_tiles = OutputTiles::of(tiles_n, tiles_m);
-    p.shares = shares_of(l.M, l.N, l.K, l.multiprocessors);
+    p.shares = shares_of<S>(l.M, l.N, l.K, l.multiprocessors);
     p.shares.sums = reinterpret_cast<float4*>(static_cast<uint8_t*>(l.workspace) + stage_layout<F>(l.M, l.N, l.K, *l.blocks, kTokens, true).end);
     p.early_weights = l.constant_b && l.blocks->packed;
     const bool bfloat16 = staged.form == Values::kBfloat16;
@@ -118,7 +162,7 @@ struct Wgmma {
       if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
       if (cudaError_t error = driver_encode_tiled.find(&encode)) return cuda_failure(error, "looking up cuTensorMapEncodeTiled", message, size);
       const cuuint64_t sizes[2] = {cuuint64_t(l.K), cuuint64_t(l.M)}, strides[1] = {cuuint64_t(staged.stride) * 2};
-      const cuuint32_t box[2] = {64, kTokens}, one[2] = {1, 1};
+      const cuuint32_t box[2] = {64, S::kBoxTokens}, one[2] = {1, 1};
       const CUresult result = encode(&p.values, bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
                                      const_cast<void*>(staged.values), sizes, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                                      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -126,8 +170,8 @@ struct Wgmma {
     }
     LaunchShape shape;
     shape.grid = dim3(unsigned(p.shares.thread_blocks));
-    shape.block = dim3(Shape::kThreads);
-    shape.shared_memory = kSharedMemory;
+    shape.block = dim3(S::kThreads);
+    shape.shared_memory = kMemoryOf<S>;
     shape.dependent = true;
     void* params[] = {&p};
     if (scaledMMStatus_t status = launch_kernel(kernel_of(staged.form), shape, params, l, message, size)) return status;

@@ -3,6 +3,7 @@
 
 #include "gguf/wgmma_loads.cuh"
 #include "gguf/wgmma_narrow.cuh"
+#include "gguf/wgmma_rounded.cuh"
 #include "gguf/wgmma_wide.cuh"
 #include "cutlass/arch/reg_reconfig.h"
 
@@ -76,7 +77,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       const int left = is_whole(work) ? tiles_k : load_shared(&s.share[work].count);
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i / 4][i % 4] = 0.0f;
-      if constexpr (S::kWide) {
+      if constexpr (kFactors == Factors::kRounded) {
+        if (left > 0) multiply_rounded<F, T, S>(s, left, tiles, values, sums);
+      } else if constexpr (S::kWide) {
         multiply_wide<F, T, S, kFactors>(s, left, tiles, values, sums);
       } else {
         multiply_narrow<F, T, S, kFactors>(s, left, tiles, values, sums);

@@ -29,7 +29,7 @@ __device__ inline uint64_t descriptor_of(const void* rows) {
 }
 
 struct WgmmaParams {
-  CUtensorMap values; // [M, K], boxes of kTokens x 64
+  CUtensorMap values; // [M, K], boxes of kBoxTokens x 64
   const uint8_t* tiles;
   const float2* factors;
   Output output;
@@ -38,13 +38,15 @@ struct WgmmaParams {
   bool early_weights;
 };
 
-// Tile sizes and shared memory. A box of the tensor map is kTokens x 64 k of activations; a stage holds kBoxes boxes.
-template <class F, int kTokens_, int kRows_, int kStages_>
+// Tile sizes and shared memory. A stage holds kBoxes times kTokens x 64 k of activations. kRounded: for Factors::kRounded.
+template <class F, int kTokens_, int kRows_, int kStages_, bool kRounded = false>
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
   static constexpr bool kWide = kTokens >= 32; // multiplies by wgmma, else by mma.sync
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
   static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes; // kPerTile: stages of activations for each tile of the weight
+  // A box of the tensor map is kBoxTokens x 64 k. Boxes past the last token are not loaded: rows of zeros take longer than rows of memory.
+  static constexpr int kBoxTokens = kTokens >= 128 && kTokens % 64 == 0 ? 64 : kTokens < 32 ? kTokens : 32;
   // Two warpgroups of 64 rows and many tokens: registers move from the producer to the consumers, which takes a whole producer warpgroup.
   static constexpr bool kReconfigure = kWide && kGroups == 2;
   static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
@@ -55,13 +57,15 @@ struct WgmmaShape {
   template <Factors kFactors>
   static constexpr int kValueArrivals = kWide && kFactors != Factors::kScaled ? 1 : kArrivals;
 
+  static constexpr int kLoaded = kRounded ? F::kTileBytes : F::kBandsBytes; // of a tile
+
   template <int kValueStages>
   struct alignas(1024) StorageOf {
     uint8_t values[kValueStages][kBoxes][kTokens * 128];
-    alignas(128) uint8_t tiles[kStages][kGroups][F::kTileBytes];
+    alignas(128) uint8_t tiles[kStages][kGroups][kLoaded];
     union {
-      alignas(128) float2 factors[kValueStages][kBoxes * 2][kTokens];                          // Factors::kScaled
-      alignas(128) uint4 sums_of_values[F::kMinimum ? kStages : 1][kTokens * kTileBlocks / 2]; // Factors::kSums
+      alignas(128) float2 factors[kRounded ? 1 : kValueStages][kBoxes * 2][kRounded ? 1 : kTokens];                        // Factors::kScaled
+      alignas(128) uint4 sums_of_values[F::kMinimum && !kRounded ? kStages : 1][kRounded ? 1 : kTokens * kTileBlocks / 2]; // Factors::kSums
     };
     FullBarrier tiles_full[kStages], values_full[kValueStages];
     EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
@@ -70,7 +74,8 @@ struct WgmmaShape {
   template <class Storage>
   static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024); // thread blocks per SM; each reserves 1 KiB for the system
   // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
-  static constexpr bool kPair = (kTokens == 32 || (kTokens == 64 && !F::kMinimum)) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
+  static constexpr bool kPair =
+      (kTokens == 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
   static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
   using Storage = StorageOf<kValueStages>;
   // Thread blocks per SM: as many as hide each other's latency, at most as many as shared memory holds.
@@ -78,7 +83,7 @@ struct WgmmaShape {
   static constexpr int kFit = kFitOf<Storage>;
   static constexpr int kResident = kWanted < kFit ? kWanted : kFit > 1 ? kFit : 1;
   // Whether a thread block may have several tiles, or parts of them. 256 tokens with minima leave no registers for the bookkeeping.
-  static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum;
+  static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum || kRounded;
   // Thread blocks per SM that work is dealt to: more than two bring nothing.
   static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
   // Registers per thread after reconfiguration: of producer warps, of consumer warps.

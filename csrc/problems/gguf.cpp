@@ -40,7 +40,10 @@ public:
   }
 
   void settle(const Table& table) override {
-    if (mode_ == SCALED_MM_GGUF_AUTO) set_mode(table.find_mode(info.M));
+    if (mode_ != SCALED_MM_GGUF_AUTO) return;
+    const int32_t mode = table.find_mode(info.M);
+    const bool keeps = mode == SCALED_MM_GGUF_W16A16 && (blocks_.out_dtype == SCALED_MM_DTYPE_FLOAT32 || !blocks_.packed);
+    set_mode(keeps ? int32_t(SCALED_MM_GGUF_W4A16) : mode);
   }
 
   BucketKey bucket() const override { return {info.M, info.N, info.K, mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_Q8_1 : 0}; }
@@ -58,7 +61,7 @@ public:
     return SCALED_MM_STATUS_SUCCESS;
   }
 
-  const char* mode() const override { return mode_ == SCALED_MM_GGUF_W4A8 ? "w4a8 " : "w4a16 "; }
+  const char* mode() const override { return mode_ == SCALED_MM_GGUF_W4A8 ? "w4a8 " : mode_ == SCALED_MM_GGUF_W4A16 ? "w4a16 " : "w16a16 "; }
 
 private:
   scaledMMStatus_t check_weight(const scaledMMTensorDesc_t* t);
@@ -71,6 +74,7 @@ private:
   void set_mode(int32_t mode) {
     mode_ = mode;
     blocks_.quantize = mode == SCALED_MM_GGUF_W4A8 && blocks_.activation != SCALED_MM_DTYPE_Q8_1;
+    blocks_.round = mode == SCALED_MM_GGUF_W16A16;
   }
 
   int32_t mode_ = SCALED_MM_GGUF_AUTO; // scaledMMGgufMode_t
@@ -147,15 +151,23 @@ scaledMMStatus_t Gguf::check_bias(const scaledMMTensorDesc_t* t) {
 }
 
 scaledMMStatus_t Gguf::check_mode(int32_t mode) {
-  if (mode != SCALED_MM_GGUF_AUTO && mode != SCALED_MM_GGUF_W4A8 && mode != SCALED_MM_GGUF_W4A16) {
+  if (mode < SCALED_MM_GGUF_AUTO || mode > SCALED_MM_GGUF_W16A16) {
     return fail(SCALED_MM_STATUS_BAD_PARAM, "mode: expected a scaledMMGgufMode_t, got %d", int(mode));
   }
   const int32_t dtype = blocks_.activation;
-  const bool only_w4a8 = dtype == SCALED_MM_DTYPE_Q8_1 || dtype == SCALED_MM_DTYPE_FLOAT32;
-  if (only_w4a8 && mode == SCALED_MM_GGUF_W4A16) {
-    return fail(SCALED_MM_STATUS_BAD_PARAM, "mode: expected auto or w4a8 with %s activations, got w4a16", dtype_name(dtype));
+  if (dtype == SCALED_MM_DTYPE_Q8_1) {
+    if (mode > SCALED_MM_GGUF_W4A8) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "mode: expected auto or w4a8 with %s activations, got %s", dtype_name(dtype),
+                  mode == SCALED_MM_GGUF_W4A16 ? "w4a16" : "w16a16");
+    }
+    mode = SCALED_MM_GGUF_W4A8;
+  } else if (dtype == SCALED_MM_DTYPE_FLOAT32) {
+    if (mode == SCALED_MM_GGUF_W4A16) {
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "mode: expected auto, w4a8 or w16a16 with %s activations, got w4a16", dtype_name(dtype));
+    }
+    if (mode == SCALED_MM_GGUF_AUTO) mode = SCALED_MM_GGUF_W16A16;
   }
-  set_mode(only_w4a8 ? int32_t(SCALED_MM_GGUF_W4A8) : mode);
+  set_mode(mode);
   return SCALED_MM_STATUS_SUCCESS;
 }
 

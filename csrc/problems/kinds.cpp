@@ -7,7 +7,7 @@ namespace scaled_mm {
 
 const ProblemKind* const kProblemKinds[] = {&kGemm,        &kGrouped,           &kBlockScaled, &kGguf,      &kGroupedBlockScaled, &kRowwiseQuantize,
                                             &kRowwiseNorm, &kRowwiseActivation, &kRope,        &kInt8Block, &kGgufQuantize,       &kMoeSort,
-                                            &kMoeQuantize, &kMoeCombine};
+                                            &kMoeQuantize, &kMoeCombine,        &kTopkSoftmax};
 const int32_t kNumProblemKinds = std::size(kProblemKinds);
 static_assert(std::size(kProblemKinds) <= kMaxKinds, "raise kMaxKinds");
 

@@ -6,6 +6,6 @@
 namespace scaled_mm {
 
 extern const ProblemKind kGemm, kGrouped, kBlockScaled, kGguf, kGroupedBlockScaled, kRowwiseQuantize, kRowwiseNorm, kRowwiseActivation;
-extern const ProblemKind kRope, kInt8Block, kGgufQuantize, kMoeSort, kMoeQuantize, kMoeCombine;
+extern const ProblemKind kRope, kInt8Block, kGgufQuantize, kMoeSort, kMoeQuantize, kMoeCombine, kTopkSoftmax;
 
 } // namespace scaled_mm

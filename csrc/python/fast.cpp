@@ -203,7 +203,8 @@ PyObject* rowwise(PyObject*, PyObject* const* args, Py_ssize_t count) {
                                 {B, X},
                                 {N, X, N, N, X},
                                 {X, X, X, X},
-                                {X, X, X, X}};
+                                {X, X, X, X},
+                                {X, X, X}};
   constexpr Fold kWeightFolds[9] = {H, H, H, N};
   auto handle = static_cast<scaledMMHandle_t>(PyLong_AsVoidPtr(args[0]));
   const int32_t product = int32_t(PyLong_AsLong(args[1])), function = int32_t(PyLong_AsLong(args[2]));
@@ -211,7 +212,7 @@ PyObject* rowwise(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const double epsilon = PyFloat_AsDouble(args[4]);
   const int32_t device = int32_t(PyLong_AsLong(args[5]));
   if (PyErr_Occurred()) return nullptr;
-  if (product < SCALED_MM_ROWWISE_QUANTIZE || product > SCALED_MM_MOE_COMBINE || PyTuple_Size(args[6]) > 9) return not_mine();
+  if (product < SCALED_MM_ROWWISE_QUANTIZE || product > SCALED_MM_TOPK_SOFTMAX || PyTuple_Size(args[6]) > 9) return not_mine();
   const bool of_weight = product == SCALED_MM_INT8_BLOCK_QUANTIZE && (function & SCALED_MM_INT8_BLOCK_WEIGHT) != 0;
   Operands o;
   const Answer answer = read_operands(product, args[6], device, &o, of_weight ? kWeightFolds : kFolds[product - SCALED_MM_ROWWISE_QUANTIZE]);

@@ -9,7 +9,7 @@ using namespace scaled_mm_torch;
 
 namespace {
 
-constexpr int64_t kBlock = 32, kTileRows = 64, kTileBlocks = 8;
+constexpr int64_t kBlock = 32, kTileRows = 64, kTileBlocks = 8, kPowerBytes = 2 * kTileRows; // of a tile (gguf/formats.cuh)
 
 // How a weight's bytes are to be read.
 struct Weight {
@@ -71,9 +71,9 @@ Argument weight_argument(const Tensor& tensor, const Weight& weight, int32_t dev
   const int64_t blocks = weight.k / kBlock;
   Argument given;
   if (weight.packed) {
-    given = bytes_argument(
-        "weight", tensor, device,
-        {ceil_div(weight.rows, kTileRows), ceil_div(blocks, kTileBlocks), kTileRows * kTileBlocks * scaledMMGetBlockBytes(weight.format)});
+    given = bytes_argument("weight", tensor, device,
+                           {ceil_div(weight.rows, kTileRows), ceil_div(blocks, kTileBlocks),
+                            kTileRows * kTileBlocks * scaledMMGetBlockBytes(weight.format) + kPowerBytes});
     check_contiguous("weight", tensor);
     given.desc.dtype = weight.format;
     given.desc.ndim = 2;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from scaled_mm.cli import common
 
@@ -20,7 +21,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="hidden states with the same bits on every device (reproducible_), so nearly always the same text: a fused, dense W8A8 model; slower",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document: text, tokens per second, and whether the model was fused")
+    parser.add_argument(
+        "--packed",
+        action="store_true",
+        help="of a GGUF file: multiply with its own blocks (from_gguf) instead of dequantized weights; a fraction of the memory",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON document: text, tokens per second, whether the model was fused, and the number of packed layers",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,13 +41,20 @@ def run(args: argparse.Namespace) -> int:
 
     from scaled_mm.errors import BadParamError
     from scaled_mm.models.fuse import fuse_
+    from scaled_mm.models.gguf import from_gguf
     from scaled_mm.models.reproducible import reproducible_
     from scaled_mm.models.source import load_model, load_tokenizer
-    from scaled_mm.nn import Int8Linear
+    from scaled_mm.nn import BlockLinear, Int8Linear
 
     device = common.device_of(args.device)
+    if args.packed and not Path(args.model).is_file():
+        raise BadParamError(f"--packed: expected a GGUF file as MODEL, got {args.model}")
     tokenizer = load_tokenizer(args.model)
-    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype), device=device)
+    dtype = args.dtype and getattr(torch, args.dtype)
+    if args.packed:
+        model = from_gguf(args.model, dtype=dtype, device=device, report=lambda report: common.say(str(report)), progress=not args.json)
+    else:
+        model = load_model(args.model, dtype=dtype, device=device)
     fused = False
     if any(isinstance(module, Int8Linear) for module in model.modules()):
         try:
@@ -63,7 +80,9 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - start
     text = tokenizer.decode(ids, skip_special_tokens=True)
     if args.json:
-        common.print_json({"text": text, "tokens": len(ids), "tokens_per_second": len(ids) / seconds, "fused": fused}, indent=1)
+        packed = sum(isinstance(module, BlockLinear) for module in model.modules())
+        document = {"text": text, "tokens": len(ids), "tokens_per_second": len(ids) / seconds, "fused": fused, "packed": packed}
+        common.print_json(document, indent=1)
     else:
         common.console(markup=False).print(text, highlight=False)
         common.say(f"{len(ids)} tokens, {len(ids) / seconds:.1f} tokens/s")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtypeError, BadTensorShapeError, DeviceNotSupportedError
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # types of tensors that are not wrappers of others
 
@@ -35,6 +35,15 @@ def device(name: object) -> torch.device:
         return torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise BadParamError(f"device: expected a device such as cuda:0 or cpu, got {name!r}") from error
+
+
+def usable_device(wanted: torch.device) -> torch.device:
+    """The device, with an index; DeviceNotSupportedError if this torch or this machine does not have it."""
+    try:
+        return torch.empty(0, device=wanted).device
+    except (AssertionError, RuntimeError) as error:  # torch raises an AssertionError if it was built without CUDA
+        reason = str(error).partition("\n")[0]
+        raise DeviceNotSupportedError(f"device: expected one that torch {torch.__version__} can use here, got {wanted}: {reason}") from error
 
 
 def check_out(out: torch.Tensor, name: str = "out") -> None:

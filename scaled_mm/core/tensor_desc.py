@@ -11,7 +11,7 @@ import torch
 
 from scaled_mm.core import binding, checks
 from scaled_mm.errors import BadParamError
-from scaled_mm.gguf_formats import BLOCK, FORMATS, TILE_BLOCKS, TILE_ROWS, spelling_hint
+from scaled_mm.gguf_formats import BLOCK, FORMATS, TILE_BLOCKS, TILE_ROWS, name_hint
 
 
 def _alignment_of(address: int) -> int:
@@ -43,7 +43,7 @@ class TensorDesc:
         blocks = isinstance(self.dtype, str) and self.dtype in FORMATS
         if not blocks and not isinstance(self.dtype, torch.dtype):
             known = ", ".join(FORMATS)
-            raise BadParamError(f"dtype: expected a torch.dtype or a GGUF format ({known}), got {self.dtype!r}{spelling_hint(self.dtype)}")
+            raise BadParamError(f"dtype: expected a torch.dtype or a GGUF format ({known}), got {self.dtype!r}{name_hint(self.dtype)}")
         if blocks and len(self.shape) != 2:
             raise BadParamError(f"shape: expected [rows, K] of a tensor of {self.dtype} blocks, got {list(self.shape)}")
         if self.packed and not blocks:

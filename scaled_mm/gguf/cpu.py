@@ -24,10 +24,10 @@ def activation_of(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _operands(activation: torch.Tensor, mode: str) -> tuple[torch.Tensor, ...]:
-    """The arguments after the description for `product.multiply`. auto: float16 and bfloat16 are not quantized: as fast, and more accurate."""
+    """The arguments after the description for `product.multiply`. Only w4a8 quantizes floats. w16a16 rounds nothing here."""
     if activation.dtype is torch.uint8:
         return activation_of(activation)
-    if activation.shape[1] and (mode == "w4a8" or (mode == "auto" and activation.dtype not in FLOAT_ACTIVATIONS)):
+    if activation.shape[1] and mode == "w4a8":
         return activation_of(quantize_block(activation, "q8_1"))
     return (activation.to(torch.float32, memory_format=torch.contiguous_format),)
 

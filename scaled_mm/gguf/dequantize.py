@@ -1,12 +1,13 @@
-"""The dequantizer of every GGUF format."""
+"""The dequantizer of every GGUF format and K-quant."""
 
 from __future__ import annotations
 
 import torch
 
 from scaled_mm.errors import BadTensorDtypeError
-from scaled_mm.gguf import layout
-from scaled_mm.gguf_formats import BLOCK, BlockFormat, lookup
+from scaled_mm.gguf import k_quants, layout
+from scaled_mm.gguf_formats import BlockFormat, lookup_stored
+from scaled_mm.gguf_k_quants import KQuant
 from scaled_mm.rowwise.operators import operator
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -20,15 +21,20 @@ def dequantize_block(q: torch.Tensor, fmt: str, dtype: torch.dtype = torch.float
 
     The format decides which (docs/design/gguf-formats.md). In float32: d * (q - zero) is exact; the addition of m and the cast to a
     narrower dtype each round once, to nearest even.
+    The super-blocks of a K-quant, uint8 [..., K/256, bytes of a super-block], are dequantized likewise:
+
+        (d * scale) * q - dmin * m   as q4_k and q5_k          (d * scale) * (q - 32)   as q6_k
+
+    All products are exact; the subtraction rounds once.
     CPU and CUDA give the bits of the `gguf` package (any NaN equals any NaN). An infinite d gives infinities, and NaN where its factor
     is 0; a NaN in d or m gives NaN. Does not synchronise.
 
     q: CPU or CUDA; the blocks of a row are contiguous, other strides are free.
-    fmt: the name of a format, as `quantize_block` takes it. dtype: float32, float16 or bfloat16.
+    fmt: the name of a format, as `quantize_block` takes it, or "q4_k" (144 bytes), "q5_k" (176) or "q6_k" (210). dtype: float32, float16 or bfloat16.
     Source: ggml-quants.c of llama.cpp (`dequantize_row_*`).
     Raises BadParamError (fmt, a q that is no tensor), BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError.
     """
-    description = lookup(fmt)
+    description = lookup_stored(fmt)
     layout.check_blocks("q", q, description)
     _check_dtype(dtype)
     run = _operator if torch.compiler.is_compiling() else _dequantize
@@ -41,25 +47,27 @@ def _check_dtype(dtype: torch.dtype) -> None:
 
 
 def _check(q: torch.Tensor, fmt: str, dtype: torch.dtype) -> None:
-    layout.check_shape("q", q, lookup(fmt))  # not the strides: a compiled graph may choose them
+    layout.check_shape("q", q, lookup_stored(fmt))  # not the strides: a compiled graph may choose them
     _check_dtype(dtype)
 
 
 def _dequantize(q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tensor:
-    description = lookup(fmt)
+    description = lookup_stored(fmt)
+    decode = k_quants.values if isinstance(description, KQuant) else _values
     out = _empty(q, fmt, dtype)
-    blocks, target = q.reshape(-1, description.block_bytes), out.view(-1, BLOCK)
-    for chunk in layout.chunks(blocks):
-        target[chunk] = values(layout.take_apart(blocks[chunk], description), description)
+    blocks, target = q.reshape(-1, description.block_bytes), out.view(-1, description.block_values)
+    for chunk in layout.chunks(blocks, description.block_values):
+        target[chunk] = decode(blocks[chunk], description)
     return out
 
 
 def _empty(q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tensor:
-    return q.new_empty((*q.shape[:-2], q.shape[-2] * BLOCK), dtype=dtype)
+    return q.new_empty((*q.shape[:-2], q.shape[-2] * lookup_stored(fmt).block_values), dtype=dtype)
 
 
-def values(parts: layout.Parts, description: BlockFormat) -> torch.Tensor:
-    """float32 [..., K/32, 32]: the dequantized values."""
+def _values(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
+    """float32 [blocks, 32]: the values of uint8 [blocks, bytes of a block]."""
+    parts = layout.take_apart(q, description)
     levels = layout.unpack_levels(parts)
     if description.zero:
         levels = levels.sub_(description.zero).view(torch.int8)  # modulo 256, hence right as a signed byte

@@ -10,7 +10,7 @@ from scaled_mm.errors import BadParamError, BadTensorDeviceError, BadTensorDtype
 from scaled_mm.gguf import operators
 from scaled_mm.gguf.cpu import FLOAT_ACTIVATIONS
 from scaled_mm.gguf.pack import PackedBlockWeight, check_matrix
-from scaled_mm.gguf_formats import BLOCK
+from scaled_mm.gguf_formats import BLOCK, lookup
 
 
 def run(
@@ -49,7 +49,7 @@ def _check_weight(weight_q: object, fmt: str) -> tuple[int, int]:
         if weight_q.fmt != fmt:
             raise BadParamError(f"weight_q: expected a packed weight of {fmt}, got one of {weight_q.fmt}")
         return weight_q.rows, weight_q.k
-    check_matrix("weight_q", weight_q, fmt)
+    check_matrix("weight_q", weight_q, lookup(fmt))
     return weight_q.shape[0], weight_q.shape[1] * BLOCK
 
 
@@ -77,7 +77,7 @@ def gemm_with_q8_1(
     Raises a ScaledMMError subclass that names the argument, the expected value and the actual one. Source: ggml's `vec_dot_*_q8_1`.
     """
     shape = _check_weight(weight_q, fmt)
-    check_matrix("activation_q", activation_q, "q8_1")
+    check_matrix("activation_q", activation_q, lookup("q8_1"))
     _check_sizes(shape, activation_q.shape[0], activation_q.shape[1] * BLOCK, "activation_q", M, N, K)
     check_devices("weight_q", weight_q.device, activation_q=activation_q)
     return run(weight_q, fmt, activation_q, None, torch.float32, "w4a8", False)

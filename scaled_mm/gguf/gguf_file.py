@@ -15,16 +15,20 @@ from scaled_mm.errors import BadParamError, BadTensorDtypeError
 from scaled_mm.gguf.dequantize import dequantize_block
 from scaled_mm.gguf.gguf_header import check_header
 from scaled_mm.gguf.pack import PackedBlockWeight, pack_block_weight
-from scaled_mm.gguf_formats import BLOCK, FORMATS
+from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS
+from scaled_mm.gguf_k_quants import K_QUANTS
 
-# q8_1 is for activations. gguf's size of it, 40 bytes, is that of an older layout.
-_WEIGHTS = {name.upper(): name for name, description in FORMATS.items() if description.is_weight}
+# q8_1 and Q8_K are for activations. gguf's size of q8_1, 40 bytes, is that of an older layout.
+_WEIGHTS = {name.upper(): description for name, description in (WEIGHT_FORMATS | K_QUANTS).items()}
 _PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A quantized tensor of a file: q is uint8 [..., K/32, bytes of a block] in the GGUF format `fmt`."""
+    """A quantized tensor of a file: q is uint8 [..., K/32, bytes of a block] in the GGUF format `fmt`.
+
+    With a K-quant, fmt = "q4_k", "q5_k" or "q6_k", q is uint8 [..., K/256, bytes of a super-block].
+    """
 
     fmt: str
     q: torch.Tensor
@@ -32,14 +36,15 @@ class QuantizedTensor:
     @property
     def shape(self) -> torch.Size:
         """[..., K], the shape in values."""
-        return torch.Size((*self.q.shape[:-2], self.q.shape[-2] * BLOCK))
+        values = K_QUANTS[self.fmt].block_values if self.fmt in K_QUANTS else BLOCK
+        return torch.Size((*self.q.shape[:-2], self.q.shape[-2] * values))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The result of `dequantize_block`."""
         return dequantize_block(self.q, self.fmt, dtype)
 
     def pack(self) -> PackedBlockWeight:
-        """The result of `pack_block_weight`."""
+        """The result of `pack_block_weight`, which converts q4_k and q5_k and refuses q6_k."""
         return pack_block_weight(self.q, self.fmt)
 
 
@@ -64,7 +69,8 @@ def load_gguf(
 
     Raises ImportError without the `gguf` package; OSError (FileNotFoundError ...) if the file cannot be opened; BadParamError naming
     `path` if a check fails; BadParamError naming `names` if one of them is missing; BadTensorDtypeError for a tensor of a type other than
-    those of `pack_block_weight`, f32, f16, bf16, f64, i8, i16, i32 and i64, unless such tensors are skipped.
+    the weight formats of `quantize_block`, the K-quants q4_k, q5_k and q6_k, f32, f16, bf16, f64, i8, i16, i32 and i64, unless such tensors are
+    skipped.
     """
     try:
         from gguf import GGML_QUANT_SIZES, GGUFReader
@@ -133,6 +139,6 @@ def _tensor(tensor) -> QuantizedTensor | torch.Tensor:
     if kind in _PLAIN:
         data = torch.from_numpy(tensor.data)
         return data.view(torch.bfloat16) if kind == "BF16" else data
-    fmt = _WEIGHTS[kind]
+    description = _WEIGHTS[kind]
     data = torch.from_numpy(tensor.data)
-    return QuantizedTensor(fmt, data.unflatten(-1, (-1, FORMATS[fmt].block_bytes)))
+    return QuantizedTensor(description.name, data.unflatten(-1, (-1, description.block_bytes)))

@@ -10,6 +10,7 @@ import torch
 from scaled_mm.core.checks import check_strided
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError
 from scaled_mm.gguf_formats import BLOCK, BlockFormat
+from scaled_mm.gguf_k_quants import KQuant
 
 _HALF = BLOCK // 2
 _NAN = 0x7E00  # float16, quiet, positive
@@ -19,15 +20,18 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 20}
 _CHUNK_ELEMENTS_ELSEWHERE = 1 << 26
 
 
-def chunks(blocks: torch.Tensor) -> Iterator[slice]:
+def chunks(blocks: torch.Tensor, block_values: int = BLOCK) -> Iterator[slice]:
     """Slices of [blocks, ...] for conversion in chunks."""
-    size = _CHUNK_ELEMENTS.get(blocks.device.type, _CHUNK_ELEMENTS_ELSEWHERE) // BLOCK
+    size = max(_CHUNK_ELEMENTS.get(blocks.device.type, _CHUNK_ELEMENTS_ELSEWHERE) // block_values, 1)
     for start in range(0, blocks.shape[0], size):
         yield slice(start, start + size)
 
 
-def check_blocks(name: str, q: object, description: BlockFormat) -> None:
-    """Raises a typed error unless `q` is uint8 [..., K/32, bytes of a block], at least 2-d, with contiguous blocks in each row."""
+def check_blocks(name: str, q: object, description: BlockFormat | KQuant) -> None:
+    """Raises a typed error unless `q` is uint8 [..., K/32, bytes of a block], at least 2-d, with contiguous blocks in each row.
+
+    The same with K/256 for the super-blocks of a K-quant.
+    """
     check_shape(name, q, description)
     size = description.block_bytes
     if q.stride(-1) != 1 or (q.shape[-2] > 1 and q.stride(-2) != size):
@@ -35,7 +39,7 @@ def check_blocks(name: str, q: object, description: BlockFormat) -> None:
         raise BadTensorStridesError(f"{name}: expected {wanted}, got strides {list(q.stride())} of shape {list(q.shape)}")
 
 
-def check_shape(name: str, q: object, description: BlockFormat) -> None:
+def check_shape(name: str, q: object, description: BlockFormat | KQuant) -> None:
     """As `check_blocks`, for any strides."""
     check_no_quantized_tensor(name, q, "a tensor")
     check_strided(name, q)
@@ -45,7 +49,7 @@ def check_shape(name: str, q: object, description: BlockFormat) -> None:
     if q.dim() < 2 or q.shape[-1] != size:
         flat = q.dim() == 2 and q.shape[-1] > 0 and q.shape[-1] % size == 0  # rows of bytes, as in files and numpy arrays
         hint = f"; rows of bytes become blocks by .unflatten(-1, (-1, {size}))" if flat else ""
-        raise BadTensorShapeError(f"{name}: expected [..., K/32, {size}] for {description.name}, got {list(q.shape)}{hint}")
+        raise BadTensorShapeError(f"{name}: expected [..., K/{description.block_values}, {size}] for {description.name}, got {list(q.shape)}{hint}")
 
 
 def check_no_quantized_tensor(name: str, value: object, expected: str, advice: str = "give its .q, and its .fmt") -> None:
@@ -54,9 +58,9 @@ def check_no_quantized_tensor(name: str, value: object, expected: str, advice: s
         raise BadParamError(f"{name}: expected {expected}, got a {type(value).__name__}; {advice}")
 
 
-def quantizer_hint(dtype: torch.dtype, description: BlockFormat | None = None) -> str:
-    """A hint for the error message if a float tensor was given instead of blocks."""
-    if not dtype.is_floating_point:
+def quantizer_hint(dtype: torch.dtype, description: BlockFormat | KQuant | None = None) -> str:
+    """A hint for the error message if a float tensor was given instead of blocks. Nothing here quantizes to a K-quant."""
+    if not dtype.is_floating_point or isinstance(description, KQuant):
         return ""
     activations = description is not None and not description.is_weight
     return f"; sm.quantize_{description.name} makes them" if activations else "; sm.quantize_block makes blocks"

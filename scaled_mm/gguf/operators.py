@@ -116,9 +116,11 @@ def _check_rest(activation: torch.Tensor, bias: torch.Tensor | None, rows: int, 
         check_size(bias.shape[0] == rows, lambda: f"bias: expected [N] with N = {rows} as in weight [N, K], got {list(bias.shape)}")
     if not 0 <= mode < len(binding.GGUF_MODES):
         raise BadParamError(f"mode: expected a scaledMMGgufMode_t, got {mode}")
-    if mode == mode_code("w4a16") and activation.dtype not in cpu.FLOAT_ACTIVATIONS:
-        name = "q8_1" if activation.dtype is torch.uint8 else "float32"
-        raise BadParamError(f"mode: expected auto or w4a8 with {name} activations, got w4a16")
+    name = binding.GGUF_MODES[mode]
+    if activation.dtype is torch.uint8 and name not in ("auto", "w4a8"):
+        raise BadParamError(f"mode: expected auto or w4a8 with q8_1 activations, got {name}")
+    if activation.dtype is torch.float32 and name == "w4a16":
+        raise BadParamError("mode: expected auto, w4a8 or w16a16 with float32 activations, got w4a16")
 
 
 def out_shape(rows: int, activation: torch.Tensor, transposed_out: bool) -> tuple[int, int]:

@@ -8,9 +8,10 @@ import torch
 
 from scaled_mm.core import checks
 from scaled_mm.core.constant import is_written
-from scaled_mm.errors import BadParamError, BadTensorShapeError, DeviceNotSupportedError
-from scaled_mm.gguf import layout, tiles
-from scaled_mm.gguf_formats import BLOCK, lookup, lookup_weight
+from scaled_mm.errors import BadParamError, BadTensorShapeError
+from scaled_mm.gguf import k_quants, layout, tiles
+from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS, BlockFormat, lookup, lookup_stored, lookup_weight
+from scaled_mm.gguf_k_quants import KQuant
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,11 +75,7 @@ class PackedBlockWeight:
         DeviceNotSupportedError if this torch or this machine does not have the device.
         """
         wanted = checks.device(device)
-        try:
-            target = torch.empty(0, device=wanted).device  # with an index
-        except (AssertionError, RuntimeError) as error:  # torch raises an AssertionError if it was built without CUDA
-            reason = str(error).partition("\n")[0]
-            raise DeviceNotSupportedError(f"device: expected one that torch {torch.__version__} can use here, got {wanted}: {reason}") from error
+        target = checks.usable_device(wanted)
         if self.device.type == "meta" and target != self.device:
             raise BadParamError(f"device: expected meta, where this weight is, which has no data to copy, got {wanted}")
         return self if target == self.device else pack_block_weight(self.unpack().to(target), self.fmt)
@@ -103,13 +100,19 @@ def pack_block_weight(weight_q: torch.Tensor, fmt: str) -> PackedBlockWeight:
     """Packs a weight once for all its products: an exact copy of the same size. On CUDA padding adds up to 63 rows, and 7 blocks per row.
 
     weight_q: uint8 [N, K/32, bytes of a block], CPU or CUDA; the blocks of a row are contiguous.
-    fmt: the name of a format of `quantize_block`, except "q8_1", which is for activations.
+    fmt: the name of a format of `quantize_block`, except "q8_1", which is for activations; or "q4_k" or "q5_k", uint8 [N, K/256, 144 or 176],
+        which `convert_k_quant` first converts to q4_1 or q5_1: that is the format of the packed weight, and `unpack` returns its blocks.
+        "q6_k" is refused, because no format has its scales of 16 values; the error says what to do.
     On CUDA it waits for the current stream, so that products may read the weight early, as after `prepare_weight`. During graph capture,
     compilation and tracing it does not wait, and products do not read early.
     Raises BadParamError (invalid fmt, or weight_q is not a tensor), BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError.
     """
+    if isinstance(lookup_stored(fmt), KQuant):
+        source = k_quants.lookup(fmt, *WEIGHT_FORMATS)
+        check_matrix("weight_q", weight_q, source)
+        weight_q, fmt = k_quants.convert(weight_q, source.name), source.converted
     description = lookup_weight(fmt)
-    check_matrix("weight_q", weight_q, fmt)
+    check_matrix("weight_q", weight_q, description)
     rows, k = weight_q.shape[0], weight_q.shape[1] * BLOCK
     if weight_q.is_cuda:
         packed = PackedBlockWeight(fmt, rows, k, tiles.from_blocks(weight_q, description), None)
@@ -120,9 +123,9 @@ def pack_block_weight(weight_q: torch.Tensor, fmt: str) -> PackedBlockWeight:
     return PackedBlockWeight(fmt, rows, k, None, layout.Parts(*own))
 
 
-def check_matrix(name: str, q: object, fmt: str) -> None:
+def check_matrix(name: str, q: object, description: BlockFormat | KQuant) -> None:
     """As `layout.check_blocks`; also raises BadTensorShapeError unless q is a matrix of blocks."""
-    description = lookup(fmt)
     layout.check_blocks(name, q, description)
     if q.dim() != 3:
-        raise BadTensorShapeError(f"{name}: expected 3 dimensions [rows, K/32, {description.block_bytes}], got {list(q.shape)}")
+        expected = f"[rows, K/{description.block_values}, {description.block_bytes}]"
+        raise BadTensorShapeError(f"{name}: expected 3 dimensions {expected}, got {list(q.shape)}")

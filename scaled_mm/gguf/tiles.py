@@ -1,8 +1,8 @@
 """Packed weights on a GPU: tiles of 64 rows by 8 blocks. Each part is stored in the order in which threads read it.
 
-Tiles of a weight [N, K] are uint8 [ceil(N/64), ceil(K/256), 512 * bytes of a block]; rows and blocks past the end are zero bytes. A tile has four
-bands of 16 rows. The parts of a band follow one another: levels, fifth words of levels of five bits, d, m of formats with a minimum.
-docs/design/gguf-formats.md gives the position of every byte. No arithmetic.
+Tiles of a weight [N, K] are uint8 [ceil(N/64), ceil(K/256), 512 * bytes of a block + 128]; rows and blocks past the end are zero bytes. A tile has
+four bands of 16 rows, and then the powers of its rows. The parts of a band follow one another: levels, fifth words of levels of five bits, d, m of
+formats with a minimum. docs/design/gguf-formats.md gives the position of every byte. No arithmetic, but for powers.
 
 Axis names below: w is the warp, g the group of a thread, h the first or second of its two rows; row = 16 w + 8 h + g. t is the thread in its
 group. Block b = 2 p + e. Element of a block: 8 q + 2 t + o with q = 2 y + s; for 8-bit levels 16 u + 8 v + 2 t + o. Pair of five-bit levels:
@@ -33,15 +33,36 @@ def from_blocks(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
     m, blocks, _ = q.shape
     tiles = q.new_empty(shape(m, blocks, description))
     for part in _chunks(tiles):
-        _pack(q[part.start * TILE_ROWS : part.stop * TILE_ROWS], description, tiles[part])
+        rows = q[part.start * TILE_ROWS : part.stop * TILE_ROWS]
+        _pack(rows, description, tiles[part, :, : -2 * TILE_ROWS])
+        tiles[part, :, -2 * TILE_ROWS :] = _tiled_powers(powers(rows, description), part.stop - part.start)
     return tiles
+
+
+def powers(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
+    """float16 [N]: for each row of q, uint8 [N, K/32, bytes of a block], a power of two from 2^-9 to 2^15. Multiplied by it, the finite values of
+    the row are below 2^14 in magnitude, and if it is less than 2^15 the largest of these bounds is 2^13 or more. For rows of zeros it is 2^15."""
+    fields = layout.take_apart(q, description)
+    bound = fields.d.abs().float() * description.largest_level
+    if fields.second is not None:
+        bound += fields.second.abs().float()
+    largest = bound.nan_to_num(0.0, 0.0).amax(1) if q.shape[1] else bound.new_zeros(q.shape[0])
+    exponents = torch.where(largest > 0, 14 - torch.frexp(largest).exponent, 15).clamp(max=15)
+    return torch.ldexp(torch.ones_like(largest), exponents).half()
+
+
+def _tiled_powers(values: torch.Tensor, rows: int) -> torch.Tensor:
+    """Bytes [R, 1, 128] of float16 [rows of the weight], in the order w g h."""
+    padded = values.new_full((rows * TILE_ROWS,), 2.0**15)
+    padded[: len(values)] = values
+    return padded.view(rows, 1, _W, _H, _G).transpose(3, 4).contiguous().view(torch.uint8).flatten(2)
 
 
 def to_blocks(tiles: torch.Tensor, m: int, blocks: int, description: BlockFormat) -> torch.Tensor:
     """The exact inverse of `from_blocks`."""
     q = tiles.new_empty((m, blocks, description.block_bytes))
     for part in _chunks(tiles):
-        _unpack(tiles[part], description, q[part.start * TILE_ROWS : part.stop * TILE_ROWS])
+        _unpack(tiles[part, :, : -2 * TILE_ROWS], description, q[part.start * TILE_ROWS : part.stop * TILE_ROWS])
     return q
 
 

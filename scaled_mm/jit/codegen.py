@@ -47,6 +47,7 @@ ROWWISE = {
     "moe_sort": ("rowwise/moe_sort_launch.cuh", "rowwise::moe_sort_entry<{x}>"),
     "moe_quantize": ("rowwise/moe_launch.cuh", "rowwise::moe_quantize_entry<{x}>"),
     "moe_combine": ("rowwise/moe_launch.cuh", "rowwise::moe_combine_entry<{x}>"),
+    "topk_softmax": ("rowwise/topk_softmax_launch.cuh", "rowwise::topk_softmax_entry<{x}>"),
 }
 """The kernels of row-wise operators, which no table lists: the header and the entry of each, for x of a dtype."""
 

@@ -14,7 +14,7 @@ C_DTYPES: dict[str, int] = {
 }
 """The scaledMMDtype_t of each dtype and GGUF format."""
 
-GGUF_MODES = ("auto", "w4a8", "w4a16")
+GGUF_MODES = ("auto", "w4a8", "w4a16", "w16a16")
 """The index of a name is its scaledMMGgufMode_t."""
 
 

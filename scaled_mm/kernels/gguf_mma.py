@@ -28,7 +28,7 @@ class GgufMma(Gguf):
     stages_hint = "1 for none"
 
     def stage_bytes(self, config: KernelConfig, fmt: str) -> int:
-        return warps(config) * FORMATS[fmt].tile_bytes * config.tile.n // TILE_ROWS
+        return warps(config) * FORMATS[fmt].bands_bytes * config.tile.n // TILE_ROWS
 
     def stages(self, config: KernelConfig, fmt: str, limit: int) -> int:
         return max(super().stages(config, fmt, limit), 1)

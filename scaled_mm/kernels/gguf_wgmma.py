@@ -24,7 +24,7 @@ class GgufWgmma(Gguf):
     needs_wgmma = True
     compile_order = 3
     splits_k = True
-    tokens = (8, 16, 32, 64, 128, 256)
+    tokens = (8, 16, 32, 64, 96, 128, 160, 192, 256)
     weight_rows = (TILE_ROWS, 2 * TILE_ROWS)
     least_stages = 2
     stages_hint = "at least 2"
@@ -33,7 +33,17 @@ class GgufWgmma(Gguf):
         tokens = config.tile.m
         values = tokens * TILE_BLOCKS * (2 * BLOCK + 8) if tokens <= _MMA_TOKENS else 0
         sums = tokens * TILE_BLOCKS * 8 if FORMATS[fmt].second == "m" and not values else 0
-        return config.tile.n // TILE_ROWS * FORMATS[fmt].tile_bytes + values + sums
+        tiles = config.tile.n // TILE_ROWS
+        # Kernels that round values read the powers of rows, but no sums.
+        return max(tiles * FORMATS[fmt].bands_bytes + values + sums, tiles * FORMATS[fmt].tile_bytes)
+
+    def stages(self, config: KernelConfig, fmt: str, limit: int) -> int:
+        """As many as fit, also of the kernel with tiles of 128 tokens that a kernel config of more contains, which has one more."""
+        found = super().stages(config, fmt, limit)
+        if config.tile.m <= 128:
+            return found
+        halved = config.model_copy(update={"tile": config.tile._replace(m=128), "stages": found + 1})
+        return min(found, super().stages(halved, fmt, limit) - 1)
 
     def bytes_beside_stages(self, config: KernelConfig) -> int:
         """Barriers; with wgmma also the ring of activations, which `stages` does not count: 16-bit floats and two float32 per GGUF block."""
@@ -43,7 +53,9 @@ class GgufWgmma(Gguf):
         return _BARRIERS + (6 if tokens <= 128 else 4) * tokens * (2 * 64 + 2 * 8)
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
-        if config.tile.m > 128:
+        if config.tile.m & (config.tile.m - 1):
+            yield f"where weights are not rounded a tile has {128 if config.tile.m > 128 else 64} tokens"
+        elif config.tile.m > 128:
             idle = " and where such tiles would leave SMs idle" if FORMATS[fmt].second == "m" else ""
             yield f"with q8_1 activations{idle} a tile has 128 tokens"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from scaled_mm.errors import BadParamError
+from scaled_mm.nn.block_linear import BlockLinear
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
 
@@ -18,7 +19,7 @@ def blocks_of(model: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:
     for name, module in model.named_modules():
         if not isinstance(module, torch.nn.ModuleList) or any(name.startswith(f"{outer}.") for outer, _ in found):
             continue
-        if len(module) and all(any(isinstance(inner, (torch.nn.Linear, Int8Linear)) for inner in layer.modules()) for layer in module):
+        if len(module) and all(any(isinstance(inner, (torch.nn.Linear, Int8Linear, BlockLinear)) for inner in layer.modules()) for layer in module):
             found.append((name, list(module)))
     if len(found) != 1:
         names = ", ".join(name for name, _ in found) or "none"

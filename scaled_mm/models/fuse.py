@@ -1,17 +1,22 @@
-"""`fuse_`: norm + quantize and activation + quantize as one operator each, in a quantized model."""
+"""`fuse_`: norm + quantize, activation + quantize and the router of a mixture as one operator each, in a quantized model."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
 
 from scaled_mm.errors import BadParamError, ScaledMMError
 from scaled_mm.models.blocks import activation_of, blocks_of, replace
+from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.mlp import GatedMLP
 from scaled_mm.nn.norm import RMSNorm
+from scaled_mm.nn.router import SoftmaxRouter
+from scaled_mm.rowwise.arithmetic import FLOATS
 from scaled_mm.rowwise.norm import rms_norm
+from scaled_mm.rowwise.router import MOST_CHOICES, MOST_EXPERTS, topk_softmax
 
 # In a decoder layer: the norm, and the module whose linear layers are all that read it, by the names that transformers uses.
 NORMS = {
@@ -24,41 +29,45 @@ MAY_DIFFER = 0.1  # |fused - before| / |before| of the outputs for a few tokens:
 
 @dataclasses.dataclass
 class Fused:
-    """What `fuse_` has changed: names of norms that quantize their result, and of feed-forward networks that became one module."""
+    """What `fuse_` has changed: names of norms that quantize their result, of feed-forward networks that became one module, and of routers."""
 
     norms: list[str]
     mlps: list[str]
+    routers: list[str]
 
 
 @torch.no_grad()
 def fuse_(model: torch.nn.Module) -> Fused:
     """Rewires the layers of a quantized model, in place: a norm quantizes its result once for the layers that read it; gate and up become one linear
-    layer, and the activation quantizes its result for down.
+    layer, and the activation quantizes its result for down; the router of a mixture with `Int8Experts` becomes an `nn.SoftmaxRouter`.
 
     model: decoder layers with transformers' names (Llama, Mistral, Qwen2, Qwen3, Phi3 and similar), from `quantize_`, `from_pretrained` or
     `convert_`. Not fused: a norm that does not compute `rms_norm`, that a router reads, or whose linear layers have dynamic asymmetric inputs or
-    different input scales; an MLP whose down_proj has asymmetric inputs, or whose gate and up quantize differently.
+    different input scales; an MLP whose down_proj has asymmetric inputs, or whose gate and up quantize differently; a router whose
+    weights are not the softmax over all experts, renormalized or not (Mixtral's, Qwen2's and Qwen3's are). A replaced router is of the former
+    class too, by which transformers finds the logits that `output_router_logits` asks for.
 
     The fused operators quantize the float32 result without rounding it to the model's dtype first, so outputs differ within the quantization error.
     Save the model before fusing: `save_pretrained` refuses fused models. Raises BadParamError if nothing can be fused.
     """
     prefix, blocks = blocks_of(model)
-    done = Fused([], [])
+    done = Fused([], [], [])
     if any(
         not isinstance(getattr(block, "input_layernorm", None), torch.nn.Module) or hasattr(block, "pre_feedforward_layernorm") for block in blocks
     ):
         norms = {}  # post_attention_layernorm then is not what the MLP reads (OLMo 2, EXAONE 4, Gemma)
     else:
         norms = NORMS
-    before = [dict(block._modules) for block in blocks], trial(model)
+    before = [(module, dict(module._modules)) for block in blocks for module in block.modules()], trial(model)
     for index, block in enumerate(blocks):
         for norm, (parent, *readers) in norms.items():
             if _fuse_norm(block, norm, parent, readers):
                 done.norms.append(f"{prefix}.{index}.{norm}")
         if _fuse_mlp(block):
             done.mlps.append(f"{prefix}.{index}.mlp")
-    if done.norms or done.mlps:
-        _check(model, blocks, before)
+        done.routers += [f"{prefix}.{index}.{name}" for name in _fuse_routers(block)]
+    if done.norms or done.mlps or done.routers:
+        _check(model, before)
     else:
         raise BadParamError(
             f"model: expected int8 decoder layers with {', '.join(NORMS)} before self_attn and mlp, got a {type(model).__name__} without"
@@ -74,7 +83,7 @@ def trial(model: torch.nn.Module) -> torch.Tensor:
     return (result.last_hidden_state if logits is None else logits).float()
 
 
-def _check(model: torch.nn.Module, blocks: list[torch.nn.Module], before: tuple[list[dict], torch.Tensor]) -> None:
+def _check(model: torch.nn.Module, before: tuple[list[tuple[torch.nn.Module, dict]], torch.Tensor]) -> None:
     """Undoes everything if the model does not compute nearly the same: names of modules do not say what else a layer does with a norm's result."""
     modules, wanted = before
     try:
@@ -83,8 +92,8 @@ def _check(model: torch.nn.Module, blocks: list[torch.nn.Module], before: tuple[
     except (TypeError, AttributeError, RuntimeError, ScaledMMError) as error:
         distance, reason = float("inf"), f"{type(error).__name__}: {error}"
     if not distance < MAY_DIFFER:
-        for block, named in zip(blocks, modules):
-            block._modules.update(named)
+        for module, children in modules:
+            module._modules.update(children)
         raise BadParamError(f"model: expected decoder layers whose norms and MLPs do only what those of Llama do, got {reason}")
 
 
@@ -169,3 +178,64 @@ def _joined(gate: Int8Linear, up: Int8Linear) -> Int8Linear | None:
     bias = None if gate.bias is None else torch.cat([gate.bias, up.bias])
     weights = torch.cat([gate.weight, up.weight]), torch.cat([gate.weight_scale, up.weight_scale])
     return Int8Linear.from_tensors(*weights, bias, gate.input_scale, gate.input_zero_point, symmetric=gate.symmetric)
+
+
+def _fuse_routers(block: torch.nn.Module) -> list[str]:
+    """The names of the routers that it has replaced."""
+    replaced = {}
+    for name, parent in block.named_modules():
+        experts = getattr(parent, "experts", None)
+        if not isinstance(experts, Int8Experts) or experts.is_shard:
+            continue
+        for child, module in parent.named_children():
+            if made := _softmax_router(module):
+                replaced[f"{name}.{child}" if name else child] = parent, child, made
+    for parent, child, made in replaced.values():
+        setattr(parent, child, made)
+    return list(replaced)
+
+
+def _softmax_router(router: torch.nn.Module) -> SoftmaxRouter | None:
+    """What computes the same as a router, which returns logits, weights and experts; or None."""
+    tensors = dict(router.named_parameters()) | dict(router.named_buffers())
+    weight = tensors.get("weight")
+    if isinstance(router, SoftmaxRouter) or list(tensors) != ["weight"] or weight.dim() != 2 or weight.dtype not in FLOATS:
+        return None
+    experts, hidden = weight.shape
+    x = torch.randn(64, hidden, generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+    for renormalize in (True, False):
+        try:
+            if experts <= MOST_EXPERTS and all(_computes_topk_softmax(router, x * scale, renormalize) for scale in (1, 4)):
+                choices = router(x)[2].shape[1]
+                made = SoftmaxRouter(hidden, experts, choices, renormalize=renormalize, dtype=weight.dtype, device="meta")
+                made.weight = weight
+                made.__class__ = _also(type(router))
+                return made
+        except Exception:  # noqa: BLE001 - whatever it raises, it is no router
+            return None
+    return None
+
+
+@functools.cache
+def _also(router_class: type[torch.nn.Module]) -> type[SoftmaxRouter]:
+    """SoftmaxRouter as a subclass of a router's class too."""
+    return type("SoftmaxRouter", (SoftmaxRouter, router_class), {"__reduce_ex__": lambda self, _: (_restored, (router_class, self.__dict__))})
+
+
+def _restored(router_class: type[torch.nn.Module], state: dict) -> SoftmaxRouter:
+    made = SoftmaxRouter.__new__(_also(router_class))
+    made.__setstate__(state)
+    return made
+
+
+def _computes_topk_softmax(router: torch.nn.Module, x: torch.Tensor, renormalize: bool) -> bool:
+    """Whether it does for these tokens. Which of several equal logits it takes does not count."""
+    found = router(x)
+    if not isinstance(found, tuple) or len(found) != 3:
+        return False
+    logits, weights, ids = found
+    if not torch.equal(logits, torch.nn.functional.linear(x, router.weight)) or not 1 <= ids.shape[-1] <= MOST_CHOICES:
+        return False
+    ours, chosen = topk_softmax(logits, ids.shape[-1], renormalize=renormalize)
+    same_experts = torch.equal(*(logits.gather(-1, each.long()) for each in (chosen, ids)))
+    return same_experts and torch.allclose(ours, weights.float(), rtol=2 * torch.finfo(weights.dtype).eps + 2**-14, atol=1e-6)

@@ -9,8 +9,7 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -20,6 +19,7 @@ from scaled_mm.models.blocks import activation_of, blocks_of, experts_of, linear
 from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls, tensors_of
 from scaled_mm.models.config import Int8Config
 from scaled_mm.models.data import token_batches
+from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.report import LayerReport, QuantizationReport
 from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.models.search import STATIC_MAY_LOSE, Choice, Static, choose, quantile
@@ -87,7 +87,7 @@ def quantize_(
     shared = {parameter for parameter, count in uses.items() if count > 1}
     decided = _Decided(config, _fingerprint(model, config, arguments), resume)
     parts = [_Block(f"{prefix}.{index}", block, config, decided, shared) for index, block in enumerate(blocks)]
-    with _bar(progress, len(blocks)) as advance:
+    with progress_bar(progress, len(blocks), "calibrating") as advance:
         for index, (block, of_block) in enumerate(zip(blocks, parts)):
             if calls is not None:
                 work = FloatBlock(block, torch.device(device) if device is not None else next(block.parameters()).device)
@@ -320,15 +320,3 @@ def _warn(report: QuantizationReport) -> None:
             f" the worst, {layer.name} ({layer.rule}): {layer.error:.3g} instead of {dynamic:.3g}, {ratio:.0f} times. activation='auto' avoids them",
             stacklevel=3,
         )
-
-
-@contextmanager
-def _bar(shown: bool, total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar on stderr, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}")
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not shown) as bar:
-        task = bar.add_task("calibrating", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)

@@ -13,6 +13,7 @@ from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import experts_of
 from scaled_mm.models.disk import Names, on_disk
 from scaled_mm.models.scheme import FORMATS, Scheme, write
+from scaled_mm.nn.block_linear import BlockLinear
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.mlp import GatedMLP
@@ -38,6 +39,8 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
         raise BadParamError(f"model: expected a model of transformers, got a {type(model).__name__}")
     if any(isinstance(module, (RMSNorm, GatedMLP)) for module in model.modules()):
         raise BadParamError("model: expected one without fused modules; save before `fuse_`")
+    if any(isinstance(module, BlockLinear) for module in model.modules()):
+        raise BadParamError("model: expected one without packed layers of a GGUF file; the file is their checkpoint")
     if any(isinstance(module, (Int8Linear, Int8Experts)) and module.is_shard for module in model.modules()):
         raise BadParamError("model: expected a whole one; save before `parallelize_`")
     model = getattr(model, "_orig_mod", model)  # of torch.compile

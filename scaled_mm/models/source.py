@@ -11,18 +11,20 @@ import torch
 from scaled_mm.errors import BadParamError
 
 
-def load_model(path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> torch.nn.Module:
+def load_model(
+    path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None, argument: str = "MODEL"
+) -> torch.nn.Module:
     """A model in evaluation mode: Checkpoints with a quantization_config go through `from_pretrained`, which refuses all but W8A8; others, and GGUF
     files, are float models of transformers.
 
     path: a folder, a GGUF file, or a name on the Hugging Face hub. dtype: default: that of the checkpoint; float32 for a GGUF file.
-    Raises BadParamError for what transformers cannot load.
+    argument: the name of path in messages. Raises BadParamError for what transformers cannot load.
     """
     import transformers
 
     from scaled_mm.models.load import from_pretrained
 
-    folder, options = _where(path)
+    folder, options = _where(path, argument)
     config = {} if options else _config(folder)
     if config.get("quantization_config"):
         return from_pretrained(folder, dtype=dtype, device=device)
@@ -31,8 +33,8 @@ def load_model(path: str | os.PathLike, *, dtype: torch.dtype | None = None, dev
     cls = transformers.AutoModelForCausalLM if cls is None else cls
     try:
         model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
-    except (OSError, ValueError, KeyError, AttributeError, ImportError, RuntimeError) as error:
-        raise BadParamError(f"MODEL: transformers cannot load {path}, {type(error).__name__}: {error}") from error
+    except Exception as error:  # its loaders raise what their code runs into, ZeroDivisionError for one
+        raise BadParamError(f"{argument}: transformers cannot load {path}, {type(error).__name__}: {error}") from error
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)
     return model.to(device or "cpu").eval()
@@ -50,15 +52,15 @@ def load_tokenizer(path: str | os.PathLike):
         raise BadParamError(f"MODEL: expected a tokenizer in {where}: {error}") from error
 
 
-def _where(path: str | os.PathLike) -> tuple[str, dict[str, str]]:
+def _where(path: str | os.PathLike, argument: str = "MODEL") -> tuple[str, dict[str, str]]:
     """(folder or name, options of transformers for a GGUF file)."""
     file = Path(path)
     if file.is_file():
         if file.suffix != ".gguf":
-            raise BadParamError(f"MODEL: expected a folder, a GGUF file or a name on the hub, got the file {path}")
+            raise BadParamError(f"{argument}: expected a folder, a GGUF file or a name on the hub, got the file {path}")
         return str(file.parent), {"gguf_file": file.name}
     if not file.is_dir() and (file.is_absolute() or len(file.parts) != 2):
-        raise BadParamError(f"MODEL: expected a folder, a GGUF file or a name on the hub like owner/model, there is no {path}")
+        raise BadParamError(f"{argument}: expected a folder, a GGUF file or a name on the hub like owner/model, there is no {path}")
     return str(path), {}
 
 
@@ -80,11 +82,14 @@ def _config(folder: str) -> dict:
 
 
 def _without_gguf_attributes(model: torch.nn.Module) -> torch.nn.Module:
+    from accelerate import init_empty_weights
+
     config = model.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    fresh = type(model)._from_config(config, dtype=model.dtype)  # not to(dtype): rotary frequencies stay float32
-    fresh.load_state_dict(model.state_dict())
+    with init_empty_weights(include_buffers=False):  # the weights are handed over, not copied
+        fresh = type(model)._from_config(config, dtype=model.dtype)  # not to(dtype): rotary frequencies stay float32
+    fresh.load_state_dict(model.state_dict(), assign=True)
     fresh.tie_weights()
     fresh.generation_config = model.generation_config
     return fresh

@@ -15,6 +15,7 @@ from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeE
 from scaled_mm.gguf import cpu, layout, operators
 from scaled_mm.gguf.pack import PackedBlockWeight
 from scaled_mm.gguf_formats import BLOCK, FORMATS, BlockFormat, lookup
+from scaled_mm.gguf_k_quants import K_QUANTS
 from scaled_mm.products import codes
 
 
@@ -25,7 +26,9 @@ def _format_of(name: str, q: torch.Tensor, planned: TensorDesc | None) -> BlockF
         found = [description for description in found if not description.is_weight] or found
     if not found:
         sizes = ", ".join(f"{description.block_bytes} for {description.name}" for description in FORMATS.values())
-        raise BadTensorShapeError(f"{name}: expected blocks [rows, K/32, bytes of a block: {sizes}], got {list(q.shape)}")
+        k_quants = [description for description in K_QUANTS.values() if q.dim() == 3 and q.shape[2] == description.block_bytes]
+        hint = f"; {k_quants[0].advice}" if k_quants else ""
+        raise BadTensorShapeError(f"{name}: expected blocks [rows, K/32, bytes of a block: {sizes}], got {list(q.shape)}{hint}")
     if len(found) > 1 and planned is not None:
         found = [description for description in found if description.name == planned.dtype] or found[:1]
     if len(found) > 1:
@@ -174,7 +177,7 @@ def create_block_descriptor(handle: Handle, *, out, weight, activation, bias=Non
         A tensor is refused if several formats have its bytes per block.
     activation: TensorDesc((M, K), "q8_1"), uint8 [M, K/32, 36], or float16, bfloat16 or float32 [M, K], any strides.
     bias: [N], float32 or out's dtype; added in float32.
-    mode: "auto", "w4a8" or "w4a16", see `block_linear`; not "w4a16" for q8_1 and float32 activations.
+    mode: "auto", "w4a8", "w4a16" or "w16a16", see `block_linear`; q8_1 activations take "auto" and "w4a8", float32 not "w4a16".
     kernel: forces a kernel config by its name in the section `gguf` of the device's tile table.
     Tensors may be TensorDescs. Raises a ScaledMMError that names the argument, what was expected and what was given.
     """

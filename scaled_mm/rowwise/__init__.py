@@ -8,6 +8,7 @@ from scaled_mm.rowwise.moe import ExpertOrder, moe_sort
 from scaled_mm.rowwise.norm import add_rms_norm, rms_norm
 from scaled_mm.rowwise.outputs import Quantized
 from scaled_mm.rowwise.rope import rope
+from scaled_mm.rowwise.router import topk_softmax
 from scaled_mm.rowwise.static import quantize
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "rms_norm",
     "rope",
     "silu_and_mul",
+    "topk_softmax",
 ]

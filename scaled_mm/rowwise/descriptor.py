@@ -24,6 +24,7 @@ from scaled_mm.rowwise.int8_block import quantize_int8_block
 from scaled_mm.rowwise.kernels import Function, Kind, Output
 from scaled_mm.rowwise.norm import add_rms_norm, rms_norm
 from scaled_mm.rowwise.operands import check_epsilon
+from scaled_mm.rowwise.router import topk_softmax
 from scaled_mm.rowwise.static import quantize
 
 _OPERANDS = {
@@ -34,11 +35,12 @@ _OPERANDS = {
     Kind.MOE_SORT: ("topk_ids", "expert_map", "ends", "inverse"),
     Kind.MOE_QUANTIZE: ("x", "rows", "out_scale"),
     Kind.MOE_COMBINE: ("y", "topk_weights", "rows"),
+    Kind.TOPK_SOFTMAX: ("logits", "ids"),
 }
 """After out, in the order of scaled_mm.h. The first is required."""
 
 
-_WRITTEN = ("out_scale", "out_zero_point", "out_row_sums", "total", "ends", "inverse")  # besides out
+_WRITTEN = ("out_scale", "out_zero_point", "out_row_sums", "total", "ends", "inverse", "ids")  # besides out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +102,10 @@ def _to_rows(block: bool) -> Callable[..., dict[str, torch.Tensor]]:
     return lambda _, x, rows, out_scale: dict(zip(("out", "out_scale"), moe.quantize_to_rows_on_cpu(out_scale.shape[0], x, rows, block)))
 
 
+def _routed(renormalize: bool) -> Callable[..., dict[str, torch.Tensor]]:
+    return lambda _, logits, ids: dict(zip(("out", "ids"), topk_softmax(logits, ids.shape[-1], renormalize=renormalize)))
+
+
 _STATIC = ("scale", "zero_point", "out_scale")
 _ACTIVATED = ("x", *_STATIC, "expert_offsets")
 OPERATORS = {
@@ -124,6 +130,8 @@ OPERATORS = {
     "moe_combine": _Operator(
         Kind.MOE_COMBINE, 0, ("y", "topk_weights", "rows"), lambda _, y, topk_weights, rows: {"out": moe.combine_on_cpu(y, topk_weights, rows)}
     ),
+    "topk_softmax": _Operator(Kind.TOPK_SOFTMAX, 0, ("logits", "ids"), _routed(False)),
+    "topk_softmax_renormalized": _Operator(Kind.TOPK_SOFTMAX, 1, ("logits", "ids"), _routed(True)),
 }
 """What `create_rowwise_descriptor` takes. One entry for each operator."""
 
@@ -245,6 +253,8 @@ def create_rowwise_descriptor(
                              rows of out that `rows` names; the others hold any values afterwards
         moe_quantize_block   the same with out_scale [rows of out, ceil(K/128)], as `quantize_int8_block` quantizes
         moe_combine          for y: topk_weights, rows: out[t] = sum over j of topk_weights[t, j] * y[rows[t, j]], see `fused_experts`
+        topk_softmax         for logits [M, E]: ids [M, k] int32. out [M, k] float32: the weights, without renormalize
+        topk_softmax_renormalized    the same with renormalize
 
     expert_offsets: int32 [E], the `ends` of `moe_sort`. Rows of out and out_scale from its last value on may have any values afterwards; a GPU does
     not write them, a CPU does. Its other values are not read.

@@ -31,6 +31,7 @@ class Kind(enum.IntEnum):
     MOE_SORT = 11
     MOE_QUANTIZE = 12
     MOE_COMBINE = 13
+    TOPK_SOFTMAX = 14
 
 
 _READ = {Kind.NORM: 2, Kind.ROPE: 4, Kind.MOE_COMBINE: 2}

@@ -95,6 +95,28 @@ def moe_combine(y: torch.Tensor, topk_weights: torch.Tensor, rows: torch.Tensor)
         return _y32(total).to(y.dtype)
 
 
+def topk_softmax(logits: torch.Tensor, k: int, renormalize: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weights, ids)."""
+    with np.errstate(all="ignore"):
+        v = _array(logits, np.float32)
+        weights, ids = np.empty((*v.shape[:-1], k), np.float32), np.empty((*v.shape[:-1], k), np.int32)
+        for place in np.ndindex(v.shape[:-1]):
+            row = v[place]
+            ids[place] = sorted(range(len(row)), key=lambda i: (not np.isnan(row[i]), -row[i], i))[:k]
+            e = _exp(row - np.max(row))
+            lanes = [np.float32(0)] * 32
+            for i in range(len(row)):
+                lanes[i % 32] = lanes[i % 32] + e[i]
+            for h in (16, 8, 4, 2, 1):
+                lanes = [lanes[i] + lanes[i + h] for i in range(h)]
+            p = e[ids[place]] / lanes[0]
+            total = np.float32(0)
+            for each in p:
+                total = total + each
+            weights[place] = p / total if renormalize else p
+    return torch.from_numpy(weights), torch.from_numpy(ids)
+
+
 def static(y: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor | None = None) -> torch.Tensor:
     """int8: y / scale. scale, zero_point: broadcast to y."""
     with np.errstate(all="ignore"):

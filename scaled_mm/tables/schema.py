@@ -116,12 +116,13 @@ class Times(BaseModel):
 
 
 class ModeRule(BaseModel):
-    """The meaning of mode "auto" for float16 and bfloat16 activations of at most m tokens (None: no bound)."""
+    """The meaning of mode "auto" for float16 and bfloat16 activations of at most m tokens (None: no bound). Outputs in float32 and unpacked weights
+    get w4a16 instead of w16a16."""
 
     model_config = _FROZEN
 
     m: UpperBound = None
-    mode: Literal["w4a8", "w4a16"]
+    mode: Literal["w4a8", "w4a16", "w16a16"]
 
 
 class TileTable(BaseModel):

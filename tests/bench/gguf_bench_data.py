@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench_data import environment, measured
 
-from scaled_mm.bench.gguf.peers import OursGguf, every_peer
+from scaled_mm.bench.gguf.peers import OURS_W4A8, OursGguf, every_peer
 from scaled_mm.bench.gguf.record import GgufCaseRecord, GgufDocument, LlamaSource
 from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.record import Implementation, Result, Settings
@@ -78,7 +78,14 @@ def case_of(
     )
 
 
-def gguf_document(cases: list[GgufCaseRecord], unavailable: str | None = None, status: str = "recorded") -> GgufDocument:
+def gguf_document(
+    cases: list[GgufCaseRecord],
+    unavailable: str | None = None,
+    status: str = "recorded",
+    results: tuple[str, ...] = (OURS, OURS_W4A8),
+    bounds: dict[str, float] | None = None,
+) -> GgufDocument:
+    """bounds: None as in a document of an earlier version."""
     return GgufDocument(
         created="2026-01-01T00:00:00+00:00",
         command="scaled-mm bench gguf --seed 7",
@@ -94,9 +101,11 @@ def gguf_document(cases: list[GgufCaseRecord], unavailable: str | None = None, s
                 library=None,
                 unavailable=unavailable if peer.name == "ours_w4a8" else None,
             )
-            for peer in every_peer()[:2]
+            for peer in every_peer()
+            if peer.name in results
         ],
         llama=LlamaSource(status=status, told="where llama.cpp's times come from"),
+        bounds=bounds or {},
         cases=cases,
     )
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from gguf_bench_data import PERF_LINES, write_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,6 +28,22 @@ def test_the_example_multiplies_what_it_loads_from_a_file(tmp_path, capsys):
     assert module.main([str(path), "--tensor", "blk.0.attn_q.weight", "--tokens", "3", "--device", "cpu"]) == 0
     assert "q4_0 [256, 512], 3 tokens" in capsys.readouterr().out
     assert module.main([str(path), "--tensor", "output_norm.weight", "--device", "cpu"]) == 1  # nothing to multiply with
+
+
+def test_the_example_converts_the_k_quants_of_a_file(tmp_path, capsys):
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
+    for fmt, size in (("q4_k", 144), ("q5_k", 176), ("q6_k", 210)):
+        blocks = torch.full((32, 2 * size), 0x2B, dtype=torch.uint8)  # every float16 is 0.056
+        writer.add_tensor(fmt, blocks.numpy(), raw_dtype=gguf.GGMLQuantizationType[fmt.upper()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert example("gguf_to_product").main([str(tmp_path / "k.gguf"), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 of 3 tensors of supported types are quantized" in shown and "q4_k: a K-quant, converted with a relative error of " in shown
+    assert "q5_k: q5_1 [32, 512], 4 tokens on cpu" in shown and "q6_k: q6_k [32, 512], which no product reads, left out" in shown
 
 
 def test_the_example_compares_with_llama_cpp(tmp_path, capsys):

@@ -11,7 +11,7 @@ from gguf_bench_data import PERF_LINES, Broken, write_program
 
 import scaled_mm as sm
 from scaled_mm.bench import ours
-from scaled_mm.bench.gguf import analysis, peers
+from scaled_mm.bench.gguf import analysis, cases, peers
 from scaled_mm.bench.gguf.cases import CPU_TOKENS, SWEEP
 from scaled_mm.bench.gguf.record import GgufDocument
 from scaled_mm.cli import bench, main
@@ -49,14 +49,16 @@ def test_the_command_writes_a_report_and_prints_its_json(tmp_path, capsys):
 
 
 def test_the_sweep_is_tokens_from_1_to_64_and_what_m_names_besides():
-    tokens = [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--sweep", "--formats", "q4_0"), CPU)]
+    tokens = [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--sweep", "--formats", "q4_0"), CPU, 0)]
     assert tokens == list(SWEEP) == list(range(1, 65))
-    assert tokens == [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--m", "1-64", "--formats", "q4_0"), CPU)]
-    more = [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--sweep", "--m", "512,16", "--formats", "q4_0"), CPU)]
+    assert tokens == [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--m", "1-64", "--formats", "q4_0"), CPU, 0)]
+    more = [case.M for case in bench_gguf.wanted_cases(parse("gguf", "--sweep", "--m", "512,16", "--formats", "q4_0"), CPU, 0)]
     assert more == [*range(1, 65), 512]
-    default = bench_gguf.wanted_cases(parse("gguf"), CPU)
+    default = bench_gguf.wanted_cases(parse("gguf"), CPU, 0)
     assert {case.fmt for case in default} == set(WEIGHT_FORMATS) and {case.M for case in default} == set(CPU_TOKENS)
-    on_gpu = bench_gguf.wanted_cases(parse("gguf"), torch.device("cuda"))
+    on_gpu = bench_gguf.wanted_cases(parse("gguf"), torch.device("cuda"), 0)
+    drawn = bench_gguf.wanted_cases(parse("gguf", "--shapes", "none", "--random", "2", "--formats", "q4_0,q5_1"), CPU, 7)
+    assert drawn == cases.random_cases(("q4_0", "q5_1"), 2, 7)
     assert {case.shape for case in on_gpu} == {"28672x8192", "4096x14336", "4096x4096"} and max(case.M for case in on_gpu) == 4096
 
 
@@ -65,8 +67,9 @@ def test_the_sweep_is_tokens_from_1_to_64_and_what_m_names_besides():
     [
         (["gguf", "--formats", "q8_1"], "--formats: expected all, or some of q4_0"),
         (["gguf", "--shapes", "64x100"], "--shapes: expected K to be a multiple of 32, got 100"),
+        (["gguf", "--shapes", "none"], "--shapes, --random: expected something to time, got none and 0"),
         (["gguf", "--m", "0"], "--m: M must be a positive integer"),
-        (["gguf", "--peers", "vllm"], "unknown peer 'vllm' on cpu: expected all, none, or some of ours_w4a8"),
+        (["gguf", "--peers", "vllm"], "unknown peer 'vllm' on cpu: expected all, none, or some of ours_bf16"),
         (["gguf", "--kernel", "foo"], "--kernel: rows of a tile table are kernels for a GPU"),
         (["gguf", "--llama", "/nope"], "--llama: expected the path of llama.cpp's test-backend-ops, got /nope"),
     ],
@@ -100,7 +103,7 @@ def test_a_row_to_force_is_looked_up_in_the_section_of_gguf_products(monkeypatch
     monkeypatch.setattr(ours, "our_handle", lambda device: argparse.Namespace(arch="sm90"))
     gpu, row = torch.device("cuda:0"), callable_table("sm90").gguf.rows[0].name
     chosen = bench_gguf.wanted_peers(parse("gguf", "--kernel", row), gpu)
-    assert [peer.name for peer in chosen] == list(analysis.OURS_ALL)  # and none of a CPU's
+    assert [peer.name for peer in chosen] == [*analysis.OURS_ALL, peers.BF16]  # and none of a CPU's
     with pytest.raises(sm.errors.KernelNotFoundError, match=f"--kernel: expected one of {row}, .*, got 'generic_64x64x64'"):
         bench_gguf.wanted_peers(parse("gguf", "--kernel", "generic_64x64x64"), gpu)
 
@@ -111,7 +114,22 @@ def test_the_command_runs_on_a_gpu_and_forces_a_row(tmp_path):
     from scaled_mm.jit.dispatch import callable_table
 
     row = callable_table(our_handle(torch.device("cuda", 0)).arch).gguf.fallback
-    words = ["--shapes", "256x512", "--formats", "q4_0", "--m", "1,2", "--budget-ms", "5", "--kernel", row, "--out", str(tmp_path)]
+    words = [
+        "--shapes",
+        "256x512",
+        "--formats",
+        "q4_0",
+        "--m",
+        "1,2",
+        "--budget-ms",
+        "5",
+        "--kernel",
+        row,
+        "--peers",
+        "ours_f32,ours_q8_1",
+        "--out",
+        str(tmp_path),
+    ]
     assert main(["bench", "gguf", "--device", "cuda:0", *words]) == frame.OK
     assert {result.kernel for case in GgufDocument.load(tmp_path).cases for result in case.results.values()} == {row}
     with pytest.raises(sm.errors.KernelNotFoundError, match="--kernel: expected one of "):

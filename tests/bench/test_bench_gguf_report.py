@@ -8,7 +8,7 @@ import pytest
 from gguf_bench_data import case_of, gguf_document
 from pydantic import ValidationError
 
-from scaled_mm.bench.gguf import analysis, report
+from scaled_mm.bench.gguf import analysis, goals, report
 from scaled_mm.bench.gguf.record import GgufDocument
 from scaled_mm.cli import main
 from scaled_mm.cli.report import times
@@ -53,6 +53,41 @@ def test_an_error_above_the_bound_is_no_and_nan_is_above_it(error, said):
     document = gguf_document([case])
     assert bool(analysis.wrong_cases(document)) == said.startswith("NO")
     assert ("**Not within 2e-06**: q4_0 4096x4096 at 1 token" in written(document)) == said.startswith("NO")
+
+
+def test_each_implementation_has_a_bound_of_its_own():
+    case = case_of(1, 8.0, error=3e-4, ours_q8_1=Result(us=1.0, samples=[1.0], error=3e-7))
+    bounds = {"ours": 5e-4, "ours_w4a8": 5e-4}
+    assert analysis.check_of(case, bounds) == "yes" and analysis.check_of(case, bounds | {"ours": 1e-4}) == "NO 3.0e-04"
+    text = written(gguf_document([case], bounds=bounds))
+    assert "Within the bound of the formula" in text and "The bounds: `ours` 0.0005, `ours_w4a8` 0.0005." in text and "| within the bound |" in text
+
+
+def against_bf16(M, factor, fmt="q4_0", llama_us=None):
+    """Ours takes 10 us."""
+    return case_of(M, 10.0, fmt=fmt, bf16=Result(us=10.0 * factor, samples=[1.0]), ours_f32=Result(us=20.0, samples=[1.0]), llama_us=llama_us)
+
+
+def test_goals_and_speed_ups_over_bfloat16_stand_in_the_report():
+    cases = [against_bf16(1, 4.0, llama_us=36.0), against_bf16(1, 3.0), against_bf16(1, 1.5, "q8_0"), against_bf16(600, 0.8)]
+    document = gguf_document(cases, results=("ours", "ours_f32", "ours_w4a8", "bf16"), bounds={"ours": 5e-4})
+    found = {one.goal.what: one for one in goals.outcomes(document)}
+    four = found["over `bf16`, formats of 4 bits, 1 token, mean"]
+    assert four.met and four.reached == pytest.approx(12**0.5) and four.worst == 3.0 and four.count == 2
+    assert found["over `bf16`, from 512 tokens, mean"].met is False and found["over `bf16`, 9 to 16 tokens, mean"].met is None
+    assert found["over `bf16`, each"].worst == 0.8 and found["`ours_f32` over llama.cpp, 1 and 2 tokens, mean"].reached == pytest.approx(1.8)
+    text = written(document)
+    assert "## Goals" in text and "| 1 | `ours` | 2.62x | 1.50x at q8_0 4096x4096 at 1 token | 0 of 3 |" in text
+    assert "| 512 to 4096 | `ours_f32` | 0.40x | 0.40x at q4_0 4096x4096 at 600 tokens | 1 of 1 |" in text
+    assert "## Goals" not in written(gguf_document(two_cases())) and "bfloat16" not in written(gguf_document(two_cases()))
+
+
+def test_a_step_from_eight_to_nine_tokens_of_a_tenth_misses_its_goal():
+    for ninth, met in ((10.9, True), (11.1, False)):
+        bf16 = Result(us=30.0, samples=[1.0])
+        document = gguf_document([case_of(8, 10.0, bf16=bf16), case_of(9, ninth, bf16=bf16), case_of(9, 50.0, fmt="q8_0", bf16=bf16)])
+        [step] = [one for one in goals.outcomes(document) if one.goal.what == "time of 8 tokens over that of 9, each"]
+        assert step.met is met and step.count == 1
 
 
 def test_the_worst_error_of_any_of_our_modes_counts():

@@ -64,9 +64,14 @@ class Product:
         return [TensorDesc.of(self.out), weight, activation, None if self.bias is None else TensorDesc.of(self.bias)]
 
     def settled_mode(self) -> str:
-        if self.activation.dtype in (torch.uint8, torch.float32):
+        if self.activation.dtype is torch.uint8:
             return "w4a8"
-        return self.mode if self.mode != "auto" else next(r.mode for r in TABLE.auto if r.m is None or self.shape[0] <= r.m)
+        if self.mode != "auto":
+            return self.mode
+        if self.activation.dtype is torch.float32:
+            return "w16a16"
+        mode = next(r.mode for r in TABLE.auto if r.m is None or self.shape[0] <= r.m)
+        return "w4a16" if mode == "w16a16" and (self.out.dtype is torch.float32 or not self.packed) else mode
 
     def expected(self, weight_q: torch.Tensor) -> torch.Tensor:
         q = self.activation
@@ -74,6 +79,11 @@ class Product:
             q = sm.quantize_q8_1(q)
         value = reference.gemm_q8_1(weight_q, q, self.fmt) if q.dtype is torch.uint8 else reference.gemm(weight_q, q, self.fmt)
         return value if self.bias is None else value + self.bias.double()[:, None]
+
+
+def modes_of(kind) -> list[str]:
+    """The modes that activations of this kind take."""
+    return ["auto", "w4a8", *([] if kind == "q8_1" else ["w16a16"] if kind is torch.float32 else ["w4a16", "w16a16"])]
 
 
 def make(seed: int) -> tuple[Product, torch.Tensor]:
@@ -88,7 +98,7 @@ def make(seed: int) -> tuple[Product, torch.Tensor]:
         activation = apart(sm.quantize_q8_1(x), r.choice(["contiguous", "apart", "odd"]))
     else:
         activation = apart(x.to(kind), r.choice(["contiguous", "apart", "transposed"]))
-    mode = r.choice(["auto", "w4a8"] if kind in ("q8_1", torch.float32) else ["auto", "w4a8", "w4a16"])
+    mode = r.choice(modes_of(kind))
     dtype = r.choice(FLOATS)
     memory = torch.full((m + 3, n + 2) if (turned := r.choice([True, False])) else (n + 3, m + 2), torch.nan, dtype=dtype)
     out = memory[1 : m + 1, 2:].t() if turned else memory[1 : n + 1, 2:]
@@ -149,7 +159,7 @@ def buckets(kernels: str) -> dict:
     """The row that the library's table chooses for 8 tokens, by activation and mode."""
     core, answer = BlockCore(kernels), {}
     for kind in ("q8_1", *FLOATS):
-        for mode in ("auto", "w4a8") if kind in ("q8_1", torch.float32) else ("auto", "w4a8", "w4a16"):
+        for mode in modes_of(kind):
             descs = [TensorDesc((64, 8), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((8, 256), kind), None]
             answer[f"{str(kind).removeprefix('torch.')} {mode}"] = core.choice(core.plan(descs, mode)).row.decode()
     return answer
@@ -229,6 +239,7 @@ def refusals(kernels: str) -> dict:
         "small workspace": run(workspace, size - 1),
         "unaligned workspace": run(workspace[8:], size),
         "workspace in the weight": run(product.weight, size),
+        "workspace in the last powers": run(product.weight.view(-1)[-64:], size),
         "launched": run(workspace, size),
     }
 

@@ -80,12 +80,23 @@ def combine(draw: Draw) -> tuple[Kind, int, Operands, Operands]:
     return Kind.MOE_COMBINE, 0, operands, {"out": moe._combine(operands["y"], operands["topk_weights"], inverse)}
 
 
+def route(draw: Draw) -> tuple[Kind, int, Operands, Operands]:
+    draw.tokens, renormalize, k = min(draw.tokens, 33), draw.pick([False, True]), draw.pick([1, 2, 8, 32])
+    logits, shape = draw.floats(draw.tokens, draw.experts, draw.dtype), (draw.tokens, min(k, draw.experts))
+    operands = {
+        "logits": logits,
+        "out": laid_out(torch.full(shape, 77.0), draw.pick(LAYOUTS)),
+        "ids": laid_out(torch.full(shape, 77, dtype=torch.int32), draw.pick(LAYOUTS)),
+    }
+    return Kind.TOPK_SOFTMAX, int(renormalize), operands, dict(zip(("out", "ids"), reference.topk_softmax(logits, shape[1], renormalize)))
+
+
 def operators(kernels: str, library: str, count: str) -> dict:
     """Random operators through create and calculate, bit for bit against the CPU operators."""
     core, met = RowwiseCore(kernels, library), {}
     for seed in range(int(count)):
         draw = Draw(seed)
-        kind, function, operands, expected = (sort, quantize, combine)[seed % 3](draw)
+        kind, function, operands, expected = (sort, quantize, combine, route)[seed % 4](draw)
         what = f"seed {seed}: {kind.name} {function}: " + ", ".join(f"{n} {t.dtype} {list(t.shape)} {list(t.stride())}" for n, t in operands.items())
         before = {name: (whole(t), t.clone()) for name, t in operands.items()}
         core.stream.value, launches = 0, core.launches.value
@@ -99,6 +110,7 @@ def operators(kernels: str, library: str, count: str) -> dict:
             Kind.MOE_SORT: False,
             Kind.MOE_QUANTIZE: draw.choices == 0 or (draw.k == 0 and function == 1),
             Kind.MOE_COMBINE: draw.k == 0,
+            Kind.TOPK_SOFTMAX: False,
         }
         nothing = without[kind] or (draw.tokens == 0 and kind is not Kind.MOE_SORT)
         assert core.launches.value - launches == (not nothing), what

@@ -20,6 +20,10 @@ inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   return word;
 }
 // For what is not run here.
+template <class T>
+T __ldg(const T* at) {
+  return *at;
+}
 inline float __shfl_xor_sync(unsigned, float v, int) { return v; }
 inline uint32_t __ballot_sync(unsigned, bool v) { return v; }
 inline float __uint_as_float(uint32_t x) { return __int_as_float(int(x)); }
@@ -31,6 +35,7 @@ inline uint32_t __float_as_uint(float x) {
 
 #include "gguf/levels.cuh"
 #include "gguf/output.cuh"
+#include "gguf/rounded.cuh"
 #include "gguf/stage.cuh"
 
 using namespace scaled_mm::gguf;
@@ -54,6 +59,29 @@ void read_tile(const uint8_t* tile, float* numbers) {
           const int a = i / 8, of = i / 2 % 4, half = i % 2;
           const int row = warp * kBandRows + g + of % 2 * 8, k = (2 * pair + b) * kBlock + a * 16 + of / 2 * 8 + 2 * t + half;
           numbers[row * kTileK + k] = value_of(f.a[a][of] >> 16 * half & 0xffff, static_cast<const T*>(nullptr));
+        }
+      }
+    }
+  }
+}
+
+// The rounded values [64][256] of a tile, divided by the powers of their rows, each from the register in which wgmma takes it.
+template <class F, class T>
+void read_rounded(const uint8_t* tile, float* values) {
+  for (int thread = 0; thread < 128; ++thread) {
+    const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+    const uint32_t powers = *reinterpret_cast<const uint32_t*>(tile + F::kBandsBytes + warp * F::kBandPowers + g * 4);
+    const float2 inverse = inverse_powers(powers);
+    for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
+      RoundedPair<F> two;
+      two.load(tile + warp * F::kBandBytes, pair, lane);
+      for (int b = 0; b < 2; ++b) {
+        const Fragments f = two.template fragments<T>(b, powers);
+        for (int i = 0; i < 16; ++i) {
+          const int a = i / 8, of = i / 2 % 4, half = i % 2;
+          const int row = warp * kBandRows + g + of % 2 * 8, k = (2 * pair + b) * kBlock + a * 16 + of / 2 * 8 + 2 * t + half;
+          const float value = value_of(f.a[a][of] >> 16 * half & 0xffff, static_cast<const T*>(nullptr));
+          values[row * kTileK + k] = value * (of % 2 ? inverse.y : inverse.x);
         }
       }
     }
@@ -86,6 +114,8 @@ void read_middles(const uint8_t* tile, float* high, float* low) {
 #define EMULATE_FORMAT(F)                                                                                                                            \
   extern "C" void F##_half(const uint8_t* tile, float* numbers) { read_tile<F, __half>(tile, numbers); }                                             \
   extern "C" void F##_bfloat16(const uint8_t* tile, float* numbers) { read_tile<F, __nv_bfloat16>(tile, numbers); }                                  \
+  extern "C" void F##_rounded_half(const uint8_t* tile, float* values) { read_rounded<F, __half>(tile, values); }                                    \
+  extern "C" void F##_rounded_bfloat16(const uint8_t* tile, float* values) { read_rounded<F, __nv_bfloat16>(tile, values); }                         \
   extern "C" void F##_tiles(const uint8_t* weight, int64_t rows, int64_t blocks, uint8_t* tiles) { write_tiles<F>(weight, rows, blocks, tiles); }
 
 #define EMULATE_WEIGHT_FORMAT(NAME, ...) EMULATE_FORMAT(NAME)

@@ -116,7 +116,7 @@ inline Block weight_block(const GemmLaunch& l, int64_t n, int64_t b) {
   const auto* bytes = static_cast<const uint8_t*>(l.b);
   if (!l.blocks->packed) return read_block(bytes + n * l.b_stride_n + b * l.b_stride_k, format);
   const int64_t columns = (l.K / 32 + 7) / 8;
-  return read_tile(bytes + (n / 64 * columns + b / 8) * 512 * layout_of(format).bytes, int(n % 64), int(b % 8), format);
+  return read_tile(bytes + (n / 64 * columns + b / 8) * (512 * layout_of(format).bytes + 128), int(n % 64), int(b % 8), format);
 }
 
 // q8_1, as docs/design/gguf-formats.md quantizes to it.

@@ -3,6 +3,7 @@
 
 #include "rowwise/moe_launch.cuh"
 #include "rowwise/moe_sort_launch.cuh"
+#include "rowwise/topk_softmax_launch.cuh"
 
 using namespace scaled_mm;
 
@@ -96,5 +97,25 @@ extern "C" int emulate_combine(int dtype, int weights_dtype, const int64_t* size
     auto* const kernel = vectors ? &rowwise::moe_combine_kernel<X, true> : &rowwise::moe_combine_kernel<X, false>;
     run(kernel, p, p.tokens * p.spans, rowwise::kCombineThreads);
     return int(vectors);
+  });
+}
+
+// sizes: rows, experts, choices. strides: of logits, weights and ids, two each. pointers: logits, weights, ids. Returns the logits of a lane.
+extern "C" int emulate_router(int dtype, int renormalize, const int64_t* sizes, void* const* pointers, const int64_t* strides) {
+  MoeOperands o = {};
+  o.experts = sizes[1], o.choices = sizes[2], o.renormalize = renormalize;
+  o.x = {strides[0], strides[1]}, o.out = {strides[2], strides[3]}, o.ids = {strides[4], strides[5]};
+  GemmLaunch l = {};
+  l.M = sizes[0], l.N = sizes[1], l.moe = &o;
+  l.a = pointers[0], l.out = pointers[1], l.moe_pointers.ids = pointers[2];
+  return by_dtype(dtype, [&](auto of) {
+    const rowwise::TopkSoftmax p = rowwise::topk_softmax_of(l);
+    int held = 0;
+    rowwise::TopkSoftmaxKernels<decltype(of)>::choose(p.experts, [&](auto kernel) {
+      held = kernel.kCount;
+      run(kernel.pointer(), p, rowwise::topk_softmax_blocks(p), rowwise::kTopkThreads);
+      return SCALED_MM_STATUS_SUCCESS;
+    });
+    return held;
   });
 }

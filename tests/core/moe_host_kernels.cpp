@@ -40,3 +40,4 @@ inline scaledMMStatus_t launch_kernel(HostKernel& kernel, const LaunchShape& sha
 #define DeviceKernel HostKernel
 #include "rowwise/moe_launch.cuh"
 #include "rowwise/moe_sort_launch.cuh"
+#include "rowwise/topk_softmax_launch.cuh"

@@ -26,7 +26,7 @@ def test_every_gguf_product_is_launched_with_what_gives_the_value_of_the_formula
     answer = ask("products", fake_gpu.kernels, 600)
     table = load_table("sm90").gguf
     assert sum(answer["rows"].values()) == 600 and set(answer["rows"]) == {row.name for row in table.rows}, answer
-    assert set(answer["modes"]) == {"auto w4a8", "auto w4a16", "w4a8 w4a8", "w4a16 w4a16"}, answer
+    assert set(answer["modes"]) == {"auto w4a8", "auto w4a16", "auto w16a16", "w4a8 w4a8", "w4a16 w4a16", "w16a16 w16a16"}, answer
 
 
 def test_a_kernel_may_read_a_weight_early_only_where_the_caller_says_that_it_is_constant(ask, fake_gpu):
@@ -44,8 +44,8 @@ def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, t
     table = whole.model_copy(update={"rows": (generic,), "buckets": (last,), "grouped": None, "block_scaled": None, "gguf": block})
     answer = ask("buckets", host_library(tmp_path / "library", table))
     for case, row in answer.items():
-        assert row == rows["float16" in case and "w4a8" not in case].name, (case, row)  # bfloat16 too
-    assert len(answer) == 10
+        assert row == rows["q8_1" not in case and "w4a8" not in case].name, (case, row)
+    assert len(answer) == 13
 
 
 def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
@@ -74,7 +74,7 @@ def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
         "bias of another size": ("BAD_TENSOR_SHAPE", "bias: expected [N] with N = 64 as in weight [N, K], got [63]"),
         "bias of two dimensions": ("BAD_TENSOR_SHAPE", "bias: expected 1 dimension [N], got 2: [1, 64]"),
         "w4a16 of q8_1": ("BAD_PARAM", "mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
-        "w4a16 of float32": ("BAD_PARAM", "mode: expected auto or w4a8 with float32 activations, got w4a16"),
+        "w4a16 of float32": ("BAD_PARAM", "mode: expected auto, w4a8 or w16a16 with float32 activations, got w4a16"),
         "a row of another table": ("KERNEL_NOT_FOUND", "kernel: expected a GGUF row of sm90 (sm90.yaml (built in)), got generic_64x64x64"),
         "no data of weight": ("NULL_POINTER", "weight: expected a data pointer, got null"),
         "no bias": ("NULL_POINTER", "bias: expected a data pointer, got null"),
@@ -85,6 +85,7 @@ def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
         "small workspace": ("INSUFFICIENT_WORKSPACE", f"workspace: expected at least {size} bytes, got {size - 1}"),
         "unaligned workspace": ("BAD_TENSOR_ALIGNMENT", "workspace: expected a pointer aligned to 16 bytes, got "),
         "workspace in the weight": ("BAD_PARAM", "workspace: expected memory apart from every tensor, got an overlap with weight"),
+        "workspace in the last powers": ("BAD_PARAM", "workspace: expected memory apart from every tensor, got an overlap with weight"),
         "launched": ("SUCCESS", ""),
         "the same": ("SUCCESS", ""),
         "the same, constant": ("SUCCESS", ""),

@@ -77,7 +77,35 @@ def test_a_kernel_writes_the_tiles_that_packing_does(emulated, fmt, m, blocks):
     made = torch.full(tiles.shape(m, blocks, FORMATS[fmt]), 0xA5, dtype=torch.uint8)
     write = getattr(emulated, f"{fmt.upper()}_tiles")
     write(ctypes.c_void_p(q.data_ptr()), ctypes.c_int64(m), ctypes.c_int64(blocks), ctypes.c_void_p(made.data_ptr()))
-    assert torch.equal(made, tiles.from_blocks(q, FORMATS[fmt]))
+    packed = tiles.from_blocks(q, FORMATS[fmt])
+    assert torch.equal(made[..., :-128], packed[..., :-128])
+    assert (made[..., -128:].view(torch.float16) == 1).all()  # only packed weights are rounded
+
+
+@pytest.mark.parametrize("number, dtype", [("half", torch.float16), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
+def test_rounded_values_are_those_of_the_formula_rounded(emulated, fmt, number, dtype):
+    """Rows from the smallest scales to the largest; to bfloat16 through float16."""
+    description = FORMATS[fmt]
+    q, levels = every_level(fmt)
+    q, levels = q[:64], levels[:64]
+    generator = torch.Generator().manual_seed(7)
+    of_rows = torch.logspace(-24, 15.9, 64, 2)[:, None]  # of rows; one in eight blocks is far below
+    scales = [torch.randn(64, 8, generator=generator).clamp(-1, 1) * of_rows * 2.0 ** -(12 * (torch.arange(8) == 5)) for _ in range(2)]
+    d, m = (one.clamp(-65504, 65504).half() for one in scales)
+    q[..., :2] = d.unsqueeze(-1).view(torch.uint8)
+    if description.second == "m":
+        q[..., 2:4] = m.unsqueeze(-1).view(torch.uint8)
+    else:
+        m = torch.zeros_like(m)
+    power = tiles.powers(q, description).double()[:, None]
+    d, m = ((one.double() * power).half().double().repeat_interleave(32, 1) for one in (d, m))
+    wanted = (levels.double() * d + m).half()  # float64 is exact, so this rounds once
+    tile = tiles.from_blocks(q, description)
+    found = torch.full((64, 256), torch.nan)
+    getattr(emulated, f"{fmt.upper()}_rounded_{number}")(ctypes.c_void_p(tile.data_ptr()), ctypes.c_void_p(found.data_ptr()))
+    assert wanted.isfinite().all() and (wanted.abs().amax(1) < 2**14).all()
+    assert torch.equal(found, (wanted.to(dtype).double() / power).float())
 
 
 @pytest.mark.parametrize("fmt", [name for name, description in WEIGHT_FORMATS.items() if description.second == "m"])

@@ -9,11 +9,11 @@ import subprocess
 import pytest
 import torch
 from core.test_core_block_scaled_emulated import cuda_include
-from core.test_core_rowwise_blocks_emulated import HERE, code, ints, same, strides
+from core.test_core_rowwise_blocks_emulated import HERE, code, difficult, ints, same, strides
 
 from scaled_mm.jit import toolchain
 from scaled_mm.jit.paths import csrc_dir, include_dir
-from scaled_mm.rowwise import moe
+from scaled_mm.rowwise import moe, router
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 KERNELS = {0: 1024, 1: 4096, 2: 8192, 3: 16384, 4: None, 5: 1024, 6: 8192, 7: None, 8: 2048}  # of moe_emulated.cpp: the longest row
@@ -154,3 +154,28 @@ def test_the_weighted_sum_is_in_the_order_of_the_choices(library, dtype):
             library.emulate_combine(code(dtype), code(weights.dtype), sizes, pointers(y, wide, rows, out), strides(y, wide, out))
             assert same(out, moe._combine(y, weights, rows)), (tokens, choices, n, padding)
             assert (padded[:, n:] == 77).all(), "wrote beside its rows"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_router_selects_and_weighs_as_defined(library, dtype):
+    """Every kernel, whole and partial lanes, strides, ties, NaN and infinities."""
+    for rows, experts, choices, held in (
+        *[(5, 1, 1, 2), (9, 8, 2, 2), (3, 33, 4, 2), (2, 64, 32, 2), (5, 65, 6, 4), (4, 128, 8, 4), (3, 129, 1, 8), (2, 256, 8, 8)],
+        *[(3, 300, 32, 16), (2, 512, 10, 16), (2, 513, 8, 32), (2, 1000, 3, 32), (1, 1024, 32, 32), (0, 8, 2, 2)],
+    ):
+        plain = torch.randn(rows, experts, generator=torch.Generator().manual_seed(experts)).to(dtype)
+        for x in (plain, (plain * 2).round() / 2, difficult((rows, experts), dtype, experts)):
+            spread = torch.stack((x, torch.full_like(x, 99)), -1).flatten(-2)[:, ::2]
+            for view, renormalize, padding in (
+                (x, 0, 0),
+                (x, 1, 3),
+                (x.t().contiguous().t(), 1, 0),
+                (spread, 0, 1),
+                (x[:1].expand(rows, experts), 1, 0),
+            ):
+                memory = torch.full((rows, choices + padding), 77.0), torch.full((rows, choices + padding), 77, dtype=torch.int32)
+                got = tuple(t[:, :choices] for t in memory)
+                sizes = ints(rows, experts, choices)
+                assert library.emulate_router(code(dtype), renormalize, sizes, pointers(view, *got), strides(view, *got)) == held
+                assert all(map(same, got, router._topk_softmax(view, choices, bool(renormalize)))), (rows, experts, choices)
+                assert all((t[:, choices:] == 77).all() for t in memory), "wrote beside its rows"

@@ -77,7 +77,7 @@ def test_a_table_is_registered_and_replaced():
         (dict(modes=((OPEN, 1),)), "expected no modes in a table, got 1"),
         (dict(kind=GGUF), "expected modes, the last of them open"),
         (dict(kind=GGUF, modes=((8, 1),)), "expected modes, the last of them open"),
-        (dict(kind=GGUF, modes=((8, 0), (OPEN, 1))), "a mode: expected SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16, got 0"),
+        (dict(kind=GGUF, modes=((8, 0), (OPEN, 1))), "a mode: expected a scaledMMGgufMode_t but AUTO, got 0"),
         (
             dict(kind=GGUF, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))),
             "expected flags 0 or SCALED_MM_BUCKET_Q8_1, got 1",

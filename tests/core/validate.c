@@ -275,8 +275,8 @@ static void check_blocks(scaledMMHandle_t handle) {
          ", got float16");
   EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &activation, NULL, SCALED_MM_GGUF_W4A16, NULL), BAD_PARAM,
          "mode: expected auto or w4a8 with q8_1 activations, got w4a16");
-  EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, 3, NULL), BAD_PARAM,
-         "mode: expected a scaledMMGgufMode_t, got 3");
+  EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, 4, NULL), BAD_PARAM,
+         "mode: expected a scaledMMGgufMode_t, got 4");
   EXPECT(scaledMMCreateGgufGemmDescriptor(handle, &d, &out, &blocks, &floats, NULL, SCALED_MM_GGUF_AUTO, "any"), BAD_PARAM,
          "kernel: expected none on a CPU");
   REQUIRE(d == NULL);

@@ -48,7 +48,7 @@ def checked_coming_from(names, printed):
 def checked_gguf(names, printed):
     assert "cpu_gguf_float32" in printed
     out, layer = names["out"].t(), names["z"]  # the descriptor's product and the layer's
-    assert (out - layer).norm() <= 4e-6 * layer.norm()  # each within 2e-6
+    assert (out - layer).norm() <= 0.02 * layer.norm()  # the descriptor has q8_1 activations
     assert names["y"].shape == (4, 256) and names["t"].fmt == "q4_0"
 
 

@@ -7,7 +7,8 @@ from gguf_data import planned_weight, seeded
 
 import scaled_mm as sm
 from scaled_mm.errors import ScaledMMError
-from scaled_mm.gguf import reference
+from scaled_mm.gguf import layout, reference, tiles
+from scaled_mm.gguf_formats import FORMATS
 from scaled_mm.tables import available_tables, load_table
 
 BOUND = 2e-6
@@ -82,3 +83,22 @@ def rows_here() -> list[tuple[str, str]]:
 
 def native_rows() -> list[str]:
     return [row.name for row in load_table(sm.Handle("cuda").arch).gguf.rows]
+
+
+def rounded(weight_q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tensor:
+    """float64 [N, K] on the CPU: the values of a weight as a kernel of mode w16a16 multiplies them by activations of this dtype."""
+    description, q = FORMATS[fmt], weight_q.cpu()
+    fields = layout.take_apart(q, description)
+    power = tiles.powers(q, description).double()[:, None]
+    scaled = [None if part is None else (part.double() * power).half().double().repeat_interleave(32, 1) for part in (fields.d, fields.second)]
+    value = (layout.unpack_levels(fields).flatten(1).double() - description.zero) * scaled[0]
+    value = (value if scaled[1] is None else value + scaled[1]).half()
+    return value.to(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16).double() / power
+
+
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """float64 on the CPU: float32 activations as mode w16a16 rounds them, with a power of two for each token."""
+    x = x.cpu().double()
+    finite = x.abs().nan_to_num(0.0, 0.0).amax(1, keepdim=True) if x.shape[1] else x.new_zeros(x.shape[0], 1)
+    up = torch.where(finite > 0, 15 - torch.frexp(finite).exponent, 15).clamp(max=126).double()
+    return (x * 2.0**up).float().half().double() / 2.0**up

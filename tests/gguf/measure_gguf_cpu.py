@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from test_block_products import NMSE, whole_path
+from test_gguf_products import NMSE, whole_path
 
 import scaled_mm as sm
 from scaled_mm.gguf_formats import WEIGHT_FORMATS

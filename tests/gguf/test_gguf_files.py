@@ -98,18 +98,18 @@ def test_some_tensors_can_be_asked_for(model):
 
 
 def test_a_type_that_is_no_gguf_format_here_is_refused_by_name_unless_it_is_not_asked_for(tmp_path):
-    other = np.zeros((2, 210), dtype=np.uint8)
-    path = write(tmp_path / "q6.gguf", {"a": (np.ones(3, np.float32), None), "output.weight": (other, gguf.GGMLQuantizationType.Q6_K)})
+    other = np.zeros((2, 110), dtype=np.uint8)
+    path = write(tmp_path / "q3.gguf", {"a": (np.ones(3, np.float32), None), "output.weight": (other, gguf.GGMLQuantizationType.Q3_K)})
     with pytest.raises(
-        BadTensorDtypeError, match=r"^output.weight: expected a tensor of type Q4_0, .*F32.*, got Q6_K; skip_unsupported=True loads the others$"
+        BadTensorDtypeError, match=r"^output.weight: expected a tensor of type Q4_0, .*F32.*, got Q3_K; skip_unsupported=True loads the others$"
     ):
         sm.load_gguf(path)
     assert sm.load_gguf(path, ["a"])["a"].tolist() == [1, 1, 1]
     loaded = sm.load_gguf(path, skip_unsupported=True)
     assert list(loaded) == ["a"] and loaded["a"].tolist() == [1, 1, 1]
     assert sm.load_gguf(path, ["output.weight"], skip_unsupported=True) == {}
-    other = {name: (other, gguf.GGMLQuantizationType.Q6_K) for name in ("x", "y", "z")}
-    with pytest.raises(BadTensorDtypeError, match="^x: .* got Q6_K, and 2 more that are of no such type; skip_unsupported=True loads the others$"):
+    other = {name: (other, gguf.GGMLQuantizationType.Q3_K) for name in ("x", "y", "z")}
+    with pytest.raises(BadTensorDtypeError, match="^x: .* got Q3_K, and 2 more that are of no such type; skip_unsupported=True loads the others$"):
         sm.load_gguf(write(tmp_path / "three.gguf", other))
 
 

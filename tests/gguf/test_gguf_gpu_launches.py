@@ -125,7 +125,7 @@ def test_what_a_descriptor_refuses():
     weight_q, x = operands("q4_0", 65, 9, 288)
     packed, out, handle = sm.pack_block_weight(weight_q, "q4_0"), torch.empty(65, 9, device="cuda"), sm.Handle("cuda")
     with sm.create_block_descriptor(handle, out=out, weight=packed, activation=x) as descriptor:
-        assert descriptor.kernel.reason.startswith("GGUF w4a8 bucket ")
+        assert descriptor.kernel.reason.startswith("GGUF w16a16 bucket ")
         for arguments, error, message in [
             ((out, weight_q, x), BadParamError, "^weight: expected a constant PackedBlockWeight"),
             (

@@ -64,9 +64,11 @@ def test_auto_is_what_the_table_says(fmt):
         packed = sm.pack_block_weight(weight_q, fmt)
         rules = load_table(sm.Handle("cuda").arch).gguf.auto
         mode = next(rule.mode for rule in rules if rule.m is None or tokens <= rule.m)
-        assert torch.equal(sm.block_linear(x, packed), sm.block_linear(x, packed, mode="w4a8"))
+        assert torch.equal(sm.block_linear(x, packed), sm.block_linear(x, packed, mode="w16a16"))
         for dtype in (torch.float16, torch.bfloat16):
             assert torch.equal(sm.block_linear(x.to(dtype), packed), sm.block_linear(x.to(dtype), packed, mode=mode))
+            wide = sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32)
+            assert torch.equal(wide, sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32, mode="w4a16" if mode == "w16a16" else mode))
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
@@ -94,7 +96,7 @@ def test_any_levels_and_any_stored_sums_are_within_the_bound(fmt):
 def test_empty_products_are_the_bias(fmt):
     for m, n, k in ((5, 3, 0), (0, 3, 64), (5, 0, 64), (0, 0, 0)):
         packed = sm.pack_block_weight(sm.quantize_block(torch.zeros(m, k), fmt).cuda(), fmt)
-        for mode in ("auto", "w4a8", "w4a16"):
+        for mode in ("auto", "w4a8", "w4a16", "w16a16"):
             bias = torch.arange(m, dtype=torch.float32, device="cuda")
             y = sm.block_linear(torch.zeros(n, k, dtype=torch.float16, device="cuda"), packed, bias, torch.float32, mode)
             assert torch.equal(y, bias.expand(n, m))

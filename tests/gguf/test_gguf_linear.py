@@ -29,7 +29,7 @@ def test_unpacking_gives_the_original_bytes_whatever_they_are(device, fmt):
         assert packed.shape == (m, 32 * blocks) and packed.fmt == fmt and packed.device == q.device
         kept = [packed.tiles] if q.is_cuda else [field for field in packed.fields if field is not None]
         assert packed.nbytes == sum(t.nbytes for t in kept) and all(t.is_contiguous() for t in kept)
-        assert packed.nbytes == (-(-m // 64) * -(-blocks // 8) * 512 * BLOCK_BYTES[fmt] if q.is_cuda else q.numel())
+        assert packed.nbytes == (-(-m // 64) * -(-blocks // 8) * (512 * BLOCK_BYTES[fmt] + 128) if q.is_cuda else q.numel())
         unpacked = packed.unpack()
         assert unpacked.is_contiguous() and torch.equal(unpacked, q)
         assert torch.equal(packed.to("cpu").unpack(), q.cpu())
@@ -97,12 +97,14 @@ def test_each_mode_is_its_product_transposed(fmt, m, k, rows):
         assert relative_error(y, reference.gemm(weight_q, x.to(dtype), fmt).t()) <= 2e-6
 
 
-def test_auto_quantizes_float32_and_takes_the_narrower_ones_as_they_are():
+def test_a_cpu_quantizes_no_float_activations_by_itself():
     weight_q, x, _ = layer("q4_0")
     packed = sm.pack_block_weight(weight_q, "q4_0")
-    assert torch.equal(sm.block_linear(x, packed), sm.block_linear(x, packed, mode="w4a8"))
-    for dtype in (torch.float16, torch.bfloat16):
-        assert torch.equal(sm.block_linear(x.to(dtype), packed), sm.block_linear(x.to(dtype), packed, mode="w4a16"))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        y = sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32)
+        assert relative_error(y, reference.gemm(weight_q, x.to(dtype), "q4_0").t()) <= 2e-6
+        for mode in ("w16a16", "w4a16")[: 1 if dtype is torch.float32 else 2]:
+            assert torch.equal(y, sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32, mode=mode))
 
 
 @pytest.mark.parametrize("mode", ["w4a8", "w4a16"])

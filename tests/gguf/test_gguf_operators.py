@@ -45,10 +45,10 @@ def test_blocks_tiles_and_fields_give_the_same_values(fmt, packed):
     weight_q, x, bias = weight(fmt), activation(), torch.randn(N, generator=seeded(3))
     given = tiles.from_blocks(weight_q, FORMATS[fmt]) if packed else weight_q
     want = reference.gemm_q8_1(weight_q, sm.quantize_q8_1(x), fmt) + bias.double()[:, None]
-    out = call(given, x, bias, fmt, packed=packed)
+    out = call(given, x, bias, fmt, packed=packed, mode="w4a8")
     assert out.shape == (N, M) and relative_error(out, want) <= 2e-6
     turned = call(given, sm.quantize_q8_1(x), bias, fmt, packed=packed, transposed_out=True)
-    assert turned.is_contiguous() and torch.equal(turned, sm.block_linear(x, sm.pack_block_weight(weight_q, fmt), bias))
+    assert turned.is_contiguous() and torch.equal(turned, sm.block_linear(x, sm.pack_block_weight(weight_q, fmt), bias, mode="w4a8"))
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
@@ -135,9 +135,9 @@ def test_meta_tensors_have_shapes_alone():
         (dict(weight_q=weight("q4_0")[0]), BadTensorShapeError, r"^weight: expected 3 dimensions \[rows, K/32, 18\], got \[3, 18\]"),
         (dict(rows=41), BadTensorShapeError, r"^weight: expected \[41, 3, 18\] of rows = 41, k = 96, got \[40, 3, 18\]"),
         (dict(k=128), BadTensorShapeError, r"^weight: expected \[40, 4, 18\] of rows = 40, k = 128"),
-        (dict(packed=True), BadTensorShapeError, r"^weight: expected \[1, 1, 9216\] of rows = 40, k = 96, got \[40, 3, 18\]"),
+        (dict(packed=True), BadTensorShapeError, r"^weight: expected \[1, 1, 9344\] of rows = 40, k = 96, got \[40, 3, 18\]"),
         (
-            dict(weight_q=torch.zeros(1, 1, 2 * 9216, dtype=torch.uint8)[..., ::2], packed=True),
+            dict(weight_q=torch.zeros(1, 1, 2 * 9344, dtype=torch.uint8)[..., ::2], packed=True),
             BadTensorStridesError,
             "^weight: expected contiguous tiles",
         ),
@@ -158,8 +158,8 @@ def test_meta_tensors_have_shapes_alone():
         (dict(bias=torch.zeros(1, N)), BadTensorShapeError, r"^bias: expected 1 dimension \[N\], got 2: \[1, 40\]"),
         (dict(bias=torch.zeros(N - 1)), BadTensorShapeError, r"^bias: expected \[N\] with N = 40 as in weight \[N, K\], got \[39\]"),
         (dict(out_dtype=torch.float64), BadTensorDtypeError, "^out_dtype: expected float16, bfloat16 or float32, got float64"),
-        (dict(mode=3), BadParamError, "^mode: expected a scaledMMGgufMode_t, got 3"),
-        (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with float32 activations, got w4a16"),
+        (dict(mode=4), BadParamError, "^mode: expected a scaledMMGgufMode_t, got 4"),
+        (dict(mode="w4a16"), BadParamError, "^mode: expected auto, w4a8 or w16a16 with float32 activations, got w4a16"),
         (dict(x=sm.quantize_q8_1(activation()), mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
     ],
 )
@@ -208,7 +208,7 @@ def test_fields_that_are_not_those_of_the_format_are_refused_also_without_data(f
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_and_k_that_no_weight_has_are_refused(rows, k, packed):
     for device in ("cpu", "meta"):
-        x, given = activation().to(device), (torch.zeros(1, 1, 9216, dtype=torch.uint8) if packed else weight("q4_0")).to(device)
+        x, given = activation().to(device), (torch.zeros(1, 1, 9344, dtype=torch.uint8) if packed else weight("q4_0")).to(device)
         with pytest.raises(BadTensorShapeError, match=f"^weight: expected rows and k of 0 or more, k a multiple of 32, got {rows} and {k}"):
             operators.gguf_gemm(
                 given, x, None, operators.format_code("q4_0"), rows, k, packed, False, torch.float32, operators.mode_code("auto"), True
@@ -247,7 +247,7 @@ def test_a_descriptor_on_a_cpu_computes_what_the_layer_does(fmt, out_dtype):
     with sm.Handle("cpu") as handle:
         for given in (weight_q, packed):
             planned = dict(weight=planned_weight(given, fmt), activation=x, bias=bias)
-            for mode in ("auto", "w4a8", "w4a16"):
+            for mode in ("auto", "w4a8", "w4a16", "w16a16"):
                 out = torch.full((M + 1, N + 3), torch.nan, dtype=out_dtype)[1:, 2:-1].t()  # any strides
                 with sm.create_block_descriptor(handle, out=out, **planned, mode=mode) as descriptor:
                     assert descriptor.workspace_size == 0 and descriptor.kernel.row == "cpu_gguf_float32"
@@ -348,7 +348,7 @@ def test_a_descriptor_is_planned_from_what_tensors_are_and_refuses_others():
         (dict(weight=None), BadParamError, "^weight: expected a tensor or a TensorDesc, got None"),
         (dict(weight=5), BadParamError, "^weight: expected a tensor, a TensorDesc or a PackedBlockWeight, got int"),
         (dict(weight=sm.QuantizedTensor("q4_0", weight("q4_0"))), BadParamError, "^weight: .* got a QuantizedTensor; give its .q, and its .fmt"),
-        (dict(mode="w8a8"), BadParamError, "^mode: expected one of 'auto', 'w4a8', 'w4a16', got 'w8a8'"),
+        (dict(mode="w8a8"), BadParamError, "^mode: expected one of 'auto', 'w4a8', 'w4a16', 'w16a16', got 'w8a8'"),
         (dict(mode="w4a16"), BadParamError, "^mode: expected auto or w4a8 with q8_1 activations, got w4a16"),
         (dict(kernel="gguf_mma_16x8_x2"), BadParamError, "^kernel: expected none on a CPU, got gguf_mma_16x8_x2"),
         (dict(activation=packed), BadParamError, "^activation: expected a tensor or a TensorDesc, got a PackedBlockWeight"),
@@ -367,7 +367,7 @@ def test_what_a_tensor_desc_says_of_blocks():
     desc = sm.TensorDesc((65, 288), "q5_1")
     assert desc.strides == (9 * 24, 1) and desc.bytes == 65 * 9 * 24
     assert sm.TensorDesc((65, 288), "q5_1", (1000, 1)).bytes == 64 * 1000 + 9 * 24
-    assert sm.TensorDesc((65, 288), "q5_1", packed=True).bytes == 2 * 2 * 512 * 24
+    assert sm.TensorDesc((65, 288), "q5_1", packed=True).bytes == 2 * 2 * (512 * 24 + 128)
     packed = sm.TensorDesc((65, 288), "q5_1", packed=True)
     assert dataclasses.replace(packed, constant=True).strides == packed.strides
     for arguments, message in [

@@ -50,8 +50,13 @@ def test_a_level_for_0_leaves_room_on_both_sides():
 @pytest.mark.parametrize("fmt", ["q6_9", "Q4_0", "", None, 4, ["q4_0"]])
 def test_an_unknown_format_is_refused(fmt):
     q = torch.zeros(1, 1, 18, dtype=torch.uint8)
-    for call in (lambda: sm.quantize_block(torch.ones(32), fmt), lambda: sm.dequantize_block(q, fmt), lambda: sm.pack_block_weight(q, fmt)):
-        with pytest.raises(BadParamError, match=f"^fmt: expected one of {NAMES}, got ") as error:
+    k_quants = "'q4_k', 'q5_k', 'q6_k'"
+    for call, names in (
+        (lambda: sm.quantize_block(torch.ones(32), fmt), NAMES),
+        (lambda: sm.dequantize_block(q, fmt), f"{NAMES}, {k_quants}"),
+        (lambda: sm.pack_block_weight(q, fmt), f"{NAMES}, {k_quants}"),
+    ):
+        with pytest.raises(BadParamError, match=f"^fmt: expected one of {names}, got ") as error:
             call()
         assert str(error.value).endswith("; formats are spelled in lower case") == (fmt == "Q4_0")
 
@@ -218,7 +223,7 @@ def test_a_layer_refuses_what_it_cannot_compute():
     x = torch.ones(2, 64).half()
     with pytest.raises(BadParamError, match="^packed: expected what pack_block_weight returns, got a Tensor"):
         sm.block_linear(x, packed.unpack())
-    with pytest.raises(BadParamError, match="^mode: expected one of 'auto', 'w4a8', 'w4a16', got 'w8a8'"):
+    with pytest.raises(BadParamError, match="^mode: expected one of 'auto', 'w4a8', 'w4a16', 'w16a16', got 'w8a8'"):
         sm.block_linear(x, packed, mode="w8a8")
     with pytest.raises(BadParamError, match="^x: expected a tensor, got None"):
         sm.block_linear(None, packed)

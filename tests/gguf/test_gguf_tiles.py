@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -28,7 +29,7 @@ def field(block: list[int], fmt: str, element: int) -> tuple[int, int]:
 
 def tile_of(rows: list[list[list[int]]], fmt: str) -> bytes:
     """One tile of rows[64][8] blocks, byte by byte."""
-    tile = bytearray(64 * 8 * BLOCK_BYTES[fmt])
+    tile = bytearray(64 * 8 * BLOCK_BYTES[fmt])  # without the powers of its rows
     minimum, bits = LAYOUTS[fmt].minimum, LAYOUTS[fmt].bits
     band_bytes = len(tile) // 4
     halves = band_bytes - (256 if minimum is None else 512)
@@ -74,18 +75,34 @@ def five_words(quarters: tuple[list[int], ...], fmt: str, elements: list[int]) -
     return words
 
 
+def powers_of(rows: torch.Tensor, fmt: str) -> bytes:
+    """The powers of 64 rows of blocks. Rows g and g + 8 of a band are neighbours."""
+    minimum = LAYOUTS[fmt].minimum
+    largest_level = {"q4_0": 8, "q4_1": 15, "q5_0": 16, "q5_1": 31, "q8_0": 128}[fmt]
+    powers = []
+    for row in rows.clone():
+        d = row[:, :2].clone().view(torch.float16).flatten().tolist()
+        m = [0.0] * len(d) if minimum is None else row[:, minimum : minimum + 2].clone().view(torch.float16).flatten().tolist()
+        bounds = [abs(scale) * largest_level + abs(least) for scale, least in zip(d, m)]
+        largest = max((bound for bound in bounds if math.isfinite(bound)), default=0.0)
+        powers.append(2.0 ** min(15, 14 - math.frexp(largest)[1]) if largest else 2.0**15)
+    order = [16 * w + 8 * h + g for w in range(4) for g in range(8) for h in range(2)]
+    return bytes(torch.tensor([powers[row] for row in order]).half().view(torch.uint8).tolist())
+
+
 @pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("m, blocks", SHAPES)
 def test_every_byte_is_where_the_documentation_says(fmt, m, blocks):
     q = random_blocks(m, blocks, fmt, seed=m)
     made = tiles.from_blocks(q, FORMATS[fmt])
-    assert made.shape == (-(-m // 64), -(-blocks // 8), 512 * BLOCK_BYTES[fmt])
+    assert made.shape == (-(-m // 64), -(-blocks // 8), 512 * BLOCK_BYTES[fmt] + 128)
     padded = torch.zeros((made.shape[0] * 64, made.shape[1] * 8, BLOCK_BYTES[fmt]), dtype=torch.uint8)
     padded[:m, :blocks] = q
     for r in range(made.shape[0]):
         for c in range(made.shape[1]):
             part = padded[64 * r : 64 * r + 64, 8 * c : 8 * c + 8].tolist()
-            assert bytes(made[r, c].tolist()) == tile_of(part, fmt), (r, c)
+            assert bytes(made[r, c, :-128].tolist()) == tile_of(part, fmt), (r, c)
+            assert bytes(made[r, c, -128:].tolist()) == powers_of(padded[64 * r : 64 * r + 64], fmt), (r, c)
 
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in WEIGHTS if LAYOUTS[fmt].bits == 5])
@@ -116,7 +133,7 @@ def test_each_bit_of_a_thread_s_levels_of_five_bits_has_one_place(fmt):
             q[row, block, levels + element % 16] = 1 << bit + (4 if element >= 16 else 0)
         else:
             q[row, block, fifth_bits + element // 8] = 1 << element % 8
-        made = tiles.from_blocks(q, FORMATS[fmt]).flatten()
+        made = tiles.from_blocks(q, FORMATS[fmt])[..., :-128].flatten()
         assert made.nonzero().flatten().tolist() == [byte] and made[byte] == 1 << place, (block, row, element, bit)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -20,18 +22,106 @@ def quantized(name, **fields):
 
 
 @pytest.mark.parametrize(
-    "name, norms, mlps",
-    [("llama", 4, 2), ("llama with biases", 4, 2), ("qwen3", 4, 2), ("phi3", 4, 2), ("qwen3_moe", 2, 0), ("gemma2", 0, 2), ("olmo2", 0, 2)],
+    "name, norms, mlps, routers",
+    [
+        *[("llama", 4, 2, 0), ("llama with biases", 4, 2, 0), ("qwen3", 4, 2, 0), ("phi3", 4, 2, 0), ("gemma2", 0, 2, 0), ("olmo2", 0, 2, 0)],
+        *[("qwen3_moe", 2, 0, 2), ("qwen2_moe", 2, 0, 2), ("mixtral", 2, 0, 2)],
+    ],
 )
 @pytest.mark.parametrize("activation", ["auto", "dynamic"])
-def test_fused_models_compute_nearly_the_same(name, norms, mlps, activation):
+def test_fused_models_compute_nearly_the_same(name, norms, mlps, routers, activation):
     """A norm that a router reads too, and gemma's, which multiplies by 1 + weight, stay."""
     model, ids = quantized(name, activation=activation), tokens()[0]
     before = logits(model, ids)
     done = sm.fuse_(model)
-    assert (len(done.norms), len(done.mlps)) == (norms, mlps)
+    assert (len(done.norms), len(done.mlps), len(done.routers)) == (norms, mlps, routers)
     assert distance(logits(model, ids), before) < 1e-5
     assert sum(isinstance(module, nn.RMSNorm) for module in model.modules()) == norms
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("renormalized", [False, True])
+def test_a_fused_router_selects_and_weighs_as_before(dtype, renormalized):
+    """Experts of equal logits may change places."""
+    model = tiny("qwen3_moe", dtype)
+    x = torch.randn(300, 64, generator=torch.Generator().manual_seed(2)).to(dtype)
+    for layer in model.model.layers:
+        layer.mlp.gate.norm_topk_prob = renormalized
+    sm.quantize_(model, sm.Int8Config(activation="dynamic"), progress=False)
+    before = [layer.mlp.gate(x) for layer in model.model.layers]
+    assert sm.fuse_(model).routers == ["model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
+    for layer, (logits_before, weights, ids) in zip(model.model.layers, before):
+        assert isinstance(layer.mlp.gate, nn.SoftmaxRouter) and layer.mlp.gate.renormalize is renormalized
+        found = layer.mlp.gate(x)
+        assert torch.equal(found[0], logits_before) and found[1].dtype is torch.float32 and found[2].dtype is torch.int32
+        assert torch.equal(logits_before.gather(-1, found[2].long()), logits_before.gather(-1, ids))
+        assert torch.allclose(found[1], weights.float(), rtol=torch.finfo(dtype).eps + 2**-14)
+
+
+def _sigmoid(router, x):
+    scores = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), router.weight)
+    weights, ids = scores.sigmoid().topk(2)
+    return scores, weights / weights.sum(-1, keepdim=True), ids
+
+
+ROUTERS = {
+    "sigmoid": _sigmoid,
+    "scaled weights": lambda router, x: (lambda logits, weights, ids: (logits, 1.1 * weights, ids))(*type(router).forward(router, x)),
+    "a group of experts": lambda router, x: (lambda logits, weights, ids: (logits, weights, ids % 2))(*type(router).forward(router, x)),
+    "other logits": lambda router, x: (lambda logits, weights, ids: (logits.tanh(), weights, ids))(*type(router).forward(router, x)),
+    "two results": lambda router, x: type(router).forward(router, x)[1:],
+}
+
+
+@pytest.mark.parametrize("kind", [*ROUTERS, "a bias", "float experts"])
+def test_a_router_that_computes_something_else_stays(kind):
+    model = quantized("qwen3_moe", **({"ignore": ["re:.*experts"]} if kind == "float experts" else {}))
+    for layer in model.model.layers:
+        gate = layer.mlp.gate
+        if kind == "a bias":
+            gate.register_buffer("bias", torch.zeros(4))
+        elif kind in ROUTERS:
+            gate.forward = lambda x, gate=gate: ROUTERS[kind](gate, x)
+        if kind == "two results":
+            layer.mlp.forward = lambda x: x
+    assert sm.fuse_(model).routers == [] and not any(isinstance(module, nn.SoftmaxRouter) for module in model.modules())
+
+
+def test_a_fused_router_is_found_by_its_former_class():
+    model = quantized("qwen3_moe")
+    wanted = copy.deepcopy(model)(tokens()[0], output_router_logits=True)
+    former = type(model.model.layers[0].mlp.gate)
+    sm.fuse_(model)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
+        router = copied.model.layers[0].mlp.gate
+        assert isinstance(router, nn.SoftmaxRouter) and isinstance(router, former)
+        found = copied(tokens()[0], output_router_logits=True)
+        assert len(found.router_logits) == len(wanted.router_logits) == 2
+        assert all(distance(logits, before) < 0.1 for logits, before in zip(found.router_logits, wanted.router_logits))
+
+
+def test_a_module_that_raises_anything_is_no_router():
+    class Extra(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(8, 64))
+
+        def forward(self, x):
+            raise KeyError("for training")
+
+    model = quantized("qwen3_moe")
+    model.model.layers[1].mlp.extra = Extra()
+    assert sm.fuse_(model).routers == ["model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]
+
+
+def test_a_refusal_puts_the_routers_back():
+    model, ids = quantized("mixtral"), tokens()[0]
+    attention = model.model.layers[1].self_attn.forward
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **rest: attention(hidden_states=hidden_states * 2.0, **rest)
+    before = logits(model, ids)
+    with pytest.raises(sm.ScaledMMError, match="model: expected decoder layers"):
+        sm.fuse_(model)
+    assert torch.equal(logits(model, ids), before) and not any(isinstance(module, nn.SoftmaxRouter) for module in model.modules())
 
 
 def test_what_cannot_be_fused_is_refused():

@@ -148,3 +148,13 @@ def test_wrong_tensors_are_refused_by_name():
     ):
         with pytest.raises(sm.ScaledMMError, match=message):
             call()
+
+
+def test_a_router_is_a_product_and_the_best_of_its_softmax(device):
+    router = nn.SoftmaxRouter(64, 16, 4, renormalize=False, device=device)
+    router.weight.copy_(torch.randn(16, 64, generator=torch.Generator().manual_seed(0)))
+    x = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(1)).bfloat16().to(device)
+    logits, weights, ids = router(x)
+    assert torch.equal(logits, torch.nn.functional.linear(x.view(6, 64), router.weight))
+    assert all(map(torch.equal, (weights, ids), sm.topk_softmax(logits, 4, renormalize=False)))
+    assert str(router) == "SoftmaxRouter(64, num_experts=16, top_k=4, renormalize=False)"

@@ -42,6 +42,7 @@ CALLS: dict[str, Callable[[Tensors], object]] = {
     "to rows of experts": lambda t: moe.quantize_to_rows(t["x"], t["rows"], False),
     "blocks to rows of experts": lambda t: moe.quantize_to_rows(t["x"], t["rows"], True),
     "weighted sum": lambda t: moe.combine(t["copies"], t["topk_weights"], t["some_rows"]),
+    "router": lambda t: sm.topk_softmax(t["logits"], 6, renormalize=False),
     "rope": lambda t: sm.rope(t["query"], t["key"], t["cos"], t["sin"]),
 }
 
@@ -59,6 +60,7 @@ def operands(m: int, k: int, dtype: torch.dtype) -> Tensors:
     named = {"x": random(m, k), "residual": random(m, k), "weight": random(k), "gated": random(m, 2 * k), "blocks": random(m, -(-k // 32) * 32)}
     named |= {"query": random(m, 4, 128), "key": random(m, 2, 128), "cos": random(m, 64), "sin": random(m, 64)}
     named |= {"copies": random(2 * m, k), "topk_weights": random(m, 2), "ids": torch.randint(-1, 4, (m, 2), generator=generator)}
+    named["logits"] = random(m, min(max(k, 6), 1024))
     named["rows"] = torch.randperm(2 * m, generator=generator).to(torch.int32).view(m, 2)
     named["some_rows"] = torch.where(named["ids"] < 0, -1, named["rows"])
     return named | {"scale": torch.tensor([0.02]), "point": torch.tensor([3], dtype=torch.int32)}

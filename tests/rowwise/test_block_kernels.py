@@ -10,7 +10,7 @@ from rowwise_data import FLOATS, LAYOUTS, laid_out, values
 import scaled_mm as sm
 from scaled_mm.gguf_formats import FORMATS, RULES
 from scaled_mm.reference import same_bits
-from scaled_mm.rowwise import kernels, moe
+from scaled_mm.rowwise import kernels, moe, reference
 
 pytestmark = pytest.mark.gpu
 
@@ -104,6 +104,35 @@ def test_what_surrounds_the_products_of_experts(launches, dtype):
             assert launches == [True]
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_router_of_experts(launches, dtype):
+    """Every kernel, one and several thread blocks, every layout."""
+    for rows, experts, k in (
+        ((1,), 1, 1),
+        ((), 8, 2),
+        ((7,), 64, 6),
+        ((16,), 128, 8),
+        ((2, 33), 129, 1),
+        ((1023,), 256, 8),
+        ((5,), 511, 32),
+        ((3, 2), 1000, 10),
+        ((70000,), 128, 8),
+        ((0,), 8, 2),
+    ):
+        for kind in ("plain", "special"):
+            logits = values((*rows, experts), dtype, kind, seed=experts)
+            logits[..., experts // 2] = logits[..., 0]  # a tie
+            for layout in LAYOUTS if len(rows) < 2 else ("contiguous", "unaligned"):
+                x = laid_out(logits, layout)
+                for renormalize in (False, True):
+                    launches.clear()
+                    got = sm.topk_softmax(on_gpu(x), k, renormalize=renormalize)
+                    assert same(got, sm.topk_softmax(x, k, renormalize=renormalize)), (rows, experts, k, kind, layout)
+                    assert launches == [True]
+    x = values((5, 300), dtype)
+    assert same(sm.topk_softmax(x.cuda(), 8), reference.topk_softmax(x, 8))
+
+
 def test_one_launch_and_one_capture(launches):
     query, key, cos = (torch.randn(64, h, 128, device="cuda").bfloat16() for h in (32, 8, 1))
     cos = cos[:, 0]
@@ -117,6 +146,7 @@ def test_one_launch_and_one_capture(launches):
         "sort by expert": lambda: tuple(sm.moe_sort(ids, 8)),
         "to rows of experts": lambda: moe.quantize_to_rows(query[:, 0], rows, False),
         "blocks to rows of experts": lambda: moe.quantize_to_rows(query[:, 0], rows, True),
+        "router": lambda: sm.topk_softmax(query[:, 0], 8),
         "weighted sum": lambda: moe.combine(query.view(-1, 128)[:128], weights, rows),
     }
     for name, call in calls.items():

@@ -76,6 +76,15 @@ def cases(x: torch.Tensor, residual: torch.Tensor, gated: torch.Tensor, weight: 
             dict(out=y),
             (moe.combine(gated.view(2 * M, K), factors, order.inverse),),
         ),
+        **{
+            f"topk_softmax{suffix}": (
+                f"topk_softmax{suffix}",
+                dict(logits=x),
+                dict(out=torch.full((M, 3), -7.0), ids=torch.full((M, 3), -7, dtype=torch.int32)),
+                sm.topk_softmax(x, 3, renormalize=bool(suffix)),
+            )
+            for suffix in ("", "_renormalized")
+        },
     }
 
 

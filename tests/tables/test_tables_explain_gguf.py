@@ -39,7 +39,7 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
         assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
         assert (
             (f"{stages} stages of the weight" if stages > 1 else "no stages") in out
-            and "auto is w4a16" in out
+            and f"auto is {next(rule.mode for rule in table.gguf.auto if rule.m is None or tokens <= rule.m)}" in out
             and "with q8_1 activations gguf_" not in out
         )
         tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
@@ -67,7 +67,7 @@ def test_json_has_the_choice_and_the_row_of_the_format(explain):
     answer, selection = json.loads(out), table.gguf.select(512, 4096, 4096)
     assert status == 0 and (answer["kernel"], answer["bucket"], answer["reason"]) == (selection.row.name, selection.bucket_index, selection.reason)
     memory = family_of(selection.row).shared_memory(selection.row, "q8_0", shared_memory_of(table))
-    assert answer["row"]["estimate"]["shared_memory_bytes"] == memory and answer["auto"] == "w4a16" and answer["format"] == "q8_0"
+    assert answer["row"]["estimate"]["shared_memory_bytes"] == memory and answer["auto"] == "w16a16" and answer["format"] == "q8_0"
 
 
 @pytest.mark.parametrize("modes, first", [("[{mode: w4a16}]", "gguf_mma_16x16_x2"), ("[{m: 8, mode: w4a16}, {mode: w4a8}]", "gguf_mma_32x32_x2")])

@@ -41,7 +41,7 @@ extern "C" {
 #endif
 
 /* Changes whenever a struct or a signature below changes. */
-#define SCALED_MM_ABI_VERSION 12
+#define SCALED_MM_ABI_VERSION 13
 
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_STATUS_SUCCESS = 0,
@@ -195,15 +195,17 @@ typedef struct {
 
 /* How the float activations of a GGUF product are multiplied; the names are for every format, whatever its bits. */
 typedef enum SCALED_MM_ENUM_BASE {
-  SCALED_MM_GGUF_AUTO = 0,  /* float32: W4A8; float16 and bfloat16: as the table says for this many tokens */
-  SCALED_MM_GGUF_W4A8 = 1,  /* quantized to q8_1 first */
-  SCALED_MM_GGUF_W4A16 = 2, /* as they are; float16 and bfloat16 alone */
+  SCALED_MM_GGUF_AUTO = 0,   /* float32: W16A16; float16 and bfloat16: as the table says for this many tokens, but W4A16 if out is float32 */
+  SCALED_MM_GGUF_W4A8 = 1,   /* quantized to q8_1 first */
+  SCALED_MM_GGUF_W4A16 = 2,  /* as they are; float16 and bfloat16 alone */
+  SCALED_MM_GGUF_W16A16 = 3, /* as they are, float32 rounded to float16 with a power of two for each token; a kernel may round the values of a
+                                packed weight to 16 bits */
 } scaledMMGgufMode_t;
 
 /* What AUTO is for at most m_max tokens; the first that fits decides, INT64_MAX is open. */
 typedef struct {
   int64_t m_max;
-  int32_t mode; /* SCALED_MM_GGUF_W4A8 or SCALED_MM_GGUF_W4A16 */
+  int32_t mode; /* a scaledMMGgufMode_t but AUTO */
   int32_t padding_;
 } scaledMMTableMode_t;
 
@@ -260,6 +262,7 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_MOE_SORT = 11,
   SCALED_MM_MOE_QUANTIZE = 12,
   SCALED_MM_MOE_COMBINE = 13,
+  SCALED_MM_TOPK_SOFTMAX = 14,
 } scaledMMProduct_t;
 
 #define SCALED_MM_MAX_OPERANDS 11
@@ -439,7 +442,7 @@ static inline scaledMMStatus_t scaledMMCalculateGroupedBlockScaledGemm(scaledMMD
  * any address, or float16 | bfloat16 | float32, any strides. K is a multiple of 32. out [N,M] float16 | bfloat16 | float32, any strides
  * under which no elements overlap: strides [1, N] are those of a linear layer's [M,N]. bias [N], float32 or out's dtype, or NULL; added in
  * float32.
- * mode: scaledMMGgufMode_t; Q8_1 and float32 activations take AUTO or W4A8.
+ * mode: scaledMMGgufMode_t; Q8_1 activations take AUTO or W4A8, float32 not W4A16.
  * kernel: NULL, or the name of a GGUF row of the table. */
 
 static inline scaledMMStatus_t scaledMMCreateGgufGemmDescriptor(scaledMMHandle_t handle, scaledMMDescriptor_t* descriptor,
@@ -504,6 +507,7 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  *   MOE_SORT              out, topk_ids, expert_map, ends, inverse   function: 0
  *   MOE_QUANTIZE          out, x, rows, out_scale                 function: a scaledMMMoeScales_t
  *   MOE_COMBINE           out, y, topk_weights, rows              function: 0
+ *   TOPK_SOFTMAX          out, logits, ids                        function: a scaledMMTopkWeights_t
  *
  * ROPE: query [M,HQ,D], floats, D even, and key [M,HK,D] of its dtype are rotated to out and out_key of their shapes and dtype. cos, sin [M,D], or
  * [M,D/2] for pairs that share an angle: any floats.
@@ -521,7 +525,10 @@ SCALED_MM_API scaledMMStatus_t scaledMMCreateRowwiseDescriptor(scaledMMHandle_t 
  * not checked: a larger one writes out of bounds.
  * MOE_COMBINE: out[m,n] = sum over j of topk_weights[m,j] * y[rows[m,j],n], in order of j, without the j whose row is -1. y [rows,N] and out [M,N]
  * are floats of one dtype, topk_weights [M,choices] any floats, rows as above, with values less than the number of rows of y: a larger one reads out
- * of bounds. Computed in float32, for float32 y in float64. */
+ * of bounds. Computed in float32, for float32 y in float64.
+ * TOPK_SOFTMAX: the router of a mixture of experts. logits [M,E], floats, E from 1 to 1024. Of each row, the k largest logits, the largest first: ids
+ * [M,k] int32, which expert each belongs to, and out [M,k] float32, its softmax over the row, for RENORMALIZED divided by the sum of the row of out.
+ * k from 1 to 32, and at most E. Of equal logits the lower expert comes first; NaN counts as the largest. Computed in float32. */
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_ROPE_HALVES = 0,      /* pairs (i, i + D/2) of a head, as Llama and GPT-NeoX */
   SCALED_MM_ROPE_INTERLEAVED = 1, /* pairs (2 i, 2 i + 1), as GPT-J */
@@ -539,6 +546,11 @@ typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_MOE_BLOCK_SCALES = 1,
 } scaledMMMoeScales_t;
 
+typedef enum SCALED_MM_ENUM_BASE {
+  SCALED_MM_TOPK_PROBABILITIES = 0,
+  SCALED_MM_TOPK_RENORMALIZED = 1,
+} scaledMMTopkWeights_t;
+
 /* docs/design/gguf-formats.md. The rule changes only Q4_0 and Q5_0. */
 typedef enum SCALED_MM_ENUM_BASE {
   SCALED_MM_GGUF_RULE_ABSMAX = 0,
@@ -546,7 +558,7 @@ typedef enum SCALED_MM_ENUM_BASE {
 } scaledMMGgufRule_t;
 
 /* Bytes of a block of 32 values: 18 for SCALED_MM_DTYPE_Q4_0; 0 for a dtype that is no GGUF format. A tile of a packed weight has the
- * bytes of its 64 x 8 blocks. */
+ * bytes of its 64 x 8 blocks, and 128 more. */
 SCALED_MM_API int64_t scaledMMGetBlockBytes(int32_t dtype);
 
 #if defined(__cplusplus)

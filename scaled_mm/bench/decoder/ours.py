@@ -8,7 +8,6 @@ import scaled_mm as sm
 from scaled_mm import nn
 from scaled_mm.bench.decoder.cases import Model
 from scaled_mm.bench.decoder.inputs import EPSILON, Layer, Pair, Weight, attention
-from scaled_mm.bench.decoder.plain import routed
 
 
 class DecoderLayer(torch.nn.Module):
@@ -37,18 +36,19 @@ class DecoderLayer(torch.nn.Module):
 
 
 class Mixture(torch.nn.Module):
-    """A router in bfloat16, and `Int8Experts`."""
+    """A router whose product is in bfloat16, and `Int8Experts`."""
 
     def __init__(self, model: Model, weights: Layer):
         super().__init__()
-        self.choices, self.router = model.choices, torch.nn.Parameter(weights.router, requires_grad=False)
+        self.router = nn.SoftmaxRouter(model.hidden, model.experts, model.choices, device="meta")
+        self.router.weight = torch.nn.Parameter(weights.router, requires_grad=False)
         self.experts = nn.Int8Experts(model.experts, model.hidden, model.inner, device="meta")
         for name, weight in (("gate_up_proj", weights.gate_up), ("down_proj", weights.down)):
             setattr(self.experts, name, torch.nn.Parameter(weight.q, requires_grad=False))
             setattr(self.experts, f"{name}_scale", torch.nn.Parameter(weight.scale, requires_grad=False))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        factors, ids = routed(h, self.router, self.choices)
+        _, factors, ids = self.router(h)
         return self.experts(h, ids, factors)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scaled_mm.bench.analysis import by_weight, names_run
 from scaled_mm.bench.gguf import analysis
-from scaled_mm.bench.gguf.peers import OURS_Q8_1, OURS_W4A8
+from scaled_mm.bench.gguf.peers import BF16, OURS_BF16, OURS_F32, OURS_Q8_1, OURS_W4A8
 from scaled_mm.bench.gguf.record import GgufCaseRecord, GgufDocument
 from scaled_mm.bench.plots import Value, by_weight_figure, curve, curves, microseconds
 from scaled_mm.measure import plots
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {OURS: "#c0392b", OURS_W4A8: "#d68910", OURS_Q8_1: "#8e44ad", "mm": "#34495e", "dequantize_mm": "#7f8c8d"}
+COLORS = {
+    OURS: "#c0392b",
+    OURS_BF16: "#e67e73",
+    OURS_F32: "#6e2c00",
+    OURS_W4A8: "#d68910",
+    OURS_Q8_1: "#8e44ad",
+    BF16: "#1e8449",
+    "mm": "#34495e",
+    "dequantize_mm": "#7f8c8d",
+}
 LLAMA_COLOR = "#2471a3"
 
 

@@ -37,4 +37,5 @@ class GgufDocument(Document):
     FILES: ClassVar[tuple[str, ...]] = ("bench_gguf.json", "bench_block.json")
 
     llama: LlamaSource
+    bounds: dict[str, float] = {}  # of the error, by implementation; ERROR_BOUND where none is given
     cases: list[GgufCaseRecord] = []

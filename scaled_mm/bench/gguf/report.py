@@ -5,10 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from scaled_mm.bench.analysis import kernel_of, names_run, us_of
-from scaled_mm.bench.gguf import analysis, plots
-from scaled_mm.bench.gguf.analysis import ERROR_BOUND, OURS_ALL, TOLERANCE, Pair
+from scaled_mm.bench.gguf import analysis, goals, plots
+from scaled_mm.bench.gguf.analysis import LIKE_LLAMA, TOLERANCE, Pair
+from scaled_mm.bench.gguf.peers import BF16, ERROR_BOUND
 from scaled_mm.bench.gguf.record import GgufCaseRecord, GgufDocument
-from scaled_mm.bench.report import head, how_timed, kernel_cell, noise, plots_section, tables, time_cell, what_did_not_run, write
+from scaled_mm.bench.report import (
+    goals_section,
+    head,
+    how_timed,
+    kernel_cell,
+    noise,
+    plots_section,
+    tables,
+    time_cell,
+    what_did_not_run,
+    write,
+)
 from scaled_mm.measure.document import Heading, Items, Part, Table, Text
 from scaled_mm.measure.peer import OURS
 from scaled_mm.measure.roofline import tops
@@ -39,6 +51,8 @@ def contents(document: GgufDocument, drawn: list[Path] | None = None) -> list[Pa
         *head(document, _title(document), _method(document)),
         Heading(2, "Summary"),
         Items(summary(document)),
+        *goals_section(goals.outcomes(document)),
+        *_over_bf16(document),
         *tables(document, header(document), lambda case: row(document, case)),
         *([Heading(2, "Where time is not monotone"), Items(lines)] if (lines := drops(document)) else []),
         *_hand_overs(document),
@@ -52,9 +66,10 @@ def _title(document: GgufDocument) -> str:
 
 
 def _method(document: GgufDocument) -> str:
+    out = "out in the dtype of the activations, float32 for q8_1" if document.bounds else "out float32"
     return (
-        f"{how_timed(document, 'weights')} Normal data, seed {document.settings.seed}; weights quantized by the rule ggml and packed; out "
-        f"float32, no bias. Samples are taken in {document.settings.rounds} rounds over all implementations; microseconds per call, median. "
+        f"{how_timed(document, 'weights')} Normal data, seed {document.settings.seed}; weights quantized by the rule ggml and packed; {out}, "
+        f"no bias. Samples are taken in {document.settings.rounds} rounds over all implementations; microseconds per call, median. "
         f"TB/s are bytes of the weight's blocks, TOPS two operations a multiply-add, both of `{OURS}`. {document.llama.told}."
     )
 
@@ -62,7 +77,7 @@ def _method(document: GgufDocument) -> str:
 def summary(document: GgufDocument) -> list[str]:
     """The lines that the command prints too."""
     lines = [*_ratios(document), _check(document)]
-    lines += [f"**Not within {ERROR_BOUND:g}**: {case.label}, {analysis.check_of(case)}." for case in analysis.wrong_cases(document)]
+    lines += [f"**Not within {_bound(document)}**: {case.label}, {_check_cell(document, case)}." for case in analysis.wrong_cases(document)]
     count = len(analysis.all_drops(document))
     if count:
         lines.append(f"**Not monotone** within {TOLERANCE:.0%} in {count} place{'s' * (count > 1)}: fewer tokens take longer than more of them.")
@@ -73,7 +88,7 @@ def summary(document: GgufDocument) -> list[str]:
 
 def _ratios(document: GgufDocument) -> list[str]:
     lines = []
-    for name in OURS_ALL[:2]:
+    for name in LIKE_LLAMA:
         found = [(ratio, case) for case in document.cases if (ratio := analysis.llama_ratio(case, name)) is not None]
         if not found:
             continue
@@ -87,9 +102,35 @@ def _ratios(document: GgufDocument) -> list[str]:
 
 
 def _check(document: GgufDocument) -> str:
-    checked = [case for case in document.cases if analysis.check_of(case) != "not checked"]
+    checked = [case for case in document.cases if _check_cell(document, case) != "not checked"]
     good = len(checked) - len(analysis.wrong_cases(document))
-    return f"Within {ERROR_BOUND:g} of the formula in float64, on a slice of rows and tokens: {good} of {len(checked)} checked cases."
+    bounds = ", ".join(f"`{name}` {bound:.2g}" for name, bound in document.bounds.items())
+    return (
+        f"Within {_bound(document)} of the formula in float64, on a slice of rows and tokens: {good} of {len(checked)} checked cases."
+        f"{f' The bounds: {bounds}.' if bounds else ''}"
+    )
+
+
+def _bound(document: GgufDocument) -> str:
+    return "the bound" if document.bounds else f"{ERROR_BOUND:g}"
+
+
+def _check_cell(document: GgufDocument, case: GgufCaseRecord) -> str:
+    return analysis.check_of(case, document.bounds)
+
+
+def _over_bf16(document: GgufDocument) -> list[Part]:
+    """The speed-up over bfloat16 by tokens and implementation; nothing without times of it."""
+    found = goals.speedups(document)
+    if not found:
+        return []
+    rows = []
+    for tokens, name, values in found:
+        worst, case = min(values, key=lambda one: one[0])
+        below = sum(value < 1 for value, _ in values)
+        rows.append([tokens, f"`{name}`", f"{goals.mean(values):.2f}x", f"{worst:.2f}x at {case.label}", f"{below} of {len(values)}"])
+    said = f"The time of `{BF16}` over that of an implementation: geometric mean, lowest, and how many cases are below 1.00x."
+    return [Heading(2, "Next to bfloat16"), Text(said), Table(["tokens", "implementation", "mean", "lowest", "below 1.00x"], rows, "llrlr")]
 
 
 def drops(document: GgufDocument) -> list[str]:
@@ -107,9 +148,9 @@ def _drop(pair: Pair) -> str:
 def header(document: GgufDocument) -> list[str]:
     """The columns of a table; those of llama.cpp only where there are times of it."""
     names = names_run(document)
-    ours = [name for name in names if name in OURS_ALL[:2]]
+    ours = [name for name in names if name in LIKE_LLAMA]
     llama = ["llama.cpp", *(f"llama.cpp / {name}" for name in ours)] if document.llama.status != "none" else []
-    return ["tokens", *names, "TB/s", "TOPS", *llama, f"within {ERROR_BOUND:g}", "kernel"]
+    return ["tokens", *names, "TB/s", "TOPS", *llama, f"within {_bound(document)}", "kernel"]
 
 
 def row(document: GgufDocument, case: GgufCaseRecord) -> list[str]:
@@ -117,14 +158,14 @@ def row(document: GgufDocument, case: GgufCaseRecord) -> list[str]:
     names = names_run(document)
     us = us_of(case, OURS)
     rates = ("—", "—") if us is None else (f"{analysis.terabytes(case, us):.4f}", f"{tops(case.M, case.N, case.K, us):.3f}")
-    ratios = [analysis.llama_ratio(case, name) for name in names if name in OURS_ALL[:2]]
+    ratios = [analysis.llama_ratio(case, name) for name in names if name in LIKE_LLAMA]
     llama = ["—" if case.llama_us is None else f"{case.llama_us:.2f}", *("—" if ratio is None else f"{ratio:.2f}x" for ratio in ratios)]
     return [
         str(case.M),
         *(time_cell(case, name) for name in names),
         *rates,
         *(llama if document.llama.status != "none" else []),
-        analysis.check_of(case),
+        _check_cell(document, case),
         kernel_cell(case),
     ]
 

@@ -56,22 +56,21 @@ class FormulaCheck(Check):
         self._formulas: dict[str, torch.Tensor] = {}
 
     def once(self, peer: Peer, call: TensorCall) -> dict[str, float]:
-        plain_call(call, self._inputs)
-        return {"error": self._error(peer)}
+        return {"error": self._error(peer, plain_call(call, self._inputs))}
 
     def covers(self, peer: Peer) -> bool:
         return isinstance(peer, OursGguf)
 
     def after_timing(self, peer: Peer, result: Result) -> Result:
-        after = self._error(peer)
+        after = self._error(peer, peer.out(self._inputs, 0))
         if after <= result.error or math.isnan(result.error):
             return result
         return result.model_copy(update={"error": after})
 
-    def _error(self, peer: Peer) -> float:
+    def _error(self, peer: Peer, out: torch.Tensor) -> float:
         if peer.name not in self._formulas:
             self._formulas[peer.name] = formula(peer, self._inputs)
-        return error_of(self._inputs.out(0), self._inputs, self._formulas[peer.name])
+        return error_of(out, self._inputs, self._formulas[peer.name])
 
 
 def spread(count: int, most: int, device: torch.device) -> torch.Tensor:

@@ -1,0 +1,90 @@
+// A tile of 32 tokens or more whose weights are rounded to 16 bits: the sums of all blocks stay in the accumulators of the tensor cores. While
+// these multiply a pair of blocks, the next pair is decoded.
+#pragma once
+
+#include <utility>
+
+#include "gguf/rounded.cuh"
+#include "gguf/wgmma_shape.cuh"
+
+namespace scaled_mm::gguf {
+
+// Adds `left` > 0 steps of a tile to a warp's sums, which are then multiplied by the inverse powers of their rows.
+template <class F, class T, class S>
+__device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int left, Stages<S::kStages>& tiles, Stages<S::kValueStages>& values,
+                                                 float (&sums)[S::kTokens / 8][4]) {
+  constexpr int kTokens = S::kTokens, kPairs = kTileBlocks / 2;
+  constexpr int kFirst = kTokens == 160 ? 96 : kTokens, kRest = kTokens - kFirst; // CUTLASS has no instruction of 160 tokens without a further header
+  const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
+  RoundedPair<F> next;
+  Fragments fragments[2][2]; // of a pair that is multiplied, and of the one after it
+  uint32_t powers = 0;
+  const uint8_t* band = nullptr;
+
+  const auto open = [&] { // the next tile of the weight
+    wait(s.tiles_full[tiles.stage], tiles.phase);
+    const uint8_t* const tile = s.tiles[tiles.stage][group];
+    band = tile + warp * F::kBandBytes;
+    powers = *reinterpret_cast<const uint32_t*>(tile + F::kBandsBytes + warp * F::kBandPowers + lane / 4 * 4);
+  };
+  const auto close = [&] {
+    release_stage(s.tiles_empty[tiles.stage], lane, S::kArrivals);
+    tiles.advance();
+  };
+  const auto decode = [&](Fragments(&of)[2]) {
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      of[b] = next.template fragments<T>(b, powers);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) cute::warpgroup_fence_operand(of[b].a[i / 4][i % 4]);
+    }
+  };
+  float* const flat = &sums[0][0];
+  const auto fence = [&] {
+#pragma unroll
+    for (int i = 0; i < kTokens / 2; ++i) cute::warpgroup_fence_operand(flat[i]);
+  };
+
+  open();
+  next.load(band, 0, lane);
+  decode(fragments[0]);
+  fence();
+  int done = -1; // the stage of activations of the pair before
+  for (; left > 0; --left) {
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      Fragments(&now)[2] = fragments[pair % 2];
+      if (pair + 1 < kPairs) next.load(band, pair + 1, lane);
+      wait(s.values_full[values.stage], values.phase);
+      const uint64_t x = descriptor_of(s.values[values.stage][0]);
+      cute::warpgroup_arrive();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        multiply<T>(flat, now[i / 2].a[i % 2], x + 2 * i, true, std::make_index_sequence<kFirst / 2>{});
+        if constexpr (kRest > 0) {
+          multiply<T>(flat + kFirst / 2, now[i / 2].a[i % 2], x + kFirst * 8 + 2 * i, true, std::make_index_sequence<kRest / 2>{});
+        }
+      }
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<1>(); // the pair before is done: its fragments and its activations are free
+      if (done >= 0) release_stage(s.values_empty[done], lane, S::template kValueArrivals<Factors::kRounded>);
+      done = values.stage;
+      values.advance();
+      if (pair + 1 == kPairs) {
+        close();
+        if (left == 1) continue;
+        open();
+        next.load(band, 0, lane);
+      }
+      decode(fragments[(pair + 1) % 2]);
+    }
+  }
+  cute::warpgroup_wait<0>();
+  fence();
+  release_stage(s.values_empty[done], lane, S::template kValueArrivals<Factors::kRounded>);
+  const float2 scale = inverse_powers(powers);
+#pragma unroll
+  for (int i = 0; i < kTokens / 2; ++i) flat[i] *= i % 4 / 2 ? scale.y : scale.x;
+}
+
+} // namespace scaled_mm::gguf

@@ -1,0 +1,130 @@
+"""Mode w16a16 on a GPU: values of packed weights rounded to 16 bits once, float32 activations to float16, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from gguf_data import WEIGHTS, relative_error, seeded
+from gguf_gpu import BOUND, FLOATS, compute, operands, rounded, rounded_rows, rows_here
+from operands.pairs import pairs
+
+import scaled_mm as sm
+from scaled_mm.gguf import reference
+from scaled_mm.tables import load_table
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [
+    (1, 17, 32),
+    (64, 32, 256),
+    (65, 33, 288),
+    (127, 1, 2048),
+    (129, 63, 320),
+    (257, 130, 1056),
+    (300, 257, 2080),
+    (255, 300, 4064),
+    (64, 97, 544),
+    (192, 161, 512),
+]
+LARGE = [(4096, 64, 4096), (4096, 300, 1024), (1152, 520, 8192), (256, 40, 28672)]  # tiles that several thread blocks share
+#: Of the sums of all of K, which tensor cores truncate: for K up to 4096 BOUND.
+LONG_BOUND = 1e-5
+
+
+def rounds(arch: str, kernel: str) -> bool:
+    """Whether a kernel config rounds weights: those of wgmma with more than 16 tokens."""
+    row = next(row for row in load_table(arch).gguf.rows if row.name == kernel)
+    return row.family == "gguf_wgmma" and row.tile.m > 16
+
+
+def want(weight_q, fmt, x, rounding: bool) -> torch.Tensor:
+    """float64 [N, M]."""
+    weight = rounded(weight_q, fmt, x.dtype) if rounding else sm.dequantize_block(weight_q.cpu(), fmt).double()
+    return weight @ (rounded_rows(x) if x.dtype is torch.float32 else x.cpu().double()).t()
+
+
+@pytest.mark.parametrize("arch, kernel", rows_here())
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_every_kernel_config_is_within_the_bound_of_the_rounded_formula(arch, kernel, fmt):
+    handle = sm.Handle("cuda", arch=arch)
+    for case in pairs(shape=SHAPES, dtype=FLOATS):
+        (m, n, k), dtype = case["shape"], case["dtype"]
+        weight_q, x = operands(fmt, m, n, k)
+        x, bias = x.to(dtype), torch.randn(m, generator=seeded(n)).cuda()
+        out = compute(handle, fmt, sm.pack_block_weight(weight_q, fmt), x, m, n, bias=bias, mode="w16a16", kernel=kernel)
+        expected = want(weight_q, fmt, x, rounds(arch, kernel)) + bias.cpu().double()[:, None]
+        assert relative_error(out.cpu(), expected) <= BOUND, case
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("m, n, k", LARGE)
+def test_shared_tiles_are_within_the_bound(fmt, m, n, k):
+    weight_q, x = operands(fmt, m, n, k)
+    for dtype in FLOATS:
+        y = sm.block_linear(x.to(dtype), sm.pack_block_weight(weight_q, fmt), out_dtype=torch.float32, mode="w16a16")
+        rounding = load_table(sm.Handle("cuda").arch).gguf.rows[-1].family == "gguf_wgmma"
+        bound = BOUND if k <= 4096 else LONG_BOUND
+        assert relative_error(y.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding)) <= bound, dtype
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_rows_and_tokens_of_any_size_keep_their_digits(fmt):
+    g = seeded(3)
+    weight = torch.randn(96, 512, generator=g) * torch.logspace(-6, 3, 96)[:, None]
+    weight_q = sm.quantize_block(weight, fmt).cuda()
+    x = (torch.randn(40, 512, generator=g) * torch.logspace(-30, 30, 40)[:, None]).cuda()
+    y = sm.block_linear(x, sm.pack_block_weight(weight_q, fmt), mode="w16a16").double().t().cpu()
+    exact = reference.gemm(weight_q.cpu(), x.cpu(), fmt)
+    size = sm.dequantize_block(weight_q.cpu(), fmt).double().norm(dim=1)[:, None] * x.cpu().double().norm(dim=1)
+    assert ((y - exact).abs() <= 2.0**-10 * size).all()
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_what_is_not_finite_stays_in_its_row_and_its_token(fmt, dtype):
+    weight_q, x = operands(fmt, 130, 70, 512)
+    x = x.to(dtype)
+    packed = sm.pack_block_weight(weight_q, fmt)
+    clean = sm.block_linear(x, packed, out_dtype=torch.float32, mode="w16a16")
+    weight_q[77, 3, :2] = torch.tensor([0x00, 0x7E], dtype=torch.uint8)  # a NaN for d
+    x[5, 100] = float("inf")
+    y = sm.block_linear(x, sm.pack_block_weight(weight_q, fmt), out_dtype=torch.float32, mode="w16a16")
+    touched = torch.zeros_like(y, dtype=torch.bool)
+    touched[5], touched[:, 77] = True, True
+    assert not y[touched].isfinite().any() and torch.equal(y[~touched], clean[~touched])
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_outputs_are_the_float32_ones_cast_once_whatever_their_strides(fmt, out_dtype):
+    """Rows in pairs of one word, odd numbers of rows, and rows that are not neighbours; whole tiles and shared ones."""
+    handle = sm.Handle("cuda")
+    for m, n, k in ((128, 256, 512), (129, 33, 512), (130, 65, 1024), (1152, 520, 2048)):
+        weight_q, x = operands(fmt, m, n, k)
+        x, packed, bias = x.half(), sm.pack_block_weight(weight_q, fmt), torch.randn(m, generator=seeded(n)).cuda()
+        wanted = compute(handle, fmt, packed, x, m, n, bias=bias, mode="w16a16").t().to(out_dtype)
+        new = functools.partial(torch.full, fill_value=torch.nan, dtype=out_dtype, device="cuda")
+        for out in (new((n, m)), new((n, m + 2))[:, :m], new((n, m + 1))[:, 1:], new((n, 2 * m))[:, ::2], new((m, n)).t()):
+            out = out.t()
+            with sm.create_block_descriptor(handle, out=out, weight=packed, activation=x, bias=bias, mode="w16a16") as descriptor:
+                descriptor.calculate(out, packed, x, bias, workspace=torch.empty(descriptor.workspace_size, dtype=torch.uint8, device="cuda"))
+            assert torch.equal(out.t(), wanted), (m, n, k, out.stride())
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_an_unpacked_weight_is_not_rounded(fmt):
+    weight_q, x = operands(fmt, 130, 40, 512)
+    handle, x = sm.Handle("cuda"), x.half()
+    out = compute(handle, fmt, weight_q, x, 130, 40, mode="w16a16")
+    assert torch.equal(out, compute(handle, fmt, weight_q, x, 130, 40, mode="w4a16"))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_activations_of_any_strides_give_the_same(dtype):
+    weight_q, _ = operands("q4_1", 130, 40, 512)
+    packed = sm.pack_block_weight(weight_q, "q4_1")
+    x = torch.randn(80, 1100, generator=seeded(4)).cuda().to(dtype)
+    for view in (x[:40, 1:513], x[::2, 3:515], x[:40, ::2][:, :512], x[:40, :512].t().contiguous().t(), x[:1, :512].expand(40, 512)):
+        assert torch.equal(sm.block_linear(view, packed, mode="w16a16"), sm.block_linear(view.contiguous(), packed, mode="w16a16"))

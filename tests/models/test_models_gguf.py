@@ -1,0 +1,273 @@
+"""`from_gguf`: a GGUF file on its own blocks computes what the dequantized model computes, and says which layers are dense."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+
+import pytest
+import torch
+from operands.tiny_gguf import FORMATS, MODULES, tokens, write
+from operands.tiny_models import distance, logits
+
+import scaled_mm as sm
+from scaled_mm import nn
+from scaled_mm.cli import main
+from scaled_mm.models import gguf as under_test
+from scaled_mm.models.source import load_model, load_tokenizer
+
+# |logits - reference| / |reference| with the dequantized float32 model on a CPU: the same weights, sums in another order. Measured: 3e-7 here, 2.4e-6
+# for the 30 layers of SmolLM2.
+NEAR = 1e-5
+LINEARS = [f"model.layers.{layer}.{name}" for layer in range(2) for name in MODULES.values()]
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "tiny.gguf")
+
+
+def packed(path, **options) -> tuple[torch.nn.Module, sm.GgufReport]:
+    reports = []
+    model = sm.from_gguf(path, report=reports.append, progress=False, **options)
+    (report,) = reports
+    return model, report
+
+
+@torch.no_grad()
+def hidden(model, ids):
+    return model.model(ids).last_hidden_state
+
+
+@pytest.mark.parametrize("head", [None, "q5_0", "f16"])
+def test_it_computes_what_the_dequantized_model_computes(tmp_path, head):
+    path = write(tmp_path / "tiny.gguf", head=head)
+    (model, report), reference = packed(path), load_model(path)
+    assert distance(hidden(model, tokens()), hidden(reference, tokens())) < NEAR
+    assert distance(logits(model, tokens()), logits(reference, tokens())) < NEAR
+    options = dict(max_new_tokens=16, do_sample=False, pad_token_id=0, eos_token_id=None)
+    assert torch.equal(model.generate(tokens(), **options), reference.generate(tokens(), **options))
+    assert not model.training and {layer.name for layer in report.layers} == {*LINEARS, "lm_head"}
+
+
+def test_every_linear_layer_has_the_blocks_of_the_file(file):
+    model, report = packed(file)
+    tensors, reference = sm.load_gguf(file), load_model(file)
+    for layer in report.layers:
+        module, found = model.get_submodule(layer.name), tensors[layer.tensor]
+        assert type(module) is nn.BlockLinear and module.fmt == layer.fmt == found.fmt and not layer.reason
+        blocks, weight = module.packed.unpack(), reference.get_submodule(layer.name).weight
+        assert torch.equal(sm.dequantize_block(blocks, layer.fmt), weight)  # q and k in the order of transformers
+        permuted = layer.name.endswith(("q_proj", "k_proj"))
+        assert torch.equal(blocks, found.q) is not permuted and torch.equal(blocks.flatten(1).sort(0)[0], found.q.flatten(1).sort(0)[0])
+    assert report.counts() == {"q4_0": 4, "q4_1": 4, "q5_0": 2, "q5_1": 2, "q8_0": 3}
+    assert report.packed_bytes == sum(tensors[layer.tensor].q.nbytes for layer in report.layers)
+    assert report.dense_bytes == sum(parameter.nbytes for parameter in model.parameters()) == 4 * (96 * 64 + 5 * 64)
+    assert json.loads(json.dumps(report.to_dict()))["layers"][0]["tensor"] == "blk.0.attn_q.weight"
+
+
+def test_a_tied_head_gets_the_blocks_of_the_embedding_and_stays_packed(file):
+    model, report = packed(file)
+    assert [layer.tied for layer in report.layers] == [False] * 14 + [True] and report.layers[-1].tensor == "token_embd.weight"
+    before = logits(model, tokens())
+    model.tie_weights()
+    assert type(model.lm_head) is nn.BlockLinear and not model.config.tie_word_embeddings and "lm_head.weight" not in dict(model.named_parameters())
+    assert torch.equal(logits(model, tokens()), before) and model.get_input_embeddings().weight.dtype is torch.float32
+
+
+def test_other_types_stay_dense_and_the_report_says_so(tmp_path):
+    path = write(tmp_path / "tiny.gguf", {**FORMATS, "attn_v": "f16", "ffn_down": "q6_k"}, embedding="f16")
+    (model, report), reference = packed(path), load_model(path)
+    dense = {layer.name: layer.reason for layer in report.layers if not layer.fmt}
+    assert set(dense) == {f"model.layers.{i}.{name}" for i in range(2) for name in ("self_attn.v_proj", "mlp.down_proj")} | {"lm_head"}
+    assert dense["model.layers.0.self_attn.v_proj"] == "blk.0.attn_v.weight is of float16"
+    assert dense["model.layers.1.mlp.down_proj"] == "blk.1.ffn_down.weight is of q6_k"
+    assert "lm_head is dense: token_embd.weight is of float16" in str(report) and report.counts()["dense"] == 5
+    assert model.lm_head.weight is model.get_input_embeddings().weight and model.config.tie_word_embeddings
+    assert distance(logits(model, tokens()), logits(reference, tokens())) < NEAR
+
+
+@pytest.mark.parametrize("fmt, converted", [("q4_k", "q4_1"), ("q5_k", "q5_1")])
+def test_k_quants_are_converted_and_the_report_says_so(tmp_path, fmt, converted):
+    path = write(tmp_path / "tiny.gguf", {**FORMATS, "ffn_down": fmt})
+    (model, report), reference = packed(path), load_model(path)
+    down = [layer for layer in report.layers if layer.name.endswith("down_proj")]
+    assert [(layer.fmt, layer.stored, layer.reason) for layer in down] == [(converted, fmt, "")] * 2 and report.counts()[f"{fmt} as {converted}"] == 2
+    module = model.get_submodule(down[0].name)
+    assert module.fmt == module.packed.fmt == converted
+    assert 0 < distance(module.packed.unpack().float(), torch.zeros(())) and distance(logits(model, tokens()), logits(reference, tokens())) < 2e-3
+    weight = sm.dequantize_block(module.state_dict()["weight"], converted)
+    assert distance(weight, reference.get_submodule(down[0].name).weight) < 1e-3
+
+
+def test_a_layer_whose_weight_is_not_that_of_the_blocks_stays_dense(file, monkeypatch):
+    def changed(*arguments, **options):
+        model = load_model(*arguments, **options)
+        attention, mlp = model.model.layers[0].self_attn, model.model.layers[1].mlp
+        attention.q_proj.weight[3, 5] *= 1 + 2**-20
+        attention.k_proj.weight[:] = attention.k_proj.weight.flip(0)
+        attention.o_proj = torch.nn.Linear(64, 64, bias=False)
+        mlp.up_proj.weight = mlp.gate_proj.weight
+        mlp.other = torch.nn.Linear(32, 32, bias=False)
+        return model
+
+    monkeypatch.setattr(under_test, "load_model", changed)
+    model, report = packed(file)
+    reasons = {layer.name.removeprefix("model.layers."): layer.reason for layer in report.layers if layer.reason}
+    assert reasons == {
+        **{
+            f"0.self_attn.{name}_proj": f"transformers loaded a weight that the blocks of blk.0.attn_{tensor}.weight do not have"
+            for name, tensor in (("q", "q"), ("k", "k"), ("o", "output"))
+        },
+        "1.mlp.gate_proj": "its weight is also model.layers.1.mlp.up_proj.weight",
+        "1.mlp.up_proj": "its weight is also model.layers.1.mlp.gate_proj.weight",
+        "1.mlp.other": "transformers names no tensor of the file for it",
+    }
+    assert all(type(model.get_submodule(f"model.layers.{name}")) is torch.nn.Linear for name in reasons)
+
+
+@pytest.mark.parametrize("name", ["blk.1.attn_q.weight", "blk.0.ffn_norm.weight", "output_norm.weight"])
+def test_a_file_without_a_tensor_of_its_model_is_refused(tmp_path, name):
+    """transformers would load random values."""
+    path = write(tmp_path / "tiny.gguf", without=name)
+    with pytest.raises(sm.errors.BadParamError, match=f"^path: expected the tensors of a LlamaForCausalLM, .* has no {name}$"):
+        sm.from_gguf(path, progress=False)
+
+
+def test_a_model_that_reads_the_weights_of_its_layers_is_refused(file, monkeypatch):
+    def changed(*arguments, **options):
+        model = load_model(*arguments, **options)
+        forward = model.forward
+        model.forward = lambda *inputs, **rest: (model.lm_head.weight.dtype, forward(*inputs, **rest))[1]  # as Mamba's
+        return model
+
+    monkeypatch.setattr(under_test, "load_model", changed)
+    with pytest.raises(sm.errors.BadParamError, match="^path: expected a model whose linear layers can be replaced, got a LlamaForCausalLM"):
+        sm.from_gguf(file, progress=False)
+
+
+def test_layers_of_another_class_stay_dense_and_are_named(file, monkeypatch):
+    class Other(torch.nn.Linear):
+        """As Falcon's."""
+
+    def changed(*arguments, **options):
+        model = load_model(*arguments, **options)
+        model.model.layers[0].mlp.up_proj.__class__ = Other
+        return model
+
+    monkeypatch.setattr(under_test, "load_model", changed)
+    _, report = packed(file)
+    assert [(layer.name, layer.reason) for layer in report.layers if layer.reason] == [("model.layers.0.mlp.up_proj", "its class is Other")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_is_dense_has_the_given_dtype_and_the_layers_are_packed(file, dtype):
+    model, report = packed(file, dtype=dtype, mode="w4a16")
+    assert "dense" not in report.counts() and {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert {module.mode for module in model.modules() if isinstance(module, nn.BlockLinear)} == {"w4a16"}
+    assert distance(logits(model, tokens()), logits(load_model(file), tokens())) < 0.03 and logits(model, tokens()).dtype is dtype
+
+
+def test_copies_and_state_dicts_keep_its_bits(file, tmp_path):
+    model, other = sm.from_gguf(file, progress=False), sm.from_gguf(file, progress=False)
+    before = logits(model, tokens())
+    assert torch.equal(logits(copy.deepcopy(model), tokens()), before)
+    for parameter in other.parameters():
+        parameter.zero_()
+    for module in other.modules():
+        if isinstance(module, nn.BlockLinear):
+            module.weight_levels.zero_()
+    assert not torch.equal(logits(other, tokens()), before)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    other.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert torch.equal(logits(other, tokens()), before)
+
+
+def test_it_compiles_as_one_graph(file):
+    model = sm.from_gguf(file, progress=False)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert distance(logits(compiled, tokens()), logits(model, tokens())) < NEAR
+
+
+def test_it_is_evaluated_beside_the_dequantized_model(file):
+    result = sm.evaluate(sm.from_gguf(file, progress=False), [tokens()], load_model(file))
+    assert result.kl < 1e-9 and list(result.layers) == ["model.layers.0", "model.layers.1"] and max(result.layers.values()) < NEAR
+
+
+def test_it_is_not_saved_quantized_or_fused(file, tmp_path):
+    model = sm.from_gguf(file, progress=False)
+    with pytest.raises(sm.BadParamError, match="model: expected the GGUF file to be kept"):
+        model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(sm.BadParamError, match="model: expected one without packed layers of a GGUF file"):
+        sm.save_pretrained(model, tmp_path / "saved")
+    for change in (sm.quantize_, sm.fuse_, sm.reproducible_):
+        with pytest.raises(sm.BadParamError, match="model: expected"):
+            change(model)
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        (dict(dtype=torch.float64), sm.BadTensorDtypeError, "dtype: expected float16, bfloat16 or float32, got torch.float64"),
+        (dict(mode="w8a8"), sm.BadParamError, "mode: expected one of"),
+        (dict(device="gpu"), sm.BadParamError, "device: expected"),
+    ],
+)
+def test_other_arguments_are_refused(file, options, error, message):
+    with pytest.raises(error, match=message):
+        sm.from_gguf(file, **options)
+
+
+def test_what_is_no_gguf_model_is_refused(tmp_path):
+    (tmp_path / "text.gguf").write_text("GGUF, but no header")
+    with pytest.raises(sm.BadParamError, match="path: expected a file NAME.gguf, got "):
+        sm.from_gguf(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sm.from_gguf(tmp_path / "none.gguf")
+    with pytest.raises(sm.BadParamError, match="path: expected a GGUF file"):
+        sm.from_gguf(tmp_path / "text.gguf")
+    with pytest.raises(sm.BadParamError, match="path: transformers cannot load .*rwkv"):
+        sm.from_gguf(write(tmp_path / "rwkv.gguf", architecture="rwkv6"))
+    with pytest.raises(sm.BadParamError, match="path: expected a file NAME.gguf, got 3"):
+        sm.from_gguf(3)
+
+
+def test_a_missing_package_is_named(file, monkeypatch):
+    find = under_test.importlib.util.find_spec
+    monkeypatch.setattr(under_test.importlib.util, "find_spec", lambda name: None if name == "accelerate" else find(name))
+    with pytest.raises(ImportError, match=r'from_gguf: expected the package accelerate, which is not installed; pip install ".\[models\]"'):
+        sm.from_gguf(file)
+
+
+def test_the_command_refuses_what_is_no_file(tmp_path, capsys):
+    assert main(["generate", str(tmp_path), "Hello", "--packed"]) == 2
+    assert "--packed: expected a GGUF file as MODEL, got" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gpu_computes_nearly_what_the_cpu_computes(file, dtype):
+    on_gpu, on_cpu = sm.from_gguf(file, dtype=dtype, device="cuda", progress=False), sm.from_gguf(file, dtype=dtype, progress=False)
+    assert {parameter.device.type for parameter in on_gpu.parameters()} == {"cuda"} == {buffer.device.type for buffer in on_gpu.buffers()}
+    expected = logits(on_gpu, tokens().cuda())
+    assert torch.equal(logits(on_cpu.cuda(), tokens().cuda()), expected)  # moved, or made there
+    assert distance(expected.cpu(), logits(load_model(file), tokens())) < (2e-3 if dtype is torch.float32 else 0.03)  # float16 inputs of the products
+
+
+@pytest.mark.skipif("SCALED_MM_SMOLLM2" not in os.environ, reason="SCALED_MM_SMOLLM2 does not name the GGUF file of SmolLM2")
+def test_smollm2_writes_the_text_of_the_dequantized_model(capsys):
+    path = os.environ["SCALED_MM_SMOLLM2"]
+    (model, report), reference, tokenizer = packed(path), load_model(path), load_tokenizer(path)
+    assert report.counts() == {"q4_1": 210, "q8_0": 1} and report.packed_bytes < 0.2 * sum(one.nbytes for one in reference.parameters())
+    for prompt in ("What is the capital of France?", "Write a short poem about the sea.", "Explain what a prime number is."):
+        message = [{"role": "user", "content": prompt}]
+        ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_tensors="pt", return_dict=True)["input_ids"]
+        text = reference.generate(ids, max_new_tokens=40, do_sample=False)
+        assert torch.equal(model.generate(ids, max_new_tokens=40, do_sample=False), text), prompt
+        assert distance(logits(model, text), logits(reference, text)) < NEAR
+    del model, reference
+    assert main(["generate", path, "What is the capital of France?", "--packed", "--tokens", "8", "--device", "cpu", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["packed"] == 211 and "Paris" in said["text"]
