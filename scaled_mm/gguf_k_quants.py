@@ -1,4 +1,4 @@
-"""llama.cpp's K-quants, the one list of them: formats of GGUF files whose super-blocks hold 256 consecutive values of a row.
+"""The list of llama.cpp's K-quants: types of GGUF files whose super-blocks hold 256 consecutive values of a row.
 
 No kernel and no product reads a K-quant, so they are not in `gguf_formats.FORMATS`: they are dequantized, or converted to a format of that list.
 No torch here, as in gguf_formats.py. Bytes of a super-block, little-endian and without gaps; `scaled_mm/gguf/k_quants.py` reads them:

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--packed",
         action="store_true",
-        help="of a GGUF file: multiply with its own blocks (from_gguf) instead of dequantized weights; a fraction of the memory",
+        help="of a GGUF file: multiply with its own blocks (from_gguf) instead of dequantized weights; less memory after loading",
     )
     parser.add_argument(
         "--json",

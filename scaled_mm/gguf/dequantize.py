@@ -23,7 +23,7 @@ def dequantize_block(q: torch.Tensor, fmt: str, dtype: torch.dtype = torch.float
     narrower dtype each round once, to nearest even.
     The super-blocks of a K-quant, uint8 [..., K/256, bytes of a super-block], are dequantized likewise:
 
-        (d * scale) * q - dmin * m   as q4_k and q5_k          (d * scale) * (q - 32)   as q6_k
+        (d * scale) * q - dmin * minimum   for q4_k and q5_k          (d * scale) * (q - 32)   for q6_k
 
     All products are exact; the subtraction rounds once.
     CPU and CUDA give the bits of the `gguf` package (any NaN equals any NaN). An infinite d gives infinities, and NaN where its factor

@@ -40,8 +40,10 @@ def from_blocks(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
 
 
 def powers(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
-    """float16 [N]: for each row of q, uint8 [N, K/32, bytes of a block], a power of two from 2^-9 to 2^15. Multiplied by it, the finite values of
-    the row are below 2^14 in magnitude, and if it is less than 2^15 the largest of these bounds is 2^13 or more. For rows of zeros it is 2^15."""
+    """float16 [N]: for each row of q, uint8 [N, K/32, bytes of a block], a power of two from 2^-9 to 2^15.
+
+    The bound of a block is |d| * largest level + |m|. The power brings the row's largest finite bound into [2^13, 2^14), unless that needs more than
+    2^15. For rows of zeros it is 2^15."""
     fields = layout.take_apart(q, description)
     bound = fields.d.abs().float() * description.largest_level
     if fields.second is not None:

@@ -38,7 +38,7 @@ class GgufWgmma(Gguf):
         return max(tiles * FORMATS[fmt].bands_bytes + values + sums, tiles * FORMATS[fmt].tile_bytes)
 
     def stages(self, config: KernelConfig, fmt: str, limit: int) -> int:
-        """As many as fit, also of the kernel with tiles of 128 tokens that a kernel config of more contains, which has one more."""
+        """As many as fit. A kernel config of more than 128 tokens also contains a kernel of 128 tokens with one stage more, which must fit too."""
         found = super().stages(config, fmt, limit)
         if config.tile.m <= 128:
             return found

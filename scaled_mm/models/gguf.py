@@ -27,7 +27,7 @@ from scaled_mm.nn.block_linear import BlockLinear
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _CHUNK = 1 << 24  # values that are dequantized at a time
-_SAVING = "model: expected the GGUF file to be kept, which is this model; transformers cannot save packed weights"
+_SAVING = "model: expected one without packed weights, which transformers cannot save; the checkpoint of this model is its GGUF file"
 
 
 @dataclasses.dataclass
@@ -145,7 +145,7 @@ class _Packer:
     def __init__(self, model: torch.nn.Module, tensors: dict[str, QuantizedTensor | torch.Tensor], device: torch.device, mode: str):
         self.model, self.tensors, self.device, self.mode = model, tensors, device, mode
         self.in_file = {ours: theirs for theirs, ours in _names_of_transformers(model).items()}
-        self.names = dict.fromkeys(name for name, _ in model.named_parameters())  # of those that are tied the first
+        self.names = dict.fromkeys(name for name, _ in model.named_parameters())  # of tied parameters the first name
         self.uses: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.uses.setdefault(id(parameter), []).append(name)
@@ -236,7 +236,8 @@ def _names_of_transformers(model: torch.nn.Module) -> dict[str, str]:
 
 
 def _outline(module: torch.nn.Module, depth: int) -> types.SimpleNamespace:
-    """What the map of names is made of: the names of a model and of its children. It takes a second per hundred modules; those inside add no name."""
+    """A stand-in for the model: the names of its tensors and of its children's. The map takes a second per hundred modules; deeper ones add
+    no name."""
     children = [(name, _outline(child, depth - 1)) for name, child in module.named_children()] if depth else []
     names = dict.fromkeys(module.state_dict())
     return types.SimpleNamespace(config=getattr(module, "config", None), state_dict=lambda: names, named_children=lambda: children)

@@ -197,7 +197,7 @@ def test_it_is_evaluated_beside_the_dequantized_model(file):
 
 def test_it_is_not_saved_quantized_or_fused(file, tmp_path):
     model = sm.from_gguf(file, progress=False)
-    with pytest.raises(sm.BadParamError, match="model: expected the GGUF file to be kept"):
+    with pytest.raises(sm.BadParamError, match="model: expected one without packed weights"):
         model.save_pretrained(tmp_path / "saved")
     with pytest.raises(sm.BadParamError, match="model: expected one without packed layers of a GGUF file"):
         sm.save_pretrained(model, tmp_path / "saved")

@@ -45,7 +45,7 @@ def llama_ratio(case: GgufCaseRecord, name: str) -> float | None:
 
 
 def check_of(case: GgufCaseRecord, bounds: Mapping[str, float] = MappingProxyType({})) -> str:
-    """ "yes" when all of ours that ran are within their bounds, else "NO" with the largest error beyond one, or "not checked"."""
+    """ "yes" when all of ours that ran are within their bounds, else "NO" with the largest error that exceeds its bound, or "not checked"."""
     errors = {name: result.error for name in OURS_ALL if (result := case.results.get(name)) is not None and result.error is not None}
     if not errors:
         return "not checked"

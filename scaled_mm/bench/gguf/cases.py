@@ -51,7 +51,7 @@ def parse_formats(text: str) -> tuple[str, ...]:
 
 
 def parse_cases(formats: Iterable[str], text: str, tokens: tuple[int, ...]) -> list[GgufCase]:
-    """Cases of a comma list of layers' names and groups as INT8's benchmark has them, `NxK`, or `MxNxK`, which brings its tokens; of "none" none.
+    """Cases of a comma list of layers' names and groups as INT8's benchmark has them, `NxK`, or `MxNxK`, which brings its tokens. "none" gives none.
 
     Cases of one weight stand together. BadParamError for a shape that is none, or whose K is no multiple of 32.
     """

@@ -12,7 +12,7 @@ from scaled_mm.gguf import PackedBlockWeight, dequantize_block, pack_block_weigh
 from scaled_mm.gguf_formats import BLOCK, lookup
 from scaled_mm.measure.rotation import RotatedOutputs, RotatedWeights, memory_limit
 
-#: Of the outputs that float32 and q8_1 activations give, as llama.cpp's products have it.
+#: The dtype of outputs for float32 and q8_1 activations, as llama.cpp's products have it.
 OUT_DTYPE = torch.float32
 
 

@@ -18,7 +18,7 @@ BF16 = "bf16"
 
 #: Of docs/design/gguf-formats.md: ||out - formula|| / ||formula|| where neither weights nor outputs round to 16 bits.
 ERROR_BOUND = 2e-6
-#: The same where they do, or float32 activations do: of float16 and of bfloat16.
+#: The bound where weights, activations or outputs round, by the dtype of the activations.
 ROUNDED_BOUNDS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-11}
 
 
@@ -108,7 +108,7 @@ def every_peer(kernel: str | None = None) -> list[Peer]:
     return [
         OursGguf(OURS, "scaled_mm (this project), float16 activations and outputs, mode auto", "float16", "auto", kernel),
         OursGguf(OURS_BF16, "the same in bfloat16", "bfloat16", "auto", kernel),
-        OursGguf(OURS_F32, "the same in float32", "float32", "auto", kernel),
+        OursGguf(OURS_F32, "float32 activations and outputs, mode auto", "float32", "auto", kernel),
         OursGguf(OURS_W4A8, "float32 activations and outputs, quantized to q8_1 in the call", "float32", "w4a8", kernel),
         OursGguf(OURS_Q8_1, "q8_1 activations, quantized before, float32 outputs", "q8_1", "w4a8", kernel),
         Bf16(),

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--formats", metavar="NAMES", help=f"all, or some of {','.join(WEIGHT_FORMATS)}; default all")
     add("--sweep", action="store_true", help="--m 1-64, or these besides those that --m names")
-    count = "also so many random weights in each format, nine numbers of tokens each, which follow from the seed; default 0"
+    count = "also COUNT random weights in each format, chosen by the seed, with nine numbers of tokens each; default 0"
     add("--random", type=common.integer(0, 256), default=0, metavar="COUNT", help=count)
     llama = "llama.cpp's test-backend-ops, to be run first; without it an H200's recorded times, on an H200"
     add("--llama", type=Path, metavar="PATH", help=llama)
