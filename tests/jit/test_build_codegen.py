@@ -294,7 +294,7 @@ def test_a_gguf_row_is_built_for_the_formats_of_weights():
 def test_a_gguf_row_has_as_many_stages_as_fit_of_the_format(fmt, stages):
     text = source(GGUF_WGMMA, fmt, stages=6)
     assert f"using Row = scaled_mm::gguf::Wgmma<scaled_mm::gguf::{fmt.upper()}, 32, 128, 1, {stages}>;" in text
-    stage = 2 * 512 * {"q4_0": 18, "q5_1": 24, "q8_0": 34}[fmt] + (32 * 8 * 8 if fmt == "q5_1" else 0)
+    stage = 2 * 512 * {"q4_0": 18, "q5_1": 24, "q8_0": 34}[fmt] + (32 * 8 * 8 if fmt == "q5_1" else 2 * 128)  # sums of values, or powers of rows
     most = stages * stage + 6 * 32 * 144 + 2048  # six stages of activations
     assert f"static_assert(Row::kSharedMemory <= {most}," in text and most <= 227 * 1024
     assert f"32, 128, 2, {stages}>;" in source(GGUF_WGMMA, fmt, stages=6, split_k=2)  # sums of shared tiles lie in the workspace

@@ -320,7 +320,7 @@ int64_t span_of(const scaledMMTensorDesc_t& t) {
   if (bytes == 0)
     span *= t.dtype == kInt8 ? 1 : t.dtype == SCALED_MM_DTYPE_FLOAT16 || t.dtype == SCALED_MM_DTYPE_BFLOAT16 ? 2 : 4;
   else if (t.flags & SCALED_MM_TENSOR_PACKED)
-    span = __int128((t.shape[0] + 63) / 64) * ((t.shape[1] + 255) / 256) * 512 * bytes;
+    span = __int128((t.shape[0] + 63) / 64) * ((t.shape[1] + 255) / 256) * (512 * bytes + 128);
   else
     span = __int128(t.shape[0] - 1) * t.strides[0] + t.shape[1] / 32 * bytes;
   return span > kMostBytes ? kMostBytes + 1 : int64_t(span);
@@ -818,7 +818,7 @@ void tables() {
     if (value < 1) EXPECT_TABLE(t.rows[1].store_bytes = value, BAD_PARAM);
     if (value < 0) EXPECT_TABLE(t.rows[1].block_size = value, BAD_PARAM);
   }
-  for (int32_t mode : {INT_MIN, -1, 0, 3, INT_MAX}) EXPECT_TABLE(t.of_blocks(); t.modes[0].mode = mode, BAD_PARAM);
+  for (int32_t mode : {INT_MIN, -1, 0, 4, INT_MAX}) EXPECT_TABLE(t.of_blocks(); t.modes[0].mode = mode, BAD_PARAM);
   EXPECT_TABLE(t.of_blocks(); t.modes[1].m_max = 8, BAD_PARAM);
   EXPECT_TABLE(t.buckets[1].m_max = INT64_MAX - 1, BAD_PARAM);
   EXPECT_TABLE(t.buckets[0].m_max = INT64_MIN; t.buckets[0].n_max = -1, SUCCESS);
