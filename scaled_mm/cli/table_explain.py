@@ -182,7 +182,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
         return 0
     print(f"{_product(args)}: {row.name}")
     print(f"  why     {selection.reason}")
-    print(f"  mode    auto is {mode} for float16 and bfloat16 activations; float32 ones are quantized to q8_1")
+    print(f"  mode    auto is {mode} for float16 and bfloat16 activations, w16a16 for float32 ones")
     print(f"  table   {f'tuned on {section.gpu}' if section.tuned else 'not tuned'}")
     print(f"  kernel  {row.family}, a tile is {row.tile.m} tokens x {row.tile.n} rows of the weight x {row.tile.k} k")
     ring = f"{stages} stages of the weight" if stages > 1 else "no stages, the weight goes from memory to registers"

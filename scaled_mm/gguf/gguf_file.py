@@ -72,22 +72,7 @@ def load_gguf(
     the weight formats of `quantize_block`, the K-quants q4_k, q5_k and q6_k, f32, f16, bf16, f64, i8, i16, i32 and i64, unless such tensors are
     skipped.
     """
-    try:
-        from gguf import GGML_QUANT_SIZES, GGUFReader
-    except ModuleNotFoundError as error:
-        if error.name != "gguf":
-            raise
-        raise ImportError("load_gguf: expected the package gguf, which is not installed; pip install gguf", name="gguf") from error
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise BadParamError(f"path: expected a path, got a {type(path).__name__}")
-    path = os.fsdecode(path)
-    shown = _shown(path)
-    _check(path, shown, GGML_QUANT_SIZES)
-    try:
-        reader = GGUFReader(path, "c")
-    except (ValueError, IndexError, KeyError, OverflowError) as error:  # the file has changed since, or a newer reader refuses it
-        raise BadParamError(f"path: expected a GGUF file, got {shown}: {error}") from error
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    tensors, shown = open_gguf(path)
     if names is not None:
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise BadParamError(f"names: expected None or several names of tensors, got {names!r}")
@@ -104,6 +89,31 @@ def load_gguf(
         got = tensors[first].tensor_type.name + (f", and {more} more that are of no such type" if more else "")
         raise BadTensorDtypeError(f"{_shown(first)}: expected a tensor of type {', '.join(known)}, got {got}; skip_unsupported=True loads the others")
     return {name: _tensor(tensor) for name, tensor in tensors.items() if name not in unsupported}
+
+
+def open_gguf(path: str | bytes | os.PathLike) -> tuple[Mapping[str, object], str]:
+    """(the gguf package's tensors of a checked file by name, the path as messages show it). Raises as `load_gguf`."""
+    try:
+        from gguf import GGML_QUANT_SIZES, GGUFReader
+    except ModuleNotFoundError as error:
+        if error.name != "gguf":
+            raise
+        raise ImportError("load_gguf: expected the package gguf, which is not installed; pip install gguf", name="gguf") from error
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise BadParamError(f"path: expected a path, got a {type(path).__name__}")
+    path = os.fsdecode(path)
+    shown = _shown(path)
+    _check(path, shown, GGML_QUANT_SIZES)
+    try:
+        reader = GGUFReader(path, "c")
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # the file has changed since, or a newer reader refuses it
+        raise BadParamError(f"path: expected a GGUF file, got {shown}: {error}") from error
+    return {tensor.name: tensor for tensor in reader.tensors}, shown
+
+
+def supported(tensors: Mapping[str, object]) -> dict[str, QuantizedTensor | torch.Tensor]:
+    """Those of `open_gguf` whose types `load_gguf` returns."""
+    return {name: _tensor(tensor) for name, tensor in tensors.items() if tensor.tensor_type.name in (*_WEIGHTS, *_PLAIN)}
 
 
 def _check(path: str, shown: str, block_sizes: Mapping[int, tuple[int, int]]) -> None:

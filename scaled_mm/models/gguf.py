@@ -7,7 +7,7 @@ import importlib.util
 import os
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
 from scaled_mm.gguf.dequantize import dequantize_block
-from scaled_mm.gguf.gguf_file import QuantizedTensor, load_gguf
+from scaled_mm.gguf.gguf_file import QuantizedTensor, open_gguf, supported
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.gguf_k_quants import K_QUANTS
 from scaled_mm.models.blocks import replace
@@ -111,11 +111,11 @@ def from_gguf(
     if mode == "w4a16" and dtype is torch.float32:
         raise BadParamError("mode: expected auto, w4a8 or w16a16 with dtype float32, got w4a16")
     checks.usable_device(where)
-    blocks = load_gguf(path, skip_unsupported=True)  # checks the file before transformers reads it
+    tensors, shown = open_gguf(path)  # checks the file before transformers reads it
     _check_packages()
     model = load_model(path, dtype=dtype, argument="path")
-    packer = _Packer(model, blocks, where, mode)
-    packer.check_tensors(path)
+    packer = _Packer(model, supported(tensors), where, mode)
+    packer.check_tensors(tensors, shown)
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     layers = []
     with progress_bar(progress, len(names), "packing") as advance:
@@ -150,9 +150,8 @@ class _Packer:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.uses.setdefault(id(parameter), []).append(name)
 
-    def check_tensors(self, path: str | os.PathLike) -> None:
-        """transformers gives parameters without a tensor random values."""
-        there = _names_in_file(path)
+    def check_tensors(self, there: Container[str], path: str) -> None:
+        """Refuses a file without a tensor of the model, because transformers gives such parameters random values. there: the file's tensors."""
         lacking = [name for ours, name in self.in_file.items() if name not in there and ours in self.names]
         if lacking:
             more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
@@ -196,12 +195,6 @@ class _Packer:
         for heads in dict.fromkeys(getattr(config, field, None) for field in ("num_attention_heads", "num_key_value_heads")):
             if isinstance(heads, int) and heads > 0 and rows % (2 * heads) == 0:
                 yield torch.arange(rows, device="cpu").view(heads, -1, 2).transpose(1, 2).reshape(-1)
-
-
-def _names_in_file(path: str | os.PathLike) -> set[str]:
-    from gguf import GGUFReader
-
-    return {tensor.name for tensor in GGUFReader(os.fsdecode(path), "c").tensors}
 
 
 def _kind(found: QuantizedTensor | torch.Tensor | None) -> str:
