@@ -119,6 +119,9 @@ FORMATS: dict[str, BlockFormat] = {
 WEIGHT_FORMATS: dict[str, BlockFormat] = {name: description for name, description in FORMATS.items() if description.is_weight}
 """The formats that the weight of a product may have."""
 
+STORED: dict[str, BlockFormat | KQuant] = {**FORMATS, **K_QUANTS}
+"""What a file may hold in blocks: the formats and the K-quants."""
+
 RULES = ("absmax", "ggml")
 
 
@@ -139,11 +142,10 @@ def lookup(fmt: object) -> BlockFormat:
 
 def lookup_stored(fmt: object) -> BlockFormat | KQuant:
     """The format or K-quant of this name; BadParamError if there is none."""
-    stored = FORMATS | K_QUANTS
-    if not isinstance(fmt, str) or fmt not in stored:
-        hint = "; formats are spelled in lower case" if isinstance(fmt, str) and fmt.lower() in stored else ""
-        raise BadParamError(f"fmt: expected one of {', '.join(map(repr, stored))}, got {fmt!r}{hint}")
-    return stored[fmt]
+    if not isinstance(fmt, str) or fmt not in STORED:
+        hint = "; formats are spelled in lower case" if isinstance(fmt, str) and fmt.lower() in STORED else ""
+        raise BadParamError(f"fmt: expected one of {', '.join(map(repr, STORED))}, got {fmt!r}{hint}")
+    return STORED[fmt]
 
 
 def lookup_weight(fmt: object) -> BlockFormat:

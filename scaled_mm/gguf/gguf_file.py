@@ -88,7 +88,7 @@ def load_gguf(
         first, more = unsupported[0], len(unsupported) - 1
         got = tensors[first].tensor_type.name + (f", and {more} more that are of no such type" if more else "")
         raise BadTensorDtypeError(f"{_shown(first)}: expected a tensor of type {', '.join(known)}, got {got}; skip_unsupported=True loads the others")
-    return {name: _tensor(tensor) for name, tensor in tensors.items() if name not in unsupported}
+    return supported(tensors)
 
 
 def open_gguf(path: str | bytes | os.PathLike) -> tuple[Mapping[str, object], str]:

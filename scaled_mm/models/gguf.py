@@ -128,6 +128,8 @@ def from_gguf(
     model = model.to(where).requires_grad_(False)  # packed layers have no gradients: none at all, rather than some
     try:
         trial(model)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # not the model's fault
     except Exception as error:
         raise BadParamError(
             f"path: expected a model whose linear layers can be replaced, got a {type(model).__name__}, which transformers loads dequantized; "

@@ -33,6 +33,8 @@ def load_model(
     cls = transformers.AutoModelForCausalLM if cls is None else cls
     try:
         model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise  # not the file's fault
     except Exception as error:  # its loaders raise what their code runs into, ZeroDivisionError for one
         raise BadParamError(f"{argument}: transformers cannot load {path}, {type(error).__name__}: {error}") from error
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have

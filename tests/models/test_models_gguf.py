@@ -147,6 +147,16 @@ def test_a_model_that_reads_the_weights_of_its_layers_is_refused(file, monkeypat
         sm.from_gguf(file, progress=False)
 
 
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_a_lack_of_memory_is_not_blamed_on_the_file(file, monkeypatch, error):
+    def fails(*_):
+        raise error("no room")
+
+    monkeypatch.setattr(under_test, "trial", fails)
+    with pytest.raises(error, match="no room"):
+        sm.from_gguf(file, progress=False)
+
+
 def test_layers_of_another_class_stay_dense_and_are_named(file, monkeypatch):
     class Other(torch.nn.Linear):
         """As Falcon's."""

@@ -68,7 +68,7 @@ def _over(case: GgufCaseRecord, name: str) -> float | None:
 
 
 def _over_bf16(case: GgufCaseRecord) -> float | None:
-    return _over(case, OURS)
+    return analysis.over(case, BF16)
 
 
 def _step(us_of_8: float | None, case: GgufCaseRecord) -> float | None:
