@@ -94,7 +94,9 @@ def _check(model: torch.nn.Module, before: tuple[list[tuple[torch.nn.Module, dic
     if not distance < MAY_DIFFER:
         for module, children in modules:
             module._modules.update(children)
-        raise BadParamError(f"model: expected decoder layers whose norms, MLPs and routers do only what those of Llama and Mixtral do, got {reason}")
+        raise BadParamError(
+            f"model: expected decoder layers whose norms and MLPs do only what those of Llama do, got {reason}"
+        )
 
 
 def _fuse_norm(block: torch.nn.Module, name: str, parent: str, readers) -> bool:
