@@ -94,9 +94,7 @@ def _check(model: torch.nn.Module, before: tuple[list[tuple[torch.nn.Module, dic
     if not distance < MAY_DIFFER:
         for module, children in modules:
             module._modules.update(children)
-        raise BadParamError(
-            f"model: expected decoder layers whose norms and MLPs do only what those of Llama do, got {reason}"
-        )
+        raise BadParamError(f"model: expected decoder layers whose norms and MLPs do only what those of Llama do, got {reason}")
 
 
 def _fuse_norm(block: torch.nn.Module, name: str, parent: str, readers) -> bool:
