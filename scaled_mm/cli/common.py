@@ -6,13 +6,14 @@ import argparse
 import math
 import os
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from scaled_mm.log_lines import LogLines, say  # noqa: F401, for the commands
 
 if TYPE_CHECKING:
     import torch
@@ -165,37 +166,6 @@ def console(stderr: bool = False, markup: bool = True) -> Console:
 
     made = _Console(stderr=stderr, markup=markup)
     return made if made.is_terminal else _Console(stderr=stderr, markup=markup, width=WIDE)
-
-
-def say(*lines: str) -> None:
-    """Prints lines on stderr and flushes it. If stderr cannot be written (a full disk), neither the answer nor the exit status changes."""
-    try:
-        for line in lines:
-            print(line, file=sys.stderr)
-        sys.stderr.flush()
-    except BrokenPipeError:
-        raise
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # otherwise the interpreter would retry at its exit, and exit with 120
-
-
-class LogLines:
-    """Progress for a log file: at most one line on stderr per `seconds`. Nothing on a terminal, which has a progress bar."""
-
-    def __init__(self, terminal: bool, seconds: float = 30.0):
-        self._terminal, self._seconds = terminal, seconds
-        self._start = self._last = time.monotonic()
-
-    def begin(self, text: str) -> None:
-        """Prints what is about to start, without a delay."""
-        if not self._terminal:
-            say(text)
-
-    def say(self, text: str) -> None:
-        now = time.monotonic()
-        if not self._terminal and now - self._last >= self._seconds:
-            self._last = now
-            say(f"{text}, {now - self._start:.0f} s")
 
 
 def narrow_table(title: str, **options) -> Table:

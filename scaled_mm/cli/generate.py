@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     device = common.device_of(args.device)
     if args.packed and not Path(args.model).is_file():
         raise BadParamError(f"--packed: expected a GGUF file as MODEL, got {args.model}")
+    if not args.json:
+        common.say(f"loading {args.model}")
     tokenizer = load_tokenizer(args.model)
     dtype = args.dtype and getattr(torch, args.dtype)
     if args.packed:
@@ -84,6 +86,6 @@ def run(args: argparse.Namespace) -> int:
         document = {"text": text, "tokens": len(ids), "tokens_per_second": len(ids) / seconds, "fused": fused, "packed": packed}
         common.print_json(document, indent=1)
     else:
-        common.console(markup=False).print(text, highlight=False)
+        common.console(markup=False).print(text, highlight=False, soft_wrap=True)  # a line of the text stays one line
         common.say(f"{len(ids)} tokens, {len(ids) / seconds:.1f} tokens/s")
     return 0

@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     out = common.writable_folder("--out", args.out)
     text = None if str(args.calibration) == "none" else default_text() if args.calibration is None else args.calibration.read_text()
     plots.preload()  # before the model is loaded: compiled parts of other packages can keep matplotlib from loading
+    if not args.json:
+        common.say(f"loading {args.model}")
     try:
         tokenizer = load_tokenizer(args.model)
         model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))

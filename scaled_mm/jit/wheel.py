@@ -21,7 +21,10 @@ def source_tree() -> Path:
     """The folder of setup.py. BadParamError in an installed package, which has none."""
     root = Path(__file__).resolve().parents[2]
     if not (root / "setup.py").is_file() or not (root / "csrc").is_dir():
-        raise BadParamError(f"--wheel: expected a checkout or an unpacked source distribution, with setup.py beside scaled_mm, got {root}")
+        raise BadParamError(
+            f"--wheel: expected a checkout or an unpacked source distribution, with setup.py beside scaled_mm, got {root}; "
+            "`python -m scaled_mm` in the root of a checkout uses its sources"
+        )
     return root
 
 

@@ -61,7 +61,7 @@ def _where(path: str | os.PathLike, argument: str = "MODEL") -> tuple[str, dict[
         if file.suffix != ".gguf":
             raise BadParamError(f"{argument}: expected a folder, a GGUF file or a name on the hub, got the file {path}")
         return str(file.parent), {"gguf_file": file.name}
-    if not file.is_dir() and (file.is_absolute() or len(file.parts) != 2):
+    if not file.is_dir() and (file.is_absolute() or len(file.parts) != 2 or file.suffix == ".gguf"):
         raise BadParamError(f"{argument}: expected a folder, a GGUF file or a name on the hub like owner/model, there is no {path}")
     return str(path), {}
 

@@ -13,7 +13,9 @@ from operands.tiny_models import tiny, transformers
 
 import scaled_mm as sm
 from scaled_mm.cli import main
+from scaled_mm.log_lines import LogLines
 from scaled_mm.measure import plots
+from scaled_mm.models.progress import progress_bar
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 200
 
@@ -130,3 +132,23 @@ def test_massive_activations_of_a_real_model_stay_dynamic_and_the_literal_clamp_
         sm.quantize_(clamped, literal, calibration, progress=False)
     errors = [sm.evaluate(model, batches, reference).layers["model.layers.11"] for model in (auto, clamped)]
     assert errors[0] < 0.03 and errors[1] > 3 * errors[0], errors
+
+
+def test_a_line_of_the_text_stays_one_line_in_a_pipe(model_folder, capsys):
+    assert main(["generate", str(model_folder), "The quick", "--tokens", "200", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    said = answer(capsys, "generate", model_folder, "The quick", "--tokens", 200, "--device", "cpu")["text"]
+    assert len(said) == 200 and text.rstrip("\n") == said.rstrip("\n")
+
+
+def test_progress_without_a_terminal_is_lines(monkeypatch, capsys):
+    monkeypatch.setattr("scaled_mm.models.progress.LogLines", lambda terminal: LogLines(terminal, seconds=0.0))
+    for shown, expected in (True, ["packing: 1 of 2, the last one a, 0 s", "packing: 2 of 2, the last one b, 0 s"]), (False, []):
+        with progress_bar(shown, 2, "packing") as advance:
+            advance("a"), advance("b")
+        assert capsys.readouterr().err.splitlines() == expected
+
+
+def test_a_missing_gguf_file_is_not_looked_for_on_the_hub(capsys):
+    assert main(["generate", "nofolder/x.gguf", "Hello"]) == 2
+    assert "there is no nofolder/x.gguf" in capsys.readouterr().err
