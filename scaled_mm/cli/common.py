@@ -129,6 +129,16 @@ def writable_folder(option: str, folder: Path) -> Path:
         raise BadParamError(f"{option}: expected a folder that can be written to, got {folder} ({error.strerror})") from error
 
 
+def text_of(option: str, path: Path) -> str:
+    """The text of a file. BadParamError if it cannot be read, or is no UTF-8."""
+    from scaled_mm.errors import BadParamError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadParamError(f"{option}: expected a file of UTF-8 text, got {path} ({getattr(error, 'strerror', None) or error})") from error
+
+
 def table_of(arch: str) -> TileTable:
     """The table of an --arch option: an architecture or an existing file. BadParamError for a missing file; ArchitectureNotSupportedError for any
     other value."""

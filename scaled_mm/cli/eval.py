@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot is not None and (reason := plots.unavailable()) is not None:
         raise BadParamError(f"--plot: {reason}")
     device, dtype = common.device_of(args.device), args.dtype and getattr(torch, args.dtype)
-    text = default_text(evaluation=True) if args.text is None else args.text.read_text()
+    text = default_text(evaluation=True) if args.text is None else common.text_of("--text", args.text)
     batches = windows(text, load_tokenizer(args.model), args.windows, args.tokens)
     model = load_model(args.model, dtype=dtype, device=device)
     against = None if args.against is None else load_model(args.against, dtype=dtype, device=device)

@@ -54,9 +54,11 @@ def run(args: argparse.Namespace) -> int:
         config = Int8Config(**{**config.to_fields(), "activation": "dynamic"})  # the format holds nothing else
     if Path(args.model).exists() and Path(args.model).resolve() in (args.out.resolve(), *args.out.resolve().parents):
         raise BadParamError(f"--out: expected another folder than that of the model, got {args.out}")
+    text = default_text() if args.calibration is None else None
+    if args.calibration is not None and str(args.calibration) != "none":
+        text = common.text_of("--calibration", args.calibration)
     made = not args.out.exists()
     out = common.writable_folder("--out", args.out)
-    text = None if str(args.calibration) == "none" else default_text() if args.calibration is None else args.calibration.read_text()
     plots.preload()  # before the model is loaded: compiled parts of other packages can keep matplotlib from loading
     if not args.json:
         common.say(f"loading {args.model}")
@@ -97,7 +99,7 @@ def _policy(path: Path):
     from scaled_mm.models.config import Int8Config
 
     try:
-        fields = yaml.safe_load(path.read_text())
+        fields = yaml.safe_load(common.text_of("--policy", path))
     except yaml.YAMLError as error:
         raise BadParamError(f"--policy: expected YAML or JSON in {path}: {error}") from None
     return Int8Config.from_fields(fields, f"--policy: {path}")

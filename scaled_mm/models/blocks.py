@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
 import torch
 
 from scaled_mm.errors import BadParamError
@@ -24,6 +27,8 @@ def blocks_of(model: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:
     if len(found) != 1:
         names = ", ".join(name for name, _ in found) or "none"
         raise BadParamError(f"model: expected one torch.nn.ModuleList of layers with torch.nn.Linear modules, got {names}")
+    if len({id(layer) for layer in found[0][1]}) < len(found[0][1]):
+        raise BadParamError(f"model: expected layers of {found[0][0]} that are modules of their own, got the same one several times")
     return found[0]
 
 
@@ -61,18 +66,54 @@ def experts_of(block: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def activation_of(experts: torch.nn.Module) -> str:
-    """The name that `fused_experts` gives to the activation of transformers' experts. Raises BadParamError for one that it lacks."""
-    function = getattr(experts, "act_fn", None)
-    probe = torch.linspace(-4, 4, 33)
-    known = {
-        "silu": torch.nn.functional.silu,
-        "gelu": torch.nn.functional.gelu,
-        "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
-    }
-    for name, expected in known.items():
-        if callable(function) and torch.allclose(function(probe), expected(probe), rtol=0, atol=1e-6):
+    """The name that `fused_experts` gives to the activation of transformers' experts.
+
+    Raises BadParamError for experts that compute anything else than down(activation(gate) * up), summed by the router's weights: clamps, norms, other
+    activations.
+    """
+    name = name_of_activation(getattr(experts, "act_fn", None))
+    try:
+        computed, expected = _trial_of_experts(experts, name)
+        reason = "" if torch.allclose(computed, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())) else "other values"
+    except Exception as error:  # noqa: BLE001 - whatever it raises, these are no experts of that form
+        reason = f"{type(error).__name__}: {error}"
+    if reason:
+        raise BadParamError(f"model: expected experts that compute down({name}(gate) * up), got {type(experts).__name__}, which computes {reason}")
+    return name
+
+
+def _trial_of_experts(experts: torch.nn.Module, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What experts of this class compute for random tokens, and what `fused_experts` would, in float32. Weights are small random ones, because those
+    of the model may be large or on the meta device. gate and up reach 100, which shows clamps."""
+    count, hidden, inner, tokens = experts.down_proj.shape[0], 32, 16, 8
+    if [name for name, _ in experts.named_parameters()] != ["gate_up_proj", "down_proj"]:
+        raise ValueError("further parameters")
+    generator = torch.Generator().manual_seed(0)
+    gate_up, down = (torch.randn(count, n, k, generator=generator) for n, k in ((2 * inner, hidden), (hidden, inner)))
+    x, weights = 5 * torch.randn(tokens, hidden, generator=generator), torch.rand(tokens, 2, generator=generator)
+    ids = torch.randint(0, count, (tokens, 2), generator=generator)
+    small = copy.copy(experts)
+    small.__dict__ = {**experts.__dict__, "_parameters": {"gate_up_proj": torch.nn.Parameter(gate_up), "down_proj": torch.nn.Parameter(down)}}
+    gate, up = torch.einsum("tk,tcnk->tcn", x, gate_up[ids]).chunk(2, -1)
+    each = torch.einsum("tcn,tchn->tch", _ACTIVATIONS[activation](gate) * up, down[ids])
+    with torch.no_grad():
+        return small(x, ids, weights), (each * weights[..., None]).sum(1)
+
+
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu": torch.nn.functional.gelu,
+    "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+}
+
+
+def name_of_activation(function: object) -> str:
+    """The name that this package gives to an activation. Raises BadParamError for one that it lacks."""
+    probe = torch.linspace(-40, 40, 321)
+    for name, expected in _ACTIVATIONS.items():
+        if callable(function) and torch.allclose(function(probe), expected(probe), rtol=1e-6, atol=1e-6):
             return name
-    raise BadParamError(f"model: expected experts with one of the activations {', '.join(known)}, got {function!r}")
+    raise BadParamError(f"model: expected one of the activations {', '.join(_ACTIVATIONS)}, got {function!r}")
 
 
 def replace(root: torch.nn.Module, name: str, module: torch.nn.Module) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from scaled_mm.errors import BadParamError
+from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.models.blocks import replace
 from scaled_mm.models.saving import refuse_own_saving
+from scaled_mm.models.scheme import scheme_of
 from scaled_mm.nn.linear import Int8Linear
 
 HOOK = "ct_decompress_hook"  # of transformers: it decompresses all weights before the first forward
@@ -18,8 +19,8 @@ def convert_(model: torch.nn.Module) -> torch.nn.Module:
 
     model: what `AutoModelForCausalLM.from_pretrained` returns for a compressed-tensors checkpoint, before its first forward. Returns the model.
 
-    Raises BadParamError if the model has no such layers, has layers with float inputs, or was decompressed already; BadTensorShapeError for a scale
-    of another shape.
+    Raises BadParamError if the model has no such layers, has layers with another scheme than `from_pretrained` takes, has scales that are not finite
+    and positive (those that the checkpoint lacks may be), or was decompressed already; BadTensorShapeError for a scale of another shape.
     """
     found = {}
     for name, module in model.named_modules():
@@ -43,14 +44,28 @@ def convert_(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _int8(module: torch.nn.Linear, name: str) -> Int8Linear:
-    inputs = getattr(getattr(module, "quantization_scheme", None), "input_activations", None)
-    if inputs is None:
+    found = getattr(module, "quantization_scheme", None)
+    if getattr(found, "input_activations", None) is None:
         raise BadParamError(f"model: expected int8 inputs of {name} in its quantization_scheme, got none: only weights are quantized")
-    symmetric, static = bool(inputs.symmetric), inputs.dynamic is False
+    group = {key: _described(getattr(found, key, None)) for key in ("weights", "input_activations", "output_activations")}
+    scheme = scheme_of(group, f"model: quantization_scheme of {name}")
+    symmetric, static = scheme.symmetric, scheme.static
     scale = getattr(module, "input_scale", None)
     if static and scale is None:
         raise BadParamError(f"model: expected {name}.input_scale of a static layer, got none")
+    for of, one in ("weight_scale", module.weight_scale), ("input_scale", scale if static else None):
+        if one is not None and not bool((torch.isfinite(one) & (one > 0)).all()):
+            raise BadParamError(f"model: expected finite positive scales {name}.{of}, got {float(one.min())} to {float(one.max())}")
     n = module.weight.shape[0]
+    if module.weight_scale.numel() not in (1, n):
+        raise BadTensorShapeError(f"model: {name}.weight_scale: expected [{n}, 1], got {list(module.weight_scale.shape)}")
     weight_scale = module.weight_scale.expand(n, 1) if module.weight_scale.numel() == 1 else module.weight_scale
     zero = None if symmetric or not static else module.input_zero_point
     return Int8Linear.from_tensors(module.weight, weight_scale, module.bias, scale if static else None, zero, symmetric=symmetric)
+
+
+def _described(arguments: object) -> dict[str, object] | None:
+    """compressed-tensors' QuantizationArgs as config.json has them."""
+    keys = ("num_bits", "type", "strategy", "symmetric", "dynamic", "group_size")
+    values = {key: getattr(arguments, key, None) for key in keys}
+    return None if arguments is None else {key: getattr(value, "value", value) for key, value in values.items() if value is not None}

@@ -8,7 +8,7 @@ import functools
 import torch
 
 from scaled_mm.errors import BadParamError, ScaledMMError
-from scaled_mm.models.blocks import activation_of, blocks_of, replace
+from scaled_mm.models.blocks import blocks_of, name_of_activation, replace
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.nn.mlp import GatedMLP
@@ -24,6 +24,7 @@ NORMS = {
     "post_attention_layernorm": ("mlp", ("gate_proj", "up_proj"), ("gate_up_proj",)),
 }
 
+MLP_MAY_DIFFER = 0.05  # the same for an MLP by itself
 MAY_DIFFER = 0.1  # |fused - before| / |before| of the outputs for a few tokens: quantization differs in single values
 
 
@@ -63,8 +64,12 @@ def fuse_(model: torch.nn.Module) -> Fused:
         for norm, (parent, *readers) in norms.items():
             if _fuse_norm(block, norm, parent, readers):
                 done.norms.append(f"{prefix}.{index}.{norm}")
-        if _fuse_mlp(block):
-            done.mlps.append(f"{prefix}.{index}.mlp")
+        try:
+            if _fuse_mlp(block):
+                done.mlps.append(f"{prefix}.{index}.mlp")
+        except BadParamError:
+            _undo(before[0])
+            raise
         done.routers += [f"{prefix}.{index}.{name}" for name in _fuse_routers(block)]
     if done.norms or done.mlps or done.routers:
         _check(model, before)
@@ -77,10 +82,22 @@ def fuse_(model: torch.nn.Module) -> Fused:
 
 @torch.no_grad()
 def trial(model: torch.nn.Module) -> torch.Tensor:
-    """What the model computes for a few tokens."""
-    result = model(torch.arange(1, 9, device=next(model.parameters()).device)[None])
-    logits = getattr(result, "logits", None)
-    return (result.last_hidden_state if logits is None else logits).float()
+    """What the model computes for a few tokens, without dropout."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    count = getattr(embedding, "num_embeddings", 9)
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        result = model((torch.arange(1, 9, device=next(model.parameters()).device) % count)[None])
+    finally:
+        for module in training:
+            module.training = True
+    tensors = [result] if isinstance(result, torch.Tensor) else [getattr(result, name, None) for name in ("logits", "last_hidden_state")]
+    tensors += [value for value in getattr(result, "values", tuple)() if isinstance(value, torch.Tensor)]
+    first = next((tensor for tensor in tensors if tensor is not None), None)
+    if first is None:
+        raise BadParamError(f"model: expected one that returns a tensor, logits or hidden states, got {type(result).__name__}")
+    return first.float()
 
 
 def _check(model: torch.nn.Module, before: tuple[list[tuple[torch.nn.Module, dict]], torch.Tensor]) -> None:
@@ -92,9 +109,16 @@ def _check(model: torch.nn.Module, before: tuple[list[tuple[torch.nn.Module, dic
     except (TypeError, AttributeError, RuntimeError, ScaledMMError) as error:
         distance, reason = float("inf"), f"{type(error).__name__}: {error}"
     if not distance < MAY_DIFFER:
-        for module, children in modules:
-            module._modules.update(children)
-        raise BadParamError(f"model: expected decoder layers whose norms and MLPs do only what those of Llama do, got {reason}")
+        _undo(modules)
+        raise BadParamError(f"{_EXPECTED}, got {reason}")
+
+
+_EXPECTED = "model: expected decoder layers whose norms and MLPs do only what those of Llama do"
+
+
+def _undo(modules: list[tuple[torch.nn.Module, dict]]) -> None:
+    for module, children in modules:
+        module._modules.update(children)
 
 
 def _fuse_norm(block: torch.nn.Module, name: str, parent: str, readers) -> bool:
@@ -155,16 +179,28 @@ def _fuse_mlp(block: torch.nn.Module) -> bool:
     if not isinstance(both, Int8Linear):
         return False
     try:
-        activation = activation_of(_Holder(act))
+        made = GatedMLP(both, down, name_of_activation(act))
     except BadParamError:
         return False
-    replace(block, "mlp", GatedMLP(both, down, activation))
+    if not _computes_the_same(made, mlp, both):
+        raise BadParamError(f"{_EXPECTED}, got a {type(mlp).__name__} that computes something else than down({made.activation}(gate) * up)")
+    replace(block, "mlp", made)
     return True
 
 
-@dataclasses.dataclass
-class _Holder:
-    act_fn: object
+def _computes_the_same(made: GatedMLP, mlp: torch.nn.Module, both: Int8Linear) -> bool:
+    """Whether an MLP computes what its replacement does, within the quantization error, for random tokens of several magnitudes: it may clamp, scale
+    or normalize something."""
+    x = torch.randn(4, both.in_features, generator=torch.Generator().manual_seed(0)).to(both.weight.device)
+    for scale in (0.1, 1.0, 10.0, 100.0):
+        try:
+            theirs = mlp(scale * x)
+            distance = (made(scale * x) - theirs).norm() / theirs.norm()
+        except Exception:  # noqa: BLE001 - whatever it raises, it is no such MLP
+            return False
+        if not (distance < MLP_MAY_DIFFER or theirs.norm() == 0):
+            return False
+    return True
 
 
 def _joined(gate: Int8Linear, up: Int8Linear) -> Int8Linear | None:

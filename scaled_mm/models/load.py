@@ -6,12 +6,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
+from scaled_mm.core import checks
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, ScaledMMError
 from scaled_mm.models.blocks import activation_of, experts_of, replace
 from scaled_mm.models.disk import Names, on_disk
 from scaled_mm.models.saving import refuse_own_saving
@@ -48,9 +50,11 @@ def from_pretrained(
         from scaled_mm.parallel.load import load_split
 
         return load_split(path, dtype, device, tp, tp_attention)
+    where = checks.device("cpu" if device is None else device)
+    checks.usable_device(where)
     checkpoint = opened(path, dtype)
-    checkpoint.fill(torch.device("cpu" if device is None else device))
-    return checkpoint.finished(device)
+    checkpoint.fill(where)
+    return checkpoint.finished(where)
 
 
 #: (dimension, part) of a parameter by its name in the model, for those that are loaded in part.
@@ -77,12 +81,21 @@ class Checkpoint:
     def finished(self, device: torch.device | str | None) -> torch.nn.Module:
         """The model, once it is filled."""
         model = self.model
-        model.tie_weights()
+        self._tie()
         left = [name for name, tensor in model.named_parameters() if tensor.is_meta]
         if left:
             raise BadParamError(f"{self.folder}: expected the tensors of {', '.join(left[:3])}, got none")
         refuse_own_saving(model)
         return model.to("cpu" if device is None else device).eval()
+
+    def _tie(self) -> None:
+        """Ties weights, but for those that the checkpoint has with other values, as transformers does."""
+        model, tied = self.model, getattr(self.model, "all_tied_weights_keys", None) or {}
+        for name, source in list(tied.items()):
+            if name in self._plan and source in self._plan and not torch.equal(model.get_parameter(name), model.get_parameter(source)):
+                del tied[name]
+                model.config.tie_word_embeddings = False
+        model.tie_weights(recompute_mapping=False)
 
 
 def opened(path: str | os.PathLike, dtype: torch.dtype | None) -> Checkpoint:
@@ -97,6 +110,8 @@ def opened(path: str | os.PathLike, dtype: torch.dtype | None) -> Checkpoint:
 
 
 def _folder(path: str | os.PathLike) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise BadParamError(f"path: expected a folder or a name on the hub, got {path!r}")
     folder = Path(path)
     if folder.is_dir():
         return folder
@@ -104,7 +119,10 @@ def _folder(path: str | os.PathLike) -> Path:
         raise BadParamError(f"path: expected a folder with a checkpoint, or a name on the hub like owner/model, got {path}")
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(str(path)))
+    try:
+        return Path(snapshot_download(str(path)))
+    except Exception as error:  # the hub's own errors, of which some are no subclass of another's
+        raise BadParamError(f"path: there is no folder {path}, and the hub gives none, {type(error).__name__}: {error}") from error
 
 
 def _json(path: Path) -> dict:
@@ -112,6 +130,8 @@ def _json(path: Path) -> dict:
         document = json.loads(path.read_text())
     except FileNotFoundError:
         raise BadParamError(f"path: expected a folder with {path.name}, there is none in {path.parent}") from None
+    except OSError as error:
+        raise BadParamError(f"{path}: expected a file that can be read ({error.strerror})") from None
     except ValueError as error:
         raise BadParamError(f"{path}: expected JSON: {error}") from None
     if not isinstance(document, dict):
@@ -129,20 +149,33 @@ def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn
     cls = getattr(transformers, name, None) if name else None
     if not isinstance(cls, type) or not issubclass(cls, transformers.PreTrainedModel):
         raise BadParamError(f"{folder / 'config.json'}: expected the name of a model class of transformers in architectures, got {names}")
-    try:
+    with _bad_file(folder / "config.json", f"a config that transformers {transformers.__version__} knows"):
         parsed = transformers.AutoConfig.from_pretrained(folder)
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise BadParamError(f"{folder / 'config.json'}: expected a config that transformers {transformers.__version__} knows: {error}") from error
+        expected = getattr(cls, "config_class", None)
+        if isinstance(expected, type) and not isinstance(parsed, expected):
+            raise BadParamError(f"{folder / 'config.json'}: expected model_type {expected.model_type} for {name}, got {parsed.model_type}")
     if hasattr(parsed, "quantization_config"):
         del parsed.quantization_config
     dtype = dtype or getattr(parsed, "dtype", None) or torch.float32
     if dtype not in _FLOATS:
         raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
-    with init_empty_weights(include_buffers=False):
+    with _bad_file(folder / "config.json", f"a config of {name}"), init_empty_weights(include_buffers=False):
         model = cls._from_config(parsed, dtype=dtype)
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
-        model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        with _bad_file(folder / "generation_config.json", "a generation config"):
+            model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     return model
+
+
+@contextmanager
+def _bad_file(path: Path, expected: str) -> Iterator[None]:
+    """BadParamError for whatever transformers raises about a file: the classes of its errors, and of its configs' values, are many."""
+    try:
+        yield
+    except (ScaledMMError, MemoryError):
+        raise
+    except Exception as error:
+        raise BadParamError(f"{path}: expected {expected}, {type(error).__name__}: {error}") from error
 
 
 def _place_int8(model: torch.nn.Module, schemes: Schemes, source: str) -> None:

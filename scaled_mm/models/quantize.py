@@ -7,6 +7,8 @@ import hashlib
 import json
 import math
 import os
+import shutil
+import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import activation_of, blocks_of, experts_of, linears_of, replace
 from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls, tensors_of
@@ -65,18 +68,28 @@ def quantize_(
     decides. All layers see the float model's activations. Experts get dynamic scales. A static scale whose error is above 1.5 times that of a dynamic
     one is used with activation="static" only, with a warning that reports the error.
 
-    Returns a `QuantizationReport`. Raises a ScaledMMError subclass that names the argument, before the model is changed.
+    Returns a `QuantizationReport`. Raises a ScaledMMError subclass that names the argument, before the model is changed, except if a file of offload
+    cannot be written after all.
     """
     config = Int8Config() if config is None else config
     if not isinstance(config, Int8Config):
         raise BadParamError(f"config: expected an Int8Config, got a {type(config).__name__}")
+    if not isinstance(model, torch.nn.Module):
+        raise BadParamError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
+    if tokenizer is not None and not callable(tokenizer):
+        raise BadParamError(f"tokenizer: expected a function like transformers' tokenizers, got a {type(tokenizer).__name__}")
+    where = None if device is None else checks.usable_device(checks.device(device))
+    for name, value in ("resume", resume), ("offload", offload):
+        if value is not None and not isinstance(value, (str, os.PathLike)):
+            raise BadParamError(f"{name}: expected a path, got a {type(value).__name__}")
     prefix, blocks = blocks_of(model)
     if not any(linears_of(block) or experts_of(block) for block in blocks):
         raise BadParamError(f"model: expected torch.nn.Linear layers or experts in {prefix}, got a {type(model).__name__} without")
-    for block in blocks:
+    for index, block in enumerate(blocks):
         for experts in experts_of(block).values():
             activation_of(experts)
-    folder = None if offload is None else _offload_folder(offload)
+        _check_weights(f"{prefix}.{index}", block, calibration is not None)
+    folder = None if offload is None else _offload_folder(offload, prefix, blocks)
     if calibration is None:
         config = _without_calibration(config)
         calls, inputs, arguments = None, None, []
@@ -90,19 +103,38 @@ def quantize_(
     with progress_bar(progress, len(blocks), "calibrating") as advance:
         for index, (block, of_block) in enumerate(zip(blocks, parts)):
             if calls is not None:
-                work = FloatBlock(block, torch.device(device) if device is not None else next(block.parameters()).device)
+                work = FloatBlock(block, next(block.parameters()).device if where is None else where)
                 inputs = of_block.decide(work, calls[index], inputs)
                 calls[index] = []
             of_block.describe()
             decided.save()
             advance(of_block.name)
+    refuse_own_saving(model)
     for of_block in parts:  # after all decisions: an error before leaves the model as it was
         of_block.apply()
         if folder is not None:
-            map_int8(of_block.block, folder / f"{of_block.name}.safetensors")
-    refuse_own_saving(model)
+            _map_or_explain(of_block.block, folder / f"{of_block.name}.safetensors")
     _warn(decided.report)
     return decided.report
+
+
+def _check_weights(name: str, block: torch.nn.Module, calibrated: bool) -> None:
+    """BadParamError for weights without data, and for those that are not finite, whose scales no checkpoint could hold.
+
+    calibrated: values of linear layers are checked later, with their inputs.
+    """
+
+    def check(inner: str, weight: torch.Tensor, values: bool) -> None:
+        if weight.is_meta:
+            raise BadParamError(f"model: expected weights, got {name}.{inner} on the meta device")
+        if values and weight.numel() and not all(bool(torch.isfinite(one)) for one in weight.detach().aminmax()):
+            raise BadParamError(f"model: expected finite weights, got NaN or infinity in {name}.{inner}")
+
+    for inner, linear in linears_of(block).items():
+        check(f"{inner}.weight", linear.weight, not calibrated)
+    for inner, experts in experts_of(block).items():
+        for which in ("gate_up_proj", "down_proj"):
+            check(f"{inner}.{which}", getattr(experts, which), True)
 
 
 def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], list[torch.Tensor]]:
@@ -113,6 +145,10 @@ def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], 
         if isinstance(calibration, str) or not isinstance(calibration, Sequence) or not calibration:
             raise BadParamError(f"calibration: expected texts, tensors of token ids or a function, not empty, got a {type(calibration).__name__}")
         batches = list(token_batches(calibration, tokenizer))
+        known = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "num_embeddings", None)
+        for index, batch in enumerate(batches):
+            if known is not None and not 0 <= int(batch.min()) <= int(batch.max()) < known:
+                raise BadParamError(f"calibration[{index}]: expected token ids from 0 to {known - 1}, got {int(batch.min())} to {int(batch.max())}")
         body, where = getattr(model, "base_model", model), next(model.parameters()).device  # without transformers' output head
         calls = record_calls(model, blocks, lambda: [body(batch.to(where)) for batch in batches], skips=True)
         if len(calls[0]) != len(batches):
@@ -138,6 +174,8 @@ class _Decided:
         self.report = QuantizationReport(config.to_fields(), [], fingerprint=fingerprint)
         self.earlier: dict[str, LayerReport] = {}
         self.exponents: dict[str, list[int]] = {}
+        if self.path is not None and self.path.is_dir():
+            raise BadParamError(f"resume: expected a file, got the folder {path}")
         if self.path is not None and self.path.exists():
             earlier = QuantizationReport.load(self.path)
             if earlier.fingerprint != fingerprint:
@@ -202,7 +240,8 @@ class _Block:
             if choice.exponents is not None and not fold.is_exact(self.block, choice.exponents):
                 choice = choose(config, group.x, weights, dtype, None)
         else:
-            choice = _choice_of(earlier, self.decided.exponents.get(f"{self.name}.{names[0]}"), group.x.device)
+            e = self.decided.exponents.get(f"{self.name}.{names[0]}")
+            choice = _choice_of(earlier, e, group.x.shape[1], group.x.device)
         self.chosen.update(dict.fromkeys(names, choice))
         magnitudes = group.x.abs().reshape(-1)
         self.statistics.update(dict.fromkeys(names, (float(magnitudes.max()), quantile(magnitudes, config.percentile))))
@@ -242,9 +281,16 @@ class _Block:
         return report
 
 
-def _choice_of(layer: LayerReport, e: list[int] | None, device: torch.device) -> Choice:
-    static = None if layer.scheme == "dynamic" else Static(layer.rule, layer.input_scale, layer.input_zero_point)
+def _choice_of(layer: LayerReport, e: list[int] | None, k: int, device: torch.device) -> Choice:
+    """An earlier decision, from a file. k: elements of a token. Raises BadParamError for what `quantize_` did not write."""
+    scale, zero = layer.input_scale, layer.input_zero_point
+    static = layer.scheme == "static" and isinstance(scale, float) and 0 < scale < math.inf and (zero is None or zero in range(-128, 128))
+    exponents = isinstance(e, list) and len(e) == k and all(isinstance(one, int) for one in e) if layer.smooth else e is None
+    errors = isinstance(layer.errors, dict) and all(isinstance(one, (int, float)) for one in layer.errors.values())
     name = ("smooth " if layer.smooth else "") + (layer.rule or "dynamic")
+    if not (layer.scheme == "dynamic" or static) or not exponents or not errors or name not in layer.errors:
+        raise BadParamError(f"resume: expected a decision of quantize_ on {layer.name}, got {layer}")
+    static = None if layer.scheme == "dynamic" else Static(layer.rule, layer.input_scale, layer.input_zero_point)
     exponents = None if e is None else torch.tensor(e, dtype=torch.int32, device=device)
     return Choice(name, static, exponents, layer.errors)
 
@@ -286,12 +332,32 @@ def map_int8(block: torch.nn.Module, path: Path) -> None:
             setattr(modules[module], key, torch.nn.Parameter(file.get_tensor(name).to(device), requires_grad=False))
 
 
-def _offload_folder(offload: str | os.PathLike) -> Path:
+def _map_or_explain(block: torch.nn.Module, path: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        map_int8(block, path)
+    except (OSError, SafetensorError) as error:
+        raise BadParamError(f"offload: {path} cannot be written ({error}); the model is partly quantized, load it again") from error
+
+
+def _offload_folder(offload: str | os.PathLike, prefix: str, blocks: Sequence[torch.nn.Module]) -> Path:
+    """The folder, with room for the int8 weights of all blocks."""
     folder = Path(offload)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
     except OSError as error:
         raise BadParamError(f"offload: expected a folder that can be written to, got {offload} ({error.strerror})") from error
+    for index in range(len(blocks)):
+        if (file := folder / f"{prefix}.{index}.safetensors").is_dir():
+            raise BadParamError(f"offload: expected a file or none, got the folder {file}")
+    weights = [linear.weight for block in blocks for linear in linears_of(block).values()]
+    weights += [getattr(experts, name) for block in blocks for experts in experts_of(block).values() for name in ("gate_up_proj", "down_proj")]
+    needed = sum(weight.numel() + 4 * weight.numel() // max(1, weight.shape[-1]) for weight in weights)
+    if free < needed:
+        raise BadParamError(f"offload: expected {needed / 1e9:.2f} GB of free space in {offload}, got {free / 1e9:.2f}")
     return folder
 
 

@@ -28,7 +28,8 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     """Writes a quantized model of transformers: config.json, safetensors, and the tokenizer if one is given.
 
     model: from `quantize_`, `from_pretrained` or `convert_`. path: a folder, created if necessary.
-    format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only.
+    format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only. transformers 5.24
+    reads dense models; int8 experts it cannot read.
 
     Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError if q, k, v or gate, up of a decoder layer
     differ in scheme or static scale: vLLM and SGLang would apply one of them to all.
@@ -55,6 +56,8 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     _write_tensors(tensors, folder)
     config = model.config.to_dict()
     config = {**config, "quantization_config": quantization, "architectures": [type(model).__name__], "dtype": _dtype(model)}
+    if getattr(model, "all_tied_weights_keys", None) and not _tied(model):  # a reader would tie an output head that has weights of its own
+        config["tie_word_embeddings"] = False
     (folder / "config.json").write_text(json.dumps(_plain(config), indent=2) + "\n")
     if getattr(model, "generation_config", None) is not None:  # as it is: transformers' own saving refuses some that it has loaded
         (folder / "generation_config.json").write_text(model.generation_config.to_json_string())
@@ -97,7 +100,7 @@ def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], 
     plain: dict[str, torch.Tensor] = {}
     tensors: dict[str, torch.Tensor] = {}
     quantized = tuple(f"{name}." for name in (*names.linears, *names.experts))
-    tied = set(getattr(model, "all_tied_weights_keys", None) or ())
+    tied = _tied(model)
     for name, tensor in model.state_dict().items():
         if not name.startswith(quantized) and name not in tied:
             plain[name] = tensor
@@ -120,6 +123,12 @@ def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], 
             tensors[f"{disk}.weight"] = getattr(experts, which)[expert, rows]
             tensors[f"{disk}.weight_scale"] = _stored(getattr(experts, f"{which}_scale")[expert, rows], "weight_scale", dtype)
     return schemes, kept, tensors
+
+
+def _tied(model: torch.nn.Module) -> set[str]:
+    """The names of parameters that are another one: transformers' list of them is of before someone replaced one."""
+    pairs, tensors = dict(getattr(model, "all_tied_weights_keys", None) or {}), dict(model.named_parameters(remove_duplicate=False))
+    return {name for name, source in pairs.items() if name in tensors and tensors[name] is tensors.get(source)}
 
 
 def _stored(value: torch.Tensor, key: str, dtype: torch.dtype) -> torch.Tensor:
@@ -147,7 +156,7 @@ def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
         mode = plain.stat().st_mode
         plain.unlink()
         for name, inside in plan.filename_to_tensors.items():
-            save_file({one: _alone(tensors[one]) for one in inside}, Path(temporary) / name, metadata={"format": "pt"})
+            save_file(_apart({one: _alone(tensors[one]) for one in inside}), Path(temporary) / name, metadata={"format": "pt"})
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
             (Path(temporary) / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
@@ -162,6 +171,16 @@ def _alone(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, contiguous and with a storage of its own: an expert is a part of a larger one."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors, those of modules that share a parameter copied: safetensors refuses shared memory."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        found[name] = tensor.clone() if tensor.numel() and tensor.data_ptr() in seen else tensor
+        seen.add(tensor.data_ptr())
+    return found
 
 
 def _plain(value: object) -> object:

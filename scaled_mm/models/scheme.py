@@ -83,7 +83,11 @@ def read(config: object, source: str) -> Schemes:
 def _group(group: object, source: str) -> Group:
     if not isinstance(group, Mapping):
         raise BadParamError(f"{source}: expected a mapping, got {group!r}")
-    targets = tuple(_patterns(group.get("targets"), f"{source}.targets"))
+    return Group(tuple(_patterns(group.get("targets"), f"{source}.targets")), scheme_of(group, source))
+
+
+def scheme_of(group: Mapping[str, object], source: str) -> Scheme:
+    """The scheme of a group in config_groups, which is also that of compressed-tensors' modules. Raises BadParamError for what is not int8 W8A8."""
     _expect(group.get("weights"), f"{source}.weights", strategy=("channel", "tensor"), dynamic=(False,), symmetric=(True,))
     if group.get("output_activations") is not None:
         raise BadParamError(f"{source}.output_activations: expected none, got {group['output_activations']!r}")
@@ -92,7 +96,7 @@ def _group(group: object, source: str) -> Group:
     static = not inputs.get("dynamic", False)
     if static != (inputs.get("strategy", "tensor") == "tensor"):
         raise BadParamError(f"{source}.input_activations: expected strategy token with dynamic true, or tensor with false, got {dict(inputs)}")
-    return Group(targets, Scheme(static, inputs.get("symmetric", True)))
+    return Scheme(static, inputs.get("symmetric", True))
 
 
 def _expect(arguments: object, source: str, **expected: tuple) -> None:

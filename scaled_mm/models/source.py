@@ -70,9 +70,12 @@ def _config(folder: str) -> dict:
     path = Path(folder) / "config.json"
     if path.is_file():
         try:
-            return json.loads(path.read_text())
+            document = json.loads(path.read_text())
         except ValueError as error:
             raise BadParamError(f"MODEL: expected JSON in {path}: {error}") from error
+        if not isinstance(document, dict):
+            raise BadParamError(f"MODEL: expected a JSON object in {path}, got a {type(document).__name__}")
+        return document
     if Path(folder).is_dir():
         raise BadParamError(f"MODEL: expected a folder with config.json, there is none in {folder}")
     import transformers

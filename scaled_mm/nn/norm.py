@@ -29,7 +29,7 @@ class RMSNorm(Float32Scales):
         self.eps, self.quantize = eps, quantize
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=dtype, device=device), requires_grad=False)
         static = quantize == "static"
-        self.input_scale = torch.nn.Parameter(torch.ones(1, device=device), requires_grad=False) if static else None
+        self.input_scale = torch.nn.Parameter(torch.ones(1, dtype=torch.float32, device=device), requires_grad=False) if static else None
         zero = torch.zeros(1, dtype=torch.int8, device=device)
         self.input_zero_point = torch.nn.Parameter(zero, requires_grad=False) if static and not symmetric else None
 

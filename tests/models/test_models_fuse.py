@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -174,8 +175,10 @@ class Compressed:
             linear = torch.nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
             for key, value in layer.state_dict().items():
                 setattr(linear, key, torch.nn.Parameter(value, requires_grad=False))
-            inputs = type("Inputs", (), dict(symmetric=layer.symmetric, dynamic=layer.input_scale is None))
-            linear.quantization_scheme = type("Scheme", (), dict(input_activations=inputs))
+            dynamic = layer.input_scale is None
+            inputs = dict(num_bits=8, type="int", strategy="token" if dynamic else "tensor", symmetric=layer.symmetric, dynamic=dynamic)
+            weights = dict(num_bits=8, type="int", strategy="channel", symmetric=True, dynamic=False)
+            linear.quantization_scheme = SimpleNamespace(input_activations=SimpleNamespace(**inputs), weights=SimpleNamespace(**weights))
             parent, _, child = name.rpartition(".")
             setattr(model.get_submodule(parent), child, linear)
         setattr(model, HOOK, model.register_forward_pre_hook(lambda *_: self.called.append(True)))
