@@ -94,6 +94,9 @@ def _trial_of_experts(experts: torch.nn.Module, activation: str) -> tuple[torch.
     ids = torch.randint(0, count, (tokens, 2), generator=generator)
     small = copy.copy(experts)
     small.__dict__ = {**experts.__dict__, "_parameters": {"gate_up_proj": torch.nn.Parameter(gate_up), "down_proj": torch.nn.Parameter(down)}}
+    if hasattr(getattr(experts, "config", None), "_experts_implementation"):
+        small.config = copy.deepcopy(experts.config)
+        small.config._experts_implementation = "eager"  # transformers' others need a GPU, or more columns
     gate, up = torch.einsum("tk,tcnk->tcn", x, gate_up[ids]).chunk(2, -1)
     each = torch.einsum("tcn,tchn->tch", _ACTIVATIONS[activation](gate) * up, down[ids])
     with torch.no_grad():
