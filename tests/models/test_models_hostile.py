@@ -71,6 +71,14 @@ def test_fusing_needs_neither_nine_tokens_nor_evaluation_mode():
     assert sm.fuse_(model).mlps and model.training and all(module.training for module in model.model.layers[0].self_attn.modules())
 
 
+def test_the_trial_of_fusing_is_not_on_the_first_tokens():
+    seen = []
+    model = quantized()
+    model.model.embed_tokens.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].flatten().tolist()))
+    sm.fuse_(model)
+    assert len(seen) == 2 and all(min(ids) > 0 and max(ids) > SIZES["vocab_size"] // 2 and len(set(ids)) == 8 for ids in seen)
+
+
 def untied():
     model = tiny("llama")
     assert model.config.tie_word_embeddings
