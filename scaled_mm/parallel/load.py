@@ -14,7 +14,7 @@ from scaled_mm.models.quantize import quantize_
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
 from scaled_mm.parallel.division import Part, parts_of
-from scaled_mm.parallel.model import checksum, parallelize_, shard_of
+from scaled_mm.parallel.model import VECTOR, checksum, parallelize_, shard_of
 from scaled_mm.parallel.ranks import Ranks
 
 
@@ -99,7 +99,7 @@ def _small(config, size: int):
     """A config of the same heads, experts and kinds of layers, with short vectors between the layers."""
     config = copy.deepcopy(config)
     sizes = {"hidden_size": 8 * config.num_attention_heads, "vocab_size": 64, "moe_intermediate_size": 8}
-    sizes |= {name: 8 * size for name in ("intermediate_size", "shared_expert_intermediate_size")}
+    sizes |= {name: VECTOR * size for name in ("intermediate_size", "shared_expert_intermediate_size")}
     for name, value in sizes.items():
         if getattr(config, name, None) is not None:
             setattr(config, name, value)

@@ -18,6 +18,8 @@ from scaled_mm.parallel.int8_experts import ExpertParallelInt8Experts
 from scaled_mm.parallel.linear import ColumnParallelInt8Linear, RowParallelInt8Linear
 from scaled_mm.parallel.ranks import Ranks
 
+VECTOR = 32  # float32 values that torch's SiLU computes at a time on a CPU with AVX-512. The rest of a tensor is computed one by one, to other bits
+
 
 @torch.no_grad()
 def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) -> torch.nn.Module:
@@ -36,7 +38,8 @@ def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) 
 
     Raises BadParamError on all ranks, with the model unchanged, if a decoder layer has fused modules, layers or experts that are not int8, or dynamic
     asymmetric inputs of o or down; if attention is transformers' eager one, whose bits depend on the number of heads; if the models of the ranks
-    differ; or if the logits of a few tokens change, as where attention mixes heads.
+    differ; or if the logits of a few tokens change, as where attention mixes heads, or on a CPU in float32 where the parts of gate and up are no
+    multiples of 32 and torch's SiLU rounds otherwise.
     """
     ranks = Ranks.of(group)
     parts: list[Part] = []
@@ -52,7 +55,7 @@ def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) 
     try:
         for part in parts:
             replace(model, part.name, shard_of(lambda part=part: cut(whole[part.name], part), part, ranks))
-        ranks.gather_facts(lambda: _same_logits(lambda: _trials(model), before))
+        ranks.gather_facts(lambda: _same_logits(model, before))
     except BaseException:  # whatever stopped it, on this rank or another: the model is whole again
         for name, module in whole.items():
             replace(model, name, module)
@@ -70,15 +73,18 @@ def _trials(model: torch.nn.Module) -> list[torch.Tensor]:
     return found
 
 
-def _same_logits(compute: Callable[[], list[torch.Tensor]], before: list[torch.Tensor]) -> dict[str, object]:
+def _same_logits(model: torch.nn.Module, before: list[torch.Tensor]) -> dict[str, object]:
     try:
-        same = all(torch.equal(ours, wanted) for ours, wanted in zip(compute(), before, strict=True))
+        same = all(torch.equal(ours, wanted) for ours, wanted in zip(_trials(model), before, strict=True))
     except (torch.OutOfMemoryError, dist.DistError):
         raise
     except (RuntimeError, TypeError) as error:
         raise BadParamError(f"model: expected attention that computes each head by itself, got {type(error).__name__}: {error}") from error
     if not same:
-        raise BadParamError("model: expected attention that computes each head by itself, got other logits than those of the whole model")
+        hint = ""
+        if any(parameter.device.type == "cpu" and parameter.dtype is torch.float32 for parameter in model.parameters()):
+            hint = f". In float32 on a CPU, torch's activation functions round otherwise in parts of a row that are no multiples of {VECTOR} values"
+        raise BadParamError(f"model: expected attention that computes each head by itself, got other logits than those of the whole model{hint}")
     return {}
 
 

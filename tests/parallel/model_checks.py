@@ -18,9 +18,11 @@ import scaled_mm as sm
 from scaled_mm import nn, parallel
 from scaled_mm.models import load
 
+WHOLE_VECTORS = 384  # a feed-forward network whose parts on 2, 3 and 4 ranks are multiples of parallel.model.VECTOR
+
 
 def a_whole_model_has_the_bits_of_one_process(rank, size):
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 12 if size == 4 else size, "head_dim": 8, "intermediate_size": 96, "hidden_size": 96}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12 if size == 4 else size, "head_dim": 8, "intermediate_size": WHOLE_VECTORS, "hidden_size": 96}
     for kind in ("Llama", "Qwen3"):
         config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads}, attention_bias=True)
         torch.manual_seed(0)
@@ -30,8 +32,8 @@ def a_whole_model_has_the_bits_of_one_process(rank, size):
         options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)
         text = whole.generate(tokens()[0][:, :5], **options)
         split = parallel.parallelize_(whole)
-        down = split.model.layers[0].mlp.down_proj  # 96 x 96: N is divided and the input gathered, if the ranks divide 96
-        assert down.weight.shape == (96 // size, 96) and down.input_is_parallel and down.gather_output
+        down = split.model.layers[0].mlp.down_proj  # 96 x 384: N is divided and the input gathered, if the ranks divide 96
+        assert down.weight.shape == (96 // size, WHOLE_VECTORS) and down.input_is_parallel and down.gather_output
         assert all(torch.equal(logits(split, ids), one) for ids, one in zip(tokens(2), want, strict=True))
         assert torch.equal(split.generate(tokens()[0][:, :5], **options), text)
         assert sm.fuse_(split).mlps == [] and distance(logits(split, tokens()[0]), want[0]) < 0.05
@@ -44,11 +46,11 @@ def a_whole_model_has_the_bits_of_one_process(rank, size):
 def mixtures_have_the_bits_of_one_process(rank, size):
     """Experts alone, with a shared one, and with DeepSeek's attention; whole models and greedy text. 10 experts are not divided evenly."""
 
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 8, "hidden_size": 96, "intermediate_size": 96}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 8, "hidden_size": 96, "intermediate_size": WHOLE_VECTORS}
     deepseek = MODELS["deepseek"][1] | MLA | dict(n_routed_experts=10, num_key_value_heads=12, n_shared_experts=3)
     of_models = [
         ("Mixtral", dict(num_local_experts=10)),
-        ("Qwen2Moe", dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS)),
+        ("Qwen2Moe", dict(num_experts=10, shared_expert_intermediate_size=WHOLE_VECTORS, **EXPERTS)),
         ("DeepseekV3", deepseek),
         ("DeepseekV3", deepseek | dict(q_lora_rank=None)),
     ]
@@ -96,8 +98,8 @@ def compiled_models_have_the_bits_of_eager_ones(rank, size):
         layer = parallel.RowParallelInt8Linear.from_shard(weight[:, mine].contiguous(), scale, reduce=reduce)
         assert torch.equal(torch.compile(layer, fullgraph=True)(x[:, mine]), layer(x[:, mine]))
         torch._dynamo.reset()
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 96, "intermediate_size": 96}
-    for kind, fields in {"Llama": {}, "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS)}.items():
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 96, "intermediate_size": WHOLE_VECTORS}
+    for kind, fields in {"Llama": {}, "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=WHOLE_VECTORS, **EXPERTS)}.items():
         torch.manual_seed(0)
         config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads, **fields})
         model = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.float32).eval()
@@ -114,7 +116,7 @@ def checkpoints_are_read_in_parts(rank, size):
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "original_max_position_embeddings": 32, "rope_theta": 1e4}
     for kind, fields in {
         "Llama": dict(attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=rope),
-        "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=48, **EXPERTS),
+        "Qwen2Moe": dict(num_experts=10, shared_expert_intermediate_size=WHOLE_VECTORS, **EXPERTS),
     }.items():
         folder, mesh = (
             a_checkpoint(rank, kind, "static" if kind == "Llama" else "dynamic", **fields),
@@ -167,7 +169,7 @@ def a_checkpoint(rank: int, kind: str, activation: str, attn_implementation: str
 
     folder = shared_folder(kind)
     if rank == 0:
-        heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 96, "intermediate_size": 96}
+        heads = {"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 96, "intermediate_size": WHOLE_VECTORS}
         config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads, **fields})
         torch.manual_seed(0)
         made = getattr(transformers, f"{kind}ForCausalLM")._from_config(config, dtype=torch.bfloat16, attn_implementation=attn_implementation).eval()
