@@ -120,6 +120,16 @@ def name_of_activation(function: object) -> str:
 
 
 def replace(root: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
-    """Puts a module in the place of root's module `name`."""
+    """Puts a module in the place of root's module `name`, with its forward and backward hooks and its training flag."""
     parent, _, child = name.rpartition(".")
+    former = getattr(root.get_submodule(parent), child)
+    for field in vars(former):
+        if field.startswith(("_forward_", "_backward_")):  # the same dictionaries, so handles still remove what they added
+            vars(module)[field] = vars(former)[field]
+    module.training = former.training
     setattr(root.get_submodule(parent), child, module)
+
+
+def is_patched(module: torch.nn.Module) -> bool:
+    """Whether calling the module does more than its class does: forward hooks, or a forward of its own, as accelerate gives to modules."""
+    return "forward" in vars(module) or any(value for field, value in vars(module).items() if field.startswith("_forward_"))

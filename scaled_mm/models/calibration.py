@@ -43,7 +43,7 @@ def record_calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], run:
     def recorder(index: int, forward: Callable) -> Callable:
         def recorded(*arguments, **options):
             hidden, rest = (arguments[0], arguments[1:]) if arguments else (options["hidden_states"], ())
-            kept = {name: _without_cache(name, value) for name, value in options.items() if name != "hidden_states"}
+            kept = {name: without_cache(name, value) for name, value in options.items() if name != "hidden_states"}
             if index == 0 and any(_is_filled(value) for value in options.values()):
                 raise BadParamError("calibration: expected runs without earlier tokens in a KV cache, as generate() makes them, got a filled cache")
             calls[index].append(Call(hidden.detach() if index == 0 else None, rest, kept))
@@ -56,27 +56,33 @@ def record_calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], run:
 
         return recorded
 
+    own = [vars(block).get("forward") for block in blocks]  # as accelerate gives to modules
     for index, block in enumerate(blocks):
         block.forward = recorder(index, block.forward)
     try:
         run()
     finally:
-        for block in blocks:
+        for block, forward in zip(blocks, own):
             del block.forward
+            if forward is not None:
+                block.forward = forward
     if not calls[0] or any(len(of_block) != len(calls[0]) for of_block in calls):
         counts = sorted({len(of_block) for of_block in calls})
         raise BadParamError(f"calibration: expected every layer to run equally often, and at least once, got {counts[0]} to {counts[-1]} times")
     return calls
 
 
-def _without_cache(name: str, value: object) -> object:
+def without_cache(name: str, value: object) -> object:
     """The argument, with KV caches disabled: a cache would grow at every rerun."""
     return False if name == "use_cache" else None if hasattr(value, "get_seq_length") else value
 
 
 def _is_filled(value: object) -> bool:
     length = getattr(value, "get_seq_length", None)
-    return callable(length) and int(length()) > 0
+    try:
+        return callable(length) and int(length()) > 0
+    except ValueError:  # of a model without attention
+        return False
 
 
 def tensors_of(value: object) -> list[torch.Tensor]:

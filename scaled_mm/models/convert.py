@@ -22,6 +22,8 @@ def convert_(model: torch.nn.Module) -> torch.nn.Module:
     Raises BadParamError if the model has no such layers, has layers with another scheme than `from_pretrained` takes, has scales that are not finite
     and positive (those that the checkpoint lacks may be), or was decompressed already; BadTensorShapeError for a scale of another shape.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise BadParamError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
     found = {}
     for name, module in model.named_modules():
         weight, scale = getattr(module, "weight", None), getattr(module, "weight_scale", None)

@@ -55,8 +55,10 @@ def token_batches(calibration: Sequence, tokenizer) -> Iterator[torch.Tensor]:
                 raise BadParamError("tokenizer: expected one for calibration with texts, got None")
             ids = tokenizer(item, return_tensors="pt", truncation=True).input_ids
         elif isinstance(item, torch.Tensor):
-            if item.is_floating_point() or item.dtype is torch.bool:
-                raise BadTensorDtypeError(f"{name}: expected token ids as integers, got {item.dtype}")
+            if item.dtype not in (torch.int32, torch.int64):
+                raise BadTensorDtypeError(f"{name}: expected token ids as int32 or int64, got {item.dtype}")
+            if item.is_meta or item.layout is not torch.strided:
+                raise BadParamError(f"{name}: expected token ids in memory, got a tensor on {item.device} with layout {item.layout}")
             ids = item.reshape(1, -1) if item.dim() == 1 else item
         else:
             raise BadParamError(f"{name}: expected a text or a tensor of token ids, got a {type(item).__name__}")

@@ -22,6 +22,7 @@ from scaled_mm.models.blocks import activation_of, blocks_of, experts_of, linear
 from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls, tensors_of
 from scaled_mm.models.config import Int8Config
 from scaled_mm.models.data import token_batches
+from scaled_mm.models.fuse import trial
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.report import LayerReport, QuantizationReport
 from scaled_mm.models.saving import refuse_own_saving
@@ -30,6 +31,7 @@ from scaled_mm.models.smoothing import Fold, fold_of
 from scaled_mm.models.weights import quantize_weight
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
+from scaled_mm.rowwise.arithmetic import FLOATS
 
 Calibration = Sequence[str] | Sequence[torch.Tensor] | Callable[[torch.nn.Module], object]
 
@@ -86,6 +88,8 @@ def quantize_(
     if not any(linears_of(block) or experts_of(block) for block in blocks):
         raise BadParamError(f"model: expected torch.nn.Linear layers or experts in {prefix}, got a {type(model).__name__} without")
     for index, block in enumerate(blocks):
+        if isinstance(block, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
+            raise BadParamError(f"model: expected layers that call their linear layers, got {type(block).__name__}, which reads their weights itself")
         for experts in experts_of(block).values():
             activation_of(experts)
         _check_weights(f"{prefix}.{index}", block, calibration is not None)
@@ -93,13 +97,15 @@ def quantize_(
     if calibration is None:
         config = _without_calibration(config)
         calls, inputs, arguments = None, None, []
+        called = _called(model, blocks)
     else:
+        called = None
         calls, inputs = _recorded(model, blocks, calibration, tokenizer)
         arguments = [tensor for call in calls[0] for tensor in tensors_of((call.hidden, call.rest, call.options))]
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     shared = {parameter for parameter, count in uses.items() if count > 1}
     decided = _Decided(config, _fingerprint(model, config, arguments), resume)
-    parts = [_Block(f"{prefix}.{index}", block, config, decided, shared) for index, block in enumerate(blocks)]
+    parts = [_Block(f"{prefix}.{index}", block, config, decided, shared, called) for index, block in enumerate(blocks)]
     with progress_bar(progress, len(blocks), "calibrating") as advance:
         for index, (block, of_block) in enumerate(zip(blocks, parts)):
             if calls is not None:
@@ -127,14 +133,62 @@ def _check_weights(name: str, block: torch.nn.Module, calibrated: bool) -> None:
     def check(inner: str, weight: torch.Tensor, values: bool) -> None:
         if weight.is_meta:
             raise BadParamError(f"model: expected weights, got {name}.{inner} on the meta device")
+        if weight.dtype not in FLOATS:
+            raise BadParamError(f"model: expected weights in float16, bfloat16 or float32, got {name}.{inner} in {weight.dtype}")
         if values and weight.numel() and not all(bool(torch.isfinite(one)) for one in weight.detach().aminmax()):
             raise BadParamError(f"model: expected finite weights, got NaN or infinity in {name}.{inner}")
 
     for inner, linear in linears_of(block).items():
+        if "forward" in vars(linear):
+            raise BadParamError(f"model: expected layers with torch.nn.Linear's forward, got {name}.{inner} with another, as accelerate sets it")
         check(f"{inner}.weight", linear.weight, not calibrated)
+        if linear.bias is not None:
+            check(f"{inner}.bias", linear.bias, True)
     for inner, experts in experts_of(block).items():
         for which in ("gate_up_proj", "down_proj"):
             check(f"{inner}.{which}", getattr(experts, which), True)
+
+
+class _StandIn(torch.nn.Module):
+    """A linear layer whose weight looks like that of the int8 layer that will take its place."""
+
+    def __init__(self, linear: torch.nn.Linear):
+        super().__init__()
+        self.linear = [linear]  # no submodule
+        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self.weight = torch.zeros(1, dtype=torch.int8, device=linear.weight.device).expand(linear.weight.shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear[0](x)
+
+
+def _called(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> set[torch.nn.Module] | None:
+    """The linear layers that are called for a few tokens; None if the model does not run on token ids alone.
+
+    Others may be read without a call, and stay as they are. BadParamError if the model reads the weight of one that it calls too.
+    """
+    called: set[torch.nn.Module] = set()
+    linears = [(block, name, linear) for block in blocks for name, linear in linears_of(block).items()]
+    handles = [linear.register_forward_pre_hook(lambda linear, _: called.add(linear)) for _, _, linear in linears]
+    try:
+        trial(model)
+    except Exception:  # whatever it raises, it needs other arguments
+        return None
+    finally:
+        for handle in handles:
+            handle.remove()
+    linears = [one for one in linears if one[2] in called]
+    try:
+        for block, name, linear in linears:
+            replace(block, name, _StandIn(linear))
+        trial(model)
+    except Exception as error:
+        got = f"{type(error).__name__} with int8 weights: {error}"
+        raise BadParamError(f"model: expected linear layers whose weights are read by a call only, got {got}") from error
+    finally:
+        for block, name, linear in linears:
+            replace(block, name, linear)
+    return called
 
 
 def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], list[torch.Tensor]]:
@@ -145,6 +199,8 @@ def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], 
         if isinstance(calibration, str) or not isinstance(calibration, Sequence) or not calibration:
             raise BadParamError(f"calibration: expected texts, tensors of token ids or a function, not empty, got a {type(calibration).__name__}")
         batches = list(token_batches(calibration, tokenizer))
+        if meta := next((name for name, tensor in model.named_parameters() if tensor.is_meta), None):
+            raise BadParamError(f"model: expected weights, got {meta} on the meta device; pass a function that runs the model")
         known = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "num_embeddings", None)
         for index, batch in enumerate(batches):
             if known is not None and not 0 <= int(batch.min()) <= int(batch.max()) < known:
@@ -198,10 +254,14 @@ class _Decided:
 class _Block:
     """One layer of the model: what each linear layer in it gets, and its replacement."""
 
-    def __init__(self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided, shared: set[int]):
-        """shared: ids of parameters that several modules have. Folding into one would change the others."""
+    def __init__(
+        self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided, shared: set[int], called: set[torch.nn.Module] | None
+    ):
+        """shared: ids of parameters that several modules have. Folding into one would change the others. called: the linear layers that are called;
+        None: all that this cannot say of."""
         self.name, self.block, self.config, self.decided, self.shared = name, block, config, decided, shared
-        self.linears = {inner: module for inner, module in linears_of(block).items() if self._config(inner) is not None}
+        linears = {inner: module for inner, module in linears_of(block).items() if called is None or module in called}
+        self.linears = {inner: module for inner, module in linears.items() if self._config(inner) is not None}
         self.chosen: dict[str, Choice] = {}
         self.folds: list[tuple[Fold, torch.Tensor]] = []
         self.statistics: dict[str, tuple[float, float]] = {}

@@ -9,7 +9,7 @@ from transformers.masking_utils import eager_mask
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import blocks_of, replace
-from scaled_mm.models.fuse import is_rms_norm
+from scaled_mm.models.fuse import is_rms_norm, trial_ids
 from scaled_mm.nn import GatedMLP, Int8Linear, RMSNorm
 from scaled_mm.nn.reproducible import reproducible_attention, rotary_angles
 
@@ -114,7 +114,7 @@ def _what_differs(model: torch.nn.Module) -> str | None:
         if model.config._attn_implementation != ATTENTION:
             return f"attention that cannot be replaced, {model.config._attn_implementation}"
         with _Inexact() as found:
-            model.base_model(torch.arange(1, 9, device=next(model.parameters()).device)[None])
+            model.base_model(trial_ids(model))
     except Exception as error:  # of any kind: the caller undoes what it changed, and raises with this reason
         return f"{type(error).__name__}: {error}"
     return f"the operators {', '.join(sorted(found.names))}" if found.names else None

@@ -70,6 +70,8 @@ class Int8Linear(Float32Scales):
                 raise BadTensorShapeError(f"{name}: expected one value, got {list(value.shape)}")
         if input_zero_point is not None and not input_zero_point.is_meta and not -128 <= (value := int(input_zero_point)) <= 127:
             raise BadParamError(f"input_zero_point: expected a value from -128 to 127, got {value}")
+        if bias is not None and bias.shape != weight.shape[:1]:
+            raise BadTensorShapeError(f"bias: expected [{weight.shape[0]}], got {list(bias.shape)}")
         symmetric = input_zero_point is None if input_scale is not None else symmetric
         n, k = weight.shape
         layer = cls(k, n, bias is not None, static=input_scale is not None, symmetric=symmetric, device="meta")
@@ -90,6 +92,8 @@ class Int8Linear(Float32Scales):
     def forward(self, x: torch.Tensor | QuantizedActivation) -> torch.Tensor:
         if isinstance(x, QuantizedActivation):
             return self._of_quantized(x.q, x.scale, x.zero_point, x.dtype)
+        if not isinstance(x, torch.Tensor):
+            raise BadParamError(f"x: expected a tensor or a QuantizedActivation, got a {type(x).__name__}")
         bias = self.bias if self.bias is None or self.bias.dtype in (x.dtype, torch.float32) else self.bias.float()
         if self.input_scale is None and not self.symmetric:
             q = quantize_int8(x, symmetric=False)

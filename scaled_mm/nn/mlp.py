@@ -20,6 +20,9 @@ class GatedMLP(torch.nn.Module):
         super().__init__()
         if activation not in ("silu", "gelu", "gelu_tanh"):
             raise BadParamError(f"activation: expected 'silu', 'gelu' or 'gelu_tanh', got {activation!r}")
+        for name, layer in ("gate_up", gate_up), ("down", down):
+            if not isinstance(layer, Int8Linear):
+                raise BadParamError(f"{name}: expected an Int8Linear, got a {type(layer).__name__}")
         if down.input_zero_point is not None or not down.symmetric:
             raise BadParamError("down: expected a layer with symmetric inputs, got an asymmetric one")
         if gate_up.out_features != 2 * down.in_features:
