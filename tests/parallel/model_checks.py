@@ -22,7 +22,13 @@ WHOLE_VECTORS = 384  # a feed-forward network whose parts on 2, 3 and 4 ranks ar
 
 
 def a_whole_model_has_the_bits_of_one_process(rank, size):
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 12 if size == 4 else size, "head_dim": 8, "intermediate_size": WHOLE_VECTORS, "hidden_size": 96}
+    heads = {
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12 if size == 4 else size,
+        "head_dim": 8,
+        "intermediate_size": WHOLE_VECTORS,
+        "hidden_size": 96,
+    }
     for kind in ("Llama", "Qwen3"):
         config = getattr(transformers, f"{kind}Config")(**{**SIZES, **heads}, attention_bias=True)
         torch.manual_seed(0)
