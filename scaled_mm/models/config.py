@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -81,7 +80,10 @@ class Int8Config:
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, Mapping) or not set(fields) <= known:
             raise BadParamError(f"{source}: expected a mapping with keys out of {', '.join(sorted(known))}, got {fields!r}")
-        return cls(**fields)
+        try:
+            return cls(**fields)
+        except BadParamError as error:
+            raise BadParamError(f"{source}: {error}") from None
 
     def to_fields(self) -> dict[str, object]:
         """The config as plain values for JSON or YAML."""
@@ -111,5 +113,5 @@ def _one_of(field: str, value: object, expected: tuple[str, ...]) -> None:
 
 
 def _number(field: str, value: object, expected: str, accept) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not accept(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not accept(value):
         raise BadParamError(f"{field}: expected {expected}, got {value!r}")

@@ -42,6 +42,47 @@ def answer(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
+def refused(capsys, message, *words):
+    """The command ends with exit status 2 and the message, without a traceback, and prints no result."""
+    assert main([*map(str, words)]) == 2
+    captured = capsys.readouterr()
+    assert message in " ".join(captured.err.split()) and "Traceback" not in captured.err and not captured.out
+
+
+def changed(model_folder, folder, **contents):
+    """A copy of the model with other files: name without .json to content."""
+    shutil.copytree(model_folder, folder)
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(content)
+    return folder
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "contents, message",
+    [
+        (dict(config=DEEP), "config.json: "),
+        (dict(config="[]"), "config.json, got a list"),
+        (dict(tokenizer_config="[]"), "MODEL: expected a tokenizer in "),
+        (dict(tokenizer_config=DEEP), "MODEL: expected a tokenizer in "),
+        (dict(tokenizer="{}"), "MODEL: expected a tokenizer in "),
+    ],
+)
+def test_a_malformed_file_of_a_model_is_refused_in_one_line(model_folder, tmp_path, capsys, contents, message):
+    model = changed(model_folder, tmp_path / "model", **contents)
+    refused(capsys, message, "eval", model, "--device", "cpu")
+    refused(capsys, message, "generate", model, "The quick", "--device", "cpu")
+
+
+@pytest.mark.parametrize("content", ["[" * 5000, "a: 2026-99-99", "[", "activation: never", "smooth: 1" + "0" * 400, "overrides: {'re:(': null}"])
+def test_a_malformed_policy_is_refused_by_name(model_folder, tmp_path, capsys, content):
+    (tmp_path / "policy.yaml").write_text(content)
+    refused(capsys, "policy.yaml: ", "quantize", model_folder, "--out", tmp_path / "out", "--policy", tmp_path / "policy.yaml")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_model_is_quantized_evaluated_and_speaks(model_folder, tmp_path, capsys):
     out, text = tmp_path / "int8", tmp_path / "text.txt"
     text.write_text(TEXT)

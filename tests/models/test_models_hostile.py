@@ -246,6 +246,12 @@ def test_a_report_whose_exponents_are_no_object_is_refused(decisions, tmp_path, 
         sm.quantize_(tiny(name), config, tokens(), progress=False, resume=tmp_path / "decisions.json")
 
 
+def test_a_resume_file_that_is_nested_too_deeply_is_named(tmp_path):
+    (tmp_path / "decisions.json").write_text("[" * 100_000)
+    with pytest.raises(sm.BadParamError, match="decisions.json: expected a report of quantize_"):
+        sm.quantize_(tiny("llama"), None, tokens(), progress=False, resume=tmp_path / "decisions.json")
+
+
 BAD_CONFIGS = [
     ("config.json", dict(hidden_act="foo")),
     ("config.json", dict(hidden_size="a")),
