@@ -26,7 +26,7 @@ class Int8Config:
     symmetric: whether inputs are quantized without a zero point.
     ignore: names of modules that stay as they are, or "re:" and a regular expression that the beginning of the name matches.
     overrides: pattern to the fields that differ, or to None, which leaves the layers unquantized. The first pattern that matches counts.
-    Linear layers that are not called during calibration stay as they are.
+    Linear layers that are not called during calibration stay as they are. `quantize_` warns of patterns that match no layer, except defaults.
 
     Raises BadParamError that names the field.
     """
@@ -67,6 +67,11 @@ class Int8Config:
             if matches(pattern, name):
                 return None if fields is None else self._with(pattern, fields)
         return self
+
+    def unmatched(self, names: Sequence[str]) -> list[str]:
+        """The patterns of `overrides`, and of `ignore` without its defaults, that match none of the names."""
+        patterns = (*(pattern for pattern in self.ignore if pattern not in Int8Config.ignore), *self.overrides)
+        return [pattern for pattern in patterns if not any(matches(pattern, name) for name in names)]
 
     def _with(self, pattern: str, fields: Mapping[str, object]) -> Int8Config:
         known = {field.name for field in dataclasses.fields(self)} - {"ignore", "overrides"}

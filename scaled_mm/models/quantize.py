@@ -383,6 +383,8 @@ def _fingerprint(model: torch.nn.Module, config: Int8Config, inputs: list[torch.
 
 
 def _warn(report: QuantizationReport) -> None:
+    for pattern in Int8Config.from_fields(report.config).unmatched([layer.name for layer in report.layers]):
+        warnings.warn(f"config: {pattern!r} of ignore or overrides matches no linear layer or experts of the report", stacklevel=3)
     worse = []
     for layer in report.layers:
         dynamic = [error for name, error in layer.errors.items() if name.endswith("dynamic")]

@@ -180,6 +180,52 @@ def test_models_that_cannot_continue_the_prompt_are_refused(other_folders, capsy
         refused(capsys, message, "generate", other_folders[name], "The quick", "--device", "cpu")
 
 
+@pytest.mark.parametrize(
+    "policy, format, message",
+    [
+        ("activation: static", "w8a8_int8", "--policy: expected dynamic for model.layers.0.self_attn.q_proj, as the format w8a8_int8 holds nothing"),
+        ("symmetric: false", "w8a8_int8", "holds nothing else, got dynamic asymmetric"),
+        ("overrides: {'re:.*up_proj': {activation: static}}", "w8a8_int8", "--policy: expected dynamic for model.layers.0.mlp.up_proj"),
+        ("overrides: {'re:.*q_proj': null}", "compressed-tensors", "got q_proj not quantized, k_proj auto, v_proj auto"),
+        ("{activation: static, overrides: {'re:.*up_proj': {activation: dynamic}}}", "compressed-tensors", "got gate_proj static, up_proj dynamic"),
+        ("overrides: {'re:.*k_proj': {symmetric: false}}", "compressed-tensors", "got q_proj auto, k_proj auto asymmetric, v_proj auto"),
+    ],
+)
+def test_schemes_that_no_checkpoint_holds_are_refused_before_calibration(model_folder, tmp_path, capsys, monkeypatch, policy, format, message):
+    monkeypatch.setattr("scaled_mm.models.quantize.quantize_", None)  # not called
+    (tmp_path / "policy.yaml").write_text(policy)
+    refused(capsys, message, "quantize", model_folder, "--out", tmp_path / "out", "--format", format, "--policy", tmp_path / "policy.yaml")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_decisions_of_another_policy_stays_and_the_message_says_what_to_do(model_folder, tmp_path, capsys):
+    out, policy = tmp_path / "out", tmp_path / "policy.yaml"
+    words = ["quantize", model_folder, "--out", out, "--prompts", 2, "--device", "cpu", "--policy", policy]
+    policy.write_text("activation: dynamic")
+    answer(capsys, *words)
+    before = (out / "quantization.json").read_bytes()
+    for contents, changes in ("smooth: null", {}), ("activation: dynamic", {"exponents": 3}), ("activation: dynamic", {"scheme": "static"}):
+        policy.write_text(contents)
+        document = json.loads(before)
+        document["layers"][0].update({key: value for key, value in changes.items() if key in document["layers"][0]})
+        (out / "quantization.json").write_text(json.dumps({**document, **{key: changes[key] for key in changes if key in document}}, indent=1))
+        changed = (out / "quantization.json").read_bytes()
+        message = f"{out}/quantization.json"
+        refused(capsys, message, *words)
+        refused(capsys, "; delete that file to start anew, or choose another folder", *words)
+        assert (out / "quantization.json").read_bytes() == changed
+    (out / "quantization.json").unlink()
+    answer(capsys, *words)
+
+
+def test_patterns_that_match_no_layer_are_named(model_folder, tmp_path, capsys):
+    (tmp_path / "policy.yaml").write_text("{ignore: [lm_head, model.norm], overrides: {'re:.*qproj': null, 're:.*o_proj': {smooth: null}}}")
+    words = ["quantize", model_folder, "--out", tmp_path / "out", "--calibration", "none", "--device", "cpu", "--policy", tmp_path / "policy.yaml"]
+    assert main([*map(str, words)]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert said == [f"warning: --policy: {pattern!r} matches no linear layer or experts in model.layers" for pattern in ("model.norm", "re:.*qproj")]
+
+
 def test_a_model_is_quantized_evaluated_and_speaks(model_folder, tmp_path, capsys):
     out, text = tmp_path / "int8", tmp_path / "text.txt"
     text.write_text(TEXT)
