@@ -149,7 +149,7 @@ def _policy(path: Path):
     try:
         fields = yaml.safe_load(common.text_of("--policy", path))
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a date that does not exist
-        raise BadParamError(f"--policy: expected YAML or JSON in {path}: {error}") from None
+        raise BadParamError(f"--policy: expected YAML or JSON in {path}: {' '.join(str(error).split())}") from None
     return Int8Config.from_fields(fields, f"--policy: {path}")
 
 

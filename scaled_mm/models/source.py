@@ -36,7 +36,7 @@ def load_model(
     except (MemoryError, torch.OutOfMemoryError):
         raise  # not the file's fault
     except Exception as error:  # its loaders raise what their code runs into, ZeroDivisionError for one
-        raise BadParamError(f"{argument}: transformers cannot load {path}, {type(error).__name__}: {error}") from error
+        raise BadParamError(f"{argument}: transformers cannot load {path}, {_told(error)}") from error
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)
     return model.to(device or "cpu").eval()
@@ -56,7 +56,7 @@ def load_tokenizer(path: str | os.PathLike):
         raise
     except Exception as error:  # a malformed file raises whatever its readers run into
         where = path if local else f"{path} on the hub, which is no folder here"
-        raise BadParamError(f"MODEL: expected a tokenizer in {where}, {type(error).__name__}: {error}") from error
+        raise BadParamError(f"MODEL: expected a tokenizer in {where}, {_told(error)}") from error
 
 
 def _where(path: str | os.PathLike, argument: str = "MODEL") -> tuple[str, dict[str, str]]:
@@ -88,7 +88,12 @@ def _config(folder: str, argument: str) -> dict:
     try:
         return transformers.AutoConfig.from_pretrained(folder).to_dict()
     except Exception as error:
-        raise BadParamError(f"{argument}: transformers cannot load {folder}, {type(error).__name__}: {error}") from error
+        raise BadParamError(f"{argument}: transformers cannot load {folder}, {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """An error of transformers in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _without_gguf_attributes(model: torch.nn.Module) -> torch.nn.Module:

@@ -43,10 +43,11 @@ def answer(capsys, *words):
 
 
 def refused(capsys, message, *words):
-    """The command ends with exit status 2 and the message, without a traceback, and prints no result."""
+    """The command ends with exit status 2 and the message in one line, without a traceback, and prints no result."""
     assert main([*map(str, words)]) == 2
     captured = capsys.readouterr()
-    assert message in " ".join(captured.err.split()) and "Traceback" not in captured.err and not captured.out
+    assert not captured.out
+    assert message in captured.err and all(line.startswith(("scaled-mm ", "loading ")) for line in captured.err.splitlines()), captured.err
 
 
 def changed(model_folder, folder, **contents):
