@@ -27,31 +27,52 @@ def run(args: argparse.Namespace) -> int:
     common.models_extra()
     import torch
 
-    from scaled_mm.errors import BadParamError
-    from scaled_mm.measure import plots
     from scaled_mm.models.data import default_text, windows
     from scaled_mm.models.evaluate import evaluate
     from scaled_mm.models.fuse import fuse_
     from scaled_mm.models.source import load_model, load_tokenizer
 
-    if args.plot is not None and (reason := plots.unavailable()) is not None:
-        raise BadParamError(f"--plot: {reason}")
+    if args.plot is not None:
+        _check_plot(args.plot, args.against)
     device, dtype = common.device_of(args.device), args.dtype and getattr(torch, args.dtype)
     text = default_text(evaluation=True) if args.text is None else common.text_of("--text", args.text)
     batches = windows(text, load_tokenizer(args.model), args.windows, args.tokens)
     model = load_model(args.model, dtype=dtype, device=device)
-    against = None if args.against is None else load_model(args.against, dtype=dtype, device=device)
+    against = None if args.against is None else load_model(args.against, dtype=dtype, device=device, argument="--against")
     if args.fused:
         fuse_(model)
     log = common.LogLines(common.console(stderr=True).is_terminal)
     result = evaluate(model, batches, against, step=lambda done: log.say(f"{done} of {len(batches)} pieces"))
-    if args.plot is not None and result.layers:
-        _draw(result.layers, args.plot)
     if args.json:
         common.print_json(result.to_dict(), indent=1)
     else:
         common.console(markup=False).print(_table(result))
+    if args.plot is not None:
+        try:
+            _draw(result.layers, args.plot)
+        except Exception as error:  # the result is printed: no second document
+            common.say(f"--plot: {args.plot} cannot be drawn, {type(error).__name__}: {error}")
+            return 2
     return 0
+
+
+def _check_plot(path: Path, against: str | None) -> None:
+    """BadParamError for a plot that could not be drawn, before the evaluation."""
+    from scaled_mm.errors import BadParamError
+    from scaled_mm.measure import plots
+
+    if (reason := plots.unavailable()) is not None:
+        raise BadParamError(f"--plot: {reason}")
+    if against is None:
+        raise BadParamError("--plot: expected --against MODEL too, whose decoder layers the plot compares, got none")
+    from matplotlib.figure import Figure
+
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise BadParamError(f"--plot: expected a file that ends in one of {', '.join(formats)}, got {path}")
+    if path.is_dir() or not path.parent.is_dir():
+        raise BadParamError(f"--plot: expected a file in a folder that is there, got {path}")
+    common.writable_folder("--plot", path.parent)
 
 
 def _table(result):

@@ -40,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from scaled_mm.errors import BadParamError
+    from scaled_mm.models.data import check_ids
     from scaled_mm.models.fuse import fuse_
     from scaled_mm.models.gguf import from_gguf
     from scaled_mm.models.reproducible import reproducible_
@@ -68,14 +69,13 @@ def run(args: argparse.Namespace) -> int:
         reproducible_(model)
     if not model.can_generate():
         raise BadParamError(f"MODEL: expected one that generates text, got a {type(model).__name__}")
-    if tokenizer.chat_template:
-        messages = [{"role": "user", "content": args.prompt}]
-        inputs = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    else:
-        inputs = tokenizer(args.prompt, return_tensors="pt")
+    if getattr(model.config, "is_encoder_decoder", False):  # its result does not begin with the prompt
+        raise BadParamError(f"MODEL: expected a causal language model, got a {type(model).__name__}")
+    inputs = _inputs(tokenizer, args.prompt)
     if not inputs["input_ids"].numel():
         raise BadParamError("PROMPT: expected some text, got none")
-    inputs = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask")}
+    check_ids("MODEL", model, inputs["input_ids"], "the tokens of PROMPT")
+    inputs = {name: inputs[name].to(device) for name in ("input_ids", "attention_mask") if name in inputs}
     start = time.perf_counter()
     with torch.no_grad():
         ids = model.generate(**inputs, max_new_tokens=args.tokens, do_sample=False)[0, inputs["input_ids"].shape[1] :]
@@ -89,3 +89,16 @@ def run(args: argparse.Namespace) -> int:
         common.console(markup=False).print(text, highlight=False, soft_wrap=True)  # a line of the text stays one line
         common.say(f"{len(ids)} tokens, {len(ids) / seconds:.1f} tokens/s")
     return 0
+
+
+def _inputs(tokenizer, prompt: str):
+    """The tokens of the prompt, in the chat template if there is one."""
+    from scaled_mm.errors import BadParamError
+
+    if not tokenizer.chat_template:
+        return tokenizer(prompt, return_tensors="pt")
+    messages = [{"role": "user", "content": prompt}]
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    except Exception as error:  # a program of the model's author
+        raise BadParamError(f"MODEL: expected a chat template that takes one user message, {type(error).__name__}: {error}") from error

@@ -6,8 +6,14 @@ import argparse
 import tempfile
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from scaled_mm.cli import common
+
+if TYPE_CHECKING:
+    import torch
+
+    from scaled_mm.models.config import Int8Config
 
 HELP = "quantize a model to W8A8 and write a checkpoint"
 REPORT = "quantization.json"
@@ -39,15 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     common.models_extra()
-    import torch
-
     from scaled_mm.errors import BadParamError
     from scaled_mm.measure import plots
     from scaled_mm.models.config import Int8Config
-    from scaled_mm.models.data import PROMPT_TOKENS, default_text, windows
-    from scaled_mm.models.quantize import quantize_
-    from scaled_mm.models.save import check_savable, save_pretrained
-    from scaled_mm.models.source import load_model, load_tokenizer
+    from scaled_mm.models.data import default_text
 
     config = Int8Config() if args.policy is None else _policy(args.policy)
     if args.format == "w8a8_int8" and config.activation == "auto":
@@ -60,22 +61,41 @@ def run(args: argparse.Namespace) -> int:
     made = not args.out.exists()
     out = common.writable_folder("--out", args.out)
     plots.preload()  # before the model is loaded: compiled parts of other packages can keep matplotlib from loading
-    if not args.json:
-        common.say(f"loading {args.model}")
     try:
-        tokenizer = load_tokenizer(args.model)
-        model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
-    except BadParamError:
-        if made:
+        return _quantize(args, config, text, out)
+    except BaseException:
+        if made and not any(out.iterdir()):
             out.rmdir()
         raise
-    check_savable(model)
-    batches = None if text is None else windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
+
+
+def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, out: Path) -> int:
+    import torch
+
+    from scaled_mm.errors import BadParamError
+    from scaled_mm.models.data import PROMPT_TOKENS, windows
+    from scaled_mm.models.quantize import quantize_
+    from scaled_mm.models.save import check_savable, save_pretrained
+    from scaled_mm.models.source import load_model, load_tokenizer
+
     device = common.device_of(args.device)
+    if not args.json:
+        common.say(f"loading {args.model}")
+    tokenizer = load_tokenizer(args.model)
+    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    check_savable(model)
+    _check_config(config, model, args.format)
+    batches = None if text is None else windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
     with tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            report = quantize_(model, config, batches, device=device, resume=out / REPORT, offload=folder if args.offload else None)
+            try:
+                report = quantize_(model, config, batches, device=device, resume=out / REPORT, offload=folder if args.offload else None)
+            except BadParamError as error:
+                if str(out / REPORT) not in str(error):
+                    raise
+                reason = str(error).removeprefix("resume: ")
+                raise BadParamError(f"--out: {reason}; delete that file to start anew, or choose another folder") from error
         save_pretrained(model, out, args.format, tokenizer=tokenizer)
     report.save(out / REPORT)
     plot = _plot(report, out)
@@ -92,6 +112,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_config(config: Int8Config, model: torch.nn.Module, format: str) -> None:
+    """BadParamError for schemes that `save_pretrained` would refuse whatever calibration finds; warns of patterns without a layer."""
+    from scaled_mm.errors import BadParamError
+    from scaled_mm.models.blocks import blocks_of, experts_of, linears_of
+    from scaled_mm.models.save import TOGETHER
+
+    prefix, blocks = blocks_of(model)
+    linears, experts = ([f"{prefix}.{index}.{name}" for index, block in enumerate(blocks) for name in of(block)] for of in (linears_of, experts_of))
+    configs = {name: config.of(name) for name in linears}
+    for pattern in config.unmatched([*linears, *experts]):
+        common.say(f"warning: --policy: {pattern!r} matches no linear layer or experts in {prefix}")
+    for name, one in configs.items():
+        if format == "w8a8_int8" and one is not None and _scheme(one) != "dynamic":
+            raise BadParamError(f"--policy: expected dynamic for {name}, as the format w8a8_int8 holds nothing else, got {_scheme(one)}")
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in configs):
+        for children in TOGETHER:
+            group = {child: configs[f"{parent}.{child}"] for child in children if f"{parent}.{child}" in configs}
+            some = [one for one in group.values() if one is not None]
+            kinds = {one.activation for one in some}
+            if 0 < len(some) < len(group) or len({one.symmetric for one in some}) > 1 or {"static", "dynamic"} <= kinds:
+                described = ", ".join(f"{child} {_scheme(one)}" for child, one in group.items())
+                raise BadParamError(f"--policy: expected one scheme for {', '.join(group)} of {parent}, got {described}")
+
+
+def _scheme(config: Int8Config | None) -> str:
+    return "not quantized" if config is None else f"{config.activation}{'' if config.symmetric else ' asymmetric'}"
+
+
 def _policy(path: Path):
     import yaml
 
@@ -100,8 +148,8 @@ def _policy(path: Path):
 
     try:
         fields = yaml.safe_load(common.text_of("--policy", path))
-    except yaml.YAMLError as error:
-        raise BadParamError(f"--policy: expected YAML or JSON in {path}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a date that does not exist
+        raise BadParamError(f"--policy: expected YAML or JSON in {path}: {' '.join(str(error).split())}") from None
     return Int8Config.from_fields(fields, f"--policy: {path}")
 
 

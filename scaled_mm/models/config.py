@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +26,7 @@ class Int8Config:
     symmetric: whether inputs are quantized without a zero point.
     ignore: names of modules that stay as they are, or "re:" and a regular expression that the beginning of the name matches.
     overrides: pattern to the fields that differ, or to None, which leaves the layers unquantized. The first pattern that matches counts.
-    Linear layers that are not called during calibration stay as they are.
+    Linear layers that are not called during calibration stay as they are. `quantize_` warns of patterns that match no layer, except defaults.
 
     Raises BadParamError that names the field.
     """
@@ -69,6 +68,11 @@ class Int8Config:
                 return None if fields is None else self._with(pattern, fields)
         return self
 
+    def unmatched(self, names: Sequence[str]) -> list[str]:
+        """The patterns of `overrides`, and of `ignore` without its defaults, that match none of the names."""
+        patterns = (*(pattern for pattern in self.ignore if pattern not in Int8Config.ignore), *self.overrides)
+        return [pattern for pattern in patterns if not any(matches(pattern, name) for name in names)]
+
     def _with(self, pattern: str, fields: Mapping[str, object]) -> Int8Config:
         known = {field.name for field in dataclasses.fields(self)} - {"ignore", "overrides"}
         if not isinstance(fields, Mapping) or not set(fields) <= known:
@@ -81,7 +85,10 @@ class Int8Config:
         known = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(fields, Mapping) or not set(fields) <= known:
             raise BadParamError(f"{source}: expected a mapping with keys out of {', '.join(sorted(known))}, got {fields!r}")
-        return cls(**fields)
+        try:
+            return cls(**fields)
+        except BadParamError as error:
+            raise BadParamError(f"{source}: {error}") from None
 
     def to_fields(self) -> dict[str, object]:
         """The config as plain values for JSON or YAML."""
@@ -111,5 +118,5 @@ def _one_of(field: str, value: object, expected: tuple[str, ...]) -> None:
 
 
 def _number(field: str, value: object, expected: str, accept) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or not accept(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not accept(value):
         raise BadParamError(f"{field}: expected {expected}, got {value!r}")

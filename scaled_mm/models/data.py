@@ -65,3 +65,13 @@ def token_batches(calibration: Sequence, tokenizer) -> Iterator[torch.Tensor]:
         if ids.dim() != 2 or not ids.numel():
             raise BadTensorShapeError(f"{name}: expected token ids [tokens] or [batch, tokens], not empty, got {list(ids.shape)}")
         yield ids
+
+
+def check_ids(argument: str, model: torch.nn.Module, ids: torch.Tensor, source: str) -> None:
+    """BadParamError for token ids that the model's embedding lacks, as those of another tokenizer. argument: the model's. source: of the ids."""
+    try:
+        known = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except (AttributeError, NotImplementedError):  # no model of transformers, or one whose embedding it does not know
+        known = None
+    if known is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < known:
+        raise BadParamError(f"{argument}: expected token ids from 0 to {known - 1} in {source}, got {int(ids.min())} to {int(ids.max())}")

@@ -26,8 +26,8 @@ from scaled_mm.models.fuse import trial
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.report import LayerReport, QuantizationReport
 from scaled_mm.models.saving import refuse_own_saving
-from scaled_mm.models.search import STATIC_MAY_LOSE, Choice, Static, choose, quantile
-from scaled_mm.models.smoothing import Fold, fold_of
+from scaled_mm.models.search import STATIC_MAY_LOSE, Choice, Static, choose, quantile, rule_of
+from scaled_mm.models.smoothing import LARGEST, Fold, fold_of
 from scaled_mm.models.weights import quantize_weight
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
@@ -300,14 +300,37 @@ class _Block:
             if choice.exponents is not None and not fold.is_exact(self.block, choice.exponents):
                 choice = choose(config, group.x, weights, dtype, None)
         else:
-            e = self.decided.exponents.get(f"{self.name}.{names[0]}")
-            choice = _choice_of(earlier, e, group.x.shape[1], group.x.device)
+            choice = self._earlier(earlier, group, fold)
         self.chosen.update(dict.fromkeys(names, choice))
         magnitudes = group.x.abs().reshape(-1)
         self.statistics.update(dict.fromkeys(names, (float(magnitudes.max()), quantile(magnitudes, config.percentile))))
         if choice.exponents is not None:
             self.folds.append((fold, choice.exponents))
             self.decided.report.exponents[f"{self.name}.{names[0]}"] = choice.exponents.tolist()
+
+    def _earlier(self, layer: LayerReport, group: Group, fold: Fold | None) -> Choice:
+        """A decision from the file. Raises BadParamError for what `quantize_` does not decide with this config on this model."""
+        config, e = self.config.of(layer.name), self.decided.exponents.get(layer.name)
+        if e is not None and len(e) == group.x.shape[1] and max(map(abs, e), default=0) <= LARGEST:
+            e = torch.tensor(e, dtype=torch.int32, device=group.x.device)
+        static, name = layer.scheme == "static", ("smooth " if layer.smooth else "") + (layer.rule or "dynamic")
+        float32, scale, zero = torch.finfo(torch.float32), layer.input_scale, layer.input_zero_point
+        folded = isinstance(e, torch.Tensor) and fold is not None and fold.is_exact(self.block, e)
+        fits = {  # by the field
+            "scheme": layer.scheme != "float" and config.activation in ("auto", layer.scheme),
+            "rule": (layer.rule == rule_of(config) if config.activation == "static" else bool(layer.rule)) if static else not layer.rule,
+            "smooth": not layer.smooth or (fold is not None and config.smooth is not None),
+            "exponents": folded if layer.smooth else e is None,
+            "errors": {"dynamic", name} <= set(layer.errors),
+            "input_scale": scale is not None and float32.tiny <= scale <= float32.max if static else scale is None,
+            "input_zero_point": (zero is not None) == (static and not config.symmetric),
+        }
+        if wrong := [field for field, right in fits.items() if not right]:
+            values = {"exponents": self.decided.exponents.get(layer.name), **dataclasses.asdict(layer)}
+            raise BadParamError(
+                f"resume: expected a decision of quantize_ on {layer.name} in {self.decided.path}, got {wrong[0]} {values[wrong[0]]!r:.80}"
+            )
+        return Choice(name, Static(layer.rule, scale, zero) if static else None, e, layer.errors)
 
     def describe(self) -> None:
         """Adds a line for each linear layer and for experts to the report."""
@@ -339,20 +362,6 @@ class _Block:
         if static is not None:
             report.rule, report.input_scale, report.input_zero_point = static.rule, static.scale, static.zero_point
         return report
-
-
-def _choice_of(layer: LayerReport, e: list[int] | None, k: int, device: torch.device) -> Choice:
-    """An earlier decision, from a file. k: elements of a token. Raises BadParamError for what `quantize_` did not write."""
-    scale, zero = layer.input_scale, layer.input_zero_point
-    static = layer.scheme == "static" and isinstance(scale, float) and 0 < scale < math.inf and (zero is None or zero in range(-128, 128))
-    exponents = isinstance(e, list) and len(e) == k and all(isinstance(one, int) for one in e) if layer.smooth else e is None
-    errors = isinstance(layer.errors, dict) and all(isinstance(one, (int, float)) for one in layer.errors.values())
-    name = ("smooth " if layer.smooth else "") + (layer.rule or "dynamic")
-    if not (layer.scheme == "dynamic" or static) or not exponents or not errors or name not in layer.errors:
-        raise BadParamError(f"resume: expected a decision of quantize_ on {layer.name}, got {layer}")
-    static = None if layer.scheme == "dynamic" else Static(layer.rule, layer.input_scale, layer.input_zero_point)
-    exponents = None if e is None else torch.tensor(e, dtype=torch.int32, device=device)
-    return Choice(name, static, exponents, layer.errors)
 
 
 def int8_linear_of(linear: torch.nn.Linear, static: Static | None, symmetric: bool) -> Int8Linear:
@@ -434,6 +443,8 @@ def _fingerprint(model: torch.nn.Module, config: Int8Config, inputs: list[torch.
 
 
 def _warn(report: QuantizationReport) -> None:
+    for pattern in Int8Config.from_fields(report.config).unmatched([layer.name for layer in report.layers]):
+        warnings.warn(f"config: {pattern!r} of ignore or overrides matches no linear layer or experts of the report", stacklevel=3)
     worse = []
     for layer in report.layers:
         dynamic = [error for name, error in layer.errors.items() if name.endswith("dynamic")]

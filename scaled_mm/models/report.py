@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,15 +63,28 @@ class QuantizationReport:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> QuantizationReport:
-        """Reads what `save` wrote. Raises BadParamError for another file."""
+        """Reads what `save` wrote. Raises BadParamError for another file, and for fields of another type or numbers that are not finite."""
         try:
             document = json.loads(Path(path).read_text())
             if document.pop("version") != VERSION:
                 raise ValueError("another version")
             layers = [LayerReport(**layer) for layer in document.pop("layers")]
-            return cls(layers=layers, **document)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            report = cls(layers=layers, **document)
+            report._check_types()
+            return report
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise BadParamError(f"{path}: expected a report of quantize_ (version {VERSION}): {error}") from error
+
+    def _check_types(self) -> None:
+        """ValueError that names the first field with a value that `save` does not write."""
+        for index, layer in enumerate(self.layers):
+            for field, (expected, accept) in _OF_LAYER.items():
+                _check(f"layers[{index}].{field}", getattr(layer, field), expected, accept)
+        _check("config", self.config, "an object", lambda value: isinstance(value, dict))
+        _check("exponents", self.exponents, "an object", lambda value: isinstance(value, dict))
+        for name, exponents in self.exponents.items():
+            _check(f"exponents.{name}", exponents, "a list of integers", lambda value: isinstance(value, list) and all(type(e) is int for e in value))
+        _check("fingerprint", self.fingerprint, "text", lambda value: isinstance(value, str))
 
     def counts(self) -> dict[str, int]:
         """How many layers have each scheme."""
@@ -111,3 +126,28 @@ class QuantizationReport:
         axes.set_xticks(places, [layer.name for layer in measured], rotation=90, fontsize=3)
         axes.legend()
         figure.savefig(path, dpi=200)
+
+
+def _check(field: str, value: object, expected: str, accept: Callable[[object], bool]) -> None:
+    if not accept(value):
+        raise ValueError(f"{field}: expected {expected}, got {value!r:.80}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+_TEXT = "text", lambda value: isinstance(value, str)
+_NUMBER = "a finite floating-point number or null", lambda value: value is None or _is_number(value)
+_OF_LAYER = {  # field of LayerReport: what is expected, whether a value is that
+    "name": _TEXT,
+    "scheme": ("static, dynamic or float", lambda value: value in ("static", "dynamic", "float")),
+    "rule": _TEXT,
+    "smooth": ("true or false", lambda value: isinstance(value, bool)),
+    "error": _NUMBER,
+    "errors": ("an object with finite floating-point numbers", lambda value: isinstance(value, dict) and all(map(_is_number, value.values()))),
+    "absmax": _NUMBER,
+    "threshold": _NUMBER,
+    "input_scale": _NUMBER,
+    "input_zero_point": ("an integer from -128 to 127 or null", lambda value: value is None or (type(value) is int and -128 <= value <= 127)),
+}

@@ -12,7 +12,7 @@ from scaled_mm.models.calibration import Call, FloatBlock, Group
 # on the rows of that projection is the same factor on that input.
 PROJECTIONS = {"down_proj": "up_proj", "w2": "w3", "o_proj": "v_proj", "out_proj": "v_proj"}
 _LESS = 0.8  # alpha is also tried at 0.8 times its value for the RMS statistics, which are smaller than maxima
-_LARGEST = 30  # limit of |exponent|, far inside of bfloat16's range
+LARGEST = 30  # limit of |exponent|, far inside of bfloat16's range
 
 
 def importance(x: torch.Tensor, statistic: str) -> torch.Tensor:
@@ -39,7 +39,7 @@ def exponents(size: torch.Tensor, weights: Sequence[torch.Tensor], alpha: float)
     of_weights = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0).double()
     s = size**alpha / of_weights ** (1 - alpha)
     s[(size == 0) | (of_weights == 0) | ~torch.isfinite(s)] = 1.0
-    return s.log2().round().clamp(-_LARGEST, _LARGEST).int()
+    return s.log2().round().clamp(-LARGEST, LARGEST).int()
 
 
 def shared(e: torch.Tensor, heads: int, repeats: int) -> torch.Tensor:
@@ -68,8 +68,10 @@ class Fold:
         return [spread(shared(e, self.heads, self.repeats), self.heads, self.repeats) for e in found]
 
     def is_exact(self, block: torch.nn.Module, e: torch.Tensor) -> bool:
-        """Whether every folded tensor is exactly representable in its dtype. float16 can underflow or overflow."""
-        return all(_is_exact(tensor, powers) for tensor, powers in self._scaled(block, e))
+        """Whether heads that read the same values have the same exponents, and every folded tensor is exactly representable in its dtype. float16 can
+        underflow or overflow."""
+        same = torch.equal(spread(shared(e, self.heads, self.repeats), self.heads, self.repeats), e)
+        return same and all(_is_exact(tensor, powers) for tensor, powers in self._scaled(block, e))
 
     @torch.no_grad()
     def apply(self, block: torch.nn.Module, e: torch.Tensor) -> None:

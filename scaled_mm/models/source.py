@@ -25,7 +25,7 @@ def load_model(
     from scaled_mm.models.load import from_pretrained
 
     folder, options = _where(path, argument)
-    config = {} if options else _config(folder)
+    config = {} if options else _config(folder, argument)
     if config.get("quantization_config"):
         return from_pretrained(folder, dtype=dtype, device=device)
     names = config.get("architectures") or []
@@ -36,7 +36,7 @@ def load_model(
     except (MemoryError, torch.OutOfMemoryError):
         raise  # not the file's fault
     except Exception as error:  # its loaders raise what their code runs into, ZeroDivisionError for one
-        raise BadParamError(f"{argument}: transformers cannot load {path}, {type(error).__name__}: {error}") from error
+        raise BadParamError(f"{argument}: transformers cannot load {path}, {_told(error)}") from error
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)
     return model.to(device or "cpu").eval()
@@ -47,11 +47,16 @@ def load_tokenizer(path: str | os.PathLike):
     import transformers
 
     folder, options = _where(path)
+    local = Path(folder).is_dir()
+    if local and not options:
+        _config(folder, "MODEL")  # transformers reads it too, and does not name it
     try:
         return transformers.AutoTokenizer.from_pretrained(folder, **options)
-    except (ValueError, OSError, KeyError) as error:
-        where = path if Path(folder).is_dir() else f"{path} on the hub, which is no folder here"
-        raise BadParamError(f"MODEL: expected a tokenizer in {where}: {error}") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # a malformed file raises whatever its readers run into
+        where = path if local else f"{path} on the hub, which is no folder here"
+        raise BadParamError(f"MODEL: expected a tokenizer in {where}, {_told(error)}") from error
 
 
 def _where(path: str | os.PathLike, argument: str = "MODEL") -> tuple[str, dict[str, str]]:
@@ -66,24 +71,29 @@ def _where(path: str | os.PathLike, argument: str = "MODEL") -> tuple[str, dict[
     return str(path), {}
 
 
-def _config(folder: str) -> dict:
+def _config(folder: str, argument: str) -> dict:
     path = Path(folder) / "config.json"
     if path.is_file():
         try:
             document = json.loads(path.read_text())
-        except ValueError as error:
-            raise BadParamError(f"MODEL: expected JSON in {path}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise BadParamError(f"{argument}: expected JSON in {path}: {error}") from error
         if not isinstance(document, dict):
-            raise BadParamError(f"MODEL: expected a JSON object in {path}, got a {type(document).__name__}")
+            raise BadParamError(f"{argument}: expected a JSON object in {path}, got a {type(document).__name__}")
         return document
     if Path(folder).is_dir():
-        raise BadParamError(f"MODEL: expected a folder with config.json, there is none in {folder}")
+        raise BadParamError(f"{argument}: expected a folder with config.json, there is none in {folder}")
     import transformers
 
     try:
         return transformers.AutoConfig.from_pretrained(folder).to_dict()
-    except (OSError, ValueError, KeyError) as error:
-        raise BadParamError(f"MODEL: transformers cannot load {folder}, {type(error).__name__}: {error}") from error
+    except Exception as error:
+        raise BadParamError(f"{argument}: transformers cannot load {folder}, {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """An error of transformers in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _without_gguf_attributes(model: torch.nn.Module) -> torch.nn.Module:

@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 import torch
-from operands.tiny_models import tiny, transformers
+from operands.tiny_models import SIZES, bert, tiny, transformers
 
 import scaled_mm as sm
 from scaled_mm.cli import main
@@ -40,6 +40,191 @@ def model_folder(tmp_path_factory):
 def answer(capsys, *words):
     assert main([*map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, message, *words):
+    """The command ends with exit status 2 and the message in one line, without a traceback, and prints no result."""
+    assert main([*map(str, words)]) == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    assert message in captured.err and all(line.startswith(("scaled-mm ", "loading ")) for line in captured.err.splitlines()), captured.err
+
+
+def changed(model_folder, folder, **contents):
+    """A copy of the model with other files: name without .json to content."""
+    shutil.copytree(model_folder, folder)
+    for name, content in contents.items():
+        (folder / f"{name}.json").write_text(content)
+    return folder
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "contents, message",
+    [
+        (dict(config=DEEP), "config.json: "),
+        (dict(config="[]"), "config.json, got a list"),
+        (dict(tokenizer_config="[]"), "MODEL: expected a tokenizer in "),
+        (dict(tokenizer_config=DEEP), "MODEL: expected a tokenizer in "),
+        (dict(tokenizer="{}"), "MODEL: expected a tokenizer in "),
+    ],
+)
+def test_a_malformed_file_of_a_model_is_refused_in_one_line(model_folder, tmp_path, capsys, contents, message):
+    model = changed(model_folder, tmp_path / "model", **contents)
+    refused(capsys, message, "eval", model, "--device", "cpu")
+    refused(capsys, message, "generate", model, "The quick", "--device", "cpu")
+
+
+@pytest.mark.parametrize("content", ["[" * 5000, "a: 2026-99-99", "[", "activation: never", "smooth: 1" + "0" * 400, "overrides: {'re:(': null}"])
+def test_a_malformed_policy_is_refused_by_name(model_folder, tmp_path, capsys, content):
+    (tmp_path / "policy.yaml").write_text(content)
+    refused(capsys, "policy.yaml: ", "quantize", model_folder, "--out", tmp_path / "out", "--policy", tmp_path / "policy.yaml")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def other_folders(model_folder, tmp_path_factory):
+    """Models beside the same tokenizer that cannot be compared with `model_folder`, by what differs."""
+    root = tmp_path_factory.mktemp("others")
+    few, t5 = tiny("llama"), transformers.T5Config(**{**SIZES, "num_layers": 2}, d_model=64, d_ff=96, d_kv=16, num_heads=4)
+    few.resize_token_embeddings(8)
+    deep = transformers.LlamaConfig(**{**SIZES, "num_hidden_layers": 3})
+    wide = transformers.LlamaConfig(**{**SIZES, "hidden_size": 32})
+    llama = transformers.LlamaForCausalLM._from_config
+    models = {"vocabulary": few, "layers": llama(deep), "hidden": llama(wide), "encoder": bert(), "t5": transformers.T5ForConditionalGeneration(t5)}
+    for name, model in models.items():
+        shutil.copytree(model_folder, root / name, ignore=shutil.ignore_patterns("*.safetensors", "config.json", "generation_config.json"))
+        model.save_pretrained(root / name)
+    return {"decoder": model_folder, **{name: root / name for name in models}}
+
+
+@pytest.mark.parametrize(
+    "model, against, message",
+    [
+        ("decoder", "vocabulary", "against: expected token ids from 0 to 7 in batches[0], got "),
+        ("vocabulary", None, "model: expected token ids from 0 to 7 in batches[0], got "),
+        ("decoder", "layers", "against: expected 2 layers, as model has, got 3"),
+        ("decoder", "hidden", "against: expected hidden states [1, 32, 64], as model has, got [1, 32, 32]"),
+        ("decoder", "encoder", "against: expected a model that returns logits, as model does, got last_hidden_state"),
+        ("encoder", "decoder", "against: expected a model that returns last_hidden_state, as model does, got logits"),
+        ("t5", None, "model: expected a causal language model, or an encoder without a head, got a T5ForConditionalGeneration"),
+        ("decoder", "t5", "against: expected a causal language model, or an encoder without a head, got a T5ForConditionalGeneration"),
+        ("decoder", "nowhere", "--against: expected a folder, a GGUF file or a name on the hub"),
+    ],
+)
+def test_models_that_cannot_be_compared_are_refused(other_folders, tmp_path, capsys, model, against, message):
+    (tmp_path / "text.txt").write_text(TEXT)
+    other = [] if against is None else ["--against", other_folders.get(against, tmp_path / "nowhere")]
+    refused(capsys, message, "eval", other_folders[model], *other, "--text", tmp_path / "text.txt", "--tokens", 32, "--windows", 1, "--device", "cpu")
+
+
+def test_logits_of_another_vocabulary_are_not_compared():
+    few = tiny("llama")
+    few.resize_token_embeddings(8)
+    with pytest.raises(sm.BadParamError, match=r"against: expected logits \[1, 8, 64\], as model has, got \[1, 8, 8\]"):
+        sm.evaluate(tiny("llama"), [torch.arange(8)[None]], few)
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_the_evaluation(model_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("scaled_mm.models.evaluate.evaluate", None)  # not called
+    (tmp_path / "folder.png").mkdir()
+    for path, message in (
+        (tmp_path / "none" / "x.png", "--plot: expected a file in a folder that is there, got "),
+        (tmp_path / "folder.png", "--plot: expected a file in a folder that is there, got "),
+        (tmp_path / "x.foo", "--plot: expected a file that ends in one of "),
+        (tmp_path / "x", "--plot: expected a file that ends in one of "),
+    ):
+        refused(capsys, message, "eval", model_folder, "--against", model_folder, "--plot", path)
+    refused(capsys, "--plot: expected --against MODEL too", "eval", model_folder, "--plot", tmp_path / "x.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+
+
+def test_a_plot_that_fails_after_all_loses_no_result(model_folder, tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("scaled_mm.cli.eval._draw", full)
+    words = [
+        "eval",
+        model_folder,
+        "--against",
+        model_folder,
+        "--tokens",
+        32,
+        "--windows",
+        1,
+        "--device",
+        "cpu",
+        "--plot",
+        tmp_path / "x.png",
+        "--json",
+    ]
+    assert main([*map(str, words)]) == 2
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["tokens"] == 31 and "x.png cannot be drawn, OSError" in captured.err and "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("template", ["{{ raise_exception('roles must alternate') }}", "{{ messages[0]['x']['y'] }}", "{% if %}"])
+def test_a_chat_template_that_raises_is_refused_in_one_line(model_folder, tmp_path, capsys, template):
+    shutil.copytree(model_folder, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    refused(capsys, "MODEL: expected a chat template that takes one user message, ", "generate", tmp_path / "model", "The quick", "--device", "cpu")
+
+
+def test_models_that_cannot_continue_the_prompt_are_refused(other_folders, capsys):
+    for name, message in (
+        ("vocabulary", "MODEL: expected token ids from 0 to 7 in the tokens of PROMPT, got "),
+        ("t5", "MODEL: expected a causal language model, got a T5ForConditionalGeneration"),
+    ):
+        refused(capsys, message, "generate", other_folders[name], "The quick", "--device", "cpu")
+
+
+@pytest.mark.parametrize(
+    "policy, format, message",
+    [
+        ("activation: static", "w8a8_int8", "--policy: expected dynamic for model.layers.0.self_attn.q_proj, as the format w8a8_int8 holds nothing"),
+        ("symmetric: false", "w8a8_int8", "holds nothing else, got dynamic asymmetric"),
+        ("overrides: {'re:.*up_proj': {activation: static}}", "w8a8_int8", "--policy: expected dynamic for model.layers.0.mlp.up_proj"),
+        ("overrides: {'re:.*q_proj': null}", "compressed-tensors", "got q_proj not quantized, k_proj auto, v_proj auto"),
+        ("{activation: static, overrides: {'re:.*up_proj': {activation: dynamic}}}", "compressed-tensors", "got gate_proj static, up_proj dynamic"),
+        ("overrides: {'re:.*k_proj': {symmetric: false}}", "compressed-tensors", "got q_proj auto, k_proj auto asymmetric, v_proj auto"),
+    ],
+)
+def test_schemes_that_no_checkpoint_holds_are_refused_before_calibration(model_folder, tmp_path, capsys, monkeypatch, policy, format, message):
+    monkeypatch.setattr("scaled_mm.models.quantize.quantize_", None)  # not called
+    (tmp_path / "policy.yaml").write_text(policy)
+    refused(capsys, message, "quantize", model_folder, "--out", tmp_path / "out", "--format", format, "--policy", tmp_path / "policy.yaml")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_decisions_of_another_policy_stays_and_the_message_says_what_to_do(model_folder, tmp_path, capsys):
+    out, policy = tmp_path / "out", tmp_path / "policy.yaml"
+    words = ["quantize", model_folder, "--out", out, "--prompts", 2, "--device", "cpu", "--policy", policy]
+    policy.write_text("activation: dynamic")
+    answer(capsys, *words)
+    before = (out / "quantization.json").read_bytes()
+    for contents, changes in ("smooth: null", {}), ("activation: dynamic", {"exponents": 3}), ("activation: dynamic", {"scheme": "static"}):
+        policy.write_text(contents)
+        document = json.loads(before)
+        document["layers"][0].update({key: value for key, value in changes.items() if key in document["layers"][0]})
+        (out / "quantization.json").write_text(json.dumps({**document, **{key: changes[key] for key in changes if key in document}}, indent=1))
+        changed = (out / "quantization.json").read_bytes()
+        message = f"{out}/quantization.json"
+        refused(capsys, message, *words)
+        refused(capsys, "; delete that file to start anew, or choose another folder", *words)
+        assert (out / "quantization.json").read_bytes() == changed
+    (out / "quantization.json").unlink()
+    answer(capsys, *words)
+
+
+def test_patterns_that_match_no_layer_are_named(model_folder, tmp_path, capsys):
+    (tmp_path / "policy.yaml").write_text("{ignore: [lm_head, model.norm], overrides: {'re:.*qproj': null, 're:.*o_proj': {smooth: null}}}")
+    words = ["quantize", model_folder, "--out", tmp_path / "out", "--calibration", "none", "--device", "cpu", "--policy", tmp_path / "policy.yaml"]
+    assert main([*map(str, words)]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert said == [f"warning: --policy: {pattern!r} matches no linear layer or experts in model.layers" for pattern in ("model.norm", "re:.*qproj")]
 
 
 def test_a_model_is_quantized_evaluated_and_speaks(model_folder, tmp_path, capsys):

@@ -175,16 +175,81 @@ def test_a_write_that_fails_says_that_the_model_is_partly_quantized(tmp_path, mo
         model.save_pretrained(tmp_path / "float")
 
 
-@pytest.mark.parametrize("field, value", [("input_scale", 0.0), ("input_scale", None), ("scheme", "zzz"), ("errors", [1]), ("smooth", True)])
-def test_decisions_that_were_changed_are_not_resumed(tmp_path, field, value):
+@pytest.fixture(scope="module")
+def decisions(tmp_path_factory):
+    """(name of a model, config, the file of its decisions): static; with folded factors; and with norms that nothing can be folded into."""
+    found = {}
+    for of, name, fields in ("static", "llama", dict(activation="static", smooth=None)), ("llama", "llama", {}), ("gemma2", "gemma2", {}):
+        config, file = sm.Int8Config(**{"activation": "dynamic", **fields}), tmp_path_factory.mktemp("decisions") / "decisions.json"
+        sm.quantize_(tiny(name), config, tokens(), progress=False, resume=file)
+        found[of] = name, config, json.loads(file.read_text())
+    return found
+
+
+FIRST, O_PROJ = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj"
+
+
+def smoothed(exponents, **changes):
+    return dict(smooth=True, errors={"dynamic": 0.1, "smooth dynamic": 0.1}, exponents=exponents, **changes)
+
+
+CHANGED_DECISIONS = [
+    ("static", dict(input_scale=0.0), "input_scale 0.0"),
+    ("static", dict(input_scale=None), "input_scale None"),
+    ("static", dict(input_scale=1e300), r"input_scale 1e\+300"),
+    ("static", dict(input_scale=1e-300), "input_scale 1e-300"),
+    ("static", dict(input_scale=10**400), "input_scale: expected a finite floating-point number or null, got 1000"),
+    ("static", dict(input_zero_point=5), "input_zero_point 5"),
+    ("static", dict(scheme="zzz"), "scheme: expected static, dynamic or float, got 'zzz'"),
+    ("static", dict(scheme="dynamic"), "scheme 'dynamic'"),
+    ("static", dict(rule="absmax"), "rule 'absmax'"),
+    ("static", dict(smooth=True), "smooth True"),
+    ("static", dict(errors=[1]), "errors: expected an object with finite floating-point numbers"),
+    ("static", dict(errors={"mse": 0.1}), "errors {'mse': 0.1}"),
+    ("static", dict(errors={"mse": 10**400, "dynamic": 0.1}), "errors: expected an object with finite floating-point numbers"),
+    ("static", dict(errors={"mse": float("nan"), "dynamic": 0.1}), "errors: expected an object with finite floating-point numbers"),
+    ("llama", smoothed([31] * SIZES["hidden_size"]), r"exponents \[31, 31"),
+    ("llama", smoothed([5000] * SIZES["hidden_size"]), r"exponents \[5000, 5000"),
+    ("llama", smoothed([10**30] * SIZES["hidden_size"]), r"exponents \[1000"),
+    ("llama", smoothed([1.5] * SIZES["hidden_size"]), f"exponents.{FIRST}: expected a list of integers"),
+    ("llama", smoothed([1]), r"exponents \[1\]"),
+    ("llama", smoothed(None), "exponents.*: expected a list of integers, got None"),
+    ("llama", smoothed([1] * 16 + [0] * 48, name=O_PROJ), r"exponents \[1, 1"),  # two heads read one value head
+    ("gemma2", smoothed([1] * SIZES["hidden_size"]), "smooth True"),
+]
+
+
+@pytest.mark.parametrize("of, changes, message", CHANGED_DECISIONS)
+def test_decisions_that_were_changed_are_not_resumed_and_the_model_stays(decisions, tmp_path, of, changes, message):
+    name, config, document = decisions[of]
+    layers = {layer["name"]: dict(layer) for layer in document["layers"]}
+    changes = dict(changes)
+    layer = layers[changes.get("name", FIRST)]
+    exponents = dict(document["exponents"])
+    if "exponents" in changes:
+        exponents[layer["name"]] = changes.pop("exponents")
+    layer.update(changes)
     file = tmp_path / "decisions.json"
-    sm.quantize_(tiny("llama"), sm.Int8Config(activation="static", smooth=None), tokens(), progress=False, resume=file)
-    document = json.loads(file.read_text())
-    layer = next(layer for layer in document["layers"] if layer["scheme"] == "static")
-    layer[field] = value
-    file.write_text(json.dumps(document))
-    with pytest.raises(sm.BadParamError, match="resume: expected a decision of quantize_ on "):
-        sm.quantize_(tiny("llama"), sm.Int8Config(activation="static", smooth=None), tokens(), progress=False, resume=file)
+    file.write_text(json.dumps({**document, "layers": list(layers.values()), "exponents": exponents}))
+    model = tiny(name)
+    with pytest.raises(sm.BadParamError, match=f"decisions.json.*{message}"):
+        sm.quantize_(model, config, tokens(), progress=False, resume=file)
+    assert not any(isinstance(module, nn.Int8Linear) for module in model.modules())
+    assert all(torch.equal(*pair) for pair in zip(model.state_dict().values(), tiny(name).state_dict().values()))
+
+
+@pytest.mark.parametrize("exponents", [[], None, 3])
+def test_a_report_whose_exponents_are_no_object_is_refused(decisions, tmp_path, exponents):
+    name, config, document = decisions["llama"]
+    (tmp_path / "decisions.json").write_text(json.dumps({**document, "exponents": exponents}))
+    with pytest.raises(sm.BadParamError, match="decisions.json: expected a report of quantize_ .*: exponents: expected an object, got"):
+        sm.quantize_(tiny(name), config, tokens(), progress=False, resume=tmp_path / "decisions.json")
+
+
+def test_a_resume_file_that_is_nested_too_deeply_is_named(tmp_path):
+    (tmp_path / "decisions.json").write_text("[" * 100_000)
+    with pytest.raises(sm.BadParamError, match="decisions.json: expected a report of quantize_"):
+        sm.quantize_(tiny("llama"), None, tokens(), progress=False, resume=tmp_path / "decisions.json")
 
 
 BAD_CONFIGS = [

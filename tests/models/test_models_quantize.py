@@ -280,6 +280,15 @@ def test_parameters_that_layers_share_are_not_folded_into():
     assert distance(logits(model, tokens()[0]), logits(reference, tokens()[0])) < 0.02
 
 
+def test_patterns_that_match_no_layer_are_warned_of_except_defaults(recwarn):
+    sm.quantize_(tiny("llama"), sm.Int8Config(overrides={"re:.*o_proj": None}), progress=False)
+    assert not recwarn.list
+    config = sm.Int8Config(ignore=("lm_head", "model.norm"), overrides={"re:.*qproj": None})
+    with pytest.warns(UserWarning, match="config: 'model.norm' of ignore or overrides matches no") as caught:
+        sm.quantize_(tiny("llama"), config, progress=False)
+    assert ["model.norm" in str(caught[0].message), "re:.*qproj" in str(caught[1].message), len(caught)] == [True, True, 2]
+
+
 def test_routers_stay():
     model = tiny("qwen2_moe")
     report = sm.quantize_(model, sm.Int8Config(ignore=("lm_head",)), tokens(), progress=False)
