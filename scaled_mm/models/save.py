@@ -94,7 +94,9 @@ def _fact(layer: torch.nn.Module) -> str:
 
 
 def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], list[str], dict[str, torch.Tensor]]:
-    """(the scheme of each int8 layer, the linear layers that are not int8, all tensors), by names on disk."""
+    """(the scheme of each int8 layer, the linear layers that are not int8, all tensors), by names on disk.
+
+    Linear layers are also listed with their names in the model, where these differ: transformers looks for them, vLLM for those on disk."""
     dtype = _dtype(model)
     schemes: dict[str, Scheme] = {}
     plain: dict[str, torch.Tensor] = {}
@@ -108,13 +110,13 @@ def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], 
     for name, module in model.named_modules():
         # Routers of transformers 5 are modules of their own, but linear layers in vLLM and SGLang.
         if isinstance(module, torch.nn.Linear) or (name.endswith(".gate") and hasattr(module, "weight") and module.weight.dim() == 2):
-            kept.append(names.of_module(name))
+            kept.extend(dict.fromkeys((names.of_module(name), name)))
     for name in experts_of(model):
         kept.extend(names.of_experts(name))
     tensors.update(on_disk(model, plain))
     for name, layer in names.linears.items():
         disk = names.of_module(name)
-        schemes[disk] = Scheme(layer.input_scale is not None, layer.symmetric)
+        schemes[disk] = schemes[name] = Scheme(layer.input_scale is not None, layer.symmetric)
         tensors.update({f"{disk}.{key}": _stored(value, key, dtype) for key, value in layer.state_dict().items()})
     for name, experts in names.experts.items():
         for disk, (which, expert, half) in names.of_experts(name).items():
