@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from itertools import accumulate
 
 import torch
 
 from scaled_mm.errors import BadParamError
+from scaled_mm.models.blocks import experts_of
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
 
@@ -22,17 +25,34 @@ def on_disk(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
 
 
 class Names:
-    """The names on disk of a model whose modules are quantized."""
+    """The names on disk of a model, whose modules may be quantized."""
 
     def __init__(self, model: torch.nn.Module):
         self.model = model
         self.linears = {name: module for name, module in model.named_modules() if isinstance(module, Int8Linear)}
         self.experts = {name: module for name, module in model.named_modules() if isinstance(module, Int8Experts)}
+        self.float_experts = experts_of(model)
+        self._rows = {name: _rows(model, name, tensor.shape) for name, tensor in model.state_dict().items()}
+        self._uses = Counter(disk for rows in self._rows.values() for disk in rows or ())
+
+    def of_tensor(self, name: str) -> dict[str, slice]:
+        """{name on disk: its rows} of a tensor. One that transformers would merge with others keeps its name in the model: int8 layers with scales of
+        their own cannot be merged, and transformers reads both. Raises BadParamError for one whose elements transformers stores in another order."""
+        rows = self._rows[name]
+        if rows is None:
+            raise BadParamError(f"model: expected tensors that transformers stores with the layout of the model or by rows, got {name}")
+        return rows if all(self._uses[disk] == 1 for disk in rows) else {name: slice(0, sum(part.stop - part.start for part in rows.values()))}
 
     def of_module(self, name: str) -> str:
         """The name on disk of a linear layer."""
-        renamed = on_disk(self.model, {f"{name}.weight": torch.empty(0)})
-        return next(iter(renamed)).removesuffix(".weight")
+        found = list(self.of_tensor(f"{name}.weight"))
+        return found[0].removesuffix(".weight") if len(found) == 1 else name
+
+    def tensors_on_disk(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Tensors, by their names in the model, with their names on disk."""
+        dense = [name for name in tensors if name.rpartition(".")[0] not in self.float_experts]
+        own = {name: tensors[name] for name in dense if list(self.of_tensor(name)) == [name]}
+        return own | on_disk(self.model, {name: tensor for name, tensor in tensors.items() if name not in own})
 
     def of_experts(self, name: str) -> dict[str, tuple[str, int, int]]:
         """{name on disk: (parameter, index of the expert, half)} of the linear layers of the experts `name`. half: 0 for gate and down, 1 for up."""
@@ -52,3 +72,19 @@ class Names:
                 ("down_proj", value // 2 - count, 0) if value >= 2 * count else ("gate_up_proj", value // 2, value % 2)
             )
         return pieces
+
+
+def _rows(model: torch.nn.Module, name: str, shape: torch.Size) -> dict[str, slice] | None:
+    """{name on disk: rows} of a tensor; None if it is not stored by rows, as they are. The conversion is applied to indices of rows."""
+    marks = torch.arange(shape[0] if shape else 1, dtype=torch.float64).view([-1, *(1 for _ in shape[1:])] if shape else [])
+    try:
+        found = on_disk(model, {name: marks})
+    except BadParamError:
+        raise
+    except Exception:  # noqa: BLE001 - a conversion that needs all columns raises errors of many classes
+        return None
+    pieces = [torch.atleast_1d(mark) for mark in found.values()]
+    if any(mark.shape[1:] != marks.shape[1:] for mark in pieces if shape) or not torch.equal(torch.cat(pieces), torch.atleast_1d(marks)):
+        return None
+    ends = list(accumulate(mark.numel() for mark in found.values()))
+    return {disk: slice(end - mark.numel(), end) for (disk, mark), end in zip(found.items(), ends)}

@@ -15,7 +15,7 @@ import torch
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, ScaledMMError
 from scaled_mm.models.blocks import activation_of, experts_of, replace
-from scaled_mm.models.disk import Names, on_disk
+from scaled_mm.models.disk import Names
 from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.models.scheme import Scheme, Schemes, read
 from scaled_mm.nn.experts import Int8Experts
@@ -267,7 +267,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 
-# Sources of one parameter: [(name on disk, index to write to)]; () is the whole parameter.
+# Sources of one parameter: [(name on disk, index to write to)]; without indices, (), they follow one another along the first dimension.
 Pieces = list[tuple[str, tuple]]
 
 
@@ -281,11 +281,13 @@ def _plan(model: torch.nn.Module, files: _Files) -> dict[str, Pieces]:
     of_kept = {f"{name}.{which}" for name in kept for which in ("gate_up_proj", "down_proj")}
     plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(quantized) and name not in of_kept}
     for name, tensor in plain.items():
-        disk = next(iter(on_disk(model, {name: torch.empty(0)})))
-        if name in tied and disk not in files.file_of:
+        rows = names.of_tensor(name)
+        if name in tied and not any(disk in files.file_of for disk in rows):
             continue
-        files.expect(disk, (tuple(tensor.shape),), (tensor.dtype,) if not tensor.is_floating_point() else (*_FLOATS, torch.float64))
-        plan[name] = [(disk, ())]
+        for disk, part in rows.items():
+            shape = (part.stop - part.start, *tensor.shape[1:]) if tensor.dim() else ()
+            files.expect(disk, (shape,), (tensor.dtype,) if not tensor.is_floating_point() else (*_FLOATS, torch.float64))
+        plan[name] = [(disk, ()) for disk in rows]
     for name, layer in names.linears.items():
         disk = names.of_module(name)
         n, k = layer.out_features, layer.in_features
@@ -343,8 +345,13 @@ def _assign(model: torch.nn.Module, name: str, files: _Files, pieces: Pieces, de
     parent, _, child = name.rpartition(".")
     module = model.get_submodule(parent)
     target = getattr(module, child)
-    if len(pieces) == 1 and not pieces[0][1]:
-        tensor = _loaded(files, pieces[0][0], child, cut).to(target.dtype)
+    if not pieces[0][1]:
+        if len(pieces) == 1:
+            tensor = _loaded(files, pieces[0][0], child, cut)
+        else:
+            tensor = torch.cat([_loaded(files, piece, child) for piece, _ in pieces])
+            tensor = tensor if cut is None else tensor[(slice(None),) * cut[0] + (cut[1],)]
+        tensor = tensor.to(target.dtype)
         if target.numel() == 1 or tensor.numel() == target.numel():
             tensor = tensor.reshape(target.shape)
         tensor = tensor.expand(target.shape).contiguous().to(device)  # one scale for all channels

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import experts_of
-from scaled_mm.models.disk import Names, on_disk
+from scaled_mm.models.disk import Names
 from scaled_mm.models.scheme import FORMATS, Scheme, write
 from scaled_mm.nn.block_linear import BlockLinear
 from scaled_mm.nn.experts import Int8Experts
@@ -66,10 +65,13 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
 
 
 def check_savable(model: torch.nn.Module) -> None:
-    """BadParamError for a model, quantized or not, whose experts `save_pretrained` could not name."""
+    """BadParamError for a model, quantized or not, whose tensors `save_pretrained` could not name."""
     names = Names(model)
-    for name in experts_of(model):
+    for name in names.float_experts:
         names.of_experts(name)
+    for name in model.state_dict():
+        if name.rpartition(".")[0] not in names.float_experts | names.experts:
+            names.of_tensor(name)
 
 
 def _check_together(model: torch.nn.Module, linears: dict[str, Int8Linear]) -> None:
@@ -111,9 +113,9 @@ def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], 
         # Routers of transformers 5 are modules of their own, but linear layers in vLLM and SGLang.
         if isinstance(module, torch.nn.Linear) or (name.endswith(".gate") and hasattr(module, "weight") and module.weight.dim() == 2):
             kept.extend(dict.fromkeys((names.of_module(name), name)))
-    for name in experts_of(model):
+    for name in names.float_experts:
         kept.extend(names.of_experts(name))
-    tensors.update(on_disk(model, plain))
+    tensors.update(names.tensors_on_disk(plain))
     for name, layer in names.linears.items():
         disk = names.of_module(name)
         schemes[disk] = schemes[name] = Scheme(layer.input_scale is not None, layer.symmetric)

@@ -1,0 +1,84 @@
+"""Names on disk: models whose tensors transformers renames, merges or splits there are saved whole, and are read by both loaders."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from operands.tiny_models import SIZES, distance, logits, tokens, transformers
+from safetensors.torch import load_file
+
+import scaled_mm as sm
+from scaled_mm import nn
+
+IDS = tokens()[0]
+PLAIN = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+MERGED = ("NomicBert", "Gte", "JinaEmbeddingsV3")
+
+
+def made(name: str, kind: str, **fields):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**{**SIZES, **PLAIN, **fields}, dtype=torch.float32)
+    return getattr(transformers, name + kind)._from_config(config, dtype=torch.float32).eval()
+
+
+def encoder(name: str):
+    return made(name, "Model", initializer_range=0.3)
+
+
+def same(loaded: torch.nn.Module, model: torch.nn.Module) -> bool:
+    ours, theirs = model.state_dict(), loaded.state_dict()
+    return (
+        set(ours) == set(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours) and torch.equal(logits(loaded, IDS), logits(model, IDS))
+    )
+
+
+STATIC_QKV = sm.Int8Config(activation="dynamic", overrides={"re:.*(q|k|v)_proj": {"activation": "static", "smooth": None}})
+
+
+@pytest.mark.filterwarnings("ignore:static scales")
+@pytest.mark.parametrize("config", [sm.Int8Config(activation="dynamic"), STATIC_QKV, sm.Int8Config(overrides={"re:.*(q|k|v)_proj": None})])
+@pytest.mark.parametrize("name", MERGED)
+def test_layers_that_transformers_merges_on_disk_are_saved_apart(tmp_path, name, config):
+    model = encoder(name)
+    sm.quantize_(model, config, tokens(), progress=False)
+    sm.save_pretrained(model, tmp_path)
+    names = load_file(tmp_path / "model.safetensors")
+    assert sum(key.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")) for key in names) == 6
+    assert same(sm.from_pretrained(tmp_path), model)
+    pytest.importorskip("compressed_tensors")
+    assert distance(logits(type(model).from_pretrained(tmp_path).eval(), IDS), logits(model, IDS)) < 0.1
+    assert same(sm.convert_(type(model).from_pretrained(tmp_path)).eval(), model)
+
+
+def test_transformers_leaves_a_head_float_that_has_another_name_on_disk(tmp_path):
+    pytest.importorskip("compressed_tensors")
+    model = made("GPTNeoX", "ForCausalLM")
+    sm.quantize_(model, sm.Int8Config(activation="dynamic"), progress=False)
+    sm.save_pretrained(model, tmp_path)
+    assert {"lm_head", "embed_out"} <= set(json.loads((tmp_path / "config.json").read_text())["quantization_config"]["ignore"])
+    theirs = type(model).from_pretrained(tmp_path).eval()
+    assert type(theirs.lm_head) is torch.nn.Linear and distance(logits(theirs, IDS), logits(model, IDS)) < 0.1
+    assert same(sm.convert_(type(model).from_pretrained(tmp_path)).eval(), model) and same(sm.from_pretrained(tmp_path), model)
+
+
+def test_a_parameter_that_is_several_tensors_on_disk_is_loaded(tmp_path):
+    model = made("OlmoHybrid", "ForCausalLM", layer_types=["linear_attention", "full_attention"])
+    sm.quantize_(model, progress=False)
+    sm.save_pretrained(model, tmp_path)
+    assert "model.layers.0.linear_attn.q_conv1d.weight" in load_file(tmp_path / "model.safetensors")
+    assert same(sm.from_pretrained(tmp_path), model)
+
+
+def test_a_tensor_that_transformers_stores_in_another_order_is_refused(tmp_path, monkeypatch):
+    model = encoder("NomicBert")
+    sm.quantize_(model, progress=False)
+
+    def reversed_norms(_, tensors):
+        return {name: tensor.flip(0) if "LayerNorm" in name else tensor for name, tensor in tensors.items()}
+
+    monkeypatch.setattr("scaled_mm.models.disk.on_disk", reversed_norms)
+    with pytest.raises(sm.BadParamError, match="stores with the layout of the model or by rows, got embeddings.LayerNorm.weight"):
+        sm.save_pretrained(model, tmp_path)
+    assert not any(tmp_path.iterdir()) and isinstance(model.layers[0].self_attn.q_proj, nn.Int8Linear)
