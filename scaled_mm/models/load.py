@@ -14,7 +14,7 @@ import torch
 
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, ScaledMMError
-from scaled_mm.models.blocks import activation_of, experts_of, replace
+from scaled_mm.models.blocks import activation_of, replace
 from scaled_mm.models.disk import Names
 from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.models.scheme import Scheme, Schemes, read
@@ -37,7 +37,7 @@ def from_pretrained(
 
     path: a folder, or a name on the Hugging Face hub. Formats: compressed-tensors with int8 weights of each channel or tensor and inputs of each
     token (dynamic) or of the tensor (static), symmetric or not; w8a8_int8 of SGLang.
-    dtype: of what is not quantized; default: the checkpoint's. device: default: the CPU.
+    dtype: of what is not quantized, except for modules that transformers keeps in float32; default: the checkpoint's. device: default: the CPU.
     tp: a `DeviceMesh` with one dimension or a process group: the model is split over its ranks as by `parallel.parallelize_`, whose limits hold, and
     each rank reads its part of the split tensors only. A collective: all ranks must call it.
     tp_attention: False: attention stays whole on every rank, so the number of ranks need not divide its heads.
@@ -68,6 +68,7 @@ class Checkpoint:
         self.folder, self.model = folder, model
         self._files = _Files(folder)
         self._plan = _plan(model, self._files)
+        self._keep_wide()
 
     def tensors(self) -> list[tuple[str, str, list[int]]]:
         """(name, dtype, shape) of all tensors on disk."""
@@ -87,6 +88,17 @@ class Checkpoint:
             raise BadParamError(f"{self.folder}: expected the tensors of {', '.join(left[:3])}, got none")
         refuse_own_saving(model)
         return model.to("cpu" if device is None else device).eval()
+
+    def _keep_wide(self) -> None:
+        """Float32 for what transformers keeps in float32 beside float16 or bfloat16, except for what has the model's dtype on disk, too."""
+        from transformers.core_model_loading import build_glob_alternation
+
+        kept = self.model._get_dtype_plan(self.model.config.dtype)
+        for name in self._plan if kept else ():
+            parent, _, child = name.rpartition(".")
+            tensor = getattr(self.model.get_submodule(parent), child)
+            if tensor.is_floating_point() and build_glob_alternation(list(kept))[0].search(name):
+                tensor.data = tensor if self._files.dtype(self._plan[name][0][0]) is tensor.dtype else tensor.float()
 
     def _tie(self) -> None:
         """Ties weights, but for those that the checkpoint has with other values, as transformers does."""
@@ -181,7 +193,7 @@ def _bad_file(path: Path, expected: str) -> Iterator[None]:
 def _place_int8(model: torch.nn.Module, schemes: Schemes, source: str) -> None:
     """Puts int8 modules, on the meta device, in the place of linear layers and experts that have a scheme."""
     names = Names(model)
-    for name, experts in experts_of(model).items():
+    for name, experts in names.float_experts.items():
         found = {disk: schemes.of(disk) for disk in names.of_experts(name)}
         if set(found.values()) == {None}:
             continue
@@ -231,6 +243,9 @@ class _Files:
             expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             raise BadTensorDtypeError(f"{path}: {name}: expected {expected}, got {piece.get_dtype()}")
 
+    def dtype(self, name: str) -> torch.dtype:
+        return _DTYPES[self.open[self.file_of[name]].get_slice(name).get_dtype()]
+
     def load(self, name: str, cut: tuple[int, slice] | None = None) -> torch.Tensor:
         """A tensor, or of one with several values a part: (dimension, slice)."""
         file = self.open[self.file_of[name]]
@@ -277,7 +292,7 @@ def _plan(model: torch.nn.Module, files: _Files) -> dict[str, Pieces]:
     plan: dict[str, Pieces] = {}
     quantized = tuple(f"{name}." for name in (*names.linears, *names.experts))
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    kept = experts_of(model)
+    kept = names.float_experts
     of_kept = {f"{name}.{which}" for name in kept for which in ("gate_up_proj", "down_proj")}
     plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(quantized) and name not in of_kept}
     for name, tensor in plain.items():

@@ -380,3 +380,30 @@ def test_a_model_of_a_gguf_file_keeps_its_rotary_frequencies_in_float32():
     frequencies = fresh.model.rotary_emb.inv_freq
     assert frequencies.dtype is torch.float32 and torch.equal(frequencies, model.model.rotary_emb.inv_freq)
     assert fresh.dtype is torch.bfloat16 and torch.equal(logits(fresh, tokens()[0]), logits(model, tokens()[0]))
+
+
+def afmoe():
+    """Its norms, and the bias of its router, stay float32."""
+    fields = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, num_shared_experts=1, num_dense_layers=1, head_dim=16)
+    return transformers.AfmoeForCausalLM._from_config(transformers.AfmoeConfig(**SIZES, **fields), dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make, kept", [(afmoe, "norm.weight"), (afmoe, "expert_bias"), (t5_encoder, "DenseReluDense.wo.weight")])
+def test_what_transformers_keeps_in_float32_stays_float32(tmp_path, make, kept, dtype):
+    torch.manual_seed(0)
+    make().save_pretrained(tmp_path / "float")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "float", dtype=dtype) if make is afmoe else None
+    model = (model or transformers.T5EncoderModel.from_pretrained(tmp_path / "float", dtype=dtype)).eval()
+    sm.quantize_(model, sm.Int8Config(ignore=["re:.*wo"]), progress=False)
+    sm.save_pretrained(model, tmp_path)
+    loaded = sm.from_pretrained(tmp_path)
+    tensors, ours = loaded.state_dict(), model.state_dict()
+    assert any(key.endswith(kept) and tensors[key].dtype is torch.float32 for key in tensors) is (dtype is torch.float16 or kept == "expert_bias")
+    assert all(torch.equal(tensors[key], ours[key]) and tensors[key].dtype is ours[key].dtype for key in ours)
+    assert torch.equal(logits(loaded, tokens()[0]), logits(model, tokens()[0]))
+
+
+def test_a_model_that_is_float16_as_a_whole_stays_so(tmp_path):
+    model = saved(tmp_path, "deepseek", sm.Int8Config(activation="dynamic"), dtype=torch.float16)
+    assert all(tensor.dtype is model.state_dict()[key].dtype for key, tensor in sm.from_pretrained(tmp_path).state_dict().items())
