@@ -21,7 +21,12 @@ def on_disk(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError as error:
         raise BadParamError('model: expected transformers 5 or newer (pip install ".[models]")') from error
-    return revert_weight_conversion(model, dict(tensors))
+    loaded = model.__dict__.pop("_weight_conversions", None)  # names of the file that the model came from: a reader knows those of its class only
+    try:
+        return revert_weight_conversion(model, dict(tensors))
+    finally:
+        if loaded is not None:
+            model._weight_conversions = loaded
 
 
 class Names:

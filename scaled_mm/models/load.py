@@ -65,8 +65,7 @@ class Checkpoint:
     """A checkpoint whose tensors were checked, and its model: with int8 modules, on the meta device until they are filled."""
 
     def __init__(self, folder: Path, model: torch.nn.Module):
-        self.folder, self.model = folder, model
-        self._files = _Files(folder)
+        self.folder, self.model, self._files = folder, model, _Files(folder)
         self._plan = _plan(model, self._files)
         self._keep_wide()
 
@@ -98,7 +97,7 @@ class Checkpoint:
             parent, _, child = name.rpartition(".")
             tensor = getattr(self.model.get_submodule(parent), child)
             if tensor.is_floating_point() and build_glob_alternation(list(kept))[0].search(name):
-                tensor.data = tensor if self._files.dtype(self._plan[name][0][0]) is tensor.dtype else tensor.float()
+                tensor.data = tensor if self._files.kind(self._plan[name][0][0])[1] is tensor.dtype else tensor.float()
 
     def _tie(self) -> None:
         """Ties weights, but for those that the checkpoint has with other values, as transformers does."""
@@ -113,12 +112,21 @@ class Checkpoint:
 def opened(path: str | os.PathLike, dtype: torch.dtype | None) -> Checkpoint:
     """A checkpoint that was checked, of which no tensor is loaded. See `from_pretrained`."""
     folder = _folder(path)
+    return Checkpoint(folder, _int8_skeleton(folder, dtype))
+
+
+def check_readable(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises what `from_pretrained` would, if the tensors were written to a folder that has the configs."""
+    _plan(_int8_skeleton(folder, None), _Unwritten(folder, tensors))
+
+
+def _int8_skeleton(folder: Path, dtype: torch.dtype | None) -> torch.nn.Module:
     source = folder / "config.json"
     config = _json(source)
     schemes = read(config.get("quantization_config"), str(source))
     model = _skeleton(folder, config, dtype)
     _place_int8(model, schemes, str(source))
-    return Checkpoint(folder, model)
+    return model
 
 
 def _folder(path: str | os.PathLike) -> Path:
@@ -234,17 +242,17 @@ class _Files:
         """Checks a tensor without loading it."""
         if name not in self.file_of:
             raise BadParamError(f"{self.folder}: expected the tensor {name}, there is none in {', '.join(path.name for path in self.open)}")
-        path = self.file_of[name]
-        piece = self.open[path].get_slice(name)
-        shape, stored = tuple(piece.get_shape()), _DTYPES.get(piece.get_dtype())
+        path, (shape, stored) = self.file_of[name], self.kind(name)
         if shape not in shapes:
             raise BadTensorShapeError(f"{path}: {name}: expected {' or '.join(str(list(one)) for one in shapes)}, got {list(shape)}")
         if stored not in dtypes:
-            expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise BadTensorDtypeError(f"{path}: {name}: expected {expected}, got {piece.get_dtype()}")
+            expected, got = " or ".join(map(str, dtypes)).replace("torch.", ""), str(stored).removeprefix("torch.")
+            raise BadTensorDtypeError(f"{path}: {name}: expected {expected}, got {got}")
 
-    def dtype(self, name: str) -> torch.dtype:
-        return _DTYPES[self.open[self.file_of[name]].get_slice(name).get_dtype()]
+    def kind(self, name: str) -> tuple[tuple[int, ...], torch.dtype | str]:
+        """(shape, dtype) of a tensor; a dtype that no model has as safetensors calls it."""
+        piece = self.open[self.file_of[name]].get_slice(name)
+        return tuple(piece.get_shape()), _DTYPES.get(piece.get_dtype(), piece.get_dtype())
 
     def load(self, name: str, cut: tuple[int, slice] | None = None) -> torch.Tensor:
         """A tensor, or of one with several values a part: (dimension, slice)."""
@@ -259,6 +267,17 @@ class _Files:
         """(name, dtype, shape) of all tensors, in order of name."""
         slices = {name: self.open[path].get_slice(name) for name, path in self.file_of.items()}
         return [(name, part.get_dtype(), list(part.get_shape())) for name, part in sorted(slices.items())]
+
+
+class _Unwritten(_Files):
+    """Tensors of which a file will be made."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor]):
+        self.folder, self.tensors, path = folder, tensors, folder / "model.safetensors"
+        self.open, self.file_of = {path: None}, dict.fromkeys(tensors, path)
+
+    def kind(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        return tuple(self.tensors[name].shape), self.tensors[name].dtype
 
 
 def _file_names(index: Path) -> list[str]:

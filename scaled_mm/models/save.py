@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from scaled_mm.errors import BadParamError
+from scaled_mm.errors import BadParamError, ScaledMMError
 from scaled_mm.models.disk import Names
+from scaled_mm.models.load import check_readable
 from scaled_mm.models.scheme import FORMATS, Scheme, write
 from scaled_mm.nn.block_linear import BlockLinear
 from scaled_mm.nn.experts import Int8Experts
@@ -30,8 +31,9 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only. transformers 5.24
     reads dense models; int8 experts it cannot read.
 
-    Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError if q, k, v or gate, up of a decoder layer
-    differ in scheme or static scale: vLLM and SGLang would apply one of them to all.
+    Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError, before a file is written, if q, k, v or gate,
+    up of a decoder layer differ in scheme or static scale, because vLLM and SGLang would apply one of them to all; and for a model that
+    `from_pretrained` could not read: one whose class is not transformers', or with tensors that its class does not have.
     """
     if format not in FORMATS:
         raise BadParamError(f"format: expected {' or '.join(map(repr, FORMATS))}, got {format!r}")
@@ -50,16 +52,19 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     _check_together(model, names.linears)
     schemes, kept, tensors = _contents(model, names)
     quantization = write(format, schemes, kept)
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_tensors(tensors, folder)
     config = model.config.to_dict()
     config = {**config, "quantization_config": quantization, "architectures": [type(model).__name__], "dtype": _dtype(model)}
     if getattr(model, "all_tied_weights_keys", None) and not _tied(model):  # a reader would tie an output head that has weights of its own
         config["tie_word_embeddings"] = False
-    (folder / "config.json").write_text(json.dumps(_plain(config), indent=2) + "\n")
+    configs = {"config.json": json.dumps(_plain(config), indent=2) + "\n"}
     if getattr(model, "generation_config", None) is not None:  # as it is: transformers' own saving refuses some that it has loaded
-        (folder / "generation_config.json").write_text(model.generation_config.to_json_string())
+        configs["generation_config.json"] = model.generation_config.to_json_string()
+    _check_readable(configs, tensors)
+    folder = Path(path)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_tensors(tensors, folder)
+    for name, text in configs.items():
+        (folder / name).write_text(text)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
@@ -93,6 +98,18 @@ def _fact(layer: torch.nn.Module) -> str:
         return str(Scheme(False, layer.symmetric))
     zero = "" if layer.input_zero_point is None else f", zero point {int(layer.input_zero_point)}"
     return f"{Scheme(True, layer.symmetric)} {float(layer.input_scale):.9g}{zero}"
+
+
+def _check_readable(configs: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
+    """BadParamError for a checkpoint that `from_pretrained` would refuse, before a file is written."""
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, text in configs.items():
+            (Path(temporary) / name).write_text(text)
+        try:
+            check_readable(Path(temporary), tensors)
+        except ScaledMMError as error:
+            reason = str(error).replace(f"{temporary}{os.sep}", "")
+            raise BadParamError(f"model: expected one whose checkpoint from_pretrained reads, which says of this one: {reason}") from None
 
 
 def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], list[str], dict[str, torch.Tensor]]:

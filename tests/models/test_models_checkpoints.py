@@ -166,7 +166,7 @@ DAMAGE = {
         rf"model.safetensors: {UP}.weight_scale: expected finite positive scales, got nan",
     ),
     "a negative scale": (lambda tensors: tensors[f"{UP}.weight_scale"].neg_(), f"{UP}.weight_scale: expected finite positive scales"),
-    "a float weight": (lambda tensors: tensors.update({f"{UP}.weight": torch.zeros(96, 64)}), rf"{UP}.weight: expected int8, got F32"),
+    "a float weight": (lambda tensors: tensors.update({f"{UP}.weight": torch.zeros(96, 64)}), rf"{UP}.weight: expected int8, got float32"),
     "a tensor of another model": (lambda tensors: tensors.update({"model.layers.9.x": torch.zeros(1)}), "expected no tensor model.layers.9.x"),
 }
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from operands.tiny_models import SIZES, distance, logits, tokens, transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import scaled_mm as sm
 from scaled_mm import nn
@@ -82,3 +82,47 @@ def test_a_tensor_that_transformers_stores_in_another_order_is_refused(tmp_path,
     with pytest.raises(sm.BadParamError, match="stores with the layout of the model or by rows, got embeddings.LayerNorm.weight"):
         sm.save_pretrained(model, tmp_path)
     assert not any(tmp_path.iterdir()) and isinstance(model.layers[0].self_attn.q_proj, nn.Int8Linear)
+
+
+def test_names_on_disk_do_not_depend_on_the_file_that_a_model_came_from(tmp_path):
+    model = encoder("Gte")
+    model.save_pretrained(tmp_path)
+    tensors = {f"new.{name}": tensor for name, tensor in load_file(tmp_path / "model.safetensors").items()}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    model = transformers.GteModel.from_pretrained(tmp_path).eval()
+    conversions = model._weight_conversions
+    sm.quantize_(model, progress=False)
+    sm.save_pretrained(model, tmp_path / "int8")
+    assert model._weight_conversions is conversions and same(sm.from_pretrained(tmp_path / "int8"), model)
+
+
+class OwnLlama(transformers.LlamaForCausalLM):
+    pass
+
+
+def llama(change=lambda model: None, kind=transformers.LlamaForCausalLM):
+    model = kind._from_config(transformers.LlamaConfig(**SIZES), dtype=torch.float32).eval()
+    change(model)
+    sm.quantize_(model, progress=False)
+    return model
+
+
+UNREADABLE = {
+    "a class of one's own": (lambda: llama(kind=OwnLlama), "config.json: expected the name of a model class of transformers in architectures"),
+    "a buffer of one's own": (
+        lambda: llama(lambda model: model.model.layers[0].register_buffer("extra", torch.ones(3))),
+        r"model.safetensors: expected no tensor model.layers.0.extra \(1 such\), for which the model has no place",
+    ),
+    "a changed size": (
+        lambda: llama(lambda model: setattr(model.model.norm, "weight", torch.nn.Parameter(torch.ones(32)))),
+        r"model.safetensors: model.norm.weight: expected \[64\], got \[32\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("which", UNREADABLE)
+def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path, which):
+    make, message = UNREADABLE[which]
+    with pytest.raises(sm.BadParamError, match=f"model: expected one whose checkpoint from_pretrained reads, which says of this one: {message}"):
+        sm.save_pretrained(make(), tmp_path / "int8")
+    assert not (tmp_path / "int8").exists()
