@@ -27,7 +27,9 @@ TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3
 def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str = "compressed-tensors", *, tokenizer=None) -> None:
     """Writes a quantized model of transformers: config.json, safetensors, and the tokenizer if one is given.
 
-    model: from `quantize_`, `from_pretrained` or `convert_`. path: a folder, created if necessary.
+    model: from `quantize_`, `from_pretrained` or `convert_`.
+    path: a folder, created if necessary. Weights and configs of an earlier checkpoint with these names are replaced; weights with other names, which
+        a reader might take for the model's, are refused.
     format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only. transformers 5.24
     reads dense models; int8 experts it cannot read.
 
@@ -37,6 +39,10 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     """
     if format not in FORMATS:
         raise BadParamError(f"format: expected {' or '.join(map(repr, FORMATS))}, got {format!r}")
+    if not isinstance(path, (str, os.PathLike)):
+        raise BadParamError(f"path: expected a folder, got a {type(path).__name__}")
+    if tokenizer is not None and not callable(getattr(tokenizer, "save_pretrained", None)):
+        raise BadParamError(f"tokenizer: expected a tokenizer of transformers, got a {type(tokenizer).__name__}")
     if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         raise BadParamError(f"model: expected a model of transformers, got a {type(model).__name__}")
     if any(isinstance(module, (RMSNorm, GatedMLP)) for module in model.modules()):
@@ -60,17 +66,16 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     if getattr(model, "generation_config", None) is not None:  # as it is: transformers' own saving refuses some that it has loaded
         configs["generation_config.json"] = model.generation_config.to_json_string()
     _check_readable(configs, tensors)
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_tensors(tensors, folder)
-    for name, text in configs.items():
-        (folder / name).write_text(text)
+    folder = _writable(path)
+    _write(configs, tensors, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
 
-def check_savable(model: torch.nn.Module) -> None:
-    """BadParamError for a model, quantized or not, whose tensors `save_pretrained` could not name."""
+def check_savable(model: torch.nn.Module, path: str | os.PathLike | None = None) -> None:
+    """BadParamError for a model, quantized or not, whose tensors `save_pretrained` could not name, and for a folder that it would refuse."""
+    if path is not None:
+        _writable(path)
     names = Names(model)
     for name in names.float_experts:
         names.of_experts(name)
@@ -165,8 +170,31 @@ def _dtype(model: torch.nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if id(p) not in quantized and p.is_floating_point()), torch.bfloat16)
 
 
-def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Writes files of at most 5 GB. Tensors are copied for one file at a time: of an offloaded model they are not in memory."""
+# What `save_pretrained` writes, whose older files it replaces, and what readers would load beside or instead of that.
+OWN = ("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json")
+FOREIGN = ("*.safetensors", "pytorch_model*.bin", "adapter_config.json")
+
+
+def _writable(path: str | os.PathLike) -> Path:
+    """The folder, created if necessary, after a trial whether it can be written to."""
+    try:
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=folder, prefix=".saving").cleanup()
+        own = {file for pattern in OWN for file in folder.glob(pattern)}
+        others = sorted(file.name for pattern in FOREIGN for file in folder.glob(pattern) if file not in own)
+    except (OSError, TypeError, ValueError) as error:
+        raise BadParamError(f"path: expected a folder that can be written, got {os.fspath(path)!r}: {error}") from None
+    for file in sorted(own):
+        if file.is_dir():
+            raise BadParamError(f"path: expected a file or none, got the folder {file}")
+    if others:
+        raise BadParamError(f"path: expected a folder without the weights of another model, got {folder} with {', '.join(others[:3])}")
+    return folder
+
+
+def _write(configs: dict[str, str], tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Writes configs, and tensors in files of at most 5 GB, which are copied for one file at a time: of an offloaded model they are not in memory."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
@@ -180,9 +208,11 @@ def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
             save_file(_apart({one: _alone(tensors[one]) for one in inside}), Path(temporary) / name, metadata={"format": "pt"})
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-            (Path(temporary) / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        for old in (*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"):
-            old.unlink(missing_ok=True)
+            configs = {**configs, "model.safetensors.index.json": json.dumps(index, indent=2) + "\n"}
+        for name, text in configs.items():
+            (Path(temporary) / name).write_text(text)
+        for old in [file for pattern in OWN for file in folder.glob(pattern)]:
+            old.unlink()
         for written in Path(temporary).iterdir():
             written.chmod(mode)
             written.replace(folder / written.name)
