@@ -60,18 +60,32 @@ class Names:
         return own | on_disk(self.model, {name: tensor for name, tensor in tensors.items() if name not in own})
 
     def of_experts(self, name: str) -> dict[str, tuple[str, int, int]]:
-        """{name on disk: (parameter, index of the expert, half)} of the linear layers of the experts `name`. half: 0 for gate and down, 1 for up."""
+        """{name on disk: (parameter, index of the expert, half)} of the linear layers of the experts `name`. half: 0 for gate and down, 1 for up.
+
+        Int8 experts that transformers would store in one tensor are stored one by one all the same, each with a scale.
+        """
+        one_by_one = self.each_expert(name)
+        if one_by_one is not None:
+            return one_by_one
+        layers = (("gate_proj", "gate_up_proj", 0), ("up_proj", "gate_up_proj", 1), ("down_proj", "down_proj", 0))
+        return {f"{name}.{expert}.{layer}": (which, expert, half) for expert in range(self._count(name)) for layer, which, half in layers}
+
+    def _count(self, name: str) -> int:
         module = self.model.get_submodule(name)
-        count = module.num_experts if isinstance(module, Int8Experts) else module.down_proj.shape[0]
+        return module.num_experts if isinstance(module, Int8Experts) else module.down_proj.shape[0]
+
+    def each_expert(self, name: str) -> dict[str, tuple[str, int, int]] | None:
+        """`of_experts`, as transformers stores them; None if it stores all experts in one tensor."""
+        count = self._count(name)
         # The conversion is applied to indices: the index that arrives under a name on disk identifies the expert and the half.
         marks = {
             f"{name}.gate_up_proj": torch.arange(2 * count, dtype=torch.float64).view(count, 2, 1),
             f"{name}.down_proj": torch.arange(2 * count, 4 * count, 2, dtype=torch.float64).view(count, 1, 1),
         }
         pieces = {}
-        for disk, mark in on_disk(self.model, marks).items():
+        for disk, mark in (_converted(self.model, marks) or {"": torch.empty(0)}).items():
             if mark.numel() != 1 or not disk.endswith(".weight"):
-                raise BadParamError(f"model: expected transformers to store each expert of {name} by itself, got {disk} {list(mark.shape)}")
+                return None
             value = int(mark)
             pieces[disk.removesuffix(".weight")] = (
                 ("down_proj", value // 2 - count, 0) if value >= 2 * count else ("gate_up_proj", value // 2, value % 2)
@@ -79,14 +93,21 @@ class Names:
         return pieces
 
 
+def _converted(model: torch.nn.Module, marks: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor] | None:
+    """`on_disk` for tensors that are smaller than the model's; None for a conversion that needs them whole."""
+    try:
+        return on_disk(model, marks)
+    except BadParamError:
+        raise
+    except Exception:  # noqa: BLE001 - conversions raise errors of many classes
+        return None
+
+
 def _rows(model: torch.nn.Module, name: str, shape: torch.Size) -> dict[str, slice] | None:
     """{name on disk: rows} of a tensor; None if it is not stored by rows, as they are. The conversion is applied to indices of rows."""
     marks = torch.arange(shape[0] if shape else 1, dtype=torch.float64).view([-1, *(1 for _ in shape[1:])] if shape else [])
-    try:
-        found = on_disk(model, {name: marks})
-    except BadParamError:
-        raise
-    except Exception:  # noqa: BLE001 - a conversion that needs all columns raises errors of many classes
+    found = _converted(model, {name: marks})
+    if found is None:
         return None
     pieces = [torch.atleast_1d(mark) for mark in found.values()]
     if any(mark.shape[1:] != marks.shape[1:] for mark in pieces if shape) or not torch.equal(torch.cat(pieces), torch.atleast_1d(marks)):

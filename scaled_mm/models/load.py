@@ -311,7 +311,7 @@ def _plan(model: torch.nn.Module, files: _Files) -> dict[str, Pieces]:
     plan: dict[str, Pieces] = {}
     quantized = tuple(f"{name}." for name in (*names.linears, *names.experts))
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    kept = names.float_experts
+    kept = {name: experts for name, experts in names.float_experts.items() if names.each_expert(name) is not None}
     of_kept = {f"{name}.{which}" for name in kept for which in ("gate_up_proj", "down_proj")}
     plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(quantized) and name not in of_kept}
     for name, tensor in plain.items():

@@ -329,3 +329,13 @@ def test_an_old_checkpoint_in_the_folder_is_replaced(tmp_path):
     sm.save_pretrained(small, tmp_path)
     assert set(content(tmp_path)) == {"config.json", "model.safetensors"}
     assert torch.equal(logits(sm.from_pretrained(tmp_path), IDS), logits(small, IDS))
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_linear_layer_with_two_names_is_refused(calibrated):
+    model = tiny("llama")
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj = mlp.gate_proj
+    with pytest.raises(sm.BadParamError, match="modules of their own, got one under the names mlp.gate_proj and mlp.up_proj"):
+        sm.quantize_(model, None, tokens() if calibrated else None, progress=False)
+    assert not any(isinstance(module, nn.Int8Linear) for module in model.modules())

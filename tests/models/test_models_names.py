@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
-from operands.tiny_models import SIZES, distance, logits, tokens, transformers
+from operands.tiny_models import EXPERTS, MLA, SIZES, distance, logits, tokens, transformers
 from safetensors.torch import load_file, save_file
 
 import scaled_mm as sm
 from scaled_mm import nn
+from scaled_mm.models.save import check_savable
 
 IDS = tokens()[0]
 PLAIN = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
@@ -126,3 +127,29 @@ def test_a_model_that_could_not_be_loaded_is_not_saved(tmp_path, which):
     with pytest.raises(sm.BadParamError, match=f"model: expected one whose checkpoint from_pretrained reads, which says of this one: {message}"):
         sm.save_pretrained(make(), tmp_path / "int8")
     assert not (tmp_path / "int8").exists()
+
+
+MISTRAL4 = dict(n_routed_experts=4, n_group=1, topk_group=1, **MLA, **EXPERTS)
+HYBRID = dict(num_local_experts=4, shared_intermediate_size=32, layer_types=["attention", "attention"])
+WHOLE = {"GraniteMoe": dict(num_local_experts=4), "GraniteMoeHybrid": HYBRID, "Mistral4": MISTRAL4}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_experts_that_transformers_stores_in_one_tensor_are_saved_one_by_one_if_int8(tmp_path, name):
+    model = made(name, "ForCausalLM", **WHOLE[name])
+    sm.quantize_(model, progress=False)
+    check_savable(model)
+    sm.save_pretrained(model, tmp_path)
+    assert sum(key.endswith("experts.3.gate_proj.weight_scale") for key in load_file(tmp_path / "model.safetensors")) == 2
+    assert same(sm.from_pretrained(tmp_path), model)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_experts_that_transformers_stores_in_one_tensor_stay_so_if_float(tmp_path, name):
+    pytest.importorskip("compressed_tensors")
+    model = made(name, "ForCausalLM", **WHOLE[name])
+    sm.quantize_(model, sm.Int8Config(ignore=("lm_head", "re:.*experts$")), progress=False)
+    sm.save_pretrained(model, tmp_path)
+    loaded = sm.from_pretrained(tmp_path)
+    assert any(isinstance(module, nn.Int8Linear) for module in loaded.modules()) and same(loaded, model)
+    assert distance(logits(type(model).from_pretrained(tmp_path).eval(), IDS), logits(model, IDS)) < 0.1
