@@ -154,6 +154,8 @@ def _json(path: Path) -> dict:
         raise BadParamError(f"{path}: expected a file that can be read ({error.strerror})") from None
     except ValueError as error:
         raise BadParamError(f"{path}: expected JSON: {error}") from None
+    except RecursionError:
+        raise BadParamError(f"{path}: expected JSON with few levels, got more than Python can read") from None
     if not isinstance(document, dict):
         raise BadParamError(f"{path}: expected a JSON object, got a {type(document).__name__}")
     return document

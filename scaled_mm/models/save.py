@@ -31,8 +31,8 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     path: a folder, created if necessary. Weights and configs of an earlier checkpoint with these names are replaced; weights with other names, which
         a reader might take for the model's, are refused.
     format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only. transformers 5.24
-    reads dense models; int8 experts it cannot read. Int8 layers that transformers would merge on disk (q, k, v of NomicBert; all experts of a layer of
-    GraniteMoe) are stored one by one with their names in the model, which vLLM and SGLang may not know.
+    reads dense models; int8 experts it cannot read. Int8 layers that transformers would merge on disk (q, k, v of NomicBert; all experts of a layer
+    of GraniteMoe) are stored one by one with their names in the model, which vLLM and SGLang may not know.
 
     Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError, before a file is written, if q, k, v or gate,
     up of a decoder layer differ in scheme or static scale, because vLLM and SGLang would apply one of them to all; and for a model that

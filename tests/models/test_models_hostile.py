@@ -339,3 +339,12 @@ def test_a_linear_layer_with_two_names_is_refused(calibrated):
     with pytest.raises(sm.BadParamError, match="modules of their own, got one under the names mlp.gate_proj and mlp.up_proj"):
         sm.quantize_(model, None, tokens() if calibrated else None, progress=False)
     assert not any(isinstance(module, nn.Int8Linear) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "generation_config.json"])
+def test_a_file_with_too_many_levels_is_named(checkpoint, tmp_path, name):
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(sm.BadParamError, match=f"{name}: expected "):
+        sm.from_pretrained(tmp_path)
