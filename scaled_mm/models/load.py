@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -182,7 +183,10 @@ def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn
     if dtype not in _FLOATS:
         raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
     with _bad_file(folder / "config.json", f"a config of {name}"), init_empty_weights(include_buffers=False):
-        model = cls._from_config(parsed, dtype=dtype)
+        model = cls._from_config(copy.deepcopy(parsed), dtype=dtype)
+        wide = model if dtype is torch.float32 else cls._from_config(parsed, dtype=torch.float32)
+    for buffer, computed in zip(model.buffers(), wide.buffers()):  # rotary angles of GPT-J, which transformers computes in float32, too
+        buffer.copy_(computed)
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
         with _bad_file(folder / "generation_config.json", "a generation config"):
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)

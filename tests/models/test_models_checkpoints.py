@@ -407,3 +407,12 @@ def test_what_transformers_keeps_in_float32_stays_float32(tmp_path, make, kept, 
 def test_a_model_that_is_float16_as_a_whole_stays_so(tmp_path):
     model = saved(tmp_path, "deepseek", sm.Int8Config(activation="dynamic"), dtype=torch.float16)
     assert all(tensor.dtype is model.state_dict()[key].dtype for key, tensor in sm.from_pretrained(tmp_path).state_dict().items())
+
+
+def test_rotary_angles_are_computed_in_float32(tmp_path):
+    config = transformers.GPTJConfig(vocab_size=64, n_embd=64, n_head=4, n_layer=2, rotary_dim=8)
+    transformers.GPTJForCausalLM(config).save_pretrained(tmp_path)
+    model = transformers.GPTJForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    sm.quantize_(model, progress=False)
+    sm.save_pretrained(model, tmp_path)
+    assert torch.equal(logits(sm.from_pretrained(tmp_path), tokens()[0]), logits(model, tokens()[0]))
