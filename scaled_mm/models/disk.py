@@ -42,11 +42,13 @@ class Names:
 
     def of_tensor(self, name: str) -> dict[str, slice]:
         """{name on disk: its rows} of a tensor. One that transformers would merge with others keeps its name in the model: int8 layers with scales of
-        their own cannot be merged, and transformers reads both. Raises BadParamError for one whose elements transformers stores in another order."""
+        their own cannot be merged, and transformers reads both. Raises BadParamError for one whose elements transformers stores in another order, and
+        for one that would be merged under its own name."""
         rows = self._rows[name]
-        if rows is None:
+        apart = rows is not None and all(self._uses[disk] == 1 for disk in rows)
+        if rows is None or (not apart and self._uses[name]):
             raise BadParamError(f"model: expected tensors that transformers stores with the layout of the model or by rows, got {name}")
-        return rows if all(self._uses[disk] == 1 for disk in rows) else {name: slice(0, sum(part.stop - part.start for part in rows.values()))}
+        return rows if apart else {name: slice(0, sum(part.stop - part.start for part in rows.values()))}
 
     def of_module(self, name: str) -> str:
         """The name on disk of a linear layer."""

@@ -79,9 +79,13 @@ def test_a_tensor_that_transformers_stores_in_another_order_is_refused(tmp_path,
     def reversed_norms(_, tensors):
         return {name: tensor.flip(0) if "LayerNorm" in name else tensor for name, tensor in tensors.items()}
 
-    monkeypatch.setattr("scaled_mm.models.disk.on_disk", reversed_norms)
-    with pytest.raises(sm.BadParamError, match="stores with the layout of the model or by rows, got embeddings.LayerNorm.weight"):
-        sm.save_pretrained(model, tmp_path)
+    def one_norm(_, tensors):
+        return {name.replace("layers.1", "layers.0") if "layernorm" in name else name: tensor for name, tensor in tensors.items()}
+
+    for conversion, name in (reversed_norms, "embeddings.LayerNorm.weight"), (one_norm, "layers.0.post_attention_layernorm.weight"):
+        monkeypatch.setattr("scaled_mm.models.disk.on_disk", conversion)
+        with pytest.raises(sm.BadParamError, match=f"stores with the layout of the model or by rows, got {name}"):
+            sm.save_pretrained(model, tmp_path)
     assert not any(tmp_path.iterdir()) and isinstance(model.layers[0].self_attn.q_proj, nn.Int8Linear)
 
 
