@@ -33,12 +33,17 @@ def blocks_of(model: torch.nn.Module) -> tuple[str, list[torch.nn.Module]]:
 
 
 def linears_of(block: torch.nn.Module) -> dict[str, torch.nn.Linear]:
-    """The linear layers of a decoder layer by name, without those of experts and routers."""
-    return {
-        name: module
-        for name, module in block.named_modules()
-        if type(module) is torch.nn.Linear and "experts" not in name.split(".")[:-1] and ROUTERS.isdisjoint(name.split("."))
-    }
+    """The linear layers of a decoder layer by name, without those of experts and routers.
+
+    Raises BadParamError for one that has several names: it would be replaced under the first only.
+    """
+    named = [(name, module) for name, module in block.named_modules(remove_duplicate=False) if type(module) is torch.nn.Linear]
+    found = {name: module for name, module in named if "experts" not in name.split(".")[:-1] and ROUTERS.isdisjoint(name.split("."))}
+    for module in found.values():
+        names = [name for name, same in named if same is module]
+        if len(names) > 1:
+            raise BadParamError(f"model: expected linear layers that are modules of their own, got one under the names {' and '.join(names)}")
+    return found
 
 
 ROUTERS = {"gate", "router", "shared_expert_gate"}  # linear layers there stay as they are: engines do not quantize them

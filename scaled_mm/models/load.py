@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -14,8 +15,8 @@ import torch
 
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError, ScaledMMError
-from scaled_mm.models.blocks import activation_of, experts_of, replace
-from scaled_mm.models.disk import Names, on_disk
+from scaled_mm.models.blocks import activation_of, replace
+from scaled_mm.models.disk import Names
 from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.models.scheme import Scheme, Schemes, read
 from scaled_mm.nn.experts import Int8Experts
@@ -37,7 +38,7 @@ def from_pretrained(
 
     path: a folder, or a name on the Hugging Face hub. Formats: compressed-tensors with int8 weights of each channel or tensor and inputs of each
     token (dynamic) or of the tensor (static), symmetric or not; w8a8_int8 of SGLang.
-    dtype: of what is not quantized; default: the checkpoint's. device: default: the CPU.
+    dtype: of what is not quantized, except for modules that transformers keeps in float32; default: the checkpoint's. device: default: the CPU.
     tp: a `DeviceMesh` with one dimension or a process group: the model is split over its ranks as by `parallel.parallelize_`, whose limits hold, and
     each rank reads its part of the split tensors only. A collective: all ranks must call it.
     tp_attention: False: attention stays whole on every rank, so the number of ranks need not divide its heads.
@@ -65,9 +66,9 @@ class Checkpoint:
     """A checkpoint whose tensors were checked, and its model: with int8 modules, on the meta device until they are filled."""
 
     def __init__(self, folder: Path, model: torch.nn.Module):
-        self.folder, self.model = folder, model
-        self._files = _Files(folder)
+        self.folder, self.model, self._files = folder, model, _Files(folder)
         self._plan = _plan(model, self._files)
+        self._keep_wide()
 
     def tensors(self) -> list[tuple[str, str, list[int]]]:
         """(name, dtype, shape) of all tensors on disk."""
@@ -88,6 +89,17 @@ class Checkpoint:
         refuse_own_saving(model)
         return model.to("cpu" if device is None else device).eval()
 
+    def _keep_wide(self) -> None:
+        """Float32 for what transformers keeps in float32 beside float16 or bfloat16, except for what has the model's dtype on disk, too."""
+        from transformers.core_model_loading import build_glob_alternation
+
+        kept = self.model._get_dtype_plan(self.model.config.dtype)
+        for name in self._plan if kept else ():
+            parent, _, child = name.rpartition(".")
+            tensor = getattr(self.model.get_submodule(parent), child)
+            if tensor.is_floating_point() and build_glob_alternation(list(kept))[0].search(name):
+                tensor.data = tensor if self._files.kind(self._plan[name][0][0])[1] is tensor.dtype else tensor.float()
+
     def _tie(self) -> None:
         """Ties weights, but for those that the checkpoint has with other values, as transformers does."""
         model, tied = self.model, getattr(self.model, "all_tied_weights_keys", None) or {}
@@ -101,12 +113,21 @@ class Checkpoint:
 def opened(path: str | os.PathLike, dtype: torch.dtype | None) -> Checkpoint:
     """A checkpoint that was checked, of which no tensor is loaded. See `from_pretrained`."""
     folder = _folder(path)
+    return Checkpoint(folder, _int8_skeleton(folder, dtype))
+
+
+def check_readable(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raises what `from_pretrained` would, if the tensors were written to a folder that has the configs."""
+    _plan(_int8_skeleton(folder, None), _Unwritten(folder, tensors))
+
+
+def _int8_skeleton(folder: Path, dtype: torch.dtype | None) -> torch.nn.Module:
     source = folder / "config.json"
     config = _json(source)
     schemes = read(config.get("quantization_config"), str(source))
     model = _skeleton(folder, config, dtype)
     _place_int8(model, schemes, str(source))
-    return Checkpoint(folder, model)
+    return model
 
 
 def _folder(path: str | os.PathLike) -> Path:
@@ -134,6 +155,8 @@ def _json(path: Path) -> dict:
         raise BadParamError(f"{path}: expected a file that can be read ({error.strerror})") from None
     except ValueError as error:
         raise BadParamError(f"{path}: expected JSON: {error}") from None
+    except RecursionError:
+        raise BadParamError(f"{path}: expected JSON with few levels, got more than Python can read") from None
     if not isinstance(document, dict):
         raise BadParamError(f"{path}: expected a JSON object, got a {type(document).__name__}")
     return document
@@ -160,7 +183,10 @@ def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn
     if dtype not in _FLOATS:
         raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
     with _bad_file(folder / "config.json", f"a config of {name}"), init_empty_weights(include_buffers=False):
-        model = cls._from_config(parsed, dtype=dtype)
+        model = cls._from_config(copy.deepcopy(parsed), dtype=dtype)
+        wide = model if dtype is torch.float32 else cls._from_config(parsed, dtype=torch.float32)
+    for buffer, computed in zip(model.buffers(), wide.buffers()):  # rotary angles of GPT-J, which transformers computes in float32, too
+        buffer.copy_(computed)
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
         with _bad_file(folder / "generation_config.json", "a generation config"):
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
@@ -181,7 +207,7 @@ def _bad_file(path: Path, expected: str) -> Iterator[None]:
 def _place_int8(model: torch.nn.Module, schemes: Schemes, source: str) -> None:
     """Puts int8 modules, on the meta device, in the place of linear layers and experts that have a scheme."""
     names = Names(model)
-    for name, experts in experts_of(model).items():
+    for name, experts in names.float_experts.items():
         found = {disk: schemes.of(disk) for disk in names.of_experts(name)}
         if set(found.values()) == {None}:
             continue
@@ -222,14 +248,17 @@ class _Files:
         """Checks a tensor without loading it."""
         if name not in self.file_of:
             raise BadParamError(f"{self.folder}: expected the tensor {name}, there is none in {', '.join(path.name for path in self.open)}")
-        path = self.file_of[name]
-        piece = self.open[path].get_slice(name)
-        shape, stored = tuple(piece.get_shape()), _DTYPES.get(piece.get_dtype())
+        path, (shape, stored) = self.file_of[name], self.kind(name)
         if shape not in shapes:
             raise BadTensorShapeError(f"{path}: {name}: expected {' or '.join(str(list(one)) for one in shapes)}, got {list(shape)}")
         if stored not in dtypes:
-            expected = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise BadTensorDtypeError(f"{path}: {name}: expected {expected}, got {piece.get_dtype()}")
+            expected, got = " or ".join(map(str, dtypes)).replace("torch.", ""), str(stored).removeprefix("torch.")
+            raise BadTensorDtypeError(f"{path}: {name}: expected {expected}, got {got}")
+
+    def kind(self, name: str) -> tuple[tuple[int, ...], torch.dtype | str]:
+        """(shape, dtype) of a tensor; a dtype that no model has as safetensors calls it."""
+        piece = self.open[self.file_of[name]].get_slice(name)
+        return tuple(piece.get_shape()), _DTYPES.get(piece.get_dtype(), piece.get_dtype())
 
     def load(self, name: str, cut: tuple[int, slice] | None = None) -> torch.Tensor:
         """A tensor, or of one with several values a part: (dimension, slice)."""
@@ -244,6 +273,17 @@ class _Files:
         """(name, dtype, shape) of all tensors, in order of name."""
         slices = {name: self.open[path].get_slice(name) for name, path in self.file_of.items()}
         return [(name, part.get_dtype(), list(part.get_shape())) for name, part in sorted(slices.items())]
+
+
+class _Unwritten(_Files):
+    """Tensors of which a file will be made."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, torch.Tensor]):
+        self.folder, self.tensors, path = folder, tensors, folder / "model.safetensors"
+        self.open, self.file_of = {path: None}, dict.fromkeys(tensors, path)
+
+    def kind(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
+        return tuple(self.tensors[name].shape), self.tensors[name].dtype
 
 
 def _file_names(index: Path) -> list[str]:
@@ -267,7 +307,7 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 
-# Sources of one parameter: [(name on disk, index to write to)]; () is the whole parameter.
+# Sources of one parameter: [(name on disk, index to write to)]; without indices, (), they follow one another along the first dimension.
 Pieces = list[tuple[str, tuple]]
 
 
@@ -277,15 +317,17 @@ def _plan(model: torch.nn.Module, files: _Files) -> dict[str, Pieces]:
     plan: dict[str, Pieces] = {}
     quantized = tuple(f"{name}." for name in (*names.linears, *names.experts))
     tied = set(getattr(model, "all_tied_weights_keys", None) or ())
-    kept = experts_of(model)
+    kept = {name: experts for name, experts in names.float_experts.items() if names.each_expert(name) is not None}
     of_kept = {f"{name}.{which}" for name in kept for which in ("gate_up_proj", "down_proj")}
     plain = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(quantized) and name not in of_kept}
     for name, tensor in plain.items():
-        disk = next(iter(on_disk(model, {name: torch.empty(0)})))
-        if name in tied and disk not in files.file_of:
+        rows = names.of_tensor(name)
+        if name in tied and not any(disk in files.file_of for disk in rows):
             continue
-        files.expect(disk, (tuple(tensor.shape),), (tensor.dtype,) if not tensor.is_floating_point() else (*_FLOATS, torch.float64))
-        plan[name] = [(disk, ())]
+        for disk, part in rows.items():
+            shape = (part.stop - part.start, *tensor.shape[1:]) if tensor.dim() else ()
+            files.expect(disk, (shape,), (tensor.dtype,) if not tensor.is_floating_point() else (*_FLOATS, torch.float64))
+        plan[name] = [(disk, ()) for disk in rows]
     for name, layer in names.linears.items():
         disk = names.of_module(name)
         n, k = layer.out_features, layer.in_features
@@ -343,8 +385,13 @@ def _assign(model: torch.nn.Module, name: str, files: _Files, pieces: Pieces, de
     parent, _, child = name.rpartition(".")
     module = model.get_submodule(parent)
     target = getattr(module, child)
-    if len(pieces) == 1 and not pieces[0][1]:
-        tensor = _loaded(files, pieces[0][0], child, cut).to(target.dtype)
+    if not pieces[0][1]:
+        if len(pieces) == 1:
+            tensor = _loaded(files, pieces[0][0], child, cut)
+        else:
+            tensor = torch.cat([_loaded(files, piece, child) for piece, _ in pieces])
+            tensor = tensor if cut is None else tensor[(slice(None),) * cut[0] + (cut[1],)]
+        tensor = tensor.to(target.dtype)
         if target.numel() == 1 or tensor.numel() == target.numel():
             tensor = tensor.reshape(target.shape)
         tensor = tensor.expand(target.shape).contiguous().to(device)  # one scale for all channels

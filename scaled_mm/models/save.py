@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import experts_of
-from scaled_mm.models.disk import Names, on_disk
+from scaled_mm.errors import BadParamError, ScaledMMError
+from scaled_mm.models.disk import Names
+from scaled_mm.models.load import check_readable
 from scaled_mm.models.scheme import FORMATS, Scheme, write
 from scaled_mm.nn.block_linear import BlockLinear
 from scaled_mm.nn.experts import Int8Experts
@@ -27,15 +27,23 @@ TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3
 def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str = "compressed-tensors", *, tokenizer=None) -> None:
     """Writes a quantized model of transformers: config.json, safetensors, and the tokenizer if one is given.
 
-    model: from `quantize_`, `from_pretrained` or `convert_`. path: a folder, created if necessary.
+    model: from `quantize_`, `from_pretrained` or `convert_`.
+    path: a folder, created if necessary. Weights and configs of an earlier checkpoint with these names are replaced; weights with other names, which
+        a reader might take for the model's, are refused.
     format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only. transformers 5.24
-    reads dense models; int8 experts it cannot read.
+    reads dense models; int8 experts it cannot read. Int8 layers that transformers would merge on disk (q, k, v of NomicBert; all experts of a layer
+    of GraniteMoe) are stored one by one with their names in the model, which vLLM and SGLang may not know.
 
-    Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError if q, k, v or gate, up of a decoder layer
-    differ in scheme or static scale: vLLM and SGLang would apply one of them to all.
+    Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError, before a file is written, if q, k, v or gate,
+    up of a decoder layer differ in scheme or static scale, because vLLM and SGLang would apply one of them to all; and for a model that
+    `from_pretrained` could not read: one whose class is not transformers', or with tensors that its class does not have.
     """
     if format not in FORMATS:
         raise BadParamError(f"format: expected {' or '.join(map(repr, FORMATS))}, got {format!r}")
+    if not isinstance(path, (str, os.PathLike)):
+        raise BadParamError(f"path: expected a folder, got a {type(path).__name__}")
+    if tokenizer is not None and not callable(getattr(tokenizer, "save_pretrained", None)):
+        raise BadParamError(f"tokenizer: expected a tokenizer of transformers, got a {type(tokenizer).__name__}")
     if not hasattr(model, "config") or not hasattr(model, "save_pretrained"):
         raise BadParamError(f"model: expected a model of transformers, got a {type(model).__name__}")
     if any(isinstance(module, (RMSNorm, GatedMLP)) for module in model.modules()):
@@ -51,25 +59,28 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     _check_together(model, names.linears)
     schemes, kept, tensors = _contents(model, names)
     quantization = write(format, schemes, kept)
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_tensors(tensors, folder)
     config = model.config.to_dict()
     config = {**config, "quantization_config": quantization, "architectures": [type(model).__name__], "dtype": _dtype(model)}
     if getattr(model, "all_tied_weights_keys", None) and not _tied(model):  # a reader would tie an output head that has weights of its own
         config["tie_word_embeddings"] = False
-    (folder / "config.json").write_text(json.dumps(_plain(config), indent=2) + "\n")
+    configs = {"config.json": json.dumps(_plain(config), indent=2) + "\n"}
     if getattr(model, "generation_config", None) is not None:  # as it is: transformers' own saving refuses some that it has loaded
-        (folder / "generation_config.json").write_text(model.generation_config.to_json_string())
+        configs["generation_config.json"] = model.generation_config.to_json_string()
+    _check_readable(configs, tensors)
+    folder = _writable(path)
+    _write(configs, tensors, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
 
-def check_savable(model: torch.nn.Module) -> None:
-    """BadParamError for a model, quantized or not, whose experts `save_pretrained` could not name."""
+def check_savable(model: torch.nn.Module, path: str | os.PathLike | None = None) -> None:
+    """BadParamError for a model, quantized or not, whose tensors `save_pretrained` could not name, and for a folder that it would refuse."""
+    if path is not None:
+        _writable(path)
     names = Names(model)
-    for name in experts_of(model):
-        names.of_experts(name)
+    for name in model.state_dict():
+        if name.rpartition(".")[0] not in names.float_experts | names.experts:
+            names.of_tensor(name)
 
 
 def _check_together(model: torch.nn.Module, linears: dict[str, Int8Linear]) -> None:
@@ -93,8 +104,22 @@ def _fact(layer: torch.nn.Module) -> str:
     return f"{Scheme(True, layer.symmetric)} {float(layer.input_scale):.9g}{zero}"
 
 
+def _check_readable(configs: dict[str, str], tensors: dict[str, torch.Tensor]) -> None:
+    """BadParamError for a checkpoint that `from_pretrained` would refuse, before a file is written."""
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, text in configs.items():
+            (Path(temporary) / name).write_text(text)
+        try:
+            check_readable(Path(temporary), tensors)
+        except ScaledMMError as error:
+            reason = str(error).replace(f"{temporary}{os.sep}", "")
+            raise BadParamError(f"model: expected one whose checkpoint from_pretrained reads, which says of this one: {reason}") from None
+
+
 def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], list[str], dict[str, torch.Tensor]]:
-    """(the scheme of each int8 layer, the linear layers that are not int8, all tensors), by names on disk."""
+    """(the scheme of each int8 layer, the linear layers that are not int8, all tensors), by names on disk.
+
+    Linear layers are also listed with their names in the model, where these differ: transformers looks for them, vLLM for those on disk."""
     dtype = _dtype(model)
     schemes: dict[str, Scheme] = {}
     plain: dict[str, torch.Tensor] = {}
@@ -108,13 +133,13 @@ def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], 
     for name, module in model.named_modules():
         # Routers of transformers 5 are modules of their own, but linear layers in vLLM and SGLang.
         if isinstance(module, torch.nn.Linear) or (name.endswith(".gate") and hasattr(module, "weight") and module.weight.dim() == 2):
-            kept.append(names.of_module(name))
-    for name in experts_of(model):
+            kept.extend(dict.fromkeys((names.of_module(name), name)))
+    for name in names.float_experts:
         kept.extend(names.of_experts(name))
-    tensors.update(on_disk(model, plain))
+    tensors.update(names.tensors_on_disk(plain))
     for name, layer in names.linears.items():
         disk = names.of_module(name)
-        schemes[disk] = Scheme(layer.input_scale is not None, layer.symmetric)
+        schemes[disk] = schemes[name] = Scheme(layer.input_scale is not None, layer.symmetric)
         tensors.update({f"{disk}.{key}": _stored(value, key, dtype) for key, value in layer.state_dict().items()})
     for name, experts in names.experts.items():
         for disk, (which, expert, half) in names.of_experts(name).items():
@@ -144,8 +169,31 @@ def _dtype(model: torch.nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if id(p) not in quantized and p.is_floating_point()), torch.bfloat16)
 
 
-def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Writes files of at most 5 GB. Tensors are copied for one file at a time: of an offloaded model they are not in memory."""
+# What `save_pretrained` writes, whose older files it replaces, and what readers would load beside or instead of that.
+OWN = ("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json")
+FOREIGN = ("*.safetensors", "pytorch_model*.bin", "adapter_config.json")
+
+
+def _writable(path: str | os.PathLike) -> Path:
+    """The folder, created if necessary, after a trial whether it can be written to."""
+    try:
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=folder, prefix=".saving").cleanup()
+        own = {file for pattern in OWN for file in folder.glob(pattern)}
+        others = sorted(file.name for pattern in FOREIGN for file in folder.glob(pattern) if file not in own)
+    except (OSError, TypeError, ValueError) as error:
+        raise BadParamError(f"path: expected a folder that can be written, got {os.fspath(path)!r}: {error}") from None
+    for file in sorted(own):
+        if file.is_dir():
+            raise BadParamError(f"path: expected a file or none, got the folder {file}")
+    if others:
+        raise BadParamError(f"path: expected a folder without the weights of another model, got {folder} with {', '.join(others[:3])}")
+    return folder
+
+
+def _write(configs: dict[str, str], tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Writes configs, and tensors in files of at most 5 GB, which are copied for one file at a time: of an offloaded model they are not in memory."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
@@ -159,9 +207,11 @@ def _write_tensors(tensors: dict[str, torch.Tensor], folder: Path) -> None:
             save_file(_apart({one: _alone(tensors[one]) for one in inside}), Path(temporary) / name, metadata={"format": "pt"})
         if plan.is_sharded:
             index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
-            (Path(temporary) / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-        for old in (*folder.glob("model*.safetensors"), folder / "model.safetensors.index.json"):
-            old.unlink(missing_ok=True)
+            configs = {**configs, "model.safetensors.index.json": json.dumps(index, indent=2) + "\n"}
+        for name, text in configs.items():
+            (Path(temporary) / name).write_text(text)
+        for old in [file for pattern in OWN for file in folder.glob(pattern)]:
+            old.unlink()
         for written in Path(temporary).iterdir():
             written.chmod(mode)
             written.replace(folder / written.name)

@@ -166,7 +166,7 @@ DAMAGE = {
         rf"model.safetensors: {UP}.weight_scale: expected finite positive scales, got nan",
     ),
     "a negative scale": (lambda tensors: tensors[f"{UP}.weight_scale"].neg_(), f"{UP}.weight_scale: expected finite positive scales"),
-    "a float weight": (lambda tensors: tensors.update({f"{UP}.weight": torch.zeros(96, 64)}), rf"{UP}.weight: expected int8, got F32"),
+    "a float weight": (lambda tensors: tensors.update({f"{UP}.weight": torch.zeros(96, 64)}), rf"{UP}.weight: expected int8, got float32"),
     "a tensor of another model": (lambda tensors: tensors.update({"model.layers.9.x": torch.zeros(1)}), "expected no tensor model.layers.9.x"),
 }
 
@@ -380,3 +380,39 @@ def test_a_model_of_a_gguf_file_keeps_its_rotary_frequencies_in_float32():
     frequencies = fresh.model.rotary_emb.inv_freq
     assert frequencies.dtype is torch.float32 and torch.equal(frequencies, model.model.rotary_emb.inv_freq)
     assert fresh.dtype is torch.bfloat16 and torch.equal(logits(fresh, tokens()[0]), logits(model, tokens()[0]))
+
+
+def afmoe():
+    """Its norms, and the bias of its router, stay float32."""
+    fields = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, num_shared_experts=1, num_dense_layers=1, head_dim=16)
+    return transformers.AfmoeForCausalLM._from_config(transformers.AfmoeConfig(**SIZES, **fields), dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make, kept", [(afmoe, "norm.weight"), (afmoe, "expert_bias"), (t5_encoder, "DenseReluDense.wo.weight")])
+def test_what_transformers_keeps_in_float32_stays_float32(tmp_path, make, kept, dtype):
+    torch.manual_seed(0)
+    make().save_pretrained(tmp_path / "float")
+    model = transformers.AutoModel.from_pretrained(tmp_path / "float", dtype=dtype) if make is afmoe else None
+    model = (model or transformers.T5EncoderModel.from_pretrained(tmp_path / "float", dtype=dtype)).eval()
+    sm.quantize_(model, sm.Int8Config(ignore=["re:.*wo"]), progress=False)
+    sm.save_pretrained(model, tmp_path)
+    loaded = sm.from_pretrained(tmp_path)
+    tensors, ours = loaded.state_dict(), model.state_dict()
+    assert any(key.endswith(kept) and tensors[key].dtype is torch.float32 for key in tensors) is (dtype is torch.float16 or kept == "expert_bias")
+    assert all(torch.equal(tensors[key], ours[key]) and tensors[key].dtype is ours[key].dtype for key in ours)
+    assert torch.equal(logits(loaded, tokens()[0]), logits(model, tokens()[0]))
+
+
+def test_a_model_that_is_float16_as_a_whole_stays_so(tmp_path):
+    model = saved(tmp_path, "deepseek", sm.Int8Config(activation="dynamic"), dtype=torch.float16)
+    assert all(tensor.dtype is model.state_dict()[key].dtype for key, tensor in sm.from_pretrained(tmp_path).state_dict().items())
+
+
+def test_rotary_angles_are_computed_in_float32(tmp_path):
+    config = transformers.GPTJConfig(vocab_size=64, n_embd=64, n_head=4, n_layer=2, rotary_dim=8)
+    transformers.GPTJForCausalLM(config).save_pretrained(tmp_path)
+    model = transformers.GPTJForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    sm.quantize_(model, progress=False)
+    sm.save_pretrained(model, tmp_path)
+    assert torch.equal(logits(sm.from_pretrained(tmp_path), tokens()[0]), logits(model, tokens()[0]))

@@ -12,6 +12,7 @@ from operands.tiny_models import SIZES, logits, tiny, tokens, transformers
 import scaled_mm as sm
 from scaled_mm import nn
 from scaled_mm.models.blocks import activation_of
+from scaled_mm.models.save import check_savable
 
 IDS = tokens()[0]
 
@@ -337,3 +338,78 @@ def test_a_static_norm_has_a_float32_scale_whatever_the_default_dtype():
         assert norm.input_scale.dtype is torch.float32 and norm(torch.randn(2, 64)).q.dtype is torch.int8
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return quantized()
+
+
+@pytest.mark.parametrize("bad", ["file", "file/below", None, 3, "a\0b", "x" * 300, "/proc/folder"])
+def test_a_path_that_is_no_folder_is_named_and_nothing_is_written(small, tmp_path, bad):
+    (tmp_path / "file").write_text("text")
+    path = tmp_path / bad if isinstance(bad, str) else bad
+    with pytest.raises(sm.BadParamError, match="path: expected a folder"):
+        sm.save_pretrained(small, path)
+    assert [file.name for file in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_text() == "text"
+
+
+def test_a_tokenizer_of_the_wrong_kind_is_named_before_anything_is_written(small, tmp_path):
+    with pytest.raises(sm.BadParamError, match="tokenizer: expected a tokenizer of transformers, got a str"):
+        sm.save_pretrained(small, tmp_path / "int8", tokenizer="text")
+    assert not (tmp_path / "int8").exists()
+
+
+def content(folder):
+    return {file.name: file.read_bytes() if file.is_file() else None for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "model.safetensors", "model.safetensors.index.json"])
+def test_a_folder_in_the_place_of_a_file_is_refused_and_old_files_stay(small, checkpoint, tmp_path, name):
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    before = content(tmp_path)
+    with pytest.raises(sm.BadParamError, match=f"path: expected a file or none, got the folder .*{name}"):
+        sm.save_pretrained(small, tmp_path)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "consolidated.safetensors", "adapter_config.json"])
+def test_weights_of_another_model_in_the_folder_are_refused(small, tmp_path, name):
+    (tmp_path / name).write_text("old")
+    with pytest.raises(sm.BadParamError, match=f"path: expected a folder without the weights of another model, got .* with {name}"):
+        sm.save_pretrained(small, tmp_path)
+    with pytest.raises(sm.BadParamError, match="path: expected a folder without the weights of another model"):
+        check_savable(tiny("llama"), tmp_path)
+    assert content(tmp_path) == {name: b"old"}
+
+
+def test_an_old_checkpoint_in_the_folder_is_replaced(tmp_path):
+    small = quantized()
+    small.generation_config = None
+    for name in ("generation_config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"):
+        (tmp_path / name).write_text("old")
+    sm.save_pretrained(small, tmp_path)
+    assert set(content(tmp_path)) == {"config.json", "model.safetensors"}
+    assert torch.equal(logits(sm.from_pretrained(tmp_path), IDS), logits(small, IDS))
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_linear_layer_with_two_names_is_refused(calibrated):
+    model = tiny("llama")
+    mlp = model.model.layers[1].mlp
+    mlp.up_proj = mlp.gate_proj
+    with pytest.raises(sm.BadParamError, match="modules of their own, got one under the names mlp.gate_proj and mlp.up_proj"):
+        sm.quantize_(model, None, tokens() if calibrated else None, progress=False)
+    assert not any(isinstance(module, nn.Int8Linear) for module in model.modules())
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "generation_config.json"])
+def test_a_file_with_too_many_levels_is_named(checkpoint, tmp_path, name):
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_text("[" * 100_000)
+    with pytest.raises(sm.BadParamError, match=f"{name}: expected "):
+        sm.from_pretrained(tmp_path)
