@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -53,13 +56,14 @@ RUNS.append((2, "model_checks:compiled_models_have_the_bits_of_eager_ones"))
 RUNS.append((8, "model_checks:feed_forward_networks_are_split_alone"))
 
 
-def start(size: int, names: list[str], folder: Path, backend: str = "gloo") -> list[subprocess.Popen]:
-    """The processes of a group. What they write to stderr is in `folder`."""
+def start(size: int, names: list[str], folder: Path, backend: str = "gloo", together: bool = False) -> list[subprocess.Popen]:
+    """The processes of a group; together: the one that forks them. What they write to stderr is in `folder`."""
     command = [sys.executable, str(WORKER)]
     found = []
-    for rank in range(size):
+    for rank in ["all"] if together else range(size):
         with (folder / f"{rank}.err").open("w") as errors:
-            found.append(subprocess.Popen([*command, str(rank), str(size), str(folder), ",".join(names), backend], stdout=errors, stderr=errors))
+            arguments = [*command, str(rank), str(size), str(folder), ",".join(names), backend]
+            found.append(subprocess.Popen(arguments, stdout=errors, stderr=errors, start_new_session=together))
     return found
 
 
@@ -71,13 +75,14 @@ def wait(processes: list[subprocess.Popen], seconds: float) -> None:
             process.wait(max(0.1, end - time.monotonic()))
     finally:
         for process in processes:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL) if os.getpgid(process.pid) == process.pid else process.kill()
             process.wait()
 
 
 def run_ranks(size: int, names: list[str], folder: Path, backend: str = "gloo") -> dict[str, list[str | None]]:
     """Check -> what each rank raised, "" for nothing; None for a check after a failed one."""
-    wait(start(size, names, folder, backend), 600)
+    wait(start(size, names, folder, backend, together=backend == "gloo" and not torch.cuda.is_available()), 600)
     found: dict[str, list[str | None]] = {name: [] for name in names}
     for rank in range(size):
         path = folder / f"{rank}.json"
