@@ -83,7 +83,7 @@ def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, ou
         common.say(f"loading {args.model}")
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
-    check_savable(model)
+    check_savable(model, out)
     _check_config(config, model, args.format)
     batches = None if text is None else windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
     with tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
