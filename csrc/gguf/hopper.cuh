@@ -68,6 +68,27 @@ __device__ inline char* kept(char* shared) {
   return static_cast<char*>(__cvta_shared_to_generic(address));
 }
 
+// Two warpgroups take turns to issue instructions of the tensor cores: one decodes while the other one's are being issued, which holds up its warps.
+// Both call next() before and done() after each issue, equally often; `last`: the last time.
+template <bool kTurns>
+struct Turns {
+  int group;
+
+  __device__ explicit Turns(int group) : group(group) {
+    if (kTurns && group == 1) arrive(0);
+  }
+  __device__ void next() const {
+    if constexpr (kTurns) asm volatile("bar.sync %0, 256;" ::"r"(kFirst + group) : "memory");
+  }
+  __device__ void done(bool last) const {
+    if (kTurns && !(last && group == 1)) arrive(group ^ 1);
+  }
+
+private:
+  static constexpr int kFirst = 1; // of two named barriers
+  __device__ static void arrive(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(kFirst + group) : "memory"); }
+};
+
 // The position in a ring of stages.
 template <int kStages>
 struct Stages {

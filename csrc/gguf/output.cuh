@@ -1,6 +1,8 @@
 // From the sums of blocks to the output: scales and minima, bias, cast, and a store with any strides.
 #pragma once
 
+#include <type_traits>
+
 #include "gguf/formats.cuh"
 #include "gguf/instructions.cuh"
 #include "gguf/stage.cuh"
@@ -37,35 +39,58 @@ struct Output {
     if (m < M) store(m, n, sum, token_scales ? token_scales[m] : 1.0f, bias_of_row);
   }
   __device__ void store(int m, int n, float sum, float scale, float bias_of_row) const {
-    if (m >= M || n >= N) return;
-    const int64_t at = m * stride_m + n * stride_n;
-    const float value = value_of(sum, scale, bias_of_row);
-    if (dtype == SCALED_MM_DTYPE_FLOAT32) {
-      static_cast<float*>(out)[at] = value;
-    } else if (dtype == SCALED_MM_DTYPE_FLOAT16) {
-      static_cast<__half*>(out)[at] = __float2half_rn(value);
-    } else {
-      static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
-    }
+    if (dtype == SCALED_MM_DTYPE_FLOAT32) return store_as<float>(m, n, sum, scale, bias_of_row);
+    if (dtype == SCALED_MM_DTYPE_FLOAT16) return store_as<__half>(m, n, sum, scale, bias_of_row);
+    store_as<__nv_bfloat16>(m, n, sum, scale, bias_of_row);
   }
-  // Stores four results of a thread's fragment: tokens m and m + 1, m even, rows n and n + 8. of_rows: the bias of the two rows. All lanes of a warp
-  // call it.
-  __device__ void store_fragment(int m, int n, const float* sums, const float (&of_rows)[2]) const {
-    const float2 scales = scales_of(m);
-    if (pairs) return store_pairs(m, n, sums, scales, of_rows);
+  // Stores kFragments fragments of a thread, each with four results: tokens m and m + 1, m even, rows n and n + 8. The next fragment is 8 tokens later.
+  // of_rows: the bias of the two rows. All lanes of a warp call it. The dtype is looked at once: code for each dtype at each store would not fit in
+  // the cache for instructions.
+  template <int kFragments>
+  __device__ void store_fragments(int m, int n, const float (&sums)[kFragments][4], const float (&of_rows)[2]) const {
+    const auto each = [&](auto&& store_one) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), sums[i], i % 2 ? scales.y : scales.x, of_rows[i / 2]);
+      for (int i = 0; i < kFragments; ++i) store_one(m + 8 * i, sums[i], scales_of(m + 8 * i));
+    };
+    const auto apart = [&](auto zero) {
+      each([&](int m, const float* sums, float2 scales) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) store_as<decltype(zero)>(m + i % 2, n + 8 * (i / 2), sums[i], i % 2 ? scales.y : scales.x, of_rows[i / 2]);
+      });
+    };
+    const auto paired = [&](auto zero) {
+      each([&](int m, const float* sums, float2 scales) { store_pairs<decltype(zero)>(m, n, sums, scales, of_rows); });
+    };
+    const bool half = dtype == SCALED_MM_DTYPE_FLOAT16;
+    if (pairs) return half ? paired(__half{}) : paired(__nv_bfloat16{});
+    if (dtype == SCALED_MM_DTYPE_FLOAT32) return apart(float{});
+    half ? apart(__half{}) : apart(__nv_bfloat16{});
   }
 
 private:
+  template <class T>
+  __device__ static T rounded(float value) {
+    if constexpr (std::is_same_v<T, __half>) {
+      return __float2half_rn(value);
+    } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return __float2bfloat16_rn(value);
+    } else {
+      return value;
+    }
+  }
+  template <class T>
+  __device__ void store_as(int m, int n, float sum, float scale, float bias_of_row) const {
+    if (m < M && n < N) static_cast<T*>(out)[m * stride_m + n * stride_n] = rounded<T>(value_of(sum, scale, bias_of_row));
+  }
   // Lanes exchange their results, so that each has two rows of one token.
+  template <class T>
   __device__ void store_pairs(int m, int n, const float* sums, float2 scales, const float (&of_rows)[2]) const {
     const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4, token = m - 2 * t + g, row = n - g + 2 * t;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float first = value_of(sums[2 * half], scales.x, of_rows[half]), second = value_of(sums[2 * half + 1], scales.y, of_rows[half]);
       uint32_t word;
-      if (dtype == SCALED_MM_DTYPE_FLOAT16) {
+      if constexpr (std::is_same_v<T, __half>) {
         const __half2 two = __floats2half2_rn(first, second);
         word = reinterpret_cast<const uint32_t&>(two);
       } else {

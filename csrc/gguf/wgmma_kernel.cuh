@@ -1,4 +1,5 @@
-// The wgmma kernel: consumer warpgroups first, then the warp or warpgroup whose first thread is the producer.
+// The wgmma kernel: consumer warpgroups first, then two producer warps, one for the weight and one for activations, so that neither waits for the
+// other's ring of stages.
 #pragma once
 
 #include "gguf/wgmma_loads.cuh"
@@ -25,9 +26,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   const auto is_whole = [&](Work work) { return !S::kDeals || work.whole(); };
   const auto part_of = [&](Work work) { return is_whole(work) ? Part{work.at, 0, tiles_k} : s.share[work]; };
 
-  const bool loads = threadIdx.x == kConsumers;
   int early = 0;
-  if (loads) {
+  if (threadIdx.x == kConsumers) {
     if constexpr (S::kDeals) s.share.fill(p.shares, int(blockIdx.x));
     for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32 * S::kArrivals);
     for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32 * S::template kValueArrivals<kFactors>);
@@ -44,25 +44,39 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 
   if (threadIdx.x >= kConsumers) {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<S::kLoading>();
-    if (loads) {
-      wait_for_preceding_kernel();
-      Stages<kStages> tiles;
-      Stages<kValueStages> values;
-      int loaded = 0; // steps
+    // function(step, place of the tile): for each step of this thread block's work.
+    const auto for_steps = [&](auto&& function) {
       Work work = begin();
       do {
         const Part part = part_of(work);
         const OutputTiles::Place at = p.output_tiles.place_of(part.tile);
-        for (int step = part.begin; step < part.begin + part.count; ++step, ++loaded, tiles.advance()) {
-          if (loaded >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
-          if (loaded >= early) load.tiles(at.row_tile, step, tiles.stage);
-          load.sums(at.token_tile, step, tiles.stage);
-          for (int box = 0; box < kPerTile; ++box, values.advance()) {
-            if (loaded * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
-            load.values(at.token_tile, step, box, values.stage);
-          }
-        }
+        for (int step = part.begin; step < part.begin + part.count; ++step) function(step, at);
       } while (advance(work));
+    };
+    // All lanes of a producer warp follow the work, so that what they know stays in uniform registers; one loads.
+    const int warp = __shfl_sync(~0u, int(threadIdx.x) / 32, 0);
+    const bool leads = threadIdx.x % 32 == 0;
+    early = __shfl_sync(~0u, early, 0);
+    if (warp == kConsumers / 32) {
+      if (kFactors == Factors::kSums || !p.early_weights) wait_for_preceding_kernel();
+      Stages<kStages> tiles;
+      int loaded = 0; // steps
+      for_steps([&](int step, OutputTiles::Place at) {
+        if (loaded >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
+        if (leads && loaded >= early) load.tiles(at.row_tile, step, tiles.stage);
+        if (leads) load.sums(at.token_tile, step, tiles.stage);
+        ++loaded, tiles.advance();
+      });
+    } else if (warp == kConsumers / 32 + 1) {
+      wait_for_preceding_kernel();
+      Stages<kValueStages> values;
+      int loaded = 0; // stages
+      for_steps([&](int step, OutputTiles::Place at) {
+        for (int box = 0; box < kPerTile; ++box, ++loaded, values.advance()) {
+          if (loaded >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
+          if (leads) load.values(at.token_tile, step, box, values.stage);
+        }
+      });
     }
   } else {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<S::kMultiplying>();
@@ -88,8 +102,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         const OutputTiles::Place at = p.output_tiles.place_of(work.at);
         const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g, token = at.token_tile * kTokens + 2 * t;
         const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)};
-#pragma unroll
-        for (int i = 0; i < kTokens / 8; ++i) p.output.store_fragment(token + i * 8, row, sums[i], bias);
+        p.output.store_fragments(token, row, sums, bias);
       } else if (load_shared(&s.share[work].count) > 0) {
         const int64_t at = p.shares.place_of(int(blockIdx.x), load_shared(&s.share[work].tile)) * (kTokens / 8);
 #pragma unroll

@@ -46,6 +46,7 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
   };
 
   open();
+  const Turns<S::kTurns> turns(group);
   next.load(band, 0, lane);
   decode(fragments[0]);
   fence();
@@ -57,6 +58,7 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
       if (pair + 1 < kPairs) next.load(band, pair + 1, lane);
       wait(s.values_full[values.stage], values.phase);
       const uint64_t x = descriptor_of(s.values[values.stage][0]);
+      turns.next();
       cute::warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -66,6 +68,7 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
         }
       }
       cute::warpgroup_commit_batch();
+      turns.done(pair + 1 == kPairs && left == 1);
       cute::warpgroup_wait<1>(); // the pair before is done: its fragments and its activations are free
       if (done >= 0) release_stage(s.values_empty[done], lane, S::template kValueArrivals<Factors::kRounded>);
       done = values.stage;

@@ -49,7 +49,7 @@ struct WgmmaShape {
   static constexpr int kBoxTokens = kTokens >= 128 && kTokens % 64 == 0 ? 64 : kTokens < 32 ? kTokens : 32;
   // Two warpgroups of 64 rows and many tokens: registers move from the producer to the consumers, which takes a whole producer warpgroup.
   static constexpr bool kReconfigure = kWide && kGroups == 2;
-  static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);
+  static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 64);
   // Lanes of a consumer warp that arrive at the barrier of a stage when all have read it: one is enough after __syncwarp. racecheck does not follow
   // __syncwarp, so in wide kernels every lane arrives, and tests/robustness/test_sanitizer.py sets 32 for narrow ones too.
   static constexpr int kArrivals = kWide ? 32 : 1;
@@ -76,7 +76,16 @@ struct WgmmaShape {
   // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
   static constexpr bool kPair =
       (kTokens == 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
-  static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
+  // As many stages of activations as leave room for those thread blocks, at most eight.
+  template <int kCount>
+  static constexpr int most_value_stages() {
+    if constexpr (kCount <= 4 || kFitOf<StorageOf<kCount>> >= (kPair ? 2 : 1)) {
+      return kCount;
+    } else {
+      return most_value_stages<kCount - 1>();
+    }
+  }
+  static constexpr int kValueStages = !kWide ? kStages : kGroups == 1 ? (kTokens > 128 ? 4 : 6) : most_value_stages<8>();
   using Storage = StorageOf<kValueStages>;
   // Thread blocks per SM: as many as hide each other's latency, at most as many as shared memory holds.
   static constexpr int kWanted = kTokens >= 128 ? 1 : !kWide ? 4 : kGroups == 1 ? 3 : kPair ? 2 : 1;
@@ -86,6 +95,7 @@ struct WgmmaShape {
   static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum || kRounded;
   // Thread blocks per SM that work is dealt to: more than two bring nothing.
   static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
+  static constexpr bool kTurns = kRounded && kGroups == 2; // Turns
   // Registers per thread after reconfiguration: of producer warps, of consumer warps.
   static constexpr int kLoading = kPair ? 32 : 40, kMultiplying = kPair ? 104 : 232;
 };

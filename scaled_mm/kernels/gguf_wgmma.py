@@ -13,6 +13,8 @@ from scaled_mm.kernels.gguf import Gguf
 
 MOST_SHARES = 16  # the most thread blocks that share a tile, on average
 _BARRIERS = 2048  # bytes
+_MOST_VALUE_STAGES = 8  # of activations; as many as fit
+_VALUE_BYTES = 2 * 64 + 2 * 8  # of a token in a stage of activations: 16-bit floats, and two float32 for each of two GGUF blocks
 _MMA_TOKENS = 16  # up to this many tokens mma.sync multiplies, and a stage also holds the activations for a whole tile of K
 
 
@@ -46,11 +48,17 @@ class GgufWgmma(Gguf):
         return min(found, super().stages(halved, fmt, limit) - 1)
 
     def bytes_beside_stages(self, config: KernelConfig) -> int:
-        """Barriers; with wgmma also the ring of activations, which `stages` does not count: 16-bit floats and two float32 per GGUF block."""
+        """Barriers; with wgmma also the least ring of activations, which `stages` does not count."""
         tokens = config.tile.m
         if tokens <= _MMA_TOKENS:
             return _BARRIERS
-        return _BARRIERS + (6 if tokens <= 128 else 4) * tokens * (2 * 64 + 2 * 8)
+        return _BARRIERS + (6 if tokens <= 128 else 4) * tokens * _VALUE_BYTES
+
+    def shared_memory(self, config: KernelConfig, fmt: str, limit: int) -> int:
+        """With up to _MOST_VALUE_STAGES stages of activations, if they fit."""
+        rings = max(0, _MOST_VALUE_STAGES * config.tile.m * _VALUE_BYTES + _BARRIERS - self.bytes_beside_stages(config))
+        more = rings if config.tile.m > _MMA_TOKENS and config.tile.n > TILE_ROWS else 0
+        return min(super().shared_memory(config, fmt, limit) + more, limit)
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
         if config.tile.m & (config.tile.m - 1):
