@@ -37,6 +37,8 @@ struct Shares {
   int32_t steps;         // per tile: 256 elements of K each
   int32_t each, longer;  // shared steps per thread block; the first `longer` thread blocks have one more
   int32_t thread_blocks; // of the kernel's grid
+  int32_t split;         // thread blocks of a cluster, which multiply a part of the same tile each and join their sums; 1: no clusters. With clusters
+                         // whole = 0, tiles are all tiles, and nothing is written to the workspace
   float4* sums;          // [blocks + tiles - 1][tiles of 8 tokens][consumer threads]: thread block b's part of shared tile t is at b + t
 
   __host__ __device__ int first_step(int block) const { return block * each + min(block, longer); }
@@ -65,12 +67,17 @@ inline Shares share_tiles(int64_t tiles, int64_t steps, int64_t slots, int64_t m
     consider(slots);
   }
   const bool rounds = slots > 0 && steps > 0 && tiles > slots;
-  Shares s = {int32_t(tiles), 0, 0, int32_t(steps), 0, 0, int32_t(rounds ? slots : tiles), nullptr};
+  Shares s = {int32_t(tiles), 0, 0, int32_t(steps), 0, 0, int32_t(rounds ? slots : tiles), 1, nullptr};
   if (best == 0) return s;
   s.whole = int32_t(tiles - rest), s.tiles = int32_t(rest), s.blocks = int32_t(best);
   s.each = int32_t(rest * steps / best), s.longer = int32_t(rest * steps % best);
   if (!rounds) s.thread_blocks = s.blocks;
   return s;
+}
+
+// Every tile is multiplied by a cluster of `split` thread blocks, 2 to `steps`.
+inline Shares split_tiles(int64_t tiles, int64_t steps, int split) {
+  return {0, int32_t(tiles), int32_t(tiles * split), int32_t(steps), 0, 0, int32_t(tiles * split), split, nullptr};
 }
 
 // `count` steps of a tile, from `begin` on.
@@ -103,6 +110,12 @@ struct Share {
 
   __host__ __device__ void fill(const Shares& shares, int block) {
     if (block >= shares.blocks) return;
+    if (shares.split > 1) {
+      const int rank = block % shares.split, begin = shares.steps * rank / shares.split;
+      part[0] = {block / shares.split, begin, shares.steps * (rank + 1) / shares.split - begin};
+      part[1] = {0, 0, 0};
+      return;
+    }
     const int first = shares.first_step(block), all = shares.first_step(block + 1) - first, begin = first % shares.steps;
     const int tile = shares.whole + first / shares.steps, own = min(all, shares.steps - begin);
     part[0] = {tile, begin, own};

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <climits>
+#include <cstdlib>
 #include <cstring>
 
 #include "gguf/output.cuh"
@@ -79,6 +80,11 @@ struct Wgmma {
 
   template <class S>
   static Shares shares_of(int64_t M, int64_t N, int64_t K, int32_t multiprocessors) {
+    if (std::is_same_v<S, RoundedShape> && S::kGroups == 2) {
+      const char* env = getenv("GGUF_SPLIT");
+      const int split = env ? atoi(env) : 0;
+      if (split > 1 && split <= tiles_of(K, kTileK) && split <= 8) return split_tiles(tiles(M, N), tiles_of(K, kTileK), split);
+    }
     const int64_t slots = S::kDeals ? int64_t(multiprocessors) * S::kAtOnce : 0;
     return share_tiles(tiles(M, N), tiles_of(K, kTileK), slots, kSplit, kTokens);
   }
@@ -98,7 +104,7 @@ struct Wgmma {
   static int64_t bytes_of(int64_t M, int64_t N, int64_t K, const BlockOperands& o, int32_t multiprocessors) {
     if (is_for_fewer(M, N, o, multiprocessors)) return Fewer::bytes_of(M, N, K, o, multiprocessors);
     const Shares shares = rounds(o) ? shares_of<RoundedShape>(M, N, K, multiprocessors) : shares_of<Shape>(M, N, K, multiprocessors);
-    const int64_t parts = shares.blocks ? shares.blocks + shares.tiles - 1 : 0;
+    const int64_t parts = shares.split == 1 && shares.blocks ? shares.blocks + shares.tiles - 1 : 0;
     return stage_layout<F>(M, N, K, o, kTokens, true).end + parts * (kTokens * kRows * int64_t(sizeof(float)));
   }
 
@@ -171,11 +177,12 @@ struct Wgmma {
     LaunchShape shape;
     shape.grid = dim3(unsigned(p.shares.thread_blocks));
     shape.block = dim3(S::kThreads);
+    shape.cluster = dim3(unsigned(p.shares.split));
     shape.shared_memory = kMemoryOf<S>;
     shape.dependent = true;
     void* params[] = {&p};
     if (scaledMMStatus_t status = launch_kernel(kernel_of(staged.form), shape, params, l, message, size)) return status;
-    if (p.shares.blocks == 0) return SCALED_MM_STATUS_SUCCESS;
+    if (p.shares.blocks == 0 || p.shares.split > 1) return SCALED_MM_STATUS_SUCCESS;
     return launch_add_shares({p.shares, p.output, p.output_tiles, kTokens}, kRows, l, message, size);
   }
 

@@ -2,6 +2,7 @@
 // other's ring of stages.
 #pragma once
 
+#include "gguf/wgmma_join.cuh"
 #include "gguf/wgmma_loads.cuh"
 #include "gguf/wgmma_narrow.cuh"
 #include "gguf/wgmma_rounded.cuh"
@@ -98,9 +99,16 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       } else {
         multiply_narrow<F, T, S, kFactors>(s, left, tiles, values, sums);
       }
+      const auto row_of = [&](OutputTiles::Place at) { return at.row_tile * kRows + group * kTileRows + warp * 16 + g; };
+      const auto token_of = [&](OutputTiles::Place at) { return at.token_tile * kTokens + 2 * t; };
+      if (kFactors == Factors::kRounded && p.shares.split > 1) {
+        const OutputTiles::Place at = p.output_tiles.place_of(load_shared(&s.share[work].tile));
+        join_in_cluster<S>(s, p.output, p.shares.split, row_of(at), token_of(at), sums);
+        return;
+      }
       if (is_whole(work)) {
         const OutputTiles::Place at = p.output_tiles.place_of(work.at);
-        const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g, token = at.token_tile * kTokens + 2 * t;
+        const int row = row_of(at), token = token_of(at);
         const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)};
         p.output.store_fragments(token, row, sums, bias);
       } else if (load_shared(&s.share[work].count) > 0) {
