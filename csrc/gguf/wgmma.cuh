@@ -52,7 +52,7 @@ struct Wgmma {
   }
 
   // Whether the weight's values are rounded. Few tokens gain nothing: the memory sets their time.
-  static bool rounds(const BlockOperands& o) { return Shape::kWide && o.round && o.packed; }
+  static bool rounds(const BlockOperands& o) { return RoundedShape::kWide && o.round && o.packed; }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     if (scaledMMStatus_t status = Fewer::prepare_scaled(device, message, size)) return status;
@@ -60,7 +60,7 @@ struct Wgmma {
       if (scaledMMStatus_t status = Fewer::prepare(device, message, size)) return status;
     }
     if (scaledMMStatus_t status = prepare_kernel(add_shares_kernel(), 0, device, message, size)) return status;
-    if constexpr (Shape::kWide) {
+    if constexpr (RoundedShape::kWide) {
       for (DeviceKernel* one : {&device_kernel<__half, Factors::kRounded>(), &device_kernel<__nv_bfloat16, Factors::kRounded>()}) {
         if (scaledMMStatus_t status = prepare_kernel(*one, kMemoryOf<RoundedShape>, device, message, size)) return status;
       }
@@ -116,7 +116,7 @@ struct Wgmma {
 
   // Activations that are not rounded from float32 any more.
   static scaledMMStatus_t launch_floats(const GemmLaunch& l, const float* token_scales, char* message, size_t size) {
-    if constexpr (Shape::kWide) {
+    if constexpr (RoundedShape::kWide) {
       if (rounds(*l.blocks)) {
         return run<RoundedShape>(l, token_scales, message, size, [](Values form) -> DeviceKernel& {
           return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, Factors::kRounded>() : device_kernel<__half, Factors::kRounded>();

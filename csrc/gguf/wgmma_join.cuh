@@ -35,7 +35,7 @@ __device__ __forceinline__ void join_in_cluster(typename S::Storage& s, const Ou
   static_assert(sizeof(s.values) >= sizeof(float) * S::kTokens * S::kRows);
   constexpr int kFragments = S::kTokens / 8, kThreads = S::kConsumers;
   auto* const all = reinterpret_cast<float4*>(&s.values) + threadIdx.x; // [fragments][consumer threads]
-  asm volatile("bar.sync 3, %0;" ::"n"(kThreads) : "memory");          // all consumers have read all activations
+  asm volatile("bar.sync 3, %0;" ::"n"(kThreads) : "memory");           // all consumers have read all activations
 #pragma unroll
   for (int i = 0; i < kFragments; ++i) all[i * kThreads] = make_float4(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
   meet_in_cluster();

@@ -1,4 +1,4 @@
-// A tile of 32 tokens or more whose weights are rounded to 16 bits: the sums of all blocks stay in the accumulators of the tensor cores. While
+// A tile of 16 tokens or more whose weights are rounded to 16 bits: the sums of all blocks stay in the accumulators of the tensor cores. While
 // these multiply a pair of blocks, the next pair is decoded.
 #pragma once
 

@@ -42,7 +42,7 @@ struct WgmmaParams {
 template <class F, int kTokens_, int kRows_, int kStages_, bool kRounded = false>
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
-  static constexpr bool kWide = kTokens >= 32; // multiplies by wgmma, else by mma.sync
+  static constexpr bool kWide = kTokens >= (kRounded ? 16 : 32); // multiplies by wgmma, else by mma.sync
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
   static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes; // kPerTile: stages of activations for each tile of the weight
   // A box of the tensor map is kBoxTokens x 64 k. Boxes past the last token are not loaded: rows of zeros take longer than rows of memory.
@@ -75,7 +75,7 @@ struct WgmmaShape {
   static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024); // thread blocks per SM; each reserves 1 KiB for the system
   // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
   static constexpr bool kPair =
-      (kTokens == 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
+      kWide && (kTokens <= 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
   // As many stages of activations as leave room for those thread blocks, at most eight.
   template <int kCount>
   static constexpr int most_value_stages() {
