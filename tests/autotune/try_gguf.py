@@ -1,5 +1,5 @@
-"""Correctness and times of the GGUF kernels of wgmma whose weights round, by kernel config and GGUF_SPLIT: `python tests/autotune/try_gguf.py FILE.json
-[FORMAT ...]`, on an H200. SCALED_MM_JIT=wait compiles what is missing first.
+"""Correctness and times of the GGUF kernels of wgmma whose weights round, by kernel config and GGUF_SPLIT, on an H200:
+`SCALED_MM_JIT=wait python tests/autotune/try_gguf.py FILE.json [FORMAT ...]`.
 """
 
 from __future__ import annotations
