@@ -160,6 +160,7 @@ struct Wgmma {
     p.output_tiles = OutputTiles::of(tiles_n, tiles_m);
     p.shares = shares_of<S>(l.M, l.N, l.K, l.multiprocessors);
     p.shares.sums = reinterpret_cast<float4*>(static_cast<uint8_t*>(l.workspace) + stage_layout<F>(l.M, l.N, l.K, *l.blocks, kTokens, true).end);
+    if (const char* address = getenv("GGUF_PROFILE")) p.profile = reinterpret_cast<int*>(strtoull(address, nullptr, 10));
     p.early_weights = l.constant_b && l.blocks->packed;
     const bool bfloat16 = staged.form == Values::kBfloat16;
     if (l.K > 0) {

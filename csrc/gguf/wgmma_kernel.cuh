@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i / 4][i % 4] = 0.0f;
       if constexpr (kFactors == Factors::kRounded) {
-        if (left > 0) multiply_rounded<F, T, S>(s, left, tiles, values, sums);
+        if (left > 0) multiply_rounded<F, T, S>(s, left, tiles, values, sums, p.profile);
       } else if constexpr (S::kWide) {
         multiply_wide<F, T, S, kFactors>(s, left, tiles, values, sums);
       } else {

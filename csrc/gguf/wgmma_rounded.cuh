@@ -9,10 +9,28 @@
 
 namespace scaled_mm::gguf {
 
+// Where a warp's clocks go. kProfile: the first thread of each warpgroup stores it, for the last tile that it has.
+constexpr bool kProfile = true;
+struct Clocks {
+  int tiles = 0, values = 0, turn = 0, issue = 0, wait = 0, all = 0, last = 0;
+  __device__ void start() {
+    if constexpr (kProfile) last = clock(), all -= last;
+  }
+  __device__ void mark() {
+    if constexpr (kProfile) last = clock();
+  }
+  __device__ void add(int& to) {
+    if constexpr (kProfile) {
+      const int now = clock();
+      to += now - last, last = now;
+    }
+  }
+};
+
 // Adds `left` > 0 steps of a tile to a warp's sums, which are then multiplied by the inverse powers of their rows.
 template <class F, class T, class S>
 __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int left, Stages<S::kStages>& tiles, Stages<S::kValueStages>& values,
-                                                 float (&sums)[S::kTokens / 8][4]) {
+                                                 float (&sums)[S::kTokens / 8][4], int* profile) {
   constexpr int kTokens = S::kTokens, kPairs = kTileBlocks / 2;
   constexpr int kFirst = kTokens == 160 ? 96 : kTokens, kRest = kTokens - kFirst; // CUTLASS has no instruction of 160 tokens without a further header
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
@@ -21,8 +39,13 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
   uint32_t powers = 0;
   const uint8_t* band = nullptr;
 
+  Clocks c;
+  c.start();
+  const int steps = left;
   const auto open = [&] { // the next tile of the weight
+    c.mark();
     wait(s.tiles_full[tiles.stage], tiles.phase);
+    c.add(c.tiles);
     const uint8_t* const tile = s.tiles[tiles.stage][group];
     band = tile + warp * F::kBandBytes;
     powers = *reinterpret_cast<const uint32_t*>(tile + F::kBandsBytes + warp * F::kBandPowers + lane / 4 * 4);
@@ -56,9 +79,12 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
     for (int pair = 0; pair < kPairs; ++pair) {
       Fragments(&now)[2] = fragments[pair % 2];
       if (pair + 1 < kPairs) next.load(band, pair + 1, lane);
+      c.mark();
       wait(s.values_full[values.stage], values.phase);
       const uint64_t x = descriptor_of(s.values[values.stage][0]);
+      c.add(c.values);
       turns.next();
+      c.add(c.turn);
       cute::warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -69,7 +95,9 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
       }
       cute::warpgroup_commit_batch();
       turns.done(pair + 1 == kPairs && left == 1);
+      c.add(c.issue);
       cute::warpgroup_wait<1>(); // the pair before is done: its fragments and its activations are free
+      c.add(c.wait);
       if (done >= 0) release_stage(s.values_empty[done], lane, S::template kValueArrivals<Factors::kRounded>);
       done = values.stage;
       values.advance();
@@ -84,6 +112,13 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
   }
   cute::warpgroup_wait<0>();
   fence();
+  if constexpr (kProfile) {
+    c.all += clock();
+    if (thread == 0 && profile) {
+      int* const to = profile + (int(blockIdx.x) * S::kGroups + group) * 8;
+      to[0] = c.all, to[1] = c.tiles, to[2] = c.values, to[3] = c.turn, to[4] = c.issue, to[5] = c.wait, to[6] = steps * kPairs, to[7] = kTokens;
+    }
+  }
   release_stage(s.values_empty[done], lane, S::template kValueArrivals<Factors::kRounded>);
   const float2 scale = inverse_powers(powers);
 #pragma unroll

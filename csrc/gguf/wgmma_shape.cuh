@@ -36,6 +36,7 @@ struct WgmmaParams {
   Shares shares;
   OutputTiles output_tiles;
   bool early_weights;
+  int* profile; // [thread blocks, warpgroups, 8]
 };
 
 // Tile sizes and shared memory. A stage holds kBoxes times kTokens x 64 k of activations. kRounded: for Factors::kRounded.
