@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of a GGUF file: multiply with its own blocks (from_gguf) instead of dequantized weights; less memory after loading",
     )
+    parser.add_argument("--requantize", action="store_true", help="with --packed: quantize weights in Q6_K again, to Q8_0; they are dense otherwise")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -50,12 +51,15 @@ def run(args: argparse.Namespace) -> int:
     device = common.device_of(args.device)
     if args.packed and not Path(args.model).is_file():
         raise BadParamError(f"--packed: expected a GGUF file as MODEL, got {args.model}")
+    if args.requantize and not args.packed:
+        raise BadParamError("--requantize: expected --packed beside it, got none")
     if not args.json:
         common.say(f"loading {args.model}")
     tokenizer = load_tokenizer(args.model)
     dtype = args.dtype and getattr(torch, args.dtype)
     if args.packed:
-        model = from_gguf(args.model, dtype=dtype, device=device, report=lambda report: common.say(str(report)), progress=not args.json)
+        options = dict(dtype=dtype, device=device, requantize=args.requantize, progress=not args.json)
+        model = from_gguf(args.model, **options, report=lambda report: common.say(str(report)))
     else:
         model = load_model(args.model, dtype=dtype, device=device)
     fused = False

@@ -82,7 +82,7 @@ def test_other_types_stay_dense_and_the_report_says_so(tmp_path):
     dense = {layer.name: layer.reason for layer in report.layers if not layer.fmt}
     assert set(dense) == {f"model.layers.{i}.{name}" for i in range(2) for name in ("self_attn.v_proj", "mlp.down_proj")} | {"lm_head"}
     assert dense["model.layers.0.self_attn.v_proj"] == "blk.0.attn_v.weight is of float16"
-    assert dense["model.layers.1.mlp.down_proj"] == "blk.1.ffn_down.weight is of q6_k"
+    assert dense["model.layers.1.mlp.down_proj"] == "blk.1.ffn_down.weight is of q6_k (requantize=True makes it q8_0)"
     assert "lm_head is dense: token_embd.weight is of float16" in str(report) and report.counts()["dense"] == 5
     assert model.lm_head.weight is model.get_input_embeddings().weight and model.config.tie_word_embeddings
     assert distance(logits(model, tokens()), logits(reference, tokens())) < NEAR
@@ -99,6 +99,25 @@ def test_k_quants_are_converted_and_the_report_says_so(tmp_path, fmt, converted)
     assert 0 < distance(module.packed.unpack().float(), torch.zeros(())) and distance(logits(model, tokens()), logits(reference, tokens())) < 2e-3
     weight = sm.dequantize_block(module.state_dict()["weight"], converted)
     assert distance(weight, reference.get_submodule(down[0].name).weight) < 1e-3
+
+
+def test_q6_k_is_quantized_again_if_asked_for_and_the_report_says_so(tmp_path):
+    path = write(tmp_path / "tiny.gguf", {**FORMATS, "ffn_down": "q6_k"})
+    (model, report), reference = packed(path, requantize=True), load_model(path)
+    again = [layer for layer in report.layers if layer.stored == "q6_k"]
+    assert [(layer.fmt, layer.reason, layer.kind) for layer in again] == [("q8_0", "", "q6_k as q8_0")] * 2 and "dense" not in report.counts()
+    assert sum(isinstance(module, nn.BlockLinear) for module in model.modules()) == len(report.layers)
+    for layer in again:
+        weight, wanted = sm.dequantize_block(model.get_submodule(layer.name).packed.unpack(), "q8_0"), reference.get_submodule(layer.name).weight
+        assert 1e-3 < distance(weight, wanted) < 7e-3
+    assert distance(logits(model, tokens()), logits(reference, tokens())) < 0.02
+
+
+def test_requantize_is_a_truth_value_and_an_option_of_packed(file, capsys):
+    with pytest.raises(sm.BadParamError, match="requantize: expected True or False, got 'q6_k'"):
+        sm.from_gguf(file, requantize="q6_k")
+    assert main(["generate", str(file), "hello", "--requantize"]) == 2
+    assert "--requantize: expected --packed beside it" in capsys.readouterr().err
 
 
 def test_a_layer_whose_weight_is_not_that_of_the_blocks_stays_dense(file, monkeypatch):

@@ -39,7 +39,7 @@ MODULES = {
 def write(
     path: Path, formats: Mapping[str, str] = FORMATS, embedding: str = "q8_0", head: str | None = None, architecture: str = "llama", without: str = ""
 ) -> Path:
-    """Writes random weights. formats: of `quantize_block`, or "f16", "f32", "q4_k", "q5_k", "q6_k" (all values zero), by name.
+    """Writes random weights. formats: of `quantize_block`, or "f16", "f32", "q4_k", "q5_k", "q6_k", by name.
     head: the format of an output head; None: it is tied to the embedding. without: the name of a tensor that is left out."""
     generator = torch.Generator().manual_seed(0)
     writer = gguf.GGUFWriter(path, architecture)
@@ -65,8 +65,10 @@ def write(
             data[..., :4] = torch.tensor([2.0**-12, 2.0**-12]).half().view(torch.uint8)  # d and dmin
             writer.add_tensor(name, data.flatten(-2).numpy(), raw_dtype=gguf.GGMLQuantizationType[fmt.upper()])
         elif fmt == "q6_k":
-            data = torch.zeros(shape[0], shape[1] // 256 * 210, dtype=torch.uint8).numpy()
-            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType.Q6_K)
+            data = torch.randint(0, 256, (shape[0], shape[1] // 256, 210), dtype=torch.uint8, generator=generator)
+            data[..., 192:208] = data[..., 192:208] % 96 + 32  # scales of 16 values
+            data[..., 208:] = torch.tensor([2.0**-14]).half().view(torch.uint8)  # d
+            writer.add_tensor(name, data.flatten(-2).numpy(), raw_dtype=gguf.GGMLQuantizationType.Q6_K)
         else:
             data = sm.quantize_block(values, fmt, rule="ggml").flatten(-2).numpy()
             writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[fmt.upper()])
