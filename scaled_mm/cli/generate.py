@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of a GGUF file: multiply with its own blocks (from_gguf) instead of dequantized weights; less memory after loading",
     )
-    parser.add_argument("--requantize", action="store_true", help="with --packed: quantize weights in Q6_K again, to Q8_0; they are dense otherwise")
+    parser.add_argument("--requantize", action="store_true", help="with --packed: pack Q6_K weights, too, quantized again to Q8_0 (less accurate)")
     parser.add_argument(
         "--json",
         action="store_true",

@@ -26,7 +26,8 @@ class Int8Config:
     symmetric: whether inputs are quantized without a zero point.
     ignore: names of modules that stay as they are, or "re:" and a regular expression that the beginning of the name matches.
     overrides: pattern to the fields that differ, or to None, which leaves the layers unquantized. The first pattern that matches counts.
-    Linear layers that are not called during calibration stay as they are. `quantize_` warns of patterns that match no layer, except defaults.
+    Linear layers that are not called during calibration stay as they are. `quantize_` warns of patterns that match no layer, but for those of the
+    default `ignore`.
 
     Raises BadParamError that names the field.
     """

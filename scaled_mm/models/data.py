@@ -56,7 +56,7 @@ def token_batches(calibration: Sequence, tokenizer) -> Iterator[torch.Tensor]:
             ids = tokenizer(item, return_tensors="pt", truncation=True).input_ids
         elif isinstance(item, torch.Tensor):
             if item.dtype not in (torch.int32, torch.int64):
-                raise BadTensorDtypeError(f"{name}: expected token ids as integers, got {item.dtype} (int32 and int64 will do)")
+                raise BadTensorDtypeError(f"{name}: expected token ids as integers, got {item.dtype}, which is neither int32 nor int64")
             if item.is_meta or item.layout is not torch.strided:
                 raise BadParamError(f"{name}: expected token ids in memory, got a tensor on {item.device} with layout {item.layout}")
             ids = item.reshape(1, -1) if item.dim() == 1 else item

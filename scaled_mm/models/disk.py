@@ -21,7 +21,7 @@ def on_disk(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError as error:
         raise BadParamError('model: expected transformers 5 or newer (pip install ".[models]")') from error
-    loaded = model.__dict__.pop("_weight_conversions", None)  # names of the file that the model came from: a reader knows those of its class only
+    loaded = model.__dict__.pop("_weight_conversions", None)  # names of the file that the model came from; a reader knows those of the class
     try:
         return revert_weight_conversion(model, dict(tensors))
     finally:
@@ -42,12 +42,14 @@ class Names:
 
     def of_tensor(self, name: str) -> dict[str, slice]:
         """{name on disk: its rows} of a tensor. One that transformers would merge with others keeps its name in the model: int8 layers with scales of
-        their own cannot be merged, and transformers reads both. Raises BadParamError for one whose elements transformers stores in another order, and
-        for one that would be merged under its own name."""
+        their own cannot be merged, and transformers reads merged tensors and others. Raises BadParamError for one whose elements are in another order
+        on disk, and for one that would be merged under its own name."""
         rows = self._rows[name]
         apart = rows is not None and all(self._uses[disk] == 1 for disk in rows)
         if rows is None or (not apart and self._uses[name]):
-            raise BadParamError(f"model: expected tensors that transformers stores with the layout of the model or by rows, got {name}")
+            raise BadParamError(
+                f"model: expected tensors that transformers stores as they are or divided by rows, got {name}, which it merges or reorders"
+            )
         return rows if apart else {name: slice(0, sum(part.stop - part.start for part in rows.values()))}
 
     def of_module(self, name: str) -> str:
@@ -64,7 +66,7 @@ class Names:
     def of_experts(self, name: str) -> dict[str, tuple[str, int, int]]:
         """{name on disk: (parameter, index of the expert, half)} of the linear layers of the experts `name`. half: 0 for gate and down, 1 for up.
 
-        Int8 experts that transformers would store in one tensor are stored one by one all the same, each with a scale.
+        Int8 experts that transformers would store in one tensor are stored one by one all the same, each with scales of its own.
         """
         one_by_one = self.each_expert(name)
         if one_by_one is not None:

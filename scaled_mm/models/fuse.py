@@ -27,8 +27,8 @@ NORMS = {
     "post_attention_layernorm": ("mlp", ("gate_proj", "up_proj"), ("gate_up_proj",)),
 }
 
-# |fused - before| / |before| of what a decoder layer adds to a token, and of an MLP's outputs: quantization differs in single values. What an MLP
-# computes may not be a multiple of what it computed, either, by more than MLP_MAY_GROW.
+# |fused - before| / |before| of what a decoder layer adds to a token, and of an MLP's outputs: quantization differs in single values. MLP_MAY_GROW is
+# the bound of |<fused, before> / |before|^2 - 1|, which finds an MLP that multiplies its result.
 MAY_DIFFER, MLP_MAY_DIFFER, MLP_MAY_GROW = 0.1, 0.05, 0.005
 
 
@@ -49,13 +49,14 @@ def fuse_(model: torch.nn.Module) -> Fused:
     model: decoder layers with transformers' names (Llama, Mistral, Qwen2, Qwen3, Phi3 and similar), from `quantize_`, `from_pretrained` or
     `convert_`. Not fused: a norm that does not compute `rms_norm`, that a router reads, or whose linear layers have dynamic asymmetric inputs or
     different input scales; an MLP whose down_proj has asymmetric inputs, or whose gate and up quantize differently; a router whose
-    weights are not the softmax over all experts, renormalized or not (Mixtral's, Qwen2's and Qwen3's are), or that has other dtypes than its input;
-    modules with forward hooks or a forward of their own. A replaced router is of the former class too, by which transformers finds the logits that
-    `output_router_logits` asks for.
+    weights are not the softmax over all experts, renormalized or not (Mixtral's, Qwen2's and Qwen3's are), or whose weight has another dtype than its
+    input; modules that have forward hooks or a forward of their own, and norms whose linear layers have. The new router is also of the old one's
+    class, so `output_router_logits` still works.
 
     The fused operators quantize the float32 result without rounding it to the model's dtype first, so outputs differ within the quantization error.
-    Save the model before fusing: `save_pretrained` refuses fused models. Raises BadParamError, with the model unchanged, if nothing can be fused, or
-    if a fused layer computes something else for what it reads when the model gets a few tokens.
+    Save the model before fusing: `save_pretrained` refuses fused models. Raises BadParamError, with the model unchanged, if a weight is on the meta
+    device, if the model does not run on token ids alone, if nothing can be fused, or if a fused layer's outputs for a few tokens differ by more than
+    the quantization error.
     """
     if not isinstance(model, torch.nn.Module):
         raise BadParamError(f"model: expected a torch.nn.Module, got a {type(model).__name__}")
@@ -129,8 +130,7 @@ def _tried(model: torch.nn.Module, expected: str) -> None:
 
 
 def _fuse_block(name: str, block: torch.nn.Module, call: _Call, norms: dict, done: Fused) -> None:
-    """Fuses a decoder layer, and compares what it computes with what it computed: names of modules do not say what else a layer does with a norm's
-    result."""
+    """Fuses a decoder layer, and compares its outputs before and after: names of modules do not say what else a layer does with a norm's result."""
     wanted, count = call.run(block), sum(map(len, (done.norms, done.mlps, done.routers)))
     for norm, (parent, *readers) in norms.items():
         if _fuse_norm(block, norm, parent, readers):
@@ -147,8 +147,8 @@ def _fuse_block(name: str, block: torch.nn.Module, call: _Call, norms: dict, don
     hidden, error = call.hidden().float(), (found.float() - wanted.float()).norm(dim=-1)
     allowed = MAY_DIFFER * (wanted.float() - hidden).norm(dim=-1) + 4 * torch.finfo(wanted.dtype).eps * wanted.float().norm(dim=-1)
     if not (error <= allowed).float().mean() > 0.5:  # of the tokens: a router may send a token elsewhere if two experts are equally good for it
-        worst = float((error / (wanted.float() - hidden).norm(dim=-1)).median())
-        raise BadParamError(f"{_EXPECTED}, got other outputs of {name}: they differ by {worst:.2g} of what it adds to a token")
+        median = float((error / (wanted.float() - hidden).norm(dim=-1)).median())
+        raise BadParamError(f"{_EXPECTED}, got outputs of {name} that differ by {median:.2g} of what it adds to a token (median of tokens)")
 
 
 @contextlib.contextmanager
@@ -191,7 +191,8 @@ def _fuse_norm(block: torch.nn.Module, name: str, parent: str, readers) -> bool:
         return False
     layers = [getattr(module, child) for child in children]
     others = [child for child, inner in module.named_children() if isinstance(inner, (torch.nn.Linear, Int8Linear)) and child not in children]
-    if any(child not in ("o_proj", "down_proj") for child in others) or any(not layer.symmetric and layer.input_scale is None for layer in layers):
+    asymmetric = any(not layer.symmetric and layer.input_scale is None for layer in layers)
+    if asymmetric or any(map(is_patched, layers)) or any(child not in ("o_proj", "down_proj") for child in others):
         return False
     facts = {(layer.input_scale is None, _value(layer.input_scale), _value(layer.input_zero_point)) for layer in layers}
     epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
@@ -245,6 +246,8 @@ def _fuse_mlp(block: torch.nn.Module) -> bool:
         return False
     if not _computes_the_same(made, mlp, both):
         raise BadParamError(f"{_EXPECTED}, got a {type(mlp).__name__} that computes something else than down({made.activation}(gate) * up)")
+    if is_patched(mlp):
+        return False
     replace(block, "mlp", made)
     return True
 

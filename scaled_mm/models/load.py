@@ -38,7 +38,8 @@ def from_pretrained(
 
     path: a folder, or a name on the Hugging Face hub. Formats: compressed-tensors with int8 weights of each channel or tensor and inputs of each
     token (dynamic) or of the tensor (static), symmetric or not; w8a8_int8 of SGLang.
-    dtype: of what is not quantized, except for modules that transformers keeps in float32; default: the checkpoint's. device: default: the CPU.
+    dtype: of what is not quantized; default: the checkpoint's. Tensors that transformers keeps in float32 get float32, unless the checkpoint has them
+    in this dtype. device: default: the CPU.
     tp: a `DeviceMesh` with one dimension or a process group: the model is split over its ranks as by `parallel.parallelize_`, whose limits hold, and
     each rank reads its part of the split tensors only. A collective: all ranks must call it.
     tp_attention: False: attention stays whole on every rank, so the number of ranks need not divide its heads.
@@ -90,7 +91,7 @@ class Checkpoint:
         return model.to("cpu" if device is None else device).eval()
 
     def _keep_wide(self) -> None:
-        """Float32 for what transformers keeps in float32 beside float16 or bfloat16, except for what has the model's dtype on disk, too."""
+        """Casts to float32 what transformers keeps in float32 in models of 16 bits, unless the file has it in the model's dtype."""
         from transformers.core_model_loading import build_glob_alternation
 
         kept = self.model._get_dtype_plan(self.model.config.dtype)
@@ -156,7 +157,7 @@ def _json(path: Path) -> dict:
     except ValueError as error:
         raise BadParamError(f"{path}: expected JSON: {error}") from None
     except RecursionError:
-        raise BadParamError(f"{path}: expected JSON with few levels, got more than Python can read") from None
+        raise BadParamError(f"{path}: expected JSON that is nested less, got more than Python reads") from None
     if not isinstance(document, dict):
         raise BadParamError(f"{path}: expected a JSON object, got a {type(document).__name__}")
     return document
@@ -185,7 +186,7 @@ def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn
     with _bad_file(folder / "config.json", f"a config of {name}"), init_empty_weights(include_buffers=False):
         model = cls._from_config(copy.deepcopy(parsed), dtype=dtype)
         wide = model if dtype is torch.float32 else cls._from_config(parsed, dtype=torch.float32)
-    for buffer, computed in zip(model.buffers(), wide.buffers()):  # rotary angles of GPT-J, which transformers computes in float32, too
+    for buffer, computed in zip(model.buffers(), wide.buffers()):  # in float32, as transformers' loader computes them: rotary angles of GPT-J
         buffer.copy_(computed)
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):
         with _bad_file(folder / "generation_config.json", "a generation config"):

@@ -54,7 +54,8 @@ def quantize_(
     config: see `Int8Config`. Routers, the output head and the embedding stay as they are.
     calibration: texts, with `tokenizer`, a callable like those of transformers; tensors of token ids, [tokens] or [batch, tokens]; or a function that
         runs the model passed to it, without a KV cache. Padding tokens count like others. None: inputs are quantized dynamically, without smoothing;
-        activation="static" is refused.
+        activation="static" is refused. Linear layers that are not called stay float; without data two runs on a few token ids find them, if the model
+        runs on token ids alone.
     device: where decoder layers are computed, one at a time and in float32; default: where the model is. The rest of the model stays where it is,
         so the GPU needs memory for one decoder layer only.
     progress: whether to show a progress bar on stderr.
@@ -149,7 +150,7 @@ def _check_weights(name: str, block: torch.nn.Module, calibrated: bool) -> None:
             check(f"{inner}.{which}", getattr(experts, which), True)
 
 
-class _StandIn(torch.nn.Module):
+class _Placeholder(torch.nn.Module):
     """A linear layer whose weight looks like that of the int8 layer that will take its place."""
 
     def __init__(self, linear: torch.nn.Linear):
@@ -180,7 +181,7 @@ def _called(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> set[to
     linears = [one for one in linears if one[2] in called]
     try:
         for block, name, linear in linears:
-            replace(block, name, _StandIn(linear))
+            replace(block, name, _Placeholder(linear))
         trial(model)
     except Exception as error:
         got = f"{type(error).__name__} with int8 weights: {error}"
@@ -257,8 +258,8 @@ class _Block:
     def __init__(
         self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided, shared: set[int], called: set[torch.nn.Module] | None
     ):
-        """shared: ids of parameters that several modules have. Folding into one would change the others. called: the linear layers that are called;
-        None: all that this cannot say of."""
+        """shared: ids of parameters that several modules have. Folding into one would change the others. called: the linear layers that a trial
+        called; others stay float. None: no trial was possible, or calibration data shows them."""
         self.name, self.block, self.config, self.decided, self.shared = name, block, config, decided, shared
         linears = {inner: module for inner, module in linears_of(block).items() if called is None or module in called}
         self.linears = {inner: module for inner, module in linears.items() if self._config(inner) is not None}

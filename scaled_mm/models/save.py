@@ -28,15 +28,15 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     """Writes a quantized model of transformers: config.json, safetensors, and the tokenizer if one is given.
 
     model: from `quantize_`, `from_pretrained` or `convert_`.
-    path: a folder, created if necessary. Weights and configs of an earlier checkpoint with these names are replaced; weights with other names, which
-        a reader might take for the model's, are refused.
+    path: a folder, created if necessary. model*.safetensors and their index, config.json and generation_config.json in it are replaced. Other
+        *.safetensors, pytorch_model*.bin and adapter_config.json are refused, because a reader might load them.
     format: "compressed-tensors" (vLLM, SGLang, transformers), or "w8a8_int8" (SGLang), which holds dynamic symmetric layers only. transformers 5.24
     reads dense models; int8 experts it cannot read. Int8 layers that transformers would merge on disk (q, k, v of NomicBert; all experts of a layer
     of GraniteMoe) are stored one by one with their names in the model, which vLLM and SGLang may not know.
 
-    Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError, before a file is written, if q, k, v or gate,
-    up of a decoder layer differ in scheme or static scale, because vLLM and SGLang would apply one of them to all; and for a model that
-    `from_pretrained` could not read: one whose class is not transformers', or with tensors that its class does not have.
+    Scales are stored in the model's dtype if that is exact, otherwise in float32. Raises BadParamError before a file is written. Its reasons, besides
+    the arguments: q, k, v or gate, up of a decoder layer differ in scheme or static scale (vLLM and SGLang would apply one of them to all); or
+    `from_pretrained` could not read the model, because its class is not in transformers or it has tensors that its class lacks.
     """
     if format not in FORMATS:
         raise BadParamError(f"format: expected {' or '.join(map(repr, FORMATS))}, got {format!r}")
@@ -113,13 +113,13 @@ def _check_readable(configs: dict[str, str], tensors: dict[str, torch.Tensor]) -
             check_readable(Path(temporary), tensors)
         except ScaledMMError as error:
             reason = str(error).replace(f"{temporary}{os.sep}", "")
-            raise BadParamError(f"model: expected one whose checkpoint from_pretrained reads, which says of this one: {reason}") from None
+            raise BadParamError(f"model: expected one whose checkpoint from_pretrained reads, got: {reason}") from None
 
 
 def _contents(model: torch.nn.Module, names: Names) -> tuple[dict[str, Scheme], list[str], dict[str, torch.Tensor]]:
     """(the scheme of each int8 layer, the linear layers that are not int8, all tensors), by names on disk.
 
-    Linear layers are also listed with their names in the model, where these differ: transformers looks for them, vLLM for those on disk."""
+    Linear layers are also listed with their names in the model, where these differ: transformers looks up these, vLLM the names on disk."""
     dtype = _dtype(model)
     schemes: dict[str, Scheme] = {}
     plain: dict[str, torch.Tensor] = {}
@@ -169,7 +169,7 @@ def _dtype(model: torch.nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if id(p) not in quantized and p.is_floating_point()), torch.bfloat16)
 
 
-# What `save_pretrained` writes, whose older files it replaces, and what readers would load beside or instead of that.
+# Files that `save_pretrained` writes and replaces, and files that a reader might load besides or instead.
 OWN = ("model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json")
 FOREIGN = ("*.safetensors", "pytorch_model*.bin", "adapter_config.json")
 
@@ -193,7 +193,7 @@ def _writable(path: str | os.PathLike) -> Path:
 
 
 def _write(configs: dict[str, str], tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    """Writes configs, and tensors in files of at most 5 GB, which are copied for one file at a time: of an offloaded model they are not in memory."""
+    """Writes configs, and tensors in files of at most 5 GB, of which one is in memory at a time: the model may be offloaded."""
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 

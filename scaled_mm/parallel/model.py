@@ -38,8 +38,8 @@ def parallelize_(model: torch.nn.Module, group=None, *, attention: bool = True) 
 
     Raises BadParamError on all ranks, with the model unchanged, if a decoder layer has fused modules, layers or experts that are not int8, or dynamic
     asymmetric inputs of o or down; if attention is transformers' eager one, whose bits depend on the number of heads; if the models of the ranks
-    differ; or if the logits of a few tokens change, as where attention mixes heads, or on a CPU in float32 where the parts of gate and up are no
-    multiples of 32 and torch's SiLU rounds otherwise.
+    differ; or if the logits of a few tokens change: where attention mixes heads, or in float32 on a CPU with AVX-512, if the parts of gate and up are
+    no multiples of 32 values, because torch's SiLU rounds the last ones otherwise.
     """
     ranks = Ranks.of(group)
     parts: list[Part] = []
@@ -83,7 +83,7 @@ def _same_logits(model: torch.nn.Module, before: list[torch.Tensor]) -> dict[str
     if not same:
         hint = ""
         if any(parameter.device.type == "cpu" and parameter.dtype is torch.float32 for parameter in model.parameters()):
-            hint = f". In float32 on a CPU, torch's activation functions round otherwise in parts of a row that are no multiples of {VECTOR} values"
+            hint = f"; or, in float32 on a CPU, parts of gate and up that are no multiples of {VECTOR} values, which torch's SiLU rounds otherwise"
         raise BadParamError(f"model: expected attention that computes each head by itself, got other logits than those of the whole model{hint}")
     return {}
 

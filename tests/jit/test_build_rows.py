@@ -16,7 +16,7 @@ from scaled_mm.tables import KernelRow, TileTable, available_tables, load_table
 
 def of_one_gpu(table: TileTable) -> TileTable:
     """The table for its oldest GPU, which `check.codes` always adds; by the variable also for the newest that this nvcc knows."""
-    nvcc = toolchain.find_nvcc() if os.environ.get("SCALED_MM_NEWEST_GPU") else None
+    nvcc = toolchain.find_nvcc() if os.environ.get("SCALED_MM_NEWEST_GPU") == "1" else None
     newest = check.codes(table, nvcc)[-1] if nvcc else table.arch
     return table.model_copy(update={"serves": (newest.replace("_", "").rstrip("a"),)})
 

@@ -82,7 +82,7 @@ def test_other_types_stay_dense_and_the_report_says_so(tmp_path):
     dense = {layer.name: layer.reason for layer in report.layers if not layer.fmt}
     assert set(dense) == {f"model.layers.{i}.{name}" for i in range(2) for name in ("self_attn.v_proj", "mlp.down_proj")} | {"lm_head"}
     assert dense["model.layers.0.self_attn.v_proj"] == "blk.0.attn_v.weight is of float16"
-    assert dense["model.layers.1.mlp.down_proj"] == "blk.1.ffn_down.weight is of q6_k (requantize=True makes it q8_0)"
+    assert dense["model.layers.1.mlp.down_proj"] == "blk.1.ffn_down.weight is of q6_k; requantize=True (--requantize) packs it as q8_0"
     assert "lm_head is dense: token_embd.weight is of float16" in str(report) and report.counts()["dense"] == 5
     assert model.lm_head.weight is model.get_input_embeddings().weight and model.config.tie_word_embeddings
     assert distance(logits(model, tokens()), logits(reference, tokens())) < NEAR

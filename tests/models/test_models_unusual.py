@@ -63,13 +63,13 @@ def test_hooks_and_the_training_flag_move_to_the_int8_layer():
     assert len(seen) == 1
 
 
-def test_what_has_hooks_is_not_fused():
+def test_what_has_hooks_is_not_fused_nor_is_the_norm_before_it():
     model, seen = quantized(tiny("llama")), []
     first, second = model.model.layers
     first.input_layernorm.register_forward_hook(lambda *_: seen.append("norm"))
     second.mlp.up_proj.register_forward_hook(lambda *_: seen.append("up"))
     done = sm.fuse_(model)
-    assert len(done.norms) == 3 and done.mlps == ["model.layers.0.mlp"]
+    assert done.norms == ["model.layers.0.post_attention_layernorm", "model.layers.1.input_layernorm"] and done.mlps == ["model.layers.0.mlp"]
     seen.clear()
     model(IDS)
     assert seen == ["norm", "up"]
