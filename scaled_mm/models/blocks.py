@@ -125,11 +125,14 @@ def name_of_activation(function: object) -> str:
 
 
 def replace(root: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
-    """Puts a module in the place of root's module `name`, with its forward and backward hooks and its training flag."""
+    """Puts a module in the place of root's module `name`, with its forward and backward hooks and its training flag. Hooks that compute the weight
+    before each call, as those of torch.nn.utils.prune and weight_norm, are dropped."""
     parent, _, child = name.rpartition(".")
     former = getattr(root.get_submodule(parent), child)
+    computed = "weight" in vars(former)  # no parameter
     for field in vars(former):
-        if field.startswith(("_forward_", "_backward_")):  # the same dictionaries, so handles still remove what they added
+        hooks = field.startswith(("_forward_", "_backward_")) or field == "_is_full_backward_hook"
+        if hooks and not (computed and field.startswith("_forward_pre_")):  # the same dictionaries, so handles still remove what they added
             vars(module)[field] = vars(former)[field]
     module.training = former.training
     setattr(root.get_submodule(parent), child, module)

@@ -42,6 +42,8 @@ def record_calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module], run:
 
     def recorder(index: int, forward: Callable) -> Callable:
         def recorded(*arguments, **options):
+            if not arguments and "hidden_states" not in options:
+                raise BadParamError(f"model: expected layers that read hidden_states, got {type(blocks[index]).__name__} with {', '.join(options)}")
             hidden, rest = (arguments[0], arguments[1:]) if arguments else (options["hidden_states"], ())
             kept = {name: without_cache(name, value) for name, value in options.items() if name != "hidden_states"}
             if index == 0 and any(_is_filled(value) for value in options.values()):

@@ -190,7 +190,9 @@ class _Packer:
             return GgufLayer(name, tensor, reason=f"transformers loaded a weight that the blocks of {tensor} do not have")
         q, fmt = found.q[order].to(self.device), found.fmt
         if again:
-            q, fmt = quantize_block(dequantize_block(q, fmt), _AGAIN, rule="ggml"), _AGAIN
+            q, fmt = quantize_block(dequantize_block(q, fmt), _AGAIN), _AGAIN
+            if not bool(torch.isfinite(q[..., :2].contiguous().view(torch.float16)).all()):
+                return GgufLayer(name, tensor, reason=f"{tensor} is of {found.fmt}, and too large or not finite for {fmt}")
         layer = BlockLinear.from_blocks(q, fmt, linear.bias, mode=self.mode)
         if layer.bias is not None:
             layer.bias = torch.nn.Parameter(layer.bias.to(self.device), requires_grad=False)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -183,7 +184,7 @@ def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn
     dtype = dtype or getattr(parsed, "dtype", None) or torch.float32
     if dtype not in _FLOATS:
         raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
-    with _bad_file(folder / "config.json", f"a config of {name}"), init_empty_weights(include_buffers=False):
+    with _SKELETONS, _bad_file(folder / "config.json", f"a config of {name}"), init_empty_weights(include_buffers=False):
         model = cls._from_config(copy.deepcopy(parsed), dtype=dtype)
         wide = model if dtype is torch.float32 else cls._from_config(parsed, dtype=torch.float32)
     for buffer, computed in zip(model.buffers(), wide.buffers()):  # in float32, as transformers' loader computes them: rotary angles of GPT-J
@@ -307,6 +308,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+
+_SKELETONS = threading.Lock()  # accelerate and transformers change torch for the whole process while they make a model
 
 # Sources of one parameter: [(name on disk, index to write to)]; without indices, (), they follow one another along the first dimension.
 Pieces = list[tuple[str, tuple]]

@@ -54,8 +54,8 @@ def quantize_(
     config: see `Int8Config`. Routers, the output head and the embedding stay as they are.
     calibration: texts, with `tokenizer`, a callable like those of transformers; tensors of token ids, [tokens] or [batch, tokens]; or a function that
         runs the model passed to it, without a KV cache. Padding tokens count like others. None: inputs are quantized dynamically, without smoothing;
-        activation="static" is refused. Linear layers that are not called stay float; without data two runs on a few token ids find them, if the model
-        runs on token ids alone.
+        activation="static" is refused. Linear layers that the data does not reach stay float; without data those stay float whose weights the model
+        reads itself, if it runs on token ids alone.
     device: where decoder layers are computed, one at a time and in float32; default: where the model is. The rest of the model stays where it is,
         so the GPU needs memory for one decoder layer only.
     progress: whether to show a progress bar on stderr.
@@ -98,15 +98,16 @@ def quantize_(
     if calibration is None:
         config = _without_calibration(config)
         calls, inputs, arguments = None, None, []
-        called = _called(model, blocks)
+        chosen = {(block, name): f"{prefix}.{index}.{name}" for index, block in enumerate(blocks) for name in linears_of(block)}
+        read = _stay_float(model, {place: name for place, name in chosen.items() if config.of(name) is not None})
     else:
-        called = None
+        read = set()
         calls, inputs = _recorded(model, blocks, calibration, tokenizer)
         arguments = [tensor for call in calls[0] for tensor in tensors_of((call.hidden, call.rest, call.options))]
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     shared = {parameter for parameter, count in uses.items() if count > 1}
     decided = _Decided(config, _fingerprint(model, config, arguments), resume)
-    parts = [_Block(f"{prefix}.{index}", block, config, decided, shared, called) for index, block in enumerate(blocks)]
+    parts = [_Block(f"{prefix}.{index}", block, config, decided, shared, read) for index, block in enumerate(blocks)]
     with progress_bar(progress, len(blocks), "calibrating") as advance:
         for index, (block, of_block) in enumerate(zip(blocks, parts)):
             if calls is not None:
@@ -163,33 +164,63 @@ class _Placeholder(torch.nn.Module):
         return self.linear[0](x)
 
 
-def _called(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> set[torch.nn.Module] | None:
-    """The linear layers that are called for a few tokens; None if the model does not run on token ids alone.
+Place = tuple[torch.nn.Module, str]  # a layer of the model, and the name of a linear layer in it
 
-    Others may be read without a call, and stay as they are. BadParamError if the model reads the weight of one that it calls too.
-    """
-    called: set[torch.nn.Module] = set()
-    linears = [(block, name, linear) for block in blocks for name, linear in linears_of(block).items()]
-    handles = [linear.register_forward_pre_hook(lambda linear, _: called.add(linear)) for _, _, linear in linears]
+
+def _read_by(run: Callable[[], object], places: Sequence[Place]) -> Exception | None:
+    """What `run` raises if the linear layers have int8 weights; None for nothing."""
+    linears = [block.get_submodule(name) for block, name in places]
+
+    def put(modules) -> None:
+        for (block, name), module in zip(places, modules):
+            parent, _, child = name.rpartition(".")
+            setattr(block.get_submodule(parent), child, module)
+
+    put(map(_Placeholder, linears))
     try:
-        trial(model)
-    except Exception:  # whatever it raises, it needs other arguments
+        run()
         return None
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        return error
+    finally:
+        put(linears)
+
+
+def _not_only_called(run: Callable[[], object], names: dict[Place, str], error: Exception) -> BadParamError:
+    """The error for weights that are read beside a call."""
+    found = [name for place, name in names.items() if _read_by(run, [place])] or list(names.values())
+    got = f"{type(error).__name__} with int8 weights of {', '.join(found[:3])}: {error}"
+    return BadParamError(f"model: expected linear layers whose weights are read by a call only, got {got}")
+
+
+def _stay_float(model: torch.nn.Module, names: dict[Place, str]) -> set[torch.nn.Module]:
+    """The linear layers whose weights the model reads without a call, found by running it on a few tokens. Empty if it does not run on token ids.
+
+    names: of the layers that are to be quantized. BadParamError if the model reads the weight of one that it calls, too.
+    """
+
+    def run() -> None:
+        trial(model)
+
+    if _read_by(run, list(names)) is None:
+        return set()
+    called: set[torch.nn.Module] = set()
+    linears = {place: place[0].get_submodule(place[1]) for place in names}
+    handles = [linear.register_forward_pre_hook(lambda linear, _: called.add(linear)) for linear in linears.values()]
+    try:
+        run()
+    except Exception:  # whatever it raises, it needs other arguments
+        return set()
     finally:
         for handle in handles:
             handle.remove()
-    linears = [one for one in linears if one[2] in called]
-    try:
-        for block, name, linear in linears:
-            replace(block, name, _Placeholder(linear))
-        trial(model)
-    except Exception as error:
-        got = f"{type(error).__name__} with int8 weights: {error}"
-        raise BadParamError(f"model: expected linear layers whose weights are read by a call only, got {got}") from error
-    finally:
-        for block, name, linear in linears:
-            replace(block, name, linear)
-    return called
+    read = {place for place, linear in linears.items() if linear not in called and _read_by(run, [place])}
+    rest = {place: name for place, name in names.items() if place not in read}
+    if error := _read_by(run, list(rest)):
+        raise _not_only_called(run, rest, error) from error
+    return {linears[place] for place in read}
 
 
 def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], list[torch.Tensor]]:
@@ -255,13 +286,11 @@ class _Decided:
 class _Block:
     """One layer of the model: what each linear layer in it gets, and its replacement."""
 
-    def __init__(
-        self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided, shared: set[int], called: set[torch.nn.Module] | None
-    ):
-        """shared: ids of parameters that several modules have. Folding into one would change the others. called: the linear layers that a trial
-        called; others stay float. None: no trial was possible, or calibration data shows them."""
+    def __init__(self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided, shared: set[int], read: set[torch.nn.Module]):
+        """shared: ids of parameters that several modules have. Folding into one would change the others. read: linear layers that
+        stay float, because the model reads their weights itself."""
         self.name, self.block, self.config, self.decided, self.shared = name, block, config, decided, shared
-        linears = {inner: module for inner, module in linears_of(block).items() if called is None or module in called}
+        linears = {inner: module for inner, module in linears_of(block).items() if module not in read}
         self.linears = {inner: module for inner, module in linears.items() if self._config(inner) is not None}
         self.chosen: dict[str, Choice] = {}
         self.folds: list[tuple[Fold, torch.Tensor]] = []
@@ -275,6 +304,9 @@ class _Block:
         groups, outputs = work.observe(calls, hidden)
         read = {name for group in groups for name in group.names}
         self.linears = {name: linear for name, linear in self.linears.items() if name in read}  # others may be read without a call
+        names = {(work.block, name): f"{self.name}.{name}" for name in self.linears}
+        if error := _read_by(lambda: work(calls[0], hidden[0]), list(names)):
+            raise _not_only_called(lambda: work(calls[0], hidden[0]), names, error) from error
         for group in groups:
             names = [name for name in group.names if name in self.linears]
             if not names:

@@ -112,7 +112,7 @@ def _check_readable(configs: dict[str, str], tensors: dict[str, torch.Tensor]) -
         try:
             check_readable(Path(temporary), tensors)
         except ScaledMMError as error:
-            reason = str(error).replace(f"{temporary}{os.sep}", "")
+            reason = str(error).replace(f"{temporary}{os.sep}", "").replace(temporary, "the checkpoint")
             raise BadParamError(f"model: expected one whose checkpoint from_pretrained reads, got: {reason}") from None
 
 

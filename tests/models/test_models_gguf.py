@@ -113,6 +113,18 @@ def test_q6_k_is_quantized_again_if_asked_for_and_the_report_says_so(tmp_path):
     assert distance(logits(model, tokens()), logits(reference, tokens())) < 0.02
 
 
+def test_q6_k_that_is_too_large_for_q8_0_stays_dense(tmp_path, monkeypatch):
+    path = write(tmp_path / "tiny.gguf", {**FORMATS, "ffn_down": "q6_k"})
+    blocks = sm.load_gguf(path)["blk.0.ffn_down.weight"].q.clone()
+    large = torch.tensor([4096.0]).half().view(torch.uint8)
+    content = path.read_bytes()
+    where = content.index(bytes(blocks[0, 0].tolist()))
+    path.write_bytes(content[: where + 208] + bytes(large.tolist()) + content[where + 210 :])
+    _, report = packed(path, requantize=True)
+    reasons = [layer.reason for layer in report.layers if layer.name == "model.layers.0.mlp.down_proj"]
+    assert reasons == ["blk.0.ffn_down.weight is of q6_k, and too large or not finite for q8_0"]
+
+
 def test_requantize_is_a_truth_value_and_an_option_of_packed(file, capsys):
     with pytest.raises(sm.BadParamError, match="requantize: expected True or False, got 'q6_k'"):
         sm.from_gguf(file, requantize="q6_k")

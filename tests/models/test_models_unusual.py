@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
+import torch.nn.utils.prune
 from operands.tiny_models import EXPERTS, MLA, MODELS, SIZES, bert, distance, logits, tiny, tokens, transformers
 
 import scaled_mm as sm
@@ -94,6 +97,68 @@ def test_a_small_factor_of_an_mlp_is_not_lost(factor, dtype):
         sm.fuse_(model)
 
 
+def test_an_mlp_that_treats_some_tokens_otherwise_is_not_fused():
+    """Found by its layer, for what the layer reads; the trial of the MLP alone has four tokens."""
+    model = quantized(tiny("llama"))
+    mlp = model.model.layers[1].mlp
+
+    class CountsTheFirst(type(mlp)):
+        def forward(self, x):
+            out = super().forward(x)
+            return torch.cat([30 * out[:, :3], out[:, 3:]], 1) if x.shape[1] > 4 else out
+
+    mlp.__class__ = CountsTheFirst
+    with pytest.raises(sm.BadParamError, match=r"got outputs of model.layers.1 that differ by .* \(median\) to"):
+        sm.fuse_(model)
+
+
+def test_an_mlp_without_finite_results_is_not_fused():
+    model = quantized(tiny("llama"))
+    mlp = model.model.layers[1].mlp
+    mlp.forward = lambda x, of=mlp.forward: of(x) * float("nan")
+    with pytest.raises(sm.BadParamError, match="got a LlamaMLP that computes something else"):
+        sm.fuse_(model)
+
+
+@pytest.mark.parametrize("returns", [lambda out: [out], lambda out: {"hidden": out}])
+def test_layers_with_other_keywords_and_results_are_fused(returns):
+    model = quantized(tiny("llama"))
+    for layer in model.model.layers:
+
+        def forward(*arguments, x=None, of=layer.forward, **options):
+            return returns(of(x if x is not None else arguments[0], **options))
+
+        layer.forward = forward
+
+    def run(input_ids, **options):
+        hidden = model.model.embed_tokens(input_ids)
+        position = model.model.rotary_emb(hidden, torch.arange(input_ids.shape[1])[None])
+        for layer in model.model.layers:
+            out = layer(x=hidden, position_embeddings=position)
+            hidden = out["hidden"] if isinstance(out, dict) else out[0]
+        return transformers.modeling_outputs.BaseModelOutputWithPast(last_hidden_state=model.model.norm(hidden))
+
+    model.model.forward = run
+    assert len(sm.fuse_(model).norms) == 4
+
+
+def test_fused_modules_have_the_training_flag_of_the_model():
+    model = quantized(tiny("llama")).train()
+    sm.fuse_(model)
+    assert all(module.training for module in model.modules())
+
+
+def test_saving_in_two_threads_leaves_torch_as_it_was(tmp_path):
+    models = [quantized(tiny(name)) for name in ("llama", "qwen3")]
+    threads = [threading.Thread(target=sm.save_pretrained, args=(model, tmp_path / str(i))) for i, model in enumerate(models)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.nn.Linear(2, 2).weight.device.type == "cpu" and torch.get_default_dtype() is torch.float32
+    assert all(torch.equal(logits(sm.from_pretrained(tmp_path / str(i)), IDS), logits(model, IDS)) for i, model in enumerate(models))
+
+
 @pytest.mark.parametrize("error", [KeyError, ValueError, AssertionError, torch.OutOfMemoryError])
 def test_fusing_is_undone_whatever_fails(error, monkeypatch):
     model = quantized(tiny("llama"))
@@ -180,13 +245,71 @@ def test_a_weight_that_is_read_without_a_call_stays():
     assert distance(logits(model, IDS), before) < 0.05
 
 
-def test_a_weight_that_is_read_beside_a_call_is_refused():
+@pytest.mark.parametrize("calibration", [None, tokens()])
+def test_a_weight_that_is_read_beside_a_call_is_refused_by_name_unless_it_is_ignored(calibration):
     model = tiny("llama")
     model.model.layers[1].mlp = ReadsAWeight(model.model.layers[1].mlp, calls=True)
     before = classes(model), logits(model, IDS)
-    with pytest.raises(sm.BadParamError, match="linear layers whose weights are read by a call only, got RuntimeError with int8 weights"):
-        sm.quantize_(model, progress=False)
+    message = "linear layers whose weights are read by a call only, got RuntimeError with int8 weights of model.layers.1.mlp.read: "
+    with pytest.raises(sm.BadParamError, match=message):
+        sm.quantize_(model, None, calibration, progress=False)
     assert classes(model) == before[0] and torch.equal(logits(model, IDS), before[1])
+    report = sm.quantize_(model, sm.Int8Config(ignore=("re:.*mlp.read",)), calibration, progress=False)
+    assert report.counts()["float"] == 1 and distance(logits(model, IDS), before[1]) < 0.05
+
+
+@pytest.mark.parametrize("result", [lambda found: found.logits, lambda found: (found.logits, None), lambda found: [found.logits]])
+def test_weights_are_checked_whatever_the_model_returns(result):
+    class Wrapper(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, ids):
+            return result(self.inner(ids))
+
+    model = Wrapper(tiny("llama"))
+    model.inner.model.layers[1].mlp = ReadsAWeight(model.inner.model.layers[1].mlp, calls=True)
+    with pytest.raises(sm.BadParamError, match="int8 weights of inner.model.layers.1.mlp.read"):
+        sm.quantize_(model, progress=False)
+
+
+def test_layers_that_few_tokens_do_not_reach_are_quantized_without_data():
+    """As cross-attention, and experts without tokens."""
+    model = tiny("llama")
+    model.model.layers[1].extra = torch.nn.Linear(64, 64)
+    assert "float" not in sm.quantize_(model, progress=False).counts()
+    assert type(model.model.layers[1].extra) is nn.Int8Linear
+
+
+def test_what_a_model_changes_for_few_tokens_is_set_back():
+    """BigBird takes another attention for them, and keeps it."""
+    model, forward = tiny("llama"), transformers.LlamaForCausalLM.forward
+
+    class Switches(transformers.LlamaForCausalLM):
+        def forward(self, input_ids, **options):
+            if input_ids.shape[1] < 16 and self.kind == "sparse":
+                self.kind, self.model.norm = "full", torch.nn.Identity()
+            return forward(self, input_ids, **options)
+
+    model.__class__, model.kind = Switches, "sparse"
+    quantized(model)
+    sm.fuse_(model)
+    assert model.kind == "sparse" and not isinstance(model.model.norm, torch.nn.Identity)
+
+
+@pytest.mark.parametrize("style", ["prune", "weight_norm"])
+@pytest.mark.parametrize("calibration", [None, tokens()])
+def test_pruned_and_normalized_weights_are_quantized_as_they_are(style, calibration):
+    model = tiny("llama")
+    up = model.model.layers[1].mlp.up_proj
+    if style == "prune":
+        torch.nn.utils.prune.l1_unstructured(up, "weight", 0.3)
+    else:
+        torch.nn.utils.weight_norm(up)
+    before = logits(model, IDS)
+    sm.quantize_(model, None, calibration, progress=False)
+    assert type(model.model.layers[1].mlp.up_proj) is nn.Int8Linear and distance(logits(model, IDS), before) < 0.05
 
 
 def test_torch_s_own_transformer_layers_are_refused():
