@@ -120,14 +120,14 @@ def opened(path: str | os.PathLike, dtype: torch.dtype | None) -> Checkpoint:
 
 def check_readable(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Raises what `from_pretrained` would, if the tensors were written to a folder that has the configs."""
-    _plan(_int8_skeleton(folder, None), _Unwritten(folder, tensors))
+    _plan(_int8_skeleton(folder, None, shapes_only=True), _Unwritten(folder, tensors))
 
 
-def _int8_skeleton(folder: Path, dtype: torch.dtype | None) -> torch.nn.Module:
+def _int8_skeleton(folder: Path, dtype: torch.dtype | None, shapes_only: bool = False) -> torch.nn.Module:
     source = folder / "config.json"
     config = _json(source)
     schemes = read(config.get("quantization_config"), str(source))
-    model = _skeleton(folder, config, dtype)
+    model = _skeleton(folder, config, dtype, shapes_only)
     _place_int8(model, schemes, str(source))
     return model
 
@@ -164,8 +164,9 @@ def _json(path: Path) -> dict:
     return document
 
 
-def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn.Module:
-    """The float model with parameters on the meta device, and with its buffers."""
+def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None, shapes_only: bool) -> torch.nn.Module:
+    """The float model with parameters on the meta device, and with its buffers. shapes_only: buffers on the meta device too, and another dtype; then
+    nothing changes for other threads meanwhile."""
     import transformers
     from accelerate import init_empty_weights
 
@@ -184,9 +185,10 @@ def _skeleton(folder: Path, config: dict, dtype: torch.dtype | None) -> torch.nn
     dtype = dtype or getattr(parsed, "dtype", None) or torch.float32
     if dtype not in _FLOATS:
         raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
-    with _SKELETONS, _bad_file(folder / "config.json", f"a config of {name}"), init_empty_weights(include_buffers=False):
-        model = cls._from_config(copy.deepcopy(parsed), dtype=dtype)
-        wide = model if dtype is torch.float32 else cls._from_config(parsed, dtype=torch.float32)
+    on_meta = torch.device("meta") if shapes_only else init_empty_weights(include_buffers=False)
+    with _SKELETONS, _bad_file(folder / "config.json", f"a config of {name}"), on_meta:
+        model = cls._from_config(copy.deepcopy(parsed), dtype=torch.get_default_dtype() if shapes_only else dtype)
+        wide = model if shapes_only or dtype is torch.float32 else cls._from_config(parsed, dtype=torch.float32)
     for buffer, computed in zip(model.buffers(), wide.buffers()):  # in float32, as transformers' loader computes them: rotary angles of GPT-J
         buffer.copy_(computed)
     if (folder / "generation_config.json").is_file() and hasattr(model, "generation_config"):

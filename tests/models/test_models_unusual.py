@@ -148,6 +148,16 @@ def test_fused_modules_have_the_training_flag_of_the_model():
     assert all(module.training for module in model.modules())
 
 
+def test_other_threads_make_modules_as_usual_while_a_model_is_saved(tmp_path):
+    model, made = quantized(tiny("llama", torch.bfloat16)), []
+    saving = threading.Thread(target=lambda: [sm.save_pretrained(model, tmp_path) for _ in range(3)])
+    saving.start()
+    while saving.is_alive():
+        made.append(torch.nn.Linear(2, 2).weight)
+    saving.join()
+    assert made and all(weight.device.type == "cpu" and weight.dtype is torch.float32 and bool(weight.any()) for weight in made)
+
+
 def test_saving_in_two_threads_leaves_torch_as_it_was(tmp_path):
     models = [quantized(tiny(name)) for name in ("llama", "qwen3")]
     threads = [threading.Thread(target=sm.save_pretrained, args=(model, tmp_path / str(i))) for i, model in enumerate(models)]
