@@ -83,7 +83,7 @@ def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, ou
         common.say(f"loading {args.model}")
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
-    check_savable(model, out)
+    check_savable(model, out, "--out")
     _check_config(config, model, args.format)
     batches = None if text is None else windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
     with tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
@@ -92,10 +92,9 @@ def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, ou
             try:
                 report = quantize_(model, config, batches, device=device, resume=out / REPORT, offload=folder if args.offload else None)
             except BadParamError as error:
-                if str(out / REPORT) not in str(error):
+                if not str(error).startswith("resume: "):
                     raise
-                reason = str(error).removeprefix("resume: ")
-                raise BadParamError(f"--out: {reason}; delete that file to start anew, or choose another folder") from error
+                raise BadParamError(f"--out: {str(error).removeprefix('resume: ')}") from error  # the file is in that folder
         save_pretrained(model, out, args.format, tokenizer=tokenizer)
     report.save(out / REPORT)
     plot = _plot(report, out)

@@ -124,6 +124,15 @@ def name_of_activation(function: object) -> str:
     raise BadParamError(f"model: expected one of the activations {', '.join(_ACTIVATIONS)}, got {function!r}")
 
 
+OUT_OF_MEMORY = MemoryError, torch.OutOfMemoryError  # what a trial raises that says nothing about the model
+
+
+def check_in_memory(model: torch.nn.Module) -> None:
+    """BadParamError for a parameter on the meta device."""
+    if meta := next((name for name, tensor in model.named_parameters() if tensor.is_meta), None):
+        raise BadParamError(f"model: expected weights, got {meta} on the meta device")
+
+
 def replace(root: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
     """Puts a module in the place of root's module `name`, with its forward and backward hooks and its training flag. Hooks that compute the weight
     before each call, as those of torch.nn.utils.prune and weight_norm, are dropped."""

@@ -67,11 +67,12 @@ def token_batches(calibration: Sequence, tokenizer) -> Iterator[torch.Tensor]:
         yield ids
 
 
-def check_ids(argument: str, model: torch.nn.Module, ids: torch.Tensor, source: str) -> None:
-    """BadParamError for token ids that the model's embedding lacks, as those of another tokenizer. argument: the model's. source: of the ids."""
+def check_ids(argument: str, model: torch.nn.Module, ids: torch.Tensor, source: str = "") -> None:
+    """BadParamError for token ids that the model's embedding lacks, as those of another tokenizer. source: of the ids, if not the argument."""
     try:
         known = getattr(model.get_input_embeddings(), "num_embeddings", None)
     except (AttributeError, NotImplementedError):  # no model of transformers, or one whose embedding it does not know
         known = None
     if known is not None and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < known:
-        raise BadParamError(f"{argument}: expected token ids from 0 to {known - 1} in {source}, got {int(ids.min())} to {int(ids.max())}")
+        found = f" in {source}" if source else ""
+        raise BadParamError(f"{argument}: expected token ids from 0 to {known - 1}{found}, got {int(ids.min())} to {int(ids.max())}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import blocks_of, is_patched, name_of_activation, replace
+from scaled_mm.models.blocks import OUT_OF_MEMORY, blocks_of, check_in_memory, is_patched, name_of_activation, replace
 from scaled_mm.models.calibration import tensors_of, without_cache
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
@@ -69,8 +69,7 @@ def fuse_(model: torch.nn.Module) -> Fused:
         norms = {}  # post_attention_layernorm then is not what the MLP reads (OLMo 2, EXAONE 4, Gemma)
     else:
         norms = NORMS
-    if meta := next((name for name, tensor in model.named_parameters() if tensor.is_meta), None):
-        raise BadParamError(f"model: expected weights, got {meta} on the meta device")
+    check_in_memory(model)
     before = [(module, dict(module._modules)) for block in blocks for module in block.modules()]
     calls = _calls(model, blocks)
     try:
@@ -81,7 +80,8 @@ def fuse_(model: torch.nn.Module) -> Fused:
         if not (done.norms or done.mlps or done.routers):
             what = f"int8 decoder layers with {', '.join(NORMS)} before self_attn and mlp"
             raise BadParamError(f"model: expected {what}, got a {type(model).__name__} without")
-        _tried(model, _EXPECTED)  # what is outside of the layers may read them too
+        with _explained(_EXPECTED):
+            trial(model)  # what is outside of the layers may read them too
     except BaseException:  # whatever it is, the model stays as it was
         for module, children in before:
             module._modules.update(children)
@@ -115,27 +115,30 @@ def _calls(model: torch.nn.Module, blocks: Sequence[torch.nn.Module]) -> list[_C
 
     handles = [block.register_forward_pre_hook(functools.partial(keep, index), with_kwargs=True) for index, block in enumerate(blocks)]
     try:
-        _tried(model, "model: expected one that runs on token ids")
+        with _explained("model: expected one that runs on token ids"):
+            trial(model)
     finally:
         for handle in handles:
             handle.remove()
     return found
 
 
-def _tried(model: torch.nn.Module, expected: str) -> None:
+@contextlib.contextmanager
+def _explained(expected: str, where: str = "") -> Iterator[None]:
+    """Whatever the model raises becomes a BadParamError."""
     try:
-        trial(model)
+        yield
+    except OUT_OF_MEMORY:
+        raise  # not the model's fault
     except Exception as error:
-        raise BadParamError(f"{expected}, got {type(error).__name__}: {error}") from error
+        raise BadParamError(f"{expected}, got {type(error).__name__}{where}: {error}") from error
 
 
 def _fuse_block(name: str, block: torch.nn.Module, call: _Call, norms: dict, done: Fused) -> None:
     """Fuses a decoder layer, and compares its outputs before and after: names of modules do not say what else a layer does with a norm's result."""
     count = sum(map(len, (done.norms, done.mlps, done.routers)))
-    try:
+    with _explained("model: expected decoder layers that run without a KV cache", f" in {name}"):
         wanted = call.run(block)
-    except Exception as error:
-        raise BadParamError(f"model: expected decoder layers that run without a KV cache, got {type(error).__name__} in {name}: {error}") from error
     for norm, (parent, *readers) in norms.items():
         if _fuse_norm(block, norm, parent, readers):
             done.norms.append(f"{name}.{norm}")
@@ -144,10 +147,8 @@ def _fuse_block(name: str, block: torch.nn.Module, call: _Call, norms: dict, don
     done.routers += [f"{name}.{router}" for router in _fuse_routers(block, call.hidden().dtype)]
     if count == sum(map(len, (done.norms, done.mlps, done.routers))):
         return
-    try:
+    with _explained(_EXPECTED, f" in {name}"):
         found = call.run(block)
-    except Exception as error:
-        raise BadParamError(f"{_EXPECTED}, got {type(error).__name__} in {name}: {error}") from error
     hidden, error = call.hidden().float(), (found.float() - wanted.float()).norm(dim=-1)
     added, rounding = (wanted.float() - hidden).norm(dim=-1), 4 * torch.finfo(wanted.dtype).eps * wanted.float().norm(dim=-1)
     # A router may send a token elsewhere if two experts are equally good for it, so of a mixture most tokens count.
@@ -282,6 +283,8 @@ def _computes_the_same(made: GatedMLP, mlp: torch.nn.Module, both: Int8Linear) -
     for scale in (0.1, 1.0, 10.0, 100.0):
         try:
             theirs, ours = mlp(scale * x), made(scale * x)
+        except OUT_OF_MEMORY:
+            raise
         except Exception:  # noqa: BLE001 - whatever it raises, it is no such MLP
             return False
         size = theirs.norm()
@@ -334,6 +337,8 @@ def _softmax_router(router: torch.nn.Module, dtype: torch.dtype) -> SoftmaxRoute
                 made.weight = weight
                 made.__class__ = _also(type(router))
                 return made
+        except OUT_OF_MEMORY:
+            raise
         except Exception:  # noqa: BLE001 - whatever it raises, it is no router
             return None
     return None

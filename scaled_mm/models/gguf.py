@@ -19,7 +19,7 @@ from scaled_mm.gguf.gguf_file import QuantizedTensor, open_gguf, supported
 from scaled_mm.gguf.quantize import quantize_block
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.gguf_k_quants import K_QUANTS
-from scaled_mm.models.blocks import replace
+from scaled_mm.models.blocks import OUT_OF_MEMORY, replace
 from scaled_mm.models.fuse import trial
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.saving import refuse_own_saving
@@ -135,7 +135,7 @@ def from_gguf(
     model = model.to(where).requires_grad_(False)  # packed layers have no gradients: none at all, rather than some
     try:
         trial(model)
-    except (MemoryError, torch.OutOfMemoryError):
+    except OUT_OF_MEMORY:
         raise  # not the model's fault
     except Exception as error:
         raise BadParamError(

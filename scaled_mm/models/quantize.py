@@ -18,10 +18,10 @@ import torch
 
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import activation_of, blocks_of, experts_of, linears_of, replace
+from scaled_mm.models.blocks import OUT_OF_MEMORY, activation_of, blocks_of, check_in_memory, experts_of, linears_of, replace
 from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls, tensors_of
 from scaled_mm.models.config import Int8Config
-from scaled_mm.models.data import token_batches
+from scaled_mm.models.data import check_ids, token_batches
 from scaled_mm.models.fuse import trial
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.report import LayerReport, QuantizationReport
@@ -180,7 +180,7 @@ def _read_by(run: Callable[[], object], places: Sequence[Place]) -> Exception | 
     try:
         run()
         return None
-    except (MemoryError, torch.OutOfMemoryError):
+    except OUT_OF_MEMORY:
         raise
     except Exception as error:
         return error
@@ -211,6 +211,8 @@ def _stay_float(model: torch.nn.Module, names: dict[Place, str]) -> set[torch.nn
     handles = [linear.register_forward_pre_hook(lambda linear, _: called.add(linear)) for linear in linears.values()]
     try:
         run()
+    except OUT_OF_MEMORY:
+        raise
     except Exception:  # whatever it raises, it needs other arguments
         return set()
     finally:
@@ -231,12 +233,9 @@ def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], 
         if isinstance(calibration, str) or not isinstance(calibration, Sequence) or not calibration:
             raise BadParamError(f"calibration: expected texts, tensors of token ids or a function, not empty, got a {type(calibration).__name__}")
         batches = list(token_batches(calibration, tokenizer))
-        if meta := next((name for name, tensor in model.named_parameters() if tensor.is_meta), None):
-            raise BadParamError(f"model: expected weights, got {meta} on the meta device; pass a function that runs the model")
-        known = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "num_embeddings", None)
+        check_in_memory(model)
         for index, batch in enumerate(batches):
-            if known is not None and not 0 <= int(batch.min()) <= int(batch.max()) < known:
-                raise BadParamError(f"calibration[{index}]: expected token ids from 0 to {known - 1}, got {int(batch.min())} to {int(batch.max())}")
+            check_ids(f"calibration[{index}]", model, batch)
         body, where = getattr(model, "base_model", model), next(model.parameters()).device  # without transformers' output head
         calls = record_calls(model, blocks, lambda: [body(batch.to(where)) for batch in batches], skips=True)
         if len(calls[0]) != len(batches):
@@ -254,6 +253,9 @@ def _without_calibration(config: Int8Config) -> Int8Config:
     return dataclasses.replace(config, activation="dynamic", smooth=None, overrides=changes)
 
 
+_ANEW = "delete that file to start anew, or choose another folder"
+
+
 class _Decided:
     """The report while it grows, and its file."""
 
@@ -265,9 +267,12 @@ class _Decided:
         if self.path is not None and self.path.is_dir():
             raise BadParamError(f"resume: expected a file, got the folder {path}")
         if self.path is not None and self.path.exists():
-            earlier = QuantizationReport.load(self.path)
+            try:
+                earlier = QuantizationReport.load(self.path)
+            except BadParamError as error:
+                raise BadParamError(f"resume: {error}; {_ANEW}") from error
             if earlier.fingerprint != fingerprint:
-                raise BadParamError(f"resume: expected a file of the same model, config and calibration data, {self.path} is of others")
+                raise BadParamError(f"resume: expected a file of the same model, config and calibration data, {self.path} is of others; {_ANEW}")
             self.earlier, self.exponents = {layer.name: layer for layer in earlier.layers}, earlier.exponents
         try:
             self.save()  # before the model is changed
@@ -361,7 +366,7 @@ class _Block:
         if wrong := [field for field, right in fits.items() if not right]:
             values = {"exponents": self.decided.exponents.get(layer.name), **dataclasses.asdict(layer)}
             raise BadParamError(
-                f"resume: expected a decision of quantize_ on {layer.name} in {self.decided.path}, got {wrong[0]} {values[wrong[0]]!r:.80}"
+                f"resume: expected a decision of quantize_ on {layer.name} in {self.decided.path}, got {wrong[0]} {values[wrong[0]]!r:.80}; {_ANEW}"
             )
         return Choice(name, Static(layer.rule, scale, zero) if static else None, e, layer.errors)
 

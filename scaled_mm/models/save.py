@@ -73,10 +73,10 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
         tokenizer.save_pretrained(folder)
 
 
-def check_savable(model: torch.nn.Module, path: str | os.PathLike | None = None) -> None:
+def check_savable(model: torch.nn.Module, path: str | os.PathLike | None = None, argument: str = "path") -> None:
     """BadParamError for a model, quantized or not, whose tensors `save_pretrained` could not name, and for a folder that it would refuse."""
     if path is not None:
-        _writable(path)
+        _writable(path, argument)
     names = Names(model)
     for name in model.state_dict():
         if name.rpartition(".")[0] not in names.float_experts | names.experts:
@@ -174,7 +174,7 @@ OWN = ("model*.safetensors", "model.safetensors.index.json", "config.json", "gen
 FOREIGN = ("*.safetensors", "pytorch_model*.bin", "adapter_config.json")
 
 
-def _writable(path: str | os.PathLike) -> Path:
+def _writable(path: str | os.PathLike, argument: str = "path") -> Path:
     """The folder, created if necessary, after a trial whether it can be written to."""
     try:
         folder = Path(path)
@@ -183,12 +183,12 @@ def _writable(path: str | os.PathLike) -> Path:
         own = {file for pattern in OWN for file in folder.glob(pattern)}
         others = sorted(file.name for pattern in FOREIGN for file in folder.glob(pattern) if file not in own)
     except (OSError, TypeError, ValueError) as error:
-        raise BadParamError(f"path: expected a folder that can be written, got {os.fspath(path)!r}: {error}") from None
+        raise BadParamError(f"{argument}: expected a folder that can be written, got {os.fspath(path)!r}: {error}") from None
     for file in sorted(own):
         if file.is_dir():
-            raise BadParamError(f"path: expected a file or none, got the folder {file}")
+            raise BadParamError(f"{argument}: expected a file or none, got the folder {file}")
     if others:
-        raise BadParamError(f"path: expected a folder without the weights of another model, got {folder} with {', '.join(others[:3])}")
+        raise BadParamError(f"{argument}: expected a folder without the weights of another model, got {folder} with {', '.join(others[:3])}")
     return folder
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from scaled_mm.errors import BadParamError
+from scaled_mm.models.blocks import OUT_OF_MEMORY
 
 
 def load_model(
@@ -33,7 +34,7 @@ def load_model(
     cls = transformers.AutoModelForCausalLM if cls is None else cls
     try:
         model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
-    except (MemoryError, torch.OutOfMemoryError):
+    except OUT_OF_MEMORY:
         raise  # not the file's fault
     except Exception as error:  # its loaders raise what their code runs into, ZeroDivisionError for one
         raise BadParamError(f"{argument}: transformers cannot load {path}, {_told(error)}") from error
