@@ -96,11 +96,14 @@ class Checkpoint:
         from transformers.core_model_loading import build_glob_alternation
 
         kept = self.model._get_dtype_plan(self.model.config.dtype)
-        for name in self._plan if kept else ():
+        if not kept:
+            return
+        pattern = build_glob_alternation(list(kept))[0]
+        for name, pieces in self._plan.items():
             parent, _, child = name.rpartition(".")
             tensor = getattr(self.model.get_submodule(parent), child)
-            if tensor.is_floating_point() and build_glob_alternation(list(kept))[0].search(name):
-                tensor.data = tensor if self._files.kind(self._plan[name][0][0])[1] is tensor.dtype else tensor.float()
+            if tensor.is_floating_point() and pattern.search(name) and self._files.kind(pieces[0][0])[1] is not tensor.dtype:
+                tensor.data = tensor.float()
 
     def _tie(self) -> None:
         """Ties weights, but for those that the checkpoint has with other values, as transformers does."""
