@@ -10,11 +10,13 @@ Without GPUs the processes compute on the CPU.
 """
 
 import argparse
+import gc
 import os
 import re
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # it keeps the group for good if it is first imported, as by transformers, while there is one
 import transformers
 
 import scaled_mm as sm
@@ -35,6 +37,17 @@ def main() -> None:
     if "WORLD_SIZE" in os.environ:  # torchrun has set it
         dist.init_process_group()
         group = dist.group.WORLD
+    out = generated(args, device, group)
+    if group is None or dist.get_rank() == 0:
+        print(out)
+    if group is not None:
+        dist.destroy_process_group()
+        gc.collect()  # what is left of the model
+
+
+def generated(args: argparse.Namespace, device: str, group: dist.ProcessGroup | None) -> str:
+    """The text. A function, so that the model and its references to the group go when it returns: on a CPU the group's threads end with the last
+    reference, and they must end before Python does, or torch may abort the process."""
     model = sm.from_pretrained(args.path, device=device, tp=group, tp_attention=not args.whole_attention)  # with a group, each process reads its part
     tokenizer = None
     if not re.fullmatch(r"\d+(,\d+)*", args.prompt):
@@ -42,10 +55,7 @@ def main() -> None:
     ids = tokenizer(args.prompt)["input_ids"] if tokenizer else [int(one) for one in args.prompt.split(",")]
     ids = torch.tensor([ids], device=device)
     out = model.generate(ids, max_new_tokens=args.tokens, do_sample=False, pad_token_id=0)
-    if group is None or dist.get_rank() == 0:
-        print(tokenizer.decode(out[0], skip_special_tokens=True) if tokenizer else ",".join(str(one) for one in out[0].tolist()))
-    if group is not None:
-        dist.destroy_process_group()
+    return tokenizer.decode(out[0], skip_special_tokens=True) if tokenizer else ",".join(str(one) for one in out[0].tolist())
 
 
 if __name__ == "__main__":
