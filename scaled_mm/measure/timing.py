@@ -101,9 +101,9 @@ def summarize(rounds: Sequence[Sequence[float]], calls: int, method: str) -> Tim
     return Timing(us=median, samples=samples, calls_per_graph=calls, method=method, spread=spread)
 
 
-def measure(calls: Sequence[Call], device: torch.device, budget_ms: float = DEFAULT_BUDGET_MS, cold: bool = True) -> Timing:
-    """Times one implementation alone; raises what its calls raise."""
-    runner = open_runner(calls, device, budget_ms, cold)
+def measure(calls: Sequence[Call], device: torch.device, budget_ms: float = DEFAULT_BUDGET_MS, cold: bool = True, regime: str = STANDARD) -> Timing:
+    """Times one implementation alone, as `open_runner` readies it; raises what its calls raise."""
+    runner = open_runner(calls, device, budget_ms, cold, regime)
     try:
         timing = interleave({"": runner})[""]
     finally:

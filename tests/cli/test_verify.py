@@ -17,6 +17,8 @@ import scaled_mm as sm
 from scaled_mm.cli import common, main, verify
 from scaled_mm.cpu import gemm as cpu_gemm
 from scaled_mm.cpu import integer_product
+from scaled_mm.measure import timing
+from scaled_mm.measure.regime import REGIMES
 from scaled_mm.tables import load_table
 
 SHAPES = ["--shape", "1x64x96", "--shape", "33x40x37"]
@@ -43,6 +45,15 @@ def test_verify_reports_times_when_asked(capsys, device):
     status, report = run_json(capsys, "verify", "--device", device, "--shape", "2x16x32", "--time")
     assert status == 0
     assert all(case["median_us"] > 0 for case in report["cases"])
+
+
+def test_verify_does_not_rest_between_products(capsys, monkeypatch):
+    """Rests of 0.6 s for each of 35 products were a fifth of what a new user waited for."""
+    regimes = []
+    monkeypatch.setattr(timing, "measure", lambda *_, regime, **__: regimes.append(REGIMES[regime]) or timing.Timing(1.0, [1.0], 1, ""))
+    status, report = run_json(capsys, "verify", "--device", "cpu", "--shape", "2x16x32", "--time")
+    assert status == 0 and [case["median_us"] for case in report["cases"]] == [1.0] * CASES_PER_SHAPE
+    assert len(regimes) == CASES_PER_SHAPE and all(one.rest_ms == 0 and one.settle_ms <= 5 and one.load_ms == 0 for one in regimes)
 
 
 def test_verify_stops_timing_when_the_time_for_it_is_spent(capsys, monkeypatch):
