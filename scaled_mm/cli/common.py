@@ -6,7 +6,9 @@ import argparse
 import math
 import os
 import re
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,12 +131,36 @@ def writable_folder(option: str, folder: Path) -> Path:
         raise BadParamError(f"{option}: expected a folder that can be written to, got {folder} ({error.strerror})") from error
 
 
+def folder(text: str) -> Path:
+    """An argument that is a folder, by argparse. An empty text, as of an unset variable, is not the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("expected a folder, got an empty text")
+    return Path(text)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends the command with status 143 as Ctrl-C would end it, so that temporary folders are removed."""
+
+    def end(*_) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def text_of(option: str, path: Path) -> str:
     """The text of a file. BadParamError if it cannot be read, or is no UTF-8."""
     from scaled_mm.errors import BadParamError
 
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark first, which is no part of the text
     except (OSError, UnicodeDecodeError) as error:
         raise BadParamError(f"{option}: expected a file of UTF-8 text, got {path} ({getattr(error, 'strerror', None) or error})") from error
 

@@ -99,6 +99,10 @@ def _inputs(tokenizer, prompt: str):
     """The tokens of the prompt, in the chat template if there is one."""
     from scaled_mm.errors import BadParamError
 
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # bytes that the terminal's encoding does not have
+        raise BadParamError(f"PROMPT: expected UTF-8, got {prompt!r}") from error
     if not tokenizer.chat_template:
         return tokenizer(prompt, return_tensors="pt")
     messages = [{"role": "user", "content": prompt}]

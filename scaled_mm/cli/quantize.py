@@ -21,7 +21,7 @@ REPORT = "quantization.json"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file or a name on the Hugging Face hub")
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of the checkpoint; the same command resumes in it")
+    parser.add_argument("--out", required=True, type=common.folder, metavar="DIR", help="folder of the checkpoint; the same command resumes in it")
     parser.add_argument(
         "--calibration",
         type=Path,
@@ -53,8 +53,8 @@ def run(args: argparse.Namespace) -> int:
     config = Int8Config() if args.policy is None else _policy(args.policy)
     if args.format == "w8a8_int8" and config.activation == "auto":
         config = Int8Config(**{**config.to_fields(), "activation": "dynamic"})  # the format holds nothing else
-    if Path(args.model).exists() and Path(args.model).resolve() in (args.out.resolve(), *args.out.resolve().parents):
-        raise BadParamError(f"--out: expected another folder than that of the model, got {args.out}")
+    if args.model and Path(args.model).exists() and Path(args.model).resolve() in (args.out.resolve(), *args.out.resolve().parents):
+        raise BadParamError(f"--out: expected another folder than that of the model, and none in it, got {args.out}")
     text = default_text() if args.calibration is None else None
     if args.calibration is not None and str(args.calibration) != "none":
         text = common.text_of("--calibration", args.calibration)
@@ -86,7 +86,7 @@ def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, ou
     check_savable(model, out, "--out")
     _check_config(config, model, args.format)
     batches = None if text is None else windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
+    with common.terminable(), tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             try:

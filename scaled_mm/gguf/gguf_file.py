@@ -72,7 +72,7 @@ def load_gguf(
     the weight formats of `quantize_block`, the K-quants q4_k, q5_k and q6_k, f32, f16, bf16, f64, i8, i16, i32 and i64, unless such tensors are
     skipped.
     """
-    tensors, shown = open_gguf(path)
+    tensors, _, shown = open_gguf(path)
     if names is not None:
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise BadParamError(f"names: expected None or several names of tensors, got {names!r}")
@@ -91,8 +91,8 @@ def load_gguf(
     return supported(tensors)
 
 
-def open_gguf(path: str | bytes | os.PathLike) -> tuple[Mapping[str, object], str]:
-    """(the gguf package's tensors of a checked file by name, the path as messages show it). Raises as `load_gguf`."""
+def open_gguf(path: str | bytes | os.PathLike) -> tuple[Mapping[str, object], Mapping[str, object], str]:
+    """(the gguf package's tensors of a checked file by name, its fields by key, the path as messages show it). Raises as `load_gguf`."""
     try:
         from gguf import GGML_QUANT_SIZES, GGUFReader
     except ModuleNotFoundError as error:
@@ -108,7 +108,7 @@ def open_gguf(path: str | bytes | os.PathLike) -> tuple[Mapping[str, object], st
         reader = GGUFReader(path, "c")
     except (ValueError, IndexError, KeyError, OverflowError) as error:  # the file has changed since, or a newer reader refuses it
         raise BadParamError(f"path: expected a GGUF file, got {shown}: {error}") from error
-    return {tensor.name: tensor for tensor in reader.tensors}, shown
+    return {tensor.name: tensor for tensor in reader.tensors}, reader.fields, shown
 
 
 def supported(tensors: Mapping[str, object]) -> dict[str, QuantizedTensor | torch.Tensor]:

@@ -9,6 +9,7 @@ Dense models only. `scaled_mm.from_pretrained` loads experts too; `scaled_mm.con
 from __future__ import annotations
 
 import torch
+from safetensors import safe_open
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -18,6 +19,19 @@ from scaled_mm.models.scheme import read
 from scaled_mm.nn.linear import Int8Linear
 
 METHOD = "w8a8_int8"
+
+
+def _check_int8(schemes, files) -> None:
+    """BadParamError for a weight with a scale that is not int8: transformers would convert it without a word."""
+    dtypes = {}
+    for file in files:
+        if str(file).endswith(".safetensors"):
+            with safe_open(file, "pt") as tensors:
+                dtypes |= {name: tensors.get_slice(name).get_dtype() for name in tensors.keys()}
+    for name, dtype in dtypes.items():
+        layer = name.removesuffix(".weight")
+        if layer != name and f"{layer}.weight_scale" in dtypes and dtype != "I8" and schemes.of(layer) is not None:
+            raise BadParamError(f"{name}: expected int8 in the checkpoint, got {dtype}")
 
 
 @register_quantization_config(METHOD)
@@ -37,13 +51,16 @@ class W8A8Int8Quantizer(HfQuantizer):
 
     requires_calibration = True
 
-    def _process_model_before_weight_loading(self, model, **_):
+    def _process_model_before_weight_loading(self, model, checkpoint_files=None, **_):
         if experts_of(model):
             raise BadParamError("model: expected one without experts; scaled_mm.from_pretrained loads int8 experts")
         schemes = read(self.quantization_config.to_dict(), "config.json")
         head = model.get_output_embeddings()
+        _check_int8(schemes, checkpoint_files or ())
+        prefix = model.base_model_prefix
+        outer = f"{prefix}." if prefix and not hasattr(model, prefix) else ""  # of a model without its head, which has shorter names
         for name, linear in [(name, module) for name, module in model.named_modules() if type(module) is torch.nn.Linear]:
-            if linear is not head and schemes.of(name) is not None:
+            if linear is not head and schemes.of(outer + name) is not None:
                 options = dict(device=linear.weight.device, dtype=linear.weight.dtype)
                 replace(model, name, Int8Linear(linear.in_features, linear.out_features, linear.bias is not None, **options))
 

@@ -21,9 +21,10 @@ from scaled_mm.rowwise.int8 import quantize_int8
 def cutlass_scaled_mm(
     a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, out_dtype: torch.dtype, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`vllm._custom_ops.cutlass_scaled_mm` for int8. a: int8 [M, K]. b: int8 [K, N]. scale_a: float32, one value or [M, 1]. scale_b: float32, one
-    value, [N], [1, N] or [N, 1]. out_dtype: bfloat16 or float16. bias: [N] in out_dtype. Returns [M, N]."""
-    return scaled_mm(a, b, scale_a.reshape(-1, 1), scale_b.reshape(1, -1), bias, out_dtype=out_dtype)
+    """`vllm._custom_ops.cutlass_scaled_mm` for int8. a: int8 [..., K], M rows in all. b: int8 [K, N]. scale_a: float32, one value or M of any shape.
+    scale_b: float32, one value, [N], [1, N] or [N, 1]. out_dtype: bfloat16 or float16. bias: [N] in out_dtype. Returns [..., N]."""
+    out = scaled_mm(_rows(a), b, _vector("scale_a", scale_a, (-1, 1)), _vector("scale_b", scale_b, (1, -1)), bias, out_dtype=out_dtype)
+    return out.view(*a.shape[:-1], out.shape[-1])
 
 
 def cutlass_scaled_mm_azp(
@@ -37,10 +38,24 @@ def cutlass_scaled_mm_azp(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`vllm._custom_ops.cutlass_scaled_mm_azp`: (a - azp) b, scaled. azp_adj: int32 [N] or [1, N]: the sums of b over K, times the zero point if azp
-    is None. azp: int32 [M, 1], a zero point of each token, or None. The others as in `cutlass_scaled_mm`."""
-    zero = torch.ones(1, dtype=torch.int32, device=a.device) if azp is None else azp.reshape(-1, 1)
-    scales = scale_a.reshape(-1, 1), scale_b.reshape(1, -1)
-    return scaled_mm(a, b, *scales, bias, out_dtype=out_dtype, a_zero_point=zero, b_column_sums=azp_adj.reshape(1, -1))
+    is None. azp: int32, M values of any shape, a zero point of each token, or None. The others as in `cutlass_scaled_mm`."""
+    rows, sums = _rows(a), _vector("azp_adj", azp_adj, (1, -1))
+    zero = torch.ones(1, dtype=torch.int32, device=a.device) if azp is None else _vector("azp", azp, (-1, 1))
+    scales = _vector("scale_a", scale_a, (-1, 1)), _vector("scale_b", scale_b, (1, -1))
+    out = scaled_mm(rows, b, *scales, bias, out_dtype=out_dtype, a_zero_point=zero, b_column_sums=sums)
+    return out.view(*a.shape[:-1], out.shape[-1])
+
+
+def _rows(a: object) -> torch.Tensor:
+    """a as [M, K]; what `scaled_mm` refuses stays as it is."""
+    return a.flatten(0, -2) if isinstance(a, torch.Tensor) and a.dim() > 2 else a
+
+
+def _vector(name: str, value: object, shape: tuple[int, int]) -> torch.Tensor:
+    """A tensor of any shape as a row or column. BadParamError for anything else."""
+    if not isinstance(value, torch.Tensor):
+        raise BadParamError(f"{name}: expected a tensor, got {type(value).__name__}")
+    return value.reshape(shape)
 
 
 def scaled_int8_quant(
@@ -90,12 +105,11 @@ def _kernel_class(cutlass: type) -> type:
         def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None, **_) -> torch.Tensor:
             """[..., K] to [..., N]."""
             weight, weight_scale, input_scale, input_zero_point, sums = self._get_layer_params(layer)
-            q, scale, zero = scaled_int8_quant(x.reshape(-1, x.shape[-1]), input_scale, input_zero_point, symmetric=sums is None)
+            q, scale, zero = scaled_int8_quant(x, input_scale, input_zero_point, symmetric=sums is None)
             operands = q, weight, scale, weight_scale, x.dtype
             if sums is None:
-                out = cutlass_scaled_mm(*operands, bias)
-            else:  # with a static zero point vLLM has multiplied the sums by it
-                out = cutlass_scaled_mm_azp(*operands, sums, None if input_zero_point is not None else zero, bias)
-            return out.view(*x.shape[:-1], -1)
+                return cutlass_scaled_mm(*operands, bias)
+            # With a static zero point vLLM has multiplied the sums by it.
+            return cutlass_scaled_mm_azp(*operands, sums, None if input_zero_point is not None else zero, bias)
 
     return ScaledMMInt8LinearKernel

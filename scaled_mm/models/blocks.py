@@ -124,7 +124,9 @@ def name_of_activation(function: object) -> str:
     raise BadParamError(f"model: expected one of the activations {', '.join(_ACTIVATIONS)}, got {function!r}")
 
 
-OUT_OF_MEMORY = MemoryError, torch.OutOfMemoryError  # what a trial raises that says nothing about the model
+def lacks_memory(error: Exception) -> bool:
+    """Whether an error says that memory ran out, and nothing about the model or file."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)  # torch's allocator on a CPU
 
 
 def check_in_memory(model: torch.nn.Module) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import OUT_OF_MEMORY, blocks_of, check_in_memory, is_patched, name_of_activation, replace
+from scaled_mm.models.blocks import blocks_of, check_in_memory, is_patched, lacks_memory, name_of_activation, replace
 from scaled_mm.models.calibration import tensors_of, without_cache
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear
@@ -128,9 +128,9 @@ def _explained(expected: str, where: str = "") -> Iterator[None]:
     """Whatever the model raises becomes a BadParamError."""
     try:
         yield
-    except OUT_OF_MEMORY:
-        raise  # not the model's fault
     except Exception as error:
+        if lacks_memory(error):
+            raise  # not the model's fault
         raise BadParamError(f"{expected}, got {type(error).__name__}{where}: {error}") from error
 
 
@@ -283,9 +283,9 @@ def _computes_the_same(made: GatedMLP, mlp: torch.nn.Module, both: Int8Linear) -
     for scale in (0.1, 1.0, 10.0, 100.0):
         try:
             theirs, ours = mlp(scale * x), made(scale * x)
-        except OUT_OF_MEMORY:
-            raise
-        except Exception:  # noqa: BLE001 - whatever it raises, it is no such MLP
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it is no such MLP
+            if lacks_memory(error):
+                raise
             return False
         size = theirs.norm()
         if size != 0 and not ((ours - theirs).norm() < MLP_MAY_DIFFER * size and abs((ours * theirs).sum() / size**2 - 1) < MLP_MAY_GROW):
@@ -337,9 +337,9 @@ def _softmax_router(router: torch.nn.Module, dtype: torch.dtype) -> SoftmaxRoute
                 made.weight = weight
                 made.__class__ = _also(type(router))
                 return made
-        except OUT_OF_MEMORY:
-            raise
-        except Exception:  # noqa: BLE001 - whatever it raises, it is no router
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it is no router
+            if lacks_memory(error):
+                raise
             return None
     return None
 

@@ -6,8 +6,9 @@ import dataclasses
 import importlib.util
 import os
 import types
+import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from scaled_mm.gguf.gguf_file import QuantizedTensor, open_gguf, supported
 from scaled_mm.gguf.quantize import quantize_block
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.gguf_k_quants import K_QUANTS
-from scaled_mm.models.blocks import OUT_OF_MEMORY, replace
+from scaled_mm.models.blocks import lacks_memory, replace
 from scaled_mm.models.fuse import trial
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.saving import refuse_own_saving
@@ -53,11 +54,13 @@ class GgufLayer:
 
 @dataclasses.dataclass
 class GgufReport:
-    """layers: all linear layers, in the order of the model. packed_bytes: of the packed weights. dense_bytes: of all other parameters."""
+    """layers: all linear layers, in the order of the model. packed_bytes: of the packed weights. dense_bytes: of all other parameters.
+    unused: tensors of the file that transformers' model has no place for."""
 
     layers: list[GgufLayer]
     packed_bytes: int = 0
     dense_bytes: int = 0
+    unused: list[str] = dataclasses.field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
         """How many layers have each format ("q4_k as q4_1" if converted), and how many are "dense"."""
@@ -70,7 +73,8 @@ class GgufReport:
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in self.counts().items())
         lines = [f"linear layers: {counts}; {self.packed_bytes / 1e6:.1f} MB packed, {self.dense_bytes / 1e6:.1f} MB dense"]
-        return "\n".join(lines + [f"{layer.name} is dense: {layer.reason}" for layer in self.layers if layer.reason])
+        lines += [f"{layer.name} is dense: {layer.reason}" for layer in self.layers if layer.reason]
+        return "\n".join(lines + ([f"not used: {', '.join(self.unused)}"] if self.unused else []))
 
 
 @torch.no_grad()
@@ -101,10 +105,13 @@ def from_gguf(
     change of the embedding does not reach the head.
     The peak of memory is that of transformers' loader, which holds all weights in dtype. Each dense weight is freed when its layer is packed.
 
+    Warns of tensors in the file that transformers' model has no place for, such as biases that its class does not have.
+
     Returns the model. It has no gradients, and cannot be saved: the file is its checkpoint.
     Raises ImportError without the packages gguf, transformers or accelerate; OSError if the file cannot be opened; BadParamError naming `path` for a
-    file that is malformed, that lacks a tensor of its model, or that transformers cannot load, and for a model that reads the weights of its linear
-    layers itself (Mamba); BadParamError (mode, device, requantize), DeviceNotSupportedError, or BadTensorDtypeError (dtype).
+    file that is malformed, that is one part of several, that lacks a tensor of its model, or that transformers cannot load, and for a model that
+    reads the weights of its linear layers itself (Mamba); BadParamError (mode, device, requantize), DeviceNotSupportedError, or BadTensorDtypeError
+    (dtype).
     """
     dtype = torch.float32 if dtype is None else dtype
     if dtype not in _FLOATS:
@@ -118,11 +125,16 @@ def from_gguf(
     if mode == "w4a16" and dtype is torch.float32:
         raise BadParamError("mode: expected auto, w4a8 or w16a16 with dtype float32, got w4a16")
     checks.usable_device(where)
-    tensors, shown = open_gguf(path)  # checks the file before transformers reads it
+    tensors, fields, shown = open_gguf(path)  # checks the file before transformers reads it
+    _check_whole(tensors, fields, shown)
     _check_packages()
     model = load_model(path, dtype=dtype, argument="path")
     packer = _Packer(model, supported(tensors), where, mode, requantize)
     packer.check_tensors(tensors, shown)
+    # transformers has names of its own for experts, which it merges.
+    unused = [name for name in tensors if name not in packer.in_model and "_exps." not in name]
+    if unused:
+        warnings.warn(f"{shown}: a {type(model).__name__} of transformers does not use {_few(unused)}", stacklevel=3)
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     layers = []
     with progress_bar(progress, len(names), "packing") as advance:
@@ -135,16 +147,16 @@ def from_gguf(
     model = model.to(where).requires_grad_(False)  # packed layers have no gradients: none at all, rather than some
     try:
         trial(model)
-    except OUT_OF_MEMORY:
-        raise  # not the model's fault
     except Exception as error:
+        if lacks_memory(error):
+            raise  # not the model's fault
         raise BadParamError(
             f"path: expected a model whose linear layers can be replaced, got a {type(model).__name__}, which transformers loads dequantized; "
             f"with packed layers {type(error).__name__}: {error}"
         ) from error
     if report is not None:
         packed = sum(module.packed.nbytes for module in model.modules() if isinstance(module, BlockLinear))
-        report(GgufReport(layers, packed, sum(parameter.nbytes for parameter in model.parameters())))
+        report(GgufReport(layers, packed, sum(parameter.nbytes for parameter in model.parameters()), unused))
     return model
 
 
@@ -153,7 +165,8 @@ class _Packer:
 
     def __init__(self, model: torch.nn.Module, tensors: dict[str, QuantizedTensor | torch.Tensor], device, mode: str, requantize: bool):
         self.model, self.tensors, self.device, self.mode, self.requantize = model, tensors, device, mode, requantize
-        self.in_file = {ours: theirs for theirs, ours in _names_of_transformers(model).items()}
+        self.in_model = _names_of_transformers(model)
+        self.in_file = {ours: theirs for theirs, ours in self.in_model.items()}
         self.names = dict.fromkeys(name for name, _ in model.named_parameters())  # of tied parameters the first name
         self.uses: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -161,10 +174,10 @@ class _Packer:
 
     def check_tensors(self, there: Container[str], path: str) -> None:
         """Refuses a file without a tensor of the model, because transformers gives such parameters random values. there: the file's tensors."""
-        lacking = [name for ours, name in self.in_file.items() if name not in there and ours in self.names]
+        # Of experts transformers' names lack the suffix.
+        lacking = [name for ours, name in self.in_file.items() if name not in there and f"{name}.weight" not in there and ours in self.names]
         if lacking:
-            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-            raise BadParamError(f"path: expected the tensors of a {type(self.model).__name__}, {path} has no {lacking[0]}{more}")
+            raise BadParamError(f"path: expected the tensors of a {type(self.model).__name__}, {path} has no {_few(lacking)}")
 
     def pack(self, name: str) -> GgufLayer:
         """Replaces a linear layer if the blocks of its tensor have its weight."""
@@ -212,6 +225,24 @@ class _Packer:
         for heads in dict.fromkeys(getattr(config, field, None) for field in ("num_attention_heads", "num_key_value_heads")):
             if isinstance(heads, int) and heads > 0 and rows % (2 * heads) == 0:
                 yield torch.arange(rows, device="cpu").view(heads, -1, 2).transpose(1, 2).reshape(-1)
+
+
+def _check_whole(tensors: Mapping[str, object], fields: Mapping[str, object], shown: str) -> None:
+    """BadParamError for a file without the sizes of its model, for which transformers would take those of a large one, or without its last layer."""
+    arch = fields["general.architecture"].contents() if "general.architecture" in fields else ""
+    for key in ("general.architecture", f"{arch}.block_count", f"{arch}.embedding_length"):
+        if key not in fields:
+            raise BadParamError(f"path: expected a model, got {shown} without {key}")
+    parts = fields["split.count"].contents() if "split.count" in fields else 1
+    if parts > 1:
+        raise BadParamError(f"path: expected a whole model, got {shown}, one of {parts} files; llama.cpp's gguf-split --merge joins them")
+    layers = fields[f"{arch}.block_count"].contents()
+    if layers and not any(f"blk.{layers - 1}." in name for name in tensors):
+        raise BadParamError(f"path: expected the tensors of {layers} layers, {shown} has none of blk.{layers - 1}")
+
+
+def _few(names: list[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def _kind(found: QuantizedTensor | torch.Tensor | None) -> str:

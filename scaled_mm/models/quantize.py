@@ -18,7 +18,7 @@ import torch
 
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import OUT_OF_MEMORY, activation_of, blocks_of, check_in_memory, experts_of, linears_of, replace
+from scaled_mm.models.blocks import activation_of, blocks_of, check_in_memory, experts_of, lacks_memory, linears_of, replace
 from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls, tensors_of
 from scaled_mm.models.config import Int8Config
 from scaled_mm.models.data import check_ids, token_batches
@@ -180,9 +180,9 @@ def _read_by(run: Callable[[], object], places: Sequence[Place]) -> Exception | 
     try:
         run()
         return None
-    except OUT_OF_MEMORY:
-        raise
     except Exception as error:
+        if lacks_memory(error):
+            raise
         return error
     finally:
         put(linears)
@@ -211,9 +211,9 @@ def _stay_float(model: torch.nn.Module, names: dict[Place, str]) -> set[torch.nn
     handles = [linear.register_forward_pre_hook(lambda linear, _: called.add(linear)) for linear in linears.values()]
     try:
         run()
-    except OUT_OF_MEMORY:
-        raise
-    except Exception:  # whatever it raises, it needs other arguments
+    except Exception as error:  # whatever it raises, it needs other arguments
+        if lacks_memory(error):
+            raise
         return set()
     finally:
         for handle in handles:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import OUT_OF_MEMORY
+from scaled_mm.models.blocks import lacks_memory
 
 
 def load_model(
@@ -34,9 +34,9 @@ def load_model(
     cls = transformers.AutoModelForCausalLM if cls is None else cls
     try:
         model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
-    except OUT_OF_MEMORY:
-        raise  # not the file's fault
     except Exception as error:  # its loaders raise what their code runs into, ZeroDivisionError for one
+        if lacks_memory(error):
+            raise  # not the file's fault
         raise BadParamError(f"{argument}: transformers cannot load {path}, {_told(error)}") from error
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from scaled_mm.core.checks import check_device, check_strided
@@ -28,14 +30,19 @@ def paged_attention(
 
     query: float [sequences, num_heads, D] or [sequences, num_heads * D]. key_cache, value_cache: query's dtype, [pages, page, kv_heads, D].
     context_lens: int32 or int64 [sequences], the new token included; 0: the result is 0. block_tables: int32 or int64 [sequences, pages of a
-    sequence at most]; entries past a sequence's end are not read. scale: usually 1 / sqrt(D).
+    sequence at most]; entries past a sequence's end are not read. scale: a finite number, usually 1 / sqrt(D).
 
     Returns query's shape and dtype. float16 and bfloat16 on a GPU use `torch.nn.attention.varlen.varlen_attn` if it accepts block tables (torch
-    2.13). Other calls gather the pages and compute in float32. Values of context_lens and block_tables are checked on a CPU only. Attention is
-    outside of the bit-exactness guarantee. Raises a ScaledMMError subclass that names the argument.
+    2.13). Other calls gather the pages and compute in float32, under autocast too. A NaN that is read makes its heads NaN.
+    Values of context_lens and block_tables are checked on a CPU only. Attention is outside of the bit-exactness guarantee. Raises a
+    ScaledMMError subclass that names the argument.
     """
     sequences, size = _check(query, key_cache, value_cache, context_lens, block_tables, num_heads, kv_heads)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+        raise BadParamError(f"scale: expected a finite number, got {scale!r}")
     rows = query.reshape(sequences, num_heads, size)
+    if key_cache.shape[0] == 0:  # no sequence has a token
+        return torch.zeros_like(query)
     if query.is_cuda and query.dtype is not torch.float32 and (varlen := _varlen()) is not None:
         out = _by_varlen(varlen, rows, key_cache, value_cache, context_lens, block_tables, scale)
     else:
@@ -47,16 +54,18 @@ def _by_gathering(query, key_cache, value_cache, context_lens, block_tables, sca
     page = key_cache.shape[1]
     places = torch.arange(block_tables.shape[1] * page, device=query.device)
     read = places[None] < context_lens[:, None]  # [S, L]
-    tables = torch.where(read.view(len(read), -1, page).any(-1), block_tables, 0).long()
+    tables = torch.where(read.view(*block_tables.shape, page).any(-1), block_tables, 0).long()
 
     def gathered(cache: torch.Tensor) -> torch.Tensor:
         """[S, heads, L, D], float32; places that are not read are 0, whatever is stored there."""
         pages = cache[tables].flatten(1, 2).float()
         return torch.where(read[:, :, None, None], pages, 0.0).repeat_interleave(repeats, 2).transpose(1, 2)
 
-    scores = (query.float()[:, :, None] @ gathered(key_cache).transpose(2, 3))[:, :, 0] * scale
-    probabilities = scores.masked_fill(~read[:, None], float("-inf")).softmax(-1).nan_to_num(0.0) if places.numel() else scores
-    return (probabilities[:, :, None] @ gathered(value_cache))[:, :, 0].to(query.dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        scores = (query.float()[:, :, None] @ gathered(key_cache).transpose(2, 3))[:, :, 0] * scale
+        probabilities = scores.masked_fill(~read[:, None], float("-inf")).softmax(-1) if places.numel() else scores
+        probabilities = probabilities.masked_fill((context_lens == 0)[:, None, None], 0.0)
+        return (probabilities[:, :, None] @ gathered(value_cache))[:, :, 0].to(query.dtype)
 
 
 def _varlen():
@@ -89,7 +98,7 @@ def _check(query, key_cache, value_cache, context_lens, block_tables, num_heads,
     check_float("query", query)
     if not (query.dim() == 3 and query.shape[1] == num_heads or query.dim() == 2 and query.shape[1] % num_heads == 0):
         raise BadTensorShapeError(f"query: expected [sequences, {num_heads}, D] or [sequences, {num_heads} * D], got {list(query.shape)}")
-    sequences, size = query.shape[0], query[0:1].numel() // num_heads if query.shape[0] else query.shape[-1]
+    sequences, size = query.shape[0], query.shape[1:].numel() // num_heads
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         check_float(name, cache, (query.dtype,))
         check_device(name, cache, query.device)
@@ -103,7 +112,7 @@ def _check(query, key_cache, value_cache, context_lens, block_tables, num_heads,
         if tensor.dim() != dims or tensor.shape[0] != sequences:
             shape = f"[{sequences}]" if dims == 1 else f"[{sequences}, pages]"
             raise BadTensorShapeError(f"{name}: expected {shape}, got {list(tensor.shape)}")
-    if not query.is_cuda and sequences:
+    if query.device.type == "cpu" and sequences:
         _check_values(key_cache, context_lens, block_tables)
     return sequences, size
 

@@ -7,7 +7,7 @@ import torch
 from scaled_mm.errors import BadParamError, BadTensorShapeError
 from scaled_mm.layers.linear import int8_linear
 from scaled_mm.nn.quantized import QuantizedActivation
-from scaled_mm.nn.weights import Float32Scales
+from scaled_mm.nn.weights import Float32Scales, wrong_int8
 from scaled_mm.products.gemm import scaled_mm
 from scaled_mm.products.prepared_weight import PreparedWeight, prepare_weight
 from scaled_mm.rowwise.int8 import quantize_int8
@@ -27,6 +27,7 @@ class Int8Linear(Float32Scales):
     is_shard = False  # whether the layer has a rank's part of the weight: scaled_mm.parallel
     scales = ("weight_scale", "input_scale")
     weights = ("weight",)
+    zero_points = ("input_zero_point",)
 
     def __init__(
         self,
@@ -68,8 +69,8 @@ class Int8Linear(Float32Scales):
         for name, value in (("input_scale", input_scale), ("input_zero_point", input_zero_point)):
             if value is not None and value.numel() != 1:
                 raise BadTensorShapeError(f"{name}: expected one value, got {list(value.shape)}")
-        if input_zero_point is not None and not input_zero_point.is_meta and not -128 <= (value := int(input_zero_point)) <= 127:
-            raise BadParamError(f"input_zero_point: expected a value from -128 to 127, got {value}")
+        if input_zero_point is not None and (wrong := wrong_int8(input_zero_point)):
+            raise BadParamError(f"input_zero_point: {wrong}")
         if bias is not None and bias.shape != weight.shape[:1]:
             raise BadTensorShapeError(f"bias: expected [{weight.shape[0]}], got {list(bias.shape)}")
         symmetric = input_zero_point is None if input_scale is not None else symmetric
@@ -103,7 +104,9 @@ class Int8Linear(Float32Scales):
         return int8_linear(x, weight, self.weight_scale, bias, input_scale=self.input_scale, input_zero_point=self.input_zero_point)
 
     def _of_quantized(self, q, scale, zero_point, dtype) -> torch.Tensor:
-        rows = q.reshape(q.shape[:-1].numel(), self.in_features)
+        if q.dim() == 0 or q.shape[-1] != self.in_features:
+            raise BadTensorShapeError(f"x: expected [..., {self.in_features}], got {list(q.shape)}")
+        rows = q[None] if q.dim() == 1 else q.flatten(0, -2)
         bias = self.bias if self.bias is None or self.bias.dtype in (dtype, torch.float32) else self.bias.float()
         if zero_point is not None:
             zero_point = zero_point.reshape(-1, 1)

@@ -303,7 +303,7 @@ def _combine_by_kernel(y, topk_weights, rows, out=None) -> torch.Tensor | None:
 def _combine(y, topk_weights, rows) -> torch.Tensor:
     total = wide(y.new_zeros((rows.shape[0], y.shape[1])))
     weights = topk_weights.to(total.dtype)
-    padded = torch.cat((y, y.new_zeros((1, y.shape[1]))))  # the last row: of choices without one
+    padded = torch.nn.functional.pad(y, (0, 0, 0, 1))  # the last row: of choices without one. autocast refuses `cat` of some dtypes
     for j in range(rows.shape[1]):
         here = rows[:, j, None] >= 0
         row = torch.where(here[:, 0], rows[:, j], y.shape[0]).to(torch.int64)

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import shutil
+import signal
 
 import pytest
 import torch
@@ -337,3 +338,33 @@ def test_progress_without_a_terminal_is_lines(monkeypatch, capsys):
 def test_a_missing_gguf_file_is_not_looked_for_on_the_hub(capsys):
     assert main(["generate", "nofolder/x.gguf", "Hello"]) == 2
     assert "there is no nofolder/x.gguf" in capsys.readouterr().err
+
+
+def test_an_empty_folder_and_a_prompt_that_is_no_text_are_refused(model_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["quantize", str(model_folder), "--out", ""])
+    assert "--out: expected a folder, got an empty text" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    refused(capsys, "PROMPT: expected UTF-8, got 'caf\\udce9'", "generate", model_folder, "caf\udce9")
+    refused(capsys, "--out: expected another folder than that of the model, and none in it", "quantize", model_folder, "--out", model_folder / "q")
+
+
+def test_sigterm_leaves_no_temporary_folder(model_folder, tmp_path, monkeypatch):
+    from scaled_mm.models import quantize
+
+    def ends(*_, **__):
+        assert any(path.name.startswith(".int8") for path in (tmp_path / "out").iterdir())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(quantize, "quantize_", ends)
+    with pytest.raises(SystemExit) as ended:
+        main(["quantize", str(model_folder), "--out", str(tmp_path / "out"), "--offload"])
+    assert ended.value.code == 143 and not (tmp_path / "out").exists() and signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_mark_at_the_start_of_a_text_file_is_not_text(tmp_path):
+    from scaled_mm.cli import common
+
+    (tmp_path / "text").write_bytes(b"\xef\xbb\xbfwords")
+    assert common.text_of("--text", tmp_path / "text") == "words"

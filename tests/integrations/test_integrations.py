@@ -59,6 +59,33 @@ def test_the_quantizers_have_vllms_and_sglangs_signatures():
     assert torch.equal(out, vllm.cutlass_scaled_mm(a, b, scale_a, scale_b, torch.bfloat16, bias))
 
 
+def test_the_products_take_what_the_quantizers_return_for_three_dimensions():
+    x = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    _, b, _, scale_b, bias = operands()
+    q, scale, _ = vllm.scaled_int8_quant(x)
+    out = vllm.cutlass_scaled_mm(q, b, scale, scale_b, torch.bfloat16, bias)
+    assert torch.equal(out, sm.int8_linear(x, b.t(), scale_b, bias))
+    assert torch.equal(vllm.cutlass_scaled_mm(q, b, scale.view(2, 3, 1), scale_b, torch.bfloat16, bias), out)
+    q, scale, azp = vllm.scaled_int8_quant(x, symmetric=False)
+    sums = b.sum(0, dtype=torch.int32)
+    rows = vllm.cutlass_scaled_mm_azp(q.view(6, 64), b, scale, scale_b, torch.bfloat16, sums, azp, bias)
+    assert torch.equal(vllm.cutlass_scaled_mm_azp(q, b, scale, scale_b, torch.bfloat16, sums, azp, bias), rows.view(2, 3, 48))
+
+
+def test_what_is_no_tensor_is_refused_by_name():
+    a, b, scale_a, scale_b, _ = operands()
+    for call, message in (
+        (lambda: vllm.cutlass_scaled_mm(a, b, 0.5, scale_b, torch.bfloat16), "scale_a: expected a tensor, got float"),
+        (lambda: vllm.cutlass_scaled_mm(a, b, scale_a, None, torch.bfloat16), "scale_b: expected a tensor, got NoneType"),
+        (lambda: vllm.cutlass_scaled_mm_azp(a, b, scale_a, scale_b, torch.bfloat16, None), "azp_adj: expected a tensor, got NoneType"),
+        (lambda: sglang.int8_scaled_mm(a, b, None, scale_b, torch.bfloat16), "scales_a: expected a tensor, got NoneType"),
+        (lambda: sglang.per_token_quant_int8(torch.randn(2, 64), torch.int32), "scale_dtype: expected a float dtype, got torch.int32"),
+    ):
+        with pytest.raises(sm.BadParamError, match=f"^{message}"):
+            call()
+    assert not sglang.per_token_quant_int8(torch.randn(2, 64, requires_grad=True), cal_sum=True)[2].requires_grad
+
+
 @pytest.fixture
 def a_vllm(monkeypatch):
     """The part of vLLM 0.24 that the plugin uses. Its registration appends; its CUTLASS kernel takes every layer."""
@@ -102,6 +129,8 @@ def test_the_plugin_puts_its_linear_kernel_before_vllms(a_vllm):
     ):
         out = a_vllm[0]().apply_weights(layer, x, bias)
         assert out.shape == (2, 3, 48) and float((out.double() - real).norm() / real.norm()) < 0.02
+        for none in ((0, 64), (2, 0, 64)):
+            assert a_vllm[0]().apply_weights(layer, torch.zeros(none).bfloat16(), bias).shape == (*none[:-1], 48)
     assert torch.equal(a_vllm[0]().apply_weights((b, scale_b, None, None, None), x, bias), sm.int8_linear(x, b.t(), scale_b, bias))
 
 
@@ -134,11 +163,28 @@ def test_transformers_loads_w8a8_int8_checkpoints(tmp_path):
     for name in (scale, "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.q_proj.bias"):
         rest = {key: tensor for key, tensor in tensors.items() if key != name}
         refused(rest, f"{name}: expected it in the checkpoint, got a checkpoint without it")
+    weight = "model.layers.1.mlp.up_proj.weight"
+    refused({**tensors, weight: tensors[weight].float()}, f"{weight}: expected int8 in the checkpoint, got F32")
     refused({**tensors, scale: torch.full((96, 1), torch.nan)}, f"{scale}: expected finite positive scales in the checkpoint, got others")
     sm.quantize_(experts := tiny("qwen3_moe"), progress=False)
     sm.save_pretrained(experts, tmp_path / "experts", "w8a8_int8")
     with pytest.raises(sm.ScaledMMError, match="model: expected one without experts; scaled_mm.from_pretrained loads int8 experts"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "experts")
+
+
+def test_transformers_loads_models_without_head_whose_ignored_layers_are_named(tmp_path):
+    from operands.tiny_models import tiny, tokens, transformers
+
+    import scaled_mm.integrations.transformers  # noqa: F401  (registers)
+
+    model = tiny("llama", torch.bfloat16)
+    ignored = [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
+    sm.quantize_(model, sm.Int8Config(activation="dynamic", ignore=("lm_head", *ignored)), progress=False)
+    sm.save_pretrained(model, tmp_path, "w8a8_int8")
+    loaded = transformers.AutoModel.from_pretrained(tmp_path)
+    assert type(loaded.layers[0].mlp.up_proj) is torch.nn.Linear and type(loaded.layers[1].mlp.up_proj) is sm.nn.Int8Linear
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens()[0]).last_hidden_state, model.model(tokens()[0]).last_hidden_state)
 
 
 @pytest.mark.filterwarnings("ignore:static scales")

@@ -158,3 +158,52 @@ def test_a_router_is_a_product_and_the_best_of_its_softmax(device):
     assert torch.equal(logits, torch.nn.functional.linear(x.view(6, 64), router.weight))
     assert all(map(torch.equal, (weights, ids), sm.topk_softmax(logits, 4, renormalize=False)))
     assert str(router) == "SoftmaxRouter(64, num_experts=16, top_k=4, renormalize=False)"
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("value", [200.0, 3.5, float("nan"), 128])
+def test_a_zero_point_that_is_no_int8_is_refused(value, assign):
+    made = layer(static=True, symmetric=False)
+    given = torch.tensor([value])
+    with pytest.raises(RuntimeError, match="input_zero_point: expected a value from -128 to 127, an integer, got "):
+        made.load_state_dict({**made.state_dict(), "input_zero_point": given}, assign=assign)
+    assert int(made.input_zero_point) == 5 and made.input_zero_point.dtype is torch.int8
+    with pytest.raises(sm.BadParamError, match="input_zero_point: expected a value from -128 to 127, an integer, got "):
+        nn.Int8Linear.from_tensors(made.weight, made.weight_scale, None, made.input_scale, given)
+    made.load_state_dict({**made.state_dict(), "input_zero_point": torch.tensor([-7], dtype=torch.int32)}, assign=assign)
+    assert int(made.input_zero_point) == -7 and made.input_zero_point.dtype is torch.int8
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shape", [(6, 63), (0, 63), (63,)])
+def test_another_k_is_refused_by_name(symmetric, shape):
+    with pytest.raises(sm.BadTensorShapeError, match="x: expected "):
+        layer(symmetric=symmetric)(torch.randn(shape).bfloat16())
+
+
+def test_layers_are_exported_with_any_batch():
+    made = layer(symmetric=False)
+    x = torch.randn(6, 64).bfloat16()
+    exported = torch.export.export(made, (x,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)).module()
+    for rows in (x, x[:3], torch.cat([x, x])):
+        assert torch.equal(exported(rows), made(rows))
+
+
+def test_a_router_names_what_is_wrong_and_runs_under_autocast():
+    router = nn.SoftmaxRouter(16, 4, 2, dtype=torch.float32)
+    router.weight.data.normal_()
+    with pytest.raises(sm.BadTensorDtypeError, match="hidden_states: expected torch.float32 as the weight, got torch.bfloat16"):
+        router(torch.randn(3, 16).bfloat16())
+    with pytest.raises(sm.BadParamError, match="hidden_states: expected a tensor, got NoneType"):
+        router(None)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert router(torch.randn(3, 16).bfloat16())[2].shape == (3, 2)
+
+
+def test_experts_of_float16_run_under_autocast():
+    x, weights, ids = torch.randn(5, 16).half(), torch.rand(5, 2), torch.tensor([[0, 1], [1, 0], [0, 1], [1, 0], [0, 1]])
+    w13, w2 = (torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((2, 16, 16), (2, 16, 8)))
+    operands = x, w13, torch.rand(2, 16) / 1e3, w2, torch.rand(2, 16) / 1e3, weights, ids
+    with torch.autocast("cpu", torch.bfloat16):
+        out = sm.fused_experts(*operands)
+    assert torch.equal(out, sm.fused_experts(*operands)) and out.dtype is torch.float16

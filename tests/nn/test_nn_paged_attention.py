@@ -89,3 +89,35 @@ def test_wrong_operands_are_refused_by_name(change, message):
     )
     with pytest.raises(sm.ScaledMMError, match=message):
         paged_attention(**{**options, **change})
+
+
+def test_a_nan_that_is_read_arrives_and_one_that_is_not_does_not():
+    operands, heads, kv_heads = case(torch.float32, (4, 2), 4, (5, 0, 3))
+    query, keys, _, _, tables = operands
+    keys[tables[0, 1], 0, 1, 3] = float("nan")  # token 4 of the first sequence, the second group
+    out = paged_attention(*operands, heads, 0.2, kv_heads)
+    assert out[0, 2:].isnan().all() and out[0, :2].isfinite().all() and out[1:].isfinite().all() and (out[1] == 0).all()
+
+
+def test_autocast_does_not_change_it():
+    operands, heads, kv_heads = case(torch.float32, (4, 2), 4, (5, 9))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = paged_attention(*operands, heads, 0.2, kv_heads)
+    assert torch.equal(out, paged_attention(*operands, heads, 0.2, kv_heads))
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("pages", [0, 3])
+def test_no_sequences_and_no_pages(joined, pages):
+    cache, lengths = torch.zeros(pages, 4, 2, 32), torch.zeros(0, dtype=torch.int32)
+    query = torch.zeros(0, 4 * 32) if joined else torch.zeros(0, 4, 32)
+    assert paged_attention(query, cache, cache, lengths, torch.zeros(0, 5, dtype=torch.int32), 4, 0.2, 2).shape == query.shape
+    one = torch.randn(1, *query.shape[1:])
+    assert not paged_attention(one, cache, cache, torch.zeros(1, dtype=torch.int32), torch.zeros(1, 5, dtype=torch.int32), 4, 0.2, 2).any()
+
+
+@pytest.mark.parametrize("scale", [None, "0.2", True, float("nan"), torch.ones(2)])
+def test_the_scale_is_a_finite_number(scale):
+    operands, heads, kv_heads = case(torch.float32, (4, 2), 4, (5,))
+    with pytest.raises(sm.BadParamError, match="scale: expected a finite number, got "):
+        paged_attention(*operands, heads, scale, kv_heads)

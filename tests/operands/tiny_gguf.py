@@ -37,15 +37,26 @@ MODULES = {
 
 
 def write(
-    path: Path, formats: Mapping[str, str] = FORMATS, embedding: str = "q8_0", head: str | None = None, architecture: str = "llama", without: str = ""
+    path: Path,
+    formats: Mapping[str, str] = FORMATS,
+    embedding: str = "q8_0",
+    head: str | None = None,
+    architecture: str = "llama",
+    without: str = "",
+    more: Mapping[str, tuple[int, ...]] | None = None,
+    layers: int = LAYERS,
+    parts: int = 1,
 ) -> Path:
     """Writes random weights. formats: of `quantize_block`, or "f16", "f32", "q4_k", "q5_k", "q6_k", by name.
-    head: the format of an output head; None: it is tied to the embedding. without: the name of a tensor that is left out."""
+    head: the format of an output head; None: it is tied to the embedding. without: the name of a tensor that is left out. more: the shapes of
+    other tensors by name. layers: the number that the header gives. parts: the number of files that the header gives."""
     generator = torch.Generator().manual_seed(0)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(layers)
+    if parts > 1:
+        writer.add_uint16("split.count", parts)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KEY_HEADS)
@@ -82,6 +93,8 @@ def write(
     add("output_norm.weight", (HIDDEN,), "f32", 1.0)
     if head is not None:
         add("output.weight", (VOCABULARY, HIDDEN), head, HIDDEN**-0.5)
+    for name, shape in (more or {}).items():
+        add(name, shape, "f32", 1.0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -94,4 +107,51 @@ def tokens(length: int = 24) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (2, length), generator=torch.Generator().manual_seed(1))
 
 
-__all__ = ["FORMATS", "MODULES", "transformers", "tokens", "write"]
+def write_experts(path: Path) -> Path:
+    """A Qwen3 mixture with random weights; of the experts transformers expects 768 inner values."""
+    experts, inner, generator = 4, 768, torch.Generator().manual_seed(0)
+    writer = gguf.GGUFWriter(path, "qwen3moe")
+    for add, value in (
+        (writer.add_context_length, 128),
+        (writer.add_embedding_length, HIDDEN),
+        (writer.add_block_count, LAYERS),
+        (writer.add_feed_forward_length, INNER),
+        (writer.add_expert_feed_forward_length, inner),
+        (writer.add_head_count, HEADS),
+        (writer.add_head_count_kv, KEY_HEADS),
+        (writer.add_key_length, HIDDEN // HEADS),
+        (writer.add_value_length, HIDDEN // HEADS),
+        (writer.add_layer_norm_rms_eps, 1e-6),
+        (writer.add_rope_freq_base, 10000.0),
+        (writer.add_expert_count, experts),
+        (writer.add_expert_used_count, 2),
+        (writer.add_vocab_size, VOCABULARY),
+    ):
+        add(value)
+    attention = {name: shape for name, shape in SHAPES.items() if name.startswith("attn")}
+    layer = {
+        **{name: (HIDDEN,) for name in ("attn_norm", "ffn_norm")},
+        **{name: (HIDDEN // HEADS,) for name in ("attn_q_norm", "attn_k_norm")},
+        **attention,
+        "ffn_gate_inp": (experts, HIDDEN),
+        **{name: (experts, inner, HIDDEN) for name in ("ffn_gate_exps", "ffn_up_exps")},
+        "ffn_down_exps": (experts, HIDDEN, inner),
+    }
+    shapes = {f"blk.{index}.{name}.weight": shape for index in range(LAYERS) for name, shape in layer.items()}
+    shapes |= {"token_embd.weight": (VOCABULARY, HIDDEN), "output_norm.weight": (HIDDEN,), "output.weight": (VOCABULARY, HIDDEN)}
+    for name, shape in shapes.items():
+        values = torch.randn(shape, generator=generator) * 0.1
+        fmt = FORMATS.get(name.split(".")[-2])
+        if fmt is None:
+            writer.add_tensor(name, values.numpy())
+        else:
+            data = sm.quantize_block(values, fmt, rule="ggml").flatten(-2).numpy()
+            writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType[fmt.upper()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+__all__ = ["FORMATS", "MODULES", "transformers", "tokens", "write", "write_experts"]
