@@ -17,8 +17,9 @@ HEAD = """# Commands
 `scaled-mm COMMAND`, or `python -m scaled_mm COMMAND`. `scaled-mm --version` prints the version, `scaled-mm COMMAND --help` the options.
 
 Exit status: 0 success; 1 the answer is no (a check failed); 2 the command could not be carried out; 130 interrupted (Ctrl-C); 141 the pipe
-of stdout was closed. A stderr that cannot be written does not change the status. With `--json`, stdout gets one JSON document; for an
-error it is `{"error": {"status", "message"}}`. Numbers that JSON lacks are the strings "NaN", "Infinity" and "-Infinity".
+of stdout was closed; 143 `quantize` was ended by SIGTERM. A stderr that cannot be written does not change the status. With `--json`, stdout
+gets one JSON document; for an error it is `{"error": {"status", "message"}}`, but nothing for arguments that the parser refuses. Numbers that
+JSON lacks are the strings "NaN", "Infinity" and "-Infinity".
 
 Guides: [measuring](../guide/measuring.md), [tuning](../guide/tuning.md), [schemas](../../schemas/README.md).
 

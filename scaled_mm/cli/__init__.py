@@ -15,7 +15,7 @@ from scaled_mm.cli import common
 
 COMMANDS = ("verify", "doctor", "table", "build", "bench", "autotune", "report", "schema", "quantize", "eval", "generate")
 _MEASURING = ("bench", "autotune", "schema")  # and `verify --time`: they must run the kernels that the table selects
-OK, NO, NOT_DONE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+OK, NO, NOT_DONE, INTERRUPTED, BROKEN_PIPE, TERMINATED = 0, 1, 2, 130, 141, common.TERMINATED
 
 
 def main(argv: list[str] | None = None) -> int:

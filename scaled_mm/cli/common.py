@@ -138,12 +138,15 @@ def folder(text: str) -> Path:
     return Path(text)
 
 
+TERMINATED = 128 + signal.SIGTERM
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends the command with status 143 as Ctrl-C would end it, so that temporary folders are removed."""
+    """SIGTERM ends the command, with TERMINATED, as Ctrl-C would end it, so that temporary folders are removed."""
 
     def end(*_) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
+        raise SystemExit(TERMINATED)
 
     if threading.current_thread() is not threading.main_thread():  # which alone may set handlers
         yield

@@ -45,7 +45,7 @@ def fused_experts(
     w13_scale, w2_scale: float32, of each channel [E, 2 I] and [E, H], or with a last dimension of 1 as checkpoints store it; of each expert [E];
         or one value. With block_scales: of each 128 x 128 elements, [E, ceil(2 I/128), ceil(H/128)] and [E, ceil(H/128), ceil(I/128)], as
         checkpoints store them (`weight_scale_inv`).
-    topk_weights: a float dtype [tokens, choices]. topk_ids: int32 or int64 [tokens, choices]; -1: an expert that is not local.
+    topk_weights: float16, bfloat16 or float32 [tokens, choices]. topk_ids: int32 or int64 [tokens, choices]; -1: an expert that is not local.
     activation: "silu", "gelu" or "gelu_tanh", of the gate.
     expert_map: int32 [G]: ids are from 0 to G - 1, and expert_map[id] is the local expert, or -1. Then `out` is the sum over the local experts,
         and the kernel configs are selected for E / G of the choices.

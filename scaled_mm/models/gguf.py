@@ -206,9 +206,8 @@ class _Packer:
             q, fmt = quantize_block(dequantize_block(q, fmt), _AGAIN), _AGAIN
             if not bool(torch.isfinite(q[..., :2].contiguous().view(torch.float16)).all()):
                 return GgufLayer(name, tensor, reason=f"{tensor} is of {found.fmt}, and too large or not finite for {fmt}")
-        layer = BlockLinear.from_blocks(q, fmt, linear.bias, mode=self.mode)
-        if layer.bias is not None:
-            layer.bias = torch.nn.Parameter(layer.bias.to(self.device), requires_grad=False)
+        bias = None if linear.bias is None else linear.bias.to(self.device)
+        layer = BlockLinear.from_blocks(q, fmt, bias, mode=self.mode)
         replace(self.model, name, layer.eval())
         return GgufLayer(name, tensor, layer.fmt, tied=tied, stored=found.fmt)
 

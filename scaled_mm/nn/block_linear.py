@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from scaled_mm.core.binding import GGUF_MODES
+from scaled_mm.core.checks import check_device
 from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeError
 from scaled_mm.gguf.layout import Parts
 from scaled_mm.gguf.linear import block_linear
@@ -35,9 +36,9 @@ class BlockLinear(torch.nn.Module):
         """A weight of zero bytes, for `load_state_dict`. in_features: a multiple of 32. dtype: of the bias, which is uninitialized."""
         super().__init__()
         description = lookup_weight(fmt)
-        if not isinstance(in_features, int) or in_features < 0 or in_features % BLOCK:
+        if isinstance(in_features, bool) or not isinstance(in_features, int) or in_features < 0 or in_features % BLOCK:
             raise BadParamError(f"in_features: expected a multiple of {BLOCK}, got {in_features!r}")
-        if not isinstance(out_features, int) or out_features < 0:
+        if isinstance(out_features, bool) or not isinstance(out_features, int) or out_features < 0:
             raise BadParamError(f"out_features: expected an integer of 0 or more, got {out_features!r}")
         if dtype not in _FLOATS:
             raise BadTensorDtypeError(f"dtype: expected float16, bfloat16 or float32, got {dtype}")
@@ -55,12 +56,14 @@ class BlockLinear(torch.nn.Module):
         q: uint8 [N, K/32, bytes of a block], the blocks of a row contiguous; it is copied. fmt: a format of `pack_block_weight`. K-quants,
             [N, K/256, bytes of a super-block], are converted: the layer has the format of the result.
         bias: float16, bfloat16 or float32 [N] on q's device, not copied, or None.
-        Raises BadParamError, BadTensorDtypeError, BadTensorShapeError or BadTensorStridesError that names the argument.
+        Raises BadParamError, BadTensorDtypeError, BadTensorShapeError, BadTensorStridesError or BadTensorDeviceError that names the argument.
         """
         packed = pack_block_weight(q, fmt)
         if bias is not None and (not isinstance(bias, torch.Tensor) or bias.dtype not in _FLOATS):
             got = bias.dtype if isinstance(bias, torch.Tensor) else type(bias).__name__
             raise BadTensorDtypeError(f"bias: expected float16, bfloat16 or float32, got {got}")
+        if bias is not None:
+            check_device("bias", bias, packed.device)
         if bias is not None and bias.shape != (packed.rows,):
             raise BadTensorShapeError(f"bias: expected [{packed.rows}], got {list(bias.shape)}")
         layer = cls(packed.k, packed.rows, packed.fmt, False, mode=mode, device="meta")

@@ -123,6 +123,12 @@ def test_its_description_has_the_format():
             r"bias: expected \[70\], got \[69\]",
         ),
         (lambda: nn.BlockLinear.from_blocks(blocks("q4_0"), "q4_0", torch.zeros(N).double()), sm.BadTensorDtypeError, "bias: expected float16"),
+        (
+            lambda: nn.BlockLinear.from_blocks(blocks("q4_0"), "q4_0", torch.zeros(N).to("meta")),
+            sm.BadTensorDeviceError,
+            "bias: expected a tensor on",
+        ),
+        (lambda: nn.BlockLinear(32, True, "q4_0"), sm.BadParamError, "out_features: expected an integer"),
         (lambda: layer("q4_0")(torch.zeros(3, 64)), sm.BadTensorShapeError, r"x: expected \[..., K\] with K = 96"),
         (lambda: layer("q4_0", mode="w4a16")(activations()), sm.BadTensorDtypeError, "x: expected float16 or bfloat16 in mode 'w4a16'"),
     ],
