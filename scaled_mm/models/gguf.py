@@ -128,11 +128,16 @@ def from_gguf(
     tensors, fields, shown = open_gguf(path)  # checks the file before transformers reads it
     _check_whole(tensors, fields, shown)
     _check_packages()
-    model = load_model(path, dtype=dtype, argument="path")
-    packer = _Packer(model, supported(tensors), where, mode, requantize)
-    packer.check_tensors(tensors, shown)
+    names_in_model: dict[str, str] = {}
+
+    def check(model: torch.nn.Module) -> None:
+        names_in_model.update(_names_of_transformers(model))
+        _check_tensors(model, names_in_model, tensors, shown)
+
+    model = load_model(path, dtype=dtype, argument="path", check=check)
+    packer = _Packer(model, names_in_model, supported(tensors), where, mode, requantize)
     # transformers has names of its own for experts, which it merges.
-    unused = [name for name in tensors if name not in packer.in_model and "_exps." not in name]
+    unused = [name for name in tensors if name not in names_in_model and "_exps." not in name]
     if unused:
         warnings.warn(f"{shown}: a {type(model).__name__} of transformers does not use {_few(unused)}", stacklevel=3)
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
@@ -163,21 +168,20 @@ def from_gguf(
 class _Packer:
     """Packs the linear layers of a model, one at a time."""
 
-    def __init__(self, model: torch.nn.Module, tensors: dict[str, QuantizedTensor | torch.Tensor], device, mode: str, requantize: bool):
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        names: Mapping[str, str],
+        tensors: dict[str, QuantizedTensor | torch.Tensor],
+        device: torch.device,
+        mode: str,
+        requantize: bool,
+    ):
         self.model, self.tensors, self.device, self.mode, self.requantize = model, tensors, device, mode, requantize
-        self.in_model = _names_of_transformers(model)
-        self.in_file = {ours: theirs for theirs, ours in self.in_model.items()}
-        self.names = dict.fromkeys(name for name, _ in model.named_parameters())  # of tied parameters the first name
+        self.in_file = {ours: theirs for theirs, ours in names.items()}
         self.uses: dict[int, list[str]] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.uses.setdefault(id(parameter), []).append(name)
-
-    def check_tensors(self, there: Container[str], path: str) -> None:
-        """Refuses a file without a tensor of the model, because transformers gives such parameters random values. there: the file's tensors."""
-        # Of experts transformers' names lack the suffix.
-        lacking = [name for ours, name in self.in_file.items() if name not in there and f"{name}.weight" not in there and ours in self.names]
-        if lacking:
-            raise BadParamError(f"path: expected the tensors of a {type(self.model).__name__}, {path} has no {_few(lacking)}")
 
     def pack(self, name: str) -> GgufLayer:
         """Replaces a linear layer if the blocks of its tensor have its weight."""
@@ -238,6 +242,16 @@ def _check_whole(tensors: Mapping[str, object], fields: Mapping[str, object], sh
     layers = fields[f"{arch}.block_count"].contents()
     if layers and not any(f"blk.{layers - 1}." in name for name in tensors):
         raise BadParamError(f"path: expected the tensors of {layers} layers, {shown} has none of blk.{layers - 1}")
+
+
+def _check_tensors(model: torch.nn.Module, names: Mapping[str, str], there: Container[str], path: str) -> None:
+    """Refuses a file without a tensor of the model, because transformers gives such parameters random values. names: of `_names_of_transformers`.
+    there: the file's tensors."""
+    ours = {name for name, _ in model.named_parameters()}  # of tied parameters the first name
+    wanted = [name for name, of_model in names.items() if of_model in ours]
+    lacking = [name for name in wanted if name not in there and f"{name}.weight" not in there]  # of experts transformers' names lack the suffix
+    if lacking:
+        raise BadParamError(f"path: expected the tensors of a {type(model).__name__}, {path} has no {_few(lacking)}")
 
 
 def _few(names: list[str]) -> str:

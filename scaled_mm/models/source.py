@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,13 +14,19 @@ from scaled_mm.models.blocks import lacks_memory
 
 
 def load_model(
-    path: str | os.PathLike, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None, argument: str = "MODEL"
+    path: str | os.PathLike,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    argument: str = "MODEL",
+    check: Callable[[torch.nn.Module], None] | None = None,
 ) -> torch.nn.Module:
     """A model in evaluation mode: Checkpoints with a quantization_config go through `from_pretrained`, which refuses all but W8A8; others, and GGUF
     files, are float models of transformers.
 
     path: a folder, a GGUF file, or a name on the Hugging Face hub. dtype: default: that of the checkpoint; float32 for a GGUF file.
-    argument: the name of path in messages. Raises BadParamError for what transformers cannot load.
+    argument: the name of path in messages. check: called with a float model before missing tensors are refused, to name them otherwise.
+    Raises BadParamError for what transformers cannot load, and for a checkpoint that lacks tensors.
     """
     import transformers
 
@@ -33,11 +40,19 @@ def load_model(
     cls = getattr(transformers, names[0], None) if names else None
     cls = transformers.AutoModelForCausalLM if cls is None else cls
     try:
-        model = cls.from_pretrained(folder, dtype=dtype or ("auto" if not options else torch.float32), **options)
+        dtype = dtype or ("auto" if not options else torch.float32)
+        model, found = cls.from_pretrained(folder, dtype=dtype, output_loading_info=True, **options)
     except Exception as error:  # its loaders raise what their code runs into, ZeroDivisionError for one
         if lacks_memory(error):
             raise  # not the file's fault
         raise BadParamError(f"{argument}: transformers cannot load {path}, {_told(error)}") from error
+    if check is not None:
+        check(model)
+    # transformers gives them random values. Many checkpoints of encoders lack the pooler, which few programs use.
+    parameters = {name for name, _ in model.named_parameters() if "pooler" not in name.split(".")}
+    if missing := sorted(parameters & set(found["missing_keys"])):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise BadParamError(f"{argument}: expected all tensors of a {type(model).__name__}, {path} has no {missing[0]}{more}")
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)
     return model.to(device or "cpu").eval()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from operands.tiny_gguf import FORMATS, MODULES, tokens, write, write_experts
 from operands.tiny_models import distance, logits
+from safetensors.torch import load_file, save_file
 
 import scaled_mm as sm
 from scaled_mm import nn
@@ -176,6 +177,21 @@ def test_a_model_that_reads_the_weights_of_its_layers_is_refused(file, monkeypat
     monkeypatch.setattr(under_test, "load_model", changed)
     with pytest.raises(sm.errors.BadParamError, match="^path: expected a model whose linear layers can be replaced, got a LlamaForCausalLM"):
         sm.from_gguf(file, progress=False)
+
+
+def test_a_float_model_without_a_tensor_is_refused(tmp_path):
+    path = write(tmp_path / "tiny.gguf", without="blk.1.attn_q.weight")
+    with pytest.raises(
+        sm.BadParamError, match="^MODEL: expected all tensors of a LlamaForCausalLM, .* has no model.layers.1.self_attn.q_proj.weight$"
+    ):
+        load_model(path)
+    model = load_model(write(tmp_path / "whole.gguf"))
+    model.save_pretrained(tmp_path / "folder")
+    tensors = load_file(tmp_path / "folder" / "model.safetensors")
+    rest = {name: tensor for name, tensor in tensors.items() if "layers.0.mlp" not in name}
+    save_file(rest, tmp_path / "folder" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(sm.BadParamError, match="has no model.layers.0.mlp.down_proj.weight and 2 more"):
+        load_model(tmp_path / "folder")
 
 
 def test_tensors_that_the_model_has_no_place_for_are_named(tmp_path):
