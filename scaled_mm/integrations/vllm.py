@@ -24,7 +24,7 @@ def cutlass_scaled_mm(
     """`vllm._custom_ops.cutlass_scaled_mm` for int8. a: int8 [..., K], M rows in all. b: int8 [K, N]. scale_a: float32, one value or M of any shape.
     scale_b: float32, one value, [N], [1, N] or [N, 1]. out_dtype: bfloat16 or float16. bias: [N] in out_dtype. Returns [..., N]."""
     out = scaled_mm(_rows(a), b, _vector("scale_a", scale_a, (-1, 1)), _vector("scale_b", scale_b, (1, -1)), bias, out_dtype=out_dtype)
-    return out.view(*a.shape[:-1], out.shape[-1])
+    return out if a.dim() == 2 else out.view(*a.shape[:-1], out.shape[-1])
 
 
 def cutlass_scaled_mm_azp(
@@ -43,12 +43,14 @@ def cutlass_scaled_mm_azp(
     zero = torch.ones(1, dtype=torch.int32, device=a.device) if azp is None else _vector("azp", azp, (-1, 1))
     scales = _vector("scale_a", scale_a, (-1, 1)), _vector("scale_b", scale_b, (1, -1))
     out = scaled_mm(rows, b, *scales, bias, out_dtype=out_dtype, a_zero_point=zero, b_column_sums=sums)
-    return out.view(*a.shape[:-1], out.shape[-1])
+    return out if a.dim() == 2 else out.view(*a.shape[:-1], out.shape[-1])
 
 
 def _rows(a: object) -> torch.Tensor:
     """a as [M, K]; what `scaled_mm` refuses stays as it is."""
-    return a.flatten(0, -2) if isinstance(a, torch.Tensor) and a.dim() > 2 else a
+    if not isinstance(a, torch.Tensor) or a.dim() in (0, 2):
+        return a
+    return a[None] if a.dim() == 1 else a.flatten(0, -2)
 
 
 def _vector(name: str, value: object, shape: tuple[int, int]) -> torch.Tensor:

@@ -24,7 +24,7 @@ from scaled_mm.models.blocks import lacks_memory, replace
 from scaled_mm.models.fuse import trial
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.saving import refuse_own_saving
-from scaled_mm.models.source import load_model
+from scaled_mm.models.source import first_of, load_model
 from scaled_mm.nn.block_linear import BlockLinear
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -139,7 +139,7 @@ def from_gguf(
     # transformers has names of its own for experts, which it merges.
     unused = [name for name in tensors if name not in names_in_model and "_exps." not in name]
     if unused:
-        warnings.warn(f"{shown}: a {type(model).__name__} of transformers does not use {_few(unused)}", stacklevel=3)
+        warnings.warn(f"{shown}: a {type(model).__name__} of transformers does not use {first_of(unused)}", stacklevel=3)
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     layers = []
     with progress_bar(progress, len(names), "packing") as advance:
@@ -251,11 +251,7 @@ def _check_tensors(model: torch.nn.Module, names: Mapping[str, str], there: Cont
     wanted = [name for name, of_model in names.items() if of_model in ours]
     lacking = [name for name in wanted if name not in there and f"{name}.weight" not in there]  # of experts transformers' names lack the suffix
     if lacking:
-        raise BadParamError(f"path: expected the tensors of a {type(model).__name__}, {path} has no {_few(lacking)}")
-
-
-def _few(names: list[str]) -> str:
-    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
+        raise BadParamError(f"path: expected the tensors of a {type(model).__name__}, {path} has no {first_of(lacking)}")
 
 
 def _kind(found: QuantizedTensor | torch.Tensor | None) -> str:

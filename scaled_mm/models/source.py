@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -51,11 +51,15 @@ def load_model(
     # transformers gives them random values. Many checkpoints of encoders lack the pooler, which few programs use.
     parameters = {name for name, _ in model.named_parameters() if "pooler" not in name.split(".")}
     if missing := sorted(parameters & set(found["missing_keys"])):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise BadParamError(f"{argument}: expected all tensors of a {type(model).__name__}, {path} has no {missing[0]}{more}")
+        raise BadParamError(f"{argument}: expected all tensors of a {type(model).__name__}, {path} has no {first_of(missing)}")
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)
     return model.to(device or "cpu").eval()
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def load_tokenizer(path: str | os.PathLike):

@@ -112,17 +112,17 @@ def _check(query, key_cache, value_cache, context_lens, block_tables, num_heads,
         if tensor.dim() != dims or tensor.shape[0] != sequences:
             shape = f"[{sequences}]" if dims == 1 else f"[{sequences}, pages]"
             raise BadTensorShapeError(f"{name}: expected {shape}, got {list(tensor.shape)}")
-    if query.device.type == "cpu" and sequences:
+    if sequences and (query.device.type == "cpu" or key_cache.shape[0] == 0 and not query.is_meta):
         _check_values(key_cache, context_lens, block_tables)
     return sequences, size
 
 
 def _check_values(key_cache, context_lens, block_tables) -> None:
-    """On a CPU only: reading them on a GPU would synchronize."""
+    """On a CPU, and for a cache without pages: reading them on a GPU synchronizes."""
     page, capacity = key_cache.shape[1], block_tables.shape[1] * key_cache.shape[1]
     if int(context_lens.min()) < 0 or int(context_lens.max()) > capacity:
         raise BadParamError(f"context_lens: expected 0 to {capacity}, got {int(context_lens.min())} to {int(context_lens.max())}")
-    first = torch.arange(block_tables.shape[1]) * page
+    first = torch.arange(block_tables.shape[1], device=block_tables.device) * page
     used = block_tables[first[None] < context_lens[:, None]]
     if used.numel() and (int(used.min()) < 0 or int(used.max()) >= key_cache.shape[0]):
         raise BadParamError(f"block_tables: expected pages from 0 to {key_cache.shape[0] - 1}, got {int(used.min())} to {int(used.max())}")

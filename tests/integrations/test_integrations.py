@@ -129,6 +129,7 @@ def test_the_plugin_puts_its_linear_kernel_before_vllms(a_vllm):
     ):
         out = a_vllm[0]().apply_weights(layer, x, bias)
         assert out.shape == (2, 3, 48) and float((out.double() - real).norm() / real.norm()) < 0.02
+        assert torch.equal(a_vllm[0]().apply_weights(layer, x[0, 0], bias), out[0, 0])
         for none in ((0, 64), (2, 0, 64)):
             assert a_vllm[0]().apply_weights(layer, torch.zeros(none).bfloat16(), bias).shape == (*none[:-1], 48)
     assert torch.equal(a_vllm[0]().apply_weights((b, scale_b, None, None, None), x, bias), sm.int8_linear(x, b.t(), scale_b, bias))
