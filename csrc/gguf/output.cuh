@@ -1,6 +1,8 @@
 // From the sums of blocks to the output: scales and minima, bias, cast, and a store with any strides.
 #pragma once
 
+#include <type_traits>
+
 #include "gguf/formats.cuh"
 #include "gguf/instructions.cuh"
 #include "gguf/stage.cuh"
@@ -37,43 +39,61 @@ struct Output {
     if (m < M) store(m, n, sum, token_scales ? token_scales[m] : 1.0f, bias_of_row);
   }
   __device__ void store(int m, int n, float sum, float scale, float bias_of_row) const {
-    if (m >= M || n >= N) return;
-    const int64_t at = m * stride_m + n * stride_n;
-    const float value = value_of(sum, scale, bias_of_row);
-    if (dtype == SCALED_MM_DTYPE_FLOAT32) {
-      static_cast<float*>(out)[at] = value;
-    } else if (dtype == SCALED_MM_DTYPE_FLOAT16) {
-      static_cast<__half*>(out)[at] = __float2half_rn(value);
-    } else {
-      static_cast<__nv_bfloat16*>(out)[at] = __float2bfloat16_rn(value);
-    }
+    dtype == SCALED_MM_DTYPE_FLOAT32 ? store_as<float>(m, n, sum, scale, bias_of_row) : store_as<uint16_t>(m, n, sum, scale, bias_of_row);
   }
-  // Stores four results of a thread's fragment: tokens m and m + 1, m even, rows n and n + 8. of_rows: the bias of the two rows. All lanes of a warp
-  // call it.
-  __device__ void store_fragment(int m, int n, const float* sums, const float (&of_rows)[2]) const {
-    const float2 scales = scales_of(m);
-    if (pairs) return store_pairs(m, n, sums, scales, of_rows);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) store(m + i % 2, n + 8 * (i / 2), sums[i], i % 2 ? scales.y : scales.x, of_rows[i / 2]);
+  // Stores kFragments fragments of a thread, each with four results: tokens m and m + 1, m even, rows n and n + 8. The next fragment is 8 tokens
+  // later. of_rows: the bias of the two rows. All lanes of a warp call it. The dtype's size is checked once: code for both at every store would not
+  // fit in the instruction cache.
+  template <int kFragments>
+  __device__ void store_fragments(int m, int n, const float (*sums)[4], const float (&of_rows)[2]) const {
+    if (pairs) return store_pairs<kFragments>(m, n, sums, of_rows);
+    dtype == SCALED_MM_DTYPE_FLOAT32 ? store_apart<kFragments, float>(m, n, sums, of_rows) : store_apart<kFragments, uint16_t>(m, n, sums, of_rows);
   }
 
 private:
-  // Lanes exchange their results, so that each has two rows of one token.
-  __device__ void store_pairs(int m, int n, const float* sums, float2 scales, const float (&of_rows)[2]) const {
-    const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4, token = m - 2 * t + g, row = n - g + 2 * t;
+  // T: float, or uint16_t for both dtypes of 16 bits.
+  template <class T>
+  __device__ void store_as(int m, int n, float sum, float scale, float bias_of_row) const {
+    if (m >= M || n >= N) return;
+    const float value = value_of(sum, scale, bias_of_row);
+    T& to = static_cast<T*>(out)[m * stride_m + n * stride_n];
+    if constexpr (std::is_same_v<T, float>) {
+      to = value;
+    } else {
+      to = dtype == SCALED_MM_DTYPE_FLOAT16 ? __half_as_ushort(__float2half_rn(value)) : __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    }
+  }
+  template <int kFragments, class T>
+  __device__ void store_apart(int m, int n, const float (*sums)[4], const float (&of_rows)[2]) const {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float first = value_of(sums[2 * half], scales.x, of_rows[half]), second = value_of(sums[2 * half + 1], scales.y, of_rows[half]);
-      uint32_t word;
-      if (dtype == SCALED_MM_DTYPE_FLOAT16) {
-        const __half2 two = __floats2half2_rn(first, second);
-        word = reinterpret_cast<const uint32_t&>(two);
-      } else {
-        const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
-        word = reinterpret_cast<const uint32_t&>(two);
+    for (int i = 0; i < kFragments; ++i, m += 8) {
+      const float2 scales = scales_of(m);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) store_as<T>(m + j % 2, n + 8 * (j / 2), sums[i][j], j % 2 ? scales.y : scales.x, of_rows[j / 2]);
+    }
+  }
+  // Lanes exchange their results, so that each has two rows of one token.
+  template <int kFragments>
+  __device__ void store_pairs(int m, int n, const float (*sums)[4], const float (&of_rows)[2]) const {
+    const int lane = int(threadIdx.x) % 32, g = lane / 4, t = lane % 4, row = n - g + 2 * t;
+#pragma unroll
+    for (int i = 0; i < kFragments; ++i, m += 8) {
+      const float2 scales = scales_of(m);
+      const int token = m - 2 * t + g;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float first = value_of(sums[i][2 * half], scales.x, of_rows[half]), second = value_of(sums[i][2 * half + 1], scales.y, of_rows[half]);
+        uint32_t word;
+        if (dtype == SCALED_MM_DTYPE_FLOAT16) {
+          const __half2 two = __floats2half2_rn(first, second);
+          word = reinterpret_cast<const uint32_t&>(two);
+        } else {
+          const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
+          word = reinterpret_cast<const uint32_t&>(two);
+        }
+        word = transposed(word);
+        if (token < M && row + 8 * half < N) *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out) + token * stride_m + row + 8 * half) = word;
       }
-      word = transposed(word);
-      if (token < M && row + 8 * half < N) *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out) + token * stride_m + row + 8 * half) = word;
     }
   }
 };

@@ -134,8 +134,8 @@ static __global__ void add_shares(const __grid_constant__ AddParams p) {
     const float4 one = p.shares.sums[(p.shares.place_of(block, number) * parts + part) * blockDim.x + threadIdx.x];
     sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
   }
-  const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)}, sums[4] = {sum.x, sum.y, sum.z, sum.w};
-  p.output.store_fragment(token, row, sums, bias);
+  const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)}, sums[1][4] = {{sum.x, sum.y, sum.z, sum.w}};
+  p.output.store_fragments<1>(token, row, sums, bias);
 }
 
 static DeviceKernel& add_shares_kernel() {

@@ -88,8 +88,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         const OutputTiles::Place at = p.output_tiles.place_of(work.at);
         const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g, token = at.token_tile * kTokens + 2 * t;
         const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)};
+        constexpr int kStored = S::kDeals ? kTokens / 8 : 1; // at a time; a kernel without registers for kDeals has none for all at once either
 #pragma unroll
-        for (int i = 0; i < kTokens / 8; ++i) p.output.store_fragment(token + i * 8, row, sums[i], bias);
+        for (int i = 0; i < kTokens / 8; i += kStored) p.output.store_fragments<kStored>(token + 8 * i, row, sums + i, bias);
       } else if (load_shared(&s.share[work].count) > 0) {
         const int64_t at = p.shares.place_of(int(blockIdx.x), load_shared(&s.share[work].tile)) * (kTokens / 8);
 #pragma unroll
