@@ -15,7 +15,7 @@ struct RoundRowsParams {
   bool aligned;   // is_aligned
 };
 
-constexpr int kRoundThreads = 256;
+constexpr int kRoundThreads = 512, kRoundKept = 8; // a thread keeps up to kRoundKept chunks of 4 values in registers: 16384 values of a token
 
 // One thread block per token. Infinities and NaNs stay; they do not count for the power.
 static __global__ void __launch_bounds__(kRoundThreads) round_rows(const __grid_constant__ RoundRowsParams p) {
@@ -24,21 +24,30 @@ static __global__ void __launch_bounds__(kRoundThreads) round_rows(const __grid_
   wait_for_preceding_kernel();
 #endif
   const float* const row = p.a + int64_t(blockIdx.x) * p.stride_m;
-  const auto for_chunks = [&](auto&& function) {
-#pragma unroll 4
-    for (int64_t k = int64_t(threadIdx.x) * 4; k < p.K; k += kRoundThreads * 4) {
-      float4 x;
-      if (p.aligned) {
-        x = *reinterpret_cast<const float4*>(row + k);
-      } else {
-        x = {row[k * p.stride_k], row[(k + 1) * p.stride_k], row[(k + 2) * p.stride_k], row[(k + 3) * p.stride_k]};
-      }
-      function(k, x);
+  const auto load = [&](int64_t k, bool aligned) {
+    if (aligned) return *reinterpret_cast<const float4*>(row + k);
+    return float4{row[k * p.stride_k], row[(k + 1) * p.stride_k], row[(k + 2) * p.stride_k], row[(k + 3) * p.stride_k]};
+  };
+  const auto for_kept = [&](auto&& function) {
+#pragma unroll
+    for (int i = 0; i < kRoundKept; ++i) {
+      if (const int k = (i * kRoundThreads + int(threadIdx.x)) * 4; k < p.K) function(i, k);
     }
+  };
+  const auto for_others = [&](auto&& function) {
+    for (int64_t k = (kRoundKept * kRoundThreads + int(threadIdx.x)) * 4; k < p.K; k += kRoundThreads * 4) function(k);
   };
   float largest = 0.0f;
   const auto count = [&](float v) { largest = fabsf(v) < INFINITY ? fmaxf(largest, fabsf(v)) : largest; };
-  for_chunks([&](int64_t, float4 x) { count(x.x), count(x.y), count(x.z), count(x.w); });
+  const auto count_chunk = [&](float4 x) { count(x.x), count(x.y), count(x.z), count(x.w); };
+  float4 kept[kRoundKept];
+  if (p.aligned) { // apart, so that all loads of a thread are under way together
+    for_kept([&](int i, int k) { kept[i] = load(k, true); });
+  } else {
+    for_kept([&](int i, int k) { kept[i] = load(k, false); });
+  }
+  for_others([&](int64_t k) { count_chunk(load(k, p.aligned)); });
+  for_kept([&](int i, int) { count_chunk(kept[i]); });
   __shared__ float of_warps[kRoundThreads / 32];
   for (int apart = 16; apart > 0; apart /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, apart));
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
@@ -49,10 +58,12 @@ static __global__ void __launch_bounds__(kRoundThreads) round_rows(const __grid_
   if (largest > 0.0f) frexpf(largest, &exponent);
   const int up = min(15 - exponent, 126); // the largest value becomes less than 2^15
   const float power = ldexpf(1.0f, up);   // normal, for up >= -113
-  for_chunks([&](int64_t k, float4 x) {
+  const auto store = [&](int64_t k, float4 x) {
     const __half2 two[2] = {__floats2half2_rn(x.x * power, x.y * power), __floats2half2_rn(x.z * power, x.w * power)};
     *reinterpret_cast<uint2*>(p.values + int64_t(blockIdx.x) * p.K + k) = *reinterpret_cast<const uint2*>(two);
-  });
+  };
+  for_kept([&](int i, int k) { store(k, kept[i]); });
+  for_others([&](int64_t k) { store(k, load(k, p.aligned)); });
   if (threadIdx.x == 0) p.scales[blockIdx.x] = ldexpf(1.0f, -up);
 }
 

@@ -81,6 +81,18 @@ def test_rows_and_tokens_of_any_size_keep_their_digits(fmt):
     assert ((y - exact).abs() <= 2.0**-10 * size).all()
 
 
+@pytest.mark.parametrize("k", [32, 4128, 16384, 16416, 40960])
+def test_float32_activations_of_any_strides_round_alike(k):
+    """Rows that are and are not aligned to 16 bytes, shorter and longer than the registers of a thread block."""
+    weight_q, x = operands("q4_0", 40, 21, k)
+    packed = sm.pack_block_weight(weight_q, "q4_0")
+    for mode in ("w16a16", "auto"):
+        y = sm.block_linear(x, packed, mode=mode)
+        for strided in (x.t().contiguous().t(), torch.cat([x[:, :1], x], 1)[:, 1:], torch.stack([x, x], 2)[..., 0]):
+            assert torch.equal(sm.block_linear(strided, packed, mode=mode), y), (mode, strided.stride())
+        assert relative_error(y.t().cpu(), want(weight_q, "q4_0", x, rounding=False)) <= 2.0**-9
+
+
 @pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_what_is_not_finite_stays_in_its_row_and_its_token(fmt, dtype):
