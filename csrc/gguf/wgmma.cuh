@@ -7,7 +7,7 @@
 // preceding kernel has ended (docs/decisions/0011).
 //
 // wgmma_shape.cuh: the instruction, tile sizes and shared memory. wgmma_loads.cuh: what the producer loads. wgmma_narrow.cuh, wgmma_wide.cuh: a tile
-// of few tokens by mma.sync, of more by wgmma. wgmma_kernel.cuh: the kernel. This file: the host side.
+// of few tokens by mma.sync, of more by wgmma. wgmma_kernel.cuh: the kernel. This file: the host side. wgmma_more.cuh: for more tile sizes.
 #pragma once
 
 #include <climits>

@@ -14,7 +14,6 @@ template <class F, class T, class S>
 __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int left, Stages<S::kStages>& tiles, Stages<S::kValueStages>& values,
                                                  float (&sums)[S::kTokens / 8][4]) {
   constexpr int kTokens = S::kTokens, kPairs = kTileBlocks / 2;
-  constexpr int kFirst = kTokens == 160 ? 96 : kTokens, kRest = kTokens - kFirst; // CUTLASS has no instruction of 160 tokens without a further header
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
   RoundedPair<F> next;
   Fragments fragments[2][2]; // of a pair that is multiplied, and of the one after it
@@ -60,10 +59,7 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
       cute::warpgroup_arrive();
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        multiply<T>(flat, now[i / 2].a[i % 2], x + 2 * i, true, std::make_index_sequence<kFirst / 2>{});
-        if constexpr (kRest > 0) {
-          multiply<T>(flat + kFirst / 2, now[i / 2].a[i % 2], x + kFirst * 8 + 2 * i, true, std::make_index_sequence<kRest / 2>{});
-        }
+        multiply<T>(flat, now[i / 2].a[i % 2], x + 2 * i, true, std::make_index_sequence<kTokens / 2>{});
       }
       cute::warpgroup_commit_batch();
       cute::warpgroup_wait<1>(); // the pair before is done: its fragments and its activations are free

@@ -38,6 +38,13 @@ struct WgmmaParams {
   bool early_weights;
 };
 
+// The largest box that a tile of this many tokens has a whole number of: up to 64 tokens, a multiple of the swizzle's 8 rows.
+constexpr int box_of_many(int tokens) {
+  int box = 64;
+  while (tokens % box != 0) box -= 8;
+  return box;
+}
+
 // Tile sizes and shared memory. A stage holds kBoxes times kTokens x 64 k of activations. kRounded: for Factors::kRounded.
 template <class F, int kTokens_, int kRows_, int kStages_, bool kRounded = false>
 struct WgmmaShape {
@@ -46,7 +53,7 @@ struct WgmmaShape {
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
   static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes; // kPerTile: stages of activations for each tile of the weight
   // A box of the tensor map is kBoxTokens x 64 k. Boxes past the last token are not loaded: rows of zeros take longer than rows of memory.
-  static constexpr int kBoxTokens = kTokens >= 128 && kTokens % 64 == 0 ? 64 : kTokens < 32 ? kTokens : 32;
+  static constexpr int kBoxTokens = kTokens < 32 ? kTokens : kTokens < 128 ? 32 : box_of_many(kTokens);
   // Two warpgroups of 64 rows and many tokens: registers move from the producer to the consumers, which takes a whole producer warpgroup.
   static constexpr bool kReconfigure = kWide && kGroups == 2;
   static constexpr int kThreads = kConsumers + (kReconfigure ? 128 : 32);

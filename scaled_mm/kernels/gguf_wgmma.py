@@ -13,6 +13,7 @@ from scaled_mm.kernels.gguf import Gguf
 
 MOST_SHARES = 16  # the most thread blocks that share a tile, on average
 _BARRIERS = 2048  # bytes
+_MORE_TOKENS = (144, 160, 224)  # whose instructions take a further header
 _MMA_TOKENS = 16  # up to this many tokens mma.sync multiplies, and a stage also holds the activations for a whole tile of K
 
 
@@ -24,7 +25,7 @@ class GgufWgmma(Gguf):
     needs_wgmma = True
     compile_order = 3
     splits_k = True
-    tokens = (8, 16, 32, 64, 96, 128, 160, 192, 256)
+    tokens = (8, 16, 32, 64, 96, 128, 144, 160, 192, 224, 256)
     weight_rows = (TILE_ROWS, 2 * TILE_ROWS)
     least_stages = 2
     stages_hint = "at least 2"
@@ -65,7 +66,8 @@ class GgufWgmma(Gguf):
             yield "split_k", f"split_k = {config.split_k}, expected 1 to {MOST_SHARES}: thread blocks that share the K of a tile that is left over"
 
     def cxx(self, config: KernelConfig) -> tuple[str, str, str]:
-        return "gguf/wgmma.cuh", "Wgmma", f"{config.tile.m}, {config.tile.n}, {config.split_k}"
+        header = "gguf/wgmma_more.cuh" if config.tile.m in _MORE_TOKENS else "gguf/wgmma.cuh"
+        return header, "Wgmma", f"{config.tile.m}, {config.tile.n}, {config.split_k}"
 
     def config_name(self, config: KernelConfig) -> str:
         split = f"_k{config.split_k}" if config.split_k > 1 else ""

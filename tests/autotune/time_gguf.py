@@ -2,7 +2,8 @@
 
 Every kernel config of wgmma on products with more than 16 tokens whose weights round (mode w16a16, float16 activations and outputs), and `torch.mm`
 in bfloat16; the table's choice with bfloat16 and float32 activations, and up to 16 tokens. Graph replays; weights rotate, so that they come from
-memory. The buckets of sm90.yaml and decision 0027 are from such a file, tests/tables/data/h200_gguf.json. Takes a minute.
+memory. The buckets of sm90.yaml are from two such files in tests/tables/data: h200_gguf_tiles.json for 129 to 1024 tokens, else h200_gguf.json.
+Takes about two minutes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ ROWS = [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma
 FORMATS = ("q4_0", "q8_0")
 WEIGHTS = ((4096, 14336), (14336, 4096), (4096, 4096), (28672, 8192), (6144, 4096), (2560, 9728), (11008, 4096), (5120, 5120))  # N, K
 FEW = (1, 8, 9, 16)
-MANY = (20, 32, 40, 57, 64, 72, 90, 96, 112, 128, 140, 160, 175, 192, 210, 256, 280, 320, 350, 384, 420, 512, 540, 576, 620, 640, 700, 768, 900, 1024)
-MOST = (1500, 2048, 4096)
+MANY = (20, 32, 40, 57, 64, 72, 90, 96, 112, 128, 134, 144, 150, 160, 176, 192, 208, 224, 240, 256, 272, 288, 300, 320, 352, 384, 393, 416, 448, 480)
+MOST = (512, 576, 640, 660, 704, 768, 850, 896, 960, 1024, 1100, 1300, 1500, 2048, 4096)
 ROTATED_BYTES, LEAST_CALLS = 2e8, 12
 
 

@@ -99,7 +99,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
             "stages",
             "10 stages of 18688 bytes and 57344 beside them, for q4_0, which takes least, are more shared memory than the 232448",
         ),
-        (WGMMA, dict(tile=[224, 128, 256]), "sm90", "tile", "tile m = 224 tokens, expected 8, 16, 32, 64, 96, 128, 160, 192, 256"),
+        (WGMMA, dict(tile=[176, 128, 256]), "sm90", "tile", "tile m = 176 tokens, expected 8, 16, 32, 64, 96, 128, 144, 160, 192, 224, 256"),
         (
             dict(WGMMA, tile=[256, 128, 256], stages=2),
             dict(stages=5),
@@ -179,12 +179,13 @@ def test_show_has_the_section(capsys):
 
 
 def test_the_choice_of_sm90_loses_little_on_the_products_it_was_drawn_from():
-    """Measured: 1.8 % in the geometric mean, 24 % at worst (tests/autotune/time_gguf.py)."""
-    table, losses = load_table("sm90").gguf, []
-    for case in json.loads((Path(__file__).parent / "data" / "h200_gguf.json").read_text())["cases"]:
+    """0.6 % in the geometric mean, 12 % at worst (tests/autotune/time_gguf.py): for 129 to 1024 tokens q4_0, for others q4_0 and q8_0."""
+    table, data, losses = load_table("sm90").gguf, Path(__file__).parent / "data", []
+    cases = [case for case in json.loads((data / "h200_gguf.json").read_text())["cases"] if 16 < case["M"] <= 128 or case["M"] > 1024]
+    for case in cases + json.loads((data / "h200_gguf_tiles.json").read_text())["cases"]:
         chosen = table.select(case["M"], case["N"], case["K"]).row.name
-        losses += [us[chosen] / min(us.values()) for us in (case["q4_0"], case["q8_0"]) if case["M"] > 16 and chosen in us]
-    assert len(losses) == 528 and max(losses) < 1.25 and math.prod(losses) ** (1 / len(losses)) < 1.02
+        losses += [us[chosen] / min(us.values()) for us in (case["q4_0"], case.get("q8_0")) if us and chosen in us]
+    assert len(losses) == 488 and max(losses) < 1.13 and math.prod(losses) ** (1 / len(losses)) < 1.007
 
 
 def test_stages_of_large_tiles_leave_room_for_the_kernel_of_smaller_ones_inside():
