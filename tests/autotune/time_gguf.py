@@ -2,8 +2,8 @@
 
 Every kernel config of wgmma on products with more than 16 tokens whose weights round (mode w16a16, float16 activations and outputs), and `torch.mm`
 in bfloat16; the table's choice with bfloat16 and float32 activations, and up to 16 tokens. Graph replays; weights rotate, so that they come from
-memory. The buckets of sm90.yaml are from two such files in tests/tables/data: h200_gguf_tiles.json for 129 to 1024 tokens, else h200_gguf.json.
-Takes about two minutes.
+memory. The buckets of sm90.yaml are from two runs of earlier forms of it, in tests/tables/data: h200_gguf.json, before there were tiles of 144, 160
+and 224 tokens, and h200_gguf_tiles.json, q4_0 only, with other weights and numbers of tokens. Takes about two minutes.
 """
 
 from __future__ import annotations

@@ -69,6 +69,27 @@ def test_shared_tiles_are_within_the_bound(fmt, m, n, k):
         assert relative_error(y.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding)) <= bound, dtype
 
 
+# Of an H200's 132 SMs: whole rounds and tiles that are left; parts of two tiles in a thread block; a few tiles shared by many; tiles in two panels.
+@pytest.mark.parametrize("kernel", [row.name for row in load_table("sm90").gguf.rows if rounds("sm90", row.name)])
+def test_tiles_that_a_thread_block_computes_in_turn_or_shares_are_right(kernel):
+    handle = sm.Handle("cuda")
+    if handle.arch != "sm90":
+        pytest.skip("a kernel config of SM90's table")
+    tile = load_table("sm90").row(kernel).tile.m
+    for fmt, m, k, full in (
+        ("q4_0", 128 * 150 - 5, 800, 1),
+        ("q5_1", 128 * 70 + 1, 2080, 2),
+        ("q8_0", 300, 8224, 1),
+        ("q5_0", 128 * 27 - 1, 1056, 4),
+    ):
+        n = full * tile + 3
+        weight_q, x = operands(fmt, m, n, k)
+        packed = sm.pack_block_weight(weight_q, fmt)
+        runs = [compute(handle, fmt, packed, x.half(), m, n, mode="w16a16", kernel=kernel) for _ in range(3)]
+        assert relative_error(runs[0].cpu(), want(weight_q, fmt, x.half(), rounding=True)) <= (BOUND if k <= 4096 else LONG_BOUND), (fmt, m)
+        assert all(torch.equal(runs[0], run) for run in runs[1:]), (fmt, m)
+
+
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_rows_and_tokens_of_any_size_keep_their_digits(fmt):
     g = seeded(3)
@@ -84,12 +105,12 @@ def test_rows_and_tokens_of_any_size_keep_their_digits(fmt):
 @pytest.mark.parametrize("k", [32, 4128, 16384, 16416, 40960])
 def test_float32_activations_of_any_strides_round_alike(k):
     """Rows that are and are not aligned to 16 bytes, shorter and longer than the registers of a thread block."""
-    weight_q, x = operands("q4_0", 40, 21, k)
-    packed = sm.pack_block_weight(weight_q, "q4_0")
-    for mode in ("w16a16", "auto"):
-        y = sm.block_linear(x, packed, mode=mode)
+    for tokens in (5, 21):  # by mma.sync, by wgmma
+        weight_q, x = operands("q4_0", 40, tokens, k)
+        packed = sm.pack_block_weight(weight_q, "q4_0")
+        y = sm.block_linear(x, packed)
         for strided in (x.t().contiguous().t(), torch.cat([x[:, :1], x], 1)[:, 1:], torch.stack([x, x], 2)[..., 0]):
-            assert torch.equal(sm.block_linear(strided, packed, mode=mode), y), (mode, strided.stride())
+            assert torch.equal(sm.block_linear(strided, packed), y), (tokens, strided.stride())
         assert relative_error(y.t().cpu(), want(weight_q, "q4_0", x, rounding=False)) <= 2.0**-9
 
 
@@ -111,18 +132,20 @@ def test_what_is_not_finite_stays_in_its_row_and_its_token(fmt, dtype):
 @pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_outputs_are_the_float32_ones_cast_once_whatever_their_strides(fmt, out_dtype):
-    """Rows in pairs of one word, odd numbers of rows, and rows that are not neighbours; whole tiles and shared ones."""
+    """Rows in pairs of one word, odd numbers of rows, and rows that are not neighbours; whole tiles and shared ones; tiles of every size."""
     handle = sm.Handle("cuda")
-    for m, n, k in ((128, 256, 512), (129, 33, 512), (130, 65, 1024), (1152, 520, 2048)):
+    sizes = [(128, 256, 512, None), (129, 33, 512, None), (130, 65, 1024, None), (1152, 520, 2048, None)]
+    rows = [row for row in load_table(handle.arch).gguf.rows if rounds(handle.arch, row.name)]
+    for m, n, k, kernel in sizes + [(131, row.tile.m + 5, 512, row.name) for row in rows]:
         weight_q, x = operands(fmt, m, n, k)
         x, packed, bias = x.half(), sm.pack_block_weight(weight_q, fmt), torch.randn(m, generator=seeded(n)).cuda()
-        wanted = compute(handle, fmt, packed, x, m, n, bias=bias, mode="w16a16").t().to(out_dtype)
+        wanted = compute(handle, fmt, packed, x, m, n, bias=bias, mode="w16a16", kernel=kernel).t().to(out_dtype)
         new = functools.partial(torch.full, fill_value=torch.nan, dtype=out_dtype, device="cuda")
         for out in (new((n, m)), new((n, m + 2))[:, :m], new((n, m + 1))[:, 1:], new((n, 2 * m))[:, ::2], new((m, n)).t()):
             out = out.t()
-            with sm.create_block_descriptor(handle, out=out, weight=packed, activation=x, bias=bias, mode="w16a16") as descriptor:
+            with sm.create_block_descriptor(handle, out=out, weight=packed, activation=x, bias=bias, mode="w16a16", kernel=kernel) as descriptor:
                 descriptor.calculate(out, packed, x, bias, workspace=torch.empty(descriptor.workspace_size, dtype=torch.uint8, device="cuda"))
-            assert torch.equal(out.t(), wanted), (m, n, k, out.stride())
+            assert torch.equal(out.t(), wanted), (m, n, k, kernel, out.stride())
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)

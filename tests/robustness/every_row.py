@@ -86,25 +86,27 @@ def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
 
 
 def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str) -> bool:
-    """A GGUF row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way."""
+    """A GGUF row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way; or, rounded, float16 or
+    float32 activations in mode w16a16."""
     tokens, rows, k = row.tile.m + 3, row.tile.n + 24, long_k(row) // 32 * 32
     generator = torch.Generator().manual_seed(tokens + rows)
     weight_q = sm.quantize_block(torch.randn(rows, k, generator=generator), fmt)
-    x = torch.randn(tokens, k, generator=generator).half()
+    x = torch.randn(tokens, k, generator=generator)
+    x = x if kind == "rounded float32" else x.half()
     weight = sm.pack_block_weight(weight_q.cuda(), fmt) if packed else weight_q.cuda()
     activation = (sm.quantize_q8_1(x) if kind == "q8_1" else x).cuda()
-    mode = "w4a16" if kind == "float16" else "w4a8"
+    mode = "w16a16" if kind.startswith("rounded") else "w4a16" if kind == "float16" else "w4a8"
     out = torch.zeros(rows, tokens, device="cuda")
     planned = weight if packed else sm.TensorDesc((rows, k), fmt)
     with sm.create_block_descriptor(handle, out=out, weight=planned, activation=activation, mode=mode, kernel=row.name) as descriptor:
         workspace = torch.zeros(descriptor.workspace_size, dtype=torch.uint8, device="cuda") if descriptor.workspace_size else None
         descriptor.calculate(out, weight, activation, workspace=workspace)
     torch.cuda.synchronize()
-    if kind == "float16":
-        expected = block_reference.gemm(weight_q, x, fmt)
-    else:
+    if mode == "w4a8":
         expected = block_reference.gemm_q8_1(weight_q, sm.quantize_q8_1(x), fmt)
-    return float((out.cpu().double() - expected).norm() / expected.norm()) <= 2e-6
+    else:
+        expected = block_reference.gemm(weight_q, x, fmt)
+    return float((out.cpu().double() - expected).norm() / expected.norm()) <= (1e-3 if mode == "w16a16" else 2e-6)
 
 
 def run_grouped(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
@@ -209,7 +211,8 @@ def checks(handle: sm.Handle, table, wanted: re.Pattern[str]) -> Iterator[tuple[
         for out_dtype in DTYPES[:3]:
             yield f"{row.name} {out_dtype}", run_grouped_block_scaled(handle, row, out_dtype)
     for row in named(table.gguf.rows):
-        for fmt, packed, kind in itertools.product(WEIGHT_FORMATS, (False, True), ("q8_1", "float16", "quantized float16")):
+        kinds = ("q8_1", "float16", "quantized float16", "rounded float16", "rounded float32")
+        for fmt, packed, kind in itertools.product(WEIGHT_FORMATS, (False, True), kinds):
             yield f"{row.name} {fmt} {'packed ' if packed else ''}{kind}", run_block(handle, row, fmt, packed, kind)
 
 

@@ -179,13 +179,13 @@ def test_show_has_the_section(capsys):
 
 
 def test_the_choice_of_sm90_loses_little_on_the_products_it_was_drawn_from():
-    """0.6 % in the geometric mean, 12 % at worst (tests/autotune/time_gguf.py): for 129 to 1024 tokens q4_0, for others q4_0 and q8_0."""
-    table, data, losses = load_table("sm90").gguf, Path(__file__).parent / "data", []
-    cases = [case for case in json.loads((data / "h200_gguf.json").read_text())["cases"] if 16 < case["M"] <= 128 or case["M"] > 1024]
-    for case in cases + json.loads((data / "h200_gguf_tiles.json").read_text())["cases"]:
-        chosen = table.select(case["M"], case["N"], case["K"]).row.name
-        losses += [us[chosen] / min(us.values()) for us in (case["q4_0"], case.get("q8_0")) if us and chosen in us]
-    assert len(losses) == 488 and max(losses) < 1.13 and math.prod(losses) ** (1 / len(losses)) < 1.007
+    """Of the kernel configs that were timed: h200_gguf.json has q4_0 and q8_0, h200_gguf_tiles.json has all tiles for 129 to 1024 tokens of q4_0."""
+    table, losses = load_table("sm90").gguf, []
+    for name in ("h200_gguf.json", "h200_gguf_tiles.json"):
+        for case in json.loads((Path(__file__).parent / "data" / name).read_text())["cases"]:
+            chosen = table.select(case["M"], case["N"], case["K"]).row.name
+            losses += [us[chosen] / min(us.values()) for us in (case["q4_0"], case.get("q8_0")) if case["M"] > 16 and us and chosen in us]
+    assert len(losses) == 692 and max(losses) < 1.12 and math.prod(losses) ** (1 / len(losses)) < 1.006
 
 
 def test_stages_of_large_tiles_leave_room_for_the_kernel_of_smaller_ones_inside():
