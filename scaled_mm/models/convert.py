@@ -58,6 +58,9 @@ def _int8(module: torch.nn.Linear, name: str) -> Int8Linear:
     for of, one in ("weight_scale", module.weight_scale), ("input_scale", scale if static else None):
         if one is not None and not bool((torch.isfinite(one) & (one > 0)).all()):
             raise BadParamError(f"model: expected finite positive scales {name}.{of}, got {float(one.min())} to {float(one.max())}")
+    for of in ("weight_zero_point", *(("input_zero_point",) if symmetric else ())):
+        if (one := getattr(module, of, None)) is not None and bool(one.any()):
+            raise BadParamError(f"model: expected only 0 in {name}.{of} of a symmetric scheme, got {one.min().item()} to {one.max().item()}")
     n = module.weight.shape[0]
     if module.weight_scale.numel() not in (1, n):
         raise BadTensorShapeError(f"model: {name}.weight_scale: expected [{n}, 1], got {list(module.weight_scale.shape)}")

@@ -60,6 +60,7 @@ def from_pretrained(
     return checkpoint.finished(where)
 
 
+_WEIGHT_ZERO_POINT = ".weight_zero_point"
 #: (dimension, part) of a parameter by its name in the model, for those that are loaded in part.
 Cuts = Mapping[str, tuple[int, slice]]
 
@@ -70,7 +71,15 @@ class Checkpoint:
     def __init__(self, folder: Path, model: torch.nn.Module):
         self.folder, self.model, self._files = folder, model, _Files(folder)
         self._plan = _plan(model, self._files)
+        self._check_zero_points_of_weights()
         self._keep_wide()
+
+    def _check_zero_points_of_weights(self) -> None:
+        """Some writers store them for symmetric weights, too. No scheme that is read has others than 0."""
+        for name, path in self._files.file_of.items():
+            if name.endswith(_WEIGHT_ZERO_POINT) and bool((found := self._files.load(name)).any()):
+                values = f"{found.min().item()} to {found.max().item()}"
+                raise BadParamError(f"{path}: {name}: expected only 0, since int8 weights are symmetric, got {values}")
 
     def tensors(self) -> list[tuple[str, str, list[int]]]:
         """(name, dtype, shape) of all tensors on disk."""
@@ -377,7 +386,7 @@ def _may_be_left(model: torch.nn.Module, name: str) -> bool:
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     if any(re.search(pattern, name) for pattern in ignored):
         return True
-    return name in tied or name in buffers or name.endswith(("rotary_emb.inv_freq", ".weight_zero_point", "position_ids"))
+    return name in tied or name in buffers or name.endswith(("rotary_emb.inv_freq", _WEIGHT_ZERO_POINT, "position_ids"))
 
 
 def _int8(files: _Files, name: str, n: int, k: int) -> Pieces:

@@ -167,6 +167,10 @@ DAMAGE = {
     ),
     "a negative scale": (lambda tensors: tensors[f"{UP}.weight_scale"].neg_(), f"{UP}.weight_scale: expected finite positive scales"),
     "a float weight": (lambda tensors: tensors.update({f"{UP}.weight": torch.zeros(96, 64)}), rf"{UP}.weight: expected int8, got float32"),
+    "a zero point of a symmetric weight": (
+        lambda tensors: tensors.update({f"{UP}.weight_zero_point": torch.tensor([[0]] * 95 + [[3]], dtype=torch.int8)}),
+        rf"model.safetensors: {UP}.weight_zero_point: expected only 0, since int8 weights are symmetric, got 0 to 3",
+    ),
     "a tensor of another model": (lambda tensors: tensors.update({"model.layers.9.x": torch.zeros(1)}), "expected no tensor model.layers.9.x"),
 }
 

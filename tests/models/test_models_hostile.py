@@ -310,12 +310,16 @@ def compressed(**changes):
         linear.quantization_scheme.output_activations = SimpleNamespace(**inputs)
     if "scale" in changes:
         linear.weight_scale.data[0] = changes["scale"]
+    for name, value in changes.get("zero_points", {}).items():
+        setattr(linear, name, torch.nn.Parameter(torch.tensor([value], dtype=torch.int8), requires_grad=False))
     return torch.nn.ModuleDict({"up": linear})
 
 
 def test_what_compressed_tensors_may_hold_besides_is_refused_by_convert():
-    assert isinstance(sm.convert_(compressed())["up"], nn.Int8Linear)
+    assert isinstance(sm.convert_(compressed(zero_points=dict(weight_zero_point=0, input_zero_point=0)))["up"], nn.Int8Linear)
     for changes, message in (
+        (dict(zero_points=dict(weight_zero_point=2)), "expected only 0 in up.weight_zero_point of a symmetric scheme, got 2 to 2"),
+        (dict(zero_points=dict(input_zero_point=-1)), "expected only 0 in up.input_zero_point of a symmetric scheme, got -1 to -1"),
         (dict(weights=dict(symmetric=False)), "weights.symmetric"),
         (dict(weights=dict(strategy="group", group_size=32)), "weights.strategy"),
         (dict(inputs=dict(num_bits=4)), "input_activations.num_bits"),
