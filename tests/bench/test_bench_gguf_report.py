@@ -9,6 +9,7 @@ from gguf_bench_data import case_of, gguf_document
 from pydantic import ValidationError
 
 from scaled_mm.bench.gguf import analysis, goals, report
+from scaled_mm.bench.gguf.plots import ticks
 from scaled_mm.bench.gguf.record import GgufDocument
 from scaled_mm.cli import main
 from scaled_mm.cli.report import times
@@ -212,3 +213,9 @@ def test_a_run_under_the_name_of_today_comes_before_one_under_the_former_name(tm
     gguf_document([case_of(1, 4.0)]).save(tmp_path)
     assert times(tmp_path) == {("q4_0", 1, 4096, 4096): 4.0}
     assert GgufDocument.path(tmp_path).name == "bench_gguf.json"
+
+
+def test_ticks_are_powers_of_two_and_what_is_far_enough_from_them():
+    assert ticks([1, 2, 8, 9, 16, 64, 2048]) == [1, 2, 8, 16, 64, 2048]
+    assert ticks([1, 7, 13, 21, 41, 91, 134, 390, 2365]) == [1, 7, 13, 21, 41, 91, 134, 390, 2365]
+    assert ticks([3, 4, 5, 6]) == [4, 6] and ticks([33]) == [33]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,15 @@ def draw(document: GgufDocument, directory: Path, stem: str) -> list[Path]:
     return paths
 
 
+def ticks(tokens: Sequence[int]) -> list[int]:
+    """Powers of two, and those of the other numbers of tokens that are half a power away from every tick."""
+    found = [m for m in tokens if m & (m - 1) == 0]
+    for m in tokens:
+        if all(abs(math.log2(m / tick)) >= 0.5 for tick in found):
+            found.append(m)
+    return sorted(found)
+
+
 def _figure(document: GgufDocument, weights: Mapping[str, Sequence[GgufCaseRecord]], what: str, value: Value, log: bool) -> Figure:
     size = 3 if log else 2
 
@@ -58,8 +68,7 @@ def _figure(document: GgufDocument, weights: Mapping[str, Sequence[GgufCaseRecor
         curve(axes, cases, lambda case: case.llama_us, value, marker="o", markersize=size, **llama)
         curves(axes, cases, names_run(document), value, COLORS, "tokens", size)
         if log:
-            tokens = [case.M for case in cases]
-            plots.log_axes(axes, [m for m in tokens if m & (m - 1) == 0] or tokens)
+            plots.log_axes(axes, ticks([case.M for case in cases]))
         else:
             axes.set_ylim(bottom=0)
 
