@@ -228,6 +228,10 @@ def refusals(kernels: str) -> dict:
     descriptor = core.plan(product.descs(), "w4a8")
     size = core.workspace_size(descriptor)
     workspace = torch.zeros(size + 16, dtype=torch.uint8)
+    # The weight with `size` bytes behind it: a workspace that starts in the weight lies in no other tensor.
+    room = torch.cat([product.weight.view(-1), torch.zeros(size, dtype=torch.uint8)])
+    count = product.weight.numel()
+    product = dataclasses.replace(product, weight=room[:count].view(product.weight.shape))
     run = lambda *arguments, **changed: status_of(lambda: core.launch(descriptor, product, *arguments, **changed))  # noqa: E731
     answer |= {
         "no data of weight": run(workspace, size, weight=None),
@@ -238,8 +242,8 @@ def refusals(kernels: str) -> dict:
         "no workspace": run(),
         "small workspace": run(workspace, size - 1),
         "unaligned workspace": run(workspace[8:], size),
-        "workspace in the weight": run(product.weight, size),
-        "workspace in the last powers": run(product.weight.view(-1)[-64:], size),
+        "workspace in the weight": run(room, size),
+        "workspace in the last powers": run(room[count - 64 :], size),
         "launched": run(workspace, size),
     }
 
