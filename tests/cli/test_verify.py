@@ -130,7 +130,9 @@ def test_verify_names_the_kernels_that_its_products_need():
     table = load_table("sm90")
     names = verify.needed_kernels(table, verify.DEFAULT_SHAPES, asymmetric=False)
     assert (table.fallback, "bf16") in names and ("zero_point_terms", None) not in names  # 33x1000x1031 is not aligned
-    assert (table.select(128, 2048, 4096).row.name, "fp32") in names and ("rowwise_quantize", "fp32") in names
+    assert (table.select(128, 1024, 4096).row.name, "fp32") in names and ("rowwise_quantize", "fp32") in names
+    configs = {table.row(row) for row, out in names if out is not None and row != "rowwise_quantize"}
+    assert sorted(config.family for config in configs) == ["c3x", "decode", "decode", "generic"]
     more = verify.needed_kernels(table, verify.DEFAULT_SHAPES, asymmetric=True)
     assert ("zero_point_terms", None) in more and set(names) <= set(more)
     assert (table.select(1, 4096, 4096, constant_b=True).row.name, "int32") in more
