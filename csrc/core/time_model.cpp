@@ -4,6 +4,8 @@
 #include <cmath>
 #include <initializer_list>
 
+#include "core/sharing.h"
+
 namespace scaled_mm {
 namespace {
 
@@ -24,6 +26,19 @@ int32_t usable(int32_t cluster, int32_t multiprocessors) {
   return cluster == 4 ? multiprocessors * 116 / kOf : cluster == 8 ? multiprocessors * 112 / kOf : multiprocessors;
 }
 
+// Of a kernel that shares tiles.
+double shared_us(const scaledMMTimeModel_t& model, const ProductSize& size, const DeviceRates& device) {
+  const auto ceil_div = [](int64_t value, int64_t by) { return value / by + (value % by != 0); };
+  const int64_t slots = std::max<int64_t>(1, int64_t(device.multiprocessors) * model.resident);
+  const int64_t tiles = ceil_div(size.M, model.unit_m) * ceil_div(size.N, model.unit_n) * size.count, of_tile = ceil_div(size.K, model.unit_k);
+  const int64_t whole = tiles / slots, rest = tiles % slots;
+  const int64_t blocks = sharing_blocks(rest, of_tile, slots, model.most_parts, model.unit_m);
+  const double rounds = double(whole + (rest > 0));
+  if (blocks == 0) return rounds * (double(of_tile) * model.step_us + model.tile_us);
+  const double steps = double(whole) * double(of_tile) + double(ceil_div(rest * of_tile, blocks));
+  return steps * model.step_us + rounds * model.tile_us + model.share_us + (blocks % rest ? model.second_us : 0);
+}
+
 } // namespace
 
 bool is_legal(const scaledMMTimeModel_t& model) {
@@ -36,7 +51,8 @@ bool is_legal(const scaledMMTimeModel_t& model) {
     if (blocks < 1 || blocks > kMostBlocks) return false;
   }
   if (model.least_steps < 0 || model.epilogue_overlaps < 0 || model.epilogue_overlaps > 1) return false;
-  for (const double time : {model.start_us, model.step_us, model.tile_us, model.wait_us}) {
+  if (model.most_parts < 0 || model.most_parts > kMostBlocks) return false;
+  for (const double time : {model.start_us, model.step_us, model.tile_us, model.wait_us, model.share_us, model.second_us}) {
     if (!std::isfinite(time) || time < 0) return false;
   }
   for (const double rate : {model.memory, model.l2}) {
@@ -46,6 +62,8 @@ bool is_legal(const scaledMMTimeModel_t& model) {
 }
 
 double predicted_us(const scaledMMTimeModel_t& model, const ProductSize& size, const DeviceRates& device) {
+  const double start = model.start_us + (size.constant_b ? 0 : model.wait_us);
+  if (model.most_parts > 0) return start + shared_us(model, size, device);
   const double M = double(size.M), N = double(size.N), K = double(size.K), count = double(size.count);
   const double units_m = size.mean_m ? std::max(1.0, M / double(model.unit_m) + 0.5) : ceil_div(M, double(model.unit_m));
   const double units = units_m * ceil_div(N, double(model.unit_n)) * count;
@@ -57,7 +75,7 @@ double predicted_us(const scaledMMTimeModel_t& model, const ProductSize& size, c
   const double compute = model.epilogue_overlaps ? std::sqrt(multiply * multiply + tiles * tiles) : multiply + tiles;
   const double memory = count * (M * K + N * K + kOutBytes * M * N) / (model.memory * device.bytes_per_us);
   const double l2 = units * double(model.unit_m + model.unit_n) * K / (model.l2 * device.multiprocessors);
-  return model.start_us + (size.constant_b ? 0 : model.wait_us) + std::sqrt(compute * compute + memory * memory + l2 * l2);
+  return start + std::sqrt(compute * compute + memory * memory + l2 * l2);
 }
 
 } // namespace scaled_mm

@@ -4,8 +4,7 @@
 // partial sums to the workspace. A second kernel adds them for each tile in the order of K, so the result is deterministic.
 #pragma once
 
-#include <climits>
-
+#include "core/sharing.h"
 #include "gguf/output.cuh"
 
 namespace scaled_mm::gguf {
@@ -48,22 +47,10 @@ struct Shares {
   }
 };
 
-// Shares the tiles that remain after whole rounds, if the estimate says that this takes less time. slots: thread blocks that the GPU holds at once.
-// most: the largest average number of thread blocks per shared tile. tokens: per tile.
+// Shares the tiles that remain after whole rounds, if the estimate says that this takes less time. The arguments: see sharing_blocks.
 inline Shares share_tiles(int64_t tiles, int64_t steps, int64_t slots, int64_t most, int tokens) {
-  // Costs in tenths of a step, set by hand from measured times: the start, adding the sums, and having parts of two tiles.
-  const int64_t kStart = 10, kAdd = 20, kSecond = tokens > 128 ? 100 : 1;
   const int64_t rest = slots > 0 ? tiles % slots : 0;
-  int64_t best = 0, least = 10 * steps + kStart;
-  const auto consider = [&](int64_t blocks) {
-    if (blocks <= rest || blocks > slots || blocks > rest * most || blocks > rest * steps) return;
-    const int64_t cost = tiles_of(10 * rest * steps, blocks) + (blocks % rest ? kSecond : 0) + kStart + kAdd;
-    if (cost < least) best = blocks, least = cost;
-  };
-  if (rest > 0 && rest <= INT_MAX / (steps > 0 ? steps : 1)) {
-    for (int64_t parts = 2; parts <= most; ++parts) consider(rest * parts);
-    consider(slots);
-  }
+  const int64_t best = sharing_blocks(rest, steps, slots, most, tokens);
   const bool rounds = slots > 0 && steps > 0 && tiles > slots;
   Shares s = {int32_t(tiles), 0, 0, int32_t(steps), 0, 0, int32_t(rounds ? slots : tiles), nullptr};
   if (best == 0) return s;

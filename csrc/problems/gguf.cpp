@@ -46,7 +46,12 @@ public:
     set_mode(keeps ? int32_t(SCALED_MM_GGUF_W4A16) : mode);
   }
 
-  BucketKey bucket() const override { return {info.M, info.N, info.K, mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_Q8_1 : 0}; }
+  BucketKey bucket() const override {
+    const int32_t serves = mode_ == SCALED_MM_GGUF_W4A8    ? SCALED_MM_BUCKET_W4A8
+                           : mode_ == SCALED_MM_GGUF_W4A16 ? SCALED_MM_BUCKET_W4A16
+                                                           : SCALED_MM_BUCKET_W16A16;
+    return {info.M, info.N, info.K, serves};
+  }
 
   const char* misfit(const RowNeeds&) const override { return nullptr; } // GGUF kernels take any operands
 
@@ -180,13 +185,13 @@ constexpr OperandSpec kOperands[] = {
 
 } // namespace
 
-const ProblemKind kGguf = {
-    "GGUF GEMM",
-    "GGUF ",
-    std::size(kOperands),
-    kOperands,
-    false,
-    make_problem<Gguf>,
-    {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products", SCALED_MM_BUCKET_Q8_1, "0 or SCALED_MM_BUCKET_Q8_1", "activations", true}};
+const ProblemKind kGguf = {"GGUF GEMM",
+                           "GGUF ",
+                           std::size(kOperands),
+                           kOperands,
+                           false,
+                           make_problem<Gguf>,
+                           {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products", SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_W4A16 | SCALED_MM_BUCKET_W16A16,
+                            "0 or those of modes", "mode", true}};
 
 } // namespace scaled_mm

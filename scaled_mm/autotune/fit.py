@@ -15,7 +15,9 @@ from scaled_mm.measure.stats import geometric_mean
 from scaled_mm.tables import TileTable, Times
 
 LEAST_PRODUCTS = 12  # measured ones, to fit a kernel config
-_FITTED = ("start_us", "step_us", "tile_us", "memory")
+_FITTED = {"start": "start_us", "step": "step_us", "tile": "tile_us", "memory": "memory"}  # of `Times`, of `TimeModel`
+_FITTED_SHARED = {"start": "start_us", "step": "step_us", "tile": "tile_us", "share": "share_us", "second": "second_us"}
+_MOST = {"memory": 3.0}
 _LEAST = 1e-4  # of a coefficient: they are fitted as logarithms
 # A product says little about a kernel config that is far from the fastest on it: one half as fast counts exp(-1 / 0.5) + 0.05.
 _NEAR, _FLOOR = 0.5, 0.05
@@ -36,9 +38,13 @@ def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts, least_tile_us:
             continue
         weights = [_FLOOR + math.exp(-(times[product] / min(measured[product].values()) - 1) / _NEAR) for product in times]
         model = _fit(table.time_model(row), list(times.items()), weights, gpu, _mean_m(table), max(_LEAST / 2, least_tile_us))
-        rounded = (float(f"{getattr(model, name):.3g}") for name in _FITTED)
-        found[row.name] = Times(**dict(zip(("start", "step", "tile", "memory"), rounded)), wait=model.wait_us)
+        rounded = {key: float(f"{getattr(model, name):.3g}") for key, name in _fitted(model).items()}
+        found[row.name] = Times(**rounded, wait=model.wait_us)
     return found
+
+
+def _fitted(model: TimeModel) -> dict[str, str]:
+    return _FITTED_SHARED if model.most_parts else _FITTED
 
 
 def _mean_m(table: TileTable) -> bool:
@@ -55,16 +61,18 @@ def _fit(
 ) -> TimeModel:
     from scipy.optimize import least_squares
 
+    names = tuple(_fitted(model).values())
+
     def with_logarithms(values: Sequence[float]) -> TimeModel:
-        return dataclasses.replace(model, **dict(zip(_FITTED, map(math.exp, values))))
+        return dataclasses.replace(model, **dict(zip(names, map(math.exp, values))))
 
     def errors(values: Sequence[float]) -> list[float]:
         trial = with_logarithms(values)
         return [math.sqrt(weight) * math.log(_predicted(trial, product, gpu, mean_m) / us) for weight, (product, us) in zip(weights, times)]
 
     least = {"tile_us": least_tile_us, "memory": 0.3}
-    start = [math.log(max(_LEAST, 1.01 * least.get(name, 0.0), getattr(model, name))) for name in _FITTED]
-    bounds = ([math.log(least.get(name, _LEAST / 2)) for name in _FITTED], [math.log(1e3)] * 3 + [math.log(3.0)])
+    start = [math.log(max(_LEAST, 1.01 * least.get(name, 0.0), getattr(model, name))) for name in names]
+    bounds = ([math.log(least.get(name, _LEAST / 2)) for name in names], [math.log(_MOST.get(name, 1e3)) for name in names])
     return with_logarithms(least_squares(errors, start, bounds=bounds, loss="soft_l1", f_scale=_OUTLIER).x)
 
 
@@ -85,7 +93,7 @@ class Choice:
 
 def judge(table: TileTable, measured: Mapping[Product, Mapping[str, float]], gpu: GpuFacts) -> Choice | None:
     """The choice among the measured kernel configs of each product by the table's predictions; None without such products."""
-    models = {row.name: table.time_model(row) for row in table.rows if row.name != table.fallback}
+    models = {row.name: table.time_model(row) for row in table.timed_rows}
     ratios: dict[Product, float] = {}
     mean_m = _mean_m(table)
     for product, us in measured.items():

@@ -176,7 +176,7 @@ def _buckets_view(table: TileTable) -> Any:
             view.add_section()
         previous = bucket.m
         bounds = (_bounds(least, most) for least, most in zip(bucket.least, (bucket.m, bucket.n, bucket.k)))
-        condition = " (constant b)" if bucket.constant_b else f" ({bucket.activation} activations)" if bucket.activation else ""
+        condition = " (constant b)" if bucket.constant_b else f" (mode {bucket.mode})" if bucket.mode else ""
         view.add_row(str(index), *bounds, bucket.kernel + condition)
     return view
 

@@ -160,7 +160,8 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
         return _refused(args, table, reason)
     section = table.gguf or load_table(table.arch).gguf  # as for calls: a tuned table may lack the section
     mode = next(rule.mode for rule in section.auto if rule.m is None or M <= rule.m)
-    selection, quantized = (section.select(M, N, K, q8_1=q8_1) for q8_1 in (mode == "w4a8", True))
+    selection, quantized = (section.select(M, N, K, mode=one) for one in (mode, "w4a8"))
+    exact = section.select(M, N, K, mode="w4a16") if mode == "w16a16" else selection  # as for outputs in float32
     row, limit = selection.row, shared_memory_of(section)
     family = family_of(row)
     stages, memory = family.stages(row, args.format, limit), family.shared_memory(row, args.format, limit)
@@ -176,9 +177,12 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
             "gpu": section.gpu,
         }
         chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
-        other = {"kernel": quantized.row.name, "bucket": quantized.bucket_index, "reason": quantized.reason}
+        others = {
+            name: {"kernel": one.row.name, "bucket": one.bucket_index, "reason": one.reason}
+            for name, one in (("q8_1", quantized), ("float32_out", exact))
+        }
         estimate = {"stages": stages, "shared_memory_bytes": memory}
-        common.print_json({**head, **chosen, "q8_1": other, "row": {**row.model_dump(mode="json"), "estimate": estimate}}, indent=2)
+        common.print_json({**head, **chosen, **others, "row": {**row.model_dump(mode="json"), "estimate": estimate}}, indent=2)
         return 0
     print(f"{_product(args)}: {row.name}")
     print(f"  why     {selection.reason}")
@@ -187,6 +191,8 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     print(f"  kernel  {row.family}, a tile is {row.tile.m} tokens x {row.tile.n} rows of the weight x {row.tile.k} k")
     ring = f"{stages} stages of the weight" if stages > 1 else "no stages, the weight goes from memory to registers"
     print(f"  cost    {ring}, {memory / 1024:.1f} KB of shared memory")
+    if exact.row != row:
+        print(f"  note    with a float32 output, whose weights are not rounded, {exact.row.name}: {exact.reason}")
     if quantized.row != row:
         print(f"  note    with q8_1 activations {quantized.row.name}: {quantized.reason}")
     for note in family.notes(row, args.format, limit) if M and N else ():

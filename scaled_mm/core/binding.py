@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from scaled_mm.tables.schema import TileTable
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 _INT64_MAX = 2**63 - 1
 MAX_DIMS = 3
 DEVICE_CPU, DEVICE_CUDA = 0, 1
@@ -64,13 +64,15 @@ class _TimeModelC(ctypes.Structure):
         ("resident", ctypes.c_int32),
         ("least_steps", ctypes.c_int32),
         ("epilogue_overlaps", ctypes.c_int32),
-        ("padding_", ctypes.c_int32),
+        ("most_parts", ctypes.c_int32),
         ("start_us", ctypes.c_double),
         ("step_us", ctypes.c_double),
         ("tile_us", ctypes.c_double),
         ("memory", ctypes.c_double),
         ("wait_us", ctypes.c_double),
         ("l2", ctypes.c_double),
+        ("share_us", ctypes.c_double),
+        ("second_us", ctypes.c_double),
     ]
 
 

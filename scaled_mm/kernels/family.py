@@ -157,6 +157,10 @@ class Family:
         """The fewest steps of K in a part of a tile, where the steps of all tiles are divided evenly (stream-K); 0: they are not."""
         return 0
 
+    def most_parts(self, config: KernelConfig) -> int:
+        """The most thread blocks that share a tile, on average, where they share those that remain after whole rounds; 0: they do not."""
+        return 0
+
     def epilogue_overlaps(self, config: KernelConfig) -> bool:
         """Whether a tile's epilogue runs beside the steps of another tile."""
         return False

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from scaled_mm.gguf_formats import BLOCK, TILE_BLOCKS, TILE_ROWS
 from scaled_mm.gguf_formats import WEIGHT_FORMATS as FORMATS
 from scaled_mm.kernels.arch import Arch
 from scaled_mm.kernels.config import KernelConfig
-from scaled_mm.kernels.family import FieldFinding
+from scaled_mm.kernels.family import FieldFinding, KernelCost
 from scaled_mm.kernels.gguf import Gguf
+
+if TYPE_CHECKING:
+    from scaled_mm.kernels.constants import Constants
 
 MOST_SHARES = 16  # the most thread blocks that share a tile, on average
 _BARRIERS = 2048  # bytes
 _MORE_TOKENS = (144, 160, 224)  # whose instructions take a further header
+_TWO_PER_SM = 64  # tokens of a tile
 _MMA_TOKENS = 16  # up to this many tokens mma.sync multiplies, and a stage also holds the activations for a whole tile of K
 
 
@@ -64,6 +69,16 @@ class GgufWgmma(Gguf):
         yield from super().rules(config, arch)
         if not 1 <= config.split_k <= MOST_SHARES:
             yield "split_k", f"split_k = {config.split_k}, expected 1 to {MOST_SHARES}: thread blocks that share the K of a tile that is left over"
+
+    def most_parts(self, config: KernelConfig) -> int:
+        return config.split_k
+
+    def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
+        """Thread blocks per SM that tiles are dealt to (csrc/gguf/wgmma_shape.cuh, kAtOnce)."""
+        return 2 if config.tile.m <= _TWO_PER_SM else 1
+
+    def multiply_rate(self, config: KernelConfig, c: Constants) -> float:
+        return 0.5  # 16-bit values
 
     def cxx(self, config: KernelConfig) -> tuple[str, str, str]:
         header = "gguf/wgmma_more.cuh" if config.tile.m in _MORE_TOKENS else "gguf/wgmma.cuh"

@@ -11,7 +11,13 @@
     memory  = (M * K + N * K + 2 * M * N) / (memory coefficient * bandwidth of device memory)
     l2      = what all units load, over what an SM receives from L2
 
-The coefficients start, step, tile (microseconds) and memory are fitted to measured times, in the table's `times`. For a kernel config
+Where thread blocks share the tiles that remain after whole rounds (`sharing`), kernel configs differ in their last bits, so the choice between them
+must not depend on a GPU's bandwidth. Memory, which all of them read alike, is left out:
+
+    time    = start + steps * step + rounds * tile, + share if tiles are shared, + second if a thread block then has parts of two
+    steps   = whole rounds * ceil(K / elements of K in a step) + the largest share of the steps that remain
+
+The coefficients start, step, tile, share, second (microseconds) and memory are fitted to measured times, in the table's `times`. For a kernel config
 without an entry they follow from the architecture's numbers (`estimate`). csrc/core/time_model.h computes the same; a test compares them.
 """
 
@@ -25,6 +31,7 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.constants import FITTED, Constants
 from scaled_mm.kernels.gpu import GpuFacts, typical
 from scaled_mm.kernels.registry import config_cost, family_of
+from scaled_mm.kernels.sharing import sharing_blocks
 
 OUT_BYTES = 2  # of an output element, for which times are predicted
 # Units that fit on an SM's neighbours only: SMs of 132 that clusters of this many thread blocks can use. H100s differ: 29 or 30 clusters of four.
@@ -60,6 +67,7 @@ class TimeModel:
     epilogue_overlaps: see the formula.
     start_us, step_us, tile_us, memory: see the formula. wait_us: in addition if weights are not constant, where constant ones are loaded early.
     l2: bytes per microsecond that one SM receives from L2.
+    most_parts: the most thread blocks that share a tile, on average; 0: none do. share_us, second_us: see the formula.
     """
 
     unit_m: int
@@ -76,6 +84,9 @@ class TimeModel:
     memory: float
     wait_us: float
     l2: float
+    most_parts: int = 0
+    share_us: float = 0.0
+    second_us: float = 0.0
 
     def slots(self, multiprocessors: int) -> int:
         """Units that run at a time."""
@@ -84,6 +95,8 @@ class TimeModel:
 
     def parts(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> Parts:
         """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is a mean, see the formula."""
+        if self.most_parts:
+            return self._shared(M, N, K, gpu, count, constant_b)
         units_m = max(1.0, M / self.unit_m + 0.5) if mean_m else -(-M // self.unit_m)
         units = units_m * -(-N // self.unit_n) * count
         waves = int(-(-units // self.slots(gpu.multiprocessors)))
@@ -96,6 +109,18 @@ class TimeModel:
         l2 = units * (self.unit_m + self.unit_n) * K / (self.l2 * gpu.multiprocessors)
         return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, memory, l2, waves)
 
+    def _shared(self, M: int, N: int, K: int, gpu: GpuFacts, count: int, constant_b: bool) -> Parts:
+        slots, of_tile = max(1, gpu.multiprocessors * self.resident), -(-K // self.unit_k)
+        whole, rest = divmod(-(-M // self.unit_m) * -(-N // self.unit_n) * count, slots)
+        blocks = sharing_blocks(rest, of_tile, slots, self.most_parts, self.unit_m)
+        rounds = whole + (rest > 0)
+        if blocks == 0:
+            compute = rounds * (of_tile * self.step_us + self.tile_us)
+        else:
+            steps = whole * of_tile + -(-rest * of_tile // blocks)
+            compute = steps * self.step_us + rounds * self.tile_us + self.share_us + (self.second_us if blocks % rest else 0.0)
+        return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, 0.0, 0.0, rounds)
+
     def us(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> float:
         """The microseconds of `parts` in all. Positive, finite."""
         return self.parts(M, N, K, gpu, count, constant_b, mean_m).us
@@ -107,6 +132,8 @@ def estimate(row: KernelConfig, arch: str, c: Constants = FITTED) -> TimeModel:
     cost = config_cost(row, arch, OUT_BYTES)
     resident = family.resident(row, cost, gpu.shared_memory)
     m, n = tile.m * row.cluster.m, tile.n * row.cluster.n
+    most_parts = family.most_parts(row)
+    split_k = 1 if most_parts else row.split_k
     cluster = row.cluster.m * row.cluster.n * (row.split_k if family.splits_in_clusters else 1)
     peak = gpu.operations / gpu.multiprocessors * 1e-6  # operations per microsecond
     multiply = c.multiply * 2 * tile.m * tile.n * tile.k / peak / family.multiply_rate(row, c)
@@ -117,8 +144,8 @@ def estimate(row: KernelConfig, arch: str, c: Constants = FITTED) -> TimeModel:
     return TimeModel(
         unit_m=n if row.swap_ab else m,
         unit_n=m if row.swap_ab else n,
-        unit_k=tile.k * row.split_k,
-        blocks=row.cluster.m * row.cluster.n * row.split_k,
+        unit_k=tile.k * split_k,
+        blocks=row.cluster.m * row.cluster.n * split_k,
         cluster=cluster,
         resident=resident,
         least_steps=family.least_steps(row),
@@ -129,4 +156,5 @@ def estimate(row: KernelConfig, arch: str, c: Constants = FITTED) -> TimeModel:
         memory=c.memory,
         wait_us=c.wait_us if early else 0.0,
         l2=c.l2,
+        most_parts=most_parts,
     )

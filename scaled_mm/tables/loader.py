@@ -146,13 +146,13 @@ class _Loader:
             self._problem((*at, "rows"), "a table needs at least one row")
         buckets, paths = self._buckets(bucket_entries or [], at)
         # If a bucket is invalid, indices would be off by one. It has already been reported.
+        times = self._times(data, at)
         if bucket_entries is not None and len(buckets) == len(paths):
-            for finding in rules.bucket_findings(buckets, names, has_modes=bool(at) and SECTIONS[str(at[0])].has_modes):
+            for finding in rules.bucket_findings(buckets, names, has_modes=bool(at) and SECTIONS[str(at[0])].has_modes, times=times):
                 where = (*paths[finding.where[1]], *finding.where[2:]) if len(finding.where) > 1 else (*at, *finding.where)
                 self._problem(where, finding.reason)
-        times = self._times(data, at)
         if header is not None:
-            for finding in (*rules.fallback_findings(header.fallback, rows, names), *rules.times_findings(times, header.fallback, names)):
+            for finding in (*rules.fallback_findings(header.fallback, rows, names), *rules.times_findings(times, header.fallback, rows, names)):
                 self._problem((*at, *finding.where), finding.reason)
         return dict(rows=tuple(rows), times=times, buckets=tuple(buckets), fallback=header.fallback if header is not None else "")
 
@@ -162,7 +162,7 @@ class _Loader:
             self._problem(path, f"expected keys (fallback, rows, buckets), got {data!r}")
             return None
         has_modes = SECTIONS[key].has_modes
-        lists = ("rows", "buckets", "auto") if has_modes else ("rows", "times", "buckets")
+        lists = ("rows", "times", "buckets", *(("auto",) if has_modes else ()))
         header = self._validate(_SectionHeader, {k: v for k, v in data.items() if k not in lists}, path)
         if header is not None and header.tuned and not self.document.value.get("tuned"):
             self._problem((*path, "tuned"), "a section is tuned in a tuned table only: add tuned: true, gpu and version at the top")
@@ -274,6 +274,9 @@ class _Loader:
                 if "m" in entry:
                     self._problem((*path, "m"), "the group already has an m", of_key=True)
                 entry = {**entry, **shared}
+            if isinstance(entry, dict) and entry.get("activation") == "q8_1":
+                self._problem((*path, "activation"), "renamed: write mode: w4a8", of_key=True)
+                entry = {key: value for key, value in entry.items() if key != "activation"}
             for bound in ("m", "n", "k"):
                 if isinstance(entry, dict) and entry.get(bound, 0) is None:
                     self._problem((*path, bound), "empty: write a positive integer or open")
@@ -282,8 +285,8 @@ class _Loader:
                 buckets.append(bucket)
                 if bucket.constant_b and at:
                     self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
-                if bucket.activation and not (at and SECTIONS[str(at[0])].has_modes):
-                    self._problem((*path, "activation"), "of GGUF products alone: leave it out")
+                if bucket.mode and not (at and SECTIONS[str(at[0])].has_modes):
+                    self._problem((*path, "mode"), "of GGUF products alone: leave it out")
         return buckets, [path for path, _, _ in flat]
 
     def _list(self, data: Mapping[str, Any], key: str, at: NodePath) -> list[Any] | None:

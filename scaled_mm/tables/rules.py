@@ -7,12 +7,17 @@ module in `scaled_mm.kernels`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from scaled_mm.kernels.arch import ARCHES
 from scaled_mm.kernels.config import KernelConfig
-from scaled_mm.tables.schema import Bucket, ModeRule, TileTable
+from scaled_mm.kernels.registry import family_of
+from scaled_mm.kernels.sections import SECTIONS
+from scaled_mm.tables.schema import Bucket, ModeRule, TileTable, Times
 from scaled_mm.tables.select import FASTEST, describe_bucket
+
+TIMED_MODE = "w16a16"
+"""The mode of GGUF products that the `times` of their section are for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +58,15 @@ def contains(outer: Bucket, inner: Bucket) -> bool:
     return all(big is None or (small is not None and small <= big) for big, small in pairs)
 
 
-def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str], has_modes: bool = False) -> list[Finding]:
-    """Buckets that name no kernel config or are unreachable, and sizes that no bucket serves."""
+def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str], has_modes: bool = False, times: Collection[str] = ()) -> list[Finding]:
+    """Buckets that name no kernel config or are unreachable, and sizes that no bucket serves. times: the names in the section's `times`."""
     findings = []
     for index, bucket in enumerate(buckets):
         if bucket.kernel == FASTEST:
-            if has_modes:
-                findings.append(Finding(("buckets", index, "kernel"), "kernels of this section differ in their last bits: name one"))
+            if has_modes and bucket.mode != TIMED_MODE:
+                findings.append(Finding(("buckets", index, "kernel"), f"only mode {TIMED_MODE} has predicted times: name a kernel config"))
+            elif has_modes and not times:
+                findings.append(Finding(("buckets", index, "kernel"), "no kernel config of this section has times: name one"))
         elif bucket.kernel not in row_names:
             findings.append(Finding(("buckets", index, "kernel"), f"no row is named {bucket.kernel!r}"))
         for axis in "mnk":
@@ -79,9 +86,24 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str], has_mod
     return findings
 
 
-def times_findings(times: Iterable[str], fallback: str, row_names: Sequence[str]) -> list[Finding]:
-    """Entries of `times` for no kernel config, or for the fallback. row_names: also those of invalid kernel configs."""
+def times_findings(times: Mapping[str, Times], fallback: str, rows: Sequence[KernelConfig], row_names: Sequence[str]) -> list[Finding]:
+    """Entries of `times` for no kernel config, for the fallback, or with the coefficients of another formula. row_names: also those of invalid kernel
+    configs."""
     findings = [Finding(("times", name), f"no row is named {name!r}") for name in times if name not in row_names]
+    for row in rows:
+        entry = times.get(row.name)
+        if entry is None:
+            continue
+        shares = family_of(row).most_parts(row) > 0
+        if SECTIONS[row.section].has_modes and not shares:
+            findings.append(Finding(("times", row.name), "a kernel config that shares no tiles is not chosen by time in this section: leave it out"))
+        elif shares and entry.memory is not None:
+            findings.append(Finding(("times", row.name, "memory"), "the time of a kernel config that shares tiles has no memory: leave it out"))
+        elif not shares and entry.memory is None:
+            findings.append(Finding(("times", row.name, "memory"), "required key is missing"))
+        elif not shares:
+            extra = [key for key in ("share", "second") if getattr(entry, key)]
+            findings += [Finding(("times", row.name, key), "this kernel config shares no tiles: leave it out") for key in extra]
     if fallback in times:
         findings.append(Finding(("times", fallback), "the fallback is not chosen by time: leave it out"))
     return findings

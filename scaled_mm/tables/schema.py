@@ -58,6 +58,9 @@ def _bound(value: Any) -> Any:
 LowerBound = Annotated[StrictInt, Field(ge=0, lt=_INT64_MAX)]
 UpperBound = Annotated[int | None, BeforeValidator(_bound)]
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
+GgufMode = Literal["w4a8", "w4a16", "w16a16"]
+MODE_FLAGS = {"w4a8": 2, "w4a16": 4, "w16a16": 8}
+"""SCALED_MM_BUCKET_* of each mode."""
 
 
 class Bucket(BaseModel):
@@ -65,7 +68,7 @@ class Bucket(BaseModel):
     with the least predicted time (FASTEST).
 
     constant_b: only products whose b is a constant PreparedWeight, which some kernels load before the preceding kernel has ended.
-    activation: q8_1: only GGUF products whose activations are given as q8_1 or are quantized to it.
+    mode: only GGUF products of that mode, which "auto" is settled to.
     """
 
     model_config = _FROZEN
@@ -77,7 +80,7 @@ class Bucket(BaseModel):
     n_min: LowerBound = 0
     k_min: LowerBound = 0
     constant_b: StrictBool = False
-    activation: Literal["q8_1"] | None = None
+    mode: GgufMode | None = None
     kernel: StrictStr
 
     @property
@@ -88,10 +91,10 @@ class Bucket(BaseModel):
     @property
     def flags(self) -> int:
         """SCALED_MM_BUCKET_* of the C interface."""
-        return int(self.constant_b) | (2 if self.activation else 0)
+        return int(self.constant_b) | (MODE_FLAGS[self.mode] if self.mode else 0)
 
-    def covers(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False) -> bool:
-        if (self.constant_b and not constant_b) or (self.activation and not q8_1):
+    def covers(self, M: int, N: int, K: int, constant_b: bool = False, mode: str | None = None) -> bool:
+        if (self.constant_b and not constant_b) or (self.mode and self.mode != mode):
             return False
         sizes = ((M, self.m_min, self.m), (N, self.n_min, self.n), (K, self.k_min, self.k))
         return all(least <= size and (most is None or size <= most) for size, least, most in sizes)
@@ -103,7 +106,8 @@ Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Times(BaseModel):
     """The fitted coefficients of a kernel config's predicted time (`scaled_mm.kernels.time_model` has the formula).
 
-    start, step, tile, wait: microseconds. memory: the part of the memory's bandwidth, > 0.
+    start, step, tile, wait, share, second: microseconds. memory: the part of the memory's bandwidth, > 0. Kernel configs that share tiles have share
+    and second, and no memory.
     """
 
     model_config = _FROZEN
@@ -111,8 +115,10 @@ class Times(BaseModel):
     start: Microseconds
     step: Microseconds
     tile: Microseconds
-    memory: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     wait: Microseconds = 0.0
+    share: Microseconds = 0.0
+    second: Microseconds = 0.0
 
 
 class ModeRule(BaseModel):
@@ -122,7 +128,7 @@ class ModeRule(BaseModel):
     model_config = _FROZEN
 
     m: UpperBound = None
-    mode: Literal["w4a8", "w4a16", "w16a16"]
+    mode: GgufMode
 
 
 class TileTable(BaseModel):
@@ -187,6 +193,11 @@ class TileTable(BaseModel):
         """The section whose kernel configs these are; "gemm" for a whole table."""
         return self.rows[0].section
 
+    @property
+    def timed_rows(self) -> tuple[KernelRow, ...]:
+        """The kernel configs that have a predicted time."""
+        return tuple(row for row in self.rows if row.name != self.fallback and (SECTIONS[row.section].same_bits or row.name in self.times))
+
     def predicted_us(self, row: KernelRow, M: int, N: int, K: int, gpu: GpuFacts, constant_b: bool = True, count: int = 1) -> float:
         """The predicted microseconds of a kernel config, one of `rows` or another of the section. The arguments: see `fastest`."""
         return self.time_model(row).us(M, N, K, gpu, count, constant_b, SECTIONS[self.section].mean_m)
@@ -209,22 +220,25 @@ class TileTable(BaseModel):
         """(predicted microseconds, kernel config) of those that write rows of N elements of out_bytes, the fastest first; without the fallback.
 
         M, N, K: elements, >= 1. gpu: default the one that the table was tuned on, or a common one of the architecture. Times are those of 16-bit
-        outputs. count: products in one launch; for grouped products, the experts that have rows. block_size: of block-scaled products, 128 or 64.
+        outputs; in the section gguf, where only kernel configs with fitted `times` have one, those of weights that round. count: products in one
+        launch; for grouped products, the experts that have rows. block_size: of block-scaled products, 128 or 64.
         """
         gpu = gpu or typical(self.arch, self.gpu)
-        rows = [row for row in self.rows if row.name != self.fallback and N * out_bytes % row.store_bytes == 0 and row.block_size <= block_size]
+        rows = [row for row in self.timed_rows if N * out_bytes % row.store_bytes == 0 and row.block_size <= block_size]
         found = [(self.predicted_us(row, M, N, K, gpu, constant_b, count), row) for row in rows]
         return sorted(found, key=lambda pair: pair[0])
 
-    def select(self, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None, count: int = 1) -> Selection:
+    def select(
+        self, M: int, N: int, K: int, constant_b: bool = False, mode: str | None = None, gpu: GpuFacts | None = None, count: int = 1
+    ) -> Selection:
         """The kernel config for an aligned product of this size, and the reason.
 
         M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 takes the fallback, except in the section gguf.
-        constant_b: whether b is a constant PreparedWeight. q8_1: whether activations are given as q8_1 or are quantized to it.
+        constant_b: whether b is a constant PreparedWeight. mode: of a GGUF product, not "auto"; without one, buckets of a mode serve nothing.
         gpu, count: see `fastest`; used by buckets with `kernel: fastest` only.
         The alignment of a call's operands is checked by the C core (csrc/core/problem.cpp); see also `select.contiguous_misfits`.
         """
-        return select_bucket(self, M, N, K, constant_b, q8_1, gpu, count)
+        return select_bucket(self, M, N, K, constant_b, mode, gpu, count)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -232,5 +246,7 @@ def _time_model(row: KernelRow, arch: str, times: Times | None) -> TimeModel:
     model = estimate(row, arch)
     if times is None:
         return model
-    fitted = dict(start_us=times.start, step_us=times.step, tile_us=times.tile, memory=times.memory, wait_us=times.wait)
+    fitted = dict(start_us=times.start, step_us=times.step, tile_us=times.tile, wait_us=times.wait, share_us=times.share, second_us=times.second)
+    if times.memory is not None:
+        fitted["memory"] = times.memory
     return dataclasses.replace(model, **fitted)

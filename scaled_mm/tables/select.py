@@ -32,9 +32,9 @@ class Selection:
 
 
 def describe_bucket(bucket: Bucket) -> str:
-    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b` or `, q8_1 activations`."""
+    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b` or `, mode w4a8`."""
     bounds = (("M", bucket.m_min, bucket.m), ("N", bucket.n_min, bucket.n), ("K", bucket.k_min, bucket.k))
-    conditions = (", constant b" if bucket.constant_b else "") + (f", {bucket.activation} activations" if bucket.activation else "")
+    conditions = (", constant b" if bucket.constant_b else "") + (f", mode {bucket.mode}" if bucket.mode else "")
     return ", ".join(_describe_bound(*bound) for bound in bounds) + conditions
 
 
@@ -47,7 +47,7 @@ def _describe_bound(axis: str, least: int, most: int | None) -> str:
 
 
 def select_bucket(
-    table: TileTable, M: int, N: int, K: int, constant_b: bool = False, q8_1: bool = False, gpu: GpuFacts | None = None, count: int = 1
+    table: TileTable, M: int, N: int, K: int, constant_b: bool = False, mode: str | None = None, gpu: GpuFacts | None = None, count: int = 1
 ) -> Selection:
     """See `TileTable.select`."""
     for axis, size in (("M", M), ("N", N), ("K", K)):
@@ -56,7 +56,7 @@ def select_bucket(
     if K == 0 and not table.auto:  # GGUF kernels take K = 0
         return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
     for index, bucket in enumerate(table.buckets):
-        if bucket.covers(M, N, K, constant_b, q8_1):
+        if bucket.covers(M, N, K, constant_b, mode):
             reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
             if bucket.kernel != FASTEST:
                 return Selection(table.row(bucket.kernel), index, reason)
@@ -86,8 +86,8 @@ def time_fields(table: TileTable, row: KernelConfig) -> tuple[int | float, ...]:
     """The fields of scaledMMTimeModel_t of one of a table's kernel configs; all 0 where kernels are not chosen by time, and for
     an architecture of which no GPU is known."""
     arch = ARCHES.get(table.arch)
-    if arch is None or arch.typical is None or not SECTIONS[row.section].same_bits or row.name == table.fallback:
-        return (0,) * 15
+    if arch is None or arch.typical is None or row not in table.timed_rows:
+        return (0,) * 17
     model = table.time_model(row)
     sizes = (
         model.unit_m,
@@ -98,9 +98,10 @@ def time_fields(table: TileTable, row: KernelConfig) -> tuple[int | float, ...]:
         model.resident,
         model.least_steps,
         int(model.epilogue_overlaps),
-        0,
+        model.most_parts,
     )
-    return *sizes, model.start_us, model.step_us, model.tile_us, model.memory, model.wait_us, model.l2
+    rates = (model.start_us, model.step_us, model.tile_us, model.memory, model.wait_us, model.l2)
+    return *sizes, *rates, model.share_us, model.second_us
 
 
 def refusal(M: int, N: int, K: int, section: str = TOP_LEVEL) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
+import fit_gguf as gguf
 import fit_sections as sections
 import pytest
 from autotune_data import H200
 from fit_times import DATA, H100, SEEDS, held_out, read
 
 from scaled_mm.autotune.fit import LEAST_PRODUCTS, fit, judge
-from scaled_mm.tables import load_table
+from scaled_mm.tables import Times, load_table
 
 TABLE = load_table("sm90")
 
@@ -90,3 +91,29 @@ def test_the_fit_of_a_section_keeps_the_least_time_of_a_tile():
     found = fit(sections.TABLE.block_scaled, sections.block_scaled(), sections.H200, sections.LEAST_TILE_US)
     assert len(found) == len(sections.TABLE.block_scaled.rows) - 1
     assert all(times.tile >= sections.LEAST_TILE_US for times in found.values())
+
+
+def test_times_of_gguf_kernel_configs_that_follow_the_formula_are_found_again():
+    """Products whose tiles are shared evenly, shared unevenly, and not shared."""
+    row = gguf.TABLE.row("gguf_wgmma_128x256_k16_x2")
+    products = [(M, N, K) for M in (150, 1000, 4000) for N in (1024, 4096, 9000) for K in (512, 4096, 16384)]
+    times = Times(start=1.5, step=2.8, tile=3, share=6, second=12)
+    model = gguf.TABLE.model_copy(update={"times": {row.name: times}}).time_model(row)
+    measured = {product: {row.name: model.us(*product, gguf.H200)} for product in products}
+    found = gguf.with_times(measured)
+    assert set(found.times) == {row.name}
+    for product, us in measured.items():
+        assert found.predicted_us(row, *product, gguf.H200) == pytest.approx(us[row.name], rel=0.02)
+
+
+def test_times_fitted_to_other_weights_choose_gguf_kernel_configs_well():
+    """The figures of decision 0027: for ten weights, at most so far from the fastest that was timed, in the mean and at worst."""
+    measured = gguf.read()
+    choices = [gguf.held_out(measured, weight) for weight in gguf.weights(measured)]
+    assert len(choices) == 10 and sum(choice.products for choice in choices) == 452
+    assert max(choice.mean for choice in choices) <= 1.017 and max(choice.worst for choice in choices) <= 1.12
+
+
+def test_times_fitted_to_one_gguf_format_choose_well_for_another():
+    found = gguf.judge(gguf.with_times(gguf.read("q4_0")), gguf.read("q8_0"), gguf.H200)
+    assert found.products == 232 and found.mean <= 1.005 and found.worst <= 1.1

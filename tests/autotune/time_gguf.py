@@ -1,14 +1,15 @@
 """Times kernel configs of sm90's GGUF products beside bfloat16: `python tests/autotune/time_gguf.py FILE.json`, on an H200.
 
-Every kernel config of wgmma on products with more than 16 tokens whose weights round (mode w16a16, float16 activations and outputs), and `torch.mm`
-in bfloat16; the table's choice with bfloat16 and float32 activations, and up to 16 tokens. Graph replays; weights rotate, so that they come from
-memory. The buckets of sm90.yaml are from two runs of earlier forms of it, in tests/tables/data: h200_gguf.json, before there were tiles of 144, 160
-and 224 tokens, and h200_gguf_tiles.json, q4_0 only, with other weights and numbers of tokens. Takes about two minutes.
+Every kernel config whose weights round (mode w16a16, float16 activations and outputs), on random products of two seeds: one with q4_0, to fit times
+to, and one to judge the choice on, with two more formats. `torch.mm` in bfloat16 beside them. Graph replays; weights rotate, so that they come
+from memory. h200_gguf.json and h200_gguf_tiles.json in tests/tables/data are of earlier forms: the first is older than tiles of 144, 160 and 224
+tokens, the second has 129 to 1024 tokens of q4_0.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -19,62 +20,73 @@ import scaled_mm as sm
 from scaled_mm.measure.environment import read_environment
 from scaled_mm.tables import KernelRow, load_table
 
-ROWS = [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma"]
-FORMATS = ("q4_0", "q8_0")
-WEIGHTS = ((4096, 14336), (14336, 4096), (4096, 4096), (28672, 8192), (6144, 4096), (2560, 9728), (11008, 4096), (5120, 5120))  # N, K
-FEW = (1, 8, 9, 16)
-MANY = (20, 32, 40, 57, 64, 72, 90, 96, 112, 128, 134, 144, 150, 160, 176, 192, 208, 224, 240, 256, 272, 288, 300, 320, 352, 384, 393, 416, 448, 480)
-MOST = (512, 576, 640, 660, 704, 768, 850, 896, 960, 1024, 1100, 1300, 1500, 2048, 4096)
-ROTATED_BYTES, LEAST_CALLS = 2e8, 12
+ROWS = [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma" and row.tile.m >= 32]
+FITTED, JUDGED = 51, 52  # seeds
+FORMATS = {FITTED: ("q4_0",), JUDGED: ("q4_0", "q5_1", "q8_0")}
+WEIGHTS, TOKENS = {FITTED: 14, JUDGED: 7}, 16  # numbers of weights, and of tokens for each
+ROTATED_BYTES, MOST_SETS, LEAST_CALLS = 2e8, 64, 12
+SLOTS = 132
 
 
-def worth_timing(row: KernelRow, tokens: int) -> bool:
-    """False for tiles that the tokens fill to less than half, but for small ones, and for more than five tiles."""
-    return (row.tile.m <= 64 or row.tile.m <= 2 * tokens) and (tokens <= 5 * row.tile.m or row.tile.m == 256)
+def between(dice: random.Random, least: int, most: int, step: int) -> int:
+    """A multiple of step, its logarithm evenly distributed."""
+    return max(least, round(least * (most / least) ** dice.random() / step) * step)
+
+
+def products(seed: int) -> list[tuple[int, int, list[int]]]:
+    """(N, K, numbers of tokens) of weights with N from 256 to 28672 and K from 256 to 14336. Half of the numbers of tokens are above 512."""
+    dice = random.Random(seed)
+    tokens = lambda: [between(dice, *(17, 512) if i % 2 else (513, 4096), 1) for i in range(TOKENS)]  # noqa: E731
+    return [(between(dice, 256, 28672, 8), between(dice, 256, 14336, 32), sorted(tokens())) for _ in range(WEIGHTS[seed])]
+
+
+def worth_timing(row: KernelRow, M: int, N: int) -> bool:
+    """False for tiles that the tokens fill to less than half, but for small ones, and for small tiles of which there are more than two waves."""
+    tiles = -(-M // row.tile.m) * -(-N // row.tile.n)
+    return (row.tile.m <= 64 or row.tile.m <= 2 * M) and (row.tile.m >= 128 or M <= 5 * row.tile.m or tiles <= 2 * SLOTS)
 
 
 def repeated(calls: Calls) -> Calls:
     return calls * -(-LEAST_CALLS // len(calls))
 
 
-def product(handle, packed: list, x: torch.Tensor, out_dtype: torch.dtype, kernel: str | None = None) -> tuple[float, str]:
-    """Microseconds of a product, and the kernel config that served it."""
-    out = torch.empty(x.shape[0], packed[0].rows, dtype=out_dtype, device="cuda").t()
-    mode = "auto" if kernel is None else "w16a16"
-    with sm.create_block_descriptor(handle, out=out, weight=packed[0], activation=x, mode=mode, kernel=kernel) as plan:
+def product(handle: sm.Handle, packed: list, x: torch.Tensor, kernel: str) -> float:
+    """Microseconds of a product."""
+    out = torch.empty(x.shape[0], packed[0].rows, dtype=x.dtype, device="cuda").t()
+    with sm.create_block_descriptor(handle, out=out, weight=packed[0], activation=x, mode="w16a16", kernel=kernel) as plan:
         workspace = torch.empty(max(1, plan.workspace_size), dtype=torch.uint8, device="cuda")
         calls = [lambda weight=weight: plan.calculate(out, weight, x, workspace=workspace) for weight in packed]
-        return microseconds(repeated(calls)), plan.kernel.row
+        return microseconds(repeated(calls))
 
 
-def of_weight(handle, N: int, K: int) -> list[dict]:
+def of_weight(handle: sm.Handle, seed: int, N: int, K: int, tokens: list[int]) -> list[dict]:
     generator, found = torch.Generator("cuda").manual_seed(5), []
     values = torch.randn(N, K, device="cuda", generator=generator)
-    sets = max(2, min(16, int(ROTATED_BYTES // (0.6 * N * K))))
-    dense = [values.bfloat16() for _ in range(max(2, min(8, sets)))]
-    packed = {fmt: [sm.pack_block_weight(sm.quantize_block(values, fmt, rule="ggml"), fmt) for _ in range(sets)] for fmt in FORMATS}
-    for M in (*FEW, *MANY, *MOST):
+    sets = lambda bytes_each: int(max(2, min(MOST_SETS, ROTATED_BYTES / (bytes_each * N * K))))  # noqa: E731
+    dense = [values.bfloat16() for _ in range(sets(2))]
+    packed = {}
+    for fmt in FORMATS[seed]:
+        blocks = sm.quantize_block(values, fmt, rule="ggml")
+        packed[fmt] = [sm.pack_block_weight(blocks, fmt) for _ in range(sets(0.6))]
+    for M in tokens:
         x = torch.randn(M, K, device="cuda", generator=generator)
         half, bf16, out = x.half(), x.bfloat16(), torch.empty(M, N, dtype=torch.bfloat16, device="cuda")
-        products = [lambda weight=weight: torch.mm(bf16, weight.t(), out=out) for weight in dense]  # noqa: B023
-        case = dict(M=M, N=N, K=K, bf16=microseconds(repeated(products)))
+        references = [lambda weight=weight: torch.mm(bf16, weight.t(), out=out) for weight in dense]  # noqa: B023
+        case = dict(seed=seed, M=M, N=N, K=K, bf16=microseconds(repeated(references)))
         for fmt, weights in packed.items():
-            us, chosen = product(handle, weights, half, torch.float16)
-            others = [row.name for row in ROWS if M > 16 and row.name != chosen and worth_timing(row, M)]
-            case[fmt] = {chosen: us} | {name: product(handle, weights, half, torch.float16, name)[0] for name in others}
-            case[f"{fmt} bf16"], _ = product(handle, weights, bf16, torch.bfloat16)
-        case["q4_0 f32"], _ = product(handle, packed["q4_0"], x, torch.float32)
+            case[fmt] = {row.name: product(handle, weights, half, row.name) for row in ROWS if worth_timing(row, M, N)}
         found.append(case)
     return found
 
 
 def main(path: Path) -> None:
     environment, handle, cases = read_environment(torch.device("cuda:0")), sm.Handle("cuda:0"), []
-    for N, K in WEIGHTS:
-        cases += of_weight(handle, N, K)
-        print(f"{N} x {K}: {len(cases)} cases", flush=True)
+    for seed in (FITTED, JUDGED):
+        for N, K, tokens in products(seed):
+            cases += of_weight(handle, seed, N, K, tokens)
+            print(f"seed {seed}, {N} x {K}: {len(cases)} cases", flush=True)
     where = f"{environment.gpu}, commit {environment.git_commit}"
-    about = f"Microseconds by kernel config, and of torch.mm in bfloat16, {where}, by tests/autotune/time_gguf.py."
+    about = f"Microseconds by kernel config, and of torch.mm in bfloat16, {where}, by tests/autotune/time_gguf.py. Seed {JUDGED} is not fitted to."
     path.write_text(json.dumps({"about": about, "cases": cases}))
 
 

@@ -19,10 +19,12 @@ from scaled_mm import TensorDesc
 from scaled_mm.core import binding
 from scaled_mm.gguf import reference, tiles
 from scaled_mm.gguf_formats import FORMATS, WEIGHT_FORMATS
+from scaled_mm.kernels.gpu import facts
 from scaled_mm.products import codes
-from scaled_mm.tables import load_table
+from scaled_mm.tables import FASTEST, load_table
 
 TABLE = load_table("sm90").gguf
+H200 = facts("NVIDIA H200", "sm90", 132)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -133,7 +135,7 @@ def products(kernels: str, count: str) -> dict:
         forced = random.Random(seed).choice([None, None, *(row.name for row in TABLE.rows)])
         descriptor = core.plan(product.descs(), product.mode, forced)
         choice, settled = core.choice(descriptor), product.settled_mode()
-        selection = TABLE.select(m, n, k, q8_1=settled == "w4a8")
+        selection = TABLE.select(m, n, k, mode=settled)
         if forced is None:
             assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), f"{seed}: {choice.row}, not {selection}"
             assert choice.reason.decode().startswith(f"GGUF {settled} bucket {choice.bucket} of "), choice.reason
@@ -163,6 +165,25 @@ def buckets(kernels: str) -> dict:
             descs = [TensorDesc((64, 8), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((8, 256), kind), None]
             answer[f"{str(kind).removeprefix('torch.')} {mode}"] = core.choice(core.plan(descs, mode)).row.decode()
     return answer
+
+
+def fastest(kernels: str, path: str) -> dict:
+    """The core and the Python table choose the same kernel config, by the same predicted time, where a bucket of a mode takes the fastest."""
+    core, table, dice, chosen = BlockCore(kernels), load_table(path).gguf, random.Random(7), {}
+    others = [(20, 64, 0), (4000, 9000, 0), (2**19, 2**28, 32), (32, 2**24, 2**24)]
+    sizes = [(dice.choice([dice.randrange(1, 70), dice.randrange(1, 5000)]), dice.randrange(1, 30000), 32 * dice.randrange(900)) for _ in range(1500)]
+    for m, n, k in (*others, *sizes):
+        mode = "w16a16" if (m, n, k) in others else dice.choice(("w4a16", "w16a16"))
+        descs = [TensorDesc((n, m), torch.float16), TensorDesc((n, k), "q4_0", packed=True), TensorDesc((m, k), torch.float16), None]
+        descriptor = core.plan(descs, mode)
+        choice, selection = core.choice(descriptor), table.select(m, n, k, mode=mode)
+        assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), (m, n, k, mode, choice.reason, selection)
+        if table.buckets[choice.bucket].kernel == FASTEST:
+            us = table.predicted_us(selection.row, m, n, k, H200)
+            assert f"is the fastest by prediction, {us:.2f} us" in (reason := choice.reason.decode()) or us >= 100, (us, reason)
+            chosen[choice.row.decode()] = chosen.get(choice.row.decode(), 0) + 1
+        core.destroy(descriptor)
+    return chosen
 
 
 def told(kernels: str) -> dict:

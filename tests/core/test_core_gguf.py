@@ -7,8 +7,9 @@ import json
 import pytest
 from fake_gpu import host_library
 
+from scaled_mm.autotune.write import table_text
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
-from scaled_mm.tables import Bucket, available_tables, load_table
+from scaled_mm.tables import FASTEST, Bucket, Times, available_tables, check_table, load_table
 from scaled_mm.tables.schema import ModeRule
 
 
@@ -37,7 +38,7 @@ def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, t
     whole = load_table("sm90")
     generic = whole.row(whole.fallback)
     rows = whole.gguf.rows[:2]
-    chosen = (Bucket(m=8, activation="q8_1", kernel=rows[0].name), Bucket(kernel=rows[1].name))
+    chosen = (Bucket(m=8, mode="w4a8", kernel=rows[0].name), Bucket(kernel=rows[1].name))
     modes = (ModeRule(m=7, mode="w4a8"), ModeRule(mode="w4a16"))
     block = whole.gguf.model_copy(update={"rows": rows, "buckets": chosen, "fallback": rows[1].name, "auto": modes})
     last = whole.buckets[-1].model_copy(update={"kernel": generic.name})
@@ -46,6 +47,25 @@ def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, t
     for case, row in answer.items():
         assert row == rows["q8_1" not in case and "w4a8" not in case].name, (case, row)
     assert len(answer) == 13
+
+
+def test_the_fastest_kernel_config_is_the_same_in_c_and_in_python(ask, tmp_path):
+    whole = load_table("sm90")
+    tiles = {
+        32: dict(start=0, step=1.55, tile=1.02, share=4.01),
+        128: dict(start=0, step=1.61, tile=1, share=5.57),
+        192: dict(start=0, step=2.06, tile=3.2, share=5.26, second=6.13),
+        256: dict(start=0, step=2.77, tile=2.99, share=6.28, second=11.8),
+    }
+    times = {row.name: Times(**tiles[row.tile.m]) for row in whole.gguf.rows if row.family == "gguf_wgmma" and row.tile.m in tiles}
+    buckets = (whole.gguf.buckets[0], Bucket(mode="w16a16", kernel=FASTEST), Bucket(kernel=whole.gguf.rows[-1].name))
+    section = whole.gguf.model_copy(update={"times": times, "buckets": buckets})
+    table = whole.model_copy(update={"gguf": section})
+    path = tmp_path / "sm90.yaml"
+    path.write_text(table_text(table))
+    assert load_table(path).gguf.buckets == buckets and check_table(path) == []
+    chosen = ask("fastest", host_library(tmp_path / "library", table), path)
+    assert len(chosen) == len(tiles) and min(chosen.values()) > 20, chosen
 
 
 def test_what_create_check_and_calculate_refuse(ask, fake_gpu):

@@ -56,7 +56,7 @@ def test_a_table_is_registered_and_replaced():
     [
         (dict(buckets=((OPEN, OPEN, OPEN, 1),)), "a bucket names row 1 of 1"),
         (dict(buckets=((16, OPEN, OPEN, -2), (OPEN, OPEN, OPEN, 0))), "a bucket names row -2 of 1"),
-        (dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, -1),)), "a bucket names row -1 of 1"),
+        (dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, -1),)), "a bucket takes the fastest row, but no row has a time model"),
         (dict(buckets=((16, OPEN, OPEN, 0),)), "the last bucket must be open in M, N and K"),
         (dict(buckets=((OPEN, 16, OPEN, 0),)), "the last bucket must be open in M, N and K"),
         (dict(buckets=((OPEN, OPEN, OPEN - 1, 0),)), "the last bucket must be open in M, N and K"),
@@ -80,9 +80,9 @@ def test_a_table_is_registered_and_replaced():
         (dict(kind=GGUF, modes=((8, 0), (OPEN, 1))), "a mode: expected a scaledMMGgufMode_t but AUTO, got 0"),
         (
             dict(kind=GGUF, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))),
-            "expected flags 0 or SCALED_MM_BUCKET_Q8_1, got 1",
+            "expected flags 0 or those of modes, got 1",
         ),
-        (dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, 0, 2),)), "the last bucket must be open in M, N and K, to any activations"),
+        (dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, 0, 2),)), "the last bucket must be open in M, N and K, to any mode"),
         (dict(rows=((None, 1, 1, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
     ],
 )
@@ -92,7 +92,10 @@ def test_a_table_that_cannot_be_used_is_refused_with_the_reason(parts, message):
     assert str(caught.value).startswith("table a test: ") and message in str(caught.value)
 
 
-MODEL = dict(zip((name for name, _ in binding._TimeModelC._fields_), (64, 64, 128, 1, 1, 1, 0, 1, 0, 2.0, 0.1, 1.0, 1.0, 0.0, 6e4)))
+MODEL = dict(zip((name for name, _ in binding._TimeModelC._fields_), (64, 64, 128, 1, 1, 1, 0, 1, 0, 2.0, 0.1, 1.0, 1.0, 0.0, 6e4, 0.0, 0.0)))
+
+
+TIMES = ("start_us", "step_us", "tile_us", "wait_us", "memory", "l2", "share_us", "second_us")
 
 
 def with_model(**changes) -> tuple:
@@ -102,6 +105,12 @@ def with_model(**changes) -> tuple:
 def test_a_bucket_may_take_the_fastest_row():
     register(rows=with_model(), buckets=((OPEN, OPEN, OPEN, -1),))
     register(buckets=((OPEN, OPEN, OPEN, -1),))  # the fallback, as none has a time model
+    register(kind=GGUF, modes=((OPEN, 3),), rows=with_model(most_parts=16), buckets=((OPEN, OPEN, OPEN, -1, 8), (OPEN, OPEN, OPEN, 0)))
+
+
+def test_the_choice_between_gguf_rows_depends_on_no_bandwidth():
+    with pytest.raises(BadParamError, match="row 1: expected a time model with most_parts > 0, or none: the choice between rows of a table of GGUF"):
+        register(kind=GGUF, modes=((OPEN, 3),), rows=with_model(), buckets=((OPEN, OPEN, OPEN, 0),))
 
 
 @pytest.mark.parametrize(
@@ -110,9 +119,10 @@ def test_a_bucket_may_take_the_fastest_row():
         *[(field, value) for field in ("unit_m", "unit_n", "unit_k") for value in (-1, 2**40)],
         *[(field, value) for field in ("blocks", "cluster", "resident") for value in (-1, 1025, 2**31 - 1)],
         *[("least_steps", value) for value in (-1, -(2**31))],
+        *[("most_parts", value) for value in (-1, 1025)],
         *[("epilogue_overlaps", value) for value in (-1, 2)],
         *[(field, 0) for field in ("unit_n", "unit_k", "blocks", "cluster", "resident", "memory", "l2")],
-        *[(field, value) for field in ("start_us", "step_us", "tile_us", "wait_us", "memory", "l2") for value in (-1.0, math.nan, math.inf)],
+        *[(field, value) for field in TIMES for value in (-1.0, math.nan, math.inf)],
     ],
 )
 def test_a_time_model_outside_its_ranges_is_refused(field, value):

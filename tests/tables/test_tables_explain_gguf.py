@@ -75,7 +75,7 @@ def test_a_row_for_q8_1_activations_is_told_apart(explain, tmp_path, modes, firs
     text = (configs_dir() / "sm80.yaml").read_text()
     head, block = text.split("\ngguf:\n")
     block = block.replace("auto:\n    - {mode: w4a16}\n", f"auto: {modes}\n", 1)
-    block = block.replace("buckets:\n", "buckets:\n    - {m: 16, activation: q8_1, kernel: gguf_mma_32x32_x2}\n", 1)
+    block = block.replace("buckets:\n", "buckets:\n    - {m: 16, mode: w4a8, kernel: gguf_mma_32x32_x2}\n", 1)
     path = tmp_path / "own.yaml"
     path.write_text(f"{head}\ngguf:\n{block}")
     status, out = explain(9, 4096, 4096, "--table", path, "--format", "q4_0")

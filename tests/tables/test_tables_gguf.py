@@ -34,7 +34,7 @@ def problems(tmp_path, arch: str, edit):
 def test_the_tokens_choose_the_row(arch):
     section = load_table(arch).gguf
     for bucket in section.buckets:
-        assert section.select(bucket.m or 10**6, bucket.n or 10**6, 4096, q8_1=bool(bucket.activation)).row.name == bucket.kernel
+        assert section.select(bucket.m or 10**6, bucket.n or 10**6, 4096, mode=bucket.mode).row.name == bucket.kernel
     assert section.select(1, 4096, 0).row.name == section.select(1, 4096, 32).row.name  # K of 0 is a product as any other
     for served in load_table(arch).serves:
         for row in section.rows:
@@ -121,9 +121,10 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         (lambda s: s["rows"][0].update(gguf=True), ("gguf.rows[0].gguf", "the section says which rows are gguf: leave it out")),
         (lambda s: s["rows"][0].update(name="generic_64x64x64"), ("gguf.rows[0].name", "is taken by the row on line")),
         (lambda s: s["buckets"].pop(), ("gguf.buckets[1]", "the last bucket must be open")),
-        (lambda s: s["buckets"][-1].update(activation="q8_1"), ("gguf.buckets[2]", "this one takes any M, any N, any K, q8_1 activations")),
+        (lambda s: s["buckets"][-1].update(mode="w4a8"), ("gguf.buckets[2]", "this one takes any M, any N, any K, mode w4a8")),
         (lambda s: s["buckets"][0].update(constant_b=True), ("gguf.buckets[0].constant_b", "take no prepared weight")),
-        (lambda s: s["buckets"][0].update(activation="q8_0"), ("gguf.buckets[0].activation", "q8_1")),
+        (lambda s: s["buckets"][0].update(mode="auto"), ("gguf.buckets[0].mode", "w4a8")),
+        (lambda s: s["buckets"][0].update(activation="q8_1"), ("gguf.buckets[0].activation", "renamed: write mode: w4a8")),
         (lambda s: s.pop("fallback"), ("gguf.fallback", "required key is missing")),
         (lambda s: s.update(fallback="none"), ("gguf.fallback", "no row is named 'none'")),
         (lambda s: s.pop("auto"), ("gguf.auto", "required key is missing")),
@@ -144,21 +145,76 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         path, found = problems(tmp_path, "sm80", lambda document, edit=edit: edit(document["gguf"]))
         assert any(problem.field == expected[0] and expected[1] in problem.reason for problem in found), (expected, found)
         assert all(problem.line for problem in found) and all(problem.file == str(path) for problem in found)
-    _, found = problems(tmp_path, "sm80", lambda document: document["buckets"][-1].update(activation="q8_1"))
-    assert any(p.field.endswith(".activation") and p.reason == "of GGUF products alone: leave it out" for p in found), found
+    _, found = problems(tmp_path, "sm80", lambda document: document["buckets"][-1].update(mode="w4a8"))
+    assert any(p.field.endswith(".mode") and p.reason == "of GGUF products alone: leave it out" for p in found), found
 
 
-def test_a_bucket_of_q8_1_serves_those_activations_alone(tmp_path):
+def test_a_bucket_of_a_mode_serves_that_mode_alone(tmp_path):
     def edit(document):
-        document["gguf"]["buckets"].insert(0, {"m": 8, "activation": "q8_1", "kernel": "gguf_mma_32x32_x2"})
+        document["gguf"]["buckets"].insert(0, {"m": 8, "mode": "w4a8", "kernel": "gguf_mma_32x32_x2"})
 
     path, found = problems(tmp_path, "sm80", edit)
     assert found == []
     section = load_table(path).gguf
     assert section.buckets[0].flags == 2
-    assert section.select(8, 4096, 4096, q8_1=True).row.name == "gguf_mma_32x32_x2"
-    assert section.select(8, 4096, 4096).row.name == "gguf_mma_16x8_x2"
-    assert section.select(8, 4096, 4096, q8_1=True).reason.startswith("bucket 0 (M <= 8, any N, any K, q8_1 activations) of ")
+    assert section.select(8, 4096, 4096, mode="w4a8").row.name == "gguf_mma_32x32_x2"
+    assert section.select(8, 4096, 4096).row.name == section.select(8, 4096, 4096, mode="w16a16").row.name == "gguf_mma_16x8_x2"
+    assert section.select(8, 4096, 4096, mode="w4a8").reason.startswith("bucket 0 (M <= 8, any N, any K, mode w4a8) of ")
+
+
+SHARED = {"start": 1.5, "step": 2.8, "tile": 3.0, "share": 6.0, "second": 12.0}
+WIDEST = "gguf_wgmma_128x256_k16_x2"
+
+
+def test_a_bucket_of_rounded_weights_may_take_the_fastest_kernel_config(tmp_path):
+    def edit(document):
+        section = document["gguf"]
+        section["times"] = {WIDEST: SHARED, "gguf_wgmma_128x32_k16_x2": {**SHARED, "step": 1.5, "second": 0.0}}
+        section["buckets"].insert(0, {"m_min": 17, "mode": "w16a16", "kernel": "fastest"})
+
+    path, found = problems(tmp_path, "sm90", edit)
+    assert found == []
+    section = load_table(path).gguf
+    assert section.select(20, 4096, 4096, mode="w16a16").row.name == "gguf_wgmma_128x32_k16_x2"
+    chosen = section.select(4000, 4096, 4096, mode="w16a16")
+    assert (chosen.row.name, chosen.bucket_index) == (WIDEST, 0) and "; the fastest by prediction, " in chosen.reason
+    assert section.select(4000, 4096, 4096, mode="w4a16").bucket_index > 0 and section.select(16, 4096, 4096, mode="w16a16").bucket_index > 0
+    assert [row.name for _, row in section.fastest(4000, 4096, 4096)] == [WIDEST, "gguf_wgmma_128x32_k16_x2"]
+
+
+@pytest.mark.parametrize(
+    "edit, field, reason",
+    [
+        (lambda s: s["buckets"].insert(0, {"mode": "w4a16", "kernel": "fastest"}), "gguf.buckets[0].kernel", "only mode w16a16 has predicted times"),
+        (lambda s: s.pop("times"), "gguf.buckets[0].kernel", "no kernel config of this section has times: name one"),
+        (lambda s: s["times"].update(none=SHARED), "gguf.times.none", "no row is named 'none'"),
+        (
+            lambda s: s["times"].update(gguf_mma_16x8_x2=SHARED),
+            "gguf.times.gguf_mma_16x8_x2",
+            "shares no tiles is not chosen by time",
+        ),
+        (lambda s: s["times"][WIDEST].update(memory=0.9), f"gguf.times.{WIDEST}.memory", "has no memory: leave it out"),
+        (lambda s: s["times"][WIDEST].update(share=-1), f"gguf.times.{WIDEST}.share", "greater than or equal to 0"),
+    ],
+)
+def test_what_is_wrong_with_the_times_is_said_with_its_field(tmp_path, edit, field, reason):
+    def change(document):
+        document["gguf"]["times"] = {WIDEST: dict(SHARED)}
+        document["gguf"]["buckets"].insert(0, {"m_min": 17, "mode": "w16a16", "kernel": "fastest"})
+        edit(document["gguf"])
+
+    _, found = problems(tmp_path, "sm90", change)
+    assert any(problem.field == field and reason in problem.reason for problem in found), found
+
+
+def test_times_of_other_sections_need_the_memory_and_share_nothing(tmp_path):
+    def edit(document):
+        name = next(iter(document["times"]))
+        document["times"][name] = {"start": 1.0, "step": 0.1, "tile": 1.0}
+        document["times"]["c3x_256x192x128_co"] = {"start": 1.0, "step": 0.1, "tile": 1.0, "memory": 0.9, "share": 1.0}
+
+    _, found = problems(tmp_path, "sm90", edit)
+    assert sorted(problem.reason for problem in found) == ["required key is missing", "this kernel config shares no tiles: leave it out"]
 
 
 def test_a_tuned_table_without_the_section_has_that_of_its_architecture():
@@ -183,7 +239,7 @@ def test_the_choice_of_sm90_loses_little_on_the_products_it_was_drawn_from():
     table, losses = load_table("sm90").gguf, []
     for name in ("h200_gguf.json", "h200_gguf_tiles.json"):
         for case in json.loads((Path(__file__).parent / "data" / name).read_text())["cases"]:
-            chosen = table.select(case["M"], case["N"], case["K"]).row.name
+            chosen = table.select(case["M"], case["N"], case["K"], mode="w16a16").row.name
             losses += [us[chosen] / min(us.values()) for us in (case["q4_0"], case.get("q8_0")) if case["M"] > 16 and us and chosen in us]
     assert len(losses) == 692 and max(losses) < 1.12 and math.prod(losses) ** (1 / len(losses)) < 1.006
 
