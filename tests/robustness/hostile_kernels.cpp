@@ -1,4 +1,4 @@
-// A kernel library for hostile_core.cpp: loops over host memory (tests/core/host_kernels.cpp), and a table of each kind for sm90.
+// A kernel library for the program in hostile/: loops over host memory (tests/core/host_kernels.cpp), and a table of each kind for sm90.
 // No row serves a float16 out, so that one dtype has no kernel.
 #include "../core/host_kernels.cpp"
 

@@ -1,4 +1,4 @@
-"""Hostile calls of the C interface, under the sanitizers of the C++ compiler. hostile_core.cpp says what must hold.
+"""Hostile calls of the C interface, under the sanitizers of the C++ compiler. hostile/hostile.h says what must hold.
 
 A failure of section "random", by hand: build as `hostile` does, then `hostile_core KERNELS 10000 random`.
 """
@@ -54,7 +54,7 @@ def test_no_call_of_the_c_interface_crashes_and_every_refusal_says_what_was_wron
     program, kernels, driver = (tmp_path / name for name in ("program", "kernels", "driver"))
     for folder in (program, kernels, driver):
         folder.mkdir()
-    sources = [HERE / "hostile_core.cpp", *library.core_sources()]
+    sources = [*sorted((HERE / "hostile").glob("*.cpp")), *library.core_sources()]  # no two of one name: all objects are in one folder
     compile.run_ninja(program, "hostile", cxx, sources, [*flags, *(["-DHOSTILE_UNDER_THREAD_SANITIZER"] if threads else [])], sanitize, ["-ldl"])
     # The kernels write what they were handed to variables of their own, in every thread: without the thread sanitizer.
     own = [] if threads else sanitize
